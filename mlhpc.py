@@ -124,9 +124,9 @@ def compare(
 
 def published() -> pd.DataFrame:
     """The published MLPerf HPC results that ship with the suite, one row per result; times in seconds (docs/tables.md)."""
-    from analysis.published.scores import published
+    from analysis.published.scores import read_scores
 
-    return published().copy()
+    return read_scores().copy()
 
 
 def _known(ruleset: str | None) -> str | None:

@@ -13,7 +13,7 @@ import click
 import pandas as pd
 
 from analysis.sources.readers import read_sources
-from analysis.study import Study, study
+from analysis.study import Study, read_study
 from suite.descriptor import list_installed_cards, use_cards
 from suite.errors import InputError, explain_unknown_name
 from suite.files import convert_to_path, render_duration
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from analysis.drawing.view import View
 
-SHOWN = {  # in a notebook: column of results, and its heading
+NOTEBOOK_COLUMNS = {  # in a notebook: column of results, and its heading
     "label": "result",
     "benchmark": "benchmark",
     "size": "size",
@@ -34,7 +34,7 @@ SHOWN = {  # in a notebook: column of results, and its heading
     "models_per_min": "models/min",
     "score_note": "note",
 }
-MOST_SHOWN = 200
+MOST_ROWS = 200
 
 
 def find_paths(patterns: Iterable[str | Path]) -> list[Path]:
@@ -55,11 +55,11 @@ def find_paths(patterns: Iterable[str | Path]) -> list[Path]:
 
 
 def _view(name: str) -> View:
-    from analysis.figures import views
+    from analysis.figures import list_views
 
-    if name not in views():
-        raise InputError(explain_unknown_name("figure", name, tuple(views())))
-    return views()[name]
+    if name not in list_views():
+        raise InputError(explain_unknown_name("figure", name, tuple(list_views())))
+    return list_views()[name]
 
 
 class Results:
@@ -73,7 +73,7 @@ class Results:
         self._paths, self._cards = find_paths(paths), [Path(card) for card in cards]
         sources = read_sources(self._paths)
         with use_cards(self._cards):
-            self._study = study(sources.logs, list_installed_cards(), sources.inputs, sources.networks)
+            self._study = read_study(sources.logs, list_installed_cards(), sources.inputs, sources.networks)
 
     @property
     def runs(self) -> pd.DataFrame:
@@ -118,9 +118,9 @@ class Results:
     @property
     def figures(self) -> tuple[str, ...]:
         """Return the names of all views of figures, in the order of a report."""
-        from analysis.figures import views
+        from analysis.figures import list_views
 
-        return tuple(views())
+        return tuple(list_views())
 
     def table(self, name: str) -> pd.DataFrame:
         """Return the numbers of a figure. Raises InputError for an unknown name, or without its data."""
@@ -165,7 +165,9 @@ class Results:
     def _repr_html_(self) -> str:
         times = [render_duration(each) if each == each else "" for each in self.results["score_s"]]  # NaN
         table = self.results.assign(time=times)
-        table = table.sort_values(["benchmark", "size", "mode", "score_s"])[list(SHOWN)].rename(columns=SHOWN)
-        text = str(table.head(MOST_SHOWN).to_html(index=False, na_rep="", float_format="{:.4g}".format, escape=True))
-        more = f"<p>and {len(table) - MOST_SHOWN} more</p>" if len(table) > MOST_SHOWN else ""
+        table = table.sort_values(["benchmark", "size", "mode", "score_s"])[list(NOTEBOOK_COLUMNS)].rename(
+            columns=NOTEBOOK_COLUMNS
+        )
+        text = str(table.head(MOST_ROWS).to_html(index=False, na_rep="", float_format="{:.4g}".format, escape=True))
+        more = f"<p>and {len(table) - MOST_ROWS} more</p>" if len(table) > MOST_ROWS else ""
         return f"<p>{len(table)} results of {len(self.runs)} runs</p>{text}{more}"

@@ -11,14 +11,22 @@ import pandas as pd
 
 from analysis.network.fit import Fit
 from analysis.results.copies import find_copies, list_rounds
-from analysis.results.decompose import choose, per_run, results
+from analysis.results.decompose import add_time_parts, build_results, select_scored_runs
 from analysis.results.extent import find_unit_names
 from analysis.results.index import Index
-from analysis.results.names import CLASS, Task, describe_systems, find_pairs, heading, name_results, tasks
+from analysis.results.names import (
+    CLASS_COLUMNS,
+    Task,
+    build_result_names,
+    describe_systems,
+    find_pairs,
+    group_tasks,
+    render_heading,
+)
 from analysis.results.prices import Prices
 from analysis.results.selection import Selection, add_energy
 from analysis.sources.ceilings import Inputs
-from analysis.tables.ingest import Tables, ingest
+from analysis.tables.ingest import Tables, read_tables
 from suite.card import Card
 from suite.errors import InputError
 
@@ -60,11 +68,11 @@ class Study:
 
         Only results of one class may share a panel.
         """
-        return [(heading(*key), group) for key, group in self.distinct.groupby(CLASS, sort=True)]
+        return [(render_heading(*key), group) for key, group in self.distinct.groupby(CLASS_COLUMNS, sort=True)]
 
     def tasks(self) -> list[Task]:
         """Return results that may be ranked against each other, each group with its headings."""
-        return tasks(self.distinct)
+        return group_tasks(self.distinct)
 
     def fitted_networks(self) -> tuple[Fit, ...]:
         """Return ``networks``. Raises NotAnswerableError without one."""
@@ -90,7 +98,7 @@ class Study:
         return {str(group): runs for group, runs in self.runs.groupby("group", sort=False)}
 
 
-def study(
+def read_study(
     paths: Sequence[Path],
     cards: Mapping[str, Card],
     inputs: Inputs | None = None,
@@ -105,16 +113,16 @@ def study(
 
     Raises InputError as `ingest` does, and for names in ``between`` that fit no result or several of one class.
     """
-    tables = ingest(paths, cards, tell, judging=judging)
-    runs = per_run(tables.runs)
-    selections = choose(tables)
+    tables = read_tables(paths, cards, tell, judging=judging)
+    runs = add_time_parts(tables.runs)
+    selections = select_scored_runs(tables)
     runs["fate"] = [selections[group].fate[run] for group, run in zip(runs["group"], runs["run"], strict=True)]
-    rows = results(runs, selections)
+    rows = build_results(runs, selections)
     rows["unit"] = find_unit_names(rows, tables.systems)
     rows["device"], rows["machine"] = describe_systems(rows, tables.systems)
     rows["same_as"] = find_copies(rows, runs)
     rows["rounds"] = list_rounds(rows)
-    rows["name"], rows["label"] = name_results(rows)
+    rows["name"], rows["label"] = build_result_names(rows)
     rows["cost"] = prices.cost(rows) if prices else None
     rows = add_energy(rows, selections)
     runs["label"] = runs["group"].map(rows.set_index("group")["label"])

@@ -38,7 +38,7 @@ from suite.training.startup import keep_freed_memory
 from suite.workload import load_workload
 from suite.world import World
 from workloads.moe.backend_selection import ExpertShape, choose_backend
-from workloads.moe.bench import DTYPES, DenseFFN, Shape, make_layer, training_pass
+from workloads.moe.bench import DTYPES, DenseFFN, Shape, make_layer, make_training_pass
 from workloads.moe.config import MoEConfig
 from workloads.moe.experts import BACKENDS, SelectedBackend, Weights, run_experts
 
@@ -126,13 +126,13 @@ def one(row: tuple, device: torch.device, rounds: int) -> None:
         ways: dict[str, str | SelectedBackend] = {name: name for name in BACKENDS if name in choice.seconds} | {
             "chosen": chosen
         }
-        calls = {name: training_pass(*layer_of(shape, way, device)) for name, way in ways.items()}
+        calls = {name: make_training_pass(*layer_of(shape, way, device)) for name, way in ways.items()}
         torch.manual_seed(0)
         dense = DenseFFN(shape).to(device, DTYPES[dtype])
         x_ND = torch.randn(int(tokens * top_k), width, device=device, dtype=DTYPES[dtype])
-        calls["dense"] = training_pass(dense, x_ND)
+        calls["dense"] = make_training_pass(dense, x_ND)
         if device.type == "cpu" and dtype == "float32":
-            calls["dense, oneDNN"] = training_pass(OneExpert(dense), x_ND)
+            calls["dense, oneDNN"] = make_training_pass(OneExpert(dense), x_ND)
         found = least(calls, device, rounds)
         back_ends = {name: found[name] for name in BACKENDS if name in found}
         best, dense_s = min(back_ends, key=back_ends.__getitem__), min(v for k, v in found.items() if "dense" in k)
@@ -151,8 +151,8 @@ def skewed(chosen_for: tuple, device: torch.device, rounds: int) -> None:
     chooser = Chooser(World.create(None), device, measure=True, store=ChoiceCache(None))
     chosen = choose_backend(chooser, ExpertShape.of(config, width, tokens * top_k, DTYPES[dtype]))
     calls = {
-        "chosen": training_pass(*layer_of(Shape(tokens, width, config, "skewed", dtype), chosen, device)),
-        "padded": training_pass(*layer_of(Shape(tokens, width, padded, "skewed", dtype), "bmm", device)),
+        "chosen": make_training_pass(*layer_of(Shape(tokens, width, config, "skewed", dtype), chosen, device)),
+        "padded": make_training_pass(*layer_of(Shape(tokens, width, padded, "skewed", dtype), "bmm", device)),
     }
     layer, x = layer_of(Shape(tokens, width, config, "skewed", dtype), chosen, device)
     layer(x)

@@ -22,9 +22,9 @@ from interleaved import compare
 from scipy.sparse import csr_array
 from torch import Tensor
 
-from workloads.open_catalyst.graph import Edges, concatenate, neighbours, triplets
+from workloads.open_catalyst.graph import Edges, find_neighbours, join_edges, list_triplets
 from workloads.open_catalyst.model import ConstantAngles, ExactAngles
-from workloads.open_catalyst.slabs import ALL_ADSORBATES, ALL_METALS, Surfaces, trajectory
+from workloads.open_catalyst.slabs import ALL_ADSORBATES, ALL_METALS, Surfaces, make_trajectory
 from workloads.open_catalyst.structures import Structure
 
 IN_A_ROW = 16  # structures
@@ -39,14 +39,16 @@ def main() -> None:
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, one thread")
     for layers, (cutoff, most) in {(2, 2, 3): (4.5, 20), (3, 3, 4): (6.0, 50), (4, 4, 4): (6.0, 50)}.items():
-        one = trajectory(Surfaces(ALL_METALS, ALL_ADSORBATES, (layers,), 1), 0, 1)[0]
+        one = make_trajectory(Surfaces(ALL_METALS, ALL_ADSORBATES, (layers,), 1), 0, 1)[0]
         neighbour_lists(one, cutoff, most, args)
-        edges = neighbours(one.position, one.cell, cutoff=cutoff, most=most)
+        edges = find_neighbours(one.position, one.cell, cutoff=cutoff, most=most)
         triplet_lists(edges, len(one.number), args)
-    batch = [trajectory(Surfaces(ALL_METALS, ALL_ADSORBATES, ((2, 2, 3),), 1), 0, number)[0] for number in range(8)]
-    parts = [neighbours(each.position, each.cell, cutoff=4.5, most=20) for each in batch]
+    batch = [
+        make_trajectory(Surfaces(ALL_METALS, ALL_ADSORBATES, ((2, 2, 3),), 1), 0, number)[0] for number in range(8)
+    ]
+    parts = [find_neighbours(each.position, each.cell, cutoff=4.5, most=20) for each in batch]
     lengths = [len(each.number) for each in batch]
-    triplet_sums(concatenate(parts, lengths), sum(lengths), args)
+    triplet_sums(join_edges(parts, lengths), sum(lengths), args)
     for residues, channels, heads in ((24, 16, 2), (64, 64, 4)):
         attention(residues, channels, heads, args)
         triangle_multiplication(residues, channels, args)
@@ -68,7 +70,7 @@ def neighbour_lists(one: Structure, cutoff: float, most: int, args: argparse.Nam
         return np.column_stack([source[kept], target[kept], offset[kept]])
 
     def ours() -> np.ndarray:
-        found = neighbours(position, cell, cutoff=cutoff, most=most)
+        found = find_neighbours(position, cell, cutoff=cutoff, most=most)
         return np.column_stack([found.source, found.target, found.offset])
 
     def all_pairs() -> np.ndarray:
@@ -132,7 +134,11 @@ def triplet_lists(edges: Edges, atoms: int, args: argparse.Namespace) -> None:
         kept = ~backwards(into, out)
         return into[kept], out[kept]
 
-    ways = {"index arithmetic": lambda: triplets(edges, atoms), "product of incidences": sparse, "all pairs": dense}
+    ways = {
+        "index arithmetic": lambda: list_triplets(edges, atoms),
+        "product of incidences": sparse,
+        "all pairs": dense,
+    }
     found = [np.sort(into.astype(np.int64) * count + out) for into, out in (call() for call in ways.values())]
     assert all(np.array_equal(found[0], other) for other in found)
     compare(
@@ -145,7 +151,7 @@ def triplet_lists(edges: Edges, atoms: int, args: argparse.Namespace) -> None:
 
 def triplet_sums(edges: Edges, atoms: int, args: argparse.Namespace) -> None:
     """Sum over triplets of Y_l times a row of 16 channels, its gradient, and the gradient of that: what a step needs."""
-    into, out = (torch.from_numpy(each) for each in triplets(edges, atoms))
+    into, out = (torch.from_numpy(each) for each in list_triplets(edges, atoms))
     count, orders, channels = len(edges), 3, 16
     weight = torch.randn(len(into), orders)
     order = torch.argsort(into, stable=True)
@@ -237,7 +243,7 @@ def outer_product_mean(residues: int, rows: int, channels: int, args: argparse.N
 def sidechain_fape(residues: int, args: argparse.Namespace) -> None:
     """The mean of the clamped distances of all atoms seen from all rigid groups."""
     from workloads.openfold.geometry import Frame
-    from workloads.openfold.losses import EPS, FAPE_CLAMP, compute_mean_distance, fape
+    from workloads.openfold.losses import EPS, FAPE_CLAMP, compute_fape, compute_mean_distance
 
     frames, points = 6 * residues, 14 * residues
     turns = [torch.linalg.qr(torch.randn(2, frames, 3, 3))[0] for _ in range(2)]
@@ -246,7 +252,7 @@ def sidechain_fape(residues: int, args: argparse.Namespace) -> None:
     inputs = [each.requires_grad_() for each in (turns[0], places[0], x)]
 
     def one_product() -> Tensor:
-        vectors = fape(Frame(turns[0], places[0]), x, Frame(turns[1], places[1]), true_x)
+        vectors = compute_fape(Frame(turns[0], places[0]), x, Frame(turns[1], places[1]), true_x)
         return compute_mean_distance(vectors, torch.tensor(FAPE_CLAMP), torch.ones(2, frames), torch.ones(2, points))
 
     def seen_twice() -> Tensor:

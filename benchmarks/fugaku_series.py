@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import product
 
-from analysis.roofline.published import table
+from analysis.roofline.published import read_roofs
 from suite.config import load_config
 from suite.descriptor import load_descriptor
 from suite.performance.plans.machine import Estimate, Machine, make_uniform_network
@@ -53,7 +53,7 @@ SERIES = (
 
 def cost_of(run: Published) -> Cost:
     """What a rank does under the plan, with v0.7's FLOPs, traffic and gradients."""
-    chosen, work = load_descriptor("cosmoflow"), table().work["cosmoflow v0.7"]
+    chosen, work = load_descriptor("cosmoflow"), read_roofs().work["cosmoflow v0.7"]
     settings = [f"global_batch_size={run.batch}", "precision=float32", "plan=spatial", f"mesh={run.mesh}"]
     config = load_config(chosen, "full", settings)
     found = predict_largest_cost(chosen, config, Parallel.of(config, chosen, 0, run.nodes))
@@ -66,7 +66,7 @@ def cost_of(run: Published) -> Cost:
 
 def machines(reached: float) -> Iterator[tuple[str, Machine]]:
     """The corners: latency, and part of the compute roof."""
-    file = table()
+    file = read_roofs()
     device, network = file.devices["A64FX"], next(each.network for each in file.machines if each.machine == "Fugaku")
     assert network is not None
     for latency_s, part in product(LATENCY_S, (reached, 1.0)):

@@ -40,15 +40,15 @@ def main() -> None:
 
 def measure_core(size: str) -> None:
     """CPU time of the physics alone, without files."""
-    from workloads.cosmoflow.cosmology import universe
+    from workloads.cosmoflow.cosmology import make_universe
     from workloads.cosmoflow.generate import SIZES
 
     simulation = SIZES[size].simulation
-    universe(simulation, 0, 0)
+    make_universe(simulation, 0, 0)
     begin, made = time.process_time(), 0
     while time.process_time() - begin < 2:
         made += 1
-        universe(simulation, 0, made)
+        make_universe(simulation, 0, made)
     seconds = (time.process_time() - begin) / made
     print(f"{size}: {simulation.particles}^3 particles on {simulation.mesh}^3 voxels, {simulation.steps}")
     print(f"one core: {1 / seconds:.1f} universes/s ({seconds * 1e3:.2f} CPU-ms each)")
@@ -91,13 +91,13 @@ def worker(root: Path, size: str, share: int) -> None:
     """Generate 1/share of the universes of a size and note beside the data set when this began and ended."""
     from suite.world import World
     from workloads.cosmoflow import generate as generator
-    from workloads.cosmoflow.cosmology import universe
+    from workloads.cosmoflow.cosmology import make_universe
 
     full = generator.SIZES[size]
     generator.SIZES[size] = dataclasses.replace(
         full, train_universes=full.train_universes // share, validation_universes=full.validation_universes // share
     )
-    universe(full.simulation, 0, 0)  # wave vectors and FFT plans are cached from here on
+    make_universe(full.simulation, 0, 0)  # wave vectors and FFT plans are cached from here on
     world = World.create()
     world.barrier()
     begin = time.time()

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from analysis.tables.ingest import ingest
+from analysis.tables.ingest import read_tables
 from suite.descriptor import list_installed_cards
 from suite.log.reader import read_events
 from suite.log.results_tree import find_logs
@@ -34,7 +34,7 @@ def main() -> None:
     work: dict[str, Callable[[], object]] = {
         "json.loads": lambda: decode(files),
         "events": lambda: sum(len(read_events(path, steps=False).events) for path in files),
-        "ingest": lambda: ingest(given.paths, cards),
+        "ingest": lambda: read_tables(given.paths, cards),
     }
     rounds = [{name: timed(each) for name, each in work.items()} for _ in range(given.repeats)]
     print(f"{len(files)} logs, {megabytes:.0f} MB, {len(os.sched_getaffinity(0))} cores, {given.repeats} rounds")

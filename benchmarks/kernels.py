@@ -38,11 +38,11 @@ import torch.nn.functional as F  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from benchmarks.kernel_traffic import Sizes  # noqa: E402
-from workloads.moe.activations import activate  # noqa: E402
+from workloads.moe.activations import compute_activation  # noqa: E402
 from workloads.moe.dispatch import Dropless  # noqa: E402
 from workloads.moe.experts import Weights, run_experts  # noqa: E402
 from workloads.moe.kernels import fused  # noqa: E402
-from workloads.moe.kernels.blocks import candidates  # noqa: E402
+from workloads.moe.kernels.blocks import list_candidates  # noqa: E402
 from workloads.moe.kernels.fused import Source, run_fused  # noqa: E402
 from workloads.moe.router import Routing  # noqa: E402
 
@@ -139,7 +139,7 @@ def contestants(shape: Shape) -> dict[str, tuple[Callable[[], Tensor], list[Tens
 
     def dense() -> Tensor:
         gate = None if one.gate_EHD is None else F.linear(dense_x, one.gate_EHD)
-        return activate(F.linear(dense_x, one.up_EHD), gate, shape.activation) @ one.down_EHD
+        return compute_activation(F.linear(dense_x, one.up_EHD), gate, shape.activation) @ one.down_EHD
 
     dense_leaves = [dense_x, *(weight for weight in vars(one).values() if weight is not None)]
     calls = {"triton": (fuse, leaves), "grouped_mm": (by("grouped_mm"), leaves), "loop": (by("loop"), leaves)}
@@ -231,7 +231,7 @@ def compile_blocks(index: int) -> None:
     """Run all kernels on few tokens with the blocks of this index."""
 
     def run(kernel: str, case: object, x: Tensor, call: Callable[..., None], *, describable: bool) -> None:
-        listed = candidates(kernel, x.dtype)
+        listed = list_candidates(kernel, x.dtype)
         try:
             call(listed[index % len(listed)])
         except Exception as error:

@@ -67,14 +67,14 @@ def pairs_with_dense(backend: str, pairs: int) -> dict:
     """Median over pairs of dense / layer, in wall time and in CPU time (what another process takes away does not count)."""
     import torch
 
-    from workloads.moe.bench import DenseFFN, training_pass
+    from workloads.moe.bench import DenseFFN, make_training_pass
 
     keep_freed_memory()
     shape, layer, x = parts("uniform", backend, "dropless", None)
     dense = DenseFFN(shape)
     rows_ND = torch.randn(SHAPE["tokens"] * SHAPE["top_k"], SHAPE["width"])
     modules = dense, _ProductsAlone(layer), _OneExpert(dense)
-    calls = training_pass(layer, x), *(training_pass(module, rows_ND) for module in modules)
+    calls = make_training_pass(layer, x), *(make_training_pass(module, rows_ND) for module in modules)
     rows = [[spent(call) for call in calls] for _ in range(2 + pairs)][2:]
     wall = [[part[0] for part in row] for row in rows]
     cpu = [[part[1] for part in row] for row in rows]
@@ -138,14 +138,14 @@ def planted(backend: str, bias: bool):
     """Shape, our layer and tokens, planted so that every expert is chosen equally often by the same gate in both codes."""
     import torch
 
-    from workloads.moe.bench import choose_given_experts, make_layer
+    from workloads.moe.bench import choose_fixed_experts, make_layer
 
     keep_freed_memory()
     shape, _, x = parts("uniform", backend, "dropless", None)
     config = structs.replace(shape.moe, bias=bias)
     shape = dataclasses.replace(shape, moe=config, load="router")
     ours, _ = make_layer(shape, None, 0, torch.device("cpu"))
-    chosen_TK = choose_given_experts(dataclasses.replace(shape, load="uniform"), torch.Generator().manual_seed(0))
+    chosen_TK = choose_fixed_experts(dataclasses.replace(shape, load="uniform"), torch.Generator().manual_seed(0))
     wanted_TK = torch.tensor([1.0, 0.5]).expand_as(chosen_TK)
     with torch.no_grad():
         x[:, : config.experts] = torch.zeros(len(x), config.experts).scatter(1, chosen_TK, wanted_TK)
@@ -159,7 +159,7 @@ def beside(ours, theirs, same: dict, x, pairs: int) -> dict:
     """
     import torch
 
-    from workloads.moe.bench import training_pass
+    from workloads.moe.bench import make_training_pass
 
     with torch.no_grad():
         for there, here in same.items():
@@ -169,7 +169,7 @@ def beside(ours, theirs, same: dict, x, pairs: int) -> dict:
     there_TD.square().sum().backward()
     apart = [float((a.grad.view_as(b) - b.grad).norm() / b.grad.norm()) for b, a in same.items()]
     difference = float((here_TD - there_TD).detach().abs().max())
-    calls = training_pass(ours, x), training_pass(theirs, x)
+    calls = make_training_pass(ours, x), make_training_pass(theirs, x)
     rows = [[spent(call) for call in calls] for _ in range(2 + pairs)][2:]
     cpu = [[part[1] for part in row] for row in rows]
     return {
@@ -230,13 +230,13 @@ def spent(call) -> tuple[float, float]:
 
 
 def skewed(backend: str, mode: str, factor: float | None, repeats: int) -> dict:
-    from workloads.moe.bench import training_pass
+    from workloads.moe.bench import make_training_pass
 
-    training_pass(
+    make_training_pass(
         *parts("skewed", backend, mode, factor, SMALL)[1:]
     )()  # code of the libraries is not the layer's memory
     _, layer, x = parts("skewed", backend, mode, factor)
-    call = training_pass(layer, x)
+    call = make_training_pass(layer, x)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     times = [spent(call) for _ in range(repeats)]
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -329,9 +329,9 @@ def _short(result) -> dict:
 
 
 def _median_s(call, device, repeats: int = 10) -> float:
-    from workloads.moe.bench import timed
+    from workloads.moe.bench import measure_calls
 
-    return statistics.median(timed([call] * (2 + repeats), None, device)[2:])
+    return statistics.median(measure_calls([call] * (2 + repeats), None, device)[2:])
 
 
 def beside_others(pairs: int) -> None:

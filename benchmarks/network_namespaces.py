@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from analysis.network.fit import fit_sweep
-from analysis.network.intervals import all_to_all_band, crossover
+from analysis.network.intervals import find_crossover, predict_all_to_all_band
 from analysis.network.sweep import KIB, Sweep, read_sweep
 from suite.performance.cost_model import ALGORITHMS
 
@@ -138,7 +138,7 @@ def judge(sweep: Sweep, rate: str) -> None:
     held = []
     for algorithm in ALGORITHMS:
         sizes = np.array(sorted(size for name, size in medians if name == algorithm))
-        band = all_to_all_band(fit, full, sizes, algorithm)
+        band = predict_all_to_all_band(fit, full, sizes, algorithm)
         for index, size in enumerate(sizes.tolist()):
             measured = medians[algorithm, size]
             held.append(bool(band.low[index] <= measured <= band.high[index]))
@@ -147,7 +147,7 @@ def judge(sweep: Sweep, rate: str) -> None:
                 f"| {size / KIB:g} | {algorithm} | {1e3 * measured:,.1f} ms | {words} | {'yes' if held[-1] else 'no'} |"
             )
     wins = [size for name, size in medians if name == "2dh" and medians["2dh", size] < medians["linear", size]]
-    print(f"\nheld: {sum(held)} of {len(held)}; predicted: {crossover(fit, full).words()}; measured: 2DH wins at KiB per rank "
+    print(f"\nheld: {sum(held)} of {len(held)}; predicted: {find_crossover(fit, full).words()}; measured: 2DH wins at KiB per rank "
           + (", ".join(f"{size / KIB:g}" for size in sorted(wins)) or "none"))  # fmt: skip
 
 

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from analysis.fleet.one_metric import FEW_REPETITIONS
 from analysis.fleet.samples import Metric
-from analysis.fleet.slow_nodes import EFFECT, RATE, FleetVerdict, judge
+from analysis.fleet.slow_nodes import EFFECT, FALSE_ALARM_RATE, FleetVerdict, judge
 from benchmarks.verdict_rates import wilson
 from suite.statistics.outliers import MIN_FOR_SPREAD, MIN_SAMPLE_FOR_TAILS, HealthyTails, count_outliers
 
@@ -204,15 +204,15 @@ def row(chance: np.random.Generator, truth: str, shape: tuple[int, int], fleets:
     ``slow``: how many fleets have a slow node, for each effect.
     """
     nodes = shape[1]
-    named = sum(len(bad_nodes(chance, truth, shape, RATE)) for _ in range(fleets))
+    named = sum(len(bad_nodes(chance, truth, shape, FALSE_ALARM_RATE)) for _ in range(fleets))
     low, high = wilson(named, fleets * nodes)
     slowest, fastest = len(EFFECTS), -1  # places of effects: found, and not found
     while slowest - fastest > 1:
         middle = (slowest + fastest) // 2
-        found = sum("n0" in bad_nodes(chance, truth, shape, RATE, EFFECTS[middle]) for _ in range(slow))
+        found = sum("n0" in bad_nodes(chance, truth, shape, FALSE_ALARM_RATE, EFFECTS[middle]) for _ in range(slow))
         slowest, fastest = (middle, fastest) if found >= 0.8 * slow else (slowest, middle)
     effect = f"{EFFECTS[slowest]:.0%}" if slowest < len(EFFECTS) else "none"
-    printed = [verdict(draw(chance, truth, shape), RATE).metrics[0].found for _ in range(10)]
+    printed = [verdict(draw(chance, truth, shape), FALSE_ALARM_RATE).metrics[0].found for _ in range(10)]
     told = sorted(1.0 if one is None else one for one in printed)[5]
     held = "" if TRUTHS[truth].held and nodes >= TRUTHS[truth].fewest else " (not promised)"
     return (
@@ -229,7 +229,9 @@ def main() -> None:
     parser.add_argument("--slow", type=int, default=25, help="fleets with a slow node, for each effect")
     parser.add_argument("--truth", action="append", metavar="TEXT", help="only truths that begin so; repeatable [all]")
     given = parser.parse_args()
-    print(f"{date.today()}, {platform.machine()}, seed 20261127; {given.metrics} metrics, {RATE:.1%} stated")
+    print(
+        f"{date.today()}, {platform.machine()}, seed 20261127; {given.metrics} metrics, {FALSE_ALARM_RATE:.1%} stated"
+    )
     print("| truth | nodes | repetitions | n | named | Wilson 95 % | found in 80 % | printed: found in 90 % |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     chosen = [truth for truth in TRUTHS if given.truth is None or truth.startswith(tuple(given.truth))]

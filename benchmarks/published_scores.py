@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from analysis.published.scores import ROUNDS, SOURCE, VERSION, count_rounds
-from analysis.study import Study, study
+from analysis.study import Study, read_study
 from suite.cli.options import output_option
 from suite.files import print_line, write_file_atomically
 
@@ -67,7 +67,7 @@ def main(folders: tuple[Path, ...], output: Path | None, force: bool) -> None:
     path = output or Path("published.json")
     if path.exists() and not force:
         raise click.UsageError(f"{path} exists; --force replaces it")
-    text = render(study(folders, {}))
+    text = render(read_study(folders, {}))
     write_file_atomically(path, text)
     rows = json.loads(text)["rows"]
     print_line(f"{path}: {len(rows)} results")

@@ -373,13 +373,13 @@ def inputs_openfold(workload: Any, samples: int, data: Path, folder: Path) -> tu
     import numpy as np
     import torch
 
-    from workloads.openfold.features import sample
-    from workloads.openfold.proteins import Families, families
+    from workloads.openfold.features import build_sample
+    from workloads.openfold.proteins import Families, make_proteins
 
     length = settings.crop_size
-    proteins = families(Families(length, length, 24, max(1, settings.max_templates)), 8, range(samples))
+    proteins = make_proteins(Families(length, length, 24, max(1, settings.max_templates)), 8, range(samples))
     random = np.random.default_rng(2)
-    arrays = [sample(each, settings, random, length=length, training=True) for each in proteins]
+    arrays = [build_sample(each, settings, random, length=length, training=True) for each in proteins]
     batch = {name: torch.stack([torch.from_numpy(np.asarray(each[name])) for each in arrays]) for name in arrays[0]}
     batch.setdefault("resolution", torch.full((samples,), 2.0))
     return batch, {"batch": batch}

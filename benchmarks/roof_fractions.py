@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 from analysis.loaded import Results
-from analysis.roofline.cases import measured_cases
+from analysis.roofline.cases import list_measured_cases
 
 WORKLOADS = ("cosmoflow", "deepcam", "open_catalyst", "openfold", "swinv2_moe", "moe_lm")
 PHASES = ("data_wait", "forward_backward", "exposed_communication", "optimizer", "other")
@@ -73,7 +73,7 @@ def table(results: Results) -> None:
         f"{'':14} {'precision':>9} {'step, ms':>9} {'GEMM':>6} {'memory':>6}  " + " ".join(f"{p:>21}" for p in PHASES)
     )
     phases = results.phases
-    for case in measured_cases(results.study):
+    for case in list_measured_cases(results.study):
         share = {term.resource: term.seconds / case.bounds.step_s for term in case.bounds.terms}
         runs = results.runs.loc[results.runs["group"] == case.group, "run"]
         mine = phases[phases["run"].isin(runs)].groupby("phase")["seconds"].sum()

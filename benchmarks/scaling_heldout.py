@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 
 from analysis.results.scaling import Model, fit
-from analysis.study import Study, study
+from analysis.study import Study, read_study
 
 LEAST_TO_FIT = 2
 
@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("paths", nargs="+", type=Path)
     print("| series | fitted on units | predicted | Amdahl | USL | PMNF |")
     print("| --- | --- | --- | --- | --- | --- |")
-    for title, times in series(study(parser.parse_args().paths, {})):
+    for title, times in series(read_study(parser.parse_args().paths, {})):
         largest = max(times)
         known = {units: values for units, values in times.items() if units < largest}
         models = {model.name: model for model in fit(known, LEAST_TO_FIT)}

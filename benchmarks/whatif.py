@@ -22,15 +22,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from analysis.published.scores import published
-from analysis.results.convergence import reference_limit
+from analysis.published.scores import read_scores
+from analysis.results.convergence import compute_reference_limit
 from analysis.roofline.bounds import Bounds
-from analysis.roofline.cases import Case, measured_cases
-from analysis.roofline.published import modelled
-from analysis.roofline.regime import terms_there
-from analysis.roofline.whatif import Prediction, predict, scaled_work, solution, total
+from analysis.roofline.cases import Case, list_measured_cases
+from analysis.roofline.published import predict_bounds
+from analysis.roofline.regime import compute_term_seconds
+from analysis.roofline.whatif import Prediction, compute_phase_factor, predict, predict_solution, sum_phases
 from analysis.sources.readers import read_inputs
-from analysis.study import study
+from analysis.study import read_study
 from suite.descriptor import list_installed_cards
 
 HEAD = "| from | to | step seen [ms] | predicted | band | error | in band | solution seen [s] | predicted | error | in band |"
@@ -109,12 +109,16 @@ def own(
     assert here.ceilings is not None
     assert there.work is not None
     assert there.ceilings is not None
-    phases = predict(here.work.phases, terms_there(here.ceilings, here.work), terms_there(there.ceilings, there.work))
-    return (name(here), name(there)), total(phases), there.bounds.step_s, None, 0.0
+    phases = predict(
+        here.work.phases,
+        compute_term_seconds(here.ceilings, here.work),
+        compute_term_seconds(there.ceilings, there.work),
+    )
+    return (name(here), name(there)), sum_phases(phases), there.bounds.step_s, None, 0.0
 
 
 def case(run: Path, ceilings: Path) -> Case:
-    return measured_cases(study([run], list_installed_cards(), read_inputs([ceilings])))[0]
+    return list_measured_cases(read_study([run], list_installed_cards(), read_inputs([ceilings])))[0]
 
 
 def name(found: Case) -> str:
@@ -124,10 +128,10 @@ def name(found: Case) -> str:
 
 def pairs() -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
     """Kind, source, target of published time-to-train results; first publications whose step can be modelled."""
-    rows = published()
+    rows = read_scores()
     rows = rows[(rows["mode"] == "strong") & rows["carried_over_from"].isna() & rows["run_s"].notna()]
     known = [{str(k): v for k, v in row.items()} for row in rows.to_dict("records")]
-    known = [row for row in known if modelled(row) is not None]
+    known = [row for row in known if predict_bounds(row) is not None]
     by_machine = sorted(known, key=lambda r: (r["benchmark"], r["machine"], r["round"], r["units"], r["group"]))
     for a, b in itertools.pairwise(by_machine):
         same = all(a[key] == b[key] for key in ("benchmark", "machine", "round", "train_samples", "device"))
@@ -144,18 +148,20 @@ def public(
     kind: str, here: dict[str, Any], there: dict[str, Any]
 ) -> tuple[tuple[str, str], Prediction, float, Prediction, float]:
     """A published step has no phases: it counts as passes forward and backward, the overlap of communication unknown."""
-    before, after = modelled(here), modelled(there)
+    before, after = predict_bounds(here), predict_bounds(there)
     assert before is not None
     assert after is not None
     phases = predict({"forward_backward": before.step_s}, terms(before), terms(after))
-    step = total(phases)
+    step = sum_phases(phases)
     steps = epochs(here, there) * there["train_samples"] / there["global_batch_size"]
     per_unit = here["units"] / there["units"]
     samples = after_samples(here, there)
-    evaluation = scaled_work(phases, "forward_backward").times(
+    evaluation = compute_phase_factor(phases, "forward_backward").times(
         (here["eval_s"] or 0.0) * epochs(here, there) / here["epochs"]
     )
-    whole = solution(step, steps, evaluation=evaluation.times(per_unit / samples), other_s=here["other_s"] or 0.0)
+    whole = predict_solution(
+        step, steps, evaluation=evaluation.times(per_unit / samples), other_s=here["other_s"] or 0.0
+    )
     staged = here["staging_s"] or 0.0
     whole += Prediction(
         staged, staged * min(1.0, per_unit), staged * max(1.0, per_unit)
@@ -175,7 +181,7 @@ def after_samples(here: dict[str, Any], there: dict[str, Any]) -> float:
 def epochs(here: dict[str, Any], there: dict[str, Any]) -> float:
     """The source's epochs, at another batch times what the reference needs more there."""
     found = [
-        reference_limit(r["benchmark"], "full", r["round"], r["train_samples"], r["global_batch_size"], 10)
+        compute_reference_limit(r["benchmark"], "full", r["round"], r["train_samples"], r["global_batch_size"], 10)
         for r in (here, there)
     ]
     ratio = found[1].mean / found[0].mean if found[0] and found[1] else 1.0

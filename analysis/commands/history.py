@@ -98,12 +98,12 @@ def show(
     folder: Path | None, output: Path | None, since: str | None, tolerance: float, rate: float, style: str
 ) -> None:
     """Show the results of a history over time, with trend, changes, and what else changed with them."""
-    verdicts = _judge(_read(_chosen(folder, output), since), rate, tolerance)
+    verdicts = _judge(_read(_resolve_folder(folder, output), since), rate, tolerance)
     if style == JSON:
-        print_line(json.dumps(judge.as_data(verdicts, rate, tolerance), indent=1))
+        print_line(json.dumps(judge.convert_verdicts_to_dict(verdicts, rate, tolerance), indent=1))
         return
     for number, verdict in enumerate(verdicts):
-        print_line("\n" * (number > 0) + "\n".join(map(render_printable, judge.table(verdict, rate))))
+        print_line("\n" * (number > 0) + "\n".join(map(render_printable, judge.render_table(verdict, rate))))
 
 
 @history.command()
@@ -125,11 +125,13 @@ def check(
     Exit code 0: no change, or the newest level is faster or equivalent. 1: the newest level of a series is slower than
     the best one by more than --tolerance. 2: usage. 4: inconclusive; the text says why.
     """
-    verdicts = _judge(_read(_chosen(folder, output), since), rate, tolerance)
+    verdicts = _judge(_read(_resolve_folder(folder, output), since), rate, tolerance)
     if style == JSON:
-        print_line(json.dumps(judge.as_data(verdicts, rate, tolerance), indent=1))
+        print_line(json.dumps(judge.convert_verdicts_to_dict(verdicts, rate, tolerance), indent=1))
     else:
-        print_line("\n".join(render_printable(line) for verdict in verdicts for line in judge.lines(verdict, rate)))
+        print_line(
+            "\n".join(render_printable(line) for verdict in verdicts for line in judge.render_verdict(verdict, rate))
+        )
     code = _code(verdicts)
     if code:
         raise click.exceptions.Exit(code)
@@ -147,7 +149,7 @@ def _code(verdicts: Sequence[SeriesVerdict]) -> int:
     return ExitCode.INCONCLUSIVE if Outcome.INCONCLUSIVE in words else ExitCode.OK
 
 
-def _chosen(folder: Path | None, output: Path | None) -> Path:
+def _resolve_folder(folder: Path | None, output: Path | None) -> Path:
     """Return the folder that a person named in one of two ways. UsageError for both."""
     if folder is not None and output is not None:
         raise click.UsageError("FOLDER and -o both name the folder of the history: give one of them")

@@ -8,7 +8,7 @@ SHORTEST_H, LONGEST_H = 1 / 3600, 1e6
 _UNITS = {"min": 1 / 60, "s": 1 / 3600, "h": 1.0, "d": 24.0}
 
 
-def hours(option: str, text: str, *, zero: bool = False) -> float:
+def parse_hours(option: str, text: str, *, zero: bool = False) -> float:
     """Read a time in hours. UsageError names the option; ``zero``: no time at all is a time too."""
     for unit, each in _UNITS.items():
         if text.endswith(unit):

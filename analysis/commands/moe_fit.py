@@ -12,9 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from analysis.network.fit import Fit, best_choice, fit_sweep, typical_error
+from analysis.network.fit import Fit, choose_execution, compute_median_max_error, fit_sweep
 from analysis.network.held_out import CONFIDENCE, predict_layer_s
-from analysis.network.intervals import BOUNDED_GROWTH, all_to_all_band, carried_ranks, crossover, layer_interval
+from analysis.network.intervals import (
+    BOUNDED_GROWTH,
+    compute_layer_interval,
+    find_crossover,
+    list_supported_ranks,
+    predict_all_to_all_band,
+)
 from analysis.network.sweep import KIB, MIB, Layer, LayerRun, read_sweep
 from suite.cli.options import JSON
 from suite.files import print_line, print_progress
@@ -34,13 +40,13 @@ def print_fits(sweeps: Sequence[Path], style: str) -> None:
         print_progress(f"{path}: fitting, {number} of {len(sweeps)}", error=True)
         fits.append(fit_sweep(sweep))
     if style == JSON:
-        print_line(json.dumps({"version": 1, "fits": [fit_data(fit) for fit in fits]}, indent=1))
+        print_line(json.dumps({"version": 1, "fits": [convert_fit_to_dict(fit) for fit in fits]}, indent=1))
         return
     for fit in fits:
-        print_line("\n".join(fit_lines(fit)))
+        print_line("\n".join(render_fit(fit)))
 
 
-def fit_data(fit: Fit) -> dict[str, Any]:
+def convert_fit_to_dict(fit: Fit) -> dict[str, Any]:
     """Render a fit as data: parameters in s and B/s, relative errors by algorithm, extrapolated seconds and bytes."""
     links = asdict(fit.network)
     return {
@@ -54,26 +60,26 @@ def fit_data(fit: Fit) -> dict[str, Any]:
         ],
         "confidence": CONFIDENCE,
         "condition": CONDITION,
-        "extrapolated": [_extrapolated_data(fit, ranks) for ranks in carried_ranks(fit)],
+        "extrapolated": [_convert_extrapolation(fit, ranks) for ranks in list_supported_ranks(fit)],
     }
 
 
-def _extrapolated_data(fit: Fit, ranks: int) -> dict[str, Any]:
+def _convert_extrapolation(fit: Fit, ranks: int) -> dict[str, Any]:
     """Render the best choice on ``ranks`` ranks, each number with its interval. An end that is not known is null."""
     # JSON has no infinity and no NaN: a bound that is not known is null
-    best, limit = best_choice(fit, fit.layer_shape(ranks), ranks), asdict(crossover(fit, ranks))
+    best, limit = choose_execution(fit, fit.layer_shape(ranks), ranks), asdict(find_crossover(fit, ranks))
     limit |= {key: None for key in ("value", "low", "high") if not math.isfinite(limit[key])}
     size = fit.layer_shape(ranks).dispatch_bytes
-    bands = {name: all_to_all_band(fit, ranks, np.array([size]), name).at(0) for name in ALGORITHMS}
+    bands = {name: predict_all_to_all_band(fit, ranks, np.array([size]), name).at(0) for name in ALGORITHMS}
     return {
         "ranks": ranks,
         "crossover_bytes": limit,
         "all_to_all": {"bytes": size} | {name: interval.data() for name, interval in bands.items()},
-        "best": asdict(best) | {"seconds": layer_interval(fit, ranks, best.seconds).data()},
+        "best": asdict(best) | {"seconds": compute_layer_interval(fit, ranks, best.seconds).data()},
     }
 
 
-def fit_lines(fit: Fit) -> list[str]:
+def render_fit(fit: Fit) -> list[str]:
     """Render a fit: parameters, errors by algorithm, the layer measured and predicted, and the extrapolation."""
     return [
         fit.sweep.description,
@@ -91,7 +97,7 @@ def _parameter_lines(fit: Fit) -> list[str]:
         f"{links.intra_bandwidth / 1e9:.3g} GB/s; across {1e6 * links.inter_latency_s:.1f} us, "
         f"{links.inter_bandwidth / 1e9:.3g} GB/s, in 2DH {1e6 * links.two_level_latency_s:.1f} us; "
         f"copies {links.memory_bandwidth / 1e9:.3g} GB/s (measured)",
-        f"  {_rendezvous_words(fit)}; {_congestion_words(fit)}",
+        f"  {_describe_rendezvous(fit)}; {_describe_congestion(fit)}",
         f"  R2 of log seconds {fit.r_squared:.3f} over {len(fit.fitted)} fitted all-to-alls",
     ]
 
@@ -113,7 +119,7 @@ def _errors(fit: Fit) -> Iterator[tuple[str, str, float, float, int]]:
         for algorithm in ALGORITHMS:
             chosen = [item for item in compared if item.measurement.algorithm == algorithm]
             if chosen:
-                median, largest = typical_error(chosen)
+                median, largest = compute_median_max_error(chosen)
                 yield title, algorithm, median, largest, len(chosen)
 
 
@@ -136,7 +142,7 @@ def _settings(run: LayerRun) -> str:
     return f"r {run.r}, degree {run.degree}, {run.algorithm}"
 
 
-def _rendezvous_words(fit: Fit) -> str:
+def _describe_rendezvous(fit: Fit) -> str:
     links = fit.network
     if not links.rendezvous_s:
         return "no switch of protocols seen"
@@ -146,7 +152,7 @@ def _rendezvous_words(fit: Fit) -> str:
     )
 
 
-def _congestion_words(fit: Fit) -> str:
+def _describe_congestion(fit: Fit) -> str:
     links = fit.network
     lost = [(links.congestion, "linear"), (links.two_level_congestion, "2DH")]
     seen = " and ".join(f"{name} loses {100 * share:.0f} %" for share, name in lost if share)
@@ -156,7 +162,7 @@ def _congestion_words(fit: Fit) -> str:
 
 
 def _extrapolation_lines(fit: Fit) -> list[str]:
-    measured, carried = fit.sweep.ranks, carried_ranks(fit)
+    measured, carried = fit.sweep.ranks, list_supported_ranks(fit)
     if not carried:
         return [
             f"  more than {measured:,} ranks: inconclusive: no grid with several nodes could be predicted from a "
@@ -174,14 +180,14 @@ def _extrapolation_lines(fit: Fit) -> list[str]:
 
 def _ranks_lines(fit: Fit, ranks: int) -> list[str]:
     shape = fit.layer_shape(ranks)
-    best, size = best_choice(fit, shape, ranks), np.array([shape.dispatch_bytes])
-    linear, two_level = (all_to_all_band(fit, ranks, size, name).at(0) for name in ALGORITHMS)
-    ratio = all_to_all_band(fit, ranks, size, "ratio").at(0)
+    best, size = choose_execution(fit, shape, ranks), np.array([shape.dispatch_bytes])
+    linear, two_level = (predict_all_to_all_band(fit, ranks, size, name).at(0) for name in ALGORITHMS)
+    ratio = predict_all_to_all_band(fit, ranks, size, "ratio").at(0)
     compared = f", linear / 2DH {ratio.words()}" if ratio.low else ""
     return [
-        f"    {ranks:,} ranks: {crossover(fit, ranks).words()}",
+        f"    {ranks:,} ranks: {find_crossover(fit, ranks).words()}",
         f"      all-to-all of {size[0] / MIB:.3g} MiB per rank: linear {linear.words(' ms', 1e3)}, "
         f"2DH {two_level.words(' ms', 1e3)}{compared}",
         f"      layer, fastest by the model with r {best.r}, degree {best.degree}, {best.algorithm}: "
-        f"{layer_interval(fit, ranks, best.seconds).words(' ms', 1e3)}",
+        f"{compute_layer_interval(fit, ranks, best.seconds).words(' ms', 1e3)}",
     ]

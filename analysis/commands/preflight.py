@@ -17,8 +17,8 @@ from analysis.commands.simulate import simulate_
 from analysis.commands.watch import watch
 from analysis.fleet import slow_nodes
 from analysis.fleet.levels import read_ceilings, read_history
-from analysis.fleet.one_metric import MANY, MetricReport
-from analysis.fleet.samples import Metric, by_metric, read_samples
+from analysis.fleet.one_metric import LEAST_FACTOR, MetricReport
+from analysis.fleet.samples import Metric, group_by_metric, read_samples
 from suite.cli.group import Subcommands
 from suite.cli.options import JSON, FiniteRange, IntegerRange, format_option, output_option
 from suite.documents import YamlSource
@@ -32,7 +32,7 @@ from suite.statistics.outliers import MIN_FOR_SPREAD
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _SAMPLES = click.Path(exists=True, path_type=Path)
-PARTS = "mlhpc.preflight"  # the entry points of the commands that measure
+COMMAND_ENTRY_POINTS = "mlhpc.preflight"  # the entry points of the commands that measure
 
 
 @click.group(
@@ -51,7 +51,7 @@ def preflight() -> None:
     """Find slow nodes before a run: measure each node, then judge them at a stated false-alarm rate."""
 
 
-for _plugin in find_plugins(PARTS).values():
+for _plugin in find_plugins(COMMAND_ENTRY_POINTS).values():
     try:
         preflight.add_command(_plugin.point.load())
     except Exception as error:  # foreign code: the other commands are not affected
@@ -76,7 +76,7 @@ for _plugin in find_plugins(PARTS).values():
     "--false-alarms",
     "rate",
     type=FiniteRange(1e-6, 0.2),
-    default=slow_nodes.RATE,
+    default=slow_nodes.FALSE_ALARM_RATE,
     show_default=True,
     help="Probability that a healthy node is called bad, over all metrics.",
 )
@@ -131,9 +131,9 @@ def judge(
     if choose is not None and output is None:
         raise click.UsageError("--choose writes to the folder of -o: give it too")
     nodes = parse_node_list(expected) if expected is not None else ()
-    looks = [_samples(files), *([_samples(again)] if again else [])]
+    looks = [_read_sample_files(files), *([_read_sample_files(again)] if again else [])]
     known = read_history(history)
-    metrics = [by_metric(samples) for samples in looks]
+    metrics = [group_by_metric(samples) for samples in looks]
     every = [metric for of_look in metrics for metric in of_look]
     limits = _bounds(bounds, every)
     reached, remark = read_ceilings(ceilings, every) if ceilings is not None else ({}, "")
@@ -141,17 +141,17 @@ def judge(
         slow_nodes.judge(of_look, rate=rate, effect=effect, history=known, bounds=limits, ceilings=reached, nodes=nodes)
         for of_look in metrics
     ]
-    found = verdicts[0] if len(verdicts) == 1 else slow_nodes.look_again(*verdicts)
+    found = verdicts[0] if len(verdicts) == 1 else slow_nodes.merge_verdicts(*verdicts)
     if remark:
         found = replace(found, warnings=(remark, *found.warnings))
     if output is not None:
-        _keep(output, found, nodes, choose)
+        _write_verdict(output, found, nodes, choose)
     if remember is not None:
-        _remember(remember, looks[-1], found)
+        _add_to_history(remember, looks[-1], found)
     if style == JSON:
-        print_line(json.dumps(as_dict(found), indent=1))
+        print_line(json.dumps(convert_verdict_to_dict(found), indent=1))
     else:
-        print_line("\n".join(map(render_printable, lines(found))))
+        print_line("\n".join(map(render_printable, render_verdict(found))))
     words = set(found.words.values())
     if "bad" in words:
         raise click.exceptions.Exit(ExitCode.FINDINGS)
@@ -159,12 +159,12 @@ def judge(
         raise click.exceptions.Exit(ExitCode.INCONCLUSIVE)
 
 
-def lines(found: slow_nodes.FleetVerdict) -> list[str]:
+def render_verdict(found: slow_nodes.FleetVerdict) -> list[str]:
     """Render the verdict: metrics, nodes that are not good with their reasons, and the option for Slurm."""
     text = [
         f"false alarms: a healthy node is called bad with a probability of at most {found.rate:g} over all metrics; "
         f"with the tails seen here, of {found.chance:.1g}",
-        f"assumed: {'; '.join(assumptions(found))}",
+        f"assumed: {'; '.join(list_assumptions(found))}",
         f"bad: surely more than {found.effect:.0%} slower; good: surely less",
     ]
     text += [_metric_line(report) for report in found.compared]
@@ -187,7 +187,7 @@ def lines(found: slow_nodes.FleetVerdict) -> list[str]:
     return text
 
 
-def assumptions(found: slow_nodes.FleetVerdict) -> list[str]:
+def list_assumptions(found: slow_nodes.FleetVerdict) -> list[str]:
     """List what the rate of false alarms depends on."""
     few = any(len(report.metric.samples) < MIN_FOR_SPREAD for report in found.compared)
     return [
@@ -213,7 +213,7 @@ def _metric_line(report: MetricReport) -> str:
     slow, middle, fast = report.clusters
     kind = f" on {report.metric.hardware}" if report.metric.hardware else ""
     repeats = report.repeats or 0.0
-    spread = f"{repeats:.2%}" if repeats < MANY else f"a factor of {1 + repeats:.3g}"
+    spread = f"{repeats:.2%}" if repeats < LEAST_FACTOR else f"a factor of {1 + repeats:.3g}"
     sure = "no slowdown would be found"
     if report.found is not None:
         sure = f"a slowdown of {report.found:.1%} is found 9 times in 10"
@@ -223,13 +223,13 @@ def _metric_line(report: MetricReport) -> str:
     )
 
 
-def as_dict(found: slow_nodes.FleetVerdict) -> dict[str, Any]:
+def convert_verdict_to_dict(found: slow_nodes.FleetVerdict) -> dict[str, Any]:
     """Render the verdict as data for JSON."""
     return {
         "version": 1,
         "false_alarms": found.rate,
         "false_alarms_for_the_tails_seen": found.chance,
-        "assumed": assumptions(found),
+        "assumed": list_assumptions(found),
         "effect": found.effect,
         "nodes": {node: {"word": word, "reasons": found.reasons[node]} for node, word in sorted(found.words.items())},
         "metrics": [
@@ -248,7 +248,7 @@ def as_dict(found: slow_nodes.FleetVerdict) -> dict[str, Any]:
     }
 
 
-def _keep(folder: Path, found: slow_nodes.FleetVerdict, nodes: Sequence[str], choose: int | None) -> None:
+def _write_verdict(folder: Path, found: slow_nodes.FleetVerdict, nodes: Sequence[str], choose: int | None) -> None:
     """Write the verdict, and with ``choose`` the names of the best nodes in their order, with commas between them."""
     if choose is not None:
         order = list(nodes or sorted(found.words))
@@ -258,10 +258,10 @@ def _keep(folder: Path, found: slow_nodes.FleetVerdict, nodes: Sequence[str], ch
         if len(best) < choose:
             raise InputError(f"--choose {choose}: there are {len(order)} nodes")
         write_file_atomically(folder / "chosen", ",".join(node for node in order if node in best) + "\n")
-    write_file_atomically(folder / "verdict.json", json.dumps(as_dict(found), indent=1) + "\n")
+    write_file_atomically(folder / "verdict.json", json.dumps(convert_verdict_to_dict(found), indent=1) + "\n")
 
 
-def _remember(folder: Path, samples: Sequence[Sample], found: slow_nodes.FleetVerdict) -> None:
+def _add_to_history(folder: Path, samples: Sequence[Sample], found: slow_nodes.FleetVerdict) -> None:
     """Add the samples of nodes that are not bad to a folder, as one new file. Metrics with a bound need no history."""
     kept = [each for each in samples if each.values and each.bound is None and found.words[each.node] != "bad"]
     if kept:
@@ -269,7 +269,7 @@ def _remember(folder: Path, samples: Sequence[Sample], found: slow_nodes.FleetVe
         write_file_atomically(folder / f"{time.time_ns()}.jsonl", render_samples(kept), overwrite=False)
 
 
-def _samples(files: Iterable[Path]) -> list[Sample]:
+def _read_sample_files(files: Iterable[Path]) -> list[Sample]:
     return [sample for path in files for sample in read_samples(path)]
 
 

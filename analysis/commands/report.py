@@ -22,14 +22,14 @@ from suite.exit_codes import ExitCode
 from suite.files import add_path_to_errors, make_folder, print_line, write_file_atomically
 
 if TYPE_CHECKING:
-    from analysis.page.pictures import Files
+    from analysis.page.pictures import ChartFiles
     from analysis.page.report import Report
     from analysis.sources.readers import Sources
     from analysis.study import Study
 
-PARTS = ("report.html", "report.json", "tables")
-SMALL_REPORT = 2**20  # bytes: what a report takes at least on the disk, with its tables
-FORMS = ("svg", "png", "pdf")  # of files with figures
+OUTPUT_NAMES = ("report.html", "report.json", "tables")
+LEAST_REPORT_BYTES = 2**20  # bytes: what a report takes at least on the disk, with its tables
+FIGURE_FORMATS = ("svg", "png", "pdf")  # of files with figures
 THEMES = ("page", "slides")  # of these files
 
 
@@ -98,7 +98,7 @@ Examples:
     "forms",
     metavar="FORM,...",
     default="",
-    help=f"Also write every figure as a file into figures/: {', '.join(FORMS)}, or several, such as png,pdf.",
+    help=f"Also write every figure as a file into figures/: {', '.join(FIGURE_FORMATS)}, or several, such as png,pdf.",
 )
 @click.option(
     "--theme",
@@ -139,15 +139,15 @@ def report(
     if (weights is None) != (reference is None):
         raise click.UsageError("--index and --reference need each other")
     output = output or Path("report")
-    wanted = _forms(forms)
+    wanted = _parse_formats(forms)
     _refuse(output, form, wanted, force)
-    from analysis.page.pictures import Files
+    from analysis.page.pictures import ChartFiles
     from analysis.sources.readers import read_sources
 
-    with _reserved(output):
+    with _make_output_folder(output):
         found = read_sources(paths, what_if)
         read = _read_study(found, between, price, (weights, reference) if weights and reference else None)
-        rendered = _render(found, read, form, Files(wanted, theme))
+        rendered = _render(found, read, form, ChartFiles(wanted, theme))
         _write(rendered, output, form)
     size = (output / "report.html").stat().st_size / 1e6
     drawn = f", {output / 'figures'}/*" if wanted else ""
@@ -172,14 +172,14 @@ def _read_study(
     """
     from analysis.results.index import compute_index, read_weights
     from analysis.results.prices import read_prices
-    from analysis.study import study
+    from analysis.study import read_study
     from suite.descriptor import list_installed_cards
 
     prices = read_prices(price)
     cards = list_installed_cards()
     weights = read_weights(index[0], [card.mlperf_name for card in cards.values()]) if index else None
     reading = make_plain_progress("reading logs", time.monotonic)
-    read = study(found.logs, cards, found.inputs, found.networks, between, prices, reading, judging=True)
+    read = read_study(found.logs, cards, found.inputs, found.networks, between, prices, reading, judging=True)
     if prices is not None:
         for text in prices.without_result(read.results["device"].dropna().unique()):
             print_line(f"mlhpc: warning: {text}", error=True)
@@ -188,7 +188,7 @@ def _read_study(
     )
 
 
-def _render(found: Sources, read: Study, form: str, files: Files) -> Report:
+def _render(found: Sources, read: Study, form: str, files: ChartFiles) -> Report:
     """Check the paths and render their report, with a line of progress every few seconds."""
     from analysis.page.checked import check_paths
     from analysis.page.report import render_report
@@ -198,23 +198,23 @@ def _render(found: Sources, read: Study, form: str, files: Files) -> Report:
     return render_report(read, checked, found.steps, form, files, tell, found.rankings)
 
 
-def _forms(given: str) -> tuple[str, ...]:
+def _parse_formats(given: str) -> tuple[str, ...]:
     """Parse the forms of figures that a user names, each once."""
     names = tuple(dict.fromkeys(name.strip().lower() for name in given.split(",") if name.strip()))
-    unknown = [name for name in names if name not in FORMS]
+    unknown = [name for name in names if name not in FIGURE_FORMATS]
     if unknown:
-        raise click.UsageError(f"--figures {given}: {unknown[0]!r} is none of {', '.join(FORMS)}")
+        raise click.UsageError(f"--figures {given}: {unknown[0]!r} is none of {', '.join(FIGURE_FORMATS)}")
     return names
 
 
 @contextmanager
-def _reserved(output: Path) -> Iterator[None]:
+def _make_output_folder(output: Path) -> Iterator[None]:
     """Make the folder and prove that it can be written, before minutes of work. Remove it if nothing was written."""
     new = [folder for folder in (output, *output.parents) if not folder.exists()]
     make_folder(output)
     try:
         with add_path_to_errors(output, output / ".writable"):
-            write_file_atomically(output / ".writable", bytes(SMALL_REPORT))
+            write_file_atomically(output / ".writable", bytes(LEAST_REPORT_BYTES))
         (output / ".writable").unlink()
         yield
     finally:
@@ -225,7 +225,7 @@ def _reserved(output: Path) -> Iterator[None]:
 
 def _refuse(output: Path, form: str, forms: tuple[str, ...], force: bool) -> None:
     """Raise UsageError, before anything is read, if the report could not be written."""
-    parts = (*PARTS, "figures") if forms else PARTS
+    parts = (*OUTPUT_NAMES, "figures") if forms else OUTPUT_NAMES
     existing = [path for name in parts if (path := output / name).exists()]
     if existing and not force:
         raise click.UsageError(f"{existing[0]} exists already; --force replaces it")
@@ -239,14 +239,14 @@ def _refuse(output: Path, form: str, forms: tuple[str, ...], force: bool) -> Non
 
 def _write(rendered: Report, output: Path, form: str) -> None:
     """Write every part under a temporary name and rename it; the page is last, so that its numbers always exist."""
-    with _replaced(output / "tables") as part:
+    with _replace_folder(output / "tables") as part:
         for name, frame in rendered.frames.items():
             if form == "parquet":
                 frame.to_parquet(part / f"{name}.parquet", index=False)
             else:
                 (part / f"{name}.csv").write_text(rendered.csv[name], encoding="utf-8", errors="replace")
     if rendered.figures:
-        with _replaced(output / "figures") as part:
+        with _replace_folder(output / "figures") as part:
             for name, content in rendered.figures.items():
                 (part / name).write_bytes(content)
     for name, text in (("report.json", rendered.json), ("report.html", rendered.html)):
@@ -254,7 +254,7 @@ def _write(rendered: Report, output: Path, form: str) -> None:
 
 
 @contextmanager
-def _replaced(folder: Path) -> Iterator[Path]:
+def _replace_folder(folder: Path) -> Iterator[Path]:
     """Yield a new folder next to the one named; it takes the name when it is filled."""
     final = Path(os.path.realpath(folder))
     part = final.with_name(f"{final.name}.part")

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import click
 
-from analysis.commands.hours import hours
+from analysis.commands.hours import parse_hours
 from analysis.fleet import select as model
 from suite.cli.options import JSON, format_option
 from suite.files import print_line, render_duration, render_printable
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-MANY_NODES = 12  # of which the names are printed
+MOST_NAMED_NODES = 12  # of which the names are printed
 
 
 @click.command()
@@ -54,18 +54,18 @@ def select(
     Nodes of the job are those whose last row in --nodes is `open`. The rate of incidents is learned from all rows. It
     depends on a node's age and past only if a test rejects a constant rate.
     """
-    job_h = hours("--job", job)
-    lost_h = job_h / 2 if lost is None else hours("--lost", lost)
+    job_h = parse_hours("--job", job)
+    lost_h = job_h / 2 if lost is None else parse_hours("--lost", lost)
     checks = model.read_checks(known)
-    steps = model.order_checks(checks)
-    spells = model.read_spells(files)
-    table = model.tabulate(spells)
+    steps = model.plan_check_order(checks)
+    spells = model.read_node_intervals(files)
+    table = model.build_interval_table(spells)
     learned = None
     if mtbi is None:
-        learned = model.learn(table)
+        learned = model.choose_hazard(table)
         hazard = learned.hazard
     else:
-        hazard = model.constant_rate(hours("--mtbi", mtbi))
+        hazard = model.make_constant_rate(parse_hours("--mtbi", mtbi))
     in_job = [spell.ended == "open" for spell in spells]
     nodes = table["node"][in_job].tolist()
     ages, earlier = table["hours"][in_job].to_numpy(), table["earlier"][in_job].to_numpy()
@@ -92,22 +92,22 @@ def select(
         }
         print_line(json.dumps(data, indent=1))
         return
-    print_line(f"an incident of a node every {mtbi}, as stated" if learned is None else hazard_line(learned))
+    print_line(f"an incident of a node every {mtbi}, as stated" if learned is None else render_hazard(learned))
     within = "" if interval is None else f" [{interval[0]:.3f}, {interval[1]:.3f}]"
     print_line(
         f"P(incident) of the job, {render_duration(3600 * job_h)} on {len(nodes)} nodes: {plan.risk[0]:.3f}{within}"
     )
-    for line in (*cost_lines(checks, steps, lost_h, len(nodes), waiting), *advice(plan, runs, steps)):
+    for line in (*render_costs(checks, steps, lost_h, len(nodes), waiting), *render_selection(plan, runs, steps)):
         print_line(render_printable(line))
 
 
-def hazard_line(learned: model.Learned) -> str:
+def render_hazard(learned: model.HazardChoice) -> str:
     """Render the learned rate of incidents and its basis."""
     rate = f"an incident of a node every {render_duration(3600 * learned.mtbi_h)}"
     basis = f"{learned.incidents} incidents in {learned.spells} spells of {learned.nodes} nodes"
     if learned.p is None:
         return f"{rate}, whatever its state: {basis} are too few to learn more"
-    if learned.p >= model.ALARM:
+    if learned.p >= model.FALSE_ALARM_RATE:
         return f"{rate}, whatever its state: {basis}; a Weibull model is not surely better (p = {learned.p:.2g})"
     return (
         f"Weibull of shape {learned.hazard.shape:.2f}, rate times (1 + earlier incidents) to the power "
@@ -115,7 +115,7 @@ def hazard_line(learned: model.Learned) -> str:
     )
 
 
-def cost_lines(
+def render_costs(
     checks: model.Checks, steps: tuple[model.RankedCheck, ...], lost_h: float, nodes: int, waiting: bool
 ) -> Iterator[str]:
     """Render the costs, and the chance of an incident above which each check pays."""
@@ -123,7 +123,7 @@ def cost_lines(
     yield f"costs: an incident {render_duration(3600 * lost_h)} of all {nodes} nodes, a check its minutes, {who}"
     of = "P(incident) of the job" if waiting else "a node's P(incident)"
     for step in steps:
-        at = -math.expm1(-model.pays_from(step, lost_h, nodes, waiting=waiting))
+        at = -math.expm1(-model.compute_break_even(step, lost_h, nodes, waiting=waiting))
         yield (
             f"  {step.name}: {render_duration(60 * step.minutes)}, finds {step.alone:.1%} of {checks.count} incidents, "
             f"{step.adds:.1%} more than those above, {step.together:.1%} [{step.low:.1%}, {step.high:.1%}] together; "
@@ -134,7 +134,9 @@ def cost_lines(
         yield f"  add nothing to those: {', '.join(useless)}"
 
 
-def advice(plan: model.Selection, runs: dict[str, list[str]], steps: tuple[model.RankedCheck, ...]) -> Iterator[str]:
+def render_selection(
+    plan: model.Selection, runs: dict[str, list[str]], steps: tuple[model.RankedCheck, ...]
+) -> Iterator[str]:
     """Render what to run on which nodes, or that nothing should be run."""
     if not plan.cost_h:
         yield f"run nothing: {'every check costs more than it saves' if steps else 'no check finds anything'}"
@@ -143,8 +145,8 @@ def advice(plan: model.Selection, runs: dict[str, list[str]], steps: tuple[model
         named = sorted(node for node, names in runs.items() if len(names) == count)
         if named:
             what = ", ".join(step.name for step in steps[:count]) or "nothing"
-            more = f" and {len(named) - MANY_NODES} more" if len(named) > MANY_NODES else ""
-            yield f"run {what} on {len(named)} nodes: {','.join(named[:MANY_NODES])}{more}"
+            more = f" and {len(named) - MOST_NAMED_NODES} more" if len(named) > MOST_NAMED_NODES else ""
+            yield f"run {what} on {len(named)} nodes: {','.join(named[:MOST_NAMED_NODES])}{more}"
     yield (
         f"then P(incident) is {plan.risk[1]:.3f}; checks take {plan.cost_h:.3g} node hours and save "
         f"{plan.saved_h:.3g} on average"

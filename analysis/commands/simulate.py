@@ -10,17 +10,17 @@ from dataclasses import replace
 import click
 import msgspec
 
-from analysis.commands.hours import hours
-from analysis.drawing.digits import with_interval
+from analysis.commands.hours import parse_hours
+from analysis.drawing.digits import render_interval
 from analysis.fleet.simulate import (
-    LEAST,
+    LEAST_INCIDENTS,
     POLICIES,
     Estimate,
     Outcome,
     Setting,
-    learn_selector,
-    published,
-    simulate,
+    fit_selector,
+    read_fleets,
+    run_simulation,
 )
 from suite.cli.options import JSON, FiniteRange, IntegerRange, format_option
 from suite.errors import explain_unknown_name
@@ -76,13 +76,13 @@ def simulate_(
     Policies: none; periodic: all checks before the first job after --every; full: all checks before each job; selected:
     before each job the checks that `mlhpc preflight select` chooses. It learns from a fleet without checks.
     """
-    fleets = published().fleets
+    fleets = read_fleets().fleets
     for name in names:
         if name not in fleets:
             raise click.UsageError(explain_unknown_name("fleet", name, fleets))
     if nodes * groups * replicas > MOST_NODES:
         raise click.UsageError(f"{nodes * groups * replicas:,} nodes: expected up to {MOST_NODES:,} in all replicas")
-    job_h, hours_h = hours("--job", job), hours("--time", lasts)
+    job_h, hours_h = parse_hours("--job", job), parse_hours("--time", lasts)
     if hours_h / job_h > 100_000:
         raise click.UsageError(f"--time {lasts} of jobs of {job}: expected up to 100,000 jobs one after another")
     cases = []
@@ -90,26 +90,28 @@ def simulate_(
         for share in dict.fromkeys(shares):
             setting = Setting(
                 fleets[name], share, groups, nodes, hours_h, replicas, job_h,
-                every_h=hours("--every", every), checkpoint_h=hours("--checkpoint", checkpoint, zero=True),
-                restart_h=hours("--restart", restart, zero=True),
-                check_h=None if check is None else hours("--check", check, zero=True),
+                every_h=parse_hours("--every", every), checkpoint_h=parse_hours("--checkpoint", checkpoint, zero=True),
+                restart_h=parse_hours("--restart", restart, zero=True),
+                check_h=None if check is None else parse_hours("--check", check, zero=True),
             )  # fmt: skip
             # Random numbers of its own: a case gives the same whichever others are simulated
             stream = [seed, zlib.crc32(name.encode()), round(1e6 * share)]
-            chosen = learn_selector(replace(setting, replicas=1), [*stream, len(POLICIES)])
-            outcomes = [simulate(setting, policy, [*stream, place], chosen) for place, policy in enumerate(POLICIES)]
+            chosen = fit_selector(replace(setting, replicas=1), [*stream, len(POLICIES)])
+            outcomes = [
+                run_simulation(setting, policy, [*stream, place], chosen) for place, policy in enumerate(POLICIES)
+            ]
             if style == JSON:
-                cases.append(as_dict(name, setting, outcomes))
+                cases.append(convert_case_to_dict(name, setting, outcomes))
                 continue
-            for line in lines(name, setting, outcomes, nothing_pays=chosen is None):
+            for line in render_case(name, setting, outcomes, nothing_pays=chosen is None):
                 print_line(line)
     if style == JSON:
         print_line(json.dumps({"version": 1, "seed": seed, "cases": cases}, indent=1))
 
 
-def lines(name: str, setting: Setting, outcomes: Sequence[Outcome], *, nothing_pays: bool) -> Iterator[str]:
+def render_case(name: str, setting: Setting, outcomes: Sequence[Outcome], *, nothing_pays: bool) -> Iterator[str]:
     """Render one fleet and share of degraded time: the parameters with their sources, and a table of the policies."""
-    fleet, checks = setting.fleet, published().checks
+    fleet, checks = setting.fleet, read_fleets().checks
     yield f"\n{name}: {fleet.about}; nodes degraded for {setting.degraded:.0%} of the time between incidents (assumed)"
     yield (
         f"  simulated: {setting.replicas} fleets of {setting.groups} jobs at a time, {setting.job_nodes} nodes each, "
@@ -138,10 +140,10 @@ def lines(name: str, setting: Setting, outcomes: Sequence[Outcome], *, nothing_p
         rows.append(
             (
                 outcome.policy,
-                _text(mtbi, "h") if mtbi else f"fewer than {LEAST} incidents",
+                _render_estimate(mtbi, "h") if mtbi else f"fewer than {LEAST_INCIDENTS} incidents",
                 f"{mtbi.value / plain.value:.3g} times" if mtbi and plain and outcome is not outcomes[0] else "",
-                _text(outcome.share(outcome.useful_h), "%", 100),
-                _text(outcome.share(outcome.checking_h), "%", 100),
+                _render_estimate(outcome.share(outcome.useful_h), "%", 100),
+                _render_estimate(outcome.share(outcome.checking_h), "%", 100),
                 f"{outcome.incidents.sum():,.0f}",
                 f"{outcome.repaired.sum():,.0f}",
             )
@@ -153,7 +155,7 @@ def lines(name: str, setting: Setting, outcomes: Sequence[Outcome], *, nothing_p
         yield "    selected: no check would have found any incident's node before its job; running nothing is best"
 
 
-def as_dict(name: str, setting: Setting, outcomes: Sequence[Outcome]) -> dict[str, object]:
+def convert_case_to_dict(name: str, setting: Setting, outcomes: Sequence[Outcome]) -> dict[str, object]:
     """Render a case as JSON, with every parameter and its source."""
     policies = {
         outcome.policy: {
@@ -169,5 +171,5 @@ def as_dict(name: str, setting: Setting, outcomes: Sequence[Outcome]) -> dict[st
     return {**vars(setting), "fleet": fleet, "checks": setting.minutes, "policies": policies}
 
 
-def _text(estimate: Estimate, unit: str, scale: float = 1.0) -> str:
-    return with_interval(scale * estimate.value, scale * estimate.low, scale * estimate.high, unit)
+def _render_estimate(estimate: Estimate, unit: str, scale: float = 1.0) -> str:
+    return render_interval(scale * estimate.value, scale * estimate.low, scale * estimate.high, unit)

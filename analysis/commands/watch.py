@@ -27,12 +27,12 @@ from suite.files import print_line, render_printable, render_repr
 from suite.log.values import parse_float
 
 EFFECT = 0.15  # a slowdown is larger than this part, against the worker's past and against the others
-RATE = 0.01  # of false alarms per job, for normal noise that is independent from window to window
-WINDOW = 5  # steps
-BEFORE = 20  # windows of a worker that a level is compared with, at most
-LEAST = 4  # at least
+FALSE_ALARM_RATE = 0.01  # of false alarms per job, for normal noise that is independent from window to window
+WINDOW_STEPS = 5  # steps
+MOST_BASELINE_WINDOWS = 20  # windows of a worker that a level is compared with, at most
+LEAST_BASELINE_WINDOWS = 4  # at least
 EFFICIENCY = 0.25  # degrees of freedom per window of a median of changes: 0.37 of a variance's; changes overlap
-DEVIATION = 1.4826  # standard deviation of a normal distribution in units of its median deviation
+MAD_TO_STD = 1.4826  # standard deviation of a normal distribution in units of its median deviation
 COLUMNS = ("worker", "step", "time")
 Floats = NDArray[np.float64]
 
@@ -101,14 +101,14 @@ def read_times(path: Path) -> dict[str, dict[float, float]]:
 
 
 def find_slowdowns(
-    times: Mapping[str, Mapping[float, float]], rate: float = RATE, effect: float = EFFECT
+    times: Mapping[str, Mapping[float, float]], rate: float = FALSE_ALARM_RATE, effect: float = EFFECT
 ) -> list[Slowdown]:
     """Find the slowdowns of a job, by their first step."""
     steps = sorted(set().union(*times.values()))
-    starts = range(0, len(steps) - WINDOW + 1, WINDOW)
+    starts = range(0, len(steps) - WINDOW_STEPS + 1, WINDOW_STEPS)
     workers = sorted(times)
     logs = np.log([[times[worker].get(step, math.nan) for step in steps] for worker in workers])
-    levels = np.array([_median(logs[:, at : at + WINDOW]) for at in starts]).T.reshape(len(workers), -1)
+    levels = np.array([_median(logs[:, at : at + WINDOW_STEPS]) for at in starts]).T.reshape(len(workers), -1)
     levels = levels - np.nanquantile(levels, 0.25, axis=0) if levels.size else levels
     first = [steps[at] for at in starts]
     freedom = max(1.0, EFFICIENCY * len(starts))
@@ -116,18 +116,20 @@ def find_slowdowns(
     found = [
         each
         for worker, level in zip(workers, levels, strict=True)
-        for each in _of_worker(worker, level, first, limit, effect)
+        for each in _find_worker_slowdowns(worker, level, first, limit, effect)
     ]
     return sorted(found, key=lambda each: each.first)
 
 
-def _of_worker(worker: str, level: Floats, first: Sequence[float], limit: float, effect: float) -> list[Slowdown]:
+def _find_worker_slowdowns(
+    worker: str, level: Floats, first: Sequence[float], limit: float, effect: float
+) -> list[Slowdown]:
     """Find the slowdowns of one worker. ``level`` is by window, NaN if it took no step in it."""
     seen = np.flatnonzero(~np.isnan(level))
     changes = np.diff(level[seen])
-    noise = DEVIATION * float(np.median(np.abs(changes))) / math.sqrt(2.0) if len(changes) else 0.0
+    noise = MAD_TO_STD * float(np.median(np.abs(changes))) / math.sqrt(2.0) if len(changes) else 0.0
     # A level is compared with a median of levels, whose variance is pi / 2 times that of their mean
-    least = max(math.log1p(effect), limit * noise * math.sqrt(1.0 + math.pi / 2 / LEAST))
+    least = max(math.log1p(effect), limit * noise * math.sqrt(1.0 + math.pi / 2 / LEAST_BASELINE_WINDOWS))
     found: list[Slowdown] = []
     before: list[float] = []
     slow: list[float] = []  # levels of the slowdown that goes on
@@ -141,7 +143,7 @@ def _of_worker(worker: str, level: Floats, first: Sequence[float], limit: float,
             else:
                 slow.append(here)
                 continue
-        base = float(np.median(before[-BEFORE:])) if len(before) >= LEAST else math.inf
+        base = float(np.median(before[-MOST_BASELINE_WINDOWS:])) if len(before) >= LEAST_BASELINE_WINDOWS else math.inf
         if here - base > least and here > math.log1p(effect):
             slow, begin = [here], place
         else:

@@ -3,7 +3,7 @@
 A chart shows the rows of a figure's table. Columns whose names begin with "_" are the page's own: they say which row of
 the table and which results a mark stands for, so every chart keeps them. Colours are those of Okabe and Ito
 (https://jfly.uni-koeln.de/color/), always with a shape or a place of its own. Orange and sky blue are darker here, for
-a contrast of 3:1 on white; on a dark page `DARK` replaces colours.
+a contrast of 3:1 on white; on a dark page `DARK_COLOURS` replaces colours.
 """
 
 from __future__ import annotations
@@ -15,23 +15,29 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from analysis.drawing.digits import clip
+from analysis.drawing.digits import render_label
 
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, GREY = (
     "#0072B2", "#C08400", "#009E73", "#D55E00", "#CC79A7", "#3A9BD9", "#8A8A8A",
 )  # fmt: skip
-DARK = {BLUE: "#3D8FDB", ORANGE: "#E69F00", VERMILION: "#F0703A", SKY: "#7CC8F2", GREY: "#9AA4AE"}
-INK = "currentColor"  # the page's text colour, also in dark mode; black in a file
+DARK_COLOURS = {BLUE: "#3D8FDB", ORANGE: "#E69F00", VERMILION: "#F0703A", SKY: "#7CC8F2", GREY: "#9AA4AE"}
+TEXT_COLOUR = "currentColor"  # the page's text colour, also in dark mode; black in a file
 CYCLE = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right")
 WIDTH, NARROW = 760, 340  # pixels of a chart alone, and of one of several side by side
-BAR = 22  # pixels from row to row of a chart with a name at each row
-LEAST_HIGH = 60  # pixels of such a chart
-EDGE = 14  # pixels between the outermost marks and the frame, on a logarithmic axis
+ROW_HEIGHT = 22  # pixels from row to row of a chart with a name at each row
+LEAST_HEIGHT = 60  # pixels of such a chart
+AXIS_MARGIN = 14  # pixels between the outermost marks and the frame, on a logarithmic axis
 
 Chart = Any  # an altair chart: its own types make a chain of calls Any, or a union with kinds that none of these is
 
-_TEXT = {"labelColor": INK, "titleColor": INK, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal"}
+_TEXT = {
+    "labelColor": TEXT_COLOUR,
+    "titleColor": TEXT_COLOUR,
+    "labelFontSize": 12,
+    "titleFontSize": 12,
+    "titleFontWeight": "normal",
+}
 THEME: dict[str, Any] = {
     "background": "transparent",
     "font": "system-ui, 'Segoe UI', 'Liberation Sans', 'DejaVu Sans', sans-serif",
@@ -46,9 +52,15 @@ THEME: dict[str, Any] = {
         "labelSeparation": 6,
     },
     "legend": {**_TEXT, "title": None, "orient": "top", "symbolType": "circle", "labelLimit": 300, "columns": 6},
-    "title": {"color": INK, "anchor": "start", "fontSize": 13, "fontWeight": "bold", "subtitleColor": INK},
-    "text": {"color": INK, "fontSize": 12},
-    "rule": {"color": INK},
+    "title": {
+        "color": TEXT_COLOUR,
+        "anchor": "start",
+        "fontSize": 13,
+        "fontWeight": "bold",
+        "subtitleColor": TEXT_COLOUR,
+    },
+    "text": {"color": TEXT_COLOUR, "fontSize": 12},
+    "rule": {"color": TEXT_COLOUR},
     "point": {"opacity": 1},
     "mark": {"tooltip": {"content": "data"}},  # in a notebook; the page has its own
     "concat": {"spacing": 30},
@@ -56,42 +68,46 @@ THEME: dict[str, Any] = {
 }
 
 
-def column(name: str) -> str:
+def encode_column(name: str) -> str:
     """The name of a column as Vega-Lite takes it: dots and brackets would mean a path inside of the value."""
     return "".join(f"\\{letter}" if letter in ".[]\\'\"" else letter for letter in name)
 
 
-def number(
+def make_number_channel(
     channel: type, name: str, title: str | None = None, *, log: bool = False, prefix: bool = False, **scale: Any
 ) -> Any:
     """A channel for a column of numbers, titled by the column's name. ``scale`` are properties of its scale.
 
     ``prefix`` writes the ticks with decimal prefixes: 1k, 1M, 1m.
     """
-    kind: dict[str, Any] = {"type": "log", "nice": False, "padding": EDGE} if log else {"zero": False}
+    kind: dict[str, Any] = {"type": "log", "nice": False, "padding": AXIS_MARGIN} if log else {"zero": False}
     axis = alt.Axis(format="~s" if prefix else ".6~g", tickCount=6 if log else 8)
     return channel(
-        field=column(name), type="quantitative", title=title or name, scale=alt.Scale(**(kind | scale)), axis=axis
+        field=encode_column(name),
+        type="quantitative",
+        title=title or name,
+        scale=alt.Scale(**(kind | scale)),
+        axis=axis,
     )
 
 
-def minutes(channel: type, name: str, title: str) -> Any:
+def make_minutes_channel(channel: type, name: str, title: str) -> Any:
     """A logarithmic channel for a column of minutes whose ticks are seconds below two minutes."""
-    drawn = number(channel, name, title, log=True)
+    drawn = make_number_channel(channel, name, title, log=True)
     text = "datum.value < 2 ? format(60 * datum.value, '.3~g') + ' s' : format(datum.value, '.6~g') + ' min'"
     drawn.axis = alt.Axis(labelExpr=text, tickCount=6)
     return drawn
 
 
-def sign(names: Iterable[str]) -> dict[str, Any]:
+def make_marker_channels(names: Iterable[str]) -> dict[str, Any]:
     """Colour and shape by the column ``_sign``. The same set of names always gets the same."""
     return {
-        "color": colour(alt.Color, names),
+        "color": make_colour_channel(alt.Color, names),
         "shape": alt.Shape(field="_sign", type="nominal", scale=_scale(names, SHAPES)),
     }
 
 
-def colour(channel: type, names: Iterable[str], **options: Any) -> Any:
+def make_colour_channel(channel: type, names: Iterable[str], **options: Any) -> Any:
     """A channel of colour by the column ``_sign``."""
     return channel(field="_sign", type="nominal", scale=_scale(names, CYCLE), **options)
 
@@ -101,7 +117,7 @@ def _scale(names: Iterable[str], looks: Sequence[str]) -> alt.Scale:
     return alt.Scale(domain=ordered, range=[looks[place % len(looks)] for place in range(len(ordered))])
 
 
-def panels(
+def draw_panels(
     table: pd.DataFrame,
     by: Sequence[str],
     draw: Callable[[pd.DataFrame], Chart],
@@ -115,7 +131,7 @@ def panels(
     """
     groups = [(_title(key), rows) for key, rows in table.groupby(list(by), sort=True, dropna=False)]
     width = WIDTH if columns == 1 or len(groups) == 1 else NARROW
-    drawn = [draw(rows).properties(title=clip(title, 60), width=width) for title, rows in groups]
+    drawn = [draw(rows).properties(title=render_label(title, 60), width=width) for title, rows in groups]
     if zoom:
         drawn = [chart.add_params(_zoom(place)) for place, chart in enumerate(drawn)]
     if len(drawn) == 1:
@@ -133,32 +149,32 @@ def _title(key: tuple[Any, ...]) -> str:
     return " · ".join(str(part) for part in key if part is not None and part == part and part != "")
 
 
-def result_panels(table: pd.DataFrame, draw: Callable[[pd.DataFrame], Chart], **options: Any) -> Chart:
-    """One chart for each benchmark and size (and mode, where the table has several). ``options`` are those of `panels`."""
+def draw_result_panels(table: pd.DataFrame, draw: Callable[[pd.DataFrame], Chart], **options: Any) -> Chart:
+    """One chart for each benchmark and size (and mode, where the table has several). ``options`` are those of `draw_panels`."""
     by = [name for name in ("benchmark", "size") if name in table]
     if "mode" in table and table["mode"].nunique() > 1:
         by.append("mode")
         table = table.assign(mode=table["mode"].map({"strong": "time to train", "weak": "throughput"}))
-    return panels(table, by, draw, **options)
+    return draw_panels(table, by, draw, **options)
 
 
-def stack(table: pd.DataFrame, columns: Sequence[str], name: str, value: str) -> pd.DataFrame:
+def convert_to_long_table(table: pd.DataFrame, columns: Sequence[str], name: str, value: str) -> pd.DataFrame:
     """Give each value of ``columns`` a row: the column's name in ``name``, the value in ``value``, the rest repeated."""
     return table.melt([each for each in table if each not in columns], list(columns), name, value)
 
 
-def row_pixels(rows: int, bar: int = BAR) -> int:
+def compute_chart_height(rows: int, bar: int = ROW_HEIGHT) -> int:
     """Return the height in pixels of a chart with ``rows`` rows."""
-    return max(LEAST_HIGH, bar * rows)
+    return max(LEAST_HEIGHT, bar * rows)
 
 
-def span(axis: str, low: str, high: str, title: str) -> dict[str, Any]:
+def make_span_channels(axis: str, low: str, high: str, title: str) -> dict[str, Any]:
     """The channels of a mark from one column to another, along "x" or "y"."""
-    start = {"x": alt.X, "y": alt.Y}[axis](field=column(low), type="quantitative", title=title)
-    return {axis: start, f"{axis}2": {"field": column(high)}}
+    start = {"x": alt.X, "y": alt.Y}[axis](field=encode_column(low), type="quantitative", title=title)
+    return {axis: start, f"{axis}2": {"field": encode_column(high)}}
 
 
-def parts_bars(table: pd.DataFrame, parts: Mapping[str, str], unit: str, *, text: str | None = None) -> Chart:
+def draw_stacked_bars(table: pd.DataFrame, parts: Mapping[str, str], unit: str, *, text: str | None = None) -> Chart:
     """A horizontal bar for each row, made of ``parts`` (column: colour) in their order, in ``unit``.
 
     ``text`` is a column that is written at the end of the bar. Names of parts in the legend are those of the columns
@@ -166,10 +182,10 @@ def parts_bars(table: pd.DataFrame, parts: Mapping[str, str], unit: str, *, text
     """
     names = {part: part.partition(" [")[0] for part in parts}
     wide = table.reset_index(drop=True)
-    long = stack(wide, list(parts), "_part", "_value")
+    long = convert_to_long_table(wide, list(parts), "_part", "_value")
     long["_order"] = long["_part"].map({part: place for place, part in enumerate(parts)})
     long["_part"] = long["_part"].map(names)
-    base = alt.Chart(long).encode(y=names_axis(table))
+    base = alt.Chart(long).encode(y=make_names_axis(table))
     colours = alt.Scale(domain=list(names.values()), range=list(parts.values()))
     bars = base.mark_bar(height={"band": 0.75}).encode(
         x=alt.X("sum(_value):Q", title=unit, axis=alt.Axis(format=".6~g", tickCount=8), stack="zero"),
@@ -177,21 +193,21 @@ def parts_bars(table: pd.DataFrame, parts: Mapping[str, str], unit: str, *, text
         order=alt.Order("_order:Q"),
     )
     if text is None:
-        return bars.properties(height=BAR * len(table))
+        return bars.properties(height=ROW_HEIGHT * len(table))
     ends = base.transform_filter("datum._order == 0").mark_text(align="left", dx=5)
     long["_whole"] = pd.concat([wide[list(parts)].sum(axis=1)] * len(parts), ignore_index=True)
-    written = ends.encode(x=alt.X("_whole:Q"), text=alt.Text(field=column(text), type="nominal"))
-    return alt.layer(bars, written).properties(height=BAR * len(table))
+    written = ends.encode(x=alt.X("_whole:Q"), text=alt.Text(field=encode_column(text), type="nominal"))
+    return alt.layer(bars, written).properties(height=ROW_HEIGHT * len(table))
 
 
-def names_axis(table: pd.DataFrame) -> alt.Y:
+def make_names_axis(table: pd.DataFrame) -> alt.Y:
     """The axis of names, in the order of the rows."""
     return alt.Y(
         "label:N", title=None, sort=list(dict.fromkeys(table["label"])), axis=alt.Axis(ticks=False, domain=False)
     )
 
 
-def points(
+def draw_points(
     table: pd.DataFrame, x: alt.X, y: alt.Y, signs: Iterable[str], *,
     y_ends: tuple[str, str] | None = None, hollow: str | None = None, joined: str | None = None,
 ) -> Chart:  # fmt: skip
@@ -203,15 +219,15 @@ def points(
     layers: list[alt.Chart] = []
     if joined is not None:
         front = base.transform_filter(f"datum[{json.dumps(joined)}]")
-        layers.append(front.mark_line(interpolate="step-after", color=INK, strokeWidth=1).encode(x=x, y=y))
-    look = sign(signs)
+        layers.append(front.mark_line(interpolate="step-after", color=TEXT_COLOUR, strokeWidth=1).encode(x=x, y=y))
+    look = make_marker_channels(signs)
     if y_ends is not None:
-        low, high = (column(end) for end in y_ends)
+        low, high = (encode_column(end) for end in y_ends)
         rule = base.mark_rule(strokeWidth=1.5)
         layers.append(
             rule.encode(x=x, y=alt.Y(field=low, type="quantitative"), y2={"field": high}, color=look["color"])
         )
-    filled = colour(alt.Fill, signs)
+    filled = make_colour_channel(alt.Fill, signs)
     opacity: Any = alt.value(0.85)
     if hollow is not None:
         opacity = alt.when(f"datum[{json.dumps(hollow)}]").then(alt.value(0)).otherwise(opacity)
@@ -220,7 +236,7 @@ def points(
     return alt.layer(*layers).properties(height=300)
 
 
-def intervals(
+def draw_intervals(
     table: pd.DataFrame, value: str, ends: tuple[str, str], title: str, kind: str, colours: alt.Scale, *,
     at: float | None = None, log: bool = False,
 ) -> Chart:  # fmt: skip
@@ -228,17 +244,17 @@ def intervals(
 
     ``at`` draws a vertical line there, such as a ratio of 1.
     """
-    kinds = alt.Color(field=column(kind), type="nominal", scale=colours)
-    base = alt.Chart(table).encode(y=names_axis(table), color=kinds)
-    rule = base.mark_rule(strokeWidth=2.5).encode(**span("x", *ends, title))
-    point = base.mark_point(size=80, filled=True, opacity=1).encode(x=number(alt.X, value, title, log=log))
+    kinds = alt.Color(field=encode_column(kind), type="nominal", scale=colours)
+    base = alt.Chart(table).encode(y=make_names_axis(table), color=kinds)
+    rule = base.mark_rule(strokeWidth=2.5).encode(**make_span_channels("x", *ends, title))
+    point = base.mark_point(size=80, filled=True, opacity=1).encode(x=make_number_channel(alt.X, value, title, log=log))
     layers = [rule, point]
     if at is not None:
         layers.insert(0, alt.Chart().mark_rule(strokeDash=[3, 3]).encode(x=alt.datum(at)))
-    return alt.layer(*layers, data=table).properties(height=row_pixels(table["label"].nunique()))
+    return alt.layer(*layers, data=table).properties(height=compute_chart_height(table["label"].nunique()))
 
 
-def specification(chart: alt.TopLevelMixin) -> dict[str, Any]:
+def build_specification(chart: alt.TopLevelMixin) -> dict[str, Any]:
     """A chart as a Vega-Lite document with the theme, and with only those columns that it draws, or that begin with "_"."""
     with alt.data_transformers.enable("default", max_rows=None):
         document = chart.to_dict(validate=False)
@@ -254,4 +270,4 @@ def specification(chart: alt.TopLevelMixin) -> dict[str, Any]:
 
 
 def _is_used(name: str, text: str) -> bool:
-    return name.startswith("_") or json.dumps(column(name), ensure_ascii=False)[1:-1] in text
+    return name.startswith("_") or json.dumps(encode_column(name), ensure_ascii=False)[1:-1] in text

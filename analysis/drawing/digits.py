@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from suite.files import render_duration
 
-SECONDS = (  # from which upper end on, seconds per unit, its name
+SECONDS_UNITS = (  # from which upper end on, seconds per unit, its name
     (36000.0, 3600.0, "h"), (600.0, 60.0, "min"), (1.0, 1.0, "s"), (1e-3, 1e-3, "ms"), (1e-6, 1e-6, "µs"), (0.0, 1e-9, "ns"),
 )  # fmt: skip
 
 
-def with_interval(value: float, low: float, high: float, unit: str = "") -> str:
+def render_interval(value: float, low: float, high: float, unit: str = "") -> str:
     """ "12 s [9, 16]": a value and its interval, with 1 to 3 digits: as many as the interval's half width allows.
 
     The interval is rounded outwards, so it is never narrower than it was; its ends keep one more digit than the value
@@ -29,32 +29,33 @@ def with_interval(value: float, low: float, high: float, unit: str = "") -> str:
     if value:
         first = 10.0 ** math.floor(math.log10(abs(value)))
         step = min(max(step, first / 100), first)  # one to three digits
-    outer = step if _outward(low, high, step) <= 1.2 * (high - low) else step / 10
-    ends = f"[{_text(math.floor(low / outer + 1e-9) * outer, outer)}, {_text(math.ceil(high / outer - 1e-9) * outer, outer)}]"
+    outer = step if _round_outwards(low, high, step) <= 1.2 * (high - low) else step / 10
+    below, above = math.floor(low / outer + 1e-9) * outer, math.ceil(high / outer - 1e-9) * outer
+    ends = f"[{_render_rounded(below, outer)}, {_render_rounded(above, outer)}]"
     if not low <= round(value / step) * step <= high:
         step = outer
-    return f"{_text(round(value / step) * step, step)}{tail} {ends}"
+    return f"{_render_rounded(round(value / step) * step, step)}{tail} {ends}"
 
 
-def seconds_with_interval(value_s: float, low_s: float, high_s: float) -> str:
+def render_seconds_interval(value_s: float, low_s: float, high_s: float) -> str:
     """A time and its interval in the unit that gives the upper end one to three digits before the point: "300 ms [300,
     980]".
     """
-    scale, unit = next((scale, unit) for least, scale, unit in SECONDS if abs(high_s) >= least or not least)
-    return with_interval(value_s / scale, low_s / scale, high_s / scale, unit)
+    scale, unit = next((scale, unit) for least, scale, unit in SECONDS_UNITS if abs(high_s) >= least or not least)
+    return render_interval(value_s / scale, low_s / scale, high_s / scale, unit)
 
 
-def _outward(low: float, high: float, step: float) -> float:
+def _round_outwards(low: float, high: float, step: float) -> float:
     """The width of an interval whose ends are rounded outwards to multiples of ``step``."""
     return (math.ceil(high / step - 1e-9) - math.floor(low / step + 1e-9)) * step
 
 
-def _text(value: float, step: float) -> str:
+def _render_rounded(value: float, step: float) -> str:
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
     return f"{value:,.{decimals}f}"
 
 
-def number_text(value: float | None) -> str:
+def render_number(value: float | None) -> str:
     """A number with four significant digits; whole numbers in full, with thousands separators from five digits on."""
     if value is None or not math.isfinite(value):
         return "–"
@@ -65,17 +66,17 @@ def number_text(value: float | None) -> str:
     return f"{value:.4g}"
 
 
-def percent_text(value: float) -> str:
+def render_percent(value: float) -> str:
     """A percentage with two significant digits; from 100 on in full: "0.31 %", "510 %"."""
     return f"{value:.0f} %" if abs(value) >= 100 else f"{value:.2g} %"
 
 
-def count_text(count: int, noun: str) -> str:
+def render_count(count: int, noun: str) -> str:
     """A count with its noun in the singular or plural."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def clip(text: object, length: int = 44) -> str:
+def render_label(text: object, length: int = 44) -> str:
     """A label of at most ``length`` printable characters.
 
     Longer ones are cut in the middle: names differ at both ends.
@@ -89,12 +90,12 @@ def clip(text: object, length: int = 44) -> str:
     return f"{line[:head]}…{line[-(length - head - 1) :]}"
 
 
-def listed(statements: Sequence[str], most: int = 6) -> str:
+def join_statements(statements: Sequence[str], most: int = 6) -> str:
     """The first ``most`` statements in one line, and the number of the others."""
     more = f"; and {len(statements) - most} more" if len(statements) > most else ""
     return "; ".join(statements[:most]) + more
 
 
-def seconds(value: float) -> str:
+def render_seconds(value: float) -> str:
     """Seconds as text for people, as the commands print them; a dash for NaN."""
     return "–" if value != value else render_duration(value)

@@ -49,11 +49,11 @@ FIGURES = (
     "moe_network_fit",
     "moe_layer",
 )
-PARTS = ("TITLE", "VIEWS")  # of a module
+REQUIRED_ATTRIBUTES = ("TITLE", "VIEWS")  # of a module
 
 
 @cache
-def packages() -> dict[str, ModuleType]:
+def load_figure_packages() -> dict[str, ModuleType]:
     """Import the packages of figures, ours first, by the name of their entry point; a broken one is left out with one
     line.
     """
@@ -65,25 +65,25 @@ def packages() -> dict[str, ModuleType]:
                 raise InputError(f"{plugin.point.value} lacks FIGURES, a tuple of the names of its modules")
             loaded[name] = package
         except Exception as error:
-            _leave_out(plugin, name, error)
+            _print_omission(plugin, name, error)
     return loaded
 
 
 @cache
-def modules() -> dict[str, FigureModule]:
+def load_figure_modules() -> dict[str, FigureModule]:
     """Import every figure, in the order of the page: ours, then those of other packages."""
     plugins, found = find_plugins(GROUP), dict[str, FigureModule]()
-    for name, package in packages().items():
+    for name, package in load_figure_packages().items():
         for module, figure in _modules(plugins[name], package):
             found.setdefault(module, figure)
     return found
 
 
 @cache
-def views() -> dict[str, View]:
+def list_views() -> dict[str, View]:
     """The views of all figures by name, in the order of the page. The first of two with one name counts."""
     found: dict[str, View] = {}
-    for module in modules().values():
+    for module in load_figure_modules().values():
         for view in module.VIEWS:
             found.setdefault(view.name, view)
     return found
@@ -91,23 +91,23 @@ def views() -> dict[str, View]:
 
 def is_ours(view: str) -> bool:
     """True if the view belongs to this package, not to another installed one."""
-    return views()[view].table.__module__.startswith(f"{__name__}.")
+    return list_views()[view].table.__module__.startswith(f"{__name__}.")
 
 
 def _modules(plugin: Plugin, package: ModuleType) -> Iterator[tuple[str, FigureModule]]:
     for name in package.FIGURES:
         try:
             module = importlib.import_module(f"{package.__name__}.{name}")
-            missing = [part for part in PARTS if not hasattr(module, part)]
+            missing = [part for part in REQUIRED_ATTRIBUTES if not hasattr(module, part)]
             if missing:
                 raise InputError(f"{module.__name__} lacks {', '.join(missing)}")
         except Exception as error:
-            _leave_out(plugin, name, error)
+            _print_omission(plugin, name, error)
         else:
             yield name, cast(FigureModule, module)
 
 
-def _leave_out(plugin: Plugin, name: str, error: Exception) -> None:
+def _print_omission(plugin: Plugin, name: str, error: Exception) -> None:
     if plugin.package == OURS:
         raise error
     print_skipped("figure", name, plugin.package, explain_unusable(error))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from analysis.drawing.charts import Chart, minutes, number, panels, points
-from analysis.drawing.digits import seconds
+from analysis.drawing.charts import Chart, draw_panels, draw_points, make_minutes_channel, make_number_channel
+from analysis.drawing.digits import render_seconds
 from analysis.drawing.view import View
-from analysis.published.scores import missing, published
+from analysis.published.scores import describe_missing_results, read_scores
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Beside the published systems"
@@ -17,13 +17,13 @@ CAPTION = (
     "recomputed from the public logs. Another size than the published one is another problem, whose time compares with "
     "no published one: such a result is in the table only. Own results are not verified by MLCommons."
 )
-NAMED = ("Fugaku", "Perlmutter", "Selene", "Eos")
+NAMED_MACHINES = ("Fugaku", "Perlmutter", "Selene", "Eos")
 
 
-def table(study: Study) -> pd.DataFrame:
+def build_table(study: Study) -> pd.DataFrame:
     """Own and published results of the benchmarks that both have."""
     own = _own(study)
-    known = _known(study)
+    known = _select_published(study)
     columns = {
         "benchmark": "benchmark", "size": "size", "round": "round", "division": "division", "device": "device",
         "units": "compute units", "train_samples": "training samples", "global_batch_size": "global batch",
@@ -40,48 +40,51 @@ def table(study: Study) -> pd.DataFrame:
     return order[["who", "whose", *columns]].rename(columns=columns | {"who": "system"}).reset_index(drop=True)
 
 
-def answer(study: Study) -> str:
+def render_answer(study: Study) -> str:
     """Own and the fastest of the best-known machines."""
-    frame = table(study)
+    frame = build_table(study)
     sentences = []
     for benchmark, rows in frame.groupby("benchmark", sort=True):
         own = rows[rows["whose"] != "published"].iloc[0]
-        stars = rows[(rows["whose"] == "published") & rows["system"].isin(NAMED)].drop_duplicates("system")
+        stars = rows[(rows["whose"] == "published") & rows["system"].isin(NAMED_MACHINES)].drop_duplicates("system")
         others = ", ".join(
-            f"{r['system']} {seconds(60 * r['time to train [min]'])} ({r['round']})" for r in stars.to_dict("records")
+            f"{r['system']} {render_seconds(60 * r['time to train [min]'])} ({r['round']})"
+            for r in stars.to_dict("records")
         )
         different = "" if own["size"] == "full" else f" on size {own['size']}, a different problem"
-        time = seconds(60 * own["time to train [min]"])
+        time = render_seconds(60 * own["time to train [min]"])
         sentences.append(f"{benchmark}: {own['system']} {time}{different}; {others}")
-    return "; ".join(sentences) + missing(study.results["group"])
+    return "; ".join(sentences) + describe_missing_results(study.results["group"])
 
 
-def chart(table: pd.DataFrame) -> Chart:
+def draw_chart(table: pd.DataFrame) -> Chart:
     """Time over machine size, a panel per benchmark and size."""
     published = table.loc[table["whose"] == "published", "size"].unique()
     shown = table[table["size"].isin(published)].assign(_sign=table["whose"])
 
     def draw(rows: pd.DataFrame) -> Chart:
-        x = number(alt.X, "compute units", "compute units (accelerators, or processors where there are none)", log=True)
-        return points(rows, x, minutes(alt.Y, "time to train [min]", "time to train"), shown["_sign"])
+        x = make_number_channel(
+            alt.X, "compute units", "compute units (accelerators, or processors where there are none)", log=True
+        )
+        return draw_points(rows, x, make_minutes_channel(alt.Y, "time to train [min]", "time to train"), shown["_sign"])
 
-    return panels(shown, ["benchmark", "size"], draw, zoom=True)
+    return draw_panels(shown, ["benchmark", "size"], draw, zoom=True)
 
 
 def _own(study: Study) -> pd.DataFrame:
     own = study.distinct
     own = own[~own["published"] & (own["mode"] == "strong") & (own["units"] > 0) & (own["run_s.mean"] > 0)]
-    own = own[own["benchmark"].isin(published()["benchmark"])]
+    own = own[own["benchmark"].isin(read_scores()["benchmark"])]
     if own.empty:
         raise NotAnswerableError("an own time-to-train result of a benchmark that MLPerf HPC has, with known units")
     return own
 
 
-def _known(study: Study) -> pd.DataFrame:
-    known = published()
+def _select_published(study: Study) -> pd.DataFrame:
+    known = read_scores()
     known = known[(known["mode"] == "strong") & known["score_s"].notna() & known["units"].notna()]
     known = known[known["carried_over_from"].isna()]
     return known[known["benchmark"].isin(_own(study)["benchmark"])]
 
 
-VIEWS = (View("beside_published", TITLE, CAPTION, table, answer, chart),)
+VIEWS = (View("beside_published", TITLE, CAPTION, build_table, render_answer, draw_chart),)

@@ -8,8 +8,8 @@ from functools import lru_cache
 import altair as alt
 import pandas as pd
 
-from analysis.drawing.charts import BLUE, GREY, Chart, intervals, panels
-from analysis.drawing.digits import clip, listed
+from analysis.drawing.charts import BLUE, GREY, Chart, draw_intervals, draw_panels
+from analysis.drawing.digits import join_statements, render_label
 from analysis.drawing.view import View
 from analysis.study import NotAnswerableError, Study
 from suite.statistics import Outcome
@@ -27,7 +27,7 @@ CAPTION = (
 )
 
 
-def table(study: Study) -> pd.DataFrame:
+def build_table(study: Study) -> pd.DataFrame:
     """Ratio, interval and p values of every comparison."""
     lines = []
     for title, short, rows in study.tasks():
@@ -38,7 +38,7 @@ def table(study: Study) -> pd.DataFrame:
         base = _runs(study, best["group"])
         part = []
         for row in known.drop(best.name).sort_values("run_s.mean").to_dict("records"):
-            comparison = _compared(base, _runs(study, row["group"]))
+            comparison = _compare_runs(base, _runs(study, row["group"]))
             if comparison is not None:
                 head = {
                     "class": title,
@@ -75,10 +75,10 @@ def _copies(study: Study) -> set[str]:
     return set(again[again].index)
 
 
-def answer(study: Study) -> str:
+def render_answer(study: Study) -> str:
     """The closest follower of each task."""
     sentences = []
-    for _, rows in table(study).groupby("class", sort=True):
+    for _, rows in build_table(study).groupby("class", sort=True):
         first = rows.iloc[0]
         if first["verdict"] == Outcome.SLOWER:
             what = f"{first['ratio of times']:.3g} [{first['95 % from']:.3g}, {first['95 % to']:.3g}] times the time of"
@@ -86,29 +86,29 @@ def answer(study: Study) -> str:
         else:
             what, by_score = "inconclusive against", ""
         sentences.append(f"{first['task']}: {first['label']} is {what} {first['against']}{by_score}")
-    return listed(sentences)
+    return join_statements(sentences)
 
 
-def chart(table: pd.DataFrame) -> Chart:
+def draw_chart(table: pd.DataFrame) -> Chart:
     """A ratio with its interval for each result, and a line at 1."""
     colours = alt.Scale(domain=[Outcome.SLOWER.value, Outcome.INCONCLUSIVE.value], range=[BLUE, GREY])
 
     def draw(rows: pd.DataFrame) -> Chart:
-        against = f"time ÷ time of {clip(rows['against'].iloc[0], 40)}"
-        return intervals(
+        against = f"time ÷ time of {render_label(rows['against'].iloc[0], 40)}"
+        return draw_intervals(
             rows, "ratio of times", ("95 % from", "95 % to"), against, "verdict", colours, at=1.0, log=True
         )
 
-    return panels(table, ["class"], draw)
+    return draw_panels(table, ["class"], draw)
 
 
-def between(study: Study, a: str, b: str) -> Comparison | None:
+def compare_results(study: Study, a: str, b: str) -> Comparison | None:
     """Compare the times of result ``b`` with those of ``a``, given their groups; None if runs are too few."""
-    return _compared(_runs(study, a), _runs(study, b))
+    return _compare_runs(_runs(study, a), _runs(study, b))
 
 
 @lru_cache(maxsize=1024)
-def _compared(a: tuple[TimedRun, ...], b: tuple[TimedRun, ...]) -> Comparison | None:
+def _compare_runs(a: tuple[TimedRun, ...], b: tuple[TimedRun, ...]) -> Comparison | None:
     """Compared once, though table, answer and figure ask."""
     return compare_times(a, b)
 
@@ -121,4 +121,4 @@ def _runs(study: Study, group: str) -> tuple[TimedRun, ...]:
     return tuple((float(at), float(time)) for at, time in zip(begins, known["run_s"], strict=True) if time < math.inf)
 
 
-VIEWS = (View("comparison", TITLE, CAPTION, table, answer, chart),)
+VIEWS = (View("comparison", TITLE, CAPTION, build_table, render_answer, draw_chart),)

@@ -13,36 +13,36 @@ from analysis.drawing.charts import (
     GREEN,
     VERMILION,
     Chart,
-    names_axis,
-    number,
-    panels,
-    points,
-    result_panels,
-    row_pixels,
-    span,
+    compute_chart_height,
+    draw_panels,
+    draw_points,
+    draw_result_panels,
+    make_names_axis,
+    make_number_channel,
+    make_span_channels,
 )
-from analysis.drawing.digits import clip, listed
+from analysis.drawing.digits import join_statements, render_label
 from analysis.drawing.view import View
-from analysis.results.convergence import reference_limit
-from analysis.results.names import PROBLEM, result_table
+from analysis.results.convergence import compute_reference_limit
+from analysis.results.names import PROBLEM_COLUMNS, build_result_table
 from analysis.study import NotAnswerableError, Study
 from analysis.tables.epochs import LARGEST_PLAUSIBLE
-from analysis.tables.ingest import parsed
+from analysis.tables.ingest import parse_mapping
 
 TITLE = "Convergence"
-NAMED = 6  # results that the answer names
-CURVES, RUNS = 6, 10  # results with curves, and runs of each
-MANY = 12  # results, of which only one's own have curves: those of four public rounds would be 2 MB of a page
+MOST_NAMED = 6  # results that the answer names
+MOST_CURVES, MOST_RUNS = 6, 10  # results with curves, and runs of each
+MANY_RESULTS = 12  # results, of which only one's own have curves: those of four public rounds would be 2 MB of a page
 
 Row = Mapping[Hashable, Any]
 
 
-def epochs_table(study: Study) -> pd.DataFrame:
+def build_epochs_table(study: Study) -> pd.DataFrame:
     """Epochs to target and the metric reached, by result."""
     frame = study.distinct[study.distinct["group"].isin(_curves(study)["group"].unique())]
     if frame.empty:
         raise NotAnswerableError("no log has an evaluation with a metric value and an epoch number")
-    return result_table(
+    return build_result_table(
         frame,
         ("mode", "label"),
         {
@@ -58,27 +58,27 @@ def epochs_table(study: Study) -> pd.DataFrame:
     )
 
 
-def epochs_answer(study: Study) -> str:
+def render_epochs_answer(study: Study) -> str:
     """How many results need no more epochs than the rules expect of the reference, and the mean epochs of the first
     ones.
     """
-    rows = epochs_table(study)
+    rows = build_epochs_table(study)
     bounds = rows[rows["reference mean [epochs]"].notna() & rows["epochs to target, mean"].notna()]
     mean, reference = bounds["epochs to target, mean"], bounds["reference mean [epochs]"]
     within = int((mean <= 2 * reference - bounds["least allowed mean [epochs]"]).sum())
     sentences = []
     if len(bounds):
         sentences.append(f"{within} of {len(bounds)} results take no more epochs than the reference's band allows")
-    for row in rows.head(NAMED).to_dict("records"):
+    for row in rows.head(MOST_NAMED).to_dict("records"):
         if pd.notna(row["epochs to target, mean"]):
             bound = row["reference mean [epochs]"]
             against = f" (reference {bound:.3g})" if pd.notna(bound) else ""
             sentences.append(f"{row['label']} {row['benchmark']} {row['epochs to target, mean']:.3g}{against}")
-    more = len(rows) - NAMED
+    more = len(rows) - MOST_NAMED
     return "; ".join(sentences) + (f"; {more} more in the figure" if more > 0 and sentences else "")
 
 
-def epochs_chart(table: pd.DataFrame) -> Chart:
+def draw_epochs_chart(table: pd.DataFrame) -> Chart:
     """Mean epochs with standard deviation for each result, and the band of the reference."""
     mean, spread = table["epochs to target, mean"], table["epochs to target, std"].astype(float).fillna(0.0)
     reference, least = (
@@ -88,33 +88,33 @@ def epochs_chart(table: pd.DataFrame) -> Chart:
 
     def draw(rows: pd.DataFrame) -> Chart:
         rows = rows.sort_values("epochs to target, mean")
-        base = alt.Chart(rows).encode(y=names_axis(rows))
-        x = number(alt.X, "epochs to target, mean", "epochs to target", zero=True)
-        ends = span("x", "least allowed mean [epochs]", "_most", "epochs to target")
+        base = alt.Chart(rows).encode(y=make_names_axis(rows))
+        x = make_number_channel(alt.X, "epochs to target, mean", "epochs to target", zero=True)
+        ends = make_span_channels("x", "least allowed mean [epochs]", "_most", "epochs to target")
         band = base.mark_bar(color=GREEN, opacity=0.25, height={"band": 0.8}).encode(**ends)
         middle = base.mark_tick(color=GREEN, thickness=2).encode(x="reference mean \\[epochs\\]:Q")
         rule = base.mark_rule(color=BLUE, strokeWidth=2).encode(x="_low:Q", x2="_high:Q")
         point = base.mark_point(color=BLUE, filled=True, size=80, opacity=1).encode(x=x)
-        return alt.layer(band, middle, rule, point).properties(height=row_pixels(len(rows)))
+        return alt.layer(band, middle, rule, point).properties(height=compute_chart_height(len(rows)))
 
-    return result_panels(shown, draw, columns=1)
+    return draw_result_panels(shown, draw, columns=1)
 
 
-def curves_table(study: Study) -> pd.DataFrame:
+def build_curves_table(study: Study) -> pd.DataFrame:
     """The metric at every evaluation of the first runs of the first results, own ones first, up to run_stop."""
     curves = _curves(study)
     known = study.distinct[study.distinct["group"].isin(curves["group"].unique())]
     if known.empty:
         raise NotAnswerableError("no log has an evaluation with a metric value and an epoch number")
-    if len(known) > MANY:
+    if len(known) > MANY_RESULTS:
         known = known[~known["published"]]
     if known.empty:
-        raise NotAnswerableError(f"a result of yours, or at most {MANY} published ones")
-    chosen = known.sort_values("published", kind="stable").head(CURVES)
+        raise NotAnswerableError(f"a result of yours, or at most {MANY_RESULTS} published ones")
+    chosen = known.sort_values("published", kind="stable").head(MOST_CURVES)
     parts = []
     for row in chosen.to_dict("records"):
         own = curves[curves["group"] == row["group"]]
-        own = own[own["run"].isin(own["run"].unique()[:RUNS])]
+        own = own[own["run"].isin(own["run"].unique()[:MOST_RUNS])]
         head = {name: row[name] for name in ("benchmark", "size", "label")}
         baselines = ", ".join(f"{name} {value:.4g}" for name, value in _baselines(row["baselines"]).items())
         columns = {"run": own["run"], "epochs": own["epochs"], "metric": own["value"], "target": own["target"]}
@@ -124,33 +124,33 @@ def curves_table(study: Study) -> pd.DataFrame:
     return frame[order].reset_index(drop=True)
 
 
-def curves_answer(study: Study) -> str:
+def render_curves_answer(study: Study) -> str:
     """How many of the runs shown reached the target."""
-    frame = curves_table(study)
+    frame = build_curves_table(study)
     runs = frame[["label", "benchmark", "run"]].drop_duplicates()
     reached = study.runs.set_index("run")["converged"]
     count = int(sum(bool(reached.get(run, False)) for run in runs["run"]))
     return f"{count} of the {len(runs)} runs shown reached the target"
 
 
-def curves_chart(table: pd.DataFrame) -> Chart:
+def draw_curves_chart(table: pd.DataFrame) -> Chart:
     """A panel per result, a line per run, the target dashed."""
 
     def draw(rows: pd.DataFrame) -> Chart:
         title = str(rows["metric is"].iloc[0] or "metric")
-        base = alt.Chart(rows).encode(x=number(alt.X, "epochs", "epochs trained"))
-        y = number(alt.Y, "metric", clip(title, 40))
+        base = alt.Chart(rows).encode(x=make_number_channel(alt.X, "epochs", "epochs trained"))
+        y = make_number_channel(alt.Y, "metric", render_label(title, 40))
         line = base.mark_line(color=BLUE, opacity=0.6, point={"size": 18, "color": BLUE}).encode(y=y, detail="run:N")
         target = alt.Chart(rows.head(1)).mark_rule(strokeDash=[5, 3], color=VERMILION).encode(y="target:Q")
         return alt.layer(line, target).properties(height=220)
 
-    return panels(table, ["benchmark", "size", "label"], draw, zoom=True)
+    return draw_panels(table, ["benchmark", "size", "label"], draw, zoom=True)
 
 
-def batch_table(study: Study) -> pd.DataFrame:
+def build_batch_table(study: Study) -> pd.DataFrame:
     """Batch, epochs and reference by result."""
     frame = _with_batch(study)
-    return result_table(
+    return build_result_table(
         frame,
         ("label", "division"),
         {
@@ -163,10 +163,10 @@ def batch_table(study: Study) -> pd.DataFrame:
     )
 
 
-def batch_answer(study: Study) -> str:
+def render_batch_answer(study: Study) -> str:
     """Smallest and largest batch of each benchmark."""
     sentences = []
-    for (benchmark, size), rows in _with_batch(study).groupby(PROBLEM, sort=True):
+    for (benchmark, size), rows in _with_batch(study).groupby(PROBLEM_COLUMNS, sort=True):
         ordered = rows.sort_values("global_batch_size")
         low, high = ordered.iloc[0], ordered.iloc[-1]
         if low["global_batch_size"] == high["global_batch_size"]:
@@ -176,31 +176,31 @@ def batch_answer(study: Study) -> str:
                 f"{benchmark} {size}: batch {low['global_batch_size']:g} to {high['global_batch_size']:g} takes "
                 f"{low['epochs_to_target.mean']:.3g} to {high['epochs_to_target.mean']:.3g} epochs"
             )
-    return listed(sentences)
+    return join_statements(sentences)
 
 
-def batch_chart(table: pd.DataFrame) -> Chart:
+def draw_batch_chart(table: pd.DataFrame) -> Chart:
     """Mean epochs with standard deviation over the batch, and the reference's mean at the same batch."""
     mean, spread = table["epochs to target, mean"], table["epochs to target, std"].astype(float).fillna(0.0)
     shown = table.assign(_low=mean - spread, _high=mean + spread, _sign=table["division"])
 
     def draw(rows: pd.DataFrame) -> Chart:
-        x = number(alt.X, "global batch", "global batch size [samples]", log=True)
-        y = number(alt.Y, "epochs to target, mean", "epochs to target", log=True)
+        x = make_number_channel(alt.X, "global batch", "global batch size [samples]", log=True)
+        y = make_number_channel(alt.Y, "epochs to target, mean", "epochs to target", log=True)
         line = alt.Chart(rows).transform_filter("isValid(datum['reference mean [epochs]'])")
         reference = line.mark_line(color=GREEN, strokeDash=[5, 3], point={"color": GREEN}).encode(
-            x=x, y=number(alt.Y, "reference mean [epochs]", "epochs to target", log=True)
+            x=x, y=make_number_channel(alt.Y, "reference mean [epochs]", "epochs to target", log=True)
         )
-        means = points(rows, x, y, table["division"], y_ends=("_low", "_high"))
+        means = draw_points(rows, x, y, table["division"], y_ends=("_low", "_high"))
         return alt.layer(reference, means).properties(height=260)
 
-    return result_panels(shown, draw, zoom=True)
+    return draw_result_panels(shown, draw, zoom=True)
 
 
 def _references(frame: pd.DataFrame) -> dict[str, list[float | None]]:
     """The reference's epochs at the batch size of each result: their mean, and the least mean that the rules allow."""
     names = ["benchmark", "size", "round", "train_samples", "global_batch_size", "required_runs"]
-    limits = [reference_limit(*row) for row in frame[names].itertuples(index=False, name=None)]
+    limits = [compute_reference_limit(*row) for row in frame[names].itertuples(index=False, name=None)]
     return {
         "reference mean [epochs]": [limit.mean if limit else None for limit in limits],
         "least allowed mean [epochs]": [limit.minimum if limit else None for limit in limits],
@@ -208,7 +208,7 @@ def _references(frame: pd.DataFrame) -> dict[str, list[float | None]]:
 
 
 def _baselines(text: object) -> dict[str, float]:
-    return {name: value for name, value in parsed(text).items() if abs(value) < LARGEST_PLAUSIBLE}
+    return {name: value for name, value in parse_mapping(text).items() if abs(value) < LARGEST_PLAUSIBLE}
 
 
 def _curves(study: Study) -> pd.DataFrame:
@@ -235,19 +235,19 @@ VIEWS = (
         "A row per result: mean epochs to the first evaluation that meets the target, with one standard deviation over "
         "the runs. Green: mean epochs of the reference at this batch size, and the band from the least mean that the "
         "rules allow to as far above.",
-        epochs_table, epochs_answer, epochs_chart,
+        build_epochs_table, render_epochs_answer, draw_epochs_chart,
     ),
     View(
         "learning_curves", "Learning curves",
         "The metric at every evaluation up to run_stop, a line per run; the dashed line is the target. The first "
-        f"{CURVES} results, own ones first, and the first {RUNS} runs of each; tables/evals has all. What trivial "
+        f"{MOST_CURVES} results, own ones first, and the first {MOST_RUNS} runs of each; tables/evals has all. What trivial "
         "and analytic predictors reach stands in the table.",
-        curves_table, curves_answer, curves_chart,
+        build_curves_table, render_curves_answer, draw_curves_chart,
     ),
     View(
         "epochs_and_batch", "Epochs and batch size",
         "Mean epochs to target with standard deviation; the open division may change the algorithm. The dashed "
         "line joins the reference's convergence points at the same batch sizes.",
-        batch_table, batch_answer, batch_chart, 2,
+        build_batch_table, render_batch_answer, draw_batch_chart, 2,
     ),
 )  # fmt: skip

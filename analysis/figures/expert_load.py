@@ -10,17 +10,26 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from analysis.drawing.charts import BLUE, ORANGE, VERMILION, Chart, number, panels, row_pixels, stack
-from analysis.drawing.digits import clip, listed
+from analysis.drawing.charts import (
+    BLUE,
+    ORANGE,
+    VERMILION,
+    Chart,
+    compute_chart_height,
+    convert_to_long_table,
+    draw_panels,
+    make_number_channel,
+)
+from analysis.drawing.digits import join_statements, render_label
 from analysis.drawing.view import View
 from analysis.study import NotAnswerableError, Study
-from analysis.tables.ingest import counts
+from analysis.tables.ingest import parse_counts
 
 TITLE = "Expert load"
 
 
 @dataclass(frozen=True)
-class Load:
+class ResultLoad:
     """The windows of one result: rows of the experts table with ``step``, the training steps done at their end."""
 
     label: str
@@ -44,7 +53,7 @@ class Load:
         last = own[own["epoch_num"] == own["epoch_num"].max()]
         layers = list(dict.fromkeys(last["layer"]))
         sums = [
-            np.sum([counts(text) for text in last.loc[last["layer"] == layer, "tokens_per_expert"]], 0)
+            np.sum([parse_counts(text) for text in last.loc[last["layer"] == layer, "tokens_per_expert"]], 0)
             for layer in layers
         ]
         shares = np.full((len(layers), max(map(len, sums))), np.nan)
@@ -53,12 +62,12 @@ class Load:
         return str(run), layers, shares
 
 
-def table(study: Study) -> pd.DataFrame:
+def build_table(study: Study) -> pd.DataFrame:
     """A row per result and layer: its first and last window, and the means and extremes over the training."""
     return pd.DataFrame([row for load in _loads(study) for row in _rows(load)])
 
 
-def answer(study: Study) -> str:
+def render_answer(study: Study) -> str:
     """The busiest expert at the beginning and the end, and the tokens dropped."""
     sentences = []
     for load in _loads(study):
@@ -67,31 +76,31 @@ def answer(study: Study) -> str:
         lost = "no token dropped" if dropped == 0 else f"{dropped:.2g} % of tokens dropped"
         runs = f"{load.runs} run" + ("" if load.runs == 1 else "s")
         sentences.append(
-            f"{clip(load.label)} ({load.benchmark} {load.size}, {runs}): the busiest expert has {course.iloc[0]:.2f} "
+            f"{render_label(load.label)} ({load.benchmark} {load.size}, {runs}): the busiest expert has {course.iloc[0]:.2f} "
             "times "
             f"the mean at first, {course.iloc[-1]:.2f} times in the end; {lost}"
         )
-    return listed(sentences)
+    return join_statements(sentences)
 
 
-def chart(table: pd.DataFrame) -> Chart:
+def draw_chart(table: pd.DataFrame) -> Chart:
     """A row per layer: the busiest expert over the mean at first, in the end and at its largest."""
     columns = {"imbalance at first": "at first", "imbalance at last": "in the end", "largest imbalance": "largest"}
-    long = stack(table.rename(columns=columns), list(columns.values()), "_when", "_imbalance")
+    long = convert_to_long_table(table.rename(columns=columns), list(columns.values()), "_when", "_imbalance")
     colours = alt.Scale(domain=list(columns.values()), range=[ORANGE, BLUE, VERMILION])
 
     def draw(rows: pd.DataFrame) -> Chart:
         layers = alt.Y("layer:N", title=None, sort=list(dict.fromkeys(rows["layer"])))
         marks = alt.Chart(rows).mark_point(size=80, filled=True, opacity=0.85)
-        x = number(alt.X, "_imbalance", "tokens of the busiest expert / mean", domainMin=1)
+        x = make_number_channel(alt.X, "_imbalance", "tokens of the busiest expert / mean", domainMin=1)
         shape = alt.Shape("_when:N", scale=alt.Scale(domain=colours.domain))
         drawn = marks.encode(x=x, y=layers, color=alt.Color("_when:N", scale=colours), shape=shape)
-        return drawn.properties(height=row_pixels(rows["layer"].nunique()))
+        return drawn.properties(height=compute_chart_height(rows["layer"].nunique()))
 
-    return panels(long, ["benchmark", "size", "label"], draw)
+    return draw_panels(long, ["benchmark", "size", "label"], draw)
 
 
-def tokens_table(study: Study) -> pd.DataFrame:
+def build_tokens_table(study: Study) -> pd.DataFrame:
     """Tokens of each expert over the mean of its layer, in the last epoch of the first run of each result."""
     lines = []
     for load in _loads(study):
@@ -103,20 +112,20 @@ def tokens_table(study: Study) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def tokens_answer(study: Study) -> str:
+def render_tokens_answer(study: Study) -> str:
     """The busiest and the idlest expert of each result."""
     sentences = []
-    for (label, benchmark, size), rows in tokens_table(study).groupby(["label", "benchmark", "size"], sort=False):
+    for (label, benchmark, size), rows in build_tokens_table(study).groupby(["label", "benchmark", "size"], sort=False):
         most, least = (rows.loc[at] for at in (rows["tokens / mean"].idxmax(), rows["tokens / mean"].idxmin()))
         sentences.append(
-            f"{clip(label)} ({benchmark} {size}): most tokens has expert {most['expert']} of {most['layer']} "
+            f"{render_label(label)} ({benchmark} {size}): most tokens has expert {most['expert']} of {most['layer']} "
             f"({most['tokens / mean']:.2f} times the mean), fewest expert {least['expert']} of {least['layer']} "
             f"({least['tokens / mean']:.2f} times)"
         )
-    return listed(sentences)
+    return join_statements(sentences)
 
 
-def tokens_chart(table: pd.DataFrame) -> Chart:
+def draw_tokens_chart(table: pd.DataFrame) -> Chart:
     """A panel per result: layers and experts, coloured by their tokens; white is the mean."""
 
     def draw(rows: pd.DataFrame) -> Chart:
@@ -127,14 +136,14 @@ def tokens_chart(table: pd.DataFrame) -> Chart:
             y=alt.Y("layer:N", title=None, sort=list(dict.fromkeys(rows["layer"]))),
             color=alt.Color("tokens / mean:Q", scale=scale, legend=alt.Legend(title="tokens / mean of the layer", columns=1)),
         )  # fmt: skip
-        return cells.properties(height=row_pixels(rows["layer"].nunique(), 26))
+        return cells.properties(height=compute_chart_height(rows["layer"].nunique(), 26))
 
-    drawn = panels(table, ["benchmark", "size", "label"], draw)
+    drawn = draw_panels(table, ["benchmark", "size", "label"], draw)
     return drawn.resolve_scale(color="independent") if isinstance(drawn, alt.ConcatChart) else drawn
 
 
-def _loads(study: Study) -> list[Load]:
-    loads = list(_found(study))
+def _loads(study: Study) -> list[ResultLoad]:
+    loads = list(_find_loads(study))
     if not loads:
         raise NotAnswerableError(
             "window_stats events with the load of experts; the workloads moe_lm and swinv2_moe log them"
@@ -142,7 +151,7 @@ def _loads(study: Study) -> list[Load]:
     return loads
 
 
-def _found(study: Study) -> Iterator[Load]:
+def _find_loads(study: Study) -> Iterator[ResultLoad]:
     windows = study.tables.experts
     windows = windows[windows["imbalance"].ge(1.0) & windows["steps"].ge(1.0) & windows["tokens_per_expert"].notna()]
     for row in study.distinct.to_dict("records"):
@@ -154,10 +163,10 @@ def _found(study: Study) -> Iterator[Load]:
             done = spans.groupby("run")["steps"].cumsum()
             keys = ["run", "epoch_num", "first_step"]
             own = own.merge(spans[keys].assign(step=done), on=keys)
-            yield Load(str(row["label"]), str(row["benchmark"]), str(row["size"]), own)
+            yield ResultLoad(str(row["label"]), str(row["benchmark"]), str(row["size"]), own)
 
 
-def _rows(load: Load) -> Iterator[dict[str, object]]:
+def _rows(load: ResultLoad) -> Iterator[dict[str, object]]:
     for layer, own in load.windows.groupby("layer", sort=False):
         by_step = own.groupby("step")["imbalance"].mean()
         yield {
@@ -184,12 +193,12 @@ VIEWS = (
         "Tokens of the busiest expert of a layer over the mean, as the router asked, before any was dropped: in the "
         "first and the last logging window, and the largest of any window. 1 is even. The table has dropped tokens, "
         "the capacity that would have been needed, padding, and the all-to-all that was not hidden.",
-        table, answer, chart,
+        build_table, render_answer, draw_chart,
     ),
     View(
         "expert_tokens", "Tokens of each expert",
         "Tokens of each expert over the mean of its layer, in the last epoch of one run of each result, each panel "
         "with its own colours. Experts of two runs cannot be averaged, since an expert's number means nothing.",
-        tokens_table, tokens_answer, tokens_chart,
+        build_tokens_table, render_tokens_answer, draw_tokens_chart,
     ),
 )  # fmt: skip

@@ -9,17 +9,26 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from analysis.drawing.charts import BLUE, GREEN, ORANGE, Chart, number, panels, sign, span
-from analysis.drawing.digits import clip
+from analysis.drawing.charts import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    Chart,
+    draw_panels,
+    make_marker_channels,
+    make_number_channel,
+    make_span_channels,
+)
+from analysis.drawing.digits import render_label
 from analysis.drawing.view import View
-from analysis.network.fit import IDEAS, Fit, best_choice, ideas_s, measured_ideas_s
+from analysis.network.fit import LAYER_VARIANTS, Fit, choose_execution, find_measured_variants, predict_variants_s
 from analysis.network.intervals import (
-    all_to_all_band,
-    bounded_ranks,
-    carried_ranks,
-    crossover,
-    gain_interval,
-    layer_interval,
+    compute_gain_interval,
+    compute_layer_interval,
+    find_crossover,
+    list_bounded_ranks,
+    list_supported_ranks,
+    predict_all_to_all_band,
 )
 from analysis.study import Study
 from suite.performance.cost_model import predict_layer_time_s
@@ -29,62 +38,65 @@ LOADS = (0.25, 1.0, 2.0, 4.0, 8.0, 16.0)
 POINTS = 60
 
 
-def time_table(study: Study) -> pd.DataFrame:
+def build_time_table(study: Study) -> pd.DataFrame:
     """Predicted and measured seconds by ranks and idea."""
     return pd.DataFrame([row for fit in study.fitted_networks() for row in _time_rows(fit)])
 
 
-def time_answer(study: Study) -> str:
+def render_time_answer(study: Study) -> str:
     """What the ideas are worth where it was measured, and what the model says of twice the ranks."""
     sentences = []
     for fit in study.fitted_networks():
         layer = fit.sweep.layers[-1]
-        measured = measured_ideas_s(layer)
-        gain = measured[IDEAS[1]].seconds / measured[IDEAS[-1]].seconds
+        measured = find_measured_variants(layer)
+        gain = measured[LAYER_VARIANTS[1]].seconds / measured[LAYER_VARIANTS[-1]].seconds
         sentences.append(
-            f"{clip(fit.sweep.name)}: {gain:.2f}x over linear with r 1 on {layer.ranks} ranks (measured), {_far(fit)}"
+            f"{render_label(fit.sweep.name)}: {gain:.2f}x over linear with r 1 on {layer.ranks} ranks (measured), "
+            f"{_describe_extrapolation(fit)}"
         )
     return "; ".join(sentences)
 
 
-def time_chart(table: pd.DataFrame) -> Chart:
+def draw_time_chart(table: pd.DataFrame) -> Chart:
     """A panel per sweep: lines of the model, signs where it was measured, bands beyond."""
 
     def draw(rows: pd.DataFrame) -> Chart:
-        look = sign(IDEAS)
-        base = alt.Chart(rows).encode(x=number(alt.X, "ranks", log=True))
+        look = make_marker_channels(LAYER_VARIANTS)
+        base = alt.Chart(rows).encode(x=make_number_channel(alt.X, "ranks", log=True))
         title = "layer, forward and backward [s]"
-        line = base.mark_line().encode(y=number(alt.Y, "model [s]", title, log=True, prefix=True), color=look["color"])
-        ends = span("y", "low [s]", "high [s]", title)
+        line = base.mark_line().encode(
+            y=make_number_channel(alt.Y, "model [s]", title, log=True, prefix=True), color=look["color"]
+        )
+        ends = make_span_channels("y", "low [s]", "high [s]", title)
         band = base.transform_filter("datum.extrapolated").mark_area(opacity=0.15).encode(**ends, color=look["color"])
         measured = base.transform_filter("isValid(datum['measured [s]'])").mark_point(size=80, filled=True, opacity=1)
-        marks = measured.encode(y=number(alt.Y, "measured [s]", title, log=True, prefix=True), **look)
+        marks = measured.encode(y=make_number_channel(alt.Y, "measured [s]", title, log=True, prefix=True), **look)
         return alt.layer(band, line, marks).properties(height=320)
 
-    return panels(table.assign(_sign=table["idea"]), ["sweep"], draw, zoom=True)
+    return draw_panels(table.assign(_sign=table["idea"]), ["sweep"], draw, zoom=True)
 
 
-def choice_table(study: Study) -> pd.DataFrame:
+def build_choice_table(study: Study) -> pd.DataFrame:
     """The choice and its gain by ranks and load."""
     return pd.DataFrame([row for fit in study.fitted_networks() for row in _choice_rows(fit)])
 
 
-def choice_answer(study: Study) -> str:
+def render_choice_answer(study: Study) -> str:
     """How often each r wins on the measured grids and beyond."""
-    frame = choice_table(study)
+    frame = build_choice_table(study)
     sentences = []
     for name, rows in frame.groupby("sweep", sort=False):
         counts = Counter(rows["r"])
         wins = ", ".join(f"r {r} in {count}" for r, count in sorted(counts.items()))
         flat = (rows["degree"] == 1).sum()
         sentences.append(
-            f"{clip(name)}: of {len(rows)} cases {wins}; no overlap is best in {flat}; 2DH in "
+            f"{render_label(name)}: of {len(rows)} cases {wins}; no overlap is best in {flat}; 2DH in "
             f"{(rows['algorithm'] == '2dh').sum()}"
         )
     return "; ".join(sentences)
 
 
-def choice_chart(table: pd.DataFrame) -> Chart:
+def draw_choice_chart(table: pd.DataFrame) -> Chart:
     """A panel per sweep: ranks and load, coloured by r, with the gain in each cell."""
     kinds = alt.Scale(domain=["r 0", "r 1", "r > 1"], range=[BLUE, GREEN, ORANGE])
     how = [f"r {r} · {gain:.2f}x" for r, gain in zip(table["r"], table["gain"], strict=True)]
@@ -99,28 +111,28 @@ def choice_chart(table: pd.DataFrame) -> Chart:
         cells = base.mark_rect(opacity=0.3).encode(color=alt.Color("_kind:N", scale=kinds))
         return alt.layer(cells, base.mark_text().encode(text="_how:N")).properties(height=30 * rows["ranks"].nunique())
 
-    return panels(shown, ["sweep"], draw, columns=1)
+    return draw_panels(shown, ["sweep"], draw, columns=1)
 
 
-def crossover_table(study: Study) -> pd.DataFrame:
+def build_crossover_table(study: Study) -> pd.DataFrame:
     """The ratio by ranks and bytes, of the model and, where it was measured, of the sweep."""
     return pd.DataFrame([row for fit in study.fitted_networks() for row in _crossover_rows(fit)])
 
 
-def crossover_answer(study: Study) -> str:
+def render_crossover_answer(study: Study) -> str:
     """Up to which size 2DH wins."""
     return "; ".join(
-        f"{clip(fit.sweep.name)}: "
+        f"{render_label(fit.sweep.name)}: "
         + ", ".join(
-            f"{ranks:,} ranks{' (extrapolated)' if ranks > fit.sweep.ranks else ''} {crossover(fit, ranks).words()}"
-            for ranks in (fit.sweep.ranks, *bounded_ranks(fit))
+            f"{ranks:,} ranks{' (extrapolated)' if ranks > fit.sweep.ranks else ''} {find_crossover(fit, ranks).words()}"
+            for ranks in (fit.sweep.ranks, *list_bounded_ranks(fit))
         )
-        + f"; on more than {(fit.sweep.ranks, *bounded_ranks(fit))[-1]:,} ranks: inconclusive"
+        + f"; on more than {(fit.sweep.ranks, *list_bounded_ranks(fit))[-1]:,} ranks: inconclusive"
         for fit in study.fitted_networks()
     )
 
 
-def crossover_chart(table: pd.DataFrame) -> Chart:
+def draw_crossover_chart(table: pd.DataFrame) -> Chart:
     """A panel per sweep: linear over 2DH by bytes, a line and a band per number of ranks; above 1, 2DH wins."""
     ranks = [
         f"{n:,} ranks{', extrapolated' if beyond else ''}"
@@ -128,27 +140,29 @@ def crossover_chart(table: pd.DataFrame) -> Chart:
     ]
 
     def draw(rows: pd.DataFrame) -> Chart:
-        look = sign(ranks)
-        base = alt.Chart(rows).encode(x=number(alt.X, "bytes per rank", log=True, prefix=True))
+        look = make_marker_channels(ranks)
+        base = alt.Chart(rows).encode(x=make_number_channel(alt.X, "bytes per rank", log=True, prefix=True))
         title = "time of linear / time of 2DH"
-        band = base.mark_area(opacity=0.12).encode(**span("y", "low", "high", title), color=look["color"])
-        line = base.mark_line().encode(y=number(alt.Y, "model, linear / 2DH", title, log=True), color=look["color"])
+        band = base.mark_area(opacity=0.12).encode(**make_span_channels("y", "low", "high", title), color=look["color"])
+        line = base.mark_line().encode(
+            y=make_number_channel(alt.Y, "model, linear / 2DH", title, log=True), color=look["color"]
+        )
         measured = base.transform_filter("isValid(datum['measured, linear / 2DH'])").mark_point(
             size=70, filled=True, opacity=1
         )
-        marks = measured.encode(y=number(alt.Y, "measured, linear / 2DH", title, log=True), **look)
+        marks = measured.encode(y=make_number_channel(alt.Y, "measured, linear / 2DH", title, log=True), **look)
         one = alt.Chart(rows.head(1)).mark_rule(strokeDash=[2, 3]).encode(y=alt.datum(1.0))
         return alt.layer(one, band, line, marks).properties(height=320)
 
-    return panels(table.assign(_sign=ranks), ["sweep"], draw, zoom=True)
+    return draw_panels(table.assign(_sign=ranks), ["sweep"], draw, zoom=True)
 
 
-def _far(fit: Fit) -> str:
-    carried = carried_ranks(fit)
+def _describe_extrapolation(fit: Fit) -> str:
+    carried = list_supported_ranks(fit)
     if not carried:
         return f"on more than {fit.sweep.ranks:,}: inconclusive"
     ranks = carried[0]  # twice the measured ones: beyond, a time has a lower end only
-    fastest = layer_interval(fit, ranks, ideas_s(fit, ranks)[IDEAS[-1]])
+    fastest = compute_layer_interval(fit, ranks, predict_variants_s(fit, ranks)[LAYER_VARIANTS[-1]])
     return (
         f"on {ranks:,} the layer takes {fastest.words(' ms', 1e3)} "
         "(extrapolated, 90 %, if no switch level begins there)"
@@ -156,12 +170,12 @@ def _far(fit: Fit) -> str:
 
 
 def _time_rows(fit: Fit) -> list[dict[str, object]]:
-    measured = {layer.ranks: measured_ideas_s(layer) for layer in fit.sweep.layers}
+    measured = {layer.ranks: find_measured_variants(layer) for layer in fit.sweep.layers}
     rows: list[dict[str, object]] = []
-    for ranks in sorted(set(carried_ranks(fit)) | set(measured)):
-        for idea, seconds in ideas_s(fit, ranks).items():
+    for ranks in sorted(set(list_supported_ranks(fit)) | set(measured)):
+        for idea, seconds in predict_variants_s(fit, ranks).items():
             run = measured.get(ranks, {}).get(idea)
-            ends = layer_interval(fit, ranks, seconds).data() if ranks > fit.sweep.ranks else {}
+            ends = compute_layer_interval(fit, ranks, seconds).data() if ranks > fit.sweep.ranks else {}
             rows.append(
                 {
                     "sweep": fit.sweep.name,
@@ -181,14 +195,14 @@ def _time_rows(fit: Fit) -> list[dict[str, object]]:
 
 def _choice_rows(fit: Fit) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
-    for ranks in sorted({layer.ranks for layer in fit.sweep.layers} | set(bounded_ranks(fit))):
+    for ranks in sorted({layer.ranks for layer in fit.sweep.layers} | set(list_bounded_ranks(fit))):
         base = fit.layer_shape(ranks)
         for load in LOADS:
             shape = replace(base, capacity_factor=load / base.top_k)
-            best = best_choice(fit, shape, ranks)
-            interval = layer_interval(fit, ranks, best.seconds)
+            best = choose_execution(fit, shape, ranks)
+            interval = compute_layer_interval(fit, ranks, best.seconds)
             plain = predict_layer_time_s(shape, fit.network, ranks, fit.flops_per_s, r=1, degree=1, algorithm="linear")
-            gain = gain_interval(fit, ranks, plain, best.seconds)
+            gain = compute_gain_interval(fit, ranks, plain, best.seconds)
             rows.append(
                 {
                     "sweep": fit.sweep.name,
@@ -214,11 +228,11 @@ def _crossover_rows(fit: Fit) -> list[dict[str, object]]:
     across = {m.ranks for m in fit.sweep.measurements if m.ranks > m.ranks_per_node}
     rows: list[dict[str, object]] = []
     bytes_measured = sorted({m.size_bytes for m in fit.sweep.measurements})
-    for ranks in sorted(across | set(bounded_ranks(fit))):
+    for ranks in sorted(across | set(list_bounded_ranks(fit))):
         measured = {size: seconds for (n, size, name), seconds in medians.items() if n == ranks and name == "linear"}
         largest = bytes_measured[-1] * max(1.0, ranks / fit.sweep.ranks)
         sizes = np.array(sorted({*np.geomspace(bytes_measured[0], largest, POINTS).tolist(), *measured}))
-        band = all_to_all_band(fit, ranks, sizes, "ratio")
+        band = predict_all_to_all_band(fit, ranks, sizes, "ratio")
         for i, size in enumerate(sizes.tolist()):
             other = medians.get((ranks, size, "2dh"))
             rows.append(
@@ -244,7 +258,7 @@ VIEWS = (
         "what came before. Lines are the fitted model's, signs are measured. Bands are 90 % intervals of what "
         "is extrapolated: beyond twice the measured ranks a time has a lower end only. Upper ends hold if no switch "
         "level begins beyond the measured ranks.",
-        time_table, time_answer, time_chart,
+        build_time_table, render_time_answer, draw_time_chart,
     ),
     View(
         "moe_choice", "Which r, degree and all-to-all win",
@@ -254,13 +268,13 @@ VIEWS = (
         "weights; the number is the gain over r = 1, no overlap, linear. The table has the overlap degree and "
         "the all-to-all. Rows marked * are extrapolated to twice the measured ranks; their gains have "
         "90 % intervals, which hold if no switch level begins there.",
-        choice_table, choice_answer, choice_chart,
+        build_choice_table, render_choice_answer, draw_choice_chart,
     ),
     View(
         "moe_crossover", "2DH against the linear all-to-all",
         "Time of the linear all-to-all divided by that of 2DH: above 1, 2DH wins. Signs are medians of the "
         "sweep, lines the fitted model, also on twice the measured ranks; bands are 90 % intervals, beyond the "
         "measured ranks if no switch level begins there.",
-        crossover_table, crossover_answer, crossover_chart,
+        build_crossover_table, render_crossover_answer, draw_crossover_chart,
     ),
 )  # fmt: skip

@@ -5,10 +5,10 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from analysis.drawing.charts import INK, Chart, number, panels, points
-from analysis.drawing.digits import clip
+from analysis.drawing.charts import TEXT_COLOUR, Chart, draw_panels, draw_points, make_number_channel
+from analysis.drawing.digits import render_label
 from analysis.drawing.view import View
-from analysis.network.fit import typical_error
+from analysis.network.fit import compute_median_max_error
 from analysis.study import Study
 
 TITLE = "All-to-all: measured and fitted"
@@ -19,7 +19,7 @@ CAPTION = (
 )
 
 
-def table(study: Study) -> pd.DataFrame:
+def build_table(study: Study) -> pd.DataFrame:
     """Measured, predicted, and whether the fit saw it."""
     return pd.DataFrame(
         [
@@ -44,14 +44,14 @@ def table(study: Study) -> pd.DataFrame:
     )
 
 
-def answer(study: Study) -> str:
+def render_answer(study: Study) -> str:
     """The error where the fit did not look."""
     sentences = []
     for fit in study.fitted_networks():
-        middle, worst = typical_error(fit.held_out)
-        further = typical_error(fit.next_grid)[0]
+        middle, worst = compute_median_max_error(fit.held_out)
+        further = compute_median_max_error(fit.next_grid)[0]
         sentences.append(
-            f"{clip(fit.sweep.description, 90)}: sizes left out of the fit are missed by {100 * middle:.0f} % "
+            f"{render_label(fit.sweep.description, 90)}: sizes left out of the fit are missed by {100 * middle:.0f} % "
             "(median; largest "
             f"{100 * worst:.0f} %)"
             + (f", the largest grid by {100 * further:.0f} % when fitted to smaller ones" if fit.next_grid else "")
@@ -59,23 +59,27 @@ def answer(study: Study) -> str:
     return "; ".join(sentences)
 
 
-def chart(table: pd.DataFrame) -> Chart:
+def draw_chart(table: pd.DataFrame) -> Chart:
     """A panel per sweep: measured times as signs, the model as lines."""
     grids = table["ranks"].astype(str) + " ranks, " + table["algorithm"]
 
     def draw(rows: pd.DataFrame) -> Chart:
         x, y = (
-            number(alt.X, "bytes per rank", log=True, prefix=True),
-            number(alt.Y, "measured [s]", "all-to-all [s]", log=True, prefix=True),
+            make_number_channel(alt.X, "bytes per rank", log=True, prefix=True),
+            make_number_channel(alt.Y, "measured [s]", "all-to-all [s]", log=True, prefix=True),
         )
         line = (
             alt.Chart(rows)
-            .mark_line(color=INK, strokeWidth=1)
-            .encode(x=x, y=number(alt.Y, "model [s]", "all-to-all [s]", log=True, prefix=True), detail="_sign:N")
+            .mark_line(color=TEXT_COLOUR, strokeWidth=1)
+            .encode(
+                x=x,
+                y=make_number_channel(alt.Y, "model [s]", "all-to-all [s]", log=True, prefix=True),
+                detail="_sign:N",
+            )
         )
-        return alt.layer(line, points(rows, x, y, grids, hollow="_hollow")).properties(height=320)
+        return alt.layer(line, draw_points(rows, x, y, grids, hollow="_hollow")).properties(height=320)
 
-    return panels(table.assign(_sign=grids, _hollow=~table["in the fit"]), ["sweep"], draw, zoom=True)
+    return draw_panels(table.assign(_sign=grids, _hollow=~table["in the fit"]), ["sweep"], draw, zoom=True)
 
 
-VIEWS = (View("moe_network_fit", TITLE, CAPTION, table, answer, chart),)
+VIEWS = (View("moe_network_fit", TITLE, CAPTION, build_table, render_answer, draw_chart),)

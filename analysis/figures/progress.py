@@ -5,9 +5,9 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from analysis.drawing.charts import WIDTH, Chart, minutes, sign
+from analysis.drawing.charts import WIDTH, Chart, make_marker_channels, make_minutes_channel
 from analysis.drawing.view import View
-from analysis.published.scores import ROUNDS, missing, published
+from analysis.published.scores import ROUNDS, describe_missing_results, read_scores
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "From round to round"
@@ -23,13 +23,13 @@ CHANGES = (  # of rules and data, said below the chart
 )
 
 
-def table(study: Study) -> pd.DataFrame:
+def build_table(study: Study) -> pd.DataFrame:
     """The best result by benchmark and round, from the table that ships and the logs of this report."""
     if not (study.distinct["size"] == "full").any():
         raise NotAnswerableError("a result of the MLPerf size; sizes of our own have no rounds")
     own = study.distinct.loc[study.distinct["published"]]
     columns = ["group", "round", "benchmark", "machine", "division", "mode", "units", "score_s", "carried_over_from"]
-    known = pd.concat([published()[columns], own[columns].astype(object)]).drop_duplicates("group")
+    known = pd.concat([read_scores()[columns], own[columns].astype(object)]).drop_duplicates("group")
     known = known[(known["mode"] == "strong") & (known["division"] == "closed") & known["score_s"].notna()]
     known = known[known["round"].isin(ROUNDS) & known["benchmark"].isin(study.distinct["benchmark"])]
     known = known[known["carried_over_from"].isna()].assign(score_s=lambda frame: frame["score_s"].astype(float))
@@ -53,9 +53,9 @@ def table(study: Study) -> pd.DataFrame:
     ).reset_index(drop=True)
 
 
-def answer(study: Study) -> str:
+def render_answer(study: Study) -> str:
     """First to last round of each benchmark."""
-    rows = table(study)
+    rows = build_table(study)
     first = rows.groupby("benchmark")["round"].first()
     last = rows.groupby("benchmark", sort=True).tail(1)
     sentences = [
@@ -63,19 +63,19 @@ def answer(study: Study) -> str:
         for r in last.to_dict("records")
         if r["faster than the first [x]"] > 1
     ]
-    return "; ".join(sentences) + missing(study.results["group"])
+    return "; ".join(sentences) + describe_missing_results(study.results["group"])
 
 
-def chart(table: pd.DataFrame) -> Chart:
+def draw_chart(table: pd.DataFrame) -> Chart:
     """A line per benchmark, from round to round."""
     shown = table.assign(_sign=table["benchmark"])
     x = alt.X("round:N", sort=list(ROUNDS), title=None, axis=alt.Axis(labelAngle=0))
-    base = alt.Chart(shown).encode(x=x, y=minutes(alt.Y, "score by the rules [min]", "best time to train"))
-    look = sign(table["benchmark"])
+    base = alt.Chart(shown).encode(x=x, y=make_minutes_channel(alt.Y, "score by the rules [min]", "best time to train"))
+    look = make_marker_channels(table["benchmark"])
     line = base.mark_line().encode(color=look["color"])
     marks = base.mark_point(size=90, filled=True).encode(**look)
     names = base.mark_text(align="left", dx=8, dy=-8).encode(text="machine:N")
     return alt.layer(line, marks, names).properties(width=WIDTH, height=320)
 
 
-VIEWS = (View("progress", TITLE, f"{CAPTION} {CHANGES}", table, answer, chart),)
+VIEWS = (View("progress", TITLE, f"{CAPTION} {CHANGES}", build_table, render_answer, draw_chart),)

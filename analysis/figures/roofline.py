@@ -8,20 +8,20 @@ from dataclasses import dataclass
 import altair as alt
 import pandas as pd
 
-from analysis.drawing.charts import INK, Chart, number, panels, points
-from analysis.drawing.digits import clip, listed
+from analysis.drawing.charts import TEXT_COLOUR, Chart, draw_panels, draw_points, make_number_channel
+from analysis.drawing.digits import join_statements, render_label
 from analysis.drawing.view import View
-from analysis.roofline.bounds import Point, Roof, above_roof, at_roof, si
-from analysis.roofline.cases import Case, measured_cases
-from analysis.roofline.points import Placed, counters_of, kernels, machines
-from analysis.roofline.regime import memory_levels, peaks_of, scaled
+from analysis.roofline.bounds import Point, Roof, describe_roof_share, explain_above_roof, render_si
+from analysis.roofline.cases import Case, list_measured_cases
+from analysis.roofline.points import PlacedPoint, find_counters, list_kernels, list_machines
+from analysis.roofline.regime import compute_rank_roof, list_memory_levels, list_peaks
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Roofline"
-BEYOND = 4.0  # how far a roof is drawn beyond the points and its ridge
+ROOF_MARGIN_FACTOR = 4.0  # how far a roof is drawn beyond the points and its ridge
 
 
-def roof_table(study: Study) -> pd.DataFrame:
+def build_roof_table(study: Study) -> pd.DataFrame:
     """A row per point."""
     lines = [
         placed.identity
@@ -42,7 +42,7 @@ def roof_table(study: Study) -> pd.DataFrame:
             "state": placed.state,
             "ceilings": f"{machine.file.system}, {machine.file.date[:10]}",
         }
-        for machine in machines(study)
+        for machine in list_machines(study)
         for placed in machine.placed
     ]
     if not lines:
@@ -50,43 +50,45 @@ def roof_table(study: Study) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def roof_answer(study: Study) -> str:
+def render_roof_answer(study: Study) -> str:
     """The roof above each result's step, and how far the step is below it."""
-    roof_table(study)
+    build_roof_table(study)
     firsts = [
         placed
-        for machine in machines(study)
+        for machine in list_machines(study)
         for placed in machine.placed
         if placed.point.name == machine.placed[0].point.name
     ]
-    return listed([_sentence(placed) for placed in firsts])
+    return join_statements([_describe_point(placed) for placed in firsts])
 
 
-def _sentence(placed: Placed) -> str:
+def _describe_point(placed: PlacedPoint) -> str:
     result = f"{placed.case.label} ({placed.case.benchmark} {placed.case.size})"
     if placed.refused:
         return f"{result}: refused, {placed.refused}"
     if not placed.point.flops:
         return f"{result}: {placed.point.name} has no FLOPs"
     return (
-        f"{result}: {at_roof(placed.roof, placed.point.rate / placed.allowed)}, the {placed.point.name} reaches "
-        f"{si(placed.point.rate)}FLOP/s of the {si(placed.allowed)}FLOP/s at its {placed.point.intensity:.3g} FLOP/B "
+        f"{result}: {describe_roof_share(placed.roof, placed.point.rate / placed.allowed)}, the {placed.point.name} reaches "
+        f"{render_si(placed.point.rate)}FLOP/s of the {render_si(placed.allowed)}FLOP/s at its {placed.point.intensity:.3g} FLOP/B "
         f"({placed.point.basis} bytes)"
     )
 
 
-def roof_chart(table: pd.DataFrame) -> Chart:
+def draw_roof_chart(table: pd.DataFrame) -> Chart:
     """A panel per machine: points under the memory and compute roofs of their number format."""
 
     def draw(rows: pd.DataFrame) -> Chart:
         pairs = rows[["compute roof [FLOP/s]", "memory roof [B/s]"]].drop_duplicates().itertuples(index=False)
         intensities = rows["FLOP/B"]
-        roofs = pd.concat([_roof(peak, bandwidth, intensities, f"{si(bandwidth)}B/s") for peak, bandwidth in pairs])
-        return _under(roofs, rows)
+        roofs = pd.concat(
+            [_build_roof_line(peak, bandwidth, intensities, f"{render_si(bandwidth)}B/s") for peak, bandwidth in pairs]
+        )
+        return _draw_under_roofs(roofs, rows)
 
     shown = table[(table["state"] == "drawn") & (table["FLOP"] > 0)]
-    return panels(
-        shown.assign(_sign=_result(shown), _hollow=shown["bytes are"] != "counted"),
+    return draw_panels(
+        shown.assign(_sign=_build_legend_names(shown), _hollow=shown["bytes are"] != "counted"),
         ["ceilings"],
         draw,
         columns=1,
@@ -94,7 +96,7 @@ def roof_chart(table: pd.DataFrame) -> Chart:
     )
 
 
-def time_table(study: Study) -> pd.DataFrame:
+def build_time_table(study: Study) -> pd.DataFrame:
     """A row per point."""
     lines = [
         placed.identity
@@ -111,7 +113,7 @@ def time_table(study: Study) -> pd.DataFrame:
             "measured / one launch": complexity.seconds / machine.launch_s if machine.launch_s else math.nan,
             "ceilings": f"{machine.file.system}, {machine.file.date[:10]}",
         }
-        for machine in machines(study)
+        for machine in list_machines(study)
         for placed, complexity in machine.complexities()
     ]
     if not lines:
@@ -119,42 +121,53 @@ def time_table(study: Study) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def time_answer(study: Study) -> str:
+def render_time_answer(study: Study) -> str:
     """The roof nearest to each result's longest point, and whether it binds."""
     rows = (
-        time_table(study).sort_values("measured [s]", ascending=False).drop_duplicates(["benchmark", "size", "label"])
+        build_time_table(study)
+        .sort_values("measured [s]", ascending=False)
+        .drop_duplicates(["benchmark", "size", "label"])
     )
-    return listed(
+    return join_statements(
         [
-            f"{r['label']} ({r['benchmark']} {r['size']}), {r['point']} of {si(r['measured [s]'])}s: "
-            f"{at_roof(r['nearest roof'], 1 / r['measured / roof'])}"
+            f"{r['label']} ({r['benchmark']} {r['size']}), {r['point']} of {render_si(r['measured [s]'])}s: "
+            f"{describe_roof_share(r['nearest roof'], 1 / r['measured / roof'])}"
             for r in rows.to_dict("records")
         ]
     )
 
 
-def time_chart(table: pd.DataFrame) -> Chart:
+def draw_time_chart(table: pd.DataFrame) -> Chart:
     """A panel per machine: seconds at the compute roof over seconds at the memory roof; on the diagonal they are equal."""
 
     def draw(rows: pd.DataFrame) -> Chart:
         x, y = "at the memory roof [s]", "at the compute roof [s]"
         known = pd.concat([rows[x], rows[y]])
-        ends = pd.DataFrame({"_x": [known[known > 0].min() / BEYOND, known.max() * BEYOND]})
+        ends = pd.DataFrame({"_x": [known[known > 0].min() / ROOF_MARGIN_FACTOR, known.max() * ROOF_MARGIN_FACTOR]})
         diagonal = (
             alt.Chart(ends)
-            .mark_line(color=INK, strokeDash=[4, 3])
-            .encode(x=number(alt.X, "_x", x, log=True), y=number(alt.Y, "_x", y, log=True))
+            .mark_line(color=TEXT_COLOUR, strokeDash=[4, 3])
+            .encode(x=make_number_channel(alt.X, "_x", x, log=True), y=make_number_channel(alt.Y, "_x", y, log=True))
         )
-        marks = points(rows, number(alt.X, x, log=True), number(alt.Y, y, log=True), rows["_sign"], hollow="_hollow")
+        marks = draw_points(
+            rows,
+            make_number_channel(alt.X, x, log=True),
+            make_number_channel(alt.Y, y, log=True),
+            rows["_sign"],
+            hollow="_hollow",
+        )
         return alt.layer(diagonal, marks).properties(height=420)
 
     shown = table[(table["at the compute roof [s]"] > 0) & (table["at the memory roof [s]"] > 0)]
-    return panels(
-        shown.assign(_sign=_result(shown), _hollow=shown["bytes are"] != "counted"), ["ceilings"], draw, zoom=True
+    return draw_panels(
+        shown.assign(_sign=_build_legend_names(shown), _hollow=shown["bytes are"] != "counted"),
+        ["ceilings"],
+        draw,
+        zoom=True,
     )
 
 
-def level_table(study: Study) -> pd.DataFrame:
+def build_level_table(study: Study) -> pd.DataFrame:
     """A row per result, kernel and level."""
     return pd.DataFrame(
         [
@@ -174,7 +187,7 @@ def level_table(study: Study) -> pd.DataFrame:
                 "level's roof [B/s]": level.roof.per_s,
                 "compute roof [FLOP/s]": level.peak.per_s,
                 "share of the roof": point.bytes / point.seconds / level.roof.per_s,
-                "state": f"refused: {why}" if (why := above_roof(point, level.peak, level.roof)) else "drawn",
+                "state": f"refused: {why}" if (why := explain_above_roof(point, level.peak, level.roof)) else "drawn",
             }
             for levels in _level_cases(study)
             for level in levels
@@ -183,67 +196,70 @@ def level_table(study: Study) -> pd.DataFrame:
     )
 
 
-def level_answer(study: Study) -> str:
+def render_level_answer(study: Study) -> str:
     """The level whose roof is nearest for the longest kernel of each result."""
-    rows = level_table(study).query("state == 'drawn'")
+    rows = build_level_table(study).query("state == 'drawn'")
     if rows.empty:
         return "every counted kernel lies above a roof: see the table"
     longest = rows.sort_values(["seconds per step", "share of the roof"], ascending=False)
     first = longest.drop_duplicates(["benchmark", "size", "label"])
-    return listed(
+    return join_statements(
         [
-            f"{r['label']} ({r['benchmark']} {r['size']}), {r['kernel']}: {at_roof(r['level'], r['share of the roof'])}"
+            f"{r['label']} ({r['benchmark']} {r['size']}), {r['kernel']}: {describe_roof_share(r['level'], r['share of the roof'])}"
             for r in first.to_dict("records")
         ]
     )
 
 
-def level_chart(table: pd.DataFrame) -> Chart:
+def draw_level_chart(table: pd.DataFrame) -> Chart:
     """A panel per result: every kernel at every memory level, under the level's roof."""
 
     def draw(rows: pd.DataFrame) -> Chart:
         peak = float(rows["compute roof [FLOP/s]"].max())
         levels = rows.drop_duplicates("level")[["level", "level's roof [B/s]"]].itertuples(index=False)
         roofs = pd.concat(
-            [_roof(peak, bandwidth, rows["FLOP/B"], f"{name}: {si(bandwidth)}B/s") for name, bandwidth in levels]
+            [
+                _build_roof_line(peak, bandwidth, rows["FLOP/B"], f"{name}: {render_si(bandwidth)}B/s")
+                for name, bandwidth in levels
+            ]
         )
-        return _under(roofs, rows)
+        return _draw_under_roofs(roofs, rows)
 
     shown = table[(table["state"] == "drawn") & (table["FLOP"] > 0) & (table["FLOP/B"] > 0)]
-    return panels(
+    return draw_panels(
         shown.assign(_sign=shown["level"], _hollow=False), ["benchmark", "size", "label"], draw, columns=1, zoom=True
     )
 
 
-def _under(roofs: pd.DataFrame, rows: pd.DataFrame) -> Chart:
+def _draw_under_roofs(roofs: pd.DataFrame, rows: pd.DataFrame) -> Chart:
     """Points under roofs, whose names stand at their lower ends."""
     across, up = "arithmetic intensity [FLOP/B]", "FLOP/s"
-    base = alt.Chart(roofs).encode(x=number(alt.X, "_x", across, log=True))
-    y = number(alt.Y, "_y", up, log=True, prefix=True)
-    lines = base.mark_line(color=INK, strokeWidth=1.5).encode(y=y, detail="_roof:N")
+    base = alt.Chart(roofs).encode(x=make_number_channel(alt.X, "_x", across, log=True))
+    y = make_number_channel(alt.Y, "_y", up, log=True, prefix=True)
+    lines = base.mark_line(color=TEXT_COLOUR, strokeWidth=1.5).encode(y=y, detail="_roof:N")
     text = base.transform_filter("datum._first").mark_text(align="left", dx=4, dy=-8).encode(y="_y:Q", text="_roof:N")
-    marks = points(
+    marks = draw_points(
         rows,
-        number(alt.X, "FLOP/B", across, log=True),
-        number(alt.Y, "FLOP/s", up, log=True, prefix=True),
+        make_number_channel(alt.X, "FLOP/B", across, log=True),
+        make_number_channel(alt.Y, "FLOP/s", up, log=True, prefix=True),
         rows["_sign"],
         hollow="_hollow",
     )
     return alt.layer(lines, text, marks).properties(height=420)
 
 
-def _roof(peak: float, bandwidth: float, intensities: pd.Series, name: str) -> pd.DataFrame:
+def _build_roof_line(peak: float, bandwidth: float, intensities: pd.Series, name: str) -> pd.DataFrame:
     """The line of one roof: up to the ridge with the bandwidth, then level at the peak."""
     ridge = peak / bandwidth
-    left = min(float(intensities.min()), ridge) / BEYOND
-    right = max(float(intensities.max()), ridge) * BEYOND
+    left = min(float(intensities.min()), ridge) / ROOF_MARGIN_FACTOR
+    right = max(float(intensities.max()), ridge) * ROOF_MARGIN_FACTOR
     x = [left, ridge, right]
     return pd.DataFrame({"_x": x, "_y": [left * bandwidth, peak, peak], "_roof": name, "_first": [True, False, False]})
 
 
-def _result(table: pd.DataFrame) -> pd.Series:
+def _build_legend_names(table: pd.DataFrame) -> pd.Series:
     """The legend entry of a result's points: one system may have run several benchmarks."""
-    return (table["benchmark"] + " " + table["size"] + ", " + table["label"]).map(lambda name: clip(name, 40))
+    return (table["benchmark"] + " " + table["size"] + ", " + table["label"]).map(lambda name: render_label(name, 40))
 
 
 @dataclass(frozen=True)
@@ -259,7 +275,7 @@ class Level:
     @property
     def believed(self) -> list[Point]:
         """The points that lie under the roof."""
-        return [point for point in self.points if not above_roof(point, self.peak, self.roof)]
+        return [point for point in self.points if not explain_above_roof(point, self.peak, self.roof)]
 
 
 def _level_cases(study: Study) -> list[list[Level]]:
@@ -267,7 +283,7 @@ def _level_cases(study: Study) -> list[list[Level]]:
         raise NotAnswerableError(
             "needs counters: a counters file of the workload on this system among the report's paths"
         )
-    results = [levels for case in measured_cases(study) if (levels := _levels(study, case))]
+    results = [levels for case in list_measured_cases(study) if (levels := _levels(study, case))]
     if not results:
         counted = ", ".join(f"{c.benchmark} {c.size} on {c.system}" for c in study.inputs.counters)
         raise NotAnswerableError(f"needs counters of a result shown here; those given are of {counted}")
@@ -275,17 +291,23 @@ def _level_cases(study: Study) -> list[list[Level]]:
 
 
 def _levels(study: Study, case: Case) -> list[Level]:
-    counted = counters_of(study, case)
+    counted = find_counters(study, case)
     assert case.ceilings is not None
     assert case.work is not None
-    peaks, levels = peaks_of(case.ceilings, case.work), memory_levels(case.ceilings)
+    peaks, levels = list_peaks(case.ceilings, case.work), list_memory_levels(case.ceilings)
     if counted is None or not peaks:
         return []
     peak = peaks[0]
     return [
-        Level(case, peak, scaled(case.ceilings, case.work, m, m.name, shared=m is levels[-1]), m.name, tuple(points))
+        Level(
+            case,
+            peak,
+            compute_rank_roof(case.ceilings, case.work, m, m.name, shared=m is levels[-1]),
+            m.name,
+            tuple(points),
+        )
         for m in levels
-        if (points := kernels(counted, m.name))
+        if (points := list_kernels(counted, m.name))
     ]
 
 
@@ -296,7 +318,7 @@ VIEWS = (
         "run's number format and the memory. Hollow: the bytes are algorithmic, what operators read and write, "
         "not memory traffic; filled: counted by hardware. A point above its roof is an input error: it is not "
         "drawn, and the table says why.",
-        roof_table, roof_answer, roof_chart,
+        build_roof_table, render_roof_answer, draw_roof_chart,
     ),
     View(
         "time_roofline", "Compute, memory or launches",
@@ -304,13 +326,13 @@ VIEWS = (
         "roof (up); above the dashed diagonal compute binds, below it memory. The table has the measured time, "
         "how many times the nearest roof it is, and what issuing the operators costs: their number times the "
         "smallest product that was measured.",
-        time_table, time_answer, time_chart,
+        build_time_table, render_time_answer, draw_time_chart,
     ),
     View(
         "hierarchical_roofline", "Every memory level",
         "Each kernel that hardware counted, at every memory level: the same FLOP/s, the FLOPs per byte that "
         "crossed the level. All bytes are counted. A sign above its roof is an input error: it is not drawn, "
         "and the table says why.",
-        level_table, level_answer, level_chart,
+        build_level_table, render_level_answer, draw_level_chart,
     ),
 )  # fmt: skip

@@ -11,16 +11,16 @@ from analysis.drawing.charts import (
     GREEN,
     VERMILION,
     Chart,
-    names_axis,
-    number,
-    result_panels,
-    row_pixels,
-    stack,
+    compute_chart_height,
+    convert_to_long_table,
+    draw_result_panels,
+    make_names_axis,
+    make_number_channel,
 )
-from analysis.drawing.digits import count_text, percent_text
+from analysis.drawing.digits import render_count, render_percent
 from analysis.drawing.view import View
-from analysis.results.names import short_heading
-from analysis.results.spread import run_spread
+from analysis.results.names import render_short_heading
+from analysis.results.spread import compute_run_spread
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "How much runs differ"
@@ -33,12 +33,12 @@ CAPTION = (
 PARTS = (("run_s", "time to train", BLUE), ("epochs", "epochs", VERMILION), ("tau_s", "seconds per epoch", GREEN))
 
 
-def table(study: Study) -> pd.DataFrame:
+def build_table(study: Study) -> pd.DataFrame:
     """Relative spread and the variance of log(epochs x seconds per epoch) by part."""
     rows = []
     for row in study.distinct.to_dict("records"):
         runs = study.converged_of(row["group"])
-        spread = run_spread(runs["epochs"], runs["tau_s"])
+        spread = compute_run_spread(runs["epochs"], runs["tau_s"])
         if spread is None:
             continue
         total = spread.variance_epochs + spread.variance_epoch_time
@@ -57,34 +57,34 @@ def table(study: Study) -> pd.DataFrame:
     return pd.DataFrame(rows).drop(columns="group")
 
 
-def answer(study: Study) -> str:
+def render_answer(study: Study) -> str:
     """Median spread, where it comes from, and whose runs differ most."""
-    frame = table(study)
+    frame = build_table(study)
     spread = frame["time to train, std/mean [%]"]
     along = int((frame["direction, along epochs [%]"] > 50).sum())
     most = frame.loc[spread.idxmax()]
     return (
-        f"std/mean of time {percent_text(spread.median())} (median over results); runs differ by epochs in {along} of "
-        f"{count_text(len(frame), 'result')}, by seconds per epoch in {len(frame) - along}; most: {most['label']} "
-        f"({short_heading(most['benchmark'], most['size'], most['mode'])}), {percent_text(spread.max())}"
+        f"std/mean of time {render_percent(spread.median())} (median over results); runs differ by epochs in {along} of "
+        f"{render_count(len(frame), 'result')}, by seconds per epoch in {len(frame) - along}; most: {most['label']} "
+        f"({render_short_heading(most['benchmark'], most['size'], most['mode'])}), {render_percent(spread.max())}"
     )
 
 
-def chart(table: pd.DataFrame) -> Chart:
+def draw_chart(table: pd.DataFrame) -> Chart:
     """A row per result: the relative spread of time, epochs and seconds per epoch."""
     columns = {f"{title}, std/mean [%]": title for _, title, _ in PARTS}
-    long = stack(table.rename(columns=columns), list(columns.values()), "_of_what", "_spread")
+    long = convert_to_long_table(table.rename(columns=columns), list(columns.values()), "_of_what", "_spread")
     colours = alt.Scale(domain=[title for _, title, _ in PARTS], range=[colour for *_, colour in PARTS])
 
     def draw(rows: pd.DataFrame) -> Chart:
         rows = rows.sort_values(["_spread", "label"])
         marks = alt.Chart(rows).mark_point(size=80, filled=True, opacity=0.85)
         return marks.encode(
-            y=names_axis(rows), x=number(alt.X, "_spread", "standard deviation / mean [%]", zero=True),
+            y=make_names_axis(rows), x=make_number_channel(alt.X, "_spread", "standard deviation / mean [%]", zero=True),
             color=alt.Color("_of_what:N", scale=colours), shape=alt.Shape("_of_what:N", scale=alt.Scale(domain=colours.domain)),
-        ).properties(height=row_pixels(rows["label"].nunique()))  # fmt: skip
+        ).properties(height=compute_chart_height(rows["label"].nunique()))  # fmt: skip
 
-    return result_panels(long, draw, columns=1)
+    return draw_result_panels(long, draw, columns=1)
 
 
-VIEWS = (View("run_to_run", TITLE, CAPTION, table, answer, chart, 2),)
+VIEWS = (View("run_to_run", TITLE, CAPTION, build_table, render_answer, draw_chart, 2),)

@@ -9,19 +9,29 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from analysis.drawing.charts import BLUE, GREY, INK, ORANGE, VERMILION, Chart, number, panels, stack
-from analysis.drawing.digits import listed, seconds_with_interval
+from analysis.drawing.charts import (
+    BLUE,
+    GREY,
+    ORANGE,
+    TEXT_COLOUR,
+    VERMILION,
+    Chart,
+    convert_to_long_table,
+    draw_panels,
+    make_number_channel,
+)
+from analysis.drawing.digits import join_statements, render_seconds_interval
 from analysis.drawing.view import View
-from analysis.results.decompose import split_of
-from analysis.results.extent import extent
+from analysis.results.decompose import build_split
+from analysis.results.extent import choose_extent
 from analysis.results.scaling import (
     SOLID_REACH,
     Factors,
     Model,
     NotEnoughPointsError,
-    extrapolate,
-    factors,
+    compute_factors,
     fit,
+    predict_time,
 )
 from analysis.study import NotAnswerableError, Study
 
@@ -36,7 +46,7 @@ CAPTION = (
     "largest size, such as a full switch or a largest batch: no model knows one."
 )
 SCALING = "weak-scaling efficiency"
-LINES = {"efficiency": INK, "system": BLUE, "algorithmic": VERMILION, "staging": ORANGE, "other": GREY}
+LINES = {"efficiency": TEXT_COLOUR, "system": BLUE, "algorithmic": VERMILION, "staging": ORANGE, "other": GREY}
 
 
 @dataclass(frozen=True)
@@ -49,12 +59,12 @@ class Series:
     count: str
 
 
-def table(study: Study) -> pd.DataFrame:
+def build_table(study: Study) -> pd.DataFrame:
     """Efficiencies by size, and every model or why there is none."""
     lines = []
     for series in _series(study):
         models, why = _models(study, series)
-        predicted = _predicted(study, series, models)
+        predicted = _predict_further(study, series, models)
         batches = series.rows["global_batch_size"].tolist()
         records = series.rows.to_dict("records")
         for row, size, factors_to in zip(records, series.sizes, _factors(series), strict=True):
@@ -84,31 +94,31 @@ def table(study: Study) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def answer(study: Study) -> str:
+def render_answer(study: Study) -> str:
     """The last size of every series."""
-    last = table(study).groupby("series", sort=True).tail(1)
-    return listed(
+    last = build_table(study).groupby("series", sort=True).tail(1)
+    return join_statements(
         [
             f"{row['series']}: {100 * row['efficiency']:.0f} % at {row['size']:g} {row['counts']} "
-            f"(system {100 * row['system']:.0f} %, algorithmic {100 * row['algorithmic']:.0f} %){_further(row)}"
+            f"(system {100 * row['system']:.0f} %, algorithmic {100 * row['algorithmic']:.0f} %){_describe_prediction(row)}"
             for row in last.to_dict("records")
         ]
     )
 
 
-def _predicted(study: Study, series: Series, models: list[Model]) -> dict[str, float]:
+def _predict_further(study: Study, series: Series, models: list[Model]) -> dict[str, float]:
     """Seconds per epoch at SOLID_REACH times the largest size, with their interval; empty without models."""
     if not models:
         return {}
     further = SOLID_REACH * max(series.sizes)
-    value, low, high = extrapolate(_times(study, series), models, further)
+    value, low, high = predict_time(_times(study, series), models, further)
     return {"further size": further, "s/epoch there": value, "there from": low, "there to": high}
 
 
-def _further(row: Mapping[Hashable, Any]) -> str:
+def _describe_prediction(row: Mapping[Hashable, Any]) -> str:
     if pd.isna(row.get("further size", None)):
         return ""
-    time = seconds_with_interval(row["s/epoch there"], row["there from"], row["there to"])
+    time = render_seconds_interval(row["s/epoch there"], row["there from"], row["there to"])
     largest = row["further size"] / SOLID_REACH
     return (
         f"; by the models {time} per epoch at {row['further size']:g} "
@@ -116,13 +126,13 @@ def _further(row: Mapping[Hashable, Any]) -> str:
     )
 
 
-def chart(table: pd.DataFrame) -> Chart:
+def draw_chart(table: pd.DataFrame) -> Chart:
     """A panel per machine and round: a line for the efficiency and for each of its factors, over the size."""
-    long = stack(table, list(LINES), "_factor", "_share")
+    long = convert_to_long_table(table, list(LINES), "_factor", "_share")
     colours = alt.Scale(domain=list(LINES), range=list(LINES.values()))
 
     def draw(rows: pd.DataFrame) -> Chart:
-        x = number(alt.X, "size", str(rows["counts"].iloc[0]), log=True)
+        x = make_number_channel(alt.X, "size", str(rows["counts"].iloc[0]), log=True)
         base = alt.Chart(rows).encode(
             x=x,
             y=alt.Y("_share:Q", title="efficiency", scale=alt.Scale(zero=True)),
@@ -135,7 +145,7 @@ def chart(table: pd.DataFrame) -> Chart:
         perfect = alt.Chart(rows.head(1)).mark_rule(strokeDash=[2, 3]).encode(y=alt.datum(1.0))
         return alt.layer(perfect, line, marks).properties(height=230)
 
-    return panels(long, ["series"], draw, zoom=True)
+    return draw_panels(long, ["series"], draw, zoom=True)
 
 
 def _models(study: Study, series: Series) -> tuple[list[Model], str]:
@@ -155,8 +165,8 @@ def _times(study: Study, series: Series) -> dict[float, list[float]]:
 
 
 def _factors(series: Series) -> list[Factors]:
-    splits = [split_of(row, size) for row, size in zip(series.rows.to_dict("records"), series.sizes, strict=True)]
-    return [factors(splits[0], split) for split in splits]
+    splits = [build_split(row, size) for row, size in zip(series.rows.to_dict("records"), series.sizes, strict=True)]
+    return [compute_factors(splits[0], split) for split in splits]
 
 
 def _series(study: Study) -> list[Series]:
@@ -164,7 +174,7 @@ def _series(study: Study) -> list[Series]:
     frame = study.distinct
     frame = frame[(frame["mode"] == "strong") & (frame["epoch_time_s.mean"] > 0)]
     for key, rows in frame.groupby(["benchmark", "size", "rounds", "division", "machine", "device"], sort=True):
-        found = extent(rows)
+        found = choose_extent(rows)
         sizes, count = found.sizes, found.count
         if sizes.notna().all() and sizes.nunique() > 1 and (sizes > 0).all():
             title = f"{key[4]} · {key[0]}" + (f" {key[1]}" if key[1] != "full" else "") + f" · {key[2]}"
@@ -173,4 +183,4 @@ def _series(study: Study) -> list[Series]:
     return series
 
 
-VIEWS = (View("scaling", TITLE, CAPTION, table, answer, chart),)
+VIEWS = (View("scaling", TITLE, CAPTION, build_table, render_answer, draw_chart),)

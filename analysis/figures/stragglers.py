@@ -9,10 +9,10 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from analysis.drawing.charts import BLUE, ORANGE, VERMILION, Chart, panels, stack
-from analysis.drawing.digits import listed, percent_text
+from analysis.drawing.charts import BLUE, ORANGE, VERMILION, Chart, convert_to_long_table, draw_panels
+from analysis.drawing.digits import join_statements, render_percent
 from analysis.drawing.view import View
-from analysis.roofline.bounds import si
+from analysis.roofline.bounds import render_si
 from analysis.study import NotAnswerableError, Study
 from suite.performance.stragglers import SIGNIFICANCE_LEVEL, StragglerTest, find_straggler
 
@@ -30,7 +30,7 @@ STEP = "step_s"
 
 
 @dataclass(frozen=True)
-class Ranks:
+class ResultRanks:
     """The ranks of one result."""
 
     label: str
@@ -39,7 +39,7 @@ class Ranks:
     straggling: StragglerTest
 
 
-def table(study: Study) -> pd.DataFrame:
+def build_table(study: Study) -> pd.DataFrame:
     """A row per result and rank."""
     return pd.DataFrame(
         [
@@ -59,23 +59,23 @@ def table(study: Study) -> pd.DataFrame:
                 "p": item.straggling.p,
                 "named": "yes" if item.straggling.is_slow and rank == item.straggling.slow else "no",
             }
-            for item in _items(study)
+            for item in _list_results(study)
             for rank, (own, wait) in enumerate(zip(item.straggling.own_s, item.straggling.wait_s, strict=True))
         ]
     )
 
 
-def answer(study: Study) -> str:
+def render_answer(study: Study) -> str:
     """The slow rank of each result, or that luck explains the differences."""
-    return listed([_sentence(item) for item in _items(study)])
+    return join_statements([_describe_result(item) for item in _list_results(study)])
 
 
-def chart(table: pd.DataFrame) -> Chart:
+def draw_chart(table: pd.DataFrame) -> Chart:
     """A panel per result: a bar per rank of its own time and its wait, in milliseconds."""
     parts = {"own": BLUE, "wait": ORANGE}
     shown = table.assign(own=1e3 * table["own [s/step]"], wait=1e3 * table["wait [s/step]"])
     shown["_whole"] = shown["own"] + shown["wait"]
-    long = stack(shown, list(parts), "_part", "_ms")
+    long = convert_to_long_table(shown, list(parts), "_part", "_ms")
 
     def draw(rows: pd.DataFrame) -> Chart:
         base = alt.Chart(rows).encode(x=alt.X("rank:O", axis=alt.Axis(labelAngle=0, labelOverlap=True)))
@@ -90,39 +90,39 @@ def chart(table: pd.DataFrame) -> Chart:
         )
         return alt.layer(bars, mark).properties(height=200)
 
-    return panels(long, ["benchmark", "size", "label"], draw)
+    return draw_panels(long, ["benchmark", "size", "label"], draw)
 
 
-def _sentence(item: Ranks) -> str:
+def _describe_result(item: ResultRanks) -> str:
     result = item.straggling
     label = f"{item.label} ({item.benchmark} {item.size})"
-    share = f"{percent_text(100 * result.excess_s / result.step_s)} of the step"
+    share = f"{render_percent(100 * result.excess_s / result.step_s)} of the step"
     if result.is_slow:
         return f"{label}: rank {result.slow} is slow, {share} beyond luck (p = {result.p:.2g}); the others wait for it"
     if result.least_p >= SIGNIFICANCE_LEVEL:
         return (
-            f"{label}: rank {result.slow} waits least, {si(result.waiting_s)}s a step less than the median; "
+            f"{label}: rank {result.slow} waits least, {render_si(result.waiting_s)}s a step less than the median; "
             f"{result.blocks} "
             f"epoch{'s' * (result.blocks > 1)} on {len(result.own_s)} ranks are too few to tell a slow rank from luck"
         )
     if result.p < SIGNIFICANCE_LEVEL:
         return f"{label}: no rank costs 1 % of the step; rank {result.slow} waits least, its excess is {share} (p = {result.p:.2g})"
-    return f"{label}: no rank stands out, luck explains a gap of {si(result.gap_s)}s a step (p = {result.p:.2g})"
+    return f"{label}: no rank stands out, luck explains a gap of {render_si(result.gap_s)}s a step (p = {result.p:.2g})"
 
 
-def _items(study: Study) -> list[Ranks]:
+def _list_results(study: Study) -> list[ResultRanks]:
     items = []
     for row in study.distinct[~study.distinct["published"]].to_dict("records"):
         runs = set(study.selections[row["group"]].averaged) or set(study.runs_of(row["group"])["run"])
-        result = _straggling(study.tables.ranks[study.tables.ranks["run"].isin(runs)])
+        result = _judge_stragglers(study.tables.ranks[study.tables.ranks["run"].isin(runs)])
         if result is not None:
-            items.append(Ranks(row["label"], row["benchmark"], row["size"], result))
+            items.append(ResultRanks(row["label"], row["benchmark"], row["size"], result))
     if not items:
         raise NotAnswerableError("rank_stats events of a run on 2 to 64 ranks; only this suite logs them")
     return items
 
 
-def _straggling(ranks: pd.DataFrame) -> StragglerTest | None:
+def _judge_stragglers(ranks: pd.DataFrame) -> StragglerTest | None:
     """All blocks of a result whose log has every rank's values."""
     own, wait, steps = [], [], []
     known = ranks[ranks["values"].notna() & (ranks["steps"] > 0)]
@@ -144,4 +144,4 @@ def _values(text: str) -> np.ndarray:
     return np.array(values if usable else [], dtype=float)
 
 
-VIEWS = (View("stragglers", TITLE, CAPTION, table, answer, chart),)
+VIEWS = (View("stragglers", TITLE, CAPTION, build_table, render_answer, draw_chart),)

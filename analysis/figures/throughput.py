@@ -7,21 +7,21 @@ import math
 import altair as alt
 import pandas as pd
 
-from analysis.drawing.charts import BLUE, Chart, intervals, parts_bars, result_panels
-from analysis.drawing.digits import listed
+from analysis.drawing.charts import BLUE, Chart, draw_intervals, draw_result_panels, draw_stacked_bars
+from analysis.drawing.digits import join_statements
 from analysis.drawing.view import View
-from analysis.results.extent import PLURAL, with_extent
-from analysis.results.names import CLASS, PROBLEM, result_table, tasks
+from analysis.results.extent import PLURAL, add_extent
+from analysis.results.names import CLASS_COLUMNS, PROBLEM_COLUMNS, build_result_table, group_tasks
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Throughput"
 RATE = "train [samples/s], harmonic mean"
 
 
-def rate_table(study: Study) -> pd.DataFrame:
+def build_rate_table(study: Study) -> pd.DataFrame:
     """Mean throughput by result."""
     frame = _with_rate(study)
-    return result_table(
+    return build_result_table(
         frame,
         ("mode", "label", "ranks"),
         {
@@ -36,11 +36,11 @@ def rate_table(study: Study) -> pd.DataFrame:
     )
 
 
-def rate_answer(study: Study) -> str:
+def render_rate_answer(study: Study) -> str:
     """The most samples per second of each class."""
-    rows = rate_table(study).sort_values("train [samples/s], harmonic mean", ascending=False)
-    first = rows.groupby(PROBLEM, sort=True).head(1)
-    return listed(
+    rows = build_rate_table(study).sort_values("train [samples/s], harmonic mean", ascending=False)
+    first = rows.groupby(PROBLEM_COLUMNS, sort=True).head(1)
+    return join_statements(
         [
             f"{r['benchmark']} {r['size']}: {r['train [samples/s], harmonic mean']:,.0f} samples/s ({r['label']})"
             for r in first.to_dict("records")
@@ -48,7 +48,7 @@ def rate_answer(study: Study) -> str:
     )
 
 
-def rate_chart(table: pd.DataFrame) -> Chart:
+def draw_rate_chart(table: pd.DataFrame) -> Chart:
     """A row per result, the fastest on top: mean and standard deviation over the runs."""
     spread = table["train [samples/s], spread"].astype(float).fillna(0.0)
     shown = table.assign(
@@ -59,15 +59,15 @@ def rate_chart(table: pd.DataFrame) -> Chart:
     def draw(rows: pd.DataFrame) -> Chart:
         wide = rows[RATE].max() > 10 * rows[RATE].min()
         colours = alt.Scale(range=[BLUE])
-        return intervals(rows, RATE, ("_low", "_high"), "training samples/s", "_counts", colours, log=wide)
+        return draw_intervals(rows, RATE, ("_low", "_high"), "training samples/s", "_counts", colours, log=wide)
 
-    return result_panels(shown, draw, columns=1)
+    return draw_result_panels(shown, draw, columns=1)
 
 
-def models_table(study: Study) -> pd.DataFrame:
+def build_models_table(study: Study) -> pd.DataFrame:
     """Models per minute, the most first, and how busy the machine was."""
-    frame = _of_models(study)
-    return result_table(
+    frame = _select_with_models(study)
+    return build_result_table(
         frame,
         ("label", "division", "models"),
         {
@@ -82,22 +82,22 @@ def models_table(study: Study) -> pd.DataFrame:
     )
 
 
-def models_answer(study: Study) -> str:
+def render_models_answer(study: Study) -> str:
     """The most models per minute of each task."""
     sentences = []
-    for _, short, rows in tasks(_of_models(study)):
+    for _, short, rows in group_tasks(_select_with_models(study)):
         best = rows.iloc[0]
         of = f" on {best['units_described']:,.0f} compute units" if pd.notna(best["units_described"]) else ""
         sentences.append(f"{short}: {best['models_per_min']:.3g} models/min{of} ({best['label']})")
-    return listed(sentences)
+    return join_statements(sentences)
 
 
-def models_chart(table: pd.DataFrame) -> Chart:
+def draw_models_chart(table: pd.DataFrame) -> Chart:
     """Models per minute, and the share of the time that an instance ran, written at the bar's end."""
     shares = table["an instance ran, mean share [%]"].map("ran {:.0f} % of the time".format)
-    return result_panels(
+    return draw_result_panels(
         table.assign(_end=shares),
-        lambda rows: parts_bars(rows, {"models/min": BLUE}, "models per minute", text="_end"),
+        lambda rows: draw_stacked_bars(rows, {"models/min": BLUE}, "models per minute", text="_end"),
         columns=1,
     )
 
@@ -107,17 +107,17 @@ def _with_rate(study: Study) -> pd.DataFrame:
     frame = study.distinct[study.distinct["train_rate.mean"].notna()]
     if frame.empty:
         raise NotAnswerableError("no run has training time, epochs and train_samples")
-    known = with_extent(frame, CLASS)
+    known = add_extent(frame, CLASS_COLUMNS)
     unknown = frame.drop(known.index).assign(extent=math.nan, one="unit")
     return pd.concat([part for part in (known, unknown) if len(part)]).loc[frame.index]
 
 
-def _of_models(study: Study) -> pd.DataFrame:
+def _select_with_models(study: Study) -> pd.DataFrame:
     """Results with models per minute, the most first in each benchmark and size."""
     frame = study.distinct[(study.distinct["models_per_min"] > 0) & (study.distinct["score_s"] > 0)]
     if frame.empty:
         raise NotAnswerableError("a throughput-mode result (several instances at once) with a score")
-    return frame.sort_values([*PROBLEM, "models_per_min"], ascending=[True, True, False])
+    return frame.sort_values([*PROBLEM_COLUMNS, "models_per_min"], ascending=[True, True, False])
 
 
 VIEWS = (
@@ -127,12 +127,12 @@ VIEWS = (
         "training time (evaluation and staging taken out). The table has samples per second of each accelerator, "
         "processor, node, core or rank, whichever varies. The axis is logarithmic where systems differ more than "
         "tenfold.",
-        rate_table, rate_answer, rate_chart, 2,
+        build_rate_table, render_rate_answer, draw_rate_chart, 2,
     ),
     View(
         "throughput_mode", "Many models at once",
         "Models that reached the target per minute, between the first run_start and the last run_stop of the whole "
         "system. Below 100 % of the time the system waited for its last instances. Pruned instances are left out.",
-        models_table, models_answer, models_chart, 2,
+        build_models_table, render_models_answer, draw_models_chart, 2,
     ),
 )  # fmt: skip

@@ -5,20 +5,27 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from analysis.drawing.charts import Chart, minutes, number, panels, points, result_panels
-from analysis.drawing.digits import listed, seconds
+from analysis.drawing.charts import (
+    Chart,
+    draw_panels,
+    draw_points,
+    draw_result_panels,
+    make_minutes_channel,
+    make_number_channel,
+)
+from analysis.drawing.digits import join_statements, render_seconds
 from analysis.drawing.view import View
-from analysis.results.extent import PLURAL, with_extent
-from analysis.results.names import PROBLEM, result_table, tasks
+from analysis.results.extent import PLURAL, add_extent
+from analysis.results.names import PROBLEM_COLUMNS, build_result_table, group_tasks
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Time and cost"
 _MJ = 1e6
 
 
-def size_table(study: Study) -> pd.DataFrame:
+def build_size_table(study: Study) -> pd.DataFrame:
     """Score, machine size and hours by result."""
-    frame = _sized(study)
+    frame = _select_with_size(study)
     values = {
         "machine size": frame["extent"],
         "counts": frame["one"].map(PLURAL),
@@ -28,28 +35,29 @@ def size_table(study: Study) -> pd.DataFrame:
         "n": frame["n_averaged"],
         "machine hours": frame["hours"],
     }
-    return result_table(frame, ("label", "division", "device"), values)
+    return build_result_table(frame, ("label", "division", "device"), values)
 
 
-def size_answer(study: Study) -> str:
+def render_size_answer(study: Study) -> str:
     """The fastest result of each task that has several, and the one with the fewest hours."""
     sentences = []
-    for _, short, rows in tasks(_sized(study)):
+    for _, short, rows in group_tasks(_select_with_size(study)):
         if len(rows) < 2:
             continue  # nothing to rank it beside
         scored = rows[rows["score_s"].notna()]
         rows, without = (scored, "") if len(scored) else (rows, ", none with a score")
         fast, few = rows.loc[rows["run_s.mean"].idxmin()], rows.loc[rows["hours"].idxmin()]
         sentences.append(
-            f"{short}: fastest {fast['label']} ({seconds(fast['run_s.mean'])}), fewest {few['one']} hours "
+            f"{short}: fastest {fast['label']} ({render_seconds(fast['run_s.mean'])}), fewest {few['one']} hours "
             f"{few['label']} ({few['hours']:,.3g} h of {few['device']}){_cheapest(study, rows)}{without}"
         )
     return (
-        listed(sentences) or "no two of these results may be ranked against each other: other divisions, rules or data"
+        join_statements(sentences)
+        or "no two of these results may be ranked against each other: other divisions, rules or data"
     )
 
 
-def size_chart(table: pd.DataFrame) -> Chart:
+def draw_size_chart(table: pd.DataFrame) -> Chart:
     """Log-log panels of time over machine size; hollow: the mean of runs, where there is no score."""
     shown = table.assign(
         _sign=table["device"], _time=table["score [min]"].fillna(table["mean of runs [min]"]),
@@ -57,16 +65,16 @@ def size_chart(table: pd.DataFrame) -> Chart:
     )  # fmt: skip
 
     def draw(rows: pd.DataFrame) -> Chart:
-        x = number(alt.X, "machine size", str(rows["counts"].iloc[0]), log=True)
-        y = minutes(alt.Y, "_time", "time to train")
-        return points(rows, x, y, table["device"], hollow="_hollow")
+        x = make_number_channel(alt.X, "machine size", str(rows["counts"].iloc[0]), log=True)
+        y = make_minutes_channel(alt.Y, "_time", "time to train")
+        return draw_points(rows, x, y, table["device"], hollow="_hollow")
 
-    return result_panels(shown, draw, zoom=True)
+    return draw_result_panels(shown, draw, zoom=True)
 
 
-def cost_table(study: Study) -> pd.DataFrame:
+def build_cost_table(study: Study) -> pd.DataFrame:
     """Time, cost, what it counts, and whether a result is on the front."""
-    frame = _priced(study)
+    frame = _select_with_price(study)
     values = {
         "time to train [min]": frame["run_s.mean"] / 60,
         "machine hours": frame["hours"],
@@ -74,38 +82,38 @@ def cost_table(study: Study) -> pd.DataFrame:
         "cost in": frame["paid_in"],
         "on the front": frame["front"],
     }
-    return result_table(frame, ("label", "division"), values)
+    return build_result_table(frame, ("label", "division"), values)
 
 
-def cost_answer(study: Study) -> str:
+def render_cost_answer(study: Study) -> str:
     """The front of each benchmark."""
-    frame = _priced(study)
+    frame = _select_with_price(study)
     sentences = [
         f"{short}: {', '.join(rows.loc[rows['front']].sort_values('run_s.mean')['label'])}"
-        for _, short, rows in tasks(frame)
+        for _, short, rows in group_tasks(frame)
         if len(rows) > 1
     ]
     units = frame["paid_in"].unique()
     unit = units[0] if len(units) == 1 else "machine hours"
-    return f"no other result is both faster and takes fewer {unit}: {listed(sentences)}{_unpriced(study)}"
+    return f"no other result is both faster and takes fewer {unit}: {join_statements(sentences)}{_unpriced(study)}"
 
 
-def cost_chart(table: pd.DataFrame) -> Chart:
+def draw_cost_chart(table: pd.DataFrame) -> Chart:
     """Log-log panels; a line joins the front of each division."""
 
     def draw(rows: pd.DataFrame) -> Chart:
-        x = minutes(alt.X, "time to train [min]", "time to train")
-        y = number(alt.Y, "cost", f"cost [{rows['cost in'].iloc[0]}]", log=True)
-        return points(rows, x, y, table["division"], joined="on the front")
+        x = make_minutes_channel(alt.X, "time to train [min]", "time to train")
+        y = make_number_channel(alt.Y, "cost", f"cost [{rows['cost in'].iloc[0]}]", log=True)
+        return draw_points(rows, x, y, table["division"], joined="on the front")
 
-    return result_panels(table.assign(_sign=table["division"]), draw, zoom=True)
+    return draw_result_panels(table.assign(_sign=table["division"]), draw, zoom=True)
 
 
-def energy_table(study: Study) -> pd.DataFrame:
+def build_energy_table(study: Study) -> pd.DataFrame:
     """Time, energy and its interval, what it is of, power per node, energy x delay, idle share, and whether it is on
     the front.
     """
-    frame = _metered(study)
+    frame = _select_with_energy(study)
     values = {
         "time to train [min]": frame["run_s.mean"] / 60,
         "energy [MJ]": frame["energy_j"] / _MJ,
@@ -119,13 +127,13 @@ def energy_table(study: Study) -> pd.DataFrame:
         "idle share": frame["idle_share"],
         "on the front": frame["front"],
     }
-    return result_table(frame, ("label", "division"), values)
+    return build_result_table(frame, ("label", "division"), values)
 
 
-def energy_answer(study: Study) -> str:
+def render_energy_answer(study: Study) -> str:
     """What speed costs in energy, from the least to the fastest of each front."""
     sentences = []
-    for (benchmark, size, kind), rows in _same_place(_metered(study)):
+    for (benchmark, size, kind), rows in _group_by_energy_kind(_select_with_energy(study)):
         title = f"{benchmark} {size} · {kind}"
         front = rows[rows["front"]].sort_values("run_s.mean")
         fast, slow = front.iloc[0], front.iloc[-1]
@@ -136,79 +144,79 @@ def energy_answer(study: Study) -> str:
         sentences.append(
             f"{title}: {fast['label']} is {speed:.3g} times faster than {slow['label']} for {cost:.3g} times the energy"
         )
-    return listed(sentences)
+    return join_statements(sentences)
 
 
-def energy_chart(table: pd.DataFrame) -> Chart:
+def draw_energy_chart(table: pd.DataFrame) -> Chart:
     """Log-log panels with intervals of energy, of results that were measured at the same place."""
 
     def draw(rows: pd.DataFrame) -> Chart:
-        x = minutes(alt.X, "time to train [min]", "time to train")
-        y = number(alt.Y, "energy [MJ]", "energy of a run [MJ]", log=True)
+        x = make_minutes_channel(alt.X, "time to train [min]", "time to train")
+        y = make_number_channel(alt.Y, "energy [MJ]", "energy of a run [MJ]", log=True)
         ends = ("energy, low [MJ]", "energy, high [MJ]")
-        drawn = points(rows, x, y, table["division"], y_ends=ends, hollow="_hollow", joined="on the front")
+        drawn = draw_points(rows, x, y, table["division"], y_ends=ends, hollow="_hollow", joined="on the front")
         return drawn
 
     shown = table.assign(_sign=table["division"], _hollow=table["no score"].notna())
-    return panels(shown, [*PROBLEM, "energy of"], draw, zoom=True)
+    return draw_panels(shown, [*PROBLEM_COLUMNS, "energy of"], draw, zoom=True)
 
 
-def mark_front(frame: pd.DataFrame, against: str) -> pd.DataFrame:
+def add_pareto_front(frame: pd.DataFrame, against: str) -> pd.DataFrame:
     """Add the column ``front``: true on the Pareto front of ``run_s.mean`` and ``against``, within comparable results."""
     front = pd.Series(False, index=frame.index)
-    for *_, alike in tasks(frame):
-        front.loc[alike.index] = [_unbeaten(row, alike, against) for _, row in alike.iterrows()]
+    for *_, alike in group_tasks(frame):
+        front.loc[alike.index] = [_is_on_front(row, alike, against) for _, row in alike.iterrows()]
     return frame.assign(front=front)
 
 
-def _unbeaten(row: pd.Series, others: pd.DataFrame, against: str) -> bool:
+def _is_on_front(row: pd.Series, others: pd.DataFrame, against: str) -> bool:
     faster, less = others["run_s.mean"] < row["run_s.mean"], others[against] < row[against]
     return not bool((faster & less).any())
 
 
-def _sized(study: Study) -> pd.DataFrame:
+def _select_with_size(study: Study) -> pd.DataFrame:
     frame = study.distinct[study.distinct["mode"] == "strong"]
-    frame = _several(with_extent(frame[frame["run_s.mean"] > 0], PROBLEM))
+    frame = _select_repeated_tasks(add_extent(frame[frame["run_s.mean"] > 0], PROBLEM_COLUMNS))
     if frame.empty:
         raise NotAnswerableError("two time-to-train results of one benchmark and size on machines of known size")
     return frame
 
 
-def _priced(study: Study) -> pd.DataFrame:
+def _select_with_price(study: Study) -> pd.DataFrame:
     frame = study.distinct[study.distinct["mode"] == "strong"]
-    frame = with_extent(frame[frame["run_s.mean"] > 0], PROBLEM)
+    frame = add_extent(frame[frame["run_s.mean"] > 0], PROBLEM_COLUMNS)
     paid_in = study.prices.unit if study.prices else frame["one"] + " hours"
     frame = frame.assign(paid=frame["cost"] if study.prices else frame["hours"], paid_in=paid_in)
     frame = frame[frame["paid"].notna()]
     scored = frame["score_s"].notna()
     frame = frame[scored | ~scored.groupby([frame["benchmark"], frame["size"]]).transform("any")]
-    frame = _several(frame)
+    frame = _select_repeated_tasks(frame)
     if frame.empty:
         priced = " and a price (--price)" if study.prices else ""
         raise NotAnswerableError(
             f"two time-to-train results of one benchmark and size on machines of known size{priced}"
         )
-    return mark_front(frame, "paid")
+    return add_pareto_front(frame, "paid")
 
 
-def _metered(study: Study) -> pd.DataFrame:
+def _select_with_energy(study: Study) -> pd.DataFrame:
     frame = study.distinct[study.distinct["mode"] == "strong"]
     if "energy_j" in frame:
         frame = frame[frame["energy_j"].notna() & (frame["run_s.mean"] > 0)]
     if "energy_j" not in frame or frame.empty:
         raise NotAnswerableError("a time-to-train result with power readings or energy counters (docs/energy.md)")
     frame = frame.assign(energy_j=frame["energy_j"].astype(float))
-    return pd.concat([mark_front(rows, "energy_j") for _, rows in _same_place(frame)]).loc[frame.index]
+    return pd.concat([add_pareto_front(rows, "energy_j") for _, rows in _group_by_energy_kind(frame)]).loc[frame.index]
 
 
-def _same_place(frame: pd.DataFrame) -> list[tuple[tuple[str, str, str], pd.DataFrame]]:
+def _group_by_energy_kind(frame: pd.DataFrame) -> list[tuple[tuple[str, str, str], pd.DataFrame]]:
     """Results of one benchmark and size that were measured at the same place."""
-    return list(frame.groupby([*PROBLEM, "energy_kind"], sort=True, dropna=False))
+    return list(frame.groupby([*PROBLEM_COLUMNS, "energy_kind"], sort=True, dropna=False))
 
 
-def _several(results: pd.DataFrame) -> pd.DataFrame:
+def _select_repeated_tasks(results: pd.DataFrame) -> pd.DataFrame:
     """The results that share benchmark and size with at least one other."""
-    return results[results.groupby(PROBLEM)["group"].transform("size") > 1]
+    return results[results.groupby(PROBLEM_COLUMNS)["group"].transform("size") > 1]
 
 
 def _cheapest(study: Study, rows: pd.DataFrame) -> str:
@@ -235,7 +243,7 @@ VIEWS = (
         "ranks. The sign is the score (hollow: the mean of the runs, where there is no score); colour and shape tell "
         "the accelerator, or the processor where there is none. Throughput mode is left out: there many runs share a "
         "machine.",
-        size_table, size_answer, size_chart,
+        build_size_table, render_size_answer, draw_size_chart,
     ),
     View(
         "pareto", "Time and cost",
@@ -244,7 +252,7 @@ VIEWS = (
         "the same money on different devices. Further left is faster, lower is cheaper; a line joins the results that "
         "no other of their division and rounds beats in both. Results without a score are shown only where no other "
         "has one.",
-        cost_table, cost_answer, cost_chart,
+        build_cost_table, render_cost_answer, draw_cost_chart,
     ),
     View(
         "energy_front", "Time and energy",
@@ -254,6 +262,6 @@ VIEWS = (
         "of the meters (5 % where none is stated). Hollow: no score, as readings lack a part of a run. The energy of a "
         "network may be the rules' estimate (table). A line joins the results that no other in the panel and of its "
         "rounds beats in both.",
-        energy_table, energy_answer, energy_chart,
+        build_energy_table, render_energy_answer, draw_energy_chart,
     ),
 )  # fmt: skip

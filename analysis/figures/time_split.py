@@ -7,41 +7,52 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.drawing.charts import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, Chart, parts_bars, result_panels
-from analysis.drawing.digits import listed, seconds
+from analysis.drawing.charts import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILION,
+    Chart,
+    draw_result_panels,
+    draw_stacked_bars,
+)
+from analysis.drawing.digits import join_statements, render_seconds
 from analysis.drawing.view import View
-from analysis.results.names import short_heading
-from analysis.roofline.cases import steps_of
+from analysis.results.names import render_short_heading
+from analysis.roofline.cases import count_steps
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Where the time goes"
-RUN = (  # column of the results, of the table, and its colour
+RUN_PARTS = (  # column of the results, of the table, and its colour
     ("staging_exposed_s", "staging", ORANGE),
     ("train_s", "training", BLUE),
     ("eval_s", "evaluation", GREEN),
     ("other_s", "other", GREY),
     ("staging_before_run_s", "staging before the run", SKY),
 )
-START = (("interpreter", ORANGE), ("imports", PURPLE), ("init", BLUE))
-GOODPUT = (
+START_PARTS = (("interpreter", ORANGE), ("imports", PURPLE), ("init", BLUE))
+GOODPUT_PARTS = (
     ("useful", "useful", BLUE),
     ("stalled", "checkpoints", ORANGE),
     ("lost", "lost", VERMILION),
     ("starting", "starting", PURPLE),
     ("down", "down", GREY),
 )
-STEP = (
+STEP_PARTS = (
     ("data_wait", "data wait", VERMILION),
     ("forward_backward", "forward + backward", BLUE),
     ("exposed_communication", "exposed communication", PURPLE),
     ("optimizer", "optimizer", GREEN),
     ("other", "other", GREY),
 )
-OVERLAPPED = ("overlapped_communication", "overlapped communication")
-MENTIONED = 5.0  # per cent: a part that takes less of every run is not worth a sentence
+OVERLAPPED_PART = ("overlapped_communication", "overlapped communication")
+LEAST_PERCENT_NAMED = 5.0  # per cent: a part that takes less of every run is not worth a sentence
 
 
-def run_table(study: Study) -> pd.DataFrame:
+def build_run_table(study: Study) -> pd.DataFrame:
     """Mean seconds of each part by result."""
     known = study.distinct[study.distinct["run_s.mean"].notna()]
     if known.empty:
@@ -49,36 +60,40 @@ def run_table(study: Study) -> pd.DataFrame:
     frame = known[["benchmark", "size", "mode", "label", "n_averaged", "run_s.mean"]].rename(
         columns={"run_s.mean": "run [s]", "n_averaged": "n"}
     )
-    for name, title, _ in RUN:
+    for name, title, _ in RUN_PARTS:
         frame[f"{title} [s]"] = known[f"{name}.mean"]
     frame["all staging [epochs]"] = known["staging_in_epochs"]
     return frame.reset_index(drop=True)
 
 
-def run_answer(study: Study) -> str:
+def render_run_answer(study: Study) -> str:
     """What training takes, and where each other part takes most; parts of a few per cent are left out."""
-    frame = run_table(study)
-    shares = {part: 100 * frame[f"{part} [s]"] / frame["run [s]"] for _, part, _ in RUN}
+    frame = build_run_table(study)
+    shares = {part: 100 * frame[f"{part} [s]"] / frame["run [s]"] for _, part, _ in RUN_PARTS}
     train = shares["training"]
     several = len(frame) > 1
     sentences = [f"training {train.min():.0f} to {train.max():.0f} %" if several else f"training {train.max():.0f} %"]
     for part, share in shares.items():
-        if part != "training" and share.max() >= MENTIONED:
+        if part != "training" and share.max() >= LEAST_PERCENT_NAMED:
             row = frame.loc[share.idxmax()]
-            where = f" ({row['label']}, {short_heading(row['benchmark'], row['size'], row['mode'])})" if several else ""
+            where = (
+                f" ({row['label']}, {render_short_heading(row['benchmark'], row['size'], row['mode'])})"
+                if several
+                else ""
+            )
             sentences.append(f"{part} {'at most ' if several else ''}{share.max():.0f} %{where}")
-    return listed(sentences)
+    return join_statements(sentences)
 
 
-def run_chart(table: pd.DataFrame) -> Chart:
+def draw_run_chart(table: pd.DataFrame) -> Chart:
     """Bars in per cent of the run, the fastest result on top."""
-    parts = {f"{part} [s]": colour for _, part, colour in RUN}
+    parts = {f"{part} [s]": colour for _, part, colour in RUN_PARTS}
     ordered = table[table["run [s]"] > 0].sort_values("run [s]")
     shares = dict(100 * ordered[list(parts)].fillna(0.0).div(ordered["run [s]"], axis=0))
     return _bars(ordered.assign(_run=ordered["run [s]"], **shares), "_run", parts, "share of the run [%]")
 
 
-def start_table(study: Study) -> pd.DataFrame:
+def build_start_table(study: Study) -> pd.DataFrame:
     """Seconds by part and result, median and slowest rank."""
     known = study.runs[study.runs["startup_init_median_s"].notna()]
     if known.empty:
@@ -86,28 +101,28 @@ def start_table(study: Study) -> pd.DataFrame:
     rows = []
     for (benchmark, size, label), runs in known.groupby(["benchmark", "size", "label"], sort=True):
         line: dict[str, object] = {"benchmark": benchmark, "size": size, "label": label, "n": len(runs)}
-        for part, _ in START:
+        for part, _ in START_PARTS:
             line[f"{part} [s], median rank"] = float(pd.to_numeric(runs[f"startup_{part}_median_s"]).mean())
             line[f"{part} [s], slowest rank"] = float(pd.to_numeric(runs[f"startup_{part}_max_s"]).max())
         rows.append(line)
     return pd.DataFrame(rows)
 
 
-def start_answer(study: Study) -> str:
+def render_start_answer(study: Study) -> str:
     """Seconds of each result, median rank."""
-    frame = start_table(study)
-    total = frame[[f"{part} [s], median rank" for part, _ in START]].sum(axis=1)
+    frame = build_start_table(study)
+    total = frame[[f"{part} [s], median rank" for part, _ in START_PARTS]].sum(axis=1)
     named = frame["label"] + " (" + frame["benchmark"] + " " + frame["size"] + ")"
-    return listed([f"{name} {seconds(value)}" for name, value in zip(named, total, strict=True)])
+    return join_statements([f"{name} {render_seconds(value)}" for name, value in zip(named, total, strict=True)])
 
 
-def start_chart(table: pd.DataFrame) -> Chart:
+def draw_start_chart(table: pd.DataFrame) -> Chart:
     """Bars of seconds of the median rank."""
-    parts = {f"{part} [s], median rank": colour for part, colour in START}
+    parts = {f"{part} [s], median rank": colour for part, colour in START_PARTS}
     return _bars(table.assign(_all=table[list(parts)].sum(axis=1)), "_all", parts, "seconds")
 
 
-def goodput_table(study: Study) -> pd.DataFrame:
+def build_goodput_table(study: Study) -> pd.DataFrame:
     """Shares of the wall time by result, mean over runs, with the least and most useful run."""
     known = study.runs[study.runs["goodput_wall_s"].fillna(0.0) > 0.0]
     if known.empty or not (known[["goodput_interruptions", "goodput_saves"]].fillna(0.0).to_numpy(float) > 0.0).any():
@@ -120,7 +135,7 @@ def goodput_table(study: Study) -> pd.DataFrame:
     for (benchmark, size, label), runs in last.groupby(["benchmark", "size", "label"], sort=True):
         wall = runs["goodput_wall_s"].to_numpy(float)
         line: dict[str, object] = {"benchmark": benchmark, "size": size, "label": label, "n": len(runs)}
-        for name, title, _ in GOODPUT:
+        for name, title, _ in GOODPUT_PARTS:
             line[f"{title} [%]"] = float((100 * runs[f"goodput_{name}_s"].to_numpy(float) / wall).mean())
         useful = 100 * runs["goodput_useful_s"].to_numpy(float) / wall
         interruptions = int(runs["goodput_interruptions"].sum())
@@ -129,10 +144,10 @@ def goodput_table(study: Study) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def goodput_answer(study: Study) -> str:
+def render_goodput_answer(study: Study) -> str:
     """The useful share of each result."""
-    frame = goodput_table(study)
-    return listed([f"{row['label']} {_useful(row)}" for _, row in frame.iterrows()])
+    frame = build_goodput_table(study)
+    return join_statements([f"{row['label']} {_useful(row)}" for _, row in frame.iterrows()])
 
 
 def _useful(row: pd.Series) -> str:
@@ -142,20 +157,20 @@ def _useful(row: pd.Series) -> str:
     return f"{row['useful [%]']:.3g} %{spread}, n = {row['n']}, {count} interruption{'s' * (count != 1)}"
 
 
-def goodput_chart(table: pd.DataFrame) -> Chart:
+def draw_goodput_chart(table: pd.DataFrame) -> Chart:
     """Bars of per cent of the time since the first process started."""
-    parts = {f"{part} [%]": colour for _, part, colour in GOODPUT}
-    return result_panels(
+    parts = {f"{part} [%]": colour for _, part, colour in GOODPUT_PARTS}
+    return draw_result_panels(
         table.assign(_end=[_useful(row) for _, row in table.iterrows()]),
-        lambda rows: parts_bars(rows, parts, "% of the time since the first process started", text="_end"),
+        lambda rows: draw_stacked_bars(rows, parts, "% of the time since the first process started", text="_end"),
         columns=1,
     )
 
 
-def step_table(study: Study) -> pd.DataFrame:
+def build_step_table(study: Study) -> pd.DataFrame:
     """Milliseconds per training step by phase and result."""
     rows = []
-    steps = steps_of(study)
+    steps = count_steps(study)
     for row in study.distinct.to_dict("records"):
         chosen = study.runs[study.runs["run"].isin(study.selections[row["group"]].averaged)]
         chosen = chosen[chosen["step_forward_backward_s"].notna() & chosen["run"].isin(steps.index)]
@@ -163,7 +178,7 @@ def step_table(study: Study) -> pd.DataFrame:
             continue
         count = chosen["run"].map(steps).to_numpy(float)
         line = {name: row[name] for name in ("benchmark", "size", "mode", "label")} | {"n": len(chosen)}
-        for part, title in (*((name, title) for name, title, _ in STEP), OVERLAPPED):
+        for part, title in (*((name, title) for name, title, _ in STEP_PARTS), OVERLAPPED_PART):
             spent = pd.to_numeric(chosen[f"step_{part}_s"]).to_numpy(float)
             line[f"{title} [ms/step]"] = float(np.mean(1e3 * spent / count))
         rows.append(line)
@@ -172,13 +187,13 @@ def step_table(study: Study) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def step_answer(study: Study) -> str:
+def render_step_answer(study: Study) -> str:
     """The largest part of a step of each result."""
-    columns = [f"{title} [ms/step]" for _, title, _ in STEP]
-    frame = step_table(study)
+    columns = [f"{title} [ms/step]" for _, title, _ in STEP_PARTS]
+    frame = build_step_table(study)
     shares = 100 * frame[columns].div(frame[columns].sum(axis=1), axis=0)
     named = (frame["label"] + " (" + frame["benchmark"] + " " + frame["size"] + ")").tolist()
-    return listed(
+    return join_statements(
         [
             f"{name}: " + ", ".join(f"{row[c]:.0f} % {c.removesuffix(' [ms/step]')}" for c in row.nlargest(2).index)
             for name, (_, row) in zip(named, shares.iterrows(), strict=True)
@@ -186,9 +201,9 @@ def step_answer(study: Study) -> str:
     )
 
 
-def step_chart(table: pd.DataFrame) -> Chart:
+def draw_step_chart(table: pd.DataFrame) -> Chart:
     """Bars of milliseconds of a step."""
-    parts = {f"{part} [ms/step]": colour for _, part, colour in STEP}
+    parts = {f"{part} [ms/step]": colour for _, part, colour in STEP_PARTS}
     return _bars(
         table.assign(_all=table[list(parts)].sum(axis=1) / 1e3), "_all", parts, "milliseconds per training step"
     )
@@ -196,8 +211,10 @@ def step_chart(table: pd.DataFrame) -> Chart:
 
 def _bars(table: pd.DataFrame, total_s: str, parts: dict[str, str], unit: str) -> Chart:
     """Bars of parts for each benchmark and size, with the total time (and n) at their ends."""
-    ends = [f"{seconds(time)} (n={n})" for time, n in zip(table[total_s], table["n"], strict=True)]
-    return result_panels(table.assign(_end=ends), lambda rows: parts_bars(rows, parts, unit, text="_end"), columns=1)
+    ends = [f"{render_seconds(time)} (n={n})" for time, n in zip(table[total_s], table["n"], strict=True)]
+    return draw_result_panels(
+        table.assign(_end=ends), lambda rows: draw_stacked_bars(rows, parts, unit, text="_end"), columns=1
+    )
 
 
 VIEWS = (
@@ -208,14 +225,14 @@ VIEWS = (
         "lies right of 100 % (HPC 3.0 rules do not count it). Evaluation that ran beside a later epoch "
         "costs no time here. Other: in no epoch, evaluation or staging. The table has all staging in epochs of training; "
         "placeholders below one second are none, and a result without staging events may have staged in its first epoch.",
-        run_table, run_answer, run_chart,
+        build_run_table, render_run_answer, draw_run_chart,
     ),
     View(
         "startup", "Before the run",
         "Median over ranks, mean over all runs of the result; not part of any score. Interpreter: process start "
         "to the first line of the suite. Imports: to the end of importing torch and the workload. Init: from "
         "there to init_stop without staging. The table has the slowest rank.",
-        start_table, start_answer, start_chart,
+        build_start_table, render_start_answer, draw_start_chart,
     ),
     View(
         "goodput", "Goodput",
@@ -224,13 +241,13 @@ VIEWS = (
         "and evaluation that count. Checkpoints: what they stalled. Lost: after the last checkpoint before an "
         "interruption. Starting: until run_start, of every attempt. Down: between attempts. Interrupted runs are "
         "not scored.",
-        goodput_table, goodput_answer, goodput_chart,
+        build_goodput_table, render_goodput_answer, draw_goodput_chart,
     ),
     View(
         "phases", "Inside a training step",
         "Mean over ranks and epochs, then over the scored runs. Exposed communication is what remains of the "
         "gradient exchange after the backward pass; the part that overlaps with it lies inside forward + backward "
         "and is given in the table only.",
-        step_table, step_answer, step_chart,
+        build_step_table, render_step_answer, draw_step_chart,
     ),
 )  # fmt: skip

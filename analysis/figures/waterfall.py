@@ -11,14 +11,14 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from analysis.drawing.charts import BLUE, GREEN, INK, VERMILION, Chart, number, panels
-from analysis.drawing.digits import clip
+from analysis.drawing.charts import BLUE, GREEN, TEXT_COLOUR, VERMILION, Chart, draw_panels, make_number_channel
+from analysis.drawing.digits import render_label
 from analysis.drawing.view import View
-from analysis.figures.comparison import between
-from analysis.results.decompose import split_of
-from analysis.results.extent import PLURAL, with_extent
-from analysis.results.names import CLASS, tasks
-from analysis.results.scaling import Factors, factors
+from analysis.figures.comparison import compare_results
+from analysis.results.decompose import build_split
+from analysis.results.extent import PLURAL, add_extent
+from analysis.results.names import CLASS_COLUMNS, group_tasks
+from analysis.results.scaling import Factors, compute_factors
 from analysis.study import NotAnswerableError, Study
 from suite.log.comparable import list_differences
 from suite.statistics import Outcome
@@ -37,8 +37,8 @@ CAPTION = (
     "interval of each factor, by Welch's t on its logs over the runs; a factor whose interval holds 1 may be "
     "luck."
 )
-SHOWN = 6  # panels per class
-WORTH_A_WORD = 0.01  # difference of a factor from 1
+MOST_PANELS = 6  # panels per class
+LEAST_DIFFERENCE = 0.01  # difference of a factor from 1
 PARTS = ("units", "system", "algorithmic", "staging", "other")
 NAMES = ("size", "speed/size", "epochs", "staging", "other", "total")
 
@@ -46,7 +46,7 @@ Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Pair:
+class ResultPair:
     """Two results of one class and the speed-up from ``a`` to ``b``, of scores. Only a ``shown`` pair has a panel.
 
     ``intervals`` has the 95 % interval of each factor that runs tell: all but the size of the machine.
@@ -74,7 +74,7 @@ class Pair:
         return self.comparison.outcome.value
 
 
-def table(study: Study) -> pd.DataFrame:
+def build_table(study: Study) -> pd.DataFrame:
     """The factors of every pair."""
     lines = [
         {name: pair.b[name] for name in ("benchmark", "size")}
@@ -105,9 +105,9 @@ def table(study: Study) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def answer(study: Study) -> str:
+def render_answer(study: Study) -> str:
     """The first pair in words."""
-    shown = table(study).query("shown")
+    shown = build_table(study).query("shown")
     if shown.empty:
         return "no two results that may be ranked beside each other differ by more than their runs do"
     row = shown.iloc[0]
@@ -122,7 +122,7 @@ def answer(study: Study) -> str:
         ("other", row["other"], "(other)"),
     )
     product = " × ".join(f"{value:.3g} {what}" for _, value, what in parts)
-    lucky = [what.strip("()") for name, _, what in parts if _may_be_luck(row, name)]
+    lucky = [what.strip("()") for name, _, what in parts if _may_be_chance(row, name)]
     return (
         f"{row['from']} to {row['to']}: {known} {row['speed-up']:.3g}× = {product}"
         + (f"; {' and '.join(lucky)} may be luck: the interval holds 1" if lucky else "")
@@ -130,16 +130,18 @@ def answer(study: Study) -> str:
     )
 
 
-def _may_be_luck(row: pd.Series, name: str) -> bool:
+def _may_be_chance(row: pd.Series, name: str) -> bool:
     """True if a factor differs from 1 by a per cent or more, and its interval holds 1."""
     low, high = row.get(f"{name} from", math.nan), row.get(f"{name} to", math.nan)
-    return bool(abs(row[name] - 1.0) >= WORTH_A_WORD and low <= 1.0 <= high)
+    return bool(abs(row[name] - 1.0) >= LEAST_DIFFERENCE and low <= 1.0 <= high)
 
 
-def chart(table: pd.DataFrame) -> Chart:
+def draw_chart(table: pd.DataFrame) -> Chart:
     """A panel per shown pair: bars that each begin where the one before ends; on a logarithmic axis products are sums."""
     shown = table[table["shown"]].reset_index(drop=True)
-    shown = shown.assign(_pair=shown["class"] + " · " + shown["from"].map(clip) + " → " + shown["to"].map(clip))
+    shown = shown.assign(
+        _pair=shown["class"] + " · " + shown["from"].map(render_label) + " → " + shown["to"].map(render_label)
+    )
     bars = pd.concat([_bars(row) for row in shown.to_dict("records")]) if len(shown) else shown.assign(_part=[])
 
     def draw(rows: pd.DataFrame) -> Chart:
@@ -147,13 +149,15 @@ def chart(table: pd.DataFrame) -> Chart:
         base = alt.Chart(rows).encode(x=x)
         colours = alt.Scale(domain=["faster", "slower", "total"], range=[GREEN, VERMILION, BLUE])
         bar = base.mark_bar(size=26).encode(
-            y=number(alt.Y, "_from", "speed-up", log=True), y2="_to:Q", color=alt.Color("_kind:N", scale=colours)
+            y=make_number_channel(alt.Y, "_from", "speed-up", log=True),
+            y2="_to:Q",
+            color=alt.Color("_kind:N", scale=colours),
         )
         text = base.mark_text(dy=-8).encode(y="_top:Q", text=alt.Text("_factor:Q", format=".3~g"))
-        one = alt.Chart().mark_rule(color=INK).encode(y=alt.datum(1.0))
+        one = alt.Chart().mark_rule(color=TEXT_COLOUR).encode(y=alt.datum(1.0))
         return alt.layer(bar, text, one).properties(height=220)
 
-    return panels(bars, ["_pair"], draw)
+    return draw_panels(bars, ["_pair"], draw)
 
 
 def _bars(row: dict[str, Any]) -> pd.DataFrame:
@@ -170,21 +174,21 @@ def _bars(row: dict[str, Any]) -> pd.DataFrame:
     return bars.assign(_top=bars[["_from", "_to"]].max(axis=1), **own)
 
 
-def _pairs(study: Study) -> list[Pair]:
+def _pairs(study: Study) -> list[ResultPair]:
     """The pairs of every class, those asked for by name first; the first SHOWN of a class get a panel."""
     pairs = []
     for title, rows in study.classes():
         known = rows[(rows["mode"] == "strong") & (rows["epoch_time_s.mean"] > 0)]
-        known = with_extent(known, CLASS)
-        panels_left = SHOWN
+        known = add_extent(known, CLASS_COLUMNS)
+        panels_left = MOST_PANELS
         for a, b in _pairs_of_class(known, study.between):
-            split = factors(split_of(a, a["extent"]), split_of(b, b["extent"]))
+            split = compute_factors(build_split(a, a["extent"]), build_split(b, b["extent"]))
             if math.isfinite(split.speed_up) and split.speed_up > 0:
-                compared = between(study, a["group"], b["group"])
+                compared = compare_results(study, a["group"], b["group"])
                 shown = panels_left > 0 and (compared is None or compared.outcome != Outcome.INCONCLUSIVE)
                 panels_left -= shown
                 plans = _plans(study, a["group"], b["group"])
-                pairs.append(Pair(title, a, b, split, compared, shown, _intervals(study, a, b, split), plans))
+                pairs.append(ResultPair(title, a, b, split, compared, shown, _intervals(study, a, b, split), plans))
     return pairs
 
 
@@ -231,7 +235,7 @@ def _pairs_of_class(known: pd.DataFrame, between: Sequence[tuple[str, str]]) -> 
     of_group = {row["group"]: row for _, row in known.iterrows()}
     pairs = [(of_group[a], of_group[b]) for a, b in between if a in of_group and b in of_group]
     pairs += _consecutive(known)
-    for *_, alike in tasks(known):
+    for *_, alike in group_tasks(known):
         best = alike.loc[alike["run_s.mean"].idxmin()]
         own_first = alike.drop(best.name).sort_values(["published", "run_s.mean"])
         pairs += [(row, best) for _, row in own_first.iterrows()]
@@ -245,4 +249,4 @@ def _consecutive(known: pd.DataFrame) -> Iterator[tuple[pd.Series, pd.Series]]:
         yield from ((a, b) for a, b in itertools.pairwise(ordered) if a["extent"] < b["extent"])
 
 
-VIEWS = (View("waterfall", TITLE, CAPTION, table, answer, chart),)
+VIEWS = (View("waterfall", TITLE, CAPTION, build_table, render_answer, draw_chart),)

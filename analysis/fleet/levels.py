@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from analysis.fleet.one_metric import node_value
+from analysis.fleet.one_metric import compute_node_value
 from analysis.fleet.samples import Metric, read_samples
 from analysis.sources.ceilings import Ceilings, Curve
 from suite.documents import read_json_document
@@ -37,7 +37,7 @@ def read_history(files: Sequence[Path]) -> Mapping[tuple[str, str], Sequence[Seq
     for session in sessions:
         values: dict[tuple[str, str], list[float]] = {}
         for sample in session:
-            value = math.exp(node_value(sample.values, "less"))
+            value = math.exp(compute_node_value(sample.values, "less"))
             values.setdefault((sample.hardware, sample.metric), []).append(value)
         for key, those in values.items():
             found.setdefault(key, []).append(those)

@@ -37,17 +37,17 @@ from suite.statistics.outliers import (
     find_outliers,
 )
 
-SURE = 0.95  # confidence that a good node is not slower than the effect
-LIKELY = 0.9  # share of slow nodes that are found, for which the smallest slowdown is stated
+GOOD_CONFIDENCE = 0.95  # confidence that a good node is not slower than the effect
+DETECTION_POWER = 0.9  # share of slow nodes that are found, for which the smallest slowdown is stated
 FEW_REPETITIONS = 3  # from this many on, repetitions show how late they are
 MOST_BAD = 3  # if more than one of so many nodes is slow, they may be nodes of another kind
-FAR_BELOW = 2.0 / 3.0  # of a ceiling: a rate below this is a finding
-FARTHEST = 700.0  # of logarithms: exp is still finite
-UNSURE = 4.0  # standard errors of the spread of N repetitions, each about 1 / sqrt(N) of it
+CEILING_FRACTION = 2.0 / 3.0  # of a ceiling: a rate below this is a finding
+LARGEST_LOG = 700.0  # of logarithms: exp is still finite
+SPREAD_STD_ERRORS = 4.0  # standard errors of the spread of N repetitions, each about 1 / sqrt(N) of it
 LEAST_SPREAD = 1e-3  # of repetitions, in logarithms: smaller ones do not matter beside the effect
-UNROUNDED = -12  # digits: values with more are not rounded
-MANY = 10.0  # times: larger differences are printed as factors
-Word = Literal["good", "bad", "inconclusive"]
+MOST_DECIMALS = -12  # digits: values with more are not rounded
+LEAST_FACTOR = 10.0  # times: larger differences are printed as factors
+Verdict = Literal["good", "bad", "inconclusive"]
 Floats = NDArray[np.float64]
 
 
@@ -57,7 +57,7 @@ class MetricVerdict:
 
     node: str
     metric: str
-    word: Word
+    word: Verdict
     slower: float | None
     reason: str
 
@@ -67,7 +67,7 @@ class MetricReport:
     """A metric of one hardware.
 
     ``repeats``: the coefficient of variation between nodes; None if there were too few to compare. ``found``: a node
-    that is slower by this part is found with a probability of `LIKELY`; None if none is. ``chance``: that of a healthy
+    that is slower by this part is found with a probability of `DETECTION_POWER`; None if none is. ``chance``: that of a healthy
     node to be called bad, for the tails seen. ``heavy``: node values may have heavy tails. ``clusters``: the numbers of
     slow outliers, of nodes in the middle and of fast outliers. ``has_level``: the level of all nodes was compared with
     something. ``warning``: one line or "".
@@ -161,7 +161,7 @@ class NodeValues:
         digit = 0 if len(values) == 2 else 308  # that two values are round says little
         for value in values:
             digit = min(digit, int(Decimal(repr(float(value))).normalize().as_tuple().exponent))
-            if digit < UNROUNDED:
+            if digit < MOST_DECIMALS:
                 break
         return float(min(10.0**digit / values[len(values) // 2], np.diff(np.log(values)).min()))
 
@@ -178,7 +178,7 @@ class NodeValues:
                 continue
             limits = own.limits(repetitions, criteria.rate)
             if criteria.lateness is not None:
-                largest = self.late_unit * (1.0 + UNSURE / math.sqrt(len(self.late) - len(self.nodes)))
+                largest = self.late_unit * (1.0 + SPREAD_STD_ERRORS / math.sqrt(len(self.late) - len(self.nodes)))
                 limits = np.maximum(limits, largest * criteria.lateness.limits(repetitions, criteria.rate))
             needed[those] = (slowest + limits - ordered[:, : len(limits)]).min(axis=1)
         return needed
@@ -193,15 +193,15 @@ class NodeValues:
         return compute_late_median_chance(late, self.fewest)
 
 
-def node_value(values: Sequence[float], better: str) -> float:
+def compute_node_value(values: Sequence[float], better: str) -> float:
     """Compute the median logarithm, with the sign that makes more worse."""
     middle = float(np.median(np.log(values)))
     return -middle if better == "more" else middle
 
 
-def missing_speed(distance: float) -> float:
+def compute_slowdown(distance: float) -> float:
     """Compute the part of the speed that is missing from the difference of logarithms."""
-    return -math.expm1(-max(distance, -FARTHEST))
+    return -math.expm1(-max(distance, -LARGEST_LOG))
 
 
 def judge_metric(values: NodeValues, criteria: Criteria) -> MetricReport:
@@ -210,7 +210,7 @@ def judge_metric(values: NodeValues, criteria: Criteria) -> MetricReport:
     if criteria.sessions:  # three tests: a node with the others, a node with the history, all nodes with it
         criteria = replace(criteria, rate=criteria.rate / 3)
     rate = criteria.rate
-    past = _earlier(values, criteria)
+    past = _compare_with_history(values, criteria)
     tails = _tails(values, criteria)
     outliers = find_outliers(values.values, rate, margin=margin, tails=tails)
     if outliers is None and past is None:
@@ -218,12 +218,12 @@ def judge_metric(values: NodeValues, criteria: Criteria) -> MetricReport:
     slow: dict[int, Reference] = {}
     kinds: set[int] = set()
     if past is not None:
-        slow = dict.fromkeys(_slower_than(past, values, criteria), past)
+        slow = dict.fromkeys(_find_slower(past, values, criteria), past)
     if outliers is None:
         assert past is not None
-        verdicts = _verdicts(values, criteria, past, slow, kinds)
+        verdicts = _judge_nodes(values, criteria, past, slow, kinds)
         return MetricReport(values.metric, verdicts, chance=past.chance, clusters=(0, count, 0), has_level=True)
-    rest = _others(outliers, tails, rate, margin)
+    rest = _compare_with_others(outliers, tails, rate, margin)
     order = np.argsort(values.values)[::-1].tolist()
     named = outliers.count
     if named > count // MOST_BAD:  # bad are those that are slower than the others of this group
@@ -239,11 +239,11 @@ def judge_metric(values: NodeValues, criteria: Criteria) -> MetricReport:
         f"{fast} of {count} nodes are faster than the others, not slower: if these are the healthy ones, "
         "most are degraded; give absolute bounds"
     )
-    found = _found(values, criteria, tails, rest, order[outliers.count :], needed)
+    found = _compute_detectable_slowdown(values, criteria, tails, rest, order[outliers.count :], needed)
     return MetricReport(
         values.metric,
-        _verdicts(values, criteria, rest, slow, kinds),
-        math.expm1(min(outliers.deviation, FARTHEST)),
+        _judge_nodes(values, criteria, rest, slow, kinds),
+        math.expm1(min(outliers.deviation, LARGEST_LOG)),
         found,
         min(rate, chance) + (past.chance if past is not None else 0.0),
         tails.heavy,
@@ -263,7 +263,7 @@ def _tails(values: NodeValues, criteria: Criteria) -> HealthyTails:
     return HealthyTails(heavy=criteria.heavy or unknown, floor=values.floor)
 
 
-def _others(outliers: Outliers, tails: HealthyTails, rate: float, margin: float) -> Reference:
+def _compare_with_others(outliers: Outliers, tails: HealthyTails, rate: float, margin: float) -> Reference:
     """Compare nodes with the rest of the nodes."""
     spread = compute_prediction_std(outliers.deviation, outliers.rest)
     distance = margin + outliers.limit
@@ -272,18 +272,18 @@ def _others(outliers: Outliers, tails: HealthyTails, rate: float, margin: float)
         chance = (furthest / distance) ** PARETO_EXPONENT / (outliers.rest + 1)
     else:
         chance = float(special.stdtr(outliers.rest - 1, -distance / spread)) if spread else 0.0
-    room = float(special.stdtrit(outliers.rest - 1, SURE)) * spread
+    room = float(special.stdtrit(outliers.rest - 1, GOOD_CONFIDENCE)) * spread
     return Reference("the rest", outliers.mean, outliers.limit, room, chance)
 
 
-def _earlier(values: NodeValues, criteria: Criteria) -> Reference | None:
+def _compare_with_history(values: NodeValues, criteria: Criteria) -> Reference | None:
     """Compare nodes with earlier values, by measurement; None if these are too few.
 
     The spread is that between measurements and that within. Few measurements do not show the first: it is assumed that
     healthy ones differ by less than half of the effect.
     """
     better, rate, margin = values.metric.better, criteria.rate, criteria.margin
-    past = [np.array([node_value([value], better) for value in session]) for session in criteria.sessions]
+    past = [np.array([compute_node_value([value], better) for value in session]) for session in criteria.sessions]
     count = sum(map(len, past))
     if count < MIN_REST:
         return None
@@ -305,13 +305,13 @@ def _earlier(values: NodeValues, criteria: Criteria) -> Reference | None:
         f"{count} earlier values",
         float(means.mean()),
         allowed + factor * spread,
-        float(special.stdtrit(freedom, SURE)) * spread,
+        float(special.stdtrit(freedom, GOOD_CONFIDENCE)) * spread,
         float(special.stdtr(freedom, -(margin / spread + factor))) if spread else 0.0,
         allowed + factor * math.sqrt(between + within / len(values.nodes)),
     )
 
 
-def _slower_than(past: Reference, values: NodeValues, criteria: Criteria) -> list[int]:
+def _find_slower(past: Reference, values: NodeValues, criteria: Criteria) -> list[int]:
     """Find the nodes that are surely slower than the history, each by itself or as all nodes are."""
     slowest = past.mean + criteria.margin
     away = values.values - slowest
@@ -320,22 +320,22 @@ def _slower_than(past: Reference, values: NodeValues, criteria: Criteria) -> lis
     return np.flatnonzero(late & (away > (0.0 if all_are else past.limit))).tolist()
 
 
-def _found(
+def _compute_detectable_slowdown(
     values: NodeValues, criteria: Criteria, tails: HealthyTails, rest: Reference, healthy: Sequence[int], late: Floats
 ) -> float | None:
-    """Compute the slowdown that is found with probability `LIKELY` among this number of healthy nodes."""
+    """Compute the slowdown that is found with probability `DETECTION_POWER` among this number of healthy nodes."""
     needed = []
     for place in healthy:
         mean, limit = rest.mean, rest.limit
         if tails.heavy:  # a single node may decide how far the furthest lies
             slowed = values.values.copy()
-            slowed[place] = FARTHEST
+            slowed[place] = LARGEST_LOG
             others = find_outliers(slowed, criteria.rate, tails=tails, most=1)
             assert others is not None
             mean, limit = others.mean, others.limit
         needed.append(max(mean + limit + criteria.margin - values.values[place], late[place]))
-    found = float(sorted(needed)[math.ceil(LIKELY * (len(needed) - 1))])
-    return missing_speed(found) if found < FARTHEST else None
+    found = float(sorted(needed)[math.ceil(DETECTION_POWER * (len(needed) - 1))])
+    return compute_slowdown(found) if found < LARGEST_LOG else None
 
 
 def _judge_alone(values: NodeValues, criteria: Criteria) -> MetricReport:
@@ -344,13 +344,13 @@ def _judge_alone(values: NodeValues, criteria: Criteria) -> MetricReport:
     why = f"{count} node{'s' if count > 1 else ''} and {past} earlier values are too few to compare"
     verdicts = []
     for node in values.nodes:
-        bound = _by_bounds(values, node, criteria)
-        word: Word = "bad" if bound else "inconclusive"
+        bound = _explain_bound(values, node, criteria)
+        word: Verdict = "bad" if bound else "inconclusive"
         verdicts.append(MetricVerdict(node, values.metric.name, word, None, bound or why))
     return MetricReport(values.metric, tuple(verdicts), clusters=(0, count, 0))
 
 
-def _verdicts(
+def _judge_nodes(
     values: NodeValues, criteria: Criteria, main: Reference, slow: Mapping[int, Reference], kinds: set[int]
 ) -> tuple[MetricVerdict, ...]:
     """Judge every node. ``slow``: places of bad nodes, and what they are slower than; ``kinds``: of those in doubt."""
@@ -358,9 +358,9 @@ def _verdicts(
     for place, node in enumerate(values.nodes):
         reference = slow.get(place, main)
         distance = float(values.values[place]) - reference.mean
-        reason = f"{name}: {_difference(missing_speed(distance))} than {reference.name}"
-        word: Word = "good"
-        if bound := _by_bounds(values, node, criteria):
+        reason = f"{name}: {_difference(compute_slowdown(distance))} than {reference.name}"
+        word: Verdict = "good"
+        if bound := _explain_bound(values, node, criteria):
             word, reason = "bad", bound
         elif place in slow:
             word = "bad"
@@ -370,16 +370,16 @@ def _verdicts(
         elif distance + main.room > criteria.margin:
             word = "inconclusive"
             reason += f", too noisy to say whether by {-math.expm1(-criteria.margin):.2g} or more"
-        verdicts.append(MetricVerdict(node, name, word, missing_speed(distance), reason))
+        verdicts.append(MetricVerdict(node, name, word, compute_slowdown(distance), reason))
     return tuple(verdicts)
 
 
-def _by_bounds(values: NodeValues, node: str, criteria: Criteria) -> str:
+def _explain_bound(values: NodeValues, node: str, criteria: Criteria) -> str:
     """Say that a node is beyond the bound or far below the ceiling; "" if it is not."""
     metric = values.metric
     if criteria.bound is not None and is_beyond(metric, node, criteria.bound):
         return f"{metric.name}: beyond the bound of {criteria.bound:g} {metric.unit}".rstrip()
-    if criteria.ceiling is not None and is_beyond(metric, node, FAR_BELOW * criteria.ceiling):
+    if criteria.ceiling is not None and is_beyond(metric, node, CEILING_FRACTION * criteria.ceiling):
         value = float(np.median(metric.samples[node]))
         return f"{metric.name}: {value:.3g} {metric.unit}, below two thirds of the ceiling of {criteria.ceiling:.3g}"
     return ""
@@ -392,8 +392,8 @@ def is_beyond(metric: Metric, node: str, bound: float) -> bool:
 
 
 def _difference(slower: float) -> str:
-    if slower > 1.0 - 1.0 / MANY:
-        return f"{1.0 / max(1.0 - slower, math.exp(-FARTHEST)):.3g} times slower"
-    if slower < -MANY:
+    if slower > 1.0 - 1.0 / LEAST_FACTOR:
+        return f"{1.0 / max(1.0 - slower, math.exp(-LARGEST_LOG)):.3g} times slower"
+    if slower < -LEAST_FACTOR:
         return f"{1.0 - slower:.3g} times faster"
     return f"{abs(slower):.1%} {'slower' if slower > 0 else 'faster'}"

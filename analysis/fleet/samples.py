@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec import DecodeError, json
 
-from analysis.fleet.superbench import as_samples, parse_results
+from analysis.fleet.superbench import convert_to_samples, parse_results
 from suite.errors import InputError
 from suite.files import read_bytes
 from suite.log.limits import read_limits
@@ -51,11 +51,11 @@ def read_samples(path: Path) -> list[Sample]:
         first = None
     # SuperBench has a key for each metric, our samples an object for each metric
     if isinstance(first, dict) and "node" in first and "metric" not in first and "values" not in first:
-        return as_samples(parse_results(path, content))
+        return convert_to_samples(parse_results(path, content))
     return parse_samples(path, content)
 
 
-def by_metric(samples: Iterable[Sample]) -> list[Metric]:
+def group_by_metric(samples: Iterable[Sample]) -> list[Metric]:
     """Group samples by hardware and metric. InputError if a node has a metric twice, or units or directions differ."""
     found: dict[tuple[str, str], Metric] = {}
     for sample in samples:

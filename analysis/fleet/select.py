@@ -31,11 +31,11 @@ from suite.files import render_repr
 Floats = NDArray[np.float64]
 COLUMNS = ("node", "hours", "incidents", "ended")
 LEAST_INCIDENTS, LEAST_NODES = 20, 10  # with fewer only a constant rate is learned
-ALARM = 0.01  # chance that a fleet with a constant rate is given the Weibull model
-DRAWS = 400  # of the parameters, for an interval
+FALSE_ALARM_RATE = 0.01  # chance that a fleet with a constant rate is given the Weibull model
+PARAMETER_DRAWS = 400  # of the parameters, for an interval
 
 
-class Spell(Struct, frozen=True, forbid_unknown_fields=True):
+class NodeInterval(Struct, frozen=True, forbid_unknown_fields=True):
     """A time of a node between two events. It begins when the node is known to be healthy; ``ended`` says how it ended.
 
     ``open``: the spell lasts, the node is in the job. ``incidents``: how many the node had before.
@@ -47,7 +47,7 @@ class Spell(Struct, frozen=True, forbid_unknown_fields=True):
     ended: Literal["incident", "repaired", "removed", "passed", "open"]
 
 
-def read_spells(paths: Sequence[Path]) -> list[Spell]:
+def read_node_intervals(paths: Sequence[Path]) -> list[NodeInterval]:
     """Read CSV files of spells.
 
     InputError names the line. At least one spell must be open, and no node may have two.
@@ -68,7 +68,7 @@ def read_spells(paths: Sequence[Path]) -> list[Spell]:
     return found
 
 
-def _read_file(path: Path) -> Iterator[tuple[str, Spell]]:
+def _read_file(path: Path) -> Iterator[tuple[str, NodeInterval]]:
     """Read the spells of one CSV file, each with its place, ``file:line``."""
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         rows = csv.DictReader(file)
@@ -82,7 +82,7 @@ def _read_file(path: Path) -> Iterator[tuple[str, Spell]]:
                 raise InputError(f"{where}: not as many cells as columns")
             cells = {name: text.strip() for name, text in row.items() if text.strip()}
             try:
-                spell = msgspec.convert(cells, Spell, strict=False)
+                spell = msgspec.convert(cells, NodeInterval, strict=False)
             except msgspec.ValidationError as error:
                 raise InputError(f"{where}: {render_repr(cells, longest=120)}: {error}") from None
             if spell.ended == "incident" and spell.hours == 0.0:
@@ -90,7 +90,7 @@ def _read_file(path: Path) -> Iterator[tuple[str, Spell]]:
             yield where, spell
 
 
-def tabulate(spells: Sequence[Spell]) -> pd.DataFrame:
+def build_interval_table(spells: Sequence[NodeInterval]) -> pd.DataFrame:
     """Make a table of spells: node, hours, ended (in an incident), earlier (log of 1 + earlier incidents)."""
     return pd.DataFrame(
         {
@@ -131,14 +131,14 @@ class Hazard:
     def interval(self, ages: Floats, job_h: float, earlier: Floats) -> tuple[float, float]:
         """Compute the 90 % interval of the probability that a node has an incident, from draws of the parameters."""
         chance = np.random.default_rng(0)
-        draws = chance.multivariate_normal(self.parameters, self.covariance, DRAWS, method="eigh")
+        draws = chance.multivariate_normal(self.parameters, self.covariance, PARAMETER_DRAWS, method="eigh")
         found = [-math.expm1(-float(self.during(ages, job_h, earlier, draw).sum())) for draw in draws]
         low, high = np.quantile(found, [0.05, 0.95])
         return float(low), float(high)
 
 
 @dataclass(frozen=True)
-class Learned:
+class HazardChoice:
     """The chosen model and what it rests on. ``p``: of a constant rate against the Weibull model; None: not tested."""
 
     hazard: Hazard
@@ -149,7 +149,7 @@ class Learned:
     p: float | None = None
 
 
-def learn(table: pd.DataFrame) -> Learned:
+def choose_hazard(table: pd.DataFrame) -> HazardChoice:
     """Choose between a constant rate and the Weibull model. InputError if no spell ended in an incident.
 
     The Weibull model is taken only if the likelihood ratio test rejects a constant rate.
@@ -158,17 +158,17 @@ def learn(table: pd.DataFrame) -> Learned:
     if not incidents:
         raise InputError("no row ended in an incident, so no rate can be learned: state it with --mtbi")
     mtbi_h = float(table["hours"].sum()) / incidents
-    constant = constant_rate(mtbi_h, incidents)
+    constant = make_constant_rate(mtbi_h, incidents)
     if incidents < LEAST_INCIDENTS or table.loc[table["ended"], "node"].nunique() < LEAST_NODES:
-        return Learned(constant, mtbi_h, len(table), nodes, incidents)
+        return HazardChoice(constant, mtbi_h, len(table), nodes, incidents)
     weibull, log_likelihood = fit(table)
     # A constant rate has the log likelihood -n (log mtbi + 1); twice the difference is chi-squared (Wilks)
     gain = log_likelihood + incidents * (math.log(mtbi_h) + 1.0)
     p = float(stats.chi2.sf(2.0 * gain, 2 if table["earlier"].nunique() > 1 else 1))
-    return Learned(weibull if p < ALARM else constant, mtbi_h, len(table), nodes, incidents, p)
+    return HazardChoice(weibull if p < FALSE_ALARM_RATE else constant, mtbi_h, len(table), nodes, incidents, p)
 
 
-def constant_rate(mtbi_h: float, incidents: float = math.inf) -> Hazard:
+def make_constant_rate(mtbi_h: float, incidents: float = math.inf) -> Hazard:
     """Make a constant rate, learned from ``incidents`` incidents.
 
     A stated rate has no error, as if from infinitely many.
@@ -251,7 +251,7 @@ class RankedCheck:
     high: float
 
 
-def order_checks(checks: Checks) -> tuple[RankedCheck, ...]:
+def plan_check_order(checks: Checks) -> tuple[RankedCheck, ...]:
     """Order the checks greedily: add the one that finds most further incidents per minute, until none finds any."""
     steps: list[RankedCheck] = []
     chosen: frozenset[str] = frozenset()
@@ -310,7 +310,7 @@ def choose(expected: Floats, steps: Sequence[RankedCheck], lost_h: float, *, wai
     return Selection(tuple(checks.tolist()), before, after, cost_h, saved_h)
 
 
-def pays_from(step: RankedCheck, lost_h: float, nodes: int, *, waiting: bool = False) -> float:
+def compute_break_even(step: RankedCheck, lost_h: float, nodes: int, *, waiting: bool = False) -> float:
     """Compute from how many expected incidents a check saves more than it costs.
 
     They are those of a node, with ``waiting`` those of all nodes.

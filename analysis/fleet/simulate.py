@@ -30,12 +30,12 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 Policy = Literal["none", "periodic", "full", "selected"]
 POLICIES: tuple[Policy, ...] = ("none", "periodic", "full", "selected")
-LEAST = 10  # incidents: with fewer no rate is stated
-TAIL = 0.025  # of intervals, on each side
-EARLY_H = 1e-6  # a periodic check is due that much early, because sums of hours are rounded
+LEAST_INCIDENTS = 10  # incidents: with fewer no rate is stated
+INTERVAL_TAIL = 0.025  # of intervals, on each side
+DUE_TOLERANCE_H = 1e-6  # a periodic check is due that much early, because sums of hours are rounded
 
 
-class Sourced(Struct, frozen=True):
+class SourcedValue(Struct, frozen=True):
     """A number, its source, and how certain it is (``mark``: see fleets.yaml)."""
 
     value: float
@@ -43,7 +43,7 @@ class Sourced(Struct, frozen=True):
     mark: str
 
 
-class Start(Struct, frozen=True):
+class InitialShare(Struct, frozen=True):
     """The share of degraded nodes at the start; None: as in the long run without checks."""
 
     value: float | None
@@ -58,10 +58,10 @@ class Fleet(Struct, frozen=True):
     """
 
     about: str
-    mtbi_h: Sourced
-    ages: Sourced
-    shape: Sourced
-    defective: Start
+    mtbi_h: SourcedValue
+    ages: SourcedValue
+    shape: SourcedValue
+    defective: InitialShare
     note: str = ""
 
 
@@ -89,7 +89,7 @@ class FleetChecks(Struct, frozen=True):
         return sets, below
 
 
-class Published(Struct, frozen=True):
+class FleetsFile(Struct, frozen=True):
     """The content of fleets.yaml."""
 
     version: Literal[1]
@@ -98,9 +98,9 @@ class Published(Struct, frozen=True):
 
 
 @cache
-def published() -> Published:
+def read_fleets() -> FleetsFile:
     """Read the published fleets."""
-    return msgspec.yaml.decode(Path(__file__).with_name("fleets.yaml").read_bytes(), type=Published)
+    return msgspec.yaml.decode(Path(__file__).with_name("fleets.yaml").read_bytes(), type=FleetsFile)
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class Setting:
     @property
     def minutes(self) -> dict[str, float]:
         """Minutes of each check."""
-        known = published().checks.minutes_of
+        known = read_fleets().checks.minutes_of
         scale = 1.0 if self.check_h is None else 60.0 * self.check_h / math.fsum(known.values())
         return {name: scale * each for name, each in known.items()}
 
@@ -157,20 +157,23 @@ class Outcome:
 
     @property
     def mtbi_h(self) -> Estimate | None:
-        """Mean hours between incidents of a node; None with fewer than `LEAST` incidents."""
-        if self.incidents.sum() < LEAST:
+        """Mean hours between incidents of a node; None with fewer than `LEAST_INCIDENTS` incidents."""
+        if self.incidents.sum() < LEAST_INCIDENTS:
             return None
         # The error of the logarithm, by the jackknife. If one replica has all incidents, half an incident is left
         count, left = len(self.incidents), np.maximum(0.5, self.incidents.sum() - self.incidents)
         without = np.log((self.node_h.sum() - self.node_h) / left)
         error = math.sqrt((count - 1) / count * float(((without - without.mean()) ** 2).sum()))
-        value, factor = float(self.node_h.sum() / self.incidents.sum()), math.exp(stats.t.isf(TAIL, count - 1) * error)
+        value, factor = (
+            float(self.node_h.sum() / self.incidents.sum()),
+            math.exp(stats.t.isf(INTERVAL_TAIL, count - 1) * error),
+        )
         return Estimate(value, value / factor, value * factor)
 
     def share(self, hours: Floats) -> Estimate:
         """Mean share of the groups' time."""
         each = hours / self.total_h
-        half = float(stats.t.isf(TAIL, len(each) - 1) * each.std(ddof=1) / math.sqrt(len(each)))
+        half = float(stats.t.isf(INTERVAL_TAIL, len(each) - 1) * each.std(ddof=1) / math.sqrt(len(each)))
         return Estimate(float(each.mean()), float(each.mean()) - half, float(each.mean()) + half)
 
 
@@ -183,13 +186,13 @@ class Selector:
     thresholds: Floats
 
 
-class _Run:
+class _Simulation:
     """One policy on all groups (G,) of nodes (G, J) of all replicas. Times are hours; K checks."""
 
     def __init__(self, setting: Setting, policy: Policy, seed: Sequence[int], chosen: Selector | None) -> None:
         self.setting, self.policy, self.chosen = setting, policy, chosen
         self.chance = np.random.default_rng(list(seed))
-        self.sets, self.below = published().checks.defects()
+        self.sets, self.below = read_fleets().checks.defects()
         shape = setting.groups * setting.replicas, setting.job_nodes
         self.now, self.checked = np.zeros(shape[0]), np.zeros(shape[0])
         self.earlier = np.zeros(shape, dtype=np.int64)  # incidents
@@ -229,7 +232,7 @@ class _Run:
             return
         count = np.full(len(self.now), len(self.order))
         if self.policy == "periodic":
-            count[self.now - self.checked < self.setting.every_h - EARLY_H] = 0
+            count[self.now - self.checked < self.setting.every_h - DUE_TOLERANCE_H] = 0
         elif self.policy == "selected" and self.chosen is not None:
             hazard, ages = self.chosen.hazard, np.maximum(0.0, self.now[:, None] - self.known)
             expected = hazard.during(ages, self.setting.job_h, np.log1p(self.earlier)).sum(axis=1)
@@ -299,17 +302,17 @@ class _Run:
         return Outcome(self.policy, self.setting.job_nodes * total, total, *others)
 
 
-def simulate(setting: Setting, policy: Policy, seed: Sequence[int], chosen: Selector | None = None) -> Outcome:
+def run_simulation(setting: Setting, policy: Policy, seed: Sequence[int], chosen: Selector | None = None) -> Outcome:
     """Simulate a policy. ``chosen`` is for the policy selected, which checks nothing without it."""
-    return _Run(setting, policy, seed, chosen if policy == "selected" else None).run()
+    return _Simulation(setting, policy, seed, chosen if policy == "selected" else None).run()
 
 
-def learn_selector(setting: Setting, seed: Sequence[int]) -> Selector | None:
+def fit_selector(setting: Setting, seed: Sequence[int]) -> Selector | None:
     """Watch the fleet without checks, and learn from it as an operator would.
 
     None if no check would have found anything.
     """
-    watched = _Run(setting, "none", seed, None)
+    watched = _Simulation(setting, "none", seed, None)
     watched.run()
     sets, counts = np.unique(np.concatenate(watched.would_find), axis=0, return_counts=True)
     if not sets.any():
@@ -319,10 +322,10 @@ def learn_selector(setting: Setting, seed: Sequence[int]) -> Selector | None:
         select.Incidents(frozenset(names[found].tolist()), int(count))
         for found, count in zip(sets, counts, strict=True)
     )
-    steps = select.order_checks(select.Checks(setting.minutes, incidents))
+    steps = select.plan_check_order(select.Checks(setting.minutes, incidents))
     spells = pd.DataFrame(np.concatenate(watched.spells), columns=["node", "hours", "ended", "earlier"])
     spells["ended"] = spells["ended"].astype(bool)
     # On average an incident comes in the middle between two checkpoints
     lost_h = setting.restart_h + min(setting.checkpoint_h, setting.job_h) / 2
-    at = [select.pays_from(step, lost_h, setting.job_nodes, waiting=True) for step in steps]
-    return Selector(select.learn(spells).hazard, steps, np.maximum.accumulate(at))
+    at = [select.compute_break_even(step, lost_h, setting.job_nodes, waiting=True) for step in steps]
+    return Selector(select.choose_hazard(spells).hazard, steps, np.maximum.accumulate(at))

@@ -15,13 +15,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.fleet.one_metric import Criteria, MetricReport, MetricVerdict, NodeValues, Word, is_beyond, judge_metric
+from analysis.fleet.one_metric import (
+    Criteria,
+    MetricReport,
+    MetricVerdict,
+    NodeValues,
+    Verdict,
+    is_beyond,
+    judge_metric,
+)
 from analysis.fleet.samples import Metric
 from suite.machine.node_samples import END_METRIC
 from suite.statistics.lateness import DelayDistribution
 from suite.statistics.outliers import find_outliers, has_heavy_tails
 
-RATE = 1e-3  # of false alarms per node, over all metrics
+FALSE_ALARM_RATE = 1e-3  # of false alarms per node, over all metrics
 EFFECT = 0.05  # the slowdown that a good node must not have
 
 
@@ -34,7 +42,7 @@ class FleetVerdict:
     """
 
     metrics: tuple[MetricReport, ...]
-    words: Mapping[str, Word]
+    words: Mapping[str, Verdict]
     reasons: Mapping[str, tuple[str, ...]]
     rate: float
     effect: float
@@ -61,7 +69,7 @@ class FleetVerdict:
 def judge(
     metrics: Sequence[Metric],
     *,
-    rate: float = RATE,
+    rate: float = FALSE_ALARM_RATE,
     effect: float = EFFECT,
     history: Mapping[tuple[str, str], Sequence[Sequence[float]]] | None = None,
     bounds: Mapping[str, float] | None = None,
@@ -84,8 +92,8 @@ def judge(
     of_kind: dict[str, list[NodeValues]] = {}
     for one in compared:
         of_kind.setdefault(one.metric.hardware, []).append(one)
-    heavy = {hardware: _heavy(kind, each) for hardware, kind in of_kind.items()}
-    lateness = {hardware: _lateness(kind) for hardware, kind in of_kind.items()}
+    heavy = {hardware: _has_heavy_tails(kind, each) for hardware, kind in of_kind.items()}
+    lateness = {hardware: _join_repetitions(kind) for hardware, kind in of_kind.items()}
     reports = []
     for values in compared:
         key = values.metric.hardware, values.metric.name
@@ -101,9 +109,9 @@ def judge(
         reports.append(judge_metric(values, criteria))
     found = [verdict for report in reports for verdict in report.verdicts] + _missing(metrics)
     for metric in metrics:
-        found += [*_bounded(metric), *_failed(metric)]
-    found += _without_samples(metrics, found, nodes)
-    words, reasons = _worst_words(found)
+        found += [*_judge_by_bound(metric), *_failed(metric)]
+    found += _judge_unmeasured(metrics, found, nodes)
+    words, reasons = _find_worst_verdicts(found)
     warnings = [f"{report.metric.name}: {report.warning}" for report in reports if report.warning]
     for metric in metrics:
         if metric.failed and not metric.samples:
@@ -113,13 +121,13 @@ def judge(
     return FleetVerdict(tuple(reports), words, reasons, rate, effect, tuple(warnings), chance, bad)
 
 
-def _lateness(compared: Sequence[NodeValues]) -> DelayDistribution | None:
+def _join_repetitions(compared: Sequence[NodeValues]) -> DelayDistribution | None:
     """Join the repetitions of all metrics of one hardware; None if there are only single ones."""
     late = [one.late / one.late_unit for one in compared if one.fewest > 1]
     return DelayDistribution(np.concatenate(late), extrapolated=False) if late else None
 
 
-def _heavy(compared: Sequence[NodeValues], rate: float) -> bool:
+def _has_heavy_tails(compared: Sequence[NodeValues], rate: float) -> bool:
     """Say whether node values of one hardware have heavy tails. Slow outliers are left out: they are in question."""
     groups = []
     for one in compared:
@@ -130,21 +138,21 @@ def _heavy(compared: Sequence[NodeValues], rate: float) -> bool:
     return has_heavy_tails(groups)
 
 
-def _without_samples(
+def _judge_unmeasured(
     metrics: Sequence[Metric], found: Sequence[MetricVerdict], nodes: Sequence[str]
 ) -> list[MetricVerdict]:
     """Judge the nodes without any measurement."""
     # `preflight node` ends with this metric. A node that only another node's measurement of links names has none
     ended = {node for metric in metrics if metric.name == END_METRIC for node in (*metric.samples, *metric.failed)}
     measured = ended or {verdict.node for verdict in found}
-    word: Word = "bad" if measured else "inconclusive"
+    word: Verdict = "bad" if measured else "inconclusive"
     why = "left no samples: nothing was measured there"
     return [MetricVerdict(node, "", word, None, why) for node in nodes if node not in measured]
 
 
-def _worst_words(found: Sequence[MetricVerdict]) -> tuple[dict[str, Word], dict[str, tuple[str, ...]]]:
+def _find_worst_verdicts(found: Sequence[MetricVerdict]) -> tuple[dict[str, Verdict], dict[str, tuple[str, ...]]]:
     """Find the word of every node, which is that of its worst metric, and the reasons for it."""
-    words: dict[str, Word] = {}
+    words: dict[str, Verdict] = {}
     for verdict in found:
         known = words.get(verdict.node, "good")
         words[verdict.node] = min(known, verdict.word, key=("bad", "inconclusive", "good").index)
@@ -155,7 +163,7 @@ def _worst_words(found: Sequence[MetricVerdict]) -> tuple[dict[str, Word], dict[
     return words, {node: tuple(each) for node, each in reasons.items()}
 
 
-def look_again(first: FleetVerdict, second: FleetVerdict) -> FleetVerdict:
+def merge_verdicts(first: FleetVerdict, second: FleetVerdict) -> FleetVerdict:
     """Join the verdicts of two looks. A node is bad if it is so in one metric in both: a disturbance accuses no node.
 
     A node that is bad in the first look only gets the word of the second, and the reasons of both. A node that is bad
@@ -174,7 +182,7 @@ def look_again(first: FleetVerdict, second: FleetVerdict) -> FleetVerdict:
     return replace(second, words=words, reasons=reasons, warnings=(*first.warnings, *second.warnings))
 
 
-def _bounded(metric: Metric) -> Iterator[MetricVerdict]:
+def _judge_by_bound(metric: Metric) -> Iterator[MetricVerdict]:
     """Judge nodes by the metric's own bound."""
     if metric.bound is None:
         return

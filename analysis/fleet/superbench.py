@@ -17,7 +17,7 @@ from suite.log.values import convert_to_float
 from suite.machine.node_samples import Better, Sample
 
 # Metrics with such names are better when less, as in SuperBench's own rule files.
-_LESS = re.compile(r"time|latency|overhead|cost|_s\b|_ms\b|_us\b", re.IGNORECASE)
+_LESS_IS_BETTER = re.compile(r"time|latency|overhead|cost|_s\b|_ms\b|_us\b", re.IGNORECASE)
 _RANK = re.compile(r":(\d+)$")
 
 
@@ -45,7 +45,7 @@ def parse_results(path: Path, content: bytes) -> dict[str, dict[str, float]]:
     return nodes
 
 
-def as_samples(nodes: Mapping[str, Mapping[str, float]]) -> list[Sample]:
+def convert_to_samples(nodes: Mapping[str, Mapping[str, float]]) -> list[Sample]:
     """Convert results to samples.
 
     The ranks of a node are its repetitions. Return codes and values <= 0 are left out.
@@ -58,6 +58,6 @@ def as_samples(nodes: Mapping[str, Mapping[str, float]]) -> list[Sample]:
             if value > 0.0 and not metric.endswith("return_code"):
                 ranks.setdefault(metric, []).append(value)
         for metric, values in ranks.items():
-            better: Better = "less" if _LESS.search(metric) else "more"
+            better: Better = "less" if _LESS_IS_BETTER.search(metric) else "more"
             found.append(Sample(node=node, metric=metric, better=better, values=tuple(values)))
     return found

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import structs
 
-from analysis.history.record import Record, Series, by_series, changed_facts
+from analysis.history.record import Record, Series, group_by_series, list_changed_facts
 from suite.files import render_duration
 from suite.statistics import Outcome, judge_interval
 from suite.statistics.changes import (
@@ -32,12 +32,12 @@ from suite.statistics.changes import (
 
 QUANTITIES = ("time to train", "training time of an epoch")
 DAY_S = 86400.0
-NAMED = 6  # changed facts that are named; --format json has all
-MONTH = 30.0  # days, the unit of a trend
+MOST_NAMED = 6  # changed facts that are named; --format json has all
+MONTH_DAYS = 30.0  # days, the unit of a trend
 
 
 @dataclass(frozen=True)
-class Found:
+class DetectedChange:
     """A change, its size (level after over level before), the first result after it and the facts that changed there.
 
     ``places`` are the first and the last place where the change may be (95 %). ``facts`` are of all of them.
@@ -51,7 +51,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Standing:
+class LevelComparison:
     """The newest level over the best earlier one. Each is (begin, end), indices of its results."""
 
     newest: tuple[int, int]
@@ -74,10 +74,10 @@ class SeriesVerdict:
     values: tuple[float, ...]
     rate: float
     tolerance: float
-    found: tuple[Found, ...]
-    doubtful: tuple[Found, ...]
+    found: tuple[DetectedChange, ...]
+    doubtful: tuple[DetectedChange, ...]
     correlation: float
-    standing: Standing | None
+    standing: LevelComparison | None
     trend: Trend | None
 
     @property
@@ -107,7 +107,7 @@ def judge_all(records: Sequence[Record], rate: float, tolerance: float = 0.0) ->
     and not on the results, so the rate holds.
     """
     chosen = []
-    for series, each in by_series(records).items():
+    for series, each in group_by_series(records).items():
         for quantity in QUANTITIES:
             timed = [record for record in each if _times(record, quantity)]
             if timed:
@@ -145,12 +145,12 @@ def _judge(series: Series, quantity: str, records: Sequence[Record], rate: float
     )
 
 
-def _describe(values: Sequence[float], records: Sequence[Record], change: Change, correlation: float) -> Found:
+def _describe(values: Sequence[float], records: Sequence[Record], change: Change, correlation: float) -> DetectedChange:
     """Find the size of a change, and the facts that changed at any place where it may be, the likeliest place first."""
     places = find_places(values, change, correlation)
     inside = sorted(range(places[0], places[-1] + 1), key=lambda place: abs(place - change.place))
-    facts = [fact for place in inside for fact in changed_facts(records[place - 1], records[place])]
-    return Found(
+    facts = [fact for place in inside for fact in list_changed_facts(records[place - 1], records[place])]
+    return DetectedChange(
         change,
         (places[0], places[-1]),
         compute_change_size(values, change, correlation),
@@ -159,7 +159,7 @@ def _describe(values: Sequence[float], records: Sequence[Record], change: Change
     )
 
 
-def _compare_newest(values: Sequence[float], changes: Changes) -> Standing | None:
+def _compare_newest(values: Sequence[float], changes: Changes) -> LevelComparison | None:
     """Compare the newest level with the best earlier one that has enough results for an interval, if any has."""
     levels = list(itertools.pairwise([0, *(change.place for change in changes.sure), len(values)]))
     *earlier, newest = levels
@@ -170,14 +170,14 @@ def _compare_newest(values: Sequence[float], changes: Changes) -> Standing | Non
     # The best of several levels is lower by chance as well: the interval holds for each of them at once
     confidence = 1.0 - (1.0 - CONFIDENCE) / len(earlier)
     size = compare_levels(values[slice(*best)], values[slice(*newest)], changes.correlation, confidence)
-    return Standing(newest, best, size)
+    return LevelComparison(newest, best, size)
 
 
 def _times(record: Record, quantity: str) -> tuple[float, ...]:
     return record.time_s if quantity == QUANTITIES[0] else record.epoch_s
 
 
-def lines(verdict: SeriesVerdict, rate: float) -> list[str]:
+def render_verdict(verdict: SeriesVerdict, rate: float) -> list[str]:
     """Render a verdict: a line, then a line for each change and for what was assumed."""
     count = len(verdict.values)
     if count < compute_min_results(verdict.rate):
@@ -185,7 +185,7 @@ def lines(verdict: SeriesVerdict, rate: float) -> list[str]:
             f"{count} of at least {compute_min_results(verdict.rate)} results that a false-alarm rate of {rate:g} needs"
         )
     elif verdict.standing is not None:
-        text = _standing_text(verdict.standing, verdict.tolerance)
+        text = _render_comparison(verdict.standing, verdict.tolerance)
     elif verdict.doubtful:
         text = f"no change is sure in {count} results"
     else:
@@ -218,7 +218,7 @@ def _reason(verdict: SeriesVerdict) -> str:
     return "reason: too few results lie on one level. More results will tell"
 
 
-def _standing_text(standing: Standing, tolerance: float) -> str:
+def _render_comparison(standing: LevelComparison, tolerance: float) -> str:
     begin, end = standing.best
     within = f", tolerance {100 * tolerance:g} %" if tolerance else ""
     return (
@@ -234,21 +234,21 @@ def _size_text(size: LevelRatio) -> str:
     return f"{100 * (size.ratio - 1):+.1f} % of the time, interval [{low:+.1f}, {high:+.1f}]"
 
 
-def _change_text(found: Found, count: int) -> str:
+def _change_text(found: DetectedChange, count: int) -> str:
     change = found.change
     first, last = found.places[0] + 1, found.places[1] + 1
     where = f", 95 %: {first} to {last}" if first < last else ""
-    more = f"; {len(found.facts) - NAMED} more" if len(found.facts) > NAMED else ""
-    facts = f"changed there: {'; '.join(found.facts[:NAMED])}{more}" if found.facts else "no fact changed there"
+    more = f"; {len(found.facts) - MOST_NAMED} more" if len(found.facts) > MOST_NAMED else ""
+    facts = f"changed there: {'; '.join(found.facts[:MOST_NAMED])}{more}" if found.facts else "no fact changed there"
     return (
         f"{_size_text(found.size)}, since {found.record.date} "
         f"(result {change.place + 1} of {count}{where}; p = {change.p:.2g}); {facts}"
     )
 
 
-def table(verdict: SeriesVerdict, rate: float) -> list[str]:
+def render_table(verdict: SeriesVerdict, rate: float) -> list[str]:
     """Render a verdict with all of its results, newest last. ``|`` marks the first result after a change."""
-    head, *details = lines(verdict, rate)
+    head, *details = render_verdict(verdict, rate)
     text = [head]
     places = {found.change.place for found in verdict.found}
     top = max(verdict.values)
@@ -262,17 +262,19 @@ def table(verdict: SeriesVerdict, rate: float) -> list[str]:
     text += details
     if verdict.trend is not None:
         since = " since the newest change" if verdict.found else ""
-        slope, low, high = (_percent(each) for each in (verdict.trend.slope, verdict.trend.low, verdict.trend.high))
+        slope, low, high = (
+            _convert_slope(each) for each in (verdict.trend.slope, verdict.trend.low, verdict.trend.high)
+        )
         text.append(f"  trend{since}: {slope:+.2g} % in 30 days, 95 % [{low:+.2g}, {high:+.2g}]")
     return text
 
 
-def _percent(slope: float) -> float:
+def _convert_slope(slope: float) -> float:
     """Convert a slope of logs per day to percent in 30 days."""
-    return 100.0 * math.expm1(max(-700.0, min(slope * MONTH, 700.0)))  # exp of more is no float
+    return 100.0 * math.expm1(max(-700.0, min(slope * MONTH_DAYS, 700.0)))  # exp of more is no float
 
 
-def as_data(verdicts: Sequence[SeriesVerdict], rate: float, tolerance: float) -> dict[str, Any]:
+def convert_verdicts_to_dict(verdicts: Sequence[SeriesVerdict], rate: float, tolerance: float) -> dict[str, Any]:
     """Render the verdicts as data, version 1. A bound that does not exist is null."""
     return {
         "version": 1,
@@ -302,8 +304,8 @@ def _verdict_data(verdict: SeriesVerdict) -> dict[str, Any]:
         "trend_percent_in_30_days": None
         if trend is None
         else {
-            "slope": _percent(trend.slope),
-            "interval": [_percent(each) if math.isfinite(each) else None for each in (trend.low, trend.high)],
+            "slope": _convert_slope(trend.slope),
+            "interval": [_convert_slope(each) if math.isfinite(each) else None for each in (trend.low, trend.high)],
         },
         "changes": [_change_data(found) for found in verdict.found],
         "not_sure": [_change_data(found) for found in verdict.doubtful],
@@ -320,7 +322,7 @@ def _verdict_data(verdict: SeriesVerdict) -> dict[str, Any]:
     }
 
 
-def _change_data(found: Found) -> dict[str, Any]:
+def _change_data(found: DetectedChange) -> dict[str, Any]:
     return {
         "date": found.record.date,
         "result": found.change.place + 1,

@@ -28,11 +28,11 @@ VERSION: Final = 1
 SUFFIX = ".json"
 
 
-class _Frozen(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _Document(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The base class of the parts of the document."""
 
 
-class Series(_Frozen, frozen=True, kw_only=True):
+class Series(_Document, frozen=True, kw_only=True):
     """What results must share to be one series: like is compared with like. None: the logs do not say."""
 
     benchmark: str | None
@@ -55,7 +55,7 @@ class Series(_Frozen, frozen=True, kw_only=True):
         return f"{kind}, {self.system or 'unknown system'}, {many}, times as in {self.rules}"
 
 
-class Record(_Frozen, frozen=True, kw_only=True):
+class Record(_Document, frozen=True, kw_only=True):
     """One result. Times are in seconds, one for each converged run. ``facts`` are texts by name: of nodes or system.
 
     ``epoch_s`` is the median time of a complete epoch of each run without its evaluation. ``date`` is that of the first
@@ -103,22 +103,22 @@ def compute_record(scored: Result, now: datetime) -> Record:
             scenario=scored.scenario,
             division=scored.division,
             rules=find_round_group(scored.group.round or first.ruleset),
-            system=scored.group.system or _machine(first.platform, facts),
+            system=scored.group.system or _find_system(first.platform, facts),
             nodes=first.nodes,
             ranks=first.ranks,
         ),
         score=_score(scored),
         compliant=not scored.errors,
         time_s=tuple(run.time_to_train_s for run in converged if run.time_to_train_s is not None),
-        epoch_s=tuple(seconds for run in converged if (seconds := epoch_seconds(run)) is not None),
+        epoch_s=tuple(seconds for run in converged if (seconds := compute_epoch_seconds(run)) is not None),
         logs={path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in scored.group.logs},
         facts=facts,
-        facts_sha256=_sum_of(facts),
+        facts_sha256=_compute_digest(facts),
         suite_version=first.suite_version,
     )
 
 
-def epoch_seconds(run: RunRecord) -> float | None:
+def compute_epoch_seconds(run: RunRecord) -> float | None:
     """Compute the median time in seconds that a complete epoch trained; None if the log has none."""
     seconds = [epoch.train_s for epoch in run.epochs if epoch.complete and epoch.train_s > 0.0]
     return statistics.median(seconds) if seconds else None
@@ -158,7 +158,7 @@ def write_record(folder: Path, record: Record, known: Iterable[Record]) -> Path 
     return path
 
 
-def by_series(records: Sequence[Record]) -> dict[Series, list[Record]]:
+def group_by_series(records: Sequence[Record]) -> dict[Series, list[Record]]:
     """Group records by series; each group stays in order."""
     found: dict[Series, list[Record]] = {}
     for record in records:
@@ -166,7 +166,7 @@ def by_series(records: Sequence[Record]) -> dict[Series, list[Record]]:
     return found
 
 
-def changed_facts(before: Record, after: Record) -> list[str]:
+def list_changed_facts(before: Record, after: Record) -> list[str]:
     """List the facts that differ between two records, each as ``name: old -> new``."""
     names = sorted(before.facts.keys() | after.facts.keys())
     texts = [(name, before.facts.get(name, "none"), after.facts.get(name, "none")) for name in names]
@@ -181,7 +181,7 @@ def _read(path: Path) -> Record:
         when = None
     if when is None or when.tzinfo is None:
         raise InputError(f"{path}: date = {record.date!r}: expected a date and time with its zone")
-    if record.facts_sha256 != _sum_of(record.facts):
+    if record.facts_sha256 != _compute_digest(record.facts):
         raise InputError(f"{path}: facts_sha256 does not fit the facts: the file was changed")
     for name, seconds in (("time_s", record.time_s), ("epoch_s", record.epoch_s)):
         wrong = next((each for each in seconds if not 0.0 < each < math.inf), None)
@@ -190,7 +190,7 @@ def _read(path: Path) -> Record:
     return record
 
 
-def _machine(platform: str | None, facts: Mapping[str, str]) -> str | None:
+def _find_system(platform: str | None, facts: Mapping[str, str]) -> str | None:
     """Find the name of the system in the logs.
 
     Without one its hardware is the name, so two machines are never one series.
@@ -201,7 +201,7 @@ def _machine(platform: str | None, facts: Mapping[str, str]) -> str | None:
     return ", ".join(name for name in names if name)
 
 
-def _sum_of(facts: Mapping[str, str]) -> str:
+def _compute_digest(facts: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(dict(facts), sort_keys=True).encode()).hexdigest()
 
 
@@ -225,12 +225,12 @@ def _facts(scored: Result, first: RunRecord) -> dict[str, str]:
     stated = {name: str(value) for name, value in settings.items() if value is not None}
     nodes = [read_facts(path) for path in RunFolder(scored.group.folder).node_facts()]
     if nodes:
-        return stated | facts_of_nodes(nodes)
+        return stated | collect_node_facts(nodes)
     fields: Mapping[str, Any] = scored.system.fields if scored.system else {}
     return stated | {name: str(value) for name, value in fields.items() if value not in (None, "")}
 
 
-def facts_of_nodes(nodes: Sequence[Facts]) -> dict[str, str]:
+def collect_node_facts(nodes: Sequence[Facts]) -> dict[str, str]:
     """Collect the facts that stay until somebody changes a machine. Values that differ between nodes are joined."""
     found: dict[str, set[str]] = {}
     for node in nodes:

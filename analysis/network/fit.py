@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from analysis.network.held_out import Errors, Quantity, compute_back_test
-from analysis.network.law import Law, fit_law, points
+from analysis.network.law import Law, build_points, fit_law
 from analysis.network.sweep import Layer, LayerRun, Measurement, Sweep
 from suite.errors import InputError
 from suite.performance.cost_model import (
@@ -24,12 +24,18 @@ from suite.performance.cost_model import (
     predict_layer_time_s,
 )
 
-IDEAS = ("masks (GShard)", "sorted rows", "and 2DH", "and best r", "and pipelining")  # each includes those before it
+LAYER_VARIANTS = (
+    "masks (GShard)",
+    "sorted rows",
+    "and 2DH",
+    "and best r",
+    "and pipelining",
+)  # each includes those before it
 HELD_OUT_EVERY = 3  # one of three sizes of a grid is left out of the fit
 
 
 @dataclass(frozen=True)
-class Compared:
+class FitComparison:
     """Holds a measurement and the seconds that the model predicts for it."""
 
     measurement: Measurement
@@ -53,9 +59,9 @@ class Fit:
     sweep: Sweep
     law: Law
     r_squared: float
-    fitted: tuple[Compared, ...]
-    held_out: tuple[Compared, ...]
-    next_grid: tuple[Compared, ...]
+    fitted: tuple[FitComparison, ...]
+    held_out: tuple[FitComparison, ...]
+    next_grid: tuple[FitComparison, ...]
     errors: dict[Quantity, Errors]
 
     @property
@@ -98,18 +104,18 @@ def fit_sweep(sweep: Sweep) -> Fit:
     return Fit(sweep, law, _r_squared(fitted), fitted, tuple(_compare(law, held_out)), next_grid, errors)
 
 
-def typical_error(compared: Iterable[Compared]) -> tuple[float, float]:
+def compute_median_max_error(compared: Iterable[FitComparison]) -> tuple[float, float]:
     """Compute the median and the largest absolute relative error (0.1 is 10 %). NaN without measurements."""
     errors = [abs(item.error) for item in compared]
     return (statistics.median(errors), max(errors)) if errors else (float("nan"), float("nan"))
 
 
-def best_choice(fit: Fit, shape: LayerShape, ranks: int) -> Execution:
+def choose_execution(fit: Fit, shape: LayerShape, ranks: int) -> Execution:
     """Find the (r, degree, algorithm) with the smallest predicted time of a layer on the fitted machine."""
     return list_executions(shape, fit.network, ranks, fit.flops_per_s)[0]
 
 
-def ideas_s(fit: Fit, ranks: int) -> dict[str, float]:
+def predict_variants_s(fit: Fit, ranks: int) -> dict[str, float]:
     """Predict seconds of the layer's forward and backward pass on ``ranks`` ranks, adding Tutel's ideas one by one.
 
     The layer is `Fit.layer_shape`. The time of gate and permutation is that of the largest grid.
@@ -120,26 +126,26 @@ def ideas_s(fit: Fit, ranks: int) -> dict[str, float]:
     # GShard multiplies by one-hot masks in place of sorting rows: more FLOPs, the same all-to-alls
     masks = compute_einsum_flops(shape.tokens, shape.width, shape.top_k, shape.capacity_factor) / rate
     chain = {
-        IDEAS[0]: masks + plain,
-        IDEAS[1]: plain,
-        IDEAS[2]: min(choice.seconds for choice in choices if choice.r == 1 and choice.degree == 1),
-        IDEAS[3]: min(choice.seconds for choice in choices if choice.degree == 1),
-        IDEAS[4]: choices[0].seconds,
+        LAYER_VARIANTS[0]: masks + plain,
+        LAYER_VARIANTS[1]: plain,
+        LAYER_VARIANTS[2]: min(choice.seconds for choice in choices if choice.r == 1 and choice.degree == 1),
+        LAYER_VARIANTS[3]: min(choice.seconds for choice in choices if choice.degree == 1),
+        LAYER_VARIANTS[4]: choices[0].seconds,
     }
     return {idea: outside_s + seconds for idea, seconds in chain.items()}
 
 
-def measured_ideas_s(layer: Layer) -> dict[str, LayerRun]:
-    """Find for each idea of `ideas_s` the fastest measured run that uses no later idea, on one grid.
+def find_measured_variants(layer: Layer) -> dict[str, LayerRun]:
+    """Find for each idea of `predict_variants_s` the fastest measured run that uses no later idea, on one grid.
 
     An idea without a run is absent. The masks are never measured.
     """
     plain = [run for run in layer.runs if (run.r, run.degree, run.algorithm) == (1, 1, "linear")]
     allowed = {
-        IDEAS[1]: plain,
-        IDEAS[2]: [run for run in layer.runs if run.r == 1 and run.degree == 1],
-        IDEAS[3]: [run for run in layer.runs if run.degree == 1],
-        IDEAS[4]: list(layer.runs),
+        LAYER_VARIANTS[1]: plain,
+        LAYER_VARIANTS[2]: [run for run in layer.runs if run.r == 1 and run.degree == 1],
+        LAYER_VARIANTS[3]: [run for run in layer.runs if run.degree == 1],
+        LAYER_VARIANTS[4]: list(layer.runs),
     }
     return {idea: min(runs, key=lambda run: run.seconds) for idea, runs in allowed.items() if runs}
 
@@ -153,14 +159,14 @@ def _split(measurements: Sequence[Measurement]) -> tuple[list[Measurement], list
     return [m for m in measurements if m.size_bytes not in out], [m for m in measurements if m.size_bytes in out]
 
 
-def _compare(law: Law, measurements: Sequence[Measurement]) -> list[Compared]:
+def _compare(law: Law, measurements: Sequence[Measurement]) -> list[FitComparison]:
     if not measurements:
         return []
-    predicted = law.seconds(points(measurements)).tolist()
-    return [Compared(m, seconds) for m, seconds in zip(measurements, predicted, strict=True)]
+    predicted = law.seconds(build_points(measurements)).tolist()
+    return [FitComparison(m, seconds) for m, seconds in zip(measurements, predicted, strict=True)]
 
 
-def _r_squared(compared: Sequence[Compared]) -> float:
+def _r_squared(compared: Sequence[FitComparison]) -> float:
     measured = np.log([item.measurement.seconds for item in compared])
     residuals = np.log([item.model_s for item in compared]) - measured
     spread = measured - measured.mean()  # zero if all medians are equal: then there is nothing to explain

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.network.law import Law, fit_law, points
+from analysis.network.law import Law, build_points, fit_law
 from analysis.network.sweep import Layer, Measurement, Sweep
 from suite.performance.cost_model import Algorithm, Network, predict_layer_time_s
 from suite.statistics import student_t
@@ -26,7 +26,9 @@ CONFIDENCE = 0.9
 # tests. These numbers and NEAR were chosen on 160 drawn networks. The coverage in docs/moe.md is that of others.
 PRIOR_ERROR: dict[Quantity, float] = {"linear": 0.05, "2dh": 0.05, "ratio": 0.03, "layer": 0.06}
 PRIOR_TESTS = 3.0
-NEAR = 1.5  # doublings of bytes: the standard deviation of the weight that an error has for messages of other sizes
+SIZE_WEIGHT_DOUBLINGS = (
+    1.5  # doublings of bytes: the standard deviation of the weight that an error has for messages of other sizes
+)
 
 Floats = NDArray[np.float64]
 
@@ -82,7 +84,7 @@ class Errors:
         """Average values over entries, weighted by the similarity of their messages to each of ``message``."""
         chosen = np.ones(len(values), bool) if among is None else among
         # The cap of the exponent keeps a weight above zero, so that the mean exists where no message is similar
-        distance = np.log2(message[:, None] / self.message[None, chosen]) / NEAR
+        distance = np.log2(message[:, None] / self.message[None, chosen]) / SIZE_WEIGHT_DOUBLINGS
         near = np.exp(-np.minimum(distance**2 / 2, 50.0))
         return np.asarray(near @ values[chosen] / near.sum(1))
 
@@ -99,7 +101,7 @@ def compute_back_test(sweep: Sweep, used: Sequence[Measurement]) -> tuple[dict[Q
     for largest in across[:-1]:
         law = fit_law(sweep, [m for m in used if m.ranks <= largest])
         later = [m for m in sweep.measurements if m.ranks > largest]
-        errors = np.log([m.seconds for m in later]) - np.log(law.seconds(points(later)))
+        errors = np.log([m.seconds for m in later]) - np.log(law.seconds(build_points(later)))
         noise = law.squares / law.count
         found = {(m.ranks, m.size_bytes, m.algorithm): float(e) for m, e in zip(later, errors, strict=True)}
         for (ranks, size, algorithm), error in found.items():
@@ -107,7 +109,7 @@ def compute_back_test(sweep: Sweep, used: Sequence[Measurement]) -> tuple[dict[Q
             # Of a ratio the errors are a difference, and the noises of two measurements add up
             if algorithm == "linear" and (ranks, size, "2dh") in found:
                 rows["ratio"].append((largest, ranks, size / ranks, error - found[ranks, size, "2dh"], 2 * noise))
-        rows["layer"] += _layer_rows(sweep, law.network, largest)
+        rows["layer"] += _collect_layer_errors(sweep, law.network, largest)
     return {name: Errors(*np.array(own).T) for name, own in rows.items() if own}, law
 
 
@@ -119,7 +121,7 @@ def predict_layer_s(layer: Layer, network: Network, r: int, degree: int, algorit
     return layer.outside_s + inside_s
 
 
-def _layer_rows(sweep: Sweep, network: Network, largest: int) -> list[tuple[float, ...]]:
+def _collect_layer_errors(sweep: Sweep, network: Network, largest: int) -> list[tuple[float, ...]]:
     """Collect the errors of the layer on larger grids.
 
     The layer is seldom measured often enough to know its noise, so all of the error counts.

@@ -21,10 +21,10 @@ from analysis.network.sweep import MIB
 from suite.performance.cost_model import ALGORITHMS, Algorithm
 from suite.statistics import student_t
 
-CARRIED_DOUBLINGS = 2  # the data carry 4 times the measured ranks, whatever the back tests say
+SUPPORTED_DOUBLINGS = 2  # the data carry 4 times the measured ranks, whatever the back tests say
 ALLOWED_ERROR = 0.2  # to go beyond, nine in ten predictions over as many doublings err by at most this
-WIDEST = 4.0  # an interval whose ends differ by more than this factor is inconclusive
-SHARP = 1.4  # a crossover is stated if its ends are within this factor of it
+LARGEST_INTERVAL_FACTOR = 4.0  # an interval whose ends differ by more than this factor is inconclusive
+CROSSOVER_FACTOR = 1.4  # a crossover is stated if its ends are within this factor of it
 BOUNDED_GROWTH = 2  # upper ends are stated up to this many times the measured ranks
 CROSSOVER_SIZES = 200
 WITHIN_DOUBLINGS = 0.5  # on measured ranks the error of the fit is that of half a doubling
@@ -46,7 +46,7 @@ class Interval:
     @property
     def tells(self) -> bool:
         """Return True if the interval is narrow enough for the value to mean something."""
-        return self.high <= WIDEST * self.low
+        return self.high <= LARGEST_INTERVAL_FACTOR * self.low
 
     def data(self) -> dict[str, float | None]:
         """Render the value and its ends for JSON, which has no infinity: an unknown end is None."""
@@ -116,15 +116,15 @@ class Crossover:
         return f"inconclusive up to which size 2DH wins ({surely}, {perhaps} per rank)"
 
 
-def count_carried_doublings(fit: Fit) -> int:
+def count_supported_doublings(fit: Fit) -> int:
     """Count the doublings beyond the largest grid that the data carry; 0 if no back test was possible.
 
-    These are `CARRIED_DOUBLINGS`, or more if back tests over more doublings erred by at most `ALLOWED_ERROR`.
+    These are `SUPPORTED_DOUBLINGS`, or more if back tests over more doublings erred by at most `ALLOWED_ERROR`.
     """
     if len(fit.errors) < len(PRIOR_ERROR):
         return 0
     errors = [fit.errors[name] for name in ALGORITHMS]
-    carried = CARRIED_DOUBLINGS
+    carried = SUPPORTED_DOUBLINGS
     farthest = int(min(own.doublings.max() for own in errors) + 1e-9)
     for doublings in range(carried + 1, farthest + 1):
         far = [np.abs(own.error[own.doublings >= doublings - 0.5]) for own in errors]
@@ -134,17 +134,17 @@ def count_carried_doublings(fit: Fit) -> int:
     return carried
 
 
-def carried_ranks(fit: Fit) -> tuple[int, ...]:
+def list_supported_ranks(fit: Fit) -> tuple[int, ...]:
     """List the measured ranks doubled once, twice ... as often as the data carry."""
-    return tuple(fit.sweep.ranks * 2**i for i in range(1, count_carried_doublings(fit) + 1))
+    return tuple(fit.sweep.ranks * 2**i for i in range(1, count_supported_doublings(fit) + 1))
 
 
-def bounded_ranks(fit: Fit) -> tuple[int, ...]:
-    """List those of `carried_ranks` on which upper ends and ratios are stated."""
-    return tuple(ranks for ranks in carried_ranks(fit) if ranks <= BOUNDED_GROWTH * fit.sweep.ranks)
+def list_bounded_ranks(fit: Fit) -> tuple[int, ...]:
+    """List those of `list_supported_ranks` on which upper ends and ratios are stated."""
+    return tuple(ranks for ranks in list_supported_ranks(fit) if ranks <= BOUNDED_GROWTH * fit.sweep.ranks)
 
 
-def all_to_all_band(fit: Fit, ranks: int, sizes: Floats, quantity: Algorithm | Literal["ratio"]) -> Band:
+def predict_all_to_all_band(fit: Fit, ranks: int, sizes: Floats, quantity: Algorithm | Literal["ratio"]) -> Band:
     """Predict seconds by one algorithm, or linear over 2DH, on ``ranks`` ranks for each size in bytes per rank.
 
     Without back tests the interval comes from the parameters' errors and the residuals. Only measured ranks are then
@@ -159,7 +159,7 @@ def all_to_all_band(fit: Fit, ranks: int, sizes: Floats, quantity: Algorithm | L
     return Band(np.exp(log), np.exp(log - down), np.exp(log + up))
 
 
-def layer_interval(fit: Fit, ranks: int, seconds: float) -> Interval:
+def compute_layer_interval(fit: Fit, ranks: int, seconds: float) -> Interval:
     """Compute the interval of predicted seconds of the layer from the errors of the layer on held-out grids.
 
     The parameters' part is that of a linear all-to-all of the layer's bytes. It is an upper bound: the layer also
@@ -171,19 +171,21 @@ def layer_interval(fit: Fit, ranks: int, seconds: float) -> Interval:
     return Interval(seconds, seconds * math.exp(-down), seconds * math.exp(up))
 
 
-def gain_interval(fit: Fit, ranks: int, slow: float, fast: float) -> Interval:
+def compute_gain_interval(fit: Fit, ranks: int, slow: float, fast: float) -> Interval:
     """Compute the interval of ``slow / fast``: predicted seconds of the layer executed in two ways.
 
     The errors of the two are taken as independent. Both are of one law on the same ranks, so this is an upper bound.
     """
     if ranks > BOUNDED_GROWTH * fit.sweep.ranks:
         return Interval(slow / fast, 0.0, math.inf)
-    halves = [math.log(own.high / own.low) / 2 for own in (layer_interval(fit, ranks, each) for each in (slow, fast))]
+    halves = [
+        math.log(own.high / own.low) / 2 for own in (compute_layer_interval(fit, ranks, each) for each in (slow, fast))
+    ]
     factor = math.exp(math.hypot(*halves)) if slow != fast else 1.0
     return Interval(slow / fast, slow / fast / factor, slow / fast * factor)
 
 
-def crossover(fit: Fit, ranks: int) -> Crossover:
+def find_crossover(fit: Fit, ranks: int) -> Crossover:
     """Find the size up to which 2DH is faster, from the interval of the ratio.
 
     The search ends at the largest size whose messages were measured. On more ranks a message of as many bytes belongs
@@ -191,7 +193,7 @@ def crossover(fit: Fit, ranks: int) -> Crossover:
     """
     measured = [m.size_bytes for m in fit.sweep.measurements]
     sizes = np.geomspace(min(measured), max(measured) * max(1.0, ranks / fit.sweep.ranks), CROSSOVER_SIZES)
-    band = all_to_all_band(fit, ranks, sizes, "ratio")
+    band = predict_all_to_all_band(fit, ranks, sizes, "ratio")
     ends = (float(sizes[0]), float(sizes[-1]))
     nan = float("nan")
     if (band.high < 1).all():
@@ -200,7 +202,7 @@ def crossover(fit: Fit, ranks: int) -> Crossover:
         return Crossover("always", ends, nan, nan, nan)
     surely, expected, perhaps = (sizes[curve > 1] for curve in (band.low, band.value, band.high))
     low, value, high = (float(own.max()) if len(own) else 0.0 for own in (surely, expected, perhaps))
-    told = band.high[-1] < 1 and value > 0 and high <= SHARP * value and value <= SHARP * low
+    told = band.high[-1] < 1 and value > 0 and high <= CROSSOVER_FACTOR * value and value <= CROSSOVER_FACTOR * low
     return Crossover("at" if told else "inconclusive", ends, value, low, high)
 
 

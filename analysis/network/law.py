@@ -26,8 +26,8 @@ OPTIONAL = {"rendezvous": 1e-6, "congested_byte": 1e-10, "two_level_congested_by
 # that no measurement depends on at its start value.
 PRIOR = 1e-2
 SIGNIFICANCE = 0.01  # of a test for an optional parameter, divided by the number of places where it was looked for
-GRIDS_AGREE = 2.0  # congestion seen on two grids differs by at most this factor
-MESSAGES = (0.5 * KIB, MIB)  # a switch of protocols is looked for among messages of these bytes
+GRID_AGREEMENT_FACTOR = 2.0  # congestion seen on two grids differs by at most this factor
+RENDEZVOUS_BYTES = (0.5 * KIB, MIB)  # a switch of protocols is looked for among messages of these bytes
 MOST_STEPS = 100  # a fit that still improves after so many is used as it is
 
 Floats = NDArray[np.float64]
@@ -122,7 +122,7 @@ class Points:
         return np.where(self.two_level, self.size * self.per_node, self.size) / self.ranks
 
 
-def points(measurements: Sequence[Measurement]) -> Points:
+def build_points(measurements: Sequence[Measurement]) -> Points:
     """Put measured all-to-alls into columns."""
     return Points.of([(m.ranks, m.ranks_per_node, m.size_bytes, m.algorithm) for m in measurements])
 
@@ -132,42 +132,42 @@ def fit_law(sweep: Sweep, measurements: Sequence[Measurement]) -> Law:
 
     Congestion must also be seen on two grids that agree about it: one slow grid may be a disturbance.
     """
-    at, measured = points(measurements), np.log([m.seconds for m in measurements])
-    law = _fitted(Form(sweep.ranks_per_node, sweep.memory_bandwidth), at, measured)
-    law = _with_rendezvous(law, at, measured)
-    congested = _with_congestion(law, at, measured)
+    at, measured = build_points(measurements), np.log([m.seconds for m in measurements])
+    law = _fit_parameters(Form(sweep.ranks_per_node, sweep.memory_bandwidth), at, measured)
+    law = _add_rendezvous(law, at, measured)
+    congested = _add_congestion(law, at, measured)
     # Each can hide the other. Once congestion is known, the switch is looked for again
-    return congested if congested is law else _with_rendezvous(congested, at, measured)
+    return congested if congested is law else _add_rendezvous(congested, at, measured)
 
 
-def _with_rendezvous(law: Law, at: Points, measured: Floats) -> Law:
+def _add_rendezvous(law: Law, at: Points, measured: Floats) -> Law:
     across = at.ranks > at.per_node
-    sizes = sorted({float(size) for size in at.message[across] if MESSAGES[0] < size <= MESSAGES[1]})
+    sizes = sorted({float(size) for size in at.message[across] if RENDEZVOUS_BYTES[0] < size <= RENDEZVOUS_BYTES[1]})
     found = law
     for size in sizes:
-        candidate = _fitted(replace(law.form, rendezvous_from=size), at, measured, law)
-        if _asked_for(law, candidate, extra=2, places=len(sizes)) and candidate.squares < found.squares:
+        candidate = _fit_parameters(replace(law.form, rendezvous_from=size), at, measured, law)
+        if _is_significant(law, candidate, extra=2, places=len(sizes)) and candidate.squares < found.squares:
             found = candidate
     return found
 
 
-def _with_congestion(law: Law, at: Points, measured: Floats) -> Law:
+def _add_congestion(law: Law, at: Points, measured: Floats) -> Law:
     across = sorted({int(n) for n in at.ranks[at.ranks > at.per_node]})
     # Two grids or more must lie above an onset, so the two largest are none
     choices = [(onset, names) for onset in across[:-2] for names in (ALGORITHMS, ALGORITHMS[:1], ALGORITHMS[1:])]
     found = law
     for onset, names in choices:
-        candidate = _fitted(replace(law.form, onset=onset, congested=names), at, measured, law)
+        candidate = _fit_parameters(replace(law.form, onset=onset, congested=names), at, measured, law)
         if (
             candidate.information < found.information
-            and _asked_for(law, candidate, extra=len(names) + 1, places=len(choices))
-            and all(_grids_agree(candidate, at, measured, name) for name in names)
+            and _is_significant(law, candidate, extra=len(names) + 1, places=len(choices))
+            and all(_is_congested_on_all_grids(candidate, at, measured, name) for name in names)
         ):
             found = candidate
     return found
 
 
-def _asked_for(plain: Law, richer: Law, *, extra: int, places: int) -> bool:
+def _is_significant(plain: Law, richer: Law, *, extra: int, places: int) -> bool:
     """Test whether ``extra`` more parameters are significant (F test).
 
     The tail is that of two parameters, which has a closed form and is above that of three.
@@ -179,9 +179,9 @@ def _asked_for(plain: Law, richer: Law, *, extra: int, places: int) -> bool:
     return ratio > 0 and (1 + 2 * ratio / free) ** (-free / 2) < SIGNIFICANCE / places
 
 
-def _grids_agree(law: Law, at: Points, measured: Floats, algorithm: Algorithm) -> bool:
+def _is_congested_on_all_grids(law: Law, at: Points, measured: Floats, algorithm: Algorithm) -> bool:
     """Return True if each grid above the onset shows congestion by itself, and no two differ by more than
-    `GRIDS_AGREE`.
+    `GRID_AGREEMENT_FACTOR`.
     """
     index = law.form.names.index("congested_byte" if algorithm == "linear" else "two_level_congested_byte")
     if law.values_P[index] <= 0:
@@ -190,14 +190,14 @@ def _grids_agree(law: Law, at: Points, measured: Floats, algorithm: Algorithm) -
     for ranks in sorted({int(n) for n in at.ranks if n > law.form.onset}):
         own = (at.ranks == ranks) & (at.two_level == (algorithm == "2dh"))
         grid = Points(at.ranks[own], at.per_node[own], at.size[own], at.two_level[own])
-        value, error = _alone(law, grid, measured[own], index)
+        value, error = _fit_one_parameter(law, grid, measured[own], index)
         if value <= 0 or value < student_t.compute_quantile(1 - SIGNIFICANCE, max(1, int(own.sum()) - 1)) * error:
             return False
         seen.append(value)
-    return len(seen) > 1 and max(seen) <= GRIDS_AGREE * min(seen)
+    return len(seen) > 1 and max(seen) <= GRID_AGREEMENT_FACTOR * min(seen)
 
 
-def _alone(law: Law, at: Points, measured: Floats, index: int) -> tuple[float, float]:
+def _fit_one_parameter(law: Law, at: Points, measured: Floats, index: int) -> tuple[float, float]:
     """Fit one parameter to some all-to-alls with the others fixed. Returns it and its standard error."""
     values, unit = law.values_P.copy(), float(_units(law.form, law.values_P)[index])
     residual, weight = np.zeros(len(measured)), 1.0
@@ -255,7 +255,7 @@ def _matrices(form: Form, at: Points) -> tuple[Floats, Floats, Floats]:
     return across, inside, np.where(two, 4 * size / form.memory_bandwidth, 0.0)
 
 
-def _fitted(form: Form, at: Points, measured: Floats, near: Law | None = None) -> Law:
+def _fit_parameters(form: Form, at: Points, measured: Floats, near: Law | None = None) -> Law:
     """Fit the parameters to the logs of seconds by least squares (Levenberg and Marquardt's method)."""
     positive = len(POSITIVE)
     # Start values: each latency is half of the fastest all-to-all; the one with most bytes gives the seconds per byte

@@ -12,10 +12,10 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.drawing.digits import number_text
+from analysis.drawing.digits import render_number
 from suite.files import render_duration
 
-MINUTES = " [min]"  # the end of a column's name whose cells have a unit each: "42.2 s"
+MINUTES_SUFFIX = " [min]"  # the end of a column's name whose cells have a unit each: "42.2 s"
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,13 @@ class HtmlTable:
         ) or (False,) * len(self.columns)
 
 
-def html_table(
+def build_html_table(
     columns: Mapping[str, Sequence[Any]], caption: str, strong: Iterable[str] = (), of: Iterable[Sequence[int]] = ()
 ) -> HtmlTable:
     """A table from equally long columns."""
-    cells = [[_minutes(v) if name.endswith(MINUTES) else _cell(v) for v in values] for name, values in columns.items()]
+    cells = [
+        [_minutes(v) if name.endswith(MINUTES_SUFFIX) else _cell(v) for v in values] for name, values in columns.items()
+    ]
     rows = tuple(zip(*cells, strict=True))
     return HtmlTable(tuple(columns), rows, caption, frozenset(strong), tuple(tuple(results) for results in of))
 
@@ -97,18 +99,18 @@ def _cell(value: Any) -> Cell:
     if is_absent(value):
         return Cell("–", "")
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return Cell(number_text(value), f"{value:.9g}", number=True)
+        return Cell(render_number(value), f"{value:.9g}", number=True)
     text = str(value)
     leading = re.match(r"-?\d+(\.\d+)?(?= [±–] )", text)  # "4.2 ± 0.1" and "3 – 5" sort by their first number
     return Cell(text, leading.group() if leading else text, number=leading is not None)
 
 
-def times(seconds: Iterable[float | None]) -> list[Cell | None]:
+def build_time_cells(seconds: Iterable[float | None]) -> list[Cell | None]:
     """Times as people read them, sorted by their seconds; None where one is missing."""
     return [None if is_absent(each) else _time_cell(render_duration(float(each)), each) for each in seconds]  # type: ignore[arg-type]
 
 
-def time_ranges(low: pd.Series, high: pd.Series) -> list[Cell | None]:
+def build_time_range_cells(low: pd.Series, high: pd.Series) -> list[Cell | None]:
     """Ranges of times "8.96 s – 9.96 s", sorted by the lower end; None where one is missing."""
     return [
         _time_cell(f"{render_duration(a)} – {render_duration(b)}", a) if pd.notna(a) and pd.notna(b) else None
@@ -120,7 +122,7 @@ def _time_cell(text: str, seconds: float) -> Cell:
     return Cell(text, f"{seconds:.9g}", number=True)
 
 
-def range_texts(low: pd.Series, high: pd.Series) -> list[str | None]:
+def render_ranges(low: pd.Series, high: pd.Series) -> list[str | None]:
     """Ranges "low – high", both with the decimals that give ``high`` four significant digits; None where one is
     missing.
     """
@@ -130,13 +132,13 @@ def range_texts(low: pd.Series, high: pd.Series) -> list[str | None]:
     ]
 
 
-def spread_texts(mean: pd.Series, std: pd.Series) -> list[str | float | None]:
+def render_spreads(mean: pd.Series, std: pd.Series) -> list[str | float | None]:
     """ "mean ± std", both with the decimals that give the standard deviation two significant digits.
 
     Without a standard deviation the mean alone, as a number.
     """
     return [
-        (f"{_fixed(m, s, 2)} ± {_fixed(s, s, 2)}" if s else f"{number_text(m)} ± 0") if pd.notna(s) else m
+        (f"{_fixed(m, s, 2)} ± {_fixed(s, s, 2)}" if s else f"{render_number(m)} ± 0") if pd.notna(s) else m
         for m, s in zip(mean, std, strict=True)
     ]
 
@@ -144,7 +146,7 @@ def spread_texts(mean: pd.Series, std: pd.Series) -> list[str | float | None]:
 def _fixed(value: float, like: float, digits: int) -> str:
     """Write ``value`` with as many decimals as ``like`` has at ``digits`` significant digits."""
     if not math.isfinite(value) or not math.isfinite(like) or not like or abs(value) >= 1e15:
-        return number_text(value)
+        return render_number(value)
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(like))))
     return f"{value:.{min(decimals, 12)}f}"
 

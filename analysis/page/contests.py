@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.page.cells import HtmlTable, html_table
+from analysis.page.cells import HtmlTable, build_html_table
 from suite.performance.ab.ranking import Ranking, render_ratio, render_verdict
 
-LONGEST = 300  # characters of a finding
+LONGEST_FINDING = 300  # characters of a finding
 
 
 @dataclass(frozen=True)
-class Section:
+class ContestSection:
     """One contest as the template takes it."""
 
     title: str
@@ -21,7 +21,7 @@ class Section:
     table: HtmlTable
 
 
-def contest_section(ranking: Ranking) -> Section:
+def build_contest_section(ranking: Ranking) -> ContestSection:
     """Return the verdict, remarks and table of one contest."""
     entries, stated = ranking.entries, ranking.settings
     columns: dict[str, list[Any]] = {
@@ -34,13 +34,13 @@ def contest_section(ranking: Ranking) -> Section:
         "time / leader, median [95 %]": [render_ratio(each.ratio_to_leader) for each in entries],
     }
     counted = f"{ranking.runs} runs, {ranking.blocks} complete blocks; error at most {100 * ranking.error:g} %"
-    return Section(
+    return ContestSection(
         title=f"{ranking.name}: {stated.get('workload')} {stated.get('size')} on {stated.get('system')}",
         verdict=ranking.verdict,
         remarks=(
             counted,
             *([ranking.by_score] if ranking.by_score else []),
-            *(str(each)[:LONGEST] for each in ranking.findings),
+            *(str(each)[:LONGEST_FINDING] for each in ranking.findings),
         ),
-        table=html_table(columns, f"Entries of {ranking.name}"),
+        table=build_html_table(columns, f"Entries of {ranking.name}"),
     )

@@ -12,17 +12,17 @@ from typing import Literal
 
 import pandas as pd
 
-from analysis.results.names import CLASS, heading
+from analysis.results.names import CLASS_COLUMNS, render_heading
 from analysis.sources.readers import Step
 from analysis.study import Study
-from analysis.tables.ingest import parsed
+from analysis.tables.ingest import parse_mapping
 from suite.log.other_work import render_percent
 from suite.log.results_tree import CODE
 
 SAME_CURVE_EVALS = 3
 LONGEST_REASON = 300  # characters
 SHOWN_PARTS = 6  # of a path: submitter, results, system, scenario, benchmark, log
-COUNTED = re.compile(r"(?P<count>\d+ of \d+ runs) (?P<text>.*)", re.DOTALL)
+RUN_COUNT = re.compile(r"(?P<count>\d+ of \d+ runs) (?P<text>.*)", re.DOTALL)
 Severity = Literal["problem", "doubt", "note"]
 
 
@@ -35,7 +35,7 @@ class Issue:
     text: str
 
 
-def failed_steps(steps: Sequence[Step]) -> list[Issue]:
+def list_failed_steps(steps: Sequence[Step]) -> list[Issue]:
     """An issue for each step of a demo that failed or was left out: a page says what is not on it."""
     return [
         Issue("problem", f"step {step.title!r} ({step.command})", step.reason[:LONGEST_REASON])
@@ -44,15 +44,15 @@ def failed_steps(steps: Sequence[Step]) -> list[Issue]:
     ]
 
 
-def issues(study: Study) -> list[Issue]:
+def list_issues(study: Study) -> list[Issue]:
     """Every issue, problems first, in a stable order."""
-    unsorted = [*_of_skipped(study), *_of_results(study), *_of_classes(study)]
+    unsorted = [*_check_skipped(study), *_check_results(study), *_check_classes(study)]
     order = {"problem": 0, "doubt": 1, "note": 2}
     return sorted(unsorted, key=lambda issue: (order[issue.severity], issue.where, issue.text))
 
 
 @dataclass(frozen=True)
-class Group:
+class IssueGroup:
     """The results with one issue, each with its count of runs where there is one."""
 
     severity: Severity
@@ -66,15 +66,15 @@ class Group:
         return f"{place} {self.text}" if place.endswith(" runs") else f"{place}: {self.text}"
 
 
-def grouped(issues: Sequence[Issue]) -> list[Group]:
+def group_issues(issues: Sequence[Issue]) -> list[IssueGroup]:
     """Group issues by what they say, in the order of the first of each."""
     groups: dict[tuple[Severity, str], list[str]] = {}
     for issue in issues:
-        counted = COUNTED.fullmatch(issue.text)
+        counted = RUN_COUNT.fullmatch(issue.text)
         text = counted["text"] if counted else issue.text
         where = f"{issue.where}: {counted['count']}" if counted else issue.where
         groups.setdefault((issue.severity, text), []).append(where)
-    return [Group(severity, text, tuple(where)) for (severity, text), where in groups.items()]
+    return [IssueGroup(severity, text, tuple(where)) for (severity, text), where in groups.items()]
 
 
 @dataclass(frozen=True)
@@ -121,14 +121,14 @@ _CHECKS = (
 )
 
 
-def _of_skipped(study: Study) -> Iterator[Issue]:
+def _check_skipped(study: Study) -> Iterator[Issue]:
     """Paths that were not read. The code of a package never holds results, so it is not an issue."""
     for item in study.tables.skipped:
         if item.reason != CODE:
             yield Issue("problem", "/".join(item.path.parts[-SHOWN_PARTS:]), f"not read: {item.reason}")
 
 
-def _of_results(study: Study) -> Iterator[Issue]:
+def _check_results(study: Study) -> Iterator[Issue]:
     curves = {str(run): tuple(values) for run, values in study.tables.evals.groupby("run")["value"]}
     for row in study.results.to_dict("records"):
         runs = study.runs_of(row["group"])
@@ -139,7 +139,7 @@ def _of_results(study: Study) -> Iterator[Issue]:
                 yield Issue(check.severity, where, f"{count} of {len(runs)} runs {check.text}")
         if pd.isna(row["score_s"]):
             yield Issue("problem", where, f"no score: {row['score_note']}")
-        yield from _company(where, runs)
+        yield from _check_other_processes(where, runs)
         yield from _seeds(where, runs)
         yield from _curves(where, runs, curves)
         yield from _baselines(where, row, runs)
@@ -148,7 +148,7 @@ def _of_results(study: Study) -> Iterator[Issue]:
             yield Issue("note", where, text)
 
 
-def _company(where: str, runs: pd.DataFrame) -> Iterator[Issue]:
+def _check_other_processes(where: str, runs: pd.DataFrame) -> Iterator[Issue]:
     """Runs that shared their CPUs are slower and spread more than runs on idle machines."""
     beside = runs[runs["had_company"]]
     if not beside.empty:
@@ -183,18 +183,18 @@ def _baselines(where: str, row: dict[str, object], runs: pd.DataFrame) -> Iterat
     if not isinstance(target, float):
         return
     for text in runs["baselines"].dropna().unique():
-        for name, value in parsed(text).items():
+        for name, value in parse_mapping(text).items():
             if value is not None and (value <= target if minimise else value >= target):
                 yield Issue("doubt", where, f"the baseline {name} ({value:.4g}) meets the target {target:g} as well")
 
 
-def _of_classes(study: Study) -> Iterator[Issue]:
-    for key, rows in study.results.groupby(CLASS, sort=True):
+def _check_classes(study: Study) -> Iterator[Issue]:
+    for key, rows in study.results.groupby(CLASS_COLUMNS, sort=True):
         runs = study.runs[study.runs["group"].isin(rows["group"])]
         samples = sorted(runs["train_samples"].dropna().unique())
         if len(samples) > 1:
             counts = ", ".join(f"{int(count):,}" for count in samples)
-            yield Issue("doubt", heading(*key), f"results train on different numbers of samples: {counts}")
+            yield Issue("doubt", render_heading(*key), f"results train on different numbers of samples: {counts}")
         if rows["round"].nunique() > 1:
             rounds = ", ".join(sorted(rows["round"].unique()))
-            yield Issue("note", heading(*key), f"results come from rounds with different rules: {rounds}")
+            yield Issue("note", render_heading(*key), f"results come from rounds with different rules: {rounds}")

@@ -12,12 +12,12 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.drawing.digits import count_text
+from analysis.drawing.digits import render_count
 from analysis.drawing.view import View
-from analysis.page.cells import HtmlTable, html_table
-from analysis.page.questions import Question, goals, question_of
+from analysis.page.cells import HtmlTable, build_html_table
+from analysis.page.questions import Question, find_question, read_goals
 from analysis.study import NotAnswerableError, Study
-from analysis.tables.workers import mapped
+from analysis.tables.workers import run_in_processes
 from suite.errors import explain_not_installed, write_traceback
 from suite.files import render_error
 
@@ -25,14 +25,14 @@ POOL_FROM_RESULTS = 8  # with fewer results one process draws the figures faster
 
 
 @dataclass(frozen=True)
-class Files:
+class ChartFiles:
     """The forms of charts as files (svg, png, pdf), and their theme: that of the page, or "slides"."""
 
     forms: tuple[str, ...] = ()
     theme: str = "page"
 
 
-NO_FILES = Files()
+NO_CHART_FILES = ChartFiles()
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Block:
+class PageFigure:
     """A figure of the page: its views that have data, between which a reader chooses."""
 
     name: str
@@ -68,7 +68,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Answered:
+class AnsweredQuestion:
     """A question of questions.yaml with its answer and the figure behind it, or what is missing; ``needs`` in few
     words.
     """
@@ -91,83 +91,83 @@ class AnsweredGoal:
 
     goal: str
     viewpoint: str
-    questions: tuple[Answered, ...]
+    questions: tuple[AnsweredQuestion, ...]
 
     @property
-    def answered(self) -> list[Answered]:
+    def answered(self) -> list[AnsweredQuestion]:
         """The questions that have an answer."""
         return [question for question in self.questions if not question.missing]
 
 
 @dataclass(frozen=True)
-class Waiting:
+class UnansweredQuestions:
     """The questions without an answer, and one line that says what would answer how many of them."""
 
-    questions: tuple[Answered, ...]
+    questions: tuple[AnsweredQuestion, ...]
 
     @property
     def line(self) -> str:
         """The needs, those of most questions first."""
         counts = Counter(question.needs for question in self.questions)
         needs = " · ".join(f"{need}{f' ({count})' if count > 1 else ''}" for need, count in counts.most_common())
-        return f"{count_text(len(self.questions), 'more question')} would be answered by: {needs}"
+        return f"{render_count(len(self.questions), 'more question')} would be answered by: {needs}"
 
 
-def cannot_draw() -> str:
+def explain_missing_charts() -> str:
     """Why no figure can be drawn; "" if they can."""
     missing = [name for name in ("altair", "vl_convert") if importlib.util.find_spec(name) is None]
     return explain_not_installed(missing[0]) if missing else ""
 
 
 def draw_pictures(
-    study: Study, wanted: Files = NO_FILES, tell: Callable[[int, int], None] = lambda done, total: None
+    study: Study, wanted: ChartFiles = NO_CHART_FILES, tell: Callable[[int, int], None] = lambda done, total: None
 ) -> tuple[list[Picture], dict[str, pd.DataFrame]]:
     """Draw every view, and return the numbers of the views with data, by name. No view where none can be drawn.
 
     ``wanted`` are the files to make of each. ``tell`` is called with views done and in total.
     """
-    if cannot_draw():
+    if explain_missing_charts():
         return [], {}
-    from analysis.figures import views
+    from analysis.figures import list_views
 
-    names = list(views())
+    names = list(list_views())
     many = len(study.results) >= POOL_FROM_RESULTS
-    drawn = mapped(partial(_picture, study, wanted), names, tell=tell, alone=not many)
+    drawn = run_in_processes(partial(_picture, study, wanted), names, tell=tell, alone=not many)
     return [picture for picture, _ in drawn], {
         picture.name: numbers for picture, numbers in drawn if numbers is not None
     }
 
 
-def blocks(pictures: Sequence[Picture]) -> list[Block]:
+def group_pictures(pictures: Sequence[Picture]) -> list[PageFigure]:
     """The figures that have a view with data, in the order of the page."""
     if not pictures:
         return []
-    from analysis.figures import modules
+    from analysis.figures import load_figure_modules
 
     known = {picture.name: picture for picture in pictures if not picture.missing and not picture.hidden}
     found = []
-    for name, module in modules().items():
+    for name, module in load_figure_modules().items():
         shown = tuple(known.pop(view.name) for view in module.VIEWS if view.name in known)
         if shown:
-            found.append(Block(name, module.TITLE, shown))
+            found.append(PageFigure(name, module.TITLE, shown))
     return found
 
 
-def _picture(study: Study, wanted: Files, name: str) -> tuple[Picture, pd.DataFrame | None]:
-    from analysis.drawing.charts import specification
-    from analysis.figures import views
-    from analysis.page.vega import save
+def _picture(study: Study, wanted: ChartFiles, name: str) -> tuple[Picture, pd.DataFrame | None]:
+    from analysis.drawing.charts import build_specification
+    from analysis.figures import list_views
+    from analysis.page.vega import encode_chart
 
-    view = views()[name]
+    view = list_views()[name]
     question = ""
     try:
-        question = question_of(name)
+        question = find_question(name)
         numbers, answer = view.table(study), view.answer(study)
-        of = _results_of(study, numbers)
+        of = _find_results(study, numbers)
         marked = numbers.reset_index(drop=True).assign(_row=range(len(numbers)))
-        drawn = specification(view.chart(marked.assign(_of=of) if of else marked))
-        table = html_table(numbers.to_dict("list"), f"{view.title}: the numbers", of=of)
-        files = {form: save(drawn, form, wanted.theme) for form in wanted.forms}
+        drawn = build_specification(view.chart(marked.assign(_of=of) if of else marked))
+        table = build_html_table(numbers.to_dict("list"), f"{view.title}: the numbers", of=of)
+        files = {form: encode_chart(drawn, form, wanted.theme) for form in wanted.forms}
     except NotAnswerableError as missing:
         return Picture(name, view.title, question, view.caption, missing=str(missing)), None
     except Exception as error:  # one faulty figure must not cost the reader the other ones
@@ -193,7 +193,7 @@ def _authors(view: View) -> str:
     return "" if package == "analysis" else f" to the authors of {package}"
 
 
-def _results_of(study: Study, numbers: pd.DataFrame) -> list[list[int]]:
+def _find_results(study: Study, numbers: pd.DataFrame) -> list[list[int]]:
     """For each row of a view's table the places of the results it is about: those of its label, benchmark and size.
 
     A row about a change from one result to another is about the other.
@@ -208,20 +208,22 @@ def _results_of(study: Study, numbers: pd.DataFrame) -> list[list[int]]:
     return [places.get(row, []) for row in zip(*(numbers[name] for name in (label, *keys)), strict=True)]
 
 
-def answer_goals(pictures: Sequence[Picture]) -> list[AnsweredGoal]:
+def build_answered_goals(pictures: Sequence[Picture]) -> list[AnsweredGoal]:
     """Every question of questions.yaml with the answer of its figure, or with what is missing."""
     by_name = {picture.name: picture for picture in pictures}
 
-    def answered(question: Question) -> Answered:
+    def answered(question: Question) -> AnsweredQuestion:
         picture = by_name.get(question.figure or "")
-        missing = question.missing or cannot_draw() if picture is None else picture.missing
+        missing = question.missing or explain_missing_charts() if picture is None else picture.missing
         figure = picture.name if picture and not picture.missing and not picture.hidden else ""
         needs = missing if picture is None or picture.defect else question.needs or missing
-        return Answered(question.question, picture.answer if picture else "", missing, figure, needs)
+        return AnsweredQuestion(question.question, picture.answer if picture else "", missing, figure, needs)
 
-    return [AnsweredGoal(goal.goal, goal.viewpoint, tuple(answered(q) for q in goal.questions)) for goal in goals()]
+    return [
+        AnsweredGoal(goal.goal, goal.viewpoint, tuple(answered(q) for q in goal.questions)) for goal in read_goals()
+    ]
 
 
-def waiting(goals: Sequence[AnsweredGoal]) -> Waiting:
+def collect_unanswered(goals: Sequence[AnsweredGoal]) -> UnansweredQuestions:
     """The questions of all goals that have no answer."""
-    return Waiting(tuple(question for goal in goals for question in goal.questions if question.missing))
+    return UnansweredQuestions(tuple(question for goal in goals for question in goal.questions if question.missing))

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.drawing.digits import number_text, with_interval
-from analysis.page.cells import HtmlTable, html_table
-from analysis.results.index import ANY_TIER, Index, index_tables
+from analysis.drawing.digits import render_interval, render_number
+from analysis.page.cells import HtmlTable, build_html_table
+from analysis.results.index import ANY_TIER, Index, build_index_tables
 
-MOST_NAMES = 5  # of results without a tier
+MOST_NAMED = 5  # of results without a tier
 CAPTIONS = {
     "index": "Index of each system",
     "index_without_one": "The index with one workload left out",
@@ -20,7 +20,7 @@ CAPTIONS = {
 
 
 @dataclass(frozen=True)
-class Section:
+class ProcurementSection:
     """The index as the template takes it: an answer, remarks, and its tables."""
 
     answer: str
@@ -28,18 +28,18 @@ class Section:
     tables: tuple[HtmlTable, ...]
 
 
-def procurement_section(index: Index | None) -> Section | None:
+def build_procurement_section(index: Index | None) -> ProcurementSection | None:
     """The section of an index; None without one."""
     if index is None:
         return None
-    tables = [_shown(table, CAPTIONS[name]) for name, table in index_tables(index).items() if len(table)]
-    return Section(_answer(index), tuple(_remarks(index)), tuple(tables))
+    tables = [_build_table(table, CAPTIONS[name]) for name, table in build_index_tables(index).items() if len(table)]
+    return ProcurementSection(_answer(index), tuple(_remarks(index)), tuple(tables))
 
 
-def _shown(table: pd.DataFrame, caption: str) -> HtmlTable:
+def _build_table(table: pd.DataFrame, caption: str) -> HtmlTable:
     """A table of the page: the system heads each row, and the tier has no column where no result has one."""
     names = [name for name in table if name != "system" and not (name == "tier" and set(table["tier"]) == {ANY_TIER})]
-    return html_table(table[["system", *names]].to_dict("list"), caption, strong={"index"})
+    return build_html_table(table[["system", *names]].to_dict("list"), caption, strong={"index"})
 
 
 def _answer(index: Index) -> str:
@@ -50,9 +50,9 @@ def _answer(index: Index) -> str:
     for tier in dict.fromkeys(each.tier for each in others):
         best = next(each for each in others if each.tier == tier)
         if best.low is None or best.high is None:
-            many = number_text(best.value)
+            many = render_number(best.value)
         else:
-            many = with_interval(best.value or math.nan, best.low, best.high)
+            many = render_interval(best.value or math.nan, best.low, best.high)
         name = "" if tier == ANY_TIER else f"{tier}: "
         parts.append(f"{name}{best.system} is {many} times as fast as {index.reference}")
     return "; ".join(parts) + "."
@@ -68,8 +68,8 @@ def _remarks(index: Index) -> list[str]:
     if any(each.mode == "weak" for each in workloads):
         remarks.append("A throughput is one measurement, so the intervals leave out how much it would vary.")
     if index.without_tier:
-        more = f" and {len(index.without_tier) - MOST_NAMES} more" if len(index.without_tier) > MOST_NAMES else ""
-        which = ", ".join(index.without_tier[:MOST_NAMES]) + more
+        more = f" and {len(index.without_tier) - MOST_NAMED} more" if len(index.without_tier) > MOST_NAMED else ""
+        which = ", ".join(index.without_tier[:MOST_NAMED]) + more
         stated = {each.tier for each in index.systems} != {ANY_TIER}
         remarks += [f"Not in any tier, so left out: {which}."] if stated else []
     return remarks

@@ -9,16 +9,16 @@ from typing import Literal
 from msgspec import Struct, structs
 
 import analysis.figures as figure_package
-from analysis.figures import packages
+from analysis.figures import load_figure_packages
 from suite.documents import convert, parse_yaml
 from suite.plugins import explain_unusable, print_skipped
 
 
-class _Frozen(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _DocumentPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The base class of the parts of the document."""
 
 
-class Question(_Frozen, frozen=True, kw_only=True):
+class Question(_DocumentPart, frozen=True, kw_only=True):
     """One question. ``missing`` says why no figure answers it yet; ``decision`` is the rule for deciding on the answer.
 
     ``needs`` says in few words what would answer it, for a page where it has no answer.
@@ -33,7 +33,7 @@ class Question(_Frozen, frozen=True, kw_only=True):
     needs: str | None = None
 
 
-class Goal(_Frozen, frozen=True, kw_only=True):
+class Goal(_DocumentPart, frozen=True, kw_only=True):
     """A goal, whose goal it is, and the questions that lead to it."""
 
     goal: str
@@ -41,16 +41,16 @@ class Goal(_Frozen, frozen=True, kw_only=True):
     questions: tuple[Question, ...]
 
 
-class _Document(_Frozen, frozen=True, kw_only=True):
+class _Document(_DocumentPart, frozen=True, kw_only=True):
     version: Literal[1]
     goals: tuple[Goal, ...]
 
 
 @cache
-def goals() -> tuple[Goal, ...]:
+def read_goals() -> tuple[Goal, ...]:
     """Every goal, in the order of the page. Questions of other packages under the same goal follow ours."""
     merged: dict[str, Goal] = {}
-    for name, package in packages().items():
+    for name, package in load_figure_packages().items():
         try:
             text = (files(package) / "questions.yaml").read_text("utf-8")
             document = convert(parse_yaml(text), _Document)
@@ -66,9 +66,9 @@ def goals() -> tuple[Goal, ...]:
     return tuple(merged.values())
 
 
-def question_of(figure: str) -> str:
+def find_question(figure: str) -> str:
     """The question that a figure answers. ValueError if no questions.yaml has one."""
-    question = next((q.question for goal in goals() for q in goal.questions if q.figure == figure), None)
+    question = next((q.question for goal in read_goals() for q in goal.questions if q.figure == figure), None)
     if question is None:
         raise ValueError(f"figure {figure!r} answers no question of a questions.yaml")
     return question

@@ -15,18 +15,33 @@ from typing import Any
 import jinja2
 import pandas as pd
 
-from analysis.drawing.digits import count_text
+from analysis.drawing.digits import render_count
 from analysis.page.cells import is_absent
-from analysis.page.checked import GROUPS_SHOWN, CheckedPath, finding_groups, findings_table
-from analysis.page.contests import Section, contest_section
-from analysis.page.issues import Issue, failed_steps, grouped, issues
-from analysis.page.pictures import NO_FILES, Files, Picture, answer_goals, blocks, cannot_draw, draw_pictures, waiting
-from analysis.page.procurement import procurement_section
-from analysis.page.scores import score_sections
-from analysis.page.summary import summary
-from analysis.page.systems import differing_settings, differing_systems, logs_table, settings_tables, systems_table
-from analysis.page.tiles import tiles
-from analysis.results.index import index_tables
+from analysis.page.checked import GROUPS_SHOWN, CheckedPath, build_findings_table, group_findings
+from analysis.page.contests import ContestSection, build_contest_section
+from analysis.page.issues import Issue, group_issues, list_failed_steps, list_issues
+from analysis.page.pictures import (
+    NO_CHART_FILES,
+    ChartFiles,
+    Picture,
+    build_answered_goals,
+    collect_unanswered,
+    draw_pictures,
+    explain_missing_charts,
+    group_pictures,
+)
+from analysis.page.procurement import build_procurement_section
+from analysis.page.scores import build_score_sections
+from analysis.page.summary import build_summary
+from analysis.page.systems import (
+    build_logs_table,
+    build_setting_differences,
+    build_settings_tables,
+    build_system_differences,
+    build_systems_table,
+)
+from analysis.page.tiles import build_tiles
+from analysis.results.index import build_index_tables
 from analysis.sources.readers import Step
 from analysis.study import Study
 from suite import VERSION
@@ -34,7 +49,7 @@ from suite.files import encode_csv_cell
 from suite.performance.ab.ranking import Ranking
 
 REPORT_VERSION = 1
-VEGA = "/* vega */"  # where the page has the script that draws charts
+VEGA_PLACEHOLDER = "/* vega */"  # where the page has the script that draws charts
 NOT_VERIFIED = "Result not verified by MLCommons Association"
 LAST_DATE_MS = 4102444800000  # 2100-01-01; a later date comes from a broken clock
 
@@ -78,7 +93,7 @@ def render_report(
     checked: Sequence[CheckedPath],
     steps: Sequence[Step] = (),
     form: str = "csv",
-    files: Files = NO_FILES,
+    files: ChartFiles = NO_CHART_FILES,
     tell: Callable[[int, int], None] = lambda done, total: None,
     rankings: Sequence[Ranking] = (),
 ) -> Report:
@@ -87,13 +102,13 @@ def render_report(
     ``form``: format of the tables, which the page links to. ``files``: the figures' files.
     ``tell`` is called with figures drawn and in total. Each contest in ``rankings`` gets a section of the page.
     """
-    undrawn = [Issue("problem", "figures", f"none is drawn: {reason}")] if (reason := cannot_draw()) else []
-    contests = [contest_section(ranking) for ranking in rankings]
-    doubts = [*failed_steps(steps), *undrawn, *issues(study)]
+    undrawn = [Issue("problem", "figures", f"none is drawn: {reason}")] if (reason := explain_missing_charts()) else []
+    contests = [build_contest_section(ranking) for ranking in rankings]
+    doubts = [*list_failed_steps(steps), *undrawn, *list_issues(study)]
     pictures, numbers = draw_pictures(study, files, tell)
     tables = {**study.tables.named(), "runs": study.runs, "results": study.results}
     tables |= {f"figure_{name}": table for name, table in numbers.items()}
-    tables |= index_tables(study.index) if study.index else {}
+    tables |= build_index_tables(study.index) if study.index else {}
     frames = {name: table.drop(columns=["file"], errors="ignore") for name, table in tables.items()}
     return Report(
         html=_page(study, checked, doubts, pictures, numbers, form, contests),
@@ -112,11 +127,11 @@ def _page(
     pictures: Sequence[Picture],
     numbers: Mapping[str, pd.DataFrame],
     form: str,
-    contests: Sequence[Section],
+    contests: Sequence[ContestSection],
 ) -> str:
-    from analysis.page.vega import script
+    from analysis.page.vega import build_vega_script
 
-    goals = answer_goals(pictures)
+    goals = build_answered_goals(pictures)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("analysis.page"),
         autoescape=True,
@@ -126,30 +141,30 @@ def _page(
     html = environment.get_template("report.html").render(
         title=_title(study),
         dates=_dates(study),
-        tiles=tiles(study, checked),
+        tiles=build_tiles(study, checked),
         not_verified=NOT_VERIFIED if not study.runs["published"].all() else "",
-        summary=summary(study, numbers, {picture.name: picture.answer for picture in pictures}),
+        summary=build_summary(study, numbers, {picture.name: picture.answer for picture in pictures}),
         goals=goals,
-        waiting=waiting(goals),
-        headline=score_sections(study),
+        waiting=collect_unanswered(goals),
+        headline=build_score_sections(study),
         contests=contests,
-        procurement=procurement_section(study.index),
-        blocks=blocks(pictures),
-        issues=grouped(doubts),
-        findings=findings_table(checked),
-        findings_hidden=max(0, len(finding_groups(checked)) - GROUPS_SHOWN),
-        systems=systems_table(study),
-        systems_differing=differing_systems(study),
-        differing=differing_settings(study),
-        configs=settings_tables(study),
-        logs=logs_table(study),
+        procurement=build_procurement_section(study.index),
+        blocks=group_pictures(pictures),
+        issues=group_issues(doubts),
+        findings=build_findings_table(checked),
+        findings_hidden=max(0, len(group_findings(checked)) - GROUPS_SHOWN),
+        systems=build_systems_table(study),
+        systems_differing=build_system_differences(study),
+        differing=build_setting_differences(study),
+        configs=build_settings_tables(study),
+        logs=build_logs_table(study),
         formulas=FORMULAS,
-        known=_known(study),
+        known=_render_filter_values(study),
         tables=form,
-        dark_marks=_dark_marks() if pictures else "",
+        dark_marks=_render_dark_style() if pictures else "",
         version=VERSION,
     )
-    return _printable(html).replace(VEGA, script() if pictures else "")
+    return _replace_control_characters(html).replace(VEGA_PLACEHOLDER, build_vega_script() if pictures else "")
 
 
 def _document(
@@ -158,23 +173,25 @@ def _document(
     doubts: Sequence[Issue],
     pictures: Sequence[Picture],
     numbers: Mapping[str, pd.DataFrame],
-    contests: Sequence[Section],
+    contests: Sequence[ContestSection],
 ) -> str:
     document = {
         "version": REPORT_VERSION,
         "suite_version": VERSION,
         "verdicts": [item.as_dict() for item in checked],
-        "results": _records(study.results),
+        "results": _convert_to_records(study.results),
         "issues": [vars(issue) for issue in doubts],
         "contests": [{"title": each.title, "verdict": each.verdict, "remarks": each.remarks} for each in contests],
-        "index": {name: _records(table) for name, table in index_tables(study.index).items()} if study.index else None,
+        "index": {name: _convert_to_records(table) for name, table in build_index_tables(study.index).items()}
+        if study.index
+        else None,
         "figures": [
             {
                 "name": picture.name,
                 "question": picture.question,
                 "answer": picture.answer or None,
                 "not_answerable": picture.missing or None,
-                "table": _records(numbers.get(picture.name)),
+                "table": _convert_to_records(numbers.get(picture.name)),
             }
             for picture in pictures
         ],
@@ -184,15 +201,17 @@ def _document(
 
 def _title(study: Study) -> str:
     names = sorted({f"{row.benchmark} ({row.size})" for row in study.results.itertuples()})
-    return f"{', '.join(names[:4])}{' …' if len(names) > 4 else ''}: {count_text(len(study.results), 'result')}"
+    return f"{', '.join(names[:4])}{' …' if len(names) > 4 else ''}: {render_count(len(study.results), 'result')}"
 
 
-def _dark_marks() -> str:
+def _render_dark_style() -> str:
     """The style that gives marks of charts their colours on a dark page."""
-    from analysis.drawing.charts import DARK
+    from analysis.drawing.charts import DARK_COLOURS
 
     rules = [
-        f'.chart [{how}="{light}"] {{ {how}: {dark}; }}' for light, dark in DARK.items() for how in ("fill", "stroke")
+        f'.chart [{how}="{light}"] {{ {how}: {dark}; }}'
+        for light, dark in DARK_COLOURS.items()
+        for how in ("fill", "stroke")
     ]
     return f"@media (prefers-color-scheme: dark) {{ {' '.join(rules)} }}"
 
@@ -200,7 +219,7 @@ def _dark_marks() -> str:
 FILTERS = {name: name for name in ("benchmark", "size", "round", "division", "device")} | {"system": "machine"}
 
 
-def _known(study: Study) -> str:
+def _render_filter_values(study: Study) -> str:
     """What the page's script filters results by, as JSON that is safe inside of a page."""
     results = [
         {"label": row["label"], "name": row["name"]} | {name: str(row[column]) for name, column in FILTERS.items()}
@@ -218,7 +237,7 @@ def _dates(study: Study) -> str:
     return f"runs of {first}" if first == last else f"runs from {first} to {last}"
 
 
-def _records(table: pd.DataFrame | None) -> list[dict[str, Any]]:
+def _convert_to_records(table: pd.DataFrame | None) -> list[dict[str, Any]]:
     if table is None:
         return []
     return [{str(name): None if is_absent(v) else v for name, v in row.items()} for row in table.to_dict("records")]
@@ -235,7 +254,7 @@ def _csv(frame: pd.DataFrame) -> str:
     return str(written.to_csv(index=False))
 
 
-def _printable(html: str) -> str:
+def _replace_control_characters(html: str) -> str:
     """Replace control characters: HTML forbids them, and a hostile log may contain some."""
     return re.sub(
         r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]",

@@ -8,18 +8,26 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.drawing.digits import number_text
-from analysis.page.cells import HtmlTable, drop_empty, html_table, range_texts, spread_texts, time_ranges, times
-from analysis.published.scores import stated_minutes
-from analysis.results.extent import extent
-from analysis.results.names import CLASS, heading
+from analysis.drawing.digits import render_number
+from analysis.page.cells import (
+    HtmlTable,
+    build_html_table,
+    build_time_cells,
+    build_time_range_cells,
+    drop_empty,
+    render_ranges,
+    render_spreads,
+)
+from analysis.published.scores import read_stated_minutes
+from analysis.results.extent import choose_extent
+from analysis.results.names import CLASS_COLUMNS, render_heading
 from analysis.study import Study
-from analysis.tables.ingest import parsed
+from analysis.tables.ingest import parse_mapping
 from suite.log.comparable import GROUP_MEANINGS, find_round_group
 
 
 @dataclass(frozen=True)
-class Section:
+class ScoreSection:
     """The results of one class and division: heading, main table, further columns and remarks."""
 
     title: str
@@ -28,19 +36,21 @@ class Section:
     remarks: tuple[str, ...] = field(default=())
 
 
-def score_sections(study: Study) -> list[Section]:
+def build_score_sections(study: Study) -> list[ScoreSection]:
     """One section per benchmark, size, mode and division. Rounds whose times differ follow one another."""
     sections = []
-    for key, rows in study.distinct.groupby([*CLASS, "division"], sort=True):
-        ordered = _ordered(rows)
-        title = f"{heading(*key[:3])} · {key[3]} division"
+    for key, rows in study.distinct.groupby([*CLASS_COLUMNS, "division"], sort=True):
+        ordered = _sort_rows(rows)
+        title = f"{render_heading(*key[:3])} · {key[3]} division"
         sections.append(
-            Section(title, _headline_table(ordered, title), _details_table(ordered, title), tuple(_remarks(ordered)))
+            ScoreSection(
+                title, _headline_table(ordered, title), _details_table(ordered, title), tuple(_remarks(ordered))
+            )
         )
     return sections
 
 
-def _ordered(rows: pd.DataFrame) -> pd.DataFrame:
+def _sort_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """By rounds whose times mean the same, then by what is bold: the most models/min, or the shortest score, first."""
     rank = -rows["models_per_min"] if rows["mode"].iloc[0] == "weak" else rows["score_s"]
     keyed = rows.assign(era=rows["round"].map(find_round_group), rank=rank)
@@ -69,43 +79,44 @@ def _headline_table(rows: pd.DataFrame, caption: str) -> HtmlTable:
     if weak:
         columns["models/min"] = list(rows["models_per_min"])
     columns["time to train all" if weak else "score by the rules"] = [
-        time or f"no score: {note}" for time, note in zip(times(rows["score_s"]), rows["score_note"], strict=True)
+        time or f"no score: {note}"
+        for time, note in zip(build_time_cells(rows["score_s"]), rows["score_note"], strict=True)
     ]
     if rows["published"].any():
-        columns["official tool prints"] = times(
+        columns["official tool prints"] = build_time_cells(
             rows["score_tool_s"].where(rows["published"] & (rows["round"] != "v0.7"))  # no tool for that round
         )
-        stated = stated_minutes()
-        columns["submitter stated"] = times(
+        stated = read_stated_minutes()
+        columns["submitter stated"] = build_time_cells(
             60.0 * stated[group][0] if group in stated else None for group in rows["group"]
         )
     if (rows["staging_before_run_s.mean"] > 0).any():
-        columns["with staging"] = times(rows["score_with_staging_s"])
+        columns["with staging"] = build_time_cells(rows["score_with_staging_s"])
     if not weak:
-        columns["95 % interval"] = time_ranges(rows["score_low_s"], rows["score_high_s"])
-    columns["mean run"] = times(rows["run_s.mean"].where(rows["score_s"].isna() | weak))
+        columns["95 % interval"] = build_time_range_cells(rows["score_low_s"], rows["score_high_s"])
+    columns["mean run"] = build_time_cells(rows["run_s.mean"].where(rows["score_s"].isna() | weak))
     columns["runs: averaged / reached / started"] = [
         f"{row.n_averaged} / {row.n_reached} / {row.n_started}" for row in rows.itertuples()
     ]
-    columns |= _machine(rows, weak=weak)
+    columns |= _build_machine_columns(rows, weak=weak)
     columns["global batch"] = list(rows["global_batch_size"])
-    columns["epochs to target"] = spread_texts(rows["epochs_to_target.mean"], rows["epochs_to_target.std"])
+    columns["epochs to target"] = render_spreads(rows["epochs_to_target.mean"], rows["epochs_to_target.std"])
     columns["training [samples/s]"] = list(rows["train_rate.mean"])
     columns["unit hours"] = list(rows["unit_hours"])
     if "energy_j" in rows:
         columns["energy [MJ]"] = list(rows["energy_j"] / 1e6)
-        columns["energy: 95 % interval [MJ]"] = range_texts(rows["energy_low_j"] / 1e6, rows["energy_high_j"] / 1e6)
+        columns["energy: 95 % interval [MJ]"] = render_ranges(rows["energy_low_j"] / 1e6, rows["energy_high_j"] / 1e6)
         columns["energy of"] = list(rows["energy_kind"])
         columns["no score of energy"] = list(rows["energy_note"])
     of = [(place,) for place in rows.index]
-    return html_table(drop_empty(columns), caption, strong={"score by the rules", "models/min"}, of=of)
+    return build_html_table(drop_empty(columns), caption, strong={"score by the rules", "models/min"}, of=of)
 
 
-def _machine(rows: pd.DataFrame, *, weak: bool) -> dict[str, list[Any]]:
+def _build_machine_columns(rows: pd.DataFrame, *, weak: bool) -> dict[str, list[Any]]:
     """The size of the machine: of the whole system and of one instance in throughput mode; else units, and what varies."""
     if weak:
         return {"units of the system": list(rows["units_described"]), "units of an instance": list(rows["units"])}
-    found = extent(rows)
+    found = choose_extent(rows)
     varies = {found.count: list(found.sizes)} if found.one in ("node", "core", "rank") else {}
     return {"compute units": list(rows["units"])} | varies
 
@@ -121,17 +132,17 @@ def _details_table(rows: pd.DataFrame, caption: str) -> HtmlTable:
         "nodes": list(rows["nodes"]),
         "ranks": list(rows["ranks"]),
         "precision": list(rows["precision"]),
-        "fastest – slowest": time_ranges(rows["fastest_s"], rows["slowest_s"]),
+        "fastest – slowest": build_time_range_cells(rows["fastest_s"], rows["slowest_s"]),
         "models trained": list(rows["models"]),
         "metric reached": list(rows["reached_value.mean"]),
         "target": list(rows["target"]),
         "trivial baselines": [_baselines(text) for text in rows["baselines"]],
         "best possible (knows how the data were made)": [_baselines(text) for text in rows["attainable"]],
         "scaling factor shipped": list(rows["scaling_factor"]),
-        "the stated score's source": [stated_minutes().get(group, (0.0, ""))[1] for group in rows["group"]],
+        "the stated score's source": [read_stated_minutes().get(group, (0.0, ""))[1] for group in rows["group"]],
     }
-    return html_table(drop_empty(columns), f"{caption}: more", of=[(place,) for place in rows.index])
+    return build_html_table(drop_empty(columns), f"{caption}: more", of=[(place,) for place in rows.index])
 
 
 def _baselines(text: object) -> str | None:
-    return "; ".join(f"{name} {number_text(value)}" for name, value in parsed(text).items()) or None
+    return "; ".join(f"{name} {render_number(value)}" for name, value in parse_mapping(text).items()) or None

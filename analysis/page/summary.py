@@ -8,22 +8,22 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.drawing.digits import count_text, number_text, seconds
-from analysis.page.cells import HtmlTable, html_table, is_absent
-from analysis.results.extent import system_units
+from analysis.drawing.digits import render_count, render_number, render_seconds
+from analysis.page.cells import HtmlTable, build_html_table, is_absent
+from analysis.results.extent import find_system_units
 from analysis.results.names import Task
 from analysis.study import Study
 
 SAME_COST = 1.05  # a cost within 5 % of the least is the least
-LISTED = 3
-FACTORS = {  # of the waterfall's table: what is said of it
+MOST_LISTED = 3
+FACTOR_WORDS = {  # of the waterfall's table: what is said of it
     "size": "machine size",
     "speed/size": "speed of each part",
     "epochs": "fewer epochs",
     "staging": "less staging",
     "other": "less other time",
 }
-EMPTY = pd.DataFrame({name: [] for name in ("class", "label", "against", "verdict", "from", "to")})
+EMPTY_TABLE = pd.DataFrame({name: [] for name in ("class", "label", "against", "verdict", "from", "to")})
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class _Line:
+class _TaskSummary:
     """The answers for one task, each a phrase."""
 
     task: str
@@ -47,13 +47,13 @@ class _Line:
     advice: str
 
 
-def summary(study: Study, numbers: Mapping[str, pd.DataFrame], answers: Mapping[str, str]) -> Summary:
+def build_summary(study: Study, numbers: Mapping[str, pd.DataFrame], answers: Mapping[str, str]) -> Summary:
     """Summarise a study. ``numbers`` and ``answers`` are those of the figures, so that page and summary say the same."""
-    compared, explained = numbers.get("comparison", EMPTY), numbers.get("waterfall", EMPTY)
+    compared, explained = numbers.get("comparison", EMPTY_TABLE), numbers.get("waterfall", EMPTY_TABLE)
     newest = _newest_rounds(study)
-    own: list[_Line] = []
-    recent: list[_Line] = []
-    history: list[_Line] = []
+    own: list[_TaskSummary] = []
+    recent: list[_TaskSummary] = []
+    history: list[_TaskSummary] = []
     alone: list[dict[object, object]] = []
     for task in study.tasks():
         rows = task.rows[task.rows["score_s"].notna()]
@@ -84,7 +84,7 @@ def _is_newest(rows: pd.DataFrame, newest: Mapping[tuple[str, str, str], str]) -
     return newest.get((row["benchmark"], row["size"], row["mode"])) in set(rows["round"])
 
 
-def _table(lines: Sequence[_Line], title: str) -> HtmlTable | None:
+def _table(lines: Sequence[_TaskSummary], title: str) -> HtmlTable | None:
     columns = {
         "task": [line.task for line in lines],
         "fastest": [line.who for line in lines],
@@ -93,12 +93,12 @@ def _table(lines: Sequence[_Line], title: str) -> HtmlTable | None:
         "size and cost of both": [line.cost for line in lines],
         "what to take": [line.advice for line in lines],
     }
-    return html_table(columns, title) if lines else None
+    return build_html_table(columns, title) if lines else None
 
 
 def _time(
     task: Task, rows: pd.DataFrame, compared: pd.DataFrame, explained: pd.DataFrame, study: Study
-) -> _Line | None:
+) -> _TaskSummary | None:
     """The fastest of a task by time to train against the next, as the figures of comparisons and factors have it."""
     others = compared[(compared["class"] == task.title) & compared["label"].isin(rows["label"])]
     if others.empty or others["against"].iloc[0] not in set(rows["label"]):
@@ -111,26 +111,35 @@ def _time(
         interval = f"95 %: {next_one['95 % from']:.3g} to {next_one['95 % to']:.3g}"
         by = f"{times} ({interval}); sure, by {next_one['n of the other']:g} and {next_one['n']:g} runs"
     else:
-        by = f"{times}; inconclusive: {_some(close)} may be as fast"
-    who = best if not close else f"{best}, or {_some(close)}"
-    why = _why(explained, str(next_one["label"]), best) if not close else "inconclusive differences are not explained"
+        by = f"{times}; inconclusive: {_join_labels(close)} may be as fast"
+    who = best if not close else f"{best}, or {_join_labels(close)}"
+    why = (
+        _explain_difference(explained, str(next_one["label"]), best)
+        if not close
+        else "inconclusive differences are not explained"
+    )
     a, b = (rows[rows["label"] == label].iloc[0] for label in (best, str(next_one["label"])))
-    return _Line(
-        task.short, who, by + _company(rows, study), why, _costs(a, b, study), _advice(a, b, next_one, close, study)
+    return _TaskSummary(
+        task.short,
+        who,
+        by + _describe_other_processes(rows, study),
+        why,
+        _costs(a, b, study),
+        _advice(a, b, next_one, close, study),
     )
 
 
-def _why(explained: pd.DataFrame, other: str, best: str) -> str:
+def _explain_difference(explained: pd.DataFrame, other: str, best: str) -> str:
     """The largest factor between two results with its interval, and the one that works most against it."""
     pairs = explained[(explained["from"] == other) & (explained["to"] == best)]
     if pairs.empty:
         return "not known: machine size or epochs are not logged"
     row = pairs.iloc[0]
-    sizes = {name: math.log(row[name]) for name in FACTORS if row[name] > 0}
+    sizes = {name: math.log(row[name]) for name in FACTOR_WORDS if row[name] > 0}
     most, least = max(sizes, key=lambda name: sizes[name]), min(sizes, key=lambda name: sizes[name])
-    said = f"{FACTORS[most]} × {row[most]:.3g}{_interval(row, most)}"
+    said = f"{FACTOR_WORDS[most]} × {row[most]:.3g}{_interval(row, most)}"
     if sizes[least] < -0.01:
-        against = FACTORS[least].replace("fewer", "more").replace("less", "more")
+        against = FACTOR_WORDS[least].replace("fewer", "more").replace("less", "more")
         said += f", against {against} × {row[least]:.3g}{_interval(row, least)}"
     return said
 
@@ -140,21 +149,21 @@ def _interval(row: pd.Series, name: str) -> str:
     return f" [{low:.3g}, {high:.3g}]" if low == low else ""
 
 
-def _company(rows: pd.DataFrame, study: Study) -> str:
+def _describe_other_processes(rows: pd.DataFrame, study: Study) -> str:
     """Name the results whose runs shared their CPUs. Empty if none had."""
     counted = [(str(row["label"]), study.converged_of(str(row["group"]))["had_company"]) for _, row in rows.iterrows()]
     told = [f"{int(beside.sum())} of {len(beside)} runs of {label}" for label, beside in counted if beside.any()]
-    return f"; {_some(told)} shared the CPUs with other programs" if told else ""
+    return f"; {_join_labels(told)} shared the CPUs with other programs" if told else ""
 
 
-def _throughput(task: Task, rows: pd.DataFrame, study: Study) -> _Line | None:
+def _throughput(task: Task, rows: pd.DataFrame, study: Study) -> _TaskSummary | None:
     """The most models per minute of a task. Each is one measurement of a whole machine, so it is never sure."""
     if len(rows) < 2:
         return None
     a, b = (row for _, row in rows.sort_values("models_per_min", ascending=False).head(2).iterrows())
     rate, other = (f"{row['models_per_min']:.3g} models/min" for row in (a, b))
     by = f"{rate} against {other} of {_machine(b)}; inconclusive: one measurement of each machine"
-    return _Line(task.short, _machine(a), by, "–", _costs(a, b, study), "inconclusive")
+    return _TaskSummary(task.short, _machine(a), by, "–", _costs(a, b, study), "inconclusive")
 
 
 def _machine(row: pd.Series) -> str:
@@ -164,7 +173,7 @@ def _machine(row: pd.Series) -> str:
 
 def _costs(a: pd.Series, b: pd.Series, study: Study) -> str:
     """Machine size and cost of two results. Without prices the cost is unit hours, which differ from device to device."""
-    units = system_units(pd.DataFrame([a, b]))
+    units = find_system_units(pd.DataFrame([a, b]))
     parts = [f"{each:.0f} {row['device']}" for each, row in zip(units, (a, b), strict=True) if not is_absent(each)]
     costs = [_cost(row, study) for row in (a, b)]
     sizes = " against ".join(parts)
@@ -173,7 +182,7 @@ def _costs(a: pd.Series, b: pd.Series, study: Study) -> str:
         return f"{sizes}; cost not known of {', '.join(dict.fromkeys(missing))}"
     unit = study.prices.unit if study.prices else "unit hours"
     each = " a model" if a["mode"] == "weak" else ""
-    return f"{sizes}; {number_text(costs[0])} against {number_text(costs[1])} {unit}{each}"
+    return f"{sizes}; {render_number(costs[0])} against {render_number(costs[1])} {unit}{each}"
 
 
 def _cost(row: pd.Series, study: Study) -> float | None:
@@ -201,9 +210,9 @@ def _advice(a: pd.Series, b: pd.Series, compared: pd.Series, close: Sequence[str
     return f"{a['label']} where time counts, for {share}; {b['label']} where cost or the number of nodes does"
 
 
-def _some(labels: Sequence[str]) -> str:
-    more = len(labels) - LISTED
-    return ", ".join(labels[:LISTED]) + (f" and {more} more" if more > 0 else "")
+def _join_labels(labels: Sequence[str]) -> str:
+    more = len(labels) - MOST_LISTED
+    return ", ".join(labels[:MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _sentences(
@@ -212,14 +221,14 @@ def _sentences(
     """Say what is known of results that nothing can be ranked with, and what would make a comparison."""
     without = study.distinct[study.distinct["score_s"].isna()]
     shown = sorted(alone, key=lambda row: bool(row["published"]))
-    yield from (_of_one(row, study) for row in shown[:LISTED])
-    if len(shown) > LISTED:
-        yield f"{count_text(len(shown) - LISTED, 'more result')} with nothing to be ranked beside."
-    for row in without.head(LISTED).to_dict("records"):
-        time = f"; its runs took {seconds(row['run_s.mean'])} on average" if pd.notna(row["run_s.mean"]) else ""
+    yield from (_describe_result(row, study) for row in shown[:MOST_LISTED])
+    if len(shown) > MOST_LISTED:
+        yield f"{render_count(len(shown) - MOST_LISTED, 'more result')} with nothing to be ranked beside."
+    for row in without.head(MOST_LISTED).to_dict("records"):
+        time = f"; its runs took {render_seconds(row['run_s.mean'])} on average" if pd.notna(row["run_s.mean"]) else ""
         yield f"{row['label']} ({row['benchmark']} {row['size']}) has no score: {row['score_note']}{time}."
-    if len(without) > LISTED:
-        yield f"{count_text(len(without) - LISTED, 'more result')} without a score."
+    if len(without) > MOST_LISTED:
+        yield f"{render_count(len(without) - MOST_LISTED, 'more result')} without a score."
     if not ranked:
         for name, what in (
             ("extended_roofline", "Against its ceilings"),
@@ -230,16 +239,16 @@ def _sentences(
         yield "Nothing to rank yet: add the runs or packages of a second system, of the same benchmark and size."
 
 
-def _of_one(row: Mapping[object, object], study: Study) -> str:
+def _describe_result(row: Mapping[object, object], study: Study) -> str:
     """Time and spread of one result, and how many runs shared their CPUs."""
     score, low, high = (row[name] for name in ("score_s", "score_low_s", "score_high_s"))
     interval = ""
     if row["mode"] != "weak" and not is_absent(low) and not is_absent(high):
-        interval = f" (95 %: {seconds(float(low))} to {seconds(float(high))})"  # type: ignore[arg-type]
+        interval = f" (95 %: {render_seconds(float(low))} to {render_seconds(float(high))})"  # type: ignore[arg-type]
     verb = "trains all models" if row["mode"] == "weak" else "trains to the target"
     run, train = row["run_s.mean"], row["train_s.mean"]
     share = f"; {100 * float(train) / float(run):.0f} % of that is training" if run and not is_absent(train) else ""  # type: ignore[arg-type]
     return (
-        f"{row['label']} {verb} of {row['benchmark']} ({row['size']}) in {seconds(float(score))}{interval}{share}; "  # type: ignore[arg-type]
-        f"{row['n_reached']} of {row['n_started']} runs reached it{_company(pd.DataFrame([row]), study)}."
+        f"{row['label']} {verb} of {row['benchmark']} ({row['size']}) in {render_seconds(float(score))}{interval}{share}; "  # type: ignore[arg-type]
+        f"{row['n_reached']} of {row['n_started']} runs reached it{_describe_other_processes(pd.DataFrame([row]), study)}."
     )

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.page.cells import HtmlTable, drop_empty, html_table, times
+from analysis.page.cells import HtmlTable, build_html_table, build_time_cells, drop_empty
 from analysis.study import Study
-from analysis.tables.ingest import parsed
+from analysis.tables.ingest import parse_mapping
 
 SYSTEM_FIELDS = (
     "system", "round", "submitter", "name", "nodes", "accelerators_per_node", "accelerator", "accelerator_memory",
@@ -18,14 +18,14 @@ SYSTEM_FIELDS = (
 SHOWN_DIGITS = 12  # of a checksum: a page of 3,000 logs would grow by 0.2 MB
 
 
-def systems_table(study: Study) -> HtmlTable:
+def build_systems_table(study: Study) -> HtmlTable:
     """Every system, with the fields that any of them has."""
     table = study.tables.systems
     columns = {name.replace("_", " "): list(table[name]) for name in SYSTEM_FIELDS if table[name].notna().any()}
-    return html_table(columns, "Systems as described by their packages, or as the run collected them")
+    return build_html_table(columns, "Systems as described by their packages, or as the run collected them")
 
 
-def differing_systems(study: Study) -> list[HtmlTable]:
+def build_system_differences(study: Study) -> list[HtmlTable]:
     """For each class with several results: the fields of the description in which their systems differ."""
     systems = study.tables.systems.set_index("system_key")
     tables = []
@@ -36,7 +36,7 @@ def differing_systems(study: Study) -> list[HtmlTable]:
             columns: dict[str, list[Any]] = {"system": list(rows["label"])}
             columns |= {name.replace("_", " "): list(described[name]) for name in unlike}
             of = [(place,) for place in rows.index]
-            tables.append(html_table(drop_empty(columns), f"{title}: descriptions that differ", of=of))
+            tables.append(build_html_table(drop_empty(columns), f"{title}: descriptions that differ", of=of))
     return tables
 
 
@@ -45,7 +45,7 @@ def _settings(study: Study) -> dict[str, dict[str, Any]]:
     by_group: dict[str, dict[str, Any]] = {}
     for group, runs in study.runs.groupby("group", sort=True):
         flat = [
-            _flat(parsed(hyperparameters)) | _flat(parsed(config))
+            _flatten(parse_mapping(hyperparameters)) | _flatten(parse_mapping(config))
             for hyperparameters, config in zip(runs["hyperparameters"], runs["config"], strict=True)
         ]
         names = sorted({name for settings in flat for name in settings})
@@ -57,17 +57,17 @@ def _settings(study: Study) -> dict[str, dict[str, Any]]:
     return by_group
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{name}.")
+            flat |= _flatten(value, f"{prefix}{name}.")
         else:
             flat[f"{prefix}{name}"] = value
     return flat
 
 
-def differing_settings(study: Study) -> list[HtmlTable]:
+def build_setting_differences(study: Study) -> list[HtmlTable]:
     """For each class with several results: the settings in which they differ."""
     settings = _settings(study)
     tables = []
@@ -80,35 +80,37 @@ def differing_settings(study: Study) -> list[HtmlTable]:
         columns: dict[str, list[Any]] = {"system": list(groups.values())}
         columns |= {name: [settings[group].get(name) for group in groups] for name in unlike}
         if unlike:
-            tables.append(html_table(columns, f"{title}: settings that differ", of=[(place,) for place in rows.index]))
+            tables.append(
+                build_html_table(columns, f"{title}: settings that differ", of=[(place,) for place in rows.index])
+            )
     return tables
 
 
-def settings_tables(study: Study) -> list[tuple[str, HtmlTable]]:
+def build_settings_tables(study: Study) -> list[tuple[str, HtmlTable]]:
     """The settings of every result that logs some, each with a heading."""
     labels = study.results.set_index("group")["label"]
     return [
         (
             f"{labels[group]} ({group})",
-            html_table({"setting": list(s), "value": list(s.values())}, f"Settings of {labels[group]}"),
+            build_html_table({"setting": list(s), "value": list(s.values())}, f"Settings of {labels[group]}"),
         )
         for group, s in _settings(study).items()
         if s
     ]
 
 
-def logs_table(study: Study) -> HtmlTable:
+def build_logs_table(study: Study) -> HtmlTable:
     """Every log with its outcome, its part in the score, and the beginning of its checksum; tables/runs has all."""
     runs = study.runs
     columns = {
         "log": list(runs["run"]),
         "outcome": list(runs["outcome"]),
         "in the score": list(runs["fate"]),
-        "run": times(runs["run_s"]),
+        "run": build_time_cells(runs["run_s"]),
         "epochs to target": list(runs["epochs_to_target"]),
         "seed": list(runs["seed"]),
         "events": list(runs["event_count"]),
         "sha256": [str(digest)[:SHOWN_DIGITS] + "…" for digest in runs["sha256"]],
     }
     place = {group: place for place, group in study.results["group"].items()}
-    return html_table(columns, "Every log that was read", of=[(place[group],) for group in runs["group"]])
+    return build_html_table(columns, "Every log that was read", of=[(place[group],) for group in runs["group"]])

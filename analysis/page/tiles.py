@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from analysis.drawing.digits import count_text
-from analysis.page.checked import CheckedPath, error_text
+from analysis.drawing.digits import render_count
+from analysis.page.checked import CheckedPath, render_error
 from analysis.study import Study
 from suite.compliance.rules.base import Finding
 from suite.log.other_work import render_percent
@@ -24,9 +24,9 @@ class Tile:
     detail: str
 
 
-def tiles(study: Study, checked: Sequence[CheckedPath]) -> list[Tile]:
+def build_tiles(study: Study, checked: Sequence[CheckedPath]) -> list[Tile]:
     """The tiles, in the order of the page. Other work comes first if there was any."""
-    others = [_compliance(study, checked), _scored(study), _cache(study), _resumed(study)]
+    others = [_compliance(study, checked), _build_scores_tile(study), _cache(study), _build_resumed_tile(study)]
     work = _other_work(study)
     return [work, *others] if work.state == "bad" else [*others, work]
 
@@ -38,10 +38,10 @@ def _other_work(study: Study) -> Tile:
     if len(busy):
         share = render_percent(float(busy["other_work_share"].max()))
         detail = f"other programs used up to {share} of the CPUs: times on a busy machine say little"
-        return Tile("bad", "Busy machine", f"{len(busy)} of {count_text(len(runs), 'run')}", detail)
+        return Tile("bad", "Busy machine", f"{len(busy)} of {render_count(len(runs), 'run')}", detail)
     if not logged:
         return Tile("info", "Busy machine", "not logged", "no log says whether other programs used the machine")
-    detail = f"{logged} of {count_text(len(runs), 'run')} log it; none shared its CPUs with other programs"
+    detail = f"{logged} of {render_count(len(runs), 'run')} log it; none shared its CPUs with other programs"
     return Tile("good" if logged == len(runs) else "info", "Busy machine", "no", detail)
 
 
@@ -55,16 +55,16 @@ def _compliance(study: Study, checked: Sequence[CheckedPath]) -> Tile:
     own = [finding for finding in errors if finding not in theirs]
     warnings = sum(item.verdict.count("warning") for item in checked)
     rules = ", ".join(sorted({name for item in checked for name in item.verdict.rulesets}))
-    detail = f"{count_text(logs, 'log')} checked by {rules}; {count_text(warnings, 'warning')}"
+    detail = f"{render_count(logs, 'log')} checked by {rules}; {render_count(warnings, 'warning')}"
     if theirs:
         detail += (
-            f"; {count_text(len(theirs), 'question')} about published results, which MLCommons reviewed and accepted"
+            f"; {render_count(len(theirs), 'question')} about published results, which MLCommons reviewed and accepted"
         )
     if own:
-        return Tile("bad", "Compliance", count_text(len(own), "error"), f"{detail}. First: {error_text(own[0])}")
+        return Tile("bad", "Compliance", render_count(len(own), "error"), f"{detail}. First: {render_error(own[0])}")
     if theirs:
         value = "published" if study.runs["published"].all() else "no errors of yours"
-        return Tile("info", "Compliance", value, f"{detail}. First: {error_text(theirs[0])}")
+        return Tile("info", "Compliance", value, f"{detail}. First: {render_error(theirs[0])}")
     return Tile("warn" if warnings else "good", "Compliance", "no errors", detail)
 
 
@@ -79,15 +79,15 @@ def _is_published(study: Study, finding: Finding) -> bool:
     return bool(len(about) and about["published"].all())
 
 
-def _scored(study: Study) -> Tile:
+def _build_scores_tile(study: Study) -> Tile:
     rows, runs = study.results, study.runs
     scored = int(rows["score_s"].notna().sum())
     lost = runs[~runs["converged"] & ~runs["resumed"] & ~runs["pruned"]]
     reasons = ", ".join(f"{count} {name}" for name, count in lost["outcome"].value_counts(sort=True).items())
-    detail = f"{int(runs['converged'].sum())} of {count_text(len(runs), 'run')} reached the target"
+    detail = f"{int(runs['converged'].sum())} of {render_count(len(runs), 'run')} reached the target"
     detail += f"; {reasons}" if reasons else ""
     state = "bad" if not scored else "good" if scored == len(rows) and lost.empty else "warn"
-    return Tile(state, "Scored", f"{scored} of {count_text(len(rows), 'result')}", detail)
+    return Tile(state, "Scored", f"{scored} of {render_count(len(rows), 'result')}", detail)
 
 
 def _cache(study: Study) -> Tile:
@@ -101,10 +101,10 @@ def _cache(study: Study) -> Tile:
     return Tile("info", "File cache", "partly known" if known.any() else "not logged", detail)
 
 
-def _resumed(study: Study) -> Tile:
+def _build_resumed_tile(study: Study) -> Tile:
     resumed = int(study.runs["resumed"].sum())
     carried = int(study.runs["carried_over_from"].notna().sum())
     detail = "no run was continued from a checkpoint" if not resumed else "continued from a checkpoint, never scored"
     if carried:
-        detail += f"; {count_text(carried, 'run')} already published in an earlier round"
-    return Tile("warn" if resumed else "good", "Resumed", count_text(resumed, "run"), detail)
+        detail += f"; {render_count(carried, 'run')} already published in an earlier round"
+    return Tile("warn" if resumed else "good", "Resumed", render_count(resumed, "run"), detail)

@@ -15,18 +15,22 @@ from suite.files import find_cache_folder, read_bytes, write_file_atomically
 
 PNG_SCALE = 2.0  # pixels of a file for one of the page
 SLIDES = "slides"
-TEXT, WIDER, HIGHER = 1.6, 1.25, 1.5  # times the size on the page: of a slide's texts, and of its charts
-LARGEST = 2**23  # bytes of the script
+SLIDE_TEXT_SCALE, SLIDE_WIDTH_SCALE, SLIDE_HEIGHT_SCALE = (
+    1.6,
+    1.25,
+    1.5,
+)  # times the size on the page: of a slide's texts, and of its charts
+LARGEST_SCRIPT = 2**23  # bytes of the script
 
 
 @cache
-def script() -> str:
+def build_vega_script() -> str:
     """Vega, Vega-Lite and vega-embed as one text for a page. Kept in the user's cache: making it takes three seconds."""
     folder = find_cache_folder()
     kept = folder / f"vega-{version('vl-convert-python')}.js" if folder else None
     if kept is not None:
         with suppress(OSError, ValueError):
-            return read_bytes(kept, LARGEST).decode()
+            return read_bytes(kept, LARGEST_SCRIPT).decode()
     made = str(vl_convert.javascript_bundle("window.vegaEmbed=vegaEmbed;")).replace("</script", "<\\/script")
     if kept is not None:
         with suppress(OSError):
@@ -34,7 +38,7 @@ def script() -> str:
     return made
 
 
-def save(specification: dict[str, Any], form: str, theme: str = "page") -> bytes:
+def encode_chart(specification: dict[str, Any], form: str, theme: str = "page") -> bytes:
     """A chart as the bytes of an SVG, PNG or PDF file, on white."""
     drawn = _for_slides(specification) if theme == SLIDES else specification
     document = json.dumps(drawn | {"config": drawn["config"] | {"background": "white"}})
@@ -51,9 +55,9 @@ def _for_slides(specification: dict[str, Any]) -> dict[str, Any]:
     for part in document["config"].values():
         for name in part if isinstance(part, dict) else ():
             if name.lower().endswith(("fontsize", "limit")):
-                part[name] = round(TEXT * part[name])
+                part[name] = round(SLIDE_TEXT_SCALE * part[name])
     for panel in document.get("concat", [document]):
-        for name, times in (("width", WIDER), ("height", HIGHER)):
+        for name, times in (("width", SLIDE_WIDTH_SCALE), ("height", SLIDE_HEIGHT_SCALE)):
             if isinstance(panel.get(name), int | float):
                 panel[name] = round(times * panel[name])
     return document

@@ -1,7 +1,7 @@
 """Reads the shipped table of scores of the public MLPerf HPC rounds. `benchmarks/published_scores.py` makes it.
 
-All numbers are recomputed from the public logs. Results whose logs were not at hand are missing, and `missing` names
-them. `stated_minutes` holds the minutes that submitters or papers printed, which sometimes differ.
+All numbers are recomputed from the public logs. Results whose logs were not at hand are missing: `describe_missing_results`
+names them. `read_stated_minutes` holds the minutes that submitters or papers printed, which sometimes differ.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _read_table() -> dict[str, Any]:
 
 
 @cache
-def published() -> pd.DataFrame:
+def read_scores() -> pd.DataFrame:
     """Return the shipped table, one row per result, with its own names of columns."""
     import pandas as pd
 
@@ -69,19 +69,19 @@ def find_score(
     return None
 
 
-def missing(held: Iterable[str] = ()) -> str:
+def describe_missing_results(held: Iterable[str] = ()) -> str:
     """Return the end of a sentence that names the missing results of the public rounds; empty if none is missing.
 
     A result is missing if neither the table nor ``held`` (groups) has it.
     """
-    groups = {*published()["group"], *held}
+    groups = {*read_scores()["group"], *held}
     counts = count_rounds([group.partition("/")[0] for group in groups])
     gaps = [f"{r} ({ROUNDS[r] - n} of {ROUNDS[r]} results)" for r, n in counts.items() if n < ROUNDS[r]]
     return f". Not at hand when the table was made: {', '.join(gaps)}." if gaps else ""
 
 
 @cache
-def stated_minutes() -> Mapping[str, tuple[float, str]]:
+def read_stated_minutes() -> Mapping[str, tuple[float, str]]:
     """Return by group of a published result the minutes that a submitter or a paper printed, and the source."""
     entries = yaml.safe_load((FOLDER / "stated.yaml").read_text("utf-8"))
     return {entry["group"]: (float(entry["minutes"]), str(entry["source"])) for entry in entries}

@@ -9,7 +9,9 @@ from suite.compliance.rcp_limit import RcpLimit, compute_limit
 from suite.compliance.ruleset import list_rulesets, read_ruleset
 
 
-def reference_points(benchmark: str, size: str, round_: str, train_samples: float) -> Mapping[int, Sequence[float]]:
+def find_reference_points(
+    benchmark: str, size: str, round_: str, train_samples: float
+) -> Mapping[int, Sequence[float]]:
     """Return epochs to target of reference runs by global batch size; empty if none were recorded.
 
     If the rules count convergence in samples (OpenFold), they are divided by the result's ``train_samples``.
@@ -26,12 +28,12 @@ def reference_points(benchmark: str, size: str, round_: str, train_samples: floa
     return {batch: [seen / train_samples for seen in points] for batch, points in rules.reference_points.items()}
 
 
-def reference_limit(
+def compute_reference_limit(
     benchmark: str, size: str, round_: str, train_samples: float, batch: float, required_runs: float
 ) -> RcpLimit | None:
     """Return the reference's mean epochs and the least allowed mean at a batch size.
 
     None: outside the reference points.
     """
-    points = reference_points(benchmark, size, round_, train_samples)
+    points = find_reference_points(benchmark, size, round_, train_samples)
     return compute_limit(points, int(batch), int(required_runs)) if points and batch == batch else None

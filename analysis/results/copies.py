@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-SAME = ["benchmark", "size", "mode", "division"]
+CLASS_COLUMNS = ["benchmark", "size", "mode", "division"]
 
 
 def find_copies(results: pd.DataFrame, runs: pd.DataFrame) -> pd.Series:
@@ -26,7 +26,7 @@ def find_copies(results: pd.DataFrame, runs: pd.DataFrame) -> pd.Series:
         sign = signs.get(row["group"])
         if sign is None:
             continue
-        key = (*(row[name] for name in SAME), sign, _rounded(row["score_s"]))
+        key = (*(row[name] for name in CLASS_COLUMNS), sign, _round_score(row["score_s"]))
         originals = [known for known in earlier.setdefault(key, []) if known["round"] != row["round"]]
         if originals:  # where several results of a round have the same runs, that of the same system
             found[index] = str(max(originals, key=lambda known: known["system"] == row["system"])["group"])
@@ -51,6 +51,6 @@ def _signature(runs: pd.DataFrame) -> tuple[tuple[float, float], ...] | None:
     return tuple(sorted(zip(starts.astype(float), lengths.astype(float), strict=True)))
 
 
-def _rounded(score_s: object) -> float | None:
+def _round_score(score_s: object) -> float | None:
     value = pd.to_numeric(score_s) if score_s is not None else math.nan
     return None if value != value else float(f"{value:.9g}")

@@ -45,7 +45,7 @@ SCALE = (
 )  # fmt: skip
 
 
-def per_run(
+def add_time_parts(
     runs: pd.DataFrame,
     *,
     staging_min_s: float = 1.0,
@@ -80,8 +80,8 @@ def per_run(
     return table
 
 
-def results(table: pd.DataFrame, selections: Mapping[str, Selection]) -> pd.DataFrame:
-    """Return one row per result, from the table of `per_run` and the scored runs of each group (`choose`)."""
+def build_results(table: pd.DataFrame, selections: Mapping[str, Selection]) -> pd.DataFrame:
+    """Return one row per result, from the table of `add_time_parts` and the scored runs of each group (`select_scored_runs`)."""
     rows = [_result(group, selections[str(name)]) for name, group in table.groupby("group", sort=True)]
     table = pd.DataFrame(rows)
     numbers = ["score_s", "score_with_staging_s", "score_low_s", "score_high_s", "models", "models_per_min", *_NUMBERS]
@@ -90,7 +90,7 @@ def results(table: pd.DataFrame, selections: Mapping[str, Selection]) -> pd.Data
     return table
 
 
-def split_of(row: Mapping[Hashable, Any] | pd.Series, size: float | None = None) -> Split:
+def build_split(row: Mapping[Hashable, Any] | pd.Series, size: float | None = None) -> Split:
     """Return the mean run of a result, split for the arithmetic of speed-ups.
 
     ``size`` is that of its machine, compute units unless given.
@@ -104,7 +104,7 @@ def split_of(row: Mapping[Hashable, Any] | pd.Series, size: float | None = None)
     )
 
 
-def choose(tables: Tables, *, convergence: Convergence = "rules") -> dict[str, Selection]:
+def select_scored_runs(tables: Tables, *, convergence: Convergence = "rules") -> dict[str, Selection]:
     """Select the scored runs of every group.
 
     ``rules``: a run counts if it reached the target; ``status``: if its log says that it did.
@@ -115,7 +115,7 @@ def choose(tables: Tables, *, convergence: Convergence = "rules") -> dict[str, S
     }
 
 
-def harmonic(values: pd.Series) -> tuple[float, float]:
+def compute_harmonic_mean(values: pd.Series) -> tuple[float, float]:
     """Return the harmonic mean of rates and its spread, both NaN without a rate.
 
     The spread is 1 / (1/mean - std(1/x)) - mean, as in the first round's joint analysis.
@@ -133,14 +133,14 @@ def _result(group: pd.DataFrame, chosen: Selection) -> dict[str, Any]:
     first = group.iloc[0]
     counted = group[group["run"].isin(chosen.averaged)]
     row: dict[str, Any] = {name: first[name] for name in IDENTITY}
-    row |= {name: _agreed(group[name]) for name in SCALE}
-    threads = _agreed(group["threads_per_rank"].where(group["device_type"] == "cpu"))
+    row |= {name: _find_common_value(group[name]) for name in SCALE}
+    threads = _find_common_value(group["threads_per_rank"].where(group["device_type"] == "cpu"))
     row["cores"] = row["ranks"] * threads if row["ranks"] and threads else None
     row |= _scores(group, counted, chosen)
     for name in MEANS:
         row |= _mean_and_std(name, counted[name])
     for name in RATES:
-        row[f"{name}.mean"], row[f"{name}.std"] = harmonic(counted[name])
+        row[f"{name}.mean"], row[f"{name}.std"] = compute_harmonic_mean(counted[name])
     row["reached_value.mean"] = float(pd.to_numeric(counted["reached_value"]).mean())
     row |= _mean_and_std("epochs_to_target", counted["epochs_to_target"])
     return row | _ratios(row, chosen)
@@ -155,7 +155,7 @@ def _scores(group: pd.DataFrame, counted: pd.DataFrame, chosen: Selection) -> di
         "n_averaged": len(counted),
         "score_s": chosen.score_s,
         "score_with_staging_s": chosen.score_with_staging_s,
-        "scaling_factor": _agreed(group["scaling_factor"]),
+        "scaling_factor": _find_common_value(group["scaling_factor"]),
         "score_note": chosen.note,
         "score_low_s": low,
         "score_high_s": high,
@@ -164,9 +164,9 @@ def _scores(group: pd.DataFrame, counted: pd.DataFrame, chosen: Selection) -> di
         "fastest_s": float(counted["run_s"].min()) if len(counted) else math.nan,
         "slowest_s": float(counted["run_s"].max()) if len(counted) else math.nan,
         "async_eval": bool(group["async_eval"].any()),
-        "carried_over_from": _agreed(group["carried_over_from"]),
-        "baselines": _agreed(group["baselines"]),
-        "attainable": _agreed(group["attainable"]),
+        "carried_over_from": _find_common_value(group["carried_over_from"]),
+        "baselines": _find_common_value(group["baselines"]),
+        "attainable": _find_common_value(group["attainable"]),
     }
 
 
@@ -190,7 +190,7 @@ def _ratios(row: Mapping[str, Any], chosen: Selection) -> dict[str, float]:
     return ratios | {f"{name.removesuffix('_s')}_share": row[f"{name}.mean"] / row["run_s.mean"] for name in TIME_PARTS}
 
 
-def _agreed(values: pd.Series) -> Any:
+def _find_common_value(values: pd.Series) -> Any:
     """Return the value that all runs have, ignoring missing ones. None: they differ, or none has a value."""
     distinct = values.dropna().unique()
     return distinct[0] if len(distinct) == 1 else None

@@ -29,7 +29,7 @@ class Extent:
         return PLURAL[self.one]
 
 
-def extent(rows: pd.DataFrame) -> Extent:
+def choose_extent(rows: pd.DataFrame) -> Extent:
     """Return the size of each machine in the first count that all results have and that varies.
 
     The order is compute units, nodes, cores (ranks x threads), ranks. Cores decide on one processor, where units and
@@ -51,22 +51,22 @@ def extent(rows: pd.DataFrame) -> Extent:
     return Extent(units, unit)
 
 
-def with_extent(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """Return the rows with the columns ``extent``, ``one`` and ``hours``.
+def add_extent(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """Return the rows with the columns ``choose_extent``, ``one`` and ``hours``.
 
-    Machines with the same values of ``by`` are counted alike. ``one`` names what ``extent`` counts. ``hours`` is the
+    Machines with the same values of ``by`` are counted alike. ``one`` names what ``choose_extent`` counts. ``hours`` is the
     extent times the mean time of a run, in hours. Rows of unknown extent are left out.
     """
     parts = []
     for _, part in rows.groupby(list(by), sort=True):
-        found = extent(part)
+        found = choose_extent(part)
         hours = found.sizes * pd.to_numeric(part["run_s.mean"]) / 3600
         parts.append(part.assign(extent=found.sizes.astype(float), one=found.one, hours=hours))
     whole = pd.concat(parts).loc[rows.index] if parts else rows.assign(extent=None, one="unit", hours=None)
     return whole[whole["extent"] > 0]
 
 
-def system_units(rows: pd.DataFrame) -> pd.Series:
+def find_system_units(rows: pd.DataFrame) -> pd.Series:
     """The compute units of each result's machine; in throughput mode those of the whole system, not of an instance."""
     return rows["units"].mask((rows["mode"] == "weak") & rows["units_described"].notna(), rows["units_described"])
 

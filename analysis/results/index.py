@@ -19,8 +19,8 @@ import numpy as np
 import pandas as pd
 from msgspec import Meta, Struct
 
-from analysis.results.extent import system_units
-from analysis.results.names import short_heading
+from analysis.results.extent import find_system_units
+from analysis.results.names import render_short_heading
 from suite.documents import Count, Positive, YamlSource
 from suite.errors import InputError, explain_near_names
 from suite.log.comparable import find_round_group
@@ -44,7 +44,7 @@ class Workload(Struct, frozen=True, forbid_unknown_fields=True):
     def title(self) -> str:
         """The workload's name in tables."""
         scale = f" at {self.units} units" if self.units else ""
-        return short_heading(self.benchmark, self.size, self.mode) + scale
+        return render_short_heading(self.benchmark, self.size, self.mode) + scale
 
 
 class Weights(Struct, frozen=True, forbid_unknown_fields=True):
@@ -120,12 +120,15 @@ def compute_index(results: pd.DataFrame, runs: pd.DataFrame, weights: Weights, r
     InputError if no system or several are called like the reference, or if a tier names no result.
     """
     rows = results[results["score_s"].notna()]
-    rows = rows.assign(system_units=system_units(rows))
+    rows = rows.assign(system_units=find_system_units(rows))
     name = _find_system(rows, reference)
     tiers = _tiers(rows, weights)
     systems = []
     for tier, members in tiers.items():
-        found = [_of_system(runs, tier, members, system, name, weights) for system in sorted(set(members["machine"]))]
+        found = [
+            _compute_system_index(runs, tier, members, system, name, weights)
+            for system in sorted(set(members["machine"]))
+        ]
         systems += sorted((each for each in found if each.ratios), key=lambda each: -(each.value or 0.0))
     with_tier = set().union(*(set(members["label"]) for members in tiers.values()))
     return Index(name, weights, tuple(systems), tuple(sorted(set(rows["label"]) - with_tier)))
@@ -165,7 +168,7 @@ def _named(rows: pd.DataFrame, names: Sequence[str], tier: str) -> pd.Series:
     return chosen
 
 
-def _of_system(
+def _compute_system_index(
     runs: pd.DataFrame, tier: str, rows: pd.DataFrame, system: str, reference: str, weights: Weights
 ) -> SystemIndex:
     mine, theirs = rows[rows["machine"] == system], rows[rows["machine"] == reference]
@@ -185,7 +188,7 @@ def _ratio(runs: pd.DataFrame, workload: Workload, mine: pd.DataFrame, theirs: p
 
     Closed results come before open ones, then the newest rounds that both have.
     """
-    sides = [_comparable(rows, workload) for rows in (mine, theirs)]
+    sides = [_find_best_results(rows, workload) for rows in (mine, theirs)]
     shared = sorted(set(sides[0]) & set(sides[1]), key=lambda key: (key[0] == "closed", key[1]))
     if not shared:
         return None
@@ -197,7 +200,7 @@ def _ratio(runs: pd.DataFrame, workload: Workload, mine: pd.DataFrame, theirs: p
     return Ratio(workload, system, reference, math.exp(means[1] - means[0]), logs)
 
 
-def _comparable(rows: pd.DataFrame, workload: Workload) -> dict[tuple[str, str], pd.Series]:
+def _find_best_results(rows: pd.DataFrame, workload: Workload) -> dict[tuple[str, str], pd.Series]:
     """The best result of a workload, by its division and the rounds whose times mean the same."""
     fits = (rows["benchmark"] == workload.benchmark) & (rows["size"] == workload.size)
     fits &= rows["mode"] == workload.mode
@@ -248,7 +251,7 @@ def _interval(ratios: Sequence[Ratio]) -> tuple[float | None, float | None]:
     return index * math.exp(-half), index * math.exp(half)
 
 
-def index_tables(index: Index) -> dict[str, pd.DataFrame]:
+def build_index_tables(index: Index) -> dict[str, pd.DataFrame]:
     """The indices, the indices with one workload left out, and the ratios behind them, as tables by name."""
     heads = [{"tier": each.tier, "system": each.system} for each in index.systems]
     indices: list[dict[str, Any]] = [

@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.results.extent import system_units
+from analysis.results.extent import find_system_units
 from suite.errors import InputError
 from suite.log.comparable import find_round_group
 
-CLASS = ["benchmark", "size", "mode"]
-PROBLEM = ["benchmark", "size"]
-FAMILY = re.compile(r"\b(?:[VPAHB][12]00|GH200|MI\d{3}[AX]?|RTX \d{4}|A64FX|Xeon Phi)\b")
+CLASS_COLUMNS = ["benchmark", "size", "mode"]
+PROBLEM_COLUMNS = ["benchmark", "size"]
+DEVICE_FAMILY = re.compile(r"\b(?:[VPAHB][12]00|GH200|MI\d{3}[AX]?|RTX \d{4}|A64FX|Xeon Phi)\b")
 MACHINES = {  # start of a published system's folder name: the machine's name
     "abci": "ABCI",
     "corigpu": "Cori GPU",
@@ -34,12 +34,12 @@ MACHINES = {  # start of a published system's folder name: the machine's name
 }
 
 
-def heading(benchmark: str, size: str, mode: str) -> str:
+def render_heading(benchmark: str, size: str, mode: str) -> str:
     """Return the heading of a class of results."""
     return f"{benchmark} · size {size} · {'throughput' if mode == 'weak' else 'time to train'}"
 
 
-def short_heading(benchmark: str, size: str, mode: str) -> str:
+def render_short_heading(benchmark: str, size: str, mode: str) -> str:
     """Return the heading without what is usual: the size of the MLPerf problem, and time to train."""
     return benchmark + ("" if size == "full" else f" {size}") + (" throughput" if mode == "weak" else "")
 
@@ -52,18 +52,18 @@ class Task(NamedTuple):
     rows: pd.DataFrame
 
 
-def tasks(rows: pd.DataFrame) -> list[Task]:
+def group_tasks(rows: pd.DataFrame) -> list[Task]:
     """Return the sets of results that may be ranked against each other.
 
     A set has one benchmark, size, mode and division, and rounds with the same rules (`suite.log.comparable`). Headings
     name division and rounds where a class has several.
     """
     parts = []
-    for key, group in rows.groupby(CLASS, sort=True):
+    for key, group in rows.groupby(CLASS_COLUMNS, sort=True):
         alike = list(group.groupby(["division", group["round"].map(find_round_group)], sort=True))
         for (division, rounds), members in alike:
             which = f" · {division} · {rounds}" if len(alike) > 1 else ""
-            parts.append(Task(heading(*key) + which, short_heading(*key) + which, members))
+            parts.append(Task(render_heading(*key) + which, render_short_heading(*key) + which, members))
     return parts
 
 
@@ -82,7 +82,7 @@ def describe_systems(rows: pd.DataFrame, systems: pd.DataFrame) -> tuple[pd.Seri
 
 def _family(device: str) -> str:
     """Return the family of a device ("A100") if published systems used it, else the whole name."""
-    match = FAMILY.search(device)
+    match = DEVICE_FAMILY.search(device)
     return match.group() if match else device
 
 
@@ -91,20 +91,20 @@ def _machine(system: str) -> str | None:
     return next((name for start, name in MACHINES.items() if system.lower().startswith(start)), None)
 
 
-def name_results(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+def build_result_names(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     """Return the name and the label of each result.
 
     Names are unique in a class and round. A label adds the rounds if there are several. A published result of a known
     machine is named after the machine and its number of compute units. Any other is named after its folder. Submitter
     or folder is appended to equal names.
     """
-    units = system_units(rows)
+    units = find_system_units(rows)
     known = rows["published"] & rows["system"].map(_machine).notna() & units.notna()
     name = rows["system"].astype(str)
     name = name.mask(known, rows["machine"] + " " + units.map("{:.0f}".format))
     name = name.mask(known & (rows["division"] == "open"), name + " (open)")
     for column in ("submitter", "system"):
-        clash = name.groupby([rows[key] for key in (*CLASS, "round")] + [name]).transform("size") > 1
+        clash = name.groupby([rows[key] for key in (*CLASS_COLUMNS, "round")] + [name]).transform("size") > 1
         name = name.mask(clash, name + " · " + rows[column].astype(str))
     mixed = rows["round"].nunique() > 1
     return name, name + " · " + rows["rounds"].astype(str) if mixed else name
@@ -118,8 +118,10 @@ def find_pairs(rows: pd.DataFrame, *names: str) -> list[tuple[str, str]]:
     """
     pairs, known = [], set()
     strong = rows[rows["mode"] == "strong"]
-    for key, results in strong.groupby(CLASS, sort=True):
-        groups = {name: group for name in names if (group := _find_group(results, name, heading(*key))) is not None}
+    for key, results in strong.groupby(CLASS_COLUMNS, sort=True):
+        groups = {
+            name: group for name in names if (group := _find_group(results, name, render_heading(*key))) is not None
+        }
         known |= set(groups)
         if len(set(groups.values())) == 2:
             pairs.append((groups[names[0]], groups[names[1]]))
@@ -145,12 +147,12 @@ def _find_group(results: pd.DataFrame, name: str, title: str) -> str | None:
     return str(groups[0]) if len(groups) else None
 
 
-def result_table(
+def build_result_table(
     results: pd.DataFrame, identity: Sequence[str], values: Mapping[str, pd.Series | list[float | None]]
 ) -> pd.DataFrame:
     """Return a figure's table with one row per result.
 
     The columns are benchmark, size, those of ``identity`` and the values.
     """
-    columns = {name: results[name] for name in (*PROBLEM, *identity)}
+    columns = {name: results[name] for name in (*PROBLEM_COLUMNS, *identity)}
     return pd.DataFrame(columns | dict(values)).reset_index(drop=True)

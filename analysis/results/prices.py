@@ -13,7 +13,7 @@ import yaml
 
 from suite.errors import InputError
 
-FORM = "expected DEVICE=NUMBER UNIT/h, such as H100=2.50 USD/h or A64FX=0.12 kWh/h"
+PRICE_FORMAT = "expected DEVICE=NUMBER UNIT/h, such as H100=2.50 USD/h or A64FX=0.12 kWh/h"
 _RATE = re.compile(r"\s*(?P<amount>[0-9.eE+-]+)\s*(?P<unit>[^\s/0-9]+)\s*/\s*h\s*")
 
 
@@ -67,7 +67,7 @@ def _entries(text: str) -> list[tuple[str, str, str]]:
     try:
         content = yaml.safe_load(path.read_text("utf-8"))
     except OSError as error:
-        raise InputError(f"--price {text}: {error.strerror}; {FORM}, or a YAML file of them") from None
+        raise InputError(f"--price {text}: {error.strerror}; {PRICE_FORMAT}, or a YAML file of them") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not valid YAML: {str(error).splitlines()[0]}") from None
     if not isinstance(content, dict) or not content:
@@ -82,5 +82,5 @@ def _parse(rate: str, where: str) -> tuple[float, str]:
     except ValueError:
         amount = math.nan
     if match is None or not 0 < amount < math.inf:
-        raise InputError(f"{where}: {rate.strip()!r} is not a price; {FORM}")
+        raise InputError(f"{where}: {rate.strip()!r} is not a price; {PRICE_FORMAT}")
     return amount, match["unit"]

@@ -23,7 +23,7 @@ LEAST_SCALES = 5  # as Extra-P asks (Calotoiu et al., SC 2013)
 SOLID_REACH, DASHED_REACH = 2.0, 4.0  # a model is drawn up to these multiples of the largest measured scale
 SLOPE_SCALES = 3  # the scales that a further speed-up is judged by
 REPLICATES = 200
-BAND = (0.05, 0.95)
+INTERVAL_QUANTILES = (0.05, 0.95)
 EXPONENTS = (0.0, 0.25, 1 / 3, 0.5, 2 / 3, 0.75, 1.0, 1.25, 1.5)
 LOG_POWERS = (0, 1, 2)
 
@@ -79,7 +79,7 @@ class Factors:
         return self.system * self.algorithmic * self.staging * self.other
 
 
-def factors(a: Split, b: Split) -> Factors:
+def compute_factors(a: Split, b: Split) -> Factors:
     """Return the factors of the speed-up of ``b`` over ``a``. Their product is exact."""
     units = b.units / a.units
     busy_a, busy_b = a.compute_s + a.staging_s, b.compute_s + b.staging_s
@@ -130,7 +130,7 @@ class Model:
     def band(self, units: Sequence[float] | Floats) -> tuple[Floats, Floats]:
         """Return the lower and the upper end of the bootstrap band."""
         predicted = self.basis(np.asarray(units, float)) @ self.replicates.T
-        low, high = np.quantile(predicted, BAND, axis=1)
+        low, high = np.quantile(predicted, INTERVAL_QUANTILES, axis=1)
         return low, high
 
 
@@ -149,17 +149,17 @@ def fit(runs: Mapping[float, Sequence[float]], least_scales: int = LEAST_SCALES)
     ]
     terms = select_terms(units, times)
     form = f"(c0 + {' + '.join(f'c{i}·{term}' for i, term in enumerate(terms, start=1))}) / n"
-    models.append(_model("PMNF", form, pmnf(terms), units, times, drawn))
+    models.append(_model("PMNF", form, make_pmnf_basis(terms), units, times, drawn))
     return models
 
 
-def extrapolate(
+def predict_time(
     runs: Mapping[float, Sequence[float]], models: Sequence[Model], units: float
 ) -> tuple[float, float, float]:
     """Predict the time at a scale with the model of the least left-out error, and the interval over all models.
 
     A bootstrap band has only the spread of runs in it. It is widened by the model's error on scales left out. This is
-    done once for each doubling of the largest scale. The lower end is also below the time that `_continue_speed_up`
+    done once for each doubling of the largest scale. The lower end is also below the time that `_predict_from_slope`
     gives. The upper end is infinite beyond `SOLID_REACH` times the largest scale.
     """
     best = min(models, key=lambda model: model.loo_error)
@@ -167,7 +167,7 @@ def extrapolate(
     # With noise of 1.5 left-out errors, 95 % of lines through three scales are at most this far above the truth.
     # The least error of several models is below the noise: the median counts
     slope_error = (1 + statistics.median(model.loo_error for model in models)) ** (2 * (1 + doublings))
-    low, high = _continue_speed_up(runs, units) / slope_error, -math.inf
+    low, high = _predict_from_slope(runs, units) / slope_error, -math.inf
     for model in models:
         least, most = (float(edge[0]) for edge in model.band([units]))
         wider = (1 + max(model.loo_error, model.last_error)) ** doublings
@@ -175,7 +175,7 @@ def extrapolate(
     return float(best.time_s([units])[0]), low, high if units <= SOLID_REACH * best.largest else math.inf
 
 
-def _continue_speed_up(runs: Mapping[float, Sequence[float]], units: float) -> float:
+def _predict_from_slope(runs: Mapping[float, Sequence[float]], units: float) -> float:
     """Compute the time at a scale if the speed-up goes on as over the last `SLOPE_SCALES` scales.
 
     Efficiency falls with size, so times fall more slowly than this line in logarithms. The models cannot show it. None
@@ -186,7 +186,7 @@ def _continue_speed_up(runs: Mapping[float, Sequence[float]], units: float) -> f
     return float(np.exp(np.polynomial.Polynomial.fit(np.log(scales), logs, 1)(math.log(units))))
 
 
-def pmnf(terms: Sequence[Term]) -> Callable[[Floats], Floats]:
+def make_pmnf_basis(terms: Sequence[Term]) -> Callable[[Floats], Floats]:
     """Return a function that computes the terms of a model: units x time = c0 + sum of terms."""
 
     def basis(n: Floats) -> Floats:
@@ -200,13 +200,13 @@ def select_terms(units: Floats, times: Floats) -> tuple[Term, ...]:
     """Select one or two terms by leave-one-out error; a second term must reduce it by a tenth."""
     terms = [Term(i, j) for i in EXPONENTS for j in LOG_POWERS if (i, j) != (0.0, 0)]
     single = min(
-        ((compute_leave_one_out(pmnf([term]), units, times), (term,)) for term in terms),
+        ((compute_leave_one_out(make_pmnf_basis([term]), units, times), (term,)) for term in terms),
         key=lambda candidate: candidate[0],
     )
     if len(units) < LEAST_SCALES:
         return single[1]
     pairs = (
-        (compute_leave_one_out(pmnf(pair), units, times), pair)
+        (compute_leave_one_out(make_pmnf_basis(pair), units, times), pair)
         for pair in combinations(terms, 2)
         if pair[0].exponent <= 1.0 and pair[1].exponent <= 1.0
     )

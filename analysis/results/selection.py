@@ -60,7 +60,7 @@ def select(
     if target is None:
         fate = pruned | dict.fromkeys(names, "not judged: no target known")
         return Selection((), 0, None, None, "no target is known for this benchmark and size", fate)
-    judge = _believing(target) if convergence == "status" else target
+    judge = _make_status_target(target) if convergence == "status" else target
     entered = [replace(records[name], resumed=resumed) for name, resumed in _resumed(group, names)]
     if group["mode"].iloc[0] == "weak":
         return _throughput(names, entered, judge, pruned)
@@ -83,11 +83,11 @@ def select(
     )
 
 
-def _believing(target: Target) -> Target:
-    return _Believing(**{name: getattr(target, name) for name in Target.__struct_fields__})
+def _make_status_target(target: Target) -> Target:
+    return _StatusTarget(**{name: getattr(target, name) for name in Target.__struct_fields__})
 
 
-class _Believing(Target, frozen=True):
+class _StatusTarget(Target, frozen=True):
     """Accepts any evaluation as reaching the target, so that only a log's own status decides."""
 
     def reached(self, value: float) -> bool:

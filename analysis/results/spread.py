@@ -34,7 +34,7 @@ class RunSpread:
         return self.axis_1 / (self.axis_1 + self.axis_2) if self.axis_1 + self.axis_2 > 0 else math.nan
 
 
-def run_spread(epochs: pd.Series, tau_s: pd.Series) -> RunSpread | None:
+def compute_run_spread(epochs: pd.Series, tau_s: pd.Series) -> RunSpread | None:
     """Compute the spread of runs; None for fewer than two runs."""
     usable = epochs.notna() & tau_s.notna() & (epochs > 0) & (tau_s > 0)
     if usable.sum() < 2:

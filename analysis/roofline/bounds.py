@@ -18,14 +18,14 @@ Basis = Literal["counted", "logged", "algorithmic", "modelled"]
 Origin = Literal["measured", "literature", "vendor"]
 
 RESOURCES: tuple[Resource, ...] = ("compute", "memory", "host_link", "storage", "all_reduce", "all_to_all")
-NAMES: Mapping[str, str] = {
+RESOURCE_NAMES: Mapping[str, str] = {
     "compute": "compute", "memory": "memory", "host_link": "host link", "storage": "storage",
     "all_reduce": "all-reduce", "all_to_all": "all-to-all",
 }  # fmt: skip
 UNITS: Mapping[str, str] = {name: "FLOP" if name == "compute" else "B" for name in RESOURCES}
 TOLERANCE = 0.05  # roof and step both have measurement errors: a point is above its roof only beyond this
 MOST_RANKS = 2**24
-BINDS_FROM = (
+LEAST_BINDING_SHARE = (
     0.5  # of a time that one roof must explain before it is said to bind: ours; beside it other things weigh more
 )
 
@@ -76,7 +76,7 @@ class Term:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class RefusedTerm:
     """Holds a term whose rate would be above the roof, and the likely reason. It is shown as an input error."""
 
     term: Term
@@ -93,7 +93,7 @@ class Bounds:
 
     step_s: float
     terms: tuple[Term, ...]
-    refused: tuple[Refusal, ...]
+    refused: tuple[RefusedTerm, ...]
     unknown: Mapping[Resource, str]
 
     @property
@@ -108,7 +108,7 @@ class Bounds:
 
     @property
     def nearest(self) -> Term | None:
-        """Return the resource with the largest T_r: the one that binds, if any does (`at_roof`)."""
+        """Return the resource with the largest T_r: the one that binds, if any does (`describe_roof_share`)."""
         return max(self.terms, key=lambda term: term.seconds, default=None)
 
     @property
@@ -129,25 +129,25 @@ class Bounds:
         return "within the band"
 
 
-def binds(share: float) -> bool:
+def is_binding(share: float) -> bool:
     """Return True if a roof that explains this share of a time binds it: T / t, or the rate over the roof's."""
-    return share >= BINDS_FROM
+    return share >= LEAST_BINDING_SHARE
 
 
-def at_roof(roof: str, share: float, kind: str = "known") -> str:
+def describe_roof_share(roof: str, share: float, kind: str = "known") -> str:
     """Describe a time if a roof explains ``share`` of it. ``kind`` says what roofs there are."""
-    if binds(share):
+    if is_binding(share):
         return f"{roof} binds, at {100 * share:.0f} % of its roof"
     return f"no {kind} roof binds; the nearest is {roof} at 1/{1 / share:.3g}" if share > 0 else f"no {kind} roof binds"
 
 
-def bounds(step_s: float, demands: Mapping[Resource, Demand], roofs: Mapping[Resource, Roof | str]) -> Bounds:
+def compute_bounds(step_s: float, demands: Mapping[Resource, Demand], roofs: Mapping[Resource, Roof | str]) -> Bounds:
     """Compute the extended roofline. A roof may be text that says why there is none. A demand of zero makes no term.
 
     A term longer than the measured step is refused as an input error: a wrong unit, number format or memory level.
     """
     terms: list[Term] = []
-    refused: list[Refusal] = []
+    refused: list[RefusedTerm] = []
     unknown: dict[Resource, str] = {}
     for resource in RESOURCES:
         demand, roof = demands.get(resource), roofs.get(resource, "no ceiling")
@@ -159,15 +159,15 @@ def bounds(step_s: float, demands: Mapping[Resource, Demand], roofs: Mapping[Res
             unknown[resource] = roof
         else:
             term = Term(resource, demand, roof)
-            reason = contradiction(term, step_s)
+            reason = explain_contradiction(term, step_s)
             if reason is None:
                 terms.append(term)
             else:
-                refused.append(Refusal(term, reason))
+                refused.append(RefusedTerm(term, reason))
     return Bounds(step_s, tuple(terms), tuple(refused), unknown)
 
 
-_LIKELY = {
+_LIKELY_REASONS = {
     "counted": "counters of another run or level",
     "logged": "a wrong unit, or a ceiling measured in another regime (message size, cache state, concurrency)",
     "algorithmic": "algorithmic bytes are what operators read and write, and caches serve part of it: "
@@ -176,16 +176,16 @@ _LIKELY = {
 }
 
 
-def contradiction(term: Term, step_s: float) -> str | None:
+def explain_contradiction(term: Term, step_s: float) -> str | None:
     """Say why a term is impossible: it would take longer than the step that contained it. None: it is possible."""
     if term.demand.amount <= step_s * term.roof.most_per_s:
         return None
     unit = UNITS[term.resource]
     return (
-        f"{NAMES[term.resource]}: {si(term.demand.amount)}{unit} ({term.demand.basis}) in {si(step_s)}s is "
-        f"{si(term.demand.amount / step_s)}{unit}/s, above the roof of {si(term.roof.per_s)}{unit}/s "
+        f"{RESOURCE_NAMES[term.resource]}: {render_si(term.demand.amount)}{unit} ({term.demand.basis}) in {render_si(step_s)}s is "
+        f"{render_si(term.demand.amount / step_s)}{unit}/s, above the roof of {render_si(term.roof.per_s)}{unit}/s "
         f"({term.roof.name}); "
-        f"{_LIKELY[term.demand.basis]}"
+        f"{_LIKELY_REASONS[term.demand.basis]}"
     )
 
 
@@ -215,19 +215,19 @@ class Point:
         return self.flops / self.seconds
 
 
-def attainable(peak: float, bandwidth: float, intensity: float) -> float:
+def compute_attainable(peak: float, bandwidth: float, intensity: float) -> float:
     """Return the FLOP/s that the classic roofline allows: min(P, B * I)."""
     return min(peak, bandwidth * intensity)
 
 
-def above_roof(point: Point, peak: Roof, bandwidth: Roof) -> str | None:
+def explain_above_roof(point: Point, peak: Roof, bandwidth: Roof) -> str | None:
     """Say why a point above its roof is not believed. None: it lies under its roof."""
-    allowed = attainable(peak.per_s, bandwidth.per_s, point.intensity)
-    if point.rate <= attainable(peak.most_per_s, bandwidth.most_per_s, point.intensity):
+    allowed = compute_attainable(peak.per_s, bandwidth.per_s, point.intensity)
+    if point.rate <= compute_attainable(peak.most_per_s, bandwidth.most_per_s, point.intensity):
         return None
     roof = peak if peak.per_s <= bandwidth.per_s * point.intensity else bandwidth
-    cause = "the number format or the FLOP count is wrong" if roof is peak else _LIKELY[point.basis]
-    return f"{point.name}: {si(point.rate)}FLOP/s is above the {si(allowed)}FLOP/s that {roof.name} allows; {cause}"
+    cause = "the number format or the FLOP count is wrong" if roof is peak else _LIKELY_REASONS[point.basis]
+    return f"{point.name}: {render_si(point.rate)}FLOP/s is above the {render_si(allowed)}FLOP/s that {roof.name} allows; {cause}"
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ class Complexity:
         return max(self.compute_s, self.memory_s, self.launch_s)
 
 
-def complexity(point: Point, peak: Roof, bandwidth: Roof, launch_s: float) -> Complexity:
+def compute_complexity(point: Point, peak: Roof, bandwidth: Roof, launch_s: float) -> Complexity:
     """Compute a point's coordinates in the time-based roofline."""
     return Complexity(
         point.name,
@@ -277,14 +277,14 @@ class Ring:
 
     def seconds(self, ranks: float, size_bytes: float) -> float:
         """Return the seconds of one collective of S bytes per rank; 0 on one rank."""
-        messages, moved = compute_moved_by(self.passes, ranks, size_bytes)
+        messages, moved = compute_ring_traffic(self.passes, ranks, size_bytes)
         return messages * self.latency_s + moved / self.per_s
 
 
 ALL_REDUCE, ALL_TO_ALL = 2, 1  # passes over the ring
 
 
-def compute_moved_by(passes: int, ranks: float, size_bytes: float) -> tuple[float, float]:
+def compute_ring_traffic(passes: int, ranks: float, size_bytes: float) -> tuple[float, float]:
     """Return the number of messages and the bytes that one rank sends in one collective."""
     return passes * (ranks - 1), passes * (1 - 1 / ranks) * size_bytes
 
@@ -298,7 +298,7 @@ def fit_ring(passes: int, measured: Iterable[tuple[float, float, float]]) -> Rin
         (messages / seconds, moved / seconds)
         for ranks, size, seconds in measured
         if ranks > 1 and size > 0 and seconds > 0
-        for messages, moved in [compute_moved_by(passes, ranks, size)]
+        for messages, moved in [compute_ring_traffic(passes, ranks, size)]
     ]
     if not rows:
         return None
@@ -344,7 +344,7 @@ def find_network_scale(compute_s: Callable[[float], float], network_s: Callable[
     return high
 
 
-def si(value: float) -> str:
+def render_si(value: float) -> str:
     """Render a number with three digits and a decimal prefix, to be followed by a unit: "1.23 G", "45 m"."""
     if not math.isfinite(value):
         return "– "

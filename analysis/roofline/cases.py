@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.published.scores import published
+from analysis.published.scores import read_scores
 from analysis.roofline.bounds import (
     ALL_REDUCE,
     Bounds,
     Demand,
     Resource,
     Ring,
-    bounds,
-    compute_moved_by,
+    compute_bounds,
+    compute_ring_traffic,
     find_scale_range,
 )
-from analysis.roofline.published import modelled
+from analysis.roofline.published import predict_bounds
 from analysis.roofline.regime import COLD, COLLECTIVES, WARM, Work, find_roofs_of, find_scale_of
 from analysis.sources.ceilings import Ceilings
 from analysis.study import NotAnswerableError, Study
@@ -67,11 +67,11 @@ class Case:
         return self.ceilings is None
 
 
-def measured_cases(study: Study) -> list[Case]:
+def list_measured_cases(study: Study) -> list[Case]:
     """Return own results that have ceilings and logged their work. Raises NotAnswerableError if there is none."""
     cases, reasons = [], []
     for row in study.results[~study.results["published"]].to_dict("records"):
-        work = work_of(study, row)
+        work = compute_step_work(study, row)
         if isinstance(work, str):
             reasons.append(f"{row['label']}: {work}")
             continue
@@ -86,13 +86,13 @@ def measured_cases(study: Study) -> list[Case]:
     return cases
 
 
-def published_cases(study: Study) -> list[Case]:
+def list_published_cases(study: Study) -> list[Case]:
     """Return published results with modelled roofs: those of the study, else each machine's best of its benchmarks."""
     results = study.results[study.results["published"] & (study.results["mode"] == "strong")]
     if len(results):
         rows = results.assign(train_rate=results["train_rate.mean"])
     else:
-        shipped = published()
+        shipped = read_scores()
         rows = shipped[(shipped["mode"] == "strong") & shipped["benchmark"].isin(study.results["benchmark"])]
         labels = [
             f"{machine} {units:g} · {round_}" for machine, units, round_ in rows[["machine", "units", "round"]].values
@@ -100,7 +100,7 @@ def published_cases(study: Study) -> list[Case]:
         rows = rows.assign(label=labels)
         rows = rows.sort_values("score_s").drop_duplicates(["benchmark", "machine"])
     rows = rows[rows["carried_over_from"].isna()]
-    modelled_rows = [(row, modelled({str(k): v for k, v in row.items()})) for row in rows.to_dict("records")]
+    modelled_rows = [(row, predict_bounds({str(k): v for k, v in row.items()})) for row in rows.to_dict("records")]
     return [
         Case(
             group=row["group"],
@@ -128,16 +128,16 @@ def _modelled_scale(bounded: Bounds, units: float) -> tuple[int, int] | None:
     if compute is None or exchange is None or units < 2:
         return None
     ring = Ring(ALL_REDUCE, 0.0, exchange.roof.per_s)
-    size = exchange.demand.amount / compute_moved_by(ALL_REDUCE, units, 1.0)[1]
+    size = exchange.demand.amount / compute_ring_traffic(ALL_REDUCE, units, 1.0)[1]
     return find_scale_range(compute.seconds * units, bounded.step_s * units, lambda n: ring.seconds(n, size))
 
 
-def work_of(study: Study, row: Mapping[str, Any]) -> Work | str:
+def compute_step_work(study: Study, row: Mapping[str, Any]) -> Work | str:
     """Return what one rank asked for in a training step, mean over the averaged runs of a result.
 
     Returns text that says what is missing if it is not known.
     """
-    steps = steps_of(study)
+    steps = count_steps(study)
     runs = _runs_with_phases(study, row, steps)
     if runs.empty:
         return "step_phases events, which only this suite logs"
@@ -164,7 +164,7 @@ def work_of(study: Study, row: Mapping[str, Any]) -> Work | str:
     if traffic := _mean(runs, "algorithmic_bytes_per_sample"):
         moved = (traffic - update / batch) * samples + update  # every rank updates all parameters
         demands["memory"] = Demand(moved, "algorithmic", "operands and results of every operator")
-    demands |= _reading(logged, on_gpu=(runs["device_type"] == "cuda").any())
+    demands |= _compute_read_demands(logged, on_gpu=(runs["device_type"] == "cuda").any())
     demands |= _communication(logged, ranks, {"all_reduce": gradient, "all_to_all": exchanged})
     return Work(
         ranks=ranks,
@@ -206,7 +206,7 @@ def _logged(study: Study, runs: pd.DataFrame) -> dict[str, float]:
     return {str(name): row["mean"] / row["steps"] for name, row in totals.iterrows() if row["steps"] > 0}
 
 
-def _reading(logged: Mapping[str, float], *, on_gpu: bool) -> dict[Resource, Demand]:
+def _compute_read_demands(logged: Mapping[str, float], *, on_gpu: bool) -> dict[Resource, Demand]:
     """Return the demands of reading samples, from the device or the page cache, and of copying them to a GPU."""
     demands: dict[Resource, Demand] = {}
     if (loaded := logged.get("loader_bytes")) is None:
@@ -226,11 +226,11 @@ def _communication(
     for resource, passes in COLLECTIVES.items():
         counted = logged.get(f"{resource}_bytes", 0.0 if logged else None)
         if counted is None:
-            _, moved = compute_moved_by(passes, ranks, closed_form[resource])
+            _, moved = compute_ring_traffic(passes, ranks, closed_form[resource])
             demands[resource] = Demand(moved, "algorithmic", "closed form")
         else:
             demands[resource] = Demand(
-                compute_moved_by(passes, ranks, counted)[1], "logged", "every collective counted"
+                compute_ring_traffic(passes, ranks, counted)[1], "logged", "every collective counted"
             )
     return demands
 
@@ -247,7 +247,7 @@ def _messages(logged: Mapping[str, float], gradient_bytes: float) -> dict[Resour
     return sizes
 
 
-def steps_of(study: Study) -> pd.Series:
+def count_steps(study: Study) -> pd.Series:
     """Return the number of training steps over which each run measured its phases."""
     windows = study.tables.phases.drop_duplicates(["run", "source", "epoch_num", "first_step"])
     counts = windows[windows["source"] == "rank 0, window"].groupby("run")["steps"].sum()
@@ -280,7 +280,7 @@ def _case(row: Mapping[str, Any], work: Work, file: Ceilings, remark: str) -> Ca
         ranks=work.ranks,
         batch=work.samples * work.ranks,
         n=int(row["n_averaged"]),
-        bounds=bounds(step_s, work.demands, roofs),
+        bounds=compute_bounds(step_s, work.demands, roofs),
         work=work,
         ceilings=file,
         remark=remark,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from analysis.roofline.bounds import Complexity, Point, Roof, above_roof, attainable, complexity
-from analysis.roofline.cases import Case, measured_cases
-from analysis.roofline.regime import holding, memory_levels, peaks_of, scaled
+from analysis.roofline.bounds import Complexity, Point, Roof, compute_attainable, compute_complexity, explain_above_roof
+from analysis.roofline.cases import Case, list_measured_cases
+from analysis.roofline.regime import compute_rank_roof, find_holding_level, list_memory_levels, list_peaks
 from analysis.sources.ceilings import Ceilings, Counters, MeasuredRoof
 from analysis.study import Study
 
@@ -17,7 +17,7 @@ STEP, PASSES, UPDATES = "training step", "forward + backward", "optimizer"
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedPoint:
     """Holds a point of a case with the roofs above it. ``refused`` says why it is not believed; empty if it is."""
 
     case: Case
@@ -29,7 +29,7 @@ class Placed:
     @property
     def allowed(self) -> float:
         """Return the FLOP/s that the roofs allow at this intensity."""
-        return attainable(self.peak.per_s, self.bandwidth.per_s, self.point.intensity)
+        return compute_attainable(self.peak.per_s, self.bandwidth.per_s, self.point.intensity)
 
     @property
     def state(self) -> str:
@@ -66,7 +66,7 @@ class Machine:
     file: Ceilings
     cases: tuple[Case, ...]
     levels: tuple[Roof, ...]
-    placed: tuple[Placed, ...]
+    placed: tuple[PlacedPoint, ...]
 
     @property
     def title(self) -> str:
@@ -81,7 +81,7 @@ class Machine:
     @property
     def lesser_peaks(self) -> list[Roof]:
         """Return the lower compute roofs, which are sustained rates where the highest one is a burst."""
-        roofs = {roof.name: roof for case in self.cases if case.work for roof in peaks_of(self.file, case.work)[1:]}
+        roofs = {roof.name: roof for case in self.cases if case.work for roof in list_peaks(self.file, case.work)[1:]}
         return list(roofs.values())
 
     @property
@@ -91,22 +91,22 @@ class Machine:
         times = [p.seconds for curve in products for p in curve.points if p.seconds and p.x <= TINY_ORDER]
         return min(times, default=0.0)
 
-    def complexities(self) -> list[tuple[Placed, Complexity]]:
+    def complexities(self) -> list[tuple[PlacedPoint, Complexity]]:
         """Return the believed points in the time-based roofline."""
         return [
-            (placed, complexity(placed.point, placed.peak, placed.bandwidth, self.launch_s))
+            (placed, compute_complexity(placed.point, placed.peak, placed.bandwidth, self.launch_s))
             for placed in self.placed
             if not placed.refused
         ]
 
 
-def machines(study: Study) -> list[Machine]:
+def list_machines(study: Study) -> list[Machine]:
     """Return ceilings files with the points of their results, one entry per number of ranks and threads on a node.
 
-    Raises NotAnswerableError as `measured_cases` does.
+    Raises NotAnswerableError as `list_measured_cases` does.
     """
     groups: dict[tuple[str, float, float], list[Case]] = {}
-    for case in measured_cases(study):
+    for case in list_measured_cases(study):
         assert case.ceilings is not None
         assert case.work is not None
         groups.setdefault((case.ceilings.title, case.work.ranks_per_node, case.work.threads or 0.0), []).append(case)
@@ -117,22 +117,24 @@ def _machine(study: Study, cases: Sequence[Case]) -> Machine:
     file, work = cases[0].ceilings, cases[0].work
     assert file is not None
     assert work is not None
-    measured = memory_levels(file)
-    levels = tuple(scaled(file, work, m, f"{m.name}, {m.mode}", shared=m is measured[-1]) for m in measured)
-    return Machine(file, tuple(cases), levels, tuple(placed for case in cases for placed in _placed(study, file, case)))
+    measured = list_memory_levels(file)
+    levels = tuple(compute_rank_roof(file, work, m, f"{m.name}, {m.mode}", shared=m is measured[-1]) for m in measured)
+    return Machine(
+        file, tuple(cases), levels, tuple(placed for case in cases for placed in _place_points(study, file, case))
+    )
 
 
-def _placed(study: Study, file: Ceilings, case: Case) -> Iterator[Placed]:
+def _place_points(study: Study, file: Ceilings, case: Case) -> Iterator[PlacedPoint]:
     assert case.work is not None
-    peaks, levels = peaks_of(file, case.work), memory_levels(file)
+    peaks, levels = list_peaks(file, case.work), list_memory_levels(file)
     if not peaks or not levels:
         return
     peak = peaks[0]
-    points = [*_points(case), *kernels(counters_of(study, case), find_last_level(levels))]
+    points = [*_points(case), *list_kernels(find_counters(study, case), find_last_level(levels))]
     for point in points:
-        level = levels[-1] if point.basis == "counted" else holding(file, case.work, point.bytes)
-        bandwidth = scaled(file, case.work, level, f"{level.name}, {level.mode}", shared=level is levels[-1])
-        yield Placed(case, point, peak, bandwidth, above_roof(point, peak, bandwidth) or "")
+        level = levels[-1] if point.basis == "counted" else find_holding_level(file, case.work, point.bytes)
+        bandwidth = compute_rank_roof(file, case.work, level, f"{level.name}, {level.mode}", shared=level is levels[-1])
+        yield PlacedPoint(case, point, peak, bandwidth, explain_above_roof(point, peak, bandwidth) or "")
 
 
 def find_last_level(levels: Sequence[MeasuredRoof]) -> str:
@@ -140,7 +142,7 @@ def find_last_level(levels: Sequence[MeasuredRoof]) -> str:
     return levels[-1].name
 
 
-def counters_of(study: Study, case: Case) -> Counters | None:
+def find_counters(study: Study, case: Case) -> Counters | None:
     """Return the counters file of a case's workload on its system. None: there is none."""
     assert case.ceilings is not None
     wanted = (case.ceilings.system, case.benchmark, case.size)
@@ -148,7 +150,7 @@ def counters_of(study: Study, case: Case) -> Counters | None:
     return matching[0] if matching else None
 
 
-def kernels(counted: Counters | None, level: str) -> list[Point]:
+def list_kernels(counted: Counters | None, level: str) -> list[Point]:
     """Return the longest kernels of a step, and all others as one point, with their bytes at one memory level."""
     if counted is None:
         return []

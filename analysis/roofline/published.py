@@ -1,7 +1,7 @@
 """Reads roofs and work of the published systems from analysis/roofline/published.yaml. We measured none of the
 numbers.
 
-`modelled` makes an extended roofline of them. It assumes the fastest number format of the device, one transfer of every
+`predict_bounds` makes an extended roofline of them. It assumes the fastest number format of the device, one transfer of every
 sample over the host link, and one exchange of the gradients over a ring at the nodes' network rate.
 """
 
@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import pandas as pd
 from msgspec import Meta, Struct
 
-from analysis.roofline.bounds import ALL_REDUCE, Bounds, Demand, Resource, Roof, bounds, compute_moved_by
+from analysis.roofline.bounds import ALL_REDUCE, Bounds, Demand, Resource, Roof, compute_bounds, compute_ring_traffic
 from suite.documents import convert, parse_yaml
 from suite.errors import InputError
 
@@ -24,11 +24,11 @@ NO_STORAGE = "published packages state no storage bandwidth"
 NO_NETWORK = "published packages and documents at hand state no network rate"
 
 
-class _Frozen(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _DocumentPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Serves as the base class of the parts of the document."""
 
 
-class Number(_Frozen, frozen=True, kw_only=True):
+class Number(_DocumentPart, frozen=True, kw_only=True):
     """Holds one ceiling, and the key of its source."""
 
     per_s: Annotated[float, Meta(gt=0)]
@@ -37,7 +37,7 @@ class Number(_Frozen, frozen=True, kw_only=True):
     source: str
 
 
-class Device(_Frozen, frozen=True, kw_only=True):
+class Device(_DocumentPart, frozen=True, kw_only=True):
     """Describes a device family. ``element_bytes`` is the size of the number format that ``compute`` was stated for."""
 
     element_bytes: Literal[2, 4]
@@ -46,7 +46,7 @@ class Device(_Frozen, frozen=True, kw_only=True):
     host_link: Number | None = None
 
 
-class Machine(_Frozen, frozen=True, kw_only=True):
+class Machine(_DocumentPart, frozen=True, kw_only=True):
     """Describes where a machine differs from its device, and the rate at which a node sends."""
 
     machine: str
@@ -55,7 +55,7 @@ class Machine(_Frozen, frozen=True, kw_only=True):
     memory: Number | None = None
 
 
-class SampleWork(_Frozen, frozen=True, kw_only=True):
+class SampleWork(_DocumentPart, frozen=True, kw_only=True):
     """Holds the work of training on one sample at size full. ``bytes`` is a table by the size of a number."""
 
     flops: float
@@ -64,7 +64,7 @@ class SampleWork(_Frozen, frozen=True, kw_only=True):
     parameters: int
 
 
-class Published(_Frozen, frozen=True, kw_only=True):
+class PublishedRoofs(_DocumentPart, frozen=True, kw_only=True):
     """Holds the content of published.yaml."""
 
     version: Literal[1]
@@ -79,17 +79,17 @@ class Published(_Frozen, frozen=True, kw_only=True):
 
 
 @cache
-def table() -> Published:
+def read_roofs() -> PublishedRoofs:
     """Read published.yaml. Raises InputError if the source of a number is missing."""
     text = (files("analysis.roofline") / "published.yaml").read_text("utf-8")
-    file = convert(parse_yaml(text), Published)
-    missing = {number.source for _, _, number in numbers(file)} - set(file.sources)
+    file = convert(parse_yaml(text), PublishedRoofs)
+    missing = {number.source for _, _, number in list_ceilings(file)} - set(file.sources)
     if missing:
         raise InputError(f"published.yaml: no source {sorted(missing)[0]!r}")
     return file
 
 
-def numbers(file: Published) -> list[tuple[str, str, Number]]:
+def list_ceilings(file: PublishedRoofs) -> list[tuple[str, str, Number]]:
     """Return every ceiling of the file as (device or machine, resource, number)."""
     devices = [
         (name, resource, value)
@@ -106,11 +106,11 @@ def numbers(file: Published) -> list[tuple[str, str, Number]]:
     return devices + machines
 
 
-def modelled(row: Mapping[str, Any]) -> Bounds | None:
-    """Return the modelled extended roofline of a row of `analysis.published.scores.published`. None: the row lacks a
+def predict_bounds(row: Mapping[str, Any]) -> Bounds | None:
+    """Return the modelled extended roofline of a row of `analysis.published.scores.read_scores`. None: the row lacks a
     number.
     """
-    file = table()
+    file = read_roofs()
     benchmark = str(row["benchmark"])
     device = file.devices.get(str(row["device"]))
     sample = file.work.get(f"{benchmark} {row['round']}", file.work.get(benchmark))
@@ -118,12 +118,12 @@ def modelled(row: Mapping[str, Any]) -> Bounds | None:
     if device is None or sample is None or row["size"] != "full" or not units or not batch or not rate:
         return None
     roofs = _roofs(file, device, str(row["machine"]), str(row["round"]))
-    return bounds(batch / rate, demands(sample, batch / units, units, device.element_bytes), roofs)
+    return compute_bounds(batch / rate, compute_demands(sample, batch / units, units, device.element_bytes), roofs)
 
 
-def demands(sample: SampleWork, samples: float, units: float, element_bytes: int) -> dict[Resource, Demand]:
+def compute_demands(sample: SampleWork, samples: float, units: float, element_bytes: int) -> dict[Resource, Demand]:
     """Return what one compute unit needs of each resource in a step, if ``samples`` are its share of the batch."""
-    _, moved = compute_moved_by(ALL_REDUCE, units, sample.parameters * element_bytes)
+    _, moved = compute_ring_traffic(ALL_REDUCE, units, sample.parameters * element_bytes)
     of_format = f"{8 * element_bytes}-bit numbers"
     return {
         "compute": Demand(sample.flops * samples, "modelled", "closed form of the workload"),
@@ -135,7 +135,7 @@ def demands(sample: SampleWork, samples: float, units: float, element_bytes: int
     }
 
 
-def _roofs(file: Published, device: Device, machine: str, round_: str) -> dict[Resource, Roof | str]:
+def _roofs(file: PublishedRoofs, device: Device, machine: str, round_: str) -> dict[Resource, Roof | str]:
     entry = next(
         (m for m in file.machines if m.machine == machine and (m.rounds is None or round_ in m.rounds)),
         Machine(machine=machine),
@@ -159,7 +159,7 @@ def list_vendor_roofs(device: str, precision: str) -> list[Roof]:
     """Return the vendor's peak of matrix products of a device in a number format; empty if the file does not
     have it.
     """
-    file = table()
+    file = read_roofs()
     width = 2 if precision in {"bfloat16", "float16"} else 4
     known = [entry for name, entry in file.devices.items() if name.casefold() in device.casefold()]
     return [file.roof(entry.compute) for entry in known if entry.element_bytes == width]

@@ -18,12 +18,12 @@ from analysis.roofline.bounds import (
     Resource,
     Ring,
     Roof,
-    compute_moved_by,
+    compute_ring_traffic,
     find_scale_range,
     fit_ring,
-    si,
+    render_si,
 )
-from analysis.roofline.whatif import UPDATE, compute_seconds_at
+from analysis.roofline.whatif import UPDATE_PHASE, compute_resource_seconds
 from analysis.sources.ceilings import Ceilings, Curve, MeasuredRoof
 
 COLD, WARM = "read from the device, as the kernel counts", "samples read, from the page cache"
@@ -61,12 +61,12 @@ class Work:
 def find_roofs_of(file: Ceilings, work: Work) -> dict[Resource, Roof | str]:
     """Return the roof of each resource under the conditions of this step; text says why there is none."""
     return {
-        "compute": _compute(file, work),
-        "memory": _memory(file, work),
-        "host_link": _host_link(file, work),
-        "storage": _storage(file, work),
-        "all_reduce": _collective(file, "all_reduce", work),
-        "all_to_all": _collective(file, "all_to_all", work),
+        "compute": _find_compute_roof(file, work),
+        "memory": _find_memory_roof(file, work),
+        "host_link": _find_host_link_roof(file, work),
+        "storage": _find_storage_roof(file, work),
+        "all_reduce": _find_collective_roof(file, "all_reduce", work),
+        "all_to_all": _find_collective_roof(file, "all_to_all", work),
     }
 
 
@@ -85,17 +85,17 @@ def find_scale_of(
     return find_scale_range(at_roof, step_s * work.ranks, lambda n: ring.seconds(n, work.gradient_bytes))
 
 
-def terms_there(file: Ceilings, work: Work) -> dict[str, float]:
+def compute_term_seconds(file: Ceilings, work: Work) -> dict[str, float]:
     """Return seconds Q / C of each resource that the file has a roof for, and of the optimizer's memory traffic."""
     roofs = find_roofs_of(file, work)
-    seconds = compute_seconds_at({name: demand.amount for name, demand in work.demands.items()}, roofs)
-    last = memory_levels(file)
+    seconds = compute_resource_seconds({name: demand.amount for name, demand in work.demands.items()}, roofs)
+    last = list_memory_levels(file)
     if last and work.update_bytes:
-        seconds[UPDATE] = work.update_bytes / scaled(file, work, last[-1], "", shared=True).per_s
+        seconds[UPDATE_PHASE] = work.update_bytes / compute_rank_roof(file, work, last[-1], "", shared=True).per_s
     return seconds
 
 
-def scaled(file: Ceilings, work: Work, roof: MeasuredRoof, name: str, *, shared: bool = False) -> Roof:
+def compute_rank_roof(file: Ceilings, work: Work, roof: MeasuredRoof, name: str, *, shared: bool = False) -> Roof:
     """Return a file's roof for one rank of the run. It may use other threads and ranks per node than the file's ranks.
 
     The rate is scaled by threads. A resource that all ranks of a node share (``shared``) gives the run no more than it
@@ -120,16 +120,16 @@ def compute_roofs(file: Ceilings, precision: str) -> list[MeasuredRoof]:
     return sorted(fitting, key=lambda roof: -roof.value)
 
 
-def peaks_of(file: Ceilings, work: Work) -> list[Roof]:
+def list_peaks(file: Ceilings, work: Work) -> list[Roof]:
     """Return the compute roofs of a rank of the run: the highest, then lower ones of the same number format
     (sustained).
     """
     fitting = compute_roofs(file, work.precision)
     alike = [roof for roof in fitting if roof.dtype == fitting[0].dtype]
-    return [scaled(file, work, roof, f"GEMM {roof.dtype}, {roof.mode}") for roof in alike]
+    return [compute_rank_roof(file, work, roof, f"GEMM {roof.dtype}, {roof.mode}") for roof in alike]
 
 
-def memory_levels(file: Ceilings) -> list[MeasuredRoof]:
+def list_memory_levels(file: Ceilings) -> list[MeasuredRoof]:
     """Return the fastest kernel's roof at each memory level, the smallest level first."""
     best: dict[str, MeasuredRoof] = {}
     for roof in file.of("memory"):
@@ -152,42 +152,42 @@ def fit_ring_of(file: Ceilings, resource: Resource) -> Ring | None:
     )
 
 
-def _compute(file: Ceilings, work: Work) -> Roof | str:
-    peaks = peaks_of(file, work)
+def _find_compute_roof(file: Ceilings, work: Work) -> Roof | str:
+    peaks = list_peaks(file, work)
     if not peaks:
         measured = sorted({str(roof.dtype) for roof in file.of("compute")})
         return f"no GEMM measured in {work.precision}, only in {', '.join(measured) or 'none'}"
     return peaks[0]
 
 
-def holding(file: Ceilings, work: Work, traffic: float) -> MeasuredRoof:
+def find_holding_level(file: Ceilings, work: Work, traffic: float) -> MeasuredRoof:
     """Return the smallest memory level that holds all bytes of a rank, else the last level.
 
     The bytes are counted as if each were touched only once.
     """
-    levels = memory_levels(file)
+    levels = list_memory_levels(file)
     footprint = traffic / (work.threads or file.device.threads or 1)
     return next((roof for roof in levels if footprint <= (roof.capacity_bytes or math.inf)), levels[-1])
 
 
-def _memory(file: Ceilings, work: Work) -> Roof | str:
-    levels = memory_levels(file)
+def _find_memory_roof(file: Ceilings, work: Work) -> Roof | str:
+    levels = list_memory_levels(file)
     if not levels:
         return file.why_not("memory")
     demand = work.demands.get("memory")
-    level = holding(file, work, demand.amount if demand else math.inf)
-    return scaled(file, work, level, f"{level.name}, {level.mode}", shared=level is levels[-1])
+    level = find_holding_level(file, work, demand.amount if demand else math.inf)
+    return compute_rank_roof(file, work, level, f"{level.name}, {level.mode}", shared=level is levels[-1])
 
 
-def _host_link(file: Ceilings, work: Work) -> Roof | str:
+def _find_host_link_roof(file: Ceilings, work: Work) -> Roof | str:
     links = [roof for roof in file.of("host_link") if roof.name == "host_to_device"]
     if not links:
         return file.why_not("host_link")
     best = max(links, key=lambda roof: roof.value)
-    return scaled(file, work, best, f"host to device, {best.mode}", shared=True)
+    return compute_rank_roof(file, work, best, f"host to device, {best.mode}", shared=True)
 
 
-def _storage(file: Ceilings, work: Work) -> Roof | str:
+def _find_storage_roof(file: Ceilings, work: Work) -> Roof | str:
     """Return the cold roof if the step read from the device, the warm one if the page cache served it."""
     demand = work.demands.get("storage")
     mode = "cold" if demand is not None and demand.note == COLD else "warm"
@@ -195,10 +195,10 @@ def _storage(file: Ceilings, work: Work) -> Roof | str:
     if not reads:
         return file.why_not("storage_read")
     best = max(reads, key=lambda roof: (roof.mode == mode, roof.value))
-    return scaled(file, work, best, f"reading {best.name}, {best.mode}", shared=True)
+    return compute_rank_roof(file, work, best, f"reading {best.name}, {best.mode}", shared=True)
 
 
-def _collective(file: Ceilings, resource: Resource, work: Work) -> Roof | str:
+def _find_collective_roof(file: Ceilings, resource: Resource, work: Work) -> Roof | str:
     """Return the bytes/s of one message at the nearest measured number of ranks.
 
     It is the bytes that a rank must send over the time of one message of that size.
@@ -206,12 +206,12 @@ def _collective(file: Ceilings, resource: Resource, work: Work) -> Roof | str:
     if work.ranks == 1:
         return "one rank communicates with nobody"
     message = work.message_bytes.get(resource, 0.0)
-    curve = _nearest(file, resource, work)
+    curve = _find_nearest_curve(file, resource, work)
     if curve is not None and message:
         ranks = curve.ranks or file.ranks
-        seconds = _interpolated(curve, message)
-        name = f"{curve.name}, {si(message)}B messages, {ranks} ranks"
-        _, moved = compute_moved_by(COLLECTIVES[resource], ranks, message)
+        seconds = _interpolate(curve, message)
+        name = f"{curve.name}, {render_si(message)}B messages, {ranks} ranks"
+        _, moved = compute_ring_traffic(COLLECTIVES[resource], ranks, message)
         return Roof(moved / seconds, name, "measured", f"measured, {len(curve.points)} message sizes", 0.1)
     roofs = file.of(resource)
     if not roofs:
@@ -221,7 +221,7 @@ def _collective(file: Ceilings, resource: Resource, work: Work) -> Roof | str:
     return Roof(best.value, f"{best.name}, {best.ranks or file.ranks} ranks", "measured", best.source, spread)
 
 
-def _nearest(file: Ceilings, resource: Resource, work: Work) -> Curve | None:
+def _find_nearest_curve(file: Ceilings, resource: Resource, work: Work) -> Curve | None:
     curves = [
         curve for curve in file.curves if curve.resource == resource and sum(bool(p.seconds) for p in curve.points) > 1
     ]
@@ -234,7 +234,7 @@ def _nearest(file: Ceilings, resource: Resource, work: Work) -> Curve | None:
     return min(curves, key=distance, default=None)
 
 
-def _interpolated(curve: Curve, size: float) -> float:
+def _interpolate(curve: Curve, size: float) -> float:
     """Return the seconds of one call.
 
     Between measured sizes the interpolation is log-log. Above them the last bandwidth holds, below them the first time.

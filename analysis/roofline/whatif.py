@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 from analysis.roofline.bounds import Resource, Roof
 
-PHASES: Mapping[str, tuple[str, ...]] = {  # the resources that can bound each phase
+PHASE_RESOURCES: Mapping[str, tuple[str, ...]] = {  # the resources that can bound each phase
     "data_wait": ("storage",),
     "forward_backward": ("compute", "memory"),
     "exposed_communication": ("all_reduce", "all_to_all"),
     "optimizer": ("update",),
     "other": (),
 }
-UPDATE = "update"  # the optimizer's memory traffic: the same whatever the batch
+UPDATE_PHASE = "update"  # the optimizer's memory traffic: the same whatever the batch
 COMMUNICATION = ("all_reduce", "all_to_all")
 MODEL_ERROR = 0.10  # median error of predicted steps on published pairs of one machine: docs/roofline.md
 
@@ -63,7 +63,7 @@ class Phase:
     because: str
 
 
-def exactly(seconds: float) -> Prediction:
+def make_exact_prediction(seconds: float) -> Prediction:
     """Return a prediction of a time that does not change."""
     return Prediction(seconds, seconds, seconds)
 
@@ -74,15 +74,15 @@ def predict(phases: Mapping[str, float], here: Mapping[str, float], there: Mappi
     A phase without a resource that is known in both places keeps its time, and ``because`` says so. If the exposed
     communication was not measured, all of it may be hidden here and exposed there, or the other way round.
     """
-    explained = sum(here.get(name, 0.0) for name in PHASES["forward_backward"])
+    explained = sum(here.get(name, 0.0) for name in PHASE_RESOURCES["forward_backward"])
     efficiency = min(1.0, explained / phases["forward_backward"]) if phases.get("forward_backward") else 1.0
     predicted = []
     for name, seconds in phases.items():
-        resources = PHASES.get(name, ())
+        resources = PHASE_RESOURCES.get(name, ())
         if set(resources) & set(COMMUNICATION):
             predicted.append(_communication(name, seconds, here, there, efficiency or 1.0))
         else:
-            predicted.append(_scaled(name, seconds, resources, here, there))
+            predicted.append(_predict_phase(name, seconds, resources, here, there))
     if "exposed_communication" not in phases:
         before, after = (sum(place.get(name, 0.0) for name in COMMUNICATION) for place in (here, there))
         predicted.append(
@@ -91,40 +91,42 @@ def predict(phases: Mapping[str, float], here: Mapping[str, float], there: Mappi
     return predicted
 
 
-def total(phases: Sequence[Phase]) -> Prediction:
+def sum_phases(phases: Sequence[Phase]) -> Prediction:
     """Return the prediction of the whole step."""
-    return sum((phase.predicted for phase in phases), exactly(0.0))
+    return sum((phase.predicted for phase in phases), make_exact_prediction(0.0))
 
 
-def solution(
+def predict_solution(
     step: Prediction, steps: float, *, evaluation: Prediction, staging_s: float = 0.0, other_s: float = 0.0
 ) -> Prediction:
     """Predict the time to solution: ``steps`` training steps and all evaluations. Staging and the rest do not
     change.
     """
-    return step.times(steps) + evaluation + exactly(staging_s + other_s)
+    return step.times(steps) + evaluation + make_exact_prediction(staging_s + other_s)
 
 
-def scaled_work(phases: Sequence[Phase], name: str) -> Prediction:
+def compute_phase_factor(phases: Sequence[Phase], name: str) -> Prediction:
     """Return the factor by which a phase changes, for similar work without phases of its own.
 
     Evaluation is such work: forward passes.
     """
     phase = next((p for p in phases if p.name == name and p.measured_s > 0), None)
-    return exactly(1.0) if phase is None else phase.predicted.times(1 / phase.measured_s)
+    return make_exact_prediction(1.0) if phase is None else phase.predicted.times(1 / phase.measured_s)
 
 
-def compute_seconds_at(demands: Mapping[Resource, float], roofs: Mapping[Resource, Roof | str]) -> dict[str, float]:
+def compute_resource_seconds(
+    demands: Mapping[Resource, float], roofs: Mapping[Resource, Roof | str]
+) -> dict[str, float]:
     """Return the seconds Q / C of every resource that has a roof."""
     return {name: amount / roof.per_s for name, amount in demands.items() if isinstance(roof := roofs[name], Roof)}
 
 
-def _scaled(
+def _predict_phase(
     name: str, seconds: float, resources: Sequence[str], here: Mapping[str, float], there: Mapping[str, float]
 ) -> Phase:
     known = [r for r in resources if here.get(r, 0.0) > 0 and there.get(r, 0.0) > 0]
     if not known:
-        return Phase(name, seconds, exactly(seconds), "kept")
+        return Phase(name, seconds, make_exact_prediction(seconds), "kept")
     before, after = (sum(place[r] for r in known) for place in (here, there))
     ratios = [there[r] / here[r] for r in known]
     candidates = [seconds * ratio for ratio in ratios]
@@ -140,7 +142,12 @@ def _communication(
     """Predict exposed communication. New communication is exposed as a prediction, hidden at best."""
     before, after = (sum(place.get(r, 0.0) for r in COMMUNICATION) for place in (here, there))
     if after == 0.0:
-        return Phase(name, seconds, exactly(0.0 if before else seconds), "nothing to communicate" if before else "kept")
+        return Phase(
+            name,
+            seconds,
+            make_exact_prediction(0.0 if before else seconds),
+            "nothing to communicate" if before else "kept",
+        )
     if before > 0.0:
         ratio = after / before
         candidates = [seconds * ratio, max(0.0, seconds + after - before)]

@@ -50,7 +50,7 @@ Reader = Callable[[Path, Document], object]
 Kind = TypeVar("Kind")
 
 
-def struct_reader(model: type[Struct]) -> Reader:
+def make_struct_reader(model: type[Struct]) -> Reader:
     """Return a reader that converts a document of version 1 into a Struct."""
 
     def read(path: Path, document: Document) -> object:
@@ -63,11 +63,11 @@ def struct_reader(model: type[Struct]) -> Reader:
 
 
 READERS: Mapping[str, Reader] = {
-    "ceilings": struct_reader(Ceilings),  # mlhpc ceilings
-    "counters": struct_reader(Counters),  # mlhpc ceilings counters
+    "ceilings": make_struct_reader(Ceilings),  # mlhpc ceilings
+    "counters": make_struct_reader(Counters),  # mlhpc ceilings counters
     SWEEP_KIND: parse_sweep,  # mlhpc moe --sweep-network
-    "steps": struct_reader(Steps),  # mlhpc demo
-    RANKING_KIND: struct_reader(Ranking),  # mlhpc ab runs show -o
+    "steps": make_struct_reader(Steps),  # mlhpc demo
+    RANKING_KIND: make_struct_reader(Ranking),  # mlhpc ab runs show -o
 }
 
 
@@ -93,15 +93,15 @@ def read_sources(paths: Sequence[Path], what_if: Sequence[Path] = ()) -> Sources
     if not logs:
         raise InputError(f"{paths[0]}: no report without logs; give run folders or packages as well")
     for path in logs:
-        if path.is_file() and not _holds_an_event(path):
+        if path.is_file() and not _has_event(path):
             raise InputError(f"{path}: holds no MLLOG event and is no file that a report reads")
     found = [read_file(path) for path in files]
     return Sources(
         logs=logs,
         inputs=_inputs(found, what_if),
-        networks=tuple(fit_sweep(sweep) for sweep in _of(found, Sweep)),
-        steps=tuple(step for steps in _of(found, Steps) for step in steps.steps),
-        rankings=_of(found, Ranking),
+        networks=tuple(fit_sweep(sweep) for sweep in _select_kind(found, Sweep)),
+        steps=tuple(step for steps in _select_kind(found, Steps) for step in steps.steps),
+        rankings=_select_kind(found, Ranking),
     )
 
 
@@ -134,14 +134,16 @@ def read_file(path: Path) -> object:
 
 
 def _inputs(found: Sequence[object], what_if: Sequence[Path]) -> Inputs:
-    return Inputs(_of(found, Ceilings), tuple(read_ceilings(path) for path in what_if), _of(found, Counters))
+    return Inputs(
+        _select_kind(found, Ceilings), tuple(read_ceilings(path) for path in what_if), _select_kind(found, Counters)
+    )
 
 
-def _of(found: Sequence[object], kind: type[Kind]) -> tuple[Kind, ...]:
+def _select_kind(found: Sequence[object], kind: type[Kind]) -> tuple[Kind, ...]:
     return tuple(each for each in found if isinstance(each, kind))
 
 
-def _holds_an_event(path: Path) -> bool:
+def _has_event(path: Path) -> bool:
     """Return True once the token of an event is found; only a file that is no log is read to its end."""
     with open_regular_file(path, read_limits().file) as file:
         tail = b""  # a token may lie across two pieces

@@ -27,8 +27,8 @@ from analysis.tables.reading import (
     Columns,
     read_log,
 )
-from analysis.tables.run_row import encodable, text
-from analysis.tables.workers import mapped
+from analysis.tables.run_row import remove_surrogates, render_text
+from analysis.tables.workers import run_in_processes
 from suite.card import Card, Target
 from suite.compliance.check import CheckedLog, find_rulesets_of_logs
 from suite.files import read_bytes
@@ -68,7 +68,7 @@ class Tables:
         return {name: getattr(self, name) for name in names}
 
 
-def ingest(
+def read_tables(
     paths: Sequence[Path],
     cards: Mapping[str, Card],
     tell: Callable[[int, int], None] = lambda done, total: None,
@@ -83,7 +83,7 @@ def ingest(
     rules = {log: name for path in paths for log, name in find_rulesets_of_logs(path).items()} if judging else {}
     # Long logs first, so that no process ends long after the others.
     places = sorted(range(len(logs)), key=lambda place: logs[place].path.stat().st_size, reverse=True)
-    found = mapped(
+    found = run_in_processes(
         partial(read_log, cards, rules),
         [logs[place] for place in places],
         CHUNK_LOGS,
@@ -96,11 +96,11 @@ def ingest(
     systems: dict[str, dict[str, Any]] = {}
     for log, row in zip(logs, runs, strict=True):
         if row["system_key"] not in systems:
-            systems[row["system_key"]] = encodable(_system_row(log, row))
+            systems[row["system_key"]] = remove_surrogates(_system_row(log, row))
     _mark_repeats(runs)
-    _complete_from_systems(runs, systems)
+    _add_system_facts(runs, systems)
     return Tables(
-        runs=pd.DataFrame(_transposed(runs)),
+        runs=pd.DataFrame(_transpose(runs)),
         epochs=_frame(EPOCH_COLUMNS, runs, [reading.epochs for reading in readings]),
         evals=_frame(EVAL_COLUMNS, runs, [reading.evals for reading in readings]),
         phases=_frame(PHASE_COLUMNS, runs, [reading.phases for reading in readings]),
@@ -114,7 +114,7 @@ def ingest(
     )
 
 
-def _transposed(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+def _transpose(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """The columns of rows with the same names, by name."""
     return dict(zip(rows[0], map(list, zip(*map(itemgetter(*rows[0]), rows), strict=True)), strict=True))
 
@@ -128,13 +128,13 @@ def _frame(names: Sequence[str], runs: Sequence[Mapping[str, Any]], parts: Seque
     return pd.DataFrame(data, columns=list(names))
 
 
-def parsed(text: object) -> dict[str, Any]:
+def parse_mapping(text: object) -> dict[str, Any]:
     """The mapping that a JSON column holds; empty where the column is empty (None or NaN)."""
     value = json.loads(text) if isinstance(text, str) else {}
     return value if isinstance(value, dict) else {}
 
 
-def counts(text: str) -> list[float]:
+def parse_counts(text: str) -> list[float]:
     """The numbers of a ``tokens_per_expert`` cell."""
     return [float(value) for value in json.loads(text)]
 
@@ -163,21 +163,21 @@ def _system_row(place: LogFile, row: Mapping[str, Any]) -> dict[str, Any]:
         "system": place.system,
         "described_by": described.name if described else "facts of the run" if fields else None,
         "problem": problem,
-        "name": text(fields.get("system_name")) or row["platform"] or place.system,
-        "division": text(fields.get("division")),
+        "name": render_text(fields.get("system_name")) or row["platform"] or place.system,
+        "division": render_text(fields.get("division")),
         "nodes": parse_float(fields.get("number_of_nodes")),
         "accelerators_per_node": parse_float(fields.get("accelerators_per_node")),
         "processors_per_node": parse_float(fields.get("host_processors_per_node")),
-        "accelerator": text(fields.get("accelerator_model_name")),
-        "accelerator_memory": text(fields.get("accelerator_memory_capacity")),
-        "processor": text(fields.get("host_processor_model_name")),
-        "memory": text(fields.get("host_memory_capacity")),
-        "storage": text(fields.get("host_storage_type")),
-        "network": text(fields.get("host_networking")),
-        "topology": text(fields.get("host_networking_topology")),
-        "framework": text(fields.get("framework")),
-        "operating_system": text(fields.get("operating_system")),
-        "software": text(fields.get("other_software_stack")),
+        "accelerator": render_text(fields.get("accelerator_model_name")),
+        "accelerator_memory": render_text(fields.get("accelerator_memory_capacity")),
+        "processor": render_text(fields.get("host_processor_model_name")),
+        "memory": render_text(fields.get("host_memory_capacity")),
+        "storage": render_text(fields.get("host_storage_type")),
+        "network": render_text(fields.get("host_networking")),
+        "topology": render_text(fields.get("host_networking_topology")),
+        "framework": render_text(fields.get("framework")),
+        "operating_system": render_text(fields.get("operating_system")),
+        "software": render_text(fields.get("other_software_stack")),
     }
 
 
@@ -215,7 +215,7 @@ def _mark_repeats(runs: list[dict[str, Any]]) -> None:
             row["carried_over_from"] = original["round"] if original["round"] != row["round"] else None
 
 
-def _complete_from_systems(runs: list[dict[str, Any]], systems: Mapping[str, Mapping[str, Any]]) -> None:
+def _add_system_facts(runs: list[dict[str, Any]], systems: Mapping[str, Mapping[str, Any]]) -> None:
     """Fill in scale and division from the system description.
 
     Where the log says otherwise both are kept and flagged.

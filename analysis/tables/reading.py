@@ -14,13 +14,13 @@ from typing import Any
 
 from analysis.tables.epochs import LARGEST_PLAUSIBLE, EpochCount
 from analysis.tables.run_row import (
-    BESIDE_STEP,
+    OVERLAPPED_PARTS,
     STEP_PARTS,
     UNKNOWN,
     LogContent,
-    encodable,
-    run_row,
-    text,
+    build_run_row,
+    remove_surrogates,
+    render_text,
 )
 from suite.card import FULL, Card, Target
 from suite.compliance.check import CheckedLog, judge_log
@@ -52,7 +52,7 @@ Columns = Sequence[Sequence[Any]]  # of a table, but for its first, the name of 
 
 
 @dataclass(frozen=True)
-class Reading:
+class LogTables:
     """What the tables take from one log."""
 
     run: dict[str, Any]
@@ -66,7 +66,7 @@ class Reading:
     checked: CheckedLog | None = None
 
 
-def read_log(cards: Mapping[str, Card], rules: Mapping[Path, str], file: LogFile) -> Reading:
+def read_log(cards: Mapping[str, Card], rules: Mapping[Path, str], file: LogFile) -> LogTables:
     """Read one log.
 
     The content of a log never raises. ``rules``: by which ruleset a log is to be judged as well, if by any.
@@ -83,8 +83,8 @@ def read_log(cards: Mapping[str, Card], rules: Mapping[Path, str], file: LogFile
     line = compute_timeline(log, metric)  # that of the record ends at run_stop; the tables show what came after it too
     content = LogContent(file, log, record, line, benchmark, target, EpochCount.of(record, line))
     experts = _expert_rows(log)
-    return Reading(
-        run=encodable(run_row(content, compute_sha256(file.path)) | _expert_load(experts)),
+    return LogTables(
+        run=remove_surrogates(build_run_row(content, compute_sha256(file.path)) | _expert_load(experts)),
         epochs=_epoch_columns(line, log),
         evals=_eval_columns(content),
         phases=_columns(_phase_rows(log)),
@@ -158,7 +158,7 @@ def _phase_rows(log: Log) -> list[tuple[Any, ...]]:
         where = [parse_float(event.metadata.get(name)) for name in ("epoch_num", "first_step", "steps")]
         loss = parse_float(event.metadata.get("loss"))
         source = "rank 0, window" if event.key == mllog.STEP_PHASES else "mean over ranks, epoch"
-        for phase in (*STEP_PARTS, *BESIDE_STEP):
+        for phase in (*STEP_PARTS, *OVERLAPPED_PARTS):
             seconds = parse_float(event.value.get(phase))
             if seconds is not None:
                 rows.append((source, *where, phase, seconds, loss))
@@ -173,7 +173,7 @@ def _rank_rows(log: Log) -> list[tuple[Any, ...]]:
         for quantity, spread in event.value.items() if isinstance(event.value, dict) else ():
             if isinstance(spread, dict):
                 numbers = [parse_float(spread.get(name)) for name in RANK_COLUMNS[4:10]]
-                rows.append((*where, quantity, *numbers, text(spread.get("values"))))
+                rows.append((*where, quantity, *numbers, render_text(spread.get("values"))))
     return rows
 
 

@@ -21,7 +21,7 @@ from suite.log.timeline import Evaluation, Timeline
 from suite.log.values import parse_float
 
 STEP_PARTS = ("data_wait", "forward_backward", "exposed_communication", "optimizer", "other")
-BESIDE_STEP = ("overlapped_communication",)
+OVERLAPPED_PARTS = ("overlapped_communication",)
 PLACEHOLDER_STAGING_S = 1.0
 COUNTS = (
     "ranks",
@@ -52,7 +52,7 @@ SHARE_COLUMNS = {
     "eval_hidden_s": "eval_hidden_s",
     "other_s": "other_s",
 }
-STEP_COLUMNS = {f"step_{part}_s": f"{part}_s" for part in (*STEP_PARTS, *BESIDE_STEP)}
+STEP_COLUMNS = {f"step_{part}_s": f"{part}_s" for part in (*STEP_PARTS, *OVERLAPPED_PARTS)}
 STARTUP_COLUMNS = {
     f"startup_{part}_{name}_s": (part, name)
     for part in ("interpreter", "imports", "init")
@@ -86,17 +86,17 @@ class LogContent:
     epochs: EpochCount
 
 
-def run_row(content: LogContent, sha256: str) -> dict[str, Any]:
+def build_run_row(content: LogContent, sha256: str) -> dict[str, Any]:
     """The row of a log. Columns and units: docs/tables.md. Numbers that cannot be are left out and named."""
     row = _identity(content.file, content.record, content.benchmark, sha256)
     row |= _target(content.target) | _times(content) | _configuration(content)
-    row |= _logged_by_us(content.record) | _goodput(content.log) | _plan(content.log)
+    row |= _build_own_columns(content.record) | _goodput(content.log) | _plan(content.log)
     row["implausible"] = _drop_implausible(row)
     row |= _outcome(content)
     return row | _doubts(row, content)
 
 
-def text(value: Any) -> str | None:
+def render_text(value: Any) -> str | None:
     """A value as text; None where it says nothing."""
     if value is None or value == "" or value == {} or value == []:
         return None
@@ -106,7 +106,7 @@ def text(value: Any) -> str | None:
 _sorted_json = json.JSONEncoder(sort_keys=True).encode  # json.dumps makes an encoder at each call
 
 
-def encodable(row: dict[str, Any]) -> dict[str, Any]:
+def remove_surrogates(row: dict[str, Any]) -> dict[str, Any]:
     """A row whose texts can be written: lone surrogates, which JSON and file names may hold, become question marks."""
     for name in [name for name, value in row.items() if type(value) is str and not value.isascii()]:
         row[name] = row[name].encode("utf-8", "replace").decode()
@@ -176,9 +176,9 @@ def _configuration(content: LogContent) -> dict[str, Any]:
         "train_samples": record.train_samples,
         "eval_samples": record.eval_samples,
         "seed": None if record.seed is None else str(record.seed),
-        "precision": text(record.hyperparameters.get("precision") or config.get("precision")),
+        "precision": render_text(record.hyperparameters.get("precision") or config.get("precision")),
         "cache_state": record.cache_state,
-        "device_type": text(about.get("device")),
+        "device_type": render_text(about.get("device")),
         "threads_per_rank": parse_float(about.get("threads_per_rank")),
         "model_parameters": record.model_parameters
         or parse_float(record.hyperparameters.get("model_parameters_count")),
@@ -187,7 +187,7 @@ def _configuration(content: LogContent) -> dict[str, Any]:
     }
 
 
-def _logged_by_us(record: RunRecord) -> dict[str, Any]:
+def _build_own_columns(record: RunRecord) -> dict[str, Any]:
     """What only our own logs carry: start-up, staging rate, work per sample, baselines, phases of the whole run."""
     startup, staging = record.startup or {}, record.staging_stats or {}
     phases = record.rank_mean_phases or record.phases
@@ -200,8 +200,8 @@ def _logged_by_us(record: RunRecord) -> dict[str, Any]:
         | {
             "staging_bytes": parse_float(staging.get("bytes")),
             "staging_gb_per_s": parse_float(staging.get("gb_per_s")),
-            "staging_reused": text(staging.get("reused")),
-            "staging_overlapped": text(staging.get("overlapped")),
+            "staging_reused": render_text(staging.get("reused")),
+            "staging_overlapped": render_text(staging.get("overlapped")),
         }
         | {column: record.work_per_sample.get(name) for column, name in WORK_COLUMNS.items()}
         | {
@@ -220,7 +220,7 @@ def _short(value: Any) -> str:
     return str(value)[:60]
 
 
-def plan_text(log: Log) -> str | None:
+def render_plan(log: Log) -> str | None:
     """The parallel plan of a run: its name, mesh and what it recomputes; None without one."""
     event = log.first(mllog.PARALLEL_PLAN)
     value = event.value if event is not None and isinstance(event.value, dict) else {}
@@ -241,7 +241,10 @@ def plan_text(log: Log) -> str | None:
 def _plan(log: Log) -> dict[str, Any]:
     """The plan, and FLOPs per sample of the blocks that it computes again, where the log says so."""
     event = log.first(mllog.RECOMPUTED_FLOPS)
-    return {"plan": plan_text(log), "recomputed_flops_per_sample": None if event is None else parse_float(event.value)}
+    return {
+        "plan": render_plan(log),
+        "recomputed_flops_per_sample": None if event is None else parse_float(event.value),
+    }
 
 
 def _goodput(log: Log) -> dict[str, Any]:

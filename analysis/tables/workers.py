@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 MOST_PROCESSES = 16
 
 
-def mapped(
+def run_in_processes(
     work: Callable[[Item], Result],
     items: Sequence[Item],
     chunk: int = 1,

@@ -11,15 +11,15 @@ import random
 from pathlib import Path
 from typing import Any
 
-from analysis.drawing.charts import specification
+from analysis.drawing.charts import build_specification
 from analysis.drawing.view import View
-from analysis.figures import modules, views
+from analysis.figures import list_views, load_figure_modules
 from analysis.network.fit import fit_sweep
 from analysis.network.sweep import read_sweep
-from analysis.page.questions import goals
-from analysis.page.vega import save
+from analysis.page.questions import read_goals
+from analysis.page.vega import encode_chart
 from analysis.sources.readers import read_inputs
-from analysis.study import Study, study
+from analysis.study import Study, read_study
 from suite.descriptor import list_installed_cards
 from tests.analysis.conftest import (
     START_MS,
@@ -52,7 +52,7 @@ SIZES = (
 def page(example: Study) -> str:
     """The page. Every figure has a section."""
     parts = [INTRODUCTION]
-    for module in modules().values():
+    for module in load_figure_modules().values():
         parts += [f"## {module.TITLE}\n", *(_section(view, example) for view in module.VIEWS)]
     return "\n".join(parts)
 
@@ -68,7 +68,7 @@ def example(root: Path) -> Study:
     here, there = write_ceilings(root / "here.json"), write_ceilings(root / "there.json", "south", faster=3.0)
     inputs = read_inputs([here, write_counters(root / "counters.json")], [there])
     cards = list_installed_cards() | {"cosmoflow": small_card()}
-    return study([rounds, laptop], cards, inputs, [fit_sweep(read_sweep(written(root, sweep(noise=0.05))))])
+    return read_study([rounds, laptop], cards, inputs, [fit_sweep(read_sweep(written(root, sweep(noise=0.05))))])
 
 
 def _result(
@@ -126,7 +126,7 @@ def _goodput(text: LogText, seconds: float, nodes: int, name: str) -> None:
 
 
 def _section(view: View, example: Study) -> str:
-    question = next(q for goal in goals() for q in goal.questions if q.figure == view.name)
+    question = next(q for goal in read_goals() for q in goal.questions if q.figure == view.name)
     decision = f"\n\n**Decision.** {question.decision}." if question.decision else ""
     return (
         f"### {view.title}\n\n*{question.question}*\n\n![{view.title}](gallery/{view.name}.svg)\n\n"
@@ -138,6 +138,6 @@ def _section(view: View, example: Study) -> str:
 def pictures(example: Study) -> dict[str, str]:
     """Every view as the text of an SVG file on white paper, by name."""
     return {
-        name: save(specification(view.chart(view.table(example))), "svg").decode() + "\n"
-        for name, view in views().items()
+        name: encode_chart(build_specification(view.chart(view.table(example))), "svg").decode() + "\n"
+        for name, view in list_views().items()
     }

@@ -21,7 +21,7 @@ from tests.workloads.tiny import make
 from workloads.deepcam import DESCRIPTOR
 from workloads.deepcam.config import CHANNELS, LOSS_WEIGHTS
 from workloads.deepcam.data import DeepCamData
-from workloads.deepcam.metric import metrics, statistics
+from workloads.deepcam.metric import compute_metrics, compute_statistics
 from workloads.deepcam.model import DeepLabV3Plus
 from workloads.deepcam.workload import DeepCam
 
@@ -125,7 +125,9 @@ def test_the_loss_of_the_workload_and_its_metric_are_the_references(
     predicted = logits.argmax(1)
     predicted[0] = 0  # classes that are in neither count 1
     score = code("utils/metric.py").compute_score(predicted, y, 3).item()
-    found = metrics({name: float(value) for name, value in statistics(predicted, y.to(torch.uint8)).items()})
+    found = compute_metrics(
+        {name: float(value) for name, value in compute_statistics(predicted, y.to(torch.uint8)).items()}
+    )
     record("deepcam", "metric (mean IoU)", abs(found["eval_accuracy"] - score), 1e-6)
 
 

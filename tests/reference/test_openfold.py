@@ -20,17 +20,17 @@ from suite.world import World
 from tests.fixtures.openfold_layouts import MadeEntry, entries, write_original, write_processed
 from tests.reference.openfold_code import openfold_code
 from workloads.openfold import residues
-from workloads.openfold.cluster_sampling import ClusterSampling, weights
-from workloads.openfold.clusters import align
+from workloads.openfold.cluster_sampling import ClusterSampling, compute_weights
+from workloads.openfold.clusters import find_alignment
 from workloads.openfold.config import OpenFoldConfig, learning_rate
 from workloads.openfold.convert import convert
-from workloads.openfold.features import Protein, alignment, sample
+from workloads.openfold.features import Protein, build_alignment, build_sample
 from workloads.openfold.mmcif import Entry, read_entry
 from workloads.openfold.model import PSI, compute_template_features
-from workloads.openfold.proteins import Families, families
+from workloads.openfold.proteins import Families, make_proteins
 from workloads.openfold.public.chains import read_chains
-from workloads.openfold.public.structures import Dictionaries, MmcifFiles
-from workloads.openfold.shard_form import proteins_of
+from workloads.openfold.public.structures import MmcifFiles, PickleFiles
+from workloads.openfold.shard_form import convert_to_proteins
 
 Reference = Callable[[str], Path]
 Record = Callable[[str, str, float, float], None]
@@ -83,9 +83,9 @@ def test_features_of_templates(code: Any, record: Record) -> None:
     """Bit for bit, also where atoms are unknown and in the middle of a chain."""
     settings = OpenFoldConfig(max_templates=4, num_recycling_iters=0, crop_size=40)
     pair_error = angle_error = 0.0
-    for seed, whole in enumerate(families(Families(60, 90, 4, 4), 3, range(3))):
+    for seed, whole in enumerate(make_proteins(Families(60, 90, 4, 4), 3, range(3))):
         protein = damaged(whole, seed)
-        arrays = sample(protein, settings, np.random.default_rng(seed), length=len(protein), training=False)
+        arrays = build_sample(protein, settings, np.random.default_rng(seed), length=len(protein), training=False)
         ours = {name: torch.from_numpy(value)[None] for name, value in arrays.items()}
         pair, angle = compute_template_features(ours)
         wide, known = in_37(code, protein.template_aatype, protein.template_atoms, protein.template_mask)
@@ -142,7 +142,7 @@ def difference(code: Any, ours: Entry, theirs: Any) -> float:
 def test_structures_and_table(code: Any, record: Record, made: list[MadeEntry], tmp_path: Path) -> None:
     """Our reader and our preprocessed fixture beside the reference's own preprocessing of the original fixture."""
     files = MmcifFiles(write_original(tmp_path / "original", made) / "pdb_mmcif/original/raw")
-    dictionaries = Dictionaries(write_processed(tmp_path / "processed", made) / "pdb_mmcif/processed/dicts")
+    dictionaries = PickleFiles(write_processed(tmp_path / "processed", made) / "pdb_mmcif/processed/dicts")
     rows = {each.name: each for each in read_chains(tmp_path / "processed/pdb_mmcif/processed/chains.csv")}
     worst = 0.0
     for path in files.paths:
@@ -176,7 +176,7 @@ class OurAligner:
     def align(self, sequences: list[str]) -> str:
         one, other = (residues.encode(each) for each in sequences)
         rows, at = ["", ""], [0, 0]
-        for pair in [*align(one, other).tolist(), [len(one), len(other)]]:
+        for pair in [*find_alignment(one, other).tolist(), [len(one), len(other)]]:
             for side, until in enumerate(pair):
                 piece = sequences[side][at[side] : until]
                 rows[side] += piece
@@ -227,7 +227,7 @@ def test_selected_chains_their_features_and_the_order_of_training(code: Any, the
     code.datasets.process_features = capture
     for split, theirs in shape.items():
         reader = ShardReader(their_data.root, split)
-        ours = list(proteins_of(reader.read(range(len(reader)))))
+        ours = list(convert_to_proteins(reader.read(range(len(reader)))))
         assert len(ours) == len(theirs)
         for number, protein in enumerate(ours):
             theirs[number, 5]
@@ -253,7 +253,7 @@ def test_selected_chains_their_features_and_the_order_of_training(code: Any, the
 
     opened = ShardReader(their_data.root, "train")
     read = opened.read(range(len(opened)), ["residue.offsets", "family"])
-    ours_weights = weights(np.diff(read["residue.offsets"]), read["family"])
+    ours_weights = compute_weights(np.diff(read["residue.offsets"]), read["family"])
     assert np.array_equal(ours_weights, their_data.train.get_sampler_weights().numpy())
     different = 0
     for ranks in (1, 2):
@@ -273,9 +273,9 @@ def test_selected_chains_their_features_and_the_order_of_training(code: Any, the
 
 
 def test_clusters_of_an_alignment(code: Any, record: Record) -> None:
-    protein = families(Families(50, 50, 30), 4, range(1))[0]
+    protein = make_proteins(Families(50, 50, 30), 4, range(1))[0]
     settings = OpenFoldConfig(max_msa_clusters=6, max_extra_msa=12, masked_msa_fraction=0.3)
-    ours = alignment(protein.msa, protein.deletions, settings, np.random.default_rng(3))
+    ours = build_alignment(protein.msa, protein.deletions, settings, np.random.default_rng(3))
     order = [int(np.flatnonzero((protein.msa == row).all(1))[0]) for row in ours["true_msa"]]
     others = [number for number in range(len(protein.msa)) if number not in order]
     theirs = {

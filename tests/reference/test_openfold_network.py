@@ -17,11 +17,11 @@ from tests.reference.openfold_code import openfold_code
 from tests.reference.openfold_inputs import their_batch, their_net
 from tests.workloads.openfold.conftest import SMALL_NET
 from workloads.openfold import geometry, residues
-from workloads.openfold.features import Protein, sample
-from workloads.openfold.geometry import Frame, group_frames, place_atoms_of
-from workloads.openfold.losses import losses, sample_lddt_ca
+from workloads.openfold.features import Protein, build_sample
+from workloads.openfold.geometry import Frame, compute_atoms, compute_group_frames
+from workloads.openfold.losses import compute_losses, compute_sample_lddt_ca
 from workloads.openfold.model import OpenFoldNet
-from workloads.openfold.proteins import Families, families
+from workloads.openfold.proteins import Families, make_proteins
 from workloads.openfold.structure import compute_frame_update
 
 Record = Callable[[str, str, float, float], None]
@@ -57,9 +57,9 @@ def code(reference: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> I
         monkeypatch.setattr(
             residues, "ATOM_POSITION", constants.RESTYPE_ATOM14_RIGID_GROUP_POSITIONS.astype(np.float32)
         )
-        geometry.table.cache_clear()
+        geometry.load_residue_table.cache_clear()
         yield SimpleNamespace(**found)
-    geometry.table.cache_clear()
+    geometry.load_residue_table.cache_clear()
 
 
 def our_name(theirs: str) -> str:
@@ -80,7 +80,7 @@ def ideal(protein: Protein, seed: int) -> Protein:
     steps = torch.nn.functional.normalize(turn[:, 3:], dim=-1) * 3.8
     backbone = Frame(compute_frame_update(turn).rotation, steps.cumsum(0))
     angle = torch.nn.functional.normalize(torch.randn(length, 7, 2, generator=generator), dim=-1)
-    atoms = place_atoms_of(kinds, group_frames(kinds, backbone, angle))
+    atoms = compute_atoms(kinds, compute_group_frames(kinds, backbone, angle))
     mask = torch.from_numpy(residues.ATOM_MASK)[kinds] * (torch.rand(length, 14, generator=generator) > 0.03)
     known = {"atoms": (atoms * mask[..., None]).numpy(), "atom_mask": mask.numpy().astype(np.int8)}
     return Protein(**(vars(protein) | known))
@@ -100,8 +100,8 @@ def test_network_losses_and_gradients(code: Any, record: Record) -> None:
     named = {our_name(name): parameter for name, parameter in theirs.named_parameters()}
     ours.load_state_dict({name: value.detach() for name, value in named.items()})
 
-    protein = ideal(families(Families(24, 24, 9, 3), 8, range(1))[0], 1)
-    arrays = sample(protein, SMALL_NET, np.random.default_rng(2), length=24, training=False)
+    protein = ideal(make_proteins(Families(24, 24, 9, 3), 8, range(1))[0], 1)
+    arrays = build_sample(protein, SMALL_NET, np.random.default_rng(2), length=24, training=False)
     batch = {name: torch.from_numpy(value)[None] for name, value in arrays.items()}
     batch["resolution"] = torch.tensor([2.0])
     prediction = ours(batch)
@@ -115,7 +115,7 @@ def test_network_losses_and_gradients(code: Any, record: Record) -> None:
     )
     record("openfold", "pLDDT", relative(prediction.plddt, outputs["lddt_logits"]), 1e-4)
 
-    total = losses(SMALL_NET, prediction, batch)["total"].mean()
+    total = compute_losses(SMALL_NET, prediction, batch)["total"].mean()
     last = {name: value[..., -1] for name, value in their_features.items()}
     their_total, _ = code.loss.AlphaFoldLoss(code.config.LossConfig())(outputs, last)
     record("openfold", "loss", float((total - their_total).abs().detach() / their_total.detach()), 1e-5)
@@ -139,4 +139,6 @@ def test_network_losses_and_gradients(code: Any, record: Record) -> None:
         eps=1e-10,
         per_residue=False,
     )
-    record("openfold", "lDDT-CA of a chain", float((sample_lddt_ca(predicted, true, mask) - scored).abs()), 1e-5)
+    record(
+        "openfold", "lDDT-CA of a chain", float((compute_sample_lddt_ca(predicted, true, mask) - scored).abs()), 1e-5
+    )

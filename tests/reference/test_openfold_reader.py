@@ -15,7 +15,7 @@ from tests.fixtures.export_openfold import ALIGNMENTS, RELEASED, STRUCTURES, exp
 from workloads.openfold import generate, residues
 from workloads.openfold.proteins import Families
 from workloads.openfold.public.structures import ATOMS_37
-from workloads.openfold.shard_form import proteins_of
+from workloads.openfold.shard_form import convert_to_proteins
 
 # Biopython parses mmCIF text only; what is read here is preprocessed.
 READ = """
@@ -88,7 +88,7 @@ def test_the_references_data_loader_reads_what_the_data_set_holds(
     )
     read = dict(np.load(tmp_path / "read.npz"))
     reader = ShardReader(data_set, "train")
-    ours = list(proteins_of(reader.read(range(len(reader)))))
+    ours = list(convert_to_proteins(reader.read(range(len(reader)))))
     assert len(read["names"]) == len(ours)  # the validation split is released too late, templates are of no cluster
     assert read["crop"].shape[0] == 256
     differences, templates = {"structures": 0.0, "templates": 0.0, "alignments": 0.0}, 0

@@ -25,9 +25,9 @@ from pathlib import Path
 
 from scipy import stats
 
-from analysis.fleet.one_metric import node_value
-from analysis.fleet.samples import by_metric, read_samples
-from analysis.fleet.slow_nodes import RATE, judge, look_again
+from analysis.fleet.one_metric import compute_node_value
+from analysis.fleet.samples import group_by_metric, read_samples
+from analysis.fleet.slow_nodes import FALSE_ALARM_RATE, judge, merge_verdicts
 from suite.launch.slurm import Job, Launcher, render_sbatch_script
 from suite.machine.probes.processor import read_cpu
 from tests.slurm.conftest import Cluster, running_cluster, slurm_path
@@ -100,7 +100,8 @@ def say_healthy(
     words += [str(folder), str(looks), str(data), str(seconds)]
     subprocess.run(words, check=True, env=cluster.environment | {"OMP_NUM_THREADS": "1"}, cwd=root)
     metrics = [
-        by_metric(s for path in sorted(folder.glob(f"{n:04d}-*")) for s in read_samples(path)) for n in range(looks)
+        group_by_metric(s for path in sorted(folder.glob(f"{n:04d}-*")) for s in read_samples(path))
+        for n in range(looks)
     ]
     once = gate = count = 0
     past: list[dict[tuple[str, str], list[float]]] = []  # of each look
@@ -109,22 +110,22 @@ def say_healthy(
         if number >= HISTORY:
             first, second = (judge(metrics[n], history=history) for n in (number, number + 1))
             once += sum(word == "bad" for word in first.words.values())
-            gate += sum(word == "bad" for word in look_again(first, second).words.values())
+            gate += sum(word == "bad" for word in merge_verdicts(first, second).words.values())
             count += len(first.words)
         past.append(
             {(m.hardware, m.name): [values_of(v, m.better) for v in m.samples.values()] for m in metrics[number]}
         )
-    low, high = stats.binom.interval(0.95, count, RATE)
+    low, high = stats.binom.interval(0.95, count, FALSE_ALARM_RATE)
     say(
         f"healthy: {looks} looks of {seconds:g} s at two nodes, {len(metrics[0])} metrics, beside the {HISTORY} looks before: "
-        f"{count} repetitions of a node; named by one look {once}, by the gate's two looks {gate}; promised {RATE:g}: "
-        f"{RATE * count:.2g} expected, 95 % within {low:.0f} to {high:.0f}"
+        f"{count} repetitions of a node; named by one look {once}, by the gate's two looks {gate}; promised {FALSE_ALARM_RATE:g}: "
+        f"{FALSE_ALARM_RATE * count:.2g} expected, 95 % within {low:.0f} to {high:.0f}"
     )
 
 
 def values_of(values: tuple[float, ...], better: str) -> float:
     """A node's value of a metric, as history has it."""
-    return math.exp(node_value(values, "less"))
+    return math.exp(compute_node_value(values, "less"))
 
 
 def say_gates(say: Callable[[str], None], cluster: Cluster, root: Path, healthy: int) -> None:

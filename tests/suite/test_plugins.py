@@ -257,13 +257,13 @@ def test_a_faulty_figure_is_named_and_the_rest_of_the_report_is_there(site: Site
 def test_a_faulty_figure_of_ours_ends_with_the_code_of_a_defect_after_the_report_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from analysis.figures import views
+    from analysis.figures import list_views
     from tests.fixtures.cli import mlhpc
 
     def fail(study: object) -> None:
         raise KeyError("tau_s")
 
-    monkeypatch.setitem(views(), "time_split", replace(views()["time_split"], chart=fail))
+    monkeypatch.setitem(list_views(), "time_split", replace(list_views()["time_split"], chart=fail))
     done = mlhpc("report", run_folder(tmp_path / "run"), "-o", tmp_path / "report")
     assert done.returncode == 70
     assert "mlhpc: figure 'time_split' failed: KeyError: 'tau_s' (please report it with " in done.stderr

@@ -93,7 +93,7 @@ def test_a_module_that_is_merely_loaded_is_not_blamed_for_a_plug_in(tmp_path: Pa
     (tmp_path / "yaml").mkdir()
     shutil.copytree(Path(yaml.__file__).parent, tmp_path / "yaml", dirs_exist_ok=True)
     code = (
-        "import yaml, suite.plugins as p; print(p.reason(ValueError('x'))); from suite.shadowed import *; "
+        "import yaml, suite.plugins as p; print(p.explain_unusable(ValueError('x'))); from suite.shadowed import *; "
         "print(explain_shadowed(ValueError('x')))"
     )
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}

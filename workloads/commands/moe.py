@@ -175,7 +175,7 @@ def moe(  # one parameter per option
     """
     if context.invoked_subcommand is not None:
         return
-    config = _layer(
+    config = _make_layer_config(
         {
             "experts": experts,
             "top_k": top_k,
@@ -193,8 +193,8 @@ def moe(  # one parameter per option
     )
     if find_world(ranks) is None and ranks > 1:
         sys.exit(run_attached(make_suite_command(*sys.argv[1:]), ranks=ranks))
-    world, chosen = _connect(device, threads)
-    with _failing_together(world):
+    world, chosen = _join_world(device, threads)
+    with _end_all_on_error(world):
         from workloads.moe import bench
 
         shape = bench.Shape(tokens, width, config, load, dtype)  # type: ignore[arg-type]
@@ -230,7 +230,7 @@ def fit(sweeps: tuple[Path, ...], style: str) -> None:
     print_fits(sweeps, style)
 
 
-def _layer(settings: dict[str, Any]) -> MoEConfig:
+def _make_layer_config(settings: dict[str, Any]) -> MoEConfig:
     """Make the configuration of the layer by the rules that `mlhpc run` has for it. InputError is one line."""
     from workloads.moe.config import MoEConfig
 
@@ -240,7 +240,7 @@ def _layer(settings: dict[str, Any]) -> MoEConfig:
         raise InputError(find_mistake(settings, MoEConfig, error).text) from None
 
 
-def _connect(device: str, threads: int) -> tuple[World, torch.device]:
+def _join_world(device: str, threads: int) -> tuple[World, torch.device]:
     """Join the world this process was started in and choose this rank's device."""
     import torch
 
@@ -266,11 +266,11 @@ def _sweep(world: World, device: torch.device, shape: Shape, up_to_bytes: int, r
         raise InputError("moe --sweep-network needs several ranks: --ranks 4, or srun, mpiexec, torchrun")
     ranks_per_node = shape.moe.ranks_per_node or world.local_size
     with start_progress("sweep", shown=world.is_first) as tell:
-        return bench.sweep_network(world, device, shape, ranks_per_node, up_to_bytes, repeats, tell)
+        return bench.run_network_sweep(world, device, shape, ranks_per_node, up_to_bytes, repeats, tell)
 
 
 @contextmanager
-def _failing_together(world: World) -> Iterator[None]:
+def _end_all_on_error(world: World) -> Iterator[None]:
     """End every rank if one fails. All ranks make the same user error at once, so only the first one reports it."""
     try:
         yield

@@ -20,14 +20,14 @@ from workloads.cosmoflow.snapshots import COUPLINGS
 MAX_TRAIN_VOXELS = 1 << 27  # bounds the time of the regressor: seconds at mini, a minute at small
 MIN_TRAIN_SAMPLES = 200  # with fewer the regression cannot be fitted and is left out
 BLOCK_VOXELS = 1 << 17
-RIDGES = (1e-3, 1e-2, 1e-1, 1.0)  # penalties on standardised features, per sample
-HELD_OUT = 5  # every fifth training sample chooses the penalty
-TINY = 1e-6  # added to variances: a channel where no particle has left its voxel has none
+RIDGE_PENALTIES = (1e-3, 1e-2, 1e-1, 1.0)  # penalties on standardised features, per sample
+HELD_OUT_EVERY = 5  # every fifth training sample chooses the penalty
+VARIANCE_EPS = 1e-6  # added to variances: a channel where no particle has left its voxel has none
 
 Floats = NDArray[np.floating[Any]]
 
 
-def baselines(root: Path) -> dict[str, Baseline]:
+def measure_baselines(root: Path) -> dict[str, Baseline]:
     """Measure the mean absolute error on the validation split of the mean of the targets and of four ridge regressions.
 
     ``one_point_ridge`` sees moments of the counts and of their logarithms, ``power_spectrum_ridge`` auto and cross
@@ -46,7 +46,7 @@ def baselines(root: Path) -> dict[str, Baseline]:
     if affordable < MIN_TRAIN_SAMPLES:
         return results
     chosen = np.linspace(0, len(train) - 1, affordable).astype(np.int64)
-    fitted, tested = _all_features(train, chosen), _all_features(validation, np.arange(len(validation)))
+    fitted, tested = _read_features(train, chosen), _read_features(validation, np.arange(len(validation)))
     moments, products = count_moments(len(REDSHIFTS)), -math.comb(len(REDSHIFTS), 3)
     made_of_products = train.manifest.attributes.get("targets") == list(COUPLINGS)
     for name, columns in (
@@ -55,7 +55,7 @@ def baselines(root: Path) -> dict[str, Baseline]:
         ("spectrum_and_moments_ridge", slice(0, products)),
         ("snapshot_products_ridge", slice(products, None)),
     ):
-        predict = best_ridge(fitted[:, columns], y_train[chosen])
+        predict = fit_best_ridge(fitted[:, columns], y_train[chosen])
         error = _mean_error(predict(tested[:, columns]).clip(-1, 1), y_validation)
         results[name] = Baseline(
             error, error.standard_error, told=name == "snapshot_products_ridge" and made_of_products
@@ -63,7 +63,7 @@ def baselines(root: Path) -> dict[str, Baseline]:
     return results
 
 
-def features(counts_NDHWC: NDArray[np.int16]) -> Floats:
+def compute_features(counts_NDHWC: NDArray[np.int16]) -> Floats:
     """Compute per sample: one-point moments, then spectra, each of the counts and of log(1 + counts), then products.
 
     Moments: log variance, skewness and log kurtosis of every channel. Spectra: log auto spectra, and correlation
@@ -83,14 +83,14 @@ def count_moments(channels: int) -> int:
     return 2 * 3 * channels
 
 
-def best_ridge(x: Floats, y: Floats) -> Any:
-    """Fit `ridge` with the penalty that is best on every `HELD_OUT`-th sample, then to all. Returns ``f(x) -> y``."""
-    held = np.arange(len(x)) % HELD_OUT == 0
-    errors = [np.abs(ridge(x[~held], y[~held], penalty)(x[held]) - y[held]).mean() for penalty in RIDGES]
-    return ridge(x, y, RIDGES[int(np.argmin(errors))])
+def fit_best_ridge(x: Floats, y: Floats) -> Any:
+    """Fit `fit_ridge` with the penalty that is best on every `HELD_OUT_EVERY`-th sample, then to all. Returns ``f(x) -> y``."""
+    held = np.arange(len(x)) % HELD_OUT_EVERY == 0
+    errors = [np.abs(fit_ridge(x[~held], y[~held], penalty)(x[held]) - y[held]).mean() for penalty in RIDGE_PENALTIES]
+    return fit_ridge(x, y, RIDGE_PENALTIES[int(np.argmin(errors))])
 
 
-def ridge(x: Floats, y: Floats, penalty: float) -> Any:
+def fit_ridge(x: Floats, y: Floats, penalty: float) -> Any:
     """Fit ridge regression on standardised features and their squares. Returns the predictor ``f(x) -> y``."""
     mean, std = x.mean(axis=0), x.std(axis=0) + 1e-6
 
@@ -114,7 +114,7 @@ def _spectra(fields_NCV: Floats, n: int) -> tuple[Floats, Floats]:
     first, second = np.triu_indices(channels)
     products = (real[:, i] * real[:, j] + imaginary[:, i] * imaginary[:, j] for i, j in zip(first, second, strict=True))
     spectra = np.stack([product @ bins for product in products], axis=1)
-    auto = spectra[:, first == second] + TINY
+    auto = spectra[:, first == second] + VARIANCE_EPS
     cross = (spectra / np.sqrt(auto[:, first] * auto[:, second]))[:, first != second]
     return np.log(auto), cross
 
@@ -123,10 +123,12 @@ def _mean_error(predicted: Floats, truth_NT: Floats) -> Baseline:
     return Baseline.mean(np.abs(predicted - truth_NT).mean(axis=1))
 
 
-def _all_features(reader: ShardReader, indices: NDArray[np.int64]) -> Floats:
+def _read_features(reader: ShardReader, indices: NDArray[np.int64]) -> Floats:
     side = reader.read([0])["x"].shape[1]
     step = max(1, BLOCK_VOXELS // side**3)
-    return np.concatenate([features(reader.read(indices[i : i + step])["x"]) for i in range(0, len(indices), step)])
+    return np.concatenate(
+        [compute_features(reader.read(indices[i : i + step])["x"]) for i in range(0, len(indices), step)]
+    )
 
 
 def _targets(reader: ShardReader) -> Floats:
@@ -138,16 +140,16 @@ def _moments(x_NCV: Floats) -> Floats:
     """Compute log variance, skewness and log kurtosis over the voxels."""
     centred = x_NCV - x_NCV.mean(axis=2, keepdims=True)
     square = centred * centred
-    variance = square.mean(axis=2) + TINY
+    variance = square.mean(axis=2) + VARIANCE_EPS
     third = np.einsum("ncv,ncv->nc", square, centred) / x_NCV.shape[2]
     fourth = np.einsum("ncv,ncv->nc", square, square) / x_NCV.shape[2]
-    return np.stack([np.log(variance), third / variance**1.5, np.log(fourth / variance**2 + TINY)], axis=-1)
+    return np.stack([np.log(variance), third / variance**1.5, np.log(fourth / variance**2 + VARIANCE_EPS)], axis=-1)
 
 
 def _products(x_NCV: Floats) -> Floats:
     """Compute the mean over voxels of the product of every three channels, each standardised over the voxels."""
     centred = x_NCV - x_NCV.mean(axis=2, keepdims=True)
-    scaled = centred / np.sqrt((centred * centred).mean(axis=2, keepdims=True) + TINY)
+    scaled = centred / np.sqrt((centred * centred).mean(axis=2, keepdims=True) + VARIANCE_EPS)
     triples = combinations(range(x_NCV.shape[1]), 3)
     return np.stack([(scaled[:, a] * scaled[:, b] * scaled[:, c]).mean(axis=1) for a, b, c in triples], axis=-1)
 

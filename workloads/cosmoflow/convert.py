@@ -22,7 +22,7 @@ from suite.errors import InputError
 from suite.files import make_folder, write_atomically
 from suite.world import World
 from workloads.cosmoflow.config import REDSHIFTS, TARGETS
-from workloads.cosmoflow.summary import attributes, summarise
+from workloads.cosmoflow.summary import compute_attributes, summarise
 from workloads.cosmoflow.tfrecord import Sample, read_tfrecord
 
 CONVERTER_VERSION = 1
@@ -58,7 +58,7 @@ def convert(
     sources, problem = None, None
     if world.is_first:
         try:
-            sources = _survey(source)
+            sources = _list_files(source)
         except (OSError, ValueError) as error:
             problem = error
     world.check_together(problem)
@@ -76,7 +76,9 @@ def convert(
         "files": len(survey.files),
         "cube": survey.cube,
     }
-    plan = DataSetPlan("cosmoflow", size or name, 0, recipe, _pieces(survey), summarise, attributes, compression)
+    plan = DataSetPlan(
+        "cosmoflow", size or name, 0, recipe, _pieces(survey), summarise, compute_attributes, compression
+    )
     build_data_set(root, plan, world, progress)
 
 
@@ -125,7 +127,7 @@ class _Source:
     bytes_per_file: int
 
 
-def _survey(source: Path) -> _Source:
+def _list_files(source: Path) -> _Source:
     """List the files of a source with their splits and universes. InputError if there are none, or none for a split."""
     form, paths = _find_files(source)
     # the cubes of one universe differ in the last three digits of their names

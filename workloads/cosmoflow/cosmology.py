@@ -61,23 +61,23 @@ class Cosmology:
         return self.h_0 / 100
 
 
-def parameters(unit: Floats) -> Cosmology:
+def make_cosmology(unit: Floats) -> Cosmology:
     """Convert targets in [-1, 1]^4 to a cosmology."""
     return Cosmology(*(FIDUCIAL * (1 + HALF_WIDTH * np.asarray(unit, dtype=np.float64))).tolist())
 
 
-def universe(simulation: Simulation, seed: int, index: int) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
+def make_universe(simulation: Simulation, seed: int, index: int) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
     """Simulate one universe. Returns counts (mesh, mesh, mesh, 4 redshifts) and the four targets."""
     random = np.random.Generator(np.random.Philox(key=np.array([seed, index], dtype=np.uint64)))
     unit = random.uniform(-1, 1, 4).astype(np.float32)
     noise = random.standard_normal((simulation.particles,) * 3, dtype=np.float32)
-    cosmology = parameters(unit)
-    first, second = displacements(compute_linear_modes(noise, cosmology, simulation.box_mpc_h))
+    cosmology = make_cosmology(unit)
+    first, second = compute_displacements(compute_linear_modes(noise, cosmology, simulation.box_mpc_h))
     evolve = {"2lpt": _evolve_2lpt, "cola": _evolve_cola}[simulation.steps]
     return evolve(first, second, cosmology, simulation), unit
 
 
-def transfer(k: Floats, cosmology: Cosmology) -> Floats:
+def compute_transfer(k: Floats, cosmology: Cosmology) -> Floats:
     """Compute the matter transfer function with baryon oscillations, Eisenstein & Hu 1998 (astro-ph/9709112), equations
     2 to 24.
     """
@@ -124,10 +124,10 @@ def transfer(k: Floats, cosmology: Cosmology) -> Floats:
     return total
 
 
-def power(k: Floats, cosmology: Cosmology) -> Floats:
+def compute_power(k: Floats, cosmology: Cosmology) -> Floats:
     """Compute the linear matter power spectrum today in (Mpc/h)^3, normalised to sigma_8."""
     everywhere = np.concatenate([_K_TABLE, np.asarray(k, dtype=np.float64)])
-    shape = everywhere**cosmology.n_s * transfer(everywhere, cosmology) ** 2
+    shape = everywhere**cosmology.n_s * compute_transfer(everywhere, cosmology) ** 2
     table = shape[: len(_K_TABLE)]
     kr = _K_TABLE * SIGMA_8_RADIUS
     window = 3 * (np.sin(kr) - kr * np.cos(kr)) / kr**3
@@ -135,14 +135,14 @@ def power(k: Floats, cosmology: Cosmology) -> Floats:
     return shape[len(_K_TABLE) :] * (cosmology.sigma_8**2 / variance)
 
 
-def growth(a: float, omega_m: float) -> float:
+def compute_growth(a: float, omega_m: float) -> float:
     """Compute the linear growth relative to today, Carroll, Press & Turner 1992, equation 29."""
     return a * _suppression(compute_matter_fraction(a, omega_m)) / _suppression(omega_m)
 
 
 def compute_second_order_growth(a: float, omega_m: float) -> float:
     """Compute the growth of the second-order displacement, negative (Bouchet et al. 1995): it multiplies +grad phi2."""
-    return float(-3 / 7 * growth(a, omega_m) ** 2 * compute_matter_fraction(a, omega_m) ** (-1 / 143))
+    return float(-3 / 7 * compute_growth(a, omega_m) ** 2 * compute_matter_fraction(a, omega_m) ** (-1 / 143))
 
 
 def compute_matter_fraction(a: float, omega_m: float) -> float:
@@ -156,11 +156,11 @@ def compute_linear_modes(noise: Floats, cosmology: Cosmology, box_mpc_h: float) 
     grid = _grid(n)
     k = grid.distinct_k * (2 * np.pi / box_mpc_h)
     amplitude = np.zeros(len(k), dtype=np.float32)
-    amplitude[1:] = np.sqrt(power(k[1:], cosmology) * (n / box_mpc_h) ** 3)  # the mean mode is zero
+    amplitude[1:] = np.sqrt(compute_power(k[1:], cosmology) * (n / box_mpc_h) ** 3)  # the mean mode is zero
     return fft.rfftn(noise) * amplitude[grid.which]  # type: ignore[no-any-return]
 
 
-def displacements(modes: NDArray[np.complex64]) -> tuple[Floats, Floats]:
+def compute_displacements(modes: NDArray[np.complex64]) -> tuple[Floats, Floats]:
     """Compute first and second order displacement fields today, in grid cells. x = q + D1 * first + D2 * second, with
     D2 < 0.
 
@@ -228,14 +228,14 @@ def _evolve_cola(first: Floats, second: Floats, cosmology: Cosmology, simulation
 
 
 def _lpt_shift(first: Floats, second: Floats, a: float, omega_m: float) -> Floats:
-    return np.float32(growth(a, omega_m)) * first + np.float32(compute_second_order_growth(a, omega_m)) * second
+    return np.float32(compute_growth(a, omega_m)) * first + np.float32(compute_second_order_growth(a, omega_m)) * second
 
 
 def _residual_force(position: Floats, first: Floats, second: Floats, a: float, omega_m: float) -> Floats:
     """Compute T^2 of the residual: the particle-mesh force minus the acceleration of the 2LPT trajectory
     (arXiv:1301.0322).
     """
-    d1, d2 = growth(a, omega_m), compute_second_order_growth(a, omega_m)
+    d1, d2 = compute_growth(a, omega_m), compute_second_order_growth(a, omega_m)
     force = compute_mesh_force(position)
     force -= np.float32(d1) * first
     force -= np.float32(d2 - d1**2) * second
@@ -247,28 +247,28 @@ def compute_mesh_force(position: Floats) -> Floats:
     """Compute -grad laplace^-1 delta at each particle, in cells: cloud-in-cell assignment, spectral gradient."""
     n = position.shape[1]
     grid = _grid(n)
-    modes = fft.rfftn(_assign(position)) * grid.inverse_k2
+    modes = fft.rfftn(_assign_mass(position)) * grid.inverse_k2
     fields = np.stack([fft.irfftn(1j * each * modes, s=(n,) * 3) for each in grid.k], axis=-1).reshape(n**3, 3)
     fields *= np.float32(n / (2 * np.pi))
     force = np.empty_like(position)
-    for block in _blocks(n):
+    for block in _list_slabs(n):
         total = np.zeros((*position[0, block].shape, 3), dtype=np.float32)
-        for row, column, weight in _cloud(position[:, block], n):
+        for row, column, weight in _list_cloud_in_cell(position[:, block], n):
             total += np.take(fields, row % n * n**2 + column, axis=0) * weight[..., None]
         force[:, block] = np.moveaxis(total, -1, 0)
     return force
 
 
-def _assign(position: Floats) -> Floats:
+def _assign_mass(position: Floats) -> Floats:
     """Compute the density contrast on a mesh with as many cells as particles."""
     n = position.shape[1]
     density = np.full((n, n**2), -1.0)
-    for block in _blocks(n):
+    for block in _list_slabs(n):
         first = int(np.floor(position[0, block].min()))
         # only the rows that this block of the lattice reaches
         rows = int(np.floor(position[0, block].max())) + 2 - first
         window = np.zeros(rows * n**2)
-        for row, column, weight in _cloud(position[:, block], n):
+        for row, column, weight in _list_cloud_in_cell(position[:, block], n):
             index = (row - first) * n**2 + column
             window += np.bincount(index.ravel(), weight.ravel(), minlength=len(window))
         for i, layer in enumerate(window.reshape(rows, n**2), start=first):
@@ -276,12 +276,12 @@ def _assign(position: Floats) -> Floats:
     return density.astype(np.float32).reshape(n, n, n)
 
 
-def _blocks(n: int) -> list[slice]:
+def _list_slabs(n: int) -> list[slice]:
     """List slabs of the particle lattice: thin enough for small temporaries, thick enough to revisit few mesh rows."""
     return [slice(begin, begin + SLABS_PER_BLOCK) for begin in range(0, n, SLABS_PER_BLOCK)]
 
 
-def _cloud(position: Floats, n: int) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32], Floats]]:
+def _list_cloud_in_cell(position: Floats, n: int) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32], Floats]]:
     """Yield the eight mesh points around each particle by corner: x index (not wrapped), flat yz index, weight."""
     floor = np.floor(position)
     upper = position - floor

@@ -53,7 +53,7 @@ class CosmoFlowData:
         """Load what `load` does, but of ``x`` only the slab; augmented, it comes from all over the stored sample."""
         chosen, slab = np.asarray(indices), slabs["x"][:3]
         size = self._size
-        moves = choose_moves(draws(seed, epoch, chosen), size) if self._augment else None
+        moves = choose_transforms(draws(seed, epoch, chosen), size) if self._augment else None
         parts, turns = [], []
         for sample in range(len(chosen)):
             order, walks = ((0, 1, 2), [np.arange(size)] * 3) if moves is None else moves.of(sample)
@@ -102,7 +102,7 @@ def augment(x_NDHWC: NDArray[np.int16], draws_N: NDArray[np.uint64]) -> NDArray[
     """
     n_samples, n = x_NDHWC.shape[:2]
     assert x_NDHWC.shape[1:] == (n, n, n, 4)
-    moves = choose_moves(draws_N, n)
+    moves = choose_transforms(draws_N, n)
     strides = np.array([n * n, n, 1])
     a, b, c = (along * strides[moves.order[:, axis], None] for axis, along in enumerate(moves.walks))
     a += np.arange(n_samples)[:, None] * n**3
@@ -113,7 +113,7 @@ def augment(x_NDHWC: NDArray[np.int16], draws_N: NDArray[np.uint64]) -> NDArray[
 
 
 @dataclass(frozen=True)
-class Moves:
+class SampleTransforms:
     """Where augmented samples come from.
 
     Along output axis a, position i is position ``walks[a][sample, i]`` of source axis ``order[sample, a]``.
@@ -127,7 +127,7 @@ class Moves:
         return tuple(self.order[sample].tolist()), [walk[sample] for walk in self.walks]
 
 
-def choose_moves(draws_N: NDArray[np.uint64], n: int) -> Moves:
+def choose_transforms(draws_N: NDArray[np.uint64], n: int) -> SampleTransforms:
     """Return the symmetry and the periodic shift that each random number chooses, for cubes of n^3 voxels."""
     rest, symmetry = np.divmod(draws_N, np.uint64(48))
     order = _PERMUTATIONS[(symmetry // np.uint64(8)).astype(np.intp)]  # output axis a walks along source axis order[a]
@@ -138,4 +138,4 @@ def choose_moves(draws_N: NDArray[np.uint64], n: int) -> Moves:
         rest, shift = np.divmod(rest, np.uint64(n))
         along = np.where(flip[:, axis, None], n - 1 - walk, walk) + shift[:, None].astype(np.int64)
         walks.append(along % n)
-    return Moves(order, walks)
+    return SampleTransforms(order, walks)

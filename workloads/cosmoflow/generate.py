@@ -20,7 +20,7 @@ from workloads.cosmoflow.config import REDSHIFTS, TARGETS
 from workloads.cosmoflow.convert import convert, fetch, split_cubes
 from workloads.cosmoflow.cosmology import Simulation
 from workloads.cosmoflow.snapshots import COUPLINGS, Snapshots
-from workloads.cosmoflow.summary import Summary, attributes, summarise
+from workloads.cosmoflow.summary import Summary, compute_attributes, summarise
 
 __all__ = ["SIZES", "DataSize", "convert", "fetch", "generate"]
 
@@ -65,8 +65,8 @@ def _shard(settings: DataSize, seed: int, universes: range, count: Count) -> Arr
 
 def _universe(simulation: Simulation | Snapshots, seed: int, number: int) -> tuple[Counts, Targets]:
     if isinstance(simulation, Snapshots):
-        return snapshots.universe(simulation, seed, number)
-    return cosmology.universe(simulation, seed, number)
+        return snapshots.make_universe(simulation, seed, number)
+    return cosmology.make_universe(simulation, seed, number)
 
 
 def _universes(settings: DataSize, seed: int) -> Synthetic[Summary]:
@@ -76,7 +76,7 @@ def _universes(settings: DataSize, seed: int) -> Synthetic[Summary]:
         settings.universes_per_shard,
         partial(_shard, settings, seed),
         summarise,
-        partial(attributes, targets=COUPLINGS if isinstance(settings.simulation, Snapshots) else TARGETS),
+        partial(compute_attributes, targets=COUPLINGS if isinstance(settings.simulation, Snapshots) else TARGETS),
         settings.compression,
     )
 

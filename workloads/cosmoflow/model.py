@@ -20,7 +20,7 @@ from workloads.cosmoflow.config import REDSHIFTS, TARGETS, CosmoFlowConfig
 
 KERNEL = 3
 # channels * depth * height of one sample above which torch takes oneDNN (aten/src/ATen/native/Convolution.cpp)
-LARGE = 20_480
+ONEDNN_ABOVE = 20_480
 HIDDEN_UNITS = (128, 64)
 LEAKY_SLOPE = 0.3  # the default of Keras, not of torch
 OUTPUT_SCALE = 1.2  # tanh reaches the targets' interval [-1, 1] well before it saturates
@@ -41,7 +41,7 @@ class Convolution(nn.Conv3d):
     def forward(self, x_NCDHW: Tensor) -> Tensor:
         """Map (N, inputs, D, H, W) to (N, outputs, D, H, W)."""
         samples, channels, depth, height, _ = x_NCDHW.shape
-        if samples != 1 or depth % 2 or channels * depth * height > LARGE or not _by_onednn(x_NCDHW):
+        if samples != 1 or depth % 2 or channels * depth * height > ONEDNN_ABOVE or not _uses_onednn(x_NCDHW):
             return super().forward(x_NCDHW)
         half, reach = depth // 2, KERNEL // 2
         padded = F.pad(x_NCDHW, (0, 0, 0, 0, reach, reach))
@@ -50,7 +50,7 @@ class Convolution(nn.Conv3d):
         return torch.cat([found[:1], found[1:]], dim=2)
 
 
-def _by_onednn(x: Tensor) -> bool:
+def _uses_onednn(x: Tensor) -> bool:
     """Return whether torch asks oneDNN for convolutions in float32 of x, if they are large."""
     wanted = torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()  # type: ignore[no-untyped-call]
     return wanted and is_float32_on_cpu(x)
@@ -120,7 +120,7 @@ def count_flat_features(config: CosmoFlowConfig) -> int:
     return config.conv_channels[-1] * (config.input_size >> len(config.conv_channels)) ** 3
 
 
-def regularised(model: nn.Module) -> Iterator[Tensor]:
+def list_regularised_weights(model: nn.Module) -> Iterator[Tensor]:
     """Yield the kernels with L2 regularisation, the two hidden dense ones, also of a wrapped model (DDP, compiled)."""
     return (layer.weight for name, layer in model.named_modules() if "hidden." in name and isinstance(layer, nn.Linear))
 
@@ -155,7 +155,7 @@ class KerasSGD(torch.optim.Optimizer):
         return velocity
 
 
-def work(config: CosmoFlowConfig, *, global_batch_size: int, element_bytes: int) -> Work:
+def compute_work(config: CosmoFlowConfig, *, global_batch_size: int, element_bytes: int) -> Work:
     """Compute FLOPs and compulsory bytes of training on one sample (docs/cosmoflow.md lists what is counted).
 
     Bytes: every operator reads its inputs and writes its outputs once, forward and backward. Pooling and LeakyReLU

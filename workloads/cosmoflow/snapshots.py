@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 COUPLINGS = ("coupling_z3", "coupling_z1_5", "coupling_z0_5", "coupling_z0")
 THIN, DENSE = 4, 12  # particles in a voxel; 8 on average, as the simulated universes have at 16 Mpc/h
-WEAKEST = 0.5  # of a coupling's size: the sign is what has to be found
+LEAST_COUPLING = 0.5  # of a coupling's size: the sign is what has to be found
 PATCHES, HALVES = 2, 2  # times that white noise is smoothed for the patches of a snapshot, and for the halves of space
 NOISE = 512
 CHANCES = 1 << 16
@@ -36,10 +36,10 @@ class Snapshots:
     mesh: int
 
 
-def universe(settings: Snapshots, seed: int, index: int) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
+def make_universe(settings: Snapshots, seed: int, index: int) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
     """Generate counts (mesh, mesh, mesh, 4 redshifts) and the four couplings, in the order of `COUPLINGS`."""
     random = np.random.Generator(np.random.Philox(key=np.array([seed, index], dtype=np.uint64)))
-    signs, sizes = random.integers(0, 2, 4) * 2 - 1, random.uniform(WEAKEST, 1, 4)
+    signs, sizes = random.integers(0, 2, 4) * 2 - 1, random.uniform(LEAST_COUPLING, 1, 4)
     couplings = signs * sizes
     shape = (settings.mesh,) * 3
     free = _smooth(random.integers(-NOISE, NOISE + 1, (4, *shape)), PATCHES) >= 0  # True: dense

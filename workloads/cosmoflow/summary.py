@@ -17,7 +17,7 @@ STATISTICS_DIGITS = 10  # of input statistics: sums in another order, on another
 
 @dataclass(frozen=True)
 class Summary:
-    """One shard. ``histogram`` is that of `histogram`, ``universes`` the numbers of its universes."""
+    """One shard. ``compute_histogram`` is that of `compute_histogram`, ``universes`` the numbers of its universes."""
 
     samples: int
     sample_shape: tuple[int, ...]
@@ -28,10 +28,10 @@ class Summary:
 def summarise(arrays: Arrays) -> Summary:
     """Summarise a shard of x (N, n, n, n, 4) int16, y (N, 4) float32 and universe (N,) int64."""
     x = arrays["x"]
-    return Summary(len(x), x.shape[1:], histogram(x), frozenset(arrays["universe"].tolist()))
+    return Summary(len(x), x.shape[1:], compute_histogram(x), frozenset(arrays["universe"].tolist()))
 
 
-def attributes(splits: Mapping[str, Sequence[Summary]], targets: Sequence[str] = TARGETS) -> dict[str, Any]:
+def compute_attributes(splits: Mapping[str, Sequence[Summary]], targets: Sequence[str] = TARGETS) -> dict[str, Any]:
     """Sample shape, names of the targets, number of universes per split, input statistics of the training split.
 
     ValueError if a universe is in both splits.
@@ -45,11 +45,11 @@ def attributes(splits: Mapping[str, Sequence[Summary]], targets: Sequence[str] =
         # one sample per universe: it is the whole periodic box, not a cube cut from it
         "periodic": samples == sum(map(len, universes.values())),
         **{f"{split}_universes": len(universes[split]) for split in SPLITS},
-        **input_statistics([shard.histogram for shard in splits["train"]]),
+        **compute_input_statistics([shard.histogram for shard in splits["train"]]),
     }
 
 
-def input_statistics(histograms: Sequence[NDArray[np.int64]]) -> dict[str, list[float]]:
+def compute_input_statistics(histograms: Sequence[NDArray[np.int64]]) -> dict[str, list[float]]:
     """Compute mean and standard deviation of log1p(counts) per channel from the histograms of the shards."""
     total = np.zeros((histograms[0].shape[0], max(each.shape[1] for each in histograms)))
     for each in histograms:
@@ -62,7 +62,7 @@ def input_statistics(histograms: Sequence[NDArray[np.int64]]) -> dict[str, list[
     return dict(zip(("log1p_mean", "log1p_std"), rounded, strict=True))
 
 
-def histogram(counts: NDArray[np.int16]) -> NDArray[np.int64]:
+def compute_histogram(counts: NDArray[np.int16]) -> NDArray[np.int64]:
     """Count voxels per (channel, count). Integers, so that their sums do not depend on the order of the shards."""
     channels = counts.reshape(-1, counts.shape[-1])
     return np.stack([np.bincount(channels[:, c], minlength=int(counts.max()) + 1) for c in range(channels.shape[1])])

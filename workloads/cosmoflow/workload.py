@@ -17,7 +17,7 @@ from suite.workload import ChooserProtocol, Optimization, Work, Workload
 from suite.world import World
 from workloads.cosmoflow.config import CosmoFlowConfig, learning_rate
 from workloads.cosmoflow.data import CosmoFlowData
-from workloads.cosmoflow.model import CHANNELS, CosmoFlowNet, KerasSGD, regularised, work
+from workloads.cosmoflow.model import CHANNELS, CosmoFlowNet, KerasSGD, compute_work, list_regularised_weights
 
 if TYPE_CHECKING:
     from suite.workload import Batch
@@ -60,7 +60,7 @@ class CosmoFlow(Workload):
         dtype = torch.promote_types(found.dtype, right.dtype)
         loss = F.mse_loss(found.to(dtype), right.to(dtype))  # torch before 2.13 has no gradient of two types
         if self._settings.l2:
-            loss = loss + self._settings.l2 * sum(weight.square().sum() for weight in regularised(model))
+            loss = loss + self._settings.l2 * sum(weight.square().sum() for weight in list_regularised_weights(model))
         return loss
 
     def eval_stats(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
@@ -118,13 +118,15 @@ class CosmoFlow(Workload):
     def work(self) -> Work:
         """Compute the closed forms, with activations stored at the run's precision."""
         element_bytes = 2 if self.config.precision == "bfloat16" else 4
-        return work(self._settings, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes)
+        return compute_work(
+            self._settings, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes
+        )
 
     def baselines(self, root: Path) -> Mapping[str, float]:
         """Measure the mean absolute error of the training mean and of ridge regressions."""
-        from workloads.cosmoflow.baselines import baselines  # loads scipy, which no run needs
+        from workloads.cosmoflow.baselines import measure_baselines  # loads scipy, which no run needs
 
-        return baselines(root)
+        return measure_baselines(root)
 
     def _rate(self, epoch: int) -> float:
         return learning_rate(self._settings, self.config.global_batch_size, epoch)

@@ -15,7 +15,7 @@ from suite.data.shards import ShardReader
 from suite.workload import Baseline
 from workloads.deepcam import metric
 from workloads.deepcam.config import CHANNELS, CLASSES, LOSS_WEIGHTS
-from workloads.deepcam.data import input_statistics
+from workloads.deepcam.data import read_input_statistics
 from workloads.deepcam.fields import Statistics
 
 MAX_PIXELS = 1 << 25  # read from each split: whole samples, evenly spaced
@@ -26,28 +26,28 @@ HIDDEN = 32
 Predictor = Callable[[Tensor], Tensor]
 
 
-def baselines(root: Path) -> dict[str, Baseline]:
+def measure_baselines(root: Path) -> dict[str, Baseline]:
     """Measure the metric on the validation split of ``all_background``, ``pixel_linear`` and ``pixel_mlp``."""
     train, validation = ShardReader(root, "train"), ShardReader(root, "validation")
-    x, y = _pixels(train, input_statistics(train, root))
-    predictors: dict[str, Predictor] = {"all_background": _all_background}
+    x, y = _pixels(train, read_input_statistics(train, root))
+    predictors: dict[str, Predictor] = {"all_background": _predict_background}
     layers: dict[str, Callable[[], nn.Module]] = {"pixel_linear": _linear, "pixel_mlp": _mlp}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for name, build in layers.items():
             predictors[name] = _fit(build(), x, y)
     scores: dict[str, list[float]] = {name: [] for name in predictors}
-    mean, scale = _standardisation(input_statistics(train, root))
+    mean, scale = _standardisation(read_input_statistics(train, root))
     with torch.no_grad():
         for arrays in _samples(validation):
             fields = (torch.from_numpy(arrays["x"]) - mean) * scale
             labels = torch.from_numpy(arrays["y"])
             for name, predict in predictors.items():
-                scores[name].append(float(metric.statistics(predict(fields), labels)["iou"]))
+                scores[name].append(float(metric.compute_statistics(predict(fields), labels)["iou"]))
     return {name: Baseline.mean(found) for name, found in scores.items()}
 
 
-def _all_background(fields: Tensor) -> Tensor:
+def _predict_background(fields: Tensor) -> Tensor:
     return torch.zeros(fields.shape[:-1], dtype=torch.int64)
 
 

@@ -11,7 +11,7 @@ from suite.training.parallel.exchange import Axis
 from suite.world import World
 
 
-def rank_groups(ranks: int, size: int) -> list[list[int]]:
+def group_ranks(ranks: int, size: int) -> list[list[int]]:
     """Split all ranks into groups of ``size`` consecutive ones. InputError if size does not divide the ranks."""
     if ranks % size:
         raise InputError(f"batchnorm_group_size {size} does not divide the {ranks} ranks of this run")
@@ -20,7 +20,7 @@ def rank_groups(ranks: int, size: int) -> list[list[int]]:
 
 def join_groups(model: nn.Module, world: World, size: int) -> None:
     """Give every GroupBatchNorm2d a group of ``size`` consecutive ranks. All ranks of torch.distributed call."""
-    members = rank_groups(world.size, size)
+    members = group_ranks(world.size, size)
     if size == 1:
         return
     groups = [dist.new_group(ranks) for ranks in members]  # collective: every rank must create every group

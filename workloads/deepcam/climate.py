@@ -56,24 +56,24 @@ class Domain:
     dry_jets: float
 
 
-def snapshot(domain: Domain, seed: int, index: int) -> tuple[Field, NDArray[np.uint8]]:
+def make_snapshot(domain: Domain, seed: int, index: int) -> tuple[Field, NDArray[np.uint8]]:
     """Generate fields (H, W, 16) and labels (H, W) of one sample, a function of (domain, seed, index)."""
     random = np.random.Generator(np.random.Philox(key=[seed, index]))
     grid = _grid(domain)
     weather = _background(domain, grid, random)
     labels = np.zeros((domain.height, domain.width), dtype=np.uint8)
     for _ in range(random.poisson(domain.cold_cyclones)):
-        _cold_cyclone(weather, grid, random)
+        _add_cold_cyclone(weather, grid, random)
     for _ in range(random.poisson(domain.weak_lows)):
-        _tropical_low(weather, grid, random, weak=True)
+        _add_tropical_low(weather, grid, random, weak=True)
     for _ in range(random.poisson(domain.moist_blobs)):
-        _moist_blob(weather, grid, random)
+        _add_moist_blob(weather, grid, random)
     for _ in range(random.poisson(domain.dry_jets)):
-        _filament(weather, grid, random, dry=True)
+        _add_filament(weather, grid, random, dry=True)
     for _ in range(random.poisson(domain.rivers)):
-        labels[_filament(weather, grid, random, dry=False) > RIVER_MOISTURE] = 2
+        labels[_add_filament(weather, grid, random, dry=False) > RIVER_MOISTURE] = 2
     for _ in range(random.poisson(domain.cyclones)):
-        labels[_tropical_low(weather, grid, random, weak=False) > GALE] = 1
+        labels[_add_tropical_low(weather, grid, random, weak=False) > GALE] = 1
     return _channels(weather, grid, random), labels
 
 
@@ -182,7 +182,9 @@ def _amplitude(height: int, width: int, degrees_north: float, degrees_east: floa
     return result
 
 
-def holland(distance: Field, drop: float, radius: float, shape: float, coriolis: float) -> tuple[Field, Field]:
+def compute_holland_vortex(
+    distance: Field, drop: float, radius: float, shape: float, coriolis: float
+) -> tuple[Field, Field]:
     """Compute pressure deficit and gradient wind, both positive, of a Holland (1980) vortex by distance.
 
     ``drop`` in Pa, ``distance`` and ``radius`` of strongest wind in degrees.
@@ -196,7 +198,7 @@ def holland(distance: Field, drop: float, radius: float, shape: float, coriolis:
     return np.float32(drop) * (1 - decay), wind
 
 
-def _tropical_low(weather: _Weather, grid: _Grid, random: np.random.Generator, *, weak: bool) -> Field:
+def _add_tropical_low(weather: _Weather, grid: _Grid, random: np.random.Generator, *, weak: bool) -> Field:
     """Add a tropical cyclone, or a weak low: as warm and wet, without gale. Return its wind in `CYCLONE_RADIUS`."""
     latitude, longitude = grid.place(random, 8, 30)
     drop = random.uniform(200, 430) if weak else random.uniform(1_500, 6_500)
@@ -208,12 +210,12 @@ def _tropical_low(weather: _Weather, grid: _Grid, random: np.random.Generator, *
     squared = east**2 + north**2
     distance = np.sqrt(squared)
     coriolis = CORIOLIS * np.sin(np.radians(latitude))
-    deficit, wind = holland(distance, drop, radius, shape, coriolis)
+    deficit, wind = compute_holland_vortex(distance, drop, radius, shape, coriolis)
     fade = np.exp(-((distance / 8) ** 4))
     here = np.ix_(rows, columns)
     strength = random.uniform(0.1, 1) if weak else drop / 6_500
     weather.pressure[here] -= deficit * fade
-    _spin(weather, here, east, north, distance, wind * fade, np.sign(coriolis))
+    _add_circulation(weather, here, east, north, distance, wind * fade, np.sign(coriolis))
     weather.moisture[here] += (8 + 14 * strength) * np.exp(-squared / 10)
     weather.rain[here] += (1 + 4 * strength) * 1e-7 * np.exp(-squared / 4)
     weather.upper_500[here] += np.float32(warm_core * (2 + 5 * strength)) * np.exp(-squared / 5)
@@ -225,7 +227,7 @@ def _tropical_low(weather: _Weather, grid: _Grid, random: np.random.Generator, *
     return gale_wind
 
 
-def _cold_cyclone(weather: _Weather, grid: _Grid, random: np.random.Generator) -> None:
+def _add_cold_cyclone(weather: _Weather, grid: _Grid, random: np.random.Generator) -> None:
     """Add a mid-latitude cyclone: as windy as a tropical one, larger, with a cold core."""
     latitude, longitude = grid.place(random, 28, 55)
     drop, radius = random.uniform(1_200, 3_500), random.uniform(3.0, 5.5)
@@ -237,31 +239,31 @@ def _cold_cyclone(weather: _Weather, grid: _Grid, random: np.random.Generator) -
     turning = distance * np.float32(METRES_PER_DEGREE * abs(coriolis) / 2)
     wind = np.sqrt(drop * squared / np.float32(radius**2) * bowl / AIR_DENSITY + turning**2) - turning
     weather.pressure -= np.float32(drop) * bowl
-    _spin(weather, ..., east, north, np.maximum(distance, np.float32(0.05)), wind, np.sign(coriolis))
+    _add_circulation(weather, ..., east, north, np.maximum(distance, np.float32(0.05)), wind, np.sign(coriolis))
     weather.upper_500 -= np.float32(random.uniform(2, 6)) * bowl
     weather.upper_200 += np.float32(random.uniform(0, 3)) * bowl
     weather.moisture += np.float32(random.uniform(0, 6)) * bowl
     weather.rain += np.float32(random.uniform(0.5, 2.5) * 1e-7) * bowl**2
 
 
-def _moist_blob(weather: _Weather, grid: _Grid, random: np.random.Generator) -> None:
+def _add_moist_blob(weather: _Weather, grid: _Grid, random: np.random.Generator) -> None:
     """Add moist air without wind."""
     latitude, longitude = grid.place(random, 8, 50)
     angle, length, width = random.uniform(0, np.pi), random.uniform(2, 9), random.uniform(1.0, 2.5)
-    along, across = _turned(*grid.offsets(latitude, longitude), angle)
+    along, across = _rotate(*grid.offsets(latitude, longitude), angle)
     blob = np.exp(-((along / np.float32(length)) ** 2) - (across / np.float32(width)) ** 2)
     weather.moisture += np.float32(random.uniform(12, 26)) * blob
     weather.rain += np.float32(random.uniform(0, 2) * 1e-7) * blob
 
 
-def _filament(weather: _Weather, grid: _Grid, random: np.random.Generator, *, dry: bool) -> Field:
+def _add_filament(weather: _Weather, grid: _Grid, random: np.random.Generator, *, dry: bool) -> Field:
     """Add a curved band of wind: an atmospheric river, or if ``dry`` a jet. Returns what the river adds to TMQ."""
     latitude, longitude = grid.place(random, 26, 46)
     poleward = np.sign(latitude)
     angle, length = random.uniform(0.25, 1.1) * poleward, random.uniform(18, 32)
     width, bend = random.uniform(0.95, 1.6), random.uniform(-0.015, 0.015)
     amount, speed = random.uniform(18, 29), random.uniform(11, 21)
-    along, across = _turned(*grid.offsets(latitude, longitude), angle)
+    along, across = _rotate(*grid.offsets(latitude, longitude), angle)
     slope = np.float32(2 * bend) * along
     distance = (across - np.float32(bend) * along**2) / np.sqrt(1 + slope**2)
     end = expit((np.float32(length / 2) - np.abs(along)) / np.float32(1.2))
@@ -283,14 +285,16 @@ def _near(east: Field, north: Field, reach: float) -> tuple[NDArray[np.intp], ND
     return np.flatnonzero(np.abs(north[:, 0]) < reach), np.flatnonzero(np.abs(east[0]) < reach)
 
 
-def _spin(weather: _Weather, here: Any, east: Field, north: Field, distance: Field, wind: Field, sense: float) -> None:
+def _add_circulation(
+    weather: _Weather, here: Any, east: Field, north: Field, distance: Field, wind: Field, sense: float
+) -> None:
     """Add a circulation: counter-clockwise for ``sense`` 1, as on the northern hemisphere."""
     turn = np.float32(sense) * wind / np.maximum(distance, np.float32(0.05))
     weather.u[here] -= turn * north
     weather.v[here] += turn * east
 
 
-def _turned(east: Field, north: Field, angle: float) -> tuple[Field, Field]:
+def _rotate(east: Field, north: Field, angle: float) -> tuple[Field, Field]:
     """Rotate offsets to coordinates along and across a direction."""
     cosine, sine = np.float32(np.cos(angle)), np.float32(np.sin(angle))
     return east * cosine + north * sine, north * cosine - east * sine

@@ -46,7 +46,7 @@ def convert(
     surveyed, problem = None, None
     if world.is_first:
         try:
-            surveyed = _survey(source)
+            surveyed = _list_files(source)
         except (OSError, ValueError) as error:
             problem = error
     world.check_together(problem)
@@ -82,7 +82,7 @@ class _Source:
     statistics: Statistics
 
 
-def _survey(source: Path) -> _Source:
+def _list_files(source: Path) -> _Source:
     if not source.is_dir():
         raise InputError(f"{source}: expected a folder of *.h5 snapshots with {STATISTICS_NAME}")
     statistics = read_statistics(source / STATISTICS_NAME)

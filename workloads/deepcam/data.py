@@ -28,7 +28,7 @@ class DeepCamData:
     def __init__(self, root: Path, split: str, config: DeepCamConfig) -> None:
         self._reader = ShardReader(root, split)
         self._check(root, config)
-        statistics = input_statistics(self._reader, root)
+        statistics = read_input_statistics(self._reader, root)
         # repeated to a whole row: loops over 16 channels are too short to be fast
         low = np.tile(np.array(statistics.minval), config.width)
         high = np.tile(np.array(statistics.maxval), config.width)
@@ -71,7 +71,7 @@ class DeepCamData:
                 raise InputError(f"{root}: dataset {name!r} is {actual.get(name)}, the config wants {expected}")
 
 
-def input_statistics(reader: ShardReader, root: Path) -> Statistics:
+def read_input_statistics(reader: ShardReader, root: Path) -> Statistics:
     """Read the training split's statistics from the manifest. InputError if absent or a channel has no range."""
     recorded = reader.manifest.attributes.get("statistics")
     if recorded is None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from suite.data.build import SPLITS, Arrays, Count
 from suite.data.generate import Generator, Synthetic
-from workloads.deepcam.climate import Domain, snapshot
+from workloads.deepcam.climate import Domain, make_snapshot
 from workloads.deepcam.config import CHANNELS, CLASSES
 from workloads.deepcam.convert import convert, fetch
 from workloads.deepcam.fields import check_fields
@@ -48,7 +48,7 @@ def _shard(domain: Domain, seed: int, numbers: range, count: Count) -> Arrays:
     x = np.empty((len(numbers), domain.height, domain.width, len(CHANNELS)), dtype=np.float32)
     y = np.empty(x.shape[:3], dtype=np.uint8)
     for position, number in enumerate(numbers):
-        fields, y[position] = snapshot(domain, seed, number)
+        fields, y[position] = make_snapshot(domain, seed, number)
         x[position] = check_fields(fields, Path(f"snapshot {number}"))
         count(1)
     return {"x": x, "y": y}

@@ -26,7 +26,7 @@ class DeepLabV3Plus(nn.Module):
         squeezed = config.channels(48)
         self.encoder = Xception(config)
         self.bottleneck = Bottleneck(deep, width, config.aspp_rates)
-        self.low_level = _normalised(nn.Conv2d(low_level, squeezed, 1, bias=False))
+        self.low_level = _add_normalisation(nn.Conv2d(low_level, squeezed, 1, bias=False))
         self.decoder = Decoder(width, squeezed)
         if channels_last:
             self.lay_out(channels_last)
@@ -56,8 +56,8 @@ class Xception(nn.Module):
             config.channels(c) for c in (32, 64, 128, 256, 728, 1024, 1536, 2048)
         )
         self.stem = nn.Sequential(
-            _normalised(nn.Conv2d(len(CHANNELS), c32, 3, stride=2, padding=1, bias=False)),
-            _normalised(nn.Conv2d(c32, c64, 3, padding=1, bias=False)),
+            _add_normalisation(nn.Conv2d(len(CHANNELS), c32, 3, stride=2, padding=1, bias=False)),
+            _add_normalisation(nn.Conv2d(c32, c64, 3, padding=1, bias=False)),
         )
         self.low_level = Block((c64, c128, c128), stride=2, bare=True)
         self.entry = nn.Sequential(
@@ -72,9 +72,9 @@ class Xception(nn.Module):
             self.middle.append(nn.ReLU(inplace=True))
         self.exit = nn.Sequential(
             Block((c728, c728, c1024), bare=True),
-            _normalised(Separable(c1024, c1536, dilation=2)),
-            _normalised(Separable(c1536, c1536, dilation=2)),
-            _normalised(Separable(c1536, c2048, dilation=2)),
+            _add_normalisation(Separable(c1024, c1536, dilation=2)),
+            _add_normalisation(Separable(c1536, c1536, dilation=2)),
+            _add_normalisation(Separable(c1536, c2048, dilation=2)),
         )
         _kaiming_normal(self)
 
@@ -130,14 +130,14 @@ class Bottleneck(nn.Module):
 
     def __init__(self, c_in: int, c_out: int, rates: tuple[int, int, int]) -> None:
         super().__init__()
-        self.branches = nn.ModuleList([_normalised(nn.Conv2d(c_in, c_out, 1, bias=False))])
+        self.branches = nn.ModuleList([_add_normalisation(nn.Conv2d(c_in, c_out, 1, bias=False))])
         for rate in rates:
-            self.branches.append(_normalised(nn.Conv2d(c_in, c_out, 3, padding=rate, dilation=rate, bias=False)))
+            self.branches.append(_add_normalisation(nn.Conv2d(c_in, c_out, 3, padding=rate, dilation=rate, bias=False)))
         _kaiming_normal(self.branches)
         self.global_branch = nn.Sequential(
             nn.AdaptiveAvgPool2d(1), nn.Conv2d(c_in, c_out, 1, bias=False), Affine(c_out), nn.ReLU()
         )
-        self.project = _normalised(nn.Conv2d(5 * c_out, c_out, 1, bias=False))
+        self.project = _add_normalisation(nn.Conv2d(5 * c_out, c_out, 1, bias=False))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (N, c_in, h, w) to (N, c_out, h, w)."""
@@ -164,13 +164,15 @@ class Decoder(nn.Module):
 
     def __init__(self, width: int, low_level: int) -> None:
         super().__init__()
-        self.to_quarter = nn.Sequential(_normalised(_upsample(width, width)), _normalised(_upsample(width, width)))
+        self.to_quarter = nn.Sequential(
+            _add_normalisation(_upsample(width, width)), _add_normalisation(_upsample(width, width))
+        )
         self.refine = nn.Sequential(
-            _normalised(nn.Conv2d(width + low_level, width, 3, padding=1, bias=False)),
-            _normalised(nn.Conv2d(width, width, 3, padding=1, bias=False)),
+            _add_normalisation(nn.Conv2d(width + low_level, width, 3, padding=1, bias=False)),
+            _add_normalisation(nn.Conv2d(width, width, 3, padding=1, bias=False)),
             nn.Conv2d(width, width, 1),
         )
-        self.to_full = nn.Sequential(_normalised(_upsample(width, width)), _upsample(width, len(CLASSES)))
+        self.to_full = nn.Sequential(_add_normalisation(_upsample(width, width)), _upsample(width, len(CLASSES)))
 
     def forward(self, x: Tensor, low_level: Tensor) -> Tensor:
         """Compute logits (N, classes, 16h, 16w) from (N, width, h, w) and (N, low_level, 4h, 4w)."""
@@ -178,7 +180,7 @@ class Decoder(nn.Module):
         return logits
 
 
-def _normalised(layer: nn.Module) -> nn.Sequential:
+def _add_normalisation(layer: nn.Module) -> nn.Sequential:
     """Append batch normalisation and ReLU to a layer."""
     last = layer[-1] if isinstance(layer, nn.Sequential) else layer
     assert isinstance(last, nn.Conv2d | nn.ConvTranspose2d)

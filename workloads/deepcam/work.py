@@ -32,14 +32,14 @@ class Layer:
     groups: int
 
 
-def work(config: DeepCamConfig, *, global_batch_size: int, element_bytes: int) -> Work:
+def compute_work(config: DeepCamConfig, *, global_batch_size: int, element_bytes: int) -> Work:
     """Compute the work of training on one sample (docs/deepcam.md lists what is counted).
 
     FLOPs: forward, gradient by weights, gradient by inputs except the first. Bytes: every layer reads its inputs and
     writes its outputs once, forward and backward. The traffic of parameters, gradients and moments is divided by the
     batch size.
     """
-    all_layers = layers(config)
+    all_layers = list_layers(config)
     forward = sum(layer.flops for layer in all_layers)
     training = 3 * forward - all_layers[0].flops
     values = forward_values = 0
@@ -69,7 +69,7 @@ def work(config: DeepCamConfig, *, global_batch_size: int, element_bytes: int) -
 
 def forward_flops(config: DeepCamConfig) -> float:
     """Compute the FLOPs of the forward pass of one sample, 2 per multiply-add of convolutions."""
-    return sum(layer.flops for layer in layers(config))
+    return sum(layer.flops for layer in list_layers(config))
 
 
 def parameter_count(config: DeepCamConfig) -> int:
@@ -80,7 +80,7 @@ def parameter_count(config: DeepCamConfig) -> int:
 
 
 @lru_cache(maxsize=4)
-def layers(config: DeepCamConfig) -> tuple[Layer, ...]:
+def list_layers(config: DeepCamConfig) -> tuple[Layer, ...]:
     """List convolutions and normalisations in the order they run. A ReLU counts with the normalisation before it."""
     result: list[Layer] = []
 

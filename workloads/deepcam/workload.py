@@ -15,13 +15,13 @@ from suite.machine.choice.layout import choose_layout
 from suite.workload import ChooserProtocol, Optimization, Work, Workload
 from suite.world import World
 from workloads.deepcam import metric
-from workloads.deepcam.baselines import baselines
+from workloads.deepcam.baselines import measure_baselines
 from workloads.deepcam.batch_norm import join_groups
 from workloads.deepcam.config import CHANNELS, LOSS_WEIGHTS, MAX_GRAD_NORM, DeepCamConfig, learning_rate
 from workloads.deepcam.data import DeepCamData
 from workloads.deepcam.model import DeepLabV3Plus
 from workloads.deepcam.optimizer import BIAS_CORRECTION, GRAD_AVERAGING, build_optimizer
-from workloads.deepcam.work import work
+from workloads.deepcam.work import compute_work
 
 if TYPE_CHECKING:
     from suite.workload import Batch
@@ -81,11 +81,11 @@ class DeepCam(Workload):
 
     def eval_stats(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Sum the samples' IoU, count samples, and count pixels per pair of true and predicted class."""
-        return metric.statistics(model(batch["x"]).argmax(dim=1), batch["y"])
+        return metric.compute_statistics(model(batch["x"]).argmax(dim=1), batch["y"])
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
         """Compute ``eval_accuracy``, mean IoU per sample (absent classes count 1), and each class's IoU over pixels."""
-        return metric.metrics(totals)
+        return metric.compute_metrics(totals)
 
     def hyperparameters(self) -> dict[str, Any]:
         """Keys are the reference's; ``opt_lr`` is the rate before multiplication by ``scheduler_lr_warmup_factor``."""
@@ -118,8 +118,10 @@ class DeepCam(Workload):
     def work(self) -> Work:
         """Compute the closed forms, with activations stored at the run's precision."""
         element_bytes = 2 if self.config.precision == "bfloat16" else 4
-        return work(self._settings, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes)
+        return compute_work(
+            self._settings, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes
+        )
 
     def baselines(self, root: Path) -> Mapping[str, float]:
         """Measure the metric of background everywhere and of predictors from the 16 values of one pixel."""
-        return baselines(root)
+        return measure_baselines(root)

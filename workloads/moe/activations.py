@@ -20,7 +20,7 @@ ACTIVATION_GRADIENTS: dict[str, Callable[..., Tensor]] = {
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 
 
-def activate(up: Tensor, gate: Tensor | None, activation: Activation) -> Tensor:
+def compute_activation(up: Tensor, gate: Tensor | None, activation: Activation) -> Tensor:
     """Apply the activation of the hidden layer; swiglu is silu(gate) * up."""
     if activation == "swiglu":
         assert gate is not None

@@ -1,6 +1,6 @@
 """Moves rows between ranks: variable-split all-to-all, linear and two-level, asynchronous forward and backward.
 
-A `Route` says which rows of one chunk go where and in what order they arrive. A `Journey` is one set of rows in
+A `Route` says which rows of one chunk go where and in what order they arrive. A `MultiHopTransfer` is one set of rows in
 transfer. Beginning and ending a transfer are two autograd nodes. The backward pass walks the graph in reverse, so
 transfers that overlap in the forward pass also overlap in the backward pass.
 
@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from workloads.moe.dispatch import add_choices
-from workloads.moe.mesh import Group, Unsent, ranks_of
+from workloads.moe.mesh import DryRunGroup, Group, count_ranks
 
 # torch 2.13 renamed these functions and warns about the old names; torch 2.11 has only the old ones. They are looked up
 # by name at each call, because the harness counts calls by replacing the functions of torch.distributed
@@ -45,10 +45,10 @@ class Reorder:
         if _same_order(counts.shape, order):
             return None
         moved = counts.permute(*order)
-        begins = _begins(counts)
-        ends = _begins(moved).permute(*(order.index(axis) for axis in range(len(order))))
-        index = ranges(begins.permute(*order).reshape(-1), moved.reshape(-1), total)
-        return Reorder(index, ranges(ends.reshape(-1), counts.reshape(-1), total))
+        begins = _compute_offsets(counts)
+        ends = _compute_offsets(moved).permute(*(order.index(axis) for axis in range(len(order))))
+        index = join_ranges(begins.permute(*order).reshape(-1), moved.reshape(-1), total)
+        return Reorder(index, join_ranges(ends.reshape(-1), counts.reshape(-1), total))
 
     def reversed(self) -> Reorder:
         """Return the permutation that undoes this one."""
@@ -93,7 +93,7 @@ class Route:
         return tuple(hop.reversed() for hop in reversed(self.hops))
 
 
-class Journey:
+class MultiHopTransfer:
     """Rows in transfer along hops. Every rank must begin, advance and end its journeys in the same order."""
 
     def __init__(self, rows: Tensor, hops: Sequence[Hop]) -> None:
@@ -120,7 +120,7 @@ class Journey:
         self._after = hop.after
         rows = reorder(self._rows, hop.before)
         self._transfer = None
-        if ranks_of(hop.group) > 1:
+        if count_ranks(hop.group) > 1:
             self._transfer = _Transfer(hop)
             rows = _Begin.apply(rows, self._transfer)  # type: ignore[no-untyped-call]
         self._rows = rows
@@ -138,7 +138,7 @@ def reorder(rows: Tensor, order: Reorder | None) -> Tensor:
     return rows if order is None else _Reorder.apply(rows, order)  # type: ignore[no-untyped-call]
 
 
-def ranges(begins_B: Tensor, lengths_B: Tensor, total: int) -> Tensor:
+def join_ranges(begins_B: Tensor, lengths_B: Tensor, total: int) -> Tensor:
     """Concatenate the integers begin, begin + 1, … of each range; ``total`` is the sum of the lengths."""
     shifts_B = begins_B - (lengths_B.cumsum(0) - lengths_B)
     shifts = shifts_B.repeat_interleave(lengths_B, output_size=total)
@@ -176,7 +176,7 @@ def gather_slices(local: Tensor, group: Group, experts: int, parts: int, dtype: 
     return result
 
 
-def _begins(counts: Tensor) -> Tensor:
+def _compute_offsets(counts: Tensor) -> Tensor:
     """Return the number of rows before each block."""
     flat = counts.reshape(-1)
     return (flat.cumsum(0) - flat).view(counts.shape)
@@ -199,7 +199,7 @@ class _Transfer:
         """Send without waiting."""
         hop = self._hop.reversed() if backward else self._hop
         self._out = rows.new_empty(sum(hop.received), *rows.shape[1:])
-        if isinstance(hop.group, Unsent):
+        if isinstance(hop.group, DryRunGroup):
             hop.group("all_to_all", rows.nbytes)
             return
         self._work = dist.all_to_all_single(
@@ -260,21 +260,21 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _added(gradient, ctx.copies), None
+        return _add_copies(gradient, ctx.copies), None
 
 
 class _Join(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, copies: Copies) -> Tensor:
         ctx.copies = copies
-        return _added(rows, copies)
+        return _add_copies(rows, copies)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient.index_select(0, ctx.copies.source_M), None
 
 
-def _added(rows_MD: Tensor, copies: Copies) -> Tensor:
+def _add_copies(rows_MD: Tensor, copies: Copies) -> Tensor:
     if copies.place_NR.shape[1] == 1:
         return rows_MD.index_select(0, copies.place_NR[:, 0])
     return add_choices(rows_MD, copies.place_NR, None)
@@ -288,7 +288,7 @@ class _Gather(torch.autograd.Function):
         ctx.group, ctx.size, ctx.dtype = group, size, local.dtype
         local = local.to(dtype).contiguous()
         out = local.new_empty(size * local.shape[0], *local.shape[1:])
-        if isinstance(group, Unsent):
+        if isinstance(group, DryRunGroup):
             group("all_gather", local.nbytes)
         else:
             getattr(dist, _ALL_GATHER)(out, local, group=group)
@@ -298,14 +298,14 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         gradient = gradient.to(ctx.dtype).contiguous()
         out = gradient.new_empty(gradient.shape[0] // ctx.size, *gradient.shape[1:])
-        if isinstance(ctx.group, Unsent):
+        if isinstance(ctx.group, DryRunGroup):
             ctx.group("reduce_scatter", gradient.nbytes)
         else:
             getattr(dist, _REDUCE_SCATTER)(out, gradient, group=ctx.group)
         return out, None, None, None
 
 
-class SumOfTwins(torch.autograd.Function):
+class SumOverReplicas(torch.autograd.Function):
     """Passes weights on. Sums their gradients over the ranks that hold the same weights, all in one all-reduce."""
 
     @staticmethod
@@ -318,7 +318,7 @@ class SumOfTwins(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Sum the gradients."""
         total = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        if isinstance(ctx.twins, Unsent):
+        if isinstance(ctx.twins, DryRunGroup):
             ctx.twins("all_reduce", total.nbytes)
         else:
             dist.all_reduce(total, group=ctx.twins)

@@ -18,10 +18,10 @@ from torch import Tensor
 from suite.performance.cost_model import LayerShape, Network, list_executions
 from workloads.moe.experts import run_experts
 from workloads.moe.layer import Execution, MoELayer
-from workloads.moe.mesh import ExpertMesh, process_group
+from workloads.moe.mesh import ExpertMesh, resolve_process_group
 from workloads.moe.phases import NoMarker
 
-BUCKET = 128  # as in Tutel: one decision for all capacities c with the same floor(c / 128)
+BUCKET_CAPACITY = 128  # as in Tutel: one decision for all capacities c with the same floor(c / 128)
 SHORTLIST = 6
 REPEATS = 3
 SMALL_BYTES, LARGE_BYTES = 1 << 10, 1 << 22
@@ -47,7 +47,7 @@ class Decision:
     def event(self) -> dict[str, Any]:
         """Convert to the form that is logged."""
         return {
-            "capacity_bucket": self.capacity // BUCKET,
+            "capacity_bucket": self.capacity // BUCKET_CAPACITY,
             **asdict(self.chosen),
             "trials": [
                 {**asdict(t.execution), "predicted_s": t.predicted_s, "measured_s": t.measured_s} for t in self.trials
@@ -66,7 +66,7 @@ class Autotuner:
 
     def decide(self, layer: MoELayer, capacity: int, tokens: int, measure: Callable[[Execution], float]) -> Decision:
         """Return the decision for the bucket of ``capacity`` rows per expert. Measures only the first time."""
-        bucket = capacity // BUCKET
+        bucket = capacity // BUCKET_CAPACITY
         if bucket not in self.decisions:
             candidates = self.candidates(layer, capacity, tokens)
             trials = [Trial(execution, predicted, measure(execution)) for execution, predicted in candidates]
@@ -112,7 +112,7 @@ def make_trial_timer(layer: MoELayer, x_TD: Tensor, repeats: int = REPEATS) -> C
         for _ in range(1 + repeats):
             x = x_TD.detach().clone().requires_grad_()
             _synchronise(x)
-            dist.barrier(process_group(mesh.all_ranks))
+            dist.barrier(resolve_process_group(mesh.all_ranks))
             begin = time.perf_counter()
             y_TD = layer.forward(x).y_TD  # what a plan puts around a layer is not called: x is whole
             torch.autograd.grad(y_TD.sum(), [x, *layer.experts.parameters()])
@@ -131,7 +131,7 @@ def measure_network(mesh: ExpertMesh, device: torch.device, repeats: int = REPEA
         if size == 1:
             levels.append(None)
             continue
-        level, sizes = process_group(group), (SMALL_BYTES, LARGE_BYTES)
+        level, sizes = resolve_process_group(group), (SMALL_BYTES, LARGE_BYTES)
         small, large = (_all_to_all_s(level, size, each, mesh, device, repeats) for each in sizes)
         latency = small / (size - 1)
         slope = max(large - small, 1e-9) / ((LARGE_BYTES - SMALL_BYTES) * (size - 1) / size)
@@ -199,7 +199,7 @@ def _median_s(call: Callable[[], object], on: Tensor, repeats: int) -> float:
 def _slowest(seconds: float, mesh: ExpertMesh, device: torch.device) -> float:
     """Return the largest value of all ranks, so that all copies of the mesh decide alike."""
     box = torch.tensor(seconds, dtype=torch.float64, device=device)
-    dist.all_reduce(box, dist.ReduceOp.MAX, group=process_group(mesh.all_ranks))
+    dist.all_reduce(box, dist.ReduceOp.MAX, group=resolve_process_group(mesh.all_ranks))
     return float(box)
 
 

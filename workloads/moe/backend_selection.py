@@ -22,15 +22,15 @@ from suite.machine.choice.chooser import Question, choose_fastest, compute_neare
 from suite.machine.choice.timing import measure_candidates
 from suite.workload import ChooserProtocol
 from workloads.moe.config import Activation, MoEConfig, count_ranks_per_expert
-from workloads.moe.experts import BACKENDS, SelectedBackend, Weights, rule, run_experts
+from workloads.moe.experts import BACKENDS, SelectedBackend, Weights, choose_unmeasured_backend, run_experts
 
 MOST_FLOPS = 4e9  # of a measured pass on a processor: a larger problem is measured on fewer of its experts and rows
 # a problem is not cut below these: so far the order of the back ends was measured to be that of the whole problem
 FEWEST_EXPERTS, FEWEST_ROWS = 16, 256
 MARGIN = 1.03  # a back end that pads must win by this, since loads differ from step to step
 MOST_PADDING = 2.0  # times the rows; memory grows as they do, and no run should end for a choice
-EVEN = ", even"  # after the name of a back end that pads: measured with an even load
-SHORT = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float64: "float64"}
+EVEN_SUFFIX = ", even"  # after the name of a back end that pads: measured with an even load
+DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float64: "float64"}
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class ExpertShape:
 
     def logged(self) -> dict[str, Any]:
         """Return the class of the shape: rows of one power of two are measured once."""
-        return {**vars(self), "rows": compute_nearest_power_of_two(self.rows), "dtype": SHORT[self.dtype]}
+        return {**vars(self), "rows": compute_nearest_power_of_two(self.rows), "dtype": DTYPE_NAMES[self.dtype]}
 
     def name(self) -> str:
         """Return the name in logs and pins: experts x hidden x width, and the class of the rows."""
@@ -98,25 +98,25 @@ def choose_backend(chooser: ChooserProtocol, shape: ExpertShape) -> SelectedBack
     question = Question(
         name=shape.name(),
         shape=shape.logged(),
-        rule=str(rule(rows_ND, weights)),
-        ways=lambda: _ways(measured, device, able),
+        rule=str(choose_unmeasured_backend(rows_ND, weights)),
+        ways=lambda: _build_candidates(measured, device, able),
         possible=lambda text: (
             (found := SelectedBackend.parse(text)) is not None and {found.name, found.padded or found.name} <= {*able}
         ),
         decide=partial(
-            decide,
+            select_backend,
             even=shape.even,
             reads=reads,
             padding=compute_padding_of(make_uneven_rows(measured.rows, measured.experts)),
         ),
-        beside=lambda: _beside(measured, device),
+        beside=lambda: _measure_bfloat16_gain(measured, device),
     )
     chosen = SelectedBackend.parse(chooser.choose(question))
     assert chosen is not None
     return chosen
 
 
-def decide(seconds: Mapping[str, float], *, even: bool, padding: float, reads: bool = True) -> str:
+def select_backend(seconds: Mapping[str, float], *, even: bool, padding: float, reads: bool = True) -> str:
     """Select the back end from the seconds of a pass. ``even``: any, because all experts have equally many rows.
 
     Otherwise select the fastest back end without padding, and the load imbalance up to which a padding one is faster.
@@ -140,7 +140,7 @@ def decide(seconds: Mapping[str, float], *, even: bool, padding: float, reads: b
         return str(SelectedBackend(best, other, min(MOST_PADDING, up_to)))
     if not reads:
         return best
-    return str(SelectedBackend(best, other, 1.0)) if seconds.get(f"{other}{EVEN}", math.inf) <= won else best
+    return str(SelectedBackend(best, other, 1.0)) if seconds.get(f"{other}{EVEN_SUFFIX}", math.inf) <= won else best
 
 
 def compute_padding_of(rows_E: Tensor) -> float:
@@ -184,7 +184,7 @@ def _inputs(shape: ExpertShape, device: torch.device, dtype: torch.dtype | None 
     return make(shape.rows, shape.width).detach().to(dtype or shape.dtype), weights
 
 
-def _ways(shape: ExpertShape, device: torch.device, names: list[str]) -> dict[str, Callable[[], object]]:
+def _build_candidates(shape: ExpertShape, device: torch.device, names: list[str]) -> dict[str, Callable[[], object]]:
     """Build a training pass for each back end: cast weights to the rows' type, forward, backward."""
     rows_ND, weights = _inputs(shape, device)
     d_out_ND = torch.ones_like(rows_ND)
@@ -206,11 +206,11 @@ def _ways(shape: ExpertShape, device: torch.device, names: list[str]) -> dict[st
 
     ways: dict[str, Callable[[], object]] = {name: partial(run, name, shape.even) for name in names}
     if not shape.even and device.type == "cpu":
-        ways |= {f"{name}{EVEN}": partial(run, name, True) for name in names if BACKENDS[name].pads}
+        ways |= {f"{name}{EVEN_SUFFIX}": partial(run, name, True) for name in names if BACKENDS[name].pads}
     return ways
 
 
-def _beside(shape: ExpertShape, device: torch.device) -> dict[str, Any]:
+def _measure_bfloat16_gain(shape: ExpertShape, device: torch.device) -> dict[str, Any]:
     """Measure how much faster one expert's product is in bfloat16. It is only reported: it would change the numbers."""
     if shape.dtype != torch.float32:
         return {}

@@ -26,24 +26,24 @@ from suite.performance.cost_model import ALGORITHMS
 from suite.training.timing import CudaClock, HostClock
 from suite.world import World
 from workloads.moe import phases
-from workloads.moe.activations import activate
-from workloads.moe.all_to_all import Journey
+from workloads.moe.activations import compute_activation
+from workloads.moe.all_to_all import MultiHopTransfer
 from workloads.moe.autotune import measure_flops, measure_memory
 from workloads.moe.backend_selection import ExpertShape, choose_backend
-from workloads.moe.config import Layout, MoEConfig, valid_r
+from workloads.moe.config import Layout, MoEConfig, list_valid_r
 from workloads.moe.layer import Execution, MoELayer
-from workloads.moe.mesh import ExpertMesh, process_group
+from workloads.moe.mesh import ExpertMesh, resolve_process_group
 from workloads.moe.parallel import make_expert_mesh
 from workloads.moe.phases import LayerTimer, NoMarker
 from workloads.moe.router import Router
-from workloads.moe.routes import exchange_counts, plan_routes
+from workloads.moe.routes import gather_counts, plan_routes
 
 BENCH_VERSION = 2
 SWEEP_VERSION = 2  # read by analysis/network/sweep.py
 SWEEP_KIND = "mlhpc all-to-all sweep"
 SWEEP_FROM_BYTES = 1 << 10
 SWEEP_DEGREES = (1, 2, 4)
-OUTSIDE = (
+OUTSIDE_PHASES = (
     phases.GATE, phases.PERMUTE, phases.COUNTS, phases.UNPERMUTE,
     *(f"{name}_backward" for name in (phases.GATE, phases.PERMUTE, phases.UNPERMUTE)),
 )  # fmt: skip
@@ -94,7 +94,7 @@ class Result:
         return asdict(self)
 
 
-class GivenRouter(Router):
+class FixedRouter(Router):
     """Does all the work of a router but returns experts chosen beforehand."""
 
     experts_TK: Tensor
@@ -118,7 +118,7 @@ class DenseFFN(nn.Module):
     def forward(self, x_ND: Tensor) -> Tensor:
         """Map (N, D) to (N, D)."""
         result: Tensor = self.down(
-            activate(self.up(x_ND), None if self.gate is None else self.gate(x_ND), self.activation)
+            compute_activation(self.up(x_ND), None if self.gate is None else self.gate(x_ND), self.activation)
         )
         return result
 
@@ -134,8 +134,8 @@ def measure(shape: Shape, world: World, device: torch.device, repeats: int) -> R
         layer.backend = choose_backend(make_measuring_chooser(world, device), asked)
     dense = DenseFFN(shape).to(device, DTYPES[shape.dtype])
     x_ND = torch.randn(shape.tokens * shape.moe.top_k, shape.width, device=device, dtype=x_TD.dtype)
-    call, dense_call = training_pass(layer, x_TD), training_pass(dense, x_ND)
-    pairs = timed_pairs(call, dense_call, world, device, repeats)
+    call, dense_call = make_training_pass(layer, x_TD), make_training_pass(dense, x_ND)
+    pairs = measure_pairs(call, dense_call, world, device, repeats)
     layer.marker = timer = LayerTimer(CudaClock() if device.type == "cuda" else HostClock())
     layer.load = type(layer.load)(shape.moe.experts)
     call()
@@ -172,14 +172,14 @@ def make_layer(shape: Shape, mesh: ExpertMesh | None, rank: int, device: torch.d
     generator = torch.Generator().manual_seed(1 + rank)
     x_TD = torch.randn(shape.tokens, shape.width, generator=generator)
     if shape.load != "router":
-        router = GivenRouter(shape.width, moe)
+        router = FixedRouter(shape.width, moe)
         router.load_state_dict(layer.router.state_dict())
-        router.experts_TK = choose_given_experts(shape, generator).to(device)
+        router.experts_TK = choose_fixed_experts(shape, generator).to(device)
         layer.router = router
     return layer.to(device, DTYPES[shape.dtype]), x_TD.to(device, DTYPES[shape.dtype])
 
 
-def choose_given_experts(shape: Shape, generator: torch.Generator) -> Tensor:
+def choose_fixed_experts(shape: Shape, generator: torch.Generator) -> Tensor:
     """Choose distinct experts per token: all equally often, or expert 0 for two thirds and the others by Zipf's law."""
     tokens, experts, top_k = shape.tokens, shape.moe.experts, shape.moe.top_k
     if shape.load == "uniform":
@@ -191,7 +191,7 @@ def choose_given_experts(shape: Shape, generator: torch.Generator) -> Tensor:
     return torch.multinomial(chances_TE, top_k, generator=generator)
 
 
-def training_pass(module: nn.Module, x: Tensor) -> Callable[[], None]:
+def make_training_pass(module: nn.Module, x: Tensor) -> Callable[[], None]:
     """Return a function that runs forward and backward with gradients of input and parameters."""
     gradient = torch.randn_like(x)
 
@@ -205,16 +205,18 @@ def training_pass(module: nn.Module, x: Tensor) -> Callable[[], None]:
     return call
 
 
-def timed_pairs(
+def measure_pairs(
     first: Callable[[], None], second: Callable[[], None], world: World, device: torch.device, repeats: int
 ) -> list[tuple[float, float]]:
     """Measure the seconds of both calls, alternating, after a warm-up of each."""
     group = dist.group.WORLD if world.size > 1 else None
-    times = timed([first, second] * (1 + repeats), group, device)[2:]
+    times = measure_calls([first, second] * (1 + repeats), group, device)[2:]
     return list(zip(times[::2], times[1::2], strict=True))
 
 
-def timed(calls: Sequence[Callable[[], None]], group: dist.ProcessGroup | None, device: torch.device) -> list[float]:
+def measure_calls(
+    calls: Sequence[Callable[[], None]], group: dist.ProcessGroup | None, device: torch.device
+) -> list[float]:
     """Measure the slowest rank's seconds of each call. Ranks begin each call together and exchange times at the end.
 
     The barrier is torch.distributed's: a rank that waits in MPI keeps its core busy, which other ranks may need.
@@ -234,7 +236,7 @@ def timed(calls: Sequence[Callable[[], None]], group: dist.ProcessGroup | None, 
     return [float(value) for value in seconds]
 
 
-def sweep_network(
+def run_network_sweep(
     world: World,
     device: torch.device,
     shape: Shape,
@@ -252,7 +254,7 @@ def sweep_network(
     if world.size % ranks_per_node:
         raise InputError(f"{world.size} ranks are not a grid of nodes with {ranks_per_node} ranks each")
     sizes = list_grid_sizes(world.size, ranks_per_node)
-    shapes = [_with_experts(shape, shape.moe.experts * ranks // world.size) for ranks in sizes]
+    shapes = [_set_experts(shape, shape.moe.experts * ranks // world.size) for ranks in sizes]
     grids = []
     for number, (ranks, grid) in enumerate(zip(sizes, shapes, strict=True), start=1):
         grids.append(_sweep_grid(device, grid, ranks, min(ranks, ranks_per_node), up_to_bytes, repeats))
@@ -271,7 +273,7 @@ def sweep_network(
     }
 
 
-def _with_experts(shape: Shape, experts: int) -> Shape:
+def _set_experts(shape: Shape, experts: int) -> Shape:
     if experts < shape.moe.top_k:
         raise InputError(
             f"experts grow with the ranks, and the smallest grid would have {experts} for top-k {shape.moe.top_k}: "
@@ -313,12 +315,12 @@ def _sweep_sizes(mesh: ExpertMesh, device: torch.device, up_to_bytes: int, repea
         counts_JWL = torch.full((1, mesh.size, 1), each, device=device)
         payload = torch.zeros(each * mesh.size, 1, device=device)
         for algorithm in ALGORITHMS if mesh.nodes > 1 else ALGORITHMS[:1]:
-            (route,) = plan_routes(mesh, exchange_counts(mesh, counts_JWL, algorithm), algorithm)
+            (route,) = plan_routes(mesh, gather_counts(mesh, counts_JWL, algorithm), algorithm)
 
             def call(hops: Any = route.hops, payload: Tensor = payload) -> None:
-                Journey(payload, hops).end()
+                MultiHopTransfer(payload, hops).end()
 
-            seconds = timed([call] * (1 + repeats), process_group(mesh.world), device)[1:]
+            seconds = measure_calls([call] * (1 + repeats), resolve_process_group(mesh.world), device)[1:]
             yield {"algorithm": algorithm, "bytes": each * mesh.size * 4, "seconds": seconds}
         size *= 2
 
@@ -331,13 +333,13 @@ def _sweep_layer(mesh: ExpertMesh, device: torch.device, shape: Shape, repeats: 
     """
     torch.manual_seed(0)
     layer, x_TD = make_layer(shape, mesh, mesh.rank, device)
-    call = training_pass(layer, x_TD)
+    call = make_training_pass(layer, x_TD)
     runs = []
-    for r in valid_r(shape.moe.experts, mesh.size):
+    for r in list_valid_r(shape.moe.experts, mesh.size):
         degrees = SWEEP_DEGREES if r else (1,)
         for degree, algorithm in product(degrees, ALGORITHMS if r and mesh.nodes > 1 else ALGORITHMS[:1]):
             layer.use(Execution(r, degree, algorithm))
-            seconds = timed([call] * (1 + repeats), process_group(mesh.world), device)[1:]
+            seconds = measure_calls([call] * (1 + repeats), resolve_process_group(mesh.world), device)[1:]
             runs.append({"r": r, "degree": degree, "algorithm": algorithm, "seconds": seconds})
     layer.use(Execution())
     layer.marker = timer = LayerTimer(CudaClock() if device.type == "cuda" else HostClock())
@@ -345,7 +347,7 @@ def _sweep_layer(mesh: ExpertMesh, device: torch.device, shape: Shape, repeats: 
     for _ in range(repeats):
         call()
         seconds_by_phase = timer.flush()
-        outside.append(sum(seconds_by_phase[name] for name in OUTSIDE))
+        outside.append(sum(seconds_by_phase[name] for name in OUTSIDE_PHASES))
     rows = shape.tokens * shape.moe.top_k * mesh.size // max(shape.moe.experts, mesh.size)
     return {
         "shape": {**vars(shape), "moe": convert_to_plain_data(shape.moe)},

@@ -12,7 +12,7 @@ from suite.config import Hyperparameters
 from suite.errors import InputError
 
 DEFAULT_CAPACITY_FACTOR = 1.0
-ROOM_TO_SPARE = 2.0  # one expert may have the usual factors above 1
+LOAD_MARGIN = 2.0  # one expert may have the usual factors above 1
 LARGE_ALIGNMENT, LARGE_STEP = 256, 128  # Tutel: an alignment above 256 becomes a multiple of 128
 
 Activation = Literal["relu", "gelu", "silu", "swiglu"]
@@ -61,14 +61,14 @@ class MoEConfig(Hyperparameters, frozen=True, kw_only=True):
             raise InputError("balance importance_load needs gate_noise > 0: the load is a probability under that noise")
         if self.dispatch == "dropless" and self.capacity_factor is not None:
             raise InputError("capacity_factor belongs to dispatch capacity or einsum; dropless has no capacity")
-        if self.capacity_factor is not None and abs(self.capacity_factor) > max(self.experts, ROOM_TO_SPARE):
+        if self.capacity_factor is not None and abs(self.capacity_factor) > max(self.experts, LOAD_MARGIN):
             raise InputError(
                 f"capacity_factor {self.capacity_factor:g} is more than the {self.experts} experts: with a factor of "
                 f"{self.experts} every expert has room for every token"
             )
 
 
-def valid_r(experts: int, ranks: int) -> tuple[int, ...]:
+def list_valid_r(experts: int, ranks: int) -> tuple[int, ...]:
     """List the possible values of parallel_r: 0 and the divisors of the ranks per expert.
 
     InputError if neither of experts and ranks divides the other.
@@ -112,7 +112,7 @@ def count_ranks_per_expert(experts: int, ranks: int) -> int:
     raise InputError(f"{experts} experts on {ranks} ranks: one must divide the other")
 
 
-def compute_capacity_of(
+def compute_capacity(
     factor: float | None, tokens: int, experts: int, top_k: int, needed: int = 0, alignment: int = 1
 ) -> int:
     """Compute Tutel's capacity. ``needed``, the longest queue over all ranks, is used for factors of zero and below.
@@ -155,9 +155,7 @@ class Layout:
         if moe.dispatch == "dropless" or factor <= 0:
             return float(tokens * moe.top_k)
         alignment = count_ranks_per_expert(moe.experts, self.spread) * moe.overlap_degree
-        capacity = compute_capacity_of(
-            factor, round(tokens * self.samples), moe.experts, moe.top_k, alignment=alignment
-        )
+        capacity = compute_capacity(factor, round(tokens * self.samples), moe.experts, moe.top_k, alignment=alignment)
         return moe.experts * capacity / self.samples
 
     def sent_rows(self, moe: MoEConfig, tokens: int) -> float:

@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from suite.training.parallel.skeleton import has_values
-from workloads.moe.config import DispatchMode, compute_capacity_of
-from workloads.moe.router import Routing, tally
+from workloads.moe.config import DispatchMode, compute_capacity
+from workloads.moe.router import Routing, count_experts
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Dropless:
             tokens=tokens,
             tokens_N=queue.tokens_R,
             choices_N=queue.choices_R,
-            place_TK=_placed(rows_R, queue, top_k),
+            place_TK=_find_rows(rows_R, queue, top_k),
             kept_TK=None,
             rows_E=assigned_E,
             host_E=None,
@@ -118,14 +118,14 @@ class Capacity(Dropless):
         needed = 0
         if self.factor is not None and self.factor <= 0:
             needed = int(self.over_ranks(assigned_E.max()))
-        capacity = compute_capacity_of(self.factor, tokens, experts, top_k, needed, self.alignment)
+        capacity = compute_capacity(self.factor, tokens, experts, top_k, needed, self.alignment)
         rows, choices = experts * capacity, tokens * top_k
         begin_E = assigned_E.cumsum(0) - assigned_E
         turn_R = torch.arange(choices, device=device) - begin_E.index_select(0, queue.experts_R)
         row_R = torch.where(turn_R < capacity, torch.add(turn_R, queue.experts_R, alpha=capacity), rows)
         # all that drop write to one entry behind the last row, in any order; it is cut off
         choices_N = torch.full((rows + 1,), choices, device=device).scatter_(0, row_R, queue.choices_R)[:rows]
-        place_TK = _placed(row_R, queue, top_k)
+        place_TK = _find_rows(row_R, queue, top_k)
         return DispatchPlan(
             tokens=tokens,
             tokens_N=choices_N.div(top_k, rounding_mode="floor"),
@@ -153,7 +153,7 @@ class Einsum(Capacity):
         return _mask(plan, _weights(plan, weights_TK).to(rows_ND.dtype)) @ rows_ND
 
 
-def permutation(
+def make_permutation(
     mode: DispatchMode,
     factor: float | None,
     *,
@@ -199,10 +199,10 @@ def _queue(routing: Routing, experts: int) -> _Queue:
     tokens_R, slot_R = order_R.remainder(max(tokens, 1)), order_R.div(max(tokens, 1), rounding_mode="floor")
     if order_T is not None:
         tokens_R = order_T.index_select(0, tokens_R)
-    return _Queue(experts_R, tokens_R, tokens_R * top_k + slot_R, tally(flat_R, experts))
+    return _Queue(experts_R, tokens_R, tokens_R * top_k + slot_R, count_experts(flat_R, experts))
 
 
-def _placed(row_R: Tensor, queue: _Queue, top_k: int) -> Tensor:
+def _find_rows(row_R: Tensor, queue: _Queue, top_k: int) -> Tensor:
     """Return the row of each choice, (T, K), from that of each assignment in the order of the queues."""
     return torch.empty_like(row_R).scatter_(0, queue.choices_R, row_R).view(-1, top_k)
 
@@ -213,7 +213,7 @@ class _Encode(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_TD: Tensor, plan: DispatchPlan) -> Tensor:
         ctx.plan = plan
-        return _of_tokens(x_TD, plan)
+        return _gather_tokens(x_TD, plan)
 
     @staticmethod
     def backward(ctx: Any, d_rows_ND: Tensor) -> tuple[Tensor, None]:
@@ -234,7 +234,7 @@ class _Decode(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_out_TD: Tensor) -> tuple[Tensor, Tensor, None]:
         (rows_ND, weights_TK), plan = ctx.saved_tensors, ctx.plan
-        d_rows_ND = _of_tokens(d_out_TD.to(rows_ND.dtype), plan)
+        d_rows_ND = _gather_tokens(d_out_TD.to(rows_ND.dtype), plan)
         if not len(rows_ND):
             return d_rows_ND, torch.zeros_like(weights_TK), None
         wide = torch.promote_types(rows_ND.dtype, torch.float32)
@@ -256,19 +256,19 @@ def list_counts_on_host(rows_E: Tensor, rows: int) -> list[int]:
     return [each + (expert < rest) for expert in range(len(rows_E))]
 
 
-def _of_tokens(x_TD: Tensor, plan: DispatchPlan) -> Tensor:
+def _gather_tokens(x_TD: Tensor, plan: DispatchPlan) -> Tensor:
     """Gather the token of each row; an empty row reads a row of zeros appended to the tokens."""
-    x_TD = x_TD if plan.kept_TK is None else _with_last(x_TD, 0)
+    x_TD = x_TD if plan.kept_TK is None else _append_entry(x_TD, 0)
     return x_TD.index_select(0, plan.tokens_N)
 
 
 def _weights(plan: DispatchPlan, weights_TK: Tensor) -> Tensor:
     """Look up the weight of each row; zero for empty rows."""
     weights_R = weights_TK.reshape(-1)
-    return (weights_R if plan.kept_TK is None else _with_last(weights_R, 0)).index_select(0, plan.choices_N)
+    return (weights_R if plan.kept_TK is None else _append_entry(weights_R, 0)).index_select(0, plan.choices_N)
 
 
-def _with_last(values: Tensor, last: int) -> Tensor:
+def _append_entry(values: Tensor, last: int) -> Tensor:
     """Append one entry, which empty rows point to."""
     return torch.cat((values, values.new_full((1, *values.shape[1:]), last)))
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from suite.errors import InputError
 from suite.machine.choice.products import compute_onednn_product, has_onednn
 from suite.training.parallel.skeleton import has_values
-from workloads.moe.activations import ACTIVATION_GRADIENTS, activate
+from workloads.moe.activations import ACTIVATION_GRADIENTS, compute_activation
 from workloads.moe.config import Activation, Backend
 from workloads.moe.dispatch import list_counts_on_host
 from workloads.moe.kernels.fused import Source, find_problem, run_fused
@@ -139,13 +139,15 @@ def run_experts(
     cannot multiply these rows. InputError if a back end that the user named cannot.
     """
     if backend == "auto":
-        backend = rule(rows_ND, weights)
+        backend = choose_unmeasured_backend(rows_ND, weights)
     if isinstance(backend, SelectedBackend):
         if backend.padded is not None and host_E is None and rows_E.is_cuda:
             host_E = rows_E.cpu()  # once, for the choice and for what is chosen
         name = backend.for_load(rows_E if host_E is None else host_E, len(rows_ND))
         if BACKENDS[name].problem(rows_ND, weights) is not None:
-            return run_experts(rows_ND, rows_E, weights, activation, rule(rows_ND, weights), host_E)
+            return run_experts(
+                rows_ND, rows_E, weights, activation, choose_unmeasured_backend(rows_ND, weights), host_E
+            )
     else:
         name = backend
     if name in READ_ON_HOST and host_E is not None:
@@ -153,7 +155,7 @@ def run_experts(
     return BACKENDS[name].run(rows_ND, rows_E, weights, activation)
 
 
-def rule(rows_ND: Tensor, weights: Weights) -> SelectedBackend:
+def choose_unmeasured_backend(rows_ND: Tensor, weights: Weights) -> SelectedBackend:
     """Return the back end to use without measuring.
 
     On a GPU: grouped_mm in bfloat16, else bmm if it pads little; on a CPU: onednn; otherwise the loop. torch has GPU
@@ -216,7 +218,7 @@ def _uniform(shape: tuple[int, ...], bound: float) -> nn.Parameter:
 
 def _loop(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activation) -> Tensor:
     """Multiply expert by expert on its slice of the rows, writing each product into the result."""
-    return _looped(rows_ND, rows_E, weights, activation, _aten_product, 1)
+    return _multiply_in_loop(rows_ND, rows_E, weights, activation, _aten_product, 1)
 
 
 def _onednn(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activation) -> Tensor:
@@ -226,10 +228,10 @@ def _onednn(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activ
     problem = explain_onednn_problem(rows_ND)
     if problem is not None:
         raise InputError(f"backend onednn: {problem}; choose loop or bmm")
-    return _looped(rows_ND, rows_E, weights, activation, _onednn_product, ONEDNN_ROWS)
+    return _multiply_in_loop(rows_ND, rows_E, weights, activation, _onednn_product, ONEDNN_ROWS)
 
 
-def _looped(
+def _multiply_in_loop(
     rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activation, product: Product, step: int
 ) -> Tensor:
     counts = list_counts_on_host(rows_E, len(rows_ND))
@@ -280,13 +282,13 @@ class _Loop(torch.autograd.Function):
             gate = None
             if gate_NH is not None and weights.gate_EHD is not None:
                 gate = product(rows[window], weights.gate_EHD[e], gate_NH[window])
-                _put(gate_NH[here], gate[mine])
-            hidden = _activated(up, gate, activation, scratch_NH)
-            _put(up_NH[here], up[mine])
+                _copy_if_needed(gate_NH[here], gate[mine])
+            hidden = _compute_hidden(up, gate, activation, scratch_NH)
+            _copy_if_needed(up_NH[here], up[mine])
             out = product(hidden, weights.down_EHD[e].t(), out_ND[window])
             if weights.down_bias_ED is not None:
                 out += weights.down_bias_ED[e]
-            _put(out_ND[here], out[mine])
+            _copy_if_needed(out_ND[here], out[mine])
         ctx.save_for_backward(rows, up_NH, gate_NH, *tensors)
         ctx.counts, ctx.activation, ctx.product, ctx.step = counts, activation, product, step
         return out_ND
@@ -306,9 +308,9 @@ class _Loop(torch.autograd.Function):
         for e, here, window, mine in _windows(ctx.counts, ctx.step, len(rows)):
             x, up, gate = rows[window], up_NH[window], None if gate_NH is None else gate_NH[window]
             # zero in a neighbour's rows, so that all gradients from them are zero
-            d_out = _alone(d_out_ND[window], mine)
-            hidden = up if activation == "relu" else _activated(up, gate, activation, hidden_NH)
-            _put(d_weights.down_EHD[e], product(hidden.t(), d_out.t(), d_weights.down_EHD[e]))
+            d_out = _zero_other_rows(d_out_ND[window], mine)
+            hidden = up if activation == "relu" else _compute_hidden(up, gate, activation, hidden_NH)
+            _copy_if_needed(d_weights.down_EHD[e], product(hidden.t(), d_out.t(), d_weights.down_EHD[e]))
             # holds d_hidden until the activation's gradient is applied below
             d_up = product(d_out, weights.down_EHD[e], d_up_NH[: len(x)])
             d_gate = None
@@ -319,12 +321,12 @@ class _Loop(torch.autograd.Function):
                 d_gate = torch.mul(d_up, up, out=d_gate_NH[: len(x)])
                 torch.ops.aten.silu_backward(d_gate, gate, grad_input=d_gate)
                 d_up *= torch.ops.aten.silu(gate, out=hidden_NH[: len(x)])
-                _put(d_weights.gate_EHD[e], product(d_gate.t(), x.t(), d_weights.gate_EHD[e]))
-            _put(d_weights.up_EHD[e], product(d_up.t(), x.t(), d_weights.up_EHD[e]))
+                _copy_if_needed(d_weights.gate_EHD[e], product(d_gate.t(), x.t(), d_weights.gate_EHD[e]))
+            _copy_if_needed(d_weights.up_EHD[e], product(d_up.t(), x.t(), d_weights.up_EHD[e]))
             d_x = product(d_up, weights.up_EHD[e].t(), d_rows[window])
             if d_gate is not None and weights.gate_EHD is not None:
                 d_x += product(d_gate, weights.gate_EHD[e].t(), torch.empty_like(d_x))
-            _put(d_rows[here], d_x[mine])
+            _copy_if_needed(d_rows[here], d_x[mine])
             for bias, gradient in ((d_weights.up_bias_EH, d_up), (d_weights.down_bias_ED, d_out)):
                 if bias is not None:
                     torch.sum(gradient, 0, out=bias[e])
@@ -349,7 +351,7 @@ def _windows(counts: list[int], step: int, rows: int) -> Iterator[tuple[int, sli
             yield e, slice(begin, end), slice(first, first + length), slice(begin - first, end - first)
 
 
-def _activated(up: Tensor, gate: Tensor | None, activation: Activation, scratch_NH: Tensor) -> Tensor:
+def _compute_hidden(up: Tensor, gate: Tensor | None, activation: Activation, scratch_NH: Tensor) -> Tensor:
     """Compute the hidden layer: relu in place, since its backward needs only its output; others in the scratch."""
     if activation == "relu":
         return up.relu_()
@@ -361,7 +363,7 @@ def _activated(up: Tensor, gate: Tensor | None, activation: Activation, scratch_
     return function(up, out=out)  # type: ignore[no-any-return]
 
 
-def _alone(window: Tensor, mine: slice) -> Tensor:
+def _zero_other_rows(window: Tensor, mine: slice) -> Tensor:
     """Return the window with zeros in place of the rows that are not mine."""
     if mine == slice(0, len(window)):
         return window
@@ -370,7 +372,7 @@ def _alone(window: Tensor, mine: slice) -> Tensor:
     return alone
 
 
-def _put(place: Tensor, value: Tensor) -> None:
+def _copy_if_needed(place: Tensor, value: Tensor) -> None:
     """Copy, unless it was written there."""
     if not has_values(place) or place.data_ptr() != value.data_ptr():
         place.copy_(value)
@@ -393,7 +395,7 @@ def _bmm(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activati
     gate = None
     if weights.gate_EHD is not None:
         gate = _Batched.apply(rows_ECD, weights.gate_EHD, None)  # type: ignore[no-untyped-call]
-    out_ECD = _batched(activate(up, gate, activation), weights.down_EHD, weights.down_bias_ED)
+    out_ECD = _batched(compute_activation(up, gate, activation), weights.down_EHD, weights.down_bias_ED)
     out_ND = out_ECD.reshape(-1, width)
     return out_ND if places_N is None else out_ND.index_select(0, places_N)
 
@@ -439,10 +441,10 @@ def _grouped_mm(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: A
     up = _grouped(rows_ND, weights.up_EHD.transpose(1, 2), ends_E)
     gate = None if weights.gate_EHD is None else _grouped(rows_ND, weights.gate_EHD.transpose(1, 2), ends_E)
     if weights.up_bias_EH is not None:
-        up = up + _per_row(weights.up_bias_EH, rows_E, len(rows_ND))
-    out_ND = _grouped(activate(up, gate, activation), weights.down_EHD, ends_E)
+        up = up + _repeat_by_rows(weights.up_bias_EH, rows_E, len(rows_ND))
+    out_ND = _grouped(compute_activation(up, gate, activation), weights.down_EHD, ends_E)
     if weights.down_bias_ED is not None:
-        out_ND = out_ND + _per_row(weights.down_bias_ED, rows_E, len(rows_ND))
+        out_ND = out_ND + _repeat_by_rows(weights.down_bias_ED, rows_E, len(rows_ND))
     return out_ND
 
 
@@ -456,7 +458,7 @@ def _grouped(rows: Tensor, weight: Tensor, ends_E: Tensor) -> Tensor:
     return _ContiguousGradient.apply(product)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _per_row(bias_EX: Tensor, rows_E: Tensor, rows: int) -> Tensor:
+def _repeat_by_rows(bias_EX: Tensor, rows_E: Tensor, rows: int) -> Tensor:
     return bias_EX.repeat_interleave(rows_E.to(bias_EX.device), dim=0, output_size=rows)
 
 

@@ -20,9 +20,9 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from suite.errors import InputError
 from suite.training.parallel.recompute import is_computed_again
 from workloads.moe import phases
-from workloads.moe.all_to_all import Copies, Journey, Route, SumOfTwins, gather_slices, ranges
-from workloads.moe.config import Algorithm, Backend, MoEConfig, count_ranks_per_expert, valid_r
-from workloads.moe.dispatch import DispatchPlan, Permutation, list_counts_on_host, permutation
+from workloads.moe.all_to_all import Copies, MultiHopTransfer, Route, SumOverReplicas, gather_slices, join_ranges
+from workloads.moe.config import Algorithm, Backend, MoEConfig, count_ranks_per_expert, list_valid_r
+from workloads.moe.dispatch import DispatchPlan, Permutation, list_counts_on_host, make_permutation
 from workloads.moe.experts import Experts, SelectedBackend, Weights, run_experts, run_fused_experts
 from workloads.moe.kernels.fused import Source
 from workloads.moe.mesh import ExpertMesh, Group
@@ -32,9 +32,9 @@ from workloads.moe.routes import (
     Traffic,
     compute_even_traffic,
     compute_known_traffic,
-    exchange_counts,
+    gather_counts,
     plan_routes,
-    shares,
+    split_buffer,
 )
 
 
@@ -123,7 +123,7 @@ class MoELayer(nn.Module):
     def use(self, execution: Execution) -> None:
         """Set how the layer is executed from now on; every rank calls. InputError if this r does not exist."""
         if self.mesh is not None:
-            choices = valid_r(self.config.experts, self.mesh.size)
+            choices = list_valid_r(self.config.experts, self.mesh.size)
             if execution.r not in choices:
                 raise InputError(
                     f"parallel_r {execution.r}: {self.config.experts} experts on {self.mesh.size} ranks allow {choices}"
@@ -168,10 +168,10 @@ class MoELayer(nn.Module):
         """Return the rule by which this layer orders, drops and pads rows. In evaluation nothing drops."""
         config = self.config
         if not self.training:
-            return permutation("dropless", None)  # else a sample's result would depend on the others in its batch
+            return make_permutation("dropless", None)  # else a sample's result would depend on the others in its batch
         reduce = torch.clone if self.mesh is None else self.mesh.maximum
         alignment = self.sharers * self.execution.degree
-        return permutation(config.dispatch, config.capacity_factor, alignment=alignment, over_ranks=reduce)
+        return make_permutation(config.dispatch, config.capacity_factor, alignment=alignment, over_ranks=reduce)
 
     def run_experts(self, rows_ND: Tensor, rows_E: Tensor, weights: Weights, host_E: Tensor | None = None) -> Tensor:
         """Compute the experts on rows sorted by expert, in the rows' data type. ``rows_E``: rows of each expert.
@@ -200,7 +200,7 @@ class MoELayer(nn.Module):
             return local
         names = [name for name, weight in vars(local).items() if weight is not None]
         shares = (getattr(local, name) for name in names)
-        summed = SumOfTwins.apply(self.mesh.twins, *shares)  # type: ignore[no-untyped-call]
+        summed = SumOverReplicas.apply(self.mesh.twins, *shares)  # type: ignore[no-untyped-call]
         return replace(local, **dict(zip(names, summed, strict=True)))
 
     def gathered_weights(self, mesh: ExpertMesh, dtype: torch.dtype | None = None) -> Weights:
@@ -231,14 +231,14 @@ class MoELayer(nn.Module):
         if mesh.is_rehearsed:
             return self._rehearsed_schedule(mesh, plan)
         if plan.capacity is None:
-            begins_JWL, counts_JWL = shares(plan.rows_E, mesh.size, self.sharers, execution.r, execution.degree)
-            traffic = exchange_counts(mesh, counts_JWL, execution.algorithm)
+            begins_JWL, counts_JWL = split_buffer(plan.rows_E, mesh.size, self.sharers, execution.r, execution.degree)
+            traffic = gather_counts(mesh, counts_JWL, execution.algorithm)
             return Schedule.create(mesh, traffic, begins_JWL, plan.rows, self.sharers, execution)
         capacity_W = mesh.every(plan.capacity)
         key = (capacity_W.tolist(), execution, device)
         if self._last_schedule is None or self._last_schedule[0] != key:
             assert plan.host_E is not None
-            begins_JWL, _ = shares(plan.host_E, mesh.size, self.sharers, execution.r, execution.degree)
+            begins_JWL, _ = split_buffer(plan.host_E, mesh.size, self.sharers, execution.r, execution.degree)
             form = execution.r, execution.degree, execution.algorithm
             traffic = compute_known_traffic(mesh, capacity_W, self.config.experts, self.sharers, *form, device)
             begins_JWL = begins_JWL.to(device, non_blocking=True)
@@ -254,7 +254,7 @@ class MoELayer(nn.Module):
                 assert plan.capacity is not None
                 counts = [plan.capacity] * self.config.experts
             form = self.sharers, execution.r, execution.degree
-            begins_JWL, counts_JWL = shares(torch.tensor(counts), mesh.size, *form)
+            begins_JWL, counts_JWL = split_buffer(torch.tensor(counts), mesh.size, *form)
             traffic = compute_even_traffic(mesh, counts_JWL, execution.algorithm, exchanged=plan.capacity is None)
             return Schedule.create(mesh, traffic, begins_JWL, plan.rows, self.sharers, execution)
 
@@ -300,7 +300,7 @@ def dispatch_locally(layer: MoELayer, x_TD: Tensor, routing: Routing) -> Dispatc
     rows_ND = marker.boundary(permute.encode(x_TD, plan), phases.PERMUTE, phases.EXPERTS)
     rows_ND = layer.run_experts(rows_ND, plan.rows_E, layer.weights(), plan.host_E)
     rows_ND = marker.boundary(rows_ND, phases.EXPERTS, phases.UNPERMUTE)
-    return _combined(permute, rows_ND, plan, routing)
+    return _combine(permute, rows_ND, plan, routing)
 
 
 def _dispatch_over_mesh(layer: MoELayer, mesh: ExpertMesh, x_TD: Tensor, routing: Routing) -> Dispatched:
@@ -324,7 +324,7 @@ def _dispatch_over_mesh(layer: MoELayer, mesh: ExpertMesh, x_TD: Tensor, routing
         rows_ND = marker.boundary(rows_ND, None, phases.DISPATCH)
         rows_ND = _send_and_compute(layer, mesh, rows_ND, plan, weights)
         rows_ND = marker.boundary(rows_ND, phases.COMBINE, phases.UNPERMUTE)
-    return _combined(permute, rows_ND, plan, routing)
+    return _combine(permute, rows_ND, plan, routing)
 
 
 def _dispatch_fused(
@@ -338,7 +338,7 @@ def _dispatch_fused(
     return Dispatched(y_TD, plan.assigned_E, plan.kept, plan.rows)
 
 
-def _combined(permute: Permutation, rows_ND: Tensor, plan: DispatchPlan, routing: Routing) -> Dispatched:
+def _combine(permute: Permutation, rows_ND: Tensor, plan: DispatchPlan, routing: Routing) -> Dispatched:
     y_TD = permute.decode(rows_ND, plan, routing.weights_TK)
     return Dispatched(y_TD, plan.assigned_E, plan.kept, plan.rows)
 
@@ -354,14 +354,14 @@ def _send_and_compute(
     marker.mark(phases.COUNTS)
     rows_MD = rows_ND if schedule.copies is None else schedule.copies.spread(rows_ND)
     chunks = torch.split(rows_MD, schedule.sizes)
-    going = [Journey(rows, route.hops) for rows, route in zip(chunks, schedule.routes, strict=True)]
+    going = [MultiHopTransfer(rows, route.hops) for rows, route in zip(chunks, schedule.routes, strict=True)]
     for journey in going:
         journey.advance()
-    coming: list[Journey] = []
+    coming: list[MultiHopTransfer] = []
     for journey, route in zip(going, schedule.routes, strict=True):
         rows = marker.boundary(journey.end(), phases.DISPATCH, phases.EXPERTS)
         rows = layer.run_experts(rows, route.rows_L, weights, route.host_L)
-        coming.append(Journey(marker.boundary(rows, phases.EXPERTS, phases.COMBINE), route.back))
+        coming.append(MultiHopTransfer(marker.boundary(rows, phases.EXPERTS, phases.COMBINE), route.back))
         if len(coming) > 1:
             # begin the second hop (2dh) of the previous chunk's return, to overlap the next chunk's experts
             coming[-2].advance()
@@ -377,8 +377,8 @@ def _copies(begins_JWL: Tensor, counts_JWL: Tensor, rows: int, sharers: int, r: 
     """
     chunks, ranks, each = counts_JWL.shape
     counts = counts_JWL.reshape(-1)
-    source_M = ranges(begins_JWL.reshape(-1), counts, r * rows)
+    source_M = join_ranges(begins_JWL.reshape(-1), counts, r * rows)
     grid = (chunks, ranks // sharers, r, sharers // r, each)
     begins = (counts.cumsum(0) - counts).view(grid).permute(2, 1, 4, 3, 0).reshape(-1)
     sizes = counts_JWL.reshape(grid).permute(2, 1, 4, 3, 0).reshape(-1)
-    return Copies(source_M, ranges(begins, sizes, r * rows).view(r, rows).t().contiguous())
+    return Copies(source_M, join_ranges(begins, sizes, r * rows).view(r, rows).t().contiguous())

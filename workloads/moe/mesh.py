@@ -23,7 +23,7 @@ _LAUNCH_ORDER = "NCCL_LAUNCH_ORDER_IMPLICIT"
 
 
 @dataclass(frozen=True)
-class Unsent:
+class DryRunGroup:
     """A group whose ranks send nothing: what each would give is noted, in a rehearsal on tensors without memory."""
 
     axis: str
@@ -35,7 +35,7 @@ class Unsent:
         self.note(self.axis, kind, given, self.size)
 
 
-Group = dist.ProcessGroup | Unsent
+Group = dist.ProcessGroup | DryRunGroup
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class ExpertMesh:
     @property
     def is_rehearsed(self) -> bool:
         """Return True if nothing is sent."""
-        return isinstance(self.world, Unsent)
+        return isinstance(self.world, DryRunGroup)
 
     @property
     def all_ranks(self) -> Group:
@@ -113,7 +113,7 @@ class ExpertMesh:
             os.environ.setdefault(_LAUNCH_ORDER, "1")
         if copies * sharing > 1:
             each = size // (copies * sharing)
-            return _one_of_many(device_type, each, ranks_per_node, block_sizes, copies, sharing, even=even)
+            return _create_copy(device_type, each, ranks_per_node, block_sizes, copies, sharing, even=even)
         shape = (size // ranks_per_node, ranks_per_node)
         mesh = DeviceMesh(device_type, torch.arange(size).view(shape), mesh_dim_names=("node", "device"))
         world: Any = dist.new_group(range(size))
@@ -127,7 +127,7 @@ class ExpertMesh:
 
     def every(self, value: int) -> Tensor:
         """Return the ``value`` of every rank, on the host (W,). Even ranks and ranks with gloo wait for no device."""
-        if self.even or isinstance(self.world, Unsent):
+        if self.even or isinstance(self.world, DryRunGroup):
             return torch.full((self.size,), value)
         device = "cpu" if "cpu:" in dist.get_backend_config(self.world) else "cuda"
         values_W = torch.empty(self.size, dtype=torch.int64, device=device)
@@ -137,14 +137,14 @@ class ExpertMesh:
     def maximum(self, value: Tensor) -> Tensor:
         """Compute the largest ``value`` of all ranks, where it is."""
         largest = value.clone()
-        if isinstance(self.world, Unsent):
+        if isinstance(self.world, DryRunGroup):
             self.world("all_reduce", value.nbytes)
             return largest
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.world)
         return largest
 
 
-def _one_of_many(
+def _create_copy(
     device_type: str,
     size: int,
     ranks_per_node: int,
@@ -184,22 +184,24 @@ def _one_of_many(
     )
 
 
-def make_rehearsed_mesh(size: int, ranks_per_node: int, copies: int, note: Note, sharing: int = 1) -> ExpertMesh:
+def make_dry_run_mesh(size: int, ranks_per_node: int, copies: int, note: Note, sharing: int = 1) -> ExpertMesh:
     """Make a mesh of ``size`` ranks, one of ``copies``, that sends nothing: what its first rank would send is noted."""
     nodes = size // ranks_per_node
-    blocks: dict[int, Group] = {each: Unsent("expert", each, note) for each in range(1, size + 1) if size % each == 0}
-    world, within, across = (Unsent("expert", each, note) for each in (size, ranks_per_node, nodes))
-    twins, everyone = Unsent("twins", copies, note), Unsent("all", copies * size * sharing, note)
+    blocks: dict[int, Group] = {
+        each: DryRunGroup("expert", each, note) for each in range(1, size + 1) if size % each == 0
+    }
+    world, within, across = (DryRunGroup("expert", each, note) for each in (size, ranks_per_node, nodes))
+    twins, everyone = DryRunGroup("twins", copies, note), DryRunGroup("all", copies * size * sharing, note)
     beside = twins if copies > 1 else None, everyone if copies * sharing > 1 else None
     return ExpertMesh(0, nodes, ranks_per_node, world, within, across, blocks, True, 0, copies, *beside)
 
 
-def process_group(group: Group) -> dist.ProcessGroup:
+def resolve_process_group(group: Group) -> dist.ProcessGroup:
     """Return the group, in a run."""
-    assert not isinstance(group, Unsent)
+    assert not isinstance(group, DryRunGroup)
     return group
 
 
-def ranks_of(group: Group) -> int:
+def count_ranks(group: Group) -> int:
     """Return the number of ranks of a group."""
-    return group.size if isinstance(group, Unsent) else dist.get_world_size(group)
+    return group.size if isinstance(group, DryRunGroup) else dist.get_world_size(group)

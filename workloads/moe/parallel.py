@@ -12,7 +12,7 @@ from suite.errors import InputError
 from suite.training.timing import Clock
 from suite.world import World
 from workloads.moe.autotune import Autotuner, make_trial_timer, measure_flops, measure_network
-from workloads.moe.config import MoEConfig, count_ranks_per_expert, valid_r
+from workloads.moe.config import MoEConfig, count_ranks_per_expert, list_valid_r
 from workloads.moe.layer import MoELayer
 from workloads.moe.mesh import ExpertMesh
 from workloads.moe.phases import COMMUNICATION, EXPERTS, ExpertLoad, LayerTimer, LoadTotals
@@ -28,15 +28,15 @@ def make_expert_mesh(
     """
     ranks = ranks or world.size
     sharers = count_ranks_per_expert(config.experts, ranks)
-    sizes = {sharers // r for r in valid_r(config.experts, ranks) if r}
-    per_node = ranks_of_node(config.ranks_per_node or world.local_size, ranks, world.size, sharing)
+    sizes = {sharers // r for r in list_valid_r(config.experts, ranks) if r}
+    per_node = count_node_ranks(config.ranks_per_node or world.local_size, ranks, world.size, sharing)
     device_type, copies = "cuda" if cuda else "cpu", world.size // (ranks * sharing)
     return ExpertMesh.create(
         device_type, ranks_per_node=per_node, block_sizes=sorted(sizes), even=True, copies=copies, sharing=sharing
     )
 
 
-def ranks_of_node(per_node: int, ranks: int, size: int, sharing: int = 1) -> int:
+def count_node_ranks(per_node: int, ranks: int, size: int, sharing: int = 1) -> int:
     """Compute how many of the ``ranks`` of a mesh lie on a node of ``per_node`` ranks, in a run of ``size``.
 
     InputError if that is not the same everywhere. ``sharing``: so many consecutive ranks are each of another mesh.
@@ -57,7 +57,7 @@ def list_expert_parameters(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for layer in layers for parameter in layer.experts.parameters()]
 
 
-def expert_places(model: nn.Module) -> dict[str, int]:
+def compute_expert_offsets(model: nn.Module) -> dict[str, int]:
     """Compute where the parameters of spread experts lie among those of all experts: name to the first of their values.
 
     Ranks are ordered by expert; ranks that share one hold consecutive slices of dimension 1. A plan may divide further.
@@ -70,7 +70,7 @@ def expert_places(model: nn.Module) -> dict[str, int]:
     return found
 
 
-def logged(moe: MoEConfig, *, dense: bool, precision: str, ranks: int) -> dict[str, Any]:
+def build_hyperparameter_events(moe: MoEConfig, *, dense: bool, precision: str, ranks: int) -> dict[str, Any]:
     """Build the hyperparameter events of MoE layers: MLPerf Training's names where they exist, else prefix ``moe_``.
 
     ``ranks``: number of ranks that share the experts; 1 if every rank has all. Rows are sent at the precision they are
@@ -96,7 +96,7 @@ def logged(moe: MoEConfig, *, dense: bool, precision: str, ranks: int) -> dict[s
     }
 
 
-def tune(model: nn.Module, *, tokens: int) -> Autotuner:
+def run_autotuner(model: nn.Module, *, tokens: int) -> Autotuner:
     """Tune on random tokens with the first MoE layer, and use the result in all layers, which have the same shape."""
     layers = [module for module in model.modules() if isinstance(module, MoELayer) and module.mesh is not None]
     first = layers[0]

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from workloads.moe.config import MoEConfig
-from workloads.moe.mesh import Group, Unsent
+from workloads.moe.mesh import DryRunGroup, Group
 
 COSINE_WIDTH = 256  # Tutel's proj_dim, initial temperature and bound of 1 / temperature
 COSINE_TEMPERATURE = 0.5
@@ -107,7 +107,7 @@ class Router(nn.Module):
         ``assigned_E`` is this rank's load of the step and is summed over the group. arXiv:2408.15664.
         """
         load_E = assigned_E.to(self.bias_E.dtype)
-        if isinstance(group, Unsent):
+        if isinstance(group, DryRunGroup):
             group("all_reduce", load_E.nbytes)
         elif group is not None:
             dist.all_reduce(load_E, group=group)
@@ -115,7 +115,7 @@ class Router(nn.Module):
         self.bias_E += step_E - step_E.mean()
 
 
-def tally(ids: Tensor, experts: int) -> Tensor:
+def count_experts(ids: Tensor, experts: int) -> Tensor:
     """Count how often each expert occurs. bincount would make the host wait for a GPU."""
     return ids.new_zeros(experts).scatter_add(0, ids, torch.ones_like(ids))
 
@@ -123,7 +123,7 @@ def tally(ids: Tensor, experts: int) -> Tensor:
 def compute_gshard_loss(scores_TE: Tensor, first_T: Tensor) -> Tensor:
     """Compute E * sum over experts of (mean score) * (share of first choices): 1 if balanced. arXiv:2006.16668."""
     tokens, experts = scores_TE.shape
-    share_E = tally(first_T, experts).to(scores_TE.dtype) / tokens
+    share_E = count_experts(first_T, experts).to(scores_TE.dtype) / tokens
     return experts * (scores_TE.mean(dim=0) * share_E).sum()
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from workloads.moe.all_to_all import Hop, Reorder, Route
 from workloads.moe.config import Algorithm
-from workloads.moe.mesh import ExpertMesh, Group, Unsent
+from workloads.moe.mesh import DryRunGroup, ExpertMesh, Group
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Traffic:
     passed: Counts | None = None
 
 
-def shares(rows_E: Tensor, ranks: int, sharers: int, r: int, degree: int) -> tuple[Tensor, Tensor]:
+def split_buffer(rows_E: Tensor, ranks: int, sharers: int, r: int, degree: int) -> tuple[Tensor, Tensor]:
     """Cut the buffer into ranges of rows by chunk, receiving rank and local expert. Return begins and counts (J, W, L).
 
     The s ranks of an expert form r classes of s / r ranks. A class holds 1 / r of the hidden width and receives every
@@ -74,7 +74,7 @@ def shares(rows_E: Tensor, ranks: int, sharers: int, r: int, degree: int) -> tup
     return first_WL + cuts_JWL[:-1], cuts_JWL[1:] - cuts_JWL[:-1]
 
 
-def exchange_counts(mesh: ExpertMesh, counts_JWL: Tensor, algorithm: Algorithm) -> Traffic:
+def gather_counts(mesh: ExpertMesh, counts_JWL: Tensor, algorithm: Algorithm) -> Traffic:
     """Exchange the counts of rows that each rank sends. Every rank calls; the host waits for the device only here."""
     sent_WJL = counts_JWL.transpose(0, 1).contiguous()
     tables = [sent_WJL]
@@ -102,7 +102,7 @@ def compute_known_traffic(
 ) -> Traffic:
     """Compute the rows of all messages where every rank has ``capacity_W`` rows (on the host) for each expert.
 
-    What ranks send is what `shares` gives them, without any exchange.
+    What ranks send is what `split_buffer` gives them, without any exchange.
     """
     each, parts = max(1, experts // mesh.size), sharers // r
     pieces = parts * degree
@@ -132,7 +132,7 @@ def compute_even_traffic(mesh: ExpertMesh, counts_JWL: Tensor, algorithm: Algori
     received_WJL = sent_WJL[mesh.rank].expand_as(sent_WJL).contiguous()
     two_levels = algorithm == "2dh"
     for group in (mesh.within_node, mesh.across_nodes) if two_levels else (mesh.world,):
-        assert isinstance(group, Unsent)
+        assert isinstance(group, DryRunGroup)
         if exchanged:
             group("all_to_all", sent_WJL.nbytes)
     tables = [sent_WJL, received_WJL]

@@ -19,20 +19,20 @@ from workloads.moe.autotune import Autotuner
 from workloads.moe.backend_selection import ExpertShape, choose_backend
 from workloads.moe.config import Layout, Training, learning_rate
 from workloads.moe.layer import MoELayer
-from workloads.moe.mesh import ExpertMesh, Unsent, make_rehearsed_mesh
+from workloads.moe.mesh import DryRunGroup, ExpertMesh, make_dry_run_mesh
 from workloads.moe.parallel import (
     MoEMonitor,
-    expert_places,
+    build_hyperparameter_events,
+    compute_expert_offsets,
+    count_node_ranks,
     find_expert_copy,
     list_expert_parameters,
-    logged,
     make_expert_mesh,
-    ranks_of_node,
-    tune,
+    run_autotuner,
 )
 
 
-class WithExperts(Protocol):
+class HasMoELayers(Protocol):
     """A model that lists its MoE layers."""
 
     def moe_layers(self) -> Mapping[str, MoELayer]:
@@ -66,13 +66,13 @@ class MoEWorkload(Workload):
         if spread.note is None:
             mesh = make_expert_mesh(moe, world, ranks, cuda=self._cuda, sharing=spread.sharing)
         else:
-            per_node = ranks_of_node(moe.ranks_per_node or ranks * spread.sharing, ranks, size, spread.sharing)
-            mesh = make_rehearsed_mesh(ranks, per_node, size // (ranks * spread.sharing), spread.note, spread.sharing)
+            per_node = count_node_ranks(moe.ranks_per_node or ranks * spread.sharing, ranks, size, spread.sharing)
+            mesh = make_dry_run_mesh(ranks, per_node, size // (ranks * spread.sharing), spread.note, spread.sharing)
         two_levels = moe.all_to_all == "2dh" and mesh.nodes > 1 and mesh.devices > 1
         self.layout = replace(self.layout, spread=ranks, hops=2 if two_levels else 1, copies=mesh.copies)
         return mesh
 
-    def tokens_of_layers(self, model: WithExperts) -> Sequence[int]:
+    def tokens_of_layers(self, model: HasMoELayers) -> Sequence[int]:
         """Return the tokens of one sample in each MoE layer, in the order of `moe_layers`."""
         raise NotImplementedError
 
@@ -85,14 +85,14 @@ class MoEWorkload(Workload):
         tokens, inputs, outputs = self.largest_product()
         choose_products(chooser, model, self.config, self.layout.samples * tokens, inputs, outputs)
         dtype = torch.bfloat16 if self.config.precision == "bfloat16" else torch.float32
-        experts = cast(WithExperts, model)
+        experts = cast(HasMoELayers, model)
         for layer, tokens in zip(experts.moe_layers().values(), self.tokens_of_layers(experts), strict=True):
             if layer.config.backend == "auto":
                 rows = self.layout.samples * self.layout.computed_rows(layer.config, tokens)
                 shape = ExpertShape.of(layer.config, layer.width, rows, dtype, self.layout.spread)
                 layer.backend = choose_backend(chooser, shape)
 
-    def watch(self, model: WithExperts) -> None:
+    def watch(self, model: HasMoELayers) -> None:
         """Measure the MoE layers of a model, if instrumentation is on."""
         if self.config.instrumentation:
             clock = CudaClock() if self._cuda else HostClock()
@@ -102,11 +102,11 @@ class MoEWorkload(Workload):
         """Tune the layers before the first training step if ``autotune`` is set and experts are spread over ranks."""
         spread = self.layout.spread > 1 and self.spread.note is None
         if self._training.moe.autotune and self._tuner is None and spread and model.training:
-            self._tuner = tune(model, tokens=tokens)
+            self._tuner = run_autotuner(model, tokens=tokens)
 
     def adamw(
         self,
-        model: WithExperts,
+        model: HasMoELayers,
         decayed: Sequence[nn.Parameter],
         others: Sequence[nn.Parameter],
         clip_norm: float | None,
@@ -118,7 +118,7 @@ class MoEWorkload(Workload):
         layers = list(model.moe_layers().values())
         if layers and training.moe.balance == "bias":
             note, size = self.spread.note, self.spread.size
-            everyone = None if note is None or size == 1 else Unsent("all", size, note)
+            everyone = None if note is None or size == 1 else DryRunGroup("all", size, note)
             optimizer.register_step_post_hook(lambda *_: _update_biases(layers, everyone))
         return Optimization(optimizer, lambda step, epoch: learning_rate(training, step), clip_norm=clip_norm)
 
@@ -134,7 +134,9 @@ class MoEWorkload(Workload):
             "opt_adamw_beta_1": training.adam_betas[0],
             "opt_adamw_beta_2": training.adam_betas[1],
             "opt_adamw_weight_decay": training.weight_decay,
-            **logged(training.moe, dense=training.dense, precision=self.config.precision, ranks=self.layout.spread),
+            **build_hyperparameter_events(
+                training.moe, dense=training.dense, precision=self.config.precision, ranks=self.layout.spread
+            ),
         }
 
     def sharded_parameters(self, model: nn.Module) -> Sequence[nn.Parameter]:
@@ -143,7 +145,7 @@ class MoEWorkload(Workload):
 
     def share_places(self, model: nn.Module) -> Mapping[str, int]:
         """Say where the experts of this rank lie among all."""
-        return expert_places(model)
+        return compute_expert_offsets(model)
 
     def share_copy(self, model: nn.Module) -> tuple[int, int]:
         """Say which copy of the experts this rank has a share of."""
@@ -171,6 +173,6 @@ class MoEWorkload(Workload):
         return self.config.device != "cpu" and torch.cuda.is_available()
 
 
-def _update_biases(layers: Sequence[MoELayer], everyone: Unsent | None) -> None:
+def _update_biases(layers: Sequence[MoELayer], everyone: DryRunGroup | None) -> None:
     for layer in layers:
         layer.update_bias(everyone)

@@ -21,7 +21,7 @@ BLOCK_BYTES = 2**22  # of training text in memory at once
 GZIP_REACH, BZIP2_REACH, XZ_REACH = 2**15, 900_000, 2**26  # bytes that gzip -9, bzip2 -9 and xz -9 look back
 
 
-def baselines(root: Path) -> dict[str, float]:
+def measure_baselines(root: Path) -> dict[str, float]:
     """Measure ``gzip``, ``bzip2``, ``xz``, ``ppm_<bytes of context>`` and ``ppm_mixed`` on the validation rows.
 
     Byte models have standard errors over the rows; a compressor adds one number for all rows. In a generated language
@@ -35,12 +35,12 @@ def baselines(root: Path) -> dict[str, float]:
         for begin in range(0, len(train), step):
             yield train.read(np.arange(begin, min(begin + step, len(train))))["text"]
 
-    found = compressed(_last(train, XZ_REACH), rows.tobytes())
+    found = compute_compressor_bits(_last(train, XZ_REACH), rows.tobytes())
     found |= {name: Baseline.mean(bits.mean(axis=1)) for name, bits in compute_ppm_bits(blocks, rows, ORDERS).items()}
-    return found | _attainable(validation.manifest.generator, rows)
+    return found | _measure_oracle(validation.manifest.generator, rows)
 
 
-def _attainable(recipe: Mapping[str, Any], rows: Bytes) -> dict[str, float]:
+def _measure_oracle(recipe: Mapping[str, Any], rows: Bytes) -> dict[str, float]:
     """Measure ``known_language``, the oracle that knows the tables of a generated language. Empty for real text."""
     if not recipe.get("language"):
         return {}
@@ -49,7 +49,7 @@ def _attainable(recipe: Mapping[str, Any], rows: Bytes) -> dict[str, float]:
     return {"known_language": Baseline(known, known.standard_error, told=True)}
 
 
-def compressed(training: bytes, text: bytes) -> dict[str, float]:
+def compute_compressor_bits(training: bytes, text: bytes) -> dict[str, float]:
     """Compute the bits per byte of ``text`` by three compressors.
 
     That is what ``text`` adds to the end of the training text, as far as the compressor can look back. If the size of
@@ -57,16 +57,16 @@ def compressed(training: bytes, text: bytes) -> dict[str, float]:
     """
     room = max(BZIP2_REACH - len(text) - 1000, 0)  # bzip2 sorts whole blocks: both must be in one
     sizes = {
-        "gzip": _added(lambda data: len(gzip.compress(data, 9)), training[-GZIP_REACH:], text),
-        "bzip2": _added(
+        "gzip": _count_added_bytes(lambda data: len(gzip.compress(data, 9)), training[-GZIP_REACH:], text),
+        "bzip2": _count_added_bytes(
             lambda data: len(bz2.compress(data, 9)), training[len(training) - room :] if room else b"", text
         ),
-        "xz": _added(lambda data: len(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)), training, text),
+        "xz": _count_added_bytes(lambda data: len(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME)), training, text),
     }
     return {name: 8 * size / len(text) for name, size in sizes.items()}
 
 
-def _added(size: Callable[[bytes], int], before: bytes, text: bytes) -> int:
+def _count_added_bytes(size: Callable[[bytes], int], before: bytes, text: bytes) -> int:
     return min(size(before + text) - size(before), size(text))
 
 

@@ -51,7 +51,9 @@ def parameter_count(config: MoELMConfig, *, active: bool = False) -> int:
     )
 
 
-def work(config: MoELMConfig, *, global_batch_size: int, element_bytes: int, layout: Layout | None = None) -> Work:
+def compute_work(
+    config: MoELMConfig, *, global_batch_size: int, element_bytes: int, layout: Layout | None = None
+) -> Work:
     """Compute FLOPs and compulsory bytes of training on one sample (docs/moe.md lists what is counted).
 
     Without ``layout``: one rank. Model FLOPs have causal attention over half the pairs. Executed FLOPs are the
@@ -65,13 +67,13 @@ def work(config: MoELMConfig, *, global_batch_size: int, element_bytes: int, lay
     layout = Layout(global_batch_size) if layout is None else layout
     experts = sum(config.has_experts(layer) for layer in range(config.layers))
     empty = layout.computed_rows(config.moe, config.context) - config.context * config.moe.top_k
-    rows = 2.0 * experts * empty * _expert(config)
+    rows = 2.0 * experts * empty * _count_expert_weights(config)
     sums = 2.0 * experts * config.context * config.moe.top_k * config.width  # of each token's rows, weighted
     passes = 2 if config.moe.dispatch == "capacity" else 1  # there gradients of rows are summed with a mask, too
     executed += rows + passes * sums / 3
     activations = config.context * config.layers * (14 * config.width + 3 * config.dense_hidden)
     parameters = parameter_count(config)
-    weights = experts * config.moe.experts * _expert(config)
+    weights = experts * config.moe.experts * _count_expert_weights(config)
     optimizer = parameters * 4.0 * 9  # read w twice, g, m, v; write g, w, m, v
     sent = experts * layout.sent_rows(config.moe, config.context) * config.width
     return Work(
@@ -92,12 +94,12 @@ def _block_matrices(config: MoELMConfig, *, active: bool) -> list[int]:
     moe, blocks = config.moe, []
     router = config.width * moe.experts
     for layer in range(config.layers):
-        ffn = moe.top_k * _expert(config)  # multiply-adds of a token, dense or not
+        ffn = moe.top_k * _count_expert_weights(config)  # multiply-adds of a token, dense or not
         if config.has_experts(layer):
-            ffn = (moe.top_k if active else moe.experts) * _expert(config) + router
+            ffn = (moe.top_k if active else moe.experts) * _count_expert_weights(config) + router
         blocks.append(4 * config.width**2 + ffn)
     return blocks
 
 
-def _expert(config: MoELMConfig) -> int:
+def _count_expert_weights(config: MoELMConfig) -> int:
     return (3 if config.moe.activation == "swiglu" else 2) * config.width * config.moe.hidden

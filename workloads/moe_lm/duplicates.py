@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 SHINGLE_WORDS = 8
-SAMPLED = 4  # one shingle in so many is looked at, chosen by its hash: the same ones in every document
+SAMPLE_EVERY = 4  # one shingle in so many is looked at, chosen by its hash: the same ones in every document
 LEAST_SHINGLES = 4  # looked at, for a document to be judged by them
-NEAR_COPY = 0.5  # share of the shingles from which on a document is a near copy
+NEAR_COPY_SHARE = 0.5  # share of the shingles from which on a document is a near copy
 WORD_MULTIPLIER, SHINGLE_MULTIPLIER = np.uint64(0x100000001B3), np.uint64(0x9E3779B97F4A7C15)  # odd
 
 Shingles = NDArray[np.uint64]
@@ -21,7 +21,7 @@ for _byte in range(256):
         _CLASS[_byte] = ord(chr(_byte).lower()) + 1 if _byte < 128 else _byte + 1
 
 
-def shingles(content: bytes) -> Shingles:
+def compute_shingles(content: bytes) -> Shingles:
     """Hash the runs of `SHINGLE_WORDS` words of a text, and return the distinct hashes that are looked at, sorted.
 
     Words are letters, digits and underscores; case, spaces, line ends and signs do not matter.
@@ -36,7 +36,7 @@ def shingles(content: bytes) -> Shingles:
     for place in range(SHINGLE_WORDS):
         runs = (runs + words[place : place + len(runs)]) * SHINGLE_MULTIPLIER
         runs ^= runs >> np.uint64(29)
-    return np.unique(runs[runs % np.uint64(SAMPLED) == 0])
+    return np.unique(runs[runs % np.uint64(SAMPLE_EVERY) == 0])
 
 
 def _words(classes: Shingles, begins: NDArray[np.intp], ends: NDArray[np.intp]) -> Shingles:
@@ -50,7 +50,7 @@ def _words(classes: Shingles, begins: NDArray[np.intp], ends: NDArray[np.intp]) 
     return result
 
 
-def near_copies(documents: Iterable[Shingles]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+def find_near_copies(documents: Iterable[Shingles]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
     """Judge documents in their order: which are near copies, and what share of each one's shingles an earlier one has.
 
     A document with fewer than `LEAST_SHINGLES` has share 0.
@@ -65,4 +65,4 @@ def near_copies(documents: Iterable[Shingles]) -> tuple[NDArray[np.bool_], NDArr
     earlier[order[1:]] = ranked[1:] == ranked[:-1]
     seen = np.bincount(owner[earlier], minlength=len(lists))
     shares = np.where(lengths >= LEAST_SHINGLES, seen / np.maximum(lengths, 1), 0.0)
-    return shares >= NEAR_COPY, shares
+    return shares >= NEAR_COPY_SHARE, shares

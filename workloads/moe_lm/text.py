@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from suite.errors import InputError
-from workloads.moe_lm.duplicates import Shingles, near_copies, shingles
+from workloads.moe_lm.duplicates import Shingles, compute_shingles, find_near_copies
 
 CORPUS_PATH = Path(__file__).with_name("corpus.yaml")
 SUFFIXES = frozenset((".py", ".pyi", ".rst", ".md", ".txt"))
@@ -57,7 +57,7 @@ class Split:
 
 
 @cache
-def corpus() -> tuple[Package, ...]:
+def read_corpus() -> tuple[Package, ...]:
     """Read the list of packages that the real text is made of."""
     return tuple(Package(**entry) for entry in yaml.safe_load(CORPUS_PATH.read_text())["packages"])
 
@@ -69,7 +69,7 @@ def is_validation(project: str) -> bool:
 
 def is_corpus(source: Path) -> bool:
     """Return True if a folder holds a package of the corpus."""
-    return any((source / package.file).exists() for package in corpus())
+    return any((source / package.file).exists() for package in read_corpus())
 
 
 def check_package(folder: Path, package: Package) -> Path:
@@ -95,7 +95,7 @@ def read_text(source: Path) -> Split:
     documents = list(_packages(source) if is_corpus(source) else _folder(source))
     documents.sort(key=lambda each: (is_validation(each.project), each.project, each.name))
     parts: tuple[list[bytes], list[bytes]] = ([], [])
-    copies, shares = near_copies(_shingles(documents))
+    copies, shares = find_near_copies(_shingles(documents))
     for document, copy in zip(documents, copies, strict=True):
         if not copy:
             parts[is_validation(document.project)].append(document.content + SEPARATOR)
@@ -137,11 +137,11 @@ def _facts(documents: Sequence[Document], copies: Sequence[bool], shares: Sequen
 
 def _shingles(documents: Sequence[Document]) -> Iterator[Shingles]:
     for document in documents:
-        yield shingles(document.content)
+        yield compute_shingles(document.content)
 
 
 def _packages(source: Path) -> Iterator[Document]:
-    for package in corpus():
+    for package in read_corpus():
         with zipfile.ZipFile(check_package(source, package)) as archive:
             for member in archive.infolist():
                 if not member.is_dir() and member.file_size <= LARGEST_FILE:

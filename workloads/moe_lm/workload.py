@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from suite.config import RunConfig
 from suite.workload import Optimization, Work
 from suite.world import World
-from workloads.moe.workload import MoEWorkload, WithExperts
-from workloads.moe_lm.baselines import baselines
-from workloads.moe_lm.config import MoELMConfig, work
+from workloads.moe.workload import HasMoELayers, MoEWorkload
+from workloads.moe_lm.baselines import measure_baselines
+from workloads.moe_lm.config import MoELMConfig, compute_work
 from workloads.moe_lm.data import TextData
 from workloads.moe_lm.model import MoELanguageModel
 
@@ -49,7 +49,7 @@ class MoELM(MoEWorkload):
         vectors = [p for p in model.parameters() if p.ndim <= 1]
         return self.adamw(cast(MoELanguageModel, model), matrices, vectors, clip_norm=None)
 
-    def tokens_of_layers(self, model: WithExperts) -> Sequence[int]:
+    def tokens_of_layers(self, model: HasMoELayers) -> Sequence[int]:
         """Every layer sees each byte of the context."""
         return [self._settings.context] * len(model.moe_layers())
 
@@ -97,8 +97,10 @@ class MoELM(MoEWorkload):
     def work(self) -> Work:
         """Compute the closed forms for the ranks the model was built for."""
         batch = self.config.global_batch_size
-        return work(self._settings, global_batch_size=batch, element_bytes=self.element_bytes, layout=self.layout)
+        return compute_work(
+            self._settings, global_batch_size=batch, element_bytes=self.element_bytes, layout=self.layout
+        )
 
     def baselines(self, root: Path) -> Mapping[str, float]:
         """Measure the bits per byte of compressors and of byte models after the training text."""
-        return baselines(root)
+        return measure_baselines(root)

@@ -12,22 +12,22 @@ from scipy import sparse
 from suite.data.shards import ShardReader
 from suite.workload import Baseline
 from workloads.open_catalyst.config import OpenCatalystConfig
-from workloads.open_catalyst.graph import concatenate
+from workloads.open_catalyst.graph import join_edges
 from workloads.open_catalyst.structures import Neighbourhood
 
 MAX_SAMPLES = 4_000  # read from each split for the pair potential: takes seconds, and suffices to fit its coefficients
 MAX_SAMPLES_OF_CONSTANTS = 200_000
-SHAPES = 10  # radial functions per pair of elements
+RADIAL_FUNCTIONS = 10  # radial functions per pair of elements
 RIDGE = 1e-6  # of the largest diagonal element
-AT_ONCE = 500
+READ_AT_ONCE = 500
 
 Floats = NDArray[np.floating[Any]]
 
 
-def baselines(root: Path, config: OpenCatalystConfig) -> dict[str, Baseline]:
+def measure_baselines(root: Path, config: OpenCatalystConfig) -> dict[str, Baseline]:
     """Measure the mean absolute error of force components on free atoms of the validation split.
 
-    ``zero_force``; ``mean_force`` per component; ``pair_potential`` with `SHAPES` radial functions per pair of
+    ``zero_force``; ``mean_force`` per component; ``pair_potential`` with `RADIAL_FUNCTIONS` radial functions per pair of
     elements, on at most `MAX_SAMPLES` evenly spaced samples.
     """
     train, validation = ShardReader(root, "train"), ShardReader(root, "validation")
@@ -53,7 +53,7 @@ def _mean_error(error_A: Floats, structure_A: NDArray[np.int64]) -> Baseline:
 
 def _pair_potential(train: ShardReader, validation: ShardReader, neighbourhood: Neighbourhood) -> Baseline:
     elements = np.unique(train.read(_spaced(train, MAX_SAMPLES), ["atom.offsets", "atom.number"])["atom.number"])
-    width = len(elements) * (len(elements) + 1) // 2 * SHAPES
+    width = len(elements) * (len(elements) + 1) // 2 * RADIAL_FUNCTIONS
     gram, moment = np.zeros((width, width)), np.zeros(width)
     for chosen in _pieces(train):
         design, force, _ = _design(train, chosen, neighbourhood, elements)
@@ -79,18 +79,20 @@ def _design(
         neighbourhood.edges(position[begin:end], cell.astype(np.float64))
         for begin, end, cell in zip(offsets, offsets[1:], arrays["cell"], strict=False)
     ]
-    edges = concatenate(parts, np.diff(offsets).tolist())
+    edges = join_edges(parts, np.diff(offsets).tolist())
     vector = position[edges.source] + edges.shift - position[edges.target]
     distance = np.linalg.norm(vector, axis=1)
     kind = np.searchsorted(elements, arrays["atom.number"]).clip(max=len(elements) - 1)
     low, high = np.sort([kind[edges.source], kind[edges.target]], axis=0)
     pair = low * len(elements) - low * (low - 1) // 2 + high - low
-    centres = np.linspace(0.8, neighbourhood.cutoff_angstrom, SHAPES)
+    centres = np.linspace(0.8, neighbourhood.cutoff_angstrom, RADIAL_FUNCTIONS)
     radial = np.exp(-(((distance[:, None] - centres) / (centres[1] - centres[0])) ** 2))
     values = radial[:, :, None] * (vector / distance[:, None])[:, None, :]
     rows = np.broadcast_to(3 * edges.target[:, None, None] + np.arange(3), values.shape)
-    columns = np.broadcast_to(SHAPES * pair[:, None, None] + np.arange(SHAPES)[:, None], values.shape)
-    width = len(elements) * (len(elements) + 1) // 2 * SHAPES
+    columns = np.broadcast_to(
+        RADIAL_FUNCTIONS * pair[:, None, None] + np.arange(RADIAL_FUNCTIONS)[:, None], values.shape
+    )
+    width = len(elements) * (len(elements) + 1) // 2 * RADIAL_FUNCTIONS
     design = sparse.csr_array((values.ravel(), (rows.ravel(), columns.ravel())), shape=(3 * len(position), width))
     free = arrays["atom.fixed"] == 0
     components = np.repeat(free, 3)
@@ -117,4 +119,4 @@ def _spaced(reader: ShardReader, most: int) -> NDArray[np.int64]:
 
 def _pieces(reader: ShardReader) -> list[NDArray[np.int64]]:
     chosen = _spaced(reader, MAX_SAMPLES)
-    return [chosen[begin : begin + AT_ONCE] for begin in range(0, len(chosen), AT_ONCE)]
+    return [chosen[begin : begin + READ_AT_ONCE] for begin in range(0, len(chosen), READ_AT_ONCE)]

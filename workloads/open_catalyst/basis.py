@@ -67,7 +67,7 @@ class SphericalRadialBasis(nn.Module):
         grid = np.linspace(0, 1, 40 * terms)
         for order in range(angular):
             wave, target = (np.sin, sines) if order % 2 else (np.cos, cosines)
-            values = np.stack([normalised_bessel(order, z, grid) for z in zeros_LK[order]], axis=1)
+            values = np.stack([compute_normalised_bessel(order, z, grid) for z in zeros_LK[order]], axis=1)
             fitted = np.linalg.lstsq(wave(np.outer(grid, wave_Q)), values, rcond=1e-13)[0]
             target[:, order * radial : (order + 1) * radial] = fitted
         self.wave_Q: Tensor
@@ -112,7 +112,7 @@ def compute_bessel_zeros(angular: int, radial: int) -> NDArray[np.float64]:
     return np.array(zeros)
 
 
-def normalised_bessel(order: int, zero: float, x: NDArray[np.float64]) -> NDArray[np.float64]:
+def compute_normalised_bessel(order: int, zero: float, x: NDArray[np.float64]) -> NDArray[np.float64]:
     """Compute j_l(z x), scaled so that the integral of its square times x^2 over 0..1 is 1."""
     norm = math.sqrt(2) / abs(spherical_jn(order + 1, zero))
     return np.asarray(norm * spherical_jn(order, zero * x))

@@ -11,11 +11,11 @@ from suite.errors import InputError
 from suite.world import World
 from workloads.open_catalyst.extxyz import SUFFIXES, read_extxyz
 from workloads.open_catalyst.lmdb_form import LmdbFile
-from workloads.open_catalyst.structures import Neighbourhood, Structure, shard_arrays
-from workloads.open_catalyst.summary import attributes, summarise
+from workloads.open_catalyst.structures import Neighbourhood, Structure, build_shard_arrays
+from workloads.open_catalyst.summary import compute_attributes, summarise
 
 CONVERTER_VERSION = 1
-REFERENCE = Neighbourhood(6.0, 50)
+REFERENCE_NEIGHBOURHOOD = Neighbourhood(6.0, 50)
 STRUCTURES_PER_SHARD = 10_000
 FOLDERS = {"train": ("train",), "validation": ("validation", "val_id", "val")}
 WHERE_THE_DATA_ARE = (
@@ -57,10 +57,10 @@ def convert(
         "version": CONVERTER_VERSION,
         "source": str(source),
         "files": files,
-        "cutoff_angstrom": REFERENCE.cutoff_angstrom,
-        "max_neighbours": REFERENCE.max_neighbours,
+        "cutoff_angstrom": REFERENCE_NEIGHBOURHOOD.cutoff_angstrom,
+        "max_neighbours": REFERENCE_NEIGHBOURHOOD.max_neighbours,
     }
-    of_graphs = partial(attributes, REFERENCE)
+    of_graphs = partial(compute_attributes, REFERENCE_NEIGHBOURHOOD)
     build_data_set(
         root, DataSetPlan("open_catalyst", size or "full", 0, recipe, pieces, summarise, of_graphs), world, progress
     )
@@ -107,6 +107,6 @@ def _extxyz_shard(path: Path, number: int) -> Arrays:
 def _arrays(path: Path, begin: int, structures: list[Structure]) -> Arrays:
     if not structures:
         raise InputError(f"{path}: no structure in it")
-    return shard_arrays(
-        structures, REFERENCE, [f"{path}: structure {begin + place}" for place in range(len(structures))]
+    return build_shard_arrays(
+        structures, REFERENCE_NEIGHBOURHOOD, [f"{path}: structure {begin + place}" for place in range(len(structures))]
     )

@@ -19,14 +19,14 @@ from suite.data.balance import BalancedShares, EvenShares, split_by_sum
 from suite.data.shards import ShardReader
 from suite.errors import InputError
 from workloads.open_catalyst.config import OpenCatalystConfig
-from workloads.open_catalyst.graph import Edges, concatenate, triplets
+from workloads.open_catalyst.graph import Edges, join_edges, list_triplets
 from workloads.open_catalyst.structures import PER_ATOM, Neighbourhood
 
 if TYPE_CHECKING:
     from suite.workload import Batch
 
 READ_AT_ONCE = 1 << 16
-TRAINED_ON = ("atom.offsets", "atom.position", "atom.force", "atom.number", "atom.fixed", "cell", "energy")
+TRAINING_ARRAYS = ("atom.offsets", "atom.position", "atom.force", "atom.number", "atom.fixed", "cell", "energy")
 
 
 class OpenCatalystData:
@@ -70,7 +70,7 @@ class OpenCatalystData:
             if self._parts > 1:
                 ranks = max(len(shares) // self._parts, 1)
                 all_parts = self._free_atoms(np.concatenate(shares[own % ranks :: ranks]))
-        arrays = self._reader.read(chosen, TRAINED_ON)
+        arrays = self._reader.read(chosen, TRAINING_ARRAYS)
         offsets = arrays["atom.offsets"]
         parts = []
         for position_in_batch, index in enumerate(chosen.tolist()):
@@ -80,7 +80,7 @@ class OpenCatalystData:
                 parts.append(self._neighbourhood.edges(position, arrays["cell"][position_in_batch].astype(np.float64)))
             except (ValueError, np.linalg.LinAlgError) as error:
                 raise InputError(f"{self._path}: sample {index}: {error}") from None
-        return batch_of(
+        return build_batch(
             position=arrays["atom.position"],
             force=arrays["atom.force"],
             number=arrays["atom.number"],
@@ -96,7 +96,7 @@ class OpenCatalystData:
         return int((fixed == 0).sum())
 
 
-def batch_of(
+def build_batch(
     *,
     position: NDArray[np.floating[Any]],
     force: NDArray[np.floating[Any]],
@@ -111,10 +111,10 @@ def batch_of(
 
     ``all_parts``: the free atoms of all parts of this rank's share; None if the batch is the whole share.
     """
-    whole = concatenate(edges, lengths.tolist())
-    into, out = triplets(whole, len(position))
+    whole = join_edges(edges, lengths.tolist())
+    into, out = list_triplets(whole, len(position))
     out_begin = np.searchsorted(out, np.arange(len(whole) + 1))
-    by_into, into_begin = _transposed(into, out_begin)
+    by_into, into_begin = _transpose(into, out_begin)
     free = (fixed == 0).astype(np.float32)
     batch: dict[str, NDArray[Any]] = {
         "position": position,
@@ -146,7 +146,7 @@ def check_data(reader: ShardReader, root: Path) -> None:
             raise InputError(f"{root}: dataset {name!r} is {actual.get(name)}, expected {expected}")
 
 
-def _transposed(into: NDArray[np.int64], out_begin: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _transpose(into: NDArray[np.int64], out_begin: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Compute the stable order of triplets by first edge and each edge's begin in it, by transposing, not sorting."""
     edges = len(out_begin) - 1
     by_out = csr_array((np.arange(len(into)), into, out_begin), shape=(edges, edges))

@@ -11,9 +11,9 @@ from functools import partial
 from suite.data.build import Arrays, Count
 from suite.data.generate import Generator, Synthetic
 from workloads.open_catalyst.convert import convert, fetch
-from workloads.open_catalyst.slabs import ALL_ADSORBATES, ALL_METALS, Surfaces, require_ase, trajectory
-from workloads.open_catalyst.structures import Neighbourhood, shard_arrays
-from workloads.open_catalyst.summary import Summary, attributes, summarise
+from workloads.open_catalyst.slabs import ALL_ADSORBATES, ALL_METALS, Surfaces, make_trajectory, verify_ase
+from workloads.open_catalyst.structures import Neighbourhood, build_shard_arrays
+from workloads.open_catalyst.summary import Summary, compute_attributes, summarise
 
 __all__ = ["SIZES", "DataSize", "convert", "fetch", "generate"]
 
@@ -31,13 +31,13 @@ class DataSize:
     trajectories_per_shard: int
 
 
-_TOY = Neighbourhood(4.5, 20)
+_SMALL = Neighbourhood(4.5, 20)
 _REFERENCE = Neighbourhood(6.0, 50)
 _LARGE = ((3, 3, 4), (4, 4, 4), (4, 4, 5), (4, 5, 4))  # 36 to 80 metal atoms; OC20 has 20 to 200
 
 SIZES: dict[str, DataSize] = {
-    "smoke": DataSize(Surfaces(("Cu", "Pt"), ("H", "O", "CO"), ((2, 2, 3),), 1), _TOY, 120, 40, 20),
-    "mini": DataSize(Surfaces(ALL_METALS, ALL_ADSORBATES, ((2, 2, 3),), 1), _TOY, 560, 140, 20),
+    "smoke": DataSize(Surfaces(("Cu", "Pt"), ("H", "O", "CO"), ((2, 2, 3),), 1), _SMALL, 120, 40, 20),
+    "mini": DataSize(Surfaces(ALL_METALS, ALL_ADSORBATES, ((2, 2, 3),), 1), _SMALL, 560, 140, 20),
     "small": DataSize(
         Surfaces(ALL_METALS, ALL_ADSORBATES, ((2, 2, 4), (3, 3, 3), (3, 3, 4)), 2), _REFERENCE, 12_500, 1_000, 250
     ),
@@ -48,10 +48,10 @@ SIZES: dict[str, DataSize] = {
 def _shard(settings: DataSize, seed: int, numbers: range, count: Count) -> Arrays:
     structures = []
     for number in numbers:
-        structures += trajectory(settings.surfaces, seed, number)
+        structures += make_trajectory(settings.surfaces, seed, number)
         count(1)
     where = [f"seed {seed}, trajectory {each.trajectory}, frame {each.frame}" for each in structures]
-    return shard_arrays(structures, settings.neighbourhood, where)
+    return build_shard_arrays(structures, settings.neighbourhood, where)
 
 
 def _trajectories(settings: DataSize, seed: int) -> Synthetic[Summary]:
@@ -61,8 +61,8 @@ def _trajectories(settings: DataSize, seed: int) -> Synthetic[Summary]:
         settings.trajectories_per_shard,
         partial(_shard, settings, seed),
         summarise,
-        partial(attributes, settings.neighbourhood),
+        partial(compute_attributes, settings.neighbourhood),
     )
 
 
-generate = Generator("open_catalyst", GENERATOR_VERSION, SIZES, _trajectories, check_tools=require_ase).generate
+generate = Generator("open_catalyst", GENERATOR_VERSION, SIZES, _trajectories, check_tools=verify_ase).generate

@@ -37,7 +37,7 @@ class Edges:
         return len(self.source)
 
 
-def neighbours(position: Floats, cell: Floats, *, cutoff: float, most: int) -> Edges:
+def find_neighbours(position: Floats, cell: Floats, *, cutoff: float, most: int) -> Edges:
     """Find the ``most`` nearest atoms within ``cutoff`` of every atom, with all three directions periodic.
 
     InputError if the cell has no volume or two atoms coincide.
@@ -58,7 +58,7 @@ def neighbours(position: Floats, cell: Floats, *, cutoff: float, most: int) -> E
     return Edges(owner[chosen], target, offset, offset @ cell)
 
 
-def concatenate(parts: Sequence[Edges], atoms: Sequence[int]) -> Edges:
+def join_edges(parts: Sequence[Edges], atoms: Sequence[int]) -> Edges:
     """Concatenate the edges of a batch; atom numbers continue from structure to structure."""
     first = np.concatenate([[0], np.cumsum(atoms)[:-1]])
     numbered = list(zip(parts, first, strict=True))
@@ -70,7 +70,7 @@ def concatenate(parts: Sequence[Edges], atoms: Sequence[int]) -> Edges:
     )
 
 
-def triplets(edges: Edges, atoms: int) -> tuple[Ints, Ints]:
+def list_triplets(edges: Edges, atoms: int) -> tuple[Ints, Ints]:
     """List all pairs of edges (k->j, j->i) with k other than i, sorted by the second edge.
 
     An image of i in another cell is another atom, so only k = i in the same cell is left out.

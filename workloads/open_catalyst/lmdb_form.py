@@ -112,7 +112,7 @@ def read_record_fields(data: Any) -> dict[str, Any]:
     store = attributes.get("_store")
     mapping = vars(store).get("_mapping") if store is not None and hasattr(store, "__dict__") else None
     fields = mapping if isinstance(mapping, dict) else attributes
-    return {str(name): _plain(value) for name, value in fields.items() if not str(name).startswith("_")}
+    return {str(name): _convert_to_plain(value) for name, value in fields.items() if not str(name).startswith("_")}
 
 
 def load_restricted(value: bytes) -> Any:
@@ -164,7 +164,7 @@ def _system(value: Any, index: int) -> int:
     return index if value is None else int(str(np.asarray(value).item()).removeprefix("random"))
 
 
-def _plain(value: Any) -> Any:
+def _convert_to_plain(value: Any) -> Any:
     """Convert to an array, number or text.
 
     None for all else: numpy would follow a pointer in ``__array_interface__``.

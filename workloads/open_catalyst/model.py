@@ -28,7 +28,7 @@ from workloads.open_catalyst.config import ELEMENTS, OpenCatalystConfig
 
 SparseMatrix = tuple[Tensor, Tensor, Tensor]
 
-FORCES = 2  # passes of a prediction: the energy and its derivative
+FORCE_PASSES = 2  # passes of a prediction: the energy and its derivative
 # passes of training: energy, its backward (forces), and the loss's backward through both, by inputs and by weights
 DIFFERENTIATIONS = 6
 
@@ -307,7 +307,7 @@ def _dense(inputs: int, outputs: int, *, bias: bool = True) -> Dense:
     return layer
 
 
-def work(config: OpenCatalystConfig, *, global_batch_size: int, element_bytes: int) -> Work:
+def compute_work(config: OpenCatalystConfig, *, global_batch_size: int, element_bytes: int) -> Work:
     """Compute FLOPs and compulsory bytes of training on a sample of mean size (docs/open_catalyst.md lists what
     counts).
 
@@ -325,36 +325,38 @@ def work(config: OpenCatalystConfig, *, global_batch_size: int, element_bytes: i
     traffic = DIFFERENTIATIONS * (element_bytes * activations + 4 * sums)
     return Work(
         model_flops=DIFFERENTIATIONS * forward_flops(c),
-        executed_flops=executed_flops(c, structures_per_step=global_batch_size),
+        executed_flops=compute_executed_flops(c, structures_per_step=global_batch_size),
         algorithmic_bytes=traffic + optimizer / global_batch_size,
-        forward_flops=FORCES * forward_flops(c),
-        forward_bytes=FORCES / DIFFERENTIATIONS * traffic,
+        forward_flops=FORCE_PASSES * forward_flops(c),
+        forward_bytes=FORCE_PASSES / DIFFERENTIATIONS * traffic,
         optimizer_flops_per_step=UPDATE_FLOPS["AdamW"] * parameters,
         optimizer_bytes_per_step=optimizer,
         all_reduce_bytes_per_step=GRADIENT_BYTES * parameters,
         forward_extra_flops=count_executed_forward_flops(c, structures_per_step=global_batch_size)
-        - FORCES * forward_flops(c),
+        - FORCE_PASSES * forward_flops(c),
     )
 
 
 def count_executed_forward_flops(config: OpenCatalystConfig, *, structures_per_step: float) -> float:
     """Compute the FLOPs of our formulation for energy and forces of a sample of mean size; a test counts them.
 
-    The terms are those of `executed_flops`. A product runs once for the energy and once for the force. It runs only
+    The terms are those of `compute_executed_flops`. A product runs once for the energy and once for the force. It runs only
     once if it does not depend on positions.
     """
     c = config
     edges, spherical = c.mean_edges, c.num_spherical * c.num_radial
-    products = FORCES * sum(rows * inputs * outputs for rows, inputs, outputs in _layers(c) if rows != c.mean_triplets)
-    products += c.hidden_channels**2 * (2 * c.mean_atoms) - FORCES * 2 * c.hidden_channels**2 * edges
-    products += FORCES * edges * 2 * count_waves(c.num_spherical, c.num_radial) * spherical
-    products += FORCES * c.blocks * edges * spherical * c.triplet_channels
-    products += FORCES * c.blocks * c.mean_triplets * c.num_spherical * c.triplet_channels
+    products = FORCE_PASSES * sum(
+        rows * inputs * outputs for rows, inputs, outputs in _layers(c) if rows != c.mean_triplets
+    )
+    products += c.hidden_channels**2 * (2 * c.mean_atoms) - FORCE_PASSES * 2 * c.hidden_channels**2 * edges
+    products += FORCE_PASSES * edges * 2 * count_waves(c.num_spherical, c.num_radial) * spherical
+    products += FORCE_PASSES * c.blocks * edges * spherical * c.triplet_channels
+    products += FORCE_PASSES * c.blocks * c.mean_triplets * c.num_spherical * c.triplet_channels
     products += c.blocks * spherical * c.basis_channels * c.triplet_channels / structures_per_step
     return 2 * products
 
 
-def executed_flops(config: OpenCatalystConfig, *, structures_per_step: float) -> float:
+def compute_executed_flops(config: OpenCatalystConfig, *, structures_per_step: float) -> float:
     """Compute the FLOPs of our formulation for training on a sample of mean size; a test counts them.
 
     Not every product runs six times. Constants (waves, angles) have no gradient. What does not depend on positions has

@@ -37,17 +37,17 @@ class Surfaces:
     frames: int = 4
 
 
-def trajectory(surfaces: Surfaces, seed: int, number: int) -> list[Structure]:
+def make_trajectory(surfaces: Surfaces, seed: int, number: int) -> list[Structure]:
     """Generate ``frames`` frames of one relaxation, a function of (seed, number)."""
     random = Generator(Philox(key=[seed, number]))
     for _ in range(MAX_ATTEMPTS):
-        relaxed = _relax(_draw(surfaces, random), surfaces, number)
+        relaxed = _relax(_make_system(surfaces, random), surfaces, number)
         if relaxed is not None:
             return relaxed
     raise AssertionError(f"seed {seed}, trajectory {number}: no acceptable slab in {MAX_ATTEMPTS} attempts")
 
 
-def require_ase() -> None:
+def verify_ase() -> None:
     """Check that ASE is installed. InputError says how to install it."""
     try:
         import ase  # noqa: F401
@@ -60,7 +60,7 @@ def _ase(name: str) -> Any:
     return import_module(f"ase.{name}")
 
 
-def _draw(surfaces: Surfaces, random: Generator) -> Any:
+def _make_system(surfaces: Surfaces, random: Generator) -> Any:
     build, constraints, data = (_ase(name) for name in ("build", "constraints", "data"))
     face = (build.fcc111, build.fcc100)[random.integers(2)]
     host, guest = (str(metal) for metal in random.choice(surfaces.metals, 2, replace=False))

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from suite.errors import InputError
 from workloads.open_catalyst.config import ELEMENTS
-from workloads.open_catalyst.graph import Edges, neighbours
-from workloads.open_catalyst.graph import triplets as triplets_of
+from workloads.open_catalyst.graph import Edges, find_neighbours
+from workloads.open_catalyst.graph import list_triplets as triplets_of
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -50,7 +50,7 @@ class Neighbourhood:
 
     def edges(self, position: NDArray[np.float64], cell: NDArray[np.float64]) -> Edges:
         """Compute the edges. InputError if the cell is broken, atoms coincide or there is no edge."""
-        edges = neighbours(position, cell, cutoff=self.cutoff_angstrom, most=self.max_neighbours)
+        edges = find_neighbours(position, cell, cutoff=self.cutoff_angstrom, most=self.max_neighbours)
         if not len(edges):
             raise InputError(f"no edge: no two of the {len(position)} atoms within {self.cutoff_angstrom:g} angstrom")
         return edges
@@ -79,7 +79,7 @@ def check(structure: Structure) -> None:
         raise InputError("all atoms are fixed: there is no force to learn")
 
 
-def shard_arrays(structures: Sequence[Structure], neighbourhood: Neighbourhood, origins: Sequence[str]) -> Arrays:
+def build_shard_arrays(structures: Sequence[Structure], neighbourhood: Neighbourhood, origins: Sequence[str]) -> Arrays:
     """Build the arrays of a shard. ``origins`` names each structure in error messages."""
     edges, triplets = [], []
     for structure, origin in zip(structures, origins, strict=True):

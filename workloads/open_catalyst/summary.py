@@ -51,7 +51,7 @@ def summarise(arrays: Arrays) -> Summary:
     )
 
 
-def attributes(neighbourhood: Neighbourhood, splits: Mapping[str, Sequence[Summary]]) -> dict[str, Any]:
+def compute_attributes(neighbourhood: Neighbourhood, splits: Mapping[str, Sequence[Summary]]) -> dict[str, Any]:
     """Return the neighbourhood, mean and largest graph sizes, scales of forces and energies of the training split.
 
     ValueError if a trajectory is in both splits.

@@ -18,7 +18,7 @@ from suite.workload import ChooserProtocol, Optimization, Work, Workload
 from suite.world import World
 from workloads.open_catalyst.config import OpenCatalystConfig, learning_rate
 from workloads.open_catalyst.data import OpenCatalystData
-from workloads.open_catalyst.model import DimeNetPlusPlus, work
+from workloads.open_catalyst.model import DimeNetPlusPlus, compute_work
 
 if TYPE_CHECKING:
     from suite.workload import Batch
@@ -138,13 +138,13 @@ class OpenCatalyst(Workload):
 
     def _work(self, settings: OpenCatalystConfig) -> Work:
         element_bytes = 2 if self.config.precision == "bfloat16" else 4
-        return work(settings, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes)
+        return compute_work(settings, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes)
 
     def baselines(self, root: Path) -> Mapping[str, float]:
         """Measure the force error of zero force, the mean force and a fitted pair potential."""
-        from workloads.open_catalyst.baselines import baselines  # loads scipy, which no run needs
+        from workloads.open_catalyst.baselines import measure_baselines  # loads scipy, which no run needs
 
-        return baselines(root, self._settings)
+        return measure_baselines(root, self._settings)
 
     def window_stats(self, world: World) -> dict[str, Any]:
         """Return the largest / mean triplets of a rank, averaged over the window's steps. 1 is perfect balance."""

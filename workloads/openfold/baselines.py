@@ -19,7 +19,7 @@ from workloads.openfold.features import Protein
 from workloads.openfold.geometry import compute_torsions_of
 from workloads.openfold.losses import compute_distance_lddt_ca
 from workloads.openfold.proteins import HELIX, STRAND, TORSIONS, Floats, build_backbone
-from workloads.openfold.shard_form import proteins_of
+from workloads.openfold.shard_form import convert_to_proteins
 
 MOST_CHAINS = 1024
 MOST_ROWS = 64  # of an alignment
@@ -34,12 +34,12 @@ CLASSES = residues.GAP + 1
 Predictor = Callable[[Protein], Floats]  # distances (L, L) of a chain's CA; they need not fit into space
 
 
-def baselines(root: Path) -> dict[str, Baseline]:
+def measure_baselines(root: Path) -> dict[str, Baseline]:
     """Measure each baseline's lDDT-CA, 0 to 1: the mean over the validation chains that have a known CA."""
     train, validation = _proteins(root, "train"), _proteins(root, "validation")
     predictors: dict[str, Predictor] = {
-        "all_helix": lambda chain: _built(np.tile(TORSIONS[HELIX], (len(chain), 1))),
-        "all_strand": lambda chain: _built(np.tile(TORSIONS[STRAND], (len(chain), 1))),
+        "all_helix": lambda chain: _build_chain(np.tile(TORSIONS[HELIX], (len(chain), 1))),
+        "all_strand": lambda chain: _build_chain(np.tile(TORSIONS[STRAND], (len(chain), 1))),
         "typical_chain": _typical_chain(train),
         "nearest_chain": _nearest_chain(train),
         "profile_regression": _profile_regression(train),
@@ -54,18 +54,20 @@ def baselines(root: Path) -> dict[str, Baseline]:
 def _proteins(root: Path, split: str) -> list[Protein]:
     """Read the first chains of a split that have a known CA."""
     reader = ShardReader(root, split)
-    proteins = proteins_of(reader.read(np.arange(min(len(reader), MOST_CHAINS))))
+    proteins = convert_to_proteins(reader.read(np.arange(min(len(reader), MOST_CHAINS))))
     return [each for each in proteins if each.atom_mask[:, residues.CA].any()]
 
 
 def _score(predicted: Floats, chain: Protein) -> float:
     mask = torch.from_numpy(chain.atom_mask[None, :, residues.CA]).double()
     return float(
-        compute_distance_lddt_ca(torch.from_numpy(predicted[None]), torch.from_numpy(_known(chain)[None]), mask)
+        compute_distance_lddt_ca(
+            torch.from_numpy(predicted[None]), torch.from_numpy(_compute_known_distances(chain)[None]), mask
+        )
     )
 
 
-def _known(chain: Protein) -> Floats:
+def _compute_known_distances(chain: Protein) -> Floats:
     """Compute the distances (L, L) of a chain's CA."""
     return _distances(chain.atoms[:, residues.CA].astype(float))
 
@@ -74,7 +76,7 @@ def _distances(positions: Floats) -> Floats:
     return np.asarray(np.linalg.norm(positions[:, None] - positions[None], axis=-1))
 
 
-def _built(torsions: Floats) -> Floats:
+def _build_chain(torsions: Floats) -> Floats:
     """Build a chain from phi and psi (L, 2), degrees, and compute the distances (L, L) of its CA."""
     return _distances(build_backbone(torsions[None])[0, :, residues.CA])
 
@@ -84,7 +86,7 @@ def _typical_chain(train: Sequence[Protein]) -> Predictor:
     chains = _complete(train)
     typical: dict[int, Floats] = {}
     for length in {len(each) for each in chains}:
-        known = torch.from_numpy(np.stack([_known(each) for each in chains if len(each) == length]))
+        known = torch.from_numpy(np.stack([_compute_known_distances(each) for each in chains if len(each) == length]))
         every = known.new_ones(known.shape[:2])
         likeness = [
             float(compute_distance_lddt_ca(each.expand_as(known), known, every).mean()) for each in known[:MEDOIDS]
@@ -93,7 +95,7 @@ def _typical_chain(train: Sequence[Protein]) -> Predictor:
 
     def predict(chain: Protein) -> Floats:
         nearest = min(typical, key=lambda length: (abs(length - len(chain)), length))
-        return _copied(typical[nearest], len(chain))
+        return _copy_distances(typical[nearest], len(chain))
 
     return predict
 
@@ -107,14 +109,14 @@ def _nearest_chain(train: Sequence[Protein]) -> Predictor:
 
     def predict(chain: Protein) -> Floats:
         likeness = (profiles @ _columns(chain, columns)) / np.maximum(lengths, len(chain))
-        return _copied(_known(chains[int(np.argmax(likeness))]), len(chain))
+        return _copy_distances(_compute_known_distances(chains[int(np.argmax(likeness))]), len(chain))
 
     return predict
 
 
 def _columns(chain: Protein, columns: int) -> Floats:
     """Compute the profile of exactly this many columns, zero behind the chain's end, as one vector."""
-    own = profile(chain.msa)[:columns]
+    own = compute_profile(chain.msa)[:columns]
     return np.pad(own, ((0, columns - len(own)), (0, 0))).ravel()
 
 
@@ -123,13 +125,13 @@ def _complete(train: Sequence[Protein]) -> list[Protein]:
     return [each for each in train if each.atom_mask[:, residues.CA].all()] or list(train)
 
 
-def _copied(distances: Floats, length: int) -> Floats:
+def _copy_distances(distances: Floats, length: int) -> Floats:
     """Cut distances to ``length`` residues; what is missing at the end is as far away as the last residue is."""
     index = np.minimum(np.arange(length), len(distances) - 1)
     return np.asarray(distances[np.ix_(index, index)])
 
 
-def profile(msa: NDArray[np.int8]) -> Floats:
+def compute_profile(msa: NDArray[np.int8]) -> Floats:
     """Compute how often each column has each residue type or a gap (L, 22)."""
     return np.asarray(np.eye(CLASSES)[msa[:MOST_ROWS]].mean(0))
 
@@ -147,14 +149,14 @@ def _profile_regression(train: Sequence[Protein]) -> Predictor:
 
     def predict(chain: Protein) -> Floats:
         sine_cosine = (_windows(chain) @ weights).reshape(len(chain), 2, 2)
-        return _built(np.degrees(np.arctan2(sine_cosine[..., 0], sine_cosine[..., 1])))
+        return _build_chain(np.degrees(np.arctan2(sine_cosine[..., 0], sine_cosine[..., 1])))
 
     return predict
 
 
 def _windows(chain: Protein) -> Floats:
     """Collect the features of each residue (L, features): its own and its alignment's letters in a window, and 1."""
-    columns = np.concatenate([np.eye(CLASSES)[chain.aatype], profile(chain.msa)], -1)
+    columns = np.concatenate([np.eye(CLASSES)[chain.aatype], compute_profile(chain.msa)], -1)
     padded = np.pad(columns, ((WINDOW, WINDOW), (0, 0)))
     shifted = [padded[begin : begin + len(chain)] for begin in range(2 * WINDOW + 1)]
     return np.concatenate([*shifted, np.ones((len(chain), 1))], -1)
@@ -164,7 +166,10 @@ def _pair_regression(train: Sequence[Protein]) -> Predictor:
     """Predict each distance linearly from the affinity of the columns around both residues, and their separation."""
     chains = _complete(train)
     potential = fit_contact_potential(chains)
-    weights = _ridge([_patches(each, potential) for each in chains], [_known(each).reshape(-1, 1) for each in chains])
+    weights = _ridge(
+        [_patches(each, potential) for each in chains],
+        [_compute_known_distances(each).reshape(-1, 1) for each in chains],
+    )
     return lambda chain: np.asarray((_patches(chain, potential) @ weights).reshape(len(chain), len(chain)))
 
 
@@ -178,7 +183,7 @@ def fit_contact_potential(train: Sequence[Protein]) -> Floats:
     for chain in train:
         index = np.arange(len(chain))
         apart = np.abs(index[:, None] - index) >= CONTACT_SEPARATION
-        near = _known(chain) < CONTACT
+        near = _compute_known_distances(chain) < CONTACT
         msa = chain.msa[:MOST_ROWS].astype(np.int64)
         for number, chosen in enumerate((apart & ~near, apart & near)):
             first, second = np.nonzero(chosen)
@@ -188,7 +193,7 @@ def fit_contact_potential(train: Sequence[Protein]) -> Floats:
     return np.asarray((share[1] - share[0]).reshape(CLASSES, CLASSES))
 
 
-def affinity(msa: NDArray[np.int8], potential: Floats) -> Floats:
+def compute_affinity(msa: NDArray[np.int8], potential: Floats) -> Floats:
     """Compute the mean over rows of the potential of the letters of each two columns (L, L)."""
     letters = msa[:MOST_ROWS].astype(np.int64)
     return np.asarray(potential[letters[:, :, None], letters[:, None]].mean(0))
@@ -197,7 +202,7 @@ def affinity(msa: NDArray[np.int8], potential: Floats) -> Floats:
 def _patches(chain: Protein, potential: Floats) -> Floats:
     """Collect the features of all pairs (L L, features): affinity around the pair, separation, and their products."""
     length, side = len(chain), 2 * PATCH + 1
-    padded = np.pad(affinity(chain.msa, potential), PATCH)
+    padded = np.pad(compute_affinity(chain.msa, potential), PATCH)
     around = np.stack([padded[a : a + length, b : b + length] for a in range(side) for b in range(side)], -1)
     index = np.arange(length)
     apart = np.eye(SEPARATIONS)[np.minimum(np.abs(index[:, None] - index), SEPARATIONS - 1)]

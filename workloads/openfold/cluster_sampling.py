@@ -18,7 +18,7 @@ SAMPLING, BY_CLUSTER = "train_sampling", "by cluster, with replacement"  # attri
 SHORTEST, LONGEST = 256, 512  # residues: weights rise between these
 
 
-def weights(lengths: NDArray[np.integer[Any]], clusters: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
+def compute_weights(lengths: NDArray[np.integer[Any]], clusters: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
     """Compute each chain's weight: its length, clipped, over 512, over the square root of its cluster's size."""
     _, number, sizes = np.unique(clusters, return_inverse=True, return_counts=True)
     result: NDArray[np.float64] = np.clip(lengths, SHORTEST, LONGEST) / LONGEST * (1 / np.sqrt(sizes[number]))

@@ -43,7 +43,7 @@ def read_clusters(path: Path) -> dict[str, int]:
     return clusters
 
 
-def cluster(chains: Sequence[Types]) -> list[int]:
+def group_by_similarity(chains: Sequence[Types]) -> list[int]:
     """Group chains by sequence identity; numbers rise from 0 in order of the first chain of each group.
 
     Greedy, longest first: a chain joins the first representative that it resembles.
@@ -53,7 +53,7 @@ def cluster(chains: Sequence[Types]) -> list[int]:
     words: dict[int, list[tuple[int, int]]] = defaultdict(list)  # word to representative and place
     for number in order:
         found = next(
-            (each for each in _candidates(chains[number], words) if similar(chains[each], chains[number])), None
+            (each for each in _candidates(chains[number], words) if is_similar(chains[each], chains[number])), None
         )
         if found is None:
             for place, word in enumerate(_words(chains[number])):
@@ -63,11 +63,11 @@ def cluster(chains: Sequence[Types]) -> list[int]:
     return [numbers.setdefault(group, len(numbers)) for group in group_of]
 
 
-def similar(one: Types, other: Types) -> bool:
+def is_similar(one: Types, other: Types) -> bool:
     """Tell whether two chains have more identical residues, aligned, than unrelated ones would."""
     if np.array_equal(one, other):
         return True
-    pairs = align(one, other)
+    pairs = find_alignment(one, other)
     if len(pairs) < COVERAGE * min(len(one), len(other)):
         return False
     left, right = one[pairs[:, 0]], other[pairs[:, 1]]
@@ -80,7 +80,7 @@ def compute_needed_identity(length: int) -> float:
     return min(1.0, max(IDENTITY, by_chance))
 
 
-def align(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.int64]:
+def find_alignment(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.int64]:
     """Align two sequences from end to end, gaps at the ends free. Returns the aligned places (pairs, 2), in order."""
     down, across = len(one), len(other)
     score = np.zeros((down + 1, across + 1), np.int32)

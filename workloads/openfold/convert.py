@@ -19,14 +19,14 @@ from suite.world import World
 from workloads.openfold import residues
 from workloads.openfold.alignment_files import read_a3m, read_fasta
 from workloads.openfold.cluster_sampling import BY_CLUSTER, SAMPLING
-from workloads.openfold.clusters import cluster, read_clusters
+from workloads.openfold.clusters import group_by_similarity, read_clusters
 from workloads.openfold.features import Protein
 from workloads.openfold.mmcif import read_chain
 from workloads.openfold.public.chains import ChainRecord
 from workloads.openfold.public.layout import PublicData, is_public, open_public
 from workloads.openfold.public.selection import Dates
-from workloads.openfold.shard_form import NO_TEMPLATES, shard_arrays
-from workloads.openfold.summary import Summary, attributes, measures, summarise
+from workloads.openfold.shard_form import NO_TEMPLATES, build_shard_arrays
+from workloads.openfold.summary import Summary, compute_attributes, compute_measures, summarise
 
 CONVERTER_VERSION = 2
 CHAINS_PER_SHARD = 32  # with deep alignments and 20 templates some 10 MB each
@@ -58,7 +58,7 @@ def convert(
     Subfolders ``train`` and ``validation`` are the splits; without them every ninth group of similar chains goes to
     validation. ``clusters.txt`` has the names of similar chains on one line; without it sequences are compared.
     """
-    make = _public_plan if is_public(source) else _folder_plan
+    make = _plan_public if is_public(source) else _plan_folder
     problem, plan = None, None
     try:
         plan = make(source, size or "full", world)
@@ -69,7 +69,7 @@ def convert(
     build_data_set(root, plan, world, progress)
 
 
-def _public_plan(source: Path, size: str, world: World) -> DataSetPlan[Summary]:
+def _plan_public(source: Path, size: str, world: World) -> DataSetPlan[Summary]:
     data = open_public(source, Dates(), world)
     recipe = {"name": "public", "version": CONVERTER_VERSION, "source": str(source), **data.stated, **data.facts}
     pieces = []
@@ -80,17 +80,17 @@ def _public_plan(source: Path, size: str, world: World) -> DataSetPlan[Summary]:
             pieces.append(ShardPlan(split, shard, partial(_public_shard, data, records[part], families[part])))
 
     def described(splits: Mapping[str, Sequence[Summary]]) -> dict[str, Any]:
-        return measures(splits) | data.stated | data.facts | {SAMPLING: BY_CLUSTER}
+        return compute_measures(splits) | data.stated | data.facts | {SAMPLING: BY_CLUSTER}
 
     return DataSetPlan("openfold", size, 0, recipe, pieces, summarise, described)
 
 
 def _public_shard(data: PublicData, records: Sequence[ChainRecord], families: Sequence[int]) -> Arrays:
-    return shard_arrays([data.protein(record) for record in records], families, measured=True)
+    return build_shard_arrays([data.protein(record) for record in records], families, measured=True)
 
 
-def _folder_plan(source: Path, size: str, world: World) -> DataSetPlan[Summary]:
-    files, families = _survey(source)
+def _plan_folder(source: Path, size: str, world: World) -> DataSetPlan[Summary]:
+    files, families = _list_files(source)
     recipe: dict[str, Any] = {
         "name": "converted",
         "version": CONVERTER_VERSION,
@@ -102,7 +102,7 @@ def _folder_plan(source: Path, size: str, world: World) -> DataSetPlan[Summary]:
         for shard, begin in enumerate(range(0, len(files[split]), CHAINS_PER_SHARD)):
             chosen = files[split][begin : begin + CHAINS_PER_SHARD]
             pieces.append(ShardPlan(split, shard, partial(_shard, chosen, [families[path] for path in chosen])))
-    return DataSetPlan("openfold", size, 0, recipe, pieces, summarise, attributes)
+    return DataSetPlan("openfold", size, 0, recipe, pieces, summarise, compute_attributes)
 
 
 def fetch(destination: Path, *, source: str | None = None) -> None:
@@ -159,7 +159,7 @@ def _same_sequence(path: Path, sequence: Any, structure: Path, aatype: Any) -> N
         )
 
 
-def _survey(source: Path) -> tuple[dict[str, list[Path]], dict[Path, int]]:
+def _list_files(source: Path) -> tuple[dict[str, list[Path]], dict[Path, int]]:
     """List the files of each split and the family of each file."""
     if not source.is_dir():
         raise InputError(f"{source}: expected a folder of *.cif files")
@@ -168,14 +168,14 @@ def _survey(source: Path) -> tuple[dict[str, list[Path]], dict[Path, int]]:
         families = _families(source, [path for paths in files.values() for path in paths])
     else:
         families = _families(source, sorted(source.glob("*.cif")))
-        files = _divided(families)
+        files = _split_files(families)
     for split in SPLITS:
         if not files[split]:
             raise InputError(f"{source}: no *.cif file for the {split} split")
     return files, families
 
 
-def _divided(families: Mapping[Path, int]) -> dict[str, list[Path]]:
+def _split_files(families: Mapping[Path, int]) -> dict[str, list[Path]]:
     """Divide files by family: every ninth family is held out for validation, or the last one of a few."""
     groups = list(dict.fromkeys(families.values()))
     held_out = set(groups[VALIDATION_EVERY - 1 :: VALIDATION_EVERY] or groups[-1:])
@@ -189,7 +189,7 @@ def _families(source: Path, files: Sequence[Path]) -> dict[Path, int]:
     """Number the groups of similar chains, by ``clusters.txt`` if it is there, which then names every file."""
     listed = source / CLUSTERS
     if not listed.exists():
-        return dict(zip(files, cluster([read_protein(path).aatype for path in files]), strict=True))
+        return dict(zip(files, group_by_similarity([read_protein(path).aatype for path in files]), strict=True))
     lines = read_clusters(listed)
     missing = [path.stem for path in files if path.stem.upper() not in lines]
     if missing:
@@ -200,4 +200,4 @@ def _families(source: Path, files: Sequence[Path]) -> dict[Path, int]:
 
 
 def _shard(files: Sequence[Path], families: Sequence[int]) -> Arrays:
-    return shard_arrays([read_protein(path) for path in files], families, measured=True)
+    return build_shard_arrays([read_protein(path) for path in files], families, measured=True)

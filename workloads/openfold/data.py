@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from suite.data.balance import BalancedShares, split_by_padding
 from suite.data.shards import ShardReader
 from suite.errors import InputError
-from workloads.openfold.cluster_sampling import BY_CLUSTER, SAMPLING, ClusterSampling, weights
+from workloads.openfold.cluster_sampling import BY_CLUSTER, SAMPLING, ClusterSampling, compute_weights
 from workloads.openfold.config import OpenFoldConfig
-from workloads.openfold.features import SLOTTED, Arrays, sample, sample_recycles
-from workloads.openfold.shard_form import FORM, MEASURED_FORM, TEMPLATE_FORM, proteins_of
-from workloads.openfold.work import forward
+from workloads.openfold.features import SLOT_ARRAYS, Arrays, build_sample, choose_recycles
+from workloads.openfold.shard_form import ARRAYS, MEASURED_ARRAYS, TEMPLATE_ARRAYS, convert_to_proteins
+from workloads.openfold.work import count_forward
 
 if TYPE_CHECKING:
     from suite.workload import Batch
@@ -44,7 +44,7 @@ class OpenFoldData:
         if split == "train" and (config.balanced_batches or weighted):
             lengths, families = _lengths_and_families(self._reader)
             if weighted:
-                self._sampling = ClusterSampling(weights(lengths, families), global_batch_size)
+                self._sampling = ClusterSampling(compute_weights(lengths, families), global_batch_size)
             if config.balanced_batches:
                 cost = partial(self._cost, np.minimum(lengths, config.crop_size))
                 self._balance = BalancedShares(len(self._reader), global_batch_size, cost, split_by_padding)
@@ -63,15 +63,15 @@ class OpenFoldData:
             chosen = self._balance.share(chosen, seed=seed, epoch=epoch)
         chains = self._drawn(chosen, seed, epoch) if training else chosen
         try:
-            proteins = list(proteins_of(self._reader.read(chains)))
+            proteins = list(convert_to_proteins(self._reader.read(chains)))
         except ValueError as error:
             raise InputError(f"{self._path}: samples {chains.tolist()}: {error}") from None
         length = max(map(len, proteins))
         if training:
             length = self._config.crop_size if self._balance is None else min(length, self._config.crop_size)
-        return _collated(
+        return _collate(
             [
-                sample(each, self._config, generator(seed, epoch, index), length=length, training=training)
+                build_sample(each, self._config, make_generator(seed, epoch, index), length=length, training=training)
                 for each, index in zip(proteins, chosen.tolist(), strict=True)
             ]
         )
@@ -87,12 +87,12 @@ class OpenFoldData:
     ) -> NDArray[np.float64]:
         """Compute the work of training on each sample, alone in a batch."""
         config = self._config
-        recycles = [sample_recycles(config, generator(seed, epoch, index)) for index in indices.tolist()]
+        recycles = [choose_recycles(config, make_generator(seed, epoch, index)) for index in indices.tolist()]
         cropped = lengths[self._drawn(indices, seed, epoch)].tolist()
         return np.array([compute_batch_work(config, 1, *each) for each in zip(cropped, recycles, strict=True)])
 
 
-def generator(seed: int, epoch: int, index: int) -> np.random.Generator:
+def make_generator(seed: int, epoch: int, index: int) -> np.random.Generator:
     """Create the random generator of one sample in one epoch."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, epoch, index])))
 
@@ -115,22 +115,22 @@ def compute_batch_work(config: OpenFoldConfig, samples: int, residues: int, recy
 
 @cache
 def _multiply_adds(config: OpenFoldConfig, residues: int) -> float:
-    return forward(config, residues=residues).multiply_adds
+    return count_forward(config, residues=residues).multiply_adds
 
 
-def _collated(samples: Sequence[Arrays]) -> Batch:
+def _collate(samples: Sequence[Arrays]) -> Batch:
     """Stack the samples of a batch, each padded to the slots of the sample with most recycles."""
     slots = 1 + max(int(each["recycles"]) for each in samples)
     batch = {}
     for name in samples[0]:
-        batch[name] = torch.from_numpy(np.stack([_aligned(each, name, slots) for each in samples]))
+        batch[name] = torch.from_numpy(np.stack([_pad_to_slots(each, name, slots) for each in samples]))
     return batch
 
 
-def _aligned(arrays: Arrays, name: str, slots: int) -> NDArray[Any]:
+def _pad_to_slots(arrays: Arrays, name: str, slots: int) -> NDArray[Any]:
     """Pad a sample's array at the front to its batch's slots: all samples of a batch end with the same iteration."""
     array = arrays[name]
-    if name not in SLOTTED or len(array) == slots:
+    if name not in SLOT_ARRAYS or len(array) == slots:
         return array
     return np.concatenate([np.repeat(array[:1], slots - len(array), 0), array])
 
@@ -138,8 +138,8 @@ def _aligned(arrays: Arrays, name: str, slots: int) -> NDArray[Any]:
 def _check(reader: ShardReader, root: Path, split: str, config: OpenFoldConfig) -> None:
     """Check the arrays and the longest validation chain. InputError if this workload cannot train on them."""
     actual = {name: (array.shape[1:], array.dtype) for name, array in reader.read([0]).items()}
-    expected = FORM | (TEMPLATE_FORM if "template.offsets" in actual else {})
-    expected |= MEASURED_FORM if "resolution" in actual else {}
+    expected = ARRAYS | (TEMPLATE_ARRAYS if "template.offsets" in actual else {})
+    expected |= MEASURED_ARRAYS if "resolution" in actual else {}
     for name, (shape, dtype) in expected.items():
         if actual.get(name) != (shape, np.dtype(dtype)):
             raise InputError(f"{root}: dataset {name!r} is {actual.get(name)}, expected {(shape, np.dtype(dtype))}")

@@ -16,11 +16,11 @@ from workloads.openfold.primitives import (
     Linear,
     SharedDropout,
     Transition,
-    channels_first,
-    channels_last,
-    in_order,
-    mask_bias,
-    recomputed,
+    compute_channels_first,
+    compute_channels_last,
+    compute_mask_bias,
+    make_contiguous,
+    run_checkpointed,
 )
 
 
@@ -37,7 +37,7 @@ class MsaRowAttention(nn.Module):
         """Return the update of m."""
         m = self.layer_norm_m(m_NSLM)
         bias_HNJI = self.linear_z(self.layer_norm_z(z_NIJZ)).permute(3, 0, 2, 1)
-        return self.mha(m, m, bias_HNJI[:, :, None] + mask_bias(mask_NSL)[..., None])  # type: ignore[no-any-return]
+        return self.mha(m, m, bias_HNJI[:, :, None] + compute_mask_bias(mask_NSL)[..., None])  # type: ignore[no-any-return]
 
 
 class MsaColumnAttention(nn.Module):
@@ -51,7 +51,7 @@ class MsaColumnAttention(nn.Module):
     def forward(self, m_NSLM: Tensor, mask_NSL: Tensor) -> Tensor:
         """Return the update of m."""
         m = self.layer_norm_m(m_NSLM.transpose(1, 2))
-        out = self.mha(m, m, mask_bias(mask_NSL.transpose(1, 2))[..., None])
+        out = self.mha(m, m, compute_mask_bias(mask_NSL.transpose(1, 2))[..., None])
         return out.transpose(1, 2)  # type: ignore[no-any-return]
 
 
@@ -74,7 +74,7 @@ class MsaColumnGlobalAttention(nn.Module):
         mask = mask_NSL.transpose(1, 2)
         mean = (m * mask[..., None]).sum(-2) / (mask.sum(-1, keepdim=True) + 1e-5)
         q = self.linear_q(mean).unflatten(-1, (self.heads, -1)) * self.scale
-        scores = q @ self.linear_k(m).transpose(-1, -2) + mask_bias(mask)[..., None, :]
+        scores = q @ self.linear_k(m).transpose(-1, -2) + compute_mask_bias(mask)[..., None, :]
         out = scores.float().softmax(-1).to(m.dtype) @ self.linear_v(m)  # (N, L, H, head)
         gated = self.linear_g(m).sigmoid().unflatten(-1, (self.heads, -1)) * out[:, :, None]
         return self.linear_o(gated.flatten(-2)).transpose(1, 2)  # type: ignore[no-any-return]
@@ -105,7 +105,7 @@ class OuterProductMean(nn.Module):
     def forward(self, m_NSLM: Tensor, mask_NSL: Tensor) -> Tensor:
         """Return the update of z."""
         m = self.layer_norm(m_NSLM)
-        a, b = channels_last(m, (self.linear_1, self.linear_2)).chunk(2, -1)
+        a, b = compute_channels_last(m, (self.linear_1, self.linear_2)).chunk(2, -1)
         outer, count = self.outer(a, b, mask_NSL, mask_NSL)
         return self.linear_out(outer) / (count[..., None] + 1e-3)  # type: ignore[no-any-return]
 
@@ -139,9 +139,11 @@ class TriangleMultiplication(nn.Module):
     def forward(self, z_NIJZ: Tensor, mask_NIJ: Tensor) -> Tensor:
         """Return the update of z."""
         z = self.layer_norm_in(z_NIJZ)
-        edges = F.glu(channels_first(z, (self.linear_a_p, self.linear_b_p, self.linear_a_g, self.linear_b_g)), 0)
+        edges = F.glu(
+            compute_channels_first(z, (self.linear_a_p, self.linear_b_p, self.linear_a_g, self.linear_b_g)), 0
+        )
         a_CNIK, b_CNJK = edges.mul_(mask_NIJ.reshape(-1)).view(len(edges), *mask_NIJ.shape).chunk(2)
-        product = in_order(self.product(a_CNIK, b_CNJK).flatten(1))  # (C, N I J)
+        product = make_contiguous(self.product(a_CNIK, b_CNJK).flatten(1))  # (C, N I J)
         x = self.linear_z(self.layer_norm_out(product.t())).view_as(z)
         return x * self.linear_g(z).sigmoid()  # type: ignore[no-any-return]
 
@@ -162,7 +164,7 @@ class TriangleAttention(nn.Module):
             z_NIJZ, mask_NIJ = z_NIJZ.transpose(1, 2), mask_NIJ.transpose(1, 2)
         z = self.layer_norm(z_NIJZ)
         bias_HNJI = self.linear_z(z).permute(3, 0, 2, 1)
-        out = self.mha(z, z, bias_HNJI[:, :, None] + mask_bias(mask_NIJ)[..., None])
+        out = self.mha(z, z, bias_HNJI[:, :, None] + compute_mask_bias(mask_NIJ)[..., None])
         return out if self.starting else out.transpose(1, 2)  # type: ignore[no-any-return]
 
 
@@ -241,7 +243,7 @@ class EvoformerStack(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the new m, z and the single representation (None for the extra stack)."""
         for block in self.blocks:
-            m_NSLM, z_NIJZ = recomputed(block, m_NSLM, z_NIJZ, msa_mask_NSL, mask_NIJ, enabled=self.checkpointing)
+            m_NSLM, z_NIJZ = run_checkpointed(block, m_NSLM, z_NIJZ, msa_mask_NSL, mask_NIJ, enabled=self.checkpointing)
         return m_NSLM, z_NIJZ, None if self.linear is None else self.linear(m_NSLM[:, 0])
 
 
@@ -276,9 +278,9 @@ class TemplateStack(nn.Module):
         t = self.linear(features_NTIJ).flatten(0, 1)
         mask = mask_NIJ.repeat_interleave(T, 0)
         for block in self.pair_stack:
-            t = recomputed(block, t, mask, enabled=self.checkpointing)
+            t = run_checkpointed(block, t, mask, enabled=self.checkpointing)
         key = self.layer_norm(t).unflatten(0, (N, T)).permute(0, 2, 3, 1, 4)
-        bias_NT = mask_bias(template_mask_NT)[:, None, None, :, None]
+        bias_NT = compute_mask_bias(template_mask_NT)[:, None, None, :, None]
         update = self.pointwise(z_NIJZ[..., None, :], key, bias_NT)[..., 0, :]
         has_template_N = (template_mask_NT.sum(-1) > 0).to(update.dtype)
         return update * has_template_N[:, None, None, None]  # type: ignore[no-any-return]

@@ -21,15 +21,19 @@ from workloads.openfold.geometry import compute_torsions_of
 Arrays = dict[str, NDArray[Any]]
 
 # arrays with one entry for each recycling iteration
-SLOTTED = (
+SLOT_ARRAYS = (
     *("msa", "deletions", "cluster_profile", "cluster_deletions", "msa_mask"),
     *("extra_msa", "extra_deletions", "extra_msa_mask"),
 )
-ONLY_LAST = ("true_msa", "hidden_mask")  # only the loss of the last iteration needs these
+LAST_SLOT_ARRAYS = ("true_msa", "hidden_mask")  # only the loss of the last iteration needs these
 
-HIDE, FROM_PROFILE, UNIFORM = 0.7, 0.1, 0.1  # probabilities for a chosen residue; otherwise it stays as it is
+MASK_PROBABILITY, PROFILE_PROBABILITY, UNIFORM_PROBABILITY = (
+    0.7,
+    0.1,
+    0.1,
+)  # probabilities for a chosen residue; otherwise it stays as it is
 ROWS_AT_ONCE = 512  # one-hot rows of a deep alignment are hundreds of megabytes
-EXACT = 0.1  # resolution of a synthetic structure, angstrom: the best that counts as measured
+SYNTHETIC_RESOLUTION = 0.1  # resolution of a synthetic structure, angstrom: the best that counts as measured
 SHUFFLED_TEMPLATES = 20  # training draws from this many of the best
 
 
@@ -46,51 +50,51 @@ class Protein:
     template_aatype: NDArray[np.int8]  # (T, L)
     template_atoms: NDArray[np.float32]  # (T, L, 14, 3)
     template_mask: NDArray[np.int8]  # (T, L, 14)
-    resolution: float = EXACT  # angstrom; nan: unknown
+    resolution: float = SYNTHETIC_RESOLUTION  # angstrom; nan: unknown
 
     def __len__(self) -> int:
         return len(self.aatype)
 
 
-def sample(
+def build_sample(
     protein: Protein, config: OpenFoldConfig, rng: np.random.Generator, *, length: int, training: bool
 ) -> Arrays:
     """Compute the arrays of one sample, padded to ``length`` residues; a longer chain is cropped at random.
 
-    Rows are clustered by all columns of the chain, then cropped. Arrays of `SLOTTED` have recycles + 1 slots.
+    Rows are clustered by all columns of the chain, then cropped. Arrays of `SLOT_ARRAYS` have recycles + 1 slots.
     """
-    recycles = sample_recycles(config, rng) if training else config.num_recycling_iters
+    recycles = choose_recycles(config, rng) if training else config.num_recycling_iters
     clamp = float(rng.random() < config.fape_clamp_probability) if training else 1.0
     begin = int(rng.integers(max(len(protein) - length, 0) + 1))
     crop = slice(begin, begin + length)
     residues_kept = min(length, len(protein) - begin)
     # each recycling iteration draws its own rows and hides its own residues, as in the reference
-    slots = [alignment(protein.msa, protein.deletions, config, rng) for _ in range(recycles + 1)]
+    slots = [build_alignment(protein.msa, protein.deletions, config, rng) for _ in range(recycles + 1)]
     arrays: Arrays = {
-        "aatype": _padded(protein.aatype[crop], length).astype(np.int64),
-        "residue_index": _padded(protein.residue_index[crop], length).astype(np.int64),
-        "mask": _padded(np.ones(residues_kept, np.float32), length),
-        "atoms": _padded(protein.atoms[crop], length),
-        "atom_mask": _padded(protein.atom_mask[crop], length).astype(np.float32),
+        "aatype": _pad(protein.aatype[crop], length).astype(np.int64),
+        "residue_index": _pad(protein.residue_index[crop], length).astype(np.int64),
+        "mask": _pad(np.ones(residues_kept, np.float32), length),
+        "atoms": _pad(protein.atoms[crop], length),
+        "atom_mask": _pad(protein.atom_mask[crop], length).astype(np.float32),
         "recycles": np.array(recycles),
         "clamp_fape": np.array(clamp, np.float32),
         "resolution": np.array(protein.resolution, np.float32),
     }
     for name in slots[0]:
-        arrays[name] = _padded(np.stack([slot[name][:, crop] for slot in slots]), length, 2)
-    for name in ONLY_LAST:
+        arrays[name] = _pad(np.stack([slot[name][:, crop] for slot in slots]), length, 2)
+    for name in LAST_SLOT_ARRAYS:
         arrays[name] = arrays[name][-1]
     if config.max_templates:
         arrays |= _templates(protein, config, rng, crop, length, training=training)
     return arrays
 
 
-def sample_recycles(config: OpenFoldConfig, rng: np.random.Generator) -> int:
+def choose_recycles(config: OpenFoldConfig, rng: np.random.Generator) -> int:
     """Draw how often a training sample is recycled. It is the generator's first draw, so it is known before loading."""
     return int(rng.integers(config.num_recycling_iters + 1))
 
 
-def alignment(
+def build_alignment(
     msa: NDArray[np.int8], deletions: NDArray[np.uint8], config: OpenFoldConfig, rng: np.random.Generator
 ) -> Arrays:
     """Compute one slot: draw rows as cluster centres, hide some of their residues, assign the other rows to centres."""
@@ -98,25 +102,25 @@ def alignment(
     order = np.concatenate([[0], 1 + rng.permutation(rows - 1)])
     chosen, others = order[: config.max_msa_clusters], order[config.max_msa_clusters :]
     true = msa[chosen]
-    hidden, corrupted = _hide(true, msa, config.masked_msa_fraction, rng)
-    profile, mean = _clusters(true, corrupted, deletions[chosen], msa[others], deletions[others])
+    hidden, corrupted = _mask_residues(true, msa, config.masked_msa_fraction, rng)
+    profile, mean = _compute_cluster_features(true, corrupted, deletions[chosen], msa[others], deletions[others])
     extra = others[: config.max_extra_msa]
     clusters = config.max_msa_clusters
     return {
-        "msa": _padded(corrupted, clusters),
-        "true_msa": _padded(true, clusters),
-        "hidden_mask": _padded(hidden.astype(np.float32), clusters),
-        "deletions": _padded(deletions[chosen], clusters),
-        "cluster_profile": _padded(profile, clusters),
-        "cluster_deletions": _padded(mean, clusters),
-        "msa_mask": _padded(np.ones(true.shape, np.float32), clusters),
-        "extra_msa": _padded(msa[extra], config.max_extra_msa),
-        "extra_deletions": _padded(deletions[extra], config.max_extra_msa),
-        "extra_msa_mask": _padded(np.ones((len(extra), columns), np.float32), config.max_extra_msa),
+        "msa": _pad(corrupted, clusters),
+        "true_msa": _pad(true, clusters),
+        "hidden_mask": _pad(hidden.astype(np.float32), clusters),
+        "deletions": _pad(deletions[chosen], clusters),
+        "cluster_profile": _pad(profile, clusters),
+        "cluster_deletions": _pad(mean, clusters),
+        "msa_mask": _pad(np.ones(true.shape, np.float32), clusters),
+        "extra_msa": _pad(msa[extra], config.max_extra_msa),
+        "extra_deletions": _pad(deletions[extra], config.max_extra_msa),
+        "extra_msa_mask": _pad(np.ones((len(extra), columns), np.float32), config.max_extra_msa),
     }
 
 
-def _hide(
+def _mask_residues(
     true: NDArray[np.int8], msa: NDArray[np.int8], fraction: float, rng: np.random.Generator
 ) -> tuple[NDArray[np.bool_], NDArray[np.int8]]:
     """Choose the residues to be predicted, and replace them in the rows that the network gets."""
@@ -126,13 +130,20 @@ def _hide(
     # the letter of a random row is a draw from the column's profile
     from_profile = msa[rng.integers(len(msa), size=true.shape), column]
     uniform = rng.integers(residues.UNKNOWN, size=true.shape).astype(np.int8)
-    visible = np.where(action < HIDE, np.int8(residues.MASKED), true)
-    visible = np.where((action >= HIDE) & (action < HIDE + FROM_PROFILE), from_profile, visible)
-    visible = np.where((action >= HIDE + FROM_PROFILE) & (action < HIDE + FROM_PROFILE + UNIFORM), uniform, visible)
+    visible = np.where(action < MASK_PROBABILITY, np.int8(residues.MASKED), true)
+    visible = np.where(
+        (action >= MASK_PROBABILITY) & (action < MASK_PROBABILITY + PROFILE_PROBABILITY), from_profile, visible
+    )
+    visible = np.where(
+        (action >= MASK_PROBABILITY + PROFILE_PROBABILITY)
+        & (action < MASK_PROBABILITY + PROFILE_PROBABILITY + UNIFORM_PROBABILITY),
+        uniform,
+        visible,
+    )
     return hidden, np.where(hidden, visible, true)
 
 
-def _clusters(
+def _compute_cluster_features(
     true: NDArray[np.int8],
     centres: NDArray[np.int8],
     deletions: NDArray[np.uint8],
@@ -180,11 +191,11 @@ def _templates(
         "template_angles": torsions.angle.numpy(),
         "template_angle_mask": torsions.mask.numpy(),
     }
-    arrays = {name: _padded(_padded(each[:, crop], config.max_templates), length, 1) for name, each in arrays.items()}
-    return arrays | {"template_mask": _padded(np.ones(len(chosen), np.float32), config.max_templates)}
+    arrays = {name: _pad(_pad(each[:, crop], config.max_templates), length, 1) for name, each in arrays.items()}
+    return arrays | {"template_mask": _pad(np.ones(len(chosen), np.float32), config.max_templates)}
 
 
-def _padded(array: NDArray[Any], length: int, axis: int = 0) -> NDArray[Any]:
+def _pad(array: NDArray[Any], length: int, axis: int = 0) -> NDArray[Any]:
     """Pad with zeros at the end of one axis."""
     there = array.shape[axis]
     if there >= length:

@@ -12,9 +12,9 @@ from functools import partial
 from suite.data.build import Arrays, Count
 from suite.data.generate import Generator, Synthetic
 from workloads.openfold.convert import convert, fetch
-from workloads.openfold.proteins import Families, families
-from workloads.openfold.shard_form import shard_arrays
-from workloads.openfold.summary import Summary, attributes, summarise
+from workloads.openfold.proteins import Families, make_proteins
+from workloads.openfold.shard_form import build_shard_arrays
+from workloads.openfold.summary import Summary, compute_attributes, summarise
 
 __all__ = ["SIZES", "DataSize", "convert", "fetch", "generate"]
 
@@ -40,7 +40,7 @@ SIZES: dict[str, DataSize] = {
 
 
 def _shard(settings: Families, seed: int, numbers: range, count: Count) -> Arrays:
-    arrays = shard_arrays(families(settings, seed, numbers), list(numbers))
+    arrays = build_shard_arrays(make_proteins(settings, seed, numbers), list(numbers))
     count(len(numbers))
     return arrays
 
@@ -52,7 +52,7 @@ def _families(settings: DataSize, seed: int) -> Synthetic[Summary]:
         settings.families_per_shard,
         partial(_shard, settings.families, seed),
         summarise,
-        attributes,
+        compute_attributes,
     )
 
 

@@ -38,9 +38,9 @@ class Frame(NamedTuple):
 
 def compute_frame_of_points(x_negative: Tensor, origin: Tensor, xy: Tensor) -> Frame:
     """Compute frames (Gram-Schmidt): ``x_negative`` on the negative first axis, ``xy`` in the first two's plane."""
-    first = _unit(origin - x_negative)
+    first = _compute_unit_vectors(origin - x_negative)
     second = xy - origin
-    second = _unit(second - (second * first).sum(-1, keepdim=True) * first)
+    second = _compute_unit_vectors(second - (second * first).sum(-1, keepdim=True) * first)
     return Frame(torch.stack([first, second, torch.linalg.cross(first, second)], -1), origin)
 
 
@@ -50,16 +50,16 @@ def compute_backbone_frames(atom14: Tensor) -> Frame:
     return compute_frame_of_points(2 * ca - c, ca, n)
 
 
-def dihedral(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+def compute_dihedral(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
     """Compute sine and cosine (..., 2) of the dihedral angle a-b-c-d, from d's position in the frame of a, b and c.
 
     The order of the operations is the reference's. Unknown atoms are all at the origin, so their angle is only rounding
     errors. The network of a template sees them.
     """
-    first = _shortened(_minus(c, b))
-    across = _minus(a, c)
+    first = _normalise(_subtract(c, b))
+    across = _subtract(a, c)
     along = _dot(first, across)
-    second = _shortened([value - axis * along for axis, value in zip(first, across, strict=True)])
+    second = _normalise([value - axis * along for axis, value in zip(first, across, strict=True)])
     third = [
         first[1] * second[2] - first[2] * second[1],
         first[2] * second[0] - first[0] * second[2],
@@ -71,7 +71,7 @@ def dihedral(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
     return torch.stack([sine / length, cosine / length], -1)
 
 
-def _minus(left: Tensor, right: Tensor) -> list[Tensor]:
+def _subtract(left: Tensor, right: Tensor) -> list[Tensor]:
     return [x - y for x, y in zip(left.unbind(-1), right.unbind(-1), strict=True)]
 
 
@@ -79,7 +79,7 @@ def _dot(left: list[Tensor], right: list[Tensor]) -> Tensor:
     return left[0] * right[0] + left[1] * right[1] + left[2] * right[2]
 
 
-def _shortened(vector: list[Tensor]) -> list[Tensor]:
+def _normalise(vector: list[Tensor]) -> list[Tensor]:
     length = (_dot(vector, vector) + EPS).sqrt()
     return [each / length for each in vector]
 
@@ -97,11 +97,11 @@ class Torsions(NamedTuple):
 
 def compute_torsions_of(aatype: Tensor, atom14: Tensor, mask14: Tensor) -> Torsions:
     """Compute torsions of known structures from aatype (..., L), atoms (..., L, 14, 3) and the mask of known atoms."""
-    before, before_mask = _shifted(atom14), _shifted(mask14)
+    before, before_mask = _shift(atom14), _shift(mask14)
     n, ca, c, o = (atom14[..., number, :] for number in (residues.N, residues.CA, residues.C, residues.OXYGEN))
     # four neighbours each make omega, phi and psi
     chain = torch.stack([before[..., residues.CA, :], before[..., residues.C, :], n, ca, c, o], -2)
-    index = table("CHI_ATOMS", atom14.device)[aatype]  # (..., L, 4, 4)
+    index = load_residue_table("CHI_ATOMS", atom14.device)[aatype]  # (..., L, 4, 4)
     flat = index.flatten(-2)
     chosen = torch.unflatten(atom14.gather(-2, flat[..., None].expand(*flat.shape, 3)), -2, (4, 4))
     chosen_mask = torch.unflatten(mask14.gather(-1, flat), -1, (4, 4)).amin(-1)
@@ -115,21 +115,21 @@ def compute_torsions_of(aatype: Tensor, atom14: Tensor, mask14: Tensor) -> Torsi
         ],
         -1,
     )
-    mask = torch.cat([mask, chosen_mask * table("CHI_MASK", atom14.device)[aatype]], -1)
-    angle = dihedral(*(torch.cat([chain[..., at : at + 3, :], chosen[..., at, :]], -2) for at in range(4)))
-    angle = angle * table("TORSION_SIGN", atom14.device)[:, None]
+    mask = torch.cat([mask, chosen_mask * load_residue_table("CHI_MASK", atom14.device)[aatype]], -1)
+    angle = compute_dihedral(*(torch.cat([chain[..., at : at + 3, :], chosen[..., at, :]], -2) for at in range(4)))
+    angle = angle * load_residue_table("TORSION_SIGN", atom14.device)[:, None]
     return Torsions(angle, rename_torsions(aatype, angle), mask)
 
 
 def rename_torsions(aatype: Tensor, angle: Tensor) -> Tensor:
     """Compute torsions (..., L, 7, 2) with symmetric side chains' atoms renamed: it turns such a chi by 180 degrees."""
-    flip = 1 - 2 * table("CHI_PERIODIC", angle.device)[aatype]
+    flip = 1 - 2 * load_residue_table("CHI_PERIODIC", angle.device)[aatype]
     return torch.cat([angle[..., :3, :], angle[..., 3:, :] * flip[..., None]], -2)
 
 
-def group_frames(aatype: Tensor, backbone: Frame, angle: Tensor) -> Frame:
+def compute_group_frames(aatype: Tensor, backbone: Frame, angle: Tensor) -> Frame:
     """Compute frames (..., L, 8) of the rigid groups from backbone frames (..., L) and torsions (..., L, 7, 2)."""
-    default = table("GROUP_FRAME", angle.device)[aatype].to(angle.dtype)  # (..., L, 8, 4, 4)
+    default = load_residue_table("GROUP_FRAME", angle.device)[aatype].to(angle.dtype)  # (..., L, 8, 4, 4)
     one_of_each = angle[..., :1, :1]
     no_turn = torch.cat([torch.zeros_like(one_of_each), torch.ones_like(one_of_each)], -1)
     sine, cosine = torch.cat([no_turn, angle], -2).unbind(-1)
@@ -145,13 +145,13 @@ def group_frames(aatype: Tensor, backbone: Frame, angle: Tensor) -> Frame:
     return Frame(backbone.rotation[..., None, :, :], backbone.translation[..., None, :]).compose(inner)
 
 
-def place_atoms_of(aatype: Tensor, groups: Frame) -> Tensor:
+def compute_atoms(aatype: Tensor, groups: Frame) -> Tensor:
     """Compute ideal atoms (..., L, 14, 3) from frames (..., L, 8) of the rigid groups; absent atoms are zero."""
-    group = table("ATOM_GROUP", aatype.device)[aatype]  # (..., L, 14)
+    group = load_residue_table("ATOM_GROUP", aatype.device)[aatype]  # (..., L, 14)
     rotation = groups.rotation.gather(-3, group[..., None, None].expand(*group.shape, 3, 3))
     translation = groups.translation.gather(-2, group[..., None].expand(*group.shape, 3))
-    local = table("ATOM_POSITION", aatype.device)[aatype].to(rotation.dtype)
-    return Frame(rotation, translation).apply(local) * table("ATOM_MASK", aatype.device)[aatype][..., None]
+    local = load_residue_table("ATOM_POSITION", aatype.device)[aatype].to(rotation.dtype)
+    return Frame(rotation, translation).apply(local) * load_residue_table("ATOM_MASK", aatype.device)[aatype][..., None]
 
 
 def compute_known_groups(aatype: Tensor, atom14: Tensor, mask14: Tensor, swapped: Tensor) -> tuple[Frame, Tensor]:
@@ -160,13 +160,15 @@ def compute_known_groups(aatype: Tensor, atom14: Tensor, mask14: Tensor, swapped
     The groups are the backbone, psi's and the four chis'. In ``swapped`` residues (..., L) a symmetric side chain has
     its other atom names: its last group is turned by 180 degrees.
     """
-    index = table("FRAME_ATOMS", atom14.device)[aatype]  # (..., L, 5, 3)
+    index = load_residue_table("FRAME_ATOMS", atom14.device)[aatype]  # (..., L, 5, 3)
     flat = index.flatten(-2)
     chosen = torch.unflatten(atom14.gather(-2, flat[..., None].expand(*flat.shape, 3)), -2, index.shape[-2:])
     known = torch.unflatten(mask14.gather(-1, flat), -1, index.shape[-2:]).amin(-1)
-    chis = table("CHI_MASK", atom14.device)[aatype].to(known.dtype)
+    chis = load_residue_table("CHI_MASK", atom14.device)[aatype].to(known.dtype)
     groups, backbone = compute_frame_of_points(*chosen.unbind(-2)), compute_backbone_frames(atom14)
-    turned = table("CHI_PERIODIC", atom14.device)[aatype].to(atom14.dtype) * swapped[..., None].to(atom14.dtype)
+    turned = load_residue_table("CHI_PERIODIC", atom14.device)[aatype].to(atom14.dtype) * swapped[..., None].to(
+        atom14.dtype
+    )
     sign = torch.nn.functional.pad(1 - 2 * turned, (1, 0), value=1.0)  # psi's group is never turned
     about_x = torch.stack([torch.ones_like(sign), sign, sign], -1)
     rotation = torch.cat([backbone.rotation[..., None, :, :], groups.rotation * about_x[..., None, :]], -3)
@@ -183,17 +185,17 @@ def select_pseudo_beta(aatype: Tensor, atom14: Tensor, mask14: Tensor) -> tuple[
 
 
 @cache
-def table(name: str, device: torch.device) -> Tensor:
+def load_residue_table(name: str, device: torch.device) -> Tensor:
     """Copy an array of `residues` to a device."""
     values: NDArray[Any] = getattr(residues, name)
     return torch.from_numpy(values).to(device)
 
 
-def _unit(vector: Tensor) -> Tensor:
+def _compute_unit_vectors(vector: Tensor) -> Tensor:
     return vector / vector.square().sum(-1, keepdim=True).clamp_min(EPS).sqrt()
 
 
-def _shifted(values: Tensor) -> Tensor:
+def _shift(values: Tensor) -> Tensor:
     """Shift values by one residue, so that each gets its predecessor's; the first gets zeros."""
     dim = values.dim() - (2 if values.shape[-1] == residues.ATOMS else 3)
     return torch.cat([torch.zeros_like(values.narrow(dim, 0, 1)), values.narrow(dim, 0, values.shape[dim] - 1)], dim)

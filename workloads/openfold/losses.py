@@ -20,8 +20,8 @@ from workloads.openfold.geometry import (
     compute_backbone_frames,
     compute_known_groups,
     compute_torsions_of,
+    load_residue_table,
     select_pseudo_beta,
-    table,
 )
 from workloads.openfold.model import DISTOGRAM_BINS, PLDDT_BINS, Prediction
 
@@ -37,14 +37,16 @@ DISTOGRAM_RANGE = (2.3125, 21.6875)
 PLDDT_RESOLUTION = (0.1, 3.0)  # angstrom
 
 
-def losses(config: OpenFoldConfig, prediction: Prediction, batch: Batch) -> dict[str, Tensor]:
+def compute_losses(config: OpenFoldConfig, prediction: Prediction, batch: Batch) -> dict[str, Tensor]:
     """Compute each term (N,) and ``total``, their weighted sum times the square root of the sample's length."""
     aatype, mask14 = batch["aatype"], batch["atom_mask"]
     structure = prediction.structure
-    naming = renamed(structure.atoms.detach(), aatype, batch["atoms"], mask14)
+    naming = rename_atoms(structure.atoms.detach(), aatype, batch["atoms"], mask14)
     terms = {
         "fape_backbone": compute_backbone_fape(structure.frames, batch["atoms"], mask14, batch["clamp_fape"]),
-        "fape_sidechain": sidechain_fape(structure.groups, structure.atoms, aatype, batch["atoms"], mask14, naming),
+        "fape_sidechain": compute_sidechain_fape(
+            structure.groups, structure.atoms, aatype, batch["atoms"], mask14, naming
+        ),
         "supervised_chi": compute_torsion_loss(
             config, structure.angles, structure.raw_angles, aatype, batch["atoms"], mask14, batch["mask"]
         ),
@@ -67,7 +69,7 @@ def losses(config: OpenFoldConfig, prediction: Prediction, batch: Batch) -> dict
     return terms | {"total": total * batch["mask"].sum(-1).sqrt() + unused}
 
 
-def fape(frames: Frame, points: Tensor, true_frames: Frame, true_points: Tensor) -> Tensor:
+def compute_fape(frames: Frame, points: Tensor, true_frames: Frame, true_points: Tensor) -> Tensor:
     """Compute vectors (..., F, 3, P) from true to predicted points (..., P, 3), angstrom, seen from frames (..., F).
 
     One matrix product gives prediction minus truth: the inverse frames of both, side by side, times the points of both.
@@ -115,24 +117,27 @@ def compute_backbone_fape(frames_TNL: Frame, atoms: Tensor, mask14: Tensor, clam
     iterations = len(frames_TNL.translation)
     repeated = Frame(*(each.expand(iterations, *each.shape) for each in true))
     mask = mask14[..., : residues.OXYGEN].amin(-1)
-    vectors = fape(frames_TNL, frames_TNL.translation, repeated, repeated.translation)
+    vectors = compute_fape(frames_TNL, frames_TNL.translation, repeated, repeated.translation)
     limit = torch.where(clamp_N > 0, FAPE_CLAMP, torch.inf).to(vectors.dtype)[:, None, None]
     return compute_mean_distance(vectors, limit, mask, mask).mean(0) / FAPE_UNIT
 
 
-def sidechain_fape(
+def compute_sidechain_fape(
     groups: Frame, points: Tensor, aatype: Tensor, atoms: Tensor, mask14: Tensor, naming: Naming
 ) -> Tensor:
     """Compute FAPE of all atoms (N, L, 14, 3) in the rigid groups (N, L, 8) that can have atoms, clamped."""
     true, group_mask = compute_known_groups(aatype, atoms, mask14, naming.swapped)
-    flat = Frame(_with_atoms(groups.rotation).flatten(1, 2), _with_atoms(groups.translation).flatten(1, 2))
+    flat = Frame(
+        _select_groups_with_atoms(groups.rotation).flatten(1, 2),
+        _select_groups_with_atoms(groups.translation).flatten(1, 2),
+    )
     true_flat = Frame(true.rotation.flatten(1, 2), true.translation.flatten(1, 2))
-    vectors = fape(flat, points.flatten(1, 2), true_flat, naming.atoms.flatten(1, 2))
+    vectors = compute_fape(flat, points.flatten(1, 2), true_flat, naming.atoms.flatten(1, 2))
     limit, masks = vectors.new_full((), FAPE_CLAMP), (group_mask.flatten(1), naming.mask.flatten(1))
     return compute_mean_distance(vectors, limit, *masks) / FAPE_UNIT
 
 
-def _with_atoms(groups: Tensor) -> Tensor:
+def _select_groups_with_atoms(groups: Tensor) -> Tensor:
     """Select the groups (..., 8 in dimension 2, ...) that can hold atoms: all but those of omega and phi."""
     return torch.cat([groups[:, :, :1], groups[:, :, 3:]], 2)
 
@@ -145,9 +150,9 @@ class Naming(NamedTuple):
     swapped: Tensor  # (N, L): whether a residue's names changed
 
 
-def renamed(predicted: Tensor, aatype: Tensor, atoms: Tensor, mask14: Tensor) -> Naming:
+def rename_atoms(predicted: Tensor, aatype: Tensor, atoms: Tensor, mask14: Tensor) -> Naming:
     """Rename atoms of symmetric side chains in the truth (N, L, 14, 3) to fit the prediction better (algorithm 26)."""
-    swap = table("SWAP", atoms.device)[aatype]
+    swap = load_residue_table("SWAP", atoms.device)[aatype]
     ambiguous = swap != torch.arange(residues.ATOMS, device=atoms.device)
     other = atoms.gather(2, swap[..., None].expand_as(atoms))
     reference = (mask14 * ~ambiguous).flatten(1)[..., None]  # (N, P, 1): atoms with one name only
@@ -216,20 +221,20 @@ def compute_plddt_loss(
     It is 0 for structures whose resolution is not in `PLDDT_RESOLUTION` or unknown (nan).
     """
     mask = mask14[..., residues.CA]
-    score = lddt_ca(predicted[..., residues.CA, :], atoms[..., residues.CA, :], mask)
+    score = compute_lddt_ca(predicted[..., residues.CA, :], atoms[..., residues.CA, :], mask)
     bins = (score * PLDDT_BINS).long().clamp(max=PLDDT_BINS - 1)
     error = F.cross_entropy(logits.float().transpose(1, 2), bins, reduction="none")
     trusted = (resolution_N >= PLDDT_RESOLUTION[0]) & (resolution_N <= PLDDT_RESOLUTION[1])
     return (error * mask).sum(-1) / (mask.sum(-1) + EPS) * trusted
 
 
-def lddt_ca(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
+def compute_lddt_ca(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
     """Compute lDDT (N, L), 0 to 1, of each residue from CA positions (N, L, 3); no superposition is needed."""
     scored, preserved = _pairs(_distances(predicted), _distances(true), mask)
     return (1e-10 + preserved.sum(-1)) / (1e-10 + scored.sum(-1))
 
 
-def sample_lddt_ca(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
+def compute_sample_lddt_ca(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
     """Compute lDDT-CA (N,) of whole chains: the fraction of distances preserved, over all pairs within the cutoff."""
     return compute_distance_lddt_ca(_distances(predicted), _distances(true), mask)
 

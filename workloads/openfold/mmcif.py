@@ -166,7 +166,7 @@ def _chain(path: Path, tables: Tables, rows: list[Row], parents: Mapping[str, st
     atoms = np.zeros((len(sequence), residues.ATOMS, 3), np.float32)
     occupancy = np.full((len(sequence), residues.ATOMS), -1.0)
     for row in rows:
-        position, atom = _position(path, row, sequence), _atom(row)
+        position, atom = _position(path, row, sequence), _find_atom_name(row)
         slots = residues.ATOM_NAMES[aatype[position]]
         if not atom or atom not in slots:
             continue  # hydrogens, terminal oxygens
@@ -209,7 +209,7 @@ def _position(path: Path, row: Row, sequence: list[str]) -> int:
     return position
 
 
-def _atom(row: Row) -> str:
+def _find_atom_name(row: Row) -> str:
     atom = row.values["label_atom_id"]
     return _RENAMED_ATOMS.get((row.values["label_comp_id"], atom), atom)
 

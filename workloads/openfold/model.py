@@ -210,9 +210,16 @@ def compute_msa_features(batch: Batch, slot: int) -> Tensor:
     """Return (N, S, L, 49): residue, deletions, and the profile and mean deletions of the cluster of each row."""
     letters = one_hot(batch["msa"][:, slot], residues.MSA_CLASSES)
     deletions = batch["deletions"][:, slot].float()[..., None]
-    mean = squashed(batch["cluster_deletions"][:, slot])[..., None]
+    mean = compute_deletion_values(batch["cluster_deletions"][:, slot])[..., None]
     return torch.cat(
-        [letters, (deletions > 0).float(), squashed(deletions), batch["cluster_profile"][:, slot].float(), mean], -1
+        [
+            letters,
+            (deletions > 0).float(),
+            compute_deletion_values(deletions),
+            batch["cluster_profile"][:, slot].float(),
+            mean,
+        ],
+        -1,
     )
 
 
@@ -220,7 +227,7 @@ def compute_extra_msa_features(batch: Batch, slot: int) -> Tensor:
     """Return (N, E, L, 25): residue and deletions."""
     letters = one_hot(batch["extra_msa"][:, slot], residues.MSA_CLASSES)
     deletions = batch["extra_deletions"][:, slot].float()[..., None]
-    return torch.cat([letters, (deletions > 0).float(), squashed(deletions)], -1)
+    return torch.cat([letters, (deletions > 0).float(), compute_deletion_values(deletions)], -1)
 
 
 def one_hot(classes: Tensor, number: int) -> Tensor:
@@ -228,7 +235,7 @@ def one_hot(classes: Tensor, number: int) -> Tensor:
     return (classes[..., None] == torch.arange(number, device=classes.device, dtype=classes.dtype)).float()
 
 
-def squashed(deletions: Tensor) -> Tensor:
+def compute_deletion_values(deletions: Tensor) -> Tensor:
     """Map numbers of deletions to 0 .. 1."""
     return torch.atan(deletions / UNIT_OF_DELETIONS) * (2 / torch.pi)
 

@@ -62,15 +62,15 @@ class Attention(nn.Module):
         q, *gate, k, v = (
             each.view(self.heads, len(each) // self.heads, *batch, x.shape[-2])
             for x, layers in parts
-            for each in channels_first(x, layers).chunk(len(layers))
+            for each in compute_channels_first(x, layers).chunk(len(layers))
         )
-        out = _Attended.apply(q, k, v, bias, self.scale)  # type: ignore[no-untyped-call]
+        out = _AttentionFunction.apply(q, k, v, bias, self.scale)  # type: ignore[no-untyped-call]
         out = gate[0].sigmoid() * out if gate else out
         out = self.linear_o(out.flatten(2).flatten(0, 1).t())
         return out.unflatten(0, query.shape[:-1])  # type: ignore[no-any-return]
 
 
-class _Attended(torch.autograd.Function):
+class _AttentionFunction(torch.autograd.Function):
     """v softmax(scale k q + bias) of heads (H, C, ..., L), channels before positions: nothing is transposed in memory.
 
     Small products are fastest if their rows are long, and a softmax if it is not along the last dimension. Autograd
@@ -80,7 +80,7 @@ class _Attended(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
         batch = (q.shape[0], *q.shape[2:-1])
-        q_BCQ, k_BCK, v_BCK = (_by_matrix(each) for each in (q, k, v))
+        q_BCQ, k_BCK, v_BCK = (_flatten_to_matrices(each) for each in (q, k, v))
         scores = torch.unflatten(torch.bmm(k_BCK.transpose(1, 2), q_BCQ), 0, batch)
         attention_BKQ = torch.add(bias, scores, alpha=scale).softmax(-2).flatten(0, -3)
         context.save_for_backward(q_BCQ, k_BCK, v_BCK, attention_BKQ)
@@ -91,7 +91,7 @@ class _Attended(torch.autograd.Function):
     @once_differentiable
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         q_BCQ, k_BCK, v_BCK, attention_BKQ = context.saved_tensors
-        of_out = _by_matrix(gradient)
+        of_out = _flatten_to_matrices(gradient)
         of_v = torch.bmm(of_out, attention_BKQ.to(of_out.dtype).transpose(1, 2))
         of_attention = torch.bmm(v_BCK.transpose(1, 2), of_out).to(attention_BKQ.dtype)
         of_scores = torch._softmax_backward_data(of_attention, attention_BKQ, 1, attention_BKQ.dtype)
@@ -104,23 +104,23 @@ class _Attended(torch.autograd.Function):
         return *(torch.unflatten(each, 0, context.batch).movedim(-2, 1) for each in found), of_bias, None
 
 
-def _by_matrix(x: Tensor) -> Tensor:
+def _flatten_to_matrices(x: Tensor) -> Tensor:
     """Return (H, C, ..., L) as one matrix (C, L) after the other."""
     return x.movedim(1, -2).flatten(0, -3)
 
 
-def channels_first(x: Tensor, layers: Sequence[Linear]) -> Tensor:
+def compute_channels_first(x: Tensor, layers: Sequence[Linear]) -> Tensor:
     """Apply several layers to x (..., c) by one product: outputs below each other, by position (outputs, ...)."""
-    weight, bias = _together(layers)
+    weight, bias = _join_layers(layers)
     return compute_linear(weight, x.reshape(-1, x.shape[-1]), None, onednn=layers[0].onednn).add_(bias[:, None])
 
 
-def channels_last(x: Tensor, layers: Sequence[Linear]) -> Tensor:
+def compute_channels_last(x: Tensor, layers: Sequence[Linear]) -> Tensor:
     """Apply several layers to x (..., c) by one product: their outputs side by side (..., outputs)."""
-    return compute_linear(x, *_together(layers), onednn=layers[0].onednn)
+    return compute_linear(x, *_join_layers(layers), onednn=layers[0].onednn)
 
 
-def _together(layers: Sequence[Linear]) -> tuple[Tensor, Tensor]:
+def _join_layers(layers: Sequence[Linear]) -> tuple[Tensor, Tensor]:
     """Return the weights and biases of several layers, one below the other; a layer without a bias has zeros."""
     weights: list[Tensor] = [layer.weight for layer in layers]
     biases: list[Tensor] = [
@@ -143,7 +143,7 @@ class Transition(nn.Module):
         return self.linear_2(F.relu(self.linear_1(self.layer_norm(x)), inplace=True))  # type: ignore[no-any-return]
 
 
-def mask_bias(mask: Tensor) -> Tensor:
+def compute_mask_bias(mask: Tensor) -> Tensor:
     """Compute the bias that attention adds to its scores: 0 where the mask is 1, -1e9 where it is 0."""
     return (mask - 1) * 1e9
 
@@ -164,7 +164,7 @@ class SharedDropout(nn.Module):
         return torch.addcmul(x, update, self.mask(update.new_ones(shape)))
 
 
-class _InOrder(torch.autograd.Function):
+class _Contiguous(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor) -> Tensor:
         return x.contiguous()
@@ -178,15 +178,15 @@ class _InOrder(torch.autograd.Function):
         return gradient.contiguous()
 
 
-def in_order(x: Tensor) -> Tensor:
+def make_contiguous(x: Tensor) -> Tensor:
     """Return x, and its gradient, as they lie in memory when nothing is transposed.
 
     torch multiplies batches of matrices whose rows and columns are both strided one by one, each after a copy.
     """
-    return _InOrder.apply(x)  # type: ignore[no-any-return, no-untyped-call]
+    return _Contiguous.apply(x)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def recomputed(block: Callable[..., Any], *inputs: Tensor, enabled: bool) -> Any:
+def run_checkpointed(block: Callable[..., Any], *inputs: Tensor, enabled: bool) -> Any:
     """Run a block. If ``enabled``, its activations are recomputed in the backward pass instead of stored."""
     if enabled and torch.is_grad_enabled():
         return checkpoint(block, *inputs, use_reentrant=False)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from workloads.openfold import residues
 from workloads.openfold.features import Protein
-from workloads.openfold.geometry import Frame, compute_backbone_frames, group_frames, place_atoms_of
+from workloads.openfold.geometry import Frame, compute_atoms, compute_backbone_frames, compute_group_frames
 from workloads.openfold.shard_form import NO_TEMPLATES
 
 Floats = NDArray[np.floating[Any]]
@@ -33,7 +33,7 @@ KINDS = ("KRHNQ", "DESTY", "FWLMI", "AGPVC")  # donors fit acceptors, large resi
 NOISE = 3.0  # degrees
 CHI_NOISE = 8.0
 TEMPLATE_NOISE = 9.0
-DRIFT = 0.1  # fraction of residues replaced by any amino acid
+MUTATION_RATE = 0.1  # fraction of residues replaced by any amino acid
 GAP_RATE, DELETION_RATE = 0.02, 0.02
 DECIMALS = 3  # of coordinates in angstrom, as mmCIF files have them
 PEPTIDE_BENDS = (residues.CA_C_N, residues.C_N_CA, residues.N_CA_C)
@@ -61,7 +61,7 @@ class Families:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class Family:
     """One family before its geometry is built; torsions in degrees."""
 
     elements: NDArray[np.int8]  # (L,)
@@ -74,9 +74,9 @@ class Drawn:
     deletions: NDArray[np.uint8]  # (rows, L)
 
 
-def families(settings: Families, seed: int, numbers: range) -> list[Protein]:
+def make_proteins(settings: Families, seed: int, numbers: range) -> list[Protein]:
     """Generate the proteins of the family numbers, each a function of (seed, number)."""
-    drawn = [draw(settings, seed, number) for number in numbers]
+    drawn = [make_family(settings, seed, number) for number in numbers]
     copies = 1 + settings.templates
     aatype = [each.sequence for each in drawn for _ in range(copies)]
     torsions = [each.torsions[k] for each in drawn for k in range(copies)]
@@ -88,7 +88,7 @@ def families(settings: Families, seed: int, numbers: range) -> list[Protein]:
     ]
 
 
-def draw(settings: Families, seed: int, number: int) -> Drawn:
+def make_family(settings: Families, seed: int, number: int) -> Family:
     """Draw one family."""
     rng = np.random.Generator(np.random.Philox(key=[seed, number]))
     length = int(rng.integers(settings.shortest, settings.longest + 1))
@@ -101,7 +101,7 @@ def draw(settings: Families, seed: int, number: int) -> Drawn:
     msa, deletions = _alignment(partner, settings.rows, rng)
     sequence = msa[0].copy()
     chi = _CHI[sequence] + CHI_NOISE * rng.standard_normal((copies, length, 4))
-    return Drawn(elements, partner, sequence, mean, torsions, chi, msa, deletions)
+    return Family(elements, partner, sequence, mean, torsions, chi, msa, deletions)
 
 
 def _fold(length: int, hairpins_per_helix: int, rng: np.random.Generator) -> tuple[NDArray[np.int8], NDArray[np.int64]]:
@@ -140,7 +140,7 @@ def _alignment(
     kind = rng.integers(kinds, size=shape)[:, first] ^ (first < np.arange(length))
     letters = _LETTERS[kind, rng.integers(members, size=shape)]
     anything = rng.integers(20, size=shape).astype(np.int8)
-    msa = np.where(rng.random(shape) < DRIFT, anything, letters)
+    msa = np.where(rng.random(shape) < MUTATION_RATE, anything, letters)
     gaps = rng.random(shape) < GAP_RATE
     deletions = np.where(rng.random(shape) < DELETION_RATE, rng.integers(1, 5, shape), 0).astype(np.uint8)
     gaps[0], deletions[0] = False, 0
@@ -162,7 +162,7 @@ def build_atoms(aatype: list[NDArray[np.int8]], torsions: list[Floats], chi: lis
     degrees = np.concatenate([np.full((count, longest, 1), 180.0), turns, chis], -1)
     angle = torch.from_numpy(np.stack([np.sin(np.radians(degrees)), np.cos(np.radians(degrees))], -1))
     kinds = torch.from_numpy(types)
-    atoms = place_atoms_of(kinds, group_frames(kinds, Frame(*frames), angle)).numpy()
+    atoms = compute_atoms(kinds, compute_group_frames(kinds, Frame(*frames), angle)).numpy()
     out = []
     for n, each in enumerate(aatype):
         centred = atoms[n, : len(each)]
@@ -182,11 +182,11 @@ def build_backbone(torsions: Floats) -> Floats:
         turns = (torsions[:, place - 1, 1], np.full(batch, 180.0), torsions[:, place, 0])
         for k, (bond, bend) in enumerate(zip((residues.C_N, residues.N_CA, residues.CA_C), PEPTIDE_BENDS, strict=True)):
             at = 3 * place + k
-            out[:, at] = residues.place(out[:, at - 3], out[:, at - 2], out[:, at - 1], bond, bend, turns[k])
+            out[:, at] = residues.compute_position(out[:, at - 3], out[:, at - 2], out[:, at - 1], bond, bend, turns[k])
     return out.reshape(batch, length, 3, 3)
 
 
-def _protein(drawn: Drawn, atoms: list[NDArray[np.float32]], seed: int, number: int) -> Protein:
+def _protein(drawn: Family, atoms: list[NDArray[np.float32]], seed: int, number: int) -> Protein:
     length = len(drawn.sequence)
     mask = residues.ATOM_MASK[drawn.sequence].astype(np.int8)
     templates = NO_TEMPLATES

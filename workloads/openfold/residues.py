@@ -80,7 +80,9 @@ _SWAPS: Final = {
 }
 
 
-def place(a: Floats, b: Floats, c: Floats, length: float, angle: Floats | float, dihedral: Floats | float) -> Floats:
+def compute_position(
+    a: Floats, b: Floats, c: Floats, length: float, angle: Floats | float, dihedral: Floats | float
+) -> Floats:
     """Compute the position of an atom bonded to ``c`` (..., 3): angle b-c-atom, dihedral a-b-c-atom in degrees."""
     theta, phi = np.radians(angle), np.radians(dihedral)
     axis = c - b
@@ -104,7 +106,7 @@ def _frame(x_axis: Floats, xy: Floats, origin: Floats) -> Floats:
     return out
 
 
-class _Table:
+class _ResidueArrays:
     """The arrays of this module, filled residue type by residue type."""
 
     def __init__(self) -> None:
@@ -154,24 +156,27 @@ def _residue(name: str) -> tuple[dict[str, Floats], dict[str, int], list[tuple[s
         "CA": np.zeros(3),
         "C": np.array([CA_C, 0.0, 0.0]),
     }
-    atoms["O"] = place(atoms["N"], atoms["CA"], atoms["C"], C_O, CA_C_O, 180.0)
+    atoms["O"] = compute_position(atoms["N"], atoms["CA"], atoms["C"], C_O, CA_C_O, 180.0)
     group = dict.fromkeys(atoms, 0) | {"O": 3}
     chis: list[tuple[str, str, str, str]] = []
     if name == "GLY":
         return atoms, group, chis
     to_cb = _CB_OF.get(name, (CA_CB, C_CA_CB, N_C_CA_CB))
-    atoms["CB"], group["CB"] = place(atoms["N"], atoms["C"], atoms["CA"], *to_cb), 0
+    atoms["CB"], group["CB"] = compute_position(atoms["N"], atoms["C"], atoms["CA"], *to_cb), 0
     for line in filter(None, _SIDE_CHAINS.get(name, "").split(";")):
         label, third, second, first, *numbers = line.split()
         atom = label.rstrip("*")
         if label.endswith("*"):
             chis.append((first, second, third, atom))
         length, bend, turn = map(float, numbers)
-        atoms[atom], group[atom] = place(atoms[first], atoms[second], atoms[third], length, bend, turn), 3 + len(chis)
+        atoms[atom], group[atom] = (
+            compute_position(atoms[first], atoms[second], atoms[third], length, bend, turn),
+            3 + len(chis),
+        )
     return atoms, group, chis
 
 
-_table = _Table()
+_table = _ResidueArrays()
 ATOM_NAMES = tuple(_table.atom_names)
 ATOM_MASK = _table.atom_mask  # (21, 14)
 ATOM_GROUP = _table.atom_group  # (21, 14)

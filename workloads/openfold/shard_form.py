@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from suite.errors import InputError
 from workloads.openfold import residues
-from workloads.openfold.features import EXACT, Protein
+from workloads.openfold.features import SYNTHETIC_RESOLUTION, Protein
 
 Arrays = dict[str, NDArray[Any]]
 
-FORM = {
+ARRAYS = {
     "residue.aatype": ((), np.int8),
     "residue.index": ((), np.int32),
     "residue.atoms": ((residues.ATOMS, 3), np.float32),
@@ -22,12 +22,12 @@ FORM = {
     "alignment.residue": ((), np.int8),
     "alignment.deletions": ((), np.uint8),
 }
-TEMPLATE_FORM = {
+TEMPLATE_ARRAYS = {
     "template.aatype": ((), np.int8),
     "template.atoms": ((residues.ATOMS, 3), np.float32),
     "template.mask": ((residues.ATOMS,), np.int8),
 }
-MEASURED_FORM = {"resolution": ((), np.float32)}
+MEASURED_ARRAYS = {"resolution": ((), np.float32)}
 NO_TEMPLATES = (
     np.empty((0, 0), np.int8),
     np.empty((0, 0, residues.ATOMS, 3), np.float32),
@@ -35,7 +35,7 @@ NO_TEMPLATES = (
 )
 
 
-def shard_arrays(proteins: Sequence[Protein], numbers: Sequence[int], *, measured: bool = False) -> Arrays:
+def build_shard_arrays(proteins: Sequence[Protein], numbers: Sequence[int], *, measured: bool = False) -> Arrays:
     """Build the arrays for `suite.data.shards.write_shard`; ``numbers`` are family numbers.
 
     ``measured`` structures have resolutions and may have templates. Templates of others are written if there are any.
@@ -68,7 +68,7 @@ def shard_arrays(proteins: Sequence[Protein], numbers: Sequence[int], *, measure
     return arrays
 
 
-def proteins_of(arrays: Mapping[str, NDArray[Any]]) -> Iterator[Protein]:
+def convert_to_proteins(arrays: Mapping[str, NDArray[Any]]) -> Iterator[Protein]:
     """Yield the proteins of a shard's arrays or a ShardReader's result. InputError if rows and lengths do not fit."""
     residue, cell = arrays["residue.offsets"], arrays["alignment.offsets"]
     template, resolution = arrays.get("template.offsets"), arrays.get("resolution")
@@ -96,7 +96,7 @@ def proteins_of(arrays: Mapping[str, NDArray[Any]]) -> Iterator[Protein]:
             template_aatype=templates[0],
             template_atoms=templates[1],
             template_mask=templates[2],
-            resolution=EXACT if resolution is None else float(resolution[number]),
+            resolution=SYNTHETIC_RESOLUTION if resolution is None else float(resolution[number]),
         )
 
 

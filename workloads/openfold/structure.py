@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from workloads.openfold.config import OpenFoldConfig
-from workloads.openfold.geometry import Frame, group_frames, place_atoms_of
-from workloads.openfold.primitives import Linear, channels_last, mask_bias
+from workloads.openfold.geometry import Frame, compute_atoms, compute_group_frames
+from workloads.openfold.primitives import Linear, compute_channels_last, compute_mask_bias
 
 ANGSTROM_PER_UNIT = 10.0
 
@@ -42,13 +42,15 @@ class InvariantPointAttention(nn.Module):
     def pair_bias(self, z_NIJZ: Tensor, mask_NL: Tensor) -> Tensor:
         """Return what the pair map and the mask add to the scores, (N, H, I, J): the same in all iterations."""
         bias_NHIJ = math.sqrt(1 / 3) * self.linear_b(z_NIJZ).permute(0, 3, 1, 2)
-        return bias_NHIJ + mask_bias(mask_NL)[:, None, None, :]  # type: ignore[no-any-return]
+        return bias_NHIJ + compute_mask_bias(mask_NL)[:, None, None, :]  # type: ignore[no-any-return]
 
     def forward(self, s_NLS: Tensor, z_NIJZ: Tensor, frame_NL: Frame, bias_NHIJ: Tensor) -> Tensor:
         """Return the update of s."""
         H, Q = self.heads, self.query_points
         layers = (self.linear_q, self.linear_kv, self.linear_q_points, self.linear_kv_points)
-        q, kv, flat_q, flat_kv = torch.split(channels_last(s_NLS, layers), [len(each.weight) for each in layers], -1)
+        q, kv, flat_q, flat_kv = torch.split(
+            compute_channels_last(s_NLS, layers), [len(each.weight) for each in layers], -1
+        )
         q_NHLC = torch.unflatten(q, -1, (H, -1)).transpose(1, 2)
         k_NHLC, v_NHLC = torch.unflatten(kv, -1, (H, -1)).transpose(1, 2).tensor_split([self.channels], -1)
         local_NL3 = torch.cat([torch.unflatten(each, -1, (3, -1)) for each in (flat_q, flat_kv)], -1)
@@ -179,8 +181,8 @@ class StructureModule(nn.Module):
                 frame = Frame(frame.rotation.detach(), frame.translation)
         raw, angles = self.angle_resnet(torch.stack(singles), s_initial)
         backbone = Frame(torch.stack(rotations), torch.stack(translations))
-        groups = group_frames(aatype_NL, Frame(rotations[-1], translations[-1]), angles[-1])
-        atoms = place_atoms_of(aatype_NL, groups)
+        groups = compute_group_frames(aatype_NL, Frame(rotations[-1], translations[-1]), angles[-1])
+        atoms = compute_atoms(aatype_NL, groups)
         return Structure(backbone, raw, angles, groups, atoms, s)
 
 
@@ -189,12 +191,12 @@ def compute_frame_update(update: Tensor) -> Frame:
     quaternion = F.pad(update[..., :3], (1, 0), value=1.0)
     quaternion = quaternion * quaternion.square().sum(-1, keepdim=True).rsqrt()
     products = (quaternion[..., :, None] * quaternion[..., None, :]).flatten(-2)  # (..., 16)
-    rotation = torch.unflatten(products @ _turns(update.dtype, update.device), -1, (3, 3))
+    rotation = torch.unflatten(products @ _make_rotation_table(update.dtype, update.device), -1, (3, 3))
     return Frame(rotation, update[..., 3:])
 
 
 @cache
-def _turns(dtype: torch.dtype, device: torch.device) -> Tensor:
+def _make_rotation_table(dtype: torch.dtype, device: torch.device) -> Tensor:
     """Tabulate what each product of two parts of a unit quaternion adds to its rotation's elements, (16, 9)."""
     signs = torch.zeros(4, 4, 3, 3, dtype=dtype)
     for axis in range(3):

@@ -31,14 +31,14 @@ def summarise(arrays: Arrays) -> Summary:
     )
 
 
-def attributes(splits: Mapping[str, Sequence[Summary]]) -> dict[str, Any]:
-    """Return the `measures` of splits that have no family in common. InputError if a family is in both."""
+def compute_attributes(splits: Mapping[str, Sequence[Summary]]) -> dict[str, Any]:
+    """Return the `compute_measures` of splits that have no family in common. InputError if a family is in both."""
     families = {split: frozenset().union(*(each.families for each in splits[split])) for split in SPLITS}
     check_disjoint(families, "family", "its fold")
-    return measures(splits)
+    return compute_measures(splits)
 
 
-def measures(splits: Mapping[str, Sequence[Summary]]) -> dict[str, Any]:
+def compute_measures(splits: Mapping[str, Sequence[Summary]]) -> dict[str, Any]:
     """Return for each split longest and mean length, mean alignment rows, whether there are templates."""
     result: dict[str, Any] = {}
     for split in SPLITS:

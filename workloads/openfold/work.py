@@ -15,11 +15,11 @@ TARGET_FEATURES, MSA_FEATURES, EXTRA_MSA_FEATURES, RECYCLED_BINS = 22, 49, 25, 1
 PLDDT_BINS, DISTOGRAM_BINS, MSA_CLASSES, RESOLVED_ATOMS = 50, 64, 23, 37
 
 FRAME = 3 * 3 * (3 + 1)  # multiply-adds of a rotation times a rotation and a vector
-TURN = 16 * 9  # of the rotation of a quaternion: products of its parts times a table
+QUATERNION_ROTATION = 16 * 9  # of the rotation of a quaternion: products of its parts times a table
 
 
 @dataclass
-class Ledger:
+class LayerCounts:
     """Accumulates multiply-adds, elements read and written, and parameters of layers."""
 
     multiply_adds: float = 0.0
@@ -42,17 +42,17 @@ class Ledger:
         self.elements += 2 * tokens * channels
         self.parameters += 2 * channels
 
-    def add(self, other: Ledger, times: int = 1, *, shared: bool = False) -> None:
+    def add(self, other: LayerCounts, times: int = 1, *, shared: bool = False) -> None:
         """Add another ledger several times; ``shared``: with the same weights each time."""
         self.multiply_adds += times * other.multiply_adds
         self.elements += times * other.elements
         self.parameters += (1 if shared else times) * other.parameters
 
 
-def forward(config: OpenFoldConfig, *, residues: int) -> Ledger:
+def count_forward(config: OpenFoldConfig, *, residues: int) -> LayerCounts:
     """Compute one iteration of the network on one sample, heads included."""
     L, Z, M, S = residues, config.pair_channels, config.msa_channels, config.single_channels
-    total = Ledger()
+    total = LayerCounts()
     for _ in range(2):
         total.linear(L, TARGET_FEATURES, Z)
     total.linear(L, TARGET_FEATURES, M)
@@ -79,7 +79,7 @@ def forward(config: OpenFoldConfig, *, residues: int) -> Ledger:
     return total
 
 
-def work(config: OpenFoldConfig, *, global_batch_size: int, element_bytes: int) -> Work:
+def compute_work(config: OpenFoldConfig, *, global_batch_size: int, element_bytes: int) -> Work:
     """Compute the work of training on one sample: recycles without gradients, then forward and backward.
 
     A sample has half the maximum of recycles on average. Backward counts as twice forward. Executed in addition:
@@ -87,17 +87,17 @@ def work(config: OpenFoldConfig, *, global_batch_size: int, element_bytes: int) 
     features, and what only the first iteration of the structure module computes. The optimizer's traffic is divided by
     the batch size.
     """
-    once = forward(config, residues=config.crop_size)
+    once = count_forward(config, residues=config.crop_size)
     flops = 2 * once.multiply_adds
     passes = config.num_recycling_iters / 2 + 3
     optimizer_bytes = OPTIMIZER_ELEMENTS * 4 * once.parameters
     averaging = 2 * bool(config.swa_decay_rate)
     return Work(
         model_flops=passes * flops,
-        executed_flops=passes * flops + 2 * (_beside(config) + config.checkpointing * _blocks(config)),
+        executed_flops=passes * flops + 2 * (_count_extra(config) + config.checkpointing * _count_recomputed(config)),
         algorithmic_bytes=passes * once.elements * element_bytes + optimizer_bytes / global_batch_size,
         forward_flops=(passes - 2) * flops,
-        forward_extra_flops=2 * (passes - 2) * _forward_beside(config),
+        forward_extra_flops=2 * (passes - 2) * _count_forward_extra(config),
         forward_bytes=(passes - 2) * once.elements * element_bytes,
         optimizer_flops_per_step=(UPDATE_FLOPS["Adam"] + averaging) * once.parameters,
         optimizer_bytes_per_step=optimizer_bytes,
@@ -105,9 +105,9 @@ def work(config: OpenFoldConfig, *, global_batch_size: int, element_bytes: int) 
     )
 
 
-def _blocks(config: OpenFoldConfig) -> float:
+def _count_recomputed(config: OpenFoldConfig) -> float:
     """Compute the multiply-adds of the blocks that checkpointing computes again."""
-    total = Ledger()
+    total = LayerCounts()
     total.add(_block(config, config.crop_size, extra=True), config.extra_msa_blocks)
     total.add(_block(config, config.crop_size, extra=False), config.evoformer_blocks)
     if config.max_templates:
@@ -115,15 +115,15 @@ def _blocks(config: OpenFoldConfig) -> float:
     return total.multiply_adds
 
 
-def _beside(config: OpenFoldConfig) -> float:
+def _count_extra(config: OpenFoldConfig) -> float:
     """Compute a training sample's multiply-adds beyond three passes of the network, minus what the passes overcount."""
     L, T = config.crop_size, config.structure_iterations
     held, atoms = GROUPS_WITH_ATOMS * L, ATOMS * L
-    backward = T * L * TURN + 9 * 27 * L + 6 * 9 * L + RIGID_GROUPS * L * (3 * 27 + 2 * 9) + 9 * atoms
+    backward = T * L * QUATERNION_ROTATION + 9 * 27 * L + 6 * 9 * L + RIGID_GROUPS * L * (3 * 27 + 2 * 9) + 9 * atoms
     sides = 3 * held * 7 * atoms + T * 3 * L * 7 * L  # FAPE: atoms seen from side-chain groups, CA from backbones
     means = held * atoms + T * L * L
     names = SWAPPED_ATOMS * L * atoms * (3 * (3 + 2) + 2)  # distances of atoms with two names, and sums over them
-    losses = 3 * sides + 2 * means + names + _chain(L) + 2 * 9 * (held + T * L) * 2
+    losses = 3 * sides + 2 * means + names + _count_group_frames(L) + 2 * 9 * (held + T * L) * 2
     features = 2 * L * TARGET_FEATURES * config.pair_channels + L * TARGET_FEATURES * config.msa_channels
     features += (
         config.max_msa_clusters * L * MSA_FEATURES * config.msa_channels + L * L * RECYCLED_BINS * config.pair_channels
@@ -137,22 +137,35 @@ def _beside(config: OpenFoldConfig) -> float:
     # rotations are detached: points pass them no gradient
     points = T * L * 9 * config.ipa_heads * (2 * config.ipa_query_points + 2 * config.ipa_value_points)
     passes = config.num_recycling_iters / 2 + 1  # forward; backward is twice a forward one
-    return passes * _forward_beside(config) - 2 * _shared(config) + backward + losses - features - masks - points
+    return (
+        passes * _count_forward_extra(config)
+        - 2 * _count_overcounted(config)
+        + backward
+        + losses
+        - features
+        - masks
+        - points
+    )
 
 
-def _forward_beside(config: OpenFoldConfig) -> float:
-    """Compute the multiply-adds of a forward pass beyond the network's: frames and atoms, less `_shared`."""
+def _count_forward_extra(config: OpenFoldConfig) -> float:
+    """Compute the multiply-adds of a forward pass beyond the network's: frames and atoms, less `_count_overcounted`."""
     L = config.crop_size
-    return config.structure_iterations * L * (FRAME + TURN) + _chain(L) + 9 * ATOMS * L - _shared(config)
+    return (
+        config.structure_iterations * L * (FRAME + QUATERNION_ROTATION)
+        + _count_group_frames(L)
+        + 9 * ATOMS * L
+        - _count_overcounted(config)
+    )
 
 
-def _chain(L: int) -> int:
+def _count_group_frames(L: int) -> int:
     """Compute the multiply-adds of the groups' frames: chi 2 to 4 follow chi 1; default frames, torsions, backbone."""
     return 3 * L * FRAME + RIGID_GROUPS * L * (2 * 27 + 9)
 
 
-def _shared(config: OpenFoldConfig) -> float:
-    """Compute the multiply-adds that `forward` counts in every structure iteration though only the first executes them.
+def _count_overcounted(config: OpenFoldConfig) -> float:
+    """Compute the multiply-adds that `count_forward` counts in every structure iteration though only the first executes them.
 
     They are the bias of the pair map and the layer of the initial single representation.
     """
@@ -162,9 +175,9 @@ def _shared(config: OpenFoldConfig) -> float:
 
 def _attention(
     groups: int, queries: int, keys: int, channels: tuple[int, int], head: int, heads: int, *, gated: bool = True
-) -> Ledger:
+) -> LayerCounts:
     query_width, key_width = channels
-    total, width = Ledger(), head * heads
+    total, width = LayerCounts(), head * heads
     total.linear(groups * queries, query_width, width, bias=False)
     for _ in range(2):
         total.linear(groups * keys, key_width, width, bias=False)
@@ -176,16 +189,16 @@ def _attention(
     return total
 
 
-def _transition(tokens: int, channels: int, factor: int) -> Ledger:
-    total = Ledger()
+def _transition(tokens: int, channels: int, factor: int) -> LayerCounts:
+    total = LayerCounts()
     total.norm(tokens, channels)
     total.linear(tokens, channels, factor * channels)
     total.linear(tokens, factor * channels, channels)
     return total
 
 
-def _pair_block(L: int, Z: int, hidden: int, head: int, heads: int, factor: int) -> Ledger:
-    total, pairs = Ledger(), L * L
+def _pair_block(L: int, Z: int, hidden: int, head: int, heads: int, factor: int) -> LayerCounts:
+    total, pairs = LayerCounts(), L * L
     for _ in range(2):
         total.norm(pairs, Z)
         for _ in range(4):
@@ -202,12 +215,12 @@ def _pair_block(L: int, Z: int, hidden: int, head: int, heads: int, factor: int)
     return total
 
 
-def _block(config: OpenFoldConfig, L: int, *, extra: bool) -> Ledger:
+def _block(config: OpenFoldConfig, L: int, *, extra: bool) -> LayerCounts:
     M = config.extra_msa_channels if extra else config.msa_channels
     head = config.extra_msa_head_channels if extra else config.msa_head_channels
     rows = config.max_extra_msa if extra else config.max_msa_clusters + config.max_templates
     Z, H, C = config.pair_channels, config.msa_heads, config.outer_channels
-    total = Ledger()
+    total = LayerCounts()
     total.norm(rows * L, M)
     total.norm(L * L, Z)
     total.linear(L * L, Z, H, bias=False)
@@ -234,12 +247,12 @@ def _block(config: OpenFoldConfig, L: int, *, extra: bool) -> Ledger:
     return total
 
 
-def _templates(config: OpenFoldConfig, L: int) -> Ledger:
+def _templates(config: OpenFoldConfig, L: int) -> LayerCounts:
     C, T, M = config.template_channels, config.max_templates, config.msa_channels
-    total = Ledger()
+    total = LayerCounts()
     total.linear(T * L, TEMPLATE_ANGLE_FEATURES, M)
     total.linear(T * L, M, M)
-    per_template = Ledger()
+    per_template = LayerCounts()
     per_template.add(_template_block(config, L), config.template_blocks)
     per_template.linear(L * L, TEMPLATE_PAIR_FEATURES, C)
     per_template.norm(L * L, C)
@@ -249,15 +262,15 @@ def _templates(config: OpenFoldConfig, L: int) -> Ledger:
     return total
 
 
-def _template_block(config: OpenFoldConfig, L: int) -> Ledger:
+def _template_block(config: OpenFoldConfig, L: int) -> LayerCounts:
     C = config.template_channels
     return _pair_block(L, C, C, config.template_head_channels, config.pair_heads, config.template_transition_factor)
 
 
-def _structure(config: OpenFoldConfig, L: int) -> Ledger:
+def _structure(config: OpenFoldConfig, L: int) -> LayerCounts:
     S, Z, H, C = config.single_channels, config.pair_channels, config.ipa_heads, config.ipa_channels
     Q, V, A = config.ipa_query_points, config.ipa_value_points, config.angle_channels
-    once = Ledger()
+    once = LayerCounts()
     once.linear(L, S, H * C)
     once.linear(L, S, 2 * H * C)
     once.linear(L, S, 3 * H * Q)
@@ -276,7 +289,7 @@ def _structure(config: OpenFoldConfig, L: int) -> Ledger:
     once.linear(L, S, 6)
     for inputs, outputs in ((S, A), (S, A), (A, A), (A, A), (A, A), (A, A), (A, 14)):
         once.linear(L, inputs, outputs)
-    total = Ledger()
+    total = LayerCounts()
     total.norm(L, S)
     total.norm(L * L, Z)
     total.linear(L, S, S)

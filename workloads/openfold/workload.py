@@ -16,13 +16,13 @@ from suite.machine.choice.products import choose_products
 from suite.workload import ChooserProtocol, Optimization, Work, Workload
 from suite.world import World
 from workloads.openfold import DESCRIPTOR, residues
-from workloads.openfold.baselines import baselines
+from workloads.openfold.baselines import measure_baselines
 from workloads.openfold.config import OpenFoldConfig, learning_rate
 from workloads.openfold.data import OpenFoldData, compute_batch_work
-from workloads.openfold.losses import losses, sample_lddt_ca
+from workloads.openfold.losses import compute_losses, compute_sample_lddt_ca
 from workloads.openfold.model import OpenFoldNet
 from workloads.openfold.public.selection import Dates
-from workloads.openfold.work import work
+from workloads.openfold.work import compute_work
 
 if TYPE_CHECKING:
     from suite.workload import Batch
@@ -85,7 +85,7 @@ class OpenFold(Workload):
         prediction = model(batch)
         samples, slots, _, length = batch["msa"].shape
         self._work.append(compute_batch_work(self._settings, samples, length, slots - 1))
-        loss_N = losses(self._settings, prediction, batch)["total"]
+        loss_N = compute_losses(self._settings, prediction, batch)["total"]
         if not self._settings.balanced_batches:
             return loss_N.mean()
         shares = self._ranks * self.config.gradient_accumulation_steps
@@ -95,9 +95,9 @@ class OpenFold(Workload):
         """Sum lDDT-CA and loss over samples and count them. Samples without a known CA do not count."""
         prediction = model(batch)
         true, mask = batch["atoms"][..., residues.CA, :], batch["atom_mask"][..., residues.CA]
-        score_N = sample_lddt_ca(prediction.structure.atoms[..., residues.CA, :], true, mask).double()
+        score_N = compute_sample_lddt_ca(prediction.structure.atoms[..., residues.CA, :], true, mask).double()
         known_N = (mask.sum(-1) > 0).double()
-        loss_N = losses(self._settings, prediction, batch)["total"].double()
+        loss_N = compute_losses(self._settings, prediction, batch)["total"].double()
         return {"lddt_ca": (score_N * known_N).sum(), "loss": (loss_N * known_N).sum(), "samples": known_N.sum()}
 
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
@@ -165,8 +165,10 @@ class OpenFold(Workload):
     def work(self) -> Work:
         """Compute the closed forms for a training sample, with activations stored at the run's precision."""
         element_bytes = 2 if self.config.precision == "bfloat16" else 4
-        return work(self._settings, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes)
+        return compute_work(
+            self._settings, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes
+        )
 
     def baselines(self, root: Path) -> Mapping[str, float]:
         """Measure lDDT-CA of fixed folds, of copied training chains and of regressions on the alignment."""
-        return baselines(root)
+        return measure_baselines(root)

@@ -16,16 +16,16 @@ from suite.workload import Baseline
 MAX_TRAIN_PIXELS = 1 << 25  # bounds the time of the classifiers: seconds
 MAX_FEATURES = 4096  # with more features a classifier would need more samples than it gets
 # penalties on standardised features, per sample; the best on the validation split counts
-RIDGES = (1e-2, 1e-1, 1.0, 10.0)
+RIDGE_PENALTIES = (1e-2, 1e-1, 1.0, 10.0)
 
 Floats = NDArray[np.floating[Any]]
 
 
-def baselines(root: Path) -> dict[str, Baseline]:
+def measure_baselines(root: Path) -> dict[str, Baseline]:
     """Measure the accuracy on the validation split of ``commonest`` and of ridge classifiers on one-hot classes.
 
-    ``pixels_linear`` sees the image, ``spectrum_linear`` the logarithm of its two-dimensional power spectrum.
-    ``spectrum_quadratic`` sees that averaged over directions, its variation over them, and all products of two. Each
+    ``compute_pixel_features`` sees the image, ``compute_log_spectrum`` the logarithm of its two-dimensional power spectrum.
+    ``compute_shell_features`` sees that averaged over directions, its variation over them, and all products of two. Each
     sees at most `MAX_TRAIN_PIXELS` of the training split. Its penalty is chosen on the validation split.
     """
     train, validation = ShardReader(root, "train"), ShardReader(root, "validation")
@@ -37,34 +37,34 @@ def baselines(root: Path) -> dict[str, Baseline]:
     for name, features in FEATURES.items():
         x = features(train_arrays["image"])
         if x.shape[1] <= MAX_FEATURES:
-            results[name] = best_ridge(
+            results[name] = measure_best_ridge(
                 x, train_arrays["label"], features(validation_arrays["image"]), validation_arrays["label"]
             )
     return results
 
 
-def best_ridge(x: Floats, y: NDArray[np.integer], x_test: Floats, y_test: NDArray[np.integer]) -> Baseline:
+def measure_best_ridge(x: Floats, y: NDArray[np.integer], x_test: Floats, y_test: NDArray[np.integer]) -> Baseline:
     """Measure the accuracy of the linear classifier with the best penalty."""
     mean, std = x.mean(axis=0), x.std(axis=0) + 1e-6
     design, test = (x - mean) / std, (x_test - mean) / std
     target = np.eye(int(y.max()) + 1)[y] - 1 / (int(y.max()) + 1)
     values, vectors = np.linalg.eigh(design.T @ design)
     projected, test = vectors.T @ (design.T @ target), test @ vectors
-    scores = (test @ (projected / (values + ridge * len(x))[:, None]) for ridge in RIDGES)
+    scores = (test @ (projected / (values + ridge * len(x))[:, None]) for ridge in RIDGE_PENALTIES)
     return max(Baseline.mean(score.argmax(axis=1) == y_test) for score in scores)
 
 
-def pixels_linear(images: NDArray[np.uint8]) -> Floats:
+def compute_pixel_features(images: NDArray[np.uint8]) -> Floats:
     """Flatten the images."""
     return images.reshape(len(images), -1).astype(np.float64)
 
 
-def spectrum_linear(images: NDArray[np.uint8]) -> Floats:
+def compute_log_spectrum(images: NDArray[np.uint8]) -> Floats:
     """Compute the log power of every mode of the half plane."""
     return np.log(_power(images)).reshape(len(images), -1)
 
 
-def spectrum_quadratic(images: NDArray[np.uint8]) -> Floats:
+def compute_shell_features(images: NDArray[np.uint8]) -> Floats:
     """Compute log mean power and log relative variation per shell of wave numbers, and all products of two of these."""
     power = _power(images).reshape(len(images), -1)
     n = images.shape[1]
@@ -82,9 +82,9 @@ def spectrum_quadratic(images: NDArray[np.uint8]) -> Floats:
 
 
 FEATURES: dict[str, Callable[[NDArray[np.uint8]], Floats]] = {
-    "pixels_linear": pixels_linear,
-    "spectrum_linear": spectrum_linear,
-    "spectrum_quadratic": spectrum_quadratic,
+    "pixels_linear": compute_pixel_features,
+    "spectrum_linear": compute_log_spectrum,
+    "spectrum_quadratic": compute_shell_features,
 }
 
 

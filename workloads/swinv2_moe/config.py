@@ -127,7 +127,9 @@ def parameter_count(config: SwinV2MoEConfig, *, active: bool = False) -> int:
     return total + config.final_width * (2 + len(config.classes)) + len(config.classes)
 
 
-def work(config: SwinV2MoEConfig, *, global_batch_size: int, element_bytes: int, layout: Layout | None = None) -> Work:
+def compute_work(
+    config: SwinV2MoEConfig, *, global_batch_size: int, element_bytes: int, layout: Layout | None = None
+) -> Work:
     """Compute FLOPs and compulsory bytes of training on one sample (docs/swinv2_moe.md lists what is counted).
 
     Without ``layout``: one rank. Executed beyond the model's FLOPs are the position biases, once per batch. With a
@@ -145,11 +147,11 @@ def work(config: SwinV2MoEConfig, *, global_batch_size: int, element_bytes: int,
         entries = (2 * block.window - 1) ** 2 / global_batch_size
         extra += entries * BIAS_HIDDEN * (2 * 4.0 + 3 * 2.0 * block.heads)  # offsets need no gradient
         forward_extra += entries * BIAS_HIDDEN * (4.0 + 2.0 * block.heads)
-        traffic += block.tokens * _traffic(block)
+        traffic += block.tokens * _count_moved_elements(block)
         if block.experts is not None:
             empty = layout.computed_rows(block.experts, block.tokens) - block.tokens * block.experts.top_k
-            extra += 3 * 2.0 * empty * _expert(block)
-            forward_extra += 2.0 * empty * _expert(block)
+            extra += 3 * 2.0 * empty * _count_expert_weights(block)
+            forward_extra += 2.0 * empty * _count_expert_weights(block)
             sums = 2.0 * block.tokens * block.experts.top_k * block.width  # of each token's rows, weighted
             extra += sums * (2 if block.experts.dispatch == "capacity" else 1)  # there gradients are masked, too
             forward_extra += sums
@@ -186,7 +188,7 @@ def _patch_flops(config: SwinV2MoEConfig) -> float:
     return 2.0 * config.resolution(0) ** 2 * config.patch**2 * config.channels * config.embed
 
 
-def _expert(block: Block) -> int:
+def _count_expert_weights(block: Block) -> int:
     """Count the weights of one expert's matrices."""
     assert block.experts is not None
     return (3 if block.experts.activation == "swiglu" else 2) * block.width * block.experts.hidden
@@ -197,7 +199,7 @@ def _ffn_parameters(block: Block, *, active: bool) -> int:
     if moe is None:
         return 2 * width * block.hidden + block.hidden + width
     biases = moe.hidden + width if moe.bias else 0
-    return (moe.top_k if active else moe.experts) * (_expert(block) + biases) + _router(block)
+    return (moe.top_k if active else moe.experts) * (_count_expert_weights(block) + biases) + _router(block)
 
 
 def _router(block: Block) -> int:
@@ -210,11 +212,11 @@ def _router(block: Block) -> int:
 def _matrix_flops(block: Block) -> float:
     """Compute the FLOPs per token of projections, FFN and router."""
     moe, width = block.experts, block.width
-    ffn = 2 * width * block.hidden if moe is None else moe.top_k * _expert(block) + _router(block)
+    ffn = 2 * width * block.hidden if moe is None else moe.top_k * _count_expert_weights(block) + _router(block)
     return 2.0 * (4 * width**2 + ffn)
 
 
-def _traffic(block: Block) -> float:
+def _count_moved_elements(block: Block) -> float:
     """Count elements moved per token: operators read inputs and write outputs once; scores stay on the chip."""
     moe, width = block.experts, block.width
     attention = 15 * width

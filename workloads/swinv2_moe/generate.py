@@ -18,7 +18,7 @@ from suite.data.generate import Generator, Synthetic
 from suite.errors import InputError
 from suite.world import World
 from workloads.swinv2_moe.config import CLASSES
-from workloads.swinv2_moe.processes import snapshot
+from workloads.swinv2_moe.processes import make_snapshot
 
 __all__ = ["SIZES", "DataSize", "convert", "fetch", "generate"]
 
@@ -61,12 +61,12 @@ def _shard(settings: DataSize, seed: int, numbers: range, count: Count) -> Array
     image = np.empty((len(numbers), pixels, pixels), dtype=np.uint8)
     label = np.empty(len(numbers), dtype=np.uint8)
     for position, number in enumerate(numbers):
-        image[position], label[position] = snapshot(seed, number, pixels, settings.classes)
+        image[position], label[position] = make_snapshot(seed, number, pixels, settings.classes)
         count(1)
     return {"image": image, "label": label}
 
 
-def _samples_per_class(classes: int, arrays: Arrays) -> list[int]:
+def _count_samples(classes: int, arrays: Arrays) -> list[int]:
     return np.bincount(arrays["label"], minlength=classes).tolist()  # type: ignore[no-any-return]
 
 
@@ -81,7 +81,7 @@ def _snapshots(settings: DataSize, seed: int) -> Synthetic[list[int]]:
         settings.validation_samples,
         settings.samples_per_shard,
         partial(_shard, settings, seed),
-        partial(_samples_per_class, len(settings.classes)),
+        partial(_count_samples, len(settings.classes)),
         partial(_attributes, settings.classes),
     )
 

@@ -23,7 +23,7 @@ INIT_STD = 0.02
 FIRST_SCALE = 10.0  # of the cosine attention; its bound is 1 / tau with tau >= 0.01
 MAX_SCALE = 100.0
 MAX_BIAS = 16.0  # 16 sigmoid(.) keeps the position bias in the range of the scores
-SHORTEST = 1e-12  # norm of a query or key
+LEAST_NORM = 1e-12  # norm of a query or key
 LOG_RANGE = 8.0  # offsets are scaled to 8 at the window's edge before the logarithm
 
 
@@ -50,7 +50,7 @@ class SwinV2MoE(nn.Module):
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Compute logits and auxiliary loss."""
-        x_NRRC = self.patches(scale_images(images, self.patches.weight.dtype)).permute(0, 2, 3, 1)
+        x_NRRC = self.patches(convert_images(images, self.patches.weight.dtype)).permute(0, 2, 3, 1)
         x_NRRC = self.patch_norm(x_NRRC)
         auxiliary = torch.zeros((), device=x_NRRC.device)
         for number, stage in enumerate(self.stages):
@@ -98,12 +98,12 @@ class SwinBlock(nn.Module):
         return x_NRRC * (kept.to(x_NRRC.dtype) / (1 - self.drop_path))
 
 
-class _OfUnitLength(torch.autograd.Function):
+class _UnitVectors(torch.autograd.Function):
     """`F.normalize` of the last dimension, with half the passes over memory in the backward pass."""
 
     @staticmethod
     def forward(x: Tensor) -> tuple[Tensor, Tensor]:
-        inverse = x.norm(dim=-1, keepdim=True).clamp_min_(SHORTEST).reciprocal_()
+        inverse = x.norm(dim=-1, keepdim=True).clamp_min_(LEAST_NORM).reciprocal_()
         return x * inverse, inverse
 
     @staticmethod
@@ -118,12 +118,12 @@ class _OfUnitLength(torch.autograd.Function):
         return torch.addcmul(gradient, y, along, value=-1).mul_(inverse)
 
 
-def normalise_length(x: Tensor) -> Tensor:
+def compute_unit_vectors(x: Tensor) -> Tensor:
     """Return x over the norm of its last dimension; vectors shorter than 1e-12 stay shorter than 1."""
-    return _OfUnitLength.apply(x)[0]  # type: ignore[no-any-return, no-untyped-call]
+    return _UnitVectors.apply(x)[0]  # type: ignore[no-any-return, no-untyped-call]
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+def compute_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     """Compute the attention of queries (N, B, L, d) with a bias (B, L, L) that is trained, unscaled.
 
     On a CPU torch has no fused kernel with such a bias. Its general kernel also looks for rows without a key.
@@ -150,7 +150,9 @@ class WindowAttention(nn.Module):
         self.log_scale_A11 = nn.Parameter(torch.full((heads, 1, 1), math.log(FIRST_SCALE)))
         self.position_bias = PositionBias(heads, window)
         self.out = Dense(width, width)
-        self.register_buffer("mask_WLL", shift_mask(resolution, window, shift) if shift else None, persistent=False)
+        self.register_buffer(
+            "mask_WLL", compute_shift_mask(resolution, window, shift) if shift else None, persistent=False
+        )
 
     def forward(self, x_NRRC: Tensor) -> Tensor:
         """Compute the update of the stream."""
@@ -163,8 +165,8 @@ class WindowAttention(nn.Module):
         # windows and heads are one dimension, so that the bias of a window and head is not repeated for every sample
         q, k, v = qkv.permute(3, 0, 1, 4, 2, 5).flatten(2, 3).unbind(0)
         scale_A11 = self.log_scale_A11.clamp(max=math.log(MAX_SCALE)).exp()
-        q = normalise_length(q) * scale_A11.repeat(windows, 1, 1)
-        y = attention(q.to(v.dtype), normalise_length(k).to(v.dtype), v, self._bias(windows).to(v.dtype))
+        q = compute_unit_vectors(q) * scale_A11.repeat(windows, 1, 1)
+        y = compute_attention(q.to(v.dtype), compute_unit_vectors(k).to(v.dtype), v, self._bias(windows).to(v.dtype))
         y_NWLC = y.view(n, windows, -1, self.window**2, self.head_width).transpose(2, 3).flatten(3)
         y_NRRC = join_windows(self.out(y_NWLC), resolution)
         return y_NRRC.roll((self.shift, self.shift), (1, 2)) if self.shift else y_NRRC
@@ -192,7 +194,9 @@ class PositionBias(nn.Module):
         super().__init__()
         self.hidden = nn.Linear(2, BIAS_HIDDEN)
         self.out = nn.Linear(BIAS_HIDDEN, heads, bias=False)
-        self.register_buffer("offsets_O2", log_offsets(window, trained_window or window).float(), persistent=False)
+        self.register_buffer(
+            "offsets_O2", compute_log_offsets(window, trained_window or window).float(), persistent=False
+        )
         self.register_buffer("index_LL", compute_offset_index(window), persistent=False)
 
     def forward(self) -> Tensor:
@@ -232,7 +236,7 @@ class DenseFFN(nn.Module):
         return result
 
 
-def scale_images(images: Tensor, dtype: torch.dtype) -> Tensor:
+def convert_images(images: Tensor, dtype: torch.dtype) -> Tensor:
     """Scale bytes to mean 0 and variance 1 and add a channel dimension: the histogram of all images is uniform."""
     if images.ndim == 3:
         images = images[:, None]
@@ -255,7 +259,7 @@ def join_windows(x_NWLC: Tensor, resolution: int) -> Tensor:
     return x.reshape(n, resolution, resolution, width)
 
 
-def shift_mask(resolution: int, window: int, shift: int) -> Tensor:
+def compute_shift_mask(resolution: int, window: int, shift: int) -> Tensor:
     """Compute the mask (W, L, L) of the shifted grid: -inf for tokens of a window that the shift joined, else 0.
 
     Along each axis the last window has two regions: its own tokens, and those wrapped around from the other edge.
@@ -268,7 +272,7 @@ def shift_mask(resolution: int, window: int, shift: int) -> Tensor:
     return torch.zeros(different.shape).masked_fill(different, -math.inf)
 
 
-def log_offsets(window: int, trained_window: int) -> Tensor:
+def compute_log_offsets(window: int, trained_window: int) -> Tensor:
     """Compute ((2 window - 1)^2, 2): offsets along both axes, sign(d) log2(1 + |8 d / (trained_window - 1)|) / 3."""
     side = torch.arange(1 - window, window, dtype=torch.float64) * (LOG_RANGE / max(1, trained_window - 1))
     logs = side.sign() * (1 + side.abs()).log2() / math.log2(LOG_RANGE)
@@ -276,7 +280,7 @@ def log_offsets(window: int, trained_window: int) -> Tensor:
 
 
 def compute_offset_index(window: int) -> Tensor:
-    """Compute (L, L): the row of `log_offsets` for each pair of tokens."""
+    """Compute (L, L): the row of `compute_log_offsets` for each pair of tokens."""
     place = torch.arange(window)
     apart = place[:, None] - place[None, :] + window - 1
     rows = apart[:, None, :, None] * (2 * window - 1) + apart[None, :, None, :]

@@ -27,28 +27,30 @@ SURROGATE_STEPS = 20
 NOISE = (0.1, 0.5)  # standard deviation of its white noise, in standard deviations of the field
 
 
-def snapshot(seed: int, index: int, pixels: int, classes: Sequence[str] = CLASSES) -> tuple[NDArray[np.uint8], int]:
+def make_snapshot(
+    seed: int, index: int, pixels: int, classes: Sequence[str] = CLASSES
+) -> tuple[NDArray[np.uint8], int]:
     """Generate the image (pixels, pixels) and the class of sample ``index``, as a position in ``classes``."""
     label = index % len(classes)
     random = np.random.Generator(np.random.Philox(key=[seed, index]))
     name = classes[label]
     if name in PROCESSES:
-        return observe(PROCESSES[name](random, pixels), random), label
-    processes = [process for process in TWINS[name] if process.__name__ in classes]
+        return convert_to_image(PROCESSES[name](random, pixels), random), label
+    processes = [process for process in SURROGATE_SOURCES[name] if process.__name__ in classes]
     process = processes[random.integers(len(processes))]
-    return surrogate(observe(process(random, pixels), random), random), label
+    return make_surrogate(convert_to_image(process(random, pixels), random), random), label
 
 
-def observe(field: Field, random: Random) -> NDArray[np.uint8]:
+def convert_to_image(field: Field, random: Random) -> NDArray[np.uint8]:
     """Observe a field: blur, noise of random strength, random polarity, then ranks: all images share a histogram."""
     n = len(field)
-    blurred = _filtered(field, np.exp(-0.5 * _wave_number(n) ** 2 * random.uniform(*BLUR) ** 2))
+    blurred = _filter(field, np.exp(-0.5 * _wave_number(n) ** 2 * random.uniform(*BLUR) ** 2))
     blurred = (blurred - blurred.mean()) / max(float(blurred.std()), 1e-12)
     noisy = random.choice([-1.0, 1.0]) * blurred + random.uniform(*NOISE) * random.standard_normal((n, n))
     return (_ranks(noisy) * 256 // (n * n)).astype(np.uint8)
 
 
-def surrogate(image: NDArray[np.uint8], random: Random) -> NDArray[np.uint8]:
+def make_surrogate(image: NDArray[np.uint8], random: Random) -> NDArray[np.uint8]:
     """Make a random image with the same histogram and power spectrum (doi:10.1103/PhysRevLett.77.635).
 
     Amplitudes and ranks are imposed in turn. The histogram is exact, the spectrum correct to a few percent.
@@ -70,7 +72,7 @@ def anisotropic(random: Random, n: int) -> Field:
     along, across = kx * np.cos(angle) + ky * np.sin(angle), ky * np.cos(angle) - kx * np.sin(angle)
     k2 = along**2 * stretch + across**2 / stretch
     outer = 2 * np.pi / (n * random.uniform(0.3, 1.0))
-    return _with_power(random, (k2 + outer**2) ** (-random.uniform(1.5, 3.5) / 2))
+    return _make_random_field(random, (k2 + outer**2) ** (-random.uniform(1.5, 3.5) / 2))
 
 
 def ising(random: Random, n: int) -> Field:
@@ -147,7 +149,7 @@ def turbulence(random: Random, n: int) -> Field:
     limit = 2 * np.pi / 3
     kept = (np.abs(kx) < limit) & (np.abs(ky) < limit)
     peak = 2 * np.pi / random.uniform(10, 16)
-    vorticity = _with_power(random, k**4 * np.exp(-2 * (k / peak) ** 2))
+    vorticity = _make_random_field(random, k**4 * np.exp(-2 * (k / peak) ** 2))
     speed = np.hypot(*(fft.irfft2(1j * q * fft.rfft2(vorticity) / k2, (n, n)) for q in (ky, -kx)))
     vorticity /= np.sqrt((speed**2).mean())
     dt, steps = 0.2, random.integers(90, 160)
@@ -171,7 +173,7 @@ PROCESSES: dict[str, Callable[[Random, int], Field]] = {
     process.__name__: process
     for process in (anisotropic, ising, allen_cahn, spinodal, droplets, spots, stripes, turbulence)
 }
-TWINS = {  # classes of surrogates, and the processes whose snapshots they are surrogates of
+SURROGATE_SOURCES = {  # classes of surrogates, and the processes whose snapshots they are surrogates of
     "scale_free": (ising, allen_cahn, turbulence),
     "banded": (spinodal, droplets, spots, stripes),
 }
@@ -203,7 +205,7 @@ def _gray_scott(random: Random, n: int, *, feed: float, kill: float, scale: floa
     step = 4.0
     k2 = _wave_number(n) ** 2
     implicit = np.stack([1 / (1 + step * diffusion * scale * k2) for diffusion in (0.16, 0.08)])
-    patches = _filtered(random.standard_normal((n, n)), np.exp(-0.5 * k2 * 2.0**2))
+    patches = _filter(random.standard_normal((n, n)), np.exp(-0.5 * k2 * 2.0**2))
     seeded = (patches > 0.43 * patches.std()).astype(np.float64)
     uv = np.stack([1 - 0.5 * seeded, 0.25 * seeded + 0.02 * random.random((n, n))])
     for _ in range(random.integers(400, 600)):
@@ -222,7 +224,7 @@ def _ranks(field: Field) -> NDArray[np.int64]:
     return ranks.reshape(field.shape)
 
 
-def _with_power(random: Random, power: Field) -> Field:
+def _make_random_field(random: Random, power: Field) -> Field:
     """Draw a Gaussian random field with this power spectrum (on the half plane of rfft2) and zero mean."""
     n = len(power)
     modes = fft.rfft2(random.standard_normal((n, n))) * np.sqrt(power)
@@ -231,7 +233,7 @@ def _with_power(random: Random, power: Field) -> Field:
     return result
 
 
-def _filtered(field: Field, transfer: Field) -> Field:
+def _filter(field: Field, transfer: Field) -> Field:
     result: Field = fft.irfft2(fft.rfft2(field) * transfer, field.shape)
     return result
 

@@ -15,8 +15,8 @@ from suite.config import RunConfig
 from suite.errors import InputError
 from suite.workload import Optimization, Work
 from suite.world import World
-from workloads.moe.workload import MoEWorkload, WithExperts
-from workloads.swinv2_moe.config import SwinV2MoEConfig, work
+from workloads.moe.workload import HasMoELayers, MoEWorkload
+from workloads.swinv2_moe.config import SwinV2MoEConfig, compute_work
 from workloads.swinv2_moe.data import ImageData
 from workloads.swinv2_moe.model import SwinV2MoE
 
@@ -55,7 +55,7 @@ class SwinV2MoEWorkload(MoEWorkload):
             (decayed if matrix else others).append(parameter)
         return self.adamw(cast(SwinV2MoE, model), decayed, others, clip_norm=self._settings.clip_norm)
 
-    def tokens_of_layers(self, model: WithExperts) -> Sequence[int]:
+    def tokens_of_layers(self, model: HasMoELayers) -> Sequence[int]:
         """Return the tokens of the blocks with experts."""
         return [block.tokens for block in self._settings.blocks() if block.experts is not None]
 
@@ -80,12 +80,12 @@ class SwinV2MoEWorkload(MoEWorkload):
         self.tune_once(model, tokens=len(batch["image"]) * tokens)
         logits, auxiliary = model(batch["image"])
         label, smoothing = batch["label"].long(), self._settings.label_smoothing
-        total: Tensor = F.cross_entropy(_wide(logits), label, label_smoothing=smoothing) + auxiliary
+        total: Tensor = F.cross_entropy(_promote_to_float32(logits), label, label_smoothing=smoothing) + auxiliary
         return total
 
     def eval_stats(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Sum cross entropies; count images and correct ones, in all and per class."""
-        logits, label = _wide(model(batch["image"])[0]), batch["label"].long()
+        logits, label = _promote_to_float32(model(batch["image"])[0]), batch["label"].long()
         right = logits.argmax(dim=1) == label
         stats = {
             "nats": F.cross_entropy(logits, label, reduction="none").double().sum(),
@@ -124,14 +124,16 @@ class SwinV2MoEWorkload(MoEWorkload):
     def work(self) -> Work:
         """Compute the closed forms for the ranks the model was built for."""
         batch = self.config.global_batch_size
-        return work(self._settings, global_batch_size=batch, element_bytes=self.element_bytes, layout=self.layout)
+        return compute_work(
+            self._settings, global_batch_size=batch, element_bytes=self.element_bytes, layout=self.layout
+        )
 
     def baselines(self, root: Path) -> Mapping[str, float]:
         """Measure the accuracy of the commonest class and of linear classifiers on pixels and power spectra."""
-        from workloads.swinv2_moe.baselines import baselines  # loads scipy, which no run needs
+        from workloads.swinv2_moe.baselines import measure_baselines  # loads scipy, which no run needs
 
-        return baselines(root)
+        return measure_baselines(root)
 
 
-def _wide(logits: Tensor) -> Tensor:
+def _promote_to_float32(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.drawing.digits import seconds_with_interval, with_interval
+from analysis.drawing.digits import render_interval, render_seconds_interval
 
 
 @pytest.mark.parametrize(
@@ -27,13 +27,13 @@ from analysis.drawing.digits import seconds_with_interval, with_interval
     ],
 )
 def test_digits_follow_the_interval(value: float, low: float, high: float, text: str) -> None:
-    assert with_interval(value, low, high) == text
+    assert render_interval(value, low, high) == text
 
 
 @given(st.floats(1e-6, 1e6), st.floats(0.0, 2.0), st.floats(0.0, 2.0))
 def test_the_written_interval_holds_the_interval(value: float, below: float, above: float) -> None:
     low, high = value / (1 + below), value * (1 + above)
-    text = with_interval(value, low, high)
+    text = render_interval(value, low, high)
     ends = re.search(r"\[(.*), (.*)\]", text)
     if ends is None:
         assert high - low <= 0
@@ -54,4 +54,4 @@ def test_the_written_interval_holds_the_interval(value: float, below: float, abo
     ],
 )
 def test_times_have_a_unit_that_fits(seconds: tuple[float, float, float], text: str) -> None:
-    assert seconds_with_interval(*seconds) == text
+    assert render_seconds_interval(*seconds) == text

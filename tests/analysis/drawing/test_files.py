@@ -7,8 +7,8 @@ import re
 import pandas as pd
 import pytest
 
-from analysis.drawing.charts import BLUE, parts_bars, result_panels, specification
-from analysis.page.vega import save
+from analysis.drawing.charts import BLUE, build_specification, draw_result_panels, draw_stacked_bars
+from analysis.page.vega import encode_chart
 
 
 @pytest.mark.parametrize("sizes", [("mini",), ("mini", "full")])
@@ -19,8 +19,10 @@ def test_slides_have_larger_texts_and_wider_charts(sizes: tuple[str, ...]) -> No
         for at in (1, 2)
     ]
     table = pd.DataFrame(rows)
-    drawn = specification(result_panels(table, lambda part: parts_bars(part, {"share [%]": BLUE}, "share")))
-    page, slides = (save(drawn, "svg", theme).decode() for theme in ("page", "slides"))
+    drawn = build_specification(
+        draw_result_panels(table, lambda part: draw_stacked_bars(part, {"share [%]": BLUE}, "share"))
+    )
+    page, slides = (encode_chart(drawn, "svg", theme).decode() for theme in ("page", "slides"))
     widths = [float(re.search(r'<svg[^>]* width="([\d.]+)"', svg)[1]) for svg in (page, slides)]  # type: ignore[index]
     assert 1.15 < widths[1] / widths[0] < 1.6
     largest = [max(map(float, re.findall(r'font-size="([\d.]+)px"', svg))) for svg in (page, slides)]

@@ -11,7 +11,7 @@ import pytest
 from analysis.network.fit import fit_sweep
 from analysis.network.sweep import read_sweep
 from analysis.sources.readers import read_inputs
-from analysis.study import Study, study
+from analysis.study import Study, read_study
 from suite.card import Card
 from tests.analysis.figures.test_energy_front import counted
 from tests.analysis.network.test_network import sweep, written
@@ -40,7 +40,7 @@ def rich(
     ]
     here, there = ceilings(root / "here.json"), ceilings(root / "there.json", "other", faster=3.0)
     inputs = read_inputs([here, counters(root / "counters.json")], [there])
-    return study(paths, cards, inputs, [fit_sweep(read_sweep(written(root, sweep(noise=0.05))))])
+    return read_study(paths, cards, inputs, [fit_sweep(read_sweep(written(root, sweep(noise=0.05))))])
 
 
 @pytest.fixture(scope="session")
@@ -62,11 +62,11 @@ def crowded(tmp_path_factory: pytest.TempPathFactory, package: Build, cards: dic
     weak = package(root / "hpc_results_v3.0", system="eos", submitter="NV", runs=60, start_s=0.0, nodes=120)
     shutil.move(weak / "results/eos/strong", weak / "results/eos/weak")
     package(root / "hpc_results_v3.0", system="eos_b", submitter="NV", errors=(0.5, 0.3, 0.2, 0.1), train_s=5000.0)
-    return study([root / f"hpc_results_{round_}" for round_ in ("v1.0", "v2.0", "v3.0")], cards)
+    return read_study([root / f"hpc_results_{round_}" for round_ in ("v1.0", "v2.0", "v3.0")], cards)
 
 
 @pytest.fixture(scope="session")
 def sizes(tmp_path_factory: pytest.TempPathFactory, run_folder: Build, cards: dict[str, Card]) -> Study:
     """One machine at seven sizes: models are fitted."""
     root = tmp_path_factory.mktemp("sizes")
-    return study([run_folder(root, f"of{2**n}", ranks=2**n, train_s=40.0 / 2**n + 1) for n in range(1, 8)], cards)
+    return read_study([run_folder(root, f"of{2**n}", ranks=2**n, train_s=40.0 / 2**n + 1) for n in range(1, 8)], cards)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from analysis.figures import views
+from analysis.figures import list_views
 from analysis.page.scores import _headline_table
-from analysis.study import NotAnswerableError, study
+from analysis.study import NotAnswerableError, read_study
 from suite.card import Card
 from tests.fixtures.charts import drawn, panels
 
@@ -38,22 +38,22 @@ def test_the_front_says_what_speed_costs(tmp_path: Path, package: Callable[..., 
         name: package(tmp_path / "hpc_results_v9.9", system=name, submitter=name, train_s=seconds, nodes=4)
         for name, seconds in (("fast", 5.0), ("slow", 20.0), ("worse", 30.0), ("part", 10.0))
     }
-    unmeasured = study(list(made.values()), cards)
+    unmeasured = read_study(list(made.values()), cards)
     assert not [name for name in unmeasured.results if "energy" in name]
     with pytest.raises(NotAnswerableError, match=r"docs/energy\.md"):
-        views()[FIGURE].table(unmeasured)
+        list_views()[FIGURE].table(unmeasured)
     for name, watts in (("fast", 9000.0), ("slow", 1000.0), ("worse", 1100.0)):
         counted(made[name], "pm_counters/node", watts)
     counted(made["part"], "nvml/gpu", 100.0)
-    data = study(list(made.values()), cards)
-    rows = views()[FIGURE].table(data).set_index("label")
+    data = read_study(list(made.values()), cards)
+    rows = list_views()[FIGURE].table(data).set_index("label")
     assert rows["on the front"].to_dict() == {"fast": True, "slow": True, "worse": False, "part": True}
     assert rows.loc["part", "energy of"] == "device, AC or DC not stated"
     times = rows["time to train [min]"] * 60
     assert rows.loc["slow", "energy [MJ]"] == pytest.approx(1000 * times["slow"] / 1e6, rel=1e-3)
     assert (rows["energy, low [MJ]"] < rows["energy [MJ]"]).all()
     assert (rows["energy, high [MJ]"] > rows["energy [MJ]"]).all()
-    answer = views()[FIGURE].answer(data)
+    answer = list_views()[FIGURE].answer(data)
     speed, cost = times["slow"] / times["fast"], rows.loc["fast", "energy [MJ]"] / rows.loc["slow", "energy [MJ]"]
     assert f"fast is {speed:.3g} times faster than slow for {cost:.3g} times the energy" in answer
     assert "part is both" in answer  # devices alone are in a panel of their own

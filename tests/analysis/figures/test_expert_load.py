@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from analysis.figures import expert_load, views
-from analysis.study import NotAnswerableError, Study, study
-from analysis.tables.ingest import counts
+from analysis.figures import expert_load, list_views
+from analysis.study import NotAnswerableError, Study, read_study
+from analysis.tables.ingest import parse_counts
 from suite.card import Card
 from tests.analysis.conftest import LogText
 from tests.fixtures.charts import drawn, panels
@@ -48,7 +48,7 @@ def made(folder: Path, log: Build, cards: dict[str, Card], *loads: Any) -> Study
         for place, load in enumerate(loads):
             window(text, 1 + place // 2, 10 * (place % 2), load)
         text.write(folder / f"result_{trial}.txt")
-    return study([folder], cards)
+    return read_study([folder], cards)
 
 
 def test_the_load_over_the_training(tmp_path: Path, log: Build, cards: dict[str, Card]) -> None:
@@ -60,20 +60,22 @@ def test_the_load_over_the_training(tmp_path: Path, log: Build, cards: dict[str,
     assert list(rows["imbalance"]) == [4.0, 1.0, 1.0, 1.0] * 2, (
         "computed from the tokens, not what the log says of them"
     )
-    assert counts(rows["tokens_per_expert"][0]) == [400.0, 0.0, 0.0, 0.0]
-    frame = expert_load.table(data).set_index("layer")
+    assert parse_counts(rows["tokens_per_expert"][0]) == [400.0, 0.0, 0.0, 0.0]
+    frame = expert_load.build_table(data).set_index("layer")
     assert frame.loc["a", "imbalance at first"] == 4.0
     assert frame.loc["a", "imbalance at last"] == 1.0
     assert frame.loc["a", "dropped [%]"] == 25.0
     assert frame.loc["b", "largest imbalance"] == 1.0
     assert frame.loc["a", "exposed all-to-all, all layers [ms/step]"] == pytest.approx(50.0)
-    assert "2.50 times the mean at first, 1.00 times in the end; 12 % of tokens dropped" in expert_load.answer(data)
-    _, layers, shares = next(expert_load._found(data)).last_epoch()
+    assert "2.50 times the mean at first, 1.00 times in the end; 12 % of tokens dropped" in expert_load.render_answer(
+        data
+    )
+    _, layers, shares = next(expert_load._find_loads(data)).last_epoch()
     assert layers == ["a", "b"]
     assert shares.tolist() == [[2.5, 0.5, 0.5, 0.5], [1.0] * 4]
-    cells = views()["expert_tokens"].table(data).set_index(["layer", "expert"])["tokens / mean"]
+    cells = list_views()["expert_tokens"].table(data).set_index(["layer", "expert"])["tokens / mean"]
     assert cells["a"].tolist() == [2.5, 0.5, 0.5, 0.5]
-    assert "most tokens has expert 0 of a (2.50 times the mean)" in views()["expert_tokens"].answer(data)
+    assert "most tokens has expert 0 of a (2.50 times the mean)" in list_views()["expert_tokens"].answer(data)
     (rows,) = panels(drawn("expert_tokens", data)).values()
     assert len(rows) == 8
 
@@ -81,7 +83,7 @@ def test_the_load_over_the_training(tmp_path: Path, log: Build, cards: dict[str,
 def test_without_experts_it_says_what_is_missing(tmp_path: Path, log: Build, cards: dict[str, Card]) -> None:
     data = made(tmp_path / "runs", log, cards, None)
     with pytest.raises(NotAnswerableError, match="load of experts"):
-        expert_load.answer(data)
+        expert_load.render_answer(data)
 
 
 ANY = st.recursive(
@@ -108,8 +110,8 @@ def test_no_load_stops_the_answer(
     tmp_path_factory: pytest.TempPathFactory, log: Build, cards: dict[str, Card], load: Any
 ) -> None:
     data = made(tmp_path_factory.mktemp("any"), log, cards, load, {"a": layer([1, 2, 3])})
-    expert_load.table(data)
-    expert_load.answer(data)
+    expert_load.build_table(data)
+    expert_load.render_answer(data)
 
 
 def check_figure(folder: Path, log: Build, cards: dict[str, Card], load: Any) -> None:

@@ -6,25 +6,25 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import analysis.figures as figure_package
-from analysis.figures import FIGURES, views
-from analysis.figures import modules as figure_modules
+from analysis.figures import FIGURES, list_views
+from analysis.figures import load_figure_modules as figure_modules
 
 
 def test_every_module_of_the_folder_is_a_figure_of_the_page() -> None:
     modules = {path.stem for path in Path(figure_package.__path__[0]).glob("*.py")} - {"__init__"}
     assert sorted(FIGURES) == sorted(modules)
     names = [view.name for module in figure_modules().values() for view in module.VIEWS]
-    assert names == list(views())
+    assert names == list(list_views())
 
 
 def test_the_gallery_has_every_view_with_a_picture(drawn_gallery: tuple[str, dict[str, str]]) -> None:
     page, pictures = drawn_gallery
     titles = [line.removeprefix("### ") for line in page.splitlines() if line.startswith("### ")]
-    assert titles == [view.title for view in views().values()]
-    for name, view in views().items():
+    assert titles == [view.title for view in list_views().values()]
+    for name, view in list_views().items():
         assert f"![{view.title}](gallery/{name}.svg)" in page
         assert view.caption in page
-    assert set(pictures) == set(views())
+    assert set(pictures) == set(list_views())
     for picture in pictures.values():
         assert ElementTree.fromstring(picture).tag == "{http://www.w3.org/2000/svg}svg"
         assert 'fill="white"' in picture

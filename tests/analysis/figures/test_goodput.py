@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from analysis.figures import views
-from analysis.study import NotAnswerableError, study
+from analysis.figures import list_views
+from analysis.study import NotAnswerableError, read_study
 from suite.card import Card
 from tests.analysis.conftest import LogText
 
@@ -49,15 +49,15 @@ def test_the_last_attempt_speaks_for_its_trial(tmp_path: Path, log: Build, cards
         log(**given, seed=2, start_s=9000.0, extra=(("run_resumed", None),)),
         value(100, lost=30, down=49, saves=1, interruptions=1),
     )
-    made = study([tmp_path / "runs"], cards)
-    (row,) = views()["goodput"].table(made).to_dict("records")
+    made = read_study([tmp_path / "runs"], cards)
+    (row,) = list_views()["goodput"].table(made).to_dict("records")
     assert (row["n"], row["interruptions"]) == (2, 1)
     assert row["useful [%]"] == pytest.approx((80 + 50) / 2)  # 80 of 100 s and 100 of 200 s
     assert row["lost [%]"] == pytest.approx(15 / 2)
     assert row["down [%]"] == pytest.approx(24.5 / 2)
     assert row["starting [%]"] == pytest.approx((20 + 10) / 2)
     assert (row["least useful [%]"], row["most useful [%]"]) == (50, 80)
-    assert views()["goodput"].answer(made).endswith("65 % (50 to 80), n = 2, 1 interruption")
+    assert list_views()["goodput"].answer(made).endswith("65 % (50 to 80), n = 2, 1 interruption")
 
 
 def test_nothing_is_shown_where_nothing_was_saved_or_interrupted(
@@ -66,7 +66,7 @@ def test_nothing_is_shown_where_nothing_was_saved_or_interrupted(
     run_folder(tmp_path)
     write(tmp_path, "result_0.txt", log(size="mini", ours=True), value(80))
     with pytest.raises(NotAnswerableError, match="interrupted or saved"):
-        views()["goodput"].table(study([tmp_path / "runs"], cards))
+        list_views()["goodput"].table(read_study([tmp_path / "runs"], cards))
 
 
 @pytest.mark.parametrize(
@@ -84,5 +84,5 @@ def test_whatever_a_log_says_there_is_read(tmp_path: Path, log: Build, cards: di
     run_folder(tmp_path)
     write(tmp_path, "result_0.txt", log(size="mini", ours=True), wrong)
     write(tmp_path, "result_1.txt", log(size="mini", ours=True, seed=2, start_s=9000.0), value(79, saves=1))
-    (row,) = views()["goodput"].table(study([tmp_path / "runs"], cards)).to_dict("records")
+    (row,) = list_views()["goodput"].table(read_study([tmp_path / "runs"], cards)).to_dict("records")
     assert (row["n"], row["useful [%]"]) == (1, 79)

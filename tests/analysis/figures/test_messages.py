@@ -11,11 +11,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.figures import views
-from analysis.figures.convergence import CURVES, RUNS
+from analysis.figures import list_views
+from analysis.figures.convergence import MOST_CURVES, MOST_RUNS
 from analysis.figures.scaling import SCALING
-from analysis.published.scores import ROUNDS, missing, published
-from analysis.study import Study, study
+from analysis.published.scores import ROUNDS, describe_missing_results, read_scores
+from analysis.study import Study, read_study
 from suite.card import Card
 from tests.fixtures.charts import drawn, panels
 
@@ -25,22 +25,22 @@ Build = Callable[..., Any]
 def test_every_result_has_a_row_and_few_have_curves(crowded: Study, sizes: Study) -> None:
     rows = panels(drawn("convergence", crowded))
     of_title = {title: len({row["label"] for row in part}) for title, part in rows.items()}
-    known = views()["convergence"].table(crowded)["epochs to target, mean"].notna()
+    known = list_views()["convergence"].table(crowded)["epochs to target, mean"].notna()
     assert sum(of_title.values()) == known.sum() > 10
-    assert len(panels(drawn("learning_curves", sizes))) == CURVES < len(sizes.distinct)
+    assert len(panels(drawn("learning_curves", sizes))) == MOST_CURVES < len(sizes.distinct)
 
 
 def test_own_results_keep_their_curves_beside_many(crowded: Study) -> None:
     own = crowded.results["published"].copy()
     own.iloc[0] = False
     known = replace(crowded, results=crowded.results.assign(published=own))
-    assert views()["learning_curves"].table(known)["label"].iloc[0] == known.results["label"].iloc[0]
+    assert list_views()["learning_curves"].table(known)["label"].iloc[0] == known.results["label"].iloc[0]
 
 
 def test_of_many_runs_the_first_have_curves(crowded: Study) -> None:
     alone = replace(crowded, results=crowded.results[crowded.results["mode"] == "weak"])
     assert alone.results["n_started"].tolist() == [60]
-    assert views()["learning_curves"].table(alone)["run"].nunique() == RUNS
+    assert list_views()["learning_curves"].table(alone)["run"].nunique() == MOST_RUNS
 
 
 def test_a_short_run_is_as_visible_as_a_long_one(crowded: Study) -> None:
@@ -58,7 +58,7 @@ def test_a_short_run_is_as_visible_as_a_long_one(crowded: Study) -> None:
 def test_the_split_mentions_no_part_that_nobody_spends_time_on(
     tmp_path: Path, run_folder: Build, cards: dict[str, Card]
 ) -> None:
-    said = views()["time_split"].answer(study([run_folder(tmp_path, runs=3, gap_s=0.0, staging=None)], cards))
+    said = list_views()["time_split"].answer(read_study([run_folder(tmp_path, runs=3, gap_s=0.0, staging=None)], cards))
     assert "other" not in said
     assert "staging" not in said
     assert re.search(r"training \d+ %; evaluation \d+ %", said)
@@ -73,11 +73,11 @@ def test_the_direction_of_the_spread_is_told(
     for trial in range(10):
         text = log(errors=(0.5,) * (1 + trial % 3) + (0.1,), start_s=1000.0 * trial, train_s=10.0, staging=None)
         text.write(root / "B/results/by-seed/strong/cosmoflow" / f"result_{trial}.txt")
-    known = study([root], cards)
-    along = views()["run_to_run"].table(known).set_index("label")["direction, along epochs [%]"]
+    known = read_study([root], cards)
+    along = list_views()["run_to_run"].table(known).set_index("label")["direction, along epochs [%]"]
     assert along["by-machine"] == pytest.approx(0.0, abs=1e-6)
     assert along["by-seed"] == pytest.approx(100.0, abs=1e-6)
-    said = views()["run_to_run"].answer(known)
+    said = list_views()["run_to_run"].answer(known)
     assert "runs differ by epochs in 1 of 2 results, by seconds per epoch in 1; most: by-seed" in said
 
 
@@ -85,39 +85,39 @@ def test_unlike_divisions_are_no_scaling_series(tmp_path: Path, package: Build, 
     root = tmp_path / "hpc_results_v9.9"
     for system, division, nodes in (("daint_a", "closed", 2), ("daint_b", "closed", 4), ("daint_c", "open", 64)):
         package(root, system=system, division=division, nodes=nodes, train_s=20.0 / nodes, submitter=system)
-    known = study([root], cards)
-    assert views()["scaling"].table(known)["size"].tolist() == [4, 8]
-    waterfall = views()["waterfall"].table(known)
+    known = read_study([root], cards)
+    assert list_views()["scaling"].table(known)["size"].tolist() == [4, 8]
+    waterfall = list_views()["waterfall"].table(known)
     assert not (waterfall["from"].str.contains("open") ^ waterfall["to"].str.contains("open")).any()
     open_group, closed_group = (known.results.set_index("system")["group"][name] for name in ("daint_c", "daint_a"))
     asked = replace(known, between=((closed_group, open_group),))
-    assert "unlike divisions" in views()["waterfall"].answer(asked)
+    assert "unlike divisions" in list_views()["waterfall"].answer(asked)
 
 
 def test_an_extrapolated_time_has_an_interval(sizes: Study) -> None:
-    rows = views()["scaling"].table(sizes)
+    rows = list_views()["scaling"].table(sizes)
     assert SCALING in rows
     last = rows.iloc[-1]
     assert last["further size"] == 256
     assert last["there from"] <= last["s/epoch there"] <= last["there to"]
-    said = views()["scaling"].answer(sizes)
+    said = list_views()["scaling"].answer(sizes)
     assert re.search(r"by the models [\d.]+ m?s \[[\d.]+, [\d.]+\] per epoch at 256", said)
     assert "(the upper end holds if no limit begins beyond 128)" in said
 
 
 def test_the_ranks_where_a_network_decides_are_a_range_with_two_digits(rich: Study) -> None:
-    said = views()["extended_roofline"].answer(rich)
+    said = list_views()["extended_roofline"].answer(rich)
     ranges = re.findall(r"reached at ([\d,]+) to ([\d,]+) ranks", said)
     assert ranges
     for ends in ranges:
         for end in ends:
             assert len(end.replace(",", "").rstrip("0")) <= 2
-    row = views()["extended_roofline"].table(rich).iloc[0]
+    row = list_views()["extended_roofline"].table(rich).iloc[0]
     assert row["network roof from [ranks]"] < row["network roof to [ranks]"]
 
 
 def test_a_predicted_step_has_the_digits_of_its_band(rich: Study) -> None:
-    said = views()["what_if"].answer(rich)
+    said = list_views()["what_if"].answer(rich)
     found = re.search(r"a step of ([\d.]+) ms \[([\d.]+), ([\d.]+)\]", said.replace("1,000", "1000"))
     assert found is not None
     value, low, high = map(float, found.groups())
@@ -126,18 +126,20 @@ def test_a_predicted_step_has_the_digits_of_its_band(rich: Study) -> None:
 
 
 def test_what_the_page_holds_is_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = published()
+    table = read_scores()
     part = table[table["round"] != "v2.0"]
-    monkeypatch.setattr("analysis.published.scores.published", lambda: part)
-    assert "v2.0 (22 of 22 results)" in missing()
+    monkeypatch.setattr("analysis.published.scores.read_scores", lambda: part)
+    assert "v2.0 (22 of 22 results)" in describe_missing_results()
     held = table.loc[table["round"] == "v2.0", "group"]
-    assert missing(held) == ""
-    assert f"v2.0 (1 of {ROUNDS['v2.0']} results)" in missing(held.iloc[1:])
-    assert missing(["v2.0/NOBODY/x"]).endswith(".")  # a group of another name counts as one of the round
+    assert describe_missing_results(held) == ""
+    assert f"v2.0 (1 of {ROUNDS['v2.0']} results)" in describe_missing_results(held.iloc[1:])
+    assert describe_missing_results(["v2.0/NOBODY/x"]).endswith(
+        "."
+    )  # a group of another name counts as one of the round
 
 
 def test_the_published_machines_are_named_with_their_round(rich: Study) -> None:
-    said = views()["beside_published"].answer(rich)
+    said = list_views()["beside_published"].answer(rich)
     assert "(v3.0)" in said
-    rows = pd.DataFrame(views()["beside_published"].table(rich))
+    rows = pd.DataFrame(list_views()["beside_published"].table(rich))
     assert {"round", "division"} <= set(rows.columns)

@@ -10,8 +10,8 @@ import pytest
 from msgspec import structs
 
 from analysis.fleet.levels import read_history
-from analysis.fleet.samples import by_metric, read_samples
-from analysis.fleet.slow_nodes import judge, look_again
+from analysis.fleet.samples import group_by_metric, read_samples
+from analysis.fleet.slow_nodes import judge, merge_verdicts
 from suite.machine.node_samples import END_METRIC, Sample, render_samples
 from tests.fixtures.cli import mlhpc
 
@@ -47,27 +47,27 @@ def without(samples: Sequence[Sample], node: str, metric: str) -> list[Sample]:
 
 
 def test_a_metric_with_a_bound_is_judged_by_that_alone() -> None:
-    found = judge(by_metric([*measured(), *(fact(node, 1e9 * 10**place) for place, node in enumerate(NODES))]))
+    found = judge(group_by_metric([*measured(), *(fact(node, 1e9 * 10**place) for place, node in enumerate(NODES))]))
     assert set(found.words.values()) == {"good"}
-    found = judge(by_metric([*measured(), *(fact(node, 9.0 if node == "n2" else 11.0) for node in NODES)]))
+    found = judge(group_by_metric([*measured(), *(fact(node, 9.0 if node == "n2" else 11.0) for node in NODES)]))
     assert [node for node, word in found.words.items() if word == "bad"] == ["n2"]
     assert found.reasons["n2"] == ("free_space: 9 B, expected at least 10",)
 
 
 def test_what_fails_on_one_node_makes_it_bad_and_on_all_nodes_nobody() -> None:
-    found = judge(by_metric([*without(measured(), "n3", "m1"), failure("n3")]))
+    found = judge(group_by_metric([*without(measured(), "n3", "m1"), failure("n3")]))
     assert [node for node, word in found.words.items() if word == "bad"] == ["n3"]
     assert found.reasons["n3"] == ("m1: failed, but not on others: OSError: no space",)
-    found = judge(by_metric([*measured(), *(failure(node, "m9") for node in NODES)]))
+    found = judge(group_by_metric([*measured(), *(failure(node, "m9") for node in NODES)]))
     assert set(found.words.values()) == {"inconclusive"}
     assert found.warnings == ("m9: failed on every node: OSError: no space",)
 
 
 def test_a_node_that_left_nothing_is_bad_unless_none_left_anything() -> None:
-    found = judge(by_metric(measured(nodes=NODES[:5])), nodes=NODES)
+    found = judge(group_by_metric(measured(nodes=NODES[:5])), nodes=NODES)
     assert {node for node, word in found.words.items() if word == "bad"} == {"n6"}
     ends = [Sample(node=node, metric=END_METRIC, better="less", values=(9.0,), bound=20.0) for node in NODES[:5]]
-    found = judge(by_metric([*measured(), *ends]), nodes=NODES)  # n6 was only seen by others
+    found = judge(group_by_metric([*measured(), *ends]), nodes=NODES)  # n6 was only seen by others
     assert {node for node, word in found.words.items() if word == "bad"} == {"n6"}
     assert set(judge([], nodes=NODES).words.values()) == {"inconclusive"}
 
@@ -83,8 +83,8 @@ def test_a_node_that_left_nothing_is_bad_unless_none_left_anything() -> None:
     ],
 )
 def test_bad_is_what_is_bad_twice(first: list[str], second: list[str], bad: set[str]) -> None:
-    looks = [judge(by_metric(measured(slow, seed=n))) for n, slow in enumerate((first, second))]
-    found = look_again(*looks)
+    looks = [judge(group_by_metric(measured(slow, seed=n))) for n, slow in enumerate((first, second))]
+    found = merge_verdicts(*looks)
     assert {node for node, word in found.words.items() if word == "bad"} == bad
     assert all("(second look)" in reason for node in bad for reason in found.reasons[node])
     for node in set(first) - bad:

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from analysis.fleet.samples import Metric
-from analysis.fleet.slow_nodes import RATE, judge, look_again
+from analysis.fleet.slow_nodes import FALSE_ALARM_RATE, judge, merge_verdicts
 from benchmarks.preflight_rates import TRUTHS, bad_nodes, draw, verdict
 
 DOUBLED = "1 repetition in 50 takes twice as long"
@@ -36,7 +36,7 @@ def test_healthy_nodes_are_named_as_seldom_as_promised(truth: str) -> None:
 ])  # fmt: skip
 def test_half_speed_is_found(truth: str, nodes: int) -> None:
     chance = np.random.default_rng(6)
-    assert sum(bad_nodes(chance, truth, (20, nodes), RATE, 0.5) == {"n0"} for _ in range(10)) >= 9
+    assert sum(bad_nodes(chance, truth, (20, nodes), FALSE_ALARM_RATE, 0.5) == {"n0"} for _ in range(10)) >= 9
 
 
 def test_a_node_that_is_hardly_slower_in_a_quiet_fleet_is_good() -> None:
@@ -54,8 +54,8 @@ def test_nodes_that_are_equal_are_not_all_slow_only_if_a_history_says_so() -> No
 def test_a_node_is_bad_only_if_it_is_so_in_one_metric_in_both_looks() -> None:
     slow, well = [2.0] + [1.0] * 7, [1.0] * 8
     looks = [judge([times_of(slow, "a"), times_of(well, "b")]), judge([times_of(well, "a"), times_of(slow, "b")])]
-    assert look_again(*looks).words["n0"] == "inconclusive"
-    assert look_again(looks[0], looks[0]).words["n0"] == "bad"
+    assert merge_verdicts(*looks).words["n0"] == "inconclusive"
+    assert merge_verdicts(looks[0], looks[0]).words["n0"] == "bad"
 
 
 @pytest.mark.parametrize("truth", ["a quiet fleet, 0.001 %", "rounded to 1 %"])
@@ -89,5 +89,7 @@ def test_sessions_that_differ_by_less_than_the_effect_make_no_fleet_slow(session
 
 def test_the_chance_that_is_printed_grows_with_the_tails_and_stays_below_the_promise() -> None:
     chance = np.random.default_rng(9)
-    printed = [verdict(draw(chance, name, (20, 16)), RATE).chance for name in ("repetitions normal, 1 %", DOUBLED)]
-    assert 0 < printed[0] < printed[1] <= RATE
+    printed = [
+        verdict(draw(chance, name, (20, 16)), FALSE_ALARM_RATE).chance for name in ("repetitions normal, 1 %", DOUBLED)
+    ]
+    assert 0 < printed[0] < printed[1] <= FALSE_ALARM_RATE

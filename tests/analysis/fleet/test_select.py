@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from analysis.fleet.select import (
-    ALARM,
+    FALSE_ALARM_RATE,
     Checks,
-    Spell,
+    NodeInterval,
+    build_interval_table,
     choose,
+    choose_hazard,
+    compute_break_even,
     fit,
-    learn,
-    order_checks,
-    pays_from,
-    read_spells,
-    tabulate,
+    plan_check_order,
+    read_node_intervals,
 )
 from suite.errors import InputError
 from tests.fixtures.cli import mlhpc
@@ -40,7 +40,7 @@ CHECKS = msgspec.convert(
 )
 
 
-def simulated(seed: int, nodes: int, shape: float, power: float, hours: float = 1500.0) -> list[Spell]:
+def simulated(seed: int, nodes: int, shape: float, power: float, hours: float = 1500.0) -> list[NodeInterval]:
     """Nodes whose times between incidents are Weibull, and shorter with every incident: (1 + incidents)^power times the hazard."""
     chance = np.random.default_rng(seed)
     found = []
@@ -50,7 +50,7 @@ def simulated(seed: int, nodes: int, shape: float, power: float, hours: float = 
             lasts = 500.0 * (chance.exponential() / (1 + incidents) ** power) ** (1 / shape)
             ended = now + lasts < hours
             found.append(
-                Spell(
+                NodeInterval(
                     node=f"n{number:03}",
                     hours=min(lasts, hours - now),
                     incidents=incidents,
@@ -62,7 +62,7 @@ def simulated(seed: int, nodes: int, shape: float, power: float, hours: float = 
 
 
 def test_the_law_of_a_fleet_is_found_within_its_own_error() -> None:
-    found, _ = fit(tabulate(simulated(1, 400, 0.7, 0.4)))
+    found, _ = fit(build_interval_table(simulated(1, 400, 0.7, 0.4)))
     errors = np.sqrt(np.diag(found.covariance))
     assert abs(math.log(found.shape / 0.7)) < 3 * errors[2]
     assert found.power == pytest.approx(0.4, abs=3 * 0.7 * errors[0])
@@ -73,7 +73,7 @@ def test_the_law_of_a_fleet_is_found_within_its_own_error() -> None:
 
 def test_the_fit_is_that_of_an_independent_likelihood() -> None:
     """An own likelihood with its Hessian, which lifelines replaced, gave these numbers for this history."""
-    found, _ = fit(tabulate(simulated(1, 400, 0.7, 0.4)))
+    found, _ = fit(build_interval_table(simulated(1, 400, 0.7, 0.4)))
     assert found.shape == pytest.approx(0.709398, abs=1e-5)
     assert found.power == pytest.approx(0.407454, abs=1e-5)
     assert math.exp(found.parameters[1]) == pytest.approx(494.057, abs=0.01)
@@ -81,42 +81,44 @@ def test_the_fit_is_that_of_an_independent_likelihood() -> None:
 
 
 def test_throwing_censored_times_away_would_give_another_answer() -> None:
-    table = tabulate(simulated(2, 200, 1.0, 0.0, hours=600.0))
-    assert learn(table).mtbi_h == pytest.approx(500, rel=0.1)
+    table = build_interval_table(simulated(2, 200, 1.0, 0.0, hours=600.0))
+    assert choose_hazard(table).mtbi_h == pytest.approx(500, rel=0.1)
     assert table["hours"][table["ended"]].mean() < 300
 
 
 def test_a_fleet_without_memory_is_not_given_one() -> None:
-    found = [learn(tabulate(simulated(seed, 30, 1.0, 0.0))) for seed in range(10)]
-    assert all(each.p is not None and each.p >= ALARM for each in found)
+    found = [choose_hazard(build_interval_table(simulated(seed, 30, 1.0, 0.0))) for seed in range(10)]
+    assert all(each.p is not None and each.p >= FALSE_ALARM_RATE for each in found)
     assert {each.hazard.shape for each in found} == {1.0}
 
 
 @pytest.mark.parametrize(("shape", "power"), [(1.6, 0.0), (0.6, 0.0), (1.0, 0.8)])
 def test_a_fleet_with_memory_is_seen_to_have_one(shape: float, power: float) -> None:
-    learned = learn(tabulate(simulated(3, 80, shape, power)))
+    learned = choose_hazard(build_interval_table(simulated(3, 80, shape, power)))
     assert learned.p is not None
-    assert learned.p < ALARM
+    assert learned.p < FALSE_ALARM_RATE
     assert learned.hazard.shape == pytest.approx(shape, rel=0.15)
 
 
 def test_few_incidents_give_a_rate_and_its_interval_and_none_an_error() -> None:
-    spells = [Spell(node=f"n{n}", hours=100, incidents=0, ended="incident" if n < 4 else "open") for n in range(20)]
-    learned = learn(tabulate(spells))
+    spells = [
+        NodeInterval(node=f"n{n}", hours=100, incidents=0, ended="incident" if n < 4 else "open") for n in range(20)
+    ]
+    learned = choose_hazard(build_interval_table(spells))
     assert (learned.p, learned.hazard.shape, learned.mtbi_h) == (None, 1.0, 500)
     low, high = learned.hazard.interval(np.full(16, 100.0), 24, np.zeros(16))
     assert low < -math.expm1(-16 * 24 / 500) < high
     with pytest.raises(InputError, match="--mtbi"):
-        learn(tabulate([spells[-1]]))
+        choose_hazard(build_interval_table([spells[-1]]))
 
 
 def test_nodes_without_earlier_incidents_are_fitted_without_that_covariate() -> None:
     spells = [
-        Spell(node=f"n{n:03}", hours=50 + n, incidents=0, ended="incident" if n % 5 == 0 else "open")
+        NodeInterval(node=f"n{n:03}", hours=50 + n, incidents=0, ended="incident" if n % 5 == 0 else "open")
         for n in range(200)
     ]
-    assert learn(tabulate(spells)).p is not None
-    assert fit(tabulate(spells))[0].power == 0.0
+    assert choose_hazard(build_interval_table(spells)).p is not None
+    assert fit(build_interval_table(spells))[0].power == 0.0
 
 
 def test_a_missing_lifelines_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,11 +131,11 @@ def test_a_missing_lifelines_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(InputError, match=r"pip install 'mlhpc\[fleet\]'"):
-        learn(tabulate(simulated(3, 80, 1.6, 0.0)))
+        choose_hazard(build_interval_table(simulated(3, 80, 1.6, 0.0)))
 
 
 def test_defects_that_two_checks_find_count_once() -> None:
-    steps = order_checks(CHECKS)
+    steps = plan_check_order(CHECKS)
     assert [(step.name, step.alone, step.adds, step.together) for step in steps] == [
         ("gemm", 0.2, 0.2, 0.2),
         ("disk", 0.1, 0.1, pytest.approx(0.3)),
@@ -147,11 +149,11 @@ def test_defects_that_two_checks_find_count_once() -> None:
 
 
 def test_a_check_is_run_where_it_saves_more_than_it_costs() -> None:
-    steps = order_checks(CHECKS)
+    steps = plan_check_order(CHECKS)
     expected = np.array([0.2, 0.002, 0.0])
     plan = choose(expected, steps, lost_h=1.0)
     # gemm pays from 2/60 / (0.2 * 1 h * 3 nodes) = 0.0556 expected incidents, disk from 0.278, stream from 0.417
-    assert [pays_from(step, 1.0, 3) for step in steps] == pytest.approx([1 / 18, 5 / 18, 5 / 12])
+    assert [compute_break_even(step, 1.0, 3) for step in steps] == pytest.approx([1 / 18, 5 / 18, 5 / 12])
     assert plan.checks == (1, 0, 0)
     assert plan.cost_h == pytest.approx(2 / 60)
     assert plan.saved_h == pytest.approx(0.2 * 0.2 * 3)
@@ -160,7 +162,7 @@ def test_a_check_is_run_where_it_saves_more_than_it_costs() -> None:
 
 
 def test_nothing_is_run_where_nothing_pays_and_the_same_everywhere_where_all_wait() -> None:
-    steps = order_checks(CHECKS)
+    steps = plan_check_order(CHECKS)
     assert choose(np.full(3, 1e-4), steps, lost_h=1.0).checks == (0, 0, 0)
     assert choose(np.array([0.5, 0.0, 0.0]), steps, lost_h=1.0, waiting=True).checks == (1, 1, 1)
     assert choose(np.array([0.1, 0.0, 0.0]), steps, lost_h=1.0, waiting=True).checks == (0, 0, 0)
@@ -169,7 +171,7 @@ def test_nothing_is_run_where_nothing_pays_and_the_same_everywhere_where_all_wai
 
 def test_the_plan_is_what_trying_all_plans_finds() -> None:
     """Greedy is best here because single steps of one node only get worse: compared with all plans of two nodes and three steps."""
-    steps = order_checks(CHECKS)
+    steps = plan_check_order(CHECKS)
     for first, second in ((0.3, 0.1), (0.05, 0.6), (0.01, 0.02)):
         expected = np.array([first, second])
         plan = choose(expected, steps, lost_h=0.7)
@@ -203,7 +205,7 @@ def test_a_wrong_file_of_spells_is_one_line(tmp_path: Path, text: str, wrong: st
     path = tmp_path / "spells"
     path.write_text(text)
     with pytest.raises(InputError) as error:
-        read_spells([path])
+        read_node_intervals([path])
     assert str(error.value).startswith(f"{path}:")
     assert wrong in str(error.value)
     assert "\n" not in str(error.value)
@@ -217,7 +219,7 @@ incidents:
 
 
 def files(root: Path, ages: tuple[float, ...]) -> tuple[str, ...]:
-    spells = [Spell(node=f"n{n}", hours=age, incidents=0, ended="open") for n, age in enumerate(ages)]
+    spells = [NodeInterval(node=f"n{n}", hours=age, incidents=0, ended="open") for n, age in enumerate(ages)]
     rows = [f"{spell.node},{spell.hours},{spell.incidents},{spell.ended}" for spell in spells]
     (root / "spells.csv").write_text("\n".join(["node,hours,incidents,ended", *rows]) + "\n")
     (root / "checks.yaml").write_text(CHECKS_TEXT)

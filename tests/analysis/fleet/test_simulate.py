@@ -13,13 +13,13 @@ from analysis.fleet.simulate import (
     POLICIES,
     Estimate,
     Fleet,
+    InitialShare,
     Outcome,
     Setting,
-    Sourced,
-    Start,
-    learn_selector,
-    published,
-    simulate,
+    SourcedValue,
+    fit_selector,
+    read_fleets,
+    run_simulation,
 )
 from tests.fixtures.cli import mlhpc
 
@@ -40,10 +40,10 @@ def closed_form_h(healthy: float, degraded: float, every: float) -> float:
 
 
 def fleet(mtbi: float, shape: float = 1.0, ages: float = 0.0) -> Fleet:
-    def each(value: float) -> Sourced:
-        return Sourced(value, "this test", "assumed")
+    def each(value: float) -> SourcedValue:
+        return SourcedValue(value, "this test", "assumed")
 
-    return Fleet("made up", each(mtbi), each(ages), each(shape), Start(None, "this test", "assumed"))
+    return Fleet("made up", each(mtbi), each(ages), each(shape), InitialShare(None, "this test", "assumed"))
 
 
 def setting(healthy: float, degraded: float, **given: float) -> Setting:
@@ -65,7 +65,7 @@ def assert_simulated(outcome: Outcome, wanted: float) -> None:
 @pytest.mark.parametrize(("healthy", "degraded", "every"), [(500, 100, 24), (500, 100, 168), (500, 24, 24)])
 def test_mean_time_between_incidents(healthy: float, degraded: float, every: float) -> None:
     wanted = closed_form_h(healthy, degraded, every)
-    assert_simulated(simulate(setting(healthy, degraded, job_h=every), "full", [2]), wanted)
+    assert_simulated(run_simulation(setting(healthy, degraded, job_h=every), "full", [2]), wanted)
 
 
 def test_the_closed_form_is_that_of_a_renewal_process() -> None:
@@ -75,7 +75,7 @@ def test_the_closed_form_is_that_of_a_renewal_process() -> None:
 
 
 def test_without_checks_it_is_the_sum() -> None:
-    assert_simulated(simulate(setting(500, 100), "none", [3]), 600)
+    assert_simulated(run_simulation(setting(500, 100), "none", [3]), 600)
 
 
 def test_a_fleet_without_warning_gains_nothing() -> None:
@@ -83,7 +83,7 @@ def test_a_fleet_without_warning_gains_nothing() -> None:
     apart = 0
     for seed in range(20):
         given = Setting(fleet(500), 0.0, groups=20, job_nodes=4, hours=1000, replicas=10)
-        plain, full = simulate(given, "none", [seed, 0]), simulate(given, "full", [seed, 1])
+        plain, full = run_simulation(given, "none", [seed, 0]), run_simulation(given, "full", [seed, 1])
         assert full.repaired.sum() == 0
         one, other = plain.mtbi_h, full.mtbi_h
         assert one is not None
@@ -95,18 +95,18 @@ def test_a_fleet_without_warning_gains_nothing() -> None:
 def test_all_time_is_accounted_for() -> None:
     given = Setting(fleet(300), 0.2, groups=5, job_nodes=4, hours=2000, replicas=4)
     for policy in POLICIES[:3]:
-        outcome = simulate(given, policy, [1])
+        outcome = run_simulation(given, policy, [1])
         other = outcome.total_h - outcome.useful_h - outcome.checking_h  # restarts, and work since the last checkpoint
         least = given.restart_h * outcome.incidents
         assert (other >= least - 1e-6).all()
         assert (other <= least + given.checkpoint_h * outcome.incidents + 1e-6).all()
     free = Setting(fleet(300), 0.2, groups=5, job_nodes=4, hours=2000, replicas=4, checkpoint_h=0.0, restart_h=0.0)
-    plain = simulate(free, "none", [1])
+    plain = run_simulation(free, "none", [1])
     assert plain.useful_h == pytest.approx(plain.total_h)
 
 
 def test_published_shares_are_those_that_simulated_defects_have() -> None:
-    found = published().checks
+    found = read_fleets().checks
     sets, below = found.defects()
     likely = np.diff(below, prepend=0.0)
     assert (found.defective * likely @ sets).tolist() == pytest.approx(list(found.shares.values()), abs=1e-6)
@@ -115,7 +115,7 @@ def test_published_shares_are_those_that_simulated_defects_have() -> None:
 
 
 def test_published_rates_are_what_their_sources_state() -> None:
-    fleets = published().fleets
+    fleets = read_fleets().fleets
     assert fleets["rsc-1"].mtbi_h.value == pytest.approx(24_000 / 6.50, abs=0.1)
     assert fleets["rsc-2"].mtbi_h.value == pytest.approx(24_000 / 2.34, abs=0.1)
     assert fleets["llama-3"].mtbi_h.value == pytest.approx(54 * 24 * 2048 / 419, abs=0.1)
@@ -128,7 +128,7 @@ def test_published_rates_are_what_their_sources_state() -> None:
 
 def test_what_an_operator_sees_has_the_law_of_the_fleet() -> None:
     given = Setting(fleet(400, shape=0.7, ages=0.5), 0.002, groups=100, job_nodes=4, hours=3000, replicas=1)
-    chosen = learn_selector(given, [5])
+    chosen = fit_selector(given, [5])
     assert chosen is not None
     assert chosen.hazard.shape == pytest.approx(0.7, rel=0.05)
     assert chosen.hazard.power / chosen.hazard.shape == pytest.approx(0.5, rel=0.1)
@@ -136,11 +136,11 @@ def test_what_an_operator_sees_has_the_law_of_the_fleet() -> None:
 
 def test_selected_checks_cost_less_than_all_and_gain_where_there_is_warning() -> None:
     given = Setting(fleet(600), 0.2, groups=16, job_nodes=16, hours=2000, replicas=4)
-    chosen = learn_selector(given, [1, 9])
+    chosen = fit_selector(given, [1, 9])
     assert chosen is not None
     assert chosen.steps[0].name == "ib-loopback"  # finds most, and is among the shortest
     plain, full, selected = (
-        simulate(given, policy, [1, n], chosen) for n, policy in enumerate(("none", "full", "selected"))
+        run_simulation(given, policy, [1, n], chosen) for n, policy in enumerate(("none", "full", "selected"))
     )
     assert 0 < selected.checking_h.sum() < 0.5 * full.checking_h.sum()
     assert selected.useful_h.sum() / selected.total_h.sum() > full.useful_h.sum() / full.total_h.sum()
@@ -152,11 +152,11 @@ def test_selected_checks_cost_less_than_all_and_gain_where_there_is_warning() ->
 
 def test_no_warning_and_no_incident_leave_nothing_to_choose() -> None:
     given = Setting(fleet(600), 0.0, groups=4, job_nodes=4, hours=2000, replicas=1)
-    assert learn_selector(given, [1]) is None
+    assert fit_selector(given, [1]) is None
     calm = Setting(fleet(1e9), 0.1, groups=4, job_nodes=4, hours=100, replicas=3)
-    assert learn_selector(calm, [1]) is None
-    assert simulate(calm, "none", [1]).mtbi_h is None
-    assert simulate(calm, "selected", [1]).checking_h.sum() == 0
+    assert fit_selector(calm, [1]) is None
+    assert run_simulation(calm, "none", [1]).mtbi_h is None
+    assert run_simulation(calm, "selected", [1]).checking_h.sum() == 0
 
 
 def test_simulate_prints_parameters_with_sources_and_the_same_for_a_seed() -> None:

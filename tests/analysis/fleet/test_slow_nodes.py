@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 from scipy import stats
 
-from analysis.fleet.samples import Metric, by_metric, read_samples
+from analysis.fleet.samples import Metric, group_by_metric, read_samples
 from analysis.fleet.slow_nodes import judge
 from suite.errors import InputError
 from suite.machine.node_samples import Sample, render_samples
@@ -203,7 +203,9 @@ def samples_of(metrics: list[Metric]) -> list[Sample]:
 def test_the_command_names_bad_nodes_and_the_line_for_slurm(tmp_path: Path) -> None:
     path = tmp_path / "nodes.jsonl"
     path.write_text(render_samples(samples_of(fleet(12, noise=0.004, slow={3: 0.15, 5: 0.2}))))
-    assert by_metric(read_samples(path)) == by_metric(samples_of(fleet(12, noise=0.004, slow={3: 0.15, 5: 0.2})))
+    assert group_by_metric(read_samples(path)) == group_by_metric(
+        samples_of(fleet(12, noise=0.004, slow={3: 0.15, 5: 0.2}))
+    )
     done = mlhpc("preflight", "judge", path)
     assert done.returncode == 1, done.stderr
     assert done.stdout.splitlines()[-2:] == ["10 good, 2 bad, 0 inconclusive", "to leave them out: --exclude=n03,n05"]
@@ -248,9 +250,9 @@ def test_a_wrong_sample_is_named(tmp_path: Path, text: str, found: str) -> None:
 def test_units_and_nodes_that_contradict_are_named() -> None:
     one = Sample(node="a", metric="m", unit="GB/s", better="more", values=(1.0,))
     with pytest.raises(InputError, match="a: m is there twice"):
-        by_metric([one, one])
+        group_by_metric([one, one])
     with pytest.raises(InputError, match=r"b: m in 'MB/s', more is better; another node has 'GB/s', more"):
-        by_metric([one, structs.replace(one, node="b", unit="MB/s")])
+        group_by_metric([one, structs.replace(one, node="b", unit="MB/s")])
 
 
 @pytest.mark.parametrize(

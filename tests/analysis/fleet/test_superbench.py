@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.fleet.samples import by_metric, read_samples
+from analysis.fleet.samples import group_by_metric, read_samples
 from analysis.fleet.slow_nodes import judge
 from analysis.fleet.superbench import parse_results
 from suite.errors import InputError
@@ -14,7 +14,7 @@ from tests.fixtures.published import validation_fixtures
 
 
 def test_its_own_results_are_read_and_missing_metrics_are_named(tmp_path_factory: pytest.TempPathFactory) -> None:
-    metrics = by_metric(read_samples(validation_fixtures(tmp_path_factory) / "superbench" / "test_results.jsonl"))
+    metrics = group_by_metric(read_samples(validation_fixtures(tmp_path_factory) / "superbench" / "test_results.jsonl"))
     overhead = next(metric for metric in metrics if metric.name == "kernel-launch/event_overhead")
     assert overhead.better == "less"
     assert overhead.samples["sb-validation-01"][0] == 0.1
@@ -39,6 +39,6 @@ def test_ranks_are_repetitions_and_return_codes_are_left_out(tmp_path: Path) -> 
     path.write_text(
         '{"node": "a", "mem/bw:0": 25.0, "mem/bw:1": 26.0, "kernel/launch_time:0": 0.01, "mem/return_code": 0}\n'
     )
-    launch, bandwidth = by_metric(read_samples(path))
+    launch, bandwidth = group_by_metric(read_samples(path))
     assert (launch.name, launch.better, launch.samples) == ("kernel/launch_time", "less", {"a": (0.01,)})
     assert (bandwidth.name, bandwidth.better, bandwidth.samples) == ("mem/bw", "more", {"a": (25.0, 26.0)})

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from analysis.history.record import Record, Series, _sum_of, read_history, write_record
+from analysis.history.record import Record, Series, _compute_digest, read_history, write_record
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import START_MS, our_run, write
 from tests.fixtures.runs import describe, node
@@ -65,7 +65,7 @@ def record(day: int, seconds: float, *, series: Series = SERIES, **facts: str) -
         epoch_s=(seconds,),
         logs={"result_0.txt": f"{msgspec.json.encode(series).decode()} {day}"},
         facts=stated,
-        facts_sha256=_sum_of(stated),
+        facts_sha256=_compute_digest(stated),
         suite_version="1.0",
     )
 

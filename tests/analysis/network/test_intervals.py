@@ -9,19 +9,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis.commands.moe_fit import fit_lines
+from analysis.commands.moe_fit import render_fit
 from analysis.network.fit import Fit, fit_sweep
 from analysis.network.held_out import Errors
 from analysis.network.intervals import (
     Crossover,
     Interval,
-    all_to_all_band,
-    bounded_ranks,
-    carried_ranks,
-    count_carried_doublings,
-    crossover,
-    gain_interval,
-    layer_interval,
+    compute_gain_interval,
+    compute_layer_interval,
+    count_supported_doublings,
+    find_crossover,
+    list_bounded_ranks,
+    list_supported_ranks,
+    predict_all_to_all_band,
 )
 from analysis.network.sweep import MIB, Measurement, Sweep
 from tests.fixtures.hidden_networks import (
@@ -80,13 +80,13 @@ def test_beyond_twice_the_ranks_a_time_has_a_lower_end_only(judged: list[Outcome
     assert {outcome.quantity for outcome in far} == {"linear", "2dh", "layer"}
     assert share(far) >= 0.95
     assert np.median([outcome.width for outcome in far]) < 1.3, "a bound far below the time says nothing"
-    linear, ratio = (all_to_all_band(fit, 256, np.array([MIB]), name).at(0) for name in ("linear", "ratio"))
-    gain = gain_interval(fit, 256, 2e-3, 1e-3)
+    linear, ratio = (predict_all_to_all_band(fit, 256, np.array([MIB]), name).at(0) for name in ("linear", "ratio"))
+    gain = compute_gain_interval(fit, 256, 2e-3, 1e-3)
     assert (linear.high, ratio.low, ratio.high, gain.low, gain.high) == (math.inf, 0, math.inf, 0, math.inf)
     assert linear.data()["high"] is None
     assert 0 < linear.low < linear.value
-    assert carried_ranks(fit) == (128, 256)
-    assert bounded_ranks(fit) == (128,)
+    assert list_supported_ranks(fit) == (128, 256)
+    assert list_bounded_ranks(fit) == (128,)
 
 
 @pytest.mark.parametrize("draws", [5, pytest.param(60, marks=pytest.mark.long)])
@@ -108,7 +108,7 @@ def test_an_error_that_grows_in_one_direction_moves_the_end_on_its_side(fit: Fit
     slower, faster = (
         replace(fit, errors={**fit.errors, "linear": replace(errors, error=sign * errors.error)}) for sign in (1, -1)
     )
-    high, low = (all_to_all_band(own, 128, np.array([MIB]), "linear").at(0) for own in (slower, faster))
+    high, low = (predict_all_to_all_band(own, 128, np.array([MIB]), "linear").at(0) for own in (slower, faster))
     assert math.log(high.high / high.value) == pytest.approx(math.log(high.value / high.low) + 0.3)
     assert math.log(low.value / low.low) == pytest.approx(math.log(low.high / low.value) + 0.3)
 
@@ -152,7 +152,7 @@ def slowed(sweep: Sweep, grid: int, factor: float) -> Sweep:
 def test_a_largest_grid_that_was_not_foreseen_widens_the_intervals(fit: Fit) -> None:
     slow = fit_sweep(slowed(HIDDEN.sweep(), 64, 1.6))
     for quantity in ("linear", "2dh"):
-        plain, wide = (all_to_all_band(own, 128, np.array([MIB]), quantity).at(0) for own in (fit, slow))
+        plain, wide = (predict_all_to_all_band(own, 128, np.array([MIB]), quantity).at(0) for own in (fit, slow))
         assert math.log(wide.high / wide.low) > 2 * math.log(plain.high / plain.low)
         assert wide.low < HIDDEN.seconds(128, MIB, quantity) * 1.6 < wide.high
 
@@ -166,23 +166,25 @@ def test_one_grid_across_nodes_carries_nothing() -> None:
         layers=tuple(layer for layer in whole.layers if layer.ranks <= 16),
     )
     fit = fit_sweep(few)
-    assert carried_ranks(fit) == ()
-    assert "more than 16 ranks: inconclusive" in fit_lines(fit)[-1]
-    assert crossover(fit, 16).verdict in ("at", "never", "always", "inconclusive")
+    assert list_supported_ranks(fit) == ()
+    assert "more than 16 ranks: inconclusive" in render_fit(fit)[-1]
+    assert find_crossover(fit, 16).verdict in ("at", "never", "always", "inconclusive")
 
 
 def test_the_data_carry_four_times_unless_back_tests_went_farther(fit: Fit) -> None:
-    assert carried_ranks(fit) == (128, 256)
+    assert list_supported_ranks(fit) == (128, 256)
     far = FORESEEN
-    assert carried_ranks(fit_sweep(far.sweep()))[-1] > 4 * 128  # the largest grids were foreseen from two nodes
+    assert list_supported_ranks(fit_sweep(far.sweep()))[-1] > 4 * 128  # the largest grids were foreseen from two nodes
     unforeseen = slowed(slowed(far.sweep(), 64, 1.5), 128, 2.0)
-    assert count_carried_doublings(fit_sweep(unforeseen)) == 2
+    assert count_supported_doublings(fit_sweep(unforeseen)) == 2
 
 
 def test_the_layer_and_the_ratio_have_intervals(fit: Fit) -> None:
-    layer = layer_interval(fit, 128, 0.01)
+    layer = compute_layer_interval(fit, 128, 0.01)
     assert layer.low < 0.01 < layer.high < 0.02
-    ratio, linear, two = (all_to_all_band(fit, 128, np.array(SIZES), name) for name in ("ratio", "linear", "2dh"))
+    ratio, linear, two = (
+        predict_all_to_all_band(fit, 128, np.array(SIZES), name) for name in ("ratio", "linear", "2dh")
+    )
     assert ratio.value == pytest.approx(linear.value / two.value)
     # errors that both algorithms share cancel in the ratio
     assert np.median(ratio.high / ratio.low) < np.median(linear.high / linear.low * two.high / two.low)
@@ -228,14 +230,14 @@ def test_verdicts_of_the_crossover(
     def band(fit: Fit, ranks: int, sizes: np.ndarray, quantity: str) -> object:
         value = ratio(sizes)
         return replace(
-            all_to_all_band(fit, ranks, sizes, "ratio"),
+            predict_all_to_all_band(fit, ranks, sizes, "ratio"),
             value=value,
             low=value * np.exp(-half),
             high=value * np.exp(half),
         )
 
-    monkeypatch.setattr("analysis.network.intervals.all_to_all_band", band)
-    found = crossover(fit, 64)
+    monkeypatch.setattr("analysis.network.intervals.predict_all_to_all_band", band)
+    found = find_crossover(fit, 64)
     assert found.verdict == verdict
     if verdict == "at":
         assert found.low <= MIB <= found.high
@@ -244,10 +246,10 @@ def test_verdicts_of_the_crossover(
 
 
 def test_the_interval_of_a_gain_is_wider_than_that_of_one_layer_and_that_of_no_gain_is_none(fit: Fit) -> None:
-    layer, gain = layer_interval(fit, 128, 1e-3), gain_interval(fit, 128, 2e-3, 1e-3)
+    layer, gain = compute_layer_interval(fit, 128, 1e-3), compute_gain_interval(fit, 128, 2e-3, 1e-3)
     assert gain.value == 2
     assert layer.high / layer.low < gain.high / gain.low < (layer.high / layer.low) ** 2
-    assert gain_interval(fit, 128, 1e-3, 1e-3) == Interval(1, 1, 1)
+    assert compute_gain_interval(fit, 128, 1e-3, 1e-3) == Interval(1, 1, 1)
 
 
 def test_a_crossover_says_what_it_does_not_know() -> None:
@@ -257,7 +259,7 @@ def test_a_crossover_says_what_it_does_not_know() -> None:
 
 
 def test_the_command_prints_an_interval_with_every_number_beyond_the_measured_ranks(fit: Fit) -> None:
-    lines = fit_lines(fit)
+    lines = render_fit(fit)
     start = next(i for i, line in enumerate(lines) if "extrapolated from 64 ranks" in line)
     assert "90 % intervals; beyond 128 ranks times have lower ends only" in lines[start]
     assert "if a switch level begins beyond the measured ranks, times are longer" in lines[start + 1]

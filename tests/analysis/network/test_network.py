@@ -19,7 +19,7 @@ from analysis.commands.report import report
 from analysis.network.fit import fit_sweep
 from analysis.network.intervals import Interval
 from analysis.network.sweep import SWEEP_KIND, SWEEP_VERSION, read_sweep
-from analysis.page.questions import goals
+from analysis.page.questions import read_goals
 from benchmarks.tutel_paper import paper_rows
 from suite.errors import InputError
 from suite.performance.cost_model import (
@@ -306,7 +306,7 @@ def test_a_report_takes_a_sweep_beside_its_logs(tmp_path: Path, run_folder: Any)
     figures = {f["name"]: f for f in json.loads((output / "report.json").read_text())["figures"]}
     names = ("moe_network_fit", "moe_layer_time", "moe_choice", "moe_crossover")
     assert all(figures[name]["answer"] for name in names)
-    for question in (question for goal in goals() for question in goal.questions if question.figure in names):
+    for question in (question for goal in read_goals() for question in goal.questions if question.figure in names):
         assert set(question.metrics) <= set(figures[question.figure]["table"][0])
     rows = figures["moe_layer_time"]["table"]
     assert all((row["measured [s]"] is None) == (row["ranks"] > 16 or row["idea"].startswith("masks")) for row in rows)

@@ -12,7 +12,7 @@ import pytest
 from analysis.page.checked import check_path
 from analysis.page.report import Report, render_report
 from analysis.sources.readers import read_inputs
-from analysis.study import Study, study
+from analysis.study import Study, read_study
 from suite.card import Card
 from tests.fixtures.once import made_once
 
@@ -39,7 +39,7 @@ def rich_study(
         package(tmp_path / "hpc_results_v9.7", system="open", division="open", eval_s=2.5),
     ]
     here, there = ceilings(tmp_path / "here.json"), ceilings(tmp_path / "there.json", "other", faster=3.0)
-    return study(paths, cards, read_inputs([here, counters(tmp_path / "counters.json")], [there])), paths
+    return read_study(paths, cards, read_inputs([here, counters(tmp_path / "counters.json")], [there])), paths
 
 
 @pytest.fixture(scope="session")

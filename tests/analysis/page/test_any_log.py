@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from analysis.page.report import render_report
-from analysis.study import study
+from analysis.study import read_study
 from suite.card import Card
 
 ODD = [
@@ -66,6 +66,6 @@ def check_report(tmp_path: Path, seed: int, run_folder: Callable[..., Path], car
                 record["value"] = odd
             lines[at] = f":::MLLOG {json.dumps(record)}"
         path.write_text("\n".join(lines))
-    made = render_report(study([folder], cards), [])
+    made = render_report(read_study([folder], cards), [])
     json.loads(made.json)
     assert all(f"run1/result_{trial}.txt" in made.html for trial in range(4))

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import pytest
 
 from analysis.page.report import Report, render_report
-from analysis.study import study
+from analysis.study import read_study
 from suite.descriptor import list_installed_cards
 from tests.fixtures.published import published_results
 
@@ -265,7 +265,7 @@ def test_on_paper_the_page_is_a_readable_file(rich: Report, tmp_path: Path) -> N
 @pytest.mark.parametrize("width", [1400, 400])
 def test_public_rounds_together(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, width: int) -> None:
     rounds = sorted(published_results(tmp_path_factory).glob("hpc_results_v*"))
-    made = render_report(study(rounds, list_installed_cards()), [])
+    made = render_report(read_study(rounds, list_installed_cards()), [])
     assert len(made.html.encode()) < LARGEST
     told = browse(tmp_path, made.html, "measure.js", width)
     assert told["found"] == []

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from analysis.page.checked import check_paths, finding_groups, findings_table
-from analysis.page.issues import Group, Issue, grouped
-from analysis.tables.ingest import ingest
+from analysis.page.checked import build_findings_table, check_paths, group_findings
+from analysis.page.issues import Issue, IssueGroup, group_issues
+from analysis.tables.ingest import read_tables
 from suite.card import Card
 from suite.compliance.check import find_rulesets_of_logs
 from suite.compliance.rules.base import Finding
@@ -58,7 +58,7 @@ def test_the_verdict_is_that_of_the_checker(
         paths = sorted(run_folder(tmp_path, runs=2).glob("result_*.txt"))
     first = next(path for root in paths for path in ([root] if root.is_file() else sorted(root.rglob("result_0.txt"))))
     damage(first, how)
-    judged = ingest(paths, cards, judging=True).judged
+    judged = read_tables(paths, cards, judging=True).judged
     assert len(judged) > 1
     assert check_paths(paths, judged) == check_paths(paths)
 
@@ -67,7 +67,7 @@ def test_a_log_is_judged_without_being_read_again(
     tmp_path: Path, run_folder: Build, cards: dict[str, Card], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = run_folder(tmp_path, runs=3)
-    judged = ingest([folder], cards, judging=True).judged
+    judged = read_tables([folder], cards, judging=True).judged
 
     def fail(*_: object) -> None:
         raise AssertionError("read again")
@@ -90,7 +90,7 @@ def test_pruned_logs_and_those_behind_a_link_are_judged_alike(
     (folder / "result_2.txt").rename(pruned.parent / "result_0.txt")
     (tmp_path / "link").symlink_to(root)
     for path in (root, tmp_path / "link"):
-        judged = ingest([path], cards, judging=True).judged
+        judged = read_tables([path], cards, judging=True).judged
         assert check_paths([path], judged) == check_paths([path])
     assert len(find_rulesets_of_logs(root)) == 4
     assert set(find_rulesets_of_logs(root).values()) == {"2.0.0"}
@@ -108,14 +108,14 @@ def test_findings_stand_on_the_page_once_for_each_rule_and_result(tmp_path: Path
         Finding("b-rule", "warning", "runs/pytorch1.13", None, "of a folder"),
     )
     given = replace(checked, verdict=replace(checked.verdict, findings=told))
-    groups = [(first.severity, first.rule, first.message, count) for first, count in finding_groups([given])]
+    groups = [(first.severity, first.rule, first.message, count) for first, count in group_findings([given])]
     assert groups == [
         ("error", "b-rule", "of line 1", 1),
         ("warning", "a-rule", "of another result", 1),
         ("warning", "b-rule", "of a folder", 1),
         ("warning", "b-rule", "of line 3", 2),
     ]
-    table = findings_table([given])
+    table = build_findings_table([given])
     assert table is not None
     last = dict(zip(table.columns, (cell.text for cell in table.rows[-1]), strict=True))
     assert (last["result"], last["findings"], last["the first"]) == ("runs/pytorch1.13/one", "2", "result_0.txt:3")
@@ -128,10 +128,10 @@ def test_equal_issues_of_several_results_are_one() -> None:
         Issue("doubt", "a", "no run logs its seed"),
         Issue("doubt", "b", "never reached the target"),
     ]
-    assert grouped(given)[1].of_one == "a: no run logs its seed"
-    assert grouped(given[:1])[0].of_one == "a: 3 of 5 runs never reached the target"
-    assert grouped(given) == [
-        Group("problem", "never reached the target", ("a: 3 of 5 runs", "b: 1 of 10 runs")),
-        Group("doubt", "no run logs its seed", ("a",)),
-        Group("doubt", "never reached the target", ("b",)),
+    assert group_issues(given)[1].of_one == "a: no run logs its seed"
+    assert group_issues(given[:1])[0].of_one == "a: 3 of 5 runs never reached the target"
+    assert group_issues(given) == [
+        IssueGroup("problem", "never reached the target", ("a: 3 of 5 runs", "b: 1 of 10 runs")),
+        IssueGroup("doubt", "no run logs its seed", ("a",)),
+        IssueGroup("doubt", "never reached the target", ("b",)),
     ]

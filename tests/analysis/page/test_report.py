@@ -24,14 +24,14 @@ import pytest
 from click.testing import CliRunner
 
 from analysis.commands.report import report as command
-from analysis.figures import views
-from analysis.page.cells import range_texts, spread_texts
+from analysis.figures import list_views
+from analysis.page.cells import render_ranges, render_spreads
 from analysis.page.checked import check_path
-from analysis.page.questions import goals
+from analysis.page.questions import read_goals
 from analysis.page.report import NOT_VERIFIED, Report, render_report
-from analysis.page.vega import script
+from analysis.page.vega import build_vega_script
 from analysis.sources.ceilings import Inputs
-from analysis.study import NotAnswerableError, Study, study
+from analysis.study import NotAnswerableError, Study, read_study
 from suite.card import Card
 from suite.files import render_duration
 from tests.fixtures.charts import drawn, panels
@@ -81,12 +81,14 @@ class Page(HTMLParser):
 
 
 def made(paths: list[Path], cards: Cards, inputs: Inputs | None = None) -> Report:
-    return render_report(study(paths, cards, inputs), [check_path(path) for path in paths])
+    return render_report(read_study(paths, cards, inputs), [check_path(path) for path in paths])
 
 
 # figures of ceilings files and all-to-all sweeps: tests/analysis/roofline and tests/analysis/network
 NEED_A_FILE = {
-    name for name in views() if name.startswith(("moe_", "energy_")) or name == "what_if" or name.endswith("roofline")
+    name
+    for name in list_views()
+    if name.startswith(("moe_", "energy_")) or name == "what_if" or name.endswith("roofline")
 }  # or power readings, which these runs lack
 
 
@@ -97,7 +99,9 @@ def test_the_page_is_well_formed_with_unique_ids_and_nothing_external(rich: Repo
     assert all(re.fullmatch(r"tables/figure_\w+\.csv", target) for target in page.external)
     assert {target[7:-4] for target in page.external} <= set(rich.csv)
     assert len(page.external) == page.tags["figure"] > 12
-    own = rich.html.replace(script(), "")  # Vega makes SVG, in which url() names a part of the picture itself
+    own = rich.html.replace(
+        build_vega_script(), ""
+    )  # Vega makes SVG, in which url() names a part of the picture itself
     assert "@import" not in own
     assert not re.search(r"url\((?!#)", own)
 
@@ -107,7 +111,7 @@ def test_every_view_has_a_title_a_caption_a_chart_and_its_numbers(rich: Report) 
     drawn = [figure["name"] for figure in json.loads(rich.json)["figures"] if not figure["not_answerable"]]
     shown = [name for name in drawn if f'id="{name}"' in rich.html]
     assert page.tags["figure"] == page.tags["figcaption"] == len(shown) > 15
-    assert {views()[name].fewest_rows for name in set(drawn) - set(shown)} <= {2}
+    assert {list_views()[name].fewest_rows for name in set(drawn) - set(shown)} <= {2}
     for name in shown:
         article = rich.html.split(f'<article class="view" id="{name}"')[1].split("</article>")[0]
         figure = next(each for each in json.loads(rich.json)["figures"] if each["name"] == name)
@@ -116,14 +120,14 @@ def test_every_view_has_a_title_a_caption_a_chart_and_its_numbers(rich: Report) 
         assert chart["$schema"].startswith("https://vega.github.io/schema/vega-lite/v6")
         rows = {row["_row"] for data in chart["datasets"].values() for row in data if "_row" in row}
         assert rows <= set(range(article.count("<tr data-of=") or article.count("<tr>") - 1)), name
-    assert set(views()) - set(drawn) <= {"throughput_mode", *NEED_A_FILE}
+    assert set(list_views()) - set(drawn) <= {"throughput_mode", *NEED_A_FILE}
     assert {f"figure_{name}" for name in drawn} <= set(rich.csv)
     assert rich.html.count("The numbers behind this figure") == len(shown)
 
 
 def test_every_figure_answers_a_question_and_every_metric_is_a_column(rich: Report) -> None:
-    asked = [question for goal in goals() for question in goal.questions]
-    assert {question.figure for question in asked if question.figure} == set(views())
+    asked = [question for goal in read_goals() for question in goal.questions]
+    assert {question.figure for question in asked if question.figure} == set(list_views())
     assert all(question.figure or question.missing for question in asked)
     columns = {*rich.frames["runs"].columns, *rich.frames["results"].columns}
     own = {figure["name"]: set(figure["table"][0]) for figure in json.loads(rich.json)["figures"] if figure["table"]}
@@ -134,7 +138,7 @@ def test_every_figure_answers_a_question_and_every_metric_is_a_column(rich: Repo
 
 
 def test_every_question_is_answered_or_says_what_is_missing(rich: Report) -> None:
-    for goal in goals():
+    for goal in read_goals():
         for question in goal.questions:
             after = rich.html.split(f"<dt>{escape(question.question).replace('&#x27;', '&#39;')}</dt>")[1].split(
                 "</dd>"
@@ -181,7 +185,7 @@ def test_the_same_logs_give_the_same_bytes(tmp_path: Path, run_folder: Build, ca
 
 def test_a_chart_is_the_same_the_second_time(rich_study: tuple[Study, list[Path]]) -> None:
     seen = 0
-    for name in views():
+    for name in list_views():
         with suppress(NotAnswerableError):
             assert drawn(name, rich_study[0]) == drawn(name, rich_study[0]), name
             seen += 1
@@ -277,22 +281,22 @@ def test_numbers_of_page_json_and_csv_agree(rich: Report) -> None:
 
 
 def test_a_report_without_a_check_does_not_claim_compliance(tmp_path: Path, run_folder: Build, cards: Cards) -> None:
-    html = render_report(study([run_folder(tmp_path)], cards), []).html
+    html = render_report(read_study([run_folder(tmp_path)], cards), []).html
     assert "not checked" in html
     assert "no errors" not in html
 
 
 def test_a_missing_figure_says_what_is_missing(tmp_path: Path, package: Build, cards: Cards) -> None:
-    data = study([package(tmp_path)], cards)
+    data = read_study([package(tmp_path)], cards)
     with pytest.raises(NotAnswerableError, match="step_phases"):
-        views()["phases"].table(data)
+        list_views()["phases"].table(data)
 
 
 def test_a_check_without_errors_is_stated(tmp_path: Path, run_folder: Build, cards: Cards) -> None:
     folder = run_folder(tmp_path, runs=1)
     checked = check_path(folder)
     fine = replace(checked, verdict=replace(checked.verdict, findings=()))
-    html = render_report(study([folder], cards), [fine]).html
+    html = render_report(read_study([folder], cards), [fine]).html
     assert "no errors" in html
 
 
@@ -331,11 +335,11 @@ def test_a_speed_up_is_split_between_the_two_results_that_are_named(
         package(tree, system=name, nodes=nodes, train_s=s)
         for name, nodes, s in (("a1", 2, 8), ("b2", 4, 6), ("c3", 8, 5))
     ]
-    study_of = study(paths[:1], cards, between=[("C3", "a1")])
+    study_of = read_study(paths[:1], cards, between=[("C3", "a1")])
     ((start, end),) = study_of.between
     assert "/c3/" in start
     assert "/a1/" in end
-    waterfall = views()["waterfall"]
+    waterfall = list_views()["waterfall"]
     row = waterfall.table(study_of).iloc[0]
     assert ("c3" in row["from"], "a1" in row["to"], bool(row["shown"])) == (True, True, True)
     parts = row["size"] * row["speed/size"] * row["epochs"] * row["staging"] * row["other"]
@@ -370,24 +374,24 @@ def test_the_whole_of_analysis_loads_no_torch() -> None:
 
 
 def test_a_deviation_has_two_digits_and_a_range_one_number_of_decimals() -> None:
-    assert spread_texts(pd.Series([99.625, 53.875, 0.2088, 69.0, 4.0]), pd.Series([12.89, 4.853, 0.01939, 0.0, np.nan])) == [
+    assert render_spreads(pd.Series([99.625, 53.875, 0.2088, 69.0, 4.0]), pd.Series([12.89, 4.853, 0.01939, 0.0, np.nan])) == [
         "100 ± 13", "53.9 ± 4.9", "0.209 ± 0.019", "69 ± 0", 4.0,
     ]  # fmt: skip
-    assert range_texts(pd.Series([111.7, 7.078]), pd.Series([117.0, 7.94])) == ["111.7 – 117.0", "7.078 – 7.940"]
+    assert render_ranges(pd.Series([111.7, 7.078]), pd.Series([117.0, 7.94])) == ["111.7 – 117.0", "7.078 – 7.940"]
 
 
 def test_a_result_is_not_compared_with_its_own_copy(tmp_path: Path, run_folder: Build, cards: Cards) -> None:
     one = run_folder(tmp_path, "one")
     shutil.copytree(one, tmp_path / "copy")
-    data = study([one, tmp_path / "copy"], cards)
+    data = read_study([one, tmp_path / "copy"], cards)
     with pytest.raises(NotAnswerableError, match="two time-to-train results"):
-        views()["comparison"].table(data)
+        list_views()["comparison"].table(data)
 
 
 def test_scaling_of_one_machine_size_answers_nothing(tmp_path: Path, run_folder: Build, cards: Cards) -> None:
-    data = study([run_folder(tmp_path, "one"), run_folder(tmp_path, "two")], cards)
+    data = read_study([run_folder(tmp_path, "one"), run_folder(tmp_path, "two")], cards)
     with pytest.raises(NotAnswerableError):
-        views()["scaling"].table(data)
+        list_views()["scaling"].table(data)
 
 
 def test_results_are_ranked_only_beside_those_whose_times_mean_the_same(
@@ -400,18 +404,18 @@ def test_results_are_ranked_only_beside_those_whose_times_mean_the_same(
         return package(folder, system=system, train_s=train_s, step_s=0.01, submitter=system, **more)
 
     unlike = [made("v2.0", "a1", 8), made("v3.0", "b2", 6), made("v2.0", "c3", 4, division="open")]
-    study_of = study(unlike, cards)
+    study_of = read_study(unlike, cards)
     assert [len(rows) for *_, rows in study_of.tasks()] == [1, 1, 1]
     for name in ("comparison", "waterfall"):
         with pytest.raises(NotAnswerableError):
-            views()[name].table(study_of)
-    assert "may be ranked" in views()["time_and_units"].answer(study_of)
-    assert views()["pareto"].table(study_of)["on the front"].all()
-    like = study([*unlike, made("v1.0", "d4", 5)], cards)
-    compared = views()["comparison"].table(like)
+            list_views()[name].table(study_of)
+    assert "may be ranked" in list_views()["time_and_units"].answer(study_of)
+    assert list_views()["pareto"].table(study_of)["on the front"].all()
+    like = read_study([*unlike, made("v1.0", "d4", 5)], cards)
+    compared = list_views()["comparison"].table(like)
     assert [(row["label"][:2], row["against"][:2]) for row in compared.to_dict("records")] == [("a1", "d4")]
     assert "closed · v1.0 and v2.0" in compared["class"].iloc[0]
-    answer = views()["time_and_units"].answer(like)
+    answer = list_views()["time_and_units"].answer(like)
     assert "fastest d4" in answer
     assert "b2" not in answer
 
@@ -420,14 +424,14 @@ def test_a_difference_that_may_be_luck_is_not_explained(tmp_path: Path, package:
     def made(system: str, **more: Any) -> Path:
         return package(tmp_path / "hpc_results_v9.9", system=system, submitter=system, **more)
 
-    waterfall, first = views()["waterfall"], made("a1")
-    luck = study([first, made("b2", eval_s=2.3, nodes=4)], cards)
+    waterfall, first = list_views()["waterfall"], made("a1")
+    luck = read_study([first, made("b2", eval_s=2.3, nodes=4)], cards)
     row = waterfall.table(luck).iloc[0]
     assert (row["verdict"], bool(row["shown"])) == ("inconclusive", False)
     assert row["95 % from"] < 1 < row["95 % to"]
     assert "differ by more than their runs do" in waterfall.answer(luck)
     assert not any(panels(drawn("waterfall", luck)).values())
-    real = study([first, made("c3", train_s=3, step_s=0.5, nodes=4)], cards)
+    real = read_study([first, made("c3", train_s=3, step_s=0.5, nodes=4)], cards)
     assert waterfall.table(real).iloc[0]["verdict"] == "faster"
     assert re.search(r"c3.*: [\d.]+× \[[\d.]+, [\d.]+\], by score", waterfall.answer(real))
 
@@ -441,16 +445,16 @@ def test_the_share_of_epochs_in_the_variance_is_a_share(
     for trial, (seconds, errors) in enumerate([(10.0, (0.5, 0.1)), (6.4, (0.5, 0.3, 0.1))] * 2):
         text = log(train_s=seconds + trial / 10, errors=errors, seed=trial, start_s=1000.0 * trial)
         text.write(root / "results" / "a1" / "strong" / "cosmoflow" / f"result_{trial}.txt")
-    row = views()["run_to_run"].table(study([root], cards)).iloc[0]
+    row = list_views()["run_to_run"].table(read_study([root], cards)).iloc[0]
     assert row["2 x covariance"] < -2 * min(row["variance of log(epochs)"], row["variance of log(seconds per epoch)"])
     assert 0 < row["from epochs [%]"] < 100
 
 
 def test_what_has_no_score_is_not_the_fastest(tmp_path: Path, run_folder: Build, cards: Cards) -> None:
     whole, part = run_folder(tmp_path, "whole"), run_folder(tmp_path, "part", runs=1)
-    data = study([whole, part], cards)
-    assert "fastest whole" in views()["time_and_units"].answer(data)
+    data = read_study([whole, part], cards)
+    assert "fastest whole" in list_views()["time_and_units"].answer(data)
     with pytest.raises(NotAnswerableError):  # one point is no front
-        views()["pareto"].table(data)
-    parts = study([part, run_folder(tmp_path, "other", runs=1, seed=7)], cards)
-    assert "none with a score" in views()["time_and_units"].answer(parts)
+        list_views()["pareto"].table(data)
+    parts = read_study([part, run_folder(tmp_path, "other", runs=1, seed=7)], cards)
+    assert "none with a score" in list_views()["time_and_units"].answer(parts)

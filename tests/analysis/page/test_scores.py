@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from analysis.figures import views
+from analysis.figures import list_views
 from analysis.page.checked import CheckedPath
-from analysis.page.scores import score_sections
-from analysis.page.tiles import tiles
-from analysis.study import Study, study
+from analysis.page.scores import build_score_sections
+from analysis.page.tiles import build_tiles
+from analysis.study import Study, read_study
 from suite.card import Card
 from suite.compliance.check import Verdict
 from suite.compliance.rules.base import Finding
@@ -35,11 +35,11 @@ def throughput(tmp_path_factory: pytest.TempPathFactory, package: Build, cards: 
     root = tmp_path_factory.mktemp("weak") / "hpc_results_v9.9"
     weak(package, root, "few", 10, train_s=8.5)
     weak(package, root, "many", 40, train_s=9.0, nodes=80)
-    return study([weak(package, root, "middle", 12, train_s=8.0, nodes=24)], cards)
+    return read_study([weak(package, root, "middle", 12, train_s=8.0, nodes=24)], cards)
 
 
 def test_a_throughput_table_is_sorted_by_what_is_bold(throughput: Study) -> None:
-    (section,) = score_sections(throughput)
+    (section,) = build_score_sections(throughput)
     table = section.table
     (bold,) = table.strong & set(table.columns)
     at = table.columns.index(bold)
@@ -53,10 +53,10 @@ def test_a_throughput_table_is_sorted_by_what_is_bold(throughput: Study) -> None
 
 
 def test_the_throughput_figure_has_the_most_models_first(throughput: Study) -> None:
-    rows = views()["throughput_mode"].table(throughput)
+    rows = list_views()["throughput_mode"].table(throughput)
     assert rows["label"].tolist() == ["many", "middle", "few"]
     assert rows["compute units of the system"].tolist() == [160, 48, 4]
-    assert "on 160 compute units (many)" in views()["throughput_mode"].answer(throughput)
+    assert "on 160 compute units (many)" in list_views()["throughput_mode"].answer(throughput)
 
 
 def verdict(path: str, *files: str) -> CheckedPath:
@@ -69,7 +69,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory, package: Build, run_folder: 
     root = tmp_path_factory.mktemp("mixed")
     own = root / "hpc_results_v3.0" / "US"
     package(own.parent, submitter="US", system="ours", runs=2, ours=True)
-    return study([package(root / "hpc_results_v3.0", submitter="NV", system="eos"), own, run_folder(root)], cards)
+    return read_study([package(root / "hpc_results_v3.0", submitter="NV", system="eos"), own, run_folder(root)], cards)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory, package: Build, run_folder: 
     ids=str,
 )
 def test_an_accepted_round_does_not_read_as_invalid(mixed: Study, files: list[str], state: str, said: str) -> None:
-    tile = tiles(mixed, [verdict("x", *files)])[0]
+    tile = build_tiles(mixed, [verdict("x", *files)])[0]
     assert (tile.state, tile.value) == (state, said)
     assert ("MLCommons reviewed and accepted" in tile.detail) == any(
         "/NV/" in file and "v3.0" in file for file in files
@@ -96,7 +96,7 @@ def test_an_accepted_round_does_not_read_as_invalid(mixed: Study, files: list[st
 
 def test_a_published_round_alone_is_called_published(mixed: Study) -> None:
     alone = replace(mixed, runs=mixed.runs[mixed.runs["published"]])
-    tile = tiles(alone, [verdict("x", "hpc_results_v3.0/NV/results/eos/strong/cosmoflow")])[0]
+    tile = build_tiles(alone, [verdict("x", "hpc_results_v3.0/NV/results/eos/strong/cosmoflow")])[0]
     assert (tile.state, tile.value) == ("info", "published")
     assert "invalid" not in tile.detail
     assert "error" not in tile.detail
@@ -107,15 +107,17 @@ def test_results_of_rounds_alike_stand_together_the_fastest_first(
 ) -> None:
     for round_, system, seconds in (("v1.0", "slow", 9), ("v2.0", "fast", 5), ("v3.0", "new", 7)):
         package(tmp_path / f"hpc_results_{round_}", submitter=system, system=system, train_s=seconds)
-    (section,) = score_sections(study([tmp_path / f"hpc_results_{r}" for r in ("v1.0", "v2.0", "v3.0")], cards))
+    (section,) = build_score_sections(
+        read_study([tmp_path / f"hpc_results_{r}" for r in ("v1.0", "v2.0", "v3.0")], cards)
+    )
     assert [row[0].text for row in section.table.rows] == ["fast", "slow", "new"]
     assert any("staging before run_start does not count" in remark for remark in section.remarks)
 
 
 def test_the_table_counts_what_varies(tmp_path: Path, run_folder: Build, cards: dict[str, Card]) -> None:
-    known = study([run_folder(tmp_path, f"of{n}", ranks=n) for n in (2, 4)], cards)
+    known = read_study([run_folder(tmp_path, f"of{n}", ranks=n) for n in (2, 4)], cards)
     rows = known.results.assign(units=1, nodes=1, cores=[8, 4], unit="processor")
-    (section,) = score_sections(replace(known, results=rows))
+    (section,) = build_score_sections(replace(known, results=rows))
     assert "cores" in section.table.columns
-    (same,) = score_sections(replace(known, results=rows.assign(cores=8)))
+    (same,) = build_score_sections(replace(known, results=rows.assign(cores=8)))
     assert "cores" not in same.table.columns

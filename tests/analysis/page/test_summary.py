@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from analysis.figures import views
-from analysis.page.issues import issues
-from analysis.page.summary import Summary, summary
-from analysis.page.tiles import tiles
+from analysis.figures import list_views
+from analysis.page.issues import list_issues
+from analysis.page.summary import Summary, build_summary
+from analysis.page.tiles import build_tiles
 from analysis.results.prices import read_prices
-from analysis.study import NotAnswerableError, Study, study
+from analysis.study import NotAnswerableError, Study, read_study
 from suite.card import Card
 
 Build = Callable[..., Any]
@@ -26,8 +26,8 @@ def of(data: Study) -> Summary:
     numbers, answers = {}, {}
     for name in ("comparison", "waterfall", "beside_published"):
         with suppress(NotAnswerableError):
-            numbers[name], answers[name] = views()[name].table(data), views()[name].answer(data)
-    return summary(data, numbers, answers)
+            numbers[name], answers[name] = list_views()[name].table(data), list_views()[name].answer(data)
+    return build_summary(data, numbers, answers)
 
 
 def lines(data: Study) -> list[dict[str, str]]:
@@ -49,9 +49,9 @@ def made(tmp_path: Path, package: Build) -> Build:
 
 
 def test_the_fastest_is_named_with_the_ratio_interval_and_runs_of_the_figure(made: Build, cards: Cards) -> None:
-    data = study([made("slow", train_s=40), made("quick", train_s=5)], cards)
+    data = read_study([made("slow", train_s=40), made("quick", train_s=5)], cards)
     (line,) = lines(data)
-    row = views()["comparison"].table(data).iloc[0]
+    row = list_views()["comparison"].table(data).iloc[0]
     assert line["fastest"] == "quick"
     said = (
         f"slow takes {row['ratio of times']:.3g} times as long (95 %: {row['95 % from']:.3g} to {row['95 % to']:.3g})"
@@ -63,7 +63,7 @@ def test_the_fastest_is_named_with_the_ratio_interval_and_runs_of_the_figure(mad
 
 
 def test_what_may_be_luck_is_not_sure(made: Build, cards: Cards) -> None:
-    (line,) = lines(study([made("a1"), made("b2", eval_s=2.3)], cards))
+    (line,) = lines(read_study([made("a1"), made("b2", eval_s=2.3)], cards))
     assert "inconclusive: " in line["by how much, and is it sure"]
     assert "sure, by" not in line["by how much, and is it sure"]
     assert line["fastest"] in ("a1, or b2", "b2, or a1")
@@ -72,25 +72,25 @@ def test_what_may_be_luck_is_not_sure(made: Build, cards: Cards) -> None:
 
 def test_other_work_beside_runs_stands_beside_the_conclusion_and_among_the_doubts(made: Build, cards: Cards) -> None:
     paths = [made("quick", train_s=5, others=0.02), made("slow", train_s=40, others=0.23), made("none", train_s=50)]
-    data = study(paths, cards)
+    data = read_study(paths, cards)
     (line,) = lines(data)
     assert line["by how much, and is it sure"].endswith(
         "sure, by 10 and 10 runs; 10 of 10 runs of slow shared the CPUs with other programs"
     )
-    (doubt,) = [issue for issue in issues(data) if "other programs" in issue.text]
+    (doubt,) = [issue for issue in list_issues(data) if "other programs" in issue.text]
     assert (doubt.severity, doubt.where.split()[0]) == ("doubt", "slow")
     assert doubt.text == "10 of 10 runs shared their CPUs with other programs, which used up to 23 %"
-    first = tiles(data, [])[0]
+    first = build_tiles(data, [])[0]
     assert (first.state, first.title, first.value) == ("bad", "Busy machine", "10 of 30 runs")
     assert "up to 23 % of the CPUs" in first.detail
-    quiet = tiles(study(paths[:1], cards), [])[-1]
+    quiet = build_tiles(read_study(paths[:1], cards), [])[-1]
     assert (quiet.state, quiet.title, quiet.value) == ("good", "Busy machine", "no")
-    unknown = tiles(study([made("unknown")], cards), [])[-1]
+    unknown = build_tiles(read_study([made("unknown")], cards), [])[-1]
     assert (unknown.state, unknown.title, unknown.value) == ("info", "Busy machine", "not logged")
 
 
 def test_a_result_alone_says_what_was_beside_it(made: Build, cards: Cards) -> None:
-    (first, *_) = of(study([made("alone", others=0.5)], cards)).sentences
+    (first, *_) = of(read_study([made("alone", others=0.5)], cards)).sentences
     assert first.endswith("10 of 10 runs reached it; 10 of 10 runs of alone shared the CPUs with other programs.")
 
 
@@ -111,26 +111,26 @@ def test_prices_decide_what_to_do(
         (description,) = (path / "systems").glob("*.json")
         description.write_text(description.read_text().replace('"A1"', f'"{name}"'))
     given = [f"{name}={price} USD/h" for name, price in zip(("fast one", "slow one"), prices, strict=True) if price]
-    (line,) = lines(study(paths, cards, prices=read_prices(given)))
+    (line,) = lines(read_study(paths, cards, prices=read_prices(given)))
     assert cost in line["size and cost of both"]
     assert line["what to take"].startswith(advice)
 
 
 def test_the_same_speed_is_chosen_by_cost(made: Build, cards: Cards) -> None:
     paths = [made("a1", eval_s=2.1, nodes=8), made("b2")]
-    (line,) = lines(study(paths, cards, prices=read_prices(["A1=2 USD/h"])))
+    (line,) = lines(read_study(paths, cards, prices=read_prices(["A1=2 USD/h"])))
     cheap = "b2"
     assert line["what to take"].startswith(f"{cheap}, the cheaper of two that may be as fast; ")
 
 
 def test_what_may_not_be_ranked_together_has_no_line(made: Build, cards: Cards) -> None:
-    data = study([made("a1", "v2.0"), made("b2", "v3.0", train_s=5), made("c3", "v2.0", division="open")], cards)
+    data = read_study([made("a1", "v2.0"), made("b2", "v3.0", train_s=5), made("c3", "v2.0", division="open")], cards)
     assert of(data).table is None
     assert len(of(data).sentences) == 4  # one each, and how to make a comparison
 
 
 def test_a_first_run_says_what_it_knows(tmp_path: Path, run_folder: Build, cards: Cards) -> None:
-    said = of(study([run_folder(tmp_path, "first")], cards))
+    said = of(read_study([run_folder(tmp_path, "first")], cards))
     assert said.table is None
     first, beside, then = said.sentences
     assert beside.startswith("In the published field: ")
@@ -141,11 +141,11 @@ def test_a_first_run_says_what_it_knows(tmp_path: Path, run_folder: Build, cards
 
 
 def test_what_has_no_score_is_named_with_the_reason(tmp_path: Path, run_folder: Build, cards: Cards) -> None:
-    said = of(study([run_folder(tmp_path, "part", runs=1), run_folder(tmp_path, "whole")], cards)).sentences
+    said = of(read_study([run_folder(tmp_path, "part", runs=1), run_folder(tmp_path, "whole")], cards)).sentences
     assert any(sentence.startswith("part (cosmoflow mini) has no score: ") for sentence in said)
 
 
 def test_results_of_ones_own_come_first(tmp_path: Path, made: Build, run_folder: Build, cards: Cards) -> None:
     own = [run_folder(tmp_path, "one"), run_folder(tmp_path, "two", train_s=30.0)]
-    rows = lines(study([made("a1"), made("b2", train_s=5), *own], cards))
+    rows = lines(read_study([made("a1"), made("b2", train_s=5), *own], cards))
     assert ["mini" in row["task"] for row in rows] == [True, False]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from analysis.commands.report import FORMS
+from analysis.commands.report import FIGURE_FORMATS
 from analysis.commands.report import report as command
 
 Build = Callable[..., Any]
@@ -22,16 +22,16 @@ def invoke(*arguments: object) -> Any:
 
 
 def test_figures_are_written_for_slides(tmp_path: Path, run_folder: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    from analysis.figures import views
+    from analysis.figures import list_views
 
-    kept = {name: views()[name] for name in ("time_split", "comparison", "startup")}
-    monkeypatch.setattr("analysis.figures.views", lambda: kept)
+    kept = {name: list_views()[name] for name in ("time_split", "comparison", "startup")}
+    monkeypatch.setattr("analysis.figures.list_views", lambda: kept)
     folder, output = run_folder(tmp_path, runs=3), tmp_path / "report"
     said = invoke(folder, "-o", output, "--figures", "svg,png,pdf")
     assert said.exit_code == 0, said.output
     written = {path.name: path.read_bytes() for path in (output / "figures").iterdir()}
     assert set(written) == {
-        f"{name}.{form}" for name in ("time_split", "startup") for form in FORMS
+        f"{name}.{form}" for name in ("time_split", "startup") for form in FIGURE_FORMATS
     }  # no comparison of one
     for name, content in written.items():
         assert content.startswith(STARTS[name.rsplit(".", 1)[1]])
@@ -63,7 +63,7 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("a log was read before the output was checked")
 
-    monkeypatch.setattr("analysis.study.study", fail)
+    monkeypatch.setattr("analysis.study.read_study", fail)
     monkeypatch.setattr("analysis.page.checked.check_paths", fail)
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.results.decompose import choose, per_run, results
-from analysis.results.spread import run_spread
-from analysis.tables.ingest import Tables, ingest
+from analysis.results.decompose import add_time_parts, build_results, select_scored_runs
+from analysis.results.spread import compute_run_spread
+from analysis.tables.ingest import Tables, read_tables
 from tests.fixtures.published import SHARED, published_results
 
 # Quantity of the first round's analysis: our column, and our unit in its unit.
@@ -58,7 +58,7 @@ REVIEW = {"v0.7/RIKEN/fugaku_512xA64FX_tensorflow_closed/strong/cosmoflow/full":
 
 @pytest.fixture(scope="session")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Tables:
-    return ingest([published_results(tmp_path_factory)], {})
+    return read_tables([published_results(tmp_path_factory)], {})
 
 
 def expected(name: str) -> pd.DataFrame:
@@ -72,10 +72,10 @@ def test_the_first_rounds_analysis(tables: Tables) -> None:
     runs = tables.runs[tables.runs["round"] == "v0.7"]
     if runs.empty:
         pytest.skip("round v0.7 is not among the published logs")
-    chosen = choose(tables, convergence="status")
-    decomposed = per_run(runs, epoch_factor=REVIEW)
-    rows = results(decomposed, chosen).set_index(["system", "benchmark"])
-    rules = results(per_run(runs), choose(tables)).set_index(["system", "benchmark"])
+    chosen = select_scored_runs(tables, convergence="status")
+    decomposed = add_time_parts(runs, epoch_factor=REVIEW)
+    rows = build_results(decomposed, chosen).set_index(["system", "benchmark"])
+    rules = build_results(add_time_parts(runs), select_scored_runs(tables)).set_index(["system", "benchmark"])
     wrong = []
     for item in table.to_dict("records"):
         value = first_round_value(item, rows, rules, decomposed, chosen)
@@ -99,7 +99,7 @@ def first_round_value(
         return (here[column] / here["units"]) / (there[column] / there["units"])
     if quantity.startswith("explained_variance") or quantity == "epochs_system_correlation":
         averaged = runs[runs["run"].isin(chosen[rows.loc[key, "group"]].averaged)]
-        spread = run_spread(averaged["epochs"], averaged["tau_s"])
+        spread = compute_run_spread(averaged["epochs"], averaged["tau_s"])
         assert spread is not None
         return {
             "explained_variance_1": spread.axis_1,
@@ -148,7 +148,7 @@ def prose(item: dict[str, Any], rows: pd.DataFrame, rules: pd.DataFrame) -> floa
 
 def test_every_published_score(tables: Tables) -> None:
     table = expected("published_scores_expected.csv")
-    rows = results(per_run(tables.runs), choose(tables))
+    rows = build_results(add_time_parts(tables.runs), select_scored_runs(tables))
     table["mode"] = table["scaling"].str.startswith("weak").map({True: "weak", False: "strong"})
     joined = table.merge(rows, on=["round", "submitter", "system", "mode", "benchmark"], suffixes=("_expected", ""))
     if joined.empty:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from analysis.published.scores import ROUNDS, missing, published, stated_minutes
+from analysis.published.scores import ROUNDS, describe_missing_results, read_scores, read_stated_minutes
 from benchmarks.published_scores import COLUMNS
 from benchmarks.published_scores import main as published_scores
 
@@ -18,7 +18,7 @@ Build = Callable[..., Any]
 
 
 def test_the_shipped_table_has_the_machines_everybody_knows() -> None:
-    table = published()
+    table = read_scores()
     assert list(table.columns) == list(COLUMNS)
     assert {"Fugaku", "Perlmutter", "Selene", "Eos", "Piz Daint"} <= set(table["machine"])
     assert set(table["round"]) <= set(ROUNDS)
@@ -30,13 +30,13 @@ def test_the_shipped_table_has_the_machines_everybody_knows() -> None:
 
 def test_what_is_missing_is_named() -> None:
     for round_, count in ROUNDS.items():
-        at_hand = int((published()["round"] == round_).sum())
-        assert (f"{round_} ({count - at_hand} of {count} results)" in missing()) == (at_hand < count)
+        at_hand = int((read_scores()["round"] == round_).sum())
+        assert (f"{round_} ({count - at_hand} of {count} results)" in describe_missing_results()) == (at_hand < count)
 
 
 def test_stated_minutes_belong_to_results_of_the_table_and_have_a_source() -> None:
-    assert set(stated_minutes()) <= set(published()["group"])
-    assert all(minutes > 0 and source for minutes, source in stated_minutes().values())
+    assert set(read_stated_minutes()) <= set(read_scores()["group"])
+    assert all(minutes > 0 and source for minutes, source in read_stated_minutes().values())
 
 
 def test_the_table_is_made_again_from_clones(tmp_path: Path, package: Build) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from analysis.page.scores import score_sections
+from analysis.page.scores import build_score_sections
 from analysis.results.copies import find_copies, list_rounds
-from analysis.study import Study, study
+from analysis.study import Study, read_study
 from suite.card import Card
 
 
@@ -25,7 +25,7 @@ def again(tmp_path_factory: pytest.TempPathFactory, package: Callable[..., Path]
         shutil.copytree(root / "hpc_results_v1.0", root / f"hpc_results_{round_}")
     changed = root / "hpc_results_v3.0/ACME/results/daint_1/strong/cosmoflow/result_9.txt"
     changed.write_text(changed.read_text().replace("170000", "170001"))
-    return study([root / f"hpc_results_{round_}" for round_ in ("v1.0", "v2.0", "v3.0")], cards)
+    return read_study([root / f"hpc_results_{round_}" for round_ in ("v1.0", "v2.0", "v3.0")], cards)
 
 
 def test_a_carried_over_result_appears_once_with_its_rounds(again: Study) -> None:
@@ -34,7 +34,7 @@ def test_a_carried_over_result_appears_once_with_its_rounds(again: Study) -> Non
         "Fugaku 4 · v1.0 = v2.0 = v3.0", "Piz Daint 4 · v1.0 = v2.0", "Piz Daint 4 · v3.0",
     ]  # fmt: skip
     assert sum(len(rows) for *_, rows in again.tasks()) == 3
-    cells = [cell.text for section in score_sections(again) for row in section.table.rows for cell in row]
+    cells = [cell.text for section in build_score_sections(again) for row in section.table.rows for cell in row]
     assert cells.count("v1.0 = v2.0 = v3.0") == 1
     assert sum("Fugaku" in cell for cell in cells) == 1
 

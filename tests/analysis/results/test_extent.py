@@ -10,9 +10,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.figures import views
-from analysis.results.extent import extent, find_unit_names, with_extent
-from analysis.study import NotAnswerableError, Study, study
+from analysis.figures import list_views
+from analysis.results.extent import add_extent, choose_extent, find_unit_names
+from analysis.study import NotAnswerableError, Study, read_study
 from suite.card import Card
 from tests.fixtures.charts import drawn
 
@@ -34,14 +34,14 @@ def test_size_is_counted_in_what_varies(
     units: list[Any], nodes: list[Any], cores: list[Any], ranks: list[Any], one: str, sizes: list[float]
 ) -> None:
     rows = pd.DataFrame({"units": units, "nodes": nodes, "cores": cores, "ranks": ranks, "unit": None})
-    found = extent(rows)
+    found = choose_extent(rows)
     assert (found.sizes.tolist(), found.one) == (sizes, one)
 
 
 @pytest.mark.parametrize("kinds", [["accelerator"] * 2, ["accelerator", "processor"]])
 def test_as_many_accelerators_on_half_the_nodes_are_as_large_a_machine(kinds: list[str]) -> None:
     rows = pd.DataFrame({"units": [8, 8], "nodes": [2, 1], "cores": [8, 16], "ranks": [8, 8], "unit": kinds})
-    assert extent(rows).sizes.tolist() == [8, 8]
+    assert choose_extent(rows).sizes.tolist() == [8, 8]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_as_many_accelerators_on_half_the_nodes_are_as_large_a_machine(kinds: li
 )
 def test_units_of_one_kind_have_its_name(kinds: list[Any], count: str) -> None:
     rows = pd.DataFrame({"units": [1, 2], "nodes": 1, "cores": 1, "ranks": 1, "unit": kinds})
-    assert extent(rows).count == count
+    assert choose_extent(rows).count == count
 
 
 def test_a_unit_is_an_accelerator_where_the_system_has_one() -> None:
@@ -71,7 +71,7 @@ def test_sizes_are_counted_alike_within_a_benchmark_only() -> None:
         {"benchmark": ["a", "a", "b", "b", "b"], "units": [1, 1, 2, 4, None], "nodes": [1, 1, 1, 1, None], "cores": [2, 4, 8, 8, 8],
          "ranks": 1, "unit": "processor", "run_s.mean": 7200.0}
     )  # fmt: skip
-    found = with_extent(rows, ["benchmark"])
+    found = add_extent(rows, ["benchmark"])
     assert found["one"].tolist() == ["core", "core", "processor", "processor"]
     assert found["hours"].tolist() == [4.0, 8.0, 4.0, 8.0]
 
@@ -82,7 +82,7 @@ def one_node(
 ) -> Study:
     """2, 4 and 8 ranks, a core each, on one CPU node."""
     root = tmp_path_factory.mktemp("ranks")
-    known = study([run_folder(root, f"of{n}", ranks=n, train_s=40.0 / n) for n in (2, 4, 8)], cards)
+    known = read_study([run_folder(root, f"of{n}", ranks=n, train_s=40.0 / n) for n in (2, 4, 8)], cards)
     rows = known.results.assign(
         units=1, nodes=1, cores=known.results["ranks"], machine="laptop", device="CPU", unit="processor"
     )
@@ -90,39 +90,41 @@ def one_node(
 
 
 def test_ranks_on_one_cpu_node_are_a_scaling_experiment(one_node: Study) -> None:
-    rows = views()["scaling"].table(one_node)
+    rows = list_views()["scaling"].table(one_node)
     assert (rows["counts"].unique().tolist(), rows["size"].tolist()) == (["cores"], [2, 4, 8])
     assert rows["system"].iloc[-1] < 1  # evaluations did not become shorter
-    assert "at 8 cores" in views()["scaling"].answer(one_node)
+    assert "at 8 cores" in list_views()["scaling"].answer(one_node)
     same_cores = replace(one_node, results=one_node.results.assign(cores=8))
     with pytest.raises(NotAnswerableError, match="units, nodes or cores"):
-        views()["scaling"].table(same_cores)
+        list_views()["scaling"].table(same_cores)
 
 
 @pytest.mark.parametrize("name", ["time_and_units", "throughput"])
 def test_every_figure_of_machine_size_counts_the_cores_of_one_node(one_node: Study, name: str) -> None:
-    rows = views()[name].table(one_node)
+    rows = list_views()[name].table(one_node)
     assert rows["machine size"].tolist() == [2, 4, 8]
     assert set(rows["counts"]) == {"cores"}
 
 
 def test_the_hours_that_are_compared_are_those_of_what_varies(one_node: Study) -> None:
-    assert "fewest core hours of2" in views()["time_and_units"].answer(one_node)
-    cost = views()["pareto"].table(one_node).set_index("label")
+    assert "fewest core hours of2" in list_views()["time_and_units"].answer(one_node)
+    cost = list_views()["pareto"].table(one_node).set_index("label")
     assert set(cost["cost in"]) == {"core hours"}
     assert cost[
         "on the front"
     ].all()  # fewer cores take longer and cost less: with hours of units only the fastest was there
-    assert "4 (cores)" in views()["waterfall"].answer(one_node) or "2 (cores)" in views()["waterfall"].answer(one_node)
+    assert "4 (cores)" in list_views()["waterfall"].answer(one_node) or "2 (cores)" in list_views()["waterfall"].answer(
+        one_node
+    )
 
 
 def test_a_result_of_unknown_size_keeps_its_throughput(one_node: Study) -> None:
     rows = one_node.results.assign(units=None, nodes=None, cores=None, ranks=None)
     known = replace(one_node, results=rows)
-    found = views()["throughput"].table(known)
+    found = list_views()["throughput"].table(known)
     assert found["machine size"].isna().all()
     assert (found["train [samples/s], harmonic mean"] > 0).all()
     assert drawn("throughput", known)["datasets"]
     for name in ("time_and_units", "pareto", "scaling"):
         with pytest.raises(NotAnswerableError):
-            views()[name].table(known)
+            list_views()[name].table(known)

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.page.procurement import procurement_section
+from analysis.page.procurement import build_procurement_section
 from analysis.results.index import (
     Index,
     Ratio,
@@ -19,11 +19,11 @@ from analysis.results.index import (
     Weights,
     Workload,
     _interval,
+    build_index_tables,
     compute_index,
-    index_tables,
     read_weights,
 )
-from analysis.study import Study, study
+from analysis.study import Study, read_study
 from suite.card import Card
 from suite.errors import InputError
 from suite.statistics.comparison import compute_welch_ratio
@@ -63,14 +63,14 @@ def test_the_index_is_the_weighted_geometric_mean_of_the_ratios_of_time(made: Bu
     for system, cosmoflow, oc20 in (("old", 80, 400), ("new", 40, 50)):
         made(system, run_s=cosmoflow)
         path = made(system, "oc20", run_s=oc20)
-    index = index_of(study([path.parent], cards), Weights(1, (COSMOFLOW, OC20)), "old")
+    index = index_of(read_study([path.parent], cards), Weights(1, (COSMOFLOW, OC20)), "old")
     new, old = of(index, "new"), of(index, "old")
     assert new.value == pytest.approx((2**2 * 8) ** (1 / 3))
     assert new.without == pytest.approx({"cosmoflow": 8.0, "oc20": 2.0})
     assert (new.low, new.missing) == (None, ())  # runs that take the same time say nothing of their spread
     assert (old.value, old.low) == (pytest.approx(1.0), None)
     assert [each.system for each in index.systems] == ["new", "old"]
-    table = index_tables(index)["index_ratios"].set_index(["system", "workload"])
+    table = build_index_tables(index)["index_ratios"].set_index(["system", "workload"])
     assert table.loc[("new", "oc20"), "ratio"] == pytest.approx(8.0)
     assert table.loc[("new", "oc20"), "n"] == 10
 
@@ -79,11 +79,11 @@ def test_a_system_without_a_workload_has_no_index_but_one_without_that_workload(
     made("old", run_s=80)
     made("old", "oc20", run_s=400)
     path = made("new", run_s=40)
-    index = index_of(study([path.parent], cards), Weights(1, (COSMOFLOW, OC20)), "old")
+    index = index_of(read_study([path.parent], cards), Weights(1, (COSMOFLOW, OC20)), "old")
     new = of(index, "new")
     assert (new.value, new.low, new.missing) == (None, None, ("oc20",))
     assert new.without == {"cosmoflow": None, "oc20": pytest.approx(2.0)}
-    section = procurement_section(index)
+    section = build_procurement_section(index)
     assert section is not None
     assert section.answer == "No other system than old has a result of every workload, so there is no index."
 
@@ -91,12 +91,12 @@ def test_a_system_without_a_workload_has_no_index_but_one_without_that_workload(
 def test_with_one_workload_the_interval_is_that_of_a_comparison(made: Build, cards: Cards) -> None:
     made("old", run_s=80, step_s=0.2)
     path = made("new", run_s=40, step_s=0.1)
-    data = study([path.parent], cards)
+    data = read_study([path.parent], cards)
     index = index_of(data, Weights(1, (COSMOFLOW,)), "OLD")
     times = [data.runs.loc[data.runs["label"] == name, "run_s"].tolist() for name in ("new", "old")]
     truth, found = compute_welch_ratio(*times), of(index, "new")
     assert (found.value, found.low, found.high) == pytest.approx((truth.ratio, truth.low, truth.high))
-    section = procurement_section(index)
+    section = build_procurement_section(index)
     assert section is not None
     assert section.answer == "new is 2.00 [1.959, 2.042] times as fast as old."
 
@@ -104,7 +104,7 @@ def test_with_one_workload_the_interval_is_that_of_a_comparison(made: Build, car
 def test_units_of_a_workload_choose_the_machine_size(made: Build, cards: Cards) -> None:
     for system, run_s, nodes in (("old", 80, 2), ("new_a", 40, 2), ("new_b", 20, 4)):
         path = made(system, run_s=run_s, nodes=nodes)
-    data = study([path.parent], cards)
+    data = read_study([path.parent], cards)
     at_four = index_of(data, Weights(1, (Workload("cosmoflow", units=4),)), "old")
     assert {each.system: each.value for each in at_four.systems} == pytest.approx({"old": 1.0, "new_a": 2.0})
     at_any = index_of(data, Weights(1, (Workload("cosmoflow"),)), "old")
@@ -115,7 +115,7 @@ def test_results_of_unlike_rounds_or_divisions_make_no_ratio(made: Build, packag
     path = made("old", run_s=80)
     made("free", run_s=20, division="open")
     other = package(path.parent.parent / "hpc_results_v8.8", system="other", submitter="other")
-    index = index_of(study([path.parent, other], cards), Weights(1, (COSMOFLOW,)), "old")
+    index = index_of(read_study([path.parent, other], cards), Weights(1, (COSMOFLOW,)), "old")
     assert [each.system for each in index.systems] == ["old"]
 
 
@@ -123,7 +123,7 @@ def test_an_optimized_tier_has_the_ported_results_too_and_the_rest_is_named(made
     for system, run_s in (("old", 80), ("plain", 40), ("tuned", 20), ("other", 10)):
         path = made(system, run_s=run_s)
     weights = Weights(1, (COSMOFLOW,), ported=("old", "Plain"), optimized=("tuned",))
-    index = index_of(study([path.parent], cards), weights, "old")
+    index = index_of(read_study([path.parent], cards), weights, "old")
     values = {(each.tier, each.system): each.value for each in index.systems}
     assert values == pytest.approx(
         {
@@ -135,7 +135,7 @@ def test_an_optimized_tier_has_the_ported_results_too_and_the_rest_is_named(made
         }
     )
     assert index.without_tier == ("other",)
-    section = procurement_section(index)
+    section = build_procurement_section(index)
     assert section is not None
     assert section.answer == "ported: plain is 2 times as fast as old; optimized: tuned is 4 times as fast as old."
     assert section.remarks[-1] == "Not in any tier, so left out: other."
@@ -182,7 +182,7 @@ def test_a_name_that_fits_nothing_is_one_line(
     made("new_a", run_s=40)
     path = made("new_b", run_s=80)
     with pytest.raises(InputError) as error:
-        index_of(study([path.parent], cards), Weights(1, (COSMOFLOW,), **weights), reference)
+        index_of(read_study([path.parent], cards), Weights(1, (COSMOFLOW,), **weights), reference)
     assert str(error.value).startswith(line)
 
 

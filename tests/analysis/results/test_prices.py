@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from analysis.commands.report import report
-from analysis.figures import views
+from analysis.figures import list_views
 from analysis.results.prices import read_prices
-from analysis.study import NotAnswerableError, study
+from analysis.study import NotAnswerableError, read_study
 from suite.card import Card
 from suite.errors import InputError
 
@@ -72,21 +72,21 @@ def test_cheapest_is_said_by_prices_only(tmp_path: Path, package: Callable[..., 
     ]
     text = (packages[1] / "systems" / "small.json").read_text()
     (packages[1] / "systems" / "small.json").write_text(text.replace('"A1"', '"H100"'))
-    without = study(packages, cards)
-    answer = views()["time_and_units"].answer(without)
+    without = read_study(packages, cards)
+    answer = list_views()["time_and_units"].answer(without)
     assert "fewest accelerator hours small" in answer
-    assert "cheap" not in answer + views()["pareto"].answer(without)
+    assert "cheap" not in answer + list_views()["pareto"].answer(without)
     file = tmp_path / "prices.yaml"
     file.write_text("A1: 1 USD/h\n")
-    priced = study(packages, cards, prices=read_prices([str(file), "h100=10 USD/h"]))
-    assert "cheapest big" in views()["time_and_units"].answer(priced)
-    rows = views()["pareto"].table(priced).set_index("label")
+    priced = read_study(packages, cards, prices=read_prices([str(file), "h100=10 USD/h"]))
+    assert "cheapest big" in list_views()["time_and_units"].answer(priced)
+    rows = list_views()["pareto"].table(priced).set_index("label")
     assert rows.loc["small", "cost"] == pytest.approx(10 * rows.loc["small", "machine hours"])
     assert set(rows["cost in"]) == {"USD"}
     assert rows["on the front"].to_dict() == {"big": True, "small": False}
-    partly = study(packages, cards, prices=read_prices([str(file)]))
+    partly = read_study(packages, cards, prices=read_prices([str(file)]))
     with pytest.raises(NotAnswerableError, match="a price"):
-        views()["pareto"].table(partly)
+        list_views()["pareto"].table(partly)
     done = CliRunner().invoke(report, [str(packages[0]), "--price", "A1=free", "-o", str(tmp_path / "none")])
     assert isinstance(done.exception, InputError)
     assert not (tmp_path / "none").exists()

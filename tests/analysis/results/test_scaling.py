@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from analysis.results.scaling import NotEnoughPointsError, Split, extrapolate, factors, fit
+from analysis.results.scaling import NotEnoughPointsError, Split, compute_factors, fit, predict_time
 from tests.fixtures.scaling_laws import TRUTHS, UNSEEN, extrapolations
 
 
@@ -19,14 +19,14 @@ def runs(law: object, scales: tuple[int, ...] = (1, 2, 4, 8, 16, 32), noise: flo
 
 def test_the_factors_multiply_to_the_speed_up() -> None:
     a, b = Split(128, 18.25, 1100.0, 351.0, 96.0), Split(1024, 34.4, 280.0, 92.0, 55.0)
-    found = factors(a, b)
+    found = compute_factors(a, b)
     assert found.speed_up == pytest.approx(a.run_s / b.run_s)
     assert found.efficiency == pytest.approx(a.run_s / b.run_s / 8)
     assert found.algorithmic == pytest.approx(18.25 / 34.4)
 
 
 def test_a_perfect_machine_whose_batch_costs_twice_the_epochs_loses_by_algorithm_alone() -> None:
-    found = factors(Split(8, 10, 100.0, 0.0, 0.0), Split(16, 20, 100.0, 0.0, 0.0))
+    found = compute_factors(Split(8, 10, 100.0, 0.0, 0.0), Split(16, 20, 100.0, 0.0, 0.0))
     assert (found.system, found.algorithmic, found.staging, found.other) == (1.0, 0.5, 1.0, 1.0)
 
 
@@ -89,7 +89,7 @@ def test_the_interval_of_an_extrapolation_holds_the_truth(laws: int) -> None:
         times = {n: (law(n) * np.exp(of_size)).tolist() for n, of_size in zip(sizes, noise, strict=True)}
         models = fit(times)
         for reach in held:
-            value, low, high = extrapolate(times, models, reach * sizes[-1])
+            value, low, high = predict_time(times, models, reach * sizes[-1])
             assert low <= value <= high
             held[reach].append(low <= law(reach * sizes[-1]) <= high)
             widths[reach].append((high if reach == 2.0 else value) / low)
@@ -119,7 +119,7 @@ def test_a_size_of_one_unit_may_be_the_only_one_left() -> None:
 def test_the_interval_is_wider_than_the_spread_of_runs() -> None:
     times = {float(n): [10.0 / n + 0.2, 10.1 / n + 0.2] for n in (1, 2, 4, 8, 16)}
     models = fit(times)
-    value, low, high = extrapolate(times, models, 32)
+    value, low, high = predict_time(times, models, 32)
     for model in models:
         ends = model.band([32])
         assert low <= ends[0][0]

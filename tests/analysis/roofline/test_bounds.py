@@ -17,14 +17,14 @@ from analysis.roofline.bounds import (
     Resource,
     Ring,
     Roof,
-    above_roof,
-    at_roof,
-    attainable,
-    bounds,
-    complexity,
+    compute_attainable,
+    compute_bounds,
+    compute_complexity,
+    describe_roof_share,
+    explain_above_roof,
     find_network_scale,
     fit_ring,
-    si,
+    render_si,
 )
 
 positive = st.floats(1e-6, 1e6)
@@ -42,7 +42,9 @@ def logged(amount: float) -> Demand:
 def test_the_band_is_from_the_longest_resource_to_their_sum(work: dict[Resource, tuple[float, float]]) -> None:
     seconds = {name: amount / per_s for name, (amount, per_s) in work.items()}
     step_s = sum(seconds.values())
-    found = bounds(step_s, {n: logged(a) for n, (a, _) in work.items()}, {n: roof(c) for n, (_, c) in work.items()})
+    found = compute_bounds(
+        step_s, {n: logged(a) for n, (a, _) in work.items()}, {n: roof(c) for n, (_, c) in work.items()}
+    )
     assert found.lower_s == pytest.approx(max(seconds.values()))
     assert found.upper_s == pytest.approx(step_s)
     assert found.verdict == "within the band"
@@ -53,7 +55,7 @@ def test_the_band_is_from_the_longest_resource_to_their_sum(work: dict[Resource,
 
 
 def test_a_step_slower_than_all_resources_in_a_row_is_not_explained() -> None:
-    found = bounds(1.0, {"compute": logged(10.0)}, {"compute": roof(100.0)})
+    found = compute_bounds(1.0, {"compute": logged(10.0)}, {"compute": roof(100.0)})
     assert found.verdict.startswith("above the band")
     assert found.distance == pytest.approx(10.0)
 
@@ -71,11 +73,11 @@ def test_a_step_slower_than_all_resources_in_a_row_is_not_explained() -> None:
     ],
 )
 def test_a_roof_that_explains_little_of_a_step_is_not_said_to_bind(share: float, text: str) -> None:
-    assert at_roof("memory", share) == text
+    assert describe_roof_share("memory", share) == text
 
 
 def test_a_resource_that_would_take_longer_than_the_step_is_refused_with_the_reason() -> None:
-    found = bounds(
+    found = compute_bounds(
         1.0,
         {"compute": logged(50.0), "memory": Demand(300.0, "algorithmic", "operands")},
         {"compute": roof(100.0), "memory": roof(100.0)},
@@ -89,12 +91,12 @@ def test_a_resource_that_would_take_longer_than_the_step_is_refused_with_the_rea
 
 def test_a_point_within_the_spread_of_its_roof_is_not_refused() -> None:
     demand: dict[Resource, Demand] = {"compute": logged(110.0)}
-    assert bounds(1.0, demand, {"compute": roof(100.0)}).refused
-    assert not bounds(1.0, demand, {"compute": roof(100.0, spread=0.12)}).refused
+    assert compute_bounds(1.0, demand, {"compute": roof(100.0)}).refused
+    assert not compute_bounds(1.0, demand, {"compute": roof(100.0, spread=0.12)}).refused
 
 
 def test_what_is_missing_has_a_name_and_nothing_asked_is_no_term() -> None:
-    found = bounds(1.0, {"all_to_all": logged(0.0), "storage": logged(5.0)}, {"storage": "no storage ceiling"})
+    found = compute_bounds(1.0, {"all_to_all": logged(0.0), "storage": logged(5.0)}, {"storage": "no storage ceiling"})
     assert found.terms == ()
     assert math.isnan(found.lower_s)
     assert "all_to_all" not in found.unknown
@@ -116,25 +118,27 @@ def test_the_papers_v100_has_its_ridge_where_its_notebook_draws_it() -> None:
     assert ridge["L1"] == pytest.approx(0.986, abs=0.001)
     for bandwidth in V100.values():
         at = fp32 / bandwidth
-        assert attainable(fp32, bandwidth, at) == pytest.approx(fp32)
-        assert attainable(fp32, bandwidth, at / 4) == pytest.approx(fp32 / 4)
-        assert attainable(fp32, bandwidth, at * 4) == pytest.approx(fp32)
-    assert attainable(fp16, V100["HBM"], 1e9) == pytest.approx(28275.44e9)
-    assert attainable(125e12, V100["HBM"], 140) == pytest.approx(116.0e12, rel=1e-3)  # DeepCAM: near the ridge at 151
+        assert compute_attainable(fp32, bandwidth, at) == pytest.approx(fp32)
+        assert compute_attainable(fp32, bandwidth, at / 4) == pytest.approx(fp32 / 4)
+        assert compute_attainable(fp32, bandwidth, at * 4) == pytest.approx(fp32)
+    assert compute_attainable(fp16, V100["HBM"], 1e9) == pytest.approx(28275.44e9)
+    assert compute_attainable(125e12, V100["HBM"], 140) == pytest.approx(
+        116.0e12, rel=1e-3
+    )  # DeepCAM: near the ridge at 151
     assert pytest.approx(2, rel=1e-3) == V100_FP64_FMA / V100_FP64
 
 
 def test_a_point_above_its_roof_is_an_error_that_says_which() -> None:
     peak, memory = roof(100.0), roof(10.0)
-    assert above_roof(Point("conv", 90.0, 10.0, 1.0, "counted"), peak, memory) is None
-    assert "FLOP count is wrong" in str(above_roof(Point("conv", 190.0, 10.0, 1.0, "counted"), peak, memory))
-    assert "caches serve part" in str(above_roof(Point("relu", 50.0, 10.0, 0.5, "algorithmic"), peak, memory))
+    assert explain_above_roof(Point("conv", 90.0, 10.0, 1.0, "counted"), peak, memory) is None
+    assert "FLOP count is wrong" in str(explain_above_roof(Point("conv", 190.0, 10.0, 1.0, "counted"), peak, memory))
+    assert "caches serve part" in str(explain_above_roof(Point("relu", 50.0, 10.0, 0.5, "algorithmic"), peak, memory))
 
 
 def test_a_kernel_that_only_waits_for_its_launch_is_launch_bound() -> None:
-    tiny = complexity(Point("add", 1.0, 1.0, 1e-2, "counted", count=1000), roof(1e6), roof(1e6), 1e-5)
+    tiny = compute_complexity(Point("add", 1.0, 1.0, 1e-2, "counted", count=1000), roof(1e6), roof(1e6), 1e-5)
     assert (tiny.bound, tiny.roof_s) == ("launch", pytest.approx(1e-2))
-    large = complexity(Point("conv", 1e6, 1.0, 2.0, "counted", count=1), roof(1e6), roof(1e6), 1e-5)
+    large = compute_complexity(Point("conv", 1e6, 1.0, 2.0, "counted", count=1), roof(1e6), roof(1e6), 1e-5)
     assert (large.bound, large.roof_s) == ("compute", pytest.approx(1.0))
 
 
@@ -180,4 +184,4 @@ def test_the_scale_of_the_network_roof_is_the_first_at_which_it_takes_longer() -
     [(0, "0 "), (1234, "1.23 k"), (999.6, "1 k"), (0.0456, "45.6 m"), (312e12, "312 T"), (12, "12 "), (2e-6, "2 µ")],
 )
 def test_numbers_have_three_digits_and_a_prefix(value: float, text: str) -> None:
-    assert si(value) == text
+    assert render_si(value) == text

@@ -13,14 +13,14 @@ from click.testing import CliRunner
 
 from analysis.commands.report import report
 from analysis.drawing.view import View
-from analysis.figures import views
+from analysis.figures import list_views
 from analysis.roofline.bounds import Demand, Resource
-from analysis.roofline.cases import Case, measured_cases, published_cases
-from analysis.roofline.points import machines
-from analysis.roofline.regime import Work, find_roofs_of, memory_levels, scaled
+from analysis.roofline.cases import Case, list_measured_cases, list_published_cases
+from analysis.roofline.points import list_machines
+from analysis.roofline.regime import Work, compute_rank_roof, find_roofs_of, list_memory_levels
 from analysis.sources.ceilings import Inputs, MeasuredRoof
 from analysis.sources.readers import read_ceilings, read_inputs
-from analysis.study import NotAnswerableError, Study, study
+from analysis.study import NotAnswerableError, Study, read_study
 from suite.card import Card
 from suite.commands.machine.counters import counters as counters_command
 from suite.errors import InputError
@@ -96,11 +96,11 @@ def test_of_several_files_of_a_system_the_one_with_as_many_ranks_a_node_is_taken
 @pytest.fixture
 def made(tmp_path: Path, run_folder: Build, ceilings: Build, counters: Build, cards: dict[str, Card]) -> Study:
     files = [ceilings(tmp_path / "c.json"), counters(tmp_path / "k.json")]
-    return study([run_folder(tmp_path)], cards, read_inputs(files))
+    return read_study([run_folder(tmp_path)], cards, read_inputs(files))
 
 
 def only_case(made: Study) -> Case:
-    [case] = measured_cases(made)
+    [case] = list_measured_cases(made)
     return case
 
 
@@ -127,7 +127,7 @@ def test_a_collective_without_a_curve_has_the_bus_bandwidth_of_its_roof(
     bus = {"resource": "all_reduce", "name": "gloo", "mode": "bus", "dtype": "float32", "library": "gloo"}
     document["roofs"].append({**document["roofs"][0], **bus, "value": 1e9, "unit": "B/s", "shape": None})
     path.write_text(json.dumps(document | {"curves": []}))
-    case = only_case(study([run_folder(tmp_path)], cards, read_inputs([path])))
+    case = only_case(read_study([run_folder(tmp_path)], cards, read_inputs([path])))
     (term,) = [term for term in case.bounds.terms if term.resource == "all_reduce"]
     assert term.seconds == pytest.approx(term.demand.amount / 1e9)
 
@@ -135,11 +135,11 @@ def test_a_collective_without_a_curve_has_the_bus_bandwidth_of_its_roof(
 def test_a_host_is_shared_by_threads_and_cores(tmp_path: Path, ceilings: Build) -> None:
     cpu = {"type": "cpu", "name": "x", "threads": 2, "cores_allowed": 8}
     file = read_ceilings(ceilings(tmp_path / "c.json", ranks=4, device=cpu))  # two ranks a node of two threads each
-    gemm, dram = file.of("compute")[0], memory_levels(file)[-1]
+    gemm, dram = file.of("compute")[0], list_memory_levels(file)[-1]
 
     def got(roof: MeasuredRoof, ranks: float, threads: float, *, shared: bool) -> float:
         work = Work(ranks, 1.0, threads, None, 1.0, "float32", {}, {}, 0.0, {}, 0.0, 0.0)
-        return scaled(file, work, roof, "", shared=shared).per_s / roof.value
+        return compute_rank_roof(file, work, roof, "", shared=shared).per_s / roof.value
 
     assert got(gemm, 2, 2, shared=False) == pytest.approx(1)
     assert got(gemm, 8, 1, shared=False) == pytest.approx(0.5)
@@ -174,7 +174,7 @@ def test_a_gpu_is_not_shared_and_its_formats_have_their_own_roofs(tmp_path: Path
 
 
 def test_phases_are_hollow_and_kernels_filled(made: Study) -> None:
-    [machine] = machines(made)
+    [machine] = list_machines(made)
     by_basis = {
         basis: [p.point.name for p in machine.placed if p.point.basis == basis] for basis in ("algorithmic", "counted")
     }
@@ -191,8 +191,8 @@ def test_the_optimizer_is_a_point_of_its_own_where_its_work_is_logged(
     work = {"model_flops": 2e9, "executed_flops": 2e9, "algorithmic_bytes": 0.5e9}
     update = {"optimizer_flops_per_step": 4e6, "optimizer_bytes_per_step": 28e6, "all_reduce_bytes_per_step": 4e6}
     folder = run_folder(tmp_path, extra=(("work_per_sample", work | update),))
-    made = study([folder], cards, read_inputs([ceilings(tmp_path / "c.json")]))
-    points = {p.point.name: p.point for p in machines(made)[0].placed}
+    made = read_study([folder], cards, read_inputs([ceilings(tmp_path / "c.json")]))
+    points = {p.point.name: p.point for p in list_machines(made)[0].placed}
     assert points["optimizer"].seconds == pytest.approx(0.06)
     assert points["optimizer"].intensity == pytest.approx(4 / 28)
     step = points["forward + backward"].bytes + points["optimizer"].bytes
@@ -204,7 +204,7 @@ def test_counters_of_another_size_are_not_used(
     tmp_path: Path, run_folder: Build, ceilings: Build, counters: Build, cards: dict[str, Card]
 ) -> None:
     files = [ceilings(tmp_path / "c.json"), counters(tmp_path / "k.json", size="other")]
-    [machine] = machines(study([run_folder(tmp_path)], cards, read_inputs(files)))
+    [machine] = list_machines(read_study([run_folder(tmp_path)], cards, read_inputs(files)))
     assert all(placed.point.basis == "algorithmic" for placed in machine.placed)
 
 
@@ -224,7 +224,7 @@ def test_imported_counters_are_points(
     made = CliRunner().invoke(counters_command, ["ncu", str(table), *given, "-o", str(tmp_path / "k.json")])
     assert made.exit_code == 0, made.output
     files = [ceilings(tmp_path / "c.json"), tmp_path / "k.json"]
-    [machine] = machines(study([run_folder(tmp_path)], cards, read_inputs(files)))
+    [machine] = list_machines(read_study([run_folder(tmp_path)], cards, read_inputs(files)))
     [point] = [placed.point for placed in machine.placed if placed.point.basis == "counted"]
     assert (point.name, point.intensity, point.seconds) == ("conv", pytest.approx(2.0), pytest.approx(0.05))
 
@@ -232,10 +232,10 @@ def test_imported_counters_are_points(
 def test_without_ceilings_the_figures_say_what_is_missing(
     tmp_path: Path, run_folder: Build, cards: dict[str, Card]
 ) -> None:
-    made = study([run_folder(tmp_path)], cards)
+    made = read_study([run_folder(tmp_path)], cards)
     with pytest.raises(NotAnswerableError, match="mlhpc ceilings"):
-        measured_cases(made)
-    theirs = published_cases(made)
+        list_measured_cases(made)
+    theirs = list_published_cases(made)
     assert {case.modelled for case in theirs} == {True}
     eos = next(case for case in theirs if case.label.startswith("Eos"))
     assert eos.scale is not None
@@ -250,14 +250,14 @@ def test_ceilings_of_a_processor_are_not_those_of_a_gpu(
         record = {"namespace": "", "time_ms": 1, "event_type": "POINT_IN_TIME", "key": "run_config", "value": {}}
         log.write_text(f":::MLLOG {json.dumps(record | {'metadata': {'device': 'cuda'}})}\n{log.read_text()}")
     with pytest.raises(NotAnswerableError, match="ran on cuda, the ceilings of 'testbed' are of cpu"):
-        measured_cases(study([folder], cards, read_inputs([ceilings(tmp_path / "c.json")])))
+        list_measured_cases(read_study([folder], cards, read_inputs([ceilings(tmp_path / "c.json")])))
 
 
 def test_a_format_without_a_roof_has_none(
     tmp_path: Path, run_folder: Build, ceilings: Build, cards: dict[str, Card]
 ) -> None:
     folder = run_folder(tmp_path, extra=(("run_config", {"precision": "bfloat16"}),))
-    case = only_case(study([folder], cards, read_inputs([ceilings(tmp_path / "c.json")])))
+    case = only_case(read_study([folder], cards, read_inputs([ceilings(tmp_path / "c.json")])))
     assert case.bounds.unknown["compute"] == "no GEMM measured in bfloat16, only in float32"
 
 
@@ -265,7 +265,7 @@ def test_a_ceiling_in_a_wrong_unit_is_refused_in_the_report(
     tmp_path: Path, run_folder: Build, ceilings: Build, cards: dict[str, Card]
 ) -> None:
     path = ceilings(tmp_path / "c.json", faster=1e-3)
-    case = only_case(study([run_folder(tmp_path)], cards, read_inputs([path])))
+    case = only_case(read_study([run_folder(tmp_path)], cards, read_inputs([path])))
     assert {refusal.term.resource for refusal in case.bounds.refused} >= {"compute", "memory"}
     assert "above the roof" in case.bounds.refused[0].reason
 
@@ -278,10 +278,10 @@ def test_a_kernel_without_flops_is_in_the_tables_and_not_on_the_classic_roofline
     document = json.loads(path.read_text())
     document["kernels"][0] |= {"name": "copy", "flops": 0.0}
     path.write_text(json.dumps(document))
-    made = study([run_folder(tmp_path)], cards, read_inputs([ceilings(tmp_path / "c.json"), path]))
+    made = read_study([run_folder(tmp_path)], cards, read_inputs([ceilings(tmp_path / "c.json"), path]))
     for name in ("roofline", "time_roofline", "hierarchical_roofline"):
         assert all(row.get("point") != "copy" for rows in drawn(name, made)["datasets"].values() for row in rows)
-    rows = views()["roofline"].table(made).set_index("point")
+    rows = list_views()["roofline"].table(made).set_index("point")
     assert rows.loc["copy", "state"] == "not drawn: no FLOPs"
 
 
@@ -292,9 +292,9 @@ def test_results_of_one_system_with_one_label_are_predicted_one_by_one(
     for benchmark in ("cosmoflow", "deepcam"):
         package(tmp_path, benchmark=benchmark, size="mini", ours=True, phases=True)
     elsewhere = ceilings(tmp_path / "d.json", "elsewhere", faster=2.0)
-    made = study([tmp_path / "ACME"], cards, read_inputs([ceilings(tmp_path / "c.json")], [elsewhere]))
+    made = read_study([tmp_path / "ACME"], cards, read_inputs([ceilings(tmp_path / "c.json")], [elsewhere]))
     assert made.results["label"].nunique() == 1
-    rows = views()["what_if"].table(made)
+    rows = list_views()["what_if"].table(made)
     assert set(rows["benchmark"]) == {"cosmoflow", "deepcam"}
 
 
@@ -341,7 +341,7 @@ def test_no_log_can_stop_the_figures(
 def of_files() -> list[View]:
     """The figures that show ceilings or counters files."""
     wanted = {"stragglers", "what_if"}
-    return [module for name, module in views().items() if name.endswith("roofline") or name in wanted]
+    return [module for name, module in list_views().items() if name.endswith("roofline") or name in wanted]
 
 
 def absurd(
@@ -354,7 +354,7 @@ def absurd(
         line = json.dumps(record | {"metadata": {"epoch_num": 1, "steps": 10}})
         log.write_text(f":::MLLOG {line}\n{log.read_text()}")
     given = [ceilings(folder / "c.json"), counters(folder / "k.json")]
-    return study([runs], cards, read_inputs(given, [ceilings(folder / "d.json", "other", faster=2.0)]))
+    return read_study([runs], cards, read_inputs(given, [ceilings(folder / "d.json", "other", faster=2.0)]))
 
 
 def test_the_command_takes_ceilings_among_its_paths_and_refuses_them_alone(

@@ -5,35 +5,35 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from analysis.published.scores import published
-from analysis.results.names import FAMILY, MACHINES
-from analysis.roofline.published import list_vendor_roofs, modelled, numbers, table
+from analysis.published.scores import read_scores
+from analysis.results.names import DEVICE_FAMILY, MACHINES
+from analysis.roofline.published import list_ceilings, list_vendor_roofs, predict_bounds, read_roofs
 from suite.workload import load_workload
 
 
 def test_every_number_has_a_source_that_is_written_out() -> None:
-    found = table()
-    for what, resource, number in numbers(found):
+    found = read_roofs()
+    for what, resource, number in list_ceilings(found):
         assert len(found.sources[number.source]) > 20, (what, resource)
-    assert {number.source for _, _, number in numbers(found)} == set(found.sources)
+    assert {number.source for _, _, number in list_ceilings(found)} == set(found.sources)
 
 
 def test_devices_and_machines_are_those_of_the_published_results() -> None:
-    rows, found = published(), table()
+    rows, found = read_scores(), read_roofs()
     assert set(rows["device"]) <= set(found.devices)
     assert {machine.machine for machine in found.machines} <= set(MACHINES.values())
-    assert all(FAMILY.search(device) or device in set(rows["device"]) for device in found.devices)
+    assert all(DEVICE_FAMILY.search(device) or device in set(rows["device"]) for device in found.devices)
 
 
 def test_the_v100_is_the_one_of_the_first_rounds_authors() -> None:
-    memory = table().devices["V100"].memory
+    memory = read_roofs().devices["V100"].memory
     assert (memory.per_s, memory.origin) == (828.758e9, "literature")
 
 
 def test_no_published_step_is_faster_than_its_modelled_roofs() -> None:
-    rows = published()
+    rows = read_scores()
     rows = rows[(rows["mode"] == "strong") & rows["carried_over_from"].isna()]
-    modelled_rows = [(row, bounds) for row in rows.to_dict("records") if (bounds := modelled(row)) is not None]
+    modelled_rows = [(row, bounds) for row in rows.to_dict("records") if (bounds := predict_bounds(row)) is not None]
     assert len(modelled_rows) > 40
     for row, found in modelled_rows:
         assert found.refused == (), row
@@ -43,8 +43,8 @@ def test_no_published_step_is_faster_than_its_modelled_roofs() -> None:
 
 
 def test_cosmoflow_of_the_first_round_had_smaller_kernels() -> None:
-    row = published().query("round == 'v0.7' and system == 'abci_512xV100_tensorflow_closed'").iloc[0].to_dict()
-    found = modelled(row)
+    row = read_scores().query("round == 'v0.7' and system == 'abci_512xV100_tensorflow_closed'").iloc[0].to_dict()
+    found = predict_bounds(row)
     assert found is not None
     compute = next(term for term in found.terms if term.resource == "compute")
     assert compute.demand.amount == pytest.approx(192090785280 * 8 / 27, rel=0.01)
@@ -58,8 +58,8 @@ def test_vendors_peaks_match_the_number_format() -> None:
 
 
 def test_an_unknown_device_has_no_model() -> None:
-    row = published().iloc[0].to_dict() | {"device": "Abacus"}
-    assert modelled(row) is None
+    row = read_scores().iloc[0].to_dict() | {"device": "Abacus"}
+    assert predict_bounds(row) is None
 
 
 @pytest.mark.parametrize("name", ["cosmoflow", "deepcam", "open_catalyst", "openfold"])
@@ -70,7 +70,7 @@ def test_the_work_is_the_workloads_own(name: str) -> None:
 
     descriptor = load_descriptors()[name]
     card = descriptor.card()
-    sample = table().work[card.mlperf_name]
+    sample = read_roofs().work[card.mlperf_name]
     config = load_config(descriptor, "full", [])
     for element_bytes, precision in ((2, "bfloat16"), (4, "float32")):
         work = load_workload(descriptor)(structs.replace(config, precision=precision)).work()

@@ -62,4 +62,4 @@ def test_one_rank_waits_for_nobody() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_the_figure_says_how_sure_it_is(found: StragglerTest, words: str) -> None:
-    assert words in stragglers._sentence(stragglers.Ranks("a run", "cosmoflow", "mini", found))
+    assert words in stragglers._describe_result(stragglers.ResultRanks("a run", "cosmoflow", "mini", found))

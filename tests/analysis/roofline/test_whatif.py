@@ -6,14 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.roofline.whatif import MODEL_ERROR, PHASES, Prediction, exactly, predict, scaled_work, solution, total
+from analysis.roofline.whatif import (
+    MODEL_ERROR,
+    PHASE_RESOURCES,
+    Prediction,
+    compute_phase_factor,
+    make_exact_prediction,
+    predict,
+    predict_solution,
+    sum_phases,
+)
 
 STEP = {"data_wait": 0.1, "forward_backward": 6.0, "exposed_communication": 1.0, "optimizer": 0.5, "other": 0.4}
 HERE = {"compute": 2.0, "memory": 1.0, "all_reduce": 0.5, "update": 0.1}
 
 
 def test_the_same_ceilings_predict_the_same_step() -> None:
-    made = total(predict(STEP, HERE, HERE))
+    made = sum_phases(predict(STEP, HERE, HERE))
     assert made.seconds == pytest.approx(sum(STEP.values()))
     carried = MODEL_ERROR * (STEP["forward_backward"] + STEP["optimizer"])
     assert made.low_s == pytest.approx(made.seconds - carried)
@@ -45,14 +54,14 @@ def test_communication_that_is_new_is_hidden_at_best() -> None:
     assert made[1].predicted == Prediction(1.0, 0.0, 2.0)
     assert predict(one | {"exposed_communication": 0.3}, {"compute": 3.0}, {"compute": 3.0})[1].because == "kept"
     gone = predict(STEP, HERE, {name: value for name, value in HERE.items() if name != "all_reduce"})
-    assert gone[2].predicted == exactly(0.0)
+    assert gone[2].predicted == make_exact_prediction(0.0)
 
 
 times = st.floats(1e-3, 1e3)
 
 
 @given(
-    st.dictionaries(st.sampled_from(sorted(PHASES)), times),
+    st.dictionaries(st.sampled_from(sorted(PHASE_RESOURCES)), times),
     st.dictionaries(st.sampled_from(["compute", "memory", "all_reduce", "update", "storage"]), times),
     st.dictionaries(st.sampled_from(["compute", "memory", "all_reduce", "update", "storage"]), times),
 )
@@ -71,9 +80,9 @@ def test_without_a_phase_of_communication_its_overlap_is_unknown() -> None:
 
 def test_a_solution_is_steps_and_evaluations_and_what_does_not_change() -> None:
     step = Prediction(1.0, 0.5, 2.0)
-    made = solution(step, 10, evaluation=exactly(3.0), staging_s=2.0, other_s=1.0)
+    made = predict_solution(step, 10, evaluation=make_exact_prediction(3.0), staging_s=2.0, other_s=1.0)
     assert made == Prediction(16.0, 11.0, 26.0)
     assert made.holds(20.0)
     assert made.error(20.0) == pytest.approx(-0.2)
-    assert scaled_work(predict(STEP, HERE, HERE), "forward_backward").seconds == pytest.approx(1.0)
-    assert scaled_work([], "forward_backward") == exactly(1.0)
+    assert compute_phase_factor(predict(STEP, HERE, HERE), "forward_backward").seconds == pytest.approx(1.0)
+    assert compute_phase_factor([], "forward_backward") == make_exact_prediction(1.0)

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.tables.ingest import Tables, ingest
+from analysis.tables.ingest import Tables, read_tables
 from suite.card import Card
 from suite.errors import InputError
 
@@ -19,7 +19,7 @@ Build = Callable[..., Any]
 
 def one(tmp_path: Path, text: Any, cards: Cards) -> dict[str, Any]:
     """The runs row of a single loose log."""
-    tables = ingest([text.write(tmp_path / "logs" / "result_0.txt")], cards)
+    tables = read_tables([text.write(tmp_path / "logs" / "result_0.txt")], cards)
     return tables.runs.iloc[0].to_dict()
 
 
@@ -55,7 +55,7 @@ def test_staging_before_the_run_is_outside_it_and_counted_beside(tmp_path: Path,
 
 
 def test_a_killed_run_is_incomplete_with_all_its_evaluations(tmp_path: Path, log: Build, cards: Cards) -> None:
-    tables = ingest([log(stop=False).write(tmp_path / "logs" / "result_0.txt")], cards)
+    tables = read_tables([log(stop=False).write(tmp_path / "logs" / "result_0.txt")], cards)
     row = tables.runs.iloc[0]
     assert row["outcome"] == "no run_stop"
     assert not row["converged"]
@@ -139,7 +139,7 @@ def test_events_of_all_ranks_make_one_run(tmp_path: Path, log: Build, cards: Car
 
 def test_the_folder_and_the_system_file_decide_who_and_what(tmp_path: Path, package: Build, cards: Cards) -> None:
     package(tmp_path / "hpc_results_v9.1", runs=2, division="open")
-    row = ingest([tmp_path], cards).runs.iloc[0]
+    row = read_tables([tmp_path], cards).runs.iloc[0]
     assert (row["round"], row["submitter"], row["system"], row["mode"]) == ("v9.1", "ACME", "sys1", "strong")
     assert (row["org_logged"], row["division"], row["division_logged"]) == ("testers", "open", "closed")
     assert row["published"]
@@ -147,7 +147,7 @@ def test_the_folder_and_the_system_file_decide_who_and_what(tmp_path: Path, pack
 
 def test_the_oldest_layout_has_no_mode_folder(tmp_path: Path, log: Build, cards: Cards) -> None:
     log().write(tmp_path / "hpc_results_v0.7" / "X" / "results" / "sys" / "cosmoflow" / "result_01.txt")
-    row = ingest([tmp_path], cards).runs.iloc[0]
+    row = read_tables([tmp_path], cards).runs.iloc[0]
     assert (row["benchmark"], row["mode"], row["trial"]) == ("cosmoflow", "strong", 1)
 
 
@@ -159,7 +159,7 @@ def test_pruned_and_resumed_runs_are_kept_and_named(
     log(seed=2, start_s=0.001).write(base / "result_1.txt")
     folder = run_folder(tmp_path, runs=1)
     log(size="mini", ours=True).write(folder / "resumed_0_1.txt")
-    runs = ingest([tmp_path], cards).runs
+    runs = read_tables([tmp_path], cards).runs
     assert runs["pruned"].sum() == 1
     assert (runs["outcome"] == "resumed").sum() == 1
     assert len(runs) == 4
@@ -168,7 +168,7 @@ def test_pruned_and_resumed_runs_are_kept_and_named(
 def test_a_run_published_twice_names_its_first_round(tmp_path: Path, package: Build, cards: Cards) -> None:
     package(tmp_path / "hpc_results_v1.0", runs=1, platform="before")
     package(tmp_path / "hpc_results_v2.0", submitter="Rebrand", runs=1, platform="after")
-    runs = ingest([tmp_path], cards).runs.set_index("round")
+    runs = read_tables([tmp_path], cards).runs.set_index("round")
     assert runs.loc["v2.0", "carried_over_from"] == "v1.0"
     assert pd.isna(runs.loc["v1.0", "carried_over_from"])
 
@@ -184,7 +184,7 @@ def test_an_instance_that_logs_the_whole_system_is_suspect(
             for line in text.lines
         ]
         text.write(made / "results" / "sys1" / "weak" / "cosmoflow" / f"result_{trial}.txt")
-    runs = ingest([made], cards).runs
+    runs = read_tables([made], cards).runs
     assert runs["scale_suspect"].all()
     assert set(runs["units"]) == {2}
 
@@ -194,27 +194,27 @@ def test_two_run_folders_of_one_name_stay_apart(tmp_path: Path, log: Build, card
         folder = tmp_path / place / "run1"
         log(size="mini", seed=ord(place), start_s=ord(place)).write(folder / "result_0.txt")
         (folder / "run.json").write_text("{}")
-    runs = ingest([tmp_path / "a", tmp_path / "b"], cards).runs
+    runs = read_tables([tmp_path / "a", tmp_path / "b"], cards).runs
     assert runs["run"].nunique() == runs["group"].nunique() == 2
 
 
 def test_a_path_without_logs_is_an_error_that_names_it(tmp_path: Path, cards: Cards) -> None:
     with pytest.raises(InputError, match=r"no result_\*.txt below"):
-        ingest([tmp_path], cards)
+        read_tables([tmp_path], cards)
     with pytest.raises(InputError, match="no such file"):
-        ingest([tmp_path / "none"], cards)
+        read_tables([tmp_path / "none"], cards)
 
 
 @pytest.mark.parametrize("content", ["", "no log\n", ":::MLLOG\n", ':::MLLOG {"key": 1}\n', "\x00\xff"])
 def test_a_log_without_events_is_a_row(tmp_path: Path, cards: Cards, content: str) -> None:
     (tmp_path / "result_0.txt").write_bytes(content.encode("latin-1"))
-    tables: Tables = ingest([tmp_path], cards)
+    tables: Tables = read_tables([tmp_path], cards)
     assert tables.runs.iloc[0]["outcome"] == "no run_stop"
 
 
 def test_documented_columns_are_the_columns(tmp_path: Path, run_folder: Build, cards: Cards) -> None:
     text = (Path(__file__).parents[3] / "docs" / "tables.md").read_text()
-    for name, table in ingest([run_folder(tmp_path)], cards).named().items():
+    for name, table in read_tables([run_folder(tmp_path)], cards).named().items():
         documented = text.split(f"\n## {name}\n")[1].split("\n## ")[0]
         missing = [column for column in table.columns if f"`{column}`" not in documented]
         assert not missing, f"docs/tables.md, {name}: {missing}"
@@ -225,9 +225,9 @@ def test_many_logs_are_read_by_several_processes_in_the_same_order(
 ) -> None:
     for trial in range(6):
         log(seed=trial, start_s=1000.0 * trial).write(tmp_path / "logs" / f"result_{trial}.txt")
-    alone = ingest([tmp_path], cards)
+    alone = read_tables([tmp_path], cards)
     monkeypatch.setattr("analysis.tables.ingest.POOL_FROM_LOGS", 2)
-    together = ingest([tmp_path], cards)
+    together = read_tables([tmp_path], cards)
     for name, table in alone.named().items():
         pd.testing.assert_frame_equal(table, together.named()[name])
     assert alone.records == together.records

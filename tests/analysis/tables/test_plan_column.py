@@ -12,7 +12,7 @@ import pytest
 
 from analysis.figures.waterfall import _plans
 from analysis.study import Study
-from analysis.tables.run_row import plan_text
+from analysis.tables.run_row import render_plan
 from suite.log.reader import read_events
 
 MESH = {"data": 2, "shard": 1, "spatial": [2, 1, 1]}
@@ -29,7 +29,7 @@ def said(folder: Path, value: Any) -> str | None:
     }
     path = folder / "result_0.txt"
     path.write_text(f":::MLLOG {json.dumps(line)}\n" if value is not None else "")
-    return plan_text(read_events(path))
+    return render_plan(read_events(path))
 
 
 @pytest.mark.parametrize(

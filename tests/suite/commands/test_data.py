@@ -50,7 +50,7 @@ def generator(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         implementation="workloads.cosmoflow.workload:CosmoFlow",
         code=lambda: "workloads.cosmoflow.workload:CosmoFlow",
     )
-    monkeypatch.setattr(module, "descriptor", lambda name: chosen)
+    monkeypatch.setattr(module, "load_descriptor", lambda name: chosen)
     monkeypatch.setattr(module, "_print_baselines", lambda *whatever: None)
     return functions
 

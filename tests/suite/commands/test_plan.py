@@ -15,7 +15,7 @@ from suite.performance.plans.predict import Cost, PredictionCache, predict, pred
 from suite.training.parallel.plan import find_plan
 from suite.training.parallel.sharing import Parallel
 from tests.fixtures.cli import mlhpc
-from workloads.cosmoflow.model import work
+from workloads.cosmoflow.model import compute_work
 
 
 def cosmoflow(*options: str) -> dict[str, object]:
@@ -66,7 +66,7 @@ def _sent(cost: Cost) -> int:
 
 def test_without_a_split_the_flops_are_the_workloads_own() -> None:
     config = load_config(load_descriptor("cosmoflow"), "smoke")
-    stated = work(config.hyperparameters, global_batch_size=16, element_bytes=4)  # type: ignore[arg-type]
+    stated = compute_work(config.hyperparameters, global_batch_size=16, element_bytes=4)  # type: ignore[arg-type]
     plan = cosmoflow("--mesh", "data=2")
     assert plan["flops"] == 8 * stated.executed_flops
     assert [each["axis"] for each in plan["exchanges"]] == ["gradients"]  # type: ignore[attr-defined]

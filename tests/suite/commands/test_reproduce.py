@@ -355,7 +355,7 @@ def test_a_run_that_fails_is_said_once_and_every_level_has_a_verdict(
     from suite.package.reproduction import limited_run, rerun
 
     fails = [sys.executable, "-c", f"print('no memory'); raise SystemExit({code})"]
-    monkeypatch.setattr(limited_run, "suite_command", lambda *words: fails)
+    monkeypatch.setattr(limited_run, "make_suite_command", lambda *words: fails)
     monkeypatch.setattr(rerun.Rerun, "judge_data", lambda self: make_level_verdict(1, LevelOutcome.REPRODUCED, "given"))
     found = reproduce(package, tmp_path / "out", "--run", "--level", 4, "--data", stage / "again", code=1)
     assert verdicts(found) == ["reproduced", "reproduced", *["not reproduced"] * 3]
@@ -502,7 +502,7 @@ def test_a_run_that_is_repeated_keeps_the_choices_of_its_own_log(
 
     real = Original.run_facts
     monkeypatch.setattr(Original, "run_facts", tell)
-    monkeypatch.setattr(rerun, "execute", execute)
+    monkeypatch.setattr(rerun, "run_limited", execute)
     monkeypatch.setattr(rerun.Rerun, "judge_data", lambda self: make_level_verdict(1, LevelOutcome.REPRODUCED, "given"))
     for seed in (1, 2, 3):
         words = ("--run", "--level", 2, "--seed", seed, "--data", stage / "again")
@@ -542,7 +542,7 @@ def test_of_a_run_that_a_limit_ended_every_level_says_what_it_can(
             (folder / "result_0.txt").write_text("".join(line for line in lines if '"run_stop"' not in line))
         return [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
 
-    monkeypatch.setattr(limited_run, "suite_command", command)
+    monkeypatch.setattr(limited_run, "make_suite_command", command)
     monkeypatch.setattr(rerun.Rerun, "judge_data", lambda self: make_level_verdict(1, LevelOutcome.REPRODUCED, "given"))
     words = ("--run", "--level", 4, "--limit-minutes", 0.005, "--data", stage / "again")
     found = reproduce(package, tmp_path / "out", *words, code=1)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from analysis.page.issues import Issue, issues
-from analysis.study import study
-from analysis.tables.ingest import ingest
+from analysis.page.issues import Issue, list_issues
+from analysis.study import read_study
+from analysis.tables.ingest import read_tables
 from suite.compliance.check import check
 from suite.log.results_tree import LINK, SkippedPath, find_logs, find_results
 from tests.fixtures.logs import our_run, our_runs, write
@@ -31,11 +31,11 @@ def test_a_linked_log_is_a_run_for_nobody_and_named_by_all(tmp_path: Path) -> No
     (folder / "result_4.txt").symlink_to(tmp_path / "elsewhere.txt")
     tree = find_results(made)
     assert [len(group.logs) for group in tree.groups] == [4]
-    tables = ingest([made], {})
+    tables = read_tables([made], {})
     assert len(tables.runs) == 4
     assert list(tables.skipped) == [SkippedPath(folder / "result_4.txt", LINK)]
-    assert Issue("problem", "ACME/results/sys/strong/cosmoflow/result_4.txt", f"not read: {LINK}") in issues(
-        study([made], {})
+    assert Issue("problem", "ACME/results/sys/strong/cosmoflow/result_4.txt", f"not read: {LINK}") in list_issues(
+        read_study([made], {})
     )
     assert any("result_4.txt" in finding.file + finding.message for finding in check([made]).findings)
 

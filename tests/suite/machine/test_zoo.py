@@ -75,7 +75,7 @@ def test_the_plan_of_a_sweep(machine: Machine, zoo_root: Path) -> None:
 
 @every_machine
 def test_default_threads_of_ranks(machine: Machine, zoo_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(allowance, "REAL", zoo_root)  # the machine that works is this one too
+    monkeypatch.setattr(allowance, "REAL_ROOT", zoo_root)  # the machine that works is this one too
     monkeypatch.setenv(VARIABLE, str(zoo_root))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     for ranks, threads in machine.expected["threads"].items():

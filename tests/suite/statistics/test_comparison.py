@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.results.spread import run_spread
+from analysis.results.spread import compute_run_spread
 from benchmarks.verdict_rates import TRUTHS, share
 from suite.statistics import Outcome
 from suite.statistics.comparison import Comparison, compare_times, compute_detectable_ratio, estimate_runs_needed, holm
@@ -25,7 +25,7 @@ def compare(a: list[float], b: list[float], **options: float) -> Comparison | No
 
 def test_the_variance_of_log_time_is_the_sum_of_its_parts() -> None:
     epochs, tau = pd.Series([10.0, 12.0, 9.0, 15.0]), pd.Series([3.0, 2.9, 3.2, 2.8])
-    spread = run_spread(epochs, tau)
+    spread = compute_run_spread(epochs, tau)
     assert spread is not None
     total = sum((spread.variance_epochs, spread.variance_epoch_time, spread.covariance_twice))
     logs = [math.log(e * t) for e, t in zip(epochs, tau, strict=True)]
@@ -33,7 +33,7 @@ def test_the_variance_of_log_time_is_the_sum_of_its_parts() -> None:
 
 
 def test_spread_that_is_all_convergence_points_along_epochs() -> None:
-    spread = run_spread(pd.Series([10.0, 20.0, 40.0]), pd.Series([3.0, 3.0, 3.0]))
+    spread = compute_run_spread(pd.Series([10.0, 20.0, 40.0]), pd.Series([3.0, 3.0, 3.0]))
     assert spread is not None
     assert spread.along_epochs == pytest.approx(1.0)
     assert spread.axis_1_share == pytest.approx(1.0)
@@ -41,7 +41,7 @@ def test_spread_that_is_all_convergence_points_along_epochs() -> None:
 
 
 def test_one_run_has_no_spread() -> None:
-    assert run_spread(pd.Series([10.0]), pd.Series([3.0])) is None
+    assert compute_run_spread(pd.Series([10.0]), pd.Series([3.0])) is None
 
 
 def test_welch_on_log_time_as_scipy_has_it() -> None:

@@ -242,7 +242,7 @@ def test_an_error_of_the_caller_s_load_comes_at_its_own_batch() -> None:
 def test_a_core_is_free_unless_ranks_of_one_thread_compute_on_all(
     cpus: int, quota: float | None, ranks: int, threads: int, taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "usable", lambda: UsableResources(frozenset(range(cpus)), quota))
+    monkeypatch.setattr(devices, "find_usable_resources", lambda: UsableResources(frozenset(range(cpus)), quota))
     monkeypatch.setattr("os.cpu_count", lambda: 64)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     assert has_no_idle_core(cast("World", SimpleNamespace(local_size=ranks))) is taken

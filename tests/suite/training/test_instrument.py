@@ -131,7 +131,7 @@ def test_energy_is_summed_over_nodes_and_what_is_missing_is_named(monkeypatch: p
     readings = iter([0.0, 4.0, 10.0])
     counter = EnergyCounter("rapl/package-0", lambda: next(readings))
     monkeypatch.setattr(
-        "suite.training.instrument.node_counters",
+        "suite.training.instrument.find_node_counters",
         lambda root: FoundCounters([counter], {"pm_counters": "no such folder"}),
     )
     reader = EnergyReader(

@@ -139,7 +139,7 @@ class Counted:
 def test_the_phases_are_those_of_the_loop(card: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading, computing and updating take different times, and each is found where it belongs."""
     clock = Counted()
-    monkeypatch.setattr("suite.training.records.device_clock", lambda device: clock)
+    monkeypatch.setattr("suite.training.records.make_device_clock", lambda device: clock)
     model = nn.Linear(5, 1)
 
     class Slow(torch.optim.SGD):
@@ -228,7 +228,7 @@ def test_an_evaluation_begins_when_the_device_has_done_the_last_step(
     card: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = LateDevice()
-    monkeypatch.setattr("suite.training.records.device_clock", lambda device: clock)
+    monkeypatch.setattr("suite.training.records.make_device_clock", lambda device: clock)
     with make_run(card) as run:
         run.start(parameters=6, train_samples=40, eval_samples=7)
         clock._first = True  # the block begins when the device is idle

@@ -283,7 +283,7 @@ class Pair:
 
 @pytest.fixture
 def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
-    for name, seconds in (("LOOK_EVERY_S", 0.3), ("WAITING_S", 1.0), ("SURE_AFTER_S", 0.3)):
+    for name, seconds in (("LOOK_INTERVAL_S", 0.3), ("NEIGHBOUR_CHECK_S", 1.0), ("ENDED_CONFIRM_S", 0.3)):
         monkeypatch.setattr(watchdog, name, seconds)
     meeting, said, waiting = Meeting(2), list[str](), ProgressMarks()
     settings = WatchdogSettings(silence_s=10_000, action="report")  # nobody is named for having been silent

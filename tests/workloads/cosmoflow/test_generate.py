@@ -11,7 +11,7 @@ from suite.data.manifest import compare_files, read_manifest
 from suite.data.shards import ShardReader
 from suite.world import World
 from workloads.cosmoflow import generate as generator
-from workloads.cosmoflow.cosmology import Simulation, universe
+from workloads.cosmoflow.cosmology import Simulation, make_universe
 
 
 def test_the_result_is_complete_and_described(tiny_data: Path) -> None:
@@ -42,7 +42,7 @@ def test_cubes_of_a_universe_stay_in_one_split(monkeypatch: pytest.MonkeyPatch, 
     assert read_manifest(tmp_path / "d").attributes["periodic"] is False
     first = train.read(range(8))
     assert len({y.tobytes() for y in first["y"]}) == 1
-    whole, _ = universe(cubes.simulation, 0, 0)
+    whole, _ = make_universe(cubes.simulation, 0, 0)
     np.testing.assert_array_equal(first["x"][1], whole[:8, :8, 8:])
     np.testing.assert_array_equal(first["x"][4], whole[8:, :8, :8])
     assert not set(train.read(range(24))["universe"].tolist()) & set(validation.read(range(16))["universe"].tolist())

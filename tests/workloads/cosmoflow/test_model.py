@@ -16,7 +16,14 @@ from suite.config import RunConfig, load_config
 from suite.errors import InputError
 from workloads.cosmoflow import DESCRIPTOR
 from workloads.cosmoflow.config import CosmoFlowConfig, learning_rate
-from workloads.cosmoflow.model import LARGE, Convolution, KerasSGD, forward_flops, parameter_count, regularised
+from workloads.cosmoflow.model import (
+    ONEDNN_ABOVE,
+    Convolution,
+    KerasSGD,
+    forward_flops,
+    list_regularised_weights,
+    parameter_count,
+)
 from workloads.cosmoflow.workload import CosmoFlow
 
 SIZES = list(DESCRIPTOR.card().sizes)
@@ -122,7 +129,7 @@ def test_every_batch_is_convolved_by_onednn(samples: int, channels: int, side: i
         found = layer(x)
         found.backward(gradient)
     names = {each.key for each in trace.key_averages()}
-    assert ("aten::mkldnn_convolution" in names) == (samples > 1 or side % 2 == 0 or channels * side**2 > LARGE)
+    assert ("aten::mkldnn_convolution" in names) == (samples > 1 or side % 2 == 0 or channels * side**2 > ONEDNN_ABOVE)
     assert not any("slow_conv" in name for name in names) or side % 2
     assert side % 2 or found.is_contiguous(memory_format=form)
     exact = nn.Conv3d(channels, 8, 3, padding="same", dtype=torch.float64)
@@ -212,7 +219,7 @@ def test_l2_adds_twice_lambda_w_to_the_two_hidden_kernels_only() -> None:
         model = workload.build_model(None)
         workload.loss(model, batch(2, 16)).backward()
         gradients[l2] = {name: p.grad.clone() for name, p in model.named_parameters()}
-    hidden = {id(weight) for weight in regularised(model)}
+    hidden = {id(weight) for weight in list_regularised_weights(model)}
     assert len(hidden) == 2
     for name, parameter in model.named_parameters():
         expected = 2 * 0.01 * parameter.detach() if id(parameter) in hidden else torch.zeros_like(parameter)

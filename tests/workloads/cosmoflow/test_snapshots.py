@@ -11,9 +11,9 @@ import pytest
 from suite.data.manifest import read_manifest
 from suite.world import World
 from workloads.cosmoflow import generate as generator
-from workloads.cosmoflow.baselines import baselines, count_moments, features
+from workloads.cosmoflow.baselines import compute_features, count_moments, measure_baselines
 from workloads.cosmoflow.config import TARGETS
-from workloads.cosmoflow.snapshots import COUPLINGS, DENSE, THIN, WEAKEST, Snapshots, universe
+from workloads.cosmoflow.snapshots import COUPLINGS, DENSE, LEAST_COUPLING, THIN, Snapshots, make_universe
 
 PAIRS = ((2, 3), (2, 3), (0, 1), (0, 1))  # the snapshots that each snapshot may follow
 
@@ -21,7 +21,7 @@ PAIRS = ((2, 3), (2, 3), (0, 1), (0, 1))  # the snapshots that each snapshot may
 @pytest.fixture(scope="module")
 def universes() -> tuple[np.ndarray, np.ndarray]:
     """60 universes of 16^3 voxels: counts and couplings."""
-    made = [universe(Snapshots(16), 0, index) for index in range(60)]
+    made = [make_universe(Snapshots(16), 0, index) for index in range(60)]
     return np.stack([x for x, _ in made]), np.stack([y for _, y in made])
 
 
@@ -30,7 +30,7 @@ def test_a_voxel_is_thin_or_dense_equally_often(universes: tuple[np.ndarray, np.
     assert (x.shape, x.dtype, y.shape, y.dtype) == ((60, 16, 16, 16, 4), np.int16, (60, 4), np.float32)
     assert set(np.unique(x)) == {THIN, DENSE}
     np.testing.assert_allclose((x == DENSE).mean(axis=(0, 1, 2, 3)), 0.5, atol=0.02)
-    assert (np.abs(y) >= WEAKEST).all()
+    assert (np.abs(y) >= LEAST_COUPLING).all()
     assert (np.abs(y) <= 1).all()
     assert 0.35 < (y > 0).mean() < 0.65
 
@@ -49,7 +49,7 @@ def test_a_snapshot_follows_its_pair_as_often_as_its_coupling_says(universes: tu
 
 def test_swapping_thin_and_dense_swaps_the_couplings_and_no_spectrum(universes: tuple[np.ndarray, np.ndarray]) -> None:
     x = universes[0][:8]
-    here, there = features(x), features((THIN + DENSE - x).astype(np.int16))
+    here, there = compute_features(x), compute_features((THIN + DENSE - x).astype(np.int16))
     first, pairs = count_moments(4), len(list(combinations(range(4), 2)))
     shells = (here.shape[1] - first - 4) // (2 * (4 + pairs))
     logs = slice(
@@ -60,7 +60,7 @@ def test_swapping_thin_and_dense_swaps_the_couplings_and_no_spectrum(universes: 
 
 
 def test_a_universe_is_a_function_of_seed_and_number() -> None:
-    first, other, moved = (universe(Snapshots(8), *key)[0] for key in ((1, 2), (1, 2), (2, 1)))
+    first, other, moved = (make_universe(Snapshots(8), *key)[0] for key in ((1, 2), (1, 2), (2, 1)))
     np.testing.assert_array_equal(first, other)
     assert (first != moved).any()
 
@@ -70,7 +70,7 @@ def test_regressions_on_spectra_and_moments_find_nothing(tmp_path: Path, world: 
         patch.setitem(generator.SIZES, "smoke", generator.DataSize(Snapshots(8), 8, 600, 200, 200))
         generator.generate(tmp_path / "d", "smoke", seed=0, world=world)
     assert read_manifest(tmp_path / "d").attributes["targets"] == list(COUPLINGS)
-    found = baselines(tmp_path / "d")
+    found = measure_baselines(tmp_path / "d")
     for name in ("one_point_ridge", "power_spectrum_ridge", "spectrum_and_moments_ridge"):
         assert found[name] > found["train_mean"] - 3 * found[name].standard_error
     assert found["snapshot_products_ridge"] < 0.5 * found["train_mean"]

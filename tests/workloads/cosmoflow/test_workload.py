@@ -19,9 +19,9 @@ from suite.world import World
 from tests.workloads.tiny import TINY
 from workloads.cosmoflow import DESCRIPTOR
 from workloads.cosmoflow import generate as generator
-from workloads.cosmoflow.baselines import baselines, count_moments, features
+from workloads.cosmoflow.baselines import compute_features, count_moments, measure_baselines
 from workloads.cosmoflow.config import TARGETS
-from workloads.cosmoflow.cosmology import Simulation, universe
+from workloads.cosmoflow.cosmology import Simulation, make_universe
 from workloads.cosmoflow.data import augment
 from workloads.cosmoflow.snapshots import COUPLINGS
 from workloads.cosmoflow.workload import CosmoFlow
@@ -164,7 +164,7 @@ def learnable(tmp_path_factory: pytest.TempPathFactory, world: World) -> Path:
 
 
 def test_baselines_are_computed_from_the_data(learnable: Path) -> None:
-    values = baselines(learnable)
+    values = measure_baselines(learnable)
     assert values["train_mean"] == pytest.approx(0.5, abs=0.04)  # of uniform targets in [-1, 1]
     ridges = ("one_point_ridge", "power_spectrum_ridge", "spectrum_and_moments_ridge")
     assert list(values) == ["train_mean", *ridges, "snapshot_products_ridge"]
@@ -177,18 +177,20 @@ def test_baselines_are_computed_from_the_data(learnable: Path) -> None:
 
 def test_the_one_point_regression_sees_no_neighbours() -> None:
     """Voxels in another order keep the moments and lose the spectra."""
-    x = universe(Simulation(16, 8, 128.0, "2lpt"), 0, 0)[0][None]
+    x = make_universe(Simulation(16, 8, 128.0, "2lpt"), 0, 0)[0][None]
     mixed = np.random.default_rng(0).permutation(x.reshape(1, -1, 4), axis=1).reshape(x.shape)
-    first, second = features(x), features(mixed)
+    first, second = compute_features(x), compute_features(mixed)
     moments = count_moments(4)
     np.testing.assert_allclose(first[:, :moments], second[:, :moments], rtol=1e-4)
     assert np.abs(first[:, moments:] - second[:, moments:]).max() > 0.5
 
 
 def test_power_spectra_do_not_change_under_symmetries_and_shifts(learnable: Path, tiny_data: Path) -> None:
-    x = universe(Simulation(16, 8, 128.0, "2lpt"), 0, 0)[0][None]
+    x = make_universe(Simulation(16, 8, 128.0, "2lpt"), 0, 0)[0][None]
     for draw in (1, 100, 12_345):
-        np.testing.assert_allclose(features(augment(x, np.array([draw], np.uint64))), features(x), rtol=2e-3, atol=2e-3)
+        np.testing.assert_allclose(
+            compute_features(augment(x, np.array([draw], np.uint64))), compute_features(x), rtol=2e-3, atol=2e-3
+        )
 
 
 def test_a_tiny_network_learns_from_counts_alone(learnable: Path, world: World) -> None:

@@ -14,7 +14,7 @@ from suite.errors import InputError
 from suite.training.parallel.batch_norm import GroupBatchNorm2d
 from suite.world import World
 from tests.fixtures.warm import warm_python
-from workloads.deepcam.batch_norm import join_groups, rank_groups
+from workloads.deepcam.batch_norm import group_ranks, join_groups
 
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
 TESTS = Path(__file__).parent
@@ -144,11 +144,11 @@ def test_two_ranks_normalise_and_train_as_one_and_agree_on_statistics_before_the
 
 
 def test_groups_are_of_consecutive_ranks_and_must_divide_the_world() -> None:
-    assert rank_groups(4, 2) == [[0, 1], [2, 3]]
-    assert rank_groups(3, 1) == [[0], [1], [2]]
-    assert rank_groups(4, 4) == [[0, 1, 2, 3]]
+    assert group_ranks(4, 2) == [[0, 1], [2, 3]]
+    assert group_ranks(3, 1) == [[0], [1], [2]]
+    assert group_ranks(4, 4) == [[0, 1, 2, 3]]
     with pytest.raises(InputError, match="batchnorm_group_size 3 does not divide the 4 ranks"):
-        rank_groups(4, 3)
+        group_ranks(4, 3)
 
 
 def test_alone_it_is_batch_normalisation(world: World) -> None:

@@ -10,7 +10,7 @@ import pytest
 from suite.data.manifest import compare_files, read_manifest
 from suite.data.shards import ShardReader
 from workloads.deepcam import generate as generator
-from workloads.deepcam.climate import snapshot
+from workloads.deepcam.climate import make_snapshot
 from workloads.deepcam.config import CHANNELS
 
 
@@ -28,7 +28,7 @@ def test_the_result_is_complete_and_described(tiny_data: Path, tiny: generator.D
     assert found["count"] == 12
     shares = np.bincount(train["y"].ravel(), minlength=3) / train["y"].size
     np.testing.assert_allclose(manifest.attributes["train_class_frequencies"], shares)
-    fields, labels = snapshot(tiny.domain, 3, 6)
+    fields, labels = make_snapshot(tiny.domain, 3, 6)
     np.testing.assert_array_equal(train["x"][6], fields)
     np.testing.assert_array_equal(train["y"][6], labels)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from workloads.deepcam.metric import confusion, metrics, statistics
+from workloads.deepcam.metric import compute_metrics, compute_statistics, count_confusion
 
 
 def numbers(stats: dict[str, torch.Tensor]) -> dict[str, float]:
@@ -35,16 +35,18 @@ def slow_reference(predicted: torch.Tensor, true: torch.Tensor) -> float:
 
 def test_the_metric_is_the_slow_one() -> None:
     predicted, true = some()
-    found = metrics(numbers(statistics(predicted, true)))
+    found = compute_metrics(numbers(compute_statistics(predicted, true)))
     assert found["eval_accuracy"] == pytest.approx(slow_reference(predicted, true), rel=1e-12)
 
 
 def test_a_class_that_is_absent_and_not_seen_counts_as_found() -> None:
     nothing = torch.zeros(1, 4, 4, dtype=torch.uint8)
-    assert metrics(numbers(statistics(nothing.long(), nothing)))["eval_accuracy"] == 1.0
+    assert compute_metrics(numbers(compute_statistics(nothing.long(), nothing)))["eval_accuracy"] == 1.0
     missed = nothing.clone()
     missed[0, 0, 0] = 1
-    assert metrics(numbers(statistics(nothing.long(), missed)))["eval_accuracy"] == pytest.approx((15 / 16 + 0 + 1) / 3)
+    assert compute_metrics(numbers(compute_statistics(nothing.long(), missed)))["eval_accuracy"] == pytest.approx(
+        (15 / 16 + 0 + 1) / 3
+    )
 
 
 @pytest.mark.parametrize("pieces", [[range(9)], [range(4), range(4, 9)], [[i] for i in range(8, -1, -1)]])
@@ -52,15 +54,15 @@ def test_sums_over_any_batches_give_one_metric(pieces: list) -> None:
     predicted, true = some()
     totals: dict[str, float] = {}
     for piece in pieces:
-        for name, value in numbers(statistics(predicted[list(piece)], true[list(piece)])).items():
+        for name, value in numbers(compute_statistics(predicted[list(piece)], true[list(piece)])).items():
             totals[name] = totals.get(name, 0.0) + value
-    whole = metrics(numbers(statistics(predicted, true)))
-    assert metrics(totals) == pytest.approx(whole, rel=1e-12)
+    whole = compute_metrics(numbers(compute_statistics(predicted, true)))
+    assert compute_metrics(totals) == pytest.approx(whole, rel=1e-12)
 
 
 def test_micro_iou_counts_pixels_of_all_samples() -> None:
     predicted, true = some()
-    found = metrics(numbers(statistics(predicted, true)))
+    found = compute_metrics(numbers(compute_statistics(predicted, true)))
     both = ((predicted == 1) & (true == 1)).sum().item()
     either = ((predicted == 1) | (true == 1)).sum().item()
     assert found["iou_tropical_cyclone"] == pytest.approx(both / either)
@@ -70,6 +72,6 @@ def test_micro_iou_counts_pixels_of_all_samples() -> None:
 
 def test_confusion_counts_every_pixel_once() -> None:
     predicted, true = some()
-    counts = confusion(predicted, true)
+    counts = count_confusion(predicted, true)
     assert counts.sum().item() == true.numel()
     assert counts[3, 2, 0].item() == ((true[3] == 2) & (predicted[3] == 0)).sum().item()

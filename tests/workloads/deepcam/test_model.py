@@ -17,7 +17,7 @@ from suite.world import World
 from workloads.deepcam import DESCRIPTOR
 from workloads.deepcam.config import LOSS_WEIGHTS, DeepCamConfig
 from workloads.deepcam.model import Block, DeepLabV3Plus
-from workloads.deepcam.work import forward_flops, layers, parameter_count
+from workloads.deepcam.work import forward_flops, list_layers, parameter_count
 from workloads.deepcam.workload import DeepCam
 
 SIZES = list(DESCRIPTOR.card().sizes)
@@ -178,7 +178,7 @@ def test_forward_flops_are_what_torch_counts() -> None:
 
 
 def test_depthwise_convolutions_cost_nine_multiply_adds_per_value() -> None:
-    depthwise = [layer for layer in layers(config("smoke").hyperparameters) if layer.groups > 1]
+    depthwise = [layer for layer in list_layers(config("smoke").hyperparameters) if layer.groups > 1]
     assert depthwise
     assert all(layer.flops == 2 * 9 * layer.values_out for layer in depthwise)
 
@@ -188,8 +188,8 @@ def test_work_at_full_size() -> None:
     assert forward_flops(own) == pytest.approx(655.3e9, rel=1e-4)
     work = DeepCam(config("full")).work()
     assert work.model_flops == work.executed_flops == pytest.approx(1_964e9, rel=1e-4)
-    assert sum(layer.flops for layer in layers(own) if layer.groups > 1) == pytest.approx(4.2e9, rel=0.01)
-    outputs = sum(layer.values_out for layer in layers(own))
+    assert sum(layer.flops for layer in list_layers(own) if layer.groups > 1) == pytest.approx(4.2e9, rel=0.01)
+    outputs = sum(layer.values_out for layer in list_layers(own))
     assert outputs == pytest.approx(1.06e9, rel=0.01)  # of convolutions and normalisations, ReLU in place
     assert work.algorithmic_bytes > 2 * outputs * 2
 

@@ -17,7 +17,7 @@ from suite.errors import InputError
 from suite.world import World
 from workloads.deepcam import DESCRIPTOR
 from workloads.deepcam import generate as generator
-from workloads.deepcam.baselines import baselines
+from workloads.deepcam.baselines import measure_baselines
 from workloads.deepcam.workload import DeepCam
 
 
@@ -135,13 +135,13 @@ def learnable(tmp_path_factory: pytest.TempPathFactory, world: World) -> Path:
 
 def test_baselines_are_computed_from_the_data(learnable: Path) -> None:
     state = torch.get_rng_state()
-    values = baselines(learnable)
+    values = measure_baselines(learnable)
     assert torch.equal(torch.get_rng_state(), state)
     labels = ShardReader(learnable, "validation").read(range(32))["y"].reshape(32, -1)
     background = [((y == 0).mean() + (not (y == 1).any()) + (not (y == 2).any())) / 3 for y in labels]
     assert values["all_background"] == pytest.approx(np.mean(background), rel=1e-9)
     assert values["all_background"] < values["pixel_mlp"] < 0.75
-    assert values == baselines(learnable)
+    assert values == measure_baselines(learnable)
 
 
 def test_a_small_network_learns_from_fields_and_not_from_chance(learnable: Path, world: World) -> None:

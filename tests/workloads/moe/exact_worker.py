@@ -25,7 +25,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from tests.workloads.moe.oracle import dense_layer, queue_lengths, tutel_capacity
-from workloads.moe.config import MoEConfig, count_ranks_per_expert, valid_r
+from workloads.moe.config import MoEConfig, count_ranks_per_expert, list_valid_r
 from workloads.moe.experts import Experts, Weights
 from workloads.moe.layer import Execution, MoELayer
 from workloads.moe.mesh import ExpertMesh
@@ -75,7 +75,7 @@ def cases(ranks: int, amount: str) -> Iterator[Case]:
         Case(mode, factor, experts, r, degree, algorithm, top_k, load)
         for experts in EXPERTS[ranks]
         for (mode, factor), r, degree, algorithm, top_k, load in itertools.product(
-            MODES, valid_r(experts, ranks), (1, 2, 4), ("linear", "2dh"), (1, 2), LOADS
+            MODES, list_valid_r(experts, ranks), (1, 2, 4), ("linear", "2dh"), (1, 2), LOADS
         )
         if top_k <= experts
     ]
@@ -89,7 +89,7 @@ def cases(ranks: int, amount: str) -> Iterator[Case]:
 def uncrossed(ranks: int, amount: str) -> Iterator[Case]:
     """Activations, biases and priorities with every number of experts and every r."""
     for experts in EXPERTS[ranks]:
-        for r in valid_r(experts, ranks):
+        for r in list_valid_r(experts, ranks):
             for activation, bias in (("swiglu", False), ("gelu", True), ("silu", True)):
                 yield Case("dropless", None, experts, r, 2, "2dh", 1, "skewed", activation=activation, bias=bias)
             yield Case("capacity", None, experts, r, 2, "2dh", 1, "skewed", prioritised=True)

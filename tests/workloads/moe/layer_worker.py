@@ -25,11 +25,11 @@ from tests.fixtures.device_steps import counted_reads
 from workloads.moe import phases
 from workloads.moe.all_to_all import gather_slices
 from workloads.moe.autotune import Autotuner, make_trial_timer, measure_flops, measure_network
-from workloads.moe.config import MoEConfig, count_ranks_per_expert, valid_r
+from workloads.moe.config import MoEConfig, count_ranks_per_expert, list_valid_r
 from workloads.moe.layer import Execution, MoELayer
 from workloads.moe.mesh import ExpertMesh
 from workloads.moe.phases import LayerTimer
-from workloads.moe.routes import compute_known_traffic, exchange_counts, shares
+from workloads.moe.routes import compute_known_traffic, gather_counts, split_buffer
 
 EXPERTS, WIDTH = 2, 8
 
@@ -48,7 +48,7 @@ def switching_moves_nothing(mesh: ExpertMesh) -> None:
         optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-2)
         storage = [parameter.data_ptr() for parameter in layer.parameters()]
         executions = [
-            Execution(r, d, a) for r in valid_r(EXPERTS, mesh.size) for d in (1, 2) for a in ("linear", "2dh")
+            Execution(r, d, a) for r in list_valid_r(EXPERTS, mesh.size) for d in (1, 2) for a in ("linear", "2dh")
         ]
         for step, execution in enumerate(executions):
             layer.use(execution if switches else Execution())
@@ -114,7 +114,7 @@ def the_autotuner_agrees_and_remembers(mesh: ExpertMesh) -> None:
     decision = tuner.decide(layer, 64, 64, measure)
     assert layer.execution == before
     assert layer.load.read().rows == 0.0
-    assert {trial.execution.r for trial in decision.trials} == set(valid_r(EXPERTS, mesh.size))
+    assert {trial.execution.r for trial in decision.trials} == set(list_valid_r(EXPERTS, mesh.size))
     everywhere = [None] * mesh.size
     dist.all_gather_object(everywhere, decision.event())
     assert all(event == everywhere[0] for event in everywhere)
@@ -125,7 +125,7 @@ def the_autotuner_agrees_and_remembers(mesh: ExpertMesh) -> None:
     assert tuner.decide(layer, 100, 64, never) is decision
     layer.use(decision.chosen)
     priced = []
-    with patch("workloads.moe.autotune.ranked", lambda shape, *_: priced.append(shape.element_bytes) or []):
+    with patch("workloads.moe.autotune.list_executions", lambda shape, *_: priced.append(shape.element_bytes) or []):
         tuner.candidates(layer, 64, 64)
         with torch.autocast("cpu", torch.bfloat16):  # then rows and weights are sent in bfloat16
             tuner.candidates(layer, 64, 64)
@@ -197,10 +197,10 @@ def a_known_traffic_is_the_exchanged_one(mesh: ExpertMesh) -> None:
     for experts, capacity in product((1, 2, 8), (0, 13)):
         sharers = count_ranks_per_expert(experts, mesh.size)
         capacity_W = torch.tensor([capacity + 3 * rank for rank in range(mesh.size)])
-        for r, degree, algorithm in product(valid_r(experts, mesh.size)[1:], (1, 3), ("linear", "2dh")):
+        for r, degree, algorithm in product(list_valid_r(experts, mesh.size)[1:], (1, 3), ("linear", "2dh")):
             mine_E = torch.full((experts,), int(capacity_W[mesh.rank]))
-            _, counts_JWL = shares(mine_E, mesh.size, sharers, r, degree)
-            told = exchange_counts(mesh, counts_JWL, algorithm)
+            _, counts_JWL = split_buffer(mine_E, mesh.size, sharers, r, degree)
+            told = gather_counts(mesh, counts_JWL, algorithm)
             form = (experts, sharers, r, degree, algorithm, torch.device("cpu"))
             known = compute_known_traffic(mesh, capacity_W, *form)
             for one, other in ((told.sent, known.sent), (told.received, known.received), (told.passed, known.passed)):

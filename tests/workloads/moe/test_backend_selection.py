@@ -17,9 +17,9 @@ from workloads.moe.backend_selection import (
     ExpertShape,
     _inputs,
     choose_backend,
-    decide,
     make_even_rows,
     make_uneven_rows,
+    select_backend,
 )
 from workloads.moe.config import MoEConfig
 from workloads.moe.experts import BACKENDS, ExpertBackend, SelectedBackend, register, run_experts
@@ -80,13 +80,13 @@ def test_float64_is_measured_with_what_can() -> None:
     ],
 )
 def test_the_choice_follows_from_the_seconds(seconds: dict[str, float], even: bool, wanted: str) -> None:
-    assert decide(seconds, even=even, padding=1.5) == wanted
+    assert select_backend(seconds, even=even, padding=1.5) == wanted
 
 
 def test_a_load_is_not_read_from_a_device_for_even_ones_alone() -> None:
     seconds = {"loop": 1.03, "bmm": 1.01, "bmm, even": 0.5}
-    assert decide(seconds, even=False, padding=1.5, reads=False) == "loop"
-    assert decide(seconds | {"bmm": 0.5}, even=False, padding=1.5, reads=False) == "loop, bmm to 2"
+    assert select_backend(seconds, even=False, padding=1.5, reads=False) == "loop"
+    assert select_backend(seconds | {"bmm": 0.5}, even=False, padding=1.5, reads=False) == "loop, bmm to 2"
 
 
 def test_a_back_end_that_pads_is_taken_only_for_loads_where_it_wins() -> None:

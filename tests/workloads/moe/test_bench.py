@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from suite.errors import InputError
 from tests.fixtures.warm import warm_python
 from workloads.commands.moe import moe
-from workloads.moe.bench import Shape, choose_given_experts, list_grid_sizes
+from workloads.moe.bench import Shape, choose_fixed_experts, list_grid_sizes
 from workloads.moe.config import MoEConfig
 
 SMALL = ["--tokens", "64", "--width", "16", "--hidden", "32", "--experts", "4", "--repeats", "2"]
@@ -126,7 +126,7 @@ def test_grids(ranks: int, per_node: int, sizes: list[int]) -> None:
 def test_given_loads() -> None:
     config = MoEConfig(experts=64, top_k=2, hidden=8)
     for load, least, most in (("uniform", 1.0, 1.0), ("skewed", 20.0, 23.0)):
-        chosen = choose_given_experts(Shape(4096, 8, config, load), torch.Generator().manual_seed(0))
+        chosen = choose_fixed_experts(Shape(4096, 8, config, load), torch.Generator().manual_seed(0))
         counts = torch.bincount(chosen.flatten(), minlength=64)
         assert least <= float(counts.max()) / (4096 * 2 / 64) <= most
         assert (chosen[:, 0] != chosen[:, 1]).all()

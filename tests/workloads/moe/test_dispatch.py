@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.workloads.moe.oracle import kept_choices, queue_lengths, tutel_capacity
-from workloads.moe.config import compute_capacity_of
+from workloads.moe.config import compute_capacity
 from workloads.moe.dispatch import Capacity, DispatchPlan, Dropless, Einsum
 from workloads.moe.router import Routing
 
@@ -71,12 +71,12 @@ def test_zero_is_a_capacity_factor_and_none_is_the_default() -> None:
 
 
 def test_capacity_truncates_before_it_multiplies_by_k() -> None:
-    assert compute_capacity_of(1.3, 8, 4, 2) == 2 * int(1.3 * 2) == 4
+    assert compute_capacity(1.3, 8, 4, 2) == 2 * int(1.3 * 2) == 4
 
 
 def test_a_large_alignment_becomes_a_multiple_of_128() -> None:
-    assert compute_capacity_of(1.0, 1000, 4, 1, alignment=300) == 384
-    assert compute_capacity_of(1.0, 1000, 4, 1, alignment=256) == 256
+    assert compute_capacity(1.0, 1000, 4, 1, alignment=300) == 384
+    assert compute_capacity(1.0, 1000, 4, 1, alignment=256) == 256
 
 
 def test_needed_capacity_is_over_all_ranks() -> None:

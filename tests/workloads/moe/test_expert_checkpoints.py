@@ -19,7 +19,7 @@ from tests.fixtures.thread_ranks import Holding, on_holders
 from workloads.moe.config import MoEConfig
 from workloads.moe.layer import MoELayer
 from workloads.moe.mesh import ExpertMesh
-from workloads.moe.parallel import expert_places, find_expert_copy, list_expert_parameters
+from workloads.moe.parallel import compute_expert_offsets, find_expert_copy, list_expert_parameters
 
 EXPERTS, WIDTH, HIDDEN = 4, 8, 16
 CONFIG = MoEConfig(experts=EXPERTS, top_k=2, hidden=HIDDEN, activation="swiglu", bias=True)
@@ -62,7 +62,7 @@ def share_of(rank: int, size: int, name: str, parameter: Tensor, salt: float) ->
 def state_of(rank: Holding, each: int = 0, *, places: bool = True) -> TrainingState:
     model = Layers(rank, each)
     optimization = Optimization(torch.optim.AdamW(model.parameters(), lr=0.1), lambda step, epoch: 0.1, ema_decay=0.9)
-    found = expert_places(model) if places else {}
+    found = compute_expert_offsets(model) if places else {}
     averaged, copy = _make_moving_average(model, optimization), find_expert_copy(model)
     return TrainingState(model, optimization, list_expert_parameters(model), averaged, 1, found, copy)
 

@@ -15,7 +15,7 @@ from suite.errors import InputError
 from suite.training.parallel.plan import find_plan
 from tests.fixtures.cli import mlhpc
 from workloads.moe.config import Layout, MoEConfig
-from workloads.moe.parallel import ranks_of_node
+from workloads.moe.parallel import count_node_ranks
 
 SHIPPED = find_plan(load_descriptor("moe_lm"), "experts")
 TOKENS, WIDTH, HIDDEN, EXPERTS, TOP_K = 4 * 64, 64, 64, 4, 2  # moe_lm smoke on four ranks; one layer has experts
@@ -120,18 +120,18 @@ def test_gradients_of_copies_are_in_the_work() -> None:
 
 
 def test_ranks_of_a_node() -> None:
-    assert [ranks_of_node(4, ranks, 16) for ranks in (2, 4, 8, 16)] == [2, 4, 4, 4]
-    assert ranks_of_node(3, 4, 4) == 3  # all ranks: the grid is checked where it is made
+    assert [count_node_ranks(4, ranks, 16) for ranks in (2, 4, 8, 16)] == [2, 4, 4, 4]
+    assert count_node_ranks(3, 4, 4) == 3  # all ranks: the grid is checked where it is made
     with pytest.raises(InputError, match="expert=6: a node has 4 ranks; one of the two must divide the other"):
-        ranks_of_node(4, 6, 12)
+        count_node_ranks(4, 6, 12)
 
 
 def test_ranks_of_a_node_whose_ranks_share_samples() -> None:
     """Of each mesh a node has as many ranks as it has groups; one if a group fills nodes."""
-    assert [ranks_of_node(8, ranks, 64, 2) for ranks in (2, 4, 8, 32)] == [2, 4, 4, 4]
-    assert [ranks_of_node(4, ranks, 64, 8) for ranks in (2, 8)] == [1, 1]
+    assert [count_node_ranks(8, ranks, 64, 2) for ranks in (2, 4, 8, 32)] == [2, 4, 4, 4]
+    assert [count_node_ranks(4, ranks, 64, 8) for ranks in (2, 8)] == [1, 1]
     with pytest.raises(InputError, match="tensor=3: a node has 8 ranks; one of the two must divide the other"):
-        ranks_of_node(8, 2, 12, 3)
+        count_node_ranks(8, 2, 12, 3)
 
 
 PRODUCTS = find_plan(load_descriptor("moe_lm"), "tensor").read_text()

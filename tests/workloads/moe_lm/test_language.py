@@ -14,7 +14,7 @@ from suite.data.manifest import read_manifest
 from suite.errors import InputError
 from suite.world import World
 from workloads.moe_lm import DESCRIPTOR
-from workloads.moe_lm.baselines import baselines, compressed
+from workloads.moe_lm.baselines import compute_compressor_bits, measure_baselines
 from workloads.moe_lm.generate import SIZES, generate
 from workloads.moe_lm.language import ENDINGS, LETTERS, ODDS, Language, Lexicon
 from workloads.moe_lm.ppm import compute_ppm_bits
@@ -33,7 +33,7 @@ def smoke(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(smoke: Path) -> dict[str, float]:
-    return baselines(smoke)
+    return measure_baselines(smoke)
 
 
 def test_no_baseline_reaches_the_target(found: dict[str, float]) -> None:
@@ -153,7 +153,7 @@ def test_the_byte_model_counts_training_and_earlier_rows_as_written_out_by_hand(
 def test_text_seen_before_costs_compressors_nothing() -> None:
     draw = np.random.default_rng(0)
     text = draw.integers(0, 256, 20_000, np.uint8).tobytes()
-    alone = compressed(b"", text)
+    alone = compute_compressor_bits(b"", text)
     assert all(7.9 < value < 8.3 for value in alone.values())
-    seen = compressed(text, text)
+    seen = compute_compressor_bits(text, text)
     assert all(seen[name] < 0.6 * alone[name] for name in ("gzip", "xz"))

@@ -20,9 +20,9 @@ from suite.world import World
 from workloads.moe_lm import DESCRIPTOR, text
 from workloads.moe_lm import generate as generator
 from workloads.moe_lm.data import TextData
-from workloads.moe_lm.duplicates import near_copies, shingles
-from workloads.moe_lm.generate import SIZES, DataSize, convert, fetch, split_training_rows, validation_rows
-from workloads.moe_lm.text import Package, corpus, is_validation, read_text
+from workloads.moe_lm.duplicates import compute_shingles, find_near_copies
+from workloads.moe_lm.generate import SIZES, DataSize, convert, fetch, split_training_rows, split_validation_rows
+from workloads.moe_lm.text import Package, is_validation, read_corpus, read_text
 
 PROSE = random.Random(1).choices([f"word{number}" for number in range(900)], k=40_000)
 
@@ -75,16 +75,18 @@ def test_near_copies_are_left_out_of_validation(projects: Path) -> None:
 
 
 def test_shingles_are_runs_of_words() -> None:
-    assert len(shingles(b"only seven words are in this text")) == 0
-    assert np.array_equal(shingles(prose(0).encode()), shingles(prose(0).replace(" ", ",\r\n  ").upper().encode()))
-    share = len(shingles(prose(0, 8000).encode())) / 8000
+    assert len(compute_shingles(b"only seven words are in this text")) == 0
+    assert np.array_equal(
+        compute_shingles(prose(0).encode()), compute_shingles(prose(0).replace(" ", ",\r\n  ").upper().encode())
+    )
+    share = len(compute_shingles(prose(0, 8000).encode())) / 8000
     assert share == pytest.approx(1 / 4, rel=0.1)
 
 
 def test_the_earlier_of_two_copies_is_kept() -> None:
-    first, other = shingles(prose(0).encode()), shingles(prose(5000).encode())
-    half = np.unique(np.concatenate((other[: len(other) // 3], shingles(prose(9000).encode()))))
-    copies, shares = near_copies([first, other, first, half, shingles(b"")])
+    first, other = compute_shingles(prose(0).encode()), compute_shingles(prose(5000).encode())
+    half = np.unique(np.concatenate((other[: len(other) // 3], compute_shingles(prose(9000).encode()))))
+    copies, shares = find_near_copies([first, other, first, half, compute_shingles(b"")])
     assert copies.tolist() == [False, False, True, False, False]
     assert shares[2] == 1
     assert 0.1 < shares[3] < 0.4
@@ -103,10 +105,10 @@ def test_only_text_is_read(projects: Path) -> None:
 
 def test_validation_rows_predict_disjoint_bytes() -> None:
     settings = DataSize(4, 8, None, 3)
-    rows = validation_rows(bytes(range(25)), settings)
+    rows = split_validation_rows(bytes(range(25)), settings)
     assert rows[:, 1:].tolist() == [[1, 2, 3, 4], [9, 10, 11, 12], [17, 18, 19, 20]]
     with pytest.raises(InputError, match="gives 2 rows"):
-        validation_rows(bytes(9), settings)
+        split_validation_rows(bytes(9), settings)
 
 
 def test_training_rows_are_the_text() -> None:
@@ -146,10 +148,10 @@ def test_a_piece_depends_on_seed_epoch_and_index_alone(
 
 
 def test_the_corpus_has_projects_for_both_splits() -> None:
-    held = [package.project for package in corpus() if is_validation(package.project)]
+    held = [package.project for package in read_corpus() if is_validation(package.project)]
     assert held == ["mypy", "sphinx"]
-    assert len(corpus()) == len({package.file for package in corpus()}) > 15
-    for package in corpus():
+    assert len(read_corpus()) == len({package.file for package in read_corpus()}) > 15
+    for package in read_corpus():
         assert package.file.startswith(f"{package.project}-{package.version}-")
         assert package.licence in ("MIT", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause")
 
@@ -163,7 +165,7 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Package:
     digest = text.hashlib.sha256((tmp_path / "here" / "tiny-1.0-py3-none-any.whl").read_bytes()).hexdigest()
     package = Package("tiny", "1.0", "tiny-1.0-py3-none-any.whl", "MIT", digest)
     for module in (text, generator):
-        monkeypatch.setattr(module, "corpus", lambda: (package,))
+        monkeypatch.setattr(module, "read_corpus", lambda: (package,))
     return package
 
 

@@ -13,8 +13,8 @@ from suite.world import World
 from workloads.moe.config import learning_rate
 from workloads.moe.layer import MoELayer
 from workloads.moe_lm import DESCRIPTOR
-from workloads.moe_lm.config import MoELMConfig, parameter_count, work
-from workloads.moe_lm.model import MoELanguageModel, rotate
+from workloads.moe_lm.config import MoELMConfig, compute_work, parameter_count
+from workloads.moe_lm.model import MoELanguageModel, add_rotary_positions
 from workloads.moe_lm.workload import MoELM
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -59,7 +59,7 @@ def test_the_dense_twin_has_the_active_work(size: str) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_the_card_has_the_work(size: str) -> None:
     card, settings = DESCRIPTOR.card().size(size), own(size)
-    flops = work(settings, global_batch_size=1, element_bytes=4).model_flops
+    flops = compute_work(settings, global_batch_size=1, element_bytes=4).model_flops
     assert flops == card.training_flops_per_sample == 3 * card.forward_flops_per_sample
     assert settings.row_bytes == card.sample_bytes
 
@@ -76,7 +76,7 @@ def test_no_prediction_looks_ahead() -> None:
 
 def test_rotary_products_depend_on_the_distance_alone() -> None:
     x = torch.randn(1, 1, 1, 8).expand(1, 1, 6, 8)
-    turned = rotate(x)[0, 0]
+    turned = add_rotary_positions(x)[0, 0]
     products = turned @ turned.t()
     torch.testing.assert_close(products[0, 2], products[3, 5])
 

@@ -15,7 +15,7 @@ from workloads.open_catalyst.basis import (
     SphericalRadialBasis,
     compute_angular_basis,
     compute_bessel_zeros,
-    normalised_bessel,
+    compute_normalised_bessel,
 )
 
 X = torch.linspace(0.1, 0.999, 200)
@@ -34,7 +34,7 @@ def test_zeros_are_those_of_the_spherical_bessel_functions_and_none_is_left_out(
 def test_the_functions_of_one_order_are_orthonormal_in_the_sphere() -> None:
     x = np.linspace(0, 1, 4001)
     for order, zeros in enumerate(compute_bessel_zeros(7, 6)):
-        values = np.stack([normalised_bessel(order, zero, x) for zero in zeros])
+        values = np.stack([compute_normalised_bessel(order, zero, x) for zero in zeros])
         overlap = np.trapezoid(values[:, None] * values[None] * x**2, x, axis=2)
         np.testing.assert_allclose(overlap, np.eye(6), atol=2e-5)
 
@@ -46,7 +46,7 @@ def test_the_fitted_basis_is_scipys_spherical_bessel_functions(angular: int, rad
     assert found.shape == (200, angular, radial)
     for order, zeros in enumerate(compute_bessel_zeros(angular, radial)):
         for place, zero in enumerate(zeros):
-            expected = normalised_bessel(order, zero, X.double().numpy())
+            expected = compute_normalised_bessel(order, zero, X.double().numpy())
             np.testing.assert_allclose(found[:, order, place], expected, atol=3e-5)
 
 

@@ -16,8 +16,8 @@ from suite.world import World
 from workloads.open_catalyst import DESCRIPTOR
 from workloads.open_catalyst import generate as generator
 from workloads.open_catalyst.config import OpenCatalystConfig
-from workloads.open_catalyst.graph import triplets
-from workloads.open_catalyst.slabs import LARGEST_FORCE, trajectory
+from workloads.open_catalyst.graph import list_triplets
+from workloads.open_catalyst.slabs import LARGEST_FORCE, make_trajectory
 
 pytest.importorskip("ase")
 
@@ -37,7 +37,7 @@ def test_stored_counts_are_those_of_the_graphs(tiny_data: Path, tiny: generator.
     sample = ShardReader(tiny_data, "train").read([5])
     edges = tiny.neighbourhood.edges(sample["atom.position"].astype(float), sample["cell"][0].astype(float))
     assert len(edges) == sample["edges"][0]
-    assert len(triplets(edges, len(sample["atom.number"]))[0]) == sample["triplets"][0]
+    assert len(list_triplets(edges, len(sample["atom.number"]))[0]) == sample["triplets"][0]
 
 
 def test_no_trajectory_is_in_both_splits(tiny_data: Path) -> None:
@@ -51,7 +51,7 @@ def test_no_trajectory_is_in_both_splits(tiny_data: Path) -> None:
 
 def test_a_trajectory_is_a_relaxation_of_a_slab_with_an_adsorbate(tiny: generator.DataSize) -> None:
     for number in range(4):
-        frames = trajectory(tiny.surfaces, 0, number)
+        frames = make_trajectory(tiny.surfaces, 0, number)
         first, last = frames[0], frames[-1]
         assert [frame.frame for frame in frames] == sorted({frame.frame for frame in frames})
         assert last.energy < first.energy
@@ -67,7 +67,7 @@ def test_stored_forces_are_the_gradient_of_stored_energies(tiny: generator.DataS
     ase = pytest.importorskip("ase")
     from ase.calculators.emt import EMT
 
-    frame = trajectory(tiny.surfaces, 0, 1)[0]
+    frame = make_trajectory(tiny.surfaces, 0, 1)[0]
     atoms = ase.Atoms(frame.number, positions=frame.position, cell=frame.cell, pbc=True)
     atoms.calc = EMT()
     assert atoms.get_potential_energy() == pytest.approx(frame.energy, abs=1e-9)

@@ -9,7 +9,7 @@ import pytest
 
 from suite.errors import InputError
 from tests.workloads.open_catalyst.conftest import random_structure
-from workloads.open_catalyst.graph import Edges, compute_inverse_cell, concatenate, neighbours, triplets
+from workloads.open_catalyst.graph import Edges, compute_inverse_cell, find_neighbours, join_edges, list_triplets
 
 
 def as_set(source: np.ndarray, target: np.ndarray, offset: np.ndarray) -> set[tuple[int, ...]]:
@@ -32,7 +32,7 @@ def by_definition(position: np.ndarray, cell: np.ndarray, cutoff: float) -> set[
 @pytest.mark.parametrize("seed", range(4))
 def test_neighbours_are_those_of_the_definition_even_when_the_cell_is_smaller_than_the_cutoff(seed: int) -> None:
     structure = random_structure(seed, atoms=3, side=(2.5, 4.0, 6.0, 9.0)[seed])
-    found = neighbours(structure.position, structure.cell, cutoff=4.5, most=10_000)
+    found = find_neighbours(structure.position, structure.cell, cutoff=4.5, most=10_000)
     expected = by_definition(structure.position, structure.cell, 4.5)
     assert as_set(found.source, found.target, found.offset) == expected
     assert expected
@@ -45,7 +45,7 @@ def test_neighbours_are_those_of_ase_and_matscipy(seed: int) -> None:
 
     structure = random_structure(seed, atoms=12, side=6.0)
     structure.position[:] += 11.0  # atoms outside the cell are where they are
-    found = neighbours(structure.position, structure.cell, cutoff=6.0, most=10_000)
+    found = find_neighbours(structure.position, structure.cell, cutoff=6.0, most=10_000)
     atoms = ase.Atoms(structure.number, positions=structure.position, cell=structure.cell, pbc=True)
     i, j, s = neighbor_list("ijS", atoms, 6.0)
     assert as_set(found.source, found.target, found.offset) == as_set(j, i, s)
@@ -56,8 +56,8 @@ def test_neighbours_are_those_of_ase_and_matscipy(seed: int) -> None:
 
 def test_only_the_nearest_are_kept_and_they_are_sorted() -> None:
     structure = random_structure(1, atoms=10, side=5.0)
-    everything = neighbours(structure.position, structure.cell, cutoff=6.0, most=10_000)
-    few = neighbours(structure.position, structure.cell, cutoff=6.0, most=8)
+    everything = find_neighbours(structure.position, structure.cell, cutoff=6.0, most=10_000)
+    few = find_neighbours(structure.position, structure.cell, cutoff=6.0, most=8)
 
     def lengths(edges: Edges) -> np.ndarray:
         return np.linalg.norm(structure.position[edges.source] + edges.shift - structure.position[edges.target], axis=1)
@@ -70,8 +70,8 @@ def test_only_the_nearest_are_kept_and_they_are_sorted() -> None:
 
 
 def test_an_isolated_atom_has_no_edges() -> None:
-    assert len(neighbours(np.zeros((1, 3)), 20 * np.eye(3), cutoff=6.0, most=50)) == 0
-    assert len(neighbours(np.zeros((1, 3)), 5 * np.eye(3), cutoff=6.0, most=50)) == 6  # its own images
+    assert len(find_neighbours(np.zeros((1, 3)), 20 * np.eye(3), cutoff=6.0, most=50)) == 0
+    assert len(find_neighbours(np.zeros((1, 3)), 5 * np.eye(3), cutoff=6.0, most=50)) == 6  # its own images
 
 
 def slow_triplets(edges: Edges) -> set[tuple[int, int]]:
@@ -89,8 +89,8 @@ def slow_triplets(edges: Edges) -> set[tuple[int, int]]:
 @pytest.mark.parametrize("side", [3.0, 5.0, 8.0])
 def test_triplets_are_all_pairs_of_edges_that_do_not_turn_back(side: float) -> None:
     structure = random_structure(2, atoms=4, side=side)
-    edges = neighbours(structure.position, structure.cell, cutoff=4.5, most=12)
-    into, out = triplets(edges, 4)
+    edges = find_neighbours(structure.position, structure.cell, cutoff=4.5, most=12)
+    into, out = list_triplets(edges, 4)
     assert set(zip(into.tolist(), out.tolist(), strict=True)) == slow_triplets(edges)
     assert (np.diff(out) >= 0).all()
     assert len(into) == len(slow_triplets(edges))
@@ -98,16 +98,16 @@ def test_triplets_are_all_pairs_of_edges_that_do_not_turn_back(side: float) -> N
 
 def test_an_image_of_the_target_is_not_a_way_back() -> None:
     """One atom alone: every triplet is k, j, i of one index. Six edges out, of whose 36 pairs six turn back."""
-    edges = neighbours(np.zeros((1, 3)), 5 * np.eye(3), cutoff=6.0, most=50)
-    assert len(triplets(edges, 1)[0]) == 36 - 6
+    edges = find_neighbours(np.zeros((1, 3)), 5 * np.eye(3), cutoff=6.0, most=50)
+    assert len(list_triplets(edges, 1)[0]) == 36 - 6
 
 
 def test_a_batch_is_its_structures_side_by_side() -> None:
     structures = [random_structure(seed, atoms=4 + seed) for seed in range(3)]
-    parts = [neighbours(each.position, each.cell, cutoff=4.5, most=20) for each in structures]
-    batch = concatenate(parts, [4, 5, 6])
-    into, out = triplets(batch, 15)
-    separate = [triplets(part, 4 + place) for place, part in enumerate(parts)]
+    parts = [find_neighbours(each.position, each.cell, cutoff=4.5, most=20) for each in structures]
+    batch = join_edges(parts, [4, 5, 6])
+    into, out = list_triplets(batch, 15)
+    separate = [list_triplets(part, 4 + place) for place, part in enumerate(parts)]
     first = np.cumsum([0, *map(len, parts)])
     np.testing.assert_array_equal(into, np.concatenate([a + n for (a, _), n in zip(separate, first, strict=False)]))
     np.testing.assert_array_equal(out, np.concatenate([b + n for (_, b), n in zip(separate, first, strict=False)]))
@@ -117,9 +117,9 @@ def test_a_batch_is_its_structures_side_by_side() -> None:
 @pytest.mark.parametrize("cell", [np.zeros((3, 3)), np.diag([5.0, 5.0, 0.0]), np.ones((3, 3))])
 def test_a_cell_without_volume_is_refused(cell: np.ndarray) -> None:
     with pytest.raises(InputError, match="has no volume"):
-        neighbours(np.zeros((2, 3)), cell, cutoff=6.0, most=50)
+        find_neighbours(np.zeros((2, 3)), cell, cutoff=6.0, most=50)
 
 
 def test_atoms_on_each_other_are_refused() -> None:
     with pytest.raises(InputError, match="atom 0 and another atom have the same position"):
-        neighbours(np.array([[0.0, 0, 0], [5.0, 0, 0]]), 5 * np.eye(3), cutoff=6.0, most=50)
+        find_neighbours(np.array([[0.0, 0, 0], [5.0, 0, 0]]), 5 * np.eye(3), cutoff=6.0, most=50)

@@ -14,8 +14,15 @@ from suite.documents import convert
 from tests.workloads.open_catalyst.conftest import random_structure
 from workloads.open_catalyst import DESCRIPTOR
 from workloads.open_catalyst.config import OpenCatalystConfig
-from workloads.open_catalyst.data import batch_of
-from workloads.open_catalyst.model import DimeNetPlusPlus, forward_flops, glorot_orthogonal, parameter_count, silu, work
+from workloads.open_catalyst.data import build_batch
+from workloads.open_catalyst.model import (
+    DimeNetPlusPlus,
+    compute_work,
+    forward_flops,
+    glorot_orthogonal,
+    parameter_count,
+    silu,
+)
 from workloads.open_catalyst.structures import Neighbourhood, Structure
 
 MEANS = {"mean_atoms": 66, "mean_edges": 3242, "mean_triplets": 157_000}
@@ -39,7 +46,7 @@ def a_model(**changes: object) -> DimeNetPlusPlus:
 
 def batch(*structures: Structure, neighbourhood: Neighbourhood = NEIGHBOURHOOD) -> dict[str, torch.Tensor]:
     """In float64, so that symmetries hold to rounding."""
-    found = batch_of(
+    found = build_batch(
         position=np.concatenate([each.position for each in structures]),
         force=np.concatenate([each.force for each in structures]),
         number=np.concatenate([each.number for each in structures]),
@@ -74,7 +81,7 @@ def test_the_card_states_the_numbers_of_the_configs(size: str) -> None:
         model = DimeNetPlusPlus(own)
     assert sum(parameter.numel() for parameter in model.parameters()) == parameter_count(own) == card.model_parameters
     assert card.forward_flops_per_sample == pytest.approx(2 * forward_flops(own), rel=1e-6), "energy and forces"
-    done = work(own, global_batch_size=256, element_bytes=4)
+    done = compute_work(own, global_batch_size=256, element_bytes=4)
     assert card.training_flops_per_sample == pytest.approx(done.model_flops, rel=1e-6)
     assert done.executed_flops < done.model_flops
 

@@ -22,7 +22,7 @@ from suite.world import World
 from tests.fixtures.warm import warm_python
 from tests.workloads.tiny import TINY
 from workloads.open_catalyst import DESCRIPTOR
-from workloads.open_catalyst.baselines import baselines
+from workloads.open_catalyst.baselines import measure_baselines
 from workloads.open_catalyst.config import OpenCatalystConfig, learning_rate
 from workloads.open_catalyst.workload import OpenCatalyst
 
@@ -280,7 +280,7 @@ def test_two_ranks_train_as_one_balanced_or_not(tiny_data: Path, tmp_path: Path)
 def test_baselines_are_computed_from_the_data(tiny_data: Path) -> None:
     own = config().hyperparameters
     assert isinstance(own, OpenCatalystConfig)
-    values = baselines(tiny_data, own)
+    values = measure_baselines(tiny_data, own)
     truth = ShardReader(tiny_data, "validation").read(range(8))
     force = truth["atom.force"][truth["atom.fixed"] == 0]
     assert values["zero_force"] == pytest.approx(np.abs(force).mean(), rel=1e-6)
@@ -309,5 +309,5 @@ def test_a_pair_potential_finds_forces_that_are_one(tiny_data: Path, tmp_path: P
     write_manifest(tmp_path, structs.replace(manifest, splits=splits))
     own = config().hyperparameters
     assert isinstance(own, OpenCatalystConfig)
-    values = baselines(tmp_path, own)
+    values = measure_baselines(tmp_path, own)
     assert values["pair_potential"] < 0.1 * values["zero_force"]

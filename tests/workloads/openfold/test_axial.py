@@ -25,7 +25,7 @@ from tests.workloads.openfold.conftest import SMALL_NET
 from tests.workloads.openfold.test_model import scrambled
 from workloads.openfold.config import OpenFoldConfig
 from workloads.openfold.data import OpenFoldData
-from workloads.openfold.losses import losses
+from workloads.openfold.losses import compute_losses
 from workloads.openfold.model import OpenFoldNet
 from workloads.openfold.primitives import SharedDropout
 
@@ -74,7 +74,7 @@ def batch_of(made_once: Callable[[str], Path], config: OpenFoldConfig, split: st
 
 def step(model: nn.Module, config: OpenFoldConfig, batch: dict[str, Tensor]) -> tuple[float, list[Tensor]]:
     """The loss and the gradients of all parameters."""
-    loss = losses(config, model.train()(batch), batch)["total"].mean()
+    loss = compute_losses(config, model.train()(batch), batch)["total"].mean()
     loss.backward()  # type: ignore[no-untyped-call]
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     assert len(gradients) == len(list(model.parameters()))

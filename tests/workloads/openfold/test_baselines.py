@@ -16,7 +16,7 @@ from workloads.openfold.baselines import (
     _typical_chain,
 )
 from workloads.openfold.features import Protein
-from workloads.openfold.proteins import HELIX, Families, draw, families
+from workloads.openfold.proteins import HELIX, Families, make_family, make_proteins
 
 FOLDS = Families(12, 14, 16, hairpins_per_helix=1)
 NUMBERS = range(120)
@@ -24,7 +24,7 @@ NUMBERS = range(120)
 
 @pytest.fixture(scope="module")
 def chains() -> list[Protein]:
-    return families(FOLDS, 0, NUMBERS)
+    return make_proteins(FOLDS, 0, NUMBERS)
 
 
 def test_the_nearest_chain_is_copied(chains: list[Protein]) -> None:
@@ -44,7 +44,7 @@ def test_the_typical_chain_is_the_most_frequent_fold(chains: list[Protein]) -> N
 
 
 def _is_helix(number: int) -> bool:
-    elements = draw(FOLDS, 0, number).elements
+    elements = make_family(FOLDS, 0, number).elements
     return bool((elements == HELIX).sum() >= len(elements) - 3)
 
 
@@ -53,7 +53,7 @@ def test_the_profile_regression_learns_a_fold_that_letters_tell(chains: list[Pro
     """With helices written in alanine and all else in glycine it finds the fold; with shuffled couplings it cannot."""
     told = []
     for each, number in zip(chains, NUMBERS, strict=True):
-        letters = draw(FOLDS, 0, number).elements.astype(np.int8)  # one amino acid for each element
+        letters = make_family(FOLDS, 0, number).elements.astype(np.int8)  # one amino acid for each element
         told.append(replace(each, aatype=letters, msa=np.tile(letters, (4, 1)), atom_mask=_backbone(each)))
     score = np.mean([_score(_profile_regression(told[:90])(each), each) for each in told[90:]])
     hidden = np.mean([_score(_profile_regression(chains[:90])(each), each) for each in chains[90:]])
@@ -71,7 +71,7 @@ def test_the_pair_regression_finds_what_varies_together(chains: list[Protein]) -
     predict = _pair_regression(chains[:90])
     coupled, other = [], []
     for chain, number in zip(chains[90:], NUMBERS[90:], strict=True):
-        distances, partner = predict(chain), draw(FOLDS, 0, number).partner
+        distances, partner = predict(chain), make_family(FOLDS, 0, number).partner
         for first in range(len(chain) - 7):
             (coupled if partner[first] == first + 7 else other).append(distances[first, first + 7])
     assert len(coupled) > 5

@@ -32,7 +32,7 @@ from workloads.openfold.alignment_files import read_a3m
 from workloads.openfold.convert import convert
 from workloads.openfold.features import Protein
 from workloads.openfold.public.structures import ATOMS_37
-from workloads.openfold.shard_form import proteins_of
+from workloads.openfold.shard_form import convert_to_proteins
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def proteins(root: Path) -> list[tuple[str, int, Protein]]:
     for split in SPLITS:
         reader = ShardReader(root, split)
         arrays = reader.read(range(len(reader)))
-        found += [(split, int(n), each) for n, each in zip(arrays["family"], proteins_of(arrays), strict=True)]
+        found += [(split, int(n), each) for n, each in zip(arrays["family"], convert_to_proteins(arrays), strict=True)]
     return found
 
 

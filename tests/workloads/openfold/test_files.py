@@ -25,8 +25,8 @@ from workloads.openfold.alignment_files import merge, read_a3m, read_fasta
 from workloads.openfold.convert import convert, fetch, read_protein
 from workloads.openfold.data import OpenFoldData
 from workloads.openfold.mmcif import read_chain, read_entry
-from workloads.openfold.proteins import Families, families
-from workloads.openfold.shard_form import proteins_of
+from workloads.openfold.proteins import Families, make_proteins
+from workloads.openfold.shard_form import convert_to_proteins
 
 # the form of the Protein Data Bank: quotes, a text field, two models, two places of one atom, a modified residue, water
 ARCHIVE = """data_1ABC
@@ -157,7 +157,7 @@ def test_a_modified_residue_counts_as_the_parent_that_the_file_names(tmp_path: P
 
 
 def test_written_structures_are_read_back(tmp_path: Path) -> None:
-    protein = families(Families(30, 30, 2), 0, range(1))[0]
+    protein = make_proteins(Families(30, 30, 2), 0, range(1))[0]
     text = mmcif_text("made", protein.aatype, protein.atoms, protein.atom_mask)
     _, chain = read_chain(write(tmp_path / "made.cif", text))
     np.testing.assert_array_equal(chain.aatype, protein.aatype)
@@ -225,7 +225,7 @@ def test_alignments_of_one_chain_are_merged_without_repetitions() -> None:
 
 
 def test_alignments_are_written_as_they_are_read(tmp_path: Path) -> None:
-    protein = families(Families(30, 30, 9), 1, range(1))[0]
+    protein = make_proteins(Families(30, 30, 9), 1, range(1))[0]
     msa, deletions = read_a3m(write(tmp_path / "a.a3m", a3m_text(protein.msa, protein.deletions, "chain")))
     np.testing.assert_array_equal(msa, protein.msa)
     np.testing.assert_array_equal(deletions, protein.deletions)
@@ -255,7 +255,7 @@ def test_a_fasta_file_without_a_sequence_is_refused(tmp_path: Path) -> None:
 
 def folder(root: Path, count: int = 4) -> Path:
     root.mkdir()
-    for number, protein in enumerate(families(Families(12, 16, 5), 2, range(count))):
+    for number, protein in enumerate(make_proteins(Families(12, 16, 5), 2, range(count))):
         write(root / f"p{number}.cif", mmcif_text("p", protein.aatype, protein.atoms, protein.atom_mask))
         write(root / f"p{number}.a3m", a3m_text(protein.msa, protein.deletions, "p"))
     return root
@@ -266,15 +266,15 @@ def test_a_folder_of_structures_becomes_a_data_set(tmp_path: Path, world: World)
     convert(source, root, world=world, size="mini")
     assert compare_files(root, deep=True) == []
     assert len(OpenFoldData(root, "train", SMALL_NET, 4)) == 3
-    read = next(proteins_of(ShardReader(root, "validation").read([0])))
-    np.testing.assert_array_equal(read.msa, families(Families(12, 16, 5), 2, range(3, 4))[0].msa)
+    read = next(convert_to_proteins(ShardReader(root, "validation").read([0])))
+    np.testing.assert_array_equal(read.msa, make_proteins(Families(12, 16, 5), 2, range(3, 4))[0].msa)
     assert OpenFoldData(root, "train", SMALL_NET, 4).load([0, 1], seed=0, epoch=1)["template_atom_mask"].sum() == 0
 
 
 def grouped(root: Path) -> Path:
     """Two pairs of alike chains, the first of each among the first three names."""
     folder(root, 3)
-    proteins = families(Families(40, 50, 5), 2, range(2))
+    proteins = make_proteins(Families(40, 50, 5), 2, range(2))
     for number, protein in enumerate([proteins[0], proteins[0], proteins[1], proteins[1]]):
         write(root / f"q{number}.cif", mmcif_text("q", protein.aatype, protein.atoms, protein.atom_mask))
     return root

@@ -17,22 +17,22 @@ from suite.world import World
 from tests.workloads.openfold.conftest import SMALL_NET
 from workloads.openfold import DESCRIPTOR, features, residues
 from workloads.openfold import generate as generator
-from workloads.openfold.baselines import affinity, baselines, fit_contact_potential
+from workloads.openfold.baselines import compute_affinity, fit_contact_potential, measure_baselines
 from workloads.openfold.data import OpenFoldData
-from workloads.openfold.features import SLOTTED, alignment, sample, sample_recycles
-from workloads.openfold.losses import sample_lddt_ca
+from workloads.openfold.features import SLOT_ARRAYS, build_alignment, build_sample, choose_recycles
+from workloads.openfold.losses import compute_sample_lddt_ca
 from workloads.openfold.proteins import (
     HELIX,
     KINDS,
     STRAND,
-    Drawn,
     Families,
+    Family,
     build_atoms,
     build_backbone,
-    draw,
-    families,
+    make_family,
+    make_proteins,
 )
-from workloads.openfold.shard_form import proteins_of
+from workloads.openfold.shard_form import convert_to_proteins
 
 FOLDS = Families(20, 24, 16, hairpins_per_helix=3)
 KIND_OF = np.array([next(k for k, kind in enumerate(KINDS) if letter in kind) for letter in residues.LETTERS])
@@ -47,8 +47,8 @@ def test_the_result_is_complete_and_described(tiny_data: Path) -> None:
 
 
 def test_a_family_does_not_depend_on_its_shard() -> None:
-    together = families(FOLDS, 7, range(5, 9))
-    alone = families(FOLDS, 7, range(7, 8))[0]
+    together = make_proteins(FOLDS, 7, range(5, 9))
+    alone = make_proteins(FOLDS, 7, range(7, 8))[0]
     np.testing.assert_allclose(alone.atoms, together[2].atoms, atol=1e-5)
     np.testing.assert_array_equal(alone.msa, together[2].msa)
 
@@ -60,11 +60,11 @@ def test_other_seeds_and_sizes_are_refused_or_different(
         generator.generate(tiny_data, "smoke", seed=4, world=world)
     with pytest.raises(InputError, match="unknown size 'huge'; sizes: smoke, mini"):
         generator.generate(tiny_data, "huge", seed=3, world=world)
-    assert not np.array_equal(draw(FOLDS, 0, 0).msa[:, :20], draw(FOLDS, 1, 0).msa[:, :20])
+    assert not np.array_equal(make_family(FOLDS, 0, 0).msa[:, :20], make_family(FOLDS, 1, 0).msa[:, :20])
 
 
 def test_chains_have_the_geometry_of_the_peptide_bond() -> None:
-    for protein in families(FOLDS, 0, range(4)):
+    for protein in make_proteins(FOLDS, 0, range(4)):
         ca, c, n = (protein.atoms[:, k] for k in (residues.CA, residues.C, residues.N))
         np.testing.assert_allclose(np.linalg.norm(ca[1:] - ca[:-1], axis=1), 3.80, atol=0.03)
         np.testing.assert_allclose(np.linalg.norm(n[1:] - c[:-1], axis=1), residues.C_N, atol=2e-3)  # rounded to 0.001
@@ -79,7 +79,7 @@ def test_an_all_helix_chain_rises_as_an_alpha_helix() -> None:
 
 def test_a_column_alone_says_nothing_of_the_fold() -> None:
     """The letters of helices, strands and all others have one distribution: a vote or a regression on columns has nothing."""
-    drawn = [draw(FOLDS, 0, number) for number in range(1200)]
+    drawn = [make_family(FOLDS, 0, number) for number in range(1200)]
     letters = np.concatenate([each.msa[1:6].T for each in drawn])  # (residues, rows)
     elements = np.concatenate([each.elements for each in drawn])
     shares = {
@@ -93,7 +93,7 @@ def test_a_column_alone_says_nothing_of_the_fold() -> None:
 def test_coupled_residues_touch_and_have_fitting_letters() -> None:
     fitting = []
     for number in range(20):
-        one = draw(FOLDS, 0, number)
+        one = make_family(FOLDS, 0, number)
         ca = build_backbone(one.torsions)[0, :, residues.CA]
         coupled = np.flatnonzero(one.partner > np.arange(len(one.partner)))
         assert np.array_equal(one.partner[one.partner], np.arange(len(one.partner)))
@@ -105,18 +105,18 @@ def test_coupled_residues_touch_and_have_fitting_letters() -> None:
 
 
 def test_alignments_show_what_one_sequence_hides() -> None:
-    potential = fit_contact_potential(families(FOLDS, 0, range(100)))
-    drawn = [draw(FOLDS, 0, number) for number in range(100, 160)]
+    potential = fit_contact_potential(make_proteins(FOLDS, 0, range(100)))
+    drawn = [make_family(FOLDS, 0, number) for number in range(100, 160)]
     assert _partners_found(drawn, potential, 16) > 0.7
     assert _partners_found(drawn, potential, 1) < 0.4
 
 
-def _partners_found(drawn: list[Drawn], potential: np.ndarray, rows: int) -> float:
+def _partners_found(drawn: list[Family], potential: np.ndarray, rows: int) -> float:
     """Compute how often a coupled residue's column fits its partner's best of all that are not its neighbours."""
     found = []
     for each in drawn:
         index = np.arange(len(each.sequence))
-        fit = affinity(each.msa[:rows], potential)
+        fit = compute_affinity(each.msa[:rows], potential)
         fit[np.abs(index[:, None] - index) < 3] = -np.inf
         coupled = each.partner != index
         found.append((fit.argmax(1) == each.partner)[coupled])
@@ -124,12 +124,12 @@ def _partners_found(drawn: list[Drawn], potential: np.ndarray, rows: int) -> flo
 
 
 def test_the_torsions_without_noise_are_far_above_every_target() -> None:
-    drawn = [draw(FOLDS, 0, VALIDATION_INDEX + number) for number in range(64)]
+    drawn = [make_family(FOLDS, 0, VALIDATION_INDEX + number) for number in range(64)]
     sequences, chi = [each.sequence for each in drawn], [each.chi[0] for each in drawn]
     truth = build_atoms(sequences, [each.torsions[0] for each in drawn], chi)
     oracle = build_atoms(sequences, [each.mean_torsions for each in drawn], chi)
     pairs = [[torch.from_numpy(x[None, :, residues.CA]) for x in both] for both in zip(oracle, truth, strict=True)]
-    assert np.mean([float(sample_lddt_ca(*both, torch.ones(both[0].shape[:2]))) for both in pairs]) > 0.93
+    assert np.mean([float(compute_sample_lddt_ca(*both, torch.ones(both[0].shape[:2]))) for both in pairs]) > 0.93
 
 
 @pytest.mark.long
@@ -137,7 +137,7 @@ def test_the_torsions_without_noise_are_far_above_every_target() -> None:
 def test_the_target_lies_three_standard_errors_beyond_every_baseline(tmp_path: Path, world: World, size: str) -> None:
     generator.generate(tmp_path, size, seed=0, world=world)
     card = DESCRIPTOR.card().size(size)
-    found = baselines(tmp_path)
+    found = measure_baselines(tmp_path)
     assert set(found) >= {"typical_chain", "nearest_chain", "profile_regression", "pair_regression"}
     for name, value in found.items():
         assert 0 < value.standard_error < 0.02, name
@@ -167,24 +167,24 @@ def test_features_have_the_form_of_the_supplement(train: OpenFoldData) -> None:
 
 
 def test_rows_are_clustered_by_the_whole_chain_then_cropped() -> None:
-    protein = families(Families(40, 40, 12), 5, range(1))[0]
+    protein = make_proteins(Families(40, 40, 12), 5, range(1))[0]
     settings = structs.replace(SMALL_NET, max_templates=0)
-    got = sample(protein, settings, np.random.default_rng(7), length=10, training=True)
+    got = build_sample(protein, settings, np.random.default_rng(7), length=10, training=True)
     rng = np.random.default_rng(7)
-    recycles = sample_recycles(settings, rng)
+    recycles = choose_recycles(settings, rng)
     rng.random()  # of the clamp
     begin = int(rng.integers(31))
-    slots = [alignment(protein.msa, protein.deletions, settings, rng) for _ in range(recycles + 1)]
-    for name in SLOTTED:
+    slots = [build_alignment(protein.msa, protein.deletions, settings, rng) for _ in range(recycles + 1)]
+    for name in SLOT_ARRAYS:
         np.testing.assert_array_equal(got[name], np.stack([slot[name][:, begin : begin + 10] for slot in slots]))
     np.testing.assert_array_equal(got["true_msa"], slots[-1]["true_msa"][:, begin : begin + 10])
 
 
 def test_deep_alignments_are_clustered_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    protein = families(Families(20, 20, 40), 5, range(1))[0]
-    whole = alignment(protein.msa, protein.deletions, SMALL_NET, np.random.default_rng(1))
+    protein = make_proteins(Families(20, 20, 40), 5, range(1))[0]
+    whole = build_alignment(protein.msa, protein.deletions, SMALL_NET, np.random.default_rng(1))
     monkeypatch.setattr(features, "ROWS_AT_ONCE", 7)
-    parts = alignment(protein.msa, protein.deletions, SMALL_NET, np.random.default_rng(1))
+    parts = build_alignment(protein.msa, protein.deletions, SMALL_NET, np.random.default_rng(1))
     for name, array in whole.items():
         np.testing.assert_array_equal(array, parts[name])
 
@@ -200,4 +200,4 @@ def test_damaged_alignments_are_refused(tiny_data: Path) -> None:
     arrays = ShardReader(tiny_data, "train").read([0])
     arrays["alignment.offsets"] = arrays["alignment.offsets"] - np.array([0, 1])
     with pytest.raises(InputError, match="are not rows of"):
-        list(proteins_of(arrays))
+        list(convert_to_proteins(arrays))

@@ -12,29 +12,29 @@ from torch import Tensor
 from tests.workloads.openfold.conftest import SMALL_NET
 from workloads.openfold import residues
 from workloads.openfold.data import OpenFoldData
-from workloads.openfold.features import EXACT
+from workloads.openfold.features import SYNTHETIC_RESOLUTION
 from workloads.openfold.geometry import (
     Frame,
+    compute_atoms,
     compute_backbone_frames,
+    compute_dihedral,
+    compute_group_frames,
     compute_known_groups,
     compute_torsions_of,
-    dihedral,
-    group_frames,
-    place_atoms_of,
-    table,
+    load_residue_table,
 )
 from workloads.openfold.losses import (
     EPS,
     Naming,
     compute_backbone_fape,
     compute_distogram_loss,
+    compute_fape,
+    compute_lddt_ca,
+    compute_losses,
     compute_mean_distance,
-    fape,
-    lddt_ca,
-    losses,
-    renamed,
-    sample_lddt_ca,
-    sidechain_fape,
+    compute_sample_lddt_ca,
+    compute_sidechain_fape,
+    rename_atoms,
 )
 from workloads.openfold.model import OpenFoldNet
 from workloads.openfold.structure import compute_frame_update
@@ -48,8 +48,8 @@ def chain(length: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     angle = angle / angle.norm(dim=-1, keepdim=True)
     update = torch.randn(1, length, 6, generator=generator, dtype=torch.float64)
     frame = compute_frame_update(update * torch.tensor([1.0, 1, 1, 8, 8, 8]))
-    atoms = place_atoms_of(aatype, group_frames(aatype, frame, angle))
-    return aatype, atoms, table("ATOM_MASK", torch.device("cpu"))[aatype].double(), angle
+    atoms = compute_atoms(aatype, compute_group_frames(aatype, frame, angle))
+    return aatype, atoms, load_residue_table("ATOM_MASK", torch.device("cpu"))[aatype].double(), angle
 
 
 def moved(points: Tensor, seed: int = 4) -> Tensor:
@@ -62,7 +62,7 @@ def test_torsions_and_frames_are_found_again_in_the_atoms_they_made() -> None:
     found = compute_torsions_of(aatype, atoms, mask)
     error = ((found.angle - angle) * found.mask[..., None])[..., 2:, :]
     assert float(error.abs().max()) < 1e-6
-    assert found.mask[..., 3:].sum() == table("CHI_MASK", aatype.device)[aatype].sum()
+    assert found.mask[..., 3:].sum() == load_residue_table("CHI_MASK", aatype.device)[aatype].sum()
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_rings_that_no_bond_length_was_given_for_close(residue: str, pair: tuple
     aatype = torch.tensor([[residues.LETTERS.index(residue)]])
     angle = torch.tensor([0.0, 1.0], dtype=torch.float64).expand(1, 1, 7, 2).clone()
     frame = Frame(torch.eye(3, dtype=torch.float64).expand(1, 1, 3, 3), torch.zeros(1, 1, 3, dtype=torch.float64))
-    atoms = place_atoms_of(aatype, group_frames(aatype, frame, angle))[0, 0]
+    atoms = compute_atoms(aatype, compute_group_frames(aatype, frame, angle))[0, 0]
     names = residues.ATOM_NAMES[int(aatype)]
     distance = float((atoms[names.index(pair[0])] - atoms[names.index(pair[1])]).norm())
     assert distance == pytest.approx(length, abs=0.05)
@@ -90,20 +90,20 @@ def test_amino_acids_are_left_handed() -> None:
 
 def test_dihedral_has_the_sign_of_iupac() -> None:
     points = [torch.tensor(p) for p in ([0.0, 1, 0], [0.0, 0, 0], [1.0, 0, 0], [1.0, 0, 1])]
-    torch.testing.assert_close(dihedral(*points), torch.tensor([1.0, 0.0]))  # clockwise, seen along the bond
+    torch.testing.assert_close(compute_dihedral(*points), torch.tensor([1.0, 0.0]))  # clockwise, seen along the bond
 
 
 def test_fape_equals_the_definition_and_does_not_change_under_rigid_motion() -> None:
     _, one, _, _ = chain(6, 1)
     _, other, _, _ = chain(6, 2)
     frames, true = compute_backbone_frames(one), compute_backbone_frames(other)
-    got = fape(frames, one[:, :, 1], true, other[:, :, 1])
+    got = compute_fape(frames, one[:, :, 1], true, other[:, :, 1])
     for i in range(6):
         for j in range(6):
             seen = [f.rotation[0, i].T @ (x[0, j, 1] - f.translation[0, i]) for f, x in ((frames, one), (true, other))]
             torch.testing.assert_close(got[0, i, :, j], seen[0] - seen[1])
     motion = compute_backbone_frames(moved(one))
-    again = fape(motion, moved(one)[:, :, 1], true, other[:, :, 1])
+    again = compute_fape(motion, moved(one)[:, :, 1], true, other[:, :, 1])
     torch.testing.assert_close(again, got, atol=1e-6, rtol=1e-6)
 
 
@@ -136,7 +136,7 @@ def test_fape_of_the_truth_is_nothing_and_of_the_mirror_image_is_not() -> None:
         stacked = Frame(frames.rotation[None], frames.translation[None])
         return (
             float(compute_backbone_fape(stacked, atoms, mask, clamp)),
-            float(sidechain_fape(groups, predicted, aatype, atoms, mask, naming)),
+            float(compute_sidechain_fape(groups, predicted, aatype, atoms, mask, naming)),
         )
 
     assert max(both(moved(atoms))) < 0.0011  # sqrt(1e-4) angstrom over 10
@@ -158,14 +158,14 @@ def test_symmetric_side_chains_take_the_better_name() -> None:
     _, atoms, _, _ = chain(5)
     angle = torch.randn(1, 5, 7, 2, dtype=torch.float64)
     frame = compute_backbone_frames(atoms)
-    atoms = place_atoms_of(aatype, group_frames(aatype, frame, angle / angle.norm(dim=-1, keepdim=True)))
-    mask = table("ATOM_MASK", aatype.device)[aatype].double()
-    swapped = atoms.gather(2, table("SWAP", aatype.device)[aatype][..., None].expand_as(atoms))
+    atoms = compute_atoms(aatype, compute_group_frames(aatype, frame, angle / angle.norm(dim=-1, keepdim=True)))
+    mask = load_residue_table("ATOM_MASK", aatype.device)[aatype].double()
+    swapped = atoms.gather(2, load_residue_table("SWAP", aatype.device)[aatype][..., None].expand_as(atoms))
     assert float((swapped - atoms).abs().max()) > 1
-    back = renamed(atoms, aatype, swapped, mask)
+    back = rename_atoms(atoms, aatype, swapped, mask)
     torch.testing.assert_close(back.atoms, atoms)
     assert back.swapped.tolist() == [[True, True, False, True, True]]
-    same = renamed(swapped, aatype, swapped, mask)
+    same = rename_atoms(swapped, aatype, swapped, mask)
     torch.testing.assert_close(same.atoms, swapped)
     assert not same.swapped.any()
     # the frames of the truth are then those of the atoms with the better names
@@ -178,7 +178,7 @@ def test_symmetric_side_chains_take_the_better_name() -> None:
 def test_a_side_chain_s_frame_needs_only_its_own_atoms() -> None:
     """As in the reference; real structures lack atoms, and their geometry is not ideal."""
     aatype, atoms, mask, angle = chain(20)
-    groups = group_frames(aatype, compute_backbone_frames(atoms), angle)
+    groups = compute_group_frames(aatype, compute_backbone_frames(atoms), angle)
     frames, known = compute_known_groups(aatype, atoms, mask, torch.zeros(1, 20))
     for number, group in enumerate((0, 3, 4, 5, 6, 7)):
         there = known[..., number] > 0
@@ -215,10 +215,10 @@ def test_lddt_equals_the_definition_and_does_not_change_under_rigid_motion() -> 
     tensors = [torch.from_numpy(each)[None] for each in (predicted, true, mask)]
     per, whole = slow_lddt(predicted, true, mask)
     known = mask > 0
-    np.testing.assert_allclose(lddt_ca(*tensors)[0].numpy()[known], np.array(per)[known], atol=1e-8)
-    assert float(sample_lddt_ca(*tensors)) == pytest.approx(whole)
-    assert float(sample_lddt_ca(moved(tensors[0]), tensors[1], tensors[2])) == pytest.approx(whole)
-    assert float(sample_lddt_ca(tensors[1], tensors[1], tensors[2])) == 1.0
+    np.testing.assert_allclose(compute_lddt_ca(*tensors)[0].numpy()[known], np.array(per)[known], atol=1e-8)
+    assert float(compute_sample_lddt_ca(*tensors)) == pytest.approx(whole)
+    assert float(compute_sample_lddt_ca(moved(tensors[0]), tensors[1], tensors[2])) == pytest.approx(whole)
+    assert float(compute_sample_lddt_ca(tensors[1], tensors[1], tensors[2])) == 1.0
 
 
 def test_distogram_loss_is_least_at_the_true_bins() -> None:
@@ -236,19 +236,19 @@ def test_distogram_loss_is_least_at_the_true_bins() -> None:
 def test_plddt_is_learned_from_structures_of_good_resolution_only(train: OpenFoldData) -> None:
     torch.manual_seed(0)
     batch = dict(train.load(range(6), seed=0, epoch=1))
-    assert (batch["resolution"] == EXACT).all()  # synthetic
+    assert (batch["resolution"] == SYNTHETIC_RESOLUTION).all()  # synthetic
     prediction = OpenFoldNet(SMALL_NET)(batch)
-    every = losses(SMALL_NET, prediction, batch)["plddt"].detach()
+    every = compute_losses(SMALL_NET, prediction, batch)["plddt"].detach()
     assert float(every.min()) > 0
     batch["resolution"] = torch.tensor([0.05, 0.1, 2.0, 3.0, 3.1, math.nan])
-    some = losses(SMALL_NET, prediction, batch)["plddt"].detach()
+    some = compute_losses(SMALL_NET, prediction, batch)["plddt"].detach()
     torch.testing.assert_close(some, every * torch.tensor([0.0, 1, 1, 1, 0, 0]))
 
 
 def test_the_total_has_the_weights_of_the_rules(train: OpenFoldData) -> None:
     torch.manual_seed(0)
     batch = train.load(range(3), seed=0, epoch=1)
-    terms = losses(SMALL_NET, OpenFoldNet(SMALL_NET)(batch), batch)
+    terms = compute_losses(SMALL_NET, OpenFoldNet(SMALL_NET)(batch), batch)
     expected = (
         0.5 * terms["fape_backbone"]
         + 0.5 * terms["fape_sidechain"]

@@ -16,14 +16,14 @@ from workloads.openfold import residues
 from workloads.openfold.config import OpenFoldConfig
 from workloads.openfold.data import OpenFoldData
 from workloads.openfold.evoformer import OuterProductMean, TriangleAttention, TriangleMultiplication, encode_distances
-from workloads.openfold.features import Protein, sample
+from workloads.openfold.features import Protein, build_sample
 from workloads.openfold.geometry import Frame
-from workloads.openfold.losses import losses
+from workloads.openfold.losses import compute_losses
 from workloads.openfold.model import PSI, OpenFoldNet, compute_template_features
 from workloads.openfold.primitives import Attention
-from workloads.openfold.proteins import Families, families
+from workloads.openfold.proteins import Families, make_proteins
 from workloads.openfold.structure import InvariantPointAttention, compute_frame_update
-from workloads.openfold.work import forward, work
+from workloads.openfold.work import compute_work, count_forward
 
 # reference: mlcommons/hpc openfold; its log says model_parameters_count 93229082
 PARTS = {
@@ -92,10 +92,10 @@ def test_the_full_network_has_the_parameters_of_the_reference_part_by_part() -> 
 
 
 def test_closed_forms_give_the_reference_s_operations_and_parameters() -> None:
-    full = forward(OpenFoldConfig(), residues=256)
+    full = count_forward(OpenFoldConfig(), residues=256)
     assert full.parameters == 93_229_082
     assert 2 * full.multiply_adds == pytest.approx(11.80e12, rel=1e-3)
-    checkpointed = work(OpenFoldConfig(checkpointing=True), global_batch_size=128, element_bytes=2)
+    checkpointed = compute_work(OpenFoldConfig(checkpointing=True), global_batch_size=128, element_bytes=2)
     assert checkpointed.executed_flops == pytest.approx(65e12, rel=0.01)
 
 
@@ -108,7 +108,7 @@ def test_closed_forms_equal_torch_s_counter(train: OpenFoldData, templates: int)
     batch |= {name: batch[name][:, -1:] for name in ("msa_mask", "extra_msa", "extra_deletions", "extra_msa_mask")}
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         net(batch)
-    counted = forward(own, residues=SMALL_NET.crop_size)
+    counted = count_forward(own, residues=SMALL_NET.crop_size)
     assert counted.parameters == count(net)
     assert counter.get_total_flops() == pytest.approx(2 * counted.multiply_adds, rel=0.03)  # and 3 x 3 frames
 
@@ -116,7 +116,7 @@ def test_closed_forms_equal_torch_s_counter(train: OpenFoldData, templates: int)
 def test_every_parameter_gets_a_gradient(train: OpenFoldData) -> None:
     net = scrambled(OpenFoldNet(SMALL_NET))
     batch = train.load([0, 1], seed=0, epoch=1)
-    losses(SMALL_NET, net(batch), batch)["total"].mean().backward()
+    compute_losses(SMALL_NET, net(batch), batch)["total"].mean().backward()
     assert [name for name, parameter in net.named_parameters() if parameter.grad is None] == []
 
 
@@ -127,7 +127,7 @@ def test_checkpointing_gives_the_same_gradients(train: OpenFoldData) -> None:
         own = structs.replace(SMALL_NET, checkpointing=checkpointing, msa_dropout=0.2, pair_dropout=0.2)
         net = scrambled(OpenFoldNet(own))
         torch.manual_seed(5)
-        losses(own, net(batch), batch)["total"].mean().backward()
+        compute_losses(own, net(batch), batch)["total"].mean().backward()
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in net.parameters()]))
     torch.testing.assert_close(*gradients)
 
@@ -231,12 +231,12 @@ def test_outer_product_mean_counts_known_rows_only() -> None:
 
 def template_batch(protein: Protein, crop: int, *, seed: int = 0, training: bool = False) -> dict[str, Tensor]:
     settings = structs.replace(SMALL_NET, max_templates=1, num_recycling_iters=0)
-    arrays = sample(protein, settings, np.random.default_rng(seed), length=crop, training=training)
+    arrays = build_sample(protein, settings, np.random.default_rng(seed), length=crop, training=training)
     return {name: torch.from_numpy(value)[None] for name, value in arrays.items()}
 
 
 def test_templates_are_seen_only_where_their_backbone_is_known_and_without_directions() -> None:
-    whole = families(Families(20, 20, 4, 1), 3, range(1))[0]
+    whole = make_proteins(Families(20, 20, 4, 1), 3, range(1))[0]
     kinds, mask = np.tile(whole.aatype, (1, 1)), np.tile(residues.ATOM_MASK[whole.aatype], (1, 1, 1)).astype(np.int8)
     mask[0, 4, residues.C] = 0  # no backbone
     mask[0, 6, residues.OXYGEN] = 0  # a backbone, but no psi
@@ -258,7 +258,7 @@ def test_templates_are_seen_only_where_their_backbone_is_known_and_without_direc
 
 
 def test_a_crop_of_a_template_has_the_torsions_of_the_whole_chain() -> None:
-    protein = families(Families(40, 40, 4, 1), 3, range(1))[0]
+    protein = make_proteins(Families(40, 40, 4, 1), 3, range(1))[0]
     kinds, mask = protein.aatype[None], residues.ATOM_MASK[protein.aatype][None].astype(np.int8)
     protein = replace(protein, template_aatype=kinds, template_atoms=protein.atoms[None], template_mask=mask)
     for seed in range(20):
@@ -272,7 +272,7 @@ def test_a_crop_of_a_template_has_the_torsions_of_the_whole_chain() -> None:
 
 
 def test_a_template_without_known_atoms_in_the_crop_still_is_a_template() -> None:
-    protein = families(Families(40, 40, 4, 1), 3, range(1))[0]
+    protein = make_proteins(Families(40, 40, 4, 1), 3, range(1))[0]
     mask = np.zeros_like(protein.template_mask)
     batch = template_batch(replace(protein, template_mask=mask), 40)
     assert batch["template_mask"].tolist() == [[1.0]]

@@ -22,15 +22,21 @@ from suite.world import World
 from tests.fixtures.openfold_layouts import NO_ATOMS, SELENIUM, MadeEntry, entries, write_original, write_processed
 from tests.workloads.openfold.conftest import SMALL_NET
 from workloads.openfold import residues
-from workloads.openfold.cluster_sampling import weights
-from workloads.openfold.clusters import align, cluster, compute_needed_identity, read_clusters, similar
+from workloads.openfold.cluster_sampling import compute_weights
+from workloads.openfold.clusters import (
+    compute_needed_identity,
+    find_alignment,
+    group_by_similarity,
+    is_similar,
+    read_clusters,
+)
 from workloads.openfold.convert import convert
 from workloads.openfold.data import OpenFoldData
 from workloads.openfold.features import Protein
 from workloads.openfold.public.chains import ChainRecord
 from workloads.openfold.public.selection import Dates, read_targets, select_training_chains, select_validation_chains
 from workloads.openfold.public.templates import read_hits
-from workloads.openfold.shard_form import proteins_of
+from workloads.openfold.shard_form import convert_to_proteins
 
 TRAINED = ["1aaa_H", "1aaa_A", "6fff_A", "6fff_B"]
 EVALUATED = ["7ggg_X", "7hhh_A"]
@@ -61,7 +67,7 @@ def data(sources: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
 
 def proteins(root: Path, split: str) -> list[Protein]:
     reader = ShardReader(root, split)
-    return list(proteins_of(reader.read(range(len(reader)))))
+    return list(convert_to_proteins(reader.read(range(len(reader)))))
 
 
 def made_chain(made: list[MadeEntry], name: str) -> Protein:
@@ -107,11 +113,11 @@ def test_both_layouts_give_the_same_arrays(data: dict[str, Path]) -> None:
 
 def test_several_ranks_see_the_same_chains(sources: dict[str, Path], tmp_path: Path, data: dict[str, Path]) -> None:
     """Each rank reads a part of the structures; the table is the same on all."""
-    from workloads.openfold.public.chains import survey
+    from workloads.openfold.public.chains import build_chain_table
     from workloads.openfold.public.structures import MmcifFiles
 
     paths = MmcifFiles(sources["original"] / "pdb_mmcif/original/raw").paths
-    whole = survey(paths, {}, World.create(None))
+    whole = build_chain_table(paths, {}, World.create(None))
     parts: list[object] = []
 
     class Half:
@@ -127,9 +133,9 @@ def test_several_ranks_see_the_same_chains(sources: dict[str, Path], tmp_path: P
         def broadcast(self, value: object, kind: object) -> object:
             return value
 
-    survey(paths, {}, Half(1))  # type: ignore[arg-type]
+    build_chain_table(paths, {}, Half(1))  # type: ignore[arg-type]
     # As text: a resolution that is not known is not a number, which differs from itself.
-    assert repr(survey(paths, {}, Half(0))) == repr(whole)  # type: ignore[arg-type]
+    assert repr(build_chain_table(paths, {}, Half(0))) == repr(whole)  # type: ignore[arg-type]
     assert len(whole.chains) == 10
 
 
@@ -199,7 +205,7 @@ def test_targets_are_read_as_data(tmp_path: Path) -> None:
 
 
 def test_chains_are_weighted_by_length_and_cluster() -> None:
-    got = weights(np.array([100, 256, 384, 900]), np.array([7, 7, 7, 1]))
+    got = compute_weights(np.array([100, 256, 384, 900]), np.array([7, 7, 7, 1]))
     np.testing.assert_array_equal(got, [*(share * (1 / math.sqrt(3)) for share in (0.5, 0.5, 0.75)), 1.0])
 
 
@@ -268,10 +274,10 @@ def test_similar_chains_are_one_cluster_and_others_are_not() -> None:
         *(relative(rng, each, 0.6) for each in ancestors),
         *(random_chain(rng, 80) for _ in range(10)),
     ]
-    assert cluster(chains) == [*range(5), *range(5), *range(5, 15)]
-    assert cluster([chains[0][:3], chains[0][:3], chains[1][:4]]) == [0, 0, 1]
+    assert group_by_similarity(chains) == [*range(5), *range(5), *range(5, 15)]
+    assert group_by_similarity([chains[0][:3], chains[0][:3], chains[1][:4]]) == [0, 0, 1]
     # what relatives with less than the threshold are
-    assert not similar(ancestors[0], relative(rng, ancestors[0], 0.2))
+    assert not is_similar(ancestors[0], relative(rng, ancestors[0], 0.2))
 
 
 def test_short_chains_need_more_identity() -> None:
@@ -282,7 +288,7 @@ def test_short_chains_need_more_identity() -> None:
 
 def test_alignment_pairs_places_and_leaves_out_what_one_lacks() -> None:
     one, other = residues.encode("MKVLAAGIVGLW"), residues.encode("PPMKVLAGIVGL")
-    pairs = align(one, other).tolist()
+    pairs = find_alignment(one, other).tolist()
     assert [residues.LETTERS[one[a]] for a, _ in pairs] == list("MKVLAGIVGL")
     assert all(one[a] == other[b] for a, b in pairs)
 

@@ -19,7 +19,7 @@ from workloads.openfold import DESCRIPTOR
 from workloads.openfold.config import OpenFoldConfig, learning_rate
 from workloads.openfold.data import compute_batch_work
 from workloads.openfold.public.selection import Dates
-from workloads.openfold.work import forward, work
+from workloads.openfold.work import compute_work, count_forward
 from workloads.openfold.workload import OpenFold
 
 RULES = Path(__file__).parents[3] / "suite" / "compliance" / "rulesets" / "3.0.0.yaml"
@@ -62,7 +62,7 @@ def test_the_imbalance_of_recycles_is_logged_where_ranks_draw_them(tiny_data: Pa
         batch = data.load([index], seed=0, epoch=1)
         recycles.append(int(batch["recycles"]))
         workload.loss(model, batch)
-    one = forward(SMALL_NET, residues=SMALL_NET.crop_size).multiply_adds
+    one = count_forward(SMALL_NET, residues=SMALL_NET.crop_size).multiply_adds
     other: Any = TwoRanks([3 * one, 3 * one, 5 * one])
     pairs = [(mine + 3, theirs) for mine, theirs in zip(recycles, (3, 3, 5), strict=True)]
     expected = sum(2 * max(pair) / sum(pair) for pair in pairs) / 3
@@ -133,9 +133,9 @@ def test_what_was_not_done_with_the_data_is_not_logged(tiny_data: Path) -> None:
 @pytest.mark.parametrize("size", ["smoke", "mini", "small", "full"])
 def test_cards_say_what_the_closed_forms_say(size: str) -> None:
     own, card = load_config(DESCRIPTOR, size).hyperparameters, DESCRIPTOR.card().size(size)
-    once = forward(own, residues=own.crop_size)
+    once = count_forward(own, residues=own.crop_size)
     assert card.model_parameters == once.parameters
-    done = work(own, global_batch_size=1, element_bytes=4)
+    done = compute_work(own, global_batch_size=1, element_bytes=4)
     assert card.forward_flops_per_sample == (1 + own.num_recycling_iters / 2) * 2 * once.multiply_adds
     assert card.training_flops_per_sample == pytest.approx(done.model_flops, rel=1e-9)
     constraint = card.constraints["model_parameters_count"]

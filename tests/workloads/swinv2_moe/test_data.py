@@ -17,7 +17,7 @@ from suite.errors import InputError
 from suite.world import World
 from workloads.swinv2_moe import DESCRIPTOR
 from workloads.swinv2_moe import generate as generator
-from workloads.swinv2_moe.baselines import best_ridge, spectrum_linear
+from workloads.swinv2_moe.baselines import compute_log_spectrum, measure_best_ridge
 from workloads.swinv2_moe.config import SwinV2MoEConfig
 from workloads.swinv2_moe.data import ImageData, augment
 
@@ -85,12 +85,12 @@ def test_the_ridge_classifier_finds_what_is_linear_and_nothing_else() -> None:
     random = np.random.default_rng(0)
     x, y = random.standard_normal((900, 6)), np.repeat([0, 1, 2], 300)
     x[np.arange(900), y] += 4
-    assert best_ridge(x[::2], y[::2], x[1::2], y[1::2]) > 0.95
-    assert best_ridge(x[::2], random.permutation(y[::2]), x[1::2], y[1::2]) < 0.5
+    assert measure_best_ridge(x[::2], y[::2], x[1::2], y[1::2]) > 0.95
+    assert measure_best_ridge(x[::2], random.permutation(y[::2]), x[1::2], y[1::2]) < 0.5
 
 
 def test_the_spectrum_is_of_the_image() -> None:
     row = (127.5 + 100 * np.cos(2 * np.pi * 3 * np.arange(16) / 16)).astype(np.uint8)
-    features = spectrum_linear(np.tile(row, (16, 1))[None])
+    features = compute_log_spectrum(np.tile(row, (16, 1))[None])
     assert features.shape == (1, 16 * 9)
     assert features[0].argmax() == 3

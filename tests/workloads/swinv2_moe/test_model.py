@@ -14,7 +14,7 @@ from suite.errors import InputError
 from suite.training.counts.flops import FORMULAS
 from workloads.moe.config import MoEConfig
 from workloads.swinv2_moe import DESCRIPTOR
-from workloads.swinv2_moe.config import SwinV2MoEConfig, forward_flops, parameter_count, work
+from workloads.swinv2_moe.config import SwinV2MoEConfig, compute_work, forward_flops, parameter_count
 from workloads.swinv2_moe.model import (
     MAX_SCALE,
     PatchMerging,
@@ -22,9 +22,9 @@ from workloads.swinv2_moe.model import (
     SwinBlock,
     SwinV2MoE,
     WindowAttention,
+    compute_log_offsets,
+    compute_shift_mask,
     join_windows,
-    log_offsets,
-    shift_mask,
     split_windows,
 )
 
@@ -110,7 +110,7 @@ def test_a_training_step_does_the_flops_of_the_closed_form(form: str) -> None:
     with FlopCounterMode(display=False, custom_mapping=FORMULAS) as counter:
         logits, auxiliary = model(images)
         (logits.sum() + auxiliary).backward()
-    expected = work(settings, global_batch_size=4, element_bytes=4).executed_flops * 4
+    expected = compute_work(settings, global_batch_size=4, element_bytes=4).executed_flops * 4
     assert counter.get_total_flops() == pytest.approx(expected, rel=1e-9)
 
 
@@ -154,7 +154,7 @@ def slow_attention(attention: WindowAttention, x_RRC: Tensor) -> Tensor:
 def test_window_attention_is_its_definition(resolution: int, window: int, shift: int) -> None:
     torch.manual_seed(0)
     attention = WindowAttention(8, 2, resolution, window, shift).double()
-    attention.position_bias.offsets_O2 = log_offsets(window, window)  # the module keeps them in float32
+    attention.position_bias.offsets_O2 = compute_log_offsets(window, window)  # the module keeps them in float32
     with torch.no_grad():
         attention.log_scale_A11.copy_(torch.tensor([math.log(3.0), 9.0])[:, None, None])  # the second beyond the bound
         for bias in (attention.q_bias, attention.v_bias):
@@ -186,7 +186,7 @@ def test_the_mask_lets_tokens_see_those_that_were_near(resolution: int, window: 
     place = torch.stack(torch.meshgrid(side, side, indexing="ij"), dim=-1)[None].float()
     place_WL2 = split_windows(place.roll((-shift, -shift), (1, 2)), window)[0]
     apart = (place_WL2[:, :, None] - place_WL2[:, None, :]).abs().amax(dim=-1)
-    mask = shift_mask(resolution, window, shift)
+    mask = compute_shift_mask(resolution, window, shift)
     assert torch.equal(mask == 0, apart < window)
     assert torch.equal(mask == -math.inf, apart >= window)
     assert (mask == -math.inf).any(dim=(1, 2)).sum() == 2 * (resolution // window) - 1  # the last row and column
@@ -222,7 +222,7 @@ def test_the_position_bias_goes_over_to_another_window() -> None:
 
 
 def test_offsets_are_spaced_by_the_logarithm_and_reach_one() -> None:
-    logs = log_offsets(5, 5)
+    logs = compute_log_offsets(5, 5)
     assert logs.shape == (81, 2)
     assert logs[40].tolist() == [0, 0]
     assert logs.abs().max() == pytest.approx(math.log2(9) / 3)

@@ -8,7 +8,15 @@ from scipy import fft
 
 from workloads.swinv2_moe import processes
 from workloads.swinv2_moe.config import CLASSES
-from workloads.swinv2_moe.processes import ISING_CRITICAL, PROCESSES, TWINS, observe, snapshot, surrogate, swendsen_wang
+from workloads.swinv2_moe.processes import (
+    ISING_CRITICAL,
+    PROCESSES,
+    SURROGATE_SOURCES,
+    convert_to_image,
+    make_snapshot,
+    make_surrogate,
+    swendsen_wang,
+)
 
 
 def random(seed: int = 0) -> np.random.Generator:
@@ -16,23 +24,23 @@ def random(seed: int = 0) -> np.random.Generator:
 
 
 def test_the_labels_are_the_processes() -> None:
-    assert {*PROCESSES, *TWINS} == set(CLASSES)
-    assert [snapshot(0, index, 12)[1] for index in (0, 9, 10, 2**32)] == [0, 9, 0, 2**32 % 10]
+    assert {*PROCESSES, *SURROGATE_SOURCES} == set(CLASSES)
+    assert [make_snapshot(0, index, 12)[1] for index in (0, 9, 10, 2**32)] == [0, 9, 0, 2**32 % 10]
 
 
 def test_a_snapshot_depends_on_seed_and_index_alone() -> None:
-    image, label = snapshot(7, 24, 32)
-    again, _ = snapshot(7, 24, 32)
+    image, label = make_snapshot(7, 24, 32)
+    again, _ = make_snapshot(7, 24, 32)
     assert label == 4
     assert image.dtype == np.uint8
     np.testing.assert_array_equal(image, again)
-    assert (image != snapshot(7, 34, 32)[0]).mean() > 0.9
-    assert (image != snapshot(8, 24, 32)[0]).mean() > 0.9
+    assert (image != make_snapshot(7, 34, 32)[0]).mean() > 0.9
+    assert (image != make_snapshot(8, 24, 32)[0]).mean() > 0.9
 
 
 @pytest.mark.parametrize("index", range(len(CLASSES)))
 def test_every_image_has_the_same_histogram(index: int) -> None:
-    image, _ = snapshot(0, index, 32)
+    image, _ = make_snapshot(0, index, 32)
     assert np.bincount(image.ravel(), minlength=256).tolist() == [4] * 256
 
 
@@ -45,8 +53,8 @@ def test_no_field_is_flat_or_infinite(name: str) -> None:
 
 
 def test_a_surrogate_has_the_histogram_and_the_power_of_its_twin() -> None:
-    image = observe(processes.stripes(random(), 48), random(1))
-    twin = surrogate(image, random(2))
+    image = convert_to_image(processes.stripes(random(), 48), random(1))
+    twin = make_surrogate(image, random(2))
     assert np.array_equal(np.bincount(twin.ravel()), np.bincount(image.ravel()))
     powers = [np.abs(fft.rfft2(each - 127.5)) ** 2 for each in (image, twin)]
     strong = powers[0] > np.quantile(powers[0], 0.9)
@@ -56,7 +64,7 @@ def test_a_surrogate_has_the_histogram_and_the_power_of_its_twin() -> None:
 
     def kurtosis(x: np.ndarray) -> float:
         """Of the smoothed image, a fourth-order statistic: phases of a pattern lie near two levels."""
-        smooth = processes._filtered(x - 127.5, np.exp(-(processes._wave_number(48) ** 2)))
+        smooth = processes._filter(x - 127.5, np.exp(-(processes._wave_number(48) ** 2)))
         return float((smooth**4).mean() / (smooth**2).mean() ** 2)
 
     assert kurtosis(image) < kurtosis(twin) - 0.2

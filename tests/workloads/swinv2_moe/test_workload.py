@@ -19,7 +19,7 @@ from suite.log.reader import read_events
 from suite.world import World
 from workloads.moe.config import learning_rate
 from workloads.swinv2_moe import DESCRIPTOR
-from workloads.swinv2_moe.config import SwinV2MoEConfig, forward_flops, parameter_count, work
+from workloads.swinv2_moe.config import SwinV2MoEConfig, compute_work, forward_flops, parameter_count
 from workloads.swinv2_moe.model import SwinV2MoE
 from workloads.swinv2_moe.workload import SwinV2MoEWorkload
 
@@ -48,7 +48,7 @@ def test_the_card_has_the_parameters_and_the_work(size: str) -> None:
     card, settings = DESCRIPTOR.card().size(size), own(size)
     assert parameter_count(settings) == card.model_parameters
     assert forward_flops(settings) == card.forward_flops_per_sample
-    assert work(settings, global_batch_size=1, element_bytes=4).model_flops == card.training_flops_per_sample
+    assert compute_work(settings, global_batch_size=1, element_bytes=4).model_flops == card.training_flops_per_sample
 
 
 def test_accuracy_does_not_depend_on_how_batches_are_cut() -> None:

@@ -37,7 +37,7 @@ class Blocks:
         return {**sizes, "num_warps": self.warps, "num_stages": self.stages}
 
 
-HALF = {  # bfloat16 and float16: tensor cores
+HALF_BLOCKS = {  # bfloat16 and float16: tensor cores
     "hidden_rows": (
         Blocks(128, 128, 64, 8, 3), Blocks(128, 256, 64, 8, 3), Blocks(128, 256, 64, 8, 4), Blocks(64, 128, 64, 4, 3),
         Blocks(128, 256, 64, 8, 4, described=True), Blocks(128, 128, 64, 4, 3, described=True),
@@ -64,7 +64,7 @@ HALF = {  # bfloat16 and float16: tensor cores
         Blocks(64, 128, 64, 4, 3, described=True),
     ),
 }  # fmt: skip
-FLOAT = {  # float32 without tf32: no tensor cores, sums in registers of all threads
+FLOAT_BLOCKS = {  # float32 without tf32: no tensor cores, sums in registers of all threads
     "hidden_rows": (Blocks(64, 128, 16, 8, 3), Blocks(64, 64, 32, 4, 3), Blocks(128, 128, 16, 8, 2)),
     "hidden_rows_two": (Blocks(64, 64, 16, 8, 3), Blocks(64, 64, 32, 8, 2), Blocks(64, 32, 32, 4, 3)),
     "wide_rows": (Blocks(64, 128, 16, 8, 3), Blocks(64, 64, 32, 8, 2), Blocks(128, 128, 16, 8, 2)),
@@ -74,9 +74,9 @@ FLOAT = {  # float32 without tf32: no tensor cores, sums in registers of all thr
 }
 
 
-def candidates(kernel: str, dtype: torch.dtype) -> tuple[Blocks, ...]:
+def list_candidates(kernel: str, dtype: torch.dtype) -> tuple[Blocks, ...]:
     """List the blocks of a kernel; ``_two`` names the forms that keep two sums. Empty: the kernel has no blocks."""
-    return (FLOAT if dtype == torch.float32 else HALF).get(kernel, ())
+    return (FLOAT_BLOCKS if dtype == torch.float32 else HALF_BLOCKS).get(kernel, ())
 
 
 class BlockTimings:
@@ -92,7 +92,7 @@ class BlockTimings:
 
         ``call`` must give the same however often it runs. ``describable``: there can be descriptors of its arguments.
         """
-        listed = [blocks for blocks in candidates(kernel, x.dtype) if describable or not blocks.described]
+        listed = [blocks for blocks in list_candidates(kernel, x.dtype) if describable or not blocks.described]
         if not x.is_cuda:
             call(listed[0])
             return

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # the kernels need torch and Triton only
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LEAST_CAPABILITY = (8, 0)
-DESCRIBED_BYTES = 16
+DESCRIPTOR_ALIGNMENT = 16
 EXPERTS_AT_ONCE = 1024  # a tile finds its expert by looking at the counts of all
 TILES_AT_ONCE = 32
 ADD_TOKENS, ADD_COLUMNS = 4, 512
@@ -56,9 +56,9 @@ class Source:
 
             experts = len(self.rows_E)
             most = rows // size + min(experts, rows)
-            tiles_P3 = allocate(self.rows_E, most, 3, dtype=torch.int32)
+            tiles_P3 = make_output_tensor(self.rows_E, most, 3, dtype=torch.int32)
             grid = (-(-most // TILES_AT_ONCE),)
-            locate_tiles[grid](self.rows_E, tiles_P3, experts, most, size, power_of_two(experts), TILES_AT_ONCE)
+            locate_tiles[grid](self.rows_E, tiles_P3, experts, most, size, compute_power_of_two(experts), TILES_AT_ONCE)
             self.tiles[size] = tiles_P3, most
         return self.tiles[size]
 
@@ -91,7 +91,7 @@ def run_fused(
         return _Fused.apply(x, weights_TK, source, activation, *tensors)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def allocate(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+def make_output_tensor(like: Tensor, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
     """Make a tensor that a kernel writes whole. Everything that kernels write comes from here."""
     return torch.empty(shape, dtype=like.dtype if dtype is None else dtype, device=like.device)
 
@@ -107,11 +107,11 @@ class _Fused(torch.autograd.Function):
         assert down_w is not None
         run = _Launches(x, source, activation, up_w)
         keep = any(ctx.needs_input_grad)
-        hidden = allocate(x, run.N, run.H)
-        up = allocate(x, run.N, run.H) if keep and activation != "relu" else hidden
-        gate = allocate(x, run.N, run.H) if keep and gate_w is not None else up
+        hidden = make_output_tensor(x, run.N, run.H)
+        up = make_output_tensor(x, run.N, run.H) if keep and activation != "relu" else hidden
+        gate = make_output_tensor(x, run.N, run.H) if keep and gate_w is not None else up
         run.hidden_rows(x, up_w, gate_w, up_b, up, gate, hidden, keep=keep)
-        out = allocate(x, run.N, run.D)
+        out = make_output_tensor(x, run.N, run.D)
         run.wide_rows(hidden, None, down_w, None, down_b, out)
         weights_R = places_R = None
         if source.choices_N is not None:
@@ -137,14 +137,14 @@ def _backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
     x, up, gate, weights_R, places_R, up_w, down_w, gate_w, up_b, down_b = ctx.saved_tensors
     run: _Launches = ctx.run
     needs_x, needs_weights, _, _, *needs_tensors = ctx.needs_input_grad
-    d_up = allocate(x, run.N, run.H)
-    d_gate = None if gate_w is None else allocate(x, run.N, run.H)
+    d_up = make_output_tensor(x, run.N, run.H)
+    d_gate = None if gate_w is None else make_output_tensor(x, run.N, run.H)
     own_rows = run.source.tokens_N is None
-    hidden = up if own_rows and run.activation == "relu" else allocate(x, run.N, run.H)
+    hidden = up if own_rows and run.activation == "relu" else make_output_tensor(x, run.N, run.H)
     parts = run.hidden_gradient(d_out, weights_R, down_w, down_b, up, gate, hidden, d_up, d_gate)
     d_x = d_weights = None
     if needs_x:
-        d_x = allocate(x, run.N, run.D)
+        d_x = make_output_tensor(x, run.N, run.D)
         run.wide_rows(d_up, d_gate, up_w, gate_w, None, d_x)
         if places_R is not None:
             d_x = run.add_rows(d_x, places_R, None, len(x))
@@ -187,11 +187,14 @@ class _Launches:
 
         def pointers(blocks: Blocks) -> tuple[Any, ...]:
             block = self._across(blocks)
-            weights = _describe(up_w, blocks, block), _describe(_or(gate_w, up_w), blocks, block)
-            return x, self._tokens(x), *weights, _or(up_b, up_w), up, gate, hidden
+            weights = (
+                _make_descriptor(up_w, blocks, block),
+                _make_descriptor(_choose_tensor(gate_w, up_w), blocks, block),
+            )
+            return x, self._tokens(x), *weights, _choose_tensor(up_b, up_w), up, gate, hidden
 
         name = "hidden_rows" if gate_w is None else "hidden_rows_two"
-        self._tiled(name, hidden_rows, self.H, self.D, pointers, constants, (up_w, _or(gate_w, up_w)))
+        self._tiled(name, hidden_rows, self.H, self.D, pointers, constants, (up_w, _choose_tensor(gate_w, up_w)))
 
     def wide_rows(
         self, one: Tensor, two: Tensor | None, one_w: Tensor, two_w: Tensor | None, bias: Tensor | None, out: Tensor
@@ -200,12 +203,12 @@ class _Launches:
         from workloads.moe.kernels.products import wide_rows
 
         constants = {"TWO": two is not None, "BIAS": bias is not None}
-        rows, weights = (one, _or(two, one)), (one_w, _or(two_w, one_w))
+        rows, weights = (one, _choose_tensor(two, one)), (one_w, _choose_tensor(two_w, one_w))
 
         def pointers(blocks: Blocks) -> tuple[Any, ...]:
-            described_rows = (_describe(each, blocks, (blocks.m, blocks.k)) for each in rows)
-            described = (_describe(each, blocks, (1, blocks.k, blocks.n)) for each in weights)
-            return *described_rows, *described, _or(bias, one_w), out
+            described_rows = (_make_descriptor(each, blocks, (blocks.m, blocks.k)) for each in rows)
+            described = (_make_descriptor(each, blocks, (1, blocks.k, blocks.n)) for each in weights)
+            return *described_rows, *described, _choose_tensor(bias, one_w), out
 
         self._tiled("wide_rows", wide_rows, self.D, self.H, pointers, constants, (*rows, *weights))
 
@@ -216,16 +219,16 @@ class _Launches:
         """Write the gradients of up and gate and the weighted hidden rows; return the weights' gradient (R, parts)."""
         from workloads.moe.kernels.gradients import bias_share, hidden_gradient
 
-        down_w, parts = self._turn(down_w), allocate(d_out, 0, 1, dtype=torch.float32)
+        down_w, parts = self._turn(down_w), make_output_tensor(d_out, 0, 1, dtype=torch.float32)
         shared = self.gather and down_b is not None
 
         def pointers(blocks: Blocks) -> tuple[Any, ...]:
             nonlocal parts
             if self.gather:
-                parts = allocate(d_out, self.N, -(-self.H // blocks.n) + shared, dtype=torch.float32)
-            rows = self._tokens(d_out), self._choices(d_out), _or(weights_R, d_out)
-            weight = _describe(down_w, blocks, self._across(blocks))
-            return d_out, *rows, weight, up, gate, hidden, d_up, _or(d_gate, d_up), parts, parts.shape[1]
+                parts = make_output_tensor(d_out, self.N, -(-self.H // blocks.n) + shared, dtype=torch.float32)
+            rows = self._tokens(d_out), self._choices(d_out), _choose_tensor(weights_R, d_out)
+            weight = _make_descriptor(down_w, blocks, self._across(blocks))
+            return d_out, *rows, weight, up, gate, hidden, d_up, _choose_tensor(d_gate, d_up), parts, parts.shape[1]
 
         constants = {"ACTIVATION": self.activation, "GATHER": self.gather, "TURNED": self.turned}
         self._tiled("hidden_gradient", hidden_gradient, self.H, self.D, pointers, constants, (down_w,))
@@ -243,16 +246,16 @@ class _Launches:
         """Return the gradient of a weight, and of a second one if there are two sets of hidden rows."""
         from workloads.moe.kernels.gradients import weight_gradient
 
-        d_one = allocate(weight, *weight.shape)
-        d_two = None if two is None else allocate(weight, *weight.shape)
-        hidden = one, _or(two, one)
+        d_one = make_output_tensor(weight, *weight.shape)
+        d_two = None if two is None else make_output_tensor(weight, *weight.shape)
+        hidden = one, _choose_tensor(two, one)
         constants = {"TWO": two is not None, "GATHER": self.gather, "PRECISION": self.precision}
 
         def call(blocks: Blocks) -> None:
             grid = (self.E * -(-self.H // blocks.m) * -(-self.D // blocks.n),)
             even = self.H % blocks.m == 0 and self.D % blocks.n == 0
-            rows = (_describe(each, blocks, (blocks.k, blocks.m)) for each in hidden)
-            others = wide, self._tokens(wide), self.source.ends_E, d_one, _or(d_two, d_one), self.D, self.H
+            rows = (_make_descriptor(each, blocks, (blocks.k, blocks.m)) for each in hidden)
+            others = wide, self._tokens(wide), self.source.ends_E, d_one, _choose_tensor(d_two, d_one), self.D, self.H
             settings = {**constants, "EVEN": even, "DESCRIBED": blocks.described, **blocks.arguments()}
             weight_gradient[grid](*rows, *others, **settings)
 
@@ -265,8 +268,15 @@ class _Launches:
         """Return the sums of each expert's rows; with weights, of the rows of its tokens times their weights."""
         from workloads.moe.kernels.gradients import bias_gradient
 
-        d_bias, width = allocate(bias, *bias.shape), bias.shape[1]
-        pointers = rows, self._tokens(rows), self._choices(rows), _or(weights_R, rows), self.source.ends_E, d_bias
+        d_bias, width = make_output_tensor(bias, *bias.shape), bias.shape[1]
+        pointers = (
+            rows,
+            self._tokens(rows),
+            self._choices(rows),
+            _choose_tensor(weights_R, rows),
+            self.source.ends_E,
+            d_bias,
+        )
         grid = (self.E, -(-width // BIAS_COLUMNS))
         gather = weights_R is not None
         bias_gradient[grid](*pointers, width, GATHER=gather, BLOCK_N=BIAS_ROWS, BLOCK_X=BIAS_COLUMNS)
@@ -276,12 +286,12 @@ class _Launches:
         """Return the sums (T, D) of each token's rows."""
         from workloads.moe.kernels.products import add_rows
 
-        out = allocate(rows, tokens, self.D)
+        out = make_output_tensor(rows, tokens, self.D)
         if tokens:
             grid = (-(-tokens // ADD_TOKENS), -(-self.D // ADD_COLUMNS))
             constants = {"K": self.N // tokens, "WEIGHTED": weights_R is not None}
             add_rows[grid](
-                rows, places_R, _or(weights_R, rows), out, tokens, self.D,
+                rows, places_R, _choose_tensor(weights_R, rows), out, tokens, self.D,
                 **constants, BLOCK_T=ADD_TOKENS, BLOCK_D=ADD_COLUMNS,
             )  # fmt: skip
         return out
@@ -316,10 +326,10 @@ class _Launches:
         return (1, blocks.k, blocks.n) if self.turned else (1, blocks.n, blocks.k)
 
     def _tokens(self, instead: Tensor) -> Tensor:
-        return _or(self.source.tokens_N, instead)
+        return _choose_tensor(self.source.tokens_N, instead)
 
     def _choices(self, instead: Tensor) -> Tensor:
-        return _or(self.source.choices_N, instead)
+        return _choose_tensor(self.source.choices_N, instead)
 
 
 def _can_describe(tensor: Tensor) -> bool:
@@ -327,10 +337,10 @@ def _can_describe(tensor: Tensor) -> bool:
     if not tensor.is_cuda or torch.version.hip is not None or torch.cuda.get_device_capability(tensor.device) < (9, 0):
         return False
     row_bytes = tensor.shape[-1] * tensor.element_size()
-    return row_bytes % DESCRIBED_BYTES == 0 and tensor.data_ptr() % DESCRIBED_BYTES == 0
+    return row_bytes % DESCRIPTOR_ALIGNMENT == 0 and tensor.data_ptr() % DESCRIPTOR_ALIGNMENT == 0
 
 
-def _describe(tensor: Tensor, blocks: Blocks, block: tuple[int, ...]) -> Any:
+def _make_descriptor(tensor: Tensor, blocks: Blocks, block: tuple[int, ...]) -> Any:
     """Return a descriptor of the tensor if these blocks want it, else the tensor."""
     if not blocks.described:
         return tensor
@@ -339,11 +349,11 @@ def _describe(tensor: Tensor, blocks: Blocks, block: tuple[int, ...]) -> Any:
     return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), list(block))
 
 
-def power_of_two(number: int) -> int:
+def compute_power_of_two(number: int) -> int:
     """Round up to a power of two, as lengths of blocks are."""
     return 1 << max(0, number - 1).bit_length()
 
 
-def _or(tensor: Tensor | None, instead: Tensor) -> Tensor:
+def _choose_tensor(tensor: Tensor | None, instead: Tensor) -> Tensor:
     """A kernel gets a pointer that it does not use in place of a tensor that there is not."""
     return instead if tensor is None else tensor

@@ -13,7 +13,7 @@ from suite.errors import InputError
 from suite.world import World
 from workloads.openfold import residues
 from workloads.openfold.alignment_files import read_text
-from workloads.openfold.clusters import cluster
+from workloads.openfold.clusters import group_by_similarity
 from workloads.openfold.mmcif import read_entry
 
 NO_CLUSTER = -1
@@ -65,7 +65,7 @@ def read_chains(path: Path) -> list[ChainRecord]:
 
 
 @dataclass(frozen=True)
-class Survey:
+class ChainTable:
     """The chains of a folder of mmCIF files and how many files were left out because they could not be read."""
 
     chains: list[ChainRecord]
@@ -73,7 +73,7 @@ class Survey:
     first_problem: str
 
 
-def survey(paths: Sequence[Path], clusters: Mapping[str, int] | None, world: World) -> Survey:
+def build_chain_table(paths: Sequence[Path], clusters: Mapping[str, int] | None, world: World) -> ChainTable:
     """Make the table from mmCIF files, each read by one rank. All ranks call it and get it whole.
 
     ``clusters`` are lines of a cluster file by ``<ID>_<ENTITY>``; without them chains are grouped by sequence identity.
@@ -90,10 +90,10 @@ def survey(paths: Sequence[Path], clusters: Mapping[str, int] | None, world: Wor
     if world.is_first:
         records = [record for _, each, _ in found for record in each]
         problems = [problem for _, _, problem in found if problem]
-        result = Survey(
-            records if clusters is not None else _clustered(records), len(problems), next(iter(problems), "")
+        result = ChainTable(
+            records if clusters is not None else _add_clusters(records), len(problems), next(iter(problems), "")
         )
-    whole: Survey = world.broadcast(result, Survey)
+    whole: ChainTable = world.broadcast(result, ChainTable)
     return whole
 
 
@@ -115,7 +115,7 @@ def _records(path: Path, clusters: Mapping[str, int] | None) -> list[ChainRecord
     ]
 
 
-def _clustered(records: Sequence[ChainRecord]) -> list[ChainRecord]:
+def _add_clusters(records: Sequence[ChainRecord]) -> list[ChainRecord]:
     """Give each record the number of its group of similar sequences."""
-    groups = cluster([residues.encode(record.sequence) for record in records])
+    groups = group_by_similarity([residues.encode(record.sequence) for record in records])
     return [replace(record, cluster=group) for record, group in zip(records, groups, strict=True)]

@@ -29,9 +29,9 @@ from workloads.openfold.public.alignments import (
     AlignmentFolders,
     Alignments,
 )
-from workloads.openfold.public.chains import NO_CLUSTER, ChainRecord, read_chains, survey
+from workloads.openfold.public.chains import NO_CLUSTER, ChainRecord, build_chain_table, read_chains
 from workloads.openfold.public.selection import Dates, read_targets, select_training_chains, select_validation_chains
-from workloads.openfold.public.structures import Dictionaries, MmcifFiles, Structures
+from workloads.openfold.public.structures import MmcifFiles, PickleFiles, Structures
 from workloads.openfold.public.templates import Library, find_templates
 from workloads.openfold.shard_form import NO_TEMPLATES
 
@@ -138,12 +138,12 @@ def _targets(source: Path) -> Path:
 def _structures(source: Path, world: World) -> tuple[Structures, Sequence[ChainRecord], dict[str, Any]]:
     table, dictionaries = _find(source, "chains.csv"), _find(source, "dicts")
     if table is not None and dictionaries is not None:
-        return Dictionaries(dictionaries), read_chains(table), {}
+        return PickleFiles(dictionaries), read_chains(table), {}
     raw = _find(source, "raw")
     if raw is None:
         raise InputError(f"{source}: no structures: expected pdb_mmcif/original/raw, or chains.csv and dicts")
     files, lines = MmcifFiles(raw), _find(source, CLUSTERS)
-    found = survey(files.paths, read_clusters(lines) if lines else None, world)
+    found = build_chain_table(files.paths, read_clusters(lines) if lines else None, world)
     facts = {"unreadable_structures": found.unreadable, "first_unreadable": found.first_problem}
     return files, found.chains, facts
 

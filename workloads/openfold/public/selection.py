@@ -18,7 +18,7 @@ from workloads.openfold.alignment_files import read_text
 from workloads.openfold.public.chains import NO_CLUSTER, ChainRecord
 
 WORST_RESOLUTION = 9.0  # angstrom
-MOST_OF_ONE_RESIDUE = 0.8
+LARGEST_RESIDUE_SHARE = 0.8
 LONGEST_VALIDATION_CHAIN = 700
 
 
@@ -88,4 +88,4 @@ def _target(text: str) -> str:
 
 
 def _is_varied(sequence: str) -> bool:
-    return bool(sequence) and Counter(sequence).most_common(1)[0][1] / len(sequence) <= MOST_OF_ONE_RESIDUE
+    return bool(sequence) and Counter(sequence).most_common(1)[0][1] / len(sequence) <= LARGEST_RESIDUE_SHARE

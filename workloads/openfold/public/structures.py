@@ -21,8 +21,8 @@ from suite.errors import InputError
 from workloads.openfold import residues
 from workloads.openfold.mmcif import Chain, Entry, read_entry
 
-ENTRIES_KEPT = 64  # templates recur
-GROUPS_KEPT = 4  # a file of dictionaries has some 200 entries
+MOST_CACHED_ENTRIES = 64  # templates recur
+MOST_CACHED_GROUPS = 4  # a file of dictionaries has some 200 entries
 
 # the 37 names that a heavy atom of a chain can have, in AlphaFold's order
 ATOMS_37 = (
@@ -51,7 +51,7 @@ class MmcifFiles:
         if not self.paths:
             raise InputError(f"{folder}: no *.cif.gz file in it or in a folder of it")
         self._folder = folder
-        self._read = lru_cache(ENTRIES_KEPT)(read_entry)
+        self._read = lru_cache(MOST_CACHED_ENTRIES)(read_entry)
 
     def entry(self, name: str) -> Entry:
         """Read an entry. InputError if it is absent or damaged."""
@@ -60,13 +60,13 @@ class MmcifFiles:
         return self._read(self._by_name[name])
 
 
-class Dictionaries:
+class PickleFiles:
     """The benchmark's ``dicts`` folder: a pickle for each pair of middle letters of an identifier."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._groups = lru_cache(GROUPS_KEPT)(self._read_group)
-        self._read = lru_cache(ENTRIES_KEPT)(self._read_entry)
+        self._groups = lru_cache(MOST_CACHED_GROUPS)(self._read_group)
+        self._read = lru_cache(MOST_CACHED_ENTRIES)(self._read_entry)
 
     def entry(self, name: str) -> Entry:
         """Read an entry. InputError if it is absent or damaged."""

@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from suite.errors import InputError
 from workloads.openfold import residues
 from workloads.openfold.alignment_files import read_text
-from workloads.openfold.clusters import align
+from workloads.openfold.clusters import find_alignment
 from workloads.openfold.features import SHUFFLED_TEMPLATES
 from workloads.openfold.mmcif import Chain, Entry
 from workloads.openfold.public.chains import ChainRecord
 from workloads.openfold.public.structures import Structures
 
-OLDER_BY = timedelta(days=60)  # than the chain
-DUPLICATE = 0.95  # a template that is a piece of the chain longer than this shows the answer
+LEAST_AGE = timedelta(days=60)  # than the chain
+DUPLICATE_SHARE = 0.95  # a template that is a piece of the chain longer than this shows the answer
 LEAST_ALIGNED = 0.1  # of the chain
 LEAST_RESIDUES = 10
 LEAST_ATOMS = 5
@@ -38,7 +38,9 @@ ALIGNED = re.compile(r"\s*(\d+) ([A-Z-]+)\s*(\d+) \(\d+\)")
 NAME_COLUMNS = 17  # "Q " or "T ", then the name
 NOT_SEQUENCES = ("ss_dssp", "ss_pred", "ss_conf", "Consensus")
 
-Found = tuple[NDArray[np.int8], NDArray[np.float32], NDArray[np.int8]]  # types, atoms and mask of the chain's residues
+Template = tuple[
+    NDArray[np.int8], NDArray[np.float32], NDArray[np.int8]
+]  # types, atoms and mask of the chain's residues
 
 
 @dataclass(frozen=True)
@@ -127,8 +129,8 @@ def _hit(lines: list[str], where: str) -> Hit:
 def is_acceptable(hit: Hit, record: ChainRecord, library: Library) -> bool:
     """Check whether a hit may be a template: in another, older entry, covering the chain and not a copy of it."""
     entry = library.entry_of(hit)
-    latest = date.fromisoformat(record.release_date) - OLDER_BY
-    copied = hit.residues in record.sequence and len(hit.residues) / len(record.sequence) > DUPLICATE
+    latest = date.fromisoformat(record.release_date) - LEAST_AGE
+    copied = hit.residues in record.sequence and len(hit.residues) / len(record.sequence) > DUPLICATE_SHARE
     return (
         f"{entry}_{hit.chain}" in library.chains
         and entry != record.entry
@@ -139,27 +141,27 @@ def is_acceptable(hit: Hit, record: ChainRecord, library: Library) -> bool:
     )
 
 
-def find_templates(text: str, where: str, record: ChainRecord, library: Library, needed: int) -> list[Found]:
+def find_templates(text: str, where: str, record: ChainRecord, library: Library, needed: int) -> list[Template]:
     """Find templates in an hhr file: all that fit of the 20 best acceptable hits, of later ones until ``needed``."""
     hits = [hit for hit in read_hits(text, where) if is_acceptable(hit, record, library)]
     hits.sort(key=lambda hit: -hit.sum_probs)
-    found: list[Found] = []
+    found: list[Template] = []
     for number, hit in enumerate(hits):
         if number >= SHUFFLED_TEMPLATES and len(found) >= needed:
             break
-        template = lay(hit, record.sequence, library.structures.entry(library.entry_of(hit)))
+        template = build_template(hit, record.sequence, library.structures.entry(library.entry_of(hit)))
         if template is not None:
             found.append(template)
     return found
 
 
-def lay(hit: Hit, sequence: str, entry: Entry) -> Found | None:
+def build_template(hit: Hit, sequence: str, entry: Entry) -> Template | None:
     """Lay a hit's structure, centred at the origin, on a chain's residues. None if the entry lacks chain or atoms."""
     places = _places(hit, sequence)
     located = _locate(hit, entry)
     letters = residues.encode_aligned(hit.residues.encode())
     if located is None:
-        realigned = _realigned(hit, entry)
+        realigned = _realign(hit, entry)
         if realigned is None:
             return None
         chain, new_place = realigned
@@ -212,7 +214,7 @@ def _locate(hit: Hit, entry: Entry) -> tuple[Chain, int] | None:
     return None
 
 
-def _realigned(hit: Hit, entry: Entry) -> tuple[Chain, dict[int, int]] | None:
+def _realign(hit: Hit, entry: Entry) -> tuple[Chain, dict[int, int]] | None:
     """Align the hit's residues with those of its chain (or the entry's only one). None below 90 % identity."""
     named = [chain for chain in entry.chains if chain.name == hit.chain]
     chains = named or (entry.chains if len(entry.chains) == 1 else ())
@@ -220,7 +222,7 @@ def _realigned(hit: Hit, entry: Entry) -> tuple[Chain, dict[int, int]] | None:
         return None
     old = residues.encode_aligned(hit.residues.encode())
     new = residues.encode_aligned(residues.decode(chains[0].aatype).encode())
-    pairs = align(old, new)
+    pairs = find_alignment(old, new)
     same = int((old[pairs[:, 0]] == new[pairs[:, 1]]).sum())
     if same / min(len(old), len(new)) < LEAST_IDENTITY:
         return None

@@ -20,7 +20,7 @@ SHORT = RunLimits(0.5, "stated", None)
 def run(
     monkeypatch: pytest.MonkeyPatch, folder: Path, code: str, bounds: RunLimits | None
 ) -> limited_run.CommandResult:
-    monkeypatch.setattr(limited_run, "suite_command", lambda *words: [sys.executable, "-S", "-c", code])
+    monkeypatch.setattr(limited_run, "make_suite_command", lambda *words: [sys.executable, "-S", "-c", code])
     return run_limited(("run", "x"), folder / "run.log", bounds)
 
 

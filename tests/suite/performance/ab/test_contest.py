@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from analysis.page.contests import contest_section
+from analysis.page.contests import build_contest_section
 from analysis.sources.readers import read_file
 from suite.data.lock import create_lock
 from suite.errors import InputError
@@ -344,14 +344,14 @@ def read_ranking_file(path: Path) -> Ranking:
 def test_a_report_has_a_section_with_the_ranking(played: Played, tmp_path: Path) -> None:
     path = tmp_path / "ranking.json"
     assert played.show("-o", str(path))[0] == 0
-    section = contest_section(read_ranking_file(path))
+    section = build_contest_section(read_ranking_file(path))
     assert section.title == "contest: cosmoflow smoke on bed"
     assert "quick wins" in section.verdict
     assert section.table.body.count("<tr") == 3
     data = json.loads(path.read_text())
     data["entries"][0]["entry"] = "<script>alert(1)</script>"
     path.write_text(json.dumps(data))
-    assert "<script>" not in contest_section(read_ranking_file(path)).table.body
+    assert "<script>" not in build_contest_section(read_ranking_file(path)).table.body
     path.write_text(json.dumps(data | {"entries": 3}))
     with pytest.raises(InputError, match="entries"):
         read_file(path)

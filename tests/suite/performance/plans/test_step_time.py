@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from analysis.commands.moe_fit import fit_data
+from analysis.commands.moe_fit import convert_fit_to_dict
 from analysis.network.fit import fit_sweep
 from analysis.network.sweep import read_sweep
 from suite.errors import InputError
@@ -127,7 +127,7 @@ CEILINGS = {
 def fitted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     path = tmp_path_factory.mktemp("fit") / "sweep.json"
     path.write_text(json.dumps(sweep()))
-    return {"version": 1, "fits": [fit_data(fit_sweep(read_sweep(path)))]}
+    return {"version": 1, "fits": [convert_fit_to_dict(fit_sweep(read_sweep(path)))]}
 
 
 def files(folder: Path, fitted: Any, *, ceilings: Any = CEILINGS) -> tuple[Path, Path]:

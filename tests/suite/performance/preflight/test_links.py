@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.fleet.samples import by_metric, read_samples
+from analysis.fleet.samples import group_by_metric, read_samples
 from suite.launch.local import make_mpiexec_command, make_suite_command
 from suite.performance.preflight.links import list_round_robin_rounds
 from tests.fixtures.cli import mlhpc
@@ -44,7 +44,7 @@ def test_three_nodes_leave_samples_of_each(tmp_path: Path) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run([program, *words], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    metrics = {metric.name: metric for metric in by_metric(read_samples(tmp_path / "out"))}
+    metrics = {metric.name: metric for metric in group_by_metric(read_samples(tmp_path / "out"))}
     assert set(metrics) == {"clock_offset", "link/pair", "link/without"}
     for metric in metrics.values():
         assert set(metric.samples) == {"a1", "b2", "c3"}

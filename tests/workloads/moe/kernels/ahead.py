@@ -19,7 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from workloads.moe.kernels import fused, gradients, products
-from workloads.moe.kernels.blocks import Blocks, candidates
+from workloads.moe.kernels.blocks import Blocks, list_candidates
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -142,7 +142,7 @@ def list_programs(dtypes: tuple[torch.dtype, ...]) -> Iterator[tuple[Form, Block
     """Every form with every block size that may be chosen for it."""
     for form in list_forms():
         for dtype in dtypes:
-            for blocks in candidates(form.name, dtype) or (Blocks(0, 0, 0, WARPS, STAGES),):
+            for blocks in list_candidates(form.name, dtype) or (Blocks(0, 0, 0, WARPS, STAGES),):
                 yield form, blocks, dtype
 
 

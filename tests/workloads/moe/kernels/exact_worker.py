@@ -244,7 +244,7 @@ def vary_blocks(case: Case, shift: int = 0) -> None:
     """On a GPU one of the blocks that may be chosen, another in each case; in the interpreter blocks that make many tiles."""
 
     def run(kernel, key, x, call, *, describable):
-        listed = blocks.candidates(kernel, x.dtype) if GPU else (SMALL, WIDER)
+        listed = blocks.list_candidates(kernel, x.dtype) if GPU else (SMALL, WIDER)
         if not GPU and aligned(case) and case.tokens:
             listed = (*listed, replace(SMALL, described=True))
             describable = True
@@ -292,7 +292,7 @@ def main() -> None:
         "--layers", type=int, default=0, help="then as many layers of each kind against the back end loop"
     )
     options = parser.parse_args()
-    fused.allocate = poisoned
+    fused.make_output_tensor = poisoned
     if not GPU:
         multiply_halves_as_floats()
     worst: dict[str, float] = {}

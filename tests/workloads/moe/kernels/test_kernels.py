@@ -20,7 +20,7 @@ from benchmarks.kernel_traffic import Sizes
 from suite.errors import InputError
 from tests.test_imports import imports
 from workloads.moe.config import MoEConfig
-from workloads.moe.kernels.blocks import FLOAT, HALF
+from workloads.moe.kernels.blocks import FLOAT_BLOCKS, HALF_BLOCKS
 from workloads.moe.layer import MoELayer
 
 HERE = Path(__file__).parent
@@ -124,6 +124,6 @@ def test_only_the_kernels_import_triton_when_they_are_imported() -> None:
 
 def test_every_kernel_has_blocks_that_every_gpu_can_take() -> None:
     """What is taken without measuring needs no copy engine."""
-    for listed in (*HALF.values(), *FLOAT.values()):
+    for listed in (*HALF_BLOCKS.values(), *FLOAT_BLOCKS.values()):
         assert not listed[0].described
         assert len(set(listed)) == len(listed)
