@@ -57,5 +57,5 @@ def test_doctor_leaves_what_is_typed_meanwhile_to_the_shell() -> None:
     os.write(keyboard, b"next command\n")
     code = "from suite.commands.machine import doctor; print(doctor._run_command(['head', '-n', '1']))"
     done = subprocess.run([sys.executable, "-c", code], stdin=terminal, capture_output=True, text=True, timeout=300)
-    assert done.stdout == "Answer(code=0, output='')\n"
+    assert done.stdout == "CommandResult(code=0, output='')\n"
     assert os.read(terminal, 100) == b"next command\n"

@@ -40,7 +40,7 @@ def test_a_folder_that_stat_does_not_know_yet_is_made(library: Path, tmp_path: P
     plain = "(disk / 'a').mkdir(exist_ok=True)"
     with pytest.raises(AssertionError, match="FileExistsError"):
         python(HEAD + plain, environment, tmp_path)
-    python(HEAD + "make_folder(disk / 'b' / 'c'); write_whole(disk / 'd/e/f', 'x')", environment, tmp_path)
+    python(HEAD + "make_folder(disk / 'b' / 'c'); write_file_atomically(disk / 'd/e/f', 'x')", environment, tmp_path)
     assert (tmp_path / "b" / "c").is_dir()
     assert (tmp_path / "d" / "e" / "f").read_text() == "x"
 
@@ -125,7 +125,7 @@ def test_an_abandoned_part_goes_also_where_files_cannot_be_locked(library: Path,
 @pytest.mark.parametrize("links", [-1, 95, 1])
 def test_a_new_file_is_written_once_whatever_link_answers(library: Path, tmp_path: Path, links: int) -> None:
     """-1: the link is made, and a repeated request says that it exists."""
-    program = "write_whole(disk / 'new', 'x', overwrite=False)"
+    program = "write_file_atomically(disk / 'new', 'x', overwrite=False)"
     environment = shared_disk(library, tmp_path, links=links)
     python(HEAD + program, environment, tmp_path)
     with pytest.raises(AssertionError, match=r"FileExistsError: .*new'\n"):
@@ -144,10 +144,10 @@ import shutil
 import numpy as np
 from suite.data.shards import write_shard
 def copy():
-    with written_whole(disk / "copy") as part: shutil.copyfile(sys.argv[2], part)
+    with write_atomically(disk / "copy") as part: shutil.copyfile(sys.argv[2], part)
 def shard(): write_shard(disk / "train" / "s.h5", {"x": np.ones((64, 4096), np.float32)})
 def packed(): write_shard(disk / "train" / "s.h5", {"x": np.ones((64, 4096), np.float32)}, compression="gzip")
-for act in (lambda: write_whole(disk / "text", "x"), copy, shard, packed):
+for act in (lambda: write_file_atomically(disk / "text", "x"), copy, shard, packed):
     try: act()
     except OSError as failure: print(one_line(failure))
 """

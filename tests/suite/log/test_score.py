@@ -20,7 +20,7 @@ from suite.compliance.exchange.result_document import build_result_documents
 from suite.compliance.ruleset import read_ruleset
 from suite.log.reader import read_events
 from suite.log.record import MetricValue, RunRecord, summarise_log
-from suite.log.score import compute_throughput, compute_time_to_train, count_concurrent_runs, find_failure, log_interval
+from suite.log.score import compute_throughput, compute_time_to_train, count_concurrent_runs, find_failure, compute_log_interval
 from suite.statistics import student_t
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import edit, our_run, our_runs, write
@@ -177,7 +177,7 @@ def test_a_score_lies_between_its_runs_and_does_not_depend_on_their_order(times:
 
 
 def test_interval_is_student_t_on_log_time() -> None:
-    low, high = log_interval([math.e, math.e**2, math.e**3]) or (0, 0)
+    low, high = compute_log_interval([math.e, math.e**2, math.e**3]) or (0, 0)
     assert math.log(high) - 2 == pytest.approx(4.302652729749462 / math.sqrt(3))
     assert math.log(low) + math.log(high) == pytest.approx(4)
 
