@@ -20,7 +20,13 @@ from suite.compliance.exchange.result_document import build_result_documents
 from suite.compliance.ruleset import read_ruleset
 from suite.log.reader import read_events
 from suite.log.record import MetricValue, RunRecord, summarise_log
-from suite.log.score import compute_throughput, compute_time_to_train, count_concurrent_runs, find_failure, compute_log_interval
+from suite.log.score import (
+    compute_log_interval,
+    compute_throughput,
+    compute_time_to_train,
+    count_concurrent_runs,
+    find_failure,
+)
 from suite.statistics import student_t
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import edit, our_run, our_runs, write
