@@ -58,17 +58,21 @@ class SeenRuns:
     """Remembers the runs of every result judged so far, to find runs that occur again. One instance per check."""
 
     def __init__(self) -> None:
-        self._exact: dict[object, tuple[Group, RunRecord]] = {}
+        # The first result of each package that has the run: a package that carries results over may also use one run twice.
+        self._exact: dict[object, dict[Path | None, tuple[Group, RunRecord]]] = defaultdict(dict)
         self._similar: dict[object, RunIndex[RunRecord]] = defaultdict(RunIndex)  # by benchmark and size
 
     def compare(self, group: Group, runs: Sequence[RunRecord]) -> Iterator[tuple[str, Path, str]]:
         """Yield (rule, path, message) for runs that an earlier result has too, then remember the new ones."""
         carried: list[Group] = []
+        repeated: list[tuple[object, RunRecord]] = []
         # New runs are remembered at the end: rules run-copied and run-repeated report copies within one result.
         new: list[tuple[RunRecord, SeriesPair]] = []
         for run in runs:
             where = run.path or group.folder
-            earlier = self._exact.get(_make_time_free_key(run))
+            course = _make_time_free_key(run)
+            by_package = self._exact.get(course, {})
+            earlier = by_package.get(group.package) or next(iter(by_package.values()), None)
             if earlier is None:
                 curves = build_series(run)
                 new.append((run, curves))
@@ -79,6 +83,7 @@ class SeenRuns:
                     other, similarity = found
                     yield "run-reused", where, f"has {similarity.text()} of {other.path}"
                 continue
+            repeated.append((course, run))
             other_group, other = earlier
             same_time = other.run_start_s == run.run_start_s
             if same_time and other_group.package != group.package:
@@ -88,10 +93,10 @@ class SeenRuns:
                 yield "run-reused", where, f"{again} {other.path}"
         if carried:
             yield "carried-over", group.folder, f"{len(carried)} of {len(runs)} runs are those of {carried[0].folder}"
-        for run, curves in new:
-            course = _make_time_free_key(run)
+        for course, run in (*repeated, *((_make_time_free_key(run), run) for run, _ in new)):
             if course is not None:
-                self._exact.setdefault(course, (group, run))
+                self._exact[course].setdefault(group.package, (group, run))
+        for run, curves in new:
             self._similar[run.benchmark, run.size].add(run, curves)
 
 

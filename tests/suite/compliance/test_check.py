@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import xml.etree.ElementTree as ET
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -179,6 +180,22 @@ def test_no_run_counts_in_two_results(tmp_path: Path) -> None:
     found = {finding.rule for finding in check([tmp_path]).findings}
     assert "run-reused" in found
     assert "carried-over" not in found
+
+
+def test_a_package_that_carries_results_over_and_uses_a_run_twice_is_told_both(tmp_path: Path) -> None:
+    for name in ("v1.0", "v3.0"):
+        folder = package(tmp_path / name)
+        shutil.copytree(folder / RESULT, folder / "results" / "small" / "strong" / "cosmoflow")
+        (folder / "systems" / "small.json").write_bytes((folder / "systems" / "big.json").read_bytes())
+    alone = {each: rules_of(check([tmp_path / each])) for each in ("v1.0", "v3.0")}
+    together = rules_of(check([tmp_path]))
+    assert alone["v1.0"] == alone["v3.0"] == {"run-reused": 10}
+    assert together == {"run-reused": 20, "carried-over": 1}
+
+
+def rules_of(verdict: Verdict) -> dict[str, int]:
+    """How often each rule about repeated runs found something."""
+    return dict(Counter(each.rule for each in verdict.findings if each.rule in ("carried-over", "run-reused")))
 
 
 def test_pruned_instances_are_compliant_but_for_their_convergence(tmp_path: Path) -> None:
