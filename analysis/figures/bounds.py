@@ -72,6 +72,9 @@ def render_bounds_answer(study: Study) -> str:
     if not own:
         missing = _explain_missing(study)
         best = {case.benchmark: case for case in sorted(cases, key=lambda c: -c.bounds.distance)}
+        # Shipped results of others may be in the chart, but they do not answer for a study of own results alone.
+        if missing and not study.distinct["published"].any():
+            return missing
         sentences = [f"modelled, {describe_case(case)}" for case in best.values()]
         sentences += [f"own results: {missing}"] if missing else []
     return ". ".join([join_statements(sentences), *remarks])
