@@ -89,7 +89,8 @@ Examples:
     type=click.Choice(["router", "uniform", "skewed"]),
     default="router",
     show_default=True,
-    help="How tokens are distributed over experts: by the router, evenly, or unevenly.",
+    help="Which experts tokens go to: router lets the layer choose, uniform uses all equally, skewed sends two thirds "
+    "of the tokens to one expert.",
 )
 @click.option(
     "--r",
@@ -104,7 +105,7 @@ Examples:
     type=IntegerRange(1),
     default=1,
     show_default=True,
-    help="Number of chunks whose communication overlaps computing.",
+    help="Number of chunks that a rank sends its tokens in: one is sent while another is computed.",
 )
 @click.option(
     "--algorithm",
@@ -119,7 +120,7 @@ Examples:
     type=click.Choice(["float32", "bfloat16", "float64"]),
     default="float32",
     show_default=True,
-    help="Number format.",
+    help="Number format of tokens and weights.",
 )
 @device_option()
 @click.option("--threads", type=IntegerRange(1), default=1, show_default=True, help="Number of CPU threads of a rank.")
@@ -128,7 +129,7 @@ Examples:
     type=IntegerRange(1),
     default=10,
     show_default=True,
-    help="Number of paired timings of layer and dense FFN.",
+    help="Number of timings of each thing measured; layer and dense FFN are timed in pairs.",
 )
 @click.option(
     "--sweep-network", is_flag=True, help="Time all-to-all and layer on 2, 4, … ranks, as input of `mlhpc moe fit`."
@@ -191,6 +192,7 @@ def moe(  # one parameter per option
             "ranks_per_node": ranks_per_node,
         }
     )
+    # not under a launcher yet: this process starts the same command on the ranks, and waits
     if find_world(ranks) is None and ranks > 1:
         sys.exit(run_attached(make_suite_command(*sys.argv[1:]), ranks=ranks))
     world, chosen = _join_world(device, threads)
@@ -224,7 +226,9 @@ def fit(sweeps: tuple[Path, ...], style: str) -> None:
 
     Prints bandwidth and latency of the links, the predicted times, and how wrong the prediction may be."""
     if not sweeps:
-        raise click.UsageError("give the file of a sweep; mlhpc moe --sweep-network -o FILE makes one")
+        raise click.UsageError(
+            "no file of a sweep: mlhpc moe fit FILE; `mlhpc moe --ranks 4 --sweep-network -o FILE` makes one"
+        )
     from analysis.commands.moe_fit import print_fits  # the analysis is no part of a benchmark: no rank imports it
 
     print_fits(sweeps, style)
@@ -242,6 +246,7 @@ def _make_layer_config(settings: dict[str, Any]) -> MoEConfig:
 
 def _join_world(device: str, threads: int) -> tuple[World, torch.device]:
     """Join the world this process was started in and choose this rank's device."""
+    # imported here: it takes 3 s, which --help should not wait for
     import torch
 
     from suite.machine.choice.collectives import start_measured
@@ -263,7 +268,9 @@ def _sweep(world: World, device: torch.device, shape: Shape, up_to_bytes: int, r
     from workloads.moe import bench
 
     if world.size == 1:
-        raise InputError("moe --sweep-network needs several ranks: --ranks 4, or srun, mpiexec, torchrun")
+        raise InputError(
+            "--sweep-network is on 1 rank, expected several: add --ranks 4, or use srun, mpiexec or torchrun"
+        )
     ranks_per_node = shape.moe.ranks_per_node or world.local_size
     with start_progress("sweep", shown=world.is_first) as tell:
         return bench.run_network_sweep(world, device, shape, ranks_per_node, up_to_bytes, repeats, tell)

@@ -50,12 +50,14 @@ def measure_baselines(root: Path) -> dict[str, Baseline]:
     moments, products = count_moments(len(REDSHIFTS)), -math.comb(len(REDSHIFTS), 3)
     made_of_products = train.manifest.attributes.get("targets") == list(COUPLINGS)
     for name, columns in (
+        # the columns of `compute_features`, in its order
         ("one_point_ridge", slice(0, moments)),
         ("power_spectrum_ridge", slice(moments, products)),
         ("spectrum_and_moments_ridge", slice(0, products)),
         ("snapshot_products_ridge", slice(products, None)),
     ):
         predict = fit_best_ridge(fitted[:, columns], y_train[chosen])
+        # targets lie in [-1, 1], and a linear predictor may leave that interval
         error = _mean_error(predict(tested[:, columns]).clip(-1, 1), y_validation)
         results[name] = Baseline(
             error, error.standard_error, told=name == "snapshot_products_ridge" and made_of_products
@@ -92,14 +94,17 @@ def fit_best_ridge(x: Floats, y: Floats) -> Any:
 
 def fit_ridge(x: Floats, y: Floats, penalty: float) -> Any:
     """Fit ridge regression on standardised features and their squares. Returns the predictor ``f(x) -> y``."""
+    # 1e-6: a constant feature has no deviation to divide by
     mean, std = x.mean(axis=0), x.std(axis=0) + 1e-6
 
     def expand(raw: Floats) -> Floats:
         scaled = (raw - mean) / std
+        # minus 1: the mean of squares of standardised values, which is the intercept's part
         return np.concatenate([np.ones((len(raw), 1)), scaled, scaled**2 - 1], axis=1)
 
     design = expand(x)
     diagonal = np.eye(design.shape[1]) * penalty * len(x)
+    # the intercept has no penalty
     diagonal[0, 0] = 0
     weights = np.linalg.solve(design.T @ design + diagonal, design.T @ y)
     return lambda raw: expand(raw) @ weights
@@ -112,6 +117,7 @@ def _spectra(fields_NCV: Floats, n: int) -> tuple[Floats, Floats]:
     real, imaginary = np.ascontiguousarray(modes.real), np.ascontiguousarray(modes.imag)
     bins = _bins(n)
     first, second = np.triu_indices(channels)
+    # a spectrum is the real part of one mode times the conjugate of the other; the imaginary part is not needed
     products = (real[:, i] * real[:, j] + imaginary[:, i] * imaginary[:, j] for i, j in zip(first, second, strict=True))
     spectra = np.stack([product @ bins for product in products], axis=1)
     auto = spectra[:, first == second] + VARIANCE_EPS
@@ -125,6 +131,7 @@ def _mean_error(predicted: Floats, truth_NT: Floats) -> Baseline:
 
 def _read_features(reader: ShardReader, indices: NDArray[np.int64]) -> Floats:
     side = reader.read([0])["x"].shape[1]
+    # the features of a block need several float copies of its counts at once
     step = max(1, BLOCK_VOXELS // side**3)
     return np.concatenate(
         [compute_features(reader.read(indices[i : i + step])["x"]) for i in range(0, len(indices), step)]
@@ -159,6 +166,7 @@ def _bins(n: int) -> NDArray[np.float32]:
     """Return the matrix (modes, bins) that averages modes over shells of |k|; a shell is one fundamental mode wide."""
     full, half = np.fft.fftfreq(n) * n, np.arange(n // 2 + 1)
     k = np.sqrt(full[:, None, None] ** 2 + full[None, :, None] ** 2 + half**2).ravel()
+    # the corners of the cube of modes reach sqrt(3) n / 2: its last, sparse shells are joined into one
     shell = np.minimum(np.rint(k).astype(int), n // 2 + n // 4)
     # rfftn stores one of each pair of conjugate modes, except on the planes 0 and n / 2, where it stores both
     weight = np.where((np.tile(half, n * n) == 0) | (np.tile(half, n * n) == n // 2), 1.0, 2.0)

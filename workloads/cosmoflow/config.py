@@ -42,6 +42,7 @@ class CosmoFlowConfig(Hyperparameters, frozen=True, kw_only=True):
     augmentation: Annotated[bool, "cube symmetries and periodic shifts; needs periodic samples"] = False
 
     def __post_init__(self) -> None:
+        # every convolution is followed by a pooling that halves the sides
         if self.input_size % 2 ** len(self.conv_channels):
             raise InputError(
                 f"input_size {self.input_size} cannot be halved by each of {len(self.conv_channels)} conv_channels"

@@ -25,7 +25,7 @@ from workloads.cosmoflow.config import REDSHIFTS, TARGETS
 from workloads.cosmoflow.summary import compute_attributes, summarise
 from workloads.cosmoflow.tfrecord import Sample, read_tfrecord
 
-CONVERTER_VERSION = 1
+CONVERTER_VERSION = 1  # raised when the same files give other shards
 PUBLIC_CUBE = 128
 SUMS_NAME = "SHA256SUMS"
 VALIDATION_EVERY = 9  # if a folder has no splits, every ninth universe: 8 : 1, as in the MLPerf data set
@@ -61,11 +61,13 @@ def convert(
             sources = _list_files(source)
         except (OSError, ValueError) as error:
             problem = error
+    # without this the other ranks would wait in the broadcast for a rank that has failed
     world.check_together(problem)
     survey: _Source = world.broadcast(sources, _Source)
     if survey.cube not in SIZE_OF_CUBE:
         raise InputError(
-            f"{source}: cubes of {survey.cube}^3 voxels; the sizes have {', '.join(map(str, SIZE_OF_CUBE))}"
+            f"{source}: samples of {survey.cube}^3 voxels; expected a side of "
+            f"{', '.join(map(str, SIZE_OF_CUBE))}, one for each --size"
         )
     name, compression = SIZE_OF_CUBE[survey.cube]
     recipe = {
@@ -99,6 +101,7 @@ def fetch(destination: Path, *, source: str | None = None) -> None:
     sums = _sums(origin.with_name(origin.name + ".sha256"))
     if origin.name not in sums:
         raise InputError(f"{origin}.sha256: no line for {origin.name}; write it with: sha256sum {origin.name}")
+    # the whole archive is checked before any of it is unpacked
     _check_sha256(origin, sums[origin.name])
     _unpack(origin, destination)
 
@@ -143,6 +146,7 @@ def _list_files(source: Path) -> _Source:
     if empty:
         raise InputError(f"{source}: no file for the {empty[0]} split; {len(order)} universes in {len(paths)} files")
     shapes = _shapes(form, files[0].path)
+    # counts are int16: two bytes each
     return _Source(form, files, shapes[0][0], sum(2 * int(np.prod(shape)) for shape in shapes))
 
 
@@ -166,6 +170,7 @@ def _splits(source: Path, paths: Sequence[Path], universes: Sequence[int]) -> li
     if any(by_folder):
         return by_folder
     last = max(universes)
+    # fewer than nine universes: the last one is held out
     held_out = set(range(VALIDATION_EVERY - 1, last + 1, VALIDATION_EVERY)) or {last}
     return ["validation" if universe in held_out else "train" for universe in universes]
 
@@ -173,6 +178,7 @@ def _splits(source: Path, paths: Sequence[Path], universes: Sequence[int]) -> li
 def _shapes(form: str, path: Path) -> list[tuple[int, ...]]:
     if form == "tfrecord":
         return [x.shape for x, _ in read_tfrecord(path)]
+    # HDF5 locks even files that it only reads, and some cluster file systems have no locks
     with h5py.File(path, "r", locking=False) as file:
         side = file["full"].shape[0]
     cube = min(PUBLIC_CUBE, side)
@@ -250,7 +256,9 @@ def _sums(path: Path) -> dict[str, str]:
     sums = {}
     for number, line in enumerate(lines, start=1):
         digest, separator, name = line.partition(" ")
+        # sha256sum writes a second space (text) or an asterisk (binary) before the name
         name = name.lstrip(" *").removeprefix("./")
+        # the name is joined to the destination, so it must not lead out of that folder
         if not separator or not re.fullmatch(r"[0-9a-fA-F]{64}", digest) or ".." in Path(name).parts or name[:1] == "/":
             raise InputError(f"{path}:{number}: expected a sha256 and a file name, found {line[:80]!r}")
         sums[name] = digest.lower()
@@ -269,6 +277,7 @@ def _check_sha256(path: Path, expected: str, copy_to: IO[bytes] | None = None) -
 
 
 def _copy_checked(origin: Path, target: Path, expected: str) -> None:
+    # one pass over the data: the copy is hashed while it is written, and dropped if the sum is wrong
     with write_atomically(target) as part, part.open("wb") as file:
         _check_sha256(origin, expected, copy_to=file)
 
@@ -277,6 +286,8 @@ def _unpack(archive: Path, folder: Path) -> None:
     make_folder(folder)
     try:
         with tarfile.open(archive) as tar:
+            # "data" refuses members and links that lead out of the folder, and device files
             tar.extractall(folder, filter="data")
+    # a truncated gzip stream raises EOFError and a damaged one zlib.error, neither a TarError
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise InputError(f"{archive}: not a readable tar archive: {error}") from None

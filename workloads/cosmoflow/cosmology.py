@@ -68,6 +68,7 @@ def make_cosmology(unit: Floats) -> Cosmology:
 
 def make_universe(simulation: Simulation, seed: int, index: int) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
     """Simulate one universe. Returns counts (mesh, mesh, mesh, 4 redshifts) and the four targets."""
+    # counter-based: the numbers depend on seed and index alone, not on what was drawn before
     random = np.random.Generator(np.random.Philox(key=np.array([seed, index], dtype=np.uint64)))
     unit = random.uniform(-1, 1, 4).astype(np.float32)
     noise = random.standard_normal((simulation.particles,) * 3, dtype=np.float32)
@@ -81,6 +82,7 @@ def compute_transfer(k: Floats, cosmology: Cosmology) -> Floats:
     """Compute the matter transfer function with baryon oscillations, Eisenstein & Hu 1998 (astro-ph/9709112), equations
     2 to 24.
     """
+    # scales: equality, the sound horizon at the drag epoch, Silk damping (equations 2 to 7)
     om = cosmology.omega_m * cosmology.h**2
     fb = OMEGA_B_H2 / om
     theta = CMB_KELVIN / 2.7
@@ -96,6 +98,7 @@ def compute_transfer(k: Floats, cosmology: Cosmology) -> Floats:
     k_silk = 1.6 * OMEGA_B_H2**0.52 * om**0.73 * (1 + (10.4 * om) ** -0.95)
     q = k / (13.41 * k_eq)
 
+    # cold dark matter (equations 10 to 12 and 17 to 20)
     a1 = (46.9 * om) ** 0.670 * (1 + (32.1 * om) ** -0.532)
     a2 = (12.0 * om) ** 0.424 * (1 + (45.0 * om) ** -0.582)
     alpha_c = a1**-fb * a2 ** (-(fb**3))
@@ -109,6 +112,7 @@ def compute_transfer(k: Floats, cosmology: Cosmology) -> Floats:
     f = 1 / (1 + (ks / 5.4) ** 4)
     t_c = f * logarithm / (logarithm + c_plain * q**2) + (1 - f) * logarithm / (logarithm + c_alpha * q**2)
 
+    # baryons: acoustic oscillations, damped (equations 14, 15 and 21 to 24)
     y = (1 + z_eq) / (1 + z_drag)
     root = np.sqrt(1 + y)
     g = y * (-6 * root + (2 + 3 * y) * np.log((root + 1) / (root - 1)))
@@ -119,6 +123,7 @@ def compute_transfer(k: Floats, cosmology: Cosmology) -> Floats:
     unit_log = np.log(np.e + 1.8 * q)
     t_pressureless = unit_log / (unit_log + (14.2 + tail) * q**2)
     damped = alpha_b / (1 + (beta_b / ks) ** 3) * np.exp(-((k / k_silk) ** 1.4))
+    # numpy's sinc(x) is sin(pi x) / (pi x)
     t_b = (t_pressureless / (1 + (ks / 5.2) ** 2) + damped) * np.sinc(k * s_tilde / np.pi)
     total: Floats = fb * t_b + (1 - fb) * t_c
     return total
@@ -129,6 +134,7 @@ def compute_power(k: Floats, cosmology: Cosmology) -> Floats:
     everywhere = np.concatenate([_K_TABLE, np.asarray(k, dtype=np.float64)])
     shape = everywhere**cosmology.n_s * compute_transfer(everywhere, cosmology) ** 2
     table = shape[: len(_K_TABLE)]
+    # sigma_8 is the deviation of the contrast in spheres of 8 Mpc/h: a top hat, Fourier transformed
     kr = _K_TABLE * SIGMA_8_RADIUS
     window = 3 * (np.sin(kr) - kr * np.cos(kr)) / kr**3
     variance = np.trapezoid(table * window**2 * _K_TABLE**3, np.log(_K_TABLE)) / (2 * np.pi**2)
@@ -156,6 +162,7 @@ def compute_linear_modes(noise: Floats, cosmology: Cosmology, box_mpc_h: float) 
     grid = _grid(n)
     k = grid.distinct_k * (2 * np.pi / box_mpc_h)
     amplitude = np.zeros(len(k), dtype=np.float32)
+    # modes of unit white noise have variance n^3, those of the contrast P n^6 / box^3
     amplitude[1:] = np.sqrt(compute_power(k[1:], cosmology) * (n / box_mpc_h) ** 3)  # the mean mode is zero
     return fft.rfftn(noise) * amplitude[grid.which]  # type: ignore[no-any-return]
 
@@ -173,11 +180,13 @@ def compute_displacements(modes: NDArray[np.complex64]) -> tuple[Floats, Floats]
     first = fft.irfftn(1j * grid.k * per_k2[None], s=(n,) * 3, axes=(1, 2, 3), overwrite_x=True)
     pairs = np.empty((6, *modes.shape), dtype=modes.dtype)
     for slot, (i, j) in enumerate(((0, 0), (1, 1), (2, 2), (0, 1), (0, 2), (1, 2))):
+        # the second derivatives of phi1: -k_i k_j phi1
         np.multiply(grid.k[i] * grid.k[j], per_k2, out=pairs[slot])
     xx, yy, zz, xy, xz, yz = fft.irfftn(pairs, s=(n,) * 3, axes=(1, 2, 3), overwrite_x=True)
     source = xx * (yy + zz) + yy * zz - xy * xy - xz * xz - yz * yz
     source_modes = fft.rfftn(source, overwrite_x=True) * grid.inverse_k2
     second = fft.irfftn(-1j * grid.k * source_modes[None], s=(n,) * 3, axes=(1, 2, 3), overwrite_x=True)
+    # wave vectors are in units of 2 pi / box; a displacement goes with their inverse, and the box has n cells
     scale = np.float32(n / (2 * np.pi))
     first *= scale
     second *= scale
@@ -217,11 +226,13 @@ def _evolve_cola(first: Floats, second: Floats, cosmology: Cosmology, simulation
     force = _residual_force(start + _lpt_shift(first, second, a, om), first, second, a, om)
     for a, a_next in pairwise(PM_SCALE_FACTORS):
         middle = np.sqrt(a * a_next)
+        # half a kick, a whole drift, then half a kick by the new force
         velocity += np.float32(_kick(a, middle, a, om)) * force
         residual += np.float32(_drift(a, a_next, middle, om)) * velocity
         position = start + _lpt_shift(first, second, a_next, om) + residual
         force = _residual_force(position, first, second, a_next, om)
         velocity += np.float32(_kick(middle, a_next, a_next, om)) * force
+        # 1 / (1 + z) and the table's sums of fractions differ in the last bit
         if any(np.isclose(a_next, each) for each in wanted):
             channels.append(count([position], n, simulation.mesh))
     return np.concatenate(channels, axis=-1)
@@ -248,6 +259,7 @@ def compute_mesh_force(position: Floats) -> Floats:
     n = position.shape[1]
     grid = _grid(n)
     modes = fft.rfftn(_assign_mass(position)) * grid.inverse_k2
+    # the three components of a cell lie together, so that one gather per corner fetches them
     fields = np.stack([fft.irfftn(1j * each * modes, s=(n,) * 3) for each in grid.k], axis=-1).reshape(n**3, 3)
     fields *= np.float32(n / (2 * np.pi))
     force = np.empty_like(position)
@@ -262,6 +274,7 @@ def compute_mesh_force(position: Floats) -> Floats:
 def _assign_mass(position: Floats) -> Floats:
     """Compute the density contrast on a mesh with as many cells as particles."""
     n = position.shape[1]
+    # the mean is one particle per cell: density minus 1 is the contrast
     density = np.full((n, n**2), -1.0)
     for block in _list_slabs(n):
         first = int(np.floor(position[0, block].min()))
@@ -284,6 +297,7 @@ def _list_slabs(n: int) -> list[slice]:
 def _list_cloud_in_cell(position: Floats, n: int) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32], Floats]]:
     """Yield the eight mesh points around each particle by corner: x index (not wrapped), flat yz index, weight."""
     floor = np.floor(position)
+    # x stays unwrapped: `_assign_mass` adds a slab to a window of consecutive rows
     upper = position - floor
     weights = (1 - upper, upper)
     low = floor.astype(np.int32)
@@ -331,6 +345,7 @@ def _grid(n: int) -> _Grid:
     full = np.rint(np.fft.fftfreq(n) * n).astype(np.int32)
     half = np.arange(n // 2 + 1, dtype=np.int32)
     k2 = full[:, None, None] ** 2 + full[None, :, None] ** 2 + half[None, None, :] ** 2
+    # few distinct lengths occur, so the power spectrum is computed once for each of them
     distinct, which = np.unique(k2, return_inverse=True)
     odd_full, odd_half = (np.where(2 * abs(axis) == n, 0, axis).astype(np.float32) for axis in (full, half))
     k = np.stack(np.meshgrid(odd_full, odd_full, odd_half, indexing="ij"))

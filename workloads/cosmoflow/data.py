@@ -57,6 +57,7 @@ class CosmoFlowData:
         parts, turns = [], []
         for sample in range(len(chosen)):
             order, walks = ((0, 1, 2), [np.arange(size)] * 3) if moves is None else moves.of(sample)
+            # the shards are read along source axes; the transpose below restores the output axes
             wanted = [walk[low:high] for walk, (low, high) in zip(walks, slab, strict=True)]
             parts.append([wanted[order.index(axis)] for axis in range(3)])
             turns.append(order)
@@ -75,7 +76,7 @@ def check_data(reader: ShardReader, root: Path, config: CosmoFlowConfig) -> None
     }
     for name, expected in required.items():
         if shapes.get(name) != expected:
-            raise InputError(f"{root}: dataset {name!r} is {shapes.get(name)}, the config wants {expected}")
+            raise InputError(f"{root}: dataset {name!r} is {shapes.get(name)}, the config expects {expected}")
     attributes = reader.manifest.attributes
     targets = attributes.get("targets", list(TARGETS))
     if targets != list(config.targets):
@@ -84,7 +85,10 @@ def check_data(reader: ShardReader, root: Path, config: CosmoFlowConfig) -> None
             "other data than the config is for"
         )
     if config.augmentation and not attributes.get("periodic", False):
-        raise InputError(f"{root}: augmentation shifts periodic boxes, and these samples are not periodic")
+        raise InputError(
+            f"{root}: the samples are not periodic, and hyperparameters.augmentation true shifts periodic boxes; "
+            "set it to false"
+        )
     if config.input_mean is not None and config.input_std is not None:
         error = np.abs(np.subtract(config.input_mean, attributes["log1p_mean"])) / config.input_std
         if error.max() > INPUT_TOLERANCE:
@@ -129,6 +133,7 @@ class SampleTransforms:
 
 def choose_transforms(draws_N: NDArray[np.uint64], n: int) -> SampleTransforms:
     """Return the symmetry and the periodic shift that each random number chooses, for cubes of n^3 voxels."""
+    # one random number holds it all: 48 symmetries, then n shifts along each axis
     rest, symmetry = np.divmod(draws_N, np.uint64(48))
     order = _PERMUTATIONS[(symmetry // np.uint64(8)).astype(np.intp)]  # output axis a walks along source axis order[a]
     flip = _FLIPS[(symmetry % np.uint64(8)).astype(np.intp)]

@@ -24,7 +24,7 @@ from workloads.cosmoflow.summary import Summary, compute_attributes, summarise
 
 __all__ = ["SIZES", "DataSize", "convert", "fetch", "generate"]
 
-GENERATOR_VERSION = 2
+GENERATOR_VERSION = 2  # raised when the same seed gives other data
 
 Counts = NDArray[np.int16]
 Targets = NDArray[np.float32]
@@ -42,6 +42,8 @@ class DataSize:
     compression: Compression = "none"
 
 
+# simulation, side of a sample, training and validation universes, universes per shard;
+# full: the box, the voxels of 1 Mpc/h and the numbers of samples of the public data (524,288 + 65,536)
 SIZES: dict[str, DataSize] = {
     "smoke": DataSize(Snapshots(16), 16, 3_200, 500, 250),
     "mini": DataSize(Snapshots(16), 16, 8_000, 1_000, 250),

@@ -77,6 +77,7 @@ class CosmoFlowNet(nn.Module):
         self.standardise = config.input_norm == "log1p_standard"
         self.input_mean_C: Tensor
         self.input_factor_C: Tensor
+        # they come from the config, so a checkpoint need not hold them
         self.register_buffer("input_mean_C", torch.tensor(mean), persistent=False)
         self.register_buffer("input_factor_C", 1 / torch.tensor(std), persistent=False)
         self.reset_parameters()
@@ -168,6 +169,7 @@ def compute_work(config: CosmoFlowConfig, *, global_batch_size: int, element_byt
     activations = forward_values = 0.0
     for position, (_, values_in, values_out) in enumerate(layers):
         is_convolution = position < len(config.conv_channels)
+        # only convolutions are followed by a pooling of 2^3 voxels
         pooled = values_out / 8 if is_convolution else values_out
         forward_values += values_in + values_out  # the layer
         forward_values += values_out + pooled  # pooling and activation

@@ -23,8 +23,8 @@ COUPLINGS = ("coupling_z3", "coupling_z1_5", "coupling_z0_5", "coupling_z0")
 THIN, DENSE = 4, 12  # particles in a voxel; 8 on average, as the simulated universes have at 16 Mpc/h
 LEAST_COUPLING = 0.5  # of a coupling's size: the sign is what has to be found
 PATCHES, HALVES = 2, 2  # times that white noise is smoothed for the patches of a snapshot, and for the halves of space
-NOISE = 512
-CHANCES = 1 << 16
+NOISE = 512  # integer white noise lies in [-NOISE, NOISE]
+CHANCES = 1 << 16  # steps of a probability
 
 Integers = NDArray[np.integer[Any]]
 
@@ -38,12 +38,14 @@ class Snapshots:
 
 def make_universe(settings: Snapshots, seed: int, index: int) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
     """Generate counts (mesh, mesh, mesh, 4 redshifts) and the four couplings, in the order of `COUPLINGS`."""
+    # counter-based: the numbers depend on seed and index alone, not on what was drawn before
     random = np.random.Generator(np.random.Philox(key=np.array([seed, index], dtype=np.uint64)))
     signs, sizes = random.integers(0, 2, 4) * 2 - 1, random.uniform(LEAST_COUPLING, 1, 4)
     couplings = signs * sizes
     shape = (settings.mesh,) * 3
     free = _smooth(random.integers(-NOISE, NOISE + 1, (4, *shape)), PATCHES) >= 0  # True: dense
     early_follow = _smooth(random.integers(-NOISE, NOISE + 1, shape), HALVES) >= 0
+    # probabilities become integers, so that the comparison gives the same bits everywhere
     thresholds = np.rint((1 + couplings) / 2 * CHANCES).astype(np.int64)
     kept = random.integers(0, CHANCES, (4, *shape)) < thresholds[:, None, None, None]
     dense = np.empty((*shape, 4), dtype=bool)
@@ -68,6 +70,7 @@ def _smooth(noise: Integers, times: int) -> Integers:
             both = np.empty_like(moved)
             np.add(moved[1:], moved[:-1], out=both[1:])
             np.add(moved[0], moved[-1], out=both[0])
+            # the second pass may overwrite its source: it reads only `both`
             np.add(both[:-1], both[1:], out=moved[:-1])
             np.add(both[-1], both[0], out=moved[-1])
     return smoothed

@@ -17,7 +17,7 @@ STATISTICS_DIGITS = 10  # of input statistics: sums in another order, on another
 
 @dataclass(frozen=True)
 class Summary:
-    """One shard. ``compute_histogram`` is that of `compute_histogram`, ``universes`` the numbers of its universes."""
+    """One shard. ``histogram`` is that of `compute_histogram`, ``universes`` the numbers of its universes."""
 
     samples: int
     sample_shape: tuple[int, ...]
@@ -53,6 +53,7 @@ def compute_input_statistics(histograms: Sequence[NDArray[np.int64]]) -> dict[st
     """Compute mean and standard deviation of log1p(counts) per channel from the histograms of the shards."""
     total = np.zeros((histograms[0].shape[0], max(each.shape[1] for each in histograms)))
     for each in histograms:
+        # a shard's histogram ends at its own largest count
         total[:, : each.shape[1]] += each
     value = np.log1p(np.arange(total.shape[1]))
     voxels = total.sum(axis=1)

@@ -39,6 +39,7 @@ def read_tfrecord(path: Path) -> Iterator[Sample]:
 
 def decode_example(payload: bytes) -> Sample:
     """Parse a serialised tf.train.Example. InputError if it is damaged or has other features."""
+    # Example.features is field 1 and Features.feature field 1: a map, of entries with key (1) and value (2)
     features: dict[bytes, memoryview] = {}
     for body in _fields(memoryview(payload), 1):
         for entry in _fields(body, 1):
@@ -49,6 +50,7 @@ def decode_example(payload: bytes) -> Sample:
     if missing:
         present = ", ".join(sorted(key.decode("utf-8", "replace") for key in features)) or "none"
         raise InputError(f"not a CosmoFlow sample: no feature {missing[0]!r}; features: {present}")
+    # Feature.bytes_list is field 1 and Feature.float_list field 2; the values of either list are field 1
     counts = [value for part in _fields(features[b"x"], 1) for value in _fields(part, 1)]
     targets = [value for part in _fields(features[b"y"], 2) for value in _fields(part, 1)]
     return _counts(counts), _targets(targets)
@@ -61,11 +63,15 @@ def _counts(values: list[memoryview]) -> NDArray[np.int16]:
     channels = len(REDSHIFTS)
     side = round((size / (2 * channels)) ** (1 / 3))
     if side == 0 or size != 2 * channels * side**3:
-        raise InputError(f"feature 'x' has {size} bytes, which is no cube of {channels} int16 channels")
+        raise InputError(
+            f"feature 'x' has {size} bytes, expected 2 x {channels} x n^3: a cube of {channels} int16 channels"
+        )
+    # astype copies: the array of frombuffer is read-only
     return np.frombuffer(values[0], dtype="<i2").reshape(side, side, side, channels).astype(np.int16)
 
 
 def _targets(values: list[memoryview]) -> NDArray[np.float32]:
+    # a writer may pack the floats in one field or write a field for each: the bytes are the same
     packed = b"".join(bytes(value) for value in values)
     if len(packed) != 4 * len(TARGETS):
         raise InputError(f"feature 'y' has {len(packed)} bytes, expected {len(TARGETS)} floats")
@@ -80,6 +86,7 @@ def _content(path: Path) -> bytes:
         content = path.read_bytes()
         if not content.startswith(GZIP_MAGIC):
             return content
+        # 31: a gzip header and trailer around a window of 2^15. gzip.decompress would not show where the stream ends
         stream = zlib.decompressobj(wbits=31)
         data = stream.decompress(content)
         complete = stream.eof
@@ -131,6 +138,7 @@ def _fields(message: memoryview, wanted: int) -> Iterator[memoryview]:
     while position < len(message):
         key, position = _read_varint(message, position)
         field, wire_type = key >> 3, key & 7
+        # wire types: 0 varint, 1 eight bytes, 2 a length and its bytes, 5 four bytes
         if wire_type == 0:
             _, position = _read_varint(message, position)
             continue
@@ -147,6 +155,7 @@ def _fields(message: memoryview, wanted: int) -> Iterator[memoryview]:
 
 def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
     value = 0
+    # ten bytes of seven bits hold 64 bits
     for shift in range(0, 70, 7):
         if position >= len(message):
             break

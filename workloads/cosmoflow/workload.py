@@ -65,6 +65,7 @@ class CosmoFlow(Workload):
 
     def eval_stats(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Sum absolute and squared errors per target, and each sample's squared mean absolute error; count samples."""
+        # float64: these sums are added over batches and ranks
         error_NT = model(batch["x"]).double() - batch["y"].double()
         absolute_NT = error_NT.abs()
         count = error_NT.new_full((), len(error_NT))

@@ -32,6 +32,7 @@ def measure_baselines(root: Path) -> dict[str, Baseline]:
     x, y = _pixels(train, read_input_statistics(train, root))
     predictors: dict[str, Predictor] = {"all_background": _predict_background}
     layers: dict[str, Callable[[], nn.Module]] = {"pixel_linear": _linear, "pixel_mlp": _mlp}
+    # leaves the caller's random state as it was
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for name, build in layers.items():
@@ -67,6 +68,7 @@ def _fit(model: nn.Module, x_PC: Tensor, y_P: Tensor) -> Predictor:
         optimizer.param_groups[0]["lr"] = RATE * (1 - step / STEPS)
         chosen = torch.randint(len(x_PC), (BATCH,))
         optimizer.zero_grad()
+        # the sum over pixels, not over their weights, as in the benchmark's loss
         loss = F.cross_entropy(model(x_PC[chosen]), y_P[chosen], weights, reduction="sum") / BATCH
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -100,5 +102,6 @@ def _evenly_spaced(reader: ShardReader) -> NDArray[np.int64]:
 
 def _standardisation(statistics: Statistics) -> tuple[Tensor, Tensor]:
     mean = np.array(statistics.mean)
+    # a constant channel has no variance to divide by
     variance = np.maximum(np.array(statistics.sqmean) - mean**2, np.finfo(np.float32).tiny)
     return torch.tensor(mean, dtype=torch.float32), torch.tensor(variance**-0.5, dtype=torch.float32)

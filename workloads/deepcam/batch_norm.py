@@ -14,7 +14,7 @@ from suite.world import World
 def group_ranks(ranks: int, size: int) -> list[list[int]]:
     """Split all ranks into groups of ``size`` consecutive ones. InputError if size does not divide the ranks."""
     if ranks % size:
-        raise InputError(f"batchnorm_group_size {size} does not divide the {ranks} ranks of this run")
+        raise InputError(f"batchnorm_group_size is {size}, expected a divisor of the {ranks} ranks of this run")
     return [list(range(begin, begin + size)) for begin in range(0, ranks, size)]
 
 

@@ -58,6 +58,7 @@ class Domain:
 
 def make_snapshot(domain: Domain, seed: int, index: int) -> tuple[Field, NDArray[np.uint8]]:
     """Generate fields (H, W, 16) and labels (H, W) of one sample, a function of (domain, seed, index)."""
+    # counter-based: the numbers depend on seed and index alone, not on what was drawn before
     random = np.random.Generator(np.random.Philox(key=[seed, index]))
     grid = _grid(domain)
     weather = _background(domain, grid, random)
@@ -72,6 +73,7 @@ def make_snapshot(domain: Domain, seed: int, index: int) -> tuple[Field, NDArray
         _add_filament(weather, grid, random, dry=True)
     for _ in range(random.poisson(domain.rivers)):
         labels[_add_filament(weather, grid, random, dry=False) > RIVER_MOISTURE] = 2
+    # last, so that a cyclone's label replaces that of a river under it
     for _ in range(random.poisson(domain.cyclones)):
         labels[_add_tropical_low(weather, grid, random, weak=False) > GALE] = 1
     return _channels(weather, grid, random), labels
@@ -91,6 +93,7 @@ class _Grid:
     def place(self, random: np.random.Generator, low: float, high: float) -> tuple[float, float]:
         """Draw a latitude, |latitude| in [low, high) on a hemisphere that the window covers, and a longitude."""
         latitude = random.uniform(low, high)
+        # neither hemisphere of a window may have this latitude: then the point is outside, in the north
         sides = [side for side in (1, -1) if self.latitude[0, 0] <= side * latitude <= self.latitude[-1, 0]] or [1]
         return latitude * sides[random.integers(len(sides))], random.uniform(0, self.degrees_east)
 
@@ -98,6 +101,7 @@ class _Grid:
         """Compute distances east and north of a point, in degrees of latitude."""
         east = self.longitude - np.float32(longitude)
         if self.period:
+            # the shorter way around the globe
             east = (east + np.float32(self.period / 2)) % np.float32(self.period) - np.float32(self.period / 2)
         return east * np.float32(np.cos(np.radians(latitude))), self.latitude - np.float32(latitude)
 
@@ -145,9 +149,12 @@ def _background(domain: Domain, grid: _Grid, random: np.random.Generator) -> _We
     dy, dx = np.gradient(flow)
     u, v = -dy / np.float32(step_north), dx / np.float32(step_east)
     to_wind = np.float32(6) / u.std()  # m/s
+    # westerlies near 41 degrees, trade winds near 13
     jet = 13 * np.exp(-(((away - 41 - 4 * meander) / 8) ** 2)) - 7 * np.exp(-(((away - 13) / 9) ** 2))
+    # the subtropical high near 31 degrees, the subpolar low near 62
     zonal_pressure = 700 * np.exp(-(((away - 31) / 12) ** 2)) - 900 * np.exp(-(((away - 62) / 12) ** 2))
     balanced = AIR_DENSITY * grid.coriolis * flow * to_wind
+    # kg/m^2: saturated air holds 6 % more per kelvin
     saturation = 58 * np.exp(0.062 * (surface - 301))
     return _Weather(
         pressure=(101_150 + zonal_pressure + balanced).astype(np.float32),
@@ -190,6 +197,7 @@ def compute_holland_vortex(
     ``drop`` in Pa, ``distance`` and ``radius`` of strongest wind in degrees.
     doi:10.1175/1520-0493(1980)108<1212:AAMOTW>2.0.CO;2
     """
+    # the ratio is infinite at the centre
     distance = np.maximum(distance, np.float32(0.05))
     ratio = np.power(np.float32(radius) / distance, np.float32(shape))
     decay = np.exp(-ratio)
@@ -211,6 +219,7 @@ def _add_tropical_low(weather: _Weather, grid: _Grid, random: np.random.Generato
     distance = np.sqrt(squared)
     coriolis = CORIOLIS * np.sin(np.radians(latitude))
     deficit, wind = compute_holland_vortex(distance, drop, radius, shape, coriolis)
+    # 0.6 % at 12 degrees, where the window of `_near` ends: no visible edge
     fade = np.exp(-((distance / 8) ** 4))
     here = np.ix_(rows, columns)
     strength = random.uniform(0.1, 1) if weak else drop / 6_500
@@ -237,6 +246,7 @@ def _add_cold_cyclone(weather: _Weather, grid: _Grid, random: np.random.Generato
     bowl = np.exp(-squared / np.float32(2 * radius**2))
     coriolis = CORIOLIS * np.sin(np.radians(latitude))
     turning = distance * np.float32(METRES_PER_DEGREE * abs(coriolis) / 2)
+    # gradient wind of a low with a Gaussian profile
     wind = np.sqrt(drop * squared / np.float32(radius**2) * bowl / AIR_DENSITY + turning**2) - turning
     weather.pressure -= np.float32(drop) * bowl
     _add_circulation(weather, ..., east, north, np.maximum(distance, np.float32(0.05)), wind, np.sign(coriolis))
@@ -265,6 +275,7 @@ def _add_filament(weather: _Weather, grid: _Grid, random: np.random.Generator, *
     amount, speed = random.uniform(18, 29), random.uniform(11, 21)
     along, across = _rotate(*grid.offsets(latitude, longitude), angle)
     slope = np.float32(2 * bend) * along
+    # the distance from a parabola, to first order
     distance = (across - np.float32(bend) * along**2) / np.sqrt(1 + slope**2)
     end = expit((np.float32(length / 2) - np.abs(along)) / np.float32(1.2))
     band = end * np.exp(-(distance**2) / np.float32(2 * width**2))
@@ -309,9 +320,11 @@ def _channels(weather: _Weather, grid: _Grid, random: np.random.Generator) -> Fi
         "TMQ": np.maximum(weather.moisture, 0.5),
         "U850": weather.u,
         "V850": weather.v,
+        # near the ground the wind is slower and turned by 12 degrees
         "UBOT": 0.72 * weather.u - 0.15 * weather.v,
         "VBOT": 0.72 * weather.v + 0.15 * weather.u,
         "QREFHT": 2.6e-4 * weather.moisture + 4e-3 * np.exp(0.06 * (reference - 290)),
+        # 8,400 m: scale height of the atmosphere
         "PS": weather.pressure * (1 - terrain / 8_400),
         "PSL": weather.pressure,
         "T200": weather.upper_200,
@@ -327,6 +340,7 @@ def _channels(weather: _Weather, grid: _Grid, random: np.random.Generator) -> Fi
     for position, name in enumerate(CHANNELS):
         noise = random.standard_normal(weather.u.shape, dtype=np.float32)
         x[..., position] = values[name] + np.float32(NOISE[name]) * noise
+    # noise must not make rain negative
     x[..., CHANNELS.index("PRECT")].clip(0, None, out=x[..., CHANNELS.index("PRECT")])
     return x
 

@@ -55,11 +55,15 @@ class DeepCamConfig(Hyperparameters, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if (self.schedule == "cosine_annealing") != (self.t_max is not None):
-            raise InputError("t_max belongs to schedule cosine_annealing, and only to it")
+            raise InputError(
+                f"t_max is {self.t_max} with schedule {self.schedule}: cosine_annealing needs it, no other schedule has it"
+            )
         if self.milestones and self.schedule != "multistep":
-            raise InputError("milestones belong to schedule multistep")
+            raise InputError(
+                f"milestones is {list(self.milestones)} with schedule {self.schedule}; only multistep has milestones"
+            )
         if list(self.milestones) != sorted(set(self.milestones)):
-            raise InputError("milestones must increase")
+            raise InputError(f"milestones is {list(self.milestones)}, expected increasing steps")
 
     def channels(self, reference: int) -> int:
         """Scale a channel count of the reference: a multiple of 8, at least `MIN_CHANNELS`."""

@@ -22,7 +22,7 @@ from workloads.deepcam.fields import (
 )
 from workloads.deepcam.summary import Summary, merge, summarise
 
-CONVERTER_VERSION = 1
+CONVERTER_VERSION = 1  # raised when the same files give other shards
 VALIDATION_EVERY = 9  # if a folder has no splits, every ninth file: 8 : 1, as in the MLPerf data set
 MAX_SHARD_BYTES = 512 << 20
 SIZE_OF_SHAPE = {(64, 96): "smoke", (96, 144): "mini", (384, 576): "small", (768, 1152): "full"}
@@ -49,12 +49,15 @@ def convert(
             surveyed = _list_files(source)
         except (OSError, ValueError) as error:
             problem = error
+    # without this the other ranks would wait in the broadcast for a rank that has failed
     world.check_together(problem)
     survey: _Source = world.broadcast(surveyed, _Source)
     name = size or SIZE_OF_SHAPE.get(survey.shape)
     if name is None:
         known = ", ".join(f"{height} x {width}" for height, width in SIZE_OF_SHAPE)
-        raise InputError(f"{source}: samples of {survey.shape[0]} x {survey.shape[1]} pixels; the sizes have {known}")
+        raise InputError(
+            f"{source}: samples of {survey.shape[0]} x {survey.shape[1]} pixels; expected {known}, or --size"
+        )
     recipe = {
         "name": "converted",
         "version": CONVERTER_VERSION,
@@ -89,6 +92,7 @@ def _list_files(source: Path) -> _Source:
     files = {split: tuple(sorted((source / split).glob("*.h5"))) for split in SPLITS}
     if not any(files.values()):
         every = [path for path in sorted(source.glob("*.h5")) if path.name != STATISTICS_NAME]
+        # fewer than nine files: the last one is held out
         held_out = set(every[VALIDATION_EVERY - 1 :: VALIDATION_EVERY] or every[-1:])
         files = {
             "train": tuple(path for path in every if path not in held_out),
@@ -101,6 +105,7 @@ def _list_files(source: Path) -> _Source:
 
 
 def _pieces(source: _Source) -> list[ShardPlan]:
+    # bytes per pixel: 16 float32 channels and a uint8 label
     step = max(1, MAX_SHARD_BYTES // (source.shape[0] * source.shape[1] * 65))
     return [
         ShardPlan(split, shard, partial(_shard, files[begin : begin + step], source.shape))

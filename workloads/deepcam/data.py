@@ -59,6 +59,7 @@ class DeepCamData:
         rest = [name for name in ("x", "y") if name not in read]
         arrays = read | (self._reader.read(indices, rest) if rest else {})
         x = torch.from_numpy(arrays["x"])
+        # the channels of a pixel lie together in a row
         columns = slice(*(len(CHANNELS) * each for each in slabs["x"][1])) if "x" in slabs else slice(None)
         x.view(*x.shape[:2], -1).sub_(self._low[columns]).mul_(self._scale[columns])
         return {"x": x, "y": torch.from_numpy(arrays["y"])}
@@ -68,7 +69,7 @@ class DeepCamData:
         shape = (config.height, config.width)
         for name, expected in {"x": ((*shape, len(CHANNELS)), "float32"), "y": (shape, "uint8")}.items():
             if actual.get(name) != expected:
-                raise InputError(f"{root}: dataset {name!r} is {actual.get(name)}, the config wants {expected}")
+                raise InputError(f"{root}: dataset {name!r} is {actual.get(name)}, the config expects {expected}")
 
 
 def read_input_statistics(reader: ShardReader, root: Path) -> Statistics:

@@ -117,6 +117,7 @@ class _OpenFile:
 
     def __enter__(self) -> h5py.File:
         try:
+            # HDF5 locks even files that it only reads, and some cluster file systems have no locks
             self._file = h5py.File(self._path, "r", locking=False)
         except OSError as error:
             raise InputError(f"{self._path}: not a readable HDF5 file: {_render_error(error)}") from None
@@ -124,6 +125,7 @@ class _OpenFile:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self._file.close()
+        # h5py reads lazily, so damage inside a dataset shows only where its values are used
         if isinstance(error, OSError | RuntimeError):
             raise InputError(f"{self._path}: damaged HDF5 file: {_render_error(error)}") from None
 

@@ -23,7 +23,7 @@ from workloads.deepcam.summary import Summary, merge, summarise
 
 __all__ = ["SIZES", "DataSize", "convert", "fetch", "generate"]
 
-GENERATOR_VERSION = 1
+GENERATOR_VERSION = 1  # raised when the same seed gives other data
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class DataSize:
     samples_per_shard: int
 
 
+# height, width, south, north, degrees east, mean numbers of events and decoys in the order of `Domain`;
+# training and validation samples, samples per shard. full: the shape and numbers of the public data
 SIZES: dict[str, DataSize] = {
     "smoke": DataSize(Domain(64, 96, 4, 52, 72, 1.2, 1.4, 1.5, 2, 2, 2), 192, 64, 16),
     "mini": DataSize(Domain(96, 144, 4, 52, 72, 1.2, 1.4, 1.5, 2, 2, 2), 512, 128, 16),

@@ -133,6 +133,7 @@ class Bottleneck(nn.Module):
         self.branches = nn.ModuleList([_add_normalisation(nn.Conv2d(c_in, c_out, 1, bias=False))])
         for rate in rates:
             self.branches.append(_add_normalisation(nn.Conv2d(c_in, c_out, 3, padding=rate, dilation=rate, bias=False)))
+        # before the global branch and the projection exist: the reference keeps torch's default for these
         _kaiming_normal(self.branches)
         self.global_branch = nn.Sequential(
             nn.AdaptiveAvgPool2d(1), nn.Conv2d(c_in, c_out, 1, bias=False), Affine(c_out), nn.ReLU()
@@ -188,6 +189,7 @@ def _add_normalisation(layer: nn.Module) -> nn.Sequential:
 
 
 def _upsample(c_in: int, c_out: int) -> nn.ConvTranspose2d:
+    # output_padding 1: the sides double exactly
     return nn.ConvTranspose2d(c_in, c_out, 3, stride=2, padding=1, output_padding=1, bias=False)
 
 

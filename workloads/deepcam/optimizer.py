@@ -49,6 +49,7 @@ class Lamb(torch.optim.Optimizer):
         for group in self.param_groups:
             weights = [weight for weight in group["params"] if weight.grad is not None]
             if weights:
+                # the divisor of the gradients: at least 1, so that small ones are not scaled up
                 self._update(weights, group, torch.clamp(norm / group["max_grad_norm"], min=1.0))
 
     def _update(self, weights: list[Tensor], group: dict[str, Any], clip: Tensor) -> None:
@@ -57,6 +58,7 @@ class Lamb(torch.optim.Optimizer):
         group["step"] = group.get("step", 0) + 1
         gradients = torch._foreach_div([weight.grad for weight in weights if weight.grad is not None], clip)
         means, squares = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]
+        # lerp by 1 - beta1 is the moving average with factor beta1
         torch._foreach_lerp_(means, gradients, 1 - first_beta)
         torch._foreach_mul_(squares, second_beta)
         torch._foreach_addcmul_(squares, gradients, gradients, 1 - second_beta)
@@ -71,6 +73,7 @@ class Lamb(torch.optim.Optimizer):
         torch._foreach_add_(weights, updates, alpha=-group["lr"])
 
     def _trust_ratios(self, weights: list[Tensor], updates: list[Tensor]) -> list[Tensor]:
+        # one call for both: where ranks hold pieces, norms need a collective
         both = self.norms([*weights, *updates], [*weights, *weights])
         norms = zip(both[: len(weights)], both[len(weights) :], strict=True)
         return [torch.where((w > 0) & (u > 0), w / u, torch.ones_like(w)) for w, u in norms]

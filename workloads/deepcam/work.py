@@ -51,8 +51,10 @@ def compute_work(config: DeepCamConfig, *, global_batch_size: int, element_bytes
         else:
             values += once + layer.values_in  # backward reads gradient and input, writes gradient
     pixels = config.height * config.width
+    # float32 fields and uint8 labels
     inputs = 4 * len(CHANNELS) * pixels + pixels
     parameters = parameter_count(config)
+    # read weights twice; read gradient, weight and state; write weight and state
     optimizer = 4 * parameters * (2 + (2 + STATE_TENSORS) + (1 + STATE_TENSORS))
     passes = element_bytes * (forward_values + values)
     return Work(
@@ -87,6 +89,7 @@ def list_layers(config: DeepCamConfig) -> tuple[Layer, ...]:
     def record(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         flops, groups = 0.0, 1
         if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
+            # a transposed convolution uses each weight once per pixel of its input
             pixels = (inputs[0] if isinstance(module, nn.ConvTranspose2d) else output).shape[2:]
             flops = 2.0 * module.weight.numel() * prod(pixels)  # each weight is used once per pixel
             groups = module.groups

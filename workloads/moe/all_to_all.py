@@ -183,6 +183,7 @@ def _compute_offsets(counts: Tensor) -> Tensor:
 
 
 def _same_order(shape: Sequence[int], order: Sequence[int]) -> bool:
+    # dimensions of length 1 do not change the order of the rows
     long = [axis for axis in order if shape[axis] > 1]
     return long == sorted(long)
 
@@ -317,6 +318,7 @@ class SumOverReplicas(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Sum the gradients."""
+        # one message instead of one per weight: small ones cost mostly latency
         total = torch.cat([gradient.reshape(-1) for gradient in gradients])
         if isinstance(ctx.twins, DryRunGroup):
             ctx.twins("all_reduce", total.nbytes)

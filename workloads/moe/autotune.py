@@ -89,6 +89,7 @@ class Autotuner:
             element_bytes=layer.compute_dtype(layer.experts.up_EHD).itemsize,
         )
         order = list_executions(shape, self.network, layer.mesh.size, self.flops_per_s)
+        # reversed: of each r the fastest is written last and stays
         first_of_r = {choice.r: choice for choice in reversed(order)}
         listed = {(c.r, c.degree, c.algorithm): c for c in (*first_of_r.values(), *order[: self.shortlist])}
         chosen = sorted(listed.values(), key=lambda choice: choice.seconds)
@@ -115,6 +116,7 @@ def make_trial_timer(layer: MoELayer, x_TD: Tensor, repeats: int = REPEATS) -> C
             dist.barrier(resolve_process_group(mesh.all_ranks))
             begin = time.perf_counter()
             y_TD = layer.forward(x).y_TD  # what a plan puts around a layer is not called: x is whole
+            # not backward(): that would add to the parameters' gradients
             torch.autograd.grad(y_TD.sum(), [x, *layer.experts.parameters()])
             _synchronise(x)
             seconds.append(time.perf_counter() - begin)
@@ -133,9 +135,11 @@ def measure_network(mesh: ExpertMesh, device: torch.device, repeats: int = REPEA
             continue
         level, sizes = resolve_process_group(group), (SMALL_BYTES, LARGE_BYTES)
         small, large = (_all_to_all_s(level, size, each, mesh, device, repeats) for each in sizes)
+        # a small all-to-all is size - 1 messages, one after the other
         latency = small / (size - 1)
         slope = max(large - small, 1e-9) / ((LARGE_BYTES - SMALL_BYTES) * (size - 1) / size)
         levels.append((latency, 1 / slope))
+    # a level with one rank has no links to measure: it gets the other level's numbers
     intra, inter = (level or levels[1 - i] or (1e-6, 1e9) for i, level in enumerate(levels))
     return Network(
         ranks_per_node=mesh.devices,
@@ -152,6 +156,7 @@ def measure_network(mesh: ExpertMesh, device: torch.device, repeats: int = REPEA
 def measure_memory(mesh: ExpertMesh, device: torch.device, repeats: int = REPEATS) -> float:
     """Measure bytes/s read plus written by a copy while all ranks copy; the slowest rank's."""
     source = torch.zeros(LARGE_BYTES // 4, device=device)
+    # a copy reads and writes
     return 2 * LARGE_BYTES / _slowest(_median_s(source.clone, source, repeats), mesh, device)
 
 

@@ -136,6 +136,7 @@ def select_backend(seconds: Mapping[str, float], *, even: bool, padding: float, 
     other = choose_fastest(padded)
     won = plain[best] / MARGIN
     if padded[other] <= won:
+        # its seconds grow with the padded rows, so this is the load at which it no longer wins
         up_to = math.floor(100 * padding * won / padded[other]) / 100
         return str(SelectedBackend(best, other, min(MOST_PADDING, up_to)))
     if not reads:
@@ -153,6 +154,7 @@ def make_uneven_rows(rows: int, experts: int) -> Tensor:
 
     They sum to ``rows``.
     """
+    # 7 is prime, so its multiples visit every place once, and long queues are not neighbours
     place_E = torch.arange(experts) * 7 % experts if experts % 7 else torch.arange(experts)
     ends_E = ((place_E + 0.5) / experts + 0.5).cumsum(0)
     cuts_E = (ends_E / ends_E[-1] * rows).round().long()
@@ -165,7 +167,10 @@ def make_even_rows(rows: int, experts: int) -> Tensor:
 
 
 def _inputs(shape: ExpertShape, device: torch.device, dtype: torch.dtype | None = None) -> tuple[Tensor, Weights]:
-    """Make random rows and float32 weights, which take no part in torch's random state."""
+    """Make random rows and weights without using or changing torch's global random state.
+
+    Rows have ``dtype``, by default the shape's. Weights are float32, or float64 for a float64 shape.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def make(*sizes: int) -> Tensor:
@@ -180,6 +185,7 @@ def _inputs(shape: ExpertShape, device: torch.device, dtype: torch.dtype | None 
         make(shape.experts, shape.width) if shape.bias else None,
     )
     wide = torch.float64 if shape.dtype == torch.float64 else torch.float32
+    # detached after the cast, so that gradients end at these tensors
     weights = weights.map(lambda weight: weight.detach().to(wide).requires_grad_())
     return make(shape.rows, shape.width).detach().to(dtype or shape.dtype), weights
 
@@ -200,6 +206,7 @@ def _build_candidates(shape: ExpertShape, device: torch.device, names: list[str]
         with torch.enable_grad():
             out = run_experts(leaf, rows_E, cast, shape.activation, name)  # type: ignore[arg-type]
             out.backward(d_out_ND)  # type: ignore[no-untyped-call]
+        # otherwise the next pass would add to these gradients, which costs time
         for weight in wanted:
             weight.grad = None
         return leaf.grad

@@ -125,6 +125,7 @@ class DenseFFN(nn.Module):
 
 def measure(shape: Shape, world: World, device: torch.device, repeats: int) -> Result:
     """Measure the layer and the dense FFN. Every rank calls."""
+    # every rank makes all experts and keeps its share, so all must draw the same numbers
     torch.manual_seed(0)
     mesh = make_expert_mesh(shape.moe, world, cuda=device.type == "cuda") if world.size > 1 else None
     layer, x_TD = make_layer(shape, mesh, world.rank, device)
@@ -137,12 +138,14 @@ def measure(shape: Shape, world: World, device: torch.device, repeats: int) -> R
     call, dense_call = make_training_pass(layer, x_TD), make_training_pass(dense, x_ND)
     pairs = measure_pairs(call, dense_call, world, device, repeats)
     layer.marker = timer = LayerTimer(CudaClock() if device.type == "cuda" else HostClock())
+    # the warm-up and the pairs must not count as load of the timed pass
     layer.load = type(layer.load)(shape.moe.experts)
     call()
     seconds = world.sum(timer.flush())
     layer.marker = NoMarker()
     load = layer.load.read()
     matrices = 3 if shape.moe.activation == "swiglu" else 2
+    # 2 FLOPs per multiply-add; the backward pass has twice those of the forward pass
     flops_per_row = 6.0 * matrices * shape.width * shape.moe.hidden
     layer_s = statistics.median(pair[0] for pair in pairs)
     ratios = [dense_s / own_s for own_s, dense_s in pairs]
@@ -187,6 +190,7 @@ def choose_fixed_experts(shape: Shape, generator: torch.Generator) -> Tensor:
         return flat[torch.randperm(tokens, generator=generator)]
     chances_TE = (1 / torch.arange(1, experts + 1)).repeat(tokens, 1)
     hot_T = torch.rand(tokens, generator=generator) < HOT_SHARE
+    # expert 0 is the first choice of hot tokens and practically never of others
     chances_TE[:, 0] = torch.where(hot_T, 1e9, 1e-9)
     return torch.multinomial(chances_TE, top_k, generator=generator)
 
@@ -303,6 +307,7 @@ def _sweep_grid(
         grid["all_to_all"] = list(_sweep_sizes(mesh, device, up_to_bytes, repeats))
         grid["copy_bytes_per_s"] = measure_memory(mesh, device)
         grid["layer"] = _sweep_layer(mesh, device, shape, repeats)
+    # ranks outside the grid wait here, so that the next grid begins on an idle machine
     dist.barrier()
     return grid
 
@@ -311,6 +316,7 @@ def _sweep_sizes(mesh: ExpertMesh, device: torch.device, up_to_bytes: int, repea
     """Measure all-to-alls by message size. ``bytes`` counts what one rank sends, the part for itself included."""
     size = SWEEP_FROM_BYTES
     while size <= up_to_bytes:
+        # rows of one float32 number
         each = max(1, size // mesh.size // 4)
         counts_JWL = torch.full((1, mesh.size, 1), each, device=device)
         payload = torch.zeros(each * mesh.size, 1, device=device)
@@ -341,6 +347,7 @@ def _sweep_layer(mesh: ExpertMesh, device: torch.device, shape: Shape, repeats: 
             layer.use(Execution(r, degree, algorithm))
             seconds = measure_calls([call] * (1 + repeats), resolve_process_group(mesh.world), device)[1:]
             runs.append({"r": r, "degree": degree, "algorithm": algorithm, "seconds": seconds})
+    # phases are measured in the plainest execution: one chunk, linear
     layer.use(Execution())
     layer.marker = timer = LayerTimer(CudaClock() if device.type == "cuda" else HostClock())
     outside = []

@@ -56,7 +56,7 @@ class MoEConfig(Hyperparameters, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.top_k > self.experts:
-            raise InputError(f"top_k {self.top_k} is more than the {self.experts} experts")
+            raise InputError(f"top_k is {self.top_k}, expected at most the number of experts, {self.experts}")
         if self.balance == "importance_load" and self.gate_noise <= 0:
             raise InputError("balance importance_load needs gate_noise > 0: the load is a probability under that noise")
         if self.dispatch == "dropless" and self.capacity_factor is not None:
@@ -97,6 +97,7 @@ def learning_rate(config: Training, step: int) -> float:
     """Compute the rate of a 0-based step: linear warm-up, then cosine, then constant."""
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
+    # a schedule that ends with its warm-up would divide by zero
     span = max(1, config.schedule_steps - config.warmup_steps)
     progress = min(1.0, (step - config.warmup_steps) / span)
     low = config.final_fraction
@@ -109,7 +110,7 @@ def count_ranks_per_expert(experts: int, ranks: int) -> int:
         return 1
     if ranks % experts == 0:
         return ranks // experts
-    raise InputError(f"{experts} experts on {ranks} ranks: one must divide the other")
+    raise InputError(f"experts is {experts} on {ranks} ranks: one of the two numbers must divide the other")
 
 
 def compute_capacity(
@@ -122,6 +123,7 @@ def compute_capacity(
     has a meaning.
     """
     factor = DEFAULT_CAPACITY_FACTOR if factor is None else factor
+    # -(-a // b) rounds a / b up
     bound = top_k * int(abs(factor) * -(-tokens // experts))
     capacity = bound if factor > 0 else needed if factor == 0 else min(needed, bound)
     if alignment > LARGE_ALIGNMENT:
@@ -155,6 +157,7 @@ class Layout:
         if moe.dispatch == "dropless" or factor <= 0:
             return float(tokens * moe.top_k)
         alignment = count_ranks_per_expert(moe.experts, self.spread) * moe.overlap_degree
+        # capacity is of a whole pass, with all its samples' tokens, and rounded up once
         capacity = compute_capacity(factor, round(tokens * self.samples), moe.experts, moe.top_k, alignment=alignment)
         return moe.experts * capacity / self.samples
 

@@ -192,10 +192,12 @@ def _queue(routing: Routing, experts: int) -> _Queue:
     tokens, top_k = routing.experts_TK.shape
     experts_TK, order_T = routing.experts_TK, None
     if routing.priority_T is not None:
+        # stable: tokens with equal scores keep their order, on every device
         order_T = routing.priority_T.argsort(descending=True, stable=True)
         experts_TK = experts_TK.index_select(0, order_T)
     flat_R = experts_TK.t().reshape(-1)  # choice-major: all first choices, then all second ones
     experts_R, order_R = flat_R.sort(stable=True)
+    # a rank may have no token
     tokens_R, slot_R = order_R.remainder(max(tokens, 1)), order_R.div(max(tokens, 1), rounding_mode="floor")
     if order_T is not None:
         tokens_R = order_T.index_select(0, tokens_R)
@@ -238,6 +240,7 @@ class _Decode(torch.autograd.Function):
         if not len(rows_ND):
             return d_rows_ND, torch.zeros_like(weights_TK), None
         wide = torch.promote_types(rows_ND.dtype, torch.float32)
+        # vecdot adds in the rows' type; shorter types are added in float32
         same = rows_ND.dtype == wide
         d_weights_N = torch.linalg.vecdot(d_rows_ND, rows_ND) if same else (d_rows_ND * rows_ND).sum(1, dtype=wide)
         d_weights_TK = d_weights_N.index_select(0, plan.place_TK.view(-1)).view_as(plan.place_TK)

@@ -117,6 +117,7 @@ class Experts(nn.Module):
             if length % parts:
                 raise InputError(f"{name}: {length} cannot be divided among {parts} ranks that share an expert")
             step = length // parts
+            # a clone: a slice would keep the memory of all experts
             setattr(self, name, nn.Parameter(parameter[experts, part * step : (part + 1) * step].clone()))
 
     def weights(self) -> Weights:
@@ -282,6 +283,7 @@ class _Loop(torch.autograd.Function):
             gate = None
             if gate_NH is not None and weights.gate_EHD is not None:
                 gate = product(rows[window], weights.gate_EHD[e], gate_NH[window])
+                # oneDNN returns a new tensor, and a window may include rows of a neighbour
                 _copy_if_needed(gate_NH[here], gate[mine])
             hidden = _compute_hidden(up, gate, activation, scratch_NH)
             _copy_if_needed(up_NH[here], up[mine])
@@ -301,6 +303,7 @@ class _Loop(torch.autograd.Function):
         d_rows, d_weights = torch.empty_like(rows), weights.map(torch.empty_like)
         # only the rows of the largest window are ever written
         hidden_NH, d_up_NH, d_gate_NH = (torch.empty_like(up_NH) for _ in range(3))
+        # an expert without rows is in no window below, so nothing else writes its gradient
         for gradient_E in vars(d_weights).values():
             for e, count in enumerate(ctx.counts):
                 if gradient_E is not None and not count:
@@ -346,6 +349,7 @@ def _windows(counts: list[int], step: int, rows: int) -> Iterator[tuple[int, sli
         length = -(-count // unit) * unit
         if length > rows:  # few rows in all: exactly these
             length = count
+        # the window of the last experts reaches back instead of beyond the buffer
         first = min(begin, rows - length)
         if count:
             yield e, slice(begin, end), slice(first, first + length), slice(begin - first, end - first)
@@ -383,6 +387,7 @@ def _bmm(rows_ND: Tensor, rows_E: Tensor, weights: Weights, activation: Activati
     counts = list_counts_on_host(rows_E, len(rows_ND))
     longest, width = max(counts), rows_ND.shape[1]
     if min(counts) == longest:
+        # all queues are equally long: the rows are the padded buffer already
         places_N, padded_ND = None, rows_ND
     else:
         here_E = rows_E.to(rows_ND.device, non_blocking=True)

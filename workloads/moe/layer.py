@@ -108,6 +108,7 @@ class MoELayer(nn.Module):
         self.sharers = 1
         if self.mesh is not None:
             self.sharers = count_ranks_per_expert(config.experts, self.mesh.size)
+            # with fewer experts than ranks, consecutive ranks share an expert
             each = max(1, config.experts // self.mesh.size)
             first = self.mesh.rank // self.sharers * each
             self.experts.keep(slice(first, first + each), self.mesh.rank % self.sharers, self.sharers)
@@ -126,7 +127,8 @@ class MoELayer(nn.Module):
             choices = list_valid_r(self.config.experts, self.mesh.size)
             if execution.r not in choices:
                 raise InputError(
-                    f"parallel_r {execution.r}: {self.config.experts} experts on {self.mesh.size} ranks allow {choices}"
+                    f"parallel_r is {execution.r}; {self.config.experts} experts on {self.mesh.size} ranks allow "
+                    f"{', '.join(map(str, choices))}"
                 )
         self.execution = execution
 
@@ -139,6 +141,7 @@ class MoELayer(nn.Module):
         rows_TD = marker.boundary(x_TD.to(self._computed), phases.GATE, phases.PERMUTE)
         dispatched = self.dispatcher(self, rows_TD, routing)
         y_TD = marker.boundary(dispatched.y_TD, phases.UNPERMUTE, None)
+        # checkpointing runs the forward pass twice, and the tokens must count once
         if self.training and not is_computed_again():
             self._count(dispatched)
         return Output(y_TD.to(x_TD.dtype), routing.auxiliary_loss)
@@ -170,6 +173,7 @@ class MoELayer(nn.Module):
         if not self.training:
             return make_permutation("dropless", None)  # else a sample's result would depend on the others in its batch
         reduce = torch.clone if self.mesh is None else self.mesh.maximum
+        # so that a queue divides into equal parts for all ranks and chunks
         alignment = self.sharers * self.execution.degree
         return make_permutation(config.dispatch, config.capacity_factor, alignment=alignment, over_ranks=reduce)
 
@@ -249,6 +253,7 @@ class MoELayer(nn.Module):
     def _rehearsed_schedule(self, mesh: ExpertMesh, plan: DispatchPlan) -> Schedule:
         """Plan a rehearsal: where counts depend on the routing, all experts have equally many rows, on every rank."""
         execution, counts = self.execution, list_counts_on_host(plan.rows_E, plan.rows) if plan.host_E is None else None
+        # sizes of messages are numbers on the host, which fake tensors do not have
         with unset_fake_temporarily():
             if counts is None:
                 assert plan.capacity is not None
@@ -278,6 +283,7 @@ class Schedule:
         """Plan the routes, and which of the buffer's ``rows`` are sent; ``begins_JWL``: where each block begins."""
         sizes = traffic.sent.host.sum((0, 2)).tolist()
         copies = None
+        # one copy in one chunk is sent in the order of the buffer, so nothing needs copying
         if (execution.r, execution.degree) != (1, 1):
             copies = _copies(begins_JWL, traffic.sent.here.transpose(0, 1), rows, sharers, execution.r)
         return Schedule(plan_routes(mesh, traffic, execution.algorithm), sizes, copies)
@@ -355,6 +361,7 @@ def _send_and_compute(
     rows_MD = rows_ND if schedule.copies is None else schedule.copies.spread(rows_ND)
     chunks = torch.split(rows_MD, schedule.sizes)
     going = [MultiHopTransfer(rows, route.hops) for rows, route in zip(chunks, schedule.routes, strict=True)]
+    # 2dh: begin the second hop of every chunk; a linear transfer has one hop and is under way already
     for journey in going:
         journey.advance()
     coming: list[MultiHopTransfer] = []

@@ -119,6 +119,7 @@ class ExpertMesh:
         world: Any = dist.new_group(range(size))
         blocks: dict[int, Group] = {1: world, size: world}  # a block of one rank never communicates
         for block_size in sorted(set(block_sizes) - {1, size}):
+            # new_group is collective: every rank must create every group, also those without it
             groups = [dist.new_group(range(first, first + block_size)) for first in range(0, size, block_size)]
             blocks[block_size] = groups[rank // block_size % len(groups)]
         if rank >= size:
@@ -161,6 +162,7 @@ def _create_copy(
     lines_CS = grid.view(copies * size, sharing)  # of each mesh and its copies the ranks in order
     blocks: dict[int, Group] = {}
     for block_size in sorted({*block_sizes, size} - {1}):
+        # new_group is collective: every rank must create every group, also those without it
         groups = {
             (first // block_size, line): dist.new_group(lines_CS[first : first + block_size, line].tolist())
             for first in range(0, copies * size, block_size)

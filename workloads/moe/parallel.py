@@ -28,6 +28,7 @@ def make_expert_mesh(
     """
     ranks = ranks or world.size
     sharers = count_ranks_per_expert(config.experts, ranks)
+    # with r copies of a token, sharers / r ranks gather their slices of an expert
     sizes = {sharers // r for r in list_valid_r(config.experts, ranks) if r}
     per_node = count_node_ranks(config.ranks_per_node or world.local_size, ranks, world.size, sharing)
     device_type, copies = "cuda" if cuda else "cpu", world.size // (ranks * sharing)
@@ -43,6 +44,7 @@ def count_node_ranks(per_node: int, ranks: int, size: int, sharing: int = 1) -> 
     """
     if per_node % sharing and sharing % per_node:
         raise InputError(f"tensor={sharing}: a node has {per_node} ranks; one of the two must divide the other")
+    # from here on, counted in ranks of one mesh
     per_node, size = max(1, per_node // sharing), size // sharing
     if ranks == size or ranks % per_node == 0:
         return per_node
@@ -102,7 +104,9 @@ def run_autotuner(model: nn.Module, *, tokens: int) -> Autotuner:
     first = layers[0]
     assert first.mesh is not None
     device = first.experts.up_EHD.device
+    # the mean load of an expert, from one rank
     rows = -(-tokens * first.config.top_k // first.config.experts)
+    # an expert computes the rows of all ranks
     tuner = Autotuner(measure_network(first.mesh, device), measure_flops(first, rows * first.mesh.size))
     x_TD = torch.randn(tokens, first.width, device=device, dtype=first.experts.up_EHD.dtype)
     decision = tuner.decide(first, rows, tokens, make_trial_timer(first, x_TD))
@@ -141,6 +145,7 @@ class MoEMonitor:
         for name, layer in self._layers.items():
             load, config = _over_ranks(layer.load.read(), world, self._sharing), layer.config
             loads[name] = load.report()
+            # TFLOP of a row on each rank: 2 FLOPs per multiply-add, and backward is twice forward
             flops = 6e-12 * (3 if config.activation == "swiglu" else 2) * layer.width * config.hidden / world.size
             useful, executed = useful + flops * load.kept, executed + flops * load.rows
             layer.load = ExpertLoad(config.experts)
@@ -156,5 +161,6 @@ class MoEMonitor:
 def _over_ranks(mine: LoadTotals, world: World, sharing: int) -> LoadTotals:
     values = (*mine.assigned_E, mine.kept, mine.rows)
     total = world.sum({str(i): value for i, value in enumerate(values)}).values()
+    # ranks with the same tokens count each of them
     *assigned, kept, rows = (value / sharing for value in total)
     return LoadTotals(assigned, kept, rows, world.summary(mine.needed_factor)["max"])

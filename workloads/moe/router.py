@@ -51,6 +51,7 @@ class Router(nn.Module):
             self.gate = nn.Linear(width, config.experts, bias=False)
         self.register_buffer("bias_E", torch.zeros(config.experts))
 
+    # torch calls this for .to(), .half() and .bfloat16()
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Router:
         def keep_long(tensor: Tensor) -> Tensor:
             found = fn(tensor)
@@ -97,6 +98,7 @@ class Router(nn.Module):
 
     def _select(self, scores_TE: Tensor) -> Tensor:
         if self.config.balance == "bias":
+            # the bias moves the choice only; the weights are those of the scores without it
             scores_TE = scores_TE + self.bias_E
         return scores_TE.topk(self.config.top_k, dim=1).indices
 
@@ -112,6 +114,7 @@ class Router(nn.Module):
         elif group is not None:
             dist.all_reduce(load_E, group=group)
         step_E = self.config.balance_coefficient * torch.sign(load_E.mean() - load_E)
+        # a shift of all experts would change no choice and let the bias drift
         self.bias_E += step_E - step_E.mean()
 
 
@@ -144,6 +147,7 @@ def compute_z_loss(logits_TE: Tensor) -> Tensor:
 
 
 def _squared_variation(value_E: Tensor) -> Tensor:
+    # the variance of a single value is NaN
     if len(value_E) == 1:
         return value_E.sum() * 0.0
     return value_E.var() / (value_E.mean().square() + 1e-10)

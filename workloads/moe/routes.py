@@ -70,6 +70,7 @@ def split_buffer(rows_E: Tensor, ranks: int, sharers: int, r: int, degree: int) 
     rows_WL, first_WL = rows_E[expert_WL], (ends_E - rows_E)[expert_WL]
     cut_J11 = torch.arange(degree + 1, device=device)[:, None, None]
     pieces = parts * degree
+    # cut as integers, so that parts and chunks differ by one row at most
     cuts_JWL = (part_W1 * degree + cut_J11) * rows_WL // pieces
     return first_WL + cuts_JWL[:-1], cuts_JWL[1:] - cuts_JWL[:-1]
 
@@ -85,6 +86,7 @@ def gather_counts(mesh: ExpertMesh, counts_JWL: Tensor, algorithm: Algorithm) ->
         passed_DNJL = _exchange(sent_NDJL.transpose(0, 1), mesh.within_node)  # [source device, destination node]
         received_NDJL = _exchange(passed_DNJL.transpose(0, 1), mesh.across_nodes)  # [source node, source device]
         tables += [received_NDJL.view_as(sent_WJL), passed_DNJL]
+    # one copy to the host for all tables
     host = torch.cat([table.view(-1) for table in tables]).cpu()
     parts = torch.split(host, [table.numel() for table in tables])
     return Traffic(*(Counts(part.view_as(table), table) for part, table in zip(parts, tables, strict=True)))

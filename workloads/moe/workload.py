@@ -56,6 +56,7 @@ class MoEWorkload(Workload):
         It has as many ranks as the plan says (`spread`), else all ranks with ``expert_parallel``.
         """
         moe, spread = self._training.moe, self.spread
+        # a note means a rehearsal: it stands for ranks that do not exist
         size = world.size if spread.note is None else spread.size
         self.layout = self._layout(size // spread.sharing)
         if moe.expert_parallel and spread.sharing > 1 and not spread.ranks and not self._training.dense:
@@ -68,6 +69,7 @@ class MoEWorkload(Workload):
         else:
             per_node = count_node_ranks(moe.ranks_per_node or ranks * spread.sharing, ranks, size, spread.sharing)
             mesh = make_dry_run_mesh(ranks, per_node, size // (ranks * spread.sharing), spread.note, spread.sharing)
+        # on one node, or with one rank per node, one of the two hops has nothing to send
         two_levels = moe.all_to_all == "2dh" and mesh.nodes > 1 and mesh.devices > 1
         self.layout = replace(self.layout, spread=ranks, hops=2 if two_levels else 1, copies=mesh.copies)
         return mesh
@@ -119,6 +121,7 @@ class MoEWorkload(Workload):
         if layers and training.moe.balance == "bias":
             note, size = self.spread.note, self.spread.size
             everyone = None if note is None or size == 1 else DryRunGroup("all", size, note)
+            # the selection bias has no gradient, so the optimizer does not move it
             optimizer.register_step_post_hook(lambda *_: _update_biases(layers, everyone))
         return Optimization(optimizer, lambda step, epoch: learning_rate(training, step), clip_norm=clip_norm)
 

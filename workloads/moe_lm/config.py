@@ -30,9 +30,12 @@ class MoELMConfig(Training, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.width % (2 * self.heads):
-            raise InputError(f"width {self.width} is not {self.heads} heads of an even width")
+            raise InputError(
+                f"width is {self.width}, expected a multiple of {2 * self.heads}: 2 x the {self.heads} heads, because "
+                "rotary positions turn pairs of numbers"
+            )
         if self.row_bytes <= self.context:
-            raise InputError(f"row_bytes {self.row_bytes} cannot hold context + 1 = {self.context + 1} bytes")
+            raise InputError(f"row_bytes is {self.row_bytes}, expected at least context + 1 = {self.context + 1}")
 
     @property
     def dense_hidden(self) -> int:
@@ -46,6 +49,7 @@ class MoELMConfig(Training, frozen=True, kw_only=True):
 
 def parameter_count(config: MoELMConfig, *, active: bool = False) -> int:
     """Count trainable parameters of the whole model, or with ``active`` the parameters one token uses, with embeddings."""
+    # embedding, head and last norm; two norms per block
     return config.width * (2 * VOCABULARY + 1) + sum(
         config.width * 2 + weights for weights in _block_matrices(config, active=active)
     )

@@ -29,7 +29,7 @@ class TextData:
         actual = self._reader.read([0])["text"].shape[1]
         if actual != expected:
             raise InputError(
-                f"{root}: {split} rows have {actual} bytes, the config wants {expected}: other data than it is for"
+                f"{root}: {split} rows have {actual} bytes, the config expects {expected}: the data are of another size"
             )
 
     def __len__(self) -> int:

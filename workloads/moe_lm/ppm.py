@@ -36,6 +36,7 @@ def compute_ppm_bits(
 
 def _refine(chances: NDArray[np.float64], training: Iterable[Bytes], rows: Bytes, order: int) -> NDArray[np.float64]:
     """Refine the chances of next bytes by counts after ``order`` bytes. The first bytes of a row stay unchanged."""
+    # the first byte of a row has no context and is not predicted
     begin = max(order, 1)
     keys = _keys(rows, order)[:, begin - order :]
     known, context = np.unique(keys, return_inverse=True)
@@ -65,6 +66,7 @@ def _count_following(known: NDArray[np.uint64], training: Iterable[Bytes], order
         keys, following = keys[candidates], following[candidates]
         place = np.minimum(np.searchsorted(known, keys), len(known) - 1)
         same = known[place] == keys
+        # add.at counts a pair that occurs twice twice; counts[...] += 1 would count it once
         np.add.at(counts, (place[same], following[same]), 1)
     return counts.astype(np.int64)
 
@@ -96,6 +98,7 @@ def _mix(bits: NDArray[np.float64]) -> NDArray[np.float64]:
     past = np.zeros(bits.shape[:2])
     mixed = np.empty(bits.shape[1:])
     for position in range(bits.shape[2]):
+        # relative to the best model: powers of the sums themselves underflow to 0
         weights = np.exp2(past.min(axis=0) - past)
         chances = (weights * np.exp2(-bits[:, :, position])).sum(axis=0) / weights.sum(axis=0)
         mixed[:, position] = -np.log2(chances)

@@ -93,6 +93,7 @@ def read_text(source: Path) -> Split:
     if not source.is_dir():
         raise InputError(f"{source}: expected a folder of text, or of packages that `mlhpc data fetch moe_lm` brought")
     documents = list(_packages(source) if is_corpus(source) else _folder(source))
+    # training first: of two near copies the first in this order stays
     documents.sort(key=lambda each: (is_validation(each.project), each.project, each.name))
     parts: tuple[list[bytes], list[bytes]] = ([], [])
     copies, shares = find_near_copies(_shingles(documents))
@@ -101,7 +102,9 @@ def read_text(source: Path) -> Split:
             parts[is_validation(document.project)].append(document.content + SEPARATOR)
     if not all(parts):
         projects = len({each.project for each in documents})
-        raise InputError(f"{source}: {projects} projects with text are too few for two splits")
+        raise InputError(
+            f"{source}: {projects} projects with text are too few: expected at least one for train and one for validation"
+        )
     train, validation = (b"".join(part) for part in parts)
     return Split(train, validation, _facts(documents, copies.tolist(), shares.tolist()))
 
@@ -164,4 +167,5 @@ def _document(project: str, name: str, read: Callable[[], bytes]) -> Iterator[Do
         content.decode()
     except UnicodeDecodeError:
         return
+    # the separator marks ends of files, so no file may contain it
     yield Document(project, name, content.replace(b"\r\n", b"\n").replace(SEPARATOR, b""))

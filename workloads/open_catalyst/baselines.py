@@ -57,6 +57,7 @@ def _pair_potential(train: ShardReader, validation: ShardReader, neighbourhood: 
     gram, moment = np.zeros((width, width)), np.zeros(width)
     for chosen in _pieces(train):
         design, force, _ = _design(train, chosen, neighbourhood, elements)
+        # normal equations, added piece by piece: only one piece's design is in memory
         gram += (design.T @ design).toarray()
         moment += design.T @ force
     gram[np.diag_indices(width)] += RIDGE * gram.diagonal().max()
@@ -82,8 +83,10 @@ def _design(
     edges = join_edges(parts, np.diff(offsets).tolist())
     vector = position[edges.source] + edges.shift - position[edges.target]
     distance = np.linalg.norm(vector, axis=1)
+    # an element that the training split lacks counts as one that it has
     kind = np.searchsorted(elements, arrays["atom.number"]).clip(max=len(elements) - 1)
     low, high = np.sort([kind[edges.source], kind[edges.target]], axis=0)
+    # number of the pair in the upper triangle, row by row
     pair = low * len(elements) - low * (low - 1) // 2 + high - low
     centres = np.linspace(0.8, neighbourhood.cutoff_angstrom, RADIAL_FUNCTIONS)
     radial = np.exp(-(((distance[:, None] - centres) / (centres[1] - centres[0])) ** 2))

@@ -104,6 +104,7 @@ def compute_angular_basis(cosine_T: Tensor, count: int) -> Tensor:
 
 def compute_bessel_zeros(angular: int, radial: int) -> NDArray[np.float64]:
     """Find the first positive zeros of j_0 .. j_(L-1), shape (L, K). Those of j_l lie between those of j_(l-1)."""
+    # zeros of j_0. Each next order has one zero between two of these, so it begins with one less
     between = np.arange(1, radial + angular, dtype=np.float64) * math.pi
     zeros = [between[:radial]]
     for order in range(1, angular):

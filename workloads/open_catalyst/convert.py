@@ -14,9 +14,10 @@ from workloads.open_catalyst.lmdb_form import LmdbFile
 from workloads.open_catalyst.structures import Neighbourhood, Structure, build_shard_arrays
 from workloads.open_catalyst.summary import compute_attributes, summarise
 
-CONVERTER_VERSION = 1
+CONVERTER_VERSION = 1  # raised when the same files give other shards
 REFERENCE_NEIGHBOURHOOD = Neighbourhood(6.0, 50)
 STRUCTURES_PER_SHARD = 10_000
+# val_id is the public archive's name
 FOLDERS = {"train": ("train",), "validation": ("validation", "val_id", "val")}
 WHERE_THE_DATA_ARE = (
     "open_catalyst: the public data are not downloaded here, because compute nodes have no internet: "
@@ -51,6 +52,7 @@ def convert(
             pieces += _pieces(split, paths, trust_pickles)
     except (OSError, ValueError) as error:
         problem = error
+    # a rank that went on alone would wait in the next collective for one that has failed
     world.check_together(problem)
     recipe: dict[str, Any] = {
         "name": "converted",
@@ -101,6 +103,7 @@ def _lmdb_shard(path: Path, begin: int, end: int, trusted: bool) -> Arrays:
 
 
 def _extxyz_shard(path: Path, number: int) -> Arrays:
+    # negative, so that it equals no system number from a text file
     return _arrays(path, 0, list(read_extxyz(path, trajectory=-1 - number)))
 
 

@@ -68,6 +68,7 @@ class OpenCatalystData:
             shares, own = self._shares.shares(chosen, seed=seed, epoch=epoch)
             chosen = shares[own]
             if self._parts > 1:
+                # the shares of one accumulation step follow those of the one before: this rank's are `ranks` apart
                 ranks = max(len(shares) // self._parts, 1)
                 all_parts = self._free_atoms(np.concatenate(shares[own % ranks :: ranks]))
         arrays = self._reader.read(chosen, TRAINING_ARRAYS)

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from suite.errors import InputError
 from workloads.open_catalyst.structures import Structure
 
+# X stands at 0, so that the position of a symbol is its atomic number
 SYMBOLS = re.findall(
     "[A-Z][a-z]?",
     "XHHeLiBeBCNOFNeNaMgAlSiPSClArKCaScTiVCrMnFeCoNiCuZnGaGeAsSeBrKrRbSrYZrNbMoTcRuRhPdAgCdInSnSbTeIXeCsBaLaCePrNdPm"
@@ -32,6 +33,7 @@ SYMBOLS = re.findall(
 NUMBER_OF = {symbol: number for number, symbol in enumerate(SYMBOLS)}
 SUFFIXES = (".extxyz", ".extxyz.xz", ".extxyz.gz")
 
+# key=value, where a value with spaces is in quotes of either kind
 _KEY = re.compile(r"""([^\s=]+)=(?:"([^"]*)"|'([^']*)'|(\S+))""")
 _OPEN: dict[str, Callable[..., IO[str]]] = {".xz": lzma.open, ".gz": gzip.open, ".extxyz": open}
 
@@ -46,6 +48,7 @@ def read_extxyz(path: Path, *, trajectory: int) -> Iterator[Structure]:
         with _OPEN[path.suffix](path, "rt", encoding="utf-8") as file:
             for index, (header, lines) in enumerate(_frames(path, file)):
                 if labels is None:
+                    # without a text file there is no reference energy to subtract
                     label = (trajectory, index, 0.0)
                 elif index < len(labels):
                     label = labels[index]
@@ -70,6 +73,7 @@ def _frames(path: Path, file: IO[str]) -> Iterator[tuple[str, list[str]]]:
         atoms = int(line)
         header = file.readline()
         lines = [file.readline() for _ in range(atoms)]
+        # readline returns an empty text only at the end of the file
         if lines and not lines[-1]:
             raise InputError(f"{path}: structure {index}: the file ends inside it")
         yield header, lines
@@ -77,6 +81,7 @@ def _frames(path: Path, file: IO[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _structure(header: str, lines: list[str], trajectory: int, frame: int, reference: float) -> Structure:
+    # one of the three groups has matched; the others are empty
     facts = {
         key: next(value for value in values if value or values[-1] == value) for key, *values in _KEY.findall(header)
     }
@@ -94,6 +99,7 @@ def _structure(header: str, lines: list[str], trajectory: int, frame: int, refer
         cell=cell,
         number=np.array([NUMBER_OF[symbol] for symbol in species], dtype=np.int64),
         tag=columns["tags"][:, 0].astype(np.int64) if "tags" in columns else np.zeros(atoms, dtype=np.int64),
+        # writers differ: a letter, a number or a word
         fixed=np.zeros(atoms, bool) if movable is None else np.isin(movable[:, 0], ("F", "0", "False")),
         force=columns["forces"].astype(np.float64),
         energy=float(energy) - reference,

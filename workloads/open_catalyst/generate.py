@@ -17,7 +17,7 @@ from workloads.open_catalyst.summary import Summary, compute_attributes, summari
 
 __all__ = ["SIZES", "DataSize", "convert", "fetch", "generate"]
 
-GENERATOR_VERSION = 1
+GENERATOR_VERSION = 1  # raised when the same seed gives other data
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ _SMALL = Neighbourhood(4.5, 20)
 _REFERENCE = Neighbourhood(6.0, 50)
 _LARGE = ((3, 3, 4), (4, 4, 4), (4, 4, 5), (4, 5, 4))  # 36 to 80 metal atoms; OC20 has 20 to 200
 
+# surfaces, neighbourhood, training and validation trajectories, trajectories per shard
 SIZES: dict[str, DataSize] = {
     "smoke": DataSize(Surfaces(("Cu", "Pt"), ("H", "O", "CO"), ((2, 2, 3),), 1), _SMALL, 120, 40, 20),
     "mini": DataSize(Surfaces(ALL_METALS, ALL_ADSORBATES, ((2, 2, 3),), 1), _SMALL, 560, 140, 20),

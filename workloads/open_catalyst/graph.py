@@ -78,8 +78,10 @@ def list_triplets(edges: Edges, atoms: int) -> tuple[Ints, Ints]:
     begin = np.searchsorted(edges.target, np.arange(atoms + 1))
     incoming = np.diff(begin)[edges.source]  # edges k->j of every edge j->i
     out = np.repeat(np.arange(len(edges)), incoming)
+    # minus the triplets before: adding the running number below then counts from each edge's first
     first = np.repeat(begin[edges.source] - (np.cumsum(incoming) - incoming), incoming)
     into = first + np.arange(len(out))
+    # one number per offset; opposite offsets have opposite numbers
     code = (edges.offset[:, 0] * OFFSET_BASE + edges.offset[:, 1]) * OFFSET_BASE + edges.offset[:, 2]
     back = (edges.source[into] == edges.target[out]) & (code[into] + code[out] == 0)
     return into[~back], out[~back]

@@ -33,6 +33,7 @@ class LmdbFile:
         self._load = pickle.loads if trust_pickles else load_restricted
         with _environment(path) as environment, environment.begin() as transaction:
             length = transaction.get(b"length")
+            # a file without a count holds nothing but structures
             entries = int(environment.stat()["entries"])
             self._entries = entries if length is None else self._unpickle(length, "length")
         if not isinstance(self._entries, int) or self._entries < 1:

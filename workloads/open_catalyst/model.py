@@ -48,9 +48,11 @@ class DimeNetPlusPlus(nn.Module):
 
     def forward(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Compute energy (N,) and forces (A, 3) = -dE/dx; in training the forces are differentiable."""
+        # forces are a gradient, so evaluation needs one too
         with torch.enable_grad():
             position_A3 = batch["position"].detach().requires_grad_()
             energy_N = self.energy(batch, position_A3)
+            # the loss of forces differentiates once more; evaluation does not
             (gradient_A3,) = torch.autograd.grad(energy_N.sum(), position_A3, create_graph=self.training)
         if not self.training:
             energy_N = energy_N.detach()
@@ -119,11 +121,13 @@ class ConstantAngles:
     def __init__(self, weight_TL: Tensor, batch: Mapping[str, Tensor]) -> None:
         into_T, out_T, order_T = batch["into"], batch["out"], batch["by_into"]
         edges, orders = len(batch["source"]), weight_TL.shape[1]
+        # the operand lies as (l, edge): row l * edges + edge
         row = torch.arange(orders, device=into_T.device) * edges
         rows = (into_T[:, None] + row).view(-1)
         self._matrix = (rows, batch["out_begin"] * orders, weight_TL.reshape(-1))
         by_order_LT = weight_TL.index_select(0, order_T).t().contiguous()
         begin = batch["into_begin"]
+        # transposed: all entries of l = 0 in the order of the first edge, then those of l = 1, and so on
         begins = (begin[:-1] + len(into_T) * torch.arange(orders, device=begin.device)[:, None]).view(-1)
         begins = torch.cat([begins, begins.new_full((1,), orders * len(into_T))])
         self._transposed = (out_T.index_select(0, order_T).repeat(orders), begins, by_order_LT.view(-1))
@@ -293,6 +297,7 @@ class Residual(nn.Module):
 def glorot_orthogonal(weight: Tensor, scale: float = 2.0) -> None:
     """Initialise with an orthogonal matrix scaled to the variance of Glorot and Bengio."""
     with torch.no_grad():
+        # no values, so no variance to scale by
         if weight.is_meta:
             return
         nn.init.orthogonal_(weight)
@@ -316,6 +321,7 @@ def compute_work(config: OpenCatalystConfig, *, global_batch_size: int, element_
     writes its result. Its gathered rows are counted once per edge, because a cache can hold them.
     """
     c = config
+    # our form has no layer per triplet
     layers = [layer for layer in _layers(c) if layer[0] != c.mean_triplets]
     by_triplet = c.num_spherical * c.triplet_channels
     activations = sum(rows * (inputs + outputs) for rows, inputs, outputs in layers)

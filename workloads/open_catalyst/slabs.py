@@ -39,6 +39,7 @@ class Surfaces:
 
 def make_trajectory(surfaces: Surfaces, seed: int, number: int) -> list[Structure]:
     """Generate ``frames`` frames of one relaxation, a function of (seed, number)."""
+    # counter-based: the numbers depend on seed and number alone, not on what was drawn before
     random = Generator(Philox(key=[seed, number]))
     for _ in range(MAX_ATTEMPTS):
         relaxed = _relax(_make_system(surfaces, random), surfaces, number)
@@ -70,9 +71,11 @@ def _make_system(surfaces: Surfaces, random: Generator) -> Any:
     if random.random() < 0.5:
         slab.numbers[random.random(len(slab)) < random.uniform(0.1, 0.5)] = data.chemical_symbols.index(guest)
     adsorbate = build.molecule(str(random.choice(surfaces.adsorbates)))
+    # Q of a Gaussian matrix is a random orientation
     vectors = np.linalg.qr(random.normal(size=(3, 3)))[0]
     turned = (adsorbate.positions - adsorbate.positions[0]) @ vectors
     site = random.random(2) @ slab.cell[:2, :2]
+    # the lowest atom of the adsorbate gets the drawn height above the slab
     turned += [*site, slab.positions[:, 2].max() + random.uniform(*HEIGHT_ANGSTROM) - turned[:, 2].min()]
     adsorbate.positions = turned
     lowest = layer > shape[2] - surfaces.fixed_layers

@@ -85,6 +85,7 @@ def build_shard_arrays(structures: Sequence[Structure], neighbourhood: Neighbour
     for structure, origin in zip(structures, origins, strict=True):
         try:
             check(structure)
+            # rounded as the loader will read them: the counts of edges and triplets must be those of training
             stored = structure.position.astype(np.float32).astype(np.float64)
             graph = neighbourhood.edges(stored, structure.cell.astype(np.float32).astype(np.float64))
         except ValueError as error:

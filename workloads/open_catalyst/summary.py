@@ -32,7 +32,7 @@ class Summary:
 
 
 def summarise(arrays: Arrays) -> Summary:
-    """Summarise the arrays of `structures.shard_arrays`. Forces on fixed atoms do not count: they are not predicted."""
+    """Summarise the arrays of `structures.build_shard_arrays`. Forces on fixed atoms do not count: they are not predicted."""
     force: NDArray[np.float64] = arrays["atom.force"][arrays["atom.fixed"] == 0].astype(np.float64)
     lengths = np.diff(arrays["atom.offsets"])
     return Summary(

@@ -29,7 +29,9 @@ class OpenCatalyst(Workload):
 
     def __init__(self, config: RunConfig) -> None:
         if config.compile:
-            raise InputError("open_catalyst: compile: torch.compile cannot differentiate twice, and forces need that")
+            raise InputError(
+                "compile is true, but open_catalyst expects false: torch.compile cannot differentiate twice, and forces need that"
+            )
         self.config = config
         self._settings = cast(OpenCatalystConfig, config.hyperparameters)
         self._imbalance: Tensor | None = None  # sum over steps of largest / mean triplets of a rank
@@ -69,6 +71,7 @@ class OpenCatalyst(Workload):
         energy_N, force_A3 = model(batch)
         error_A = (force_A3 - batch["force"] / settings.target_std_ev).abs().sum(dim=1)
         counts_R3 = self._counts(batch["counts"])
+        # the harness divides by ranks and parts; this loss is divided by free atoms instead
         shares = len(counts_R3) * self.config.gradient_accumulation_steps
         loss = settings.force_coefficient * shares * (error_A * batch["free"]).sum() / counts_R3[:, 2].sum().float()
         if settings.energy_coefficient:
@@ -158,6 +161,7 @@ class OpenCatalyst(Workload):
         """Gather the ``counts`` of every rank's batch, (ranks, 3). Every rank calls."""
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return own_3[None]
+        # one all-reduce of a table with a row per rank, zero but for the own row
         counts_R3 = own_3.new_zeros(dist.get_world_size(), 3)
         counts_R3[dist.get_rank()] = own_3
         dist.all_reduce(counts_R3)

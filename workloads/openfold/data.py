@@ -29,7 +29,7 @@ READ_AT_ONCE = 1 << 16  # samples whose lengths are read by one call
 class OpenFoldData:
     """One split: training samples of ``crop_size`` residues, or whole validation chains padded to the batch's longest.
 
-    Names and shapes are those of `features.sample` with the sample as first dimension. A batch has as many slots as the
+    Names and shapes are those of `features.build_sample` with the sample as first dimension. A batch has as many slots as the
     sample with most recycles. With ``balanced_batches`` training batches are padded to their longest crop only. If the
     data set's `SAMPLING` is `BY_CLUSTER`, an index stands for a chain drawn with replacement (`cluster_sampling`).
     """

@@ -22,7 +22,7 @@ class Summary:
 
 
 def summarise(arrays: Arrays) -> Summary:
-    """Summarise the arrays of `shard_form.shard_arrays`."""
+    """Summarise the arrays of `shard_form.build_shard_arrays`."""
     return Summary(
         tuple(np.diff(arrays["residue.offsets"]).tolist()),
         len(arrays["alignment.residue"]),

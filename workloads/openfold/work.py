@@ -43,7 +43,7 @@ class LayerCounts:
         self.parameters += 2 * channels
 
     def add(self, other: LayerCounts, times: int = 1, *, shared: bool = False) -> None:
-        """Add another ledger several times; ``shared``: with the same weights each time."""
+        """Add other counts several times; ``shared``: with the same weights each time."""
         self.multiply_adds += times * other.multiply_adds
         self.elements += times * other.elements
         self.parameters += (1 if shared else times) * other.parameters

@@ -47,7 +47,9 @@ def measure_best_ridge(x: Floats, y: NDArray[np.integer], x_test: Floats, y_test
     """Measure the accuracy of the linear classifier with the best penalty."""
     mean, std = x.mean(axis=0), x.std(axis=0) + 1e-6
     design, test = (x - mean) / std, (x_test - mean) / std
+    # classes are equally frequent: minus the mean, so that there is no intercept
     target = np.eye(int(y.max()) + 1)[y] - 1 / (int(y.max()) + 1)
+    # one eigendecomposition serves all penalties
     values, vectors = np.linalg.eigh(design.T @ design)
     projected, test = vectors.T @ (design.T @ target), test @ vectors
     scores = (test @ (projected / (values + ridge * len(x))[:, None]) for ridge in RIDGE_PENALTIES)
@@ -72,6 +74,7 @@ def compute_shell_features(images: NDArray[np.uint8]) -> Floats:
     shell = np.minimum(np.rint(k).astype(int), n // 2)
     bins = np.zeros((len(k), n // 2 + 1))
     bins[np.arange(len(k)), shell] = 1
+    # without the mean mode, which is the same in all images
     bins = bins[:, 1:] / bins[:, 1:].sum(axis=0)
     mean = power @ bins
     variation = np.log(1e-3 + (power**2 @ bins) / mean**2)
@@ -89,5 +92,6 @@ FEATURES: dict[str, Callable[[NDArray[np.uint8]], Floats]] = {
 
 
 def _power(images: NDArray[np.uint8]) -> Floats:
+    # + 1: logarithms of the power follow, and a mode may have none
     result: Floats = np.abs(fft.rfft2(images.astype(np.float64) - 127.5)) ** 2 + 1.0
     return result

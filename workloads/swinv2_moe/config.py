@@ -76,19 +76,30 @@ class SwinV2MoEConfig(Training, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         stages = len(self.depths)
         if len(self.heads) != stages:
-            raise InputError(f"heads has {len(self.heads)} entries for {stages} stages of depths")
+            raise InputError(
+                f"heads has {len(self.heads)} numbers, depths has {stages}: expected one of each per stage"
+            )
         if self.pixels % (self.patch << (stages - 1)):
-            raise InputError(f"{self.pixels} pixels are not patches of {self.patch}, halved {stages - 1} times")
+            raise InputError(
+                f"pixels is {self.pixels}, expected a multiple of {self.patch << (stages - 1)}: "
+                f"patch {self.patch} times 2 for each of the {stages - 1} merges between stages"
+            )
         for stage in range(stages):
             resolution, window = self.resolution(stage), min(self.window, self.resolution(stage))
             if resolution % window:
                 raise InputError(
-                    f"stage {stage + 1}: windows of {window} do not tile {resolution} x {resolution} tokens"
+                    f"window is {window} tokens, which does not divide the {resolution} tokens along a side of stage {stage + 1}"
                 )
             if (self.embed << stage) % self.heads[stage]:
-                raise InputError(f"stage {stage + 1}: width {self.embed << stage} is not {self.heads[stage]} heads")
+                raise InputError(
+                    f"heads: the width {self.embed << stage} of stage {stage + 1} is not a multiple of its "
+                    f"{self.heads[stage]} heads; change heads or embed"
+                )
         if not self.dense and not any(block.experts for block in self.blocks()):
-            raise InputError(f"moe_stages {list(self.moe_stages)} gives no block experts; dense: true asks for that")
+            raise InputError(
+                f"moe_stages is {list(self.moe_stages)}, which gives no block experts; name a stage with two blocks "
+                "or more, or set dense: true for a model without experts"
+            )
 
     def resolution(self, stage: int) -> int:
         """Return the tokens along a side of a 0-based stage."""
@@ -104,6 +115,7 @@ class SwinV2MoEConfig(Training, frozen=True, kw_only=True):
                 experts = None
                 if not self.dense and stage + 1 in self.moe_stages and index % 2:
                     experts = structs.replace(self.moe, hidden=self.moe.hidden << (stage + 1 - first))
+                # a window as large as the grid has nothing to shift
                 shift = window // 2 if index % 2 and window < resolution else 0
                 hidden = self.mlp_ratio * width
                 yield Block(stage, index, width, self.heads[stage], resolution, window, shift, hidden, experts)
@@ -116,14 +128,19 @@ class SwinV2MoEConfig(Training, frozen=True, kw_only=True):
 
 def parameter_count(config: SwinV2MoEConfig, *, active: bool = False) -> int:
     """Count trainable parameters of the whole model, or with ``active`` the parameters one token uses."""
+    # patch embedding: weights, bias and a norm's two vectors
     total = config.patch**2 * config.channels * config.embed + 3 * config.embed
     for stage in range(len(config.depths) - 1):
         width = config.embed << stage
+        # patch merging: 4 C to 2 C without bias, and a norm over 2 C
         total += 8 * width**2 + 4 * width
     for block in config.blocks():
         width = block.width
+        # query, key, value and output; biases of three of them (keys have none); a scale per head; the position bias
         attention = 4 * width**2 + 3 * width + block.heads + BIAS_HIDDEN * (3 + block.heads)
+        # two norms
         total += attention + 4 * width + _ffn_parameters(block, active=active)
+    # the last norm and the classifier
     return total + config.final_width * (2 + len(config.classes)) + len(config.classes)
 
 
@@ -178,9 +195,12 @@ def forward_flops(config: SwinV2MoEConfig) -> float:
     """Compute the FLOPs of inference on one sample, 2 per multiply-add."""
     flops = _patch_flops(config) + 2.0 * config.final_width * len(config.classes)
     for stage in range(1, len(config.depths)):
+        # patch merging: 2 W inputs to W outputs, 2 FLOPs per multiply-add
         flops += 4.0 * config.resolution(stage) ** 2 * (config.embed << stage) ** 2
     return flops + sum(
-        block.tokens * (_matrix_flops(block) + 4.0 * block.window**2 * block.width) for block in config.blocks()
+        # scores and their product with the values
+        block.tokens * (_matrix_flops(block) + 4.0 * block.window**2 * block.width)
+        for block in config.blocks()
     )
 
 

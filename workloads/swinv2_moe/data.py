@@ -28,11 +28,12 @@ class ImageData:
         actual = {name: (array.shape[1:], str(array.dtype)) for name, array in self._reader.read([0]).items()}
         for name, expected in {"image": ((config.pixels,) * 2, "uint8"), "label": ((), "uint8")}.items():
             if actual.get(name) != expected:
-                raise InputError(f"{root}: dataset {name!r} is {actual.get(name)}, the config wants {expected}")
+                raise InputError(f"{root}: dataset {name!r} is {actual.get(name)}, the config expects {expected}")
         classes = self._reader.manifest.attributes.get("classes", ())
         if tuple(classes) != config.classes:
             raise InputError(
-                f"{root}: the data have the classes {', '.join(classes)}; the config {', '.join(config.classes)}"
+                f"{root}: the data have the classes {', '.join(classes)}; hyperparameters.classes expects "
+                f"{', '.join(config.classes)}"
             )
 
     def __len__(self) -> int:
@@ -50,6 +51,7 @@ class ImageData:
 def augment(image_NPP: NDArray[np.uint8], draws_N: NDArray[np.uint64]) -> NDArray[np.uint8]:
     """Transform each periodic image by one of the 8 symmetries of the square and a shift, by its random number."""
     n_images, n = image_NPP.shape[:2]
+    # one random number holds it all: 8 symmetries, then n shifts along each axis
     rest, symmetry = np.divmod(draws_N, np.uint64(8))
     walk = np.arange(n)
     along = []

@@ -22,7 +22,7 @@ from workloads.swinv2_moe.processes import make_snapshot
 
 __all__ = ["SIZES", "DataSize", "convert", "fetch", "generate"]
 
-GENERATOR_VERSION = 1
+GENERATOR_VERSION = 1  # raised when the same seed gives other data
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class DataSize:
     classes: tuple[str, ...] = CLASSES
 
 
+# pixels, training and validation samples, samples per shard
 SIZES: dict[str, DataSize] = {
     "smoke": DataSize(32, 1_000, 400, 100, ("scale_free", "allen_cahn")),
     "mini": DataSize(48, 4_000, 1_000, 250),
@@ -48,12 +49,16 @@ def convert(
     source: Path, root: Path, *, world: World, size: str | None = None, progress: Progress | None = None
 ) -> None:
     """Always raise InputError: there are no public data to convert."""
-    raise InputError("swinv2_moe has no public data to convert: mlhpc data generate swinv2_moe --size SIZE")
+    raise InputError(
+        "swinv2_moe has no public data to convert; generate them: mlhpc data generate swinv2_moe --size SIZE"
+    )
 
 
 def fetch(destination: Path, *, source: str | None = None) -> None:
     """Always raise InputError: there are no public data to fetch."""
-    raise InputError("swinv2_moe has no public data to fetch: mlhpc data generate swinv2_moe --size SIZE")
+    raise InputError(
+        "swinv2_moe has no public data to fetch; generate them: mlhpc data generate swinv2_moe --size SIZE"
+    )
 
 
 def _shard(settings: DataSize, seed: int, numbers: range, count: Count) -> Arrays:

@@ -115,6 +115,7 @@ class _UnitVectors(torch.autograd.Function):
     def backward(context: Any, gradient: Tensor, _: Any) -> Tensor:
         y, inverse = context.saved_tensors
         along = torch.linalg.vecdot(gradient, y).unsqueeze(-1)
+        # the derivative of x / |x|: what is perpendicular to y, over |x|
         return torch.addcmul(gradient, y, along, value=-1).mul_(inverse)
 
 
@@ -159,6 +160,7 @@ class WindowAttention(nn.Module):
         n, resolution = x_NRRC.shape[:2]
         windows = (resolution // self.window) ** 2
         x_NWLC = split_windows(x_NRRC.roll((-self.shift, -self.shift), (1, 2)) if self.shift else x_NRRC, self.window)
+        # keys have no bias (SwinV2)
         bias = torch.cat((self.q_bias, torch.zeros_like(self.q_bias), self.v_bias))
         qkv = compute_linear(x_NWLC, self.qkv.weight, bias, onednn=self.qkv.onednn)  # with as many heads as qkv has
         qkv = qkv.view(n, windows, self.window**2, 3, -1, self.head_width)
@@ -166,6 +168,7 @@ class WindowAttention(nn.Module):
         q, k, v = qkv.permute(3, 0, 1, 4, 2, 5).flatten(2, 3).unbind(0)
         scale_A11 = self.log_scale_A11.clamp(max=math.log(MAX_SCALE)).exp()
         q = compute_unit_vectors(q) * scale_A11.repeat(windows, 1, 1)
+        # the scale and the position bias are float32 and promote bfloat16: attention needs one type
         y = compute_attention(q.to(v.dtype), compute_unit_vectors(k).to(v.dtype), v, self._bias(windows).to(v.dtype))
         y_NWLC = y.view(n, windows, -1, self.window**2, self.head_width).transpose(2, 3).flatten(3)
         y_NRRC = join_windows(self.out(y_NWLC), resolution)
@@ -195,7 +198,10 @@ class PositionBias(nn.Module):
         self.hidden = nn.Linear(2, BIAS_HIDDEN)
         self.out = nn.Linear(BIAS_HIDDEN, heads, bias=False)
         self.register_buffer(
-            "offsets_O2", compute_log_offsets(window, trained_window or window).float(), persistent=False
+            # they follow from the window, so a checkpoint need not hold them
+            "offsets_O2",
+            compute_log_offsets(window, trained_window or window).float(),
+            persistent=False,
         )
         self.register_buffer("index_LL", compute_offset_index(window), persistent=False)
 
@@ -295,5 +301,6 @@ def _initialise(module: nn.Module) -> None:
             if child.bias is not None:
                 nn.init.zeros_(child.bias)
     if isinstance(module, SwinBlock):
+        # the norm is the last step of a branch: weight zero makes the branch zero
         nn.init.zeros_(module.attention_norm.weight)
         nn.init.zeros_(module.ffn_norm.weight)

@@ -32,6 +32,7 @@ def make_snapshot(
 ) -> tuple[NDArray[np.uint8], int]:
     """Generate the image (pixels, pixels) and the class of sample ``index``, as a position in ``classes``."""
     label = index % len(classes)
+    # counter-based: the numbers depend on seed and index alone, not on what was drawn before
     random = np.random.Generator(np.random.Philox(key=[seed, index]))
     name = classes[label]
     if name in PROCESSES:
@@ -45,6 +46,7 @@ def convert_to_image(field: Field, random: Random) -> NDArray[np.uint8]:
     """Observe a field: blur, noise of random strength, random polarity, then ranks: all images share a histogram."""
     n = len(field)
     blurred = _filter(field, np.exp(-0.5 * _wave_number(n) ** 2 * random.uniform(*BLUR) ** 2))
+    # all spins may be equal: then there is no deviation
     blurred = (blurred - blurred.mean()) / max(float(blurred.std()), 1e-12)
     noisy = random.choice([-1.0, 1.0]) * blurred + random.uniform(*NOISE) * random.standard_normal((n, n))
     return (_ranks(noisy) * 256 // (n * n)).astype(np.uint8)
@@ -57,6 +59,7 @@ def make_surrogate(image: NDArray[np.uint8], random: Random) -> NDArray[np.uint8
     """
     n = len(image)
     amplitude = np.abs(fft.rfft2(image - image.mean()))
+    # a copy of the histogram: assigned by rank, it is the same in the surrogate
     levels = np.sort(image, axis=None)
     twin = random.permutation(levels).reshape(n, n)
     for _ in range(SURROGATE_STEPS):
@@ -92,6 +95,7 @@ def swendsen_wang(random: Random, n: int, temperature: float, *, sweeps: int) ->
     for _ in range(sweeps):
         ends = []
         for axis, neighbour in enumerate(neighbours):
+            # equal neighbours are bonded at random; each cluster of bonds then gets a new random spin
             bonded = (spins == np.roll(spins, -1, axis)) & (random.random((n, n)) < bond)
             ends.append((site[bonded], neighbour[bonded]))
         a, b = (np.concatenate(part) for part in zip(*ends, strict=True))
@@ -147,10 +151,12 @@ def turbulence(random: Random, n: int) -> Field:
     k = _wave_number(n)
     k2 = np.where(k == 0, 1.0, k**2)
     limit = 2 * np.pi / 3
+    # 2/3 rule: products of kept modes cause no alias among kept modes
     kept = (np.abs(kx) < limit) & (np.abs(ky) < limit)
     peak = 2 * np.pi / random.uniform(10, 16)
     vorticity = _make_random_field(random, k**4 * np.exp(-2 * (k / peak) ** 2))
     speed = np.hypot(*(fft.irfft2(1j * q * fft.rfft2(vorticity) / k2, (n, n)) for q in (ky, -kx)))
+    # speed 1 on average: a step of 0.2 moves the flow by a fifth of a pixel
     vorticity /= np.sqrt((speed**2).mean())
     dt, steps = 0.2, random.integers(90, 160)
     damping = np.where(kept, np.exp(-dt * 0.6 * (k / limit) ** 8), 0.0)
@@ -189,6 +195,7 @@ def _quench(random: Random, n: int, *, mean: float, duration: float, step: float
     (doi:10.1557/PROC-529-39).
     """
     k2 = _wave_number(n) ** 2
+    # 2 u is added to the implicit part and taken from the explicit one, u^3 - 3 u: stable at any step
     implicit = 1 / (1 + step * rate * (2 + kappa * k2))
     u = mean + 0.3 * random.standard_normal((n, n))
     for _ in range(round(duration / step)):
@@ -204,8 +211,10 @@ def _gray_scott(random: Random, n: int, *, feed: float, kill: float, scale: floa
     """
     step = 4.0
     k2 = _wave_number(n) ** 2
+    # explicit diffusion would be unstable at this step: step * D * k^2 is above 2 for the shortest waves
     implicit = np.stack([1 / (1 + step * diffusion * scale * k2) for diffusion in (0.16, 0.08)])
     patches = _filter(random.standard_normal((n, n)), np.exp(-0.5 * k2 * 2.0**2))
+    # a third of a Gaussian lies above 0.43 deviations
     seeded = (patches > 0.43 * patches.std()).astype(np.float64)
     uv = np.stack([1 - 0.5 * seeded, 0.25 * seeded + 0.02 * random.random((n, n))])
     for _ in range(random.integers(400, 600)):
@@ -220,6 +229,7 @@ def _gray_scott(random: Random, n: int, *, feed: float, kill: float, scale: floa
 def _ranks(field: Field) -> NDArray[np.int64]:
     """Compute the rank of every value from 0; equal values rank in order of position."""
     ranks = np.empty(field.size, dtype=np.int64)
+    # stable: the order of equal values must not depend on the processor
     ranks[np.argsort(field, axis=None, kind="stable")] = np.arange(field.size)
     return ranks.reshape(field.shape)
 

@@ -32,7 +32,9 @@ class SwinV2MoEWorkload(MoEWorkload):
 
     def __init__(self, config: RunConfig) -> None:
         if config.channels_last:
-            raise InputError("swinv2_moe: channels_last: the model keeps channels last by itself; leave it false")
+            raise InputError(
+                "channels_last is true; swinv2_moe expects false, because its model always keeps channels last"
+            )
         self._settings = cast(SwinV2MoEConfig, config.hyperparameters)
         super().__init__(config, self._settings)
 
@@ -76,6 +78,7 @@ class SwinV2MoEWorkload(MoEWorkload):
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Compute the mean cross entropy plus the routers' auxiliary losses."""
+        # the back end is tuned once, for the first block with experts
         tokens = next((block.tokens for block in self._settings.blocks() if block.experts is not None), 0)
         self.tune_once(model, tokens=len(batch["image"]) * tokens)
         logits, auxiliary = model(batch["image"])

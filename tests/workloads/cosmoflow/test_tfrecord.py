@@ -110,7 +110,7 @@ def test_the_second_record_is_named_by_its_offset(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("x", "y", "words"),
     [
-        (np.zeros((2, 2, 3, 4), np.int16), Y, "96 bytes, which is no cube"),
+        (np.zeros((2, 2, 3, 4), np.int16), Y, "96 bytes, expected 2 x 4 x n"),
         (np.zeros((2, 2, 2, 4), np.int32), Y, None),
         (X, np.zeros(3, np.float32), "'y' has 12 bytes, expected 4 floats"),
         (X, np.array([0, 0, np.nan, 0], np.float32), "expected finite numbers"),

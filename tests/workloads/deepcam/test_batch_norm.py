@@ -147,7 +147,7 @@ def test_groups_are_of_consecutive_ranks_and_must_divide_the_world() -> None:
     assert group_ranks(4, 2) == [[0, 1], [2, 3]]
     assert group_ranks(3, 1) == [[0], [1], [2]]
     assert group_ranks(4, 4) == [[0, 1, 2, 3]]
-    with pytest.raises(InputError, match="batchnorm_group_size 3 does not divide the 4 ranks"):
+    with pytest.raises(InputError, match="batchnorm_group_size is 3, expected a divisor of the 4 ranks"):
         group_ranks(4, 3)
 
 
@@ -157,5 +157,5 @@ def test_alone_it_is_batch_normalisation(world: World) -> None:
     x = torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(0))
     assert torch.equal(mine(x), theirs(x))
     assert torch.equal(mine.running_var, theirs.running_var)
-    with pytest.raises(InputError, match="batchnorm_group_size 2 does not divide the 1 ranks"):
+    with pytest.raises(InputError, match="batchnorm_group_size is 2, expected a divisor of the 1 ranks"):
         join_groups(mine, world, 2)

@@ -205,7 +205,7 @@ def test_folders_that_hold_no_data_set_are_refused(source: Path, tmp_path: Path,
     for split in ("train", "validation"):
         write_snapshot(odd / split / "a.h5", fields(0)[:48], labels(0)[:48].astype(np.uint8))
     statistics_by_hand(odd)
-    with pytest.raises(InputError, match="samples of 48 x 96 pixels; the sizes have 64 x 96"):
+    with pytest.raises(InputError, match="samples of 48 x 96 pixels; expected 64 x 96"):
         convert(odd, tmp_path / "shards", world=world)
 
 

@@ -198,8 +198,8 @@ def test_work_at_full_size() -> None:
     ("override", "words"),
     [
         ("hyperparameters.height=72", "multiple of 16"),
-        ("hyperparameters.t_max=null", "t_max belongs to schedule cosine_annealing"),
-        ("hyperparameters.milestones=[3]", "milestones belong to schedule multistep"),
+        ("hyperparameters.t_max=null", "t_max is None with schedule cosine_annealing"),
+        ("hyperparameters.milestones=[3]", "milestones is \\[3\\] with schedule cosine_annealing"),
         ("hyperparameters.eps=1e-8", "eps"),
         ("hyperparameters.optimizer=SGD", "'Adam', 'AdamW', 'LAMB'"),
         ("hyperparameters.warmup_factor=0.5", "warmup_factor"),

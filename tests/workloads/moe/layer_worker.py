@@ -143,7 +143,7 @@ def shards_join_to_the_whole(mesh: ExpertMesh) -> None:
 
 def impossible_r_is_refused(mesh: ExpertMesh) -> None:
     layer = make(mesh)
-    with pytest.raises(InputError, match=r"allow \(0, 1, 2\)"):
+    with pytest.raises(InputError, match=r"allow 0, 1, 2"):
         layer.use(Execution(r=3))
 
 

@@ -38,7 +38,7 @@ def test_layer_benchmark(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("--experts", "4", "--top-k", "5"), "top_k 5 is more than the 4 experts"),
+        (("--experts", "4", "--top-k", "5"), "top_k is 5, expected at most the number of experts, 4"),
         (("--capacity", "1.0"), "capacity_factor belongs to dispatch capacity or einsum; dropless has no capacity"),
         (
             ("--experts", "4", "--dispatch", "capacity", "--capacity", "5"),
@@ -72,7 +72,7 @@ def test_too_little_memory_is_no_defect() -> None:
 
 def test_a_sweep_needs_ranks() -> None:
     done = CliRunner().invoke(moe, ["--sweep-network"])
-    assert "needs several ranks" in str(done.exception)
+    assert "is on 1 rank, expected several" in str(done.exception)
 
 
 def sweep(path: Path, ranks: int, per_node: int) -> dict[str, Any]:

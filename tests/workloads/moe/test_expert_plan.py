@@ -206,7 +206,7 @@ WRONG = {
     "experts over more ranks than groups": (
         None,
         ["--plan", "tensor", "--mesh", "data=1,expert=3,tensor=2", "--set", "global_batch_size=12"],
-        "4 experts on 3 ranks: one must divide the other",
+        "experts is 4 on 3 ranks: one of the two numbers must divide the other",
     ),
     "a hidden width that does not divide": (
         None,
@@ -221,7 +221,7 @@ WRONG = {
     "a number that does not divide": (
         None,
         ["--mesh", "expert=3", "--set", "global_batch_size=12"],
-        "4 experts on 3 ranks: one must divide the other",
+        "experts is 4 on 3 ranks: one of the two numbers must divide the other",
     ),
     "a batch that does not divide": (None, ["--mesh", "expert=3"], "global_batch_size 16 cannot be split evenly"),
     "a router on the axis": (

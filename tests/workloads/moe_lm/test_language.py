@@ -94,7 +94,7 @@ def test_topics_are_named_at_the_beginning_only() -> None:
 
 def test_a_lexicon_that_cannot_be_is_refused() -> None:
     for lexicon in (Lexicon(0, 8), Lexicon(8, 7), Lexicon(8, 257), Lexicon(99, 8), Lexicon(2, 8, 17)):
-        with pytest.raises(InputError, match=r"lexicon .*: expected"):
+        with pytest.raises(InputError, match=r"lexicon: .*, expected"):
             Language(0, lexicon)
 
 

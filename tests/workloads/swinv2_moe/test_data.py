@@ -71,9 +71,12 @@ def test_augmentation_depends_on_seed_epoch_and_index_alone(tiny_data: Path) -> 
 
 
 def test_data_that_do_not_fit_the_config_are_refused(tiny_data: Path, tmp_path: Path, world: World) -> None:
-    with pytest.raises(InputError, match="the config wants"):
+    with pytest.raises(InputError, match="the config expects"):
         ImageData(tiny_data, "train", own("hyperparameters.pixels=32"))
-    with pytest.raises(InputError, match="the data have the classes scale_free, allen_cahn; the config ising, spots"):
+    with pytest.raises(
+        InputError,
+        match="the data have the classes scale_free, allen_cahn; hyperparameters.classes expects ising, spots",
+    ):
         ImageData(tiny_data, "train", own("hyperparameters.classes=[ising, spots]"))
     with pytest.raises(InputError, match="no public data"):
         generator.convert(tmp_path, tmp_path / "new", world=world)

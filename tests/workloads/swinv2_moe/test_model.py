@@ -267,10 +267,10 @@ def test_stochastic_depth_leaves_out_whole_samples_and_keeps_the_mean() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("heads=[2, 4, 8]", "heads has 3 entries for 2 stages"),
-        ("pixels=36", "36 pixels are not patches of 4, halved 1 times"),
-        ("pixels=40", "windows of 4 do not tile 10 x 10 tokens"),
-        ("heads=[3, 4]", "stage 1: width 16 is not 3 heads"),
+        ("heads=[2, 4, 8]", "heads has 3 numbers, depths has 2"),
+        ("pixels=36", "pixels is 36, expected a multiple of 8"),
+        ("pixels=40", "window is 4 tokens, which does not divide the 10 tokens along a side of stage 1"),
+        ("heads=[3, 4]", "heads: the width 16 of stage 1 is not a multiple of its 3 heads"),
         ("moe_stages=[3]", "gives no block experts"),
     ],
 )

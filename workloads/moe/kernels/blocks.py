@@ -108,6 +108,7 @@ def measure(call: Callable[[Blocks], None], blocks: Blocks) -> float:
     from triton.runtime.errors import OutOfResources
 
     try:
+        # the first call compiles, and raises if the blocks do not fit
         for _ in range(WARM_UPS):
             call(blocks)
     except OutOfResources:

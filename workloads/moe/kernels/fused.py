@@ -47,6 +47,7 @@ class Source:
     tiles: dict[int, tuple[Tensor, int]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
+        # the dataclass is frozen
         object.__setattr__(self, "ends_E", self.rows_E.cumsum(0, dtype=torch.int32))
 
     def tiles_of(self, rows: int, size: int) -> tuple[Tensor, int]:
@@ -55,6 +56,7 @@ class Source:
             from workloads.moe.kernels.products import locate_tiles
 
             experts = len(self.rows_E)
+            # each expert that has rows may have one tile that is not full
             most = rows // size + min(experts, rows)
             tiles_P3 = make_output_tensor(self.rows_E, most, 3, dtype=torch.int32)
             grid = (-(-most // TILES_AT_ONCE),)
@@ -86,6 +88,7 @@ def run_fused(
 
     ``tensors``: up, down, gate, up_bias and down_bias in the data type of ``x``; the last three may be None.
     """
+    # Triton launches on the current device, whatever device the tensors are on
     on_device = torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
     with on_device:
         return _Fused.apply(x, weights_TK, source, activation, *tensors)  # type: ignore[no-any-return, no-untyped-call]
@@ -117,6 +120,7 @@ class _Fused(torch.autograd.Function):
         if source.choices_N is not None:
             assert weights_TK is not None
             weights_R = weights_TK.contiguous().view(-1)
+            # the inverse permutation: the row of each choice
             places_R = torch.empty_like(source.choices_N)
             places_R.scatter_(0, source.choices_N, torch.arange(run.N, device=x.device))
             out = run.add_rows(out, places_R, weights_R, len(x))
@@ -140,6 +144,7 @@ def _backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
     d_up = make_output_tensor(x, run.N, run.H)
     d_gate = None if gate_w is None else make_output_tensor(x, run.N, run.H)
     own_rows = run.source.tokens_N is None
+    # relu kept its output, and without weights the hidden rows are the same again
     hidden = up if own_rows and run.activation == "relu" else make_output_tensor(x, run.N, run.H)
     parts = run.hidden_gradient(d_out, weights_R, down_w, down_b, up, gate, hidden, d_up, d_gate)
     d_x = d_weights = None
@@ -168,10 +173,12 @@ class _Launches:
         self.E, self.H, self.D = up_w.shape
         self.source, self.activation, self.like = source, activation, x.new_empty(0)
         self.N = len(x) if source.tokens_N is None else len(source.tokens_N)
+        # tf32 only where torch's own products may use it too
         precise = x.dtype != torch.float32 or torch.get_float32_matmul_precision() == "highest"
         self.precision = "ieee" if precise else "tf32"
         self.turned = x.dtype == torch.float32 and precise
         self.gather = source.tokens_N is not None
+        # block sizes are timed once for all numbers of rows with as many bits
         self.case = (self.E, self.D, self.H, self.N.bit_length(), activation, self.gather, precise)
 
     def hidden_rows(

@@ -19,6 +19,7 @@ def activation_gradients(d_hidden: tl.tensor, up: tl.tensor, gate: tl.tensor, AC
         d_up = tl.where(up > 0, d_hidden, 0.0)
         return d_up, d_up
     elif ACTIVATION == "gelu":
+        # 1 / sqrt(2), and 1 / sqrt(2 pi) of the normal density
         slope = 0.5 * (1.0 + tl.math.erf(up * 0.7071067811865476))
         d_up = d_hidden * (slope + up * 0.3989422804014327 * tl.exp(-0.5 * up * up))
         return d_up, d_up
@@ -96,6 +97,7 @@ def hidden_gradient(
         return
     first, end = tl.load(tiles_P3 + tile * 3 + 1), tl.load(tiles_P3 + tile * 3 + 2)
     m = tl.arange(0, BLOCK_M)
+    # beyond the tile its last row is read again, and nothing is written
     row = tl.minimum(first + m, end - 1).to(tl.int64)
     source = row
     if GATHER:
@@ -191,6 +193,7 @@ def weight_gradient(
     band, column = place_of(program % (columns * bands), bands, columns, GROUP)
     first = tl.load(ends_E + expert - 1, mask=expert > 0, other=0)
     end = tl.load(ends_E + expert)
+    # whole steps need no mask over rows; what is left is one masked step
     last = first + (end - first) // BLOCK_K * BLOCK_K
     h, d = band * BLOCK_M, column * BLOCK_N
     live = last + tl.arange(0, BLOCK_K) < end

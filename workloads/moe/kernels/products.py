@@ -23,6 +23,7 @@ def locate_tiles(
     ends = tl.cumsum(counts, 0)
     tile_ends = tl.cumsum((counts + M - 1) // M, 0)
     tile = tl.program_id(0) * P2 + tl.arange(0, P2)
+    # the expert of a tile: the number of experts that end before it
     before = (tile[:, None] >= tile_ends[None, :]) & (experts < E)[None, :]
     expert = tl.sum(before.to(tl.int32), 1)
     mine = expert[:, None] == experts[None, :]
