@@ -56,7 +56,7 @@ class DeepCamConfig(Hyperparameters, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if (self.schedule == "cosine_annealing") != (self.t_max is not None):
             raise InputError(
-                f"t_max is {self.t_max} with schedule {self.schedule}: cosine_annealing needs it, no other schedule has it"
+                f"t_max is {self.t_max} with schedule {self.schedule}; only cosine_annealing has it, and needs it"
             )
         if self.milestones and self.schedule != "multistep":
             raise InputError(

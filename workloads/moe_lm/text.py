@@ -103,7 +103,7 @@ def read_text(source: Path) -> Split:
     if not all(parts):
         projects = len({each.project for each in documents})
         raise InputError(
-            f"{source}: {projects} projects with text are too few: expected at least one for train and one for validation"
+            f"{source}: {projects} projects with text are too few: expected one for train and one for validation"
         )
     train, validation = (b"".join(part) for part in parts)
     return Split(train, validation, _facts(documents, copies.tolist(), shares.tolist()))

@@ -70,6 +70,7 @@ class MoELM(MoEWorkload):
         text_NS = batch["bytes"]
         self.tune_once(model, tokens=text_NS[:, 1:].numel())
         logits_NSV, auxiliary = model(text_NS[:, :-1])
+        # each position predicts the next byte: the last byte is only a target
         result: Tensor = F.cross_entropy(logits_NSV.flatten(0, 1).float(), text_NS[:, 1:].long().flatten()) + auxiliary
         return result
 

@@ -114,6 +114,7 @@ def build_batch(
     """
     whole = join_edges(edges, lengths.tolist())
     into, out = list_triplets(whole, len(position))
+    # `out` is sorted, so an edge's triplets lie together
     out_begin = np.searchsorted(out, np.arange(len(whole) + 1))
     by_into, into_begin = _transpose(into, out_begin)
     free = (fixed == 0).astype(np.float32)

@@ -32,7 +32,10 @@ class Summary:
 
 
 def summarise(arrays: Arrays) -> Summary:
-    """Summarise the arrays of `structures.build_shard_arrays`. Forces on fixed atoms do not count: they are not predicted."""
+    """Summarise the arrays of `structures.build_shard_arrays`.
+
+    Forces on fixed atoms do not count: they are not predicted.
+    """
     force: NDArray[np.float64] = arrays["atom.force"][arrays["atom.fixed"] == 0].astype(np.float64)
     lengths = np.diff(arrays["atom.offsets"])
     return Summary(
@@ -76,6 +79,7 @@ def compute_attributes(neighbourhood: Neighbourhood, splits: Mapping[str, Sequen
         "force_mean_absolute": mean("force_absolute", components),
         "force_rms": float(np.sqrt(mean("force_square", components))),
         "energy_mean": energy,
+        # rounding may leave a variance below zero
         "energy_std": float(np.sqrt(max(mean("energy_square", samples) - energy**2, 0.0))),
         **{f"{split}_trajectories": len(trajectories[split]) for split in SPLITS},
     }

@@ -30,7 +30,8 @@ class OpenCatalyst(Workload):
     def __init__(self, config: RunConfig) -> None:
         if config.compile:
             raise InputError(
-                "compile is true, but open_catalyst expects false: torch.compile cannot differentiate twice, and forces need that"
+                "compile is true, but open_catalyst expects false: torch.compile cannot differentiate twice, "
+                "and forces need that"
             )
         self.config = config
         self._settings = cast(OpenCatalystConfig, config.hyperparameters)

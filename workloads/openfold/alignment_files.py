@@ -68,11 +68,13 @@ def merge(files: Sequence[tuple[str, str]]) -> Alignment:
                 )
             if columns in seen:
                 continue
+            # `columns` lacks the insertions, so rows that differ only there count as equal
             seen.add(columns)
             try:
                 rows.append(residues.encode_aligned(columns))
             except ValueError as error:
                 raise InputError(f"{where}: line {line}: {error}") from None
+            # the letters skipped between two columns
             inserted = np.diff(places, prepend=-1) - 1
             deletions.append(np.minimum(inserted, MOST_DELETIONS).astype(np.uint8))
         if number == 0:

@@ -179,9 +179,11 @@ def fit_contact_potential(train: Sequence[Protein]) -> Floats:
     This is a statistical potential as of Miyazawa and Jernigan 1985 (Macromolecules 18, 534). It is counted in all rows
     of the alignments.
     """
+    # one each: a pair of letters that never occurs would have the logarithm of zero
     counts = np.ones((2, CLASSES * CLASSES))
     for chain in train:
         index = np.arange(len(chain))
+        # neighbours along the chain are always close, so they say nothing about letters
         apart = np.abs(index[:, None] - index) >= CONTACT_SEPARATION
         near = _compute_known_distances(chain) < CONTACT
         msa = chain.msa[:MOST_ROWS].astype(np.int64)

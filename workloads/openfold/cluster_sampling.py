@@ -49,6 +49,7 @@ class ClusterSampling:
         samples = len(self._weights)
         before = (epoch - 1) * self._steps * self._batch
         generator = torch.Generator().manual_seed(seed)
+        # drawn from the first epoch on, so that these follow the draws of the epochs before
         draws = torch.multinomial(self._weights, before + samples, replacement=True, generator=generator).numpy()
         chains = np.empty(samples, np.int64)
         chains[compute_epoch_order(samples, seed=seed, epoch=epoch)] = draws[before:]

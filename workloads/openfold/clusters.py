@@ -87,10 +87,12 @@ def find_alignment(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.int64]:
     ramp = GAP * np.arange(across + 1, dtype=np.int32)
     for row in range(1, down + 1):
         best = score[row - 1] - GAP
+        # a gap at the beginning costs nothing
         best[0] = 0
         equal = np.where(other == one[row - 1], MATCH, MISMATCH)
         best[1:] = np.maximum(best[1:], score[row - 1, :-1] + equal)
         score[row] = np.maximum.accumulate(best + ramp) - ramp  # the best gap in this row that ends here
+    # nor one at the end: the alignment may end anywhere in the last row or column
     last_row, last_column = int(score[-1].argmax()), int(score[:, -1].argmax())
     i, j = (down, last_row) if score[-1, last_row] >= score[last_column, -1] else (last_column, across)
     pairs: list[tuple[int, int]] = []

@@ -87,7 +87,9 @@ class OpenFoldConfig(Hyperparameters, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         steps = list(self.decay_steps)
         if steps != sorted(set(steps)) or any(step < self.warmup_steps for step in steps):
-            raise InputError("decay_steps must increase and lie behind warmup_steps")
+            raise InputError(
+                f"decay_steps is {steps}, expected increasing steps, none before warmup_steps {self.warmup_steps}"
+            )
 
 
 def learning_rate(config: OpenFoldConfig, step: int) -> float:

@@ -28,7 +28,7 @@ from workloads.openfold.public.selection import Dates
 from workloads.openfold.shard_form import NO_TEMPLATES, build_shard_arrays
 from workloads.openfold.summary import Summary, compute_attributes, compute_measures, summarise
 
-CONVERTER_VERSION = 2
+CONVERTER_VERSION = 2  # raised when the same files give other shards
 CHAINS_PER_SHARD = 32  # with deep alignments and 20 templates some 10 MB each
 VALIDATION_EVERY = 9  # if a folder has no splits, every ninth group of similar chains
 CLUSTERS = "clusters.txt"
@@ -64,6 +64,7 @@ def convert(
         plan = make(source, size or "full", world)
     except (OSError, ValueError) as error:
         problem = error
+    # a rank that went on alone would wait in the next collective for one that has failed
     world.check_together(problem)
     assert plan is not None
     build_data_set(root, plan, world, progress)
@@ -123,6 +124,7 @@ def fetch(destination: Path, *, source: str | None = None) -> None:
     with tarfile.open(archive) as tar:
         for name in SAMPLES:
             member = tar.extractfile(f"{SAMPLE_ARCHIVE}/Tests/PDB/{name}.cif")
+            # the archive's sha256 is pinned, so it has all of them
             assert member is not None
             write_file_atomically(destination / f"{name}.cif", member.read())
 
@@ -141,6 +143,7 @@ def read_protein(path: Path) -> Protein:
         try:
             _same_sequence(fasta, residues.encode(text), path, chain.aatype)
         except ValueError as error:
+            # `_same_sequence` names the file in its error, `residues.encode` does not
             raise InputError(f"{error}" if str(error).startswith(str(fasta)) else f"{fasta}: line 1: {error}") from None
     known = chain.residue_index, chain.atoms, chain.atom_mask
     return Protein(chain.aatype, *known, msa, deletions, *NO_TEMPLATES, resolution=entry.resolution)

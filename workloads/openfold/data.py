@@ -29,9 +29,9 @@ READ_AT_ONCE = 1 << 16  # samples whose lengths are read by one call
 class OpenFoldData:
     """One split: training samples of ``crop_size`` residues, or whole validation chains padded to the batch's longest.
 
-    Names and shapes are those of `features.build_sample` with the sample as first dimension. A batch has as many slots as the
-    sample with most recycles. With ``balanced_batches`` training batches are padded to their longest crop only. If the
-    data set's `SAMPLING` is `BY_CLUSTER`, an index stands for a chain drawn with replacement (`cluster_sampling`).
+    Names and shapes are those of `features.build_sample` with the sample as first dimension. A batch has as many slots
+    as the sample with most recycles. With ``balanced_batches`` training batches are padded to their longest crop only.
+    If the data set's `SAMPLING` is `BY_CLUSTER`, an index stands for a chain drawn with replacement (`cluster_sampling`).
     """
 
     def __init__(self, root: Path, split: str, config: OpenFoldConfig, global_batch_size: int) -> None:
@@ -71,6 +71,7 @@ class OpenFoldData:
             length = self._config.crop_size if self._balance is None else min(length, self._config.crop_size)
         return _collate(
             [
+                # random choices follow from the index, whichever chain stands for it
                 build_sample(each, self._config, make_generator(seed, epoch, index), length=length, training=training)
                 for each, index in zip(proteins, chosen.tolist(), strict=True)
             ]

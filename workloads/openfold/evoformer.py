@@ -74,6 +74,7 @@ class MsaColumnGlobalAttention(nn.Module):
         mask = mask_NSL.transpose(1, 2)
         mean = (m * mask[..., None]).sum(-2) / (mask.sum(-1, keepdim=True) + 1e-5)
         q = self.linear_q(mean).unflatten(-1, (self.heads, -1)) * self.scale
+        # masked rows get -1e9, so their attention is zero
         scores = q @ self.linear_k(m).transpose(-1, -2) + compute_mask_bias(mask)[..., None, :]
         out = scores.float().softmax(-1).to(m.dtype) @ self.linear_v(m)  # (N, L, H, head)
         gated = self.linear_g(m).sigmoid().unflatten(-1, (self.heads, -1)) * out[:, :, None]
@@ -107,6 +108,7 @@ class OuterProductMean(nn.Module):
         m = self.layer_norm(m_NSLM)
         a, b = compute_channels_last(m, (self.linear_1, self.linear_2)).chunk(2, -1)
         outer, count = self.outer(a, b, mask_NSL, mask_NSL)
+        # two residues may have no row in common
         return self.linear_out(outer) / (count[..., None] + 1e-3)  # type: ignore[no-any-return]
 
 
@@ -184,6 +186,7 @@ class PairBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.attention_first = attention_first
+        # as in AlphaFold 2: the mask is shared by rows, but by columns for the ending node
         self.dropout, self.dropout_end = SharedDropout(dropout, 1), SharedDropout(dropout, 2)
         self.tri_mul_out = TriangleMultiplication(pair, hidden, outgoing=True)
         self.tri_mul_in = TriangleMultiplication(pair, hidden, outgoing=False)

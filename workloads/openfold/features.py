@@ -158,6 +158,7 @@ def _compute_cluster_features(
     centre_letters = known[centres].reshape(len(centres), -1).T
     for begin in range(0, len(others), ROWS_AT_ONCE):
         rows = others[begin : begin + ROWS_AT_ONCE]
+        # the number of equal residues; gaps and masked letters are in no column of `known`
         nearest = (known[rows].reshape(len(rows), -1) @ centre_letters).argmax(1)
         np.add.at(counts, nearest, identity[rows])
         np.add.at(sums, nearest, other_deletions[begin : begin + ROWS_AT_ONCE].astype(np.float32))

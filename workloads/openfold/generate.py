@@ -31,6 +31,7 @@ class DataSize:
     families_per_shard: int
 
 
+# shortest and longest chain, alignment rows, templates; training and validation families, families per shard
 SIZES: dict[str, DataSize] = {
     "smoke": DataSize(Families(12, 14, 16, hairpins_per_helix=3), 1_024, 256, 128),
     "mini": DataSize(Families(16, 18, 24, hairpins_per_helix=3), 1_024, 256, 128),

@@ -134,8 +134,10 @@ def compute_group_frames(aatype: Tensor, backbone: Frame, angle: Tensor) -> Fram
     no_turn = torch.cat([torch.zeros_like(one_of_each), torch.ones_like(one_of_each)], -1)
     sine, cosine = torch.cat([no_turn, angle], -2).unbind(-1)
     zero, one = torch.zeros_like(sine), torch.ones_like(sine)
+    # each group turns about its first axis
     turn = torch.unflatten(torch.stack([one, zero, zero, zero, cosine, -sine, zero, sine, cosine], -1), -1, (3, 3))
     local = Frame(default[..., :3, :3] @ turn, default[..., :3, 3])
+    # the first five groups hang on the backbone, chi 2 to 4 each on the chi before
     parts = [Frame(local.rotation[..., :5, :, :], local.translation[..., :5, :])]
     last = Frame(local.rotation[..., 4, :, :], local.translation[..., 4, :])
     for number in range(5, residues.GROUPS):
@@ -170,6 +172,7 @@ def compute_known_groups(aatype: Tensor, atom14: Tensor, mask14: Tensor, swapped
         atom14.dtype
     )
     sign = torch.nn.functional.pad(1 - 2 * turned, (1, 0), value=1.0)  # psi's group is never turned
+    # half a turn about the first axis reverses the other two
     about_x = torch.stack([torch.ones_like(sign), sign, sign], -1)
     rotation = torch.cat([backbone.rotation[..., None, :, :], groups.rotation * about_x[..., None, :]], -3)
     translation = torch.cat([backbone.translation[..., None, :], groups.translation], -2)

@@ -107,6 +107,7 @@ class _MeanDistance(torch.autograd.Function):
         vectors, distance, limit, row_mask, column_mask = context.saved_tensors
         rows = row_mask * gradient[..., None]
         of_cut = rows[..., None] @ column_mask.expand(*rows.shape[:-1], -1)[..., None, :]
+        # beyond the limit the loss is constant
         of_distance = of_cut.div_(distance).mul_(distance <= limit)
         return vectors * of_distance[..., None, :], None, None, None
 
@@ -231,6 +232,7 @@ def compute_plddt_loss(
 def compute_lddt_ca(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
     """Compute lDDT (N, L), 0 to 1, of each residue from CA positions (N, L, 3); no superposition is needed."""
     scored, preserved = _pairs(_distances(predicted), _distances(true), mask)
+    # a residue with no other in range scores 1
     return (1e-10 + preserved.sum(-1)) / (1e-10 + scored.sum(-1))
 
 

@@ -164,6 +164,7 @@ def _chain(path: Path, tables: Tables, rows: list[Row], parents: Mapping[str, st
     sequence = _sequence(path, tables, label, rows)
     aatype = np.array([_residue(each, parents) for each in sequence], np.int8)
     atoms = np.zeros((len(sequence), residues.ATOMS, 3), np.float32)
+    # -1 is below any occupancy, so the first location of an atom is taken even at occupancy 0
     occupancy = np.full((len(sequence), residues.ATOMS), -1.0)
     for row in rows:
         position, atom = _position(path, row, sequence), _find_atom_name(row)
@@ -199,6 +200,7 @@ def _sequence(path: Path, tables: Tables, label: str, atom_rows: list[Row]) -> l
         names = {_whole(path, row, "label_seq_id"): row.values["label_comp_id"] for row in atom_rows}
     if min(names) < 1:
         raise InputError(f"{path}: {atom_rows[0].place}: residue number {min(names)}: expected numbers from 1")
+    # a number that the table skips is a residue that nobody named
     return [names.get(position, "UNK") for position in range(1, max(names) + 1)]
 
 

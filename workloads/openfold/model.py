@@ -167,6 +167,7 @@ class OpenFoldNet(nn.Module):
             structure,
             self.heads.plddt(structure.single),
             logits + logits.transpose(1, 2),
+            # without the rows that templates appended
             self.heads.masked_msa(m_NSLM[:, : batch["msa"].shape[2]]),
             self.heads.experimentally_resolved(single),
         )

@@ -29,6 +29,7 @@ class Linear(Dense):
     def reset_parameters(self) -> None:
         """Initialise from torch's current seed."""
         if self.bias is not None:
+            # with zero weights, a bias of 1 lets a gate begin mostly open
             nn.init.constant_(self.bias, 1.0 if self._init == "gating" else 0.0)
         if self._init in {"final", "gating"}:
             nn.init.zeros_(self.weight)

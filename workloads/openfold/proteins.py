@@ -122,6 +122,7 @@ def _fold(length: int, hairpins_per_helix: int, rng: np.random.Generator) -> tup
             second = size - 1 - first
         else:
             elements[at : at + size] = HELIX
+            # four residues are coupled with the next four, so that none has two partners
             first = np.flatnonzero(np.arange(size - HELIX_STEP) % (2 * HELIX_STEP) < HELIX_STEP)
             second = first + HELIX_STEP
         partner[at + first], partner[at + second] = at + second, at + first
@@ -137,12 +138,14 @@ def _alignment(
     shape = (rows, length)
     kinds, members = _LETTERS.shape
     first = np.minimum(np.arange(length), partner)  # the kind of both is chosen where a couple begins
+    # KINDS come in pairs that fit: the partner's kind is the other one of the pair
     kind = rng.integers(kinds, size=shape)[:, first] ^ (first < np.arange(length))
     letters = _LETTERS[kind, rng.integers(members, size=shape)]
     anything = rng.integers(20, size=shape).astype(np.int8)
     msa = np.where(rng.random(shape) < MUTATION_RATE, anything, letters)
     gaps = rng.random(shape) < GAP_RATE
     deletions = np.where(rng.random(shape) < DELETION_RATE, rng.integers(1, 5, shape), 0).astype(np.uint8)
+    # the first row is the chain itself
     gaps[0], deletions[0] = False, 0
     msa[gaps] = residues.GAP
     return msa, deletions
@@ -191,6 +194,7 @@ def _protein(drawn: Family, atoms: list[NDArray[np.float32]], seed: int, number:
     mask = residues.ATOM_MASK[drawn.sequence].astype(np.int8)
     templates = NO_TEMPLATES
     if len(atoms) > 1:
+        # far ahead in the family's random numbers, where `make_family` never comes
         rng = np.random.Generator(np.random.Philox(key=[seed, number]).jumped())
         covered = [_coverage(length, rng) for _ in atoms[1:]]
         kinds = np.stack([np.where(keep, drawn.sequence, residues.GAP) for keep in covered]).astype(np.int8)

@@ -126,6 +126,7 @@ class _ResidueArrays:
         atoms, group, chis = _residue(name)
         names = list(atoms)
         self.atom_names[residue] = tuple(names + [""] * (ATOMS - len(names)))
+        # pre-omega (1) has no atoms, and its frame stays the backbone's
         frames: list[Floats] = [np.eye(4)] * GROUPS
         frames[2] = _frame(atoms["N"] - atoms["CA"], np.array([1.0, 0, 0]), atoms["N"])
         frames[3] = _frame(atoms["C"] - atoms["CA"], atoms["CA"] - atoms["N"], atoms["C"])

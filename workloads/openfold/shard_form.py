@@ -75,6 +75,7 @@ def convert_to_proteins(arrays: Mapping[str, NDArray[Any]]) -> Iterator[Protein]
     for number in range(len(residue) - 1):
         chain = slice(residue[number], residue[number + 1])
         length = chain.stop - chain.start
+        # rows of an alignment are as long as the chain, so the number of cells tells how many there are
         cells = slice(cell[number], cell[number + 1])
         if length == 0 or (cells.stop - cells.start) % length or cells.start == cells.stop:
             raise InputError(f"{cells.stop - cells.start} alignment cells are not rows of {length} residues")
@@ -96,6 +97,7 @@ def convert_to_proteins(arrays: Mapping[str, NDArray[Any]]) -> Iterator[Protein]
             template_aatype=templates[0],
             template_atoms=templates[1],
             template_mask=templates[2],
+            # only measured structures are stored with a resolution
             resolution=SYNTHETIC_RESOLUTION if resolution is None else float(resolution[number]),
         )
 

@@ -61,6 +61,7 @@ class InvariantPointAttention(nn.Module):
         )
         k_points, v_points = kv_points.tensor_split([Q], dim=-2)
         scores = q_NHLC @ k_NHLC.transpose(-1, -2) * math.sqrt(1 / (3 * self.channels)) + bias_NHIJ
+        # algorithm 22: w_L w_C = sqrt(1 / 3) sqrt(2 / (9 Q))
         weight = F.softplus(self.head_weights) * math.sqrt(1 / (3 * Q * 9 / 2))
         squared_NHIJ = _SquaredDistances.apply(  # type: ignore[no-untyped-call]
             q_points.flatten(2, 3), k_points.flatten(2, 3)
@@ -156,6 +157,7 @@ class StructureModule(nn.Module):
         self.ipa = InvariantPointAttention(config)
         self.ipa_dropout, self.layer_norm_ipa = nn.Dropout(config.structure_dropout), nn.LayerNorm(single)
         self.transition = StructureTransition(single, config.structure_dropout)
+        # "final" is zero: the first update leaves all frames where they are
         self.bb_update = Linear(single, 6, init="final")
         self.angle_resnet = AngleResnet(single, config.angle_channels)
 

@@ -89,6 +89,7 @@ def compute_work(config: OpenFoldConfig, *, global_batch_size: int, element_byte
     """
     once = count_forward(config, residues=config.crop_size)
     flops = 2 * once.multiply_adds
+    # recycles on average, then forward, and backward as two forward passes
     passes = config.num_recycling_iters / 2 + 3
     optimizer_bytes = OPTIMIZER_ELEMENTS * 4 * once.parameters
     averaging = 2 * bool(config.swa_decay_rate)

@@ -33,7 +33,7 @@ class OpenFold(Workload):
 
     def __init__(self, config: RunConfig) -> None:
         if config.channels_last:
-            raise InputError("openfold: channels_last: there are no images here to lay out; leave it false")
+            raise InputError("channels_last is true; openfold expects false, because it has no images to lay out")
         self.config = config
         self._settings = cast(OpenFoldConfig, config.hyperparameters)
         self._ranks = 1
@@ -73,6 +73,7 @@ class OpenFold(Workload):
             optimizer,
             lambda step, epoch: learning_rate(settings, step),
             clip_norm=settings.gradient_clip_norm,
+            # 0 switches the averaging off
             ema_decay=settings.swa_decay_rate or None,
         )
 
@@ -88,6 +89,7 @@ class OpenFold(Workload):
         loss_N = compute_losses(self._settings, prediction, batch)["total"]
         if not self._settings.balanced_batches:
             return loss_N.mean()
+        # the harness divides by ranks and parts
         shares = self._ranks * self.config.gradient_accumulation_steps
         return loss_N.sum() * shares / self.config.global_batch_size
 

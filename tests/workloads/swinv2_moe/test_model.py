@@ -269,7 +269,7 @@ def test_stochastic_depth_leaves_out_whole_samples_and_keeps_the_mean() -> None:
     [
         ("heads=[2, 4, 8]", "heads has 3 numbers, depths has 2"),
         ("pixels=36", "pixels is 36, expected a multiple of 8"),
-        ("pixels=40", "window is 4 tokens, which does not divide the 10 tokens along a side of stage 1"),
+        ("pixels=40", "window is 4 tokens, expected a divisor of the 10 along a side of stage 1"),
         ("heads=[3, 4]", "heads: the width 16 of stage 1 is not a multiple of its 3 heads"),
         ("moe_stages=[3]", "gives no block experts"),
     ],

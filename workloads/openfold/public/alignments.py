@@ -73,6 +73,7 @@ class AlignmentDatabase:
     def read(self, chain: str) -> dict[str, str]:
         """Read the files of a chain, by name. InputError if the index and its file do not fit."""
         try:
+            # the file lies in the index's folder, whatever folder the index states
             path = self._folder / Path(self._index[chain]["db"]).name
             pieces = [(str(name), int(start), int(size)) for name, start, size in self._index[chain]["files"]]
         except (KeyError, TypeError, ValueError):

@@ -85,6 +85,7 @@ def build_chain_table(paths: Sequence[Path], clusters: Mapping[str, int] | None,
         except InputError as error:
             mine.append((number, [], str(error)))
     parts = world.gather(mine, list[tuple[int, list[ChainRecord], str]])
+    # in the order of the files, whatever the number of ranks
     found = sorted(part for rank_parts in parts for part in rank_parts) if parts is not None else []
     result = None
     if world.is_first:

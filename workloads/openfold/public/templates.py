@@ -144,6 +144,7 @@ def is_acceptable(hit: Hit, record: ChainRecord, library: Library) -> bool:
 def find_templates(text: str, where: str, record: ChainRecord, library: Library, needed: int) -> list[Template]:
     """Find templates in an hhr file: all that fit of the 20 best acceptable hits, of later ones until ``needed``."""
     hits = [hit for hit in read_hits(text, where) if is_acceptable(hit, record, library)]
+    # stable: equally probable hits keep the file's order
     hits.sort(key=lambda hit: -hit.sum_probs)
     found: list[Template] = []
     for number, hit in enumerate(hits):
