@@ -31,7 +31,8 @@ class OpenFoldData:
 
     Names and shapes are those of `features.build_sample` with the sample as first dimension. A batch has as many slots
     as the sample with most recycles. With ``balanced_batches`` training batches are padded to their longest crop only.
-    If the data set's `SAMPLING` is `BY_CLUSTER`, an index stands for a chain drawn with replacement (`cluster_sampling`).
+    If the data set's `SAMPLING` is `BY_CLUSTER`, an index stands for a chain drawn with replacement
+    (`cluster_sampling`).
     """
 
     def __init__(self, root: Path, split: str, config: OpenFoldConfig, global_batch_size: int) -> None:

@@ -88,7 +88,8 @@ class SwinV2MoEConfig(Training, frozen=True, kw_only=True):
             resolution, window = self.resolution(stage), min(self.window, self.resolution(stage))
             if resolution % window:
                 raise InputError(
-                    f"window is {window} tokens, expected a divisor of the {resolution} along a side of stage {stage + 1}"
+                    f"window is {window} tokens, expected a divisor of the {resolution} along a side of "
+                    f"stage {stage + 1}"
                 )
             if (self.embed << stage) % self.heads[stage]:
                 raise InputError(
