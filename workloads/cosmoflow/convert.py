@@ -87,8 +87,9 @@ def convert(
 def fetch(destination: Path, *, source: str | None = None) -> None:
     """Copy the public files from ``source`` on this machine, checking their sha256 sums.
 
-    ``source`` is an archive with ``<archive>.sha256`` in the same folder, or a folder with ``SHA256SUMS`` in it, both
-    as the program sha256sum writes them. InputError without a source, or for a URL; it says where to get the data.
+    ``source`` is an archive with ``<archive>.sha256`` in the same folder, or a folder with ``SHA256SUMS`` in it. Both
+    have the form that the program sha256sum writes. InputError without a source, or for a URL; it says where to get the
+    data.
     """
     if source is None or "://" in source:
         raise InputError(WHERE_THE_DATA_ARE)

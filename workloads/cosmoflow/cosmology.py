@@ -1,7 +1,7 @@
 """Synthetic universes: power spectrum, growth, second-order displacements, particle-mesh steps, counts in voxels.
 
 Lengths are comoving Mpc/h, wave numbers h/Mpc; the scale factor a and the growth are 1 today. A universe is a function
-of (settings, seed, index), so it is the same on any rank and in any order. No files, no MPI. Vectors are arrays of
+of (settings, seed, index). So it is the same on any rank and in any order. No files, no MPI. Vectors are arrays of
 shape (3, n, n, n), grids are float32.
 """
 
@@ -331,7 +331,7 @@ def _suppression(omega: float) -> float:
 
 @dataclass(frozen=True)
 class _Grid:
-    """Holds the wave vectors of an n^3 mesh in units of 2 pi / box, and the unperturbed particles at cell centres."""
+    """Wave vectors of an n^3 mesh, in units of 2 pi / box, and the unperturbed particles at cell centres."""
 
     k: Floats  # (3, n, n, n // 2 + 1), zero at the Nyquist frequency, where a real field has no gradient
     inverse_k2: Floats  # (n, n, n // 2 + 1), zero for the mean

@@ -99,7 +99,9 @@ def check_data(reader: ShardReader, root: Path, config: CosmoFlowConfig) -> None
 
 
 def augment(x_NDHWC: NDArray[np.int16], draws_N: NDArray[np.uint64]) -> NDArray[np.int16]:
-    """Transform each sample by one of the 48 symmetries of the cube and a periodic shift, chosen by its random number.
+    """Transform each sample by one of the 48 symmetries of the cube and a periodic shift.
+
+    Its random number chooses both.
 
     This is one gather of the whole batch. The position of a voxel's source is a sum of one table entry per axis. The
     four int16 channels move as one 64-bit word.

@@ -32,7 +32,7 @@ class Convolution(nn.Conv3d):
 
     On a processor torch computes a small convolution of a single sample by code of its own. For two samples or more it
     uses oneDNN, which is several times faster. So a single sample is cut into two halves along its depth. Each half
-    also gets the plane of voxels on the other side of the cut, and the results are joined again.
+    also gets the plane of voxels on the other side of the cut. The results are joined again.
     """
 
     def __init__(self, c_in: int, c_out: int) -> None:
@@ -59,7 +59,8 @@ def _uses_onednn(x: Tensor) -> bool:
 class CosmoFlowNet(nn.Module):
     """Convolution, LeakyReLU and 2^3 max pooling per stage, then two hidden dense layers and a scaled tanh.
 
-    Pooling runs before the LeakyReLU, on 1/8 of the values: LeakyReLU is monotone, so both orders give the same bits.
+    Pooling runs before the LeakyReLU, which then has 1/8 of the values. LeakyReLU is monotone, so both orders give the
+    same bits.
     """
 
     def __init__(self, config: CosmoFlowConfig, *, channels_last: bool) -> None:

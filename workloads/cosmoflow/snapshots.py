@@ -1,9 +1,9 @@
 """Synthetic snapshots: four epochs of a universe whose couplings by threes neither spectra nor one-point moments show.
 
 A voxel is thin or dense at each redshift. One coupling c in [-1, 1] belongs to each snapshot and a pair of the others.
-With the probability (1 + c) / 2 its voxel is dense where the pair is equal and thin where it differs. Otherwise it is
-thin where the pair is equal and dense where it differs. In one half of space the pair is the late snapshots and the
-early ones follow. In the other half the late ones follow.
+With probability (1 + c) / 2 its voxel is dense where the pair is equal, thin where it differs. Otherwise it is thin
+where the pair is equal and dense where it differs. In one half of space the pair is the late snapshots and the early
+ones follow. In the other half the late ones follow.
 
 To swap dense and thin everywhere swaps the signs of all four couplings and changes no spectrum. Two densities have the
 same moments and spectra, up to a scale, as their logarithms. So no such statistic tells the signs. The rule is made up,

@@ -1,7 +1,7 @@
 """Reads the reference's TFRecord files (gzip or plain) of tf.train.Example, without TensorFlow.
 
 A record is a length (u64), its checksum, the payload, its checksum; checksums are masked CRC-32C. The payload is an
-Example with the features ``x`` (one byte string: little-endian int16 counts, channels last) and ``y`` (four floats).
+Example with two features. ``x`` is one byte string: little-endian int16 counts, channels last. ``y`` is four floats.
 Formats: tensorflow.org/tutorials/load_data/tfrecord, protobuf.dev/programming-guides/encoding.
 """
 

@@ -77,9 +77,9 @@ class CosmoFlow(Workload):
     def metrics(self, totals: Mapping[str, float]) -> dict[str, float]:
         """Compute ``eval_error``, the mean absolute error over all targets and samples, and its uncertainty.
 
-        ``eval_error_se`` is its standard error over samples. Each target has its own ``mae_``, its standard error
-        ``mae_se_``, and ``rmse_``, the root mean square error: the uncertainty of one prediction. ``mse`` is over all
-        targets.
+        ``eval_error_se`` is its standard error over samples. Each target has its own ``mae_`` and its standard error
+        ``mae_se_``. Its ``rmse_``, the root mean square error, is the uncertainty of one prediction. ``mse`` is over
+        all targets.
         """
         samples = totals["samples"]
         found = {}

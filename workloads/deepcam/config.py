@@ -30,8 +30,8 @@ Beta = Annotated[float, Meta(ge=0, lt=1)]
 class DeepCamConfig(Hyperparameters, frozen=True, kw_only=True):
     """Model, optimizer and schedule. The reference has ``channel_divisor`` 1, 16 middle blocks and rates 6, 12, 18.
 
-    The learning rate rises over ``warmup_steps``, from 0 to ``learning_rate`` if ``warmup_factor`` is 1, else from
-    ``learning_rate`` to factor times it. ``milestones`` and ``t_max`` count steps from the end of the warm-up.
+    The learning rate rises over ``warmup_steps``. If ``warmup_factor`` is 1, it rises from 0 to ``learning_rate``, else
+    from ``learning_rate`` to factor times it. ``milestones`` and ``t_max`` count steps from the end of the warm-up.
     """
 
     height: Annotated[int, Meta(ge=OUTPUT_STRIDE, multiple_of=OUTPUT_STRIDE), "pixels of a sample, south to north"]

@@ -17,9 +17,9 @@ BIAS_CORRECTION = GRAD_AVERAGING = True  # fixed by the benchmark
 class Lamb(torch.optim.Optimizer):
     """Adam with decoupled weight decay and steps scaled per tensor by |w| / |step|. Clips the global gradient norm.
 
-    Bias correction and gradient averaging (1 - beta1 in the first moment) are on. As in FusedLAMB, the step is not
-    scaled for a tensor without weight decay, or if |w| or |step| is zero. ``norms`` computes the norms of tensors that
-    belong to weights; the harness replaces it where ranks hold pieces of them.
+    Bias correction and gradient averaging (1 - beta1 in the first moment) are on. As in FusedLAMB, the step of a tensor
+    without weight decay is not scaled, nor one with |w| or |step| zero. ``norms`` computes the norms of tensors that
+    belong to weights. Where ranks hold pieces of them, the harness replaces it.
     """
 
     norms: Callable[[Sequence[Tensor], Sequence[Tensor]], list[Tensor]] = staticmethod(

@@ -59,7 +59,7 @@ def summarise(arrays: Arrays) -> Summary:
 
 
 def merge(parts: Sequence[Summary]) -> Summary:
-    """Add up summaries in the order of the shards, so that the result does not depend on the number of ranks."""
+    """Add up summaries in the order of the shards. So the result does not depend on the number of ranks."""
     return Summary(
         snapshots=sum(part.snapshots for part in parts),
         pixels=sum(part.pixels for part in parts),

@@ -1,12 +1,12 @@
 """Moves rows between ranks: variable-split all-to-all, linear and two-level, asynchronous forward and backward.
 
-A `Route` says which rows of one chunk go where and in what order they arrive. A `MultiHopTransfer` is one set of rows in
-transfer. Beginning and ending a transfer are two autograd nodes. The backward pass walks the graph in reverse, so
-transfers that overlap in the forward pass also overlap in the backward pass.
+A `Route` says which rows of one chunk go where and in what order they arrive. A `MultiHopTransfer` is one set of rows
+in transfer. Beginning and ending a transfer are two autograd nodes. The backward pass walks the graph in reverse. So
+transfers that overlap in the forward pass overlap there too.
 
 Row indices are computed on the rows' device. `workloads.moe.routes` plans what goes where.
 
-W ranks = nodes x devices (node-major), N nodes, D devices of a node, L experts per rank, J chunks.
+L experts per rank, J chunks. W ranks = nodes x devices (node-major), N nodes, D devices of a node.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Hop:
 class Route:
     """The hops of one chunk to the experts.
 
-    ``rows_L`` counts the rows that arrive for each local expert, sorted by expert; ``host_L`` is the same on the host.
+    ``rows_L`` counts the rows that arrive for each local expert. ``host_L`` is the same on the host.
     """
 
     hops: tuple[Hop, ...]
@@ -162,7 +162,9 @@ class Copies:
 
 
 def gather_slices(local: Tensor, group: Group, experts: int, parts: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Gather weights (L, H, …) of a group's ranks to (experts * L, parts * H, …), sent and returned as ``dtype``.
+    """Gather weights (L, H, …) of a group's ranks to (experts * L, parts * H, …).
+
+    They are sent and returned as ``dtype``.
 
     The gradient is summed over ranks and scattered, in the type of ``local``. Ranks of the group are ordered by expert:
     ``parts`` consecutive ones hold the slices of the same expert.
@@ -282,7 +284,7 @@ def _add_copies(rows_MD: Tensor, copies: Copies) -> Tensor:
 
 
 class _Gather(torch.autograd.Function):
-    """Weights are sent in the type they are computed in; their gradients are added up in the type of the parameters."""
+    """Sends weights in the type they are computed in. Their gradients are added up in the type of the parameters."""
 
     @staticmethod
     def forward(ctx: Any, local: Tensor, group: Group, size: int, dtype: torch.dtype) -> Tensor:

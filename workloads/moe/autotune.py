@@ -1,4 +1,6 @@
-"""Chooses r, the overlap degree and the all-to-all of an MoE layer: a cost model makes a short list, timing decides.
+"""Chooses r, the overlap degree and the all-to-all of an MoE layer.
+
+A cost model makes a short list, and timing decides.
 
 Every rank calls and gets the same result, because measured times are the slowest rank's.
 """

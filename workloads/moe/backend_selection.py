@@ -1,7 +1,7 @@
 """Selects the back end of the experts by a short measurement before a run, where the configuration says ``auto``.
 
 All back ends of `workloads.moe.experts.BACKENDS` take part, registered ones too. Rows are measured with an uneven load,
-as a router's is. A back end that pads is selected only up to the load imbalance at which it wins by the measured
+as a router's is. A back end that pads is selected only up to a load imbalance: up to it, it wins by the measured
 seconds.
 
 N rows on this rank, E experts and H hidden width that it computes with, D model width.
@@ -119,10 +119,10 @@ def choose_backend(chooser: ChooserProtocol, shape: ExpertShape) -> SelectedBack
 def select_backend(seconds: Mapping[str, float], *, even: bool, padding: float, reads: bool = True) -> str:
     """Select the back end from the seconds of a pass. ``even``: any, because all experts have equally many rows.
 
-    Otherwise select the fastest back end without padding, and the load imbalance up to which a padding one is faster.
-    The seconds of a back end that pads are of a load with ``padding`` times the rows, and grow with them. ``NAME,
-    even`` are those of an even load, which needs no padding. Without ``reads`` the host would wait for the device to
-    read a load; that is not done for exactly even loads alone.
+    Otherwise select the fastest back end without padding. Add the load imbalance up to which a padding one is faster.
+    The seconds of a back end that pads are of a load with ``padding`` times the rows. They grow with the padded rows.
+    ``NAME, even`` are those of an even load, which needs no padding. Without ``reads`` the host would wait for the
+    device to read a load. That does not pay for exactly even loads alone.
     """
     if even:
         return choose_fastest(seconds)
@@ -150,7 +150,7 @@ def compute_padding_of(rows_E: Tensor) -> float:
 
 
 def make_uneven_rows(rows: int, experts: int) -> Tensor:
-    """Return the rows of each expert, from half to one and a half times the mean in a mixed order.
+    """Return the rows of each expert: from half to one and a half times the mean, in a mixed order.
 
     They sum to ``rows``.
     """

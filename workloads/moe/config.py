@@ -105,7 +105,10 @@ def learning_rate(config: Training, step: int) -> float:
 
 
 def count_ranks_per_expert(experts: int, ranks: int) -> int:
-    """Compute how many ranks share one expert's hidden width: 1 if there are at least as many experts as ranks."""
+    """Compute how many ranks share one expert's hidden width.
+
+    It is 1 if there are at least as many experts as ranks. InputError if neither number divides the other.
+    """
     if experts % ranks == 0:
         return 1
     if ranks % experts == 0:
@@ -151,7 +154,8 @@ class Layout:
     def computed_rows(self, moe: MoEConfig, tokens: int) -> float:
         """Compute the rows that experts compute for one sample of ``tokens`` tokens, empty ones included.
 
-        With a capacity factor of zero or below they depend on the routing: then the rows with a token if none drops.
+        With a capacity factor of zero or below they depend on the routing. Then it counts the rows with a token, as if
+        none dropped.
         """
         factor = DEFAULT_CAPACITY_FACTOR if moe.capacity_factor is None else moe.capacity_factor
         if moe.dispatch == "dropless" or factor <= 0:
@@ -162,7 +166,11 @@ class Layout:
         return moe.experts * capacity / self.samples
 
     def sent_rows(self, moe: MoEConfig, tokens: int) -> float:
-        """Compute the rows that one sample sends in all-to-alls towards the experts, those to its own rank included."""
+        """Compute the rows that one sample sends to the experts of one layer, in the forward pass.
+
+        Rows for its own rank count, a row counts once per hop, and the way back does not count. ``tokens``: of the
+        sample in this layer.
+        """
         if self.spread == 1:
             return 0.0
         return self.computed_rows(moe, tokens) * moe.parallel_r * self.hops

@@ -4,8 +4,8 @@ Queues are Tutel's: all first choices in token order (or by score), then all sec
 a token to an expert, or empty. Rows are sorted by expert, then by position in its queue. Shapes depend on the number of
 tokens only, so the host does not wait for the device. The exception is a capacity factor of zero or below (`Capacity`).
 No two rows are added into the same place at once. Each token gathers its rows and adds them in the order of choice, in
-float32 at least. So results do not depend on the order in which a GPU's threads end. T tokens, K choices, E experts, C
-capacity, D width, R = T * K assignments, N rows of the buffer.
+float32 at least. So results do not depend on the order in which a GPU's threads end. T tokens, K choices, R = T * K
+assignments. E experts, C capacity, D width, N rows of the buffer.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class DispatchPlan:
     """Holds the source of every row: its token, and its index in the flat (T, K) weights. For an empty row these are T
     and T * K.
 
-    ``place_TK`` is the row of every choice, any row where it was dropped; ``kept_TK`` is false there (None: nothing was
-    dropped). ``rows_E`` counts buffer rows per expert, empty ones included. ``host_E`` is the same on the host, if it
-    is known there without waiting. ``assigned_E`` counts the router's choices, dropped ones included; ``kept`` (no
-    dimensions) counts rows that hold a token.
+    ``place_TK`` is the row of every choice. Where a choice was dropped it is any row, and ``kept_TK`` is false (None:
+    nothing was dropped). ``rows_E`` counts buffer rows per expert, empty ones included. ``host_E`` is the same on the
+    host, if it is known there without waiting. ``assigned_E`` counts the router's choices, dropped ones included;
+    ``kept`` (no dimensions) counts rows that hold a token.
     """
 
     tokens: int
@@ -102,8 +102,8 @@ class Dropless:
 class Capacity(Dropless):
     """C rows for each expert; later assignments drop, missing ones are padded with empty rows.
 
-    ``over_ranks`` computes the maximum of a number over ranks. Factors <= 0 need it and the longest queue on the host,
-    because there the number of rows depends on the routing.
+    ``over_ranks`` computes the maximum of a number over ranks. Factors <= 0 need it, and the longest queue on the host:
+    their number of rows depends on the routing.
     """
 
     factor: float | None = None

@@ -1,7 +1,7 @@
 """The experts: weights in one layout for every execution, and the back ends that multiply. No communication.
 
-N rows sorted by expert, E experts on this rank, H hidden width on this rank, D model width. All weights are (E, H, D),
-so a slice of the hidden width is a slice of dimension 1 of each.
+N rows sorted by expert, E experts on this rank, H hidden width on this rank, D model width. All weights are (E, H, D).
+So a slice of the hidden width is a slice of dimension 1.
 """
 
 from __future__ import annotations
@@ -135,9 +135,9 @@ def run_experts(
 ) -> Tensor:
     """Compute each expert's FFN on its rows with a back end.
 
-    ``rows_E`` lies with the rows; ``host_E`` is the same on the host, for back ends that read it there
-    (`READ_ON_HOST`). ``auto`` follows a rule and measures nothing. The rule also replaces a measured back end that
-    cannot multiply these rows. InputError if a back end that the user named cannot.
+    ``rows_E`` counts the rows of each expert, on the rows' device. ``host_E`` is the same on the host, for the back
+    ends in `READ_ON_HOST`. ``auto`` follows a rule and measures nothing. The rule also replaces a measured back end
+    that cannot multiply these rows. InputError if a back end that the user named cannot.
     """
     if backend == "auto":
         backend = choose_unmeasured_backend(rows_ND, weights)
@@ -160,7 +160,7 @@ def choose_unmeasured_backend(rows_ND: Tensor, weights: Weights) -> SelectedBack
     """Return the back end to use without measuring.
 
     On a GPU: grouped_mm in bfloat16, else bmm if it pads little; on a CPU: onednn; otherwise the loop. torch has GPU
-    kernels of its own for bfloat16 only; for other types grouped_mm reads the counts in every call.
+    kernels for bfloat16 only. For other types grouped_mm reads the counts in every call.
     """
     if rows_ND.is_cuda and (rows_ND.dtype != torch.bfloat16 or explain_grouped_problem(rows_ND, weights) is not None):
         return SelectedBackend("loop", "bmm", PADDED_UP_TO)
@@ -254,11 +254,11 @@ class _Loop(torch.autograd.Function):
 
     Autograd of W[e] would write a zero gradient of all experts for each expert, O(E^2). `unbind` would still stack the
     gradients in a second copy. The rows and the inputs of the activation are saved. The backward pass recomputes the
-    hidden layer one expert at a time, so that it stays in the cache (MegaBlocks' memory-optimised MLP).
+    hidden layer one expert at a time, so it stays in the cache (as MegaBlocks' memory-optimised MLP).
 
     ``product(a, b, out)`` is a times b transposed, in ``out`` or in a new tensor. It gets a multiple of ``step`` rows:
-    a window of the buffer that may include a neighbour's rows, whose results are discarded. Buffer sizes do not depend
-    on the routing, because a heap with new sizes in every step grows by megabytes per step.
+    a window of the buffer. The window may include a neighbour's rows; their results are discarded. Buffer sizes do not
+    depend on the routing. With new sizes in every step the heap would grow by megabytes per step.
     """
 
     @staticmethod
@@ -415,7 +415,7 @@ def _batched(x_ECD: Tensor, weight_EDH: Tensor, bias_EH: Tensor | None) -> Tenso
 class _Batched(torch.autograd.Function):
     """Rows times each expert's weight transposed, plus its bias. The weight's gradient lies as the weight does.
 
-    Autograd's would lie transposed and be copied: with few rows of many experts that is a quarter of the pass.
+    Autograd's would lie transposed and be copied. With few rows of many experts that takes a quarter of the pass.
     """
 
     @staticmethod

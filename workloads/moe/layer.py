@@ -1,10 +1,10 @@
 """The MoE layer (router, dispatch, experts, combine) and its dispatcher, on one rank or over an `ExpertMesh`.
 
 The parameter layout is the same for every execution. A rank holds 1 / (ranks per expert) of the hidden width of its
-experts. Weights are gathered as r requires, so changing r, the overlap degree or the all-to-all moves no parameter and
+experts. Weights are gathered as r requires. So changing r, the overlap degree or the all-to-all moves no parameter and
 no optimizer state.
 
-T tokens, D width, E experts, W ranks, L experts per rank, s ranks per expert, J chunks, N rows of this rank's buffer.
+T tokens, D width, E experts, N rows of this rank's buffer, J chunks. W ranks, L experts per rank, s ranks per expert.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ class Dispatcher(Protocol):
     """Sends tokens to their experts and combines the results; differentiable. `dispatch` is the built-in one.
 
     It is called in evaluation too (``layer.training`` is False), where ranks may have different numbers of batches. A
-    dispatcher that communicates hands those calls to `dispatch_locally`. It may mark its phases on ``layer.marker``;
-    the time of one that does not is logged as unpermute and permute_backward.
+    dispatcher that communicates hands those calls to `dispatch_locally`. It may mark its phases on ``layer.marker``. If
+    it does not, its time is logged as unpermute and permute_backward.
     """
 
     def __call__(self, layer: MoELayer, x_TD: Tensor, routing: Routing) -> Dispatched:
@@ -180,14 +180,15 @@ class MoELayer(nn.Module):
     def run_experts(self, rows_ND: Tensor, rows_E: Tensor, weights: Weights, host_E: Tensor | None = None) -> Tensor:
         """Compute the experts on rows sorted by expert, in the rows' data type. ``rows_E``: rows of each expert.
 
-        ``host_E`` is the same on the host, if it is known there: back ends that multiply expert by expert read it.
+        ``host_E`` is the same on the host, None if unknown. Back ends that multiply expert by expert read it.
         """
         weights = weights.map(lambda weight: weight.to(rows_ND.dtype))
         return run_experts(rows_ND, rows_E, weights, self.config.activation, self.backend, host_E)
 
     def fuses(self, plan: DispatchPlan) -> bool:
-        """Return whether kernels gather the tokens and add up the rows too: no row is empty, and all experts
-        are here.
+        """Return whether the kernels also gather the tokens and add up the rows.
+
+        They can if no row is empty and all experts are on this rank.
         """
         backend = self.backend.name if isinstance(self.backend, SelectedBackend) else self.backend
         return backend == "triton" and plan.capacity is None
@@ -378,9 +379,9 @@ def _send_and_compute(
 
 
 def _copies(begins_JWL: Tensor, counts_JWL: Tensor, rows: int, sharers: int, r: int) -> Copies:
-    """Find which buffer rows are sent, in sending order, and where the r copies of each buffer row are in that order.
+    """Find which buffer rows are sent, and where the r copies of each are in the order of sending.
 
-    The blocks of a class of ranks are the whole buffer, in the order of expert, part of the class and chunk.
+    The blocks of a class of ranks are the whole buffer. They are ordered by expert, part of the class and chunk.
     """
     chunks, ranks, each = counts_JWL.shape
     counts = counts_JWL.reshape(-1)

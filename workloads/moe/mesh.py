@@ -100,9 +100,8 @@ class ExpertMesh:
         With ``copies`` all ranks are that many meshes, each of consecutive ranks. With ``sharing`` each copy is that
         many parallel meshes, whose ranks take turns. ``ranks_per_node``: of one mesh.
 
-        The kernels of its communicators run in the order in which the program launches them, which is the same on all
-        ranks. Otherwise two of them could wait for each other on two GPUs. InputError if the nodes are not equally
-        large.
+        The kernels of its communicators run in the order of their launches, which is the same on all ranks. Otherwise
+        two of them could wait for each other on two GPUs. InputError if the nodes are not equally large.
         """
         size, rank = dist.get_world_size() if ranks is None else ranks, dist.get_rank()
         if size // (copies * sharing) % ranks_per_node:
@@ -187,7 +186,10 @@ def _create_copy(
 
 
 def make_dry_run_mesh(size: int, ranks_per_node: int, copies: int, note: Note, sharing: int = 1) -> ExpertMesh:
-    """Make a mesh of ``size`` ranks, one of ``copies``, that sends nothing: what its first rank would send is noted."""
+    """Make a mesh of ``size`` ranks, one of ``copies``, that sends nothing.
+
+    ``note`` gets what its first rank would send.
+    """
     nodes = size // ranks_per_node
     blocks: dict[int, Group] = {
         each: DryRunGroup("expert", each, note) for each in range(1, size + 1) if size % each == 0

@@ -23,8 +23,9 @@ def make_expert_mesh(
 ) -> ExpertMesh:
     """Create the mesh of ``ranks`` ranks, by default all, with the groups for every r. ``sharing``: see `ExpertSpread`.
 
-    InputError if nodes are not equally large, or if neither of a mesh's ranks and a node's ranks divides the other.
-    The harness gives every rank equally many samples in a training step, and samples have equally many tokens.
+    InputError if nodes are not equally large. InputError also if neither of a mesh's ranks and a node's ranks divides
+    the other. The harness gives every rank equally many samples in a training step, and samples have equally many
+    tokens.
     """
     ranks = ranks or world.size
     sharers = count_ranks_per_expert(config.experts, ranks)
@@ -38,7 +39,7 @@ def make_expert_mesh(
 
 
 def count_node_ranks(per_node: int, ranks: int, size: int, sharing: int = 1) -> int:
-    """Compute how many of the ``ranks`` of a mesh lie on a node of ``per_node`` ranks, in a run of ``size``.
+    """Compute how many of a mesh's ``ranks`` lie on one node. A node has ``per_node`` ranks, the run ``size``.
 
     InputError if that is not the same everywhere. ``sharing``: so many consecutive ranks are each of another mesh.
     """
@@ -60,7 +61,9 @@ def list_expert_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 
 def compute_expert_offsets(model: nn.Module) -> dict[str, int]:
-    """Compute where the parameters of spread experts lie among those of all experts: name to the first of their values.
+    """Compute where the parameters of spread experts lie among those of all experts.
+
+    Maps each parameter's name to the index of its first value.
 
     Ranks are ordered by expert; ranks that share one hold consecutive slices of dimension 1. A plan may divide further.
     """
@@ -99,7 +102,10 @@ def build_hyperparameter_events(moe: MoEConfig, *, dense: bool, precision: str, 
 
 
 def run_autotuner(model: nn.Module, *, tokens: int) -> Autotuner:
-    """Tune on random tokens with the first MoE layer, and use the result in all layers, which have the same shape."""
+    """Tune on random tokens with the first MoE layer.
+
+    The result is used in all layers, which have the same shape.
+    """
     layers = [module for module in model.modules() if isinstance(module, MoELayer) and module.mesh is not None]
     first = layers[0]
     assert first.mesh is not None
@@ -134,7 +140,7 @@ class MoEMonitor:
         """Return the statistics over all ranks since the last flush, and reset them. Every rank calls.
 
         ``phases``: seconds, mean over ranks. ``load``: per layer. ``efficiency`` has the seconds that the layers waited
-        for communication. It also has the experts' TFLOP/s per rank while they ran, of rows that hold a token and of
+        for communication. It also has the experts' TFLOP/s per rank while they ran: of rows that hold a token, and of
         all rows.
         """
         if not self._layers:

@@ -138,7 +138,7 @@ class ExpertLoad:
 
 @dataclass(frozen=True)
 class LoadTotals:
-    """Sums over the steps of a window, of one rank or of all; ``needed_factor`` is the largest of a step."""
+    """Sums over the steps of a window, of one rank or of all. ``needed_factor`` is the largest of a step."""
 
     assigned_E: list[float]
     kept: float

@@ -1,6 +1,6 @@
 """Chooses the experts and weights of each token, and computes the losses that balance the experts. Moves no token.
 
-T tokens of this rank, D model width, E experts, K choices per token, P width of the cosine projection.
+T tokens of this rank, D model width, E experts. K choices per token, P width of the cosine projection.
 """
 
 from __future__ import annotations

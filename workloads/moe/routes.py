@@ -3,7 +3,7 @@
 The host needs the sizes of messages. It computes them where they follow from the capacities of the ranks. Otherwise it
 reads the exchanged counts once. This is the only place where it waits for the device.
 
-E experts, W ranks = nodes x devices (node-major), N nodes, D devices of a node, L experts per rank, J chunks.
+E experts, L experts per rank, J chunks. W ranks = nodes x devices (node-major), N nodes, D devices of a node.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Counts:
 class Traffic:
     """Rows in all messages of a layer: ``sent`` (W, J, L) by receiver, ``received`` (W, J, L) by sender.
 
-    For 2dh it also holds ``passed`` (D, N, J, L), by destination: what each device of this node gives this rank in the
-    first hop.
+    For 2dh it also holds ``passed`` (D, N, J, L), by destination. These rows each device of this node gives this rank
+    in the first hop.
     """
 
     sent: Counts

@@ -52,7 +52,9 @@ def _words(classes: Shingles, begins: NDArray[np.intp], ends: NDArray[np.intp]) 
 
 
 def find_near_copies(documents: Iterable[Shingles]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Judge documents in their order: which are near copies, and what share of each one's shingles an earlier one has.
+    """Judge documents in their order.
+
+    Returns which are near copies, and what share of each one's shingles an earlier one has.
 
     A document with fewer than `LEAST_SHINGLES` has share 0.
     """

@@ -27,7 +27,7 @@ class Lexicon:
 class Language:
     """A Markov chain of words for each topic, all of the same words.
 
-    Compressors and counts see the last words before a byte. Each word has one of ``endings`` endings at random, so the
+    Compressors and counts see the last words before a byte. Each word gets one of ``endings`` endings at random. So the
     same words seldom come back in the same bytes. The next word follows from the last word and the topic, which is far
     behind.
     """
@@ -74,7 +74,7 @@ class Language:
         return float(f"{bits / 3:.9g}")
 
     def bits(self, rows_NL: NDArray[np.uint8]) -> NDArray[np.float64]:
-        """Compute the bits of all bytes but the first of each passage, (N,), for the oracle: the least on average.
+        """Compute the bits of each passage (N,) for the oracle, without its first byte. They are the least on average.
 
         What it never says has infinitely many.
         """

@@ -18,7 +18,7 @@ Bytes = NDArray[np.uint8]
 def compute_ppm_bits(
     training: Callable[[], Iterable[Bytes]], rows: Bytes, orders: Sequence[int]
 ) -> dict[str, NDArray[np.float64]]:
-    """Compute bits of each byte of ``rows`` (N, L) but the first of a row, (N, L - 1), by model.
+    """Compute the bits of each byte of ``rows`` (N, L) by model. The first byte of a row has none: (N, L - 1).
 
     ``ppm_<order>`` counts what followed each context of that many bytes within a row. It counts in the training rows
     and in the rows and bytes before. It falls back on the next shorter order in ``orders``, which ascend. ``ppm_mixed``
@@ -94,7 +94,10 @@ def _count_earlier(groups: NDArray[np.int64], counted: NDArray[np.bool_] | None 
 
 
 def _mix(bits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Mix models (M, N, L): a row's weights are the chances that each gave to earlier bytes, with a fading memory."""
+    """Mix the bits of models (M, N, L).
+
+    A model's weight is the chance that it gave to the row's earlier bytes, with a fading memory.
+    """
     past = np.zeros(bits.shape[:2])
     mixed = np.empty(bits.shape[1:])
     for position in range(bits.shape[2]):

@@ -85,7 +85,9 @@ def check_package(folder: Path, package: Package) -> Path:
 
 
 def read_text(source: Path) -> Split:
-    """Read the packages of the corpus in a folder, or without them its text files, whose projects are its top entries.
+    """Read the packages of the corpus in a folder, or without them its text files.
+
+    Of text files, the top entries of the folder are the projects.
 
     Near copies of earlier documents are left out. Training comes first, so a document in both stays in training.
     InputError if a package is not the pinned one, or if there are too few projects.

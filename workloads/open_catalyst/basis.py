@@ -22,7 +22,7 @@ SPARE_TERMS = 7  # more than the band limit of the fastest function needs; then 
 
 
 class Envelope(nn.Module):
-    """1/x plus three powers from ``exponent`` on, so that the value and the first two derivatives are 0 at x = 1."""
+    """1/x plus three powers of x, from ``exponent`` on. At x = 1 the value and the first two derivatives are 0."""
 
     def __init__(self, exponent: int) -> None:
         super().__init__()
@@ -53,8 +53,8 @@ class RadialBasis(nn.Module):
 class SphericalRadialBasis(nn.Module):
     """Normalised spherical Bessel functions j_l(z_lk x) times the envelope; z_lk is the k-th zero of j_l.
 
-    j_l has the parity of l. So it is a sum of a few cosines (l even) or sines (l odd) of a longer period, fitted once
-    in float64. The error is 1e-11; the closed forms suffer from cancellation at small x in float32.
+    j_l has the parity of l. So it is a sum of a few cosines (l even) or sines (l odd) of a longer period. They are
+    fitted once, in float64. The error is 1e-11; the closed forms suffer from cancellation at small x in float32.
     """
 
     def __init__(self, angular: int, radial: int, envelope: Envelope) -> None:

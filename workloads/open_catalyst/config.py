@@ -18,8 +18,8 @@ OUTPUT_SCALE_MEAN = -0.7554450631141663  # eV: their mean
 class OpenCatalystConfig(Hyperparameters, frozen=True, kw_only=True):
     """Model, graph, loss and schedule. Defaults are those of the MLPerf HPC reference.
 
-    The learning rate rises from ``warmup_factor`` * ``learning_rate`` to ``learning_rate`` over ``warmup_steps`` and is
-    multiplied by ``decay_factor`` at every boundary. Steps are of the global batch.
+    The learning rate rises from ``warmup_factor`` * ``learning_rate`` to ``learning_rate`` over ``warmup_steps``. At
+    every boundary it is multiplied by ``decay_factor``. Steps are of the global batch.
     """
 
     hidden_channels: Annotated[int, Meta(ge=1)] = 192

@@ -39,7 +39,7 @@ def convert(
 ) -> None:
     """Convert a folder with ``train`` and ``validation`` (or ``val_id``) of LMDB or extxyz files to shards.
 
-    Edges in the source are ignored: training computes them. LMDB values are pickles, which may run code when loaded; a
+    Edges in the source are ignored: training computes them. LMDB values are pickles, which may run code when loaded. A
     pickle that needs more than plain data is refused. ``trust_pickles`` loads it anyway and so runs its code.
     """
     pieces: list[ShardPlan] = []

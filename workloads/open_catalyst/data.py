@@ -1,6 +1,6 @@
 """Loads OpenCatalyst batches: structures from the shards, edges and triplets computed while loading.
 
-A stored structure is 37 times smaller than one with its edges, and computing edges takes less time than reading them.
+A stored structure is 37 times smaller than one with its edges. Computing edges takes less time than reading them.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class OpenCatalystData:
     Per atom: ``position``, ``force`` (A, 3), ``number``, ``structure``, ``free`` (1.0 or 0.0). Per sample: ``energy``.
     Per edge: ``source``, ``target``, ``shift`` (E, 3). Per triplet there are ``into``, ``out`` (edge numbers, sorted by
     ``out``) and ``by_into`` (the order by ``into``). ``out_begin`` and ``into_begin`` hold the first triplet of every
-    edge in both orders. ``counts`` has the free atoms and triplets of the batch, and the free atoms of this rank's
-    share of the global batch. They are counted here so that no step waits for the device.
+    edge in both orders. ``counts`` holds three numbers: free atoms and triplets of the batch, and free atoms of this
+    rank's share. They are counted here so that no step waits for the device.
     """
 
     def __init__(self, root: Path, split: str, config: RunConfig, settings: OpenCatalystConfig) -> None:

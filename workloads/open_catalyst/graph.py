@@ -1,7 +1,8 @@
 """Computes edges and triplets of atoms in a periodic cell, with numpy and without a loop over atoms.
 
-An edge runs from a source atom j, in the image ``offset`` of the cell, to a target atom i in the cell itself. A triplet
-is two edges k->j and j->i. Conventions of the reference (ocp dimenet_plus_plus.py and atoms_to_graphs.py).
+An edge runs from a source atom j to a target atom i. The target is in the cell itself, the source in its image
+``offset``. A triplet is two edges k->j and j->i. Conventions of the reference (ocp dimenet_plus_plus.py and
+atoms_to_graphs.py).
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def join_edges(parts: Sequence[Edges], atoms: Sequence[int]) -> Edges:
 def list_triplets(edges: Edges, atoms: int) -> tuple[Ints, Ints]:
     """List all pairs of edges (k->j, j->i) with k other than i, sorted by the second edge.
 
-    An image of i in another cell is another atom, so only k = i in the same cell is left out.
+    An image of i in another cell is another atom. So only k = i in the same cell is left out.
     """
     begin = np.searchsorted(edges.target, np.arange(atoms + 1))
     incoming = np.diff(begin)[edges.source]  # edges k->j of every edge j->i

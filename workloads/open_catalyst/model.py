@@ -188,7 +188,10 @@ class _SiluBackward(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, Tensor]:
-        """By the gradient, and by x: s (1 - s) (2 + x (1 - 2 s)) is the second derivative, s the sigmoid."""
+        """Return the derivatives by the gradient and by x.
+
+        With s the sigmoid, the second derivative is s (1 - s) (2 + x (1 - 2 s)).
+        """
         gradient, x = ctx.saved_tensors
         s = torch.sigmoid(x)
         second = (x * (1 - 2 * s)).add_(2).mul_(s).mul_(1 - s)
@@ -344,10 +347,12 @@ def compute_work(config: OpenCatalystConfig, *, global_batch_size: int, element_
 
 
 def count_executed_forward_flops(config: OpenCatalystConfig, *, structures_per_step: float) -> float:
-    """Compute the FLOPs of our formulation for energy and forces of a sample of mean size; a test counts them.
+    """Compute the FLOPs of our formulation for energy and forces of a sample of mean size.
 
-    The terms are those of `compute_executed_flops`. A product runs once for the energy and once for the force. It runs only
-    once if it does not depend on positions.
+    A test counts them.
+
+    The terms are those of `compute_executed_flops`. A product runs once for the energy and once for the force. It runs
+    only once if it does not depend on positions.
     """
     c = config
     edges, spherical = c.mean_edges, c.num_spherical * c.num_radial

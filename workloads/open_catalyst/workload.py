@@ -64,9 +64,9 @@ class OpenCatalyst(Workload):
         """Compute the absolute error of scaled forces, summed over components, averaged over the global batch's free
         atoms.
 
-        Ranks, and parts that gradients are accumulated over, have different numbers of free atoms, and the harness
-        averages over both. So the mean over the global batch is the local sum, times ranks and parts, divided by the
-        global count. One small collective exchanges the counts.
+        Ranks and accumulation steps have different numbers of free atoms. The harness averages over both. So the local
+        sum is multiplied by ranks and steps, and divided by the global count. One small collective exchanges the
+        counts.
         """
         settings = self._settings
         energy_N, force_A3 = model(batch)

@@ -42,7 +42,7 @@ def read_a3m(path: Path) -> Alignment:
 
 
 def merge(files: Sequence[tuple[str, str]]) -> Alignment:
-    """Merge (name, text) pairs of A3M alignments of one chain; a row equal to an earlier one is left out.
+    """Merge (name, text) pairs of A3M alignments of one chain. A row equal to an earlier one is left out.
 
     The first row is the query. Insertions do not distinguish rows. InputError, which uses the name, if rows have
     different numbers of columns.

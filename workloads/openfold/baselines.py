@@ -82,7 +82,7 @@ def _build_chain(torsions: Floats) -> Floats:
 
 
 def _typical_chain(train: Sequence[Protein]) -> Predictor:
-    """Of the training chains of the length nearest to the chain's, copy the one that is most like the others."""
+    """Copy a typical training chain: of those nearest in length, the one that is most like the others."""
     chains = _complete(train)
     typical: dict[int, Floats] = {}
     for length in {len(each) for each in chains}:
@@ -137,7 +137,10 @@ def compute_profile(msa: NDArray[np.int8]) -> Floats:
 
 
 def _profile_regression(train: Sequence[Protein]) -> Predictor:
-    """Predict sine and cosine of phi and psi linearly from the letters in a window of columns, then build the chain."""
+    """Predict sine and cosine of phi and psi, then build the chain.
+
+    The prediction is linear in the letters of a window of columns.
+    """
     features, targets = [], []
     for chain in train:
         tensors = (chain.aatype.astype(np.int64), chain.atoms.astype(float), chain.atom_mask.astype(float))

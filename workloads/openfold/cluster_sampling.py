@@ -45,7 +45,10 @@ class ClusterSampling:
         return drawn
 
     def _draw(self, seed: int, epoch: int) -> NDArray[np.int64]:
-        """Draw for every index of an epoch: the k-th sample that the harness hands out in the run is the k-th draw."""
+        """Draw a chain for every index of an epoch.
+
+        The k-th sample that the harness hands out in the run is the k-th draw.
+        """
         samples = len(self._weights)
         before = (epoch - 1) * self._steps * self._batch
         generator = torch.Generator().manual_seed(seed)

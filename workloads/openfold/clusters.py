@@ -1,8 +1,8 @@
 """Groups chains of similar sequence: from a cluster file, or by sequence identity.
 
 Relatives in both splits would leak the fold to validation. Identity is counted in an alignment whose overhanging ends
-cost nothing. Short alignments are identical by chance, so a shorter alignment needs more identity (Rost 1999,
-Protein Engineering 12, 85: equation 2).
+cost nothing. Short alignments are identical by chance. So a shorter alignment needs more identity (Rost 1999, Protein
+Engineering 12, 85: equation 2).
 """
 
 from __future__ import annotations

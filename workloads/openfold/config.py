@@ -95,7 +95,7 @@ class OpenFoldConfig(Hyperparameters, frozen=True, kw_only=True):
 def learning_rate(config: OpenFoldConfig, step: int) -> float:
     """Compute the rate of a 0-based step: linear warm-up from ``warmup_init``, then constant between decay steps.
 
-    The last step of the warm-up has the base rate, as in the reference; a warm-up of one step has ``warmup_init``.
+    The last step of the warm-up has the base rate, as in the reference. A warm-up of one step has ``warmup_init``.
     """
     if step < config.warmup_steps:
         share = step / max(config.warmup_steps - 1, 1)

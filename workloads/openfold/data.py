@@ -130,7 +130,10 @@ def _collate(samples: Sequence[Arrays]) -> Batch:
 
 
 def _pad_to_slots(arrays: Arrays, name: str, slots: int) -> NDArray[Any]:
-    """Pad a sample's array at the front to its batch's slots: all samples of a batch end with the same iteration."""
+    """Pad a sample's array at the front to its batch's slots.
+
+    All samples of a batch end with the same iteration.
+    """
     array = arrays[name]
     if name not in SLOT_ARRAYS or len(array) == slots:
         return array

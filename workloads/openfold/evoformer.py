@@ -120,8 +120,9 @@ class TriangleProduct(nn.Module):
         self.outgoing = outgoing
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return (C, N, I, J) of edges (C, N, I, K) and (C, N, J, K) if outgoing, else of (C, N, K, I) and
-        (C, N, K, J).
+        """Sum the products of edges to (C, N, I, J).
+
+        Edges are (C, N, I, K) and (C, N, J, K) if outgoing, else (C, N, K, I) and (C, N, K, J).
         """
         return a @ b.transpose(-1, -2) if self.outgoing else a.transpose(-1, -2) @ b
 

@@ -45,13 +45,18 @@ def compute_frame_of_points(x_negative: Tensor, origin: Tensor, xy: Tensor) -> F
 
 
 def compute_backbone_frames(atom14: Tensor) -> Frame:
-    """Compute frames (..., L) with CA at the origin, C on the first axis and N in the plane of the first two."""
+    """Compute backbone frames (..., L) from atoms (..., L, 14, 3).
+
+    CA is the origin, C lies on the first axis, N in the plane of the first two.
+    """
     n, ca, c = atom14[..., residues.N, :], atom14[..., residues.CA, :], atom14[..., residues.C, :]
     return compute_frame_of_points(2 * ca - c, ca, n)
 
 
 def compute_dihedral(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
-    """Compute sine and cosine (..., 2) of the dihedral angle a-b-c-d, from d's position in the frame of a, b and c.
+    """Compute sine and cosine (..., 2) of the dihedral angle a-b-c-d.
+
+    They come from d's position in the frame of a, b and c.
 
     The order of the operations is the reference's. Unknown atoms are all at the origin, so their angle is only rounding
     errors. The network of a template sees them.
@@ -122,7 +127,10 @@ def compute_torsions_of(aatype: Tensor, atom14: Tensor, mask14: Tensor) -> Torsi
 
 
 def rename_torsions(aatype: Tensor, angle: Tensor) -> Tensor:
-    """Compute torsions (..., L, 7, 2) with symmetric side chains' atoms renamed: it turns such a chi by 180 degrees."""
+    """Compute torsions (..., L, 7, 2) with the atoms of symmetric side chains renamed.
+
+    Renaming turns such a chi by 180 degrees.
+    """
     flip = 1 - 2 * load_residue_table("CHI_PERIODIC", angle.device)[aatype]
     return torch.cat([angle[..., :3, :], angle[..., 3:, :] * flip[..., None]], -2)
 
@@ -160,7 +168,7 @@ def compute_known_groups(aatype: Tensor, atom14: Tensor, mask14: Tensor, swapped
     """Compute frames (..., L, 6) of a known structure's groups with atoms, and the mask of groups with known atoms.
 
     The groups are the backbone, psi's and the four chis'. In ``swapped`` residues (..., L) a symmetric side chain has
-    its other atom names: its last group is turned by 180 degrees.
+    its other atom names. There the last group is turned by 180 degrees.
     """
     index = load_residue_table("FRAME_ATOMS", atom14.device)[aatype]  # (..., L, 5, 3)
     flat = index.flatten(-2)

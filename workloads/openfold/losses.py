@@ -72,7 +72,8 @@ def compute_losses(config: OpenFoldConfig, prediction: Prediction, batch: Batch)
 def compute_fape(frames: Frame, points: Tensor, true_frames: Frame, true_points: Tensor) -> Tensor:
     """Compute vectors (..., F, 3, P) from true to predicted points (..., P, 3), angstrom, seen from frames (..., F).
 
-    One matrix product gives prediction minus truth: the inverse frames of both, side by side, times the points of both.
+    One matrix product gives prediction minus truth. It multiplies the inverse frames of both, side by side, by the
+    points of both.
     """
     inverse, true_inverse = frames.rotation.transpose(-1, -2), true_frames.rotation.transpose(-1, -2)
     shift = true_inverse @ true_frames.translation[..., None] - inverse @ frames.translation[..., None]
@@ -82,7 +83,9 @@ def compute_fape(frames: Frame, points: Tensor, true_frames: Frame, true_points:
 
 
 def compute_mean_distance(vectors: Tensor, limit: Tensor, row_mask: Tensor, column_mask: Tensor) -> Tensor:
-    """Compute the mean length (...) of vectors (..., F, 3, P), cut off at ``limit``, over rows and columns with mask 1.
+    """Compute the mean length (...) of vectors (..., F, 3, P), each cut off at ``limit``.
+
+    The mean is over frames (``row_mask``) and points (``column_mask``) with mask 1.
 
     It is 0 if there are none.
     """
@@ -183,7 +186,9 @@ def compute_torsion_loss(
     mask14: Tensor,
     mask_NL: Tensor,
 ) -> Tensor:
-    """Compute the squared distance of chis on the unit circle to the nearer naming, plus the raw angles' off it."""
+    """Compute the squared distance of chis, on the unit circle, to the nearer naming. Add the raw angles' distance from
+    the circle.
+    """
     truth = compute_torsions_of(aatype, atoms, mask14)
     chi, chi_mask = angles_TNL[..., 3:, :], truth.mask[..., 3:]
     error = torch.minimum(

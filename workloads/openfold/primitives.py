@@ -74,7 +74,7 @@ class Attention(nn.Module):
 class _AttentionFunction(torch.autograd.Function):
     """v softmax(scale k q + bias) of heads (H, C, ..., L), channels before positions: nothing is transposed in memory.
 
-    Small products are fastest if their rows are long, and a softmax if it is not along the last dimension. Autograd
+    Small products are fastest with long rows. A softmax is fastest if it is not along the last dimension. Autograd
     would also keep the scores and their sums with parts of the bias.
     """
 

@@ -1,7 +1,7 @@
 """Synthetic protein families whose fold is written in pairs of alignment columns, as coevolution writes it.
 
 A chain is helices and hairpins joined by links. Residues that touch (four apart in a helix, opposite in a hairpin) are
-coupled. In every relative the second has a letter of the kind that fits the first's: donor to acceptor, large to small.
+coupled. In every relative the second's letter is of the kind that fits the first's: donor to acceptor, large to small.
 No letter prefers an element or a position, so a column alone carries no information. Only columns that vary together
 show the fold. Not modelled: hydrophobic cores, contacts between elements, clashes.
 """

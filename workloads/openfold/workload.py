@@ -159,8 +159,9 @@ class OpenFold(Workload):
         }
 
     def data_hyperparameters(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the days that the chains were selected by and the loader's order; nothing for data that were not
-        selected.
+        """Return the days that the chains were selected by, and the loader's order.
+
+        Empty for data that were not selected.
         """
         return {key: attributes[key] for key in Dates().stated() if key in attributes}
 

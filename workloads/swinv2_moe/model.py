@@ -1,6 +1,6 @@
 """SwinV2 with dense or MoE FFNs (arXiv:2111.09883, arXiv:2206.03382). Parallelism exists only inside MoE layers.
 
-N samples, R tokens along a side, W windows per sample, L tokens per window, C width, A heads, X width of a head, T = N
+N samples, R tokens along a side, W windows per sample, L tokens per window. C width, A heads, X width of a head, T = N
 * R * R.
 """
 
@@ -266,7 +266,7 @@ def join_windows(x_NWLC: Tensor, resolution: int) -> Tensor:
 
 
 def compute_shift_mask(resolution: int, window: int, shift: int) -> Tensor:
-    """Compute the mask (W, L, L) of the shifted grid: -inf for tokens of a window that the shift joined, else 0.
+    """Compute the mask (W, L, L) of the shifted grid: -inf between tokens that only the shift joined, else 0.
 
     Along each axis the last window has two regions: its own tokens, and those wrapped around from the other edge.
     """

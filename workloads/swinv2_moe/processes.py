@@ -1,7 +1,7 @@
 """Simulates processes on a torus and a camera that observes them. A snapshot is a function of (seed, index).
 
-Two of the ten classes are random fields with the histogram and the power spectrum of a snapshot of a nonlinear process.
-So neither statistic separates them from that process. All lengths are pixels. Every field is periodic.
+Two of the ten classes are random fields. They have the histogram and the power spectrum of a snapshot of a nonlinear
+process. So neither statistic separates them from that process. All lengths are pixels. Every field is periodic.
 """
 
 from __future__ import annotations
@@ -106,14 +106,18 @@ def swendsen_wang(random: Random, n: int, temperature: float, *, sweeps: int) ->
 
 
 def allen_cahn(random: Random, n: int) -> Field:
-    """Make a quench without conservation, du/dt = u - u^3 + kappa lap u: domains that may come and go (model A)."""
+    """Make a quench without conservation (model A): domains may come and go.
+
+    It solves du/dt = u - u^3 + kappa lap u.
+    """
     kappa, duration = random.uniform(0.5, 1.0), random.uniform(6, 20)
     return _quench(random, n, mean=0.0, duration=duration, step=0.2, rate=np.ones_like(_wave_number(n)), kappa=kappa)
 
 
 def spinodal(random: Random, n: int) -> Field:
-    """Solve Cahn-Hilliard, du/dt = lap(u^3 - u - kappa lap u), equal parts: the same domains under
-    conservation (model B).
+    """Solve Cahn-Hilliard with equal parts: the same domains under conservation (model B).
+
+    It is du/dt = lap(u^3 - u - kappa lap u).
     """
     return _cahn_hilliard(random, n, random.uniform(-0.1, 0.1))
 
@@ -204,8 +208,9 @@ def _quench(random: Random, n: int, *, mean: float, duration: float, step: float
 
 
 def _gray_scott(random: Random, n: int, *, feed: float, kill: float, scale: float) -> Field:
-    """Return Gray-Scott's second species after 1,600 to 2,400 time units, from patches over a third of the torus;
-    implicit diffusion.
+    """Solve Gray-Scott and return its second species after 1,600 to 2,400 time units.
+
+    It begins with patches over a third of the torus. Diffusion is implicit.
 
     ``scale`` multiplies Pearson's diffusivities on a mesh of one pixel: lengths go with its square root.
     """

@@ -104,7 +104,7 @@ class BlockTimings:
 
 
 def measure(call: Callable[[Blocks], None], blocks: Blocks) -> float:
-    """Measure the median seconds of a call on the current GPU; infinite if these blocks do not fit on it."""
+    """Measure the median seconds of a call on the current GPU. Infinite if these blocks do not fit on it."""
     from triton.runtime.errors import OutOfResources
 
     try:

@@ -1,7 +1,7 @@
 """Computes the experts of a layer without drops by the kernels of `products` and `gradients`: tokens in, tokens out.
 
-No row is copied on the way: products gather what they multiply. The host reads nothing back from the device.
-N rows sorted by expert, T tokens, K choices, R = T * K assignments, E experts, D model width, H hidden width.
+No row is copied on the way: products gather what they multiply. The host reads nothing back from the device. N rows
+sorted by expert, T tokens, K choices, R = T * K assignments. E experts, D model width, H hidden width.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ def find_problem(x: Tensor, experts: int) -> str | None:
 def run_fused(
     x: Tensor, weights_TK: Tensor | None, source: Source, activation: Activation, tensors: tuple[Tensor | None, ...]
 ) -> Tensor:
-    """Compute the experts: tokens (T, D) to weighted sums (T, D); without tokens in ``source`` rows (N, D) to rows.
+    """Compute the experts: tokens (T, D) to weighted sums (T, D).
+
+    Without tokens in ``source``, rows (N, D) become rows.
 
     ``tensors``: up, down, gate, up_bias and down_bias in the data type of ``x``; the last three may be None.
     """
@@ -325,7 +327,7 @@ class _Launches:
         BLOCK_TIMINGS.run(name, (*self.case, *constants.values()), self.like, call, describable=describable)
 
     def _turn(self, weight: Tensor) -> Tensor:
-        """Copy a weight as (E, D, H) where that pays: without tensor cores a product with a turned block is slow."""
+        """Copy a weight as (E, D, H) where that pays. Without tensor cores a product with a turned block is slow."""
         return weight.transpose(1, 2).contiguous() if self.turned else weight
 
     def _across(self, blocks: Blocks) -> tuple[int, ...]:

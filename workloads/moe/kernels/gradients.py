@@ -87,9 +87,9 @@ def hidden_gradient(
 ) -> None:  # fmt: skip
     """Gather the gradients of the rows' tokens, multiply by down transposed, and go back through the activation.
 
-    Write the gradients of up and gate, and the hidden rows times their routing weight, which the gradient of down
-    needs. For each column of tiles, write its part of the routing weight's gradient (C parts; `bias_share` may write
-    the last). GATHER False: the rows are no tokens and have no weights.
+    Write the gradients of up and gate. Write also the hidden rows times their routing weight: the gradient of down
+    needs them. For each column of tiles, write its part of the routing weight's gradient (C parts; `bias_share` may
+    write the last). GATHER False: the rows are no tokens and have no weights.
     """
     tile, column = place_of(tl.program_id(0), P, tl.cdiv(H, BLOCK_N), GROUP)
     expert = tl.load(tiles_P3 + tile * 3)

@@ -2,8 +2,8 @@
 
 Rows are sorted by expert. A tile is up to BLOCK_M rows of one expert. `locate_tiles` lists all tiles on the device, so
 that the host needs no counts. The grid is the largest number of tiles that the rows could need. Sums are in float32 and
-in one order: nothing is added by atomics, and a second run gives the same bits. N rows, T tokens, K rows of a token, E
-experts, D model width, H hidden width; weights are (E, H, D).
+in one order, without atomics. So a second run gives the same bits. N rows, T tokens, K rows of a token, E experts, D
+model width, H hidden width. Weights are (E, H, D).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def locate_tiles(
 
 @triton.jit
 def place_of(program: tl.tensor, tiles: tl.tensor, columns: tl.tensor, GROUP: tl.constexpr) -> tl.tensor:
-    """Compute tile and column of a program: GROUP tiles go through all columns together, to share them in the cache."""
+    """Compute tile and column of a program. GROUP tiles go through all columns together, to share them in the cache."""
     in_group = GROUP * columns
     first = program // in_group * GROUP
     size = tl.minimum(tiles - first, GROUP)
@@ -73,7 +73,7 @@ def activate(
     bias_H: tl.tensor, up_MH: tl.tensor, gate_MH: tl.tensor, hidden_MH: tl.tensor,
     ACTIVATION: tl.constexpr, BIAS: tl.constexpr, KEEP: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Add the bias, activate and write, some columns after the others: all at once do not fit in the registers."""
+    """Add the bias, activate and write, some columns at a time. All at once do not fit in the registers."""
     if COLUMNS > 64:
         up_left, up_right = halves(up, ROWS, COLUMNS)
         gate_left, gate_right = halves(gate, ROWS, COLUMNS)

@@ -142,7 +142,10 @@ def is_acceptable(hit: Hit, record: ChainRecord, library: Library) -> bool:
 
 
 def find_templates(text: str, where: str, record: ChainRecord, library: Library, needed: int) -> list[Template]:
-    """Find templates in an hhr file: all that fit of the 20 best acceptable hits, of later ones until ``needed``."""
+    """Find templates in an hhr file, best first.
+
+    Of the 20 best acceptable hits all that fit are taken, of later ones until there are ``needed``.
+    """
     hits = [hit for hit in read_hits(text, where) if is_acceptable(hit, record, library)]
     # stable: equally probable hits keep the file's order
     hits.sort(key=lambda hit: -hit.sum_probs)
@@ -201,7 +204,10 @@ def _places(hit: Hit, sequence: str) -> dict[int, int]:
 
 
 def _locate(hit: Hit, entry: Entry) -> tuple[Chain, int] | None:
-    """Find the hit's residues in its chain, else in another of the entry, else in one where X stands for any."""
+    """Find the hit's residues in its chain, else in another chain of the entry.
+
+    If neither has them, find a chain where X stands for any residue.
+    """
     named = [chain for chain in entry.chains if chain.name == hit.chain]
     for chain in [*named, *entry.chains]:
         begin = residues.decode(chain.aatype).find(hit.residues)
