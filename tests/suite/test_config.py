@@ -108,7 +108,10 @@ def test_a_bad_file_is_one_line_with_the_place(tmp_path: Path, text: str, expect
         ("hyperparameters.targets=[a, b, c]", "targets = ['a', 'b', 'c']: expected a list of length 4, got 3"),
         ("hyperparameters.targets=[a, b, c, d, e]", "expected a list of length 4, got 5"),
         ("hyperparameters.decay_factors=[1.5]", "hyperparameters.decay_factors.0 = 1.5: expected float < 1.0"),
-        ("hyperparameters.input_size=7", ": input_size 7 cannot be halved by each of 3 conv_channels"),
+        (
+            "hyperparameters.input_size=7",
+            ": input_size is 7, expected a multiple of 8: each of the 3 conv_channels halves it",
+        ),
         ("hyperparameters.__class__=1", "unknown key '__class__'; valid keys: augmentation,"),
         ("hyperparameters=3", "--set hyperparameters: hyperparameters = 3: expected a mapping, got int"),
         ("channels_last=AUTO", "channels_last = 'AUTO': expected one of 'auto'"),

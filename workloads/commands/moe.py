@@ -288,7 +288,10 @@ def _end_all_on_error(world: World) -> Iterator[None]:
     except Exception as error:
         if world.size > 1:  # the other ranks would wait for this one in their next collective, forever
             if is_of_memory(error):
-                print_line(f"mlhpc: not enough memory here for what was asked: {render_error(error)}", error=True)
+                print_line(
+                    f"mlhpc: not enough memory here for this layer: {render_error(error)}; try fewer --tokens",
+                    error=True,
+                )
             else:
                 traceback.print_exc()
             world.transport.abort(1)

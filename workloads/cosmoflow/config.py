@@ -45,14 +45,20 @@ class CosmoFlowConfig(Hyperparameters, frozen=True, kw_only=True):
         # every convolution is followed by a pooling that halves the sides
         if self.input_size % 2 ** len(self.conv_channels):
             raise InputError(
-                f"input_size {self.input_size} cannot be halved by each of {len(self.conv_channels)} conv_channels"
+                f"input_size is {self.input_size}, expected a multiple of {2 ** len(self.conv_channels)}: "
+                f"each of the {len(self.conv_channels)} conv_channels halves it"
             )
         boundaries = list(self.decay_boundary_epochs)
         if len(boundaries) != len(self.decay_factors) or boundaries != sorted(set(boundaries)):
-            raise InputError("decay_boundary_epochs must increase, with one of decay_factors for each")
+            raise InputError(
+                f"decay_boundary_epochs is {boundaries}, expected increasing epochs, one for each of the "
+                f"{len(self.decay_factors)} decay_factors"
+            )
         has_constants = self.input_mean is not None and self.input_std is not None and min(self.input_std) > 0
         if (self.input_norm == "log1p_standard") != has_constants:
-            raise InputError("input_mean and a positive input_std belong to input_norm log1p_standard, and only to it")
+            raise InputError(
+                f"input_norm is {self.input_norm}: log1p_standard needs input_mean and a positive input_std, log1p neither"
+            )
 
     def scale(self, global_batch_size: int) -> float:
         """Compute the factor from the base learning rate to the rate after warm-up."""

@@ -274,7 +274,7 @@ def _check_sha256(path: Path, expected: str, copy_to: IO[bytes] | None = None) -
             if copy_to is not None:
                 copy_to.write(block)
     if digest.hexdigest() != expected:
-        raise InputError(f"{path}: sha256 is {digest.hexdigest()}, expected {expected}")
+        raise InputError(f"{path}: sha256 is {digest.hexdigest()}, expected {expected}; copy it again")
 
 
 def _copy_checked(origin: Path, target: Path, expected: str) -> None:

@@ -94,7 +94,7 @@ class Route:
 
 
 class MultiHopTransfer:
-    """Rows in transfer along hops. Every rank must begin, advance and end its journeys in the same order."""
+    """Rows in transfer along hops. Every rank must begin, advance and end its transfers in the same order."""
 
     def __init__(self, rows: Tensor, hops: Sequence[Hop]) -> None:
         self._left = list(hops)
@@ -105,14 +105,14 @@ class MultiHopTransfer:
     def advance(self) -> None:
         """End the current hop and begin the next one, if there is one."""
         if self._left:
-            self._land()
+            self._finish_hop()
             self._begin()
 
     def end(self) -> Tensor:
         """Finish all hops and return the rows."""
         while self._left:
             self.advance()
-        self._land()
+        self._finish_hop()
         return self._rows
 
     def _begin(self) -> None:
@@ -125,7 +125,7 @@ class MultiHopTransfer:
             rows = _Begin.apply(rows, self._transfer)  # type: ignore[no-untyped-call]
         self._rows = rows
 
-    def _land(self) -> None:
+    def _finish_hop(self) -> None:
         rows = self._rows
         if self._transfer is not None:
             rows = _End.apply(rows, self._transfer)  # type: ignore[no-untyped-call]

@@ -256,7 +256,9 @@ def run_network_sweep(
     InputError if the smallest grid has fewer experts than top_k.
     """
     if world.size % ranks_per_node:
-        raise InputError(f"{world.size} ranks are not a grid of nodes with {ranks_per_node} ranks each")
+        raise InputError(
+            f"{world.size} ranks are not a multiple of the {ranks_per_node} of a node: give --ranks-per-node"
+        )
     sizes = list_grid_sizes(world.size, ranks_per_node)
     shapes = [_set_experts(shape, shape.moe.experts * ranks // world.size) for ranks in sizes]
     grids = []

@@ -361,20 +361,20 @@ def _send_and_compute(
     marker.mark(phases.COUNTS)
     rows_MD = rows_ND if schedule.copies is None else schedule.copies.spread(rows_ND)
     chunks = torch.split(rows_MD, schedule.sizes)
-    going = [MultiHopTransfer(rows, route.hops) for rows, route in zip(chunks, schedule.routes, strict=True)]
+    dispatches = [MultiHopTransfer(rows, route.hops) for rows, route in zip(chunks, schedule.routes, strict=True)]
     # 2dh: begin the second hop of every chunk; a linear transfer has one hop and is under way already
-    for journey in going:
-        journey.advance()
-    coming: list[MultiHopTransfer] = []
-    for journey, route in zip(going, schedule.routes, strict=True):
-        rows = marker.boundary(journey.end(), phases.DISPATCH, phases.EXPERTS)
+    for transfer in dispatches:
+        transfer.advance()
+    returns: list[MultiHopTransfer] = []
+    for transfer, route in zip(dispatches, schedule.routes, strict=True):
+        rows = marker.boundary(transfer.end(), phases.DISPATCH, phases.EXPERTS)
         rows = layer.run_experts(rows, route.rows_L, weights, route.host_L)
-        coming.append(MultiHopTransfer(marker.boundary(rows, phases.EXPERTS, phases.COMBINE), route.back))
-        if len(coming) > 1:
+        returns.append(MultiHopTransfer(marker.boundary(rows, phases.EXPERTS, phases.COMBINE), route.back))
+        if len(returns) > 1:
             # begin the second hop (2dh) of the previous chunk's return, to overlap the next chunk's experts
-            coming[-2].advance()
-    coming[-1].advance()
-    returned_MD = torch.cat([journey.end() for journey in coming])
+            returns[-2].advance()
+    returns[-1].advance()
+    returned_MD = torch.cat([transfer.end() for transfer in returns])
     return returned_MD if schedule.copies is None else schedule.copies.join(returned_MD)
 
 

@@ -58,7 +58,7 @@ class OpenCatalystConfig(Hyperparameters, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         boundaries = list(self.decay_boundary_steps)
         if boundaries != sorted(set(boundaries)):
-            raise InputError("decay_boundary_steps must increase")
+            raise InputError(f"decay_boundary_steps is {boundaries}, expected increasing steps")
 
 
 def learning_rate(config: OpenCatalystConfig, step: int) -> float:

@@ -37,7 +37,7 @@ class LmdbFile:
             entries = int(environment.stat()["entries"])
             self._entries = entries if length is None else self._unpickle(length, "length")
         if not isinstance(self._entries, int) or self._entries < 1:
-            raise InputError(f"{path}: holds {self._entries!r} structures")
+            raise InputError(f"{path}: holds {self._entries!r} structures, expected one or more")
 
     def __len__(self) -> int:
         """Return the number of structures."""

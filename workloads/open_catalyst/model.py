@@ -105,11 +105,11 @@ class ExactAngles:
     def sum(self, per_edge_LEC: Tensor) -> Tensor:
         """See `Angles`."""
         rows_LEC = per_edge_LEC.to(self._weight_TL.dtype)
-        heard_EC = torch.zeros_like(rows_LEC[0])
+        sum_EC = torch.zeros_like(rows_LEC[0])
         for row_EC, weight_T in zip(rows_LEC, self._weight_TL.unbind(1), strict=True):
             message_TC = row_EC.index_select(0, self._into_T) * weight_T[:, None]
-            heard_EC = heard_EC.index_add(0, self._out_T, message_TC)
-        return heard_EC
+            sum_EC = sum_EC.index_add(0, self._out_T, message_TC)
+        return sum_EC
 
 
 class ConstantAngles:

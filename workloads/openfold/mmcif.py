@@ -84,7 +84,8 @@ def read_chain(path: Path, name: str | None = None) -> tuple[Entry, Chain]:
     entry = read_entry(path)
     chain = entry.find(name)
     if chain is None:
-        raise InputError(f"{path}: no chain{f' {name!r}' if name else ''} of amino acids")
+        there = ", ".join(each.name for each in entry.chains) or "none"
+        raise InputError(f"{path}: no chain{f' {name!r}' if name else ''} of amino acids; chains: {there}")
     return entry, chain
 
 

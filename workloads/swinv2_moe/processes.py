@@ -61,11 +61,11 @@ def make_surrogate(image: NDArray[np.uint8], random: Random) -> NDArray[np.uint8
     amplitude = np.abs(fft.rfft2(image - image.mean()))
     # a copy of the histogram: assigned by rank, it is the same in the surrogate
     levels = np.sort(image, axis=None)
-    twin = random.permutation(levels).reshape(n, n)
+    surrogate = random.permutation(levels).reshape(n, n)
     for _ in range(SURROGATE_STEPS):
-        modes = fft.rfft2(twin - 127.5)
-        twin = levels[_ranks(fft.irfft2(amplitude * modes / np.maximum(np.abs(modes), 1e-9), (n, n)))]
-    return twin
+        modes = fft.rfft2(surrogate - 127.5)
+        surrogate = levels[_ranks(fft.irfft2(amplitude * modes / np.maximum(np.abs(modes), 1e-9), (n, n)))]
+    return surrogate
 
 
 def anisotropic(random: Random, n: int) -> Field:

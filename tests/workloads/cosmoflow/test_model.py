@@ -283,9 +283,9 @@ def test_the_card_states_the_work(size: str) -> None:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("hyperparameters.input_size=20", "input_size 20 cannot be halved by each of 3"),
-        ("hyperparameters.decay_boundary_epochs=[3, 5]", "one of decay_factors for each"),
-        ("hyperparameters.input_norm=log1p", "belong to input_norm log1p_standard"),
+        ("hyperparameters.input_size=20", "input_size is 20, expected a multiple of 8"),
+        ("hyperparameters.decay_boundary_epochs=[3, 5]", "one for each of the . decay_factors"),
+        ("hyperparameters.input_norm=log1p", "log1p_standard needs input_mean"),
         ("hyperparameters.momentum=0.8", "momentum"),
         ("hyperparameters.dropuot=0.1", "dropout"),
     ],

@@ -189,7 +189,7 @@ def test_the_full_size_is_the_benchmark_of_the_rules() -> None:
 def test_options_that_cannot_work_are_refused() -> None:
     with pytest.raises(InputError, match="cannot differentiate twice"):
         a_workload("compile=true")
-    with pytest.raises(InputError, match="decay_boundary_steps must increase"):
+    with pytest.raises(InputError, match="decay_boundary_steps is .*, expected increasing steps"):
         config("hyperparameters.decay_boundary_steps=[5, 5]")
 
 
