@@ -1,7 +1,7 @@
-"""Reads the card of a workload: per size the target, required runs, constraints and counts by which runs are judged.
+"""Reads the card of a workload, by which its runs are judged: per size target, required runs, constraints, counts.
 
 Reads ``card.yaml`` without torch, and reference convergence points (RCPs) from ``rcp/<size>.json`` next to it.
-Compliance takes its rules from the card and never from the log: a run must not state its own rules.
+Compliance takes its rules from the card, never from the log. A run must not state its own rules.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ def render_metric_value(value: float, threshold: float, style: str = "f") -> str
 
     Uses more digits if 4 would not show on which side of the threshold the value lies.
     """
+    # No float needs more than 17 digits, and `repr` shows as many as it needs.
     for digits in range(4, 17):
         text = f"{value:.{digits}{style}}"
         if _side(float(text), threshold) == _side(value, threshold):
@@ -100,12 +101,12 @@ class SizeCard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One size of one workload. A multiply-add is 2 FLOPs; ``sample_bytes`` is a stored sample's, uncompressed.
 
     FLOPs are those of the model (`suite.workload.Work`). ``forward_flops_per_sample`` is the forward pass's part of the
-    training FLOPs, with everything that a prediction needs (OpenFold's recycles, OpenCatalyst's forces).
+    training FLOPs. It includes what a prediction needs, such as OpenFold's recycles and OpenCatalyst's forces.
 
     The four counts from ``model_parameters`` on are 0 until `mlhpc workload card` counts them. ``required_runs`` are
     the scored runs of a time-to-train result; the olympic mean drops two of them. ``eval_every_steps`` None: every
-    epoch; else epoch_num counts samples seen. ``data_sha256`` is that of the generated data's manifest (seed 0), if the
-    data are the same on every processor. ``official`` None: MLPerf HPC has no such benchmark.
+    epoch; else epoch_num counts samples seen. ``data_sha256`` belongs to the manifest of the generated data (seed 0).
+    It is None if they differ between processors. ``official`` None: MLPerf HPC has no such benchmark.
     """
 
     description: str
@@ -113,6 +114,7 @@ class SizeCard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     metric_name: str
     threshold: float
     direction: Literal["min", "max"]
+    # Of three runs the olympic mean keeps one.
     required_runs: Annotated[int, Meta(ge=3)]
     eval_every_steps: Annotated[int, Meta(ge=1)] | None = None
     train_samples: int
@@ -131,7 +133,7 @@ class SizeCard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return (self.train_samples + self.eval_samples) * self.sample_bytes
 
     def between_evals(self, global_batch_size: int) -> float:
-        """Return the distance of two evaluations in the unit of epoch_num: 1 epoch, or samples if it counts them."""
+        """Return the distance of two evaluations in the unit of epoch_num: 1 epoch, or a number of samples."""
         return float(self.eval_every_steps * global_batch_size) if self.eval_every_steps else 1.0
 
 

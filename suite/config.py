@@ -110,7 +110,8 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, d
         """Return this configuration with a stated precision, for ``what``. InputError for ``auto``."""
         if self.precision == "auto":
             raise InputError(
-                f"precision auto: {what} cannot choose one: give --set precision=float32, tf32 or bfloat16"
+                f"precision is auto, but {what} does not measure which is fastest: "
+                "give --set precision=float32, tf32 or bfloat16"
             )
         return self
 
@@ -225,7 +226,9 @@ def resolve_config(
     data.setdefault("workload", descriptor.name)
     if data["workload"] != descriptor.name:
         where = "--set workload" if ("workload",) in override_keys else source.where("workload")
-        raise InputError(f"{where}: workload is {data['workload']!r}, not {descriptor.name!r}")
+        raise InputError(
+            f"{where}: workload is {data['workload']!r}; expected {descriptor.name!r}, the workload that is run"
+        )
     kind = _config_kind(descriptor.load_hyperparameters())
     try:
         config = convert(data, kind)
@@ -234,6 +237,7 @@ def resolve_config(
         raise InputError(f"{_find_place(source, mistake.key, override_keys)}: {mistake.text}") from None
     check_folder_name("submission.org", config.submission.org)
     descriptor.card().size(config.size)
+    # A frozen Struct refuses a new attribute, but not an entry of its `__dict__` (dict=True).
     config.__dict__[_STATED] = frozenset(data)
     return config
 
@@ -284,9 +288,15 @@ def _override(data: dict[str, Any], text: str) -> tuple[str, ...]:
     for part in parts[:-1]:
         target = target.setdefault(part, {})
         if not isinstance(target, dict):
-            raise InputError(f"--set {text!r}: {part!r} is not a section")
+            raise InputError(
+                f"--set {text!r}: {part!r} is a single value and has no settings below it; expected a key such as "
+                "hyperparameters.dropout"
+            )
     try:
         target[parts[-1]] = parse_yaml(value)
+    # PyYAML raises errors of Python for a value that does not fit its tag.
     except (yaml.YAMLError, RecursionError, ValueError, TypeError, LookupError, AttributeError):
-        raise InputError(f"--set {render_repr(text)}: the value is not valid YAML") from None
+        raise InputError(
+            f"--set {render_repr(text)}: the value is not valid YAML; put quotes around a text with special characters"
+        ) from None
     return parts

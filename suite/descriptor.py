@@ -31,7 +31,7 @@ class Descriptor:
     """A workload without its code. ``implementation`` and ``generator`` are import paths, ``module[:name]``.
 
     Without these it is a card-only benchmark, for a person's own loop (`mlhpc.Run`). ``hyperparameters`` is a class
-    derived from `suite.config.Hyperparameters`, or its name as ``module:name``; a name is not imported to read the
+    derived from `suite.config.Hyperparameters`, or its name as ``module:name``. A name is not imported to read the
     card. ``folder`` holds the card, named ``card_name``, and the folders ``rcp/`` and ``config/``.
     """
 
@@ -72,7 +72,10 @@ class Descriptor:
     def load_generator(self) -> Any:
         """Import the module with ``generate``, ``convert`` and ``fetch`` (docs/data.md), or raise InputError."""
         if self.generator is None:
-            raise InputError(f"{self.name}: {self.card_path} is a card without code: it makes no data")
+            raise InputError(
+                f"{self.name}: {self.card_path} is a card without code, so mlhpc makes no data for it; "
+                "use the data of your own loop (docs/own_loop.md)"
+            )
         return load_object(self.generator)
 
 
@@ -92,7 +95,7 @@ def _read_mtime_ns(path: Path) -> int:
 def load_descriptors() -> dict[str, Descriptor]:
     """Load the descriptors of all installed workloads, by name. If a card cannot be read, one line is printed instead.
 
-    Of two workloads with one MLPerf name the first is taken: no package can change the rules for another one's results.
+    Of two workloads with one MLPerf name the first is taken. So no package changes the rules for another's results.
     """
     found: dict[str, Descriptor] = {}
     names: dict[str, str] = {}
@@ -101,7 +104,10 @@ def load_descriptors() -> dict[str, Descriptor]:
             loaded = _load_entry_point(plugin.point)
             first = names.setdefault(loaded.card().mlperf_name, name)
             if first != name:
-                raise InputError(f"its benchmark name {loaded.card().mlperf_name!r} is that of workload {first!r}")
+                raise InputError(
+                    f"its benchmark name (mlperf_name) {loaded.card().mlperf_name!r} is that of workload {first!r}; "
+                    "its card must state another"
+                )
         except Exception as error:  # a stranger's code: whatever it raises, the other workloads are not affected
             print_skipped("workload", name, plugin.package, explain_unusable(error))
         else:
@@ -156,7 +162,9 @@ def _add_card(found: dict[str, Descriptor], path: Path) -> None:
             ("mlperf_name", card.mlperf_name, known.mlperf_name),
         ):
             if ours == theirs:
-                raise InputError(f"{path}: {what} {ours!r} is that of another card, {other.card_path}")
+                raise InputError(
+                    f"{path}: {what} {ours!r} is that of another card, {other.card_path}; change it, or leave one of the cards out"
+                )
     found[added.name] = added
 
 
@@ -172,6 +180,7 @@ def load_descriptor(name: str) -> Descriptor:
         loaded = _load_entry_point(plugins[name].point)
         loaded.card()
     except Exception as error:
+        # The code of a stranger's package may raise anything.
         package = plugins[name].package
         raise InputError(f"workload {name!r} of package {package} cannot be used: {explain_unusable(error)}") from error
     return loaded
@@ -186,9 +195,13 @@ def list_installed_cards() -> dict[str, Card]:
 def _load_entry_point(point: EntryPoint) -> Descriptor:
     loaded = point.load()
     if not isinstance(loaded, Descriptor):
-        raise InputError(f"{point.value} is no suite.descriptor.Descriptor but {type(loaded).__name__}")
+        raise InputError(
+            f"entry point {point.value} names an object of type {type(loaded).__name__}; expected a suite.descriptor.Descriptor"
+        )
     if loaded.name != point.name:
-        raise InputError(f"{point.value} has the name {loaded.name!r}, its entry point {point.name!r}")
+        raise InputError(
+            f"the descriptor {point.value} has the name {loaded.name!r}; expected {point.name!r}, the name of its entry point"
+        )
     return loaded
 
 

@@ -1,7 +1,7 @@
 """Reads YAML and JSON documents into `msgspec.Struct`, and writes them as plain data.
 
-A mistake in a document is an InputError of one line: the file, the line of the key (YAML), the key, its value and what
-was expected. The annotations of a Struct state what a document may hold: ``width: Annotated[int, Meta(ge=1)] = 32``.
+A mistake in a document is an InputError of one line. It names the file, the key with its line (YAML), the value and
+what was expected. The annotations of a Struct state what a document may hold: ``width: Annotated[int, Meta(ge=1)] = 32``.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ def convert(data: Any, kind: type[Data]) -> Data:
     type would accept others: infinity is above zero, and Python's integers have any length.
     """
     _check_numbers(data)
+    # JSON has only texts as keys, while a type may have numbers.
     return msgspec.convert(data, kind, dec_hook=_as_path, str_keys=True)
 
 
@@ -136,12 +137,15 @@ class YamlSource:
         """Read a file with a mapping. InputError if it is missing, not YAML or not a mapping, or repeats a key."""
         try:
             with path.open("rb") as file:
+                # One byte above the limit shows that the file is too large.
                 text = file.read(LARGEST_YAML + 1).decode()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else "not UTF-8 text"
             raise InputError(f"{path}: cannot be read: {reason}") from None
         if len(text) > LARGEST_YAML:
-            raise InputError(f"{path}: has more than {render_bytes(LARGEST_YAML)}")
+            raise InputError(
+                f"{path}: is larger than {render_bytes(LARGEST_YAML)}, the most that is read from a YAML file"
+            )
         try:
             lines, data = _load(path, text)
         except InputError:
@@ -164,7 +168,7 @@ class YamlSource:
             raise InputError(f"{self.where(*mistake.key)}: {mistake.text}") from None
 
     def where(self, *key: str) -> str:
-        """Return ``file:line`` of a key path, or of its nearest parent in the file; the file if there is none."""
+        """Return ``file:line`` of a key path or of its nearest parent. Without a known line, return the file."""
         nearest = (key[:end] for end in range(len(key), 0, -1) if key[:end] in self.lines)
         return next((f"{self.path}:{self.lines[place]}" for place in nearest), str(self.path))
 
@@ -213,7 +217,9 @@ def _collect(
     """
     known = sizes.get(id(node))  # an alias is the node itself once more
     if known == 0:
-        raise InputError(f"{path}:{node.start_mark.line + 1}: contains itself, by an alias")
+        raise InputError(
+            f"{path}:{node.start_mark.line + 1}: a value contains itself by an alias (*name); write the value out"
+        )
     if known is not None:
         return known
     size = 1
@@ -230,7 +236,10 @@ def _collect(
         for item in node.value:
             size += _collect(item, None, lines, path, sizes)
     if size > _MOST_VALUES:
-        raise InputError(f"{path}:{node.start_mark.line + 1}: has more than {_MOST_VALUES} values, by aliases")
+        raise InputError(
+            f"{path}:{node.start_mark.line + 1}: a value has more than {_MOST_VALUES} values "
+            "with its aliases expanded; use fewer aliases"
+        )
     sizes[id(node)] = size
     return size
 
@@ -243,7 +252,7 @@ def _add_line(
         return None
     here = (*prefix, str(key.value))
     if here in lines and key.value != "<<":  # a merge key may be repeated
-        raise InputError(f"{path}:{key.start_mark.line + 1}: key {key.value!r} is given twice")
+        raise InputError(f"{path}:{key.start_mark.line + 1}: key {key.value!r} is given twice; remove one of the two")
     lines[here] = key.start_mark.line + 1
     return here
 

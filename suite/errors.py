@@ -68,7 +68,7 @@ PACKAGES = {
 
 
 def find_pip_requirement(module: str) -> str:
-    """Return what pip installs to get a package of `PACKAGES`: the extra of mlhpc that has it, or the package."""
+    """Return what pip must install for a module of `PACKAGES`: an extra of mlhpc, or the package."""
     package, extra = PACKAGES[module]
     return f"'mlhpc[{extra}]'" if extra else package
 
@@ -79,7 +79,7 @@ def explain_not_installed(module: str) -> str:
 
 
 def explain_missing(error: BaseException) -> str:
-    """Return one line about the import of a declared package that is not installed; "" for any other error."""
+    """Return one line if a declared package is not installed; "" for any other error."""
     # The name of a module inside a package has a dot: such a package is installed, and is damaged or of another version
     if not isinstance(error, ModuleNotFoundError) or error.name not in PACKAGES:
         return ""
@@ -99,6 +99,7 @@ def explain_near_names(name: str, known: Iterable[str]) -> str:
     Empty if none is near, or if more than three contain it and none is nearest.
     """
     names = list(known)
+    # Shorter texts are part of too many names.
     holding = [each for each in names if len(name) >= 4 and _letters(name) in _letters(each)]
     same = [each for each in holding if _letters(each) == _letters(name)]
     near = same or holding if 0 < len(holding) <= 3 else [each for each in (find_near(name, names),) if each]
@@ -116,6 +117,7 @@ def explain_unknown_name(kind: str, name: str, known: Iterable[str], more: str =
     """
     names = list(known)
     near = explain_near_names(name, names)
+    # The plural of axis is axes.
     kinds = f"{kind.removesuffix('is')}es" if kind.endswith("is") else f"{kind}s"
     return f"unknown {kind} {name!r}{near or ';'} {kinds}: {', '.join(names) or 'none'}" + (f"; {more}" if more else "")
 

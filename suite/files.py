@@ -32,8 +32,8 @@ def write_atomically(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
     and process id, so two writers never share one. If the body raises, the temporary file is removed and ``path`` is
     not touched. Missing folders are made. With ``overwrite`` false, FileExistsError if ``path`` exists at the end.
 
-    A symbolic link stays, and the file it names is written. If ``path`` is a pipe, a device or an open file, such as
-    /dev/stdout, the content is written into it when the body ends. An OSError names ``path``, never the temporary file.
+    A symbolic link stays, and the file it names is written. ``path`` may be a pipe, a device or an open file, such as
+    /dev/stdout. Then the content is written into it when the body ends. An OSError names ``path``, never the temporary file.
     """
     with add_path_to_errors(path):
         if (number := _find_descriptor(path)) is not None or _is_special(path):
@@ -46,6 +46,7 @@ def write_atomically(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
     try:
         with add_path_to_errors(path, part):
             yield part
+            # Without it a crash after the rename can leave an empty file under the final name.
             fsync_path(part)
             if overwrite:
                 part.replace(final)
@@ -151,8 +152,8 @@ def _find_failed_file(error: OSError) -> str | None:
 def make_folder(path: Path) -> None:
     """Make a folder and its parents unless they exist. Follows a link to a place that does not exist yet.
 
-    OSError if it cannot be opened at the end. The answers of mkdir and stat do not count: on a shared file system mkdir
-    may find another node's folder that stat does not know yet.
+    OSError if it cannot be opened at the end. The answers of mkdir and stat do not count. On a shared file system mkdir
+    may find another node's folder before stat does.
     """
     place = Path(os.path.realpath(path)) if path.is_symlink() else path
     try:
@@ -205,13 +206,14 @@ def find_cache_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
     with suppress(OSError):
         folder.mkdir(mode=0o700, exist_ok=True)
         state = folder.lstat()
+        # In a folder that others may write to, its files could be theirs.
         if stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid() and not state.st_mode & 0o022:
             return folder
     return None
 
 
 def set_missing_home() -> None:
-    """Set HOME to the user's cache folder if the account has no home: libraries ask for it while they are imported."""
+    """Set HOME to the user's cache folder if the account has no home. Libraries ask for HOME at their import."""
     try:
         Path.home()
     except RuntimeError:  # a container's user that no file of accounts names
@@ -260,7 +262,7 @@ _NOT_SUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
 def open_regular_file(path: Path, largest: int) -> Iterator[BufferedReader]:
     """Open a regular file of at most ``largest`` bytes to read. OSError that names the file for anything else.
 
-    A stranger's package may hold a FIFO, which would wait for ever, a device, or a sparse file of terabytes.
+    A stranger's package may hold a FIFO, on which reading waits for ever, a device, or a sparse file of terabytes.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     state = os.fstat(descriptor)
@@ -282,6 +284,7 @@ def open_regular_file(path: Path, largest: int) -> Iterator[BufferedReader]:
 def read_bytes(path: Path, largest: int) -> bytes:
     """Read a regular file of at most ``largest`` bytes. Raises OSError as `open_regular_file` does."""
     with open_regular_file(path, largest) as file:
+        # A file that is still growing may be larger now than when it was opened.
         return file.read(largest + 1)
 
 
@@ -290,7 +293,7 @@ class DuplicateKeyError(ValueError):
 
 
 def refuse_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the object made of the pairs, for json.loads. TwiceError, with the name, if one occurs twice."""
+    """Return the object made of the pairs, for json.loads. DuplicateKeyError, with the name, if one occurs twice."""
     record = dict(pairs)
     if len(record) < len(pairs):
         counts = Counter(name for name, _ in pairs)
@@ -299,10 +302,10 @@ def refuse_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_json(path: Path, largest: int) -> Any:
-    """Read a JSON file. Raises OSError as `open_regular_file` does. ValueError if it is not JSON, too deep, or a number is too
-    long.
+    """Read a JSON file. Raises OSError as `open_regular_file` does.
 
-    TwiceError, with the name, if an object has one twice.
+    ValueError if it is not JSON, is nested too deeply, or has a number that is too long. DuplicateKeyError, with the
+    name, if an object has a name twice.
     """
     try:
         return json.loads(read_bytes(path, largest), object_pairs_hook=refuse_duplicate_keys)
@@ -367,7 +370,7 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", 
 
 
 def render_repr(value: object, *, longest: int = 60) -> str:
-    """Render a wrong value for a message: its repr, cut to ``longest`` characters, or its type if repr fails."""
+    """Render a wrong value for a message: its repr, cut to ``longest`` characters. If repr fails, its type."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):
@@ -382,7 +385,7 @@ def convert_to_path(given: object) -> Path:
     """
     if not isinstance(given, str | os.PathLike):
         raise InputError(
-            f"{render_repr(given, longest=80)}: expected a path; of a list of paths give each one: (*paths)"
+            f"{render_repr(given, longest=80)}: expected one path; pass the paths of a list one by one, as (*paths)"
         )
     return Path(given).expanduser()
 
@@ -397,7 +400,7 @@ class _StandardOutput:
 def print_line(text: str = "", *, error: bool = False, end: str = "\n", result: bool = True) -> None:
     """Print text to standard output, or to standard error. Once that fails, later output goes nowhere.
 
-    Every command prints this way. Names of files and strings of logs may be a stranger's, so characters that a terminal
+    Every command prints this way. Names of files and strings of logs may be a stranger's. So characters that a terminal
     would act on are replaced (`render_printable`). Lines and tabs stay.
 
     A reader that has gone, or a full disk, costs the line and never the work. If a ``result`` is lost, the command
@@ -428,7 +431,7 @@ def print_progress(text: str = "", *, error: bool = False) -> None:
 def find_output_error() -> OSError | None:
     """Return why a result did not reach standard output. None if all did, or if a pipe's reader had enough.
 
-    Call it at the end of a command: a network file system may refuse only when a file is closed.
+    Call it at the end of a command. A network file system may refuse only when a file is closed.
     """
     try:
         sys.stdout.flush()

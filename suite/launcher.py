@@ -1,4 +1,4 @@
-"""Detects which launcher started this process: a rank of srun, mpiexec or torchrun, or a command in a shell.
+"""Detects which launcher started this process: srun, mpiexec, torchrun, or a person's shell.
 
 Every command that uses ranks asks `find_world`. It looks only at the environment and imports nothing heavy.
 """
@@ -42,8 +42,8 @@ class Launch:
 def find_launch(environ: Mapping[str, str] = os.environ) -> Launch | None:
     """Find the launcher that started this process, or None. InputError if its variables are inconsistent.
 
-    Of several launchers the innermost counts. Variables of one rank give way to those of several: a shell, a container
-    or a notebook keeps them long after their launcher has ended.
+    Of several launchers the innermost counts. Variables of several ranks count before those of one. A shell, a container
+    or a notebook keeps the latter long after their launcher has ended.
     """
     found = [_read(*each, environ) for each in _list_present(environ)]
     for place, launch in enumerate(found):
@@ -67,8 +67,9 @@ def _read(launcher: str, rank_name: str, size_name: str, environ: Mapping[str, s
 
 
 def _is_active(launch: Launch, environ: Mapping[str, str]) -> bool:
-    """Return True if a launcher's variables are surely not left over: its agent named the run, or its socket
-    is open.
+    """Return True if a launcher's variables are surely not left over.
+
+    Then torchrun's agent named the run, or the PMI socket is open.
     """
     if launch.launcher == "torchrun":
         return "TORCHELASTIC_RUN_ID" in environ
@@ -80,6 +81,7 @@ def _is_active(launch: Launch, environ: Mapping[str, str]) -> bool:
 
 def _refuse_contradiction(launch: Launch, others: Sequence[Launch], environ: Mapping[str, str]) -> None:
     """Raise InputError if another launcher of several ranks disagrees, and cannot be the outer one."""
+    # RANK and WORLD_SIZE without torchrun's other variables were set by a person, or are left over.
     by_hand = launch.launcher == "torchrun" and not {"TORCHELASTIC_RUN_ID", "LOCAL_RANK"} & environ.keys()
     if launch.launcher == "torchrun" and not by_hand:
         return
@@ -90,14 +92,14 @@ def _refuse_contradiction(launch: Launch, others: Sequence[Launch], environ: Map
             raise InputError(
                 f"{_render_variables(launch)} and {_render_variables(other)} contradict each other: "
                 "expected the variables of one launcher; "
-                f"to take out those that are left over: {unset} before mlhpc"
+                f"to remove the variables that are left over, write {unset} before mlhpc"
             )
 
 
 def find_world(ranks: int | None, environ: Mapping[str, str] = os.environ) -> Launch | None:
     """Return the launch whose rank a command with ``--ranks`` is. None: the command starts the ranks itself.
 
-    If more ranks are asked for, a launcher of one rank is a person's shell: an interactive step of Slurm, a container.
+    A launcher of one rank does not count if more are asked for. It is a person's shell: an interactive Slurm step, say.
     InputError if a launcher started several ranks, and another number is asked for.
     """
     launch = find_launch(environ)
@@ -138,7 +140,7 @@ def render_unset_command(environ: Mapping[str, str] = os.environ) -> str:
 def drop_launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without the variables of launchers and schedulers.
 
-    With them an mpiexec would start its ranks through the scheduler, and a rank would connect to the outer launcher.
+    With them an mpiexec would start its ranks through the scheduler. A rank would connect to the outer launcher.
     """
     return {name: value for name, value in environ.items() if not _LAUNCHER_VARIABLES.fullmatch(name)}
 

@@ -37,6 +37,7 @@ def _encode_other(value: Any) -> Any:
     import numpy as np
 
     if isinstance(value, np.ndarray):
+        # `str` includes the byte order, which the name of a dtype leaves out.
         return value.dtype.str, value.shape, value.tobytes()
     if isinstance(value, np.generic):
         return value.item()

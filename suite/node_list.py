@@ -21,11 +21,11 @@ def parse_node_list(text: str) -> tuple[str, ...]:
     """Return all names of a list. InputError if it is no list, has a name twice or more than `MAX_NODES`."""
     names = _parse(text)
     if sum(math.prod(map(_count, parts)) for parts in names) > MAX_NODES:
-        raise InputError(f"{text[:200]!r}: more than {MAX_NODES:,} nodes")
+        raise InputError(f"{text[:200]!r}: names more than {MAX_NODES:,} nodes, the most that a list may have")
     # As in Slurm the last bracket of a name counts fastest
     found = tuple("".join(chosen) for parts in names for chosen in itertools.product(*map(_list_texts, parts)))
     if len(set(found)) < len(found):
-        raise InputError(f"{text[:200]!r}: expected a list of different nodes")
+        raise InputError(f"{text[:200]!r}: names a node twice; expected a list of different nodes")
     return found
 
 

@@ -59,7 +59,7 @@ def find_plugins(group: str) -> dict[str, Plugin]:
 
 
 def explain_unusable(error: BaseException) -> str:
-    """Return in one line why a plug-in cannot be used, with the kind of error if its text says too little."""
+    """Return in one line why a plug-in cannot be used. Errors with terse texts are shown with their kind."""
     if text := explain_shadowed(error, loaded=False) or explain_missing(error):
         return text
     text = render_error(error)

@@ -1,9 +1,9 @@
 """Relays the messages by which MPICH starts under Slurm's pmi2, in cases where Slurm's plug-in cannot.
 
 Slurm's plug-in offers values of 1,024 bytes and reads lines of at most 1,024, command and key included. MPICH 5.0 with
-UCX publishes 4,096 bytes of its memory; the address is the first part. The bytes behind it decide whether a line is too
-long, and then the start fails or hangs (docs/upstream.md, "MPICH under srun's pmi2"). The relay splits a long value
-into two parts.
+UCX publishes 4,096 bytes of its memory, which begin with the address. The bytes behind it decide whether a line is too
+long. Then the start fails or hangs (docs/upstream.md, "MPICH under srun's pmi2"). So the relay splits a long value into
+two parts.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ def start_pmi_relay(environ: Mapping[str, str] = os.environ) -> Iterator[None]:
         return
     server = os.dup(number := int(descriptor))
     client, relay_end = socket.socketpair()
+    # The relay needs no installed package, and starts faster without looking for them.
     program = [sys.executable, "-I", "-S", "-c", RELAY]
     program += map(str, (Path(__file__).parents[1], relay_end.fileno(), server))
     with subprocess.Popen(program, stdin=subprocess.DEVNULL, pass_fds=(relay_end.fileno(), server)) as process:
         relay_end.close()
+        # MPI knows its server by the number in PMI_FD, so the relay takes that number.
         os.dup2(client.fileno(), number)
         client.close()
         try:

@@ -1,7 +1,7 @@
 """Finds and ends the processes of a launch, recognises reused process numbers, and ends with a parent.
 
-mpiexec starts each rank in a session of its own, out of reach of signals to a process group, and a rank outlives
-mpiexec's proxy. So the ranks of a launch are found by a token in their environment, not by their parents.
+mpiexec starts each rank in a session of its own, out of reach of signals to a process group. A rank outlives mpiexec's
+proxy. So ranks are found by a token in their environment, not by their parents.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def has_children(pid: int) -> bool:
 def read_start_time(pid: int) -> int | None:
     """Return when a process started, in clock ticks after boot. None if there is none, or it has ended.
 
-    psutil's create_time follows the wall clock: after the clock was set, a living process would look like another one.
+    psutil's create_time follows the wall clock. After the clock was set, a living process would look like another.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -88,7 +88,7 @@ def read_start_time(pid: int) -> int | None:
 def load_parent_signal() -> Callable[[int], None] | None:
     """Load the function that requests a signal for the parent's end (0: none). None on systems other than Linux.
 
-    It loads the C library here: between fork and exec a child must not load anything, but may call the function.
+    The C library is loaded here. Between fork and exec a child must not load anything, but may call the function.
     """
     if sys.platform != "linux":  # prctl is Linux's
         return None

@@ -20,10 +20,12 @@ OURS = ("suite", "workloads", "analysis", "mlhpc")
 def find_shadowed(
     modules: Mapping[str, ModuleType] = sys.modules, environ: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Return the loaded modules in folders of PYTHONPATH that hide one of this Python's own, with their files."""
+    """Return file by name of loaded modules in folders of PYTHONPATH that hide one of this Python's own."""
     files = {}
+    # A copy: another thread may import a module meanwhile.
     for name, module in list(modules.items()):
         file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
+        # A submodule lies in the folder of its package.
         if "." not in name and file:
             files[name] = file
     return _select_hiding(files, environ)

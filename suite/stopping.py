@@ -1,7 +1,7 @@
-"""Handles Ctrl-C and SIGTERM of a command: one line and exit code 128 + the signal's number, at any moment.
+"""Handles Ctrl-C and SIGTERM of a command at any moment: one line, and exit code 128 + the signal's number.
 
-A signal raises KeyboardInterrupt, so that files and child processes are cleaned up. Where nothing could catch it, while
-modules are imported or after the command has ended, the process ends at once. Imports only what Python has loaded
+A signal raises KeyboardInterrupt, so that files and child processes are cleaned up. While modules are imported, or after
+the command has ended, nothing could catch it. Then the process ends at once. Imports only what Python has loaded
 already.
 """
 
@@ -38,7 +38,7 @@ class _State:
 def register_handlers() -> None:
     """Handle the signals from now on. A signal that the caller of this process ignores stays ignored.
 
-    A rank that this suite started ends by the signal itself, without a line: its launcher prints one.
+    A rank that this suite started ends by the signal itself, without a line. Its launcher prints one.
     """
     _State.process = os.getpid()
     for number in SIGNALS:
@@ -135,8 +135,9 @@ def _raise_again(number: int, frame: FrameType | None) -> None:
 
 
 def _raise_later(unraisable: sys.UnraisableHookArgs) -> None:
-    """Raise an interrupt again that came in a callback of Python's own, such as a weak reference's: nothing catches it
-    there.
+    """Raise an interrupt again that came in a callback of Python's own, such as a weak reference's.
+
+    Nothing catches it there.
     """
     if isinstance(unraisable.exc_value, KeyboardInterrupt) and _State.number is not None:
         signal.setitimer(signal.ITIMER_REAL, RERAISE_AFTER_S)

@@ -108,6 +108,7 @@ class MpiTransport:
 
     def split(self, color: int) -> MpiTransport:
         """Return a transport between the ranks that passed the same color."""
+        # With the rank as key the new ranks keep their order.
         return MpiTransport(self._comm.Split(color, self.rank))
 
     def abort(self, code: int) -> None:
@@ -183,6 +184,7 @@ class TorchTransport:
         import torch
         import torch.distributed as dist
 
+        # torch warns of memory that may not be written, such as that of bytes.
         message = torch.frombuffer(bytearray(data), dtype=torch.uint8) if self.rank == root else None
         size = torch.tensor([0 if message is None else len(message)])
         dist.broadcast(size, group=self._group, group_src=root)
@@ -196,6 +198,7 @@ class TorchTransport:
         import torch
         import torch.distributed as dist
 
+        # The reduction works in place; the caller's array stays.
         tensor = torch.from_numpy(values.copy())
         dist.all_reduce(tensor, group=self._group)
         return tensor.numpy()
@@ -214,6 +217,7 @@ class TorchTransport:
         assert self.size == dist.get_world_size()
         colors = [int(each) for each in self.allgather(b"%d" % color)]
         mine = None
+        # torch asks every rank to create every group, also those that it is not in, in one order.
         for each in sorted(set(colors)):
             group = dist.new_group([rank for rank, c in enumerate(colors) if c == each], backend="gloo")
             if each == color:

@@ -1,4 +1,4 @@
-"""The interface between workloads and harness: what a workload must implement. Imports no torch at run time.
+"""Defines the interface between workloads and harness: what a workload must implement. Imports no torch.
 
 A workload is a folder whose ``__init__`` holds a `Descriptor`; the class that it names implements `Workload`.
 """
@@ -32,13 +32,13 @@ Slab = tuple[tuple[int, int], ...]  # of each dimension after the sample's: firs
 
 @dataclass(frozen=True)
 class Work:
-    """The work of training on one sample, or of one step if the name says so, by the workload's closed forms.
+    """The work of training on one sample, or of one step if the name says so, by the workload's formulas.
 
     ``model_flops``: what the algorithm needs for forward and backward pass (2 per multiply-add). ``executed_flops``:
     what the code does, with recomputation and padding. ``algorithmic_bytes``: the compulsory traffic of all operators.
     ``forward_flops`` and ``forward_bytes`` are the forward pass's parts. ``forward_extra_flops``: executed
-    minus model FLOPs of the forward pass; may be negative. The optimizer's bytes, divided by the samples of a batch,
-    are in ``algorithmic_bytes``; its FLOPs are elementwise and in none of the three.
+    minus model FLOPs of the forward pass; may be negative. ``algorithmic_bytes`` includes the optimizer's
+    bytes, divided by the samples of a batch. The FLOPs here exclude the optimizer's, which are elementwise.
 
     ``all_reduce_bytes_per_step``: gradients of parameters that every rank holds. ``all_to_all_bytes``: one sample's
     rows in both expert all-to-alls, including rows that stay on their rank.
@@ -163,8 +163,8 @@ class ExpertSpread:
     """How a plan's mesh spreads experts: over ``ranks`` ranks (0: the workload decides) of ``size`` in the run.
 
     ``sharing``: this many consecutive ranks have the same samples. Each of them shares experts with the ranks of its
-    number in the next groups. ``note``: for a dry run on tensors without memory. Then nothing is sent; axis, kind of
-    collective, bytes that a rank gives and number of ranks are noted.
+    number in the next groups. ``note`` is for a dry run on tensors without memory: nothing is sent. It is called
+    with axis, kind of collective, bytes that a rank gives, and number of ranks.
     """
 
     ranks: int = 0
@@ -246,19 +246,17 @@ class Workload(Protocol):
     def sharded_parameters(self, model: nn.Module) -> Sequence[nn.Parameter]:
         """List the parameters that are split over ranks: all ranks' shares make the whole. Default: none.
 
-        The backward pass must leave in their gradients the sum over the losses of all ranks, on every rank with the
-        same share (`share_copy`). The harness divides it by the number of ranks, as DDP does for other gradients. It
+        The backward pass must leave in their gradients the sum over the losses of all ranks. Ranks with the same share
+        (`share_copy`) must have the same sum. The harness divides it by the number of ranks, as DDP does for other gradients. It
         does not reduce it over ranks, and saves each share.
         """
         return ()
 
     def share_places(self, model: nn.Module) -> Mapping[str, int]:
-        """Return where this rank's shares lie, so that a checkpoint can be continued on another number of ranks.
+        """Return where this rank's shares lie. With it a checkpoint can be continued on another number of ranks.
 
-        By name of `sharded_parameters`: the index of this rank's first value in the whole tensor; the values are
-        consecutive.
-
-        Default: not known.
+        Maps names of `sharded_parameters` to the index of this rank's first value in the whole tensor. The rank's
+        values are consecutive. Default: not known.
         """
         return {}
 
@@ -296,7 +294,8 @@ def load_workload(descriptor: Descriptor) -> Callable[[RunConfig], Workload]:
     missing = [name for name, method in methods.items() if not callable(method) or _is_abstract(method)]
     if missing:
         raise InputError(
-            f"workload {descriptor.name!r}: {descriptor.implementation} lacks {', '.join(missing)} "
+            f"workload {descriptor.name!r}: {descriptor.implementation} "
+            f"lacks the method{'s' * (len(missing) > 1)} {', '.join(missing)} "
             "(see suite.workload.Workload)"
         )
     return implementation  # type: ignore[no-any-return]
@@ -313,6 +312,7 @@ def set_mean_buffers(model: nn.Module, world: World) -> None:
     buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
     if world.size == 1 or not buffers:
         return
+    # One collective for all buffers: each one costs a latency.
     flat = torch.cat([buffer.detach().reshape(-1).double() for buffer in buffers]).cpu().numpy()
     mean = torch.from_numpy(world.transport.sum(flat) / world.size)
     for buffer, values in zip(buffers, torch.split(mean, [buffer.numel() for buffer in buffers]), strict=True):

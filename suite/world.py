@@ -61,7 +61,7 @@ CALLER = "torch.distributed"
 
 
 def find_node_name(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the name of this node: Slurm's if set (several slurmd can share a host), else the host's."""
+    """Return the name of this node: Slurm's, else the host's. Several slurmd can share a host."""
     return environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
@@ -69,8 +69,8 @@ def find_node_name(environ: Mapping[str, str] = os.environ) -> str:
 class World:
     """All ranks of a run, as one of them sees them.
 
-    ``node`` is the 0-based number of this rank's node, ``local_rank`` the rank's number on it, ``local_size`` the
-    number of ranks on it. ``peers`` connects the ranks with this local rank on every node, in node order.
+    ``node`` is the 0-based number of this rank's node. ``local_rank`` is the rank's number on it, ``local_size`` the
+    number of its ranks. ``peers`` connects the ranks with this local rank on every node, in node order.
     """
 
     launcher: str
@@ -86,7 +86,7 @@ class World:
 
     @staticmethod
     def create(launch: Launch | None = None) -> World:
-        """Connect the ranks of a launch (default: that of `detect`). All ranks call it."""
+        """Connect the ranks of a launch (default: that of `find_launch`). All ranks call it."""
         launch = launch or find_launch() or _find_started_group()
         transport = SingleProcessTransport() if launch is None or launch.size == 1 else _connect(launch)
         # Ranks of a node are those with the same node name, whatever order the launcher gave them.
@@ -184,6 +184,7 @@ class World:
                 if len(set(hosts)) > 1:
                     refuse_loopback(address, find_node_name())
                 family = socket.AF_INET6 if ":" in address else socket.AF_INET
+                # One rank of every node may connect at the same moment.
                 listener = socket.create_server(("", 0), family=family, backlog=self.nodes + 16)
                 place = (address, int(listener.getsockname()[1]))
         except (InputError, OSError) as error:
@@ -302,13 +303,16 @@ def _resolve_first_node(first: str, rank: int) -> str:
         try:
             address = resolve_address(os.environ.get(MASTER) or first)
         except InputError:
-            raise InputError(f"{first} does not resolve on {find_node_name()}: set {MASTER}=ADDRESS") from None
+            raise InputError(
+                f"{first}, the name of the first node, does not resolve on {find_node_name()}: "
+                f"set {MASTER}=ADDRESS, the address of that node"
+            ) from None
     refuse_loopback(address, first if rank == 0 else f"{first}, seen from {find_node_name()}")
     return address
 
 
 def _read_network_id() -> str:
-    """Return an identifier that is equal on ranks that share a network stack, so that loopback reaches all of them."""
+    """Return an identifier that is equal on ranks with one network stack. Loopback reaches all of them."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/net').readlink()}"
     except OSError:
@@ -356,7 +360,9 @@ def _end_process_groups() -> None:
 
 
 def find_own_address(names: tuple[str, ...], environ: Mapping[str, str] = os.environ) -> str:
-    """Return the address by which other nodes reach this one: the user's choice, else of the first name that resolves.
+    """Return the address by which other nodes reach this one.
+
+    It is the user's choice, else that of the first name that resolves to another address than loopback.
 
     InputError if the user's own choice cannot be used. "127.0.0.1" if nothing resolves.
     """
@@ -421,6 +427,7 @@ def list_interfaces() -> dict[str, str]:
 
     found = {}
     for name, addresses in psutil.net_if_addrs().items():
+        # In a dict the last value stays: reversed, that is the first address of a family.
         by_family = {each.family: each.address for each in reversed(addresses)}
         address = by_family.get(socket.AF_INET) or by_family.get(socket.AF_INET6)
         if address:
@@ -441,6 +448,7 @@ def use_interface_towards(address: str, environ: Mapping[str, str] = os.environ)
         interfaces = psutil.net_if_addrs().items()
         name = next((each for each, known in interfaces if mine in {item.address for item in known}), None)
     if name is not None:
+        # By itself gloo takes the interface of the host's name, which may be the loopback.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
@@ -474,7 +482,7 @@ def make_refusal_warning(
             lives = is_running_here(first)
             if seen and not lives:
                 raise ConnectionError(
-                    f"the first rank has ended before it listened ({place}): its own message says why"
+                    f"the first rank has ended before it listened ({place}): look for its own error message in the output"
                 )
             seen = lives
         if launch.rank == 1 and waited_s >= WARN_AFTER_S and not told:

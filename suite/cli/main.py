@@ -38,8 +38,8 @@ Shell completion:  eval "$(_MLHPC_COMPLETE=bash_source mlhpc)"
 def group() -> None:
     """Benchmark suite for AI on supercomputers: run, package, check, compare.
 
-    Exit codes of every command: 0 success; 1 findings, or a failed run; 2 a mistake in the command, a file or the
-    environment; 70 a defect of mlhpc itself; 130 Ctrl-C; 143 SIGTERM.
+    Exit codes of every command: 0 success. 1 findings, or a failed run. 2 a mistake in the command, a file or the
+    environment. 70 a defect of mlhpc itself. 130 Ctrl-C. 143 SIGTERM.
     """
 
 
@@ -47,7 +47,7 @@ group.params += make_shared_options()
 
 
 def main() -> None:
-    """Run the command line and exit with its code; with 1 instead of 0 if a result could not be printed."""
+    """Run the command line and exit with its code. The code is 1 instead of 0 if a result could not be printed."""
     set_missing_home()
     try:
         code: object = _run()
@@ -63,6 +63,7 @@ def _run() -> int:
     """Run the command. An error is one line: the user's (InputError), the machine's (OSError) or our defect."""
     try:
         with stopping.use_keyboard_interrupt():
+            # Alone, click would print errors on several lines and choose exit codes of its own.
             return group.main(convert_help_words(sys.argv[1:]), "mlhpc", standalone_mode=False) or ExitCode.OK
     except click.exceptions.Exit as stop:
         return stop.exit_code

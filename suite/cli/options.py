@@ -72,7 +72,7 @@ def settings_options(function: Function) -> Function:
             "overrides",
             multiple=True,
             metavar="KEY=VALUE",
-            help="Change a setting, such as hyperparameters.dropout=0.1; repeatable.",
+            help="Change a setting of the size or file, such as hyperparameters.dropout=0.1; repeatable.",
         ),
         click.option(
             "--config",
@@ -175,7 +175,7 @@ def device_option() -> Decorator:
         type=kinds,
         default="auto",
         show_default=True,
-        help="Compute on this device; auto takes a GPU if there is one.",
+        help="Compute on this device; auto takes a GPU if torch finds one, else the CPU.",
     )
 
 
@@ -187,8 +187,8 @@ def tolerance_option() -> Decorator:
         default=0.0,
         show_default=True,
         metavar="PERCENT",
-        help="Ignore differences below this percentage: "
-        "`slower` and `equivalent` need the whole interval above or below it.",
+        help="Percentage of slowdown that is accepted: `slower` needs the whole interval above it, `equivalent` the "
+        "whole interval below it. An interval wholly below 1 is `faster`, with or without a tolerance.",
     )
 
 
@@ -217,7 +217,8 @@ card_option = click.option(  # of every command that judges: what cards say is r
     callback=_add_cards,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help=f"Card file of a benchmark without code; repeatable. Cards in ${CARDS} are always known.",
+    help="YAML card (metric, target, rules) of a benchmark whose code is not installed, such as tides.yaml; repeatable. "
+    f"Cards in ${CARDS}, separated as in PATH, are always read.",
 )
 
 
@@ -247,6 +248,7 @@ def _make_flag(names: list[str], variable: str, text: str) -> click.Option:
         before = os.environ.get(variable)
         if on and not before:
             os.environ[variable] = "1"
+            # Several commands may run in one process, as in the tests: the next one has its own options.
             context.call_on_close(lambda: _restore_variable(variable, before))
 
     return click.Option(names, is_flag=True, expose_value=False, is_eager=True, callback=switch, help=text)

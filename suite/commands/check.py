@@ -63,13 +63,13 @@ FORMATS: dict[str, Callable[[Verdict], str]] = {
     "--rcp",
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Convergence of the reference at batch sizes that the rules lack: "
-    "JSON of `mlhpc workload rcp record` or rcp_checker.",
+    help="Epochs that reference runs needed, for batch sizes that the rules lack: "
+    "JSON file of `mlhpc workload rcp record` or of MLCommons' rcp_checker.",
 )
 @click.option(
     "--explain",
     metavar="RULE",
-    help="Print what a rule asks, why, its severity, and how to mend a finding, such as --explain last-eval.",
+    help="Print what a rule asks, why, its severity, and how to mend a finding, such as --explain last-eval; check nothing.",
 )
 @click.option("--list-rules", is_flag=True, help="Print all rules, one on each line.")
 @click.option(
@@ -94,7 +94,8 @@ def check(
 
     PATHS are logs, run folders, results folders, packages or rounds.
 
-    Exit code 0: compliant; 1: an error was found, or with --fail-on warning a warning; 2: usage, or nothing to check.
+    Exit code 0: compliant. Exit code 1: an error was found, or with --fail-on warning a warning. Exit code 2: usage, or
+    nothing to check.
 
     \b
     Examples:
@@ -121,6 +122,7 @@ def check(
             # JSON and JUnit go to standard output alone: a program reads them.
             print_line(official_verdict.text(), error=style != TEXT)
             good = good and official_verdict.accepted
+        # An empty check must not pass: a wrong path in a CI job would look like a compliant result.
         if not verdict.logs and not verdict.packages:
             raise click.exceptions.Exit(ExitCode.USAGE)
         if not good:

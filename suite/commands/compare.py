@@ -30,10 +30,10 @@ ALLOWED_TO_MISS = 1  # runs that may miss the target: the rules count one as the
 
 @dataclass(frozen=True)
 class EnergyRatio:
-    """Energy to solution of B over that of A, joules; ``of`` is scope, AC or DC, equal for both.
+    """Energy to solution of B over that of A. ``a_j`` and ``b_j`` are joules.
 
-    ``interval`` goes from the least of B over the most of A to the reverse, by their 95 % intervals; None if one has
-    none.
+    ``of`` names what both meters measure: scope, AC or DC. ``interval`` divides the ends of both 95 % intervals: lower
+    end of B over upper end of A, and the reverse. It is None if one of them has no interval.
     """
 
     ratio: float
@@ -47,10 +47,10 @@ class EnergyRatio:
 class Comparison:
     """One result B compared with its baseline A. ``ratio`` is time of B over time of A, None if there is none.
 
-    ``reasons`` say why the verdict is inconclusive, or what else is to be known. ``scores`` is false if a side is not a
-    score of a compliant result; then the verdict is inconclusive. ``assumes`` says what the verdict rests on. The
-    verdict is on time alone; ``energy`` is set if both results have one. ``busy`` warns of a side whose
-    runs other programs may have slowed.
+    ``reasons`` say why the verdict is inconclusive, or what else a person should know. ``scores`` is false if a side is
+    not a score of a compliant result. Then the verdict is inconclusive. ``assumes`` says what the verdict rests on. The
+    verdict is on time alone. ``energy`` is set if both results have one. ``busy`` warns of runs that other programs may
+    have slowed.
     """
 
     what: str
@@ -82,7 +82,7 @@ class Comparison:
     "--any",
     "any_runs",
     is_flag=True,
-    help="Compare converged runs even if a result is not compliant or has too few runs.",
+    help="Compare the runs that reached the target even if a result is not compliant or has too few runs.",
 )
 @tolerance_option()
 @format_option()
@@ -92,12 +92,12 @@ def compare(paths: tuple[Path, ...], baseline: Path | None, any_runs: bool, tole
     PATHS are run folders, results folders or packages; the first one is the baseline.
 
     The ratio compares the geometric means of time to train of all converged runs (Welch's t test on log time).
-    Throughput results are compared by their instances. All intervals of one command together hold with 95 %, so
-    comparing many results gives no more false alarms than comparing two. Energy is shown where both results have the
-    same kind of it; the verdict is on time.
+    Throughput results are compared by their instances. All intervals of one command together hold with 95 %.
+    Comparing many results gives no more false alarms than comparing two. Energy is shown if both results have the same
+    kind of it. The verdict is on time.
 
-    Exit code 0: each is faster, or equivalent within the tolerance; 1: one is slower; 2: usage; 3: one is not a score
-    of a compliant result (--any compares it anyway); 4: one is inconclusive.
+    Exit code 0: each is faster, or equivalent within the tolerance. Exit code 1: one is slower. Exit code 2: usage.
+    Exit code 3: one is not a score of a compliant result (--any compares it anyway). Exit code 4: one is inconclusive.
 
     \b
     Examples:
@@ -149,8 +149,9 @@ def compare_results(
 
 
 def convert_to_data(item: Comparison) -> dict[str, Any]:
-    """One comparison as data for --format json; an interval without end is null."""
+    """Convert one comparison to data for --format json. An interval without an upper end becomes null."""
     ratio = item.ratio
+    # JSON has no infinity.
     bounded = ratio is not None and math.isfinite(ratio.high)
     return asdict(item) | {
         "ratio": ratio.ratio if ratio is not None else None,
@@ -160,10 +161,11 @@ def convert_to_data(item: Comparison) -> dict[str, Any]:
 
 
 def render_comparison(item: Comparison, tolerance: float, confidence: float, *, named: bool) -> str:
-    """One comparison as a line; ``named``: with the folder of B, where there are several."""
+    """Render one comparison as a line. With ``named`` it has the folder of B, for several comparisons."""
     reasons = "".join(f"; {reason}" for reason in (*item.reasons, *([item.assumes] if item.assumes else [])))
     if item.ratio is None:
         return f"{item.what}: {item.b}: {item.verdict}{reasons}" if named else f"{item.what}: {item.verdict}{reasons}"
+    # `_compute_ratio` sets the lower end to 0 if the runs show no spread.
     level = (
         f"{100 * confidence:.4g} % [{item.ratio.low:.4f}, {item.ratio.high:.4f}]" if item.ratio.low else "no interval"
     )
@@ -272,13 +274,13 @@ def _timed_runs(scored: Result) -> list[TimedRun]:
 
 
 def _resolution_s(a: Result, b: Result) -> float:
-    """Return the resolution of the times: whole seconds if all runs begin and end at one, else the log's millisecond."""
+    """Return the resolution of the times in seconds: 1 if all runs begin and end at whole seconds, else 0.001."""
     times = [time for scored in (a, b) for run in scored.runs for time in (run.run_start_s, run.run_stop_s) if time]
     return 1.0 if all(time == int(time) for time in times) else 0.001
 
 
 def _describe_missed_runs(side: str, scored: Result) -> list[str]:
-    """Say that more runs missed the target than the rules allow: the times of the others alone favour that side."""
+    """Say that more runs missed the target than the rules allow. The other times alone would favour that side."""
     judged = [run for run in scored.score.runs if not run.record.resumed]
     missed = sum(not run.converged for run in judged)
     if missed <= ALLOWED_TO_MISS:
@@ -309,7 +311,7 @@ def _describe_assumption(a: Sequence[TimedRun], b: Sequence[TimedRun]) -> str | 
 
 
 def _compute_ratio(compared: TimeComparison | None, a: Sequence[float], b: Sequence[float]) -> TimeRatio:
-    """The ratio with its interval, or that of geometric means without one if the runs show no spread."""
+    """Return the ratio with its interval. If the runs show no spread, it is of geometric means, without an interval."""
     if compared is not None:
         return TimeRatio(compared.ratio, compared.low, compared.high, compared.p)
     means = [math.fsum(map(math.log, times)) / len(times) for times in (a, b)]
@@ -324,12 +326,12 @@ def _reasons_against_scores(a: Result, b: Result) -> list[str]:
 
 
 def _find_round(scored: Result) -> str | None:
-    """The round of a result, or without one its ruleset: results of different rounds are not compared."""
+    """Return the round of a result, else its ruleset. Results of different rounds are not compared."""
     return scored.group.round or find_named_run(scored.runs).ruleset
 
 
 def _compare_energy(a: Result, b: Result) -> tuple[EnergyRatio | None, list[str]]:
-    """The ratio of two results' energies, or why there is none. Without any energy neither."""
+    """Compare two results' energies. Return the ratio, or None and why. Without any energy, None and no reason."""
     found = {"A": a.energy, "B": b.energy}
     if not any(found.values()):
         return None, []

@@ -134,6 +134,7 @@ def verify(root: Path, deep: bool) -> None:
 
     if not root.exists():
         raise InputError(f"{root}: does not exist; expected the folder of a data set")
+    # A manifest that is a broken link makes a damaged data set, not a folder without one.
     if not os.path.lexists(root / MANIFEST_NAME) and not any(root.glob("*/shard_*")):
         raise InputError(f"{root}: not a data set (no {MANIFEST_NAME} and no shard); mlhpc data generate makes one")
     begin = time.monotonic()
@@ -192,6 +193,7 @@ def fetch(workload: str, source: str | None, output: Path | None) -> None:
     function = _find_generator_function(load_descriptor(workload).load_generator(), workload, "fetch")
     folder = output or choose_default_data_root(workload, "public")
     with start_progress(f"fetch {workload}") as tell:
+        # A workload of another package may have a `fetch` without progress.
         told = {"progress": tell} if "progress" in signature(function).parameters else {}
         function(folder, source=source, **told)
     print_line(
@@ -200,7 +202,7 @@ def fetch(workload: str, source: str | None, output: Path | None) -> None:
 
 
 def _is_made_already(root: Path, workload: str, size: str, seed: int) -> bool:
-    """True if the folder holds this data set, by presence and sizes. InputError for another or a damaged one."""
+    """Return True if the folder holds this data set, by presence and sizes. InputError for another or damaged one."""
     from suite.data.manifest import MANIFEST_NAME, read_manifest
     from suite.data.manifest import compare_files as find_problems
 
@@ -226,6 +228,7 @@ def _is_made_already(root: Path, workload: str, size: str, seed: int) -> bool:
 def _check_disk_space(root: Path, name: str, needed: int) -> None:
     """Raise InputError if a data set of this size does not fit on the disk. What exists already counts as fitting."""
     made = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+    # The free space of a folder can be asked only if it exists; this one is made later.
     place = next(folder for folder in (root.absolute(), *root.absolute().parents) if folder.is_dir())
     free = shutil.disk_usage(place).free
     if needed > made + free:
@@ -236,7 +239,7 @@ def _check_disk_space(root: Path, name: str, needed: int) -> None:
 
 
 def _start_ranks(ranks: int, words: Sequence[str]) -> None:
-    """Do the command on several ranks of this machine, and end with their exit code.
+    """Run the command on several ranks of this machine, and end with their exit code.
 
     Return if one rank is wanted, or if a launcher started this process as a rank.
     """
@@ -266,6 +269,7 @@ def _connect_ranks() -> Iterator[World]:
         if world.size == 1:
             raise
         traceback.print_exc()
+        # The other ranks wait for this one in a collective.
         world.transport.abort(1)
 
 
@@ -277,10 +281,10 @@ def _print_data_set(root: Path, world: World) -> None:
 
 
 def _print_baselines(chosen: Descriptor, root: Path, world: World) -> None:
-    """On rank 0, measure and print the metric of simple predictors and the target, for a person to judge it.
+    """Measure and print, on rank 0, the metric of simple predictors and the target, so that a person can judge it.
 
-    Prints nothing for data of a size that the card does not have: there is no target. The other ranks wait asleep,
-    which MPI's own end would not let them.
+    Prints nothing for data of a size that the card does not have: there is no target. The other ranks sleep meanwhile.
+    At MPI's own end they would wait with a whole core.
     """
     try:
         if world.is_first:
@@ -315,7 +319,7 @@ def _render_summary(root: Path, manifest: Manifest) -> str:
 
 
 def _describe_data(manifest: Manifest) -> str:
-    """A sentence on the data: what the card says of the workload and size, if they are known here."""
+    """Describe the data in a sentence, with the card's words on workload and size if they are known here."""
     with suppress(InputError):
         card = load_descriptor(manifest.workload).card()
         size = f": {card.sizes[manifest.size].description}" if manifest.size in card.sizes else ""
@@ -324,8 +328,10 @@ def _describe_data(manifest: Manifest) -> str:
 
 
 def _find_generator_function(generator: Any, workload: str, name: str) -> Callable[..., None]:
-    """The function of that name in a workload's generator module. InputError if it has none."""
+    """Return the function of that name in a workload's generator module. InputError if it has none."""
     function = getattr(generator, name, None)
     if function is None:
-        raise InputError(f"{workload}: has no `data {name}`")
+        raise InputError(
+            f"{workload}: `mlhpc data {name}` does not support this workload: its generator module has no function {name}"
+        )
     return function  # type: ignore[no-any-return]

@@ -39,9 +39,8 @@ CEILINGS_LIMIT_S = 120.0  # twice what --quick is bound to: only a file system o
 class DemoStep:
     """One command of the demo.
 
-    ``inputs`` are alternatives: paths of the first that has any are appended to the arguments, and without any the step
-    is left out. ``extras`` are appended if they exist. ``limit_s``: seconds after which the step is stopped; None: it
-    takes what it takes.
+    ``inputs`` are alternatives: the first with existing paths is appended to the arguments. Without any the step is
+    left out. ``extras`` are appended if they exist. ``limit_s``: seconds after which the step is stopped; None: never.
     """
 
     title: str
@@ -51,7 +50,7 @@ class DemoStep:
     limit_s: float | None = None
 
     def command(self) -> list[str] | None:
-        """The arguments with the inputs that exist now; None if the step needs one and there is none."""
+        """Return the arguments with the inputs that exist now. None if the step needs an input and there is none."""
         chosen = next((found for paths in self.inputs if (found := [path for path in paths if path.exists()])), [])
         if self.inputs and not chosen:
             return None
@@ -86,12 +85,12 @@ Examples:
 def demo(workload: str, size: str, runs: int | None, ranks: int, output: Path | None) -> None:
     """Run a benchmark end to end on this machine, from making data to a report.
 
-    The steps: make the data, train, build a package, check and score it, measure the machine's peak rates, write a
-    report. `mlhpc demo all` does this for every workload.
+    The steps: make the data, train, build a package, check and score it, measure peak rates, write a report.
+    `mlhpc demo all` does this for every workload.
 
-    Exit code 0 if every step succeeded, else 1. With fewer --runs than the size requires there is no score: exit code 1.
+    Exit code 0 if every step succeeded, else 1. Fewer --runs than the size requires give no score, so exit code 1.
     """
-    refuse_several_ranks("the demo starts its own")
+    refuse_several_ranks("the demo starts its own ranks: run it once, outside of srun and mpiexec")
     names = sorted(load_descriptors()) if workload == ALL else [workload]
     counts = {name: runs or load_descriptor(name).card().size(size).required_runs for name in names}
     root = output or choose_default_folder(workload, size, datetime.now(UTC), under="demo")
@@ -103,6 +102,7 @@ def demo(workload: str, size: str, runs: int | None, ranks: int, output: Path | 
     try:
         for step in list_steps(counts, size, ranks, root):
             outcomes.append(_run_step(step))
+            # After every step: the report, which is the last one, reads the file.
             _write_steps(root / STEPS, outcomes)
     finally:
         shutil.rmtree(root / "node-local", ignore_errors=True)  # the staged copies
@@ -143,7 +143,7 @@ def list_steps(runs: Mapping[str, int], size: str, ranks: int, root: Path) -> Se
 def _list_run_steps(
     workload: str, size: str, runs: int, ranks: int, root: Path, run: Path
 ) -> tuple[DemoStep, DemoStep]:
-    """The data and the runs of one workload."""
+    """Make the steps for data and runs of one workload."""
     data = f"data/{workload}-{size}"
     sets = (f"data={data}", f"staging.directory={root}/node-local/{{node}}-{{trial}}", f"submission.org={ORG}")
     return (
@@ -181,8 +181,9 @@ def _run_step(step: DemoStep) -> StepResult:
 
 
 def _execute(command: Sequence[str], limit_s: float | None) -> tuple[int, str]:
-    """Run a command; return its exit code and the last line of its standard error, which is passed on as it comes."""
+    """Run a command and pass its standard error on. Return its exit code and the last line of that."""
     last, late = "", threading.Event()
+    # mpiexec reads standard input, and with it what a person types for the next command.
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"
     ) as process:
@@ -205,6 +206,7 @@ def _execute(command: Sequence[str], limit_s: float | None) -> tuple[int, str]:
             return ExitCode.INTERRUPTED, ""
         finally:
             timer.cancel()
+    # A command that ended with 0 at the last moment has done its work.
     return (ExitCode.TIMED_OUT if late.is_set() and code != 0 else code), last.removeprefix("mlhpc: ")
 
 

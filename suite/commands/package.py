@@ -38,7 +38,11 @@ _SYSTEMS = Path("submissions") / "systems"  # as in the repository; another plac
     "A name finds submissions/systems/<name>.yaml, if it exists. Required without --verify.",
 )
 @output_option("Folder of the package, named like the submitter; an existing package is extended.", "submissions/ORG")
-@click.option("--division", type=click.Choice(["closed", "open"]), help="Division of the submission. [as in the logs]")
+@click.option(
+    "--division",
+    type=click.Choice(["closed", "open"]),
+    help="Division of the rules: closed fixes the model and most settings, open does not. [as in the logs]",
+)
 @click.option("--status", help="Availability of the system, such as cloud or onprem. [submission_status of the logs]")
 @click.option(
     "--count-failed", is_flag=True, help="Count a log without run_stop as a failed run; one run of a result may fail."
@@ -47,26 +51,28 @@ _SYSTEMS = Path("submissions") / "systems"  # as in the repository; another plac
     "--redact",
     default="",
     metavar="KINDS",
-    help="Remove hosts, paths or account, such as hosts,paths. Passwords and tokens are always removed.",
+    help="Replace names of hosts, paths or the Slurm account in the package's files, such as --redact hosts,paths. "
+    "Passwords and tokens are always removed. [none]",
 )
 @click.option(
     "--power",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="CSV",
-    help="Readings of an external power meter, for the energy of the runs (docs/energy.md).",
+    help="CSV file with the readings of an external power meter, for an energy score (docs/energy.md).",
 )
 @click.option(
     "--power-columns",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="YAML",
-    help="Describes the columns of --power and what the meter measures (docs/energy.md).",
+    help="YAML file that names the columns of --power, their unit and what the meter measures (docs/energy.md).",
 )
 @click.option(
     "--network-power",
     "network_w",
     type=FiniteRange(0, 1e9, min_open=True),
     metavar="WATTS",
-    help="Estimated power of the network: its maximum rated power times the share that the runs used.",
+    help="Estimated power of the network, added to the energy: its maximum rated power times the share that the runs "
+    "used, such as 1200.",
 )
 @click.option(
     "--verify", is_flag=True, help="Only check that packages are unchanged since they were built; RUNS are packages."
@@ -101,9 +107,9 @@ def package(
         _verify_packages(runs)
         return
     if system is None:
-        raise click.UsageError("Missing option '--system'")
+        raise click.UsageError("--system is missing: name the system the runs were made on, such as --system mycluster")
     if (power is None) != (power_columns is None):
-        raise click.UsageError("--power and --power-columns: give both")
+        raise click.UsageError("--power (readings) and --power-columns (their meaning) belong together: give both")
 
     name, stated, system_submitter = system, None, None
     file = _find_system_file(system)
@@ -155,7 +161,7 @@ def _parse_redactions(text: str) -> list[str]:
 
 
 def _find_system_file(system: str) -> Path | None:
-    """The system file that --system names, as a path or by its name in submissions/systems. None if there is none."""
+    """Find the system file of --system, a path or a name in submissions/systems. None if there is none."""
     path = Path(system)
     if path.suffix in (".yaml", ".yml"):
         return path
@@ -164,8 +170,9 @@ def _find_system_file(system: str) -> Path | None:
 
 
 def _verify_packages(packages: tuple[Path, ...]) -> None:
-    """Print how each package differs from its manifest; exit code 1 if any does. InputError for what is no package."""
+    """Print how each package differs from its manifest. Exit code 1 if one does. InputError if a path is no package."""
     for folder in packages:
+        # A path that is no package ends the command before anything is printed of the others.
         if not any(os.path.lexists(folder / name) for name in (MANIFEST, "results", "systems")):
             raise InputError(f"{folder}: not a package (no {MANIFEST} and no results/); mlhpc package RUNS builds one")
     count = 0

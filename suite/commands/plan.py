@@ -65,8 +65,8 @@ Examples:
 @click.option(
     "--sweep",
     is_flag=True,
-    help="Try every mesh of these ranks with --plan, else with each plan of the workload; "
-    "the fastest first, without rates the smallest.",
+    help="Try every mesh of these ranks with --plan, else with each plan of the workload. "
+    "The fastest comes first; without rates, the one with the least memory.",
 )
 @click.option(
     "--memory",
@@ -74,23 +74,33 @@ Examples:
     metavar="GIB",
     help="Reject plans that need more memory per rank, such as 16.",
 )
-@click.option("--tflops", metavar="N[-N]", help="Compute rate of a rank in 10^12 FLOP/s, such as 20 or 15-25.")
 @click.option(
-    "--gigabytes-per-s", type=FiniteRange(0, min_open=True), help="Bandwidth of a rank's network link in 10^9 B/s."
+    "--tflops",
+    metavar="N[-N]",
+    help="Compute rate of a rank in 10^12 FLOP/s, to predict the time of a step, such as 20 or 15-25.",
 )
-@click.option("--latency-us", type=FiniteRange(0), help="Latency of a message between ranks in microseconds.")
+@click.option(
+    "--gigabytes-per-s",
+    type=FiniteRange(0, min_open=True),
+    help="Bandwidth of a rank's network link in 10^9 B/s, such as 12.5. Needs --tflops.",
+)
+@click.option(
+    "--latency-us",
+    type=FiniteRange(0),
+    help="Latency of a message between ranks in microseconds, such as 2. Needs --tflops.",
+)
 @click.option(
     "--ceilings",
     type=click.Path(path_type=Path),
-    help="File of `mlhpc ceilings`: gives the compute rates, instead of --tflops.",
+    help="JSON file of `mlhpc ceilings`: its measured compute rates replace --tflops.",
 )
 @click.option(
     "--network",
     type=click.Path(path_type=Path),
-    help="Output of `mlhpc moe fit SWEEP --format json`: gives bandwidth and latency.",
+    help="Output of `mlhpc moe fit SWEEP --format json`: its measured bandwidth and latency replace the stated ones.",
 )
 @click.option(
-    "--reached", metavar="N[-N]", help="Fraction of the peak compute rate that a step reaches, such as 0.3-0.5."
+    "--reached", metavar="N[-N]", help="Fraction of the rates of --ceilings that a step reaches, such as 0.3-0.5."
 )
 @format_option()
 def plan(
@@ -115,9 +125,10 @@ def plan(
 ) -> None:
     """Predict memory, messages and time of a step under a parallel plan; check that the plan is valid.
 
+    A plan states how samples and parameters are divided over ranks. A mesh states how many ranks each axis has.
     Without --plan the first plan of the workload is taken. No memory is allocated and no rank is started.
 
-    Exit code 0: the plan is valid; 1: no mesh of the sweep is valid; 2: the plan or an option is wrong.
+    Exit code 0: the plan is valid. Exit code 1: no mesh of the sweep is valid. Exit code 2: plan or option is wrong.
     """
     chosen = load_descriptor(workload)
     chosen.code()
@@ -159,7 +170,7 @@ def _choose_machine(stated: StatedOptions, measured: MeasuredOptions, precision:
     machine = _make_stated_machine(*stated)
     if measured != (None, None, None):
         raise click.UsageError(
-            "--ceilings and --network replace --tflops, --gigabytes-per-s and --latency-us: give one group of them"
+            "give either --tflops, --gigabytes-per-s and --latency-us, or --ceilings and --network, not both groups"
         )
     return machine
 
@@ -196,6 +207,7 @@ def _parse_span(option: str, text: str) -> Estimate:
         low, _, high = text.partition("-")
         ends = float(low), float(high or low)
     except ValueError:
+        # Not above zero, so that the check below refuses it and names the option.
         ends = (0.0, 0.0)
     if not 0 < ends[0] <= ends[1] < float("inf"):
         raise click.UsageError(f"{option} {text}: expected a positive number, or two such as 0.3-0.5")
@@ -203,7 +215,7 @@ def _parse_span(option: str, text: str) -> Estimate:
 
 
 def _predict_times(machine: Machine | None, costs: Sequence[Cost]) -> list[Row]:
-    """Predict a step's time for each plan, and sort: the fastest first; without a machine, the least memory first."""
+    """Predict a step's time for each plan. Sort by time, or without a machine by memory."""
     from suite.performance.plans.step_time import predict_time
 
     rows = [(cost, None if machine is None else predict_time(machine, cost)) for cost in costs]
@@ -219,7 +231,7 @@ def _render_json(rows: Sequence[Row], refused: list[dict[str, str]]) -> str:
 
 
 def _list_plans(chosen: Descriptor) -> list[str]:
-    """List the names of a workload's plans, `DEFAULT_PLANS` first. Without any, the first default, to be refused."""
+    """List the names of a workload's plans, `DEFAULT_PLANS` first. Without any, return the first default."""
     shipped = sorted(path.stem for path in (chosen.folder / "plans").glob("*.yaml"))
     defaults = [name for name in DEFAULT_PLANS if name in shipped]
     return [*defaults, *(name for name in shipped if name not in defaults)] or [DEFAULT_PLANS[0]]
@@ -232,9 +244,9 @@ def _predict_cost(
     memory: float | None,
     common: PredictionCache | None = None,
 ) -> Cost:
-    """The cost of one mesh. InputError if it is not legal, has too few samples, or needs too much memory.
+    """Predict the cost of one mesh. InputError if it is not legal, has too few samples, or needs too much memory.
 
-    ``common``: of the meshes of a sweep.
+    ``memory`` is the limit in GiB. ``common`` caches what the meshes of a sweep share.
     """
     from suite.data.sampling import check_batch
     from suite.performance.plans.predict import predict_largest_cost
@@ -251,6 +263,7 @@ def _predict_cost(
     try:
         cost = predict_largest_cost(chosen, config, parallel, common)
     except InputError as error:
+        # A sweep lists what is not legal and goes on; any other error ends it.
         raise NotLegalError(str(error)) from None
     if memory is not None and cost.memory > memory * 2**30:
         raise InputError(
@@ -263,7 +276,7 @@ def _predict_cost(
 def _sweep(
     chosen: Descriptor, config: RunConfig, plans: list[str], ranks: int, memory: float | None
 ) -> tuple[list[Cost], list[dict[str, str]]]:
-    """Find the legal plans and meshes of this many ranks, and why others are not legal."""
+    """Find the legal plans and meshes of this many ranks. Also return why the others are not legal."""
     from suite.performance.plans.predict import PredictionCache
     from suite.performance.plans.sweep import list_plan_costs
     from suite.training.parallel.plan import find_plan, read_plan
@@ -317,7 +330,7 @@ def _render_bytes_or_unknown(size: int | None) -> str:
 
 
 def _render_memory(cost: Cost) -> str:
-    """All memory, or what is known of it."""
+    """Render all memory of a rank, after ">" if some of it is not known."""
     return ("> " if cost.lacks else "") + render_bytes(cost.memory)
 
 

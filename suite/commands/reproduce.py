@@ -53,7 +53,7 @@ _RESULT_NAME = re.compile(r"result_\d+")  # what was made for a result
 
 @dataclass(frozen=True)
 class _Options:
-    """What a person asked for."""
+    """The options of the command. ``beside`` is the run folder of --with, ``margin`` a fraction."""
 
     output: Path
     level: int
@@ -119,7 +119,8 @@ Examples:
     "--limit-minutes",
     type=FiniteRange(0, min_open=True),
     metavar="N",
-    help="Stop a run after N minutes. [ten times the package's longest run; at least 10, at most 120]",
+    help="Stop a run after N minutes; what it did not reach is inconclusive. "
+    "[ten times the package's longest run; at least 10, at most 120]",
 )
 @click.option(
     "--set", "overrides", multiple=True, metavar="KEY=VALUE",
@@ -158,8 +159,8 @@ def reproduce(
 
     No code of the package is executed. With --run the installed suite trains with the package's settings.
 
-    Exit code 0: every level that was asked for is reproduced with the package's settings; 1: one is not, cannot be, or
-    the measurements do not decide; 2: usage.
+    Exit code 0: every level that was asked for is reproduced with the package's settings. Exit code 1: one is not,
+    cannot be, or the measurements do not decide. Exit code 2: usage.
     """
     if requirements is not None:
         _write_requirements(package, requirements)
@@ -175,6 +176,7 @@ def reproduce(
     make_folder(root)
     with ExitStack() as stack:
         stack.callback(_remove_empty, root, kept=root_was_there)  # of a package that has no result
+        # A second reproduction in this folder would move the files of the first one aside.
         stack.enter_context(create_lock(root / LOCK, "this reproduction"))
         _move_killed_aside(root)
         results = _judge_results(package, result, asked)
@@ -196,7 +198,7 @@ def reproduce(
 
 
 def _is_unfinished(root: Path) -> bool:
-    """True for the folder of a reproduction that was ended, or that still runs: what it writes is there, and no verdict."""
+    """Return True for a reproduction that was ended or still runs: its folder has its files, but no verdict."""
     paths = [path for path in root.iterdir() if path.suffix != PART_SUFFIX]
     return all(path.name == LOCK or _RESULT_NAME.fullmatch(path.name) for path in paths)
 
@@ -223,7 +225,7 @@ def _remove_empty(root: Path, *, kept: bool) -> None:
 def _choose_highest_level(level: int | None, beside: Path | None, overrides: tuple[str, ...], *, run: bool) -> int:
     """Return the highest level to judge. UsageError for options that contradict each other."""
     if run and beside is not None:
-        raise click.UsageError("--run and --with: give one")
+        raise click.UsageError("--run makes a new run, --with RUN takes one that exists: give one of the two")
     if level is None:
         level = 3 if run or beside is not None else 1
     if overrides and level < 4:
@@ -264,22 +266,24 @@ def _compute_manifest_digest(package: Path) -> str | None:
 
 
 def _make_lost_verdict(changes: list[Difference]) -> ResultVerdict:
-    """The verdict of a package that has lost all its results."""
+    """Make the verdict of a package that has lost all its results."""
     why = f"the package has no result any more: {changes[0].kind} {changes[0].what} and {len(changes) - 1} more"
     lost = make_level_verdict(0, LevelOutcome.NOT_REPRODUCED, why, changes[0])
     return ResultVerdict(result="results", workload=None, size=None, levels=(lost,), differences=tuple(changes[:20]))
 
 
 def _judge(original: Original, changes: list[Difference], asked: _Options, folder: Path) -> ResultVerdict:
-    """All levels of one result that were asked for."""
+    """Judge all levels of one result that were asked for."""
     record = original.records[0]
     levels = [judge_log(original, changes)]  # level 0 needs the package alone
     _print_level(original, levels[0])
+    # A stranger's package may differ in any number of files.
     differences: tuple[Difference, ...] = tuple(changes[:20])
     against: str | None = None
     settings: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     if asked.level >= 1:
+        # The data of a submitter's own loop can be compared although the loop is never run.
         why = original.cannot_run() if original.info.get("loop") is None else None
         if why is not None:
             levels += [make_level_verdict(number, LevelOutcome.CANNOT, why) for number in range(1, asked.level + 1)]

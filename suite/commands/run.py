@@ -1,4 +1,4 @@
-"""`mlhpc run`: the local launcher of N trials, and with --trial the worker that is one trial in its world."""
+"""`mlhpc run`: launches N trials on this machine. With --trial it is a rank of one trial."""
 
 from __future__ import annotations
 
@@ -81,13 +81,13 @@ Examples:
 @click.option(
     "--replace-failed",
     is_flag=True,
-    help="With --resume: also repeat runs that began and failed. The new log and the checker say so.",
+    help="With --resume: also repeat runs that began and failed. The new log states it, and the checker reports it.",
 )
 @click.option(
     "--wait-for-quiet",
     "quiet_first",
     is_flag=True,
-    help="Before each run wait until other programs leave the CPUs idle.",
+    help="Before each run wait until other programs leave the CPUs idle, so that they do not slow it.",
 )
 @click.option(
     "--wait-minutes",
@@ -114,10 +114,11 @@ def run(
 ) -> None:
     """Train a workload to its target, N times, and write a log of each run.
 
-    Exit code 0: every run reached the target; 1: a run failed or missed it; 2: usage; 3: stopped by a signal, a
-    checkpoint is left.
+    Exit code 0: every run reached the target. Exit code 1: a run failed or missed it. Exit code 2: usage. Exit code 3:
+    stopped by a signal, a checkpoint is left.
     """
     chosen = load_descriptor(workload)
+    # A card without code is refused before a folder is made.
     chosen.code()
     overrides += convert_plan_to_settings(plan_name, mesh)
     _refuse_lone_options(output, trial, resume=resume, replace_failed=replace_failed)
@@ -151,7 +152,7 @@ def run(
 
 
 def _refuse_lone_options(output: Path | None, trial: int | None, *, resume: bool, replace_failed: bool) -> None:
-    """UsageError for options without the one that they need."""
+    """Raise UsageError for options without the option that they need."""
     if resume and output is None:
         raise click.UsageError("--resume needs --output RUN: the run folder to continue")
     if replace_failed and not resume:
@@ -161,7 +162,7 @@ def _refuse_lone_options(output: Path | None, trial: int | None, *, resume: bool
 
 
 def _require_run_folder(root: Path) -> None:
-    """InputError for a path of --resume that is no run folder, with the name that may have been meant."""
+    """Raise InputError if --resume names no run folder. The message has the nearest name."""
     if RunFolder(root).info_path.exists():
         return
     beside = [path.parent.name for path in root.absolute().parent.glob("*/run.json")]
@@ -173,9 +174,9 @@ def _require_run_folder(root: Path) -> None:
 def _start_trials(
     plan: TrialPlan, trial: int | None, ranks: int | None, overrides: tuple[str, ...], wait_s: float | None
 ) -> int:
-    """Be a rank of one trial, or start the ranks of one trial or of all; return the exit code.
+    """Run as a rank of one trial, or start the ranks of one or all trials. Return the exit code.
 
-    ``wait_s`` None: do not wait until other programs leave the CPUs alone; else for at most so long.
+    ``wait_s``: seconds to wait at most until other programs leave the CPUs idle. None: do not wait.
     """
     launch = find_world(ranks)
     # One rank needs no launcher: this process is the trial, as it is inside srun, mpiexec or torchrun.
@@ -183,7 +184,9 @@ def _start_trials(
         from suite.training.worker import run_worker
 
         if wait_s is not None and launch is not None:
-            raise click.UsageError(f"--wait-for-quiet: inside {launch.launcher} the ranks would wait for each other")
+            raise click.UsageError(
+                f"--wait-for-quiet: inside {launch.launcher} each rank would wait for the others; leave it out"
+            )
         _wait_for_quiet(wait_s, print_progress)
         return run_worker(plan)
     refuse_several_ranks(
@@ -195,7 +198,7 @@ def _start_trials(
 
 
 def _check_before_launch(plan: TrialPlan, ranks: int) -> None:
-    """ValueError for what every trial would fail at: the batch, the data."""
+    """Raise ValueError if every trial would fail: by its batch size or its data."""
     from suite.data.build import find_data
     from suite.data.sampling import check_batch
     from suite.training.parallel.sharing import Parallel
@@ -279,7 +282,7 @@ def _run_trials(
 
 
 def _render_summary(folder: RunFolder, workload: str, runs: int) -> str:
-    """How many runs reached the target, and the command that comes next."""
+    """Say how many runs reached the target, and which command comes next."""
     noun = "runs" if runs > 1 else "run"
     if not any(has_run_start(path) for path in folder.results()):
         return f"0 of {runs} {noun} began"
@@ -294,5 +297,5 @@ def _render_summary(folder: RunFolder, workload: str, runs: int) -> str:
 
 
 def _describe_busy(folder: RunFolder) -> str:
-    """How many runs shared the CPUs with other programs, and what these took. Empty if none did."""
+    """Say how many runs shared the CPUs with other programs, and how much these used. Empty if none did."""
     return render_busy_warning([summarise_log(read_events(path, steps=False)).company for path in folder.results()])

@@ -32,9 +32,15 @@ _LISTED_NOTES = 8  # lines of notes at most; --format json has all
 @click.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @card_option
-@click.option("--explain", is_flag=True, help="Show for each run whether it counts in the score, and why.")
-@format_option(FOM, meaning="; fom prints a line for each figure of merit (docs/exchange.md)")
-@click.option("--energy", is_flag=True, help="Also show the energy to solution of each run and of the result.")
+@click.option("--explain", is_flag=True, help="Show for each run its time, and whether and why it counts in the score.")
+@format_option(
+    FOM, meaning="; fom prints a line for each figure of merit, as benchmark drivers read them (docs/exchange.md)"
+)
+@click.option(
+    "--energy",
+    is_flag=True,
+    help="Also show the energy to solution (joules from run_start to run_stop) of each run and of the result.",
+)
 @click.option(
     "--ruleset",
     "ruleset_name",
@@ -46,8 +52,8 @@ def score(paths: tuple[Path, ...], explain: bool, style: str, energy: bool, rule
 
     PATHS are run folders, results folders, packages or rounds. Each score says whether its result is compliant.
 
-    Exit code 0: every result is compliant and has a score, with --energy one of energy too; 1: one has not; 2: usage,
-    or nothing to score.
+    Exit code 0: every result is compliant and has a score, with --energy also one of energy. Exit code 1: one has not.
+    Exit code 2: usage, or nothing to score.
 
     \b
     Examples:
@@ -65,8 +71,12 @@ def score(paths: tuple[Path, ...], explain: bool, style: str, energy: bool, rule
     else:
         for item in scored:
             _print_result(item, explain=explain, energy=energy)
+    # JSON has an empty list for a program to read, so only the exit code says it.
     if not scored and style != JSON:
-        raise InputError(f"no result_*.txt under {', '.join(map(str, paths))}: nothing to score")
+        raise InputError(
+            f"no result_*.txt under {', '.join(map(str, paths))}: nothing to score; "
+            "expected run folders, results folders or packages"
+        )
     if not scored:
         raise click.exceptions.Exit(ExitCode.USAGE)
     if not all(_is_scored(item, energy=energy) for item in scored):
@@ -90,12 +100,12 @@ def _build_documents(scored: Sequence[Result], *, energy: bool) -> list[dict[str
 
 
 def _is_scored(item: Result, *, energy: bool) -> bool:
-    """True if a result is compliant and has a score, with ``energy`` also one of energy."""
+    """Return True if a result is compliant and has a score, with ``energy`` also one of energy."""
     return item.valid and (not energy or (item.energy is not None and item.energy.valid))
 
 
 def render_result(scored: Result, *, explain: bool) -> list[str]:
-    """One result for a terminal; with ``explain`` a line for each run."""
+    """Render one result for a terminal. With ``explain`` each run has a line."""
     from suite.data.baselines import render_baselines
 
     first, runs = find_named_run(scored.runs), scored.score.runs

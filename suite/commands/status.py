@@ -41,7 +41,7 @@ DEFAULT_ROOT = Path("runs")
 class TrialStatus:
     """One row. ``state``: queued, running, finished (target reached), aborted, killed, incomplete or unreadable.
 
-    An unreadable row is of a log, or of a whole run folder (``trial`` None); its note says why.
+    An unreadable row is of a log, or of a whole run folder (``trial`` None). Its note says why.
     ``eta_s`` is the time from now to the expected end, ``eta_source`` what that assumes; None if unknown.
     """
 
@@ -86,12 +86,12 @@ Examples:
 @click.option(
     "--goodput",
     is_flag=True,
-    help="Show which share of the time was useful training, and how often to save a checkpoint.",
+    help="Show the share of the time that was useful training, and the checkpoint interval that would lose least.",
 )
 @click.option(
     "--mtbf-h",
     type=FiniteRange(0, min_open=True),
-    help="With --goodput: mean hours between failures, such as 6. [estimated from interruptions]",
+    help="With --goodput: mean hours between failures, such as 6, for the interval. [estimated from interruptions]",
 )
 def status(paths: tuple[Path, ...], style: str, follow: bool, goodput: bool, mtbf_h: float | None) -> None:
     """Show state, epoch, last evaluation and time left of runs; with --goodput, where their time went.
@@ -138,7 +138,9 @@ def print_goodput(folders: Sequence[RunFolder], mtbf_h: float | None, style: str
     if not found and problems:
         raise click.exceptions.Exit(ExitCode.FINDINGS)
     if not found:
-        raise InputError(f"{', '.join(str(folder.root) for folder in folders)}: no log has an event yet")
+        raise InputError(
+            f"{', '.join(str(folder.root) for folder in folders)}: no log has an event yet; repeat the command when a run has begun"
+        )
     advice = compute_advice(found, None if mtbf_h is None else 3600 * mtbf_h)
     if style == JSON:
         trials = [asdict(each) | {"folder": str(each.folder), "ratio": each.ratio} for each in found]
@@ -187,13 +189,14 @@ def render_goodput(trial: Goodput) -> str:
 
 
 def print_until_ended(read: Callable[[], list[TrialStatus]], pause: Callable[[float], object] = time.sleep) -> None:
-    """Show the rows until none is queued or running: on a terminal in place, elsewhere a new table for each change."""
+    """Show the rows until none is queued or running. A terminal shows one table; elsewhere each change prints one."""
     shown: list[list[str]] | None = None
     while True:
         rows = read()  # a whole table at a time, so that a person sees one moment
         if sys.stdout.isatty():
             click.clear()
             _print_rows(rows)
+        # The time left changes at every look; alone it is no reason for a new table.
         elif (texts := [_render_row(replace(row, eta_s=None)) for row in rows]) != shown:
             if shown is not None:
                 print_line()
@@ -227,13 +230,14 @@ def find_runs(paths: Iterable[Path]) -> list[RunFolder]:
         if not below:
             raise InputError(f"{path}: not a run folder, and none in the two levels below (no run.json)")
         outermost = [folder for folder in below if set(below).isdisjoint(folder.parents)]  # a run holds no other run
+        # Real paths sort before links, so that a folder is listed under its own name.
         for folder in sorted(outermost, key=lambda each: (os.path.realpath(each) != os.path.abspath(each), each)):  # noqa: PTH100
             folders.setdefault(os.path.realpath(folder), RunFolder(folder))
     return sorted(folders.values(), key=lambda folder: folder.root)
 
 
 def read_folder_status(folder: RunFolder, *, now_s: float) -> list[TrialStatus]:
-    """One row per trial of a run folder. InputError if its run.json is damaged; a log that is hides no other trial."""
+    """Read one row per trial of a run folder. InputError if its run.json is damaged. A damaged log is one row."""
     info = folder.read_info()
     job = read_job_status(folder.root)
     expectation = find_expectation(folder)
@@ -261,7 +265,7 @@ def _read_attempt_state(folder: RunFolder, trial: int, job: JobStatus, now_s: fl
 
 
 def read_job_status(root: Path) -> JobStatus:
-    """The state of a folder's jobs: the most active one, or if all have ended, the last one. Empty without Slurm."""
+    """Return the state of a folder's most active job, or of the last one if all have ended. Empty without Slurm."""
     # A job that was requeued or resubmitted by hand is not in job.json, but its script left a file.
     ids = tuple(sorted(_read_job_ids(root) | jobs.list_started_jobs(root), key=int))
     if not ids:
@@ -273,6 +277,7 @@ def read_job_status(root: Path) -> JobStatus:
         return JobStatus(ids, min(active, key=jobs.ACTIVE_STATES.index), ended=False)
     if any(states.get(job) == jobs.NOT_KNOWN and jobs.may_be_running(root, job) for job in ids):
         return JobStatus(ids, jobs.NOT_KNOWN)
+    # Job ids rise, so the last one is the newest job.
     codes = jobs.list_exit_codes(root, ids[-1])
     if codes:
         return JobStatus(ids, f"exit {max(codes)}", ended=True)
@@ -282,7 +287,7 @@ def read_job_status(root: Path) -> JobStatus:
 def judge_trial(
     record: RunRecord | None, job: JobStatus, silent_s: float, *, resumable: bool, sign: AttemptState
 ) -> tuple[str, str]:
-    """Judge a trial by its last log, its Slurm job, its launcher and the age of its files: state and note."""
+    """Judge a trial by its last log, its Slurm job, its launcher and the age of its files. Return state and note."""
     if record is not None and record.status == "success":
         return "finished", _describe_finished(record)
     stopped = _has_stopped(record)
@@ -333,7 +338,7 @@ def _judge_unlogged(job: JobStatus) -> tuple[str, str]:
 
 
 def _judge_by_job(record: RunRecord, job: JobStatus, silent_s: float, *, resumable: bool) -> tuple[str, str]:
-    """Judge a trial whose log has no end: by its job, or without Slurm by the age of its files."""
+    """Judge a trial whose log has no end by its job, or without Slurm by the age of its files."""
     if job.ended is False:
         return "queued", "to be resumed" if resumable else "log has no end"
     if job.ended:
@@ -358,12 +363,12 @@ def _has_stopped(record: RunRecord | None) -> bool:
 
 
 def _describe_silence(silent_s: float) -> str:
-    """Say how long a trial wrote nothing; empty for a pause that is usual between two lines of a log."""
+    """Say how long a trial wrote nothing. Empty for a pause that is usual between lines of a log."""
     return f"silent for {render_duration(silent_s)}" if silent_s > SHOWN_SILENCE_S else ""
 
 
 def render_table(rows: Sequence[TrialStatus]) -> list[list[str]]:
-    """Header and rows as text, padded to columns."""
+    """Render header and rows as text, padded to columns."""
     lines = [["run", "trial", "state", "epoch", "last eval", "target", "time left", "job", "note"]]
     lines += [_render_row(row) for row in rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
@@ -391,7 +396,7 @@ def _render_value(row: TrialStatus) -> str:
 
 
 def _read_job_ids(root: Path) -> set[str]:
-    """The job ids in job.json; none if the file is missing or incomplete."""
+    """Read the job ids in job.json. None are returned if the file is missing or incomplete."""
     try:
         ids = read_json(root / "job.json", read_limits().json)["job_ids"]
         return {str(item) for item in ids if str(item).isdecimal()}
@@ -408,6 +413,7 @@ def _read_trial_status(
     written_s = max(_read_mtime_s(log), _read_mtime_s(folder.output(trial)))
     silent_s = now_s - written_s if written_s else 0.0
     state, note = judge_trial(record, job, silent_s, resumable=folder.checkpoint(trial).exists(), sign=sign)
+    # A note must not promise that a run can be resumed from a damaged checkpoint.
     if "resumed" in note and state != "finished" and (damage := find_damage_quickly(folder.checkpoint(trial))):
         state, note = judge_trial(record, job, silent_s, resumable=False, sign=sign)
         note = "; ".join(filter(None, (note, f"cannot be resumed: {damage}; --resume {REPLACE} runs it again")))
@@ -469,7 +475,7 @@ def _print_table(rows: Sequence[TrialStatus]) -> None:
 
 
 def _list_notes(rows: Sequence[TrialStatus]) -> Iterator[str]:
-    """The notes as lines; trials of a run that have the same one stand together."""
+    """Yield the notes as lines. Trials of a run with the same note share a line."""
     trials: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row.note:

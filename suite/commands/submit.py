@@ -114,7 +114,7 @@ Examples:
 @click.option(
     "--estimate-from",
     type=click.Path(path_type=Path),
-    help="Earlier run folder whose speed predicts the time of these runs.",
+    help="Earlier run folder whose time per epoch predicts the time of these runs, in proportion to ranks.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the job scripts and the predicted cost; submit nothing.")
 def submit(
@@ -138,7 +138,10 @@ def submit(
     estimate_from: Path | None,
     dry_run: bool,
 ) -> None:
-    """Submit runs of a workload to Slurm: one job and one run folder per node count."""
+    """Submit runs of a workload to Slurm: one job and one run folder per node count.
+
+    Prints the predicted time, node-hours and disk use of each job first. --dry-run prints them and submits nothing.
+    """
     chosen = load_descriptor(workload)
     chosen.code()
     overrides += convert_plan_to_settings(plan_name, mesh)
@@ -151,6 +154,7 @@ def submit(
     )
     root = output or choose_default_folder(resolved.workload, resolved.size, datetime.now(UTC))
     folders = _choose_folders(root.absolute(), parse_nodes(node_counts))
+    # A dry run shows the node counts that are possible; a real one submits all or none.
     planned, impossible = _plan_all(template, resolved, folders, tolerant=dry_run)
     if note := explain_missing_submitter(resolved):
         print_line(note, error=True)
@@ -241,7 +245,7 @@ def _plan_all(
 
 
 def plan_job(template: Job, config: RunConfig, nodes: int, folder: Path) -> Job:
-    """The job for one node count. InputError if its ranks cannot share the batch evenly or its folder exists."""
+    """Make the job for one node count. InputError if its ranks cannot share the batch evenly or its folder exists."""
     log = "job_%A_%a.log" if template.array else "job_%j.log"
     output = str(folder / "output").replace("%", "%%") + f"/{log}"  # Slurm expands %j in any part of a path
     job = replace(template, nodes=nodes, run=str(folder), config=str(RunFolder(folder).config_path), output=output)
@@ -271,6 +275,7 @@ def _make_template(
     if config.cache_drop_command is not None:
         launcher = structs.replace(launcher, cache_drop_command=None)
     limit = time_limit or launcher.time_limit
+    # A wrong limit is refused before anything is written.
     parse_time_limit_s(limit)
     in_container = launcher.container.runtime != "none"
     return Job(
@@ -281,6 +286,7 @@ def _make_template(
         launcher=launcher,
         nodes=1,
         ranks_per_node=ranks_per_node or launcher.ranks_per_node,
+        # The path of this interpreter does not exist in a container.
         python=launcher.python or ("python3" if in_container else sys.executable),
         time_limit=limit,
     )
@@ -317,7 +323,7 @@ def _estimate_cost(
 
 
 def _find_data_size(config: RunConfig, size_card: SizeCard) -> cost.DataSize:
-    """The size of the data set, counted from its manifest or, without one, computed from the card."""
+    """Return the size of the data set, from its manifest or, without one, from the card."""
     root = config.data or choose_default_data_root(config.workload, config.size)
     try:
         shards = [
@@ -330,7 +336,7 @@ def _find_data_size(config: RunConfig, size_card: SizeCard) -> cost.DataSize:
 
 
 def _read_earlier_run(folder: Path) -> RunRecord:
-    """The first log of a run folder that has a complete epoch. InputError if none has."""
+    """Read the first log of a run folder that has a complete epoch. InputError if none has."""
     RunFolder(folder).read_info()
     for path in RunFolder(folder).results():
         record = summarise_log(read_events(path))
@@ -340,7 +346,7 @@ def _read_earlier_run(folder: Path) -> RunRecord:
 
 
 def _submit_job(folder: Path, job: Job, config: RunConfig) -> str:
-    """Create the run folder and submit its job; returns the job id. The folder is removed if sbatch refuses the job."""
+    """Create the run folder, submit its job and return the job id. If sbatch refuses it, the folder is removed."""
     create_run_folder(folder)
     run = write_run_info(
         folder, config, mode=job.mode, runs=job.trials, ranks=job.ranks, seed=job.seed, same_allocation=not job.array

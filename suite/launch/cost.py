@@ -70,12 +70,13 @@ class Cost:
 
 
 def estimate_epochs(points: ReferencePoints | None, global_batch_size: int, max_epochs: int) -> Epochs:
-    """Return the mean of the reference point with the nearest batch size, else the epoch limit of the config."""
+    """Return the mean of the reference point with the nearest batch size, else the configuration's epoch limit."""
     known = [point for point in points.points if point.epochs] if points else []
     if not known:
         return Epochs(max_epochs, "max_epochs, an upper bound: no reference convergence point")
     point = min(known, key=lambda item: abs(item.global_batch_size - global_batch_size))
     return Epochs(
+        # A run of this configuration ends after max_epochs.
         min(point.mean, max_epochs),
         f"mean of {len(point.epochs)} reference runs with global batch size {point.global_batch_size}",
     )
@@ -94,7 +95,7 @@ def compute_pace_from_record(record: RunRecord, ranks: int) -> Pace:
     """
     complete = [epoch for epoch in record.epochs if epoch.complete]
     if not complete or not record.ranks:
-        raise InputError(f"{record.path}: no complete epoch to estimate from")
+        raise InputError(f"{record.path}: no complete epoch to estimate from; give --estimate-from another run folder")
     epoch_s = sum(epoch.stop_s - epoch.start_s for epoch in complete) / len(complete)
     return Pace(
         epoch_s * record.ranks / ranks,
@@ -148,6 +149,7 @@ def find_obstacles(cost: Cost, time_limit_s: int, *, trials: int, required: int,
 
 def _suggest_time_limit(seconds: float) -> str:
     """Return a time limit in minutes for this training: a quarter more, for what the estimate leaves out."""
+    # Floor division of the negative number rounds up.
     return str(max(1, -int(-1.25 * seconds // 60)))
 
 

@@ -1,4 +1,4 @@
-"""Records the last attempt at a trial: a heartbeat while its local launcher lives, and its worker's exit code."""
+"""Records the last attempt at a trial: a heartbeat while its local launcher lives, then the exit code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEAD_AFTER_S = 60.0  # of no heartbeat, where the process cannot be looked at
 
 @dataclass(frozen=True)
 class AttemptState:
-    """The state of the last attempt at a trial: its exit code if it ended, else whether its launcher lives.
+    """The state of the last attempt at a trial: exit code if it ended, else whether its launcher lives.
 
     Both are None if there was no local launcher, or it left nothing.
     """
@@ -55,6 +55,7 @@ def read_attempt_state(folder: RunFolder, trial: int, *, now_s: float | None = N
         return AttemptState(code=read_exit_code(folder.exit_code(trial)))
     # On this host the process itself can be looked at; from elsewhere only the age of its file.
     if host in (socket.gethostname(), find_node_name()):
+        # The kernel reuses process numbers; the start time tells the launcher from a later process.
         return AttemptState(alive=started is not None and read_start_time(pid) == started)
     return AttemptState(alive=(time.time() if now_s is None else now_s) - touched_s < DEAD_AFTER_S)
 

@@ -57,7 +57,9 @@ def parse_job_id(text: str) -> str:
     """Parse the job id that ``sbatch --parsable`` prints: ``123`` or ``123;cluster``. InputError otherwise."""
     match = re.search(r"^(\d+)(?:;\S+)?$", text.strip(), re.MULTILINE)
     if match is None:
-        raise InputError(f"sbatch answered {text.strip()[:200]!r}: expected a job id")
+        raise InputError(
+            f"sbatch answered {text.strip()[:200]!r}: expected a job id; squeue --me shows whether the job is queued"
+        )
     return match.group(1)
 
 
@@ -100,6 +102,7 @@ def fetch_job_states(ids: Iterable[str]) -> dict[str, str]:
     ids = sorted(set(ids))
     if not ids:
         return {}
+    # %F is the job id without the number of an array task, %T the long name of the state.
     listed = _query_slurm("squeue", "--noheader", "--format=%F %T", f"--jobs={','.join(ids)}")
     states = parse_squeue(listed or "")
     shown: str | None = ""
@@ -116,6 +119,7 @@ def fetch_job_states(ids: Iterable[str]) -> dict[str, str]:
 
 def list_started_jobs(run: Path) -> set[str]:
     """List the ids of all jobs whose script started in this run folder, including jobs submitted by hand."""
+    # Files of job 123: `123` or `123_<task>` with an exit code, and the same with `.running` while the script runs.
     names = (re.fullmatch(r"(\d+)(_\d+)?(\.running)?", path.name) for path in (run / "exit").glob("*"))
     return {match[1] for match in names if match}
 
@@ -127,7 +131,7 @@ def may_be_running(run: Path, job: str) -> bool:
 
 
 def list_exit_codes(run: Path, job: str) -> list[int]:
-    """List the exit codes that the job's script wrote: one per array task, none for a task that was killed."""
+    """List the exit codes that the job's script wrote, one per array task. A killed task has none."""
     codes = []
     for path in sorted((run / "exit").glob(f"{job}*")):
         if re.fullmatch(rf"{job}(_\d+)?", path.name):
@@ -140,6 +144,7 @@ def list_exit_codes(run: Path, job: str) -> list[int]:
 
 
 def _select_most_active(states: set[str]) -> str:
+    # If no task is active, any state will do, but the same one at every call.
     return next((state for state in ACTIVE_STATES if state in states), min(states))
 
 

@@ -1,5 +1,6 @@
-"""Runs one trial under mpiexec on this machine: starts and stops it, shows and logs its output, leaves no process
-behind.
+"""Runs one trial under mpiexec on this machine: starts and stops it, shows and logs its output.
+
+No process is left behind.
 
 `make_worker_command` and `make_mpiexec_command` build the command line, `explain_end` interprets the exit code. Only
 `run_local` touches processes.
@@ -74,7 +75,7 @@ def make_worker_command(
 
 
 def make_mpiexec_command(ranks: int) -> list[str]:
-    """Return the words before the worker's command: none for one rank, else this Python's mpiexec or the one on PATH.
+    """Return the words before the worker's command: this Python's mpiexec or the one on PATH. None for one rank.
 
     InputError, with the command that installs one, if there is none.
     """
@@ -82,6 +83,7 @@ def make_mpiexec_command(ranks: int) -> list[str]:
         raise InputError(f"--ranks {ranks}: expected at least 1")
     if ranks == 1:
         return []
+    # The mpiexec of the mpich wheel fits this Python's mpi4py; the one on PATH may be of another MPI.
     beside = Path(sys.executable).with_name("mpiexec")
     program = str(beside) if beside.exists() else shutil.which("mpiexec")
     if program is None:
@@ -95,10 +97,13 @@ def make_mpiexec_command(ranks: int) -> list[str]:
 def make_trial_environment(environ: Mapping[str, str], *, ranks: int) -> dict[str, str]:
     """Return the environment of the ranks: an even share of this process's cores, and no launcher's variables."""
     environment = drop_launcher_variables(environ)
+    # Without it the OpenMP threads of every rank take all cores.
     environment.setdefault("OMP_NUM_THREADS", str(max(1, find_usable_resources(environ).cores // ranks)))
+    # A killed rank loses the lines that are still in its buffer.
     return environment | {"PYTHONUNBUFFERED": "1"}
 
 
+# Lines of Hydra, MPICH's mpiexec. The line of `_CONNECTION_TIMEOUT` is the first that faulthandler prints.
 _EXIT_STRING = re.compile(r"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .*\(signal (\d+)\)")
 _CONNECTION_TIMEOUT = re.compile(r"Timeout \(\d+:\d\d:\d\d(\.\d+)?\)!")
 _BANNER = re.compile(
@@ -124,7 +129,7 @@ def is_connection_timeout(line: str) -> bool:
 
 
 def explain_end(returncode: int, ended_by: int | None, *, late: bool = False) -> tuple[int, str | None]:
-    """Return the trial's exit code, and a message if the worker could not print one itself.
+    """Return the trial's exit code, and a message if the worker could not print one.
 
     ``ended_by`` is the signal from `parse_rank_signal`. A negative ``returncode`` means that a signal ended the process we
     started. ``late``: the output had a line for which `is_connection_timeout` holds.
@@ -164,6 +169,7 @@ def run_local(
     ``told``: the file in which rank 0 leaves the exit code. It counts if mpiexec itself failed.
     """
     token = uuid.uuid4().hex
+    # mpiexec starts ranks in sessions of their own, so they are found by this token (suite.processes).
     environment = make_trial_environment(environ, ranks=ranks) | {LAUNCH: token}
     make_folder(log.parent)
     log.touch()
@@ -191,6 +197,7 @@ def run_local(
         message = None  # it was asked for, and whoever got the signal says so
     if stop.forced:
         code, message = 1, f"the ranks did not stop within {render_duration(grace_s)} of the signal and were killed"
+    # mpiexec can fail after all ranks have come to their end.
     elif message and (kept := read_exit_code(told)) is not None:
         code, message = kept, f"{message}, but all ranks had come to the end: exit code {kept} counts"
     if message:
@@ -206,6 +213,7 @@ def run_attached(command: Sequence[str], *, ranks: int, environ: Mapping[str, st
     raises KeyboardInterrupt here.
     """
     token = uuid.uuid4().hex
+    # Lines of this process come before those of the ranks.
     sys.stdout.flush()
     stop = _RankStopper(token, grace_s=0.0)
     with _forward_signals(stop), _kill_at_end(stop):
@@ -217,6 +225,7 @@ def run_attached(command: Sequence[str], *, ranks: int, environ: Mapping[str, st
             start_new_session=True,
             preexec_fn=make_parent_death_hook(os.getpid()),
         )
+        # A daemon: a stray process that holds the pipe open must not keep this one alive.
         printer = threading.Thread(target=_print_all, args=(process.stdout,), daemon=True)
         printer.start()
         stop.attend(process)
@@ -247,6 +256,7 @@ class _OutputRelay:
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
+        # With a reading end open here, ranks would not notice that the relay has ended.
         os.close(self._reader)
         return self
 
@@ -274,10 +284,12 @@ class _OutputRelay:
             if ended or not select.select([source], [], [], POLL_S)[0]:
                 if not running() and ended:
                     break
+                # At the end of the output select returns at once.
                 time.sleep(POLL_S if ended else 0)
                 continue
             data = os.read(source, 65536)
             ended = not data
+            # A read may end in the middle of a line.
             *whole, rest = (rest + data).split(b"\n")
             yield from (line.decode(errors="replace") for line in whole)
         if rest:
@@ -300,6 +312,7 @@ class _LauncherMonitor:
     def check(self) -> bool:
         """Return True while the trial runs. Kills unattended ranks once one has been missing for the grace period."""
         if self._process.poll() is None:
+            # An mpiexec without a child has lost its proxy, and nobody would end the other ranks when one dies.
             starting = time.monotonic() - self._started < START_S
             if self._ranks == 1 or starting or has_children(self._process.pid):
                 return True
@@ -363,6 +376,7 @@ class _RankStopper:
         if self._process is None or self._passed_on:
             return
         self._passed_on = True
+        # Ranks of `run_attached` have nothing to save.
         if not self._grace_s:
             self._force()
             return

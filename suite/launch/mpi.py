@@ -1,7 +1,7 @@
-"""Tries MPI: loads the library, starts two ranks, and says what to do if launcher and library do not fit.
+"""Tests MPI: loads the library, starts two ranks. Says what to do if launcher and library are of different MPIs.
 
-Package lists prove nothing. mpi4py takes the first MPI library that it finds; on a cluster that may be the site's or
-the ``mpich`` wheel's. A launcher of another MPI starts ranks that do not see each other.
+Package lists prove nothing. mpi4py takes the first MPI library that it finds: the site's or the ``mpich`` wheel's. A
+launcher of another MPI starts ranks that do not see each other.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ PLUGINS: Mapping[Family, tuple[str, ...]] = {"mpich": ("pmi2", "cray_shasta", "p
 
 @dataclass(frozen=True)
 class SiteMpi:
-    """The MPI that a cluster offers: its compiler wrapper, its loaded MPI modules, and whether it has modules
-    at all.
+    """The MPI of a cluster. ``mpicc`` is its compiler wrapper, ``loaded`` its loaded MPI modules.
+
+    ``modules`` is True if it has environment modules at all.
     """
 
     mpicc: str | None
@@ -48,6 +49,7 @@ class SiteMpi:
 
 def find_site(environ: Mapping[str, str]) -> SiteMpi:
     """Look for the site's MPI: mpicc on PATH but not in this Python's own folder, and environment modules."""
+    # The wheel's mpicc in this Python's folder is not the site's.
     own = str(Path(sys.executable).parent)
     path = ":".join(folder for folder in environ.get("PATH", "").split(":") if folder and folder != own)
     names = [name for name in environ.get("LOADEDMODULES", "").split(":") if re.search(r"mpi|mpt", name, re.I)]

@@ -1,4 +1,4 @@
-"""Runs commands that measure on all ranks: starts the ranks with mpiexec, or is one rank that a launcher started."""
+"""Runs commands that measure on all ranks. Starts the ranks with mpiexec, or runs as a rank of a launcher."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def start_ranks(
     After ``limit_s`` seconds the ranks are ended, with exit code 1. A signal ends them too, then raises
     KeyboardInterrupt.
     """
+    # A signal to this process: `run_local` passes it on to the ranks, as it does a person's.
     late = threading.Timer(limit_s, os.kill, (os.getpid(), signal.SIGTERM)) if limit_s is not None else None
     begun = time.monotonic()
     signals: list[int] = []
@@ -56,17 +57,17 @@ def start_ranks(
     finally:
         if late is not None:
             late.cancel()
+    # After the time limit the signal is the timer's own.
     if signals and (limit_s is None or time.monotonic() - begun < limit_s):
         end_by_signal(signals[0])
     return code
 
 
 def run_as_rank(launch: Launch | None, check: Callable[[], None], body: Callable[[World], None]) -> int:
-    """Run as one rank: rank 0 calls ``check`` (ValueError, OSError), then all ranks run ``body``. Returns the exit
-    code.
+    """Run as one rank: rank 0 calls ``check``, then all ranks run ``body``. Return the exit code.
 
-    An error of ``check`` is printed once and ends all ranks. So does an error of ``body`` on one rank, with its
-    message.
+    A ValueError or OSError of ``check`` is printed once and ends all ranks. An error of ``body`` on one rank is printed
+    by that rank and ends all.
     """
     from suite.world import World
 

@@ -1,4 +1,4 @@
-"""Passes the output of a trial's ranks on to the log and the launcher, as a process that outlives the launcher.
+"""Passes the output of a trial's ranks on to the log and the launcher. It is a process that outlives the launcher.
 
 If the launcher read the output itself, it would be lost with the launcher. A rank that prints would then end before its
 checkpoint is saved. A full disk or a dead launcher costs only lines. Ranks that still run a grace period after the

@@ -31,6 +31,7 @@ def parse_time_limit_s(text: str) -> int:
         raise InputError(f"time limit {text!r}: expected minutes, h:mm:ss or d-hh:mm:ss")
     days, *rest = (None if part is None else int(part) for part in match.groups())
     first, second, third = rest
+    # After days comes hours. Without days three parts begin with hours, and one or two with minutes.
     assert first is not None
     if days is not None:
         return ((days * 24 + first) * 60 + (second or 0)) * 60 + (third or 0)
@@ -107,9 +108,9 @@ class Job:
     """One job: ``runs`` scored runs in sequence, or ``instances`` at once (throughput), each on ``nodes`` nodes.
 
     With ``run`` None the script chooses the run folder (runs/<workload>-<size>-<job id>). ``config`` is the name of a
-    size, or the path of a YAML file on the compute nodes; ``overrides`` are KEY=VALUE settings on top of it. ``nodes``
-    and ``ranks_per_node`` are those of one trial. ``preflight``: seconds for measuring the nodes first; 0: not
-    measured. ``spares``: extra nodes, from which preflight chooses.
+    size, or the path of a YAML file on the compute nodes. ``overrides`` are KEY=VALUE settings on top of it. ``nodes``
+    and ``ranks_per_node`` are those of one trial. ``preflight``: seconds for measuring the nodes first; 0: not at all.
+    ``spares``: extra nodes, from which preflight chooses.
     """
 
     workload: str
@@ -134,9 +135,11 @@ class Job:
     def __post_init__(self) -> None:
         if self.instances > 1 and (self.array or self.runs > 1):
             raise InputError("--instances cannot be combined with --runs or --array: each instance is one scored run")
-        if any(re.search(r"\s", text) for text in self.overrides):
+        spaced = next((text for text in self.overrides if re.search(r"\s", text)), None)
+        if spaced is not None:
             raise InputError(
-                "--set: a job script takes settings without spaces; write this one into a file for --config"
+                f"--set {render_repr(spaced)}: a job script takes settings without spaces; "
+                "write this one into a file for --config"
             )
         for name in (*filter(None, (self.run, self.config)), *self.overrides):
             if not name.isprintable():
@@ -152,7 +155,8 @@ class Job:
         asked = self.total_nodes + self.spares
         if self.launcher.max_nodes is not None and asked > self.launcher.max_nodes:
             raise InputError(
-                f"{asked} nodes asked for; {self.system} has {self.launcher.max_nodes} (launcher.max_nodes)"
+                f"{asked} nodes asked for; {self.system} has {self.launcher.max_nodes} (launcher.max_nodes); "
+                "lower --nodes, --instances or --spares"
             )
 
     @property
@@ -205,6 +209,7 @@ def _render_parts(job: Job) -> dict[str, str]:
         else f"{_render_count(job.runs, 'scored run')}, one after another,"
     )
     return {
+        # On many sites only a login shell defines `module`.
         "login": " -l" if launcher.modules else "",
         "workload": job.workload,
         "size": job.size,
@@ -216,6 +221,7 @@ def _render_parts(job: Job) -> dict[str, str]:
         "environment": "\n".join(
             f'export {name}="{_escape_quoted(value)}"' for name, value in launcher.environment.items()
         ),
+        # A path that a person wrote may use variables of the job; this interpreter's path is taken as it is.
         "python": _escape_literal(job.python) if job.python == sys.executable else _escape_default(job.python),
         "config_name": "MLHPC_CONFIG" if job.config.endswith((".yaml", ".yml")) else "MLHPC_SIZE",
         "config": _escape_literal(job.config),
@@ -255,11 +261,15 @@ def _render_directives(job: Job) -> Iterator[str]:
     if launcher.exclusive:
         yield "--exclusive"
     yield f"--time={job.time_limit}"
+    # Without `B:` Slurm signals the job's steps, and so the ranks, not the script.
     yield f"--signal=TERM@{launcher.signal_margin_s}"
+    # If neither is given, the site's default decides.
     yield "--requeue" if launcher.requeue else "--no-requeue"
     yield f"--output={_quote_directive(job.output)}"
+    # A requeued job would overwrite the output of its first start.
     yield "--open-mode=append"
     if job.array:
+        # %1: one task at a time, as the runs of one job.
         yield f"--array=0-{job.runs - 1}%1"
     for name in ("partition", "account", "qos", "constraint"):
         if value := getattr(launcher, name):
@@ -282,7 +292,7 @@ def _render_preflight(job: Job) -> str:
 
 
 def _render_site_options(launcher: Launcher) -> Iterator[str]:
-    """Yield lines that give every srun its options: the site's, and the options that start a container by pyxis."""
+    """Yield lines that give every srun the site's options, and those that start a container by pyxis."""
     container = launcher.container
     for option in launcher.srun_options:
         yield f'site+=("{_escape_quoted(option)}")'
@@ -321,7 +331,7 @@ srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per
 
 
 def find_system(name: str) -> Path:
-    """Find a system's file by its path, or by its name in submissions/systems here or next to the suite."""
+    """Find a system's file by its path, or by name in submissions/systems here or next to the suite."""
     path = Path(name)
     if path.suffix in {".yaml", ".yml"}:
         return path

@@ -50,12 +50,16 @@ def find_expectation(folder: RunFolder) -> Expectation | None:
 
 
 def estimate_eta_s(record: RunRecord, expected: Epochs, now_s: float) -> float | None:
-    """Return the seconds to the expected end of a running trial, at the mean pace of its complete epochs."""
+    """Estimate the seconds to the end of a running trial, at the mean pace of its complete epochs.
+
+    None before the first complete epoch.
+    """
     complete = [epoch for epoch in record.epochs if epoch.complete]
     if not complete or record.run_start_s is None:
         return None
     epoch_s = sum(epoch.stop_s - epoch.start_s for epoch in complete) / len(complete)
     done = max((epoch.number or 0.0 for epoch in complete), default=0.0)
+    # The time that the present epoch has taken so far.
     since_s = max(0.0, now_s - record.run_start_s - complete[-1].stop_s)
     return max(0.0, (expected.count - done) * epoch_s - since_s)
 

@@ -1,4 +1,4 @@
-"""Runs trials in sequence on this machine and shows their progress, as a bar on a terminal or as plain lines."""
+"""Runs trials in sequence on this machine. Shows their progress as a bar on a terminal, else as lines."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def run_trials(
 ) -> int:
     """Run the trials with the folder's config, keep the exit code of each, and return the worst.
 
-    A stop, a usage error or a trial that failed before run_start ends the series: the next trial would fail likewise.
-    So does a stop signal that comes when a trial's ranks are done.
+    A stop, a usage error or a trial that failed before run_start ends the series. The next trial would fail too. A stop
+    signal that comes when a trial's ranks are done also ends it.
 
-    ``overrides`` apply to a trial that is added to a folder with an older config. With ``resume`` a trial stays as it
-    is and counts with its own exit code if it is done, or failed and is not to be replaced. ``before_each`` is called
-    before each trial that starts, with a function that shows a line.
+    ``overrides`` apply to a trial that is added to a folder with an older config. With ``resume``, trials that are done
+    stay as they are and count with their own exit codes. So do trials that failed, unless they are to be replaced.
+    ``before_each`` is called before each trial that starts, with a function that shows a line.
 
     LockedError before anything is written if another process runs one of the trials.
     """
@@ -75,6 +75,7 @@ def run_trials(
             )
             _refuse_running(folder, trial)
             with keep_heartbeat(folder.running(trial), f"trial {trial}"):
+                # If this launcher is killed, the code of an earlier attempt would count for this one.
                 folder.exit_code(trial).unlink(missing_ok=True)
                 code = run_local(
                     command,
@@ -151,7 +152,10 @@ def _is_held(folder: RunFolder, trial: int) -> bool:
 
 
 def _choose_exit_code(folder: RunFolder, trial: int, codes: Sequence[int], stops: Sequence[int], *, left: int) -> int:
-    """Return the exit code of a series that ends with this trial: 128 + signal if one stopped it before it began."""
+    """Return the exit code of a series that ends with this trial.
+
+    It is 128 + signal if a signal stopped the trial before it began.
+    """
     if stops and codes[-1] == ExitCode.FAILED and _has_not_begun(folder, trial):
         return 128 + stops[0]
     return select_worst_exit_code([*codes, *([ExitCode.STOPPED] if stops and left else [])])
@@ -217,6 +221,7 @@ class _TerminalProgress:
         self._progress.update(self._task, description=f"run {trial}: {text}", refresh=True)
 
     def say(self, text: str) -> None:
+        # A path may hold square brackets, which rich would take for markup.
         self._progress.console.print(f"mlhpc: {text}", style="red", highlight=False, markup=False)
 
     def done(self, trial: int) -> None:

@@ -142,7 +142,7 @@ def export_mlflow(runs: Iterable[RunSeries], folder: Path | None) -> Iterator[st
         with open_regular_file(run.path, read_limits().file) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if client.search_runs([experiment], f"tags.`mlhpc.log_sha256` = '{digest}'"):
-            raise InputError(f"{run.path}: was exported before, to experiment {name}")
+            raise InputError(f"{run.path}: was exported before, to experiment {name}; leave this run out")
         tags = {
             "mlhpc.log_sha256": digest,
             "mlhpc.suite_version": record.suite_version,

@@ -36,6 +36,13 @@ from suite.package.power import write_power
 from suite.package.redaction import describe_personal_words
 from suite.package.results import NO_SUBMITTERS, Result, Run, compute_score, group_results, list_notes, read_run
 
+# The option that states what the logs do not agree on, by the key of the logs.
+_OPTIONS = {
+    "submission_org": "--submitter",
+    "submission_division": "--division",
+    "submission_status": "--status",
+}
+
 
 @dataclass(frozen=True)
 class Package:
@@ -70,8 +77,8 @@ def build_package(
 ) -> Package:
     """Build the package ``out``, or add to it, from run folders. The default of ``out`` is submissions/<submitter>.
 
-    Submitter, division and status default to those in the logs. If the logs name no submitter, it is marked as late;
-    the default is the person's own, else ``system_submitter``. ``stated`` is the description block of a system file.
+    Submitter, division and status default to those in the logs. If the logs name no submitter, it is marked as late.
+    Then its default is the person's own, else ``system_submitter``. ``stated`` is the description block of a system file.
 
     ``count_failed`` accepts logs without run_stop as failed runs. ``redact`` names the `suite.package.redaction.KINDS`
     to remove; secrets are always removed. ``meter`` has readings of an external meter. ``network_w`` is the network's
@@ -129,7 +136,9 @@ def _check_ended(runs: Sequence[Run]) -> None:
     """Raise InputError if a run goes on: its log would be that of a failed one."""
     for run in runs:
         if text := run.folder.under_way_text():
-            raise InputError(f"{text}: package it when it has ended (mlhpc status {run.folder.root} shows it)")
+            raise InputError(
+                f"{text}: wait until mlhpc status {run.folder.root} shows that all runs have ended, then package them"
+            )
 
 
 def _check_failures(results: Sequence[Result], count_failed: bool) -> None:
@@ -158,6 +167,7 @@ def _check_unchanged(package: Path) -> None:
     """Raise InputError if an existing package differs from its manifest: a new manifest would hide the damage."""
     if not package.exists():
         return
+    # One difference is enough to refuse.
     for _, path, message in check_manifest(package):
         raise InputError(
             f"{path}: {message}; nothing can be added to a changed package: restore the file, or build the package anew"
@@ -223,8 +233,8 @@ def _check_submitter(runs: Sequence[Run], submitter: str) -> None:
             if run.info.loop is not None:
                 again = f"submission: {{org: {submitter}}} in the configuration of mlhpc.Run"
             raise InputError(
-                f"{record.path}: submission_org is {record.org!r}, the submitter {submitter!r}; "
-                f"give --submitter {record.org!r}, or run again with {again}"
+                f"{record.path}: the log names the submitter {record.org!r} (submission_org), the package {submitter!r}; "
+                f"give --submitter {record.org!r}, or repeat the training with {again}"
             )
 
 
@@ -233,7 +243,11 @@ def _find_common_value(runs: Sequence[Run], key: str, value: Callable[[RunRecord
     found = dict.fromkeys(value(record) for run in runs for record in run.records)
     values = [text for text in found if text is not None]
     if len(values) != 1:
-        raise InputError(f"the logs say {key} = {', '.join(map(repr, values)) or 'nothing'}; expected one value")
+        option = _OPTIONS[key]
+        raise InputError(
+            f"the logs say {key} = {', '.join(map(repr, values)) or 'nothing'}; expected one value; "
+            f"give {option}, or package the runs with separate commands"
+        )
     return values[0]
 
 

@@ -21,14 +21,16 @@ def find_environment(package: Path) -> Environment:
         if not any(part.is_symlink() for part in (path, *path.parents) if part != package)
     ]
     if not paths:
-        raise InputError(f"{package}: no environment.json in its provenance")
+        raise InputError(f"{package}: no environment.json in its provenance; only packages of runs by mlhpc have one")
     found = [
         read_json_document(path, Environment, "an environment", ENVIRONMENT_VERSION, largest=read_limits().json)
         for path in paths
     ]
     for path, environment in zip(paths, found, strict=True):
         if environment != found[0]:
-            raise InputError(f"{package}: its runs had several environments: {paths[0]} and {path} differ")
+            raise InputError(
+                f"{package}: its runs had several environments, expected one: {paths[0]} and {path} differ"
+            )
     return found[0]
 
 
@@ -41,6 +43,7 @@ def render_requirements(environment: Environment) -> str:
     for each in environment.distributions:
         if convert_distribution_name(each.name) == SUITE:
             lines.append(f"# {SUITE} {each.version}: install it from its checkout or wheel")
+        # No index has the state of that checkout.
         elif each.source == "editable":
             lines.append(f"# {convert_distribution_name(each.name)}=={each.version}: was installed from a checkout")
         else:

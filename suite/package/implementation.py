@@ -38,6 +38,7 @@ def write_implementation(
     write_file_atomically(folder / "README.md", remove_secrets(_render_readme(result, submitter)))
     setup, data = (_SETUP, _DATASETS) if result.info.loop is None else (_OWN_LOOP_SETUP, _OWN_LOOP_DATASETS)
     about_code = {
+        # Texts of run.json become words of a bash script.
         "commit": shlex.quote(_render_commit(result.info)),
         "version": render_printable(result.info.suite_version),
     }
@@ -80,7 +81,7 @@ def _write_provenance(
 
 
 def _list_provenance(run: Run, result: Result) -> Iterator[Path]:
-    """Yield the files of a run folder that show how the result was made, except the logs of the result."""
+    """Yield the files of a run folder that show how the result was made, without its logs."""
     yield from list_kept_files(run.folder.root)
     yield from (record.path for record, _ in result.left_out if record.path and record.path.parent == run.folder.root)
 

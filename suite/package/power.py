@@ -1,4 +1,4 @@
-"""Writes the power readings of a run into a package: its own, an external meter's, and the network's estimate."""
+"""Writes the power readings of a run into a package: its own, a meter's, and the network's estimate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def write_power(
 ) -> None:
     """Write the readings of a run into a folder of the package. ``log`` is in the run folder.
 
-    InputError if the meter has no readings of the run, or its scope is not wider than the run's own.
+    InputError if the meter has no readings of the run. InputError if its scope is not wider than the run's own.
     """
     own = log.parent / POWER / log.stem
     for path in sorted(own.glob("*.txt")) if own.is_dir() and not own.is_symlink() else ():
@@ -45,6 +45,7 @@ def _write_meter(record: RunRecord, target: Path, meter: MeterReadings) -> None:
         raise InputError(
             f"{record.path}: no run_start or no run_stop, so readings cannot be assigned to it; leave this run out"
         )
+    # Stretches count from run_start, so staging before it begins below 0.
     staging_s = min((begin for parts in record.stretches.values() for begin, _ in parts), default=0.0)
     scope = meter.columns.scope
     for node, points in meter.during(start + min(staging_s, 0.0) - _MARGIN_S, stop + _MARGIN_S).items():
@@ -53,7 +54,9 @@ def _write_meter(record: RunRecord, target: Path, meter: MeterReadings) -> None:
             own = read_power_log(path).scope
             if SCOPES.index(own) >= SCOPES.index(scope):
                 measured = f"{own} of node {node} was measured beside the run"
-                raise InputError(f"{record.path}: {measured}; expected a wider scope")
+                raise InputError(
+                    f"{record.path}: {measured}; expected a meter of a wider scope than {own}, not {scope}"
+                )
             path.rename(target / f"part_{node}_{own}.txt")
         make_folder(target)
         path.write_text(render_power_log(points, meter.columns.stated), encoding="utf-8")

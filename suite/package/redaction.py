@@ -18,6 +18,7 @@ from suite.machine.secrets import find_secret_forms, remove_secrets
 
 KINDS = ("hosts", "paths", "account")
 
+# The characters before it exclude URLs, host:path and paths that begin with a variable.
 _PATH = re.compile(r"(?<![\w.$:/@-])~?(?:/[\w.@%+=,{}$*-]+)+/?")
 # Paths below these folders are the same on all machines.
 _SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/proc", "/sys", "/dev", "/run", "/var", "/boot")
@@ -89,11 +90,14 @@ class Redaction:
         if secret is not None:
             number = text.count("\n", 0, secret[0]) + 1
             what = "what looks like a password or token"
-            raise InputError(f"{path}:{number}: contains {what}; logs are never edited")
+            raise InputError(f"{path}:{number}: contains {what}; logs are never edited, so leave this run out")
         for number, line in enumerate(text.splitlines(), 1):
             for kind, what in self.find(line):
                 if kind in self.kinds:
-                    raise InputError(f"{path}:{number}: --redact {kind}: contains {what!r}, and logs are never edited")
+                    raise InputError(
+                        f"{path}:{number}: --redact {kind}: contains {what!r}; logs are never edited, "
+                        f"so leave --redact {kind} or this run out"
+                    )
 
     def find(self, text: str) -> Iterator[tuple[str, str]]:
         """Yield (kind, words) for the personal words in a text, each once."""

@@ -102,7 +102,9 @@ def group_results(runs: Sequence[Run], system: str) -> Iterator[Result]:
         benchmark = build_card_benchmark(load_descriptor(workload), size)
         deviating = list_differences(run.nodes[0] for run in members)
         if deviating:
-            raise InputError(f"the runs were made on different systems: {deviating[0]}")
+            raise InputError(
+                f"the runs were made on different systems: {deviating[0]}; package them with separate commands"
+            )
         records = [record for run in members for record in run.records]
         _check_subject(records, benchmark, f"{workload} {size}")
         select = _select_instances if mode == "weak" else _select_runs
@@ -112,7 +114,7 @@ def group_results(runs: Sequence[Run], system: str) -> Iterator[Result]:
 
 
 def _check_subject(records: Sequence[RunRecord], benchmark: Benchmark, subject: str) -> None:
-    """Raise InputError for a log that is no run, or whose benchmark or size is not its run folder's."""
+    """Raise InputError for a log without a run, or of another benchmark or size than its run folder."""
     for record in records:
         if None in (record.benchmark, record.size) and record.run_start_s is None:
             raise InputError(
@@ -120,7 +122,9 @@ def _check_subject(records: Sequence[RunRecord], benchmark: Benchmark, subject: 
                 "`mlhpc run WORKLOAD --output RUN --resume` moves it aside and runs it again"
             )
         if (record.benchmark, record.size) != (benchmark.name, benchmark.size):
-            raise InputError(f"{record.path}: a log of {record.benchmark} {record.size} in a run of {subject}")
+            raise InputError(
+                f"{record.path}: a log of {record.benchmark} {record.size} in a run of {subject}; move it out of the run folder"
+            )
 
 
 def _build_system_name(run: Run, system: str) -> str:
@@ -130,7 +134,9 @@ def _build_system_name(run: Run, system: str) -> str:
     """
     first = next((record for record in run.records if record.nodes and record.ranks), None)
     if first is None or first.nodes is None or first.ranks is None:
-        raise InputError(f"{run.folder.root}: no log says number_of_nodes and number_of_ranks")
+        raise InputError(
+            f"{run.folder.root}: no log states number_of_nodes and number_of_ranks, which name the folder of the result"
+        )
     instances = f"{len(run.records)}x" if run.info.mode == "weak" else ""
     return f"{system}_{instances}{first.nodes}x{max(first.ranks // first.nodes, 1)}_{run.info.size}"
 
@@ -170,7 +176,7 @@ def compute_score(result: Result) -> TimeToTrain | Throughput:
 
 
 def list_notes(results: Sequence[Result], division: str, submitter: str) -> Iterator[str]:
-    """Yield what a person should know: runs that do not count, and logs that disagree with the package."""
+    """Yield notes for a person: runs that do not count, and logs that disagree with the package."""
     for result in results:
         for record in result.pruned:
             yield f"{record.path}: pruned: {find_failure(record, result.benchmark) or f'seed {record.seed} is repeated'}"

@@ -29,7 +29,7 @@ def build_stated_result(
 ) -> dict[str, Any]:
     """Return the content of result.json: seconds, joules, epochs; null for what does not exist.
 
-    ``names`` has the names of the logs in the package, ``folder`` is where they lie there with their power readings.
+    ``names`` maps paths of logs to their names in the package. ``folder`` holds them there, with power readings.
     """
     rate = result if isinstance(result, Throughput) else None
     time = result if isinstance(result, TimeToTrain) else None

@@ -90,7 +90,7 @@ BROKEN_WORKLOADS = {
     "syntax error": ({"__init__.py": "def"}, "SyntaxError"),
     "raises": ({"__init__.py": "1 / 0"}, "ZeroDivisionError"),
     "no descriptor there": ({"__init__.py": ""}, "DESCRIPTOR"),
-    "another kind of object": ({"__init__.py": "DESCRIPTOR = 3"}, "is no suite.descriptor.Descriptor but int"),
+    "another kind of object": ({"__init__.py": "DESCRIPTOR = 3"}, "names an object of type int; expected a suite"),
     "another name": ({"__init__.py": DESCRIPTOR.format(name="other"), "card.yaml": CARD}, "has the name 'other'"),
     "our benchmark's name": ({"__init__.py": GOOD, "card.yaml": CARD}, "is that of workload 'cosmoflow'"),
 }
@@ -159,7 +159,7 @@ class Forgetful(Workload):
 
 def test_a_workload_without_a_method_is_refused_when_it_is_loaded() -> None:
     asked = replace(load_descriptor("cosmoflow"), implementation=f"{__name__}:Incomplete")
-    with pytest.raises(InputError, match=r"lacks dataset, build_model, .*baselines \(see") as caught:
+    with pytest.raises(InputError, match=r"lacks the methods dataset, build_model, .*baselines \(see") as caught:
         load_workload(asked)
     assert "loss" not in str(caught.value)
 

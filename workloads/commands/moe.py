@@ -79,10 +79,10 @@ Examples:
 )
 @click.option(
     "--backend",
-    type=click.Choice(["auto", "loop", "onednn", "bmm", "grouped_mm"]),
+    type=click.Choice(["auto", "loop", "onednn", "bmm", "grouped_mm", "triton"]),
     default="auto",
     show_default=True,
-    help="Kernel that multiplies the experts; auto measures which is fastest.",
+    help="Kernel that multiplies the experts; auto measures which is fastest. triton fuses gather and product, on a GPU.",
 )
 @click.option(
     "--load",

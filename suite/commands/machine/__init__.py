@@ -1,1 +1,1 @@
-"""The commands that look at a machine: what it is, what it can do, where a step's time goes."""
+"""The commands about a machine: what it has, how fast it is, where a step's time goes."""

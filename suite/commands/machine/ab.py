@@ -80,9 +80,12 @@ Examples:
 @click.argument("workload")
 @settings_options
 @click.option(
-    "--a", "plan_a", metavar="PLAN", help="Plan of side A: a name, a YAML file, or none (data parallel). [none]"
+    "--a",
+    "plan_a",
+    metavar="PLAN",
+    help="Parallel plan of side A: a name, a YAML file, or none (data parallel). [none]",
 )
-@click.option("--b", "plan_b", metavar="PLAN", help="Plan of side B, which is compared with A. [none]")
+@click.option("--b", "plan_b", metavar="PLAN", help="Parallel plan of side B, which is compared with A. [none]")
 @click.option("--set-a", "own_a", multiple=True, metavar="KEY=VALUE", help="Change a setting of A; repeatable.")
 @click.option(
     "--set-b",
@@ -101,7 +104,7 @@ Examples:
     type=IntegerRange(2, 10_000),
     default=10,
     show_default=True,
-    help="Number of blocks of A and of B; more narrow the interval.",
+    help="Number of blocks (groups of timed steps) of A and of B; more make the intervals narrower.",
 )
 @click.option(
     "--steps",
@@ -116,7 +119,7 @@ Examples:
     type=IntegerRange(1, 100_000),
     default=2,
     show_default=True,
-    help="Number of untimed steps before the common starting point.",
+    help="Number of untimed steps before the checkpoint that both sides start from.",
 )
 @click.option(
     "--seed",
@@ -149,7 +152,8 @@ def steps(
     """Compare two plans or settings in one job: A and B train alternating blocks of steps on the same data.
 
     Compares step time, CPU time, peak memory of tensors, executed FLOPs, bytes sent and loss. Each gets an interval and
-    a verdict: faster, slower, equivalent or inconclusive. All intervals together hold with 95 %. OUTPUT gets ab.json.
+    a verdict: faster, slower, equivalent or inconclusive. All intervals together hold with 95 %. The new folder gets
+    ab.json with every block.
     """
     if plan_b is None and not own_a and not own_b:
         raise click.UsageError("A and B are the same: give --b PLAN, --set-b KEY=VALUE or --set-a KEY=VALUE")
@@ -199,9 +203,10 @@ def _load_side_config(
     mesh: str | None,
     own: tuple[str, ...],
 ) -> RunConfig:
-    """The configuration of one side. InputError names the side's option."""
+    """Load the configuration of one side. InputError names the side's option."""
     if plan == NO_PLAN and mesh is not None:
         raise InputError(f"--mesh-{side} {mesh}: a mesh needs a plan: give --{side} NAME too")
+    # null overrides a plan that the size's own file may state.
     given = ("plan=null", "mesh=null") if plan == NO_PLAN else convert_plan_to_settings(plan, mesh)
     named = {override.partition("=")[0] for override in (*overrides, *own)} & {"plan", "mesh"}
     if named:
@@ -210,6 +215,7 @@ def _load_side_config(
     if common:
         key = common.pop()
         raise InputError(f"--set-{side} {key}: both sides must have the same {key}: give --set {key}=VALUE")
+    # Without instrumentation bytes and memory, which are compared, are not counted.
     resolved = load_config(chosen, name, (*overrides, *own, *given, "instrumentation=true"))
     if resolved.compile:
         raise InputError(f"--set-{side} compile: the FLOPs of compiled code cannot be counted: leave compile false")
@@ -217,7 +223,7 @@ def _load_side_config(
 
 
 def _check_sides(chosen: Descriptor, sides: list[RunConfig], folder: Path, ranks: int) -> None:
-    """InputError for what would fail on the ranks: an existing folder, the data, plans that do not fit."""
+    """Raise InputError for what would fail on the ranks: an existing folder, the data, plans that do not fit."""
     from suite.data.build import find_data
     from suite.data.sampling import check_batch
     from suite.training.parallel.sharing import Parallel
@@ -234,14 +240,15 @@ def _check_sides(chosen: Descriptor, sides: list[RunConfig], folder: Path, ranks
     pins = [side.choices.pinned.get("collectives") for side in sides]  # torch has one process group for both sides
     if pins[0] != pins[1]:
         raise InputError(
-            "choices.pinned.collectives: both sides share one process group: give --set choices.pinned={collectives: …}"
+            "choices.pinned.collectives differs, but A and B share one process group: "
+            "give both the same, as --set choices.pinned={collectives: …}"
         )
     if sides[0].hyperparameters != sides[1].hyperparameters:
         _check_parameters(chosen, sides)
 
 
 def _check_parameters(chosen: Descriptor, sides: list[RunConfig]) -> None:
-    """InputError if settings gave the sides other parameters: both begin at one checkpoint."""
+    """Raise InputError if the sides' parameters have different shapes. Both begin at one checkpoint."""
     from suite.training.parallel.skeleton import build_on_meta
 
     def shapes(side: RunConfig) -> dict[str, tuple[int, ...]]:

@@ -45,7 +45,8 @@ Examples:
 def runs() -> None:
     """Find the fastest of several configurations by whole runs, with a stated probability of a wrong winner.
 
-    A contest is a folder. Every run that starts counts. It may end without a winner.
+    A contest is a comparison of variants in one folder. An entry is one variant: a configuration with a name. Every run
+    that starts counts. A contest may end without a winner.
     """
 
 
@@ -70,7 +71,11 @@ def runs() -> None:
     help="Largest probability of naming a wrong winner.",
 )
 @click.option(
-    "--blocks", type=IntegerRange(1, 1000), default=16, show_default=True, help="Largest number of runs of each entry."
+    "--blocks",
+    type=IntegerRange(1, 1000),
+    default=16,
+    show_default=True,
+    help="Largest number of runs of each entry (variant).",
 )
 @click.option(
     "--run-limit-s",
@@ -79,24 +84,28 @@ def runs() -> None:
     show_default=True,
     help="Time budget of a run in seconds, from run_start to run_stop.",
 )
-@click.option("--seed", type=IntegerRange(0, 2**31 - 1), help="Seed of the order of entries and of the runs. [random]")
+@click.option(
+    "--seed", type=IntegerRange(0, 2**31 - 1), help="Seed of the runs and of the order in which entries run. [random]"
+)
 @click.option("--data", type=click.Path(path_type=Path), help="Folder of the data set. [data/<workload>-<size>]")
 def new(folder: Path, workload: str, size: str, seed: int | None, data: Path | None, **same_for_all: Any) -> None:
-    """Create a contest of WORKLOAD in the new folder FOLDER.
+    """Create a contest, a comparison of variants of WORKLOAD, in the new folder FOLDER.
 
-    These options hold for all entries and cannot be changed later.
+    These options hold for all entries (variants) and cannot be changed later.
     """
     from suite.performance.ab.contest import ContestSettings, write_settings
 
+    # A card without code, or a size that it lacks, is refused before the folder is made.
     load_descriptor(workload).code()
     load_descriptor(workload).card().size(size)
     seed = secrets.randbelow(2**31) if seed is None else seed
+    # Later commands of the contest may run in another working directory.
     root = (data or choose_default_data_root(workload, size)).absolute()
     made = ContestSettings(workload=workload, size=size, seed=seed, data=str(root), **same_for_all)
     write_settings(folder, made)
     print_line(
-        f"{folder}: {workload} {size}, up to {made.blocks} runs of each entry; "
-        f"next: mlhpc ab runs enter {shlex.quote(str(folder))} NAME"
+        f"{folder}: {workload} {size}, a comparison of up to {made.blocks} runs of each variant; "
+        f"next: add each variant with: mlhpc ab runs enter {shlex.quote(str(folder))} NAME"
     )
 
 
@@ -105,16 +114,17 @@ def new(folder: Path, workload: str, size: str, seed: int | None, data: Path | N
 @click.argument("name")
 @settings_options
 def enter(folder: Path, name: str, size: str | None, config: str | None, overrides: tuple[str, ...]) -> None:
-    """Add a configuration to the contest in FOLDER: that of a size, or a file such as a package's config.yaml.
+    """Add a variant NAME to the contest in FOLDER: the settings of a size or a file.
 
-    The configuration is copied; no code in it is run.
+    --config may name the config.yaml of a package. The configuration is copied, and no code in it is run.
     """
     from suite.performance.ab.contest import read_config, read_contest, write_entry
 
     contest = read_contest(folder)
     chosen = choose_config_name(size, config) or contest.settings.size
     made = write_entry(contest, name, read_config(chosen, overrides, contest.settings))
-    print_line(f"{made}: entered; {len(contest.entries) + 1} entries")
+    number = len(contest.entries) + 1
+    print_line(f"{made}: entered; the contest has {number} variant{'s' * (number != 1)}")
 
 
 @runs.command()
@@ -125,7 +135,8 @@ def run(folder: Path) -> None:
     In each block every remaining entry runs once, in random order and with the same seed. A run that misses the target
     within its time budget counts as slower than all others. Ctrl-C stops the contest after the current run.
 
-    Exit code 0: the contest is finished; 1: it was stopped and can be continued; 2: usage, or a run could not start.
+    Exit code 0: the contest is finished. Exit code 1: it was stopped and can be continued. Exit code 2: usage, or a run
+    could not start.
     """
     from suite.performance.ab.runner import run_contest
 
@@ -147,12 +158,12 @@ def _print_run(done: RunResult) -> None:
 @output_option("File for the ranking, which `mlhpc report` reads.", "none")
 @format_option()
 def show(folder: Path, output: Path | None, style: str) -> None:
-    """Show which entry wins the contest in FOLDER, with intervals; also before its end.
+    """Show which entry (variant) is fastest in the contest in FOLDER, with intervals; also before its end.
 
     First the log of every run is checked: it must exist, be unchanged and be compliant. If a log fails, there is no
     verdict.
 
-    Exit code 0: a winner, no winner, or not finished; 1: findings; 2: usage.
+    Exit code 0: a winner, no winner, or not finished. Exit code 1: findings. Exit code 2: usage.
     """
     import msgspec
 

@@ -39,7 +39,10 @@ Exit codes: 0 written, 1 measuring failed, 2 usage.
 """,
 )
 @click.option(
-    "--system", default=THIS_MACHINE, show_default=True, help="Name of the system, to match ceilings with runs."
+    "--system",
+    default=THIS_MACHINE,
+    show_default=True,
+    help="Name of the system, to match these ceilings with runs and counters, such as mysite.",
 )
 @ranks_option()
 @device_option()
@@ -66,7 +69,7 @@ def ceilings(
 ) -> None:
     """Measure peak rates of this machine: GEMM, memory levels, host link, storage, all-reduce, all-to-all.
 
-    `mlhpc report` draws them as roofs above your runs. `mlhpc ceilings counters` imports hardware counters of a
+    `mlhpc report` draws them in its rooflines, as limits above your runs. `mlhpc ceilings counters` imports hardware counters of a
     profiler for the same chart.
     """
     if context.invoked_subcommand is not None:  # click calls the group first, then its command

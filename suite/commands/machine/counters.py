@@ -24,11 +24,20 @@ Examples:
 )
 @click.argument("tool", type=click.Choice(list(TOOLS)))
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option("--system", required=True, help="Name of the system, as in the ceilings file.")
-@click.option("--workload", required=True, help="Workload that was counted, such as cosmoflow.")
-@click.option("--size", metavar="NAME", required=True, help="Size of the workload that was counted.")
 @click.option(
-    "--steps", type=IntegerRange(1), required=True, help="Number of training steps that were counted, on one rank."
+    "--system",
+    required=True,
+    help="Name of the system, the same as in the ceilings file, so that one chart shows both.",
+)
+@click.option(
+    "--workload", required=True, help="Workload whose training steps the profiler counted in FILE, such as cosmoflow."
+)
+@click.option("--size", metavar="NAME", required=True, help="Size of the workload in those steps, such as mini.")
+@click.option(
+    "--steps",
+    type=IntegerRange(1),
+    required=True,
+    help="Number of training steps that the profiler counted, on one rank; the counts are divided by it.",
 )
 @output_option("New JSON file.", "counters.json")
 def counters(tool: str, file: Path, system: str, workload: str, size: str, steps: int, output: Path | None) -> None:

@@ -1,7 +1,7 @@
-"""`mlhpc doctor`: shows what this machine has for runs here, on several nodes and through Slurm, and what to do.
+"""`mlhpc doctor`: checks this machine for runs here, on several nodes and through Slurm, and says what to do.
 
 Versions are read from installed metadata. Packages are imported in another process, MPI is loaded, and two ranks are
-run: a launcher and an mpi4py that do not fit together start without an error, as two worlds of one rank.
+run. A launcher and an mpi4py of different MPIs start without an error, as two worlds of one rank.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ for name in sys.argv[1:]:
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at: what was found and what was expected, "" where anything will do.
+    """One check. ``expected`` is "" if any value will do.
 
-    ``fix`` says what to do if it is not ``ok``; ``purpose`` is what cannot work without it.
+    ``fix`` says what to do if it is not ``ok``. ``purpose`` names the runs that need it.
     """
 
     name: str
@@ -126,12 +126,12 @@ def doctor(ranks: int, style: str) -> None:
 
 
 def can_run(checks: Iterable[Check], purpose: Purpose) -> bool:
-    """True if nothing that a purpose needs is missing."""
+    """Return True if nothing that a purpose needs is missing."""
     return all(check.ok for check in checks if check.purpose == purpose)
 
 
 def render_checks(checks: Sequence[Check]) -> list[str]:
-    """The checks as lines for a terminal, grouped by purpose: one line each."""
+    """Render the checks as lines for a terminal, grouped by purpose."""
     titles: dict[Purpose, str] = {
         "local": "Local runs",
         "nodes": "Runs on several nodes",
@@ -180,7 +180,7 @@ def check_python() -> list[Check]:
 def _import_packages() -> dict[str, tuple[str, str, str]]:
     """Import every module in another process, as a run would.
 
-    Return by its name the file of each, what a PYTHONPATH hides of what it needs, and the problem.
+    Return by module: its file, the modules it needs that a PYTHONPATH hides, and the problem. "" if there is none.
     """
     answer = _run_command([sys.executable, "-P", "-c", IMPORT_PROGRAM, *NEEDED])
     rows = [line.split("\t") for line in answer.output.splitlines() if line.startswith("IMPORT\t")]
@@ -188,10 +188,11 @@ def _import_packages() -> dict[str, tuple[str, str, str]]:
 
 
 def check_launch(environ: Mapping[str, str]) -> list[Check]:
-    """Show whether commands take themselves for ranks of a launcher, and what to do in a person's shell if they do."""
+    """Check whether commands take themselves for ranks of a launcher. Say what to do about it in a person's shell."""
     try:
         launch, found = find_launch(environ), describe_launcher(environ)
     except InputError as error:
+        # The message of `find_launch` ends with what to do.
         found, _, fix = str(error).partition("; ")
         return [Check("launcher", False, found, "local", fix)]
     if launch is not None:
@@ -222,6 +223,7 @@ def check_mpi() -> list[Check]:
     try:
         command = make_mpiexec_command(2)
     except InputError as error:
+        # The last part of the message is the command that installs an mpiexec.
         return [Check("mpiexec", False, "none", "local", str(error).rpartition(": ")[2], "mpiexec on PATH")]
     # As commands start their ranks: without the variables of a launcher around this one
     answer = _run_command(
@@ -291,12 +293,12 @@ def check_folders(environ: Mapping[str, str]) -> list[Check]:
 
 
 def _find_existing_folder(path: Path) -> Path:
-    """The path, or the nearest folder above it that exists: it would be made there."""
+    """Return the path, or the nearest folder above it that exists. The path would be made there."""
     return next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
 
 
 def check_node_name(root: Path) -> list[Check]:
-    """Check that other nodes could reach this one by its name: /etc/hosts must not map it to loopback alone."""
+    """Check that /etc/hosts does not map this node's name to loopback alone. Other nodes could not reach it."""
     name, addresses = read_hostname(root), list_own_addresses(root)
     looped = bool(addresses) and all(map(is_loopback, addresses))
     found = f"{name}: {', '.join(addresses) or 'not in /etc/hosts, left to the name service'}"
@@ -305,7 +307,7 @@ def check_node_name(root: Path) -> list[Check]:
 
 
 def check_clock(folder: Path, *, simulated: bool = False) -> list[Check]:
-    """Check this node's clock against the file server's and, where the kernel tells, that a time service keeps it."""
+    """Compare this node's clock with the file server's. Check, if the kernel says it, that a time service keeps it."""
     if simulated:
         return [Check("clock", True, "not looked at: a simulated machine has none", "nodes")]
     return judge_clock(measure_clock_skew(folder), is_synchronised(), folder)
@@ -379,6 +381,7 @@ def _run_command(command: Sequence[str], environ: Mapping[str, str] | None = Non
             env=environ,
         )
     except FileNotFoundError:
+        # 127 and 124 are the codes of a shell and of timeout(1) for these cases.
         return CommandResult(127, f"{command[0]}: not found")
     except subprocess.TimeoutExpired:
         return CommandResult(124, f"no answer in {TIMEOUT_S} s")
@@ -395,7 +398,7 @@ def _check_space(name: str, folder: Path, needed_bytes: int, fix: str) -> Check:
 
 
 def _read_quota(run: Callable[[Sequence[str]], CommandResult] = _run_command) -> str:
-    """The quota of this user in one line, from the quota command."""
+    """Read this user's quota from the quota command, as one line."""
     answer = run(["quota", "-s"])
     if answer.code == 127:
         return "no quota command here"

@@ -82,7 +82,7 @@ def node(
     Under srun every task measures its own node. If a node hangs, it is stopped at the time limit, and its file says
     where. Training steps need the smoke data sets.
 
-    Exit code 0: measured; 1: stopped before the end; 2: usage.
+    Exit code 0: measured. Exit code 1: stopped before the end. Exit code 2: usage.
     """
     from suite.launcher import find_launch
     from suite.world import find_node_name
@@ -101,7 +101,7 @@ def node(
         load_descriptor(name)
     make_folder(folder)
     if path.exists():
-        raise InputError(f"{path}: exists already; choose another -o")
+        raise InputError(f"{path}: exists already; choose another folder with -o")
     begin = time.time()
     words = render_option_words(
         {
@@ -155,7 +155,7 @@ Examples:
 def links(device: str, budget: int, rounds: int | None, output: Path | None) -> None:
     """Measure the links between nodes and the offsets of their clocks. Start one rank on each node.
 
-    Exit code 0: measured, or there is only one node; 1: stopped before the end; 2: usage.
+    Exit code 0: measured, or there is only one node. Exit code 1: stopped before the end. Exit code 2: usage.
     """
     from suite.launcher import find_launch
 
@@ -173,7 +173,7 @@ def links(device: str, budget: int, rounds: int | None, output: Path | None) -> 
     def check() -> None:
         make_folder(path.parent)
         if path.exists():
-            raise InputError(f"{path}: exists already; choose another -o")
+            raise InputError(f"{path}: exists already; choose another folder with -o")
 
     def body(world: World) -> None:
         if world.nodes == 1:
@@ -234,7 +234,10 @@ def _measure_node(
 
 
 def _select_workloads(names: tuple[str, ...]) -> tuple[dict[str, Path], list[str]]:
-    """Return the workloads whose step can be measured, with data, and a line on the others, or raise InputError."""
+    """Return the data root by workload whose step can be measured, and a line on each other one.
+
+    InputError if a workload of ``names`` has no data.
+    """
     chosen: dict[str, Path] = {}
     missing: list[str] = []
     for name in names or (name for name, each in load_descriptors().items() if each.implementation):
@@ -242,14 +245,17 @@ def _select_workloads(names: tuple[str, ...]) -> tuple[dict[str, Path], list[str
         if (root / "manifest.json").is_file():
             chosen[name] = root
         else:
-            missing.append(f"no step of {name}: no data in {root} (mlhpc data generate {name} --size {SIZE})")
+            missing.append(
+                f"training step of {name} not measured: no data set in {root}; make it with "
+                f"mlhpc data generate {name} --size {SIZE}"
+            )
     if names and missing:
         raise InputError(missing[0])
     return chosen, missing
 
 
 def _write_end(path: Path, name: str, took: float, budget: int, why: str) -> None:
-    """Add to the node's file how long measuring took, or why it did not come to its end."""
+    """Add to the node's file how long measuring took, or why it ended early (``why``)."""
     before = path.read_text() if path.exists() else ""
     end = Sample(
         node=name,

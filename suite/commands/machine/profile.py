@@ -58,7 +58,7 @@ OUTPUT gets trace.json (rank 0; open it in chrome://tracing or ui.perfetto.dev),
     type=IntegerRange(2),
     default=20,
     show_default=True,
-    help="Number of steps to time before the profiler starts.",
+    help="Number of steps to time without the profiler, which slows steps; the phases and ranks come from these.",
 )
 @click.option(
     "--profiled-steps",
@@ -189,7 +189,7 @@ def _write_profile(output: Path, document: dict[str, Any], result: Profile) -> N
 
 
 def render_profile(document: dict[str, Any]) -> list[str]:
-    """The profile as lines for people: phases, layers, FLOPs, ranks."""
+    """Render the profile as lines: phases, layers, FLOPs, ranks."""
     step, profiled_step = document["phases_s"]["step"], document["profiled_phases_s"]["step"]
     phases = [
         f"{name} {value / step:.0%}"
@@ -211,7 +211,7 @@ def render_profile(document: dict[str, Any]) -> list[str]:
 
 
 def _render_layers(layers: list[dict[str, Any]]) -> list[str]:
-    """The table of the layers that take most time themselves, those inside them left out."""
+    """Render the layers with the most time of their own, without the layers inside them."""
     whole = sum(layer["own_s"] for layer in layers) or 1.0  # own times do not overlap: they sum to the step
     busiest = sorted(layers, key=lambda layer: -layer["own_s"])[:LISTED_LAYERS]
     text = [

@@ -39,17 +39,17 @@ Example:
 @size_option(None, "Count only this size. [every size with a count of 0]")
 @output_option("Card file to write.", "the workload's own, in place")
 def card(workload: str, size: str | None, output: Path | None) -> None:
-    """Count the FLOPs, parameters and bytes of WORKLOAD by running one step; fill in or check the counts of its card.
+    """Count the FLOPs, parameters and bytes of WORKLOAD by running one step. Fill in or check the counts of its card.
 
     Counts that are 0 in the card are filled in; the others are compared. A size is counted with its own settings and
     data set, which is generated if there is none. Comments in the card stay.
 
     A card states the FLOPs of the model for a sample of mean size. The code also executes the FLOPs of losses, padding
-    and recomputation. So the counted FLOPs are compared with the workload's formula for executed FLOPs, and the card
-    with its formula for the model.
+    and recomputation. So the counted FLOPs are compared with the workload's formula for executed FLOPs. The card is
+    compared with its formula for the model.
 
-    Exit code 0: filled in, or every count is right (FLOPs and bytes within 1 %); 1: a count is wrong, and was not
-    changed; 2: usage.
+    Exit code 0: filled in, or every count is right (FLOPs and bytes within 1 %). Exit code 1: a count is wrong, and was
+    not changed. Exit code 2: usage.
     """
     chosen = load_descriptor(workload)
     chosen.code()
@@ -84,7 +84,7 @@ def _is_incomplete(entry: SizeCard) -> bool:
 
 
 def _compare_counts(title: str, entry: SizeCard, counts: CardCounts) -> bool:
-    """Print each count of a size and what the card or the configuration states; True if all are right."""
+    """Print each count of a size next to what card or configuration state. Return True if all are right."""
     fine = True
     for key in COUNTED_KEYS:
         verdict, right = _judge_count(key, getattr(entry, key), counts)
@@ -103,8 +103,8 @@ def _compare_counts(title: str, entry: SizeCard, counts: CardCounts) -> bool:
 def _judge_count(key: str, stated: float, counts: CardCounts) -> tuple[str, bool]:
     """Compare a count with the card's: a text, and whether it is right. A ``stated`` 0 was filled in.
 
-    FLOPs that were counted are compared with the closed form of what is executed on the same samples, those of the card
-    with the closed form of the model on a sample of mean size.
+    Counted FLOPs are compared with the workload's formula for executed FLOPs on the same samples. FLOPs of the card are
+    compared with its formula for the model on a sample of mean size.
     """
     counted = getattr(counts, key)
     if key in (FORWARD, TRAINING):
@@ -126,14 +126,14 @@ def _judge_count(key: str, stated: float, counts: CardCounts) -> tuple[str, bool
 
 
 def _select_closed_form_flops(key: str, form: Work) -> tuple[float, float]:
-    """The FLOPs that a closed form says are executed, and those of the model."""
+    """Return executed and model FLOPs of a closed form, for the forward pass or for training by ``key``."""
     if key == TRAINING:
         return form.executed_flops, form.model_flops
     return form.forward_flops + form.forward_extra_flops, form.forward_flops
 
 
 def _select_card_value(key: str, counts: CardCounts) -> float:
-    """What a card says of a count: of FLOPs the model's, if the closed form of those executed is right."""
+    """Choose what the card states. Of FLOPs the model's, if the formula for executed FLOPs is right; else as counted."""
     counted = float(getattr(counts, key))
     if key not in (FORWARD, TRAINING) or _differs(counted, _select_closed_form_flops(key, counts.counted_form)[0]):
         return counted
@@ -161,7 +161,7 @@ def _count_size(chosen: Descriptor, config: RunConfig) -> CardCounts:
 
 
 def _fill_in(text: str, source: YamlSource, key: Sequence[str], value: float) -> str:
-    """The text of a card with one 0 replaced. InputError if it does not stand on a line of its own."""
+    """Return the text of a card with one 0 replaced. InputError if it does not stand on a line of its own."""
     number = source.lines.get(tuple(key))
     lines = text.splitlines(keepends=True)
     pattern = rf"(\s*{re.escape(key[-1])}:\s*)0(?:\.0*)?(\s*(?:#.*)?\n?)"

@@ -25,7 +25,10 @@ Examples:
 @card_option
 @format_option()
 def list_(workload: str | None, style: str) -> None:
-    """List workloads: sizes, targets, required runs, data sizes."""
+    """List workloads: sizes, targets, required runs, data sizes.
+
+    WORKLOAD shows only that one. Reads cards (metric, target and rules of a workload); imports no training code.
+    """
     chosen = [load_descriptor(workload)] if workload else list(load_descriptors().values())
     if style == JSON:
         print_line(json.dumps([convert_to_data(item) for item in chosen], indent=2))
@@ -35,12 +38,12 @@ def list_(workload: str | None, style: str) -> None:
 
 
 def list_configs(item: Descriptor) -> list[str]:
-    """The names of the configs that a workload ships."""
+    """List the names of the configs that a workload ships."""
     return sorted(path.stem for path in (item.folder / "config").glob("*.yaml"))
 
 
 def convert_to_data(item: Descriptor) -> dict[str, Any]:
-    """One workload as data for --format json."""
+    """Convert one workload to data for --format json."""
     card = item.card()
     return {
         "workload": card.workload,
@@ -69,7 +72,7 @@ def convert_to_data(item: Descriptor) -> dict[str, Any]:
 
 
 def render_workload(item: Descriptor) -> list[str]:
-    """One workload as lines."""
+    """Render one workload as lines."""
     card = item.card()
     rows = [("size", "target", "runs", "samples", "parameters", "data", "what it is for")]
     for name, size_card in card.sizes.items():
@@ -85,6 +88,7 @@ def render_workload(item: Descriptor) -> list[str]:
                 size_card.description,
             )
         )
+    # The seventh column is a sentence and needs no padding.
     widths = [max(len(row[column]) for row in rows) for column in range(6)]
     table = [
         "  " + "  ".join(text.ljust(width) for text, width in zip(row, [*widths, 0], strict=True)).rstrip()

@@ -1,4 +1,4 @@
-"""`mlhpc workload new NAME`: writes the skeleton of a workload, a package of its own that runs as it is."""
+"""`mlhpc workload new NAME`: writes the skeleton of a workload, a Python package that runs unchanged."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def new(name: str, output: Path | None) -> None:
 
 
 def _check_name(name: str) -> None:
-    """InputError for a name that cannot be a package's, or is taken by an installed module or workload."""
+    """Raise InputError if no package can have the name, or if an installed module or workload has it."""
     if not name.isidentifier() or not name.isascii() or not name.islower() or keyword.iskeyword(name):
         raise InputError(f"{name!r}: expected the name of a Python package: lower-case letters, digits and _")
     if (

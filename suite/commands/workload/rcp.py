@@ -46,14 +46,16 @@ def rcp() -> None:
 def record(runs: tuple[Path, ...], output: Path | None) -> None:
     """Record the epochs that the runs under RUNS needed: one point per batch size in <workload>/rcp/<size>.json.
 
-    Points of other batch sizes in the file stay. Use runs on data sets of several seeds (mlhpc data generate --seed):
-    run seeds alone spread less than other data do.
+    Points of other batch sizes in the file stay. Use runs on data sets of several seeds (mlhpc data generate --seed).
+    Seeds of runs alone spread less than seeds of data.
     """
     logs = [
         summarise_log(read_events(path)) for run in runs for group in find_results(run).groups for path in group.logs
     ]
     if not logs:
-        raise InputError(f"no result_*.txt under {', '.join(map(str, runs))}")
+        raise InputError(
+            f"no result_*.txt under {', '.join(map(str, runs))}; expected run folders of one workload and size"
+        )
     descriptor, size = _find_subject(logs)
     folder = descriptor.folder if output is None else output
     system = next((text for run in runs if (text := _read_system(run))), "unknown")
@@ -112,6 +114,7 @@ def compute_reference_point(logs: Sequence[RunRecord], benchmark: Benchmark, sys
             data.append(item.data_manifest or "unknown")
         else:
             not_converged.append(seed)
+    # The date of the newest run: the same logs give the same file on any day.
     latest = max(item.run_stop_s or 0.0 for item in logs)
     return ReferencePoint(
         global_batch_size=first.global_batch_size or 0,
@@ -131,9 +134,11 @@ def _require_distinct_seeds(logs: Sequence[RunRecord]) -> list[int]:
     seeds: list[int] = []
     known: set[tuple[int, str | None]] = set()
     for item in logs:
-        if item.seed is None or (item.seed, item.data_manifest) in known:
+        if item.seed is None:
+            raise InputError(f"{item.path}: the log states no seed; leave this run out")
+        if (item.seed, item.data_manifest) in known:
             raise InputError(
-                f"{item.path}: seed {item.seed} is missing, or another run on the same data has it; leave out one of the two"
+                f"{item.path}: another run on the same data has seed {item.seed} too; leave one of them out"
             )
         known.add((item.seed, item.data_manifest))
         seeds.append(item.seed)
@@ -141,7 +146,7 @@ def _require_distinct_seeds(logs: Sequence[RunRecord]) -> list[int]:
 
 
 def _compute_points(logs: Sequence[RunRecord], benchmark: Benchmark, system: str) -> dict[int, ReferencePoint]:
-    """One reference point for each batch size in the logs."""
+    """Compute the reference point of each batch size in the logs, by batch size."""
     batches = sorted({item.global_batch_size for item in logs if item.global_batch_size is not None})
     return {
         batch: compute_reference_point([item for item in logs if item.global_batch_size == batch], benchmark, system)
@@ -150,20 +155,24 @@ def _compute_points(logs: Sequence[RunRecord], benchmark: Benchmark, system: str
 
 
 def _find_subject(logs: Sequence[RunRecord]) -> tuple[Descriptor, str]:
-    """The workload and size of all logs. InputError if they differ, or are not of this suite."""
+    """Find the workload and size of all logs. InputError if they differ, or are not installed here."""
     named = {(item.benchmark, item.size) for item in logs}
     if len(named) != 1:
-        raise InputError(f"logs of different benchmarks or sizes: {sorted(map(str, named))}; expected one")
+        raise InputError(
+            f"the logs are of several benchmarks or sizes: {sorted(map(str, named))}; record each with a command of its own"
+        )
     benchmark, size = next(iter(named))
     workload = next((item for item in load_descriptors().values() if item.card().mlperf_name == benchmark), None)
     if workload is None or size is None:
-        raise InputError(f"{logs[0].path}: benchmark {benchmark!r} of size {size!r} is not one of this suite")
+        raise InputError(
+            f"{logs[0].path}: benchmark {benchmark!r} of size {size!r} is not installed here; mlhpc workload list shows what is"
+        )
     workload.card().size(size)
     return workload, size
 
 
 def _read_system(run: Path) -> str | None:
-    """The processor of the first node of a run folder. None if the folder has no facts."""
+    """Read the processor of the first node of a run folder. None if the folder has no facts."""
     paths = RunFolder(run).node_facts()
     return read_facts(paths[0]).cpu.model if paths else None
 

@@ -173,7 +173,10 @@ def read_power_csv(path: Path, columns: PowerColumns) -> MeterReadings:
             names = [columns.power] if isinstance(columns.power, str) else columns.power or []
             found = [(time, sum(_parse_number(row[name], where) for name in names) * _WATTS[columns.unit])]
         if points and found[0][0] <= points[-1][0]:
-            raise InputError(f"{where}: its time {_render_iso_time(found[0][0])} is not after that of the row before")
+            raise InputError(
+                f"{where}: its time {_render_iso_time(found[0][0])} is not after that of the row before; "
+                "sort the rows by time, and if the file has several meters or outlets, state `node`"
+            )
         points += found
     empty = [number for number, points in by_node.items() if len(points) < 2]
     if empty:
@@ -205,7 +208,7 @@ def _parse_number(text: str | None, where: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise InputError(f"{where}: {render_repr(text)} is no number")
+        raise InputError(f"{where}: {render_repr(text)} is not a number")
     return value
 
 

@@ -252,5 +252,5 @@ def _read_count(path: Path) -> int:
     text = path.read_text()
     count = text.split(maxsplit=1)[0] if text.strip() else text
     if not (count.isascii() and count.isdigit()):
-        raise InputError(f"{path}: {text[:40]!r} is not a count")
+        raise InputError(f"{path}: {text[:40]!r} is not a number, which a counter must show")
     return int(count)

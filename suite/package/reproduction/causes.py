@@ -1,8 +1,8 @@
 """Lists the differences between two runs, the likeliest cause first. Pure functions of their `RunFacts`.
 
 A cause comes before its consequences: other data, another configuration, other code, other libraries, another machine.
-Facts that differ between any two runs are not compared: times, free memory, names of hosts, numbers of jobs. Nor are
-facts that cannot change a number of a run: other workloads' files, tools for tests.
+Facts that differ between any two runs are not compared: times, free memory, host names, job numbers. Nor are facts that
+cannot change a number of a run: other workloads' files, tools for tests.
 """
 
 from __future__ import annotations

@@ -28,11 +28,12 @@ _REFUSED_SETTINGS = {
 def read_package_config(descriptor: Descriptor, path: Path) -> tuple[RunConfig, tuple[str, ...]]:
     """Read a package's config.yaml for the installed workload. Also returns why some settings are not followed.
 
-    InputError, one line, if the file is larger or deeper than any that a run writes, or has anchors. InputError also if
-    the installed suite refuses a value.
+    InputError if the file has anchors, or is larger or deeper than a run writes it. InputError also if the installed
+    suite refuses a value.
     """
     source = read_plain_yaml(path)
     left_out = []
+    # Places, commands and supervision of the package's machine must not act on this one.
     for key in sorted((OPERATIONAL - {SUBMISSION}) & source.data.keys()):
         value = source.data.pop(key)
         if key in _REFUSED_SETTINGS and value not in (None, {}, {"overlap": False}):
@@ -47,7 +48,7 @@ def read_package_config(descriptor: Descriptor, path: Path) -> tuple[RunConfig, 
 def read_plain_yaml(path: Path) -> YamlSource:
     """Read a small YAML mapping without anchors: nested anchors can expand a small file beyond all memory."""
     if path.is_symlink():
-        raise InputError(f"{path}: a symbolic link: not followed")
+        raise InputError(f"{path}: is a symbolic link, which is not followed; expected a file of the package")
     try:
         text = read_bytes(path, MAX_BYTES).decode("utf-8")
     except OSError as error:
@@ -56,6 +57,7 @@ def read_plain_yaml(path: Path) -> YamlSource:
         raise InputError(f"{path}: cannot be read: not UTF-8 text") from None
     depth = 0
     try:
+        # Events expand no alias, so a small file stays small.
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
             if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
                 raise InputError(f"{path}{_find_line(event)}: an anchor or alias; a run's config.yaml has none")

@@ -1,4 +1,4 @@
-"""Judges level 1, the data: compares a data set on disk with the manifest that the package's logs name. Reads only."""
+"""Judges level 1, the data: compares a data set on disk with the manifest of the package's logs. Reads only."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ CONVERTED = ("converted", "public")  # names of generators that read files of ot
 def judge_data(logged: str, kept: Mapping[str, Any], root: Path, how: str) -> LevelVerdict:
     """Compare a data set with the manifest's sha256 in the logs, and read every byte of it.
 
-    ``how`` is regenerated or verified. ``kept`` is the manifest in the package, which tells the first shard, seed or
-    attribute that differs.
+    ``how`` is regenerated or verified. ``kept`` is the manifest in the package. It shows which seed, shard or attribute
+    differs first.
     """
     try:
         manifest = read_manifest(root)
@@ -32,6 +32,7 @@ def judge_data(logged: str, kept: Mapping[str, Any], root: Path, how: str) -> Le
         cause = _name_difference(parse_kept(kept, logged), manifest)
         why = f"{cause.what} of the data set: {cause.was} in the package, {cause.now} here ({how})"
         return make_level_verdict(1, LevelOutcome.NOT_REPRODUCED, why, cause, compared)
+    # An equal manifest says nothing about the files: each one is read.
     for entry in manifest.shards:
         problem = check_shard(root, entry, deep=True)
         if problem is not None:

@@ -117,7 +117,7 @@ def make_level_verdict(
 
 
 def is_reproduced(results: tuple[ResultVerdict, ...]) -> bool:
-    """Return True if there is a result, and runs with the package's settings reproduced every level of every result."""
+    """Return True if runs with the package's settings reproduced all levels of all results. False without results."""
     levels = [level for result in results for level in result.levels]
     settings = any(result.settings for result in results)
     return bool(levels) and not settings and all(level.verdict == LevelOutcome.REPRODUCED for level in levels)

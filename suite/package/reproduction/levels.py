@@ -17,7 +17,7 @@ CONFIDENCE = 0.99  # of the interval of epochs: one in a hundred good reproducti
 
 @dataclass(frozen=True)
 class RoundingGrowth:
-    """The largest relative difference of losses by rounding: at step 0, its growth per step, and its maximum."""
+    """The largest relative difference that rounding makes: at step 0, its factor per step, and its maximum."""
 
     first: float
     factor: float
@@ -124,6 +124,7 @@ def _judge_difference(
 
 def compute_relative_differences(a: Sequence[float], b: Sequence[float]) -> list[float]:
     """Compute the difference of each pair of losses, relative to the larger one."""
+    # Two zeros or two equal infinities would give NaN.
     return [abs(x - y) / max(abs(x), abs(y)) if x != y else 0.0 for x, y in zip(a, b, strict=True)]
 
 
@@ -191,6 +192,7 @@ def compute_expected_mean(basis: Sequence[float], new: int, between_evals: float
         * spread
         * math.sqrt(1.0 / len(basis) + 1.0 / new)
     )
+    # A run notices its target only at an evaluation: one evaluation earlier or later is no difference.
     half = max(half, between_evals)
     middle = statistics.fmean(basis)
     return middle - half, middle + half

@@ -1,4 +1,4 @@
-"""Runs a command of this suite within limits of time and memory: a stranger's configuration may ask for anything."""
+"""Runs a command of this suite within limits of time and memory. A stranger's configuration may ask for anything."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RunLimits:
 
 @dataclass(frozen=True)
 class CommandResult:
-    """How a command ended: exit code, the last line it printed, and the limit that ended it, in words or None."""
+    """The end of a command: exit code and last printed line. ``over`` names the limit that ended it, or is None."""
 
     code: int
     last: str
@@ -45,7 +45,7 @@ class CommandResult:
 def find_run_limits(
     records: Iterable[RunRecord], ranks: int, free: int | None, stated_s: float | None = None
 ) -> RunLimits:
-    """Return the limits of a run here: ``stated_s`` or a multiple of the package's longest run, and memory per rank.
+    """Return the limits of a run here. Its time is ``stated_s``, or a multiple of the package's longest run.
 
     Each rank has its share of ``free`` bytes. A log may state any time, so the multiple has a ceiling.
     """
@@ -69,6 +69,7 @@ def run_limited(
     """
     make_folder(log.parent)
     over, memory = None, None if bounds is None else _limit_memory(bounds.memory)
+    # x: the log of an earlier attempt is never overwritten.
     with log.open("xb") as file:
         process = subprocess.Popen(
             make_suite_command(*words),

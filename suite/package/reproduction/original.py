@@ -1,4 +1,4 @@
-"""Reads the results of a package that are to be reproduced: their scores, and the files of each run."""
+"""Reads the results of a package to reproduce: their scores, and the files of each run."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ class Original:
     @property
     def name(self) -> str:
         """The folder of the logs, relative to the package."""
+        # Both are resolved: a link on the way to one would make them unrelated.
         return self.scored.group.folder.resolve().relative_to(self.package.resolve()).as_posix()
 
     @property
@@ -48,6 +49,7 @@ class Original:
     @cached_property
     def stated(self) -> Mapping[str, Any]:
         """result.json, the score that the package states; empty where there is none."""
+        # A run folder is provenance/run_<i>, next to which result.json lies.
         return read_small_json(self.folders[0].parent.parent / STATED) if self.folders else {}
 
     @cached_property
@@ -86,6 +88,7 @@ class Original:
             return "the package was not made by mlhpc: it has no configuration that the installed suite could run"
         if self.info.get("loop") is not None:
             program = str(self.info["loop"])
+            # A stranger's text is shown only if a terminal shows it as it is.
             shown = program if _PLAIN_TEXT.fullmatch(program) else "a program of the submitter's"
             return f"{shown} trained, a loop of the submitter's own: code of a package is never run"
         if self.descriptor is None:
@@ -116,6 +119,7 @@ def read_originals(package: Path, wanted: str | None = None) -> list[Original]:
 def _read_results(package: Path) -> Iterator[Original]:
     for scored in check([package]).results:
         group = scored.group
+        # Logs outside of a package, and results without a run, have nothing to compare with.
         if group.package is None or not scored.runs:
             continue
         infos = read_provenance(group).infos

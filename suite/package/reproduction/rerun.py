@@ -49,7 +49,7 @@ _OVERRIDE = re.compile(r"[\w.]+=.*", re.DOTALL)
 
 @dataclass(frozen=True)
 class UnfinishedRun:
-    """A new run that did not finish: the outcome, the reason, and the facts it logged before it ended."""
+    """A new run that did not finish: outcome, reason, and the facts that it logged until then."""
 
     verdict: LevelOutcome
     why: str
@@ -93,7 +93,7 @@ class Rerun:
     def config(self) -> RunConfig:
         """The package's configuration as it is run here. InputError if the installed suite cannot run it.
 
-        The options that its first run measured as fastest are kept, not measured again: they change the arithmetic.
+        The options that its first run measured as fastest are not measured again. They change the arithmetic.
         """
         config, self.left_out = read_package_config(self._descriptor, self.original.folders[0] / "config.yaml")
         return _pin_choices(config, self.was)
@@ -202,6 +202,7 @@ class Rerun:
                     what = "original" if side == "A" else "changed"
                     return make_level_verdict(4, made.verdict, f"the {what} configuration: {made.why}", cause)
                 found[side] = made[0].time_to_train_s
+            # A pair counts only if both runs reached the target.
             if None not in found.values():
                 for side, seconds in found.items():
                     times[side].append(seconds or 0.0)
@@ -281,7 +282,7 @@ class Rerun:
         return self.ranks or self.was.ranks or 1
 
     def _seed(self, number: int) -> int:
-        """Return the seed of a new run: that of the package's run of this number, else the next larger one."""
+        """Return the seed of a new run: that of the package's run of this number, else a larger unused one."""
         seeds = [record.seed for record in self.original.records if record.seed is not None] or [0]
         if self.seed is not None:
             return self.seed + number
@@ -327,6 +328,7 @@ class Rerun:
 
     def _start(self, config: RunConfig, folder: Path, seed: int) -> tuple[RunRecord, RunFacts] | UnfinishedRun:
         """Run a configuration once, within the limits; return the run, or how it ended."""
+        # Next to the run folder, which `mlhpc run` makes new.
         settings = folder.with_suffix(".yaml")
         write_file_atomically(settings, render_config(structs.replace(config, data=self._data.absolute())))
         words = ("run", config.workload, "--config", str(settings), "--ranks", str(self._ranks), "--runs", "1")
@@ -404,6 +406,7 @@ class Rerun:
         try:
             ours = convert_to_plain_data(load_config(self._descriptor, str(self._benchmark.size), sets))
             theirs = self.was.config or {}
+        # The properties of the installed workload assert that it has this size.
         except (InputError, AssertionError):
             return []
         return [each for each in compare_configs(theirs, ours, DEFAULT) if each.what not in known]

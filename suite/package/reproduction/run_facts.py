@@ -1,4 +1,4 @@
-"""Collects the facts of a run from its log and its files in a package or run folder, or the facts of this machine.
+"""Collects the facts of a run from its log and files, or the facts of this machine.
 
 All files are read as data of bounded size. A file that is a link, or no document of its kind, counts as absent.
 """
@@ -54,9 +54,10 @@ class RunFacts:
 
 
 def read_run_facts(record: RunRecord, log: Log, folder: Path | None) -> RunFacts:
-    """Read the facts of a run from its log, and from the folder of its run.json if there is one."""
+    """Read the facts of a run from its log and, if ``folder`` is given, from the files of its run folder."""
     configured, first = log.first(mllog.RUN_CONFIG), log.first(mllog.FIRST_LOSSES)
     values = first.value if first is not None and isinstance(first.value, list) else []
+    # A stranger's log may list any number; a run logs 20.
     losses = [convert_to_float(value) for value in values[:64]]
     facts = RunFacts(
         config=record.config,
@@ -65,6 +66,7 @@ def read_run_facts(record: RunRecord, log: Log, folder: Path | None) -> RunFacts
         ranks=record.ranks,
         nodes=record.nodes,
         data_manifest=record.data_manifest,
+        # With one value missing, the steps of two lists no longer match.
         losses=tuple(loss for loss in losses if loss is not None) if None not in losses else (),
         evaluations=tuple(value.value for value in record.evals),
         suite_version=record.suite_version,

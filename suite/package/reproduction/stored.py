@@ -57,6 +57,7 @@ def list_changes(package: Path, originals: Sequence[Original]) -> list[Differenc
     there = {path.relative_to(package).as_posix() for path in list_files(package)}
     lost = sorted((listed or {}).keys() - there)
     found = [Difference(kind=LOST, what=name[:200], was="in the manifest", now="gone") for name in lost[:_LISTED]]
+    # A stranger's package may differ in any number of files.
     for _, path, message in islice(check_manifest(package), 1000):
         if path != manifest or listed is None:
             name = path.relative_to(package).as_posix()

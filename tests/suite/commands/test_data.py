@@ -121,8 +121,11 @@ def test_a_flipped_bit_makes_verify_exit_1_and_name_the_file(generator: SimpleNa
 
 def test_what_a_workload_cannot_do_is_said(generator: SimpleNamespace, tmp_path: Path) -> None:
     for words, message in (
-        (("convert", "toy", tmp_path, "-o", tmp_path / "new"), "toy: has no `data convert`"),
-        (("fetch", "toy"), "toy: has no `data fetch`"),
+        (
+            ("convert", "toy", tmp_path, "-o", tmp_path / "new"),
+            "toy: `mlhpc data convert` does not support this workload",
+        ),
+        (("fetch", "toy"), "toy: `mlhpc data fetch` does not support this workload"),
         (("convert", "toy", tmp_path / "absent", "-o", tmp_path / "new"), f"{tmp_path}/absent: does not exist"),
     ):
         assert str(invoke(*words).exception).startswith(message)

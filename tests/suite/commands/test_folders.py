@@ -56,7 +56,7 @@ def test_a_folder_to_resume_that_is_not_there_is_named_with_what_may_be_meant(tm
         ("submission.org.x=A", "submission.org.x", "expected str, got a mapping"),
         ("hyperparameter.dropout=0.1", "hyperparameter.dropout", "did you mean 'hyperparameters'"),
         ("staging.a.b.c=1", "staging.a.b.c", "unknown key 'a'"),
-        ("workload=deepcam", "workload", "workload is 'deepcam', not 'cosmoflow'"),
+        ("workload=deepcam", "workload", "workload is 'deepcam'; expected 'cosmoflow'"),
     ],
 )
 def test_a_mistake_in_a_setting_names_the_setting_and_no_file(setting: str, place: str, text: str) -> None:
@@ -106,7 +106,7 @@ def test_a_run_that_goes_on_is_not_judged_yet(tmp_path: Path) -> None:
         assert ("may fail" in unfinished) != under_way
         packaged = mlhpc("package", run, "--system", "bed", "--count-failed", "-o", tmp_path / str(age_s) / "ACME")
         assert (packaged.returncode == 2) == under_way
-        assert (f"run 1 of {run} is under way: package it when it has ended" in packaged.stderr) == under_way
+        assert (f"run 1 of {run} is under way: wait until" in packaged.stderr) == under_way
         assert (tmp_path / str(age_s)).exists() != under_way
 
 

@@ -258,7 +258,7 @@ def test_a_result_is_chosen_by_the_end_of_its_folder(stage: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--run", "--with", "."), "--run and --with: give one"),
+        (("--run", "--with", "."), "--run makes a new run, --with RUN takes one that exists"),
         (("--set", "max_epochs=2"), "give --level 4"),
         (("--level", "5"), "0<=x<=4"),
         (("--margin", "0"), "range"),

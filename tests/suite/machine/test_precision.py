@@ -144,7 +144,8 @@ def test_a_pass_that_needs_other_ranks_is_not_measured(name: str, setting: str) 
 
 def test_what_chooses_none_says_so() -> None:
     config = load_config(load_descriptor("cosmoflow"), "smoke", ["precision=auto"])
-    with pytest.raises(InputError, match="precision auto: mlhpc plan cannot choose one: give --set precision=float32"):
+    wanted = "precision is auto, but mlhpc plan does not measure which is fastest: give --set precision=float32"
+    with pytest.raises(InputError, match=wanted):
         config.with_stated_precision("mlhpc plan")
 
 
@@ -184,4 +185,7 @@ def test_commands_that_choose_none_want_it_stated(words: tuple[str, ...], data: 
     done = mlhpc(*words, "--size", "smoke", "--set", f"data={data}", "--set", "precision=auto", *own)
     assert done.returncode == 2
     name = "ab steps" if words[0] == "ab" else words[0]
-    assert f"precision auto: mlhpc {name} cannot choose one: give --set precision=float32" in done.stderr
+    assert (
+        f"precision is auto, but mlhpc {name} does not measure which is fastest: give --set precision=float32"
+        in done.stderr
+    )

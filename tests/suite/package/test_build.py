@@ -222,8 +222,8 @@ def test_an_organisation_that_is_not_the_logs_is_refused_in_one_line(tmp_path: P
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert (
-        "result_0.txt: submission_org is 'ACME', the submitter 'Other'; give --submitter 'ACME', or run again with "
-        in line
+        "result_0.txt: the log names the submitter 'ACME' (submission_org), the package 'Other'; "
+        "give --submitter 'ACME', or repeat the training with " in line
     )
     assert not package.parent.exists()
 
@@ -278,7 +278,8 @@ def test_nobody_is_no_submitter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_one_log_of_another_organisation_is_enough_to_refuse(tmp_path: Path) -> None:
     first, second = run_folder(tmp_path / "a"), run_folder(tmp_path / "b", org="Other")
-    with pytest.raises(InputError, match=r"b/result_0.txt: submission_org is 'Other', the submitter 'ACME'"):
+    wanted = r"b/result_0.txt: the log names the submitter 'Other' \(submission_org\), the package 'ACME'"
+    with pytest.raises(InputError, match=wanted):
         build_package([first, second], system="bed", out=tmp_path / "out" / "ACME", submitter="ACME")
 
 

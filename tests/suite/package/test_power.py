@@ -107,7 +107,7 @@ def test_what_was_measured_beside_the_run_becomes_a_part(run: Path, tmp_path: Pa
     narrow = meter(tmp_path / "n", run, columns=COLUMNS.replace("scope: node", "scope: package"))
     done = mlhpc("package", run, "--system", "box", "-o", tmp_path / "no" / "ACME", *narrow)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "expected a wider scope" in done.stderr
+    assert "expected a meter of a wider scope" in done.stderr
 
 
 def test_readings_of_another_time_and_half_a_pair_of_options_are_one_line(run: Path, tmp_path: Path) -> None:

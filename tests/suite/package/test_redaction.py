@@ -157,8 +157,8 @@ def test_what_was_measured_of_nodes_goes_with_the_run_without_their_names(run: P
 @pytest.mark.parametrize(
     ("content", "redact", "expected"),
     [
-        ({"data": "/home/ada/data"}, "paths", "--redact paths: contains '/home/ada/data', and logs are never edited"),
-        ({"data": "gpu17"}, "hosts", "--redact hosts: contains 'gpu17', and logs are never edited"),
+        ({"data": "/home/ada/data"}, "paths", "--redact paths: contains '/home/ada/data'; logs are never edited"),
+        ({"data": "gpu17"}, "hosts", "--redact hosts: contains 'gpu17'; logs are never edited"),
         ({"data": "https://a:b12345@example.org"}, "", "contains what looks like a password or token"),
     ],
 )

@@ -398,7 +398,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an event as hyperparameter": ({"hyperparameters": {"eval_accuracy": 0.99}}, "name of another event"),
     "the seed as hyperparameter": ({"hyperparameters": {"seed": 1}}, "name of another event"),
     "the end as hyperparameter": ({"hyperparameters": {"run_stop": 1}}, "name of another event"),
-    "another workload": ({"workload": "cosmoflow"}, "workload is 'cosmoflow', not 'own'"),
+    "another workload": ({"workload": "cosmoflow"}, "workload is 'cosmoflow'; expected 'own'"),
     "data that are not there": ({"samples": "nowhere"}, "nowhere: no data here"),
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from suite.errors import InputError
 from tests.fixtures.warm import warm_python
 from workloads.commands.moe import moe
 from workloads.moe.bench import Shape, choose_fixed_experts, list_grid_sizes
-from workloads.moe.config import MoEConfig
+from workloads.moe.config import Backend, MoEConfig
 
 SMALL = ["--tokens", "64", "--width", "16", "--hidden", "32", "--experts", "4", "--repeats", "2"]
 
@@ -130,3 +130,17 @@ def test_given_loads() -> None:
         counts = torch.bincount(chosen.flatten(), minlength=64)
         assert least <= float(counts.max()) / (4096 * 2 / 64) <= most
         assert (chosen[:, 0] != chosen[:, 1]).all()
+
+
+def test_every_backend_of_the_configuration_is_a_value_of_the_option() -> None:
+    option = next(each for each in moe.params if each.name == "backend")
+    assert list(option.type.choices) == list(get_args(Backend))  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels in Triton run on a GPU")
+def test_triton_without_a_gpu_is_refused_with_the_ways_that_work() -> None:
+    shape = ("--tokens", "8", "--width", "8", "--hidden", "8", "--experts", "2", "--device", "cpu")
+    refused = CliRunner().invoke(moe, ["--backend", "triton", *shape])
+    assert isinstance(refused.exception, InputError)
+    assert "backend triton: " in str(refused.exception)
+    assert str(refused.exception).endswith("choose auto, grouped_mm or loop")

@@ -96,9 +96,9 @@ REFUSED = {
     "one reading": (ISO, "time,w\n2026-11-23T04:00:00Z,1\n", "1 readings of node 0; expected two or more"),
     "goes back": (ISO, "time,w\n2026-11-23T04:00:01Z,1\n2026-11-23T04:00:00Z,1\n", ":3: its time 2026-11-23T04:00:00"),
     "same time": (ISO, "time,w\n2026-11-23T04:00:00Z,1\n2026-11-23T04:00:00Z,1\n", ":3: its time"),
-    "no number": (ISO, "time,w\n2026-11-23T04:00:00Z,much\n", ":2: 'much' is no number"),
-    "not finite": (ISO, "time,w\n2026-11-23T04:00:00Z,nan\n", ":2: 'nan' is no number"),
-    "short row": (ISO, "time,w\n2026-11-23T04:00:00Z\n", ":2: None is no number"),
+    "no number": (ISO, "time,w\n2026-11-23T04:00:00Z,much\n", ":2: 'much' is not a number"),
+    "not finite": (ISO, "time,w\n2026-11-23T04:00:00Z,nan\n", ":2: 'nan' is not a number"),
+    "short row": (ISO, "time,w\n2026-11-23T04:00:00Z\n", ":2: None is not a number"),
     "no date": (ISO, "time,w\nyesterday,1\n", ":2: 'yesterday' is no time of the form 'iso'"),
     "counter goes back": (COUNTER + "time_form: s\n", "time,e\n1,5\n2,4\n", ":3: its time or e is not above"),
     "Slurm without a plug-in": (

@@ -121,7 +121,7 @@ def test_a_node_is_measured_on_its_ranks(tmp_path: Path) -> None:
         environment=environment,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "no step of cosmoflow" in done.stdout + done.stderr
+    assert "training step of cosmoflow not measured" in done.stdout + done.stderr
     found = {sample.metric: sample for sample in read_samples(tmp_path / "out/n7.jsonl")}
     assert {"all_reduce/node", "all_to_all/node", "overlap", "measuring"} <= set(found)
     assert found["measuring"].values[0] <= 150.0 == found["measuring"].bound
