@@ -334,7 +334,7 @@ def test_a_log_of_another_size_is_refused(tmp_path: Path) -> None:
 def test_a_run_without_logs_or_scale_is_refused(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "a", count=1)
     write(run / "result_0.txt", drop("number_of_nodes")(our_run()))
-    with pytest.raises(InputError, match="no log says number_of_nodes"):
+    with pytest.raises(InputError, match="no log states number_of_nodes"):
         build_package([run], system="bed", out=tmp_path / "out" / "ACME")
     (run / "result_0.txt").unlink()
     with pytest.raises(InputError, match="so there is no run to package"):
