@@ -34,7 +34,7 @@ NOTEBOOK_COLUMNS = {  # in a notebook: column of results, and its heading
     "models_per_min": "models/min",
     "score_note": "note",
 }
-MOST_ROWS = 200
+MOST_ROWS = 200  # of a notebook's table
 
 
 def find_paths(patterns: Iterable[str | Path]) -> list[Path]:
@@ -45,6 +45,7 @@ def find_paths(patterns: Iterable[str | Path]) -> list[Path]:
     found: list[Path] = []
     for pattern in patterns:
         path = convert_to_path(pattern)
+        # A name with * or ? in it that exists is meant as it stands
         matches = [path] if path.exists() else [Path(name) for name in sorted(glob.glob(str(path)))]  # noqa: PTH207  it may be absolute
         if not matches:
             raise InputError(f"{pattern}: does not exist; expected a run folder, a package, a round or a log")
@@ -145,12 +146,14 @@ class Results:
         """
         from analysis.commands.report import report
 
+        # Through the command, so that both write the same files and refuse the same things
         words = [*map(str, self._paths), "-o", str(folder), *(["--force"] if force else [])]
         words += [word for card in self._cards for word in ("--card", str(card))]
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 report.main(words, "mlhpc report", standalone_mode=False)
         except click.ClickException as error:
+            # The caller of a method has arguments and no options
             raise InputError(error.format_message().replace("--force replaces", "force=True replaces")) from None
         return Path(folder) / "report.html"
 

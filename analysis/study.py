@@ -37,12 +37,12 @@ class NotAnswerableError(InputError):
 
 @dataclass(frozen=True)
 class Study:
-    """Holds the runs (`decompose.per_run` of every log) and the results (one row per group of runs), both with a
-    ``label``.
+    """Holds the runs (`decompose.add_time_parts`: one row per log) and the results (one row per group of runs).
 
-    ``inputs`` are the ceilings and counters files of the command line, and ``networks`` the fitted all-to-all sweeps.
-    ``between`` has the pairs of results that the user named: groups of one class, from and to. With ``prices`` of
-    devices the results have a ``cost``. ``index`` is that of systems against a reference, if the user gave weights.
+    Both have a ``label``. ``inputs`` are the ceilings and counters files of the command line, and ``networks`` the
+    fitted all-to-all sweeps. ``between`` has the pairs of results that the user named: groups of one class, from and
+    to. With ``prices`` of devices the results have a ``cost``. ``index`` is that of systems against a reference, if the
+    user gave weights.
     """
 
     tables: Tables
@@ -109,22 +109,25 @@ def read_study(
     *,
     judging: bool = False,
 ) -> Study:
-    """Read and decompose all logs below the paths. ``tell`` and ``judging`` are those of `ingest`.
+    """Read and decompose all logs below the paths. ``tell`` and ``judging`` are those of `read_tables`.
 
-    Raises InputError as `ingest` does, and for names in ``between`` that fit no result or several of one class.
+    Raises InputError as `read_tables` does, and for names in ``between`` that fit no result or several of one class.
     """
     tables = read_tables(paths, cards, tell, judging=judging)
     runs = add_time_parts(tables.runs)
     selections = select_scored_runs(tables)
     runs["fate"] = [selections[group].fate[run] for group, run in zip(runs["group"], runs["run"], strict=True)]
     rows = build_results(runs, selections)
+    # The order matters below: names need machines, labels need rounds, and rounds need copies
     rows["unit"] = find_unit_names(rows, tables.systems)
     rows["device"], rows["machine"] = describe_systems(rows, tables.systems)
     rows["same_as"] = find_copies(rows, runs)
     rows["rounds"] = list_rounds(rows)
     rows["name"], rows["label"] = build_result_names(rows)
+    # The column exists without prices too, so that figures need not ask
     rows["cost"] = prices.cost(rows) if prices else None
     rows = add_energy(rows, selections)
+    # After the results have their labels, which may depend on each other
     runs["label"] = runs["group"].map(rows.set_index("group")["label"])
     pairs = tuple(pair for names in between for pair in find_pairs(rows, *names))
     return Study(tables, runs, rows, selections, inputs or Inputs(), tuple(networks), pairs, prices)

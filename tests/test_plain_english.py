@@ -30,7 +30,7 @@ ALLOWED = {
     "help": (0, 3),
     "suite": (1, 25),
     "workloads": (1, 5),
-    "analysis": (0, 4),
+    "analysis": (0, 0),
 }
 
 

@@ -26,7 +26,7 @@ _OUTPUT = output_option("Folder of the history, instead of FOLDER.", str(DEFAULT
 _SINCE = click.option(
     "--since",
     metavar="DATE",
-    help="Ignore results made before this date, such as 2026-09-21, after an accepted change.",
+    help="Ignore results of runs before this date, such as 2026-09-21: for example after an accepted change.",
 )
 _RATE = click.option(
     "--false-alarms",
@@ -34,7 +34,7 @@ _RATE = click.option(
     type=FiniteRange(0.0001, 0.2),
     default=0.01,
     show_default=True,
-    help="Probability that a check of an unchanged machine says `slower`.",
+    help="Probability that one check of an unchanged machine says `slower` or `faster`, over all its series.",
 )
 
 
@@ -60,7 +60,7 @@ def history() -> None:
     "--any",
     "any_runs",
     is_flag=True,
-    help="Add also results without a score, such as those with too few runs.",
+    help="Also add results without a score, such as those of too few runs.",
 )
 @output_option("Folder of the history, new or existing.", str(DEFAULT_FOLDER))
 def add(paths: tuple[Path, ...], any_runs: bool, output: Path | None) -> None:
@@ -69,19 +69,23 @@ def add(paths: tuple[Path, ...], any_runs: bool, output: Path | None) -> None:
     Exit code 0: the history has all of them; 2: usage; 3: one is not a score of a compliant result and was not added.
     """
     folder = output or DEFAULT_FOLDER
+    # A new folder is an empty history; another command on a missing folder is an error
     known = record.read_history(folder) if folder.exists() else []
     scored = check_paths(list(paths)).results
     if not scored:
-        raise InputError(f"{', '.join(map(str, paths))}: no result_*.txt, so there is nothing to add")
+        raise InputError(
+            f"{', '.join(map(str, paths))}: no result_*.txt, so there is nothing to add; expected run folders or packages"
+        )
     refused = [item for item in scored if not item.valid and not any_runs]
     for item in scored:
         if item in refused:
             reason = item.score.reason or item.verdict
-            print_line(f"{item.group.folder}: {reason}; not added (--any adds it all the same)", error=True)
+            print_line(f"{item.group.folder}: {reason}; not added (with --any it is added all the same)", error=True)
             continue
         made = record.compute_record(item, datetime.now(UTC))
         path = record.write_record(folder, made, known)
         print_line(f"{path}: added" if path else f"{folder / made.name}: there already")
+        # Two of the paths may have logs in common
         known.append(made)
     if refused:
         raise click.exceptions.Exit(ExitCode.NO_SCORE)
@@ -103,6 +107,7 @@ def show(
         print_line(json.dumps(judge.convert_verdicts_to_dict(verdicts, rate, tolerance), indent=1))
         return
     for number, verdict in enumerate(verdicts):
+        # An empty line between two series
         print_line("\n" * (number > 0) + "\n".join(map(render_printable, judge.render_table(verdict, rate))))
 
 
@@ -143,6 +148,7 @@ def _judge(records: Sequence[record.Record], rate: float, tolerance: float) -> l
 
 def _code(verdicts: Sequence[SeriesVerdict]) -> int:
     """Return the exit code of the most urgent verdict."""
+    # Slower before inconclusive: a regression that was found must not be hidden by another series
     words = {verdict.word for verdict in verdicts}
     if Outcome.SLOWER in words:
         return ExitCode.FINDINGS
@@ -163,8 +169,11 @@ def _read(folder: Path, since: str | None) -> list[record.Record]:
             begin = datetime.fromisoformat(since)
         except ValueError:
             raise InputError(f"--since {since!r}: expected a date, for example 2026-09-21") from None
+        # Records have a zone, and Python compares no date without one with them
         begin = begin if begin.tzinfo else begin.replace(tzinfo=UTC)
         records = [each for each in records if datetime.fromisoformat(each.date) >= begin]
     if not records:
-        raise InputError(f"{folder}: no result" + (f" since {since}" if since else ""))
+        raise InputError(
+            f"{folder}: the history has no result{f' since {since}' if since else ''}; add some: mlhpc history add RUNS"
+        )
     return records

@@ -1,4 +1,4 @@
-"""Times on the command line: 24h, 30min, 7d, 90s."""
+"""Parses times on the command line: 24h, 30min, 7d, 90s."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _UNITS = {"min": 1 / 60, "s": 1 / 3600, "h": 1.0, "d": 24.0}
 
 
 def parse_hours(option: str, text: str, *, zero: bool = False) -> float:
-    """Read a time in hours. UsageError names the option; ``zero``: no time at all is a time too."""
+    """Parse a time and return hours. UsageError names the option. With ``zero`` no time at all (0h) is allowed too."""
     for unit, each in _UNITS.items():
         if text.endswith(unit):
             try:

@@ -52,6 +52,7 @@ def convert_fit_to_dict(fit: Fit) -> dict[str, Any]:
     return {
         "sweep": fit.sweep.description,
         "ranks": fit.sweep.ranks,
+        # Without a switch of protocols its size is infinite, which JSON cannot hold
         "network": links | {"rendezvous_from": links["rendezvous_from"] if fit.network.rendezvous_s else None},
         "r_squared": fit.r_squared if math.isfinite(fit.r_squared) else None,
         "errors": [
@@ -124,11 +125,13 @@ def _errors(fit: Fit) -> Iterator[tuple[str, str, float, float, int]]:
 
 
 def _layer_line(layer: Layer, fit: Fit) -> str:
+    # A grid with fewer ranks than a node has runs inside one node
     links = fit.grid_network(layer.ranks)
     pairs = [
         (run, predict_layer_s(layer, links, run.r, run.degree, run.algorithm)) for run in layer.runs if run.seconds
     ]
     errors = [abs(model / run.seconds - 1) for run, model in pairs]
+    # The choice matters more than the time: how slow is what the model would have chosen?
     fastest, predicted = min(pairs, key=lambda pair: pair[0].seconds)[0], min(pairs, key=lambda pair: pair[1])[0]
     return (
         f"layer on {layer.ranks} ranks, predicted against measured, {len(pairs)} ways: error median "
@@ -183,6 +186,7 @@ def _ranks_lines(fit: Fit, ranks: int) -> list[str]:
     best, size = choose_execution(fit, shape, ranks), np.array([shape.dispatch_bytes])
     linear, two_level = (predict_all_to_all_band(fit, ranks, size, name).at(0) for name in ALGORITHMS)
     ratio = predict_all_to_all_band(fit, ranks, size, "ratio").at(0)
+    # Beyond twice the measured ranks a ratio has no interval
     compared = f", linear / 2DH {ratio.words()}" if ratio.low else ""
     return [
         f"    {ranks:,} ranks: {find_crossover(fit, ranks).words()}",

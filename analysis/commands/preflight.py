@@ -43,7 +43,7 @@ Examples:
   mlhpc preflight judge preflight
   mlhpc preflight judge today.jsonl --history last-week.jsonl --ceilings ceilings.json
   mlhpc preflight watch times.csv
-  mlhpc preflight select --nodes spells.csv --checks checks.yaml --job 24h
+  mlhpc preflight select --nodes nodes.csv --checks checks.yaml --job 24h
   mlhpc preflight simulate --fleet rsc-1 --degraded 0.1
 """,
 )
@@ -64,13 +64,13 @@ for _plugin in find_plugins(COMMAND_ENTRY_POINTS).values():
     "--again",
     multiple=True,
     type=_SAMPLES,
-    help="A second measurement of the same nodes; only a node that is bad in both is bad.",
+    help="Second measurement of the same nodes: then a node is bad only if it is bad in both; repeatable.",
 )
 @click.option(
     "--nodes",
     "expected",
     metavar="NODELIST",
-    help="All nodes that were to be measured, such as n[1-4]; a node without samples is bad.",
+    help="Nodes that were to be measured, such as n[1-4]; one without samples is bad. [those in FILES]",
 )
 @click.option(
     "--false-alarms",
@@ -78,33 +78,39 @@ for _plugin in find_plugins(COMMAND_ENTRY_POINTS).values():
     type=FiniteRange(1e-6, 0.2),
     default=slow_nodes.FALSE_ALARM_RATE,
     show_default=True,
-    help="Probability that a healthy node is called bad, over all metrics.",
+    help="Probability that a healthy node is called bad, over all its metrics.",
 )
 @click.option(
     "--effect",
     type=FiniteRange(0.001, 0.9),
     default=slow_nodes.EFFECT,
     show_default=True,
-    help="Smallest slowdown that matters: a node is good if it is slower by less than this, with 95 % confidence.",
+    help="Smallest slowdown that matters (0.05: 5 %). A node is good if it is slower by less, with 95 % confidence.",
 )
 @click.option(
     "--history",
     multiple=True,
     type=_SAMPLES,
-    help="Earlier samples of healthy nodes, to notice when all nodes became slower.",
+    help="Earlier samples of healthy nodes (file or folder): a node that is slower than these is bad; repeatable.",
 )
-@click.option("--ceilings", type=_FILE, help="File of `mlhpc ceilings`; a node below two thirds of it is bad.")
+@click.option(
+    "--ceilings",
+    type=_FILE,
+    help="File of `mlhpc ceilings`, the highest rates measured; a node below two thirds of one is bad.",
+)
 @click.option(
     "--remember",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Add the nodes that are not bad to this folder, to use as --history next time.",
+    help="Folder to which the samples of nodes that are not bad are added, to use as --history next time.",
 )
 @click.option(
     "--choose", type=IntegerRange(1), metavar="N", help="With -o: write the names of the N best nodes to OUTPUT/chosen."
 )
-@output_option("Folder; gets verdict.json.", "none")
+@output_option("Folder in which to write verdict.json, the verdict as data.", "none")
 @click.option(
-    "--bounds", type=_FILE, help="YAML file with the worst allowed value of metrics, in lines METRIC: NUMBER."
+    "--bounds",
+    type=_FILE,
+    help="YAML file with lines METRIC: NUMBER, the worst allowed values; a node beyond one is bad.",
 )
 @format_option()
 def judge(
@@ -129,12 +135,14 @@ def judge(
     Exit code 0 if all nodes are good, 1 if one is bad, 4 if one is inconclusive.
     """
     if choose is not None and output is None:
-        raise click.UsageError("--choose writes to the folder of -o: give it too")
+        raise click.UsageError("--choose writes the names to the folder of -o: state -o FOLDER as well")
     nodes = parse_node_list(expected) if expected is not None else ()
     looks = [_read_sample_files(files), *([_read_sample_files(again)] if again else [])]
     known = read_history(history)
+    # Each look apart: a node and metric may occur once in each
     metrics = [group_by_metric(samples) for samples in looks]
     every = [metric for of_look in metrics for metric in of_look]
+    # All files are read before anything is judged or written
     limits = _bounds(bounds, every)
     reached, remark = read_ceilings(ceilings, every) if ceilings is not None else ({}, "")
     verdicts = [
@@ -147,6 +155,7 @@ def judge(
     if output is not None:
         _write_verdict(output, found, nodes, choose)
     if remember is not None:
+        # The newest look, by the verdict of both
         _add_to_history(remember, looks[-1], found)
     if style == JSON:
         print_line(json.dumps(convert_verdict_to_dict(found), indent=1))
@@ -182,6 +191,7 @@ def render_verdict(found: slow_nodes.FleetVerdict) -> list[str]:
     text.append(", ".join(f"{words.count(word)} {word}" for word in ("good", "bad", "inconclusive")))
     bad = sorted(node for node, word in found.words.items() if word == "bad")
     if bad:
+        # An --exclude of all nodes would leave a job that can never start
         all_bad = len(bad) == len(words)
         text.append("all nodes are bad: none is left" if all_bad else f"to leave them out: --exclude={','.join(bad)}")
     return text
@@ -256,7 +266,8 @@ def _write_verdict(folder: Path, found: slow_nodes.FleetVerdict, nodes: Sequence
         best = sorted(order, key=lambda node: ("good", "inconclusive", "bad").index(found.words.get(node, "bad")))
         best = best[:choose]
         if len(best) < choose:
-            raise InputError(f"--choose {choose}: there are {len(order)} nodes")
+            raise InputError(f"--choose {choose}: expected at most {len(order)}, the number of nodes")
+        # In the order of the node list, not of the verdicts
         write_file_atomically(folder / "chosen", ",".join(node for node in order if node in best) + "\n")
     write_file_atomically(folder / "verdict.json", json.dumps(convert_verdict_to_dict(found), indent=1) + "\n")
 
@@ -266,6 +277,7 @@ def _add_to_history(folder: Path, samples: Sequence[Sample], found: slow_nodes.F
     kept = [each for each in samples if each.values and each.bound is None and found.words[each.node] != "bad"]
     if kept:
         make_folder(folder)
+        # A new file for each measurement, so that jobs that end together do not write into one
         write_file_atomically(folder / f"{time.time_ns()}.jsonl", render_samples(kept), overwrite=False)
 
 
@@ -281,7 +293,8 @@ def _bounds(path: Path | None, metrics: Sequence[Metric]) -> Mapping[str, float]
     for name, value in source.data.items():
         line = source.lines.get((name,), 1)
         if name not in known:
-            raise InputError(f"{path}:{line}: no sample of {name!r}; metrics: {', '.join(sorted(known))}")
+            raise InputError(f"{path}:{line}: metric {name!r} has no sample; metrics here: {', '.join(sorted(known))}")
+        # YAML's "yes" is a bool, which Python counts as an int
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
             raise InputError(f"{path}:{line}: {name} = {value!r}: expected a positive number")
     return source.data

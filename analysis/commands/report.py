@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from analysis.study import Study
 
 OUTPUT_NAMES = ("report.html", "report.json", "tables")
-LEAST_REPORT_BYTES = 2**20  # bytes: what a report takes at least on the disk, with its tables
+LEAST_REPORT_BYTES = 2**20  # what a report takes at least on the disk, with its tables
 FIGURE_FORMATS = ("svg", "png", "pdf")  # of files with figures
 THEMES = ("page", "slides")  # of these files
 
@@ -124,12 +124,13 @@ def report(
 ) -> None:
     """Write one HTML page that compares run folders, packages and published rounds.
 
-    PATHS are run folders, packages (<submitter>/results/...) or whole rounds. Files of these commands add to the page:
-    `mlhpc ceilings`, `mlhpc moe --sweep-network`, `mlhpc demo` (steps.json), `mlhpc ab runs show -o`.
+    PATHS are run folders, packages (<submitter>/results/...) or whole rounds. Some commands write files that add to the
+    page: `mlhpc ceilings`, `mlhpc moe --sweep-network`, `mlhpc demo` (steps.json), `mlhpc ab runs show -o`.
 
     OUTPUT gets report.html, and the same numbers as report.json and tables/; docs/tables.md explains the columns.
     """
     if tool is not None:
+        # Imports stand inside of functions, so that `mlhpc report --help` needs no pandas
         from suite.log.export import FORMS as tools
         from suite.log.export import read_series
 
@@ -137,7 +138,8 @@ def report(
             print_line(text)
         return
     if (weights is None) != (reference is None):
-        raise click.UsageError("--index and --reference need each other")
+        missing = "--reference SYSTEM" if reference is None else "--index WEIGHTS"
+        raise click.UsageError(f"--index and --reference need each other: state {missing} as well")
     output = output or Path("report")
     wanted = _parse_formats(forms)
     _refuse(output, form, wanted, force)
@@ -159,6 +161,7 @@ def report(
         print_line(f"mlhpc: {text}", error=True)
     from analysis.figures import is_ours
 
+    # A figure of another package that fails is no defect of ours
     if any(is_ours(figure) for figure, _ in rendered.defects):
         sys.exit(ExitCode.DEFECT)
 
@@ -166,18 +169,17 @@ def report(
 def _read_study(
     found: Sources, between: tuple[tuple[str, str], ...], price: tuple[str, ...], index: tuple[Path, str] | None
 ) -> Study:
-    """Read the logs, with a line of progress every few seconds. What the user states is tried before that.
-
-    A progress bar would draw itself in a thread, beside which no process may be forked.
-    """
+    """Read the logs, with a line of progress every few seconds. What the user states is tried before that."""
     from analysis.results.index import compute_index, read_weights
     from analysis.results.prices import read_prices
     from analysis.study import read_study
     from suite.descriptor import list_installed_cards
 
+    # Before the logs, which take minutes: a typing error is reported at once
     prices = read_prices(price)
     cards = list_installed_cards()
     weights = read_weights(index[0], [card.mlperf_name for card in cards.values()]) if index else None
+    # Lines and no progress bar: a bar runs in a thread, and a process with threads must not be forked
     reading = make_plain_progress("reading logs", time.monotonic)
     read = read_study(found.logs, cards, found.inputs, found.networks, between, prices, reading, judging=True)
     if prices is not None:
@@ -203,17 +205,21 @@ def _parse_formats(given: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip().lower() for name in given.split(",") if name.strip()))
     unknown = [name for name in names if name not in FIGURE_FORMATS]
     if unknown:
-        raise click.UsageError(f"--figures {given}: {unknown[0]!r} is none of {', '.join(FIGURE_FORMATS)}")
+        raise click.UsageError(
+            f"--figures {given}: no format is called {unknown[0]!r}; expected one or several of {', '.join(FIGURE_FORMATS)}"
+        )
     return names
 
 
 @contextmanager
 def _make_output_folder(output: Path) -> Iterator[None]:
     """Make the folder and prove that it can be written, before minutes of work. Remove it if nothing was written."""
+    # The deepest first, so that each is empty when its parent is removed
     new = [folder for folder in (output, *output.parents) if not folder.exists()]
     make_folder(output)
     try:
         with add_path_to_errors(output, output / ".writable"):
+            # As many bytes as a report: a full disk or quota shows now
             write_file_atomically(output / ".writable", bytes(LEAST_REPORT_BYTES))
         (output / ".writable").unlink()
         yield
@@ -230,7 +236,7 @@ def _refuse(output: Path, form: str, forms: tuple[str, ...], force: bool) -> Non
     if existing and not force:
         raise click.UsageError(f"{existing[0]} exists already; --force replaces it")
     if output.exists() and not output.is_dir():
-        raise click.UsageError(f"-o {output}: is a file; choose a folder for the report")
+        raise click.UsageError(f"-o {output} is a file; expected a folder for the report")
     if form == "parquet" and importlib.util.find_spec("pyarrow") is None:
         raise click.UsageError(f"--tables parquet: {explain_not_installed('pyarrow')}")
     if forms and importlib.util.find_spec("vl_convert") is None:
@@ -244,6 +250,7 @@ def _write(rendered: Report, output: Path, form: str) -> None:
             if form == "parquet":
                 frame.to_parquet(part / f"{name}.parquet", index=False)
             else:
+                # errors="replace": a name in a log may have a lone surrogate
                 (part / f"{name}.csv").write_text(rendered.csv[name], encoding="utf-8", errors="replace")
     if rendered.figures:
         with _replace_folder(output / "figures") as part:
@@ -256,6 +263,7 @@ def _write(rendered: Report, output: Path, form: str) -> None:
 @contextmanager
 def _replace_folder(folder: Path) -> Iterator[Path]:
     """Yield a new folder next to the one named; it takes the name when it is filled."""
+    # A link keeps its target: renaming onto the link would replace it by a folder
     final = Path(os.path.realpath(folder))
     part = final.with_name(f"{final.name}.part")
     with add_path_to_errors(folder, part):

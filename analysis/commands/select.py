@@ -26,7 +26,7 @@ MOST_NAMED_NODES = 12  # of which the names are printed
     multiple=True,
     required=True,
     type=_FILE,
-    help="CSV file: how long each node ran between incidents (docs/fleet.md).",
+    help="CSV file with node, hours, incidents, ended: how long nodes ran between incidents (docs/fleet.md); repeatable.",
 )
 @click.option("--job", metavar="TIME", required=True, help="How long the job will run, such as 24h.")
 @click.option(
@@ -37,7 +37,7 @@ MOST_NAMED_NODES = 12  # of which the names are printed
     help="YAML file: minutes of each check, and which past incidents it finds.",
 )
 @click.option(
-    "--lost", metavar="TIME", help="Time that the job loses by an incident, restart included. [half of --job]"
+    "--lost", metavar="TIME", help="Time that an incident costs the job, restart included, such as 2h. [half of --job]"
 )
 @click.option(
     "--waiting", is_flag=True, help="The whole job waits for checks, so all nodes get the same checks at once."
@@ -49,7 +49,7 @@ MOST_NAMED_NODES = 12  # of which the names are printed
 def select(
     files: tuple[Path, ...], job: str, known: Path, lost: str | None, waiting: bool, mtbi: str | None, style: str
 ) -> None:
-    """Choose the checks to run on each node before a job: those that save more node hours than they cost.
+    """Choose the checks to run on each node before a job. A check is chosen if it saves more node hours than it costs.
 
     Nodes of the job are those whose last row in --nodes is `open`. The rate of incidents is learned from all rows. It
     depends on a node's age and past only if a test rejects a constant rate.
@@ -58,19 +58,21 @@ def select(
     lost_h = job_h / 2 if lost is None else parse_hours("--lost", lost)
     checks = model.read_checks(known)
     steps = model.plan_check_order(checks)
-    spells = model.read_node_intervals(files)
-    table = model.build_interval_table(spells)
+    periods = model.read_node_intervals(files)
+    table = model.build_interval_table(periods)
     learned = None
     if mtbi is None:
         learned = model.choose_hazard(table)
         hazard = learned.hazard
     else:
         hazard = model.make_constant_rate(parse_hours("--mtbi", mtbi))
-    in_job = [spell.ended == "open" for spell in spells]
+    in_job = [period.ended == "open" for period in periods]
     nodes = table["node"][in_job].tolist()
     ages, earlier = table["hours"][in_job].to_numpy(), table["earlier"][in_job].to_numpy()
     expected = hazard.during(ages, job_h, earlier)
+    # The choice is by node: older or often repaired nodes may need more checks
     plan = model.choose(expected, steps, lost_h, waiting=waiting)
+    # A stated rate has no error, so no interval
     interval = hazard.interval(ages, job_h, earlier) if learned is not None else None
     runs = {node: [step.name for step in steps[:count]] for node, count in zip(nodes, plan.checks, strict=True)}
     if style == JSON:
@@ -104,7 +106,7 @@ def select(
 def render_hazard(learned: model.HazardChoice) -> str:
     """Render the learned rate of incidents and its basis."""
     rate = f"an incident of a node every {render_duration(3600 * learned.mtbi_h)}"
-    basis = f"{learned.incidents} incidents in {learned.spells} spells of {learned.nodes} nodes"
+    basis = f"{learned.incidents} incidents in {learned.periods} periods of {learned.nodes} nodes"
     if learned.p is None:
         return f"{rate}, whatever its state: {basis} are too few to learn more"
     if learned.p >= model.FALSE_ALARM_RATE:
@@ -141,6 +143,7 @@ def render_selection(
     if not plan.cost_h:
         yield f"run nothing: {'every check costs more than it saves' if steps else 'no check finds anything'}"
         return
+    # From the nodes with most checks to those with none
     for count in range(len(steps), -1, -1):
         named = sorted(node for node, names in runs.items() if len(names) == count)
         if named:

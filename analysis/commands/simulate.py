@@ -49,9 +49,21 @@ MOST_NODES = 4_000_000  # nodes times replicas: 1 GiB
 @click.option(
     "--every", metavar="TIME", default="7d", show_default=True, help="Time between checks of the policy `periodic`."
 )
-@click.option("--check", metavar="TIME", help="Duration of all checks together. [39min, the sum of assumed durations]")
-@click.option("--checkpoint", metavar="TIME", default="1h", show_default=True, help="Time between checkpoints.")
-@click.option("--restart", metavar="TIME", default="15min", show_default=True, help="Duration of a restart.")
+@click.option(
+    "--check",
+    metavar="TIME",
+    help="Duration of all checks together, such as 30min. [39min, the sum of assumed durations]",
+)
+@click.option(
+    "--checkpoint",
+    metavar="TIME",
+    default="1h",
+    show_default=True,
+    help="Time between checkpoints; 0h: no work is lost.",
+)
+@click.option(
+    "--restart", metavar="TIME", default="15min", show_default=True, help="Time of a restart after an incident."
+)
 @click.option(
     "--replicas",
     type=IntegerRange(3, 1000),
@@ -81,10 +93,12 @@ def simulate_(
         if name not in fleets:
             raise click.UsageError(explain_unknown_name("fleet", name, fleets))
     if nodes * groups * replicas > MOST_NODES:
-        raise click.UsageError(f"{nodes * groups * replicas:,} nodes: expected up to {MOST_NODES:,} in all replicas")
+        raise click.UsageError(
+            f"--nodes x --jobs x --replicas is {nodes * groups * replicas:,} nodes; expected at most {MOST_NODES:,}"
+        )
     job_h, hours_h = parse_hours("--job", job), parse_hours("--time", lasts)
     if hours_h / job_h > 100_000:
-        raise click.UsageError(f"--time {lasts} of jobs of {job}: expected up to 100,000 jobs one after another")
+        raise click.UsageError(f"--time {lasts} with --job {job}: expected at most 100,000 jobs one after another")
     cases = []
     for name in dict.fromkeys(names or fleets):
         for share in dict.fromkeys(shares):
@@ -96,6 +110,7 @@ def simulate_(
             )  # fmt: skip
             # Random numbers of its own: a case gives the same whichever others are simulated
             stream = [seed, zlib.crc32(name.encode()), round(1e6 * share)]
+            # Learned on a fleet of its own, with another random stream: a policy must not be tried on its training data
             chosen = fit_selector(replace(setting, replicas=1), [*stream, len(POLICIES)])
             outcomes = [
                 run_simulation(setting, policy, [*stream, place], chosen) for place, policy in enumerate(POLICIES)

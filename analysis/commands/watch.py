@@ -1,9 +1,10 @@
 """The command `mlhpc preflight watch`: names the workers of one job that became slower while it ran.
 
-A worker's level is its median logarithm of time in a window of steps, minus the lower quartile over all workers. A
-cause that slows all of them is ignored, and one that slows half of them is found. A slowdown begins where a level lies
-above the median of the worker's own earlier levels by more than ``effect`` and by more than its noise explains, and
-lies as far above the others. Noise is the change from one window to the next, so a slow drift is not noise.
+A worker's level is its median logarithm of time in a window of steps, minus the lower quartile over all workers. So a
+cause that slows all of them is ignored, and one that slows half of them is found. A slowdown begins if three conditions
+hold. The level lies above the median of the worker's own earlier levels by more than ``effect``. It lies above it by
+more than noise explains. It lies above the other workers by more than ``effect``. Noise is the change from one window
+to the next, so a slow drift is not noise.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from suite.log.values import parse_float
 
 EFFECT = 0.15  # a slowdown is larger than this part, against the worker's past and against the others
 FALSE_ALARM_RATE = 0.01  # of false alarms per job, for normal noise that is independent from window to window
+# A median of five steps ignores two that were disturbed
 WINDOW_STEPS = 5  # steps
 MOST_BASELINE_WINDOWS = 20  # windows of a worker that a level is compared with, at most
 LEAST_BASELINE_WINDOWS = 4  # at least
@@ -44,7 +46,7 @@ Floats = NDArray[np.float64]
     type=FiniteRange(0.01, 10),
     default=EFFECT,
     show_default=True,
-    help="Smallest slowdown to report, as a fraction.",
+    help="Smallest slowdown to report, as a fraction: 0.15 is 15 %.",
 )
 @format_option()
 def watch(file: Path, effect: float, style: str) -> None:
@@ -87,16 +89,21 @@ def read_times(path: Path) -> dict[str, dict[float, float]]:
         rows = csv.DictReader(file)
         missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
         if missing:
-            raise InputError(f"{path}:1: no column {', '.join(missing)}; expected {', '.join(COLUMNS)}")
+            raise InputError(
+                f"{path}:1: column {', '.join(missing)} is missing; expected the columns {', '.join(COLUMNS)}"
+            )
         for row in rows:
             steps = found.setdefault(row["worker"] or "", {})
             step, time = (_number(row[name], f"{path}:{rows.line_num}: {name}") for name in ("step", "time"))
             if time <= 0.0 or step in steps:
-                what = f"step {step:g} is there twice" if time > 0.0 else f"time = {time:g}: expected a positive number"
+                repeated = f"step {step:g} occurs twice; expected one row for each worker and step"
+                what = repeated if time > 0.0 else f"time = {time:g}: expected a positive number"
                 raise InputError(f"{path}:{rows.line_num}: worker {render_repr(row['worker'])}: {what}")
             steps[step] = time
     if len(found) < 3:
-        raise InputError(f"{path}: {len(found)} workers; expected at least 3, which are compared with each other")
+        raise InputError(
+            f"{path}: {len(found)} workers; expected at least 3, because workers are compared with each other"
+        )
     return found
 
 
@@ -109,9 +116,11 @@ def find_slowdowns(
     workers = sorted(times)
     logs = np.log([[times[worker].get(step, math.nan) for step in steps] for worker in workers])
     levels = np.array([_median(logs[:, at : at + WINDOW_STEPS]) for at in starts]).T.reshape(len(workers), -1)
+    # Relative to the faster workers: what slows all of them is not the fault of one
     levels = levels - np.nanquantile(levels, 0.25, axis=0) if levels.size else levels
     first = [steps[at] for at in starts]
     freedom = max(1.0, EFFICIENCY * len(starts))
+    # Bonferroni over all workers and windows
     limit = float(stats.t.isf(rate / max(1, levels.size), freedom))
     found = [
         each
@@ -137,12 +146,14 @@ def _find_worker_slowdowns(
     for place in seen.tolist():
         here = float(level[place])
         if slow:
+            # Half of the threshold: a level near the threshold would begin and end a slowdown in every window
             if here - base < least / 2:
                 found.append(Slowdown(worker, first[begin], first[place], math.exp(float(np.median(slow)) - base)))
                 slow = []
             else:
                 slow.append(here)
                 continue
+        # Infinite until there are enough windows: nothing can be slower than that
         base = float(np.median(before[-MOST_BASELINE_WINDOWS:])) if len(before) >= LEAST_BASELINE_WINDOWS else math.inf
         if here - base > least and here > math.log1p(effect):
             slow, begin = [here], place
@@ -154,7 +165,7 @@ def _find_worker_slowdowns(
 
 
 def _median(values: Floats) -> Floats:
-    """Compute medians of rows without their NaN; NaN for a row of NaN only."""
+    """Compute the median of each row without its NaN; NaN for a row that has nothing else."""
     known = ~np.isnan(values)
     return np.array([np.median(row[here]) if here.any() else math.nan for row, here in zip(values, known, strict=True)])
 

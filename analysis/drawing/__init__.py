@@ -1,3 +1,1 @@
-"""Drawing tools that figures share: style and axes, names and values of marks, numbers as text, and the SVG of a
-figure.
-"""
+"""Drawing tools that figures share: charts with one style, numbers and names as text, and the views of a figure."""

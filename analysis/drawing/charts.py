@@ -1,9 +1,9 @@
-"""The charts that figures share, as Vega-Lite specifications made by altair: bars of parts, points, lines, intervals.
+"""Draws the charts that figures share, as Vega-Lite specifications made by altair: bars, points, lines, intervals.
 
-A chart shows the rows of a figure's table. Columns whose names begin with "_" are the page's own: they say which row of
+A chart shows the rows of a figure's table. Columns whose names begin with "_" are the page's own. They say which row of
 the table and which results a mark stands for, so every chart keeps them. Colours are those of Okabe and Ito
 (https://jfly.uni-koeln.de/color/), always with a shape or a place of its own. Orange and sky blue are darker here, for
-a contrast of 3:1 on white; on a dark page `DARK_COLOURS` replaces colours.
+a contrast of 3:1 on white. On a dark page `DARK_COLOURS` replaces colours.
 """
 
 from __future__ import annotations
@@ -69,18 +69,19 @@ THEME: dict[str, Any] = {
 
 
 def encode_column(name: str) -> str:
-    """The name of a column as Vega-Lite takes it: dots and brackets would mean a path inside of the value."""
+    """Encode the name of a column for Vega-Lite, where dots and brackets would mean a path inside of the value."""
     return "".join(f"\\{letter}" if letter in ".[]\\'\"" else letter for letter in name)
 
 
 def make_number_channel(
     channel: type, name: str, title: str | None = None, *, log: bool = False, prefix: bool = False, **scale: Any
 ) -> Any:
-    """A channel for a column of numbers, titled by the column's name. ``scale`` are properties of its scale.
+    """Make a channel for a column of numbers, titled by the column's name. ``scale`` are properties of its scale.
 
     ``prefix`` writes the ticks with decimal prefixes: 1k, 1M, 1m.
     """
     kind: dict[str, Any] = {"type": "log", "nice": False, "padding": AXIS_MARGIN} if log else {"zero": False}
+    # Few ticks on a logarithmic axis, whose labels would overlap
     axis = alt.Axis(format="~s" if prefix else ".6~g", tickCount=6 if log else 8)
     return channel(
         field=encode_column(name),
@@ -92,7 +93,7 @@ def make_number_channel(
 
 
 def make_minutes_channel(channel: type, name: str, title: str) -> Any:
-    """A logarithmic channel for a column of minutes whose ticks are seconds below two minutes."""
+    """Make a logarithmic channel for a column of minutes, whose ticks are seconds below two minutes."""
     drawn = make_number_channel(channel, name, title, log=True)
     text = "datum.value < 2 ? format(60 * datum.value, '.3~g') + ' s' : format(datum.value, '.6~g') + ' min'"
     drawn.axis = alt.Axis(labelExpr=text, tickCount=6)
@@ -100,7 +101,7 @@ def make_minutes_channel(channel: type, name: str, title: str) -> Any:
 
 
 def make_marker_channels(names: Iterable[str]) -> dict[str, Any]:
-    """Colour and shape by the column ``_sign``. The same set of names always gets the same."""
+    """Make the channels of colour and shape by the column ``_sign``. Equal sets of names always get equal markers."""
     return {
         "color": make_colour_channel(alt.Color, names),
         "shape": alt.Shape(field="_sign", type="nominal", scale=_scale(names, SHAPES)),
@@ -108,11 +109,12 @@ def make_marker_channels(names: Iterable[str]) -> dict[str, Any]:
 
 
 def make_colour_channel(channel: type, names: Iterable[str], **options: Any) -> Any:
-    """A channel of colour by the column ``_sign``."""
+    """Make a channel of colour by the column ``_sign``."""
     return channel(field="_sign", type="nominal", scale=_scale(names, CYCLE), **options)
 
 
 def _scale(names: Iterable[str], looks: Sequence[str]) -> alt.Scale:
+    # Sorted: a name has one colour in all panels, in whatever order their rows come
     ordered = sorted(set(names))
     return alt.Scale(domain=ordered, range=[looks[place % len(looks)] for place in range(len(ordered))])
 
@@ -125,32 +127,38 @@ def draw_panels(
     columns: int = 2,
     zoom: bool = False,
 ) -> Chart:
-    """One chart for the rows of each value of the columns ``by``, each titled by it. One alone is drawn wide.
+    """Draw one chart for the rows of each value of the columns ``by``, titled by it. A single chart is drawn wide.
 
-    ``zoom`` lets a person zoom and move the axes of each.
+    With ``zoom`` a person can zoom and move the axes of each.
     """
     groups = [(_title(key), rows) for key, rows in table.groupby(list(by), sort=True, dropna=False)]
     width = WIDTH if columns == 1 or len(groups) == 1 else NARROW
     drawn = [draw(rows).properties(title=render_label(title, 60), width=width) for title, rows in groups]
     if zoom:
+        # Vega-Lite needs another name for the parameter of each panel
         drawn = [chart.add_params(_zoom(place)) for place, chart in enumerate(drawn)]
     if len(drawn) == 1:
         return drawn[0]
+    # One legend for all panels
     return alt.concat(*drawn, columns=columns).resolve_scale(color="shared", shape="shared")
 
 
 def _zoom(place: int) -> alt.Parameter:
-    """The axes of the panel at ``place`` follow the wheel and the pointer. A name of its own keeps panels apart."""
+    """Make the axes of the panel at ``place`` follow the wheel and the pointer."""
     wheel = "wheel![event.ctrlKey || event.metaKey]"  # the wheel alone scrolls the page
     return alt.selection_interval(bind="scales", name=f"zoom_{place}", zoom=wheel)
 
 
 def _title(key: tuple[Any, ...]) -> str:
+    # part == part: not NaN, which a missing value of a column is
     return " · ".join(str(part) for part in key if part is not None and part == part and part != "")
 
 
 def draw_result_panels(table: pd.DataFrame, draw: Callable[[pd.DataFrame], Chart], **options: Any) -> Chart:
-    """One chart for each benchmark and size (and mode, where the table has several). ``options`` are those of `draw_panels`."""
+    """Draw one chart for each benchmark and size, and for each mode if the table has several.
+
+    ``options`` are those of `draw_panels`.
+    """
     by = [name for name in ("benchmark", "size") if name in table]
     if "mode" in table and table["mode"].nunique() > 1:
         by.append("mode")
@@ -169,13 +177,13 @@ def compute_chart_height(rows: int, bar: int = ROW_HEIGHT) -> int:
 
 
 def make_span_channels(axis: str, low: str, high: str, title: str) -> dict[str, Any]:
-    """The channels of a mark from one column to another, along "x" or "y"."""
+    """Make the channels of a mark from one column to another, along "x" or "y"."""
     start = {"x": alt.X, "y": alt.Y}[axis](field=encode_column(low), type="quantitative", title=title)
     return {axis: start, f"{axis}2": {"field": encode_column(high)}}
 
 
 def draw_stacked_bars(table: pd.DataFrame, parts: Mapping[str, str], unit: str, *, text: str | None = None) -> Chart:
-    """A horizontal bar for each row, made of ``parts`` (column: colour) in their order, in ``unit``.
+    """Draw a horizontal bar for each row, made of ``parts`` (column: colour) in their order, in ``unit``.
 
     ``text`` is a column that is written at the end of the bar. Names of parts in the legend are those of the columns
     without the unit in brackets.
@@ -194,6 +202,7 @@ def draw_stacked_bars(table: pd.DataFrame, parts: Mapping[str, str], unit: str, 
     )
     if text is None:
         return bars.properties(height=ROW_HEIGHT * len(table))
+    # The text once for each row, not for each part of its bar
     ends = base.transform_filter("datum._order == 0").mark_text(align="left", dx=5)
     long["_whole"] = pd.concat([wide[list(parts)].sum(axis=1)] * len(parts), ignore_index=True)
     written = ends.encode(x=alt.X("_whole:Q"), text=alt.Text(field=encode_column(text), type="nominal"))
@@ -201,7 +210,7 @@ def draw_stacked_bars(table: pd.DataFrame, parts: Mapping[str, str], unit: str, 
 
 
 def make_names_axis(table: pd.DataFrame) -> alt.Y:
-    """The axis of names, in the order of the rows."""
+    """Make the axis of names, in the order of the rows."""
     return alt.Y(
         "label:N", title=None, sort=list(dict.fromkeys(table["label"])), axis=alt.Axis(ticks=False, domain=False)
     )
@@ -211,13 +220,15 @@ def draw_points(
     table: pd.DataFrame, x: alt.X, y: alt.Y, signs: Iterable[str], *,
     y_ends: tuple[str, str] | None = None, hollow: str | None = None, joined: str | None = None,
 ) -> Chart:  # fmt: skip
-    """A point for each row of ``table`` (columns ``_sign`` and the axes'), and intervals along y if ``y_ends`` is given.
+    """Draw a point for each row of ``table`` (columns ``_sign`` and the axes'). ``y_ends`` adds intervals along y.
 
-    ``hollow`` and ``joined`` are columns of truths: which points are hollow, and which a line joins from left to right.
+    ``hollow`` and ``joined`` are columns of booleans: which points are hollow, and which a line joins from left to
+    right.
     """
     base = alt.Chart(table)
     layers: list[alt.Chart] = []
     if joined is not None:
+        # json.dumps writes the name as JavaScript reads it, with its quotes
         front = base.transform_filter(f"datum[{json.dumps(joined)}]")
         layers.append(front.mark_line(interpolate="step-after", color=TEXT_COLOUR, strokeWidth=1).encode(x=x, y=y))
     look = make_marker_channels(signs)
@@ -240,7 +251,7 @@ def draw_intervals(
     table: pd.DataFrame, value: str, ends: tuple[str, str], title: str, kind: str, colours: alt.Scale, *,
     at: float | None = None, log: bool = False,
 ) -> Chart:  # fmt: skip
-    """A row for each row of ``table``: a point at ``value`` and a line between its ends, coloured by the column ``kind``.
+    """Draw for each row of ``table`` a point at ``value`` and a line between its ends, coloured by the column ``kind``.
 
     ``at`` draws a vertical line there, such as a ratio of 1.
     """
@@ -255,12 +266,17 @@ def draw_intervals(
 
 
 def build_specification(chart: alt.TopLevelMixin) -> dict[str, Any]:
-    """A chart as a Vega-Lite document with the theme, and with only those columns that it draws, or that begin with "_"."""
+    """Build the Vega-Lite document of a chart, with the theme.
+
+    It has only the columns that the chart draws, or that begin with "_".
+    """
     with alt.data_transformers.enable("default", max_rows=None):
+        # altair refuses tables of more than 5,000 rows unless told otherwise
         document = chart.to_dict(validate=False)
     document["config"] = THEME
     datasets = document.pop("datasets", {})
     text = json.dumps(document, ensure_ascii=False)
+    # A name counts as used if it occurs anywhere in the text: a column too many costs little, one too few the chart
     used = {name for rows in datasets.values() for row in rows[:1] for name in row if _is_used(name, text)}
     document["datasets"] = {
         key: [{name: value for name, value in row.items() if name in used} for row in rows]

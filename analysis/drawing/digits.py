@@ -1,4 +1,4 @@
-"""Numbers, times, names and lists as text for people."""
+"""Renders numbers, times, names and lists as text for people."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ SECONDS_UNITS = (  # from which upper end on, seconds per unit, its name
 
 
 def render_interval(value: float, low: float, high: float, unit: str = "") -> str:
-    """ "12 s [9, 16]": a value and its interval, with 1 to 3 digits: as many as the interval's half width allows.
+    """Render a value and its interval: "12 s [9, 16]". The interval's half width decides the digits (1 to 3).
 
-    The interval is rounded outwards, so it is never narrower than it was; its ends keep one more digit than the value
-    where rounding would add more than a fifth of its width. Without a finite interval the value has one digit and the
-    text says so.
+    The interval is rounded outwards, so it never becomes narrower. Its ends get one more digit than the value if
+    rounding would add more than a fifth of the width. Without a finite interval the value has one digit, and the text
+    says so.
     """
     tail = f" {unit}" if unit else ""
     if not all(math.isfinite(number) for number in (value, low, high)):
@@ -30,23 +30,23 @@ def render_interval(value: float, low: float, high: float, unit: str = "") -> st
         first = 10.0 ** math.floor(math.log10(abs(value)))
         step = min(max(step, first / 100), first)  # one to three digits
     outer = step if _round_outwards(low, high, step) <= 1.2 * (high - low) else step / 10
+    # 1e-9: an end that is a multiple of the step already may lie just beside it as a float
     below, above = math.floor(low / outer + 1e-9) * outer, math.ceil(high / outer - 1e-9) * outer
     ends = f"[{_render_rounded(below, outer)}, {_render_rounded(above, outer)}]"
+    # A rounded value outside of its own interval would look wrong: it gets the digits of the ends
     if not low <= round(value / step) * step <= high:
         step = outer
     return f"{_render_rounded(round(value / step) * step, step)}{tail} {ends}"
 
 
 def render_seconds_interval(value_s: float, low_s: float, high_s: float) -> str:
-    """A time and its interval in the unit that gives the upper end one to three digits before the point: "300 ms [300,
-    980]".
-    """
+    """Render a time and its interval in the largest unit that suits the upper end: "300 ms [300, 980]"."""
     scale, unit = next((scale, unit) for least, scale, unit in SECONDS_UNITS if abs(high_s) >= least or not least)
     return render_interval(value_s / scale, low_s / scale, high_s / scale, unit)
 
 
 def _round_outwards(low: float, high: float, step: float) -> float:
-    """The width of an interval whose ends are rounded outwards to multiples of ``step``."""
+    """Compute the width of an interval whose ends are rounded outwards to multiples of ``step``."""
     return (math.ceil(high / step - 1e-9) - math.floor(low / step + 1e-9)) * step
 
 
@@ -56,9 +56,10 @@ def _render_rounded(value: float, step: float) -> str:
 
 
 def render_number(value: float | None) -> str:
-    """A number with four significant digits; whole numbers in full, with thousands separators from five digits on."""
+    """Render a number with four significant digits; whole numbers in full, with thousands separators from five digits on."""
     if value is None or not math.isfinite(value):
         return "–"
+    # Beyond 1e15 floats have no fractions any more, so being whole says nothing
     if float(value).is_integer() and abs(value) < 1e15:
         return f"{int(value):,}" if abs(value) >= 10000 else str(int(value))
     if abs(value) >= 10000:
@@ -67,19 +68,19 @@ def render_number(value: float | None) -> str:
 
 
 def render_percent(value: float) -> str:
-    """A percentage with two significant digits; from 100 on in full: "0.31 %", "510 %"."""
+    """Render a percentage with two significant digits; from 100 on in full: "0.31 %", "510 %"."""
     return f"{value:.0f} %" if abs(value) >= 100 else f"{value:.2g} %"
 
 
 def render_count(count: int, noun: str) -> str:
-    """A count with its noun in the singular or plural."""
+    """Render a count with its noun in the singular or plural."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def render_label(text: object, length: int = 44) -> str:
-    """A label of at most ``length`` printable characters.
+    """Render a label of at most ``length`` printable characters.
 
-    Longer ones are cut in the middle: names differ at both ends.
+    Longer ones are cut in the middle, because names differ at both ends.
     """
     line = str(text)
     if not line.isprintable():
@@ -91,11 +92,11 @@ def render_label(text: object, length: int = 44) -> str:
 
 
 def join_statements(statements: Sequence[str], most: int = 6) -> str:
-    """The first ``most`` statements in one line, and the number of the others."""
+    """Join the first ``most`` statements in one line, with the number of the others."""
     more = f"; and {len(statements) - most} more" if len(statements) > most else ""
     return "; ".join(statements[:most]) + more
 
 
 def render_seconds(value: float) -> str:
-    """Seconds as text for people, as the commands print them; a dash for NaN."""
+    """Render seconds as text for people, as the commands print them; a dash for NaN."""
     return "–" if value != value else render_duration(value)

@@ -1,4 +1,4 @@
-"""What a figure of the report is made of: views. Each answers one question."""
+"""Defines the views that a figure of the report is made of. Each answers one question."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class View:
-    """One question of a figure: a table, the answer in words, and a chart of the table.
+    """Holds one question of a figure: a table, the answer in words, and a chart of the table.
 
-    ``table`` and ``answer`` raise NotAnswerableError where the data are missing. ``table`` has units in the names of
-    its columns. ``chart`` draws the table and nothing else; it may use ``label``, ``benchmark`` and ``size`` of a row.
+    ``table`` and ``answer`` raise NotAnswerableError if the data are missing. ``table`` has units in the names of its
+    columns. ``chart`` draws the table and nothing else; it may use ``label``, ``benchmark`` and ``size`` of a row.
     """
 
     name: str  # of its file of numbers, and of its place on the page

@@ -1,8 +1,8 @@
 """The figures of the report: `FIGURES` names one module each, and ``questions.yaml`` has the questions that they answer.
 
-A module has TITLE and VIEWS: each `View` is one question with its table, its answer in words and its chart.
-Other installed packages add figures the same way: an entry point of the group ``mlhpc.figures`` names a package with
-its own FIGURES and ``questions.yaml``. A module that cannot be imported is left out with one line.
+A module has TITLE and VIEWS: each `View` is one question with its table, its answer in words and its chart. Other
+installed packages add figures by an entry point of the group ``mlhpc.figures``. It names a package with its own FIGURES
+and ``questions.yaml``. A module that cannot be imported is left out with one line.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from suite.plugins import OURS, Plugin, explain_unusable, find_plugins, print_sk
 
 
 class FigureModule(Protocol):
-    """What a module of this package offers."""
+    """Describes what a module of this package offers."""
 
     __name__: str
     TITLE: str
@@ -54,15 +54,18 @@ REQUIRED_ATTRIBUTES = ("TITLE", "VIEWS")  # of a module
 
 @cache
 def load_figure_packages() -> dict[str, ModuleType]:
-    """Import the packages of figures, ours first, by the name of their entry point; a broken one is left out with one
-    line.
+    """Import the packages of figures, ours first, by the name of their entry point.
+
+    A broken one is left out with one line.
     """
     loaded: dict[str, ModuleType] = {}
     for name, plugin in find_plugins(GROUP).items():
         try:
             package = importlib.import_module(plugin.point.value)
             if not isinstance(getattr(package, "FIGURES", None), tuple):
-                raise InputError(f"{plugin.point.value} lacks FIGURES, a tuple of the names of its modules")
+                raise InputError(
+                    f"package {plugin.point.value} has no FIGURES; expected a tuple of the names of its figure modules"
+                )
             loaded[name] = package
         except Exception as error:
             _print_omission(plugin, name, error)
@@ -81,7 +84,7 @@ def load_figure_modules() -> dict[str, FigureModule]:
 
 @cache
 def list_views() -> dict[str, View]:
-    """The views of all figures by name, in the order of the page. The first of two with one name counts."""
+    """List the views of all figures by name, in the order of the page. The first of two with one name counts."""
     found: dict[str, View] = {}
     for module in load_figure_modules().values():
         for view in module.VIEWS:
@@ -90,7 +93,7 @@ def list_views() -> dict[str, View]:
 
 
 def is_ours(view: str) -> bool:
-    """True if the view belongs to this package, not to another installed one."""
+    """Return True if the view belongs to this package, not to another installed one."""
     return list_views()[view].table.__module__.startswith(f"{__name__}.")
 
 
@@ -100,7 +103,9 @@ def _modules(plugin: Plugin, package: ModuleType) -> Iterator[tuple[str, FigureM
             module = importlib.import_module(f"{package.__name__}.{name}")
             missing = [part for part in REQUIRED_ATTRIBUTES if not hasattr(module, part)]
             if missing:
-                raise InputError(f"{module.__name__} lacks {', '.join(missing)}")
+                raise InputError(
+                    f"figure module {module.__name__} has no {' and no '.join(missing)}; expected TITLE and a tuple VIEWS"
+                )
         except Exception as error:
             _print_omission(plugin, name, error)
         else:
@@ -108,6 +113,7 @@ def _modules(plugin: Plugin, package: ModuleType) -> Iterator[tuple[str, FigureM
 
 
 def _print_omission(plugin: Plugin, name: str, error: Exception) -> None:
+    # A figure of ours that fails is a defect and must be seen
     if plugin.package == OURS:
         raise error
     print_skipped("figure", name, plugin.package, explain_unusable(error))

@@ -1,4 +1,4 @@
-"""Figure: own results with the published systems, marked where the problem size is another."""
+"""Figure: own results and the published systems in one chart, marked where the problem size differs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ CAPTION = (
     "recomputed from the public logs. Another size than the published one is another problem, whose time compares with "
     "no published one: such a result is in the table only. Own results are not verified by MLCommons."
 )
+# The answer names these machines, which most readers know; the table has all
 NAMED_MACHINES = ("Fugaku", "Perlmutter", "Selene", "Eos")
 
 
 def build_table(study: Study) -> pd.DataFrame:
-    """Own and published results of the benchmarks that both have."""
+    """Build the table of own and published results of the benchmarks that both have."""
     own = _own(study)
     known = _select_published(study)
     columns = {
@@ -32,6 +33,7 @@ def build_table(study: Study) -> pd.DataFrame:
     }  # fmt: skip
     ours = own.assign(
         who=own["label"], whose="own, unverified", epochs=own["epochs_to_target.mean"],
+        # Without a score the mean of the runs, so that a few runs can be placed too
         run_min=own["score_s"].fillna(own["run_s.mean"]) / 60, train_rate=own["train_rate.mean"],
     )  # fmt: skip
     theirs = known.assign(who=known["machine"], whose="published", run_min=known["score_s"].astype(float) / 60)
@@ -41,7 +43,7 @@ def build_table(study: Study) -> pd.DataFrame:
 
 
 def render_answer(study: Study) -> str:
-    """Own and the fastest of the best-known machines."""
+    """Name own results and the fastest of the best-known machines."""
     frame = build_table(study)
     sentences = []
     for benchmark, rows in frame.groupby("benchmark", sort=True):
@@ -58,7 +60,7 @@ def render_answer(study: Study) -> str:
 
 
 def draw_chart(table: pd.DataFrame) -> Chart:
-    """Time over machine size, a panel per benchmark and size."""
+    """Draw time over machine size, a panel per benchmark and size."""
     published = table.loc[table["whose"] == "published", "size"].unique()
     shown = table[table["size"].isin(published)].assign(_sign=table["whose"])
 
@@ -83,6 +85,7 @@ def _own(study: Study) -> pd.DataFrame:
 def _select_published(study: Study) -> pd.DataFrame:
     known = read_scores()
     known = known[(known["mode"] == "strong") & known["score_s"].notna() & known["units"].notna()]
+    # A carry-over would show one run of a machine twice
     known = known[known["carried_over_from"].isna()]
     return known[known["benchmark"].isin(_own(study)["benchmark"])]
 

@@ -48,7 +48,7 @@ COLOURS = dict(zip(RESOURCES, (BLUE, GREEN, ORANGE, PURPLE, VERMILION, SKY), str
 
 @dataclass(frozen=True)
 class WhatIf:
-    """One result on one other machine. ``solution_s`` is None for a result that reached no target."""
+    """Holds one result on one other machine. ``solution`` is None for a result that reached no target."""
 
     case: Case
     there: Ceilings
@@ -59,18 +59,19 @@ class WhatIf:
 
 
 def build_bounds_table(study: Study) -> pd.DataFrame:
-    """A row per result and resource."""
+    """Build a row per result and resource."""
     return pd.DataFrame([line for case in _cases(study) for line in _build_rows(case)])
 
 
 def render_bounds_answer(study: Study) -> str:
-    """Which resource binds each result, and how far it is from it."""
+    """Say which resource binds each result, and how far the step is from that roof."""
     cases = _cases(study)
     own = [case for case in cases if not case.modelled]
     sentences = [describe_case(case) for case in own]
     remarks = list(dict.fromkeys(case.remark for case in own if case.remark))
     if not own:
         missing = _explain_missing(study)
+        # Of each benchmark the case nearest to its roof: later ones replace earlier ones in the dict
         best = {case.benchmark: case for case in sorted(cases, key=lambda c: -c.bounds.distance)}
         # Shipped results of others may be in the chart, but they do not answer for a study of own results alone.
         if missing and not study.distinct["published"].any():
@@ -81,7 +82,7 @@ def render_bounds_answer(study: Study) -> str:
 
 
 def describe_case(case: Case) -> str:
-    """One result in one sentence."""
+    """Describe one result in one sentence."""
     bounds = case.bounds
     if bounds.nearest is None:
         refused = "; ".join(refusal.reason for refusal in bounds.refused)
@@ -100,12 +101,13 @@ def describe_case(case: Case) -> str:
 
 
 def _render_ranks(ranks: int) -> str:
-    """Ranks with two digits: more would claim what no model of a network knows."""
+    """Render a number of ranks with two digits."""
+    # More digits would claim what no model of a network knows
     return f"{float(f'{ranks:.2g}'):,.0f}"
 
 
 def draw_bounds_chart(table: pd.DataFrame) -> Chart:
-    """A row per result: the time of each resource at its ceiling, the band from the largest to their sum, and the step."""
+    """Draw a row per result: the time of each resource at its ceiling, the band from largest to sum, and the step."""
     names = [RESOURCE_NAMES[resource] for resource in RESOURCES if RESOURCE_NAMES[resource] in set(table["resource"])]
     colours = alt.Scale(domain=names, range=[COLOURS[r] for r in RESOURCES if RESOURCE_NAMES[r] in names])
     shapes = alt.Scale(domain=names)
@@ -115,6 +117,7 @@ def draw_bounds_chart(table: pd.DataFrame) -> Chart:
         base = alt.Chart(rows).encode(y=make_names_axis(rows))
         title = "seconds of one training step"
         x = make_number_channel(alt.X, "T = Q / C [s]", title, log=True, prefix=True)
+        # Band and step once for each result, whatever the number of its resources
         first = base.transform_filter("datum._first")
         ends = make_span_channels("x", "band from [s]", "band to [s]", title)
         band = first.mark_bar(color=GREY, opacity=0.3, height={"band": 0.5}).encode(**ends)
@@ -132,7 +135,7 @@ def draw_bounds_chart(table: pd.DataFrame) -> Chart:
 
 
 def build_whatif_table(study: Study) -> pd.DataFrame:
-    """A row per result, machine and phase, then step and solution."""
+    """Build a row per result, machine and phase, then for step and solution."""
     lines = []
     for item in _predict_all(study):
         head = {
@@ -164,7 +167,7 @@ def build_whatif_table(study: Study) -> pd.DataFrame:
 
 
 def render_whatif_answer(study: Study) -> str:
-    """The predicted step and solution of each result."""
+    """Name the predicted step and solution of each result."""
     sentences = []
     for item in _predict_all(study):
         text = (
@@ -182,7 +185,7 @@ def render_whatif_answer(study: Study) -> str:
 
 
 def draw_whatif_chart(table: pd.DataFrame) -> Chart:
-    """A row per result and machine: the prediction with its band, and the measured time as a tick."""
+    """Draw a row per result and machine: the prediction with its band, and the measured time as a tick."""
 
     def draw(rows: pd.DataFrame) -> Chart:
         base = alt.Chart(rows).encode(y=make_names_axis(rows))
@@ -221,6 +224,7 @@ def _build_rows(case: Case) -> list[dict[str, object]]:
     terms += [(refusal.term, f"refused: {refusal.reason}") for refusal in bounds.refused]
     lines = []
     for term, state in sorted(terms, key=lambda item: RESOURCES.index(item[0].resource)):
+        # A vendor's peak is no measured rate, so the share of it that was reached is not stated
         measured = term.roof.origin == "measured"
         resource = {
             "resource": RESOURCE_NAMES[term.resource],
@@ -243,9 +247,10 @@ def _build_rows(case: Case) -> list[dict[str, object]]:
 
 
 def _cases(study: Study) -> list[Case]:
-    """Own and published cases. NotAnswerableError where there are neither."""
+    """List own and published cases. NotAnswerableError if there are neither."""
     theirs = list_published_cases(study)
     try:
+        # Published cases exist in every report of an MLPerf benchmark, own ones only with ceilings
         return list_measured_cases(study) + theirs
     except NotAnswerableError:
         if not theirs:
@@ -288,6 +293,7 @@ def _predict_case(case: Case, there: Ceilings, row: pd.Series) -> WhatIf:
     train_s, eval_s, measured = (float(row[f"{name}.mean"]) for name in ("train_s", "eval_s", "run_s"))
     predicted = None
     if measured == measured and train_s > 0:
+        # Evaluation is forward passes: it changes as they do
         evaluation = compute_phase_factor(phases, "forward_backward").times(eval_s if eval_s == eval_s else 0.0)
         predicted = predict_solution(step, train_s / case.bounds.step_s, evaluation=evaluation) + make_exact_prediction(
             measured - train_s - eval_s

@@ -28,12 +28,13 @@ CAPTION = (
 
 
 def build_table(study: Study) -> pd.DataFrame:
-    """Ratio, interval and p values of every comparison."""
+    """Build the ratio, interval and p values of every comparison."""
     lines = []
     for title, short, rows in study.tasks():
         known = rows[(rows["mode"] == "strong") & rows["run_s.mean"].notna() & ~rows["group"].isin(_copies(study))]
         if len(known) < 2:
             continue
+        # By the mean of the runs and not by score, because a result with too few runs has no score
         best = known.loc[known["run_s.mean"].idxmin()]
         base = _runs(study, best["group"])
         part = []
@@ -52,7 +53,9 @@ def build_table(study: Study) -> pd.DataFrame:
                 enough = estimate_runs_needed(comparison) if comparison.outcome == Outcome.INCONCLUSIVE else None
                 tail = {"ratio of scores": row["score_s"] / best["score_s"], "runs to tell": enough}
                 part.append(head | vars(comparison) | tail)
+        # Of one panel at a time: its comparisons are one family of tests
         for line, adjusted in zip(part, holm([line["p"] for line in part]), strict=True):
+            # The interval is not adjusted for the number of comparisons: Holm's p must agree with it
             real = adjusted < 1 - CONFIDENCE and line["outcome"] == Outcome.SLOWER
             line["doubts"] = "; ".join(line["doubts"])
             lines.append(
@@ -70,13 +73,13 @@ def build_table(study: Study) -> pd.DataFrame:
 
 
 def _copies(study: Study) -> set[str]:
-    """Results all of whose runs are those of another result: nothing differs between a result and itself."""
+    """Find results all of whose runs are those of another result: nothing differs between a result and itself."""
     again = study.runs["repeats"].notna().groupby(study.runs["group"]).all()
     return set(again[again].index)
 
 
 def render_answer(study: Study) -> str:
-    """The closest follower of each task."""
+    """Name the closest follower of each task."""
     sentences = []
     for _, rows in build_table(study).groupby("class", sort=True):
         first = rows.iloc[0]
@@ -90,7 +93,7 @@ def render_answer(study: Study) -> str:
 
 
 def draw_chart(table: pd.DataFrame) -> Chart:
-    """A ratio with its interval for each result, and a line at 1."""
+    """Draw a ratio with its interval for each result, and a line at 1."""
     colours = alt.Scale(domain=[Outcome.SLOWER.value, Outcome.INCONCLUSIVE.value], range=[BLUE, GREY])
 
     def draw(rows: pd.DataFrame) -> Chart:
@@ -109,14 +112,15 @@ def compare_results(study: Study, a: str, b: str) -> Comparison | None:
 
 @lru_cache(maxsize=1024)
 def _compare_runs(a: tuple[TimedRun, ...], b: tuple[TimedRun, ...]) -> Comparison | None:
-    """Compared once, though table, answer and figure ask."""
+    """Compare the times of two results, once for table, answer and figure."""
     return compare_times(a, b)
 
 
 def _runs(study: Study, group: str) -> tuple[TimedRun, ...]:
-    """When each run of a result that reached the target began, and how long it took."""
+    """List (start, time) in seconds of each run of a result that reached the target."""
     runs = study.converged_of(group)
     known = runs[runs["run_s"].notna() & (runs["run_s"] > 0)]
+    # The starts order the runs, to find a drift
     begins = known["run_start_ms"].fillna(0.0) / 1e3
     return tuple((float(at), float(time)) for at, time in zip(begins, known["run_s"], strict=True) if time < math.inf)
 

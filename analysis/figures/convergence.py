@@ -38,7 +38,7 @@ Row = Mapping[Hashable, Any]
 
 
 def build_epochs_table(study: Study) -> pd.DataFrame:
-    """Epochs to target and the metric reached, by result."""
+    """Build epochs to target and the metric reached, by result."""
     frame = study.distinct[study.distinct["group"].isin(_curves(study)["group"].unique())]
     if frame.empty:
         raise NotAnswerableError("no log has an evaluation with a metric value and an epoch number")
@@ -59,12 +59,11 @@ def build_epochs_table(study: Study) -> pd.DataFrame:
 
 
 def render_epochs_answer(study: Study) -> str:
-    """How many results need no more epochs than the rules expect of the reference, and the mean epochs of the first
-    ones.
-    """
+    """Count the results that need no more epochs than the rules expect of the reference, and name the first ones."""
     rows = build_epochs_table(study)
     bounds = rows[rows["reference mean [epochs]"].notna() & rows["epochs to target, mean"].notna()]
     mean, reference = bounds["epochs to target, mean"], bounds["reference mean [epochs]"]
+    # The rules limit the mean from below only; the band is as wide above the reference
     within = int((mean <= 2 * reference - bounds["least allowed mean [epochs]"]).sum())
     sentences = []
     if len(bounds):
@@ -79,7 +78,7 @@ def render_epochs_answer(study: Study) -> str:
 
 
 def draw_epochs_chart(table: pd.DataFrame) -> Chart:
-    """Mean epochs with standard deviation for each result, and the band of the reference."""
+    """Draw mean epochs with standard deviation for each result, and the band of the reference."""
     mean, spread = table["epochs to target, mean"], table["epochs to target, std"].astype(float).fillna(0.0)
     reference, least = (
         table[name].astype(float) for name in ("reference mean [epochs]", "least allowed mean [epochs]")
@@ -101,7 +100,7 @@ def draw_epochs_chart(table: pd.DataFrame) -> Chart:
 
 
 def build_curves_table(study: Study) -> pd.DataFrame:
-    """The metric at every evaluation of the first runs of the first results, own ones first, up to run_stop."""
+    """Build the metric at every evaluation up to run_stop: first runs of the first results, own ones first."""
     curves = _curves(study)
     known = study.distinct[study.distinct["group"].isin(curves["group"].unique())]
     if known.empty:
@@ -114,6 +113,7 @@ def build_curves_table(study: Study) -> pd.DataFrame:
     parts = []
     for row in chosen.to_dict("records"):
         own = curves[curves["group"] == row["group"]]
+        # The first runs and not the best: the curves must not look better than the result
         own = own[own["run"].isin(own["run"].unique()[:MOST_RUNS])]
         head = {name: row[name] for name in ("benchmark", "size", "label")}
         baselines = ", ".join(f"{name} {value:.4g}" for name, value in _baselines(row["baselines"]).items())
@@ -125,7 +125,7 @@ def build_curves_table(study: Study) -> pd.DataFrame:
 
 
 def render_curves_answer(study: Study) -> str:
-    """How many of the runs shown reached the target."""
+    """Count the shown runs that reached the target."""
     frame = build_curves_table(study)
     runs = frame[["label", "benchmark", "run"]].drop_duplicates()
     reached = study.runs.set_index("run")["converged"]
@@ -134,7 +134,7 @@ def render_curves_answer(study: Study) -> str:
 
 
 def draw_curves_chart(table: pd.DataFrame) -> Chart:
-    """A panel per result, a line per run, the target dashed."""
+    """Draw a panel per result, a line per run, the target dashed."""
 
     def draw(rows: pd.DataFrame) -> Chart:
         title = str(rows["metric is"].iloc[0] or "metric")
@@ -148,7 +148,7 @@ def draw_curves_chart(table: pd.DataFrame) -> Chart:
 
 
 def build_batch_table(study: Study) -> pd.DataFrame:
-    """Batch, epochs and reference by result."""
+    """Build batch, epochs and reference by result."""
     frame = _with_batch(study)
     return build_result_table(
         frame,
@@ -164,7 +164,7 @@ def build_batch_table(study: Study) -> pd.DataFrame:
 
 
 def render_batch_answer(study: Study) -> str:
-    """Smallest and largest batch of each benchmark."""
+    """Name the smallest and the largest batch of each benchmark, with their epochs."""
     sentences = []
     for (benchmark, size), rows in _with_batch(study).groupby(PROBLEM_COLUMNS, sort=True):
         ordered = rows.sort_values("global_batch_size")
@@ -180,7 +180,7 @@ def render_batch_answer(study: Study) -> str:
 
 
 def draw_batch_chart(table: pd.DataFrame) -> Chart:
-    """Mean epochs with standard deviation over the batch, and the reference's mean at the same batch."""
+    """Draw mean epochs with standard deviation over the batch, and the reference's mean at the same batch."""
     mean, spread = table["epochs to target, mean"], table["epochs to target, std"].astype(float).fillna(0.0)
     shown = table.assign(_low=mean - spread, _high=mean + spread, _sign=table["division"])
 
@@ -198,7 +198,7 @@ def draw_batch_chart(table: pd.DataFrame) -> Chart:
 
 
 def _references(frame: pd.DataFrame) -> dict[str, list[float | None]]:
-    """The reference's epochs at the batch size of each result: their mean, and the least mean that the rules allow."""
+    """Compute the reference's epochs at the batch size of each result: mean, and least mean that the rules allow."""
     names = ["benchmark", "size", "round", "train_samples", "global_batch_size", "required_runs"]
     limits = [compute_reference_limit(*row) for row in frame[names].itertuples(index=False, name=None)]
     return {
@@ -214,6 +214,7 @@ def _baselines(text: object) -> dict[str, float]:
 def _curves(study: Study) -> pd.DataFrame:
     evals = study.tables.evals
     evals = evals[~evals["after_run_stop"].astype(bool)].dropna(subset=["epochs", "value"])
+    # One impossible value would make the scale useless
     evals = evals[(evals["value"].abs() < LARGEST_PLAUSIBLE) & evals["epochs"].between(0, LARGEST_PLAUSIBLE)]
     columns = ["run", "group", "benchmark", "size", "target", "baselines"]
     return evals.merge(study.runs[columns], on="run")

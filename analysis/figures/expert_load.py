@@ -30,7 +30,7 @@ TITLE = "Expert load"
 
 @dataclass(frozen=True)
 class ResultLoad:
-    """The windows of one result: rows of the experts table with ``step``, the training steps done at their end."""
+    """Holds the windows of one result: rows of the experts table with ``step``, the training steps done at their end."""
 
     label: str
     benchmark: str
@@ -39,15 +39,16 @@ class ResultLoad:
 
     @property
     def runs(self) -> int:
-        """Runs that logged it."""
+        """Return the number of runs that logged it."""
         return int(self.windows["run"].nunique())
 
     def over_training(self, column: str) -> pd.DataFrame:
-        """Mean, least and most of a column over layers and runs, by step."""
+        """Compute mean, least and most of a column over layers and runs, by step."""
         return self.windows.groupby("step")[column].agg(["mean", "min", "max"])
 
     def last_epoch(self) -> tuple[str, list[str], np.ndarray]:
-        """The first run, its layers, and tokens over the layer's mean, layers x experts (NaN where a layer has fewer)."""
+        """Return the first run, its layers, and tokens over the layer's mean: layers x experts, NaN where a layer has fewer."""
+        # One run only: the numbers of experts in two runs mean different experts
         run = self.windows["run"].iloc[0]
         own = self.windows[self.windows["run"] == run]
         last = own[own["epoch_num"] == own["epoch_num"].max()]
@@ -63,28 +64,28 @@ class ResultLoad:
 
 
 def build_table(study: Study) -> pd.DataFrame:
-    """A row per result and layer: its first and last window, and the means and extremes over the training."""
+    """Build a row per result and layer: first and last window, and means and extremes over the training."""
     return pd.DataFrame([row for load in _loads(study) for row in _rows(load)])
 
 
 def render_answer(study: Study) -> str:
-    """The busiest expert at the beginning and the end, and the tokens dropped."""
+    """Name the load of the busiest expert at the beginning and the end, and the tokens dropped."""
     sentences = []
     for load in _loads(study):
-        course = load.over_training("imbalance")["mean"]
+        means = load.over_training("imbalance")["mean"]
         dropped = 100 * load.windows["drop_rate"].mean()
         lost = "no token dropped" if dropped == 0 else f"{dropped:.2g} % of tokens dropped"
         runs = f"{load.runs} run" + ("" if load.runs == 1 else "s")
         sentences.append(
-            f"{render_label(load.label)} ({load.benchmark} {load.size}, {runs}): the busiest expert has {course.iloc[0]:.2f} "
+            f"{render_label(load.label)} ({load.benchmark} {load.size}, {runs}): the busiest expert has {means.iloc[0]:.2f} "
             "times "
-            f"the mean at first, {course.iloc[-1]:.2f} times in the end; {lost}"
+            f"the mean at first, {means.iloc[-1]:.2f} times in the end; {lost}"
         )
     return join_statements(sentences)
 
 
 def draw_chart(table: pd.DataFrame) -> Chart:
-    """A row per layer: the busiest expert over the mean at first, in the end and at its largest."""
+    """Draw a row per layer: the busiest expert over the mean at first, in the end and at its largest."""
     columns = {"imbalance at first": "at first", "imbalance at last": "in the end", "largest imbalance": "largest"}
     long = convert_to_long_table(table.rename(columns=columns), list(columns.values()), "_when", "_imbalance")
     colours = alt.Scale(domain=list(columns.values()), range=[ORANGE, BLUE, VERMILION])
@@ -101,7 +102,7 @@ def draw_chart(table: pd.DataFrame) -> Chart:
 
 
 def build_tokens_table(study: Study) -> pd.DataFrame:
-    """Tokens of each expert over the mean of its layer, in the last epoch of the first run of each result."""
+    """Build tokens of each expert over the mean of its layer, in the last epoch of the first run of each result."""
     lines = []
     for load in _loads(study):
         run, layers, shares = load.last_epoch()
@@ -113,7 +114,7 @@ def build_tokens_table(study: Study) -> pd.DataFrame:
 
 
 def render_tokens_answer(study: Study) -> str:
-    """The busiest and the idlest expert of each result."""
+    """Name the busiest and the idlest expert of each result."""
     sentences = []
     for (label, benchmark, size), rows in build_tokens_table(study).groupby(["label", "benchmark", "size"], sort=False):
         most, least = (rows.loc[at] for at in (rows["tokens / mean"].idxmax(), rows["tokens / mean"].idxmin()))
@@ -126,9 +127,11 @@ def render_tokens_answer(study: Study) -> str:
 
 
 def draw_tokens_chart(table: pd.DataFrame) -> Chart:
-    """A panel per result: layers and experts, coloured by their tokens; white is the mean."""
+    """Draw a panel per result: layers and experts, coloured by their tokens; white is the mean."""
 
     def draw(rows: pd.DataFrame) -> Chart:
+        # The same distance on both sides of 1, so that the middle colour is the mean; at least 10 %, or noise looks like
+        # an uneven load
         far = max(0.1, float((rows["tokens / mean"] - 1.0).abs().max()))
         scale = alt.Scale(domain=[1 - far, 1, 1 + far], range=[BLUE, "#F7F7F7", VERMILION])
         cells = alt.Chart(rows).mark_rect().encode(
@@ -139,6 +142,7 @@ def draw_tokens_chart(table: pd.DataFrame) -> Chart:
         return cells.properties(height=compute_chart_height(rows["layer"].nunique(), 26))
 
     drawn = draw_panels(table, ["benchmark", "size", "label"], draw)
+    # Panels differ in their range of loads: with shared colours the even ones would be white
     return drawn.resolve_scale(color="independent") if isinstance(drawn, alt.ConcatChart) else drawn
 
 
@@ -153,6 +157,7 @@ def _loads(study: Study) -> list[ResultLoad]:
 
 def _find_loads(study: Study) -> Iterator[ResultLoad]:
     windows = study.tables.experts
+    # The busiest expert cannot have less than the mean: such a row is damaged
     windows = windows[windows["imbalance"].ge(1.0) & windows["steps"].ge(1.0) & windows["tokens_per_expert"].notna()]
     for row in study.distinct.to_dict("records"):
         averaged = study.selections[row["group"]].averaged
@@ -160,6 +165,7 @@ def _find_loads(study: Study) -> Iterator[ResultLoad]:
         own = windows[windows["run"].isin(runs)].copy()
         if not own.empty:
             spans = own.drop_duplicates(["run", "epoch_num", "first_step"])
+            # Windows repeat for each layer, so steps are counted over distinct windows
             done = spans.groupby("run")["steps"].cumsum()
             keys = ["run", "epoch_num", "first_step"]
             own = own.merge(spans[keys].assign(step=done), on=keys)

@@ -1,4 +1,4 @@
-"""Figure: an MoE layer by the fitted machine: its time by idea, which r and degree win, and where 2DH overtakes."""
+"""Figure: an MoE layer by the fitted model of the machine: time by idea, which r and degree win, where 2DH overtakes."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from analysis.study import Study
 from suite.performance.cost_model import predict_layer_time_s
 
 TITLE = "MoE layer"
-LOADS = (0.25, 1.0, 2.0, 4.0, 8.0, 16.0)
-POINTS = 60
+LOADS = (0.25, 1.0, 2.0, 4.0, 8.0, 16.0)  # rows per token: top-k times the capacity factor
+POINTS = 60  # sizes of a line
 
 
 def build_time_table(study: Study) -> pd.DataFrame:
-    """Predicted and measured seconds by ranks and idea."""
+    """Build predicted and measured seconds by ranks and idea."""
     return pd.DataFrame([row for fit in study.fitted_networks() for row in _time_rows(fit)])
 
 
 def render_time_answer(study: Study) -> str:
-    """What the ideas are worth where it was measured, and what the model says of twice the ranks."""
+    """Say what the ideas gain where it was measured, and what the model predicts on twice the ranks."""
     sentences = []
     for fit in study.fitted_networks():
         layer = fit.sweep.layers[-1]
@@ -58,7 +58,7 @@ def render_time_answer(study: Study) -> str:
 
 
 def draw_time_chart(table: pd.DataFrame) -> Chart:
-    """A panel per sweep: lines of the model, signs where it was measured, bands beyond."""
+    """Draw a panel per sweep: lines of the model, markers where it was measured, bands beyond."""
 
     def draw(rows: pd.DataFrame) -> Chart:
         look = make_marker_channels(LAYER_VARIANTS)
@@ -77,12 +77,12 @@ def draw_time_chart(table: pd.DataFrame) -> Chart:
 
 
 def build_choice_table(study: Study) -> pd.DataFrame:
-    """The choice and its gain by ranks and load."""
+    """Build the choice and its gain by ranks and load."""
     return pd.DataFrame([row for fit in study.fitted_networks() for row in _choice_rows(fit)])
 
 
 def render_choice_answer(study: Study) -> str:
-    """How often each r wins on the measured grids and beyond."""
+    """Count how often each r wins, on the measured grids and beyond."""
     frame = build_choice_table(study)
     sentences = []
     for name, rows in frame.groupby("sweep", sort=False):
@@ -97,7 +97,7 @@ def render_choice_answer(study: Study) -> str:
 
 
 def draw_choice_chart(table: pd.DataFrame) -> Chart:
-    """A panel per sweep: ranks and load, coloured by r, with the gain in each cell."""
+    """Draw a panel per sweep: ranks and load, coloured by r, with the gain in each cell."""
     kinds = alt.Scale(domain=["r 0", "r 1", "r > 1"], range=[BLUE, GREEN, ORANGE])
     how = [f"r {r} · {gain:.2f}x" for r, gain in zip(table["r"], table["gain"], strict=True)]
     ranks = [f"{n:,}{' *' if beyond else ''}" for n, beyond in zip(table["ranks"], table["extrapolated"], strict=True)]
@@ -115,12 +115,12 @@ def draw_choice_chart(table: pd.DataFrame) -> Chart:
 
 
 def build_crossover_table(study: Study) -> pd.DataFrame:
-    """The ratio by ranks and bytes, of the model and, where it was measured, of the sweep."""
+    """Build the ratio linear / 2DH by ranks and bytes: of the model and, where it was measured, of the sweep."""
     return pd.DataFrame([row for fit in study.fitted_networks() for row in _crossover_rows(fit)])
 
 
 def render_crossover_answer(study: Study) -> str:
-    """Up to which size 2DH wins."""
+    """Say up to which size 2DH wins."""
     return "; ".join(
         f"{render_label(fit.sweep.name)}: "
         + ", ".join(
@@ -133,7 +133,7 @@ def render_crossover_answer(study: Study) -> str:
 
 
 def draw_crossover_chart(table: pd.DataFrame) -> Chart:
-    """A panel per sweep: linear over 2DH by bytes, a line and a band per number of ranks; above 1, 2DH wins."""
+    """Draw a panel per sweep: linear over 2DH by bytes, with a line and band per number of ranks. Above 1, 2DH wins."""
     ranks = [
         f"{n:,} ranks{', extrapolated' if beyond else ''}"
         for n, beyond in zip(table["ranks"], table["extrapolated"], strict=True)
@@ -175,6 +175,7 @@ def _time_rows(fit: Fit) -> list[dict[str, object]]:
     for ranks in sorted(set(list_supported_ranks(fit)) | set(measured)):
         for idea, seconds in predict_variants_s(fit, ranks).items():
             run = measured.get(ranks, {}).get(idea)
+            # On measured ranks the measurement stands beside the model, so no interval is needed
             ends = compute_layer_interval(fit, ranks, seconds).data() if ranks > fit.sweep.ranks else {}
             rows.append(
                 {
@@ -230,7 +231,9 @@ def _crossover_rows(fit: Fit) -> list[dict[str, object]]:
     bytes_measured = sorted({m.size_bytes for m in fit.sweep.measurements})
     for ranks in sorted(across | set(list_bounded_ranks(fit))):
         measured = {size: seconds for (n, size, name), seconds in medians.items() if n == ranks and name == "linear"}
+        # Up to the largest message that was measured, which on more ranks is a larger all-to-all
         largest = bytes_measured[-1] * max(1.0, ranks / fit.sweep.ranks)
+        # With the measured sizes among them, so that a measurement has a row
         sizes = np.array(sorted({*np.geomspace(bytes_measured[0], largest, POINTS).tolist(), *measured}))
         band = predict_all_to_all_band(fit, ranks, sizes, "ratio")
         for i, size in enumerate(sizes.tolist()):

@@ -13,14 +13,14 @@ from analysis.study import Study
 
 TITLE = "All-to-all: measured and fitted"
 CAPTION = (
-    "Median seconds of the slowest rank by the bytes each rank sends. Full signs went into the fit, hollow ones "
+    "Median seconds of the slowest rank by the bytes each rank sends. Full markers went into the fit, hollow ones "
     "were left out of it; the lines join what the model says of them. Latency and bandwidth inside and across "
     "nodes are fitted in log seconds; the bandwidth of copies is measured."
 )
 
 
 def build_table(study: Study) -> pd.DataFrame:
-    """Measured, predicted, and whether the fit saw it."""
+    """Build measured and predicted seconds, and whether the fit used the measurement."""
     return pd.DataFrame(
         [
             {
@@ -45,7 +45,7 @@ def build_table(study: Study) -> pd.DataFrame:
 
 
 def render_answer(study: Study) -> str:
-    """The error where the fit did not look."""
+    """State the error on measurements that the fit did not use."""
     sentences = []
     for fit in study.fitted_networks():
         middle, worst = compute_median_max_error(fit.held_out)
@@ -60,7 +60,7 @@ def render_answer(study: Study) -> str:
 
 
 def draw_chart(table: pd.DataFrame) -> Chart:
-    """A panel per sweep: measured times as signs, the model as lines."""
+    """Draw a panel per sweep: measured times as markers, the model as lines."""
     grids = table["ranks"].astype(str) + " ranks, " + table["algorithm"]
 
     def draw(rows: pd.DataFrame) -> Chart:

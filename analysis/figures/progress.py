@@ -24,14 +24,17 @@ CHANGES = (  # of rules and data, said below the chart
 
 
 def build_table(study: Study) -> pd.DataFrame:
-    """The best result by benchmark and round, from the table that ships and the logs of this report."""
+    """Build the best result by benchmark and round, from the shipped table and the logs of this report."""
     if not (study.distinct["size"] == "full").any():
         raise NotAnswerableError("a result of the MLPerf size; sizes of our own have no rounds")
     own = study.distinct.loc[study.distinct["published"]]
     columns = ["group", "round", "benchmark", "machine", "division", "mode", "units", "score_s", "carried_over_from"]
+    # The report may have results that were not at hand when the shipped table was made
     known = pd.concat([read_scores()[columns], own[columns].astype(object)]).drop_duplicates("group")
+    # Only the closed division: open results may have another model or algorithm
     known = known[(known["mode"] == "strong") & (known["division"] == "closed") & known["score_s"].notna()]
     known = known[known["round"].isin(ROUNDS) & known["benchmark"].isin(study.distinct["benchmark"])]
+    # A carry-over is no progress of the later round
     known = known[known["carried_over_from"].isna()].assign(score_s=lambda frame: frame["score_s"].astype(float))
     if known.empty:
         raise NotAnswerableError("published scores of these benchmarks")
@@ -54,7 +57,7 @@ def build_table(study: Study) -> pd.DataFrame:
 
 
 def render_answer(study: Study) -> str:
-    """First to last round of each benchmark."""
+    """Compare the last round of each benchmark with its first."""
     rows = build_table(study)
     first = rows.groupby("benchmark")["round"].first()
     last = rows.groupby("benchmark", sort=True).tail(1)
@@ -67,7 +70,7 @@ def render_answer(study: Study) -> str:
 
 
 def draw_chart(table: pd.DataFrame) -> Chart:
-    """A line per benchmark, from round to round."""
+    """Draw a line per benchmark, from round to round."""
     shown = table.assign(_sign=table["benchmark"])
     x = alt.X("round:N", sort=list(ROUNDS), title=None, axis=alt.Axis(labelAngle=0))
     base = alt.Chart(shown).encode(x=x, y=make_minutes_channel(alt.Y, "score by the rules [min]", "best time to train"))

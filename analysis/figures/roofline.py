@@ -22,7 +22,7 @@ ROOF_MARGIN_FACTOR = 4.0  # how far a roof is drawn beyond the points and its ri
 
 
 def build_roof_table(study: Study) -> pd.DataFrame:
-    """A row per point."""
+    """Build a row per point."""
     lines = [
         placed.identity
         | {
@@ -51,12 +51,14 @@ def build_roof_table(study: Study) -> pd.DataFrame:
 
 
 def render_roof_answer(study: Study) -> str:
-    """The roof above each result's step, and how far the step is below it."""
+    """Name the roof above each result's step, and how far the step is below it."""
+    # For its error: without points there is no answer either
     build_roof_table(study)
     firsts = [
         placed
         for machine in list_machines(study)
         for placed in machine.placed
+        # The first point of a machine is the whole step
         if placed.point.name == machine.placed[0].point.name
     ]
     return join_statements([_describe_point(placed) for placed in firsts])
@@ -76,9 +78,10 @@ def _describe_point(placed: PlacedPoint) -> str:
 
 
 def draw_roof_chart(table: pd.DataFrame) -> Chart:
-    """A panel per machine: points under the memory and compute roofs of their number format."""
+    """Draw a panel per machine: points under the memory and compute roofs of their number format."""
 
     def draw(rows: pd.DataFrame) -> Chart:
+        # Results on one machine may use other number formats, threads and memory levels: a roof line for each
         pairs = rows[["compute roof [FLOP/s]", "memory roof [B/s]"]].drop_duplicates().itertuples(index=False)
         intensities = rows["FLOP/B"]
         roofs = pd.concat(
@@ -97,13 +100,14 @@ def draw_roof_chart(table: pd.DataFrame) -> Chart:
 
 
 def build_time_table(study: Study) -> pd.DataFrame:
-    """A row per point."""
+    """Build a row per point, with its seconds at each roof."""
     lines = [
         placed.identity
         | {
             "at the compute roof [s]": complexity.compute_s,
             "at the memory roof [s]": complexity.memory_s,
             "operators": placed.point.count or math.nan,
+            # Without counters the number of operators is not known
             "issuing them [s]": complexity.launch_s if placed.point.count else math.nan,
             "measured [s]": complexity.seconds,
             "nearest roof": complexity.bound,
@@ -122,7 +126,7 @@ def build_time_table(study: Study) -> pd.DataFrame:
 
 
 def render_time_answer(study: Study) -> str:
-    """The roof nearest to each result's longest point, and whether it binds."""
+    """Name the roof nearest to each result's longest point, and say whether it binds."""
     rows = (
         build_time_table(study)
         .sort_values("measured [s]", ascending=False)
@@ -138,7 +142,7 @@ def render_time_answer(study: Study) -> str:
 
 
 def draw_time_chart(table: pd.DataFrame) -> Chart:
-    """A panel per machine: seconds at the compute roof over seconds at the memory roof; on the diagonal they are equal."""
+    """Draw a panel per machine: seconds at the compute roof over seconds at the memory roof, equal on the diagonal."""
 
     def draw(rows: pd.DataFrame) -> Chart:
         x, y = "at the memory roof [s]", "at the compute roof [s]"
@@ -168,7 +172,7 @@ def draw_time_chart(table: pd.DataFrame) -> Chart:
 
 
 def build_level_table(study: Study) -> pd.DataFrame:
-    """A row per result, kernel and level."""
+    """Build a row per result, kernel and memory level."""
     return pd.DataFrame(
         [
             {
@@ -197,7 +201,8 @@ def build_level_table(study: Study) -> pd.DataFrame:
 
 
 def render_level_answer(study: Study) -> str:
-    """The level whose roof is nearest for the longest kernel of each result."""
+    """Name the level whose roof is nearest for the longest kernel of each result."""
+    # A kernel above a roof is an input error, and no answer may rest on it
     rows = build_level_table(study).query("state == 'drawn'")
     if rows.empty:
         return "every counted kernel lies above a roof: see the table"
@@ -212,7 +217,7 @@ def render_level_answer(study: Study) -> str:
 
 
 def draw_level_chart(table: pd.DataFrame) -> Chart:
-    """A panel per result: every kernel at every memory level, under the level's roof."""
+    """Draw a panel per result: every kernel at every memory level, under the level's roof."""
 
     def draw(rows: pd.DataFrame) -> Chart:
         peak = float(rows["compute roof [FLOP/s]"].max())
@@ -232,7 +237,7 @@ def draw_level_chart(table: pd.DataFrame) -> Chart:
 
 
 def _draw_under_roofs(roofs: pd.DataFrame, rows: pd.DataFrame) -> Chart:
-    """Points under roofs, whose names stand at their lower ends."""
+    """Draw points under roofs, whose names stand at their lower ends."""
     across, up = "arithmetic intensity [FLOP/B]", "FLOP/s"
     base = alt.Chart(roofs).encode(x=make_number_channel(alt.X, "_x", across, log=True))
     y = make_number_channel(alt.Y, "_y", up, log=True, prefix=True)
@@ -249,7 +254,7 @@ def _draw_under_roofs(roofs: pd.DataFrame, rows: pd.DataFrame) -> Chart:
 
 
 def _build_roof_line(peak: float, bandwidth: float, intensities: pd.Series, name: str) -> pd.DataFrame:
-    """The line of one roof: up to the ridge with the bandwidth, then level at the peak."""
+    """Build the line of one roof: up to the ridge with the bandwidth, then level at the peak."""
     ridge = peak / bandwidth
     left = min(float(intensities.min()), ridge) / ROOF_MARGIN_FACTOR
     right = max(float(intensities.max()), ridge) * ROOF_MARGIN_FACTOR
@@ -258,13 +263,13 @@ def _build_roof_line(peak: float, bandwidth: float, intensities: pd.Series, name
 
 
 def _build_legend_names(table: pd.DataFrame) -> pd.Series:
-    """The legend entry of a result's points: one system may have run several benchmarks."""
+    """Build the legend entry of a result's points. One system may have run several benchmarks, so it names them too."""
     return (table["benchmark"] + " " + table["size"] + ", " + table["label"]).map(lambda name: render_label(name, 40))
 
 
 @dataclass(frozen=True)
 class Level:
-    """One memory level of one case: its roof and the kernels' points there."""
+    """Holds one memory level of one case: its roof and the kernels' points there."""
 
     case: Case
     peak: Roof
@@ -274,7 +279,7 @@ class Level:
 
     @property
     def believed(self) -> list[Point]:
-        """The points that lie under the roof."""
+        """Return the points that lie under the roof."""
         return [point for point in self.points if not explain_above_roof(point, self.peak, self.roof)]
 
 

@@ -34,13 +34,14 @@ PARTS = (("run_s", "time to train", BLUE), ("epochs", "epochs", VERMILION), ("ta
 
 
 def build_table(study: Study) -> pd.DataFrame:
-    """Relative spread and the variance of log(epochs x seconds per epoch) by part."""
+    """Build the relative spread, and the variance of log(epochs x seconds per epoch) by part."""
     rows = []
     for row in study.distinct.to_dict("records"):
         runs = study.converged_of(row["group"])
         spread = compute_run_spread(runs["epochs"], runs["tau_s"])
         if spread is None:
             continue
+        # Without the covariance, which belongs to neither and may be negative
         total = spread.variance_epochs + spread.variance_epoch_time
         line = {name: row[name] for name in ("benchmark", "size", "mode", "label", "group")} | {"n": spread.n}
         for name, title, _ in PARTS:
@@ -58,9 +59,10 @@ def build_table(study: Study) -> pd.DataFrame:
 
 
 def render_answer(study: Study) -> str:
-    """Median spread, where it comes from, and whose runs differ most."""
+    """State the median spread, where it comes from, and which result's runs differ most."""
     frame = build_table(study)
     spread = frame["time to train, std/mean [%]"]
+    # More than half of the squared direction: the spread is mostly along epochs
     along = int((frame["direction, along epochs [%]"] > 50).sum())
     most = frame.loc[spread.idxmax()]
     return (
@@ -71,7 +73,7 @@ def render_answer(study: Study) -> str:
 
 
 def draw_chart(table: pd.DataFrame) -> Chart:
-    """A row per result: the relative spread of time, epochs and seconds per epoch."""
+    """Draw a row per result: the relative spread of time, epochs and seconds per epoch."""
     columns = {f"{title}, std/mean [%]": title for _, title, _ in PARTS}
     long = convert_to_long_table(table.rename(columns=columns), list(columns.values()), "_of_what", "_spread")
     colours = alt.Scale(domain=[title for _, title, _ in PARTS], range=[colour for *_, colour in PARTS])

@@ -1,4 +1,4 @@
-"""Figure: efficiency over machine size by cause, and models of seconds per epoch where there are scales enough."""
+"""Figure: efficiency over machine size by cause, and models of seconds per epoch if there are enough sizes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ LINES = {"efficiency": TEXT_COLOUR, "system": BLUE, "algorithmic": VERMILION, "s
 
 @dataclass(frozen=True)
 class Series:
-    """Results of one machine and round, the smallest first; ``count`` is what ``sizes`` counts."""
+    """Holds results of one machine and round, the smallest first. ``count`` is what ``sizes`` counts."""
 
     title: str
     rows: pd.DataFrame
@@ -60,7 +60,7 @@ class Series:
 
 
 def build_table(study: Study) -> pd.DataFrame:
-    """Efficiencies by size, and every model or why there is none."""
+    """Build efficiencies by size, and every model or why there is none."""
     lines = []
     for series in _series(study):
         models, why = _models(study, series)
@@ -68,6 +68,7 @@ def build_table(study: Study) -> pd.DataFrame:
         batches = series.rows["global_batch_size"].tolist()
         records = series.rows.to_dict("records")
         for row, size, factors_to in zip(records, series.sizes, _factors(series), strict=True):
+            # Weak scaling has the same work on each unit; with a fixed batch the ratio would mean something else
             fixed = row["global_batch_size"] / size == batches[0] / series.sizes[0]
             lines.append(
                 {
@@ -95,7 +96,7 @@ def build_table(study: Study) -> pd.DataFrame:
 
 
 def render_answer(study: Study) -> str:
-    """The last size of every series."""
+    """State the efficiency at the last size of every series."""
     last = build_table(study).groupby("series", sort=True).tail(1)
     return join_statements(
         [
@@ -107,9 +108,10 @@ def render_answer(study: Study) -> str:
 
 
 def _predict_further(study: Study, series: Series, models: list[Model]) -> dict[str, float]:
-    """Seconds per epoch at SOLID_REACH times the largest size, with their interval; empty without models."""
+    """Predict seconds per epoch at SOLID_REACH times the largest size, with their interval; empty without models."""
     if not models:
         return {}
+    # No further: beyond it a prediction has no upper end
     further = SOLID_REACH * max(series.sizes)
     value, low, high = predict_time(_times(study, series), models, further)
     return {"further size": further, "s/epoch there": value, "there from": low, "there to": high}
@@ -127,7 +129,7 @@ def _describe_prediction(row: Mapping[Hashable, Any]) -> str:
 
 
 def draw_chart(table: pd.DataFrame) -> Chart:
-    """A panel per machine and round: a line for the efficiency and for each of its factors, over the size."""
+    """Draw a panel per machine and round: a line for the efficiency and for each of its factors, over the size."""
     long = convert_to_long_table(table, list(LINES), "_factor", "_share")
     colours = alt.Scale(domain=list(LINES), range=list(LINES.values()))
 
@@ -156,9 +158,10 @@ def _models(study: Study, series: Series) -> tuple[list[Model], str]:
 
 
 def _times(study: Study, series: Series) -> dict[float, list[float]]:
-    """Seconds per epoch of every run that reached the target, by size."""
+    """Collect seconds per epoch of every run that reached the target, by size."""
     times: dict[float, list[float]] = {}
     for row, size in zip(series.rows.to_dict("records"), series.sizes, strict=True):
+        # Each run by itself, because the models' bands are a bootstrap over runs
         taus = study.converged_of(row["group"])["tau_s"].dropna()
         times.setdefault(size, []).extend(float(tau) for tau in taus if tau > 0)
     return times
@@ -173,11 +176,13 @@ def _series(study: Study) -> list[Series]:
     series = []
     frame = study.distinct
     frame = frame[(frame["mode"] == "strong") & (frame["epoch_time_s.mean"] > 0)]
+    # One machine, device and division: otherwise the size would not be the only difference
     for key, rows in frame.groupby(["benchmark", "size", "rounds", "division", "machine", "device"], sort=True):
         found = choose_extent(rows)
         sizes, count = found.sizes, found.count
         if sizes.notna().all() and sizes.nunique() > 1 and (sizes > 0).all():
             title = f"{key[4]} · {key[0]}" + (f" {key[1]}" if key[1] != "full" else "") + f" · {key[2]}"
+            # Of equal sizes the faster result first: it is the reference if the smallest size has several
             ordered = rows.assign(extent=sizes.astype(float)).sort_values(["extent", "run_s.mean"])
             series.append(Series(title, ordered, tuple(ordered["extent"]), count))
     return series

@@ -1,4 +1,4 @@
-"""Figure: each rank's own time and its wait at the gradient exchange; the slow rank waits least."""
+"""Figure: each rank's own time and its wait at the gradient exchange. The slow rank waits least."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STEP = "step_s"
 
 @dataclass(frozen=True)
 class ResultRanks:
-    """The ranks of one result."""
+    """Holds the test for a slow rank of one result."""
 
     label: str
     benchmark: str
@@ -40,7 +40,7 @@ class ResultRanks:
 
 
 def build_table(study: Study) -> pd.DataFrame:
-    """A row per result and rank."""
+    """Build a row per result and rank."""
     return pd.DataFrame(
         [
             {
@@ -66,12 +66,12 @@ def build_table(study: Study) -> pd.DataFrame:
 
 
 def render_answer(study: Study) -> str:
-    """The slow rank of each result, or that luck explains the differences."""
+    """Name the slow rank of each result, or say that chance explains the differences."""
     return join_statements([_describe_result(item) for item in _list_results(study)])
 
 
 def draw_chart(table: pd.DataFrame) -> Chart:
-    """A panel per result: a bar per rank of its own time and its wait, in milliseconds."""
+    """Draw a panel per result: a bar per rank of its own time and its wait, in milliseconds."""
     parts = {"own": BLUE, "wait": ORANGE}
     shown = table.assign(own=1e3 * table["own [s/step]"], wait=1e3 * table["wait [s/step]"])
     shown["_whole"] = shown["own"] + shown["wait"]
@@ -99,6 +99,7 @@ def _describe_result(item: ResultRanks) -> str:
     share = f"{render_percent(100 * result.excess_s / result.step_s)} of the step"
     if result.is_slow:
         return f"{label}: rank {result.slow} is slow, {share} beyond luck (p = {result.p:.2g}); the others wait for it"
+    # So few epochs and ranks allow no small p, however slow a rank is
     if result.least_p >= SIGNIFICANCE_LEVEL:
         return (
             f"{label}: rank {result.slow} waits least, {render_si(result.waiting_s)}s a step less than the median; "
@@ -113,6 +114,7 @@ def _describe_result(item: ResultRanks) -> str:
 def _list_results(study: Study) -> list[ResultRanks]:
     items = []
     for row in study.distinct[~study.distinct["published"]].to_dict("records"):
+        # Without a score all runs of the result: their ranks were measured too
         runs = set(study.selections[row["group"]].averaged) or set(study.runs_of(row["group"])["run"])
         result = _judge_stragglers(study.tables.ranks[study.tables.ranks["run"].isin(runs)])
         if result is not None:
@@ -123,22 +125,24 @@ def _list_results(study: Study) -> list[ResultRanks]:
 
 
 def _judge_stragglers(ranks: pd.DataFrame) -> StragglerTest | None:
-    """All blocks of a result whose log has every rank's values."""
+    """Test all epochs of a result whose log has every rank's values. None: there are none, or ranks differ in number."""
     own, wait, steps = [], [], []
     known = ranks[ranks["values"].notna() & (ranks["steps"] > 0)]
     for _, block in known.groupby(["run", "epoch_num"], sort=True):
         values = {q: _values(v) for q, v in zip(block["quantity"], block["values"], strict=True) if q in {WAIT, STEP}}
+        # Both quantities of an epoch or none: own time is their difference
         if set(values) == {WAIT, STEP} and len(values[WAIT]) == len(values[STEP]):
             own.append(values[STEP] - values[WAIT])
             wait.append(values[WAIT])
             steps.append(block["steps"].iloc[0])
+    # A permutation deals times among the ranks, so their number must not change
     if not own or len({len(row) for row in own}) != 1:
         return None
     return find_straggler(np.array(own), np.array(wait), np.array(steps, dtype=float))
 
 
 def _values(text: str) -> np.ndarray:
-    """The JSON list of a table's cell; empty if a log says something else."""
+    """Parse the JSON list of a table's cell; empty if a log states something else."""
     values = json.loads(text)
     usable = isinstance(values, list) and all(isinstance(v, int | float) and abs(v) < 1e12 for v in values)
     return np.array(values if usable else [], dtype=float)

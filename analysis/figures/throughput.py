@@ -19,7 +19,7 @@ RATE = "train [samples/s], harmonic mean"
 
 
 def build_rate_table(study: Study) -> pd.DataFrame:
-    """Mean throughput by result."""
+    """Build the mean throughput by result."""
     frame = _with_rate(study)
     return build_result_table(
         frame,
@@ -37,7 +37,7 @@ def build_rate_table(study: Study) -> pd.DataFrame:
 
 
 def render_rate_answer(study: Study) -> str:
-    """The most samples per second of each class."""
+    """Name the most samples per second of each class."""
     rows = build_rate_table(study).sort_values("train [samples/s], harmonic mean", ascending=False)
     first = rows.groupby(PROBLEM_COLUMNS, sort=True).head(1)
     return join_statements(
@@ -49,14 +49,16 @@ def render_rate_answer(study: Study) -> str:
 
 
 def draw_rate_chart(table: pd.DataFrame) -> Chart:
-    """A row per result, the fastest on top: mean and standard deviation over the runs."""
+    """Draw a row per result, the fastest on top: mean and standard deviation over the runs."""
     spread = table["train [samples/s], spread"].astype(float).fillna(0.0)
     shown = table.assign(
+        # A standard deviation above the mean would put the lower end below 0, which no logarithmic axis has
         _low=(table[RATE] - spread).clip(lower=table[RATE] / 100), _high=table[RATE] + spread,
         _counts=table["counts"].fillna("unknown"),
     ).sort_values(RATE, ascending=False)  # fmt: skip
 
     def draw(rows: pd.DataFrame) -> Chart:
+        # On a linear axis rates more than tenfold apart would press the slow ones together
         wide = rows[RATE].max() > 10 * rows[RATE].min()
         colours = alt.Scale(range=[BLUE])
         return draw_intervals(rows, RATE, ("_low", "_high"), "training samples/s", "_counts", colours, log=wide)
@@ -65,7 +67,7 @@ def draw_rate_chart(table: pd.DataFrame) -> Chart:
 
 
 def build_models_table(study: Study) -> pd.DataFrame:
-    """Models per minute, the most first, and how busy the machine was."""
+    """Build models per minute, the most first, and how busy the machine was."""
     frame = _select_with_models(study)
     return build_result_table(
         frame,
@@ -83,7 +85,7 @@ def build_models_table(study: Study) -> pd.DataFrame:
 
 
 def render_models_answer(study: Study) -> str:
-    """The most models per minute of each task."""
+    """Name the most models per minute of each task."""
     sentences = []
     for _, short, rows in group_tasks(_select_with_models(study)):
         best = rows.iloc[0]
@@ -93,7 +95,7 @@ def render_models_answer(study: Study) -> str:
 
 
 def draw_models_chart(table: pd.DataFrame) -> Chart:
-    """Models per minute, and the share of the time that an instance ran, written at the bar's end."""
+    """Draw models per minute, with the share of the time that an instance ran at the bar's end."""
     shares = table["an instance ran, mean share [%]"].map("ran {:.0f} % of the time".format)
     return draw_result_panels(
         table.assign(_end=shares),
@@ -103,7 +105,7 @@ def draw_models_chart(table: pd.DataFrame) -> Chart:
 
 
 def _with_rate(study: Study) -> pd.DataFrame:
-    """Results with a rate; the size is NaN where it is unknown, in throughput mode that of one instance."""
+    """Select results with a rate. Their size is NaN if it is unknown; in throughput mode it is that of one instance."""
     frame = study.distinct[study.distinct["train_rate.mean"].notna()]
     if frame.empty:
         raise NotAnswerableError("no run has training time, epochs and train_samples")
@@ -113,7 +115,7 @@ def _with_rate(study: Study) -> pd.DataFrame:
 
 
 def _select_with_models(study: Study) -> pd.DataFrame:
-    """Results with models per minute, the most first in each benchmark and size."""
+    """Select results with models per minute, the most first in each benchmark and size."""
     frame = study.distinct[(study.distinct["models_per_min"] > 0) & (study.distinct["score_s"] > 0)]
     if frame.empty:
         raise NotAnswerableError("a throughput-mode result (several instances at once) with a score")

@@ -1,4 +1,4 @@
-"""Figure: time to train against what it takes: the machine's size and hours, money, energy."""
+"""Figure: time to train against what it takes: size and hours of the machine, money, energy."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from analysis.results.names import PROBLEM_COLUMNS, build_result_table, group_ta
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Time and cost"
-_MJ = 1e6
+_MJ = 1e6  # joules
 
 
 def build_size_table(study: Study) -> pd.DataFrame:
-    """Score, machine size and hours by result."""
+    """Build score, machine size and hours by result."""
     frame = _select_with_size(study)
     values = {
         "machine size": frame["extent"],
@@ -39,7 +39,7 @@ def build_size_table(study: Study) -> pd.DataFrame:
 
 
 def render_size_answer(study: Study) -> str:
-    """The fastest result of each task that has several, and the one with the fewest hours."""
+    """Name the fastest result of each task that has several, and the one with the fewest hours."""
     sentences = []
     for _, short, rows in group_tasks(_select_with_size(study)):
         if len(rows) < 2:
@@ -58,7 +58,7 @@ def render_size_answer(study: Study) -> str:
 
 
 def draw_size_chart(table: pd.DataFrame) -> Chart:
-    """Log-log panels of time over machine size; hollow: the mean of runs, where there is no score."""
+    """Draw log-log panels of time over machine size. Hollow: the mean of runs, because there is no score."""
     shown = table.assign(
         _sign=table["device"], _time=table["score [min]"].fillna(table["mean of runs [min]"]),
         _hollow=table["score [min]"].isna(),
@@ -73,7 +73,7 @@ def draw_size_chart(table: pd.DataFrame) -> Chart:
 
 
 def build_cost_table(study: Study) -> pd.DataFrame:
-    """Time, cost, what it counts, and whether a result is on the front."""
+    """Build time, cost, its unit, and whether a result is on the Pareto front."""
     frame = _select_with_price(study)
     values = {
         "time to train [min]": frame["run_s.mean"] / 60,
@@ -86,7 +86,7 @@ def build_cost_table(study: Study) -> pd.DataFrame:
 
 
 def render_cost_answer(study: Study) -> str:
-    """The front of each benchmark."""
+    """Name the Pareto front of each task."""
     frame = _select_with_price(study)
     sentences = [
         f"{short}: {', '.join(rows.loc[rows['front']].sort_values('run_s.mean')['label'])}"
@@ -99,7 +99,7 @@ def render_cost_answer(study: Study) -> str:
 
 
 def draw_cost_chart(table: pd.DataFrame) -> Chart:
-    """Log-log panels; a line joins the front of each division."""
+    """Draw log-log panels; a line joins the Pareto front of each division."""
 
     def draw(rows: pd.DataFrame) -> Chart:
         x = make_minutes_channel(alt.X, "time to train [min]", "time to train")
@@ -110,8 +110,9 @@ def draw_cost_chart(table: pd.DataFrame) -> Chart:
 
 
 def build_energy_table(study: Study) -> pd.DataFrame:
-    """Time, energy and its interval, what it is of, power per node, energy x delay, idle share, and whether it is on
-    the front.
+    """Build time, energy with interval and kind, power per node, energy x delay and idle share.
+
+    The last column says whether a result is on the Pareto front.
     """
     frame = _select_with_energy(study)
     values = {
@@ -131,7 +132,7 @@ def build_energy_table(study: Study) -> pd.DataFrame:
 
 
 def render_energy_answer(study: Study) -> str:
-    """What speed costs in energy, from the least to the fastest of each front."""
+    """Say what speed costs in energy, from the least energy to the fastest of each front."""
     sentences = []
     for (benchmark, size, kind), rows in _group_by_energy_kind(_select_with_energy(study)):
         title = f"{benchmark} {size} · {kind}"
@@ -148,7 +149,7 @@ def render_energy_answer(study: Study) -> str:
 
 
 def draw_energy_chart(table: pd.DataFrame) -> Chart:
-    """Log-log panels with intervals of energy, of results that were measured at the same place."""
+    """Draw log-log panels with intervals of energy, one for each place of measurement."""
 
     def draw(rows: pd.DataFrame) -> Chart:
         x = make_minutes_channel(alt.X, "time to train [min]", "time to train")
@@ -162,7 +163,7 @@ def draw_energy_chart(table: pd.DataFrame) -> Chart:
 
 
 def add_pareto_front(frame: pd.DataFrame, against: str) -> pd.DataFrame:
-    """Add the column ``front``: true on the Pareto front of ``run_s.mean`` and ``against``, within comparable results."""
+    """Add the column ``front``: True on the Pareto front of ``run_s.mean`` and ``against``, among comparable results."""
     front = pd.Series(False, index=frame.index)
     for *_, alike in group_tasks(frame):
         front.loc[alike.index] = [_is_on_front(row, alike, against) for _, row in alike.iterrows()]
@@ -170,6 +171,7 @@ def add_pareto_front(frame: pd.DataFrame, against: str) -> pd.DataFrame:
 
 
 def _is_on_front(row: pd.Series, others: pd.DataFrame, against: str) -> bool:
+    # Better in both, not only as good: two equal results are both on the front
     faster, less = others["run_s.mean"] < row["run_s.mean"], others[against] < row[against]
     return not bool((faster & less).any())
 
@@ -189,6 +191,7 @@ def _select_with_price(study: Study) -> pd.DataFrame:
     frame = frame.assign(paid=frame["cost"] if study.prices else frame["hours"], paid_in=paid_in)
     frame = frame[frame["paid"].notna()]
     scored = frame["score_s"].notna()
+    # Results without a score are shown only if no other of the benchmark and size has one
     frame = frame[scored | ~scored.groupby([frame["benchmark"], frame["size"]]).transform("any")]
     frame = _select_repeated_tasks(frame)
     if frame.empty:
@@ -201,6 +204,7 @@ def _select_with_price(study: Study) -> pd.DataFrame:
 
 def _select_with_energy(study: Study) -> pd.DataFrame:
     frame = study.distinct[study.distinct["mode"] == "strong"]
+    # The column is missing if no result has energy
     if "energy_j" in frame:
         frame = frame[frame["energy_j"].notna() & (frame["run_s.mean"] > 0)]
     if "energy_j" not in frame or frame.empty:
@@ -210,17 +214,17 @@ def _select_with_energy(study: Study) -> pd.DataFrame:
 
 
 def _group_by_energy_kind(frame: pd.DataFrame) -> list[tuple[tuple[str, str, str], pd.DataFrame]]:
-    """Results of one benchmark and size that were measured at the same place."""
+    """Group results by benchmark, size and the place at which energy was measured."""
     return list(frame.groupby([*PROBLEM_COLUMNS, "energy_kind"], sort=True, dropna=False))
 
 
 def _select_repeated_tasks(results: pd.DataFrame) -> pd.DataFrame:
-    """The results that share benchmark and size with at least one other."""
+    """Select the results that share benchmark and size with at least one other."""
     return results[results.groupby(PROBLEM_COLUMNS)["group"].transform("size") > 1]
 
 
 def _cheapest(study: Study, rows: pd.DataFrame) -> str:
-    """The result that costs least, where the user gave prices."""
+    """Name the result that costs least, if the user gave prices."""
     if study.prices is None or rows["cost"].isna().all():
         return ""
     least = rows.loc[rows["cost"].astype(float).idxmin()]
@@ -228,7 +232,7 @@ def _cheapest(study: Study, rows: pd.DataFrame) -> str:
 
 
 def _unpriced(study: Study) -> str:
-    """The devices without a price, as the end of the answer."""
+    """Name the devices without a price, as the end of the answer."""
     if study.prices is None:
         return ""
     strong = study.distinct[(study.distinct["mode"] == "strong") & study.distinct["unit_hours"].notna()]

@@ -53,7 +53,7 @@ LEAST_PERCENT_NAMED = 5.0  # per cent: a part that takes less of every run is no
 
 
 def build_run_table(study: Study) -> pd.DataFrame:
-    """Mean seconds of each part by result."""
+    """Build mean seconds of each part by result."""
     known = study.distinct[study.distinct["run_s.mean"].notna()]
     if known.empty:
         raise NotAnswerableError("no run reached its target, so there is no time to split")
@@ -67,7 +67,7 @@ def build_run_table(study: Study) -> pd.DataFrame:
 
 
 def render_run_answer(study: Study) -> str:
-    """What training takes, and where each other part takes most; parts of a few per cent are left out."""
+    """State the share of training, and where each other part takes most. Parts of a few per cent are left out."""
     frame = build_run_table(study)
     shares = {part: 100 * frame[f"{part} [s]"] / frame["run [s]"] for _, part, _ in RUN_PARTS}
     train = shares["training"]
@@ -86,7 +86,7 @@ def render_run_answer(study: Study) -> str:
 
 
 def draw_run_chart(table: pd.DataFrame) -> Chart:
-    """Bars in per cent of the run, the fastest result on top."""
+    """Draw bars in per cent of the run, the fastest result on top."""
     parts = {f"{part} [s]": colour for _, part, colour in RUN_PARTS}
     ordered = table[table["run [s]"] > 0].sort_values("run [s]")
     shares = dict(100 * ordered[list(parts)].fillna(0.0).div(ordered["run [s]"], axis=0))
@@ -94,7 +94,7 @@ def draw_run_chart(table: pd.DataFrame) -> Chart:
 
 
 def build_start_table(study: Study) -> pd.DataFrame:
-    """Seconds by part and result, median and slowest rank."""
+    """Build seconds by part and result, of the median and the slowest rank."""
     known = study.runs[study.runs["startup_init_median_s"].notna()]
     if known.empty:
         raise NotAnswerableError("startup events; only this suite logs them, published MLPerf HPC logs do not")
@@ -109,7 +109,7 @@ def build_start_table(study: Study) -> pd.DataFrame:
 
 
 def render_start_answer(study: Study) -> str:
-    """Seconds of each result, median rank."""
+    """State the seconds before the run of each result, median rank."""
     frame = build_start_table(study)
     total = frame[[f"{part} [s], median rank" for part, _ in START_PARTS]].sum(axis=1)
     named = frame["label"] + " (" + frame["benchmark"] + " " + frame["size"] + ")"
@@ -117,19 +117,21 @@ def render_start_answer(study: Study) -> str:
 
 
 def draw_start_chart(table: pd.DataFrame) -> Chart:
-    """Bars of seconds of the median rank."""
+    """Draw bars of seconds of the median rank."""
     parts = {f"{part} [s], median rank": colour for part, colour in START_PARTS}
     return _bars(table.assign(_all=table[list(parts)].sum(axis=1)), "_all", parts, "seconds")
 
 
 def build_goodput_table(study: Study) -> pd.DataFrame:
-    """Shares of the wall time by result, mean over runs, with the least and most useful run."""
+    """Build shares of the wall time by result, mean over runs, with the least and the most useful run."""
     known = study.runs[study.runs["goodput_wall_s"].fillna(0.0) > 0.0]
+    # Without interruptions and checkpoints every run is fully useful, which needs no figure
     if known.empty or not (known[["goodput_interruptions", "goodput_saves"]].fillna(0.0).to_numpy(float) > 0.0).any():
         raise NotAnswerableError(
             "a run that was interrupted or saved a checkpoint; only this suite logs what that cost"
         )
     attempts = known.assign(folder=[str(Path(file).parent) for file in known["file"]])
+    # Each attempt logs the time of all attempts before it too: only the last one has the whole
     last = attempts.sort_values("goodput_wall_s").groupby(["folder", "trial"], dropna=False).tail(1)
     rows = []
     for (benchmark, size, label), runs in last.groupby(["benchmark", "size", "label"], sort=True):
@@ -145,7 +147,7 @@ def build_goodput_table(study: Study) -> pd.DataFrame:
 
 
 def render_goodput_answer(study: Study) -> str:
-    """The useful share of each result."""
+    """State the useful share of each result."""
     frame = build_goodput_table(study)
     return join_statements([f"{row['label']} {_useful(row)}" for _, row in frame.iterrows()])
 
@@ -158,7 +160,7 @@ def _useful(row: pd.Series) -> str:
 
 
 def draw_goodput_chart(table: pd.DataFrame) -> Chart:
-    """Bars of per cent of the time since the first process started."""
+    """Draw bars of per cent of the time since the first process started."""
     parts = {f"{part} [%]": colour for _, part, colour in GOODPUT_PARTS}
     return draw_result_panels(
         table.assign(_end=[_useful(row) for _, row in table.iterrows()]),
@@ -168,10 +170,11 @@ def draw_goodput_chart(table: pd.DataFrame) -> Chart:
 
 
 def build_step_table(study: Study) -> pd.DataFrame:
-    """Milliseconds per training step by phase and result."""
+    """Build milliseconds per training step by phase and result."""
     rows = []
     steps = count_steps(study)
     for row in study.distinct.to_dict("records"):
+        # The same runs that the result's means are of
         chosen = study.runs[study.runs["run"].isin(study.selections[row["group"]].averaged)]
         chosen = chosen[chosen["step_forward_backward_s"].notna() & chosen["run"].isin(steps.index)]
         if chosen.empty:
@@ -188,7 +191,7 @@ def build_step_table(study: Study) -> pd.DataFrame:
 
 
 def render_step_answer(study: Study) -> str:
-    """The largest part of a step of each result."""
+    """Name the two largest parts of a step of each result."""
     columns = [f"{title} [ms/step]" for _, title, _ in STEP_PARTS]
     frame = build_step_table(study)
     shares = 100 * frame[columns].div(frame[columns].sum(axis=1), axis=0)
@@ -202,7 +205,7 @@ def render_step_answer(study: Study) -> str:
 
 
 def draw_step_chart(table: pd.DataFrame) -> Chart:
-    """Bars of milliseconds of a step."""
+    """Draw bars of milliseconds of a step."""
     parts = {f"{part} [ms/step]": colour for _, part, colour in STEP_PARTS}
     return _bars(
         table.assign(_all=table[list(parts)].sum(axis=1) / 1e3), "_all", parts, "milliseconds per training step"
@@ -210,7 +213,7 @@ def draw_step_chart(table: pd.DataFrame) -> Chart:
 
 
 def _bars(table: pd.DataFrame, total_s: str, parts: dict[str, str], unit: str) -> Chart:
-    """Bars of parts for each benchmark and size, with the total time (and n) at their ends."""
+    """Draw bars of parts for each benchmark and size, with the total time (and n) at their ends."""
     ends = [f"{render_seconds(time)} (n={n})" for time, n in zip(table[total_s], table["n"], strict=True)]
     return draw_result_panels(
         table.assign(_end=ends), lambda rows: draw_stacked_bars(rows, parts, unit, text="_end"), columns=1

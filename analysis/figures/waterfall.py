@@ -47,9 +47,9 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class ResultPair:
-    """Two results of one class and the speed-up from ``a`` to ``b``, of scores. Only a ``shown`` pair has a panel.
+    """Holds two results of one class and the speed-up of scores from ``a`` to ``b``. Only a ``shown`` pair has a panel.
 
-    ``intervals`` has the 95 % interval of each factor that runs tell: all but the size of the machine.
+    ``intervals`` has the 95 % interval of each factor that varies between runs: all but the size of the machine.
     """
 
     title: str
@@ -63,19 +63,19 @@ class ResultPair:
 
     @property
     def unlike(self) -> str:
-        """Why the two may not be ranked against each other; empty if they may."""
+        """Say why the two may not be ranked against each other; empty if they may."""
         return "; ".join(list_differences(*(row[name] for name in ("round", "division") for row in (self.a, self.b))))
 
     @property
     def verdict(self) -> str:
-        """Whether the second result is slower than the first, or faster: if there is a difference to explain."""
+        """Say whether the second result is slower or faster than the first, or that it is inconclusive."""
         if self.comparison is None:
             return "inconclusive: too few runs"
         return self.comparison.outcome.value
 
 
 def build_table(study: Study) -> pd.DataFrame:
-    """The factors of every pair."""
+    """Build the factors of every pair."""
     lines = [
         {name: pair.b[name] for name in ("benchmark", "size")}
         | {"class": pair.title, "from": pair.a["label"], "to": pair.b["label"], "counts": PLURAL[pair.b["one"]]}
@@ -88,6 +88,7 @@ def build_table(study: Study) -> pd.DataFrame:
         | {
             "speed-up": pair.factors.speed_up,
             "efficiency": pair.factors.efficiency,
+            # The comparison is a ratio of times, b over a: its inverse is the speed-up, and the ends change places
             "speed-up, geometric means": 1.0 / pair.comparison.ratio if pair.comparison else math.nan,
             "95 % from": 1.0 / pair.comparison.high if pair.comparison else math.nan,
             "95 % to": 1.0 / pair.comparison.low if pair.comparison else math.nan,
@@ -106,7 +107,7 @@ def build_table(study: Study) -> pd.DataFrame:
 
 
 def render_answer(study: Study) -> str:
-    """The first pair in words."""
+    """Describe the first pair in words."""
     shown = build_table(study).query("shown")
     if shown.empty:
         return "no two results that may be ranked beside each other differ by more than their runs do"
@@ -122,26 +123,27 @@ def render_answer(study: Study) -> str:
         ("other", row["other"], "(other)"),
     )
     product = " × ".join(f"{value:.3g} {what}" for _, value, what in parts)
-    lucky = [what.strip("()") for name, _, what in parts if _may_be_chance(row, name)]
+    by_chance = [what.strip("()") for name, _, what in parts if _may_be_chance(row, name)]
     return (
         f"{row['from']} to {row['to']}: {known} {row['speed-up']:.3g}× = {product}"
-        + (f"; {' and '.join(lucky)} may be luck: the interval holds 1" if lucky else "")
+        + (f"; {' and '.join(by_chance)} may be luck: the interval holds 1" if by_chance else "")
         + "".join(f"; {row[name]}" for name in ("plans", "unlike") if row[name])
     )
 
 
 def _may_be_chance(row: pd.Series, name: str) -> bool:
-    """True if a factor differs from 1 by a per cent or more, and its interval holds 1."""
+    """Return True if a factor differs from 1 by a per cent or more, and its interval contains 1."""
     low, high = row.get(f"{name} from", math.nan), row.get(f"{name} to", math.nan)
     return bool(abs(row[name] - 1.0) >= LEAST_DIFFERENCE and low <= 1.0 <= high)
 
 
 def draw_chart(table: pd.DataFrame) -> Chart:
-    """A panel per shown pair: bars that each begin where the one before ends; on a logarithmic axis products are sums."""
+    """Draw a panel per shown pair: bars that each begin where the one before ends."""
     shown = table[table["shown"]].reset_index(drop=True)
     shown = shown.assign(
         _pair=shown["class"] + " · " + shown["from"].map(render_label) + " → " + shown["to"].map(render_label)
     )
+    # Without a shown pair the chart is empty, but has the column that it is made of
     bars = pd.concat([_bars(row) for row in shown.to_dict("records")]) if len(shown) else shown.assign(_part=[])
 
     def draw(rows: pd.DataFrame) -> Chart:
@@ -161,7 +163,7 @@ def draw_chart(table: pd.DataFrame) -> Chart:
 
 
 def _bars(row: dict[str, Any]) -> pd.DataFrame:
-    """The bars of one pair: where each factor begins and ends, then the total from 1."""
+    """Build the bars of one pair: where each factor begins and ends, then the total from 1."""
     names = (row["counts"], "speed each", "epochs", "staging", "other")
     reached, lines = 1.0, []
     for part, name in zip(NAMES[:5], names, strict=True):
@@ -175,7 +177,7 @@ def _bars(row: dict[str, Any]) -> pd.DataFrame:
 
 
 def _pairs(study: Study) -> list[ResultPair]:
-    """The pairs of every class, those asked for by name first; the first SHOWN of a class get a panel."""
+    """List the pairs of every class, those asked for by name first. The first MOST_PANELS of a class get a panel."""
     pairs = []
     for title, rows in study.classes():
         known = rows[(rows["mode"] == "strong") & (rows["epoch_time_s.mean"] > 0)]
@@ -185,6 +187,7 @@ def _pairs(study: Study) -> list[ResultPair]:
             split = compute_factors(build_split(a, a["extent"]), build_split(b, b["extent"]))
             if math.isfinite(split.speed_up) and split.speed_up > 0:
                 compared = compare_results(study, a["group"], b["group"])
+                # An inconclusive difference is not explained; a pair with too few runs is, with that remark
                 shown = panels_left > 0 and (compared is None or compared.outcome != Outcome.INCONCLUSIVE)
                 panels_left -= shown
                 plans = _plans(study, a["group"], b["group"])
@@ -193,10 +196,10 @@ def _pairs(study: Study) -> list[ResultPair]:
 
 
 def _intervals(study: Study, a: pd.Series, b: pd.Series, split: Factors) -> dict[str, Interval]:
-    """Compute the interval of each factor that differs from run to run, by Welch's t on its logs.
+    """Compute the 95 % interval of each factor that differs from run to run, by Welch's t on its logs.
 
-    Each factor is a ratio of one quantity of the runs: seconds per epoch, epochs, and the shares of staging and other
-    time. A factor whose interval holds 1 may be luck.
+    Each factor is a ratio of one quantity of the runs: seconds per epoch, epochs, share of staging, share of other
+    time. A factor whose interval contains 1 may be chance.
     """
     found: dict[str, Interval] = {}
     quantities = [_quantities(study.converged_of(row["group"])) for row in (a, b)]
@@ -206,6 +209,7 @@ def _intervals(study: Study, a: pd.Series, b: pd.Series, split: Factors) -> dict
             continue
         ratio = compute_welch_ratio(second, first)  # time of the first over that of the second: above 1 is faster
         factor = getattr(split, part)
+        # The factor is of means and the ratio of geometric means: only the width is taken over
         found[name] = (factor * ratio.low / ratio.ratio, factor * ratio.high / ratio.ratio)
     return found
 
@@ -225,25 +229,27 @@ def _quantities(runs: pd.DataFrame) -> dict[str, list[float]]:
 
 
 def _plans(study: Study, a: str, b: str) -> str:
-    """The parallel plans of two results, if they differ: part of what their speed per unit is due to."""
+    """Name the parallel plans of two results if they differ: they explain a part of the speed per unit."""
     first, second = ({plan or "no plan" for plan in study.converged_of(group)["plan"].fillna("")} for group in (a, b))
     return "" if first == second else f"plan: {' or '.join(sorted(first))} to {' or '.join(sorted(second))}"
 
 
 def _pairs_of_class(known: pd.DataFrame, between: Sequence[tuple[str, str]]) -> list[tuple[pd.Series, pd.Series]]:
-    """Pairs asked for by name, then consecutive sizes of a machine, then every other result against its task's fastest."""
+    """List pairs asked for by name, then consecutive sizes of a machine, then every result against its task's fastest."""
     of_group = {row["group"]: row for _, row in known.iterrows()}
     pairs = [(of_group[a], of_group[b]) for a, b in between if a in of_group and b in of_group]
     pairs += _consecutive(known)
     for *_, alike in group_tasks(known):
         best = alike.loc[alike["run_s.mean"].idxmin()]
+        # Own results first, because the number of panels is limited
         own_first = alike.drop(best.name).sort_values(["published", "run_s.mean"])
         pairs += [(row, best) for _, row in own_first.iterrows()]
+    # A pair asked for may also be one of consecutive sizes: each once, at its first place
     return list({(a.name, b.name): (a, b) for a, b in pairs}.values())
 
 
 def _consecutive(known: pd.DataFrame) -> Iterator[tuple[pd.Series, pd.Series]]:
-    """Each machine's results in one round and division, from one size to the next larger one."""
+    """Yield each machine's results in one round and division, from one size to the next larger one."""
     for _, series in known.groupby(["round", "division", "machine", "device"], sort=True):
         ordered = [row for _, row in series.sort_values(["extent", "run_s.mean"]).iterrows()]
         yield from ((a, b) for a, b in itertools.pairwise(ordered) if a["extent"] < b["extent"])

@@ -40,6 +40,7 @@ from suite.statistics.outliers import (
 GOOD_CONFIDENCE = 0.95  # confidence that a good node is not slower than the effect
 DETECTION_POWER = 0.9  # share of slow nodes that are found, for which the smallest slowdown is stated
 FEW_REPETITIONS = 3  # from this many on, repetitions show how late they are
+# A mixed fleet and a broken third look the same from inside, so such nodes are inconclusive
 MOST_BAD = 3  # if more than one of so many nodes is slow, they may be nodes of another kind
 CEILING_FRACTION = 2.0 / 3.0  # of a ceiling: a rate below this is a finding
 LARGEST_LOG = 700.0  # of logarithms: exp is still finite
@@ -53,7 +54,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class MetricVerdict:
-    """One node and metric. ``slower``: the part of the others' speed that it lacks, negative if it is faster."""
+    """Holds the verdict on one node in one metric.
+
+    ``slower`` is the part of the others' speed that the node lacks: 0.1 is 10 % slower, negative is faster.
+    """
 
     node: str
     metric: str
@@ -64,13 +68,13 @@ class MetricVerdict:
 
 @dataclass(frozen=True)
 class MetricReport:
-    """A metric of one hardware.
+    """Holds the verdicts on the nodes of one hardware in one metric.
 
-    ``repeats``: the coefficient of variation between nodes; None if there were too few to compare. ``found``: a node
-    that is slower by this part is found with a probability of `DETECTION_POWER`; None if none is. ``chance``: that of a healthy
-    node to be called bad, for the tails seen. ``heavy``: node values may have heavy tails. ``clusters``: the numbers of
-    slow outliers, of nodes in the middle and of fast outliers. ``has_level``: the level of all nodes was compared with
-    something. ``warning``: one line or "".
+    ``repeats`` is the coefficient of variation between nodes; None: there were too few to compare. ``found`` is the
+    slowdown that is found with a probability of `DETECTION_POWER`; None: none is. ``chance`` is the probability of a
+    healthy node to be called bad, for the tails seen. ``heavy``: node values may have heavy tails. ``clusters`` has the
+    numbers of slow outliers, of nodes in the middle and of fast outliers. ``has_level``: the level of all nodes was
+    compared with something. ``warning`` is one line or "".
     """
 
     metric: Metric
@@ -86,10 +90,10 @@ class MetricReport:
 
 @dataclass(frozen=True)
 class Reference:
-    """The values that nodes are compared with: those of the other nodes, or earlier ones.
+    """Holds the values that nodes are compared with: those of the other nodes, or earlier ones. All are logarithms.
 
-    A healthy node lies further than ``margin`` + ``limit`` above the mean with a probability of ``chance``, for the tails
-    seen. ``limit_of_mean`` is that of the mean over the nodes. ``room``: the upper end of a node's error.
+    A healthy node lies further than ``margin`` + ``limit`` above the mean with a probability of ``chance``, for the
+    tails seen. ``limit_of_mean`` is the limit for the mean over the nodes. ``room`` is the upper end of a node's error.
     """
 
     name: str
@@ -102,12 +106,12 @@ class Reference:
 
 @dataclass(frozen=True)
 class Criteria:
-    """Criteria of a verdict on one metric.
+    """Holds the criteria of a verdict on one metric.
 
-    ``rate``: how often a healthy node may be called bad. ``margin``: logarithm of the slowdown that a good node must
-    not have. ``heavy``: values of healthy nodes may have heavy tails. ``bound``: the worst value allowed.
-    ``ceiling``: the rate that the hardware has reached. ``sessions``: earlier node values, by measurement. ``lateness``: of the
-    repetitions in all metrics, in units of their spread.
+    ``rate`` is how often a healthy node may be called bad. ``margin`` is the logarithm of the slowdown that a good node
+    must not have. ``heavy``: values of healthy nodes may have heavy tails. ``bound`` is the worst value allowed.
+    ``ceiling`` is the rate that the hardware has reached. ``sessions`` has earlier node values, by measurement.
+    ``lateness`` is that of the repetitions in all metrics, in units of their spread.
     """
 
     rate: float
@@ -120,47 +124,59 @@ class Criteria:
 
 
 class NodeValues:
-    """The repetitions of all nodes in logarithms that grow with slowness, and the value of each node."""
+    """Holds the repetitions of all nodes in logarithms that grow with slowness, and the value of each node."""
 
     def __init__(self, metric: Metric) -> None:
         self.metric = metric
         self.nodes = sorted(metric.samples)
+        # From here on larger is slower, whichever way the metric counts
         sign = -1.0 if metric.better == "more" else 1.0
         places: dict[int, list[int]] = {}
         for place, node in enumerate(self.nodes):
             places.setdefault(len(metric.samples[node]), []).append(place)
         # Nodes with equally many repetitions, (nodes, repetitions) each, the fastest repetition first
         self._groups = [
-            (np.array(those), np.sort(sign * np.log([metric.samples[self.nodes[place]] for place in those]), axis=1))
-            for those in places.values()
+            (
+                np.array(members),
+                np.sort(sign * np.log([metric.samples[self.nodes[place]] for place in members]), axis=1),
+            )
+            for members in places.values()
         ]
         self.fewest = min(places)
         self.values = np.empty(len(self.nodes))
-        for those, ordered in self._groups:
+        for members, ordered in self._groups:
             count = ordered.shape[1]
-            self.values[those] = (ordered[:, (count - 1) // 2] + ordered[:, count // 2]) / 2.0
+            self.values[members] = (ordered[:, (count - 1) // 2] + ordered[:, count // 2]) / 2.0
 
     @cached_property
     def late(self) -> Floats:
-        """How much later all repetitions are than the median of their node; of an even number, than the lower one."""
+        """Compute how much later all repetitions are than the median of their node.
+
+        Of an even number of repetitions the lower median counts.
+        """
         return np.concatenate(
             [(ordered - ordered[:, (ordered.shape[1] - 1) // 2, None]).ravel() for _, ordered in self._groups]
         )
 
     @cached_property
     def late_unit(self) -> float:
-        """The spread of repetitions on one node: three of four lie no further from the median."""
+        """Compute the spread of repetitions on one node: three of four lie no further from the median."""
         return max(self.floor, LEAST_SPREAD, float(np.quantile(np.abs(self.late), 0.75)))
 
     @cached_property
     def floor(self) -> float:
-        """What rounding can tell, in logarithms: the last digit of the values, at most their least difference."""
+        """Compute the smallest difference that rounding leaves visible, in logarithms.
+
+        It is the last digit of the values, at most the smallest difference between two of them.
+        """
         values = sorted({value for values in self.metric.samples.values() for value in values})
         if len(values) < 2:
             return 0.0
         digit = 0 if len(values) == 2 else 308  # that two values are round says little
         for value in values:
+            # repr is the shortest text of the float, so its last digit is the one that was written
             digit = min(digit, int(Decimal(repr(float(value))).normalize().as_tuple().exponent))
+            # A value with that many digits was not rounded: the others need not be read
             if digit < MOST_DECIMALS:
                 break
         return float(min(10.0**digit / values[len(values) // 2], np.diff(np.log(values)).min()))
@@ -168,23 +184,27 @@ class NodeValues:
     def still_needed(self, slowest: float, criteria: Criteria) -> Floats:
         """Compute how much later each node's repetitions must be to be no accident; below 0 they are late enough.
 
-        ``slowest``: the value that a healthy node may have. Single repetitions show nothing: none is needed.
+        ``slowest`` is the value that a healthy node may have. A node with a single repetition needs nothing, because
+        one repetition shows nothing.
         """
+        # Minus infinity: not needed
         needed = np.full(len(self.nodes), -math.inf)
         own = DelayDistribution(self.late, extrapolated=True)
-        for those, ordered in self._groups:
+        for members, ordered in self._groups:
             repetitions = ordered.shape[1]
             if repetitions == 1:
                 continue
             limits = own.limits(repetitions, criteria.rate)
             if criteria.lateness is not None:
+                # The unit is estimated too. Its upper end is taken, so that a unit that is too small accuses no node
                 largest = self.late_unit * (1.0 + SPREAD_STD_ERRORS / math.sqrt(len(self.late) - len(self.nodes)))
+                # Both distributions must call it late: the metric's own repetitions and those of all metrics
                 limits = np.maximum(limits, largest * criteria.lateness.limits(repetitions, criteria.rate))
-            needed[those] = (slowest + limits - ordered[:, : len(limits)]).min(axis=1)
+            needed[members] = (slowest + limits - ordered[:, : len(limits)]).min(axis=1)
         return needed
 
     def chance_of_late(self, distance: float, criteria: Criteria) -> float:
-        """Compute how often the repetitions of a healthy node are so late that its value is."""
+        """Compute how often the repetitions of a healthy node are so late that its value lies ``distance`` above the others."""
         if self.fewest == 1:
             return 0.0
         late = DelayDistribution(self.late, extrapolated=True).probability(distance)
@@ -201,15 +221,17 @@ def compute_node_value(values: Sequence[float], better: str) -> float:
 
 def compute_slowdown(distance: float) -> float:
     """Compute the part of the speed that is missing from the difference of logarithms."""
+    # 1 - exp(-d) without loss of digits near 0; the limit keeps exp finite for a node that is far too fast
     return -math.expm1(-max(distance, -LARGEST_LOG))
 
 
 def judge_metric(values: NodeValues, criteria: Criteria) -> MetricReport:
-    """Judge all nodes of one metric."""
+    """Judge all nodes of one metric, by the other nodes and by earlier values."""
     count, margin = len(values.nodes), criteria.margin
     if criteria.sessions:  # three tests: a node with the others, a node with the history, all nodes with it
         criteria = replace(criteria, rate=criteria.rate / 3)
     rate = criteria.rate
+    # With the divided rate: each of the three tests may alarm with a third of it
     past = _compare_with_history(values, criteria)
     tails = _tails(values, criteria)
     outliers = find_outliers(values.values, rate, margin=margin, tails=tails)
@@ -223,16 +245,19 @@ def judge_metric(values: NodeValues, criteria: Criteria) -> MetricReport:
         assert past is not None
         verdicts = _judge_nodes(values, criteria, past, slow, kinds)
         return MetricReport(values.metric, verdicts, chance=past.chance, clusters=(0, count, 0), has_level=True)
+    # The rest has no outliers: a mean with the slow nodes in it would hide them
     rest = _compare_with_others(outliers, tails, rate, margin)
     order = np.argsort(values.values)[::-1].tolist()
     named = outliers.count
-    if named > count // MOST_BAD:  # bad are those that are slower than the others of this group
+    if named > count // MOST_BAD:  # only nodes that are slower than the others of this group are bad
         group = find_outliers(values.values[order[:named]], rate, margin=margin, tails=tails)
         named = group.count if group is not None else 0
     needed = values.still_needed(rest.mean + margin, criteria)
     chance = rest.chance + values.chance_of_late(margin + rest.limit, criteria)
+    # Both tests of the module's first lines: far from the others, and late in their repetitions
     slow |= {place: rest for place in order[:named] if needed[place] < 0.0}
     kinds = set(order[named : outliers.count])
+    # Fast outliers are no fault, but a sign that the others may all be slow
     faster = find_outliers(-values.values, rate, tails=tails)
     fast = faster.count if faster is not None else 0
     warning = (
@@ -243,8 +268,10 @@ def judge_metric(values: NodeValues, criteria: Criteria) -> MetricReport:
     return MetricReport(
         values.metric,
         _judge_nodes(values, criteria, rest, slow, kinds),
+        # The standard deviation of logarithms as a coefficient of variation
         math.expm1(min(outliers.deviation, LARGEST_LOG)),
         found,
+        # The tests promise `rate`; for the tails seen the chance may be smaller
         min(rate, chance) + (past.chance if past is not None else 0.0),
         tails.heavy,
         (outliers.count, count - outliers.count - fast, fast),
@@ -259,6 +286,7 @@ def _tails(values: NodeValues, criteria: Criteria) -> HealthyTails:
         len(values.nodes) < MIN_FOR_SPREAD
     ):  # they do not show their spread: assume that they differ by half of the effect
         return HealthyTails(heavy=True, floor=values.floor, least=criteria.margin / 2)
+    # So few values do not show how heavy their tails are, so heavy ones are assumed
     unknown = len(values.nodes) < MIN_SAMPLE_FOR_TAILS or values.fewest < FEW_REPETITIONS
     return HealthyTails(heavy=criteria.heavy or unknown, floor=values.floor)
 
@@ -269,9 +297,11 @@ def _compare_with_others(outliers: Outliers, tails: HealthyTails, rate: float, m
     distance = margin + outliers.limit
     if tails.heavy:
         furthest = outliers.limit / compute_pareto_factor(outliers.count + outliers.rest, rate)
+        # One more value lies beyond the furthest of n with probability 1 / (n + 1); a Pareto tail extends that to `distance`
         chance = (furthest / distance) ** PARETO_EXPONENT / (outliers.rest + 1)
     else:
         chance = float(special.stdtr(outliers.rest - 1, -distance / spread)) if spread else 0.0
+    # One side only: a good node may be faster than the others
     room = float(special.stdtrit(outliers.rest - 1, GOOD_CONFIDENCE)) * spread
     return Reference("the rest", outliers.mean, outliers.limit, room, chance)
 
@@ -283,6 +313,7 @@ def _compare_with_history(values: NodeValues, criteria: Criteria) -> Reference |
     healthy ones differ by less than half of the effect.
     """
     better, rate, margin = values.metric.better, criteria.rate, criteria.margin
+    # History has plain values; here they get the sign that makes more worse
     past = [np.array([compute_node_value([value], better) for value in session]) for session in criteria.sessions]
     count = sum(map(len, past))
     if count < MIN_REST:
@@ -298,6 +329,7 @@ def _compare_with_history(values: NodeValues, criteria: Criteria) -> Reference |
         if not freedom:  # one value of each measurement: their spread is that of nodes, too
             freedom, within = count - 1, float(means.var(ddof=1))
         within = max(values.floor**2, within)
+        # The error of the mean of all values, as if measurements did not differ. How they may differ is in `allowed`
         between = within / count
     spread = math.sqrt(between + within)
     factor = float(-special.stdtrit(freedom, rate))
@@ -315,6 +347,7 @@ def _find_slower(past: Reference, values: NodeValues, criteria: Criteria) -> lis
     """Find the nodes that are surely slower than the history, each by itself or as all nodes are."""
     slowest = past.mean + criteria.margin
     away = values.values - slowest
+    # If the median shows that all nodes are slower, a node needs only to lie beyond the margin
     all_are = float(np.median(away)) > past.limit_of_mean
     late = values.still_needed(slowest, criteria) < 0.0
     return np.flatnonzero(late & (away > (0.0 if all_are else past.limit))).tolist()
@@ -329,11 +362,13 @@ def _compute_detectable_slowdown(
         mean, limit = rest.mean, rest.limit
         if tails.heavy:  # a single node may decide how far the furthest lies
             slowed = values.values.copy()
+            # As if this node were slower than any other: how far must it lie in a sample without it?
             slowed[place] = LARGEST_LOG
             others = find_outliers(slowed, criteria.rate, tails=tails, most=1)
             assert others is not None
             mean, limit = others.mean, others.limit
         needed.append(max(mean + limit + criteria.margin - values.values[place], late[place]))
+    # The quantile over the healthy nodes, each of which may become the slow one
     found = float(sorted(needed)[math.ceil(DETECTION_POWER * (len(needed) - 1))])
     return compute_slowdown(found) if found < LARGEST_LOG else None
 
@@ -353,7 +388,7 @@ def _judge_alone(values: NodeValues, criteria: Criteria) -> MetricReport:
 def _judge_nodes(
     values: NodeValues, criteria: Criteria, main: Reference, slow: Mapping[int, Reference], kinds: set[int]
 ) -> tuple[MetricVerdict, ...]:
-    """Judge every node. ``slow``: places of bad nodes, and what they are slower than; ``kinds``: of those in doubt."""
+    """Judge every node. ``slow`` has the places of bad nodes, and what they are slower than. ``kinds`` has places in doubt."""
     name, verdicts = values.metric.name, []
     for place, node in enumerate(values.nodes):
         reference = slow.get(place, main)
@@ -367,6 +402,7 @@ def _judge_nodes(
         elif place in kinds:
             word = "inconclusive"
             reason += f", as {len(kinds)} of {len(values.nodes)} nodes are: nodes of another kind, or slow ones"
+        # Good needs the whole 95 % interval below the margin
         elif distance + main.room > criteria.margin:
             word = "inconclusive"
             reason += f", too noisy to say whether by {-math.expm1(-criteria.margin):.2g} or more"
@@ -377,6 +413,7 @@ def _judge_nodes(
 def _explain_bound(values: NodeValues, node: str, criteria: Criteria) -> str:
     """Say that a node is beyond the bound or far below the ceiling; "" if it is not."""
     metric = values.metric
+    # A bound was stated by a person and comes first; it needs no other nodes
     if criteria.bound is not None and is_beyond(metric, node, criteria.bound):
         return f"{metric.name}: beyond the bound of {criteria.bound:g} {metric.unit}".rstrip()
     if criteria.ceiling is not None and is_beyond(metric, node, CEILING_FRACTION * criteria.ceiling):

@@ -17,9 +17,9 @@ from suite.machine.node_samples import Better, Sample, parse_samples
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric of the nodes of one hardware: samples, or the reason for a failure, by node.
+    """Holds one metric of the nodes of one hardware: samples, or the reason for a failure, by node.
 
-    ``bound``: the worst value allowed.
+    ``bound`` is the worst value allowed.
     """
 
     name: str
@@ -39,15 +39,21 @@ def read_samples(path: Path) -> list[Sample]:
     if path.is_dir():
         files = sorted(path.glob("*.jsonl"))
         if not files:
-            raise InputError(f"{path}: no *.jsonl in it: expected what mlhpc preflight node wrote")
+            raise InputError(
+                f"{path}: the folder has no *.jsonl file; `mlhpc preflight node -o FOLDER` writes one for each node"
+            )
         return [sample for file in files for sample in read_samples(file)]
+    # One read for both formats: the first line tells which it is
     content = read_bytes(path, read_limits().events)
     lines = [line for line in content.splitlines() if line.strip()]
     if not lines:
-        raise InputError(f"{path}: no sample: expected a JSON object in each line")
+        raise InputError(
+            f"{path}: the file has no sample; expected a JSON object in each line, as `mlhpc preflight node` writes them"
+        )
     try:
         first = json.decode(lines[0])
     except (DecodeError, UnicodeDecodeError, RecursionError):
+        # parse_samples names the line and the fault
         first = None
     # SuperBench has a key for each metric, our samples an object for each metric
     if isinstance(first, dict) and "node" in first and "metric" not in first and "values" not in first:
@@ -64,11 +70,15 @@ def group_by_metric(samples: Iterable[Sample]) -> list[Metric]:
         metric = found.setdefault(key, fresh)
         if (metric.unit, metric.better) != (sample.unit, sample.better):
             raise InputError(
-                f"{sample.node}: {sample.metric} in {sample.unit!r}, {sample.better} is better; "
-                f"another node has {metric.unit!r}, {metric.better}"
+                f"node {sample.node}: {sample.metric} has unit {sample.unit!r} and better = {sample.better}; "
+                f"another node of this hardware has unit {metric.unit!r} and better = {metric.better}; expected the same"
             )
         if sample.node in metric.samples or sample.node in metric.failed:
-            raise InputError(f"{sample.node}: {sample.metric} is there twice")
+            raise InputError(
+                f"node {sample.node}: {sample.metric} occurs twice; expected one line for each node and metric "
+                "(`mlhpc preflight judge --again` takes a second measurement)"
+            )
+        # A node may have failed in a metric that others measured: both are kept apart
         if sample.failed:
             metric.failed[sample.node] = sample.failed
         else:

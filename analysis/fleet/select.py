@@ -1,6 +1,6 @@
 """Chooses the checks to run on each node before a job. A check is chosen if it saves more node hours than it costs.
 
-1. The rate of incidents of a node is learned from past spells: a Weibull model (lifelines) or a constant rate.
+1. The rate of incidents of a node is learned from past periods: a Weibull model (lifelines) or a constant rate.
 2. Checks are ordered by how many further incidents each would have found per minute. Several checks may find one
    defect, so the shares of single checks are never added.
 3. An incident costs ``lost_h`` on each node of the job. A check costs its minutes on its node, or on all nodes if the
@@ -36,9 +36,9 @@ PARAMETER_DRAWS = 400  # of the parameters, for an interval
 
 
 class NodeInterval(Struct, frozen=True, forbid_unknown_fields=True):
-    """A time of a node between two events. It begins when the node is known to be healthy; ``ended`` says how it ended.
+    """Holds a time of a node between two events. It begins when the node is known to be healthy; ``ended`` says how it ended.
 
-    ``open``: the spell lasts, the node is in the job. ``incidents``: how many the node had before.
+    ``open``: the period lasts, and the node is in the job. ``incidents`` is how many the node had before.
     """
 
     node: Annotated[str, Meta(min_length=1)]
@@ -48,65 +48,74 @@ class NodeInterval(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_node_intervals(paths: Sequence[Path]) -> list[NodeInterval]:
-    """Read CSV files of spells.
+    """Read CSV files of periods.
 
-    InputError names the line. At least one spell must be open, and no node may have two.
+    InputError names the line. At least one period must be open, and no node may have two.
     """
     found = []
-    in_job: dict[str, str] = {}  # place of a node's open spell
+    in_job: dict[str, str] = {}  # place of a node's open period
     for path in paths:
-        for where, spell in _read_file(path):
-            if spell.ended == "open":
-                if spell.node in in_job:
+        for where, period in _read_file(path):
+            if period.ended == "open":
+                if period.node in in_job:
                     raise InputError(
-                        f"{where}: node {spell.node!r} is in the job twice: {in_job[spell.node]} is open too"
+                        f"{where}: node {period.node!r} is in the job twice: {in_job[period.node]} is open too"
                     )
-                in_job[spell.node] = where
-            found.append(spell)
+                in_job[period.node] = where
+            found.append(period)
     if not in_job:
-        raise InputError(f"{paths[0]}: no row has ended = open, so the job has no nodes")
+        raise InputError(
+            f"{paths[0]}: no row has ended = open, so the job has no nodes; write open in the last row of its nodes"
+        )
     return found
 
 
 def _read_file(path: Path) -> Iterator[tuple[str, NodeInterval]]:
-    """Read the spells of one CSV file, each with its place, ``file:line``."""
+    """Read the periods of one CSV file, each with its place, ``file:line``."""
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         rows = csv.DictReader(file)
         missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
         if missing:
-            raise InputError(f"{path}:1: no column {', '.join(missing)}; expected {', '.join(COLUMNS)}")
+            raise InputError(
+                f"{path}:1: column {', '.join(missing)} is missing; expected the columns {', '.join(COLUMNS)}"
+            )
         for row in rows:
             where = f"{path}:{rows.line_num}"
+            # The number of cells is checked here, because msgspec would only name a missing field
             # DictReader puts surplus cells under the key None, and None into columns without a cell
             if None in row or None in row.values():
-                raise InputError(f"{where}: not as many cells as columns")
+                raise InputError(
+                    f"{where}: the row has more or fewer cells than the header has columns; expected as many"
+                )
+            # Without empty cells, so that msgspec names a missing field instead of a wrong number
             cells = {name: text.strip() for name, text in row.items() if text.strip()}
             try:
-                spell = msgspec.convert(cells, NodeInterval, strict=False)
+                period = msgspec.convert(cells, NodeInterval, strict=False)
             except msgspec.ValidationError as error:
                 raise InputError(f"{where}: {render_repr(cells, longest=120)}: {error}") from None
-            if spell.ended == "incident" and spell.hours == 0.0:
-                raise InputError(f"{where}: hours = 0: expected more than 0 for an incident")
-            yield where, spell
+            # A Weibull density at time 0 is 0 or infinite unless k = 1, so such a row has no fit
+            if period.ended == "incident" and period.hours == 0.0:
+                raise InputError(f"{where}: field `hours` is 0 and `ended` is incident; expected a time above 0")
+            yield where, period
 
 
-def build_interval_table(spells: Sequence[NodeInterval]) -> pd.DataFrame:
-    """Make a table of spells: node, hours, ended (in an incident), earlier (log of 1 + earlier incidents)."""
+def build_interval_table(periods: Sequence[NodeInterval]) -> pd.DataFrame:
+    """Make a table of periods: node, hours, ended (in an incident), earlier (log of 1 + earlier incidents)."""
     return pd.DataFrame(
         {
-            "node": [spell.node for spell in spells],
-            "hours": [spell.hours for spell in spells],
-            "ended": [spell.ended == "incident" for spell in spells],
-            "earlier": [math.log1p(spell.incidents) for spell in spells],
+            "node": [period.node for period in periods],
+            "hours": [period.hours for period in periods],
+            "ended": [period.ended == "incident" for period in periods],
+            "earlier": [math.log1p(period.incidents) for period in periods],
         }
     )
 
 
 @dataclass(frozen=True)
 class Hazard:
-    """A Weibull model: t hours of a spell have (t / exp(b0 + b earlier))^k expected incidents.
+    """Holds a Weibull model: a node has (t / exp(b0 + b earlier))^k expected incidents in t hours.
 
-    A constant rate has k = 1 and b = 0. ``parameters``: b, b0, log k, with their ``covariance``.
+    A constant rate has k = 1 and b = 0. ``parameters`` are b, b0 and log k, with their ``covariance``.
     """
 
     parameters: Floats
@@ -114,18 +123,19 @@ class Hazard:
 
     @property
     def shape(self) -> float:
-        """k: below 1 incidents become rarer with the time since the last one, above 1 more frequent."""
+        """Return k: below 1 incidents become rarer with the time since the last one, above 1 more frequent."""
         return math.exp(self.parameters[2])
 
     @property
     def power(self) -> float:
-        """The rate is proportional to (1 + earlier incidents) to this power."""
+        """Return the power of (1 + earlier incidents) to which the rate is proportional."""
         return -self.shape * float(self.parameters[0])
 
     def during(self, ages: Floats, job_h: float, earlier: Floats, parameters: Floats | None = None) -> Floats:
         """Compute the expected incidents (N,) of nodes in the next ``job_h`` hours, by their ages."""
         slope, intercept, log_shape = self.parameters if parameters is None else parameters
         scale_h, shape = np.exp(intercept + slope * earlier), math.exp(log_shape)
+        # The cumulative hazard up to the end of the job minus that up to now: the node has survived until now
         return np.asarray(((ages + job_h) / scale_h) ** shape - (ages / scale_h) ** shape)
 
     def interval(self, ages: Floats, job_h: float, earlier: Floats) -> tuple[float, float]:
@@ -139,24 +149,27 @@ class Hazard:
 
 @dataclass(frozen=True)
 class HazardChoice:
-    """The chosen model and what it rests on. ``p``: of a constant rate against the Weibull model; None: not tested."""
+    """Holds the chosen model and its basis.
+
+    ``p`` is that of a constant rate against the Weibull model; None: not tested, because the incidents are too few.
+    """
 
     hazard: Hazard
     mtbi_h: float
-    spells: int
+    periods: int
     nodes: int
     incidents: int
     p: float | None = None
 
 
 def choose_hazard(table: pd.DataFrame) -> HazardChoice:
-    """Choose between a constant rate and the Weibull model. InputError if no spell ended in an incident.
+    """Choose between a constant rate and the Weibull model. InputError if no period ended in an incident.
 
     The Weibull model is taken only if the likelihood ratio test rejects a constant rate.
     """
     incidents, nodes = int(table["ended"].sum()), table["node"].nunique()
     if not incidents:
-        raise InputError("no row ended in an incident, so no rate can be learned: state it with --mtbi")
+        raise InputError("no row ended in an incident, so no rate can be learned; state it, such as --mtbi 1000h")
     mtbi_h = float(table["hours"].sum()) / incidents
     constant = make_constant_rate(mtbi_h, incidents)
     if incidents < LEAST_INCIDENTS or table.loc[table["ended"], "node"].nunique() < LEAST_NODES:
@@ -164,6 +177,7 @@ def choose_hazard(table: pd.DataFrame) -> HazardChoice:
     weibull, log_likelihood = fit(table)
     # A constant rate has the log likelihood -n (log mtbi + 1); twice the difference is chi-squared (Wilks)
     gain = log_likelihood + incidents * (math.log(mtbi_h) + 1.0)
+    # Two more parameters than a constant rate, or one if no node had an earlier incident
     p = float(stats.chi2.sf(2.0 * gain, 2 if table["earlier"].nunique() > 1 else 1))
     return HazardChoice(weibull if p < FALSE_ALARM_RATE else constant, mtbi_h, len(table), nodes, incidents, p)
 
@@ -173,6 +187,7 @@ def make_constant_rate(mtbi_h: float, incidents: float = math.inf) -> Hazard:
 
     A stated rate has no error, as if from infinitely many.
     """
+    # The logarithm of a rate learned from n incidents has variance 1 / n
     return Hazard(np.array([0.0, math.log(mtbi_h), 0.0]), np.diag([0.0, 1.0 / incidents, 0.0]))
 
 
@@ -185,7 +200,7 @@ def fit(table: pd.DataFrame) -> tuple[Hazard, float]:
         raise InputError(
             f"the rate of incidents cannot be learned: {explain_not_installed('lifelines')}; or state it with --mtbi"
         ) from None
-    lasted = table.loc[table["hours"] > 0.0, ["hours", "ended", "earlier"]]  # spells of no hours tell nothing
+    lasted = table.loc[table["hours"] > 0.0, ["hours", "ended", "earlier"]]  # periods of no hours tell nothing
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # lifelines calls pandas in ways that pandas will drop
         try:
@@ -195,26 +210,27 @@ def fit(table: pd.DataFrame) -> tuple[Hazard, float]:
             raise InputError("the Weibull model of incidents has no fit: state the rate with --mtbi") from None
     order = [("lambda_", "earlier"), ("lambda_", "Intercept"), ("rho_", "Intercept")]
     parameters = model.params_.reindex(order, fill_value=0.0)
+    # Without the covariate, lifelines has no row for it: zeros make it a parameter without an effect
     covariance = model.variance_matrix_.reindex(index=order, columns=order, fill_value=0.0)
     return Hazard(parameters.to_numpy(), covariance.to_numpy()), float(model.log_likelihood_)
 
 
 class Incidents(Struct, frozen=True, forbid_unknown_fields=True):
-    """``count`` incidents. The checks ``found_by`` would have found the node before each of them; empty: none would."""
+    """Holds ``count`` incidents. The checks ``found_by`` would have found the node before each of them; empty: none would."""
 
     found_by: frozenset[str]
     count: Annotated[int, Meta(ge=1, le=100_000_000)] = 1
 
 
 class Checks(Struct, frozen=True, forbid_unknown_fields=True):
-    """``minutes`` of a node that each check takes, and what the checks would have found of past incidents."""
+    """Holds ``minutes`` of a node that each check takes, and which past incidents the checks would have found."""
 
     minutes: Annotated[dict[str, Annotated[float, Meta(gt=0, le=100_000)]], Meta(min_length=1)]
     incidents: Annotated[tuple[Incidents, ...], Meta(min_length=1)]
 
     @property
     def count(self) -> int:
-        """How many incidents there are."""
+        """Return the number of incidents."""
         return sum(each.count for each in self.incidents)
 
     def found(self, names: frozenset[str]) -> int:
@@ -236,10 +252,10 @@ def read_checks(path: Path) -> Checks:
 
 @dataclass(frozen=True)
 class RankedCheck:
-    """The next check to add, with shares of incidents.
+    """Holds the next check to add, with shares of incidents.
 
-    It finds ``alone``, ``adds`` to the checks before it, and all find ``together`` so far, with a 90 % interval from
-    ``low`` to ``high``.
+    It finds ``alone``, and ``adds`` to the checks before it. All checks so far find ``together``, with a 90 % interval
+    from ``low`` to ``high``.
     """
 
     name: str
@@ -259,6 +275,7 @@ def plan_check_order(checks: Checks) -> tuple[RankedCheck, ...]:
     count, found = checks.count, 0
     while left:
         adds = {name: checks.found(chosen | {name}) - found for name in left}
+        # Ties go to the first name, because `left` is sorted: the order does not depend on the file
         name = max(left, key=lambda each: adds[each] / left[each])
         if not adds[name]:
             break
@@ -273,7 +290,7 @@ def plan_check_order(checks: Checks) -> tuple[RankedCheck, ...]:
 
 @dataclass(frozen=True)
 class Selection:
-    """``checks``: the number of ordered checks to run on each node.
+    """Holds the number of ordered checks to run on each node (``checks``), and what they change.
 
     ``before`` and ``after`` are the expected incidents of the job. The checks take ``cost_h`` node hours and save
     ``saved_h`` on average.
@@ -287,7 +304,7 @@ class Selection:
 
     @property
     def risk(self) -> tuple[float, float]:
-        """Probability of an incident in the job before and after the checks."""
+        """Return the probability of an incident in the job, before and after the checks."""
         return -math.expm1(-self.before), -math.expm1(-self.after)
 
 
@@ -298,9 +315,11 @@ def choose(expected: Floats, steps: Sequence[RankedCheck], lost_h: float, *, wai
     """
     nodes, before = len(expected), float(expected.sum())
     units = np.array([before]) if waiting else expected
+    # `adds` are shares beyond the checks before, so the incidents removed by several checks can be added
     removed = np.outer(units, [step.adds for step in steps])  # (units, steps): expected incidents
     saved = removed * lost_h * nodes
     hours = np.array([step.minutes / 60.0 for step in steps])
+    # If the job waits, a check costs its minutes on every node
     cost = np.broadcast_to(hours * (nodes if waiting else 1), removed.shape)
     # Each step saves less per minute than the step before, so no step pays after the first one that does not
     counts = np.cumprod(saved > cost, axis=1).sum(axis=1)

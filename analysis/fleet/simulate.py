@@ -1,9 +1,9 @@
 """Simulates published fleets: what checks of nodes before jobs gain and cost.
 
-A node is healthy, degrades after a time, and a degraded node has an incident after an exponential time. Groups of nodes
-run jobs one after another. An incident stops its job: the work since the last checkpoint is lost, the node is repaired,
-and the job goes on after a restart. Before a job the whole group may wait for checks. A degraded node that a check
-finds is repaired. Each defect is found by a set of checks of its own.
+A node is healthy, then degrades. A degraded node has an incident after an exponential time. Groups of nodes run jobs
+one after another. An incident stops its job, and the work since the last checkpoint is lost. The node is repaired, and
+the job goes on after a restart. Before a job the whole group may wait for checks. A degraded node that a check finds is
+repaired. Each defect is found by a set of checks of its own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DUE_TOLERANCE_H = 1e-6  # a periodic check is due that much early, because sums 
 
 
 class SourcedValue(Struct, frozen=True):
-    """A number, its source, and how certain it is (``mark``: see fleets.yaml)."""
+    """Holds a number, its source, and how certain it is (``mark``: see fleets.yaml)."""
 
     value: float
     source: str
@@ -44,7 +44,7 @@ class SourcedValue(Struct, frozen=True):
 
 
 class InitialShare(Struct, frozen=True):
-    """The share of degraded nodes at the start; None: as in the long run without checks."""
+    """Holds the share of degraded nodes at the start. None: as in the long run without checks."""
 
     value: float | None
     source: str
@@ -52,9 +52,9 @@ class InitialShare(Struct, frozen=True):
 
 
 class Fleet(Struct, frozen=True):
-    """A fleet. ``mtbi_h``: mean hours to a node's first incident, which fall as (1 + incidents)^-``ages``.
+    """Describes a fleet. ``mtbi_h``: mean hours to a node's first incident. They fall as (1 + incidents)^-``ages``.
 
-    ``shape``: of the Weibull distribution of the time until a node degrades.
+    ``shape`` is that of the Weibull distribution of the time until a node degrades.
     """
 
     about: str
@@ -66,7 +66,7 @@ class Fleet(Struct, frozen=True):
 
 
 class FleetChecks(Struct, frozen=True):
-    """``shares``: of nodes in which each check found a defect. ``defective``: of nodes in which any check did."""
+    """Holds the ``shares`` of nodes in which each check found a defect, and the share in which any check did (``defective``)."""
 
     source: str
     mark: str
@@ -82,6 +82,7 @@ class FleetChecks(Struct, frozen=True):
         each = np.array(list(self.shares.values())) / self.defective
         # Of all defects, checks find the share u. Each alone finds u * each, and all miss a defect with 1 - u
         any_of = optimize.brentq(lambda u: 1.0 - float(np.prod(1.0 - u * each)) - u, 1e-6, 1.0)
+        # Without the empty set: published are only the defects that some check found
         sets = np.array(list(itertools.product((False, True), repeat=len(each))))[1:]
         likely = np.where(sets, any_of * each, 1.0 - any_of * each).prod(axis=1)
         below = np.cumsum(likely / likely.sum())
@@ -90,7 +91,7 @@ class FleetChecks(Struct, frozen=True):
 
 
 class FleetsFile(Struct, frozen=True):
-    """The content of fleets.yaml."""
+    """Holds the content of fleets.yaml."""
 
     version: Literal[1]
     fleets: dict[str, Fleet]
@@ -105,10 +106,11 @@ def read_fleets() -> FleetsFile:
 
 @dataclass(frozen=True)
 class Setting:
-    """A case to simulate. ``degraded``: share of the time between a node's incidents in which it is degraded.
+    """Holds a case to simulate. ``degraded``: share of the time between a node's incidents in which it is degraded.
 
-    Hours: ``job_h`` of a job, ``every_h`` between periodic checks, ``checkpoint_h`` between checkpoints (0: no work is
-    lost), ``restart_h`` after an incident, ``check_h`` of all checks (None: as published).
+    Times are hours: ``job_h`` of a job, ``every_h`` between periodic checks, ``restart_h`` after an incident.
+    ``checkpoint_h`` is the time between checkpoints (0: no work is lost). ``check_h`` is that of all checks (None: as
+    published).
     """
 
     fleet: Fleet
@@ -125,14 +127,15 @@ class Setting:
 
     @property
     def minutes(self) -> dict[str, float]:
-        """Minutes of each check."""
+        """Return the minutes of each check."""
         known = read_fleets().checks.minutes_of
+        # The stated duration is of all checks together: each keeps its share
         scale = 1.0 if self.check_h is None else 60.0 * self.check_h / math.fsum(known.values())
         return {name: scale * each for name, each in known.items()}
 
 
 class Estimate(NamedTuple):
-    """A value and its 95 % interval over replicas."""
+    """Holds a value and its 95 % interval over replicas."""
 
     value: float
     low: float
@@ -141,9 +144,9 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """Sums of each replica (R,).
+    """Holds sums over each replica (R,).
 
-    ``node_h`` are hours of nodes, ``total_h`` hours of groups: jobs take ``useful_h`` of them and checks
+    ``node_h`` are hours of nodes and ``total_h`` hours of groups. Jobs take ``useful_h`` of them and checks
     ``checking_h``. ``repaired`` counts degraded nodes that checks found.
     """
 
@@ -157,7 +160,7 @@ class Outcome:
 
     @property
     def mtbi_h(self) -> Estimate | None:
-        """Mean hours between incidents of a node; None with fewer than `LEAST_INCIDENTS` incidents."""
+        """Estimate the mean hours between incidents of a node; None with fewer than `LEAST_INCIDENTS` incidents."""
         if self.incidents.sum() < LEAST_INCIDENTS:
             return None
         # The error of the logarithm, by the jackknife. If one replica has all incidents, half an incident is left
@@ -171,7 +174,7 @@ class Outcome:
         return Estimate(value, value / factor, value * factor)
 
     def share(self, hours: Floats) -> Estimate:
-        """Mean share of the groups' time."""
+        """Estimate the mean share of the groups' time that ``hours`` are."""
         each = hours / self.total_h
         half = float(stats.t.isf(INTERVAL_TAIL, len(each) - 1) * each.std(ddof=1) / math.sqrt(len(each)))
         return Estimate(float(each.mean()), float(each.mean()) - half, float(each.mean()) + half)
@@ -179,7 +182,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Selector:
-    """The learned hazard, the ordered checks, and the expected incidents above which each of them pays."""
+    """Holds the learned hazard, the ordered checks, and the expected incidents above which each of them pays."""
 
     hazard: select.Hazard
     steps: tuple[select.RankedCheck, ...]
@@ -187,7 +190,7 @@ class Selector:
 
 
 class _Simulation:
-    """One policy on all groups (G,) of nodes (G, J) of all replicas. Times are hours; K checks."""
+    """Simulates one policy on all groups (G,) of nodes (G, J) of all replicas. Times are hours; K checks."""
 
     def __init__(self, setting: Setting, policy: Policy, seed: Sequence[int], chosen: Selector | None) -> None:
         self.setting, self.policy, self.chosen = setting, policy, chosen
@@ -200,7 +203,7 @@ class _Simulation:
         self.begins, self.fails, self.known = np.zeros(shape), np.zeros(shape), np.zeros(shape)
         self.found_by = np.zeros((*shape, self.sets.shape[1]), dtype=bool)  # the checks that find a node's defect
         self.useful, self.checking, self.incidents, self.repaired = (np.zeros(shape[0]) for _ in range(4))
-        self.spells: list[Floats] = []  # the log of an operator, from which the policy selected learns
+        self.periods: list[Floats] = []  # the log of an operator, from which the policy selected learns
         self.would_find: list[Bools] = []
         names = list(setting.minutes)
         order = names if chosen is None else [step.name for step in chosen.steps]
@@ -218,6 +221,7 @@ class _Simulation:
     def renew(self, rows: Ints, columns: Ints, when: Floats) -> None:
         """Draw the next degradation, incident and defect of nodes that are healthy from ``when`` on."""
         fleet, share = self.setting.fleet, self.setting.degraded
+        # Division by gamma(1 + 1 / k) below gives a Weibull draw the mean 1
         mean = fleet.mtbi_h.value * (1.0 + self.earlier[rows, columns]) ** -fleet.ages.value
         weibull = self.chance.weibull(fleet.shape.value, len(rows)) / math.gamma(1.0 + 1.0 / fleet.shape.value)
         self.begins[rows, columns] = when + (1.0 - share) * mean * weibull
@@ -232,6 +236,7 @@ class _Simulation:
             return
         count = np.full(len(self.now), len(self.order))
         if self.policy == "periodic":
+            # All checks or none: the policy knows only the time since the last checks
             count[self.now - self.checked < self.setting.every_h - DUE_TOLERANCE_H] = 0
         elif self.policy == "selected" and self.chosen is not None:
             hazard, ages = self.chosen.hazard, np.maximum(0.0, self.now[:, None] - self.known)
@@ -241,10 +246,12 @@ class _Simulation:
         self.now += self.hours[count]
         self.checking += self.hours[count]
         ran = count > 0
+        # From the begin of the checks: otherwise their own duration would delay every following one
         self.checked[ran] = self.now[ran] - self.hours[count][ran]
         now = self.now[:, None]
         ordered = self.found_by[:, :, self.order]
         in_time = ordered.any(axis=2) & (ordered.argmax(axis=2) < count[:, None])
+        # A node whose incident is due fails in the job: it is not counted as found
         found = (self.begins <= now) & (now < self.fails) & in_time
         # A node that passed checks counts as younger, by the share of incidents that these checks find
         passed = ran.astype(np.float64)
@@ -260,6 +267,7 @@ class _Simulation:
         setting, began, done = self.setting, self.now.copy(), np.zeros(len(self.now))
         doing = active.copy()
         while doing.any():
+            # The first node to fail stops its whole group
             column = self.fails.argmin(axis=1)
             fails = self.fails[np.arange(len(column)), column]
             end = self.now + (setting.job_h - done)
@@ -267,6 +275,7 @@ class _Simulation:
             self.now[over] = end[over]
             doing &= ~over
             rows = np.nonzero(doing)[0]
+            # An incident that was due during checks or a restart happens when the job goes on
             when = np.maximum(self.now[rows], fails[rows])
             worked = when - self.now[rows]
             # Work since the last checkpoint is lost. 0 means that a checkpoint is always there
@@ -282,13 +291,15 @@ class _Simulation:
             self.now[rows] = when + setting.restart_h
             self.earlier[rows, columns] += 1
             self.renew(rows, columns, self.now[rows])
+        # Only the work of the job itself: what incidents repeated is in the total time
         self.useful[active] += setting.job_h
 
     def note(self, rows: Ints, columns: Ints, when: Floats, *, ended: bool) -> None:
-        """Write down the spells of nodes up to ``when``."""
+        """Write down the periods of nodes up to ``when``."""
+        # The fit leaves out periods of no hours, and would lose the incident with them
         hours = np.maximum(1e-9, when - self.known[rows, columns])
         node, earlier = rows * self.setting.job_nodes + columns, np.log1p(self.earlier[rows, columns])
-        self.spells.append(np.column_stack([node, hours, np.full(len(rows), ended), earlier]))
+        self.periods.append(np.column_stack([node, hours, np.full(len(rows), ended), earlier]))
 
     def run(self) -> Outcome:
         """Run jobs until all groups have had their hours."""
@@ -296,6 +307,7 @@ class _Simulation:
             self.check(active)
             self.work(active)
         rows, columns = np.indices(self.known.shape).reshape(2, -1)
+        # Nodes that are in a job at the end have not failed yet: without these times the rate would be too high
         self.note(rows, columns, self.now[rows], ended=False)
         each = (self.now, self.useful, self.checking, self.incidents, self.repaired)
         total, *others = (values.reshape(self.setting.replicas, -1).sum(axis=1) for values in each)
@@ -303,7 +315,7 @@ class _Simulation:
 
 
 def run_simulation(setting: Setting, policy: Policy, seed: Sequence[int], chosen: Selector | None = None) -> Outcome:
-    """Simulate a policy. ``chosen`` is for the policy selected, which checks nothing without it."""
+    """Simulate a policy. ``chosen`` is for the policy `selected`, which runs no check without it."""
     return _Simulation(setting, policy, seed, chosen if policy == "selected" else None).run()
 
 
@@ -312,6 +324,7 @@ def fit_selector(setting: Setting, seed: Sequence[int]) -> Selector | None:
 
     None if no check would have found anything.
     """
+    # An operator without checks sees every incident, and so which checks would have found its node
     watched = _Simulation(setting, "none", seed, None)
     watched.run()
     sets, counts = np.unique(np.concatenate(watched.would_find), axis=0, return_counts=True)
@@ -323,9 +336,11 @@ def fit_selector(setting: Setting, seed: Sequence[int]) -> Selector | None:
         for found, count in zip(sets, counts, strict=True)
     )
     steps = select.plan_check_order(select.Checks(setting.minutes, incidents))
-    spells = pd.DataFrame(np.concatenate(watched.spells), columns=["node", "hours", "ended", "earlier"])
-    spells["ended"] = spells["ended"].astype(bool)
+    periods = pd.DataFrame(np.concatenate(watched.periods), columns=["node", "hours", "ended", "earlier"])
+    periods["ended"] = periods["ended"].astype(bool)
     # On average an incident comes in the middle between two checkpoints
+    # A checkpoint interval longer than a job loses at most the job
     lost_h = setting.restart_h + min(setting.checkpoint_h, setting.job_h) / 2
     at = [select.compute_break_even(step, lost_h, setting.job_nodes, waiting=True) for step in steps]
-    return Selector(select.choose_hazard(spells).hazard, steps, np.maximum.accumulate(at))
+    # Thresholds must not fall, because searchsorted counts how many of them the expectation exceeds
+    return Selector(select.choose_hazard(periods).hazard, steps, np.maximum.accumulate(at))

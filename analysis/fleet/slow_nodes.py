@@ -2,9 +2,9 @@
 
 Nodes of one hardware are compared with each other, and with earlier values of the same hardware, metric by metric
 (`analysis.fleet.one_metric`). A bad node is surely slower than ``effect``. ``rate`` is per healthy node and over all
-metrics. Each metric gets an equal part of it. It holds if repetitions are independent and late no more often than was
-seen, and if nodes differ normally. Where nodes are too few to show that, or show heavier tails, it holds for tails up
-to those of Student's t with 3 degrees of freedom.
+metrics. Each metric gets an equal part of it. The rate holds if repetitions are independent and late no more often than
+was seen, and if nodes differ normally. Few nodes do not show whether they do. For them, and for heavier tails, it holds
+up to the tails of Student's t with 3 degrees of freedom.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ EFFECT = 0.05  # the slowdown that a good node must not have
 
 @dataclass(frozen=True)
 class FleetVerdict:
-    """All metrics, and the word on every node with its reasons: that of its worst metric.
+    """Holds the reports of all metrics, and the verdict on every node with its reasons: that of its worst metric.
 
-    ``chance``: how often a healthy node is called bad, for the tails seen; at most ``rate``. ``bad``: (node, metric);
-    without metric if it is bad for another reason than a comparison.
+    ``chance`` is how often a healthy node is called bad, for the tails seen; at most ``rate``. ``bad`` has pairs (node,
+    metric). The metric is empty if the node is bad for another reason than a comparison.
     """
 
     metrics: tuple[MetricReport, ...]
@@ -52,17 +52,17 @@ class FleetVerdict:
 
     @property
     def compared(self) -> list[MetricReport]:
-        """The metrics in which nodes were compared with each other."""
+        """Return the metrics in which nodes were compared with each other."""
         return [report for report in self.metrics if report.repeats is not None]
 
     @property
     def heavy(self) -> bool:
-        """Node values of a metric may have heavy tails."""
+        """Return True if node values of a metric may have heavy tails."""
         return not self.compared or any(report.heavy for report in self.compared)
 
     @property
     def are_equal(self) -> bool:
-        """No node is slower than the others. Whether all are slow is another question."""
+        """Return True if no node is slower than the others. All may be slow all the same."""
         return bool(self.compared) and set(self.words.values()) == {"good"}
 
 
@@ -78,25 +78,28 @@ def judge(
 ) -> FleetVerdict:
     """Judge every node.
 
-    ``history``: earlier node values by (hardware, metric), those of each measurement together; ``bounds``: the worst
-    allowed values by metric; ``ceilings``: what the hardware has reached, by (hardware, metric).
+    ``history`` has earlier node values by (hardware, metric), one list for each measurement. ``bounds`` has the worst
+    allowed values by metric. ``ceilings`` has the rates that the hardware reached, by (hardware, metric).
 
-    A metric with a bound of its own is judged by that alone. A metric that a node lacks and others of its hardware have
-    makes it inconclusive. One that failed on it and not on others makes it bad. ``nodes`` without a sample are bad if
+    A metric with a bound of its own is judged by that alone. A node is inconclusive if it lacks a metric that others of
+    its hardware have. It is bad if a metric failed on it and not on others. ``nodes`` without a sample are bad if
     others have one.
     """
     history, bounds, ceilings = history or {}, bounds or {}, ceilings or {}
     compared = [NodeValues(metric) for metric in metrics if metric.samples and metric.bound is None]
+    # Metric names and not hardwares: one node takes part in the tests of its own hardware only
     tests = max(1, len({values.metric.name for values in compared}))
     each = -math.expm1(math.log1p(-rate) / tests)  # Sidak's correction: all tests together alarm at ``rate``
     of_kind: dict[str, list[NodeValues]] = {}
     for one in compared:
         of_kind.setdefault(one.metric.hardware, []).append(one)
+    # Tails are judged over all metrics of a hardware: a single one has too few values
     heavy = {hardware: _has_heavy_tails(kind, each) for hardware, kind in of_kind.items()}
     lateness = {hardware: _join_repetitions(kind) for hardware, kind in of_kind.items()}
     reports = []
     for values in compared:
         key = values.metric.hardware, values.metric.name
+        # effect as a logarithm: slower by 5 % is 1 / 0.95 times the time
         criteria = Criteria(
             each,
             -math.log1p(-effect),
@@ -110,6 +113,7 @@ def judge(
     found = [verdict for report in reports for verdict in report.verdicts] + _missing(metrics)
     for metric in metrics:
         found += [*_judge_by_bound(metric), *_failed(metric)]
+    # After all others: a node with any verdict was measured
     found += _judge_unmeasured(metrics, found, nodes)
     words, reasons = _find_worst_verdicts(found)
     warnings = [f"{report.metric.name}: {report.warning}" for report in reports if report.warning]
@@ -117,6 +121,7 @@ def judge(
         if metric.failed and not metric.samples:
             warnings.append(f"{metric.name}: failed on every node: {next(iter(metric.failed.values()))}")
     bad = frozenset((each.node, each.metric if each.slower is not None else "") for each in found if each.word == "bad")
+    # A node has one hardware, so the chances of its metrics add up and the worst hardware counts
     chance = max((sum(one.chance for one in reports if one.metric.hardware == kind) for kind in heavy), default=0.0)
     return FleetVerdict(tuple(reports), words, reasons, rate, effect, tuple(warnings), chance, bad)
 
@@ -155,6 +160,7 @@ def _find_worst_verdicts(found: Sequence[MetricVerdict]) -> tuple[dict[str, Verd
     words: dict[str, Verdict] = {}
     for verdict in found:
         known = words.get(verdict.node, "good")
+        # The index in this tuple orders verdicts from worst to best
         words[verdict.node] = min(known, verdict.word, key=("bad", "inconclusive", "good").index)
     reasons: dict[str, dict[str, None]] = {node: {} for node in words}  # a dict keeps the order, and each reason once
     for verdict in found:
@@ -174,9 +180,11 @@ def merge_verdicts(first: FleetVerdict, second: FleetVerdict) -> FleetVerdict:
     reasons = dict(first.reasons)
     for node, word in first.words.items():
         again = second.words.get(node, word)
+        # A node without samples in the second look stays bad: nothing has cleared it
         if word == "bad" and (node in twice or node not in second.words):
             reasons[node] = tuple(f"{reason} (second look)" for reason in second.reasons.get(node, reasons[node]))
         elif word == "bad":
+            # Bad in another metric each time: a disturbance, or a node that fails in several ways
             words[node] = "inconclusive" if again == "bad" else again
             reasons[node] = (*(f"{reason} (first look only)" for reason in first.reasons[node]), *second.reasons[node])
     return replace(second, words=words, reasons=reasons, warnings=(*first.warnings, *second.warnings))

@@ -35,13 +35,14 @@ def parse_results(path: Path, content: bytes) -> dict[str, dict[str, float]]:
             ) from None
         node = row.pop("node", None) if isinstance(row, dict) else None
         if not isinstance(node, str) or not node:
-            raise InputError(f"{path}:{number}: expected an object with the name of a node under 'node'")
+            raise InputError(f"{path}:{number}: field `node` is missing or not text; expected the name of the node")
         if node in nodes:
-            raise InputError(f"{path}:{number}: node {node!r} is there twice")
+            raise InputError(f"{path}:{number}: node {node!r} occurs twice; expected one line for each node")
+        # Values that are no numbers are no metrics
         numbers = {name: convert_to_float(value) for name, value in row.items()}
         nodes[node] = {name: value for name, value in numbers.items() if value is not None}
     if not nodes:
-        raise InputError(f"{path}: no node: expected a JSON object with 'node' in each line")
+        raise InputError(f"{path}: the file has no node; expected a JSON object with the field `node` in each line")
     return nodes
 
 
@@ -55,6 +56,7 @@ def convert_to_samples(nodes: Mapping[str, Mapping[str, float]]) -> list[Sample]
         ranks: dict[str, list[float]] = {}
         for name, value in row.items():
             metric = _RANK.sub("", name)
+            # Node values are logarithms, which values up to 0 do not have
             if value > 0.0 and not metric.endswith("return_code"):
                 ranks.setdefault(metric, []).append(value)
         for metric, values in ranks.items():

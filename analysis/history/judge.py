@@ -1,4 +1,4 @@
-"""Judges a history: for each series and quantity whether the newest level is slower than the best one, and its trend."""
+"""Judges a history. For each series and quantity: is the newest level slower than the best one, and what is the trend?"""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ MONTH_DAYS = 30.0  # days, the unit of a trend
 
 @dataclass(frozen=True)
 class DetectedChange:
-    """A change, its size (level after over level before), the first result after it and the facts that changed there.
+    """Holds a change, its size (level after over level before), the first result after it and the facts that changed there.
 
-    ``places`` are the first and the last place where the change may be (95 %). ``facts`` are of all of them.
+    ``places`` are the first and the last place where the change may be (95 %). ``facts`` are those of all these places.
     """
 
     change: Change
@@ -52,7 +52,7 @@ class DetectedChange:
 
 @dataclass(frozen=True)
 class LevelComparison:
-    """The newest level over the best earlier one. Each is (begin, end), indices of its results."""
+    """Holds the ratio of the newest level to the best earlier one. Each level is (begin, end), indices of its results."""
 
     newest: tuple[int, int]
     best: tuple[int, int]
@@ -61,11 +61,12 @@ class LevelComparison:
 
 @dataclass(frozen=True)
 class SeriesVerdict:
-    """One quantity of one series. ``values`` are in seconds, one for each of ``records``: geometric means over runs.
+    """Holds the verdict on one quantity of one series.
 
-    ``rate`` is the share of the false-alarm rate that this verdict may use, ``tolerance`` a share of the time.
-    ``doubtful`` are the changes that there would be if results were independent. ``correlation`` is the largest one of
-    neighbours that the series allows. ``standing`` is None without a change.
+    ``values`` are in seconds, one for each of ``records``: geometric means over runs. ``rate`` is the share of the
+    false-alarm rate that this verdict may use. ``tolerance`` is a share of the time. ``doubtful`` are the changes that
+    there would be if results were independent. ``correlation`` is the largest correlation of neighbours that the series
+    allows. ``standing`` is None without a change.
     """
 
     series: Series
@@ -82,20 +83,24 @@ class SeriesVerdict:
 
     @property
     def word(self) -> Outcome:
-        """How the newest level stands to the best earlier one.
+        """Compare the newest level with the best earlier one.
 
-        Equivalent: within the tolerance; without one, no change was found, or the newest one led back to the best level.
+        Equivalent: within the tolerance; without one, no change was found, or the newest one led back to the best
+        level.
         """
         if len(self.values) < compute_min_results(self.rate):
             return Outcome.INCONCLUSIVE
         if self.standing is None:
+            # Without a change there is one level, which equals itself unless a doubtful change would split it
             return Outcome.INCONCLUSIVE if self.doubtful else Outcome.EQUIVALENT
         if self.standing.size.interval is None:
             return Outcome.INCONCLUSIVE
         low, high = self.standing.size.interval
         word = judge_interval(low, high, self.tolerance)
+        # A doubtful change may hide a slower level; it cannot undo one that was found
         if word != Outcome.SLOWER and self.doubtful:
             return Outcome.INCONCLUSIVE
+        # The newest change was a speed-up, and the best level lies in the interval: the machine is as it was
         back = not self.tolerance and word == Outcome.INCONCLUSIVE and self.found[-1].size.ratio < 1.0
         return Outcome.EQUIVALENT if back else word
 
@@ -110,6 +115,7 @@ def judge_all(records: Sequence[Record], rate: float, tolerance: float = 0.0) ->
     for series, each in group_by_series(records).items():
         for quantity in QUANTITIES:
             timed = [record for record in each if _times(record, quantity)]
+            # A series without epoch times, for example, has no second quantity to judge
             if timed:
                 chosen.append((series, quantity, timed))
     counts = [len(timed) for _, _, timed in chosen]
@@ -128,6 +134,7 @@ def _judge(series: Series, quantity: str, records: Sequence[Record], rate: float
     # One value a result: runs of one result are no independent looks at the machine
     values = [math.exp(statistics.fmean(map(math.log, _times(record, quantity)))) for record in records]
     changes = judge_changes(values, rate)
+    # A trend across a change would only show the change
     begin = changes.sure[-1].place if changes.sure else 0  # the trend is of the results since the newest change
     days = [datetime.fromisoformat(record.date).timestamp() / DAY_S for record in records]
     return SeriesVerdict(
@@ -146,8 +153,12 @@ def _judge(series: Series, quantity: str, records: Sequence[Record], rate: float
 
 
 def _describe(values: Sequence[float], records: Sequence[Record], change: Change, correlation: float) -> DetectedChange:
-    """Find the size of a change, and the facts that changed at any place where it may be, the likeliest place first."""
+    """Compute the size of a change, and list the facts that changed at any place where it may be.
+
+    Facts at the likeliest place come first.
+    """
     places = find_places(values, change, correlation)
+    # From the likeliest place outwards: an error message has room for the first facts only
     inside = sorted(range(places[0], places[-1] + 1), key=lambda place: abs(place - change.place))
     facts = [fact for place in inside for fact in list_changed_facts(records[place - 1], records[place])]
     return DetectedChange(
@@ -165,6 +176,7 @@ def _compare_newest(values: Sequence[float], changes: Changes) -> LevelCompariso
     *earlier, newest = levels
     if not earlier:
         return None
+    # Levels of fewer results have no interval; if all are short, their means are compared without one
     long = [level for level in earlier if level[1] - level[0] >= MIN_LEVEL_RESULTS]
     best = min(long or earlier, key=lambda level: statistics.fmean(map(math.log, values[slice(*level)])))
     # The best of several levels is lower by chance as well: the interval holds for each of them at once
@@ -213,9 +225,9 @@ def _reason(verdict: SeriesVerdict) -> str:
     if verdict.correlation > 0.0:
         return (
             f"reason: neighbouring results may correlate by {verdict.correlation:.1f}; such results look like this "
-            "without a change. More results will tell"
+            "without a change. Add more results (mlhpc history add)"
         )
-    return "reason: too few results lie on one level. More results will tell"
+    return "reason: too few results lie on one level. Add more results (mlhpc history add)"
 
 
 def _render_comparison(standing: LevelComparison, tolerance: float) -> str:
@@ -271,6 +283,7 @@ def render_table(verdict: SeriesVerdict, rate: float) -> list[str]:
 
 def _convert_slope(slope: float) -> float:
     """Convert a slope of logs per day to percent in 30 days."""
+    # Logs per day times 30 days, as a ratio
     return 100.0 * math.expm1(max(-700.0, min(slope * MONTH_DAYS, 700.0)))  # exp of more is no float
 
 

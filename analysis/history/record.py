@@ -46,7 +46,7 @@ class Series(_Document, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """The series as text."""
+        """Render the series as text."""
         many = ", ".join(
             f"{'?' if count is None else count} {what}{'' if count == 1 else 's'}"
             for count, what in ((self.nodes, "node"), (self.ranks, "rank"))
@@ -56,10 +56,10 @@ class Series(_Document, frozen=True, kw_only=True):
 
 
 class Record(_Document, frozen=True, kw_only=True):
-    """One result. Times are in seconds, one for each converged run. ``facts`` are texts by name: of nodes or system.
+    """Holds one result. Times are in seconds, one for each converged run.
 
-    ``epoch_s`` is the median time of a complete epoch of each run without its evaluation. ``date`` is that of the first
-    run_start.
+    ``epoch_s`` is the median time of a complete epoch of each run, without its evaluation. ``date`` is that of the
+    first run_start. ``facts`` are texts by name, of the nodes or else of the system.
     """
 
     version: Literal[1] = VERSION
@@ -78,8 +78,9 @@ class Record(_Document, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The name of its file: date, benchmark, and the beginning of a digest of its logs."""
+        """Return the name of its file: date, benchmark, and the beginning of a digest of its logs."""
         stamp = datetime.fromisoformat(self.date).strftime("%Y%m%dT%H%M%SZ")
+        # Of the logs and not of the record: the same result added twice gets the same name
         total = hashlib.sha256("".join(sorted(self.logs.values())).encode()).hexdigest()[:8]
         kind = "-".join(part for part in (self.series.benchmark, self.series.size, self.series.scenario) if part)
         return f"{stamp}-{''.join(c if c.isalnum() or c in '-_' else '_' for c in kind)}-{total}{SUFFIX}"
@@ -91,9 +92,12 @@ def compute_record(scored: Result, now: datetime) -> Record:
     converged = [run.record for run in scored.score.runs if run.converged]
     starts = [run.run_start_s for run in converged if run.run_start_s is not None]
     if not converged or not starts:
-        raise InputError(f"{folder}: no run reached the target, so there is no time to add")
+        raise InputError(
+            f"{folder}: no run reached the target, so there is no time to add; `mlhpc check` says what each run lacks"
+        )
     facts = _facts(scored, first)
     return Record(
+        # The date of the runs, not of the command: results may be added later and in any order
         date=datetime.fromtimestamp(min(starts), UTC).isoformat(timespec="seconds"),
         added=now.isoformat(timespec="seconds"),
         source=str(folder),
@@ -142,6 +146,7 @@ def write_record(folder: Path, record: Record, known: Iterable[Record]) -> Path 
     """
     for earlier in known:
         if shared := set(record.logs.values()) & set(earlier.logs.values()):
+            # The same result again: adding it a second time changes nothing, so a nightly job may repeat it
             if shared == set(record.logs.values()) == set(earlier.logs.values()):
                 return None
             name = next(name for name, digest in record.logs.items() if digest in shared)
@@ -153,7 +158,9 @@ def write_record(folder: Path, record: Record, known: Iterable[Record]) -> Path 
         write_file_atomically(path, json.dumps(convert_to_plain_data(record), indent=1) + "\n", overwrite=False)
     except FileExistsError:  # another process added it meanwhile
         if _read(path).logs != record.logs:
-            raise InputError(f"{path}: exists already, with other logs; a record is never overwritten") from None
+            raise InputError(
+                f"{path}: the record exists already, with other logs, and is never overwritten; move it away and add again"
+            ) from None
         return None
     return path
 
@@ -180,13 +187,20 @@ def _read(path: Path) -> Record:
     except ValueError:
         when = None
     if when is None or when.tzinfo is None:
-        raise InputError(f"{path}: date = {record.date!r}: expected a date and time with its zone")
+        raise InputError(
+            f"{path}: field `date` is {record.date!r}; expected a date and time with its zone, such as 2026-09-21T02:00:00+00:00"
+        )
+    # An edited fact would name a false cause of a change
     if record.facts_sha256 != _compute_digest(record.facts):
-        raise InputError(f"{path}: facts_sha256 does not fit the facts: the file was changed")
+        raise InputError(
+            f"{path}: field `facts_sha256` does not match the facts: the file was edited; restore it, or delete it and add the "
+            "result again"
+        )
     for name, seconds in (("time_s", record.time_s), ("epoch_s", record.epoch_s)):
+        # A judge takes logarithms of these times
         wrong = next((each for each in seconds if not 0.0 < each < math.inf), None)
         if wrong is not None:
-            raise InputError(f"{path}: {name} has {wrong}: expected seconds above 0")
+            raise InputError(f"{path}: field `{name}` has {wrong}; expected seconds above 0")
     return record
 
 
@@ -195,6 +209,7 @@ def _find_system(platform: str | None, facts: Mapping[str, str]) -> str | None:
 
     Without one its hardware is the name, so two machines are never one series.
     """
+    # A site that names its system decides what is one series, whatever the hardware says
     if platform not in (None, "", UNKNOWN) or "processor" not in facts:
         return platform
     names = (facts.get("accelerators"), facts["processor"], f"{facts.get('cores', '?')} cores")
@@ -219,12 +234,14 @@ def _facts(scored: Result, first: RunRecord) -> dict[str, str]:
     settings = {
         "batch": first.global_batch_size,
         "suite": first.suite_version,
+        # The beginning of the digest is enough to see that the data changed
         "data": (first.data_manifest or "")[:12] or None,
         "cache": first.cache_state,
     }
     stated = {name: str(value) for name, value in settings.items() if value is not None}
     nodes = [read_facts(path) for path in RunFolder(scored.group.folder).node_facts()]
     if nodes:
+        # What the nodes report comes before the description in a package
         return stated | collect_node_facts(nodes)
     fields: Mapping[str, Any] = scored.system.fields if scored.system else {}
     return stated | {name: str(value) for name, value in fields.items() if value not in (None, "")}
@@ -238,6 +255,7 @@ def collect_node_facts(nodes: Sequence[Facts]) -> dict[str, str]:
             "processor": node.cpu.model,
             "cores": node.cpu.cores,
             "governor": node.cpu.governor,
+            # Rounded, so that a few MiB more or less are no changed fact
             "memory GiB": None if node.memory.total_gib is None else round(node.memory.total_gib),
             "cpus allowed": node.limits.cpus_allowed,
             "accelerators": ", ".join(f"{each.model} (driver {each.driver})" for each in node.accelerators),

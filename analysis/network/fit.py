@@ -81,6 +81,7 @@ class Fit:
     def layer_shape(self, ranks: int) -> LayerShape:
         """Return the measured layer on ``ranks`` ranks, with as many experts per rank as on the largest grid."""
         last = self.sweep.layers[-1]
+        # The number of experts grows with the ranks, as expert parallelism is scaled
         return replace(last.shape, experts=max(1, last.shape.experts * ranks // last.ranks))
 
 
@@ -89,15 +90,18 @@ def fit_sweep(sweep: Sweep) -> Fit:
 
     Raises InputError if no grid has several nodes.
     """
+    # Inside one node only the intra-node links are used: the others would keep their start values
     if all(m.ranks <= m.ranks_per_node for m in sweep.measurements):
         raise InputError(
             f"{sweep.name}: no all-to-all across nodes ({sweep.ranks} ranks, {sweep.ranks_per_node} per node), so "
             "nothing to extrapolate from: more nodes, or --ranks-per-node to count ranks of one node as several"
         )
+    # The held-out sizes are used in no fit, also not in the back test
     used, held_out = _split(sweep.measurements)
     law = fit_law(sweep, used)
     fitted = tuple(_compare(law, used))
     errors, without_largest = compute_back_test(sweep, used)
+    # On that grid the law without it is tested: the nearest to a prediction for more ranks
     largest_grid = max(m.ranks for m in sweep.measurements if m.ranks > m.ranks_per_node)
     largest = [m for m in sweep.measurements if m.ranks == largest_grid]
     next_grid = tuple(_compare(without_largest, largest)) if without_largest else ()
@@ -122,6 +126,7 @@ def predict_variants_s(fit: Fit, ranks: int) -> dict[str, float]:
     """
     shape, rate, outside_s = fit.layer_shape(ranks), fit.flops_per_s, fit.sweep.layers[-1].outside_s
     choices = list_executions(shape, fit.network, ranks, rate)
+    # Tutel's switches all off: r = 1, no overlap, linear all-to-all
     plain = predict_layer_time_s(shape, fit.network, ranks, rate, r=1, degree=1, algorithm="linear")
     # GShard multiplies by one-hot masks in place of sorting rows: more FLOPs, the same all-to-alls
     masks = compute_einsum_flops(shape.tokens, shape.width, shape.top_k, shape.capacity_factor) / rate
@@ -170,4 +175,5 @@ def _r_squared(compared: Sequence[FitComparison]) -> float:
     measured = np.log([item.measurement.seconds for item in compared])
     residuals = np.log([item.model_s for item in compared]) - measured
     spread = measured - measured.mean()  # zero if all medians are equal: then there is nothing to explain
+    # NaN and not 0 or 1: without a spread there is no share of it
     return float(1 - residuals @ residuals / (spread @ spread)) if len(measured) > 1 and spread.any() else float("nan")

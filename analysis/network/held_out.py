@@ -26,9 +26,8 @@ CONFIDENCE = 0.9
 # tests. These numbers and NEAR were chosen on 160 drawn networks. The coverage in docs/moe.md is that of others.
 PRIOR_ERROR: dict[Quantity, float] = {"linear": 0.05, "2dh": 0.05, "ratio": 0.03, "layer": 0.06}
 PRIOR_TESTS = 3.0
-SIZE_WEIGHT_DOUBLINGS = (
-    1.5  # doublings of bytes: the standard deviation of the weight that an error has for messages of other sizes
-)
+# Standard deviation, in doublings of bytes, of the weight that an error has for messages of other sizes
+SIZE_WEIGHT_DOUBLINGS = 1.5
 
 Floats = NDArray[np.float64]
 
@@ -66,15 +65,18 @@ class Errors:
         Student's.
         """
         tests = self.tests
+        # Errors contain the noise of the measurement, which does not grow with ranks: it is subtracted first
         growth = np.maximum(self._near_mean((self.error**2 - self.noise) / self.doublings, message), 0.0)
+        # A weighted mean of prior and back tests: with few tests the prior decides
         spread = (PRIOR_TESTS * PRIOR_ERROR[quantity] ** 2 + tests * growth) / (PRIOR_TESTS + tests)
         student = student_t.compute_quantile(0.5 + CONFIDENCE / 2, PRIOR_TESTS + tests)
         return np.asarray(student * np.sqrt(variance + doublings * spread))
 
     def trend(self, message: Floats) -> Floats:
-        """Compute the signed error of the newest back test: of the largest grid, predicted from all smaller ones.
+        """Average the signed errors of the newest back test: measured over predicted time, as a logarithm (positive: too short).
 
-        Where times grow faster than the law, the next doubling errs at least as much as this one.
+        The newest back test is the one that predicts the largest grid of ranks from all smaller grids. If times grow
+        faster with ranks than the fitted law, the error at the next doubling is at least as large.
         """
         largest = self.ranks == self.ranks.max()
         newest = largest & (self.fitted_to == self.fitted_to[largest].max())
@@ -98,10 +100,12 @@ def compute_back_test(sweep: Sweep, used: Sequence[Measurement]) -> tuple[dict[Q
     across = sorted({m.ranks for m in sweep.measurements if m.ranks > m.ranks_per_node})
     rows: dict[Quantity, list[tuple[float, ...]]] = {"linear": [], "2dh": [], "ratio": [], "layer": []}
     law = None
+    # Only smaller grids are in the fit, whatever was measured later: as a prediction is made
     for largest in across[:-1]:
         law = fit_law(sweep, [m for m in used if m.ranks <= largest])
         later = [m for m in sweep.measurements if m.ranks > largest]
         errors = np.log([m.seconds for m in later]) - np.log(law.seconds(build_points(later)))
+        # The mean square of the residuals on the grids that the fit saw
         noise = law.squares / law.count
         found = {(m.ranks, m.size_bytes, m.algorithm): float(e) for m, e in zip(later, errors, strict=True)}
         for (ranks, size, algorithm), error in found.items():
@@ -128,6 +132,7 @@ def _collect_layer_errors(sweep: Sweep, network: Network, largest: int) -> list[
     """
     rows: list[tuple[float, ...]] = []
     for layer in (layer for layer in sweep.layers if layer.ranks > largest):
+        # What one rank sends to one other, as for a linear all-to-all
         message = layer.shape.dispatch_bytes / layer.ranks
         for run in (run for run in layer.runs if run.seconds):
             predicted = predict_layer_s(layer, network, run.r, run.degree, run.algorithm)

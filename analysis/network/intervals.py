@@ -60,12 +60,14 @@ class Interval:
         """Render the value with the digits that the interval allows, and the interval: "1.3 ms (1.1 to 1.5)"."""
         if not self.low:
             return "inconclusive"
-        # Two digits for an interval of 10 % or wider, one more for each factor of ten that it is narrower
+        # Two digits if the interval is 10 % wide or more, one more for each factor of ten that it is narrower
         is_bounded = math.isfinite(self.high)
         width = self.high / self.low if is_bounded else self.value / self.low
+        # The limit of 1e-4 keeps the logarithm finite where both ends are equal
         digits = max(2, 1 - math.floor(math.log10(max(width - 1, 1e-4))))
         places = digits - 1 - math.floor(math.log10(scale * self.value))
         if not is_bounded:
+            # Rounded down: a lower end must not rise by rounding
             return f"not less than {_round_down(scale * self.low, places)}{unit}"
         value, low, high = (
             f"{round(scale * number, places):,.{max(0, places)}f}" for number in (self.value, self.low, self.high)
@@ -121,12 +123,15 @@ def count_supported_doublings(fit: Fit) -> int:
 
     These are `SUPPORTED_DOUBLINGS`, or more if back tests over more doublings erred by at most `ALLOWED_ERROR`.
     """
+    # A quantity without a back test: nothing shows how its error grows
     if len(fit.errors) < len(PRIOR_ERROR):
         return 0
     errors = [fit.errors[name] for name in ALGORITHMS]
     carried = SUPPORTED_DOUBLINGS
+    # 1e-9, because log2 of a ratio of ranks may lie just below a whole number
     farthest = int(min(own.doublings.max() for own in errors) + 1e-9)
     for doublings in range(carried + 1, farthest + 1):
+        # Half a doubling less counts too: grids are seldom exact powers of two apart
         far = [np.abs(own.error[own.doublings >= doublings - 0.5]) for own in errors]
         if max(float(np.quantile(own, 0.9)) for own in far) > math.log1p(ALLOWED_ERROR):
             break
@@ -154,6 +159,7 @@ def predict_all_to_all_band(fit: Fit, ranks: int, sizes: Floats, quantity: Algor
     columns = [_points(fit, ranks, sizes, name) for name in names]
     logs = [np.log(fit.law.seconds(at)) for at in columns]
     slopes = [fit.law.slopes(at) for at in columns]
+    # The difference of logs is the log of the ratio, and its parameter errors partly cancel
     log, slope = (logs[0] - logs[1], slopes[0] - slopes[1]) if quantity == "ratio" else (logs[0], slopes[0])
     down, up = _distances(fit, quantity, ranks, sizes / ranks, fit.law.variance(slope))
     return Band(np.exp(log), np.exp(log - down), np.exp(log + up))
@@ -165,6 +171,7 @@ def compute_layer_interval(fit: Fit, ranks: int, seconds: float) -> Interval:
     The parameters' part is that of a linear all-to-all of the layer's bytes. It is an upper bound: the layer also
     computes.
     """
+    # All-to-all bytes of one rank in the layer's dispatch
     size = np.array([fit.layer_shape(ranks).dispatch_bytes])
     variance = fit.law.variance(fit.law.slopes(_points(fit, ranks, size, "linear")))
     down, up = (float(each[0]) for each in _distances(fit, "layer", ranks, size / ranks, variance))
@@ -176,11 +183,13 @@ def compute_gain_interval(fit: Fit, ranks: int, slow: float, fast: float) -> Int
 
     The errors of the two are taken as independent. Both are of one law on the same ranks, so this is an upper bound.
     """
+    # A new switch level may slow one of the two ways more than the other
     if ranks > BOUNDED_GROWTH * fit.sweep.ranks:
         return Interval(slow / fast, 0.0, math.inf)
     halves = [
         math.log(own.high / own.low) / 2 for own in (compute_layer_interval(fit, ranks, each) for each in (slow, fast))
     ]
+    # If both are the same execution, the gain is exactly 1
     factor = math.exp(math.hypot(*halves)) if slow != fast else 1.0
     return Interval(slow / fast, slow / fast / factor, slow / fast * factor)
 
@@ -200,10 +209,12 @@ def find_crossover(fit: Fit, ranks: int) -> Crossover:
         return Crossover("never", ends, nan, nan, nan)
     if band.low[-1] > 1:
         return Crossover("always", ends, nan, nan, nan)
+    # 2DH wins where linear / 2DH is above 1: surely by the lower end, perhaps by the upper one
     surely, expected, perhaps = (sizes[curve > 1] for curve in (band.low, band.value, band.high))
     low, value, high = (float(own.max()) if len(own) else 0.0 for own in (surely, expected, perhaps))
-    told = band.high[-1] < 1 and value > 0 and high <= CROSSOVER_FACTOR * value and value <= CROSSOVER_FACTOR * low
-    return Crossover("at" if told else "inconclusive", ends, value, low, high)
+    # If 2DH may still win at the largest size, the upper end is not known
+    is_narrow = band.high[-1] < 1 and value > 0 and high <= CROSSOVER_FACTOR * value and value <= CROSSOVER_FACTOR * low
+    return Crossover("at" if is_narrow else "inconclusive", ends, value, low, high)
 
 
 def _points(fit: Fit, ranks: int, sizes: Floats, algorithm: Algorithm) -> Points:
@@ -219,15 +230,18 @@ def _distances(fit: Fit, quantity: Quantity, ranks: int, message: Floats, varian
     """
     if quantity not in fit.errors:
         free = max(1, fit.law.count - len(fit.law.values_P))
+        # A ratio has the residuals of two times
         residuals = fit.law.squares / free * (2 if quantity == "ratio" else 1)
         half = np.asarray(student_t.compute_quantile(0.5 + CONFIDENCE / 2, free) * np.sqrt(variance + residuals))
         return half, half
     errors, beyond = fit.errors[quantity], math.log2(ranks / fit.sweep.ranks)
+    # On measured ranks the doublings are 0, and the error of the fit would vanish
     half = errors.half_width(quantity, max(beyond, WITHIN_DOUBLINGS), message, variance)
     trend = max(beyond, 0.0) * errors.trend(message)
     down, up = half + np.maximum(-trend, 0.0), half + np.maximum(trend, 0.0)
     if ranks <= BOUNDED_GROWTH * fit.sweep.ranks:
         return down, up
+    # Networks do not get faster with size, so the lower end of a time stays; a ratio loses both ends
     unknown = np.full_like(half, np.inf)
     return (unknown if quantity == "ratio" else down), unknown
 

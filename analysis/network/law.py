@@ -1,8 +1,9 @@
 """Fits the parameters of the closed forms of `suite.performance.cost_model`, written as matrices, to all-to-alls.
 
-With the onset of congestion and the size from which messages wait for their receiver given, two sums are linear in the
-parameters. The seconds are the larger of them. `tests/analysis/network/test_law.py` compares them with the closed
-forms. Array dimensions: M measurements, P parameters.
+Two numbers are found by search: the onset of congestion, and the size from which messages wait for their receiver.
+Given these, two sums are linear in the parameters. The seconds are the larger of them.
+`tests/analysis/network/test_law.py` compares them with the closed forms. Array dimensions: M measurements, P
+parameters.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from suite.statistics import student_t
 POSITIVE = ("launch", "intra_latency", "intra_byte", "inter_latency", "inter_byte", "two_level_latency")
 # These may be absent or negative. They are fitted in these units, so that all steps are of one scale.
 OPTIONAL = {"rendezvous": 1e-6, "congested_byte": 1e-10, "two_level_congested_byte": 1e-10}
-# Weight of an error by a factor e in a start value, against the same error in one measurement. It keeps a parameter
-# that no measurement depends on at its start value.
+# Weight of a parameter that is a factor of e away from its start value, against one measurement that is off by as
+# much. It keeps a parameter that no measurement depends on at its start value.
 PRIOR = 1e-2
+# Searching many places would find something by chance in one of them
 SIGNIFICANCE = 0.01  # of a test for an optional parameter, divided by the number of places where it was looked for
 GRID_AGREEMENT_FACTOR = 2.0  # congestion seen on two grids differs by at most this factor
 RENDEZVOUS_BYTES = (0.5 * KIB, MIB)  # a switch of protocols is looked for among messages of these bytes
@@ -65,6 +67,7 @@ class Law:
     @property
     def information(self) -> float:
         """Return Schwarz's criterion (BIC), to choose among laws that a test asks for. Less is better."""
+        # The limit keeps the logarithm finite for data that the law fits exactly
         return self.count * math.log(max(self.squares, 1e-300)) + len(self.values_P) * math.log(self.count)
 
     @property
@@ -119,6 +122,7 @@ class Points:
     @property
     def message(self) -> Floats:
         """Return the bytes of a message to another node."""
+        # 2DH gathers the messages of a node before it sends them: they are ranks-per-node times as large
         return np.where(self.two_level, self.size * self.per_node, self.size) / self.ranks
 
 
@@ -142,9 +146,11 @@ def fit_law(sweep: Sweep, measurements: Sequence[Measurement]) -> Law:
 
 def _add_rendezvous(law: Law, at: Points, measured: Floats) -> Law:
     across = at.ranks > at.per_node
+    # Only messages to other nodes: inside a node protocols switch elsewhere
     sizes = sorted({float(size) for size in at.message[across] if RENDEZVOUS_BYTES[0] < size <= RENDEZVOUS_BYTES[1]})
     found = law
     for size in sizes:
+        # The plain law is the start, so that the candidate is never worse than it
         candidate = _fit_parameters(replace(law.form, rendezvous_from=size), at, measured, law)
         if _is_significant(law, candidate, extra=2, places=len(sizes)) and candidate.squares < found.squares:
             found = candidate
@@ -205,6 +211,7 @@ def _fit_one_parameter(law: Law, at: Points, measured: Floats, index: int) -> tu
         seconds, jacobian = _seconds(law.form, at, values)
         slope, residual = jacobian[:, index] / seconds, np.log(seconds) - measured
         weight = max(float(slope @ slope), 1e-300)
+        # Gauss and Newton's step in one parameter; the others stay as fitted to all grids
         step = -float(slope @ residual) / weight
         values[index] = max(0.0, values[index] + unit * step)
     free = max(1, len(measured) - 1)
@@ -220,6 +227,7 @@ def _seconds(
     """
     across, inside, fixed = matrices or _matrices(form, at)
     sums = np.stack([across @ values_P, inside @ values_P])
+    # The derivative of a maximum is that of its larger part
     rows = np.where((sums[0] >= sums[1])[:, None], across, inside)
     return sums.max(0) + fixed, rows * _units(form, values_P)
 
@@ -236,8 +244,11 @@ def _matrices(form: Form, at: Points) -> tuple[Floats, Floats, Floats]:
     """
     n, m, size, two = at.ranks, at.per_node, at.size, at.two_level
     nodes, none = n / m, np.zeros(len(n))
+    # With rendezvous a message waits until its receiver is ready: a fixed time for each message
     waits = at.message >= form.rendezvous_from
+    # Congestion grows with the doublings of ranks above its onset, and is 0 below it
     doublings = np.log2(np.maximum(n / form.onset, 1.0))
+    # Bytes that leave the node
     share = size * (1 - m / n)
     peers = np.where(two, nodes - 1, n - m)
     columns = {
@@ -286,6 +297,7 @@ def _fit_parameters(form: Form, at: Points, measured: Floats, near: Law | None =
 
     first = residuals(values)
     assert first is not None, "start values are positive, and those of a law that was fitted before are valid"
+    # Levenberg and Marquardt: large damping makes short steps down the gradient, small damping Gauss and Newton's steps
     residual, slope = first
     squares, damping = residual @ residual, 1e-2
     for _ in range(MOST_STEPS):
@@ -302,11 +314,14 @@ def _fit_parameters(form: Form, at: Points, measured: Floats, near: Law | None =
             squares = residual @ residual
             if gain < 1e-9 * squares + 1e-15:
                 break
+        # No step of any length improves the fit
         elif damping > 1e9:
             break
         else:
             damping *= 5
+    # Without the prior's residuals, which are no measurements
     own_squares = float(residual[: len(measured)] @ residual[: len(measured)])
     free = max(1, len(measured) - len(values))
+    # pinv: a parameter that no measurement depends on makes the matrix singular
     covariance = np.asarray(np.linalg.pinv(slope.T @ slope) * own_squares / free, dtype=np.float64)
     return Law(form, values, covariance, own_squares, len(measured))

@@ -85,26 +85,33 @@ def read_sweep(path: Path) -> Sweep:
     try:
         document = read_json(path, read_limits().file)
     except ValueError as error:
-        raise InputError(f"{path}: not JSON: {error}") from None
+        raise InputError(
+            f"{path}: not JSON: {error}; expected a sweep, which `mlhpc moe --sweep-network -o FILE` writes"
+        ) from None
     if not isinstance(document, dict) or document.get("kind") != SWEEP_KIND:
-        raise InputError(f"{path}: not a sweep; `mlhpc moe --sweep-network -o FILE` makes one")
+        raise InputError(f"{path}: not a sweep; `mlhpc moe --sweep-network -o FILE` writes one")
     return parse_sweep(path, document)
 
 
 def parse_sweep(path: Path, document: dict[str, Any]) -> Sweep:
     """Parse the document of a sweep file. Raises InputError as `read_sweep`."""
     if document.get("version") != SWEEP_VERSION:
-        raise InputError(f"{path}: sweep of version {document.get('version')}, this reads {SWEEP_VERSION}")
+        raise InputError(
+            f"{path}: field `version` of the sweep is {document.get('version')}; this suite reads {SWEEP_VERSION}: "
+            "measure it again with `mlhpc moe --sweep-network`"
+        )
     try:
+        # The document was written by a program: any fault in it is damage, and one line is enough
         return _parse(path.stem, document)
     except (KeyError, TypeError, IndexError, AttributeError, ArithmeticError, ValueError) as error:
-        raise InputError(f"{path}: damaged sweep: {type(error).__name__} {error}") from None
+        what = f"field {error} is missing" if isinstance(error, KeyError) else f"{type(error).__name__} {error}"
+        raise InputError(f"{path}: damaged sweep: {what}; measure it again with `mlhpc moe --sweep-network`") from None
 
 
 def _positive(value: Any) -> float:
     number = float(value)
     if not 0 < number < math.inf:
-        raise ValueError(f"{value} where a positive number was expected")
+        raise ValueError(f"{value}: expected a positive number")
     return number
 
 
@@ -112,6 +119,7 @@ def _parse(name: str, document: dict[str, Any]) -> Sweep:
     grids = document["grids"]
     counts = [int(document[key]) for key in ("ranks", "ranks_per_node", "nodes", "cores_per_node")]
     ranks, per_node, nodes, cores = counts  # of the largest grid, which is the last one
+    # The grids are in ascending order, and the intervals rely on that
     if min(counts) < 1 or ranks != int(grids[-1]["ranks"]):
         raise ValueError(f"{ranks} ranks, {per_node} per node, {nodes} nodes, {cores} cores: not those of the grids")
     # With --ranks-per-node the ranks of one real node may be counted as several nodes
@@ -142,6 +150,7 @@ def _parse_measurement(grid: dict[str, Any], row: dict[str, Any]) -> Measurement
         ranks_per_node=per_node,
         algorithm=row["algorithm"],
         size_bytes=_positive(row["bytes"]),
+        # The median: single repetitions may be disturbed
         seconds=statistics.median(seconds),
         fastest_s=min(seconds),
         slowest_s=max(seconds),

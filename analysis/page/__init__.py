@@ -1,1 +1,1 @@
-"""The report as a page: its questions, tables, figures as SVG, and doubts in words."""
+"""Renders the report as a page: its questions, tables, charts, and doubts in words."""

@@ -1,4 +1,4 @@
-"""Table cells of the page, and the tables that the template receives."""
+"""Builds table cells of the page, and the tables that the template receives."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MINUTES_SUFFIX = " [min]"  # the end of a column's name whose cells have a unit 
 
 @dataclass(frozen=True)
 class Cell:
-    """A table cell: its text, the key it is sorted by, and whether it is a number."""
+    """Holds a table cell: its text, the key it is sorted by, and whether it is a number."""
 
     text: str
     key: str
@@ -28,16 +28,15 @@ class Cell:
 
     @property
     def long(self) -> bool:
-        """True if it may take several lines."""
+        """Return True if it may take several lines."""
         return len(self.text) > 24
 
 
 @dataclass(frozen=True)
 class HtmlTable:
-    """A table of the page. The first column holds row headings; columns in ``strong`` are printed bold.
+    """Holds a table of the page. The first column has row headings; columns in ``strong`` are printed bold.
 
-    ``of`` has for each row the numbers of the results that it is about (places in the study's results), by which it is
-    filtered.
+    ``of`` has for each row the results that it is about (places in the study's results), by which it is filtered.
     """
 
     columns: tuple[str, ...]
@@ -48,10 +47,8 @@ class HtmlTable:
 
     @property
     def body(self) -> str:
-        """The rows as HTML.
-
-        Written here and not by the template, which takes ten times as long for thousands of rows.
-        """
+        """Render the rows as HTML."""
+        # Rendered here and not by the template, which takes ten times as long for thousands of rows
         about = self.of or ((),) * len(self.rows)
         return "\n".join(self._row(cells, of) for cells, of in zip(self.rows, about, strict=True))
 
@@ -60,6 +57,7 @@ class HtmlTable:
         for place, cell in enumerate(cells):
             classes = ["num"] * (place > 0 and self.numeric[place]) + ["long"] * cell.long
             classes += ["strong"] * (self.columns[place] in self.strong)
+            # The page's script sorts by the text where no key is given
             key = f' data-key="{escape(cell.key)}"' if cell.key != cell.text else ""
             kind = f' class="{" ".join(classes)}"' if classes else ""
             tag, head = ("th", ' scope="row"') if place == 0 else ("td", "")
@@ -69,7 +67,7 @@ class HtmlTable:
 
     @cached_property
     def numeric(self) -> tuple[bool, ...]:
-        """For each column, whether all its cells are numbers or empty, so that it is aligned right."""
+        """Return for each column whether all its cells are numbers or empty, so that it is aligned right."""
         return tuple(
             any(cell.number for cell in cells) and all(cell.number or not cell.key for cell in cells)
             for cells in zip(*self.rows, strict=True)
@@ -79,7 +77,7 @@ class HtmlTable:
 def build_html_table(
     columns: Mapping[str, Sequence[Any]], caption: str, strong: Iterable[str] = (), of: Iterable[Sequence[int]] = ()
 ) -> HtmlTable:
-    """A table from equally long columns."""
+    """Build a table from equally long columns."""
     cells = [
         [_minutes(v) if name.endswith(MINUTES_SUFFIX) else _cell(v) for v in values] for name, values in columns.items()
     ]
@@ -88,7 +86,7 @@ def build_html_table(
 
 
 def _minutes(value: Any) -> Cell:
-    """A number of minutes as people read it: seconds below two minutes."""
+    """Build the cell of a number of minutes as people read it: in seconds below two minutes."""
     cell = _cell(value)
     return replace(cell, text=render_duration(60 * float(value))) if cell.number else cell
 
@@ -98,6 +96,7 @@ def _cell(value: Any) -> Cell:
         return value
     if is_absent(value):
         return Cell("–", "")
+    # True is an int in Python, and would be shown as 1
     if isinstance(value, int | float) and not isinstance(value, bool):
         return Cell(render_number(value), f"{value:.9g}", number=True)
     text = str(value)
@@ -106,12 +105,12 @@ def _cell(value: Any) -> Cell:
 
 
 def build_time_cells(seconds: Iterable[float | None]) -> list[Cell | None]:
-    """Times as people read them, sorted by their seconds; None where one is missing."""
+    """Build cells of times as people read them, sorted by their seconds; None where one is missing."""
     return [None if is_absent(each) else _time_cell(render_duration(float(each)), each) for each in seconds]  # type: ignore[arg-type]
 
 
 def build_time_range_cells(low: pd.Series, high: pd.Series) -> list[Cell | None]:
-    """Ranges of times "8.96 s – 9.96 s", sorted by the lower end; None where one is missing."""
+    """Build cells of ranges of times, "8.96 s – 9.96 s", sorted by the lower end; None where one is missing."""
     return [
         _time_cell(f"{render_duration(a)} – {render_duration(b)}", a) if pd.notna(a) and pd.notna(b) else None
         for a, b in zip(low, high, strict=True)
@@ -123,9 +122,7 @@ def _time_cell(text: str, seconds: float) -> Cell:
 
 
 def render_ranges(low: pd.Series, high: pd.Series) -> list[str | None]:
-    """Ranges "low – high", both with the decimals that give ``high`` four significant digits; None where one is
-    missing.
-    """
+    """Render ranges "low – high", with the decimals that give ``high`` four significant digits; None where one is missing."""
     return [
         f"{_fixed(a, b, 4)} – {_fixed(b, b, 4)}" if pd.notna(a) and pd.notna(b) else None
         for a, b in zip(low, high, strict=True)
@@ -133,9 +130,9 @@ def render_ranges(low: pd.Series, high: pd.Series) -> list[str | None]:
 
 
 def render_spreads(mean: pd.Series, std: pd.Series) -> list[str | float | None]:
-    """ "mean ± std", both with the decimals that give the standard deviation two significant digits.
+    """Render "mean ± std", with the decimals that give the standard deviation two significant digits.
 
-    Without a standard deviation the mean alone, as a number.
+    Without a standard deviation the mean stays a number.
     """
     return [
         (f"{_fixed(m, s, 2)} ± {_fixed(s, s, 2)}" if s else f"{render_number(m)} ± 0") if pd.notna(s) else m
@@ -145,6 +142,7 @@ def render_spreads(mean: pd.Series, std: pd.Series) -> list[str | float | None]:
 
 def _fixed(value: float, like: float, digits: int) -> str:
     """Write ``value`` with as many decimals as ``like`` has at ``digits`` significant digits."""
+    # log10 of 0 or infinity does not exist; from 1e15 on floats have no decimals
     if not math.isfinite(value) or not math.isfinite(like) or not like or abs(value) >= 1e15:
         return render_number(value)
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(like))))
@@ -152,10 +150,10 @@ def _fixed(value: float, like: float, digits: int) -> str:
 
 
 def drop_empty(columns: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-    """The columns that have at least one value."""
+    """Return the columns that have at least one value."""
     return {name: values for name, values in columns.items() if any(not is_absent(value) for value in values)}
 
 
 def is_absent(value: Any) -> bool:
-    """True for None, "", NaN and pandas' NA."""
+    """Return True for None, "", NaN and pandas' NA."""
     return value is None or value == "" or (isinstance(value, float) and math.isnan(value)) or value is pd.NA

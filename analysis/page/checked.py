@@ -1,4 +1,4 @@
-"""What the compliance check (`mlhpc check`) says of the paths of a report."""
+"""Runs the compliance check (`mlhpc check`) on the paths of a report, and renders what it finds."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from analysis.page.cells import HtmlTable, build_html_table
 from suite.compliance.check import JudgedLogs, Verdict, check
 from suite.compliance.rules.base import Finding
 
-GROUPS_SHOWN = 100
+GROUPS_SHOWN = 100  # rows of the table; a package with one fault in every log has thousands of findings
 SEVERITY_ORDER = {"error": 0, "warning": 1, "info": 2}
 
 
 @dataclass(frozen=True)
 class CheckedPath:
-    """One path of the report and its verdict. ``path`` is a name, and files are named from it on, not from the root."""
+    """Holds one path of the report and its verdict. ``path`` is its name; files are named from it on, not from the root."""
 
     path: str
     verdict: Verdict
 
     def as_dict(self) -> dict[str, Any]:
-        """The verdict as report.json holds it."""
+        """Return the verdict as report.json has it."""
         return {
             "path": self.path,
             "rulesets": self.verdict.rulesets,
@@ -42,25 +42,26 @@ def check_paths(paths: Sequence[Path], judged: JudgedLogs | None = None) -> list
 
 
 def check_path(path: Path, judged: JudgedLogs | None = None) -> CheckedPath:
-    """Check one path; the same tree gives the same verdict wherever it lies."""
+    """Check one path. The same files give the same verdict in whatever folder they lie."""
     verdict = check([path], judged=judged)
     parent = str(path.resolve().parent) + "/"
+    # Paths from the root would tell readers where the author keeps files, and differ between machines
     findings = tuple(replace(finding, file=_strip_parent(finding.file, parent)) for finding in verdict.findings)
     return CheckedPath(path.resolve().name, replace(verdict, findings=findings))
 
 
 def render_error(error: Finding) -> str:
-    """An error as one line: the file by its last parts (system, scenario, benchmark, log), and the message."""
+    """Render an error as one line: the last parts of the file (system, scenario, benchmark, log), and the message."""
     return f"{'/'.join(Path(error.file).parts[-4:])}: {error.message}"
 
 
 def collect_findings(checked: Sequence[CheckedPath]) -> list[Finding]:
-    """The findings of all paths."""
+    """Collect the findings of all paths."""
     return [finding for item in checked for finding in item.verdict.findings]
 
 
 def build_findings_table(checked: Sequence[CheckedPath]) -> HtmlTable | None:
-    """A row for each rule and result with findings, errors first; None without findings.
+    """Build a table with a row for each rule and result with findings, errors first; None without findings.
 
     The message is that of the first finding. Beyond GROUPS_SHOWN rows the rest is in report.json.
     """
@@ -79,23 +80,27 @@ def build_findings_table(checked: Sequence[CheckedPath]) -> HtmlTable | None:
 
 
 def group_findings(checked: Sequence[CheckedPath]) -> list[tuple[Finding, int]]:
-    """The first finding of each severity, rule and result, and how many there are: errors first, then by rule."""
+    """Group findings by severity, rule and result, as (first finding, count): errors first, then by rule."""
     groups: dict[tuple[int, str, str], list[Finding]] = {}
     for finding in collect_findings(checked):
+        # An unknown severity comes last
         key = (SEVERITY_ORDER.get(finding.severity, len(SEVERITY_ORDER)), finding.rule, _find_result_folder(finding))
         groups.setdefault(key, []).append(finding)
     return [(groups[key][0], len(groups[key])) for key in sorted(groups)]
 
 
 def _find_result_folder(finding: Finding) -> str:
-    """The folder of the result that a finding is about: that of its log, or the path itself if it is none."""
+    """Find the folder of the result that a finding is about.
+
+    It is the folder of the finding's log, or the path itself if that is a folder.
+    """
     path = Path(finding.file)
     is_file = path.suffix[1:].isalpha()  # the "suffix" of a folder such as pytorch1.13 is a number
     return str(path.parent if is_file else path)
 
 
 def _strip_parent(file: str, parent: str) -> str:
-    """A file's path without ``parent``. What is no path (a group of files that a finding is about) stays as it is."""
+    """Remove ``parent`` from a file's path. What is no path, such as a group of files, stays as it is."""
     if Path(file).is_absolute() or Path(file).exists():
         return str(Path(file).resolve()).removeprefix(parent)
     return file

@@ -1,4 +1,4 @@
-"""Contests on the page: what `mlhpc ab runs show` wrote, as a verdict and a table each. Nothing is computed again."""
+"""Builds the sections of A/B contests from what `mlhpc ab runs show` wrote. Nothing is computed again."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from analysis.page.cells import HtmlTable, build_html_table
 from suite.performance.ab.ranking import Ranking, render_ratio, render_verdict
 
-LONGEST_FINDING = 300  # characters of a finding
+LONGEST_FINDING = 300  # characters
 
 
 @dataclass(frozen=True)
 class ContestSection:
-    """One contest as the template takes it."""
+    """Holds one contest as the template takes it."""
 
     title: str
     verdict: str

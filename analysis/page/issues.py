@@ -1,4 +1,4 @@
-"""Doubts about a study's numbers in words: what a reader should know before believing them.
+"""Lists doubts about a study's numbers in words: what a reader should know before believing them.
 
 Compliance is not judged here.
 """
@@ -19,7 +19,7 @@ from analysis.tables.ingest import parse_mapping
 from suite.log.other_work import render_percent
 from suite.log.results_tree import CODE
 
-SAME_CURVE_EVALS = 3
+SAME_CURVE_EVALS = 3  # two runs may agree in one or two rounded values by chance
 LONGEST_REASON = 300  # characters
 SHOWN_PARTS = 6  # of a path: submitter, results, system, scenario, benchmark, log
 RUN_COUNT = re.compile(r"(?P<count>\d+ of \d+ runs) (?P<text>.*)", re.DOTALL)
@@ -28,7 +28,7 @@ Severity = Literal["problem", "doubt", "note"]
 
 @dataclass(frozen=True)
 class Issue:
-    """``where`` is a result's label or a class of results."""
+    """Holds one doubt. ``where`` is a result's label or a class of results."""
 
     severity: Severity
     where: str
@@ -36,7 +36,7 @@ class Issue:
 
 
 def list_failed_steps(steps: Sequence[Step]) -> list[Issue]:
-    """An issue for each step of a demo that failed or was left out: a page says what is not on it."""
+    """List an issue for each step of a demo that failed or was left out."""
     return [
         Issue("problem", f"step {step.title!r} ({step.command})", step.reason[:LONGEST_REASON])
         for step in steps
@@ -45,7 +45,7 @@ def list_failed_steps(steps: Sequence[Step]) -> list[Issue]:
 
 
 def list_issues(study: Study) -> list[Issue]:
-    """Every issue, problems first, in a stable order."""
+    """List every issue, problems first, in a stable order."""
     unsorted = [*_check_skipped(study), *_check_results(study), *_check_classes(study)]
     order = {"problem": 0, "doubt": 1, "note": 2}
     return sorted(unsorted, key=lambda issue: (order[issue.severity], issue.where, issue.text))
@@ -53,7 +53,7 @@ def list_issues(study: Study) -> list[Issue]:
 
 @dataclass(frozen=True)
 class IssueGroup:
-    """The results with one issue, each with its count of runs where there is one."""
+    """Holds the results with one issue, each with its count of runs if there is one."""
 
     severity: Severity
     text: str
@@ -61,7 +61,7 @@ class IssueGroup:
 
     @property
     def of_one(self) -> str:
-        """The whole issue, if one result has it."""
+        """Render the whole issue of the first result."""
         place = self.where[0]
         return f"{place} {self.text}" if place.endswith(" runs") else f"{place}: {self.text}"
 
@@ -70,6 +70,7 @@ def group_issues(issues: Sequence[Issue]) -> list[IssueGroup]:
     """Group issues by what they say, in the order of the first of each."""
     groups: dict[tuple[Severity, str], list[str]] = {}
     for issue in issues:
+        # The count of runs differs between results; without it their issues have one text
         counted = RUN_COUNT.fullmatch(issue.text)
         text = counted["text"] if counted else issue.text
         where = f"{issue.where}: {counted['count']}" if counted else issue.where
@@ -79,7 +80,7 @@ def group_issues(issues: Sequence[Issue]) -> list[IssueGroup]:
 
 @dataclass(frozen=True)
 class _Check:
-    """A doubt about the runs of a result for which ``holds`` is true. ``text`` continues "3 of 5 runs ..."."""
+    """Describes a doubt about the runs of a result for which ``holds`` is true. ``text`` continues "3 of 5 runs ..."."""
 
     severity: Severity
     text: str
@@ -122,7 +123,7 @@ _CHECKS = (
 
 
 def _check_skipped(study: Study) -> Iterator[Issue]:
-    """Paths that were not read. The code of a package never holds results, so it is not an issue."""
+    """Yield the paths that were not read. The code of a package never holds results, so it is no issue."""
     for item in study.tables.skipped:
         if item.reason != CODE:
             yield Issue("problem", "/".join(item.path.parts[-SHOWN_PARTS:]), f"not read: {item.reason}")
@@ -134,6 +135,7 @@ def _check_results(study: Study) -> Iterator[Issue]:
         runs = study.runs_of(row["group"])
         where = f"{row['label']} ({row['benchmark']} {row['size']})"
         for check in _CHECKS:
+            # A comparison with a missing value is missing too, which is no doubt
             count = int(check.holds(runs).fillna(False).astype(bool).sum())
             if count:
                 yield Issue(check.severity, where, f"{count} of {len(runs)} runs {check.text}")
@@ -149,7 +151,7 @@ def _check_results(study: Study) -> Iterator[Issue]:
 
 
 def _check_other_processes(where: str, runs: pd.DataFrame) -> Iterator[Issue]:
-    """Runs that shared their CPUs are slower and spread more than runs on idle machines."""
+    """Yield an issue if runs shared their CPUs: they are slower and spread more than runs on idle machines."""
     beside = runs[runs["had_company"]]
     if not beside.empty:
         most = f"up to {render_percent(float(beside['other_work_share'].max()))}"
@@ -161,6 +163,7 @@ def _check_other_processes(where: str, runs: pd.DataFrame) -> Iterator[Issue]:
 
 
 def _seeds(where: str, runs: pd.DataFrame) -> Iterator[Issue]:
+    # A resumed run has the seed of its first part
     seeds = runs.loc[~runs["resumed"], "seed"].dropna()
     if seeds.empty:
         yield Issue("doubt", where, "no run logs its seed, so equal runs cannot be told from repeated ones")
@@ -169,7 +172,7 @@ def _seeds(where: str, runs: pd.DataFrame) -> Iterator[Issue]:
 
 
 def _curves(where: str, runs: pd.DataFrame, curves: Mapping[str, tuple[float, ...]]) -> Iterator[Issue]:
-    """Runs with equal metrics in all evaluations are one experiment repeated, not independent samples."""
+    """Yield an issue if runs have equal metrics in all evaluations: one experiment repeated, not independent samples."""
     known = pd.Series([curves[run] for run in runs["run"] if run in curves], dtype=object)
     same = known[known.map(len) >= SAME_CURVE_EVALS].duplicated(keep=False)
     if same.any():
@@ -184,6 +187,7 @@ def _baselines(where: str, row: dict[str, object], runs: pd.DataFrame) -> Iterat
         return
     for text in runs["baselines"].dropna().unique():
         for name, value in parse_mapping(text).items():
+            # A target that a trivial predictor reaches proves no learning
             if value is not None and (value <= target if minimise else value >= target):
                 yield Issue("doubt", where, f"the baseline {name} ({value:.4g}) meets the target {target:g} as well")
 

@@ -1,4 +1,4 @@
-"""The figures of the page and the questions that their views answer. A view without data states what is missing."""
+"""Draws the figures of the page and answers the questions of their views. A view without data states what is missing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ POOL_FROM_RESULTS = 8  # with fewer results one process draws the figures faster
 
 @dataclass(frozen=True)
 class ChartFiles:
-    """The forms of charts as files (svg, png, pdf), and their theme: that of the page, or "slides"."""
+    """Holds the forms of charts as files (svg, png, pdf), and their theme: that of the page, or "slides"."""
 
     forms: tuple[str, ...] = ()
     theme: str = "page"
@@ -37,12 +37,11 @@ NO_CHART_FILES = ChartFiles()
 
 @dataclass(frozen=True)
 class Picture:
-    """A view of the page, or why it is missing. ``defect`` says that drawing it failed, and where the traceback was
-    kept.
+    """Holds a view of the page, or says why it is missing.
 
-    A ``hidden`` one has an answer, but so few rows that a chart would add nothing. ``specification`` is the Vega-Lite
-    document as JSON that is safe inside of a page. ``files`` has the chart in the forms that were asked for
-    ("png": bytes).
+    ``defect`` says that drawing it failed, and where the traceback is. A ``hidden`` one has an answer, but so few rows
+    that a chart would add nothing. ``specification`` is the Vega-Lite document as JSON that is safe inside of a page.
+    ``files`` has the chart in the forms that were asked for ("png": bytes).
     """
 
     name: str
@@ -60,7 +59,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class PageFigure:
-    """A figure of the page: its views that have data, between which a reader chooses."""
+    """Holds a figure of the page: its views that have data, between which a reader chooses."""
 
     name: str
     title: str
@@ -69,9 +68,7 @@ class PageFigure:
 
 @dataclass(frozen=True)
 class AnsweredQuestion:
-    """A question of questions.yaml with its answer and the figure behind it, or what is missing; ``needs`` in few
-    words.
-    """
+    """Holds a question of questions.yaml with its answer and figure, or what is missing; ``needs`` says so in few words."""
 
     question: str
     answer: str
@@ -81,13 +78,13 @@ class AnsweredQuestion:
 
     @property
     def why(self) -> str:
-        """``missing`` as a phrase for the page."""
+        """Render ``missing`` as a phrase for the page."""
         return self.missing if self.missing.startswith(("no ", "needs ")) else f"missing {self.missing}"
 
 
 @dataclass(frozen=True)
 class AnsweredGoal:
-    """A goal and its questions."""
+    """Holds a goal and its questions."""
 
     goal: str
     viewpoint: str
@@ -95,26 +92,26 @@ class AnsweredGoal:
 
     @property
     def answered(self) -> list[AnsweredQuestion]:
-        """The questions that have an answer."""
+        """Return the questions that have an answer."""
         return [question for question in self.questions if not question.missing]
 
 
 @dataclass(frozen=True)
 class UnansweredQuestions:
-    """The questions without an answer, and one line that says what would answer how many of them."""
+    """Holds the questions without an answer, and one line that says what would answer how many of them."""
 
     questions: tuple[AnsweredQuestion, ...]
 
     @property
     def line(self) -> str:
-        """The needs, those of most questions first."""
+        """Render the needs, those of most questions first."""
         counts = Counter(question.needs for question in self.questions)
         needs = " · ".join(f"{need}{f' ({count})' if count > 1 else ''}" for need, count in counts.most_common())
         return f"{render_count(len(self.questions), 'more question')} would be answered by: {needs}"
 
 
 def explain_missing_charts() -> str:
-    """Why no figure can be drawn; "" if they can."""
+    """Explain why no figure can be drawn; "" if they can."""
     missing = [name for name in ("altair", "vl_convert") if importlib.util.find_spec(name) is None]
     return explain_not_installed(missing[0]) if missing else ""
 
@@ -122,7 +119,7 @@ def explain_missing_charts() -> str:
 def draw_pictures(
     study: Study, wanted: ChartFiles = NO_CHART_FILES, tell: Callable[[int, int], None] = lambda done, total: None
 ) -> tuple[list[Picture], dict[str, pd.DataFrame]]:
-    """Draw every view, and return the numbers of the views with data, by name. No view where none can be drawn.
+    """Draw every view, and return the numbers of the views with data, by name. Empty if charts cannot be drawn.
 
     ``wanted`` are the files to make of each. ``tell`` is called with views done and in total.
     """
@@ -139,7 +136,7 @@ def draw_pictures(
 
 
 def group_pictures(pictures: Sequence[Picture]) -> list[PageFigure]:
-    """The figures that have a view with data, in the order of the page."""
+    """Group the views with data by figure, in the order of the page."""
     if not pictures:
         return []
     from analysis.figures import load_figure_modules
@@ -164,6 +161,7 @@ def _picture(study: Study, wanted: ChartFiles, name: str) -> tuple[Picture, pd.D
         question = find_question(name)
         numbers, answer = view.table(study), view.answer(study)
         of = _find_results(study, numbers)
+        # `_row` and `_of` tie a mark of the chart to its row and results, for the page's filters
         marked = numbers.reset_index(drop=True).assign(_row=range(len(numbers)))
         drawn = build_specification(view.chart(marked.assign(_of=of) if of else marked))
         table = build_html_table(numbers.to_dict("list"), f"{view.title}: the numbers", of=of)
@@ -181,6 +179,7 @@ def _picture(study: Study, wanted: ChartFiles, name: str) -> tuple[Picture, pd.D
             missing=f"a figure that works: it failed with {why}",
             defect=defect,
         ), None
+    # "<" escaped: a name from a log must not end the page's script element
     text = json.dumps(drawn, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     hidden = len(numbers) < view.fewest_rows
     return Picture(
@@ -194,7 +193,7 @@ def _authors(view: View) -> str:
 
 
 def _find_results(study: Study, numbers: pd.DataFrame) -> list[list[int]]:
-    """For each row of a view's table the places of the results it is about: those of its label, benchmark and size.
+    """Find for each row of a view's table the places of its results: those of the same label, benchmark and size.
 
     A row about a change from one result to another is about the other.
     """
@@ -209,13 +208,14 @@ def _find_results(study: Study, numbers: pd.DataFrame) -> list[list[int]]:
 
 
 def build_answered_goals(pictures: Sequence[Picture]) -> list[AnsweredGoal]:
-    """Every question of questions.yaml with the answer of its figure, or with what is missing."""
+    """Build every question of questions.yaml with the answer of its figure, or with what is missing."""
     by_name = {picture.name: picture for picture in pictures}
 
     def answered(question: Question) -> AnsweredQuestion:
         picture = by_name.get(question.figure or "")
         missing = question.missing or explain_missing_charts() if picture is None else picture.missing
         figure = picture.name if picture and not picture.missing and not picture.hidden else ""
+        # A broken figure needs a repair, not the data that questions.yaml asks for
         needs = missing if picture is None or picture.defect else question.needs or missing
         return AnsweredQuestion(question.question, picture.answer if picture else "", missing, figure, needs)
 
@@ -225,5 +225,5 @@ def build_answered_goals(pictures: Sequence[Picture]) -> list[AnsweredGoal]:
 
 
 def collect_unanswered(goals: Sequence[AnsweredGoal]) -> UnansweredQuestions:
-    """The questions of all goals that have no answer."""
+    """Collect the questions of all goals that have no answer."""
     return UnansweredQuestions(tuple(question for goal in goals for question in goal.questions if question.missing))

@@ -1,4 +1,4 @@
-"""The index for a procurement on the page: one number for each system, what is missing, and what it is made of."""
+"""Builds the section of the procurement index: one number for each system, what is missing, and its parts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CAPTIONS = {
 
 @dataclass(frozen=True)
 class ProcurementSection:
-    """The index as the template takes it: an answer, remarks, and its tables."""
+    """Holds the index as the template takes it: an answer, remarks, and its tables."""
 
     answer: str
     remarks: tuple[str, ...]
@@ -29,7 +29,7 @@ class ProcurementSection:
 
 
 def build_procurement_section(index: Index | None) -> ProcurementSection | None:
-    """The section of an index; None without one."""
+    """Build the section of an index; None without one."""
     if index is None:
         return None
     tables = [_build_table(table, CAPTIONS[name]) for name, table in build_index_tables(index).items() if len(table)]
@@ -37,7 +37,7 @@ def build_procurement_section(index: Index | None) -> ProcurementSection | None:
 
 
 def _build_table(table: pd.DataFrame, caption: str) -> HtmlTable:
-    """A table of the page: the system heads each row, and the tier has no column where no result has one."""
+    """Build a table of the page. The system heads each row; the tier is left out if no result has one."""
     names = [name for name in table if name != "system" and not (name == "tier" and set(table["tier"]) == {ANY_TIER})]
     return build_html_table(table[["system", *names]].to_dict("list"), caption, strong={"index"})
 
@@ -48,6 +48,7 @@ def _answer(index: Index) -> str:
         return f"No other system than {index.reference} has a result of every workload, so there is no index."
     parts = []
     for tier in dict.fromkeys(each.tier for each in others):
+        # Systems are sorted, the best first in each tier
         best = next(each for each in others if each.tier == tier)
         if best.low is None or best.high is None:
             many = render_number(best.value)

@@ -1,4 +1,4 @@
-"""The questions of the report, from the questions.yaml of each package of figures: goals, questions, metrics, figures."""
+"""Reads the questions of the report from the questions.yaml of each package of figures."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from suite.plugins import explain_unusable, print_skipped
 
 
 class _DocumentPart(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The base class of the parts of the document."""
+    """Serves as the base class of the parts of the document."""
 
 
 class Question(_DocumentPart, frozen=True, kw_only=True):
-    """One question. ``missing`` says why no figure answers it yet; ``decision`` is the rule for deciding on the answer.
+    """Holds one question.
 
-    ``needs`` says in few words what would answer it, for a page where it has no answer.
+    ``missing`` says why no figure answers it yet. ``decision`` is the rule for deciding by the answer. ``needs`` says
+    in few words what would answer it, for a page where it has no answer.
     """
 
     id: str
@@ -34,7 +35,7 @@ class Question(_DocumentPart, frozen=True, kw_only=True):
 
 
 class Goal(_DocumentPart, frozen=True, kw_only=True):
-    """A goal, whose goal it is, and the questions that lead to it."""
+    """Holds a goal, whose goal it is, and the questions that lead to it."""
 
     goal: str
     viewpoint: str
@@ -48,13 +49,14 @@ class _Document(_DocumentPart, frozen=True, kw_only=True):
 
 @cache
 def read_goals() -> tuple[Goal, ...]:
-    """Every goal, in the order of the page. Questions of other packages under the same goal follow ours."""
+    """Read every goal, in the order of the page. Questions of other packages under the same goal follow ours."""
     merged: dict[str, Goal] = {}
     for name, package in load_figure_packages().items():
         try:
             text = (files(package) / "questions.yaml").read_text("utf-8")
             document = convert(parse_yaml(text), _Document)
         except Exception as error:
+            # A fault in our own file is a defect; one of another package costs only its questions
             if package.__name__ == figure_package.__name__:
                 raise
             print_skipped("questions.yaml", name, package.__name__, explain_unusable(error))
@@ -67,7 +69,7 @@ def read_goals() -> tuple[Goal, ...]:
 
 
 def find_question(figure: str) -> str:
-    """The question that a figure answers. ValueError if no questions.yaml has one."""
+    """Find the question that a figure answers. ValueError if no questions.yaml has one."""
     question = next((q.question for goal in read_goals() for q in goal.questions if q.figure == figure), None)
     if question is None:
         raise ValueError(f"figure {figure!r} answers no question of a questions.yaml")

@@ -1,4 +1,4 @@
-"""A study rendered as one HTML page, one JSON document and CSV tables, all with the same numbers. Writes no file.
+"""Renders a study as one HTML page, one JSON document and CSV tables, all with the same numbers. Writes no file.
 
 The page has no external resources and works without scripts. It contains no time of day, host name or path: the same
 logs give the same bytes.
@@ -56,7 +56,7 @@ LAST_DATE_MS = 4102444800000  # 2100-01-01; a later date comes from a broken clo
 
 @dataclass(frozen=True)
 class Report:
-    """The page, the JSON text, and the tables by name: as CSV text and as data frames.
+    """Holds the page, the JSON text, and the tables by name: as CSV text and as data frames.
 
     ``defects`` has the figures that could not be drawn: name and one line. ``figures`` are files by name
     ("pareto.png").
@@ -109,6 +109,7 @@ def render_report(
     tables = {**study.tables.named(), "runs": study.runs, "results": study.results}
     tables |= {f"figure_{name}": table for name, table in numbers.items()}
     tables |= build_index_tables(study.index) if study.index else {}
+    # The full path of a log would name folders of the author's machine
     frames = {name: table.drop(columns=["file"], errors="ignore") for name, table in tables.items()}
     return Report(
         html=_page(study, checked, doubts, pictures, numbers, form, contests),
@@ -134,6 +135,7 @@ def _page(
     goals = build_answered_goals(pictures)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("analysis.page"),
+        # Labels and notes come from logs, which may be a stranger's
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -164,6 +166,7 @@ def _page(
         dark_marks=_render_dark_style() if pictures else "",
         version=VERSION,
     )
+    # The script comes last, so that no character of it is replaced
     return _replace_control_characters(html).replace(VEGA_PLACEHOLDER, build_vega_script() if pictures else "")
 
 
@@ -196,6 +199,7 @@ def _document(
             for picture in pictures
         ],
     }
+    # allow_nan=False: NaN is no JSON, so one that was left over must fail here and not in a reader
     return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -205,7 +209,7 @@ def _title(study: Study) -> str:
 
 
 def _render_dark_style() -> str:
-    """The style that gives marks of charts their colours on a dark page."""
+    """Render the style that gives marks of charts their colours on a dark page."""
     from analysis.drawing.charts import DARK_COLOURS
 
     rules = [
@@ -220,7 +224,7 @@ FILTERS = {name: name for name in ("benchmark", "size", "round", "division", "de
 
 
 def _render_filter_values(study: Study) -> str:
-    """What the page's script filters results by, as JSON that is safe inside of a page."""
+    """Render what the page's script filters results by, as JSON that is safe inside of a page."""
     results = [
         {"label": row["label"], "name": row["name"]} | {name: str(row[column]) for name, column in FILTERS.items()}
         for row in study.results.to_dict("records")
@@ -230,6 +234,7 @@ def _render_filter_values(study: Study) -> str:
 
 def _dates(study: Study) -> str:
     known = pd.to_numeric(study.runs["run_start_ms"])
+    # pandas cannot hold every number of milliseconds that a log may state
     starts = pd.to_datetime(known[known.between(0, LAST_DATE_MS)], unit="ms", utc=True)
     if starts.empty:
         return "no log has a run_start"
@@ -244,8 +249,9 @@ def _convert_to_records(table: pd.DataFrame | None) -> list[dict[str, Any]]:
 
 
 def _csv(frame: pd.DataFrame) -> str:
-    """A table as CSV without cells that a spreadsheet would run: texts of logs and names of folders may be a
-    stranger's.
+    """Render a table as CSV without cells that a spreadsheet would run.
+
+    Texts of logs and names of folders may be a stranger's.
     """
     written = frame.rename(columns=encode_csv_cell)
     for place, (_, column) in enumerate(frame.items()):

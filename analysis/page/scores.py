@@ -1,4 +1,4 @@
-"""The result tables of the page, one section per benchmark, size, mode and division."""
+"""Builds the result tables of the page, one section per benchmark, size, mode and division."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from suite.log.comparable import GROUP_MEANINGS, find_round_group
 
 @dataclass(frozen=True)
 class ScoreSection:
-    """The results of one class and division: heading, main table, further columns and remarks."""
+    """Holds the results of one class and division: heading, main table, further columns and remarks."""
 
     title: str
     table: HtmlTable
@@ -37,7 +37,7 @@ class ScoreSection:
 
 
 def build_score_sections(study: Study) -> list[ScoreSection]:
-    """One section per benchmark, size, mode and division. Rounds whose times differ follow one another."""
+    """Build one section per benchmark, size, mode and division. Rounds whose times mean different things are kept apart."""
     sections = []
     for key, rows in study.distinct.groupby([*CLASS_COLUMNS, "division"], sort=True):
         ordered = _sort_rows(rows)
@@ -51,7 +51,7 @@ def build_score_sections(study: Study) -> list[ScoreSection]:
 
 
 def _sort_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    """By rounds whose times mean the same, then by what is bold: the most models/min, or the shortest score, first."""
+    """Sort by rounds whose times mean the same, then by the bold column: most models/min or shortest score first."""
     rank = -rows["models_per_min"] if rows["mode"].iloc[0] == "weak" else rows["score_s"]
     keyed = rows.assign(era=rows["round"].map(find_round_group), rank=rank)
     return keyed.sort_values(["era", "rank", "label"], na_position="last").drop(columns=["era", "rank"])
@@ -71,7 +71,7 @@ def _remarks(rows: pd.DataFrame) -> Iterable[str]:
 
 
 def _headline_table(rows: pd.DataFrame, caption: str) -> HtmlTable:
-    """The columns that fit a screen: every score with its definition, scale, convergence and cost."""
+    """Build the columns that fit a screen: every score with its definition, scale, convergence and cost."""
     weak = rows["mode"].iloc[0] == "weak"
     columns: dict[str, list[Any]] = {"system": list(rows["name"])}
     if rows["rounds"].nunique() > 1:
@@ -94,6 +94,7 @@ def _headline_table(rows: pd.DataFrame, caption: str) -> HtmlTable:
         columns["with staging"] = build_time_cells(rows["score_with_staging_s"])
     if not weak:
         columns["95 % interval"] = build_time_range_cells(rows["score_low_s"], rows["score_high_s"])
+    # A score is a mean already, so this column is only for results without one, and for instances
     columns["mean run"] = build_time_cells(rows["run_s.mean"].where(rows["score_s"].isna() | weak))
     columns["runs: averaged / reached / started"] = [
         f"{row.n_averaged} / {row.n_reached} / {row.n_started}" for row in rows.itertuples()
@@ -113,7 +114,10 @@ def _headline_table(rows: pd.DataFrame, caption: str) -> HtmlTable:
 
 
 def _build_machine_columns(rows: pd.DataFrame, *, weak: bool) -> dict[str, list[Any]]:
-    """The size of the machine: of the whole system and of one instance in throughput mode; else units, and what varies."""
+    """Build the columns of the machine's size: compute units, and what varies.
+
+    In throughput mode they are the units of the whole system and of one instance.
+    """
     if weak:
         return {"units of the system": list(rows["units_described"]), "units of an instance": list(rows["units"])}
     found = choose_extent(rows)
@@ -122,7 +126,7 @@ def _build_machine_columns(rows: pd.DataFrame, *, weak: bool) -> dict[str, list[
 
 
 def _details_table(rows: pd.DataFrame, caption: str) -> HtmlTable:
-    """The columns that do not fit into the main table."""
+    """Build the columns that do not fit into the main table."""
     columns: dict[str, list[Any]] = {
         "system": list(rows["name"]),
         "round": list(rows["rounds"]),

@@ -1,4 +1,4 @@
-"""The page's first answer: who is fastest at what, by how much, is it sure, why, at what size and cost, what to take."""
+"""Builds the page's first answer: the fastest result of each task, by how much, why, at what cost, and what to take."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from analysis.results.names import Task
 from analysis.study import Study
 
 SAME_COST = 1.05  # a cost within 5 % of the least is the least
-MOST_LISTED = 3
+MOST_LISTED = 3  # results that a sentence names
 FACTOR_WORDS = {  # of the waterfall's table: what is said of it
     "size": "machine size",
     "speed/size": "speed of each part",
@@ -28,7 +28,7 @@ EMPTY_TABLE = pd.DataFrame({name: [] for name in ("class", "label", "against", "
 
 @dataclass(frozen=True)
 class Summary:
-    """A row for each task with results to rank, those of older rounds apart, and sentences about what stands alone."""
+    """Holds a row for each task with results to rank, older rounds apart, and sentences about results without a comparison."""
 
     table: HtmlTable | None
     history: HtmlTable | None
@@ -37,7 +37,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class _TaskSummary:
-    """The answers for one task, each a phrase."""
+    """Holds the answers for one task, each a phrase."""
 
     task: str
     who: str
@@ -61,19 +61,21 @@ def build_summary(study: Study, numbers: Mapping[str, pd.DataFrame], answers: Ma
         line = _throughput(task, rows, study) if is_weak else _time(task, rows, compared, explained, study)
         if line is None:
             alone += rows.to_dict("records")
+        # A reader looks for own results first
         elif not rows["published"].all():
             own.append(line)
         else:
             (recent if _is_newest(rows, newest) else history).append(line)
     table = _table([*own, *recent], "Summary")
     if table is None:
+        # Only older rounds in the report: they are the summary
         table, history = _table(history, "Summary"), []
     older = _table(history, "Older rounds")
     return Summary(table, older, tuple(_sentences(study, alone, answers, ranked=table is not None)))
 
 
 def _newest_rounds(study: Study) -> dict[tuple[str, str, str], str]:
-    """The newest round of the published results of each benchmark, size and mode."""
+    """Find the newest round of the published results of each benchmark, size and mode."""
     published = study.distinct[study.distinct["published"]]
     groups = published.groupby(["benchmark", "size", "mode"])["round"].max()
     return {key: str(newest) for key, newest in groups.items()}
@@ -99,8 +101,9 @@ def _table(lines: Sequence[_TaskSummary], title: str) -> HtmlTable | None:
 def _time(
     task: Task, rows: pd.DataFrame, compared: pd.DataFrame, explained: pd.DataFrame, study: Study
 ) -> _TaskSummary | None:
-    """The fastest of a task by time to train against the next, as the figures of comparisons and factors have it."""
+    """Compare the fastest of a task by time to train with the next, from the tables of comparisons and factors."""
     others = compared[(compared["class"] == task.title) & compared["label"].isin(rows["label"])]
+    # The table of comparisons lacks results with a single run; without one there is nothing to say
     if others.empty or others["against"].iloc[0] not in set(rows["label"]):
         return None
     best = str(others["against"].iloc[0])
@@ -130,7 +133,7 @@ def _time(
 
 
 def _explain_difference(explained: pd.DataFrame, other: str, best: str) -> str:
-    """The largest factor between two results with its interval, and the one that works most against it."""
+    """Explain a difference by its largest factor, and by the one that works most against it, with their intervals."""
     pairs = explained[(explained["from"] == other) & (explained["to"] == best)]
     if pairs.empty:
         return "not known: machine size or epochs are not logged"
@@ -138,6 +141,7 @@ def _explain_difference(explained: pd.DataFrame, other: str, best: str) -> str:
     sizes = {name: math.log(row[name]) for name in FACTOR_WORDS if row[name] > 0}
     most, least = max(sizes, key=lambda name: sizes[name]), min(sizes, key=lambda name: sizes[name])
     said = f"{FACTOR_WORDS[most]} × {row[most]:.3g}{_interval(row, most)}"
+    # One per cent, as a logarithm; less is not worth words
     if sizes[least] < -0.01:
         against = FACTOR_WORDS[least].replace("fewer", "more").replace("less", "more")
         said += f", against {against} × {row[least]:.3g}{_interval(row, least)}"
@@ -146,18 +150,19 @@ def _explain_difference(explained: pd.DataFrame, other: str, best: str) -> str:
 
 def _interval(row: pd.Series, name: str) -> str:
     low, high = row.get(f"{name} from", math.nan), row.get(f"{name} to", math.nan)
+    # NaN: too few runs for an interval of this factor
     return f" [{low:.3g}, {high:.3g}]" if low == low else ""
 
 
 def _describe_other_processes(rows: pd.DataFrame, study: Study) -> str:
     """Name the results whose runs shared their CPUs. Empty if none had."""
     counted = [(str(row["label"]), study.converged_of(str(row["group"]))["had_company"]) for _, row in rows.iterrows()]
-    told = [f"{int(beside.sum())} of {len(beside)} runs of {label}" for label, beside in counted if beside.any()]
-    return f"; {_join_labels(told)} shared the CPUs with other programs" if told else ""
+    shared = [f"{int(beside.sum())} of {len(beside)} runs of {label}" for label, beside in counted if beside.any()]
+    return f"; {_join_labels(shared)} shared the CPUs with other programs" if shared else ""
 
 
 def _throughput(task: Task, rows: pd.DataFrame, study: Study) -> _TaskSummary | None:
-    """The most models per minute of a task. Each is one measurement of a whole machine, so it is never sure."""
+    """Compare the most models per minute of a task with the next. Each is one measurement, so it is never sure."""
     if len(rows) < 2:
         return None
     a, b = (row for _, row in rows.sort_values("models_per_min", ascending=False).head(2).iterrows())
@@ -167,12 +172,12 @@ def _throughput(task: Task, rows: pd.DataFrame, study: Study) -> _TaskSummary | 
 
 
 def _machine(row: pd.Series) -> str:
-    """A result in throughput mode, with the size of its instances."""
+    """Name a result in throughput mode, with the size of its instances."""
     return f"{row['label']}" + ("" if is_absent(row["units"]) else f" (instances of {row['units']:g})")
 
 
 def _costs(a: pd.Series, b: pd.Series, study: Study) -> str:
-    """Machine size and cost of two results. Without prices the cost is unit hours, which differ from device to device."""
+    """Describe machine size and cost of two results. Without prices the cost is unit hours, which differ between devices."""
     units = find_system_units(pd.DataFrame([a, b]))
     parts = [f"{each:.0f} {row['device']}" for each, row in zip(units, (a, b), strict=True) if not is_absent(each)]
     costs = [_cost(row, study) for row in (a, b)]
@@ -186,14 +191,15 @@ def _costs(a: pd.Series, b: pd.Series, study: Study) -> str:
 
 
 def _cost(row: pd.Series, study: Study) -> float | None:
-    """What a result costs, by the user's prices or in unit hours; in throughput mode, of one model."""
+    """Compute what a result costs, by the user's prices or in unit hours; in throughput mode, of one model."""
     cost = row["cost"] if study.prices else row["unit_hours"]
     return None if is_absent(cost) else float(cost) / (float(row["models"]) if row["mode"] == "weak" else 1.0)
 
 
 def _advice(a: pd.Series, b: pd.Series, compared: pd.Series, close: Sequence[str], study: Study) -> str:
-    """What follows: the faster one only if it costs no more; else what each is better for, or what would tell."""
+    """Advise: the faster one if it costs no more; else what each is better for, or what would show more."""
     first, second = _cost(a, study), _cost(b, study)
+    # Unit hours of different devices are not the same money
     comparable = study.prices is not None or a["device"] == b["device"]
     if close:
         runs = compared.get("runs to tell")
@@ -220,6 +226,7 @@ def _sentences(
 ) -> Iterable[str]:
     """Say what is known of results that nothing can be ranked with, and what would make a comparison."""
     without = study.distinct[study.distinct["score_s"].isna()]
+    # Own results first
     shown = sorted(alone, key=lambda row: bool(row["published"]))
     yield from (_describe_result(row, study) for row in shown[:MOST_LISTED])
     if len(shown) > MOST_LISTED:
@@ -240,7 +247,7 @@ def _sentences(
 
 
 def _describe_result(row: Mapping[object, object], study: Study) -> str:
-    """Time and spread of one result, and how many runs shared their CPUs."""
+    """Describe time and spread of one result, and how many runs shared their CPUs."""
     score, low, high = (row[name] for name in ("score_s", "score_low_s", "score_high_s"))
     interval = ""
     if row["mode"] != "weak" and not is_absent(low) and not is_absent(high):

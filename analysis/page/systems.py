@@ -1,4 +1,4 @@
-"""Tables about systems, settings and logs: all of them, and the fields in which results of one class differ."""
+"""Builds tables of systems, settings and logs, and of the fields in which results of one class differ."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ SHOWN_DIGITS = 12  # of a checksum: a page of 3,000 logs would grow by 0.2 MB
 
 
 def build_systems_table(study: Study) -> HtmlTable:
-    """Every system, with the fields that any of them has."""
+    """Build the table of every system, with the fields that any of them has."""
     table = study.tables.systems
     columns = {name.replace("_", " "): list(table[name]) for name in SYSTEM_FIELDS if table[name].notna().any()}
     return build_html_table(columns, "Systems as described by their packages, or as the run collected them")
 
 
 def build_system_differences(study: Study) -> list[HtmlTable]:
-    """For each class with several results: the fields of the description in which their systems differ."""
+    """Build for each class with several results a table of the fields of the description in which their systems differ."""
     systems = study.tables.systems.set_index("system_key")
     tables = []
     for title, rows in study.classes():
         described = systems.loc[list(rows["system_key"])]
+        # Without names and sources, which always differ
         unlike = [name for name in SYSTEM_FIELDS[4:-2] if described[name].astype(str).nunique() > 1]
         if len(rows) > 1 and unlike:
             columns: dict[str, list[Any]] = {"system": list(rows["label"])}
@@ -41,7 +42,7 @@ def build_system_differences(study: Study) -> list[HtmlTable]:
 
 
 def _settings(study: Study) -> dict[str, dict[str, Any]]:
-    """Hyperparameters and run_config of each result (by group), flat; runs that disagree are said to differ."""
+    """Collect hyperparameters and run_config of each result (by group), flat. Settings that differ between runs say so."""
     by_group: dict[str, dict[str, Any]] = {}
     for group, runs in study.runs.groupby("group", sort=True):
         flat = [
@@ -52,6 +53,7 @@ def _settings(study: Study) -> dict[str, dict[str, Any]]:
         by_group[str(group)] = {
             name: values.pop() if len(values) == 1 else "differs between runs"
             for name in names
+            # As JSON, because lists and mappings cannot be members of a set
             if (values := {json.dumps(settings.get(name)) for settings in flat})
         }
     return by_group
@@ -68,7 +70,7 @@ def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def build_setting_differences(study: Study) -> list[HtmlTable]:
-    """For each class with several results: the settings in which they differ."""
+    """Build for each class with several results a table of the settings in which they differ."""
     settings = _settings(study)
     tables = []
     for title, rows in study.classes():
@@ -87,7 +89,7 @@ def build_setting_differences(study: Study) -> list[HtmlTable]:
 
 
 def build_settings_tables(study: Study) -> list[tuple[str, HtmlTable]]:
-    """The settings of every result that logs some, each with a heading."""
+    """Build a table of the settings of every result that logs some, each with a heading."""
     labels = study.results.set_index("group")["label"]
     return [
         (
@@ -100,7 +102,7 @@ def build_settings_tables(study: Study) -> list[tuple[str, HtmlTable]]:
 
 
 def build_logs_table(study: Study) -> HtmlTable:
-    """Every log with its outcome, its part in the score, and the beginning of its checksum; tables/runs has all."""
+    """Build the table of every log: outcome, part in the score, beginning of its checksum. tables/runs has all columns."""
     runs = study.runs
     columns = {
         "log": list(runs["run"]),

@@ -1,4 +1,4 @@
-"""The tiles at the top of the page: compliance, scores, state of the file cache, resumed runs, other work."""
+"""Builds the tiles at the top of the page: compliance, scores, state of the file cache, resumed runs, other work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from suite.log.results_tree import parse_round
 
 @dataclass(frozen=True)
 class Tile:
-    """One tile. ``state`` is good, warn, bad or info; the page shows it by a sign besides its colour."""
+    """Holds one tile. ``state`` is good, warn, bad or info; the page shows it by a symbol besides its colour."""
 
     state: str
     title: str
@@ -25,14 +25,14 @@ class Tile:
 
 
 def build_tiles(study: Study, checked: Sequence[CheckedPath]) -> list[Tile]:
-    """The tiles, in the order of the page. Other work comes first if there was any."""
+    """Build the tiles in the order of the page. Other work comes first if there was any."""
     others = [_compliance(study, checked), _build_scores_tile(study), _cache(study), _build_resumed_tile(study)]
     work = _other_work(study)
     return [work, *others] if work.state == "bad" else [*others, work]
 
 
 def _other_work(study: Study) -> Tile:
-    """Says if other programs may have slowed a run: then the times on the page say little."""
+    """Say whether other programs may have slowed a run. If they did, the times on the page say little."""
     runs = study.runs
     busy, logged = runs[runs["had_company"]], int(runs["other_work_share"].notna().sum())
     if len(busy):
@@ -46,8 +46,9 @@ def _other_work(study: Study) -> Tile:
 
 
 def _compliance(study: Study, checked: Sequence[CheckedPath]) -> Tile:
-    """Errors of one's own results are red; of results that MLCommons published after its review they are questions."""
+    """Count errors. Those of own results are bad; those of results that MLCommons reviewed and published are questions."""
     logs = sum(item.verdict.logs for item in checked)
+    # Zero errors of zero logs would look like a success
     if not logs:
         return Tile("warn", "Compliance", "not checked", "the check found no log it could judge")
     errors = [finding for item in checked for finding in item.verdict.counted("error")]
@@ -69,8 +70,9 @@ def _compliance(study: Study, checked: Sequence[CheckedPath]) -> Tile:
 
 
 def _is_published(study: Study, finding: Finding) -> bool:
-    """True if the finding is about a submitter of a public round whose runs in the report are all published ones."""
+    """Return True if the finding is about a submitter of a public round whose runs in the report are all published."""
     parts = Path(finding.file).parts
+    # The folder after that of the round is the submitter's
     place = next((at for at, part in enumerate(parts[:-1]) if parse_round(Path(part))), None)
     if place is None:
         return False
@@ -82,6 +84,7 @@ def _is_published(study: Study, finding: Finding) -> bool:
 def _build_scores_tile(study: Study) -> Tile:
     rows, runs = study.results, study.runs
     scored = int(rows["score_s"].notna().sum())
+    # Resumed and pruned runs are never scored, so they are not counted as lost
     lost = runs[~runs["converged"] & ~runs["resumed"] & ~runs["pruned"]]
     reasons = ", ".join(f"{count} {name}" for name, count in lost["outcome"].value_counts(sort=True).items())
     detail = f"{int(runs['converged'].sum())} of {render_count(len(runs), 'run')} reached the target"

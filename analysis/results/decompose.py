@@ -2,7 +2,8 @@
 
 A run takes T = T_staging + E * tau + T_other: E epochs of tau seconds each. A result is a group of runs. It has the
 score by the rules and means over the scored runs. The means are those of the first round's joint analysis (Farrell et
-al., MLHPC 2021, arXiv 2110.11466): arithmetic for times and epochs, harmonic for rates, ratios of means for shares.
+al., MLHPC 2021, arXiv 2110.11466). They are arithmetic for times and epochs, and harmonic for rates. Shares are ratios
+of means.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from analysis.results.scaling import Split
 from analysis.results.selection import Convergence, Selection, select
 from analysis.tables.ingest import Tables
 
+# These four sum to the time of the run
 TIME_PARTS = ("staging_exposed_s", "train_s", "eval_s", "other_s")
 RATES = ("train_rate", "eval_rate", "combined_rate", "epoch_rate", "staging_rate")
 MEANS = (
@@ -60,9 +62,11 @@ def add_time_parts(
     factor = table["group"].map(dict(epoch_factor or {})).fillna(1.0).astype(float)
     for name in ("run_s", *TIME_PARTS, "staging_in_run_s", "staging_before_run_s", "train_samples", "eval_samples"):
         table[name] = pd.to_numeric(table[name])
+    # Staging is not scaled: it happens once, however many epochs follow
     staging = table["staging_exposed_s"]
     for name in ("train_s", "eval_s", "other_s"):
         table[name] = table[name] * factor
+    # The sum of the scaled parts: run_stop - run_start would be the time before normalisation
     table["run_s"] = staging + table["train_s"] + table["eval_s"] + table["other_s"]
     table["run_with_staging_s"] = table["run_s"] + table["staging_before_run_s"]
     table["epochs"] = pd.to_numeric(table["epochs_run"]) * factor
@@ -72,6 +76,7 @@ def add_time_parts(
     table["staging_s"] = total_staging.where(total_staging >= staging_min_s)
     table["evals"] = evals = pd.to_numeric(table["evals_logged"]) * factor
     table["train_rate"] = _positive(table["epochs"] * table["train_samples"] / table["train_s"])
+    # Evaluation beside training has no time of its own, so its samples per second would be too high
     table["eval_rate"] = _positive(evals * table["eval_samples"] / table["eval_s"]).where(~table["async_eval"])
     table["epoch_rate"] = _positive(1.0 / table["tau_s"])
     per_epoch = np.floor(table["train_samples"] + evals / table["epochs"] * table["eval_samples"])
@@ -123,6 +128,7 @@ def compute_harmonic_mean(values: pd.Series) -> tuple[float, float]:
     known = values.dropna()
     if known.empty:
         return math.nan, math.nan
+    # Times add up over runs and rates do not, so the mean is over seconds per sample
     inverse = 1.0 / known
     mean = 1.0 / float(inverse.mean())
     spread = float(inverse.std(ddof=1)) if len(known) > 1 else math.nan

@@ -46,28 +46,31 @@ def choose_extent(rows: pd.DataFrame) -> Extent:
         values = pd.to_numeric(rows[column])
         if values.notna().all() and values.nunique() > 1:
             return Extent(values, unit if column == "units" else column.removesuffix("s"))
+        # Cores are known and do not vary: more ranks on them are no larger machine
         if column == "cores" and values.notna().all():
             break
     return Extent(units, unit)
 
 
 def add_extent(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """Return the rows with the columns ``choose_extent``, ``one`` and ``hours``.
+    """Return the rows with the columns ``extent``, ``one`` and ``hours``; rows of unknown extent are left out.
 
-    Machines with the same values of ``by`` are counted alike. ``one`` names what ``choose_extent`` counts. ``hours`` is the
-    extent times the mean time of a run, in hours. Rows of unknown extent are left out.
+    Machines with the same values of ``by`` are counted in the same unit (`choose_extent`), and ``one`` names it.
+    ``hours`` is the extent times the mean time of a run, in hours.
     """
     parts = []
     for _, part in rows.groupby(list(by), sort=True):
         found = choose_extent(part)
         hours = found.sizes * pd.to_numeric(part["run_s.mean"]) / 3600
         parts.append(part.assign(extent=found.sizes.astype(float), one=found.one, hours=hours))
+    # groupby sorts by key; the caller's order of rows is restored
     whole = pd.concat(parts).loc[rows.index] if parts else rows.assign(extent=None, one="unit", hours=None)
     return whole[whole["extent"] > 0]
 
 
 def find_system_units(rows: pd.DataFrame) -> pd.Series:
-    """The compute units of each result's machine; in throughput mode those of the whole system, not of an instance."""
+    """Find the compute units of each result's machine; in throughput mode, those of the whole system."""
+    # In throughput mode `units` are those of one instance, and the machine runs many
     return rows["units"].mask((rows["mode"] == "weak") & rows["units_described"].notna(), rows["units_described"])
 
 
@@ -79,5 +82,6 @@ def find_unit_names(rows: pd.DataFrame, systems: pd.DataFrame) -> pd.Series:
     known = systems.set_index("system_key")
     names = pd.Series(None, index=known.index, dtype=object)
     names[known["processors_per_node"] > 0] = "processor"
+    # Last, because a system with accelerators has processors too
     names[known["accelerators_per_node"] > 0] = "accelerator"
     return rows["system_key"].map(names)

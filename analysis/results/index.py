@@ -1,8 +1,8 @@
-"""One number for a procurement: how many times as fast as a reference every system is, over workloads with weights.
+"""Computes one number for a procurement: how many times as fast as a reference every system is, over weighted workloads.
 
-The index is the weighted geometric mean of ratios, as NERSC's system improvement metrics have it. Nothing is filled
-in: a system without a result of a workload has no index, and its row names the workload. The tiers ``ported`` and
-``optimized`` are those of the run rules of OLCF-6 and NERSC-10. No log says which tier a result is of, so the file of
+The index is the weighted geometric mean of ratios, as NERSC's system improvement metrics have it. Nothing is filled in.
+A system without a result of a workload has no index, and its row names the workload. The tiers ``ported`` and
+``optimized`` are those of the run rules of OLCF-6 and NERSC-10. No log states the tier of its result, so the file of
 weights does.
 """
 
@@ -32,7 +32,7 @@ PORTED, OPTIMIZED, ANY_TIER = "ported", "optimized", "tier not stated"
 
 
 class Workload(Struct, frozen=True, forbid_unknown_fields=True):
-    """A workload of the index. With ``units`` only results on machines of that many compute units count."""
+    """Describes a workload of the index. With ``units`` only results on machines of that many compute units count."""
 
     benchmark: str
     size: str = "full"
@@ -42,13 +42,13 @@ class Workload(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def title(self) -> str:
-        """The workload's name in tables."""
+        """Return the workload's name in tables."""
         scale = f" at {self.units} units" if self.units else ""
         return render_short_heading(self.benchmark, self.size, self.mode) + scale
 
 
 class Weights(Struct, frozen=True, forbid_unknown_fields=True):
-    """A file of weights. ``ported`` and ``optimized`` name results by their label or a part of it."""
+    """Holds a file of weights. ``ported`` and ``optimized`` name results by their label or a part of it."""
 
     version: Literal[1]
     workloads: Annotated[tuple[Workload, ...], Meta(min_length=1)]
@@ -58,7 +58,7 @@ class Weights(Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as fast as the reference a system is at one workload, and the results that say so.
+    """Holds how many times as fast as the reference a system is at one workload, and the two results behind it.
 
     ``logs`` has the logarithms of the run times of both results, by the result's group; in throughput mode none.
     """
@@ -72,9 +72,10 @@ class Ratio:
 
 @dataclass(frozen=True)
 class SystemIndex:
-    """The index of a system in a tier, with its interval; None if a workload is ``missing``, or if no run varies.
+    """Holds the index of a system in a tier, with its interval.
 
-    ``without`` has the index of the other workloads, by the title of the one left out.
+    The index is None if a workload is ``missing``. The interval is None also if no run varies. ``without`` has the
+    index of the other workloads, by the title of the one left out.
     """
 
     tier: str
@@ -89,7 +90,10 @@ class SystemIndex:
 
 @dataclass(frozen=True)
 class Index:
-    """The indices of all systems against a reference, the best first in each tier. ``without_tier``: labels of the rest."""
+    """Holds the indices of all systems against a reference, the best first in each tier.
+
+    ``without_tier`` has the labels of the other results.
+    """
 
     reference: str
     weights: Weights
@@ -108,6 +112,7 @@ def read_weights(path: Path, benchmarks: Iterable[str]) -> Weights:
             near = explain_near_names(workload.benchmark, known)
             raise InputError(f"{where}: no benchmark is called {workload.benchmark!r}{near}")
     titles = Counter(workload.title for workload in weights.workloads)
+    # By title, which leaves the weight out: two weights for one workload would silently add up
     title, count = titles.most_common(1)[0]
     if count > 1:
         raise InputError(f"{where}: {title} is stated {count} times; expected one weight for each workload")
@@ -130,6 +135,7 @@ def compute_index(results: pd.DataFrame, runs: pd.DataFrame, weights: Weights, r
             for system in sorted(set(members["machine"]))
         ]
         systems += sorted((each for each in found if each.ratios), key=lambda each: -(each.value or 0.0))
+
     with_tier = set().union(*(set(members["label"]) for members in tiers.values()))
     return Index(name, weights, tuple(systems), tuple(sorted(set(rows["label"]) - with_tier)))
 
@@ -138,6 +144,7 @@ def _find_system(rows: pd.DataFrame, name: str) -> str:
     """Find the system with this name, else the one whose name contains it."""
     systems: list[str] = sorted(set(rows["machine"]))
     fits = [system for system in systems if system.casefold() == name.casefold()]
+    # A part of the name is enough only if no system has the whole of it: "Eos" must not also find "Eos-2"
     fits = fits or [system for system in systems if name.casefold() in system.casefold()]
     if len(fits) != 1:
         problem = f"is the name of {len(fits)} systems" if fits else "is no system with a score"
@@ -150,6 +157,7 @@ def _tiers(rows: pd.DataFrame, weights: Weights) -> dict[str, pd.DataFrame]:
     if not weights.ported and not weights.optimized:
         return {ANY_TIER: rows}
     ported, optimized = _named(rows, weights.ported, PORTED), _named(rows, weights.optimized, OPTIMIZED)
+    # A name may be a part of a label, so that two short names can find the same result
     both = rows.loc[ported & optimized, "label"]
     if len(both):
         raise InputError(f"--index: {both.iloc[0]!r} is both {PORTED} and {OPTIMIZED}; expected one of them")
@@ -177,6 +185,7 @@ def _compute_system_index(
     missing = tuple(workload.title for workload, ratio in found.items() if ratio is None)
     without = {
         left_out.title: _mean([ratio for workload, ratio in found.items() if workload is not left_out])
+        # Without the one left out, an index may exist although a ratio is missing in the full one
         for left_out in weights.workloads
     }
     low, high = (None, None) if missing else _interval(ratios)
@@ -184,15 +193,18 @@ def _compute_system_index(
 
 
 def _ratio(runs: pd.DataFrame, workload: Workload, mine: pd.DataFrame, theirs: pd.DataFrame) -> Ratio | None:
-    """The ratio of the best results of both that may be ranked against each other; None without two.
+    """Compute the ratio of the best comparable results of both systems.
 
-    Closed results come before open ones, then the newest rounds that both have.
+    Results are comparable if they may be ranked against each other. None: no pair is. Closed results come before open
+    ones, then the newest rounds that both have.
     """
     sides = [_find_best_results(rows, workload) for rows in (mine, theirs)]
     shared = sorted(set(sides[0]) & set(sides[1]), key=lambda key: (key[0] == "closed", key[1]))
     if not shared:
         return None
+    # The last in the order above: closed if both have a closed result
     system, reference = (side[shared[-1]] for side in sides)
+    # Models per minute grow with speed and times fall: the ratios are inverted to each other
     if workload.mode == "weak":
         return Ratio(workload, system, reference, system["models_per_min"] / reference["models_per_min"], {})
     logs = {str(row["group"]): _log_times(runs, str(row["group"])) for row in (system, reference)}
@@ -201,11 +213,12 @@ def _ratio(runs: pd.DataFrame, workload: Workload, mine: pd.DataFrame, theirs: p
 
 
 def _find_best_results(rows: pd.DataFrame, workload: Workload) -> dict[tuple[str, str], pd.Series]:
-    """The best result of a workload, by its division and the rounds whose times mean the same."""
+    """Find the best result of a workload, by (division, rounds whose times mean the same)."""
     fits = (rows["benchmark"] == workload.benchmark) & (rows["size"] == workload.size)
     fits &= rows["mode"] == workload.mode
     if workload.units is not None:
         fits &= rows["system_units"] == workload.units
+    # In both modes the larger rank is better, so the best row comes last and wins in the dict
     rank = rows["models_per_min"] if workload.mode == "weak" else -rows["score_s"]
     best_last = rows.assign(rank=rank)[fits].sort_values("rank")
     return {(str(row["division"]), find_round_group(row["round"])): row for _, row in best_last.iterrows()}
@@ -217,7 +230,7 @@ def _log_times(runs: pd.DataFrame, group: str) -> list[float]:
 
 
 def _mean(ratios: Sequence[Ratio | None]) -> float | None:
-    """The weighted geometric mean; None without a ratio, or if one is missing."""
+    """Compute the weighted geometric mean; None without a ratio, or if one is missing."""
     known = [ratio for ratio in ratios if ratio is not None]
     if not known or len(known) < len(ratios):
         return None
@@ -226,9 +239,9 @@ def _mean(ratios: Sequence[Ratio | None]) -> float | None:
 
 
 def _interval(ratios: Sequence[Ratio]) -> tuple[float | None, float | None]:
-    """The interval of the index by Welch and Satterthwaite on the logarithms of all run times.
+    """Compute the 95 % interval of the index, by Welch and Satterthwaite on the logarithms of all run times.
 
-    A bootstrap over the few runs of a result holds the truth too seldom (tests/analysis/results/test_index.py).
+    A bootstrap over the few runs of a result contains the true index too seldom (tests/analysis/results/test_index.py).
     """
     index = _mean(list(ratios))
     total = sum(ratio.workload.weight for ratio in ratios)
@@ -237,7 +250,9 @@ def _interval(ratios: Sequence[Ratio]) -> tuple[float | None, float | None]:
     for ratio in ratios:
         for row, sign in ((ratio.system, -1), (ratio.reference, 1)):
             group = str(row["group"])
+            # A throughput has no run times: it adds nothing to the variance
             if group in ratio.logs:
+                # Added, not set: the same result may serve two workloads, and the reference's own ratio cancels to 0
                 share[group] = share.get(group, 0.0) + sign * ratio.workload.weight / total
                 logs[group] = ratio.logs[group]
     used = [group for group in share if share[group] != 0.0]
@@ -252,7 +267,7 @@ def _interval(ratios: Sequence[Ratio]) -> tuple[float | None, float | None]:
 
 
 def build_index_tables(index: Index) -> dict[str, pd.DataFrame]:
-    """The indices, the indices with one workload left out, and the ratios behind them, as tables by name."""
+    """Build the tables of the indices, of the indices without one workload, and of the ratios behind them, by name."""
     heads = [{"tier": each.tier, "system": each.system} for each in index.systems]
     indices: list[dict[str, Any]] = [
         head | {"index": each.value, "95 % from": each.low, "95 % to": each.high, "missing": ", ".join(each.missing)}

@@ -14,6 +14,7 @@ from suite.log.comparable import find_round_group
 
 CLASS_COLUMNS = ["benchmark", "size", "mode"]
 PROBLEM_COLUMNS = ["benchmark", "size"]
+# Of the devices in published packages, whose descriptions name one device in many ways ("NVIDIA A100-SXM4-40GB")
 DEVICE_FAMILY = re.compile(r"\b(?:[VPAHB][12]00|GH200|MI\d{3}[AX]?|RTX \d{4}|A64FX|Xeon Phi)\b")
 MACHINES = {  # start of a published system's folder name: the machine's name
     "abci": "ABCI",
@@ -77,6 +78,7 @@ def describe_systems(rows: pd.DataFrame, systems: pd.DataFrame) -> tuple[pd.Seri
     device_names = rows["system_key"].map(device).fillna("unknown device").astype(str)
     described = rows["system_key"].map(systems["name"]).fillna(rows["system"]).astype(str)
     public = rows["system"].map(_machine).where(rows["published"])
+    # Folder names of one machine differ between rounds ("daint", "piz_daint"): MACHINES gives them one name
     return device_names.map(_family), public.fillna(described)
 
 
@@ -103,6 +105,7 @@ def build_result_names(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     name = rows["system"].astype(str)
     name = name.mask(known, rows["machine"] + " " + units.map("{:.0f}".format))
     name = name.mask(known & (rows["division"] == "open"), name + " (open)")
+    # The submitter first: only results of one submitter still need the folder
     for column in ("submitter", "system"):
         clash = name.groupby([rows[key] for key in (*CLASS_COLUMNS, "round")] + [name]).transform("size") > 1
         name = name.mask(clash, name + " · " + rows[column].astype(str))
@@ -111,10 +114,10 @@ def build_result_names(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
 
 
 def find_pairs(rows: pd.DataFrame, *names: str) -> list[tuple[str, str]]:
-    """Return the groups that two names stand for, in each class that has both results. A name is a label or a part of
-    one.
+    """Find the groups that two names stand for, in each class that has both results.
 
-    Raises InputError if a name fits several results of a class, or if no class has both.
+    A name is a label or a part of one. Raises InputError if a name fits several results of a class, or if no class
+    has both.
     """
     pairs, known = [], set()
     strong = rows[rows["mode"] == "strong"]
@@ -123,10 +126,12 @@ def find_pairs(rows: pd.DataFrame, *names: str) -> list[tuple[str, str]]:
             name: group for name in names if (group := _find_group(results, name, render_heading(*key))) is not None
         }
         known |= set(groups)
+        # Both names may fit one result, which has no speed-up over itself
         if len(set(groups.values())) == 2:
             pairs.append((groups[names[0]], groups[names[1]]))
     if not pairs:
         unknown = [name for name in names if name not in known]
+        # A public round has more than a hundred results: an error must stay readable
         labels = ", ".join(sorted(set(strong["label"]))[:20])
         problem = (
             f"no result is called {unknown[0]!r}" if unknown else f"no class has both {names[0]!r} and {names[1]!r}"

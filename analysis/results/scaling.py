@@ -22,8 +22,10 @@ from suite.errors import InputError
 LEAST_SCALES = 5  # as Extra-P asks (Calotoiu et al., SC 2013)
 SOLID_REACH, DASHED_REACH = 2.0, 4.0  # a model is drawn up to these multiples of the largest measured scale
 SLOPE_SCALES = 3  # the scales that a further speed-up is judged by
+# Bootstrap samples behind a band: 10 of them lie beyond each of its ends
 REPLICATES = 200
 INTERVAL_QUANTILES = (0.05, 0.95)
+# The terms that Extra-P tries (Calotoiu et al., SC 2013)
 EXPONENTS = (0.0, 0.25, 1 / 3, 0.5, 2 / 3, 0.75, 1.0, 1.25, 1.5)
 LOG_POWERS = (0, 1, 2)
 
@@ -136,12 +138,15 @@ class Model:
 
 def fit(runs: Mapping[float, Sequence[float]], least_scales: int = LEAST_SCALES) -> list[Model]:
     """Fit Amdahl, USL and PMNF to times of runs by units. Raises NotEnoughPointsError below ``least_scales`` scales."""
+    # Sizes whose runs all failed have no times and must not count as scales
     units = np.array(sorted(n for n, times in runs.items() if len(times)), float)
     if len(units) < least_scales:
         raise NotEnoughPointsError(f"{least_scales} scales; there {'is' if len(units) == 1 else 'are'} {len(units)}")
     samples = [np.asarray(runs[n], float) for n in units]
     times = np.array([sample.mean() for sample in samples])
+    # A fixed seed: the same logs give the same page
     chance = np.random.default_rng(0)
+    # The same samples for every model, so that their bands differ by the models alone
     drawn = np.array([[chance.choice(sample, len(sample)).mean() for sample in samples] for _ in range(REPLICATES)])
     models = [
         _model("Amdahl", "T1·(s + (1 - s)/n)", _amdahl, units, times, drawn),
@@ -163,9 +168,10 @@ def predict_time(
     gives. The upper end is infinite beyond `SOLID_REACH` times the largest scale.
     """
     best = min(models, key=lambda model: model.loo_error)
+    # At least one: on measured sizes, too, the error of a left-out scale remains
     doublings = max(1.0, math.log2(units / best.largest))
-    # With noise of 1.5 left-out errors, 95 % of lines through three scales are at most this far above the truth.
-    # The least error of several models is below the noise: the median counts
+    # With noise of 1.5 left-out errors, 95 % of lines through three scales are at most this far above the true time.
+    # The least error of several models is below the noise, so the median counts
     slope_error = (1 + statistics.median(model.loo_error for model in models)) ** (2 * (1 + doublings))
     low, high = _predict_from_slope(runs, units) / slope_error, -math.inf
     for model in models:
@@ -191,6 +197,7 @@ def make_pmnf_basis(terms: Sequence[Term]) -> Callable[[Floats], Floats]:
 
     def basis(n: Floats) -> Floats:
         columns = [np.ones_like(n), *(n**term.exponent * np.log2(n) ** term.log_power for term in terms)]
+        # The form is one of units x time; divided by n it predicts times
         return np.asarray(np.stack(columns, axis=1) / n[:, None])
 
     return basis
@@ -203,6 +210,7 @@ def select_terms(units: Floats, times: Floats) -> tuple[Term, ...]:
         ((compute_leave_one_out(make_pmnf_basis([term]), units, times), (term,)) for term in terms),
         key=lambda candidate: candidate[0],
     )
+    # With four scales, each fit to three of them would pass through all three with c0 and two terms
     if len(units) < LEAST_SCALES:
         return single[1]
     pairs = (
@@ -211,6 +219,7 @@ def select_terms(units: Floats, times: Floats) -> tuple[Term, ...]:
         if pair[0].exponent <= 1.0 and pair[1].exponent <= 1.0
     )
     double = min(pairs, key=lambda candidate: candidate[0])
+    # Of hundreds of pairs one is better by chance: the larger model must be clearly better
     return double[1] if double[0] < 0.9 * single[0] else single[1]
 
 
@@ -256,6 +265,7 @@ def _least_squares(matrix: Floats, times: Floats) -> Floats:
     from scipy.optimize import nnls
 
     weighted = matrix / times[:, None]
+    # nnls has one tolerance for all columns, and their lengths differ by many powers of ten
     scale = np.linalg.norm(weighted, axis=0)
     scale[scale == 0.0] = 1.0  # n - 1 and log2(n) are 0 if the only size left is 1
     return np.asarray(nnls(weighted / scale, np.ones(len(times)), maxiter=100)[0] / scale)

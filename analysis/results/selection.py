@@ -54,22 +54,28 @@ class Selection:
 def select(
     group: pd.DataFrame, records: Mapping[str, RunRecord], target: Target | None, convergence: Convergence = "rules"
 ) -> Selection:
-    """Score the runs of one result, without pruned ones. With ``status`` a logged success counts as convergence."""
+    """Select the runs of one result that are scored, and score them. Pruned runs are left out.
+
+    With ``status``, a logged success counts as convergence.
+    """
     pruned = {str(name): "pruned" for name in group.loc[group["pruned"], "run"]}
     names = [str(name) for name in group.loc[~group["pruned"], "run"]]
     if target is None:
         fate = pruned | dict.fromkeys(names, "not judged: no target known")
         return Selection((), 0, None, None, "no target is known for this benchmark and size", fate)
     judge = _make_status_target(target) if convergence == "status" else target
+    # The folder, too, may say that a run was resumed, which its log alone does not show
     entered = [replace(records[name], resumed=resumed) for name, resumed in _resumed(group, names)]
     if group["mode"].iloc[0] == "weak":
         return _throughput(names, entered, judge, pruned)
     score = compute_time_to_train(entered, judge)
     fate = pruned | {name: _fate(run, score.valid) for name, run in zip(names, score.runs, strict=True)}
+    # Means are still of interest without a score: they are over all runs that converged
     if not score.valid:
         done = _converged(names, score.runs)
         return Selection(done, 0, None, None, _reason(score.reason), fate)
     averaged = tuple(name for name, run in zip(names, score.runs, strict=True) if run.dropped is None)
+    # The rules let one run fail, which then counts as the slowest. Runs outside of the required number do not count
     failed = any(not run.converged and "outside" not in (run.dropped or "") for run in score.runs)
     return Selection(
         averaged=averaged,
@@ -130,6 +136,7 @@ def _fate(run: JudgedRun, valid: bool) -> str:
 
 
 def _reason(reason: str | None) -> str:
+    # The page writes "no score:" before it
     return (reason or "").removeprefix("not a score: ")
 
 
@@ -150,5 +157,6 @@ def add_energy(rows: pd.DataFrame, selections: Mapping[str, Selection]) -> pd.Da
         low, high = each.interval_j or (None, None)
         kind = f"{each.scope}, {each.current or 'AC or DC not stated'}" if each.scope else None
         numbers = (each.watts_per_node, each.delay_product_js, each.idle_share, each.estimated)
+        # In the order of ENERGY_COLUMNS
         cells.append((each.mean_j, low, high, kind, each.valid, each.reason, *numbers))
     return rows.assign(**{name: [row[place] for row in cells] for place, name in enumerate(ENERGY_COLUMNS)})

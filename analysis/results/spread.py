@@ -39,6 +39,7 @@ def compute_run_spread(epochs: pd.Series, tau_s: pd.Series) -> RunSpread | None:
     usable = epochs.notna() & tau_s.notna() & (epochs > 0) & (tau_s > 0)
     if usable.sum() < 2:
         return None
+    # The axes are in log10; the variances of the parts are converted to natural logs below
     logs = np.log10(np.stack([epochs[usable].to_numpy(float), tau_s[usable].to_numpy(float)]))
     covariance = np.cov(logs, ddof=1)
     variances, axes = np.linalg.eigh(covariance)
@@ -49,6 +50,7 @@ def compute_run_spread(epochs: pd.Series, tau_s: pd.Series) -> RunSpread | None:
         variance_epochs=float(natural[0, 0]),
         variance_epoch_time=float(natural[1, 1]),
         covariance_twice=float(2 * natural[0, 1]),
+        # eigh sorts ascending, and rounding may give a variance just below 0
         axis_1=float(max(variances[1], 0.0)),
         axis_2=float(max(variances[0], 0.0)),
         along_epochs=float(axes[0, 1] ** 2),

@@ -2,8 +2,8 @@
 
 All quantities are of one rank and one training step. The extended roofline is T_r = Q_r / C_r for each resource r. A
 step takes at least the largest T_r (everything overlaps). If every resource runs at its ceiling, it takes at most their
-sum (nothing overlaps). Sources are Williams et al., CACM 2009 (classic roofline), Yang et al., arXiv 2009.05257
-(hierarchical), and Wang et al., arXiv 2009.04598 (time-based). docs/roofline.md has the definitions in words.
+sum (nothing overlaps). The classic roofline is Williams et al., CACM 2009. The hierarchical one is Yang et al., arXiv
+2009.05257. The time-based one is Wang et al., arXiv 2009.04598. docs/roofline.md has the definitions in words.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ RESOURCE_NAMES: Mapping[str, str] = {
 }  # fmt: skip
 UNITS: Mapping[str, str] = {name: "FLOP" if name == "compute" else "B" for name in RESOURCES}
 TOLERANCE = 0.05  # roof and step both have measurement errors: a point is above its roof only beyond this
+# The search for n* ends here, beyond every machine: a slow network model might never reach the computation
 MOST_RANKS = 2**24
-LEAST_BINDING_SHARE = (
-    0.5  # of a time that one roof must explain before it is said to bind: ours; beside it other things weigh more
-)
+# Share of a time that one roof must explain before the report says that it binds. Below one half, other causes together
+# weigh more. The limit is ours, not from the literature.
+LEAST_BINDING_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,7 @@ class Bounds:
     @property
     def lower_s(self) -> float:
         """Return the largest T_r: the time of a step in which everything overlaps."""
+        # NaN without terms: 0 would claim that the step could take no time
         return max((term.seconds for term in self.terms), default=math.nan)
 
     @property
@@ -130,7 +132,10 @@ class Bounds:
 
 
 def is_binding(share: float) -> bool:
-    """Return True if a roof that explains this share of a time binds it: T / t, or the rate over the roof's."""
+    """Return True if a roof that explains this share of a time binds it.
+
+    The share is T / t, or the achieved rate over the roof's rate.
+    """
     return share >= LEAST_BINDING_SHARE
 
 
@@ -153,6 +158,7 @@ def compute_bounds(step_s: float, demands: Mapping[Resource, Demand], roofs: Map
         demand, roof = demands.get(resource), roofs.get(resource, "no ceiling")
         if demand is None:
             unknown[resource] = "quantity not logged"
+        # Nothing was asked for: neither a term nor unknown
         elif demand.amount == 0.0:
             continue
         elif isinstance(roof, str):
@@ -178,6 +184,7 @@ _LIKELY_REASONS = {
 
 def explain_contradiction(term: Term, step_s: float) -> str | None:
     """Say why a term is impossible: it would take longer than the step that contained it. None: it is possible."""
+    # The roof is measured too: a rate within its error is believed
     if term.demand.amount <= step_s * term.roof.most_per_s:
         return None
     unit = UNITS[term.resource]
@@ -277,6 +284,7 @@ class Ring:
 
     def seconds(self, ranks: float, size_bytes: float) -> float:
         """Return the seconds of one collective of S bytes per rank; 0 on one rank."""
+        # On one rank both are 0
         messages, moved = compute_ring_traffic(self.passes, ranks, size_bytes)
         return messages * self.latency_s + moved / self.per_s
 
@@ -302,19 +310,22 @@ def fit_ring(passes: int, measured: Iterable[tuple[float, float, float]]) -> Rin
     ]
     if not rows:
         return None
+    # The normal equations of two unknowns. Rows are divided by their times, so that all sizes weigh the same
     aa, ab, bb = (sum(row[i] * row[k] for row in rows) for i, k in ((0, 0), (0, 1), (1, 1)))
     a, b = (sum(row[i] for row in rows) for i in (0, 1))
     determinant = aa * bb - ab * ab
     latency, per_byte = -1.0, -1.0
+    # Below it all rows have one ratio of messages to bytes, as with one size on one number of ranks
     if determinant > 1e-12 * aa * bb:
         latency, per_byte = (a * bb - b * ab) / determinant, (b * aa - a * ab) / determinant
     if latency < 0.0 or per_byte <= 0.0:
+        # Least squares of the bandwidth alone
         latency, per_byte = 0.0, b / bb
     return Ring(passes, latency, 1.0 / per_byte)
 
 
 def find_scale_range(fast_s: float, slow_s: float, network_s: Callable[[float], float]) -> tuple[int, int] | None:
-    """Return `find_network_scale` for a computation of ``fast_s`` and of ``slow_s`` seconds on one rank.
+    """Find n* for a computation of ``fast_s`` and for one of ``slow_s`` seconds on one rank (`find_network_scale`).
 
     None: one of them is beyond 2^24 ranks.
     """
@@ -333,6 +344,7 @@ def find_network_scale(compute_s: Callable[[float], float], network_s: Callable[
         return network_s(ranks) >= compute_s(ranks)
 
     high = 2
+    # Doubling, then bisection: `reached` is monotonic in the ranks
     while not reached(high):
         high *= 2
         if high > MOST_RANKS:
@@ -352,6 +364,7 @@ def render_si(value: float) -> str:
         return "0 "
     exponent = min(max(math.floor(math.log10(abs(value)) / 3), -4), 6)
     scaled = value / 1000.0**exponent
+    # 999.7 would be rounded to 1e+03
     if abs(scaled) >= 999.5 and exponent < 6:
         exponent, scaled = exponent + 1, scaled / 1000.0
     digits = f"{scaled:.3g}" if abs(scaled) < 999.5 else f"{scaled:,.0f}"

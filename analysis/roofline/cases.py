@@ -1,6 +1,6 @@
 """Makes cases for the rooflines of results.
 
-A case is what one rank asked of each resource in a step, the roofs, and the time of the step. Own results are compared
+A case has what one rank asked of each resource in a step, the roofs, and the time of the step. Own results are compared
 with measured ceilings (analysis.sources.ceilings), published ones with analysis.roofline.published.
 """
 
@@ -31,11 +31,12 @@ from analysis.study import NotAnswerableError, Study
 from analysis.tables.epochs import LARGEST_PLAUSIBLE
 from analysis.tables.run_row import STEP_PARTS
 
-COLD_SHARE = 0.1  # share of the loaded bytes that came from the device; below it a step read from the page cache
+COLD_SHARE = 0.1  # share of the loaded bytes that came from the device; below it the page cache served the step
+# Limits of what is believed: a log may hold any number, and one false value would decide a mean
 LARGEST_WORK = 1e24  # FLOPs or bytes of a sample or a step
 SHORTEST_STEP_S = 1e-9
 BUCKET_BYTES = 25 * 2**20  # of a DDP bucket of gradients, torch's default
-GRADIENT_BYTES = 4
+GRADIENT_BYTES = 4  # DDP exchanges gradients in the parameters' float32
 
 
 @dataclass(frozen=True)
@@ -68,11 +69,12 @@ class Case:
 
 
 def list_measured_cases(study: Study) -> list[Case]:
-    """Return own results that have ceilings and logged their work. Raises NotAnswerableError if there is none."""
+    """List own results that have ceilings and logged their work. Raises NotAnswerableError if there is none."""
     cases, reasons = [], []
     for row in study.results[~study.results["published"]].to_dict("records"):
         work = compute_step_work(study, row)
         if isinstance(work, str):
+            # Kept for the error, which names what each result lacks
             reasons.append(f"{row['label']}: {work}")
             continue
         ceilings = find_ceilings_of(study, row, work)
@@ -87,7 +89,10 @@ def list_measured_cases(study: Study) -> list[Case]:
 
 
 def list_published_cases(study: Study) -> list[Case]:
-    """Return published results with modelled roofs: those of the study, else each machine's best of its benchmarks."""
+    """List published results with modelled roofs.
+
+    They are those of the study, else each machine's best of the study's benchmarks.
+    """
     results = study.results[study.results["published"] & (study.results["mode"] == "strong")]
     if len(results):
         rows = results.assign(train_rate=results["train_rate.mean"])
@@ -98,7 +103,9 @@ def list_published_cases(study: Study) -> list[Case]:
             f"{machine} {units:g} · {round_}" for machine, units, round_ in rows[["machine", "units", "round"]].values
         ]
         rows = rows.assign(label=labels)
+        # The report has no published results: each machine's best in the shipped table is compared
         rows = rows.sort_values("score_s").drop_duplicates(["benchmark", "machine"])
+    # A carry-over has the logs of an earlier round and would be shown twice
     rows = rows[rows["carried_over_from"].isna()]
     modelled_rows = [(row, predict_bounds({str(k): v for k, v in row.items()})) for row in rows.to_dict("records")]
     return [
@@ -127,13 +134,15 @@ def _modelled_scale(bounded: Bounds, units: float) -> tuple[int, int] | None:
     compute, exchange = terms.get("compute"), terms.get("all_reduce")
     if compute is None or exchange is None or units < 2:
         return None
+    # published.yaml has no latencies
     ring = Ring(ALL_REDUCE, 0.0, exchange.roof.per_s)
+    # The demand is what one rank sends; divided by the share of one byte, it is the size of the gradients
     size = exchange.demand.amount / compute_ring_traffic(ALL_REDUCE, units, 1.0)[1]
     return find_scale_range(compute.seconds * units, bounded.step_s * units, lambda n: ring.seconds(n, size))
 
 
 def compute_step_work(study: Study, row: Mapping[str, Any]) -> Work | str:
-    """Return what one rank asked for in a training step, mean over the averaged runs of a result.
+    """Compute what one rank asked for in a training step, mean over the averaged runs of a result.
 
     Returns text that says what is missing if it is not known.
     """
@@ -152,22 +161,26 @@ def compute_step_work(study: Study, row: Mapping[str, Any]) -> Work | str:
     logged = _logged(study, runs)
     update = _mean(runs, "optimizer_bytes_per_step") or 0.0
     parameters = (_mean(runs, "model_parameters") or 0.0) * GRADIENT_BYTES
+    # Counted bytes first, then the closed form that the run logged, then one number for each parameter
     gradient = logged.get("all_reduce_bytes") or _mean(runs, "all_reduce_bytes_per_step") or parameters
     exchanged = (_mean(runs, "all_to_all_bytes_per_sample") or 0.0) * samples
     note = "executed FLOPs, closed form"
     again = _mean(runs, "recomputed_flops_per_sample")
     if again:
         flops, note = flops + again, f"{note}, and those that the plan recomputes, counted"
+    # A plan that recomputes but logged no count needs more FLOPs than the demand has: the note says so
     elif runs["plan"].dropna().astype(str).str.contains(", recomputes ").any():
         note += ", without what the plan recomputes"
     demands: dict[Resource, Demand] = {"compute": Demand(flops * samples, "logged", note)}
     if traffic := _mean(runs, "algorithmic_bytes_per_sample"):
+        # The logged bytes per sample contain the bytes of one update divided by the global batch
         moved = (traffic - update / batch) * samples + update  # every rank updates all parameters
         demands["memory"] = Demand(moved, "algorithmic", "operands and results of every operator")
     demands |= _compute_read_demands(logged, on_gpu=(runs["device_type"] == "cuda").any())
     demands |= _communication(logged, ranks, {"all_reduce": gradient, "all_to_all": exchanged})
     return Work(
         ranks=ranks,
+        # More nodes than ranks cannot be: less than one rank would share a node
         nodes=min(_plausible(row["nodes"]) or 1.0, ranks),
         threads=_mean(runs, "threads_per_rank"),
         device=next(iter(runs["device_type"].dropna()), None),
@@ -189,6 +202,7 @@ def _runs_with_phases(study: Study, row: Mapping[str, Any], steps: pd.Series) ->
     """
     runs = study.runs[study.runs["run"].isin(study.selections[row["group"]].averaged)]
     if runs.empty:
+        # The result has no score; its steps were measured all the same
         runs = study.runs_of(row["group"])
     return runs[runs["run"].isin(steps.index) & runs["step_forward_backward_s"].notna()]
 
@@ -209,6 +223,7 @@ def _logged(study: Study, runs: pd.DataFrame) -> dict[str, float]:
 def _compute_read_demands(logged: Mapping[str, float], *, on_gpu: bool) -> dict[Resource, Demand]:
     """Return the demands of reading samples, from the device or the page cache, and of copying them to a GPU."""
     demands: dict[Resource, Demand] = {}
+    # On a CPU no link is used, whether or not the loader counted
     if (loaded := logged.get("loader_bytes")) is None:
         return demands if on_gpu else {"host_link": Demand(0.0, "logged", "the device is the host")}
     demands["host_link"] = Demand(loaded if on_gpu else 0.0, "logged", "samples as read")
@@ -224,6 +239,7 @@ def _communication(
     """Return the bytes that a rank must send in a step (bus bytes, docs/ceilings.md): counted, else by closed form."""
     demands: dict[Resource, Demand] = {}
     for resource, passes in COLLECTIVES.items():
+        # Counters that exist and have no entry for a collective counted none of it
         counted = logged.get(f"{resource}_bytes", 0.0 if logged else None)
         if counted is None:
             _, moved = compute_ring_traffic(passes, ranks, closed_form[resource])
@@ -249,15 +265,14 @@ def _messages(logged: Mapping[str, float], gradient_bytes: float) -> dict[Resour
 
 def count_steps(study: Study) -> pd.Series:
     """Return the number of training steps over which each run measured its phases."""
+    # The table has a row for each phase of a window: each window's steps count once
     windows = study.tables.phases.drop_duplicates(["run", "source", "epoch_num", "first_step"])
     counts = windows[windows["source"] == "rank 0, window"].groupby("run")["steps"].sum()
     return counts[counts.between(1, LARGEST_PLAUSIBLE)]
 
 
 def find_ceilings_of(study: Study, row: Mapping[str, Any], work: Work) -> tuple[Ceilings, str] | str:
-    """Return the ceilings file of a result's system, and a remark for the reader; or text that says why there
-    is none.
-    """
+    """Find the ceilings file of a result's system, with a remark for the reader; or text that says why there is none."""
     systems = study.tables.systems.set_index("system_key")
     names = {str(row["system"]), str(systems.loc[row["system_key"], "name"]), str(row["machine"])}
     chosen = study.inputs.of_system(names, work.ranks, work.nodes)

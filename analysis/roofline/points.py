@@ -11,7 +11,7 @@ from analysis.roofline.regime import compute_rank_roof, find_holding_level, list
 from analysis.sources.ceilings import Ceilings, Counters, MeasuredRoof
 from analysis.study import Study
 
-TOP_KERNELS = 8
+TOP_KERNELS = 8  # more signs would hide each other; the others are one point
 TINY_ORDER = 64  # a matrix product of this order or less takes only the time of issuing it
 STEP, PASSES, UPDATES = "training step", "forward + backward", "optimizer"
 
@@ -74,6 +74,7 @@ class Machine:
         work = self.cases[0].work
         assert work is not None
         mine, theirs = self.file.device.threads or 1, work.threads or self.file.device.threads or 1
+        # Only then are the file's rates those of the run, and the title needs no remark
         if (work.ranks_per_node, theirs) == (self.file.ranks_per_node, mine):
             return self.file.title
         return f"{self.file.title}; the run: {work.ranks_per_node:g} × {theirs:g} threads a node"
@@ -87,6 +88,7 @@ class Machine:
     @property
     def launch_s(self) -> float:
         """Return the seconds to issue one operator: the time of the smallest measured matrix product; 0 if unknown."""
+        # The time of a tiny product is nearly all launch: its FLOPs take nanoseconds
         products = [curve for curve in self.file.curves if curve.resource == "compute"]
         times = [p.seconds for curve in products for p in curve.points if p.seconds and p.x <= TINY_ORDER]
         return min(times, default=0.0)
@@ -120,7 +122,11 @@ def _machine(study: Study, cases: Sequence[Case]) -> Machine:
     measured = list_memory_levels(file)
     levels = tuple(compute_rank_roof(file, work, m, f"{m.name}, {m.mode}", shared=m is measured[-1]) for m in measured)
     return Machine(
-        file, tuple(cases), levels, tuple(placed for case in cases for placed in _place_points(study, file, case))
+        # Results of one machine and one use of it share a panel
+        file,
+        tuple(cases),
+        levels,
+        tuple(placed for case in cases for placed in _place_points(study, file, case)),
     )
 
 
@@ -132,6 +138,7 @@ def _place_points(study: Study, file: Ceilings, case: Case) -> Iterator[PlacedPo
     peak = peaks[0]
     points = [*_points(case), *list_kernels(find_counters(study, case), find_last_level(levels))]
     for point in points:
+        # Hardware counted the bytes behind all caches; algorithmic bytes may be served by a cache that holds them
         level = levels[-1] if point.basis == "counted" else find_holding_level(file, case.work, point.bytes)
         bandwidth = compute_rank_roof(file, case.work, level, f"{level.name}, {level.mode}", shared=level is levels[-1])
         yield PlacedPoint(case, point, peak, bandwidth, explain_above_roof(point, peak, bandwidth) or "")
@@ -178,6 +185,7 @@ def _points(case: Case) -> Iterator[Point]:
         return
     yield Point(STEP, flops.amount + work.update_flops, traffic.amount, case.bounds.step_s, traffic.basis)
     passes_s, update_s = (work.phases.get(name, 0.0) for name in ("forward_backward", "optimizer"))
+    # Only if the optimizer logged its own work can it be taken out of the step's
     split = work.update_flops > 0 and 0 < work.update_bytes < traffic.amount
     if 0.0 < passes_s < case.bounds.step_s:
         moved = traffic.amount - work.update_bytes if split else traffic.amount

@@ -1,8 +1,7 @@
-"""Reads roofs and work of the published systems from analysis/roofline/published.yaml. We measured none of the
-numbers.
+"""Reads roofs and work of the published systems from analysis/roofline/published.yaml. None of its numbers is ours.
 
-`predict_bounds` makes an extended roofline of them. It assumes the fastest number format of the device, one transfer of every
-sample over the host link, and one exchange of the gradients over a ring at the nodes' network rate.
+`predict_bounds` makes an extended roofline of them. It assumes the fastest number format of the device and one transfer
+of every sample over the host link. Gradients are exchanged once, over a ring at the nodes' network rate.
 """
 
 from __future__ import annotations
@@ -83,9 +82,12 @@ def read_roofs() -> PublishedRoofs:
     """Read published.yaml. Raises InputError if the source of a number is missing."""
     text = (files("analysis.roofline") / "published.yaml").read_text("utf-8")
     file = convert(parse_yaml(text), PublishedRoofs)
+    # A number without its source must not be drawn: nobody could check it
     missing = {number.source for _, _, number in list_ceilings(file)} - set(file.sources)
     if missing:
-        raise InputError(f"published.yaml: no source {sorted(missing)[0]!r}")
+        raise InputError(
+            f"published.yaml: no entry {sorted(missing)[0]!r} under `sources`, which a number names; add the source"
+        )
     return file
 
 
@@ -107,14 +109,17 @@ def list_ceilings(file: PublishedRoofs) -> list[tuple[str, str, Number]]:
 
 
 def predict_bounds(row: Mapping[str, Any]) -> Bounds | None:
-    """Return the modelled extended roofline of a row of `analysis.published.scores.read_scores`. None: the row lacks a
-    number.
+    """Predict the modelled extended roofline of a row of `analysis.published.scores.read_scores`.
+
+    None: the row lacks a number, or published.yaml its device or benchmark.
     """
     file = read_roofs()
     benchmark = str(row["benchmark"])
     device = file.devices.get(str(row["device"]))
+    # Rounds changed data and models: an entry for this round comes before that of the benchmark
     sample = file.work.get(f"{benchmark} {row['round']}", file.work.get(benchmark))
     units, batch, rate = (_number(row[name]) for name in ("units", "global_batch_size", "train_rate"))
+    # Also zero, which `_number` makes of a missing value
     if device is None or sample is None or row["size"] != "full" or not units or not batch or not rate:
         return None
     roofs = _roofs(file, device, str(row["machine"]), str(row["round"]))
@@ -137,6 +142,7 @@ def compute_demands(sample: SampleWork, samples: float, units: float, element_by
 
 def _roofs(file: PublishedRoofs, device: Device, machine: str, round_: str) -> dict[Resource, Roof | str]:
     entry = next(
+        # A machine may have been rebuilt between rounds, so an entry can be limited to rounds
         (m for m in file.machines if m.machine == machine and (m.rounds is None or round_ in m.rounds)),
         Machine(machine=machine),
     )
@@ -156,10 +162,9 @@ def _number(value: Any) -> float:
 
 
 def list_vendor_roofs(device: str, precision: str) -> list[Roof]:
-    """Return the vendor's peak of matrix products of a device in a number format; empty if the file does not
-    have it.
-    """
+    """List the vendor's peaks of matrix products of a device in a number format; empty if the file has none."""
     file = read_roofs()
     width = 2 if precision in {"bfloat16", "float16"} else 4
+    # torch names a device in full ("NVIDIA A100-SXM4-80GB"); the file has families
     known = [entry for name, entry in file.devices.items() if name.casefold() in device.casefold()]
     return [file.roof(entry.compute) for entry in known if entry.element_bytes == width]

@@ -18,6 +18,7 @@ PHASE_RESOURCES: Mapping[str, tuple[str, ...]] = {  # the resources that can bou
     "forward_backward": ("compute", "memory"),
     "exposed_communication": ("all_reduce", "all_to_all"),
     "optimizer": ("update",),
+    # Not explained by any roof, so it stays as measured
     "other": (),
 }
 UPDATE_PHASE = "update"  # the optimizer's memory traffic: the same whatever the batch
@@ -72,7 +73,7 @@ def predict(phases: Mapping[str, float], here: Mapping[str, float], there: Mappi
     """Predict a step's phases. ``here`` and ``there`` are the known seconds Q / C of each resource in both places.
 
     A phase without a resource that is known in both places keeps its time, and ``because`` says so. If the exposed
-    communication was not measured, all of it may be hidden here and exposed there, or the other way round.
+    communication was not measured, all of it may be hidden in one place and exposed in the other.
     """
     explained = sum(here.get(name, 0.0) for name in PHASE_RESOURCES["forward_backward"])
     efficiency = min(1.0, explained / phases["forward_backward"]) if phases.get("forward_backward") else 1.0
@@ -83,6 +84,7 @@ def predict(phases: Mapping[str, float], here: Mapping[str, float], there: Mappi
             predicted.append(_communication(name, seconds, here, there, efficiency or 1.0))
         else:
             predicted.append(_predict_phase(name, seconds, resources, here, there))
+    # DDP hides communication behind the backward pass. How much is hidden was not measured and may differ there
     if "exposed_communication" not in phases:
         before, after = (sum(place.get(name, 0.0) for name in COMMUNICATION) for place in (here, there))
         predicted.append(
@@ -128,9 +130,11 @@ def _predict_phase(
     if not known:
         return Phase(name, seconds, make_exact_prediction(seconds), "kept")
     before, after = (sum(place[r] for r in known) for place in (here, there))
+    # If one resource alone decides, the phase changes by that resource's ratio
     ratios = [there[r] / here[r] for r in known]
     candidates = [seconds * ratio for ratio in ratios]
     if before < seconds:
+        # Only if the roofs explain less than the measured time: otherwise nothing is left to stay
         candidates.append(seconds - before + after)  # the time that the roofs do not explain stays
     low, high = min(candidates) * (1 - MODEL_ERROR), max(candidates) * (1 + MODEL_ERROR)
     return Phase(name, seconds, Prediction(seconds * after / before, low, high), " and ".join(known))
@@ -141,6 +145,7 @@ def _communication(
 ) -> Phase:
     """Predict exposed communication. New communication is exposed as a prediction, hidden at best."""
     before, after = (sum(place.get(r, 0.0) for r in COMMUNICATION) for place in (here, there))
+    # One rank there: communication vanishes, or it was never known and is kept
     if after == 0.0:
         return Phase(
             name,
@@ -148,6 +153,7 @@ def _communication(
             make_exact_prediction(0.0 if before else seconds),
             "nothing to communicate" if before else "kept",
         )
+    # The lower end: what was hidden here stays hidden, and only the difference is added
     if before > 0.0:
         ratio = after / before
         candidates = [seconds * ratio, max(0.0, seconds + after - before)]

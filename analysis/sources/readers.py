@@ -1,4 +1,4 @@
-"""What the paths of a report hold: logs, and JSON files whose key "kind" selects one of `READERS`.
+"""Reads what the paths of a report hold: logs, and JSON files whose key "kind" selects one of `READERS`.
 
 To add a kind of file, add its reader to `READERS` and what becomes of it to `read_sources`. Each file is opened once.
 """
@@ -29,7 +29,7 @@ _PIECE_BYTES = 2**20
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """A step of `mlhpc demo`, and one line about its failure; "" if it went well."""
+    """Holds a step of `mlhpc demo`. ``reason`` is one line about its failure; "" if it went well."""
 
     title: str
     command: str
@@ -38,7 +38,7 @@ class Step(Struct, frozen=True, kw_only=True):
 
 
 class Steps(Struct, frozen=True, kw_only=True):
-    """A file of steps, as the demo writes it."""
+    """Holds a file of steps, as the demo writes it."""
 
     version: Literal[1]
     kind: Literal["steps"]
@@ -55,7 +55,7 @@ def make_struct_reader(model: type[Struct]) -> Reader:
 
     def read(path: Path, document: Document) -> object:
         if document.get("version") != VERSION:
-            found = f"{document['kind']} version {document.get('version')!r}"
+            found = f"field `version` of the {document['kind']} file is {document.get('version')!r}"
             raise InputError(f"{path}: {found}; this suite reads {VERSION}")
         return YamlSource(path, document, {}).convert(model)
 
@@ -73,7 +73,7 @@ READERS: Mapping[str, Reader] = {
 
 @dataclass(frozen=True)
 class Sources:
-    """What is at some paths: files and folders of logs, ceilings and counters, fitted sweeps, steps of demos, contests."""
+    """Holds what is at some paths: logs, ceilings and counters, fitted sweeps, steps of demos, rankings of A/B contests."""
 
     logs: tuple[Path, ...]
     inputs: Inputs
@@ -83,18 +83,22 @@ class Sources:
 
 
 def read_sources(paths: Sequence[Path], what_if: Sequence[Path] = ()) -> Sources:
-    """Read the JSON files among the paths; all others are logs or folders of logs, whose content is not read here.
+    """Read the JSON files among the paths. All others are logs or folders of logs, whose content is not read here.
 
     ``what_if`` are ceilings files of machines to predict for. InputError if there is no log, and for a file that is
     neither a log nor of a known kind.
     """
+    # By suffix, so that no log is opened here
     files = [path for path in paths if path.is_file() and path.suffix == ".json"]
     logs = tuple(path for path in paths if path not in files)
     if not logs:
-        raise InputError(f"{paths[0]}: no report without logs; give run folders or packages as well")
+        raise InputError(f"{paths[0]}: a report needs logs: add run folders, packages or logs to the paths")
     for path in logs:
+        # A file without events, such as a wrong path, would be a result without runs
         if path.is_file() and not _has_event(path):
-            raise InputError(f"{path}: holds no MLLOG event and is no file that a report reads")
+            raise InputError(
+                f"{path}: no MLLOG event in this file, so it is no log; expected logs, folders of logs or JSON files"
+            )
     found = [read_file(path) for path in files]
     return Sources(
         logs=logs,
@@ -114,7 +118,7 @@ def read_ceilings(path: Path) -> Ceilings:
     """Read one ceilings file. InputError, one line, for any other file."""
     found = read_file(path)
     if not isinstance(found, Ceilings):
-        raise InputError(f"{path}: expected ceilings (`mlhpc ceilings -o FILE` writes them)")
+        raise InputError(f"{path}: not a ceilings file; expected one that `mlhpc ceilings -o FILE` writes")
     return found
 
 
@@ -129,7 +133,7 @@ def read_file(path: Path) -> object:
         raise InputError(f"{path}: not a JSON file: {str(error).splitlines()[0]}") from None
     kind = document.get("kind") if isinstance(document, dict) else None
     if not isinstance(kind, str) or kind not in READERS:
-        raise InputError(f"{path}: expected a file of kind {', '.join(map(repr, READERS))}; found {kind!r}")
+        raise InputError(f"{path}: field `kind` is {kind!r}; expected one of {', '.join(map(repr, READERS))}")
     return READERS[kind](path, document)
 
 
@@ -144,7 +148,7 @@ def _select_kind(found: Sequence[object], kind: type[Kind]) -> tuple[Kind, ...]:
 
 
 def _has_event(path: Path) -> bool:
-    """Return True once the token of an event is found; only a file that is no log is read to its end."""
+    """Return True once the token of an event is found. Only a file that is no log is read to its end."""
     with open_regular_file(path, read_limits().file) as file:
         tail = b""  # a token may lie across two pieces
         while piece := file.read(_PIECE_BYTES):

@@ -9,12 +9,12 @@ from itertools import pairwise
 from suite.log.record import RunRecord
 from suite.log.timeline import Evaluation, Interval, Timeline
 
-LARGEST_PLAUSIBLE = 1e12
+LARGEST_PLAUSIBLE = 1e12  # of any count or time that a log states; larger numbers are left out and named
 
 
 @dataclass(frozen=True)
 class EpochCount:
-    """How a log numbers its epochs. ``samples_per_epoch`` None: ``epoch_num`` counts epochs, else samples.
+    """Says how a log numbers its epochs. ``samples_per_epoch`` is None if ``epoch_num`` counts epochs; else it counts samples.
 
     OpenFold's logs give each block of steps the number of samples seen by its end.
     """
@@ -24,27 +24,32 @@ class EpochCount:
 
     @staticmethod
     def of(record: RunRecord, line: Timeline) -> EpochCount:
-        """Numbers that rise by at least a global batch from one block to the next count samples."""
+        """Find how a log counts.
+
+        Numbers that rise by at least a global batch from one block to the next count samples.
+        """
         batch, samples = record.global_batch_size or 0, record.train_samples or 0
         numbers = [epoch.number for epoch in line.epochs if epoch.number is not None]
+        # Repeated or falling numbers, as after a restart, say nothing about the unit
         steps = [later - earlier for earlier, later in pairwise(numbers) if later > earlier]
         counts_samples = bool(steps) and 0 < samples <= LARGEST_PLAUSIBLE and min(steps) >= batch > 1
         return EpochCount(line.zero_based, float(samples) if counts_samples else None)
 
     def at(self, evaluation: Evaluation | None) -> float | None:
-        """Epochs trained when an evaluation was made."""
+        """Compute the epochs trained when an evaluation was made. None: not known."""
         if evaluation is None or evaluation.number is None:
             return None
         if self.samples_per_epoch:
             epochs = evaluation.number / self.samples_per_epoch
         else:
+            # The evaluation after epoch 0 has seen one epoch
             epochs = evaluation.number + (1.0 if self.zero_based else 0.0)
         return epochs if 0.0 <= epochs <= LARGEST_PLAUSIBLE else None
 
     def of_run(self, epochs: Sequence[Interval], evals: Sequence[Evaluation], *, overlapping: bool) -> float | None:
-        """Epochs that the run's training time was spent on: those of the last evaluation.
+        """Compute the epochs that the run's training time was spent on: those of the last evaluation.
 
-        If evaluations overlap training, all epochs that began: the last ones were never evaluated.
+        If evaluations overlap training, they are all epochs that began: the last ones were never evaluated.
         """
         if self.samples_per_epoch is None and overlapping:
             return float(len(epochs))

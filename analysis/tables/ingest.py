@@ -1,6 +1,6 @@
-"""Result logs to tidy tables: runs, epochs, evals, phases, ranks, experts, systems. Columns and units: docs/tables.md.
+"""Converts logs to tidy tables: runs, epochs, evals, phases, ranks, experts, systems. Columns and units: docs/tables.md.
 
-Nothing is repaired silently and nothing is dropped: a log that ended early, was resumed or pruned is a row with a
+Nothing is repaired silently and nothing is dropped. A log that ended early, was resumed or pruned is a row with a
 column that says so. Scores are not computed here (see analysis.results.decompose).
 """
 
@@ -38,16 +38,16 @@ from suite.log.results_tree import LogFile, SkippedPath, find_logs
 from suite.log.values import parse_float
 from suite.machine.system import describe_system, make_system_description, read_nodes
 
-CHUNK_LOGS = 12
+CHUNK_LOGS = 12  # logs that a worker is given at a time
 POOL_FROM_LOGS = 100  # fewer are read sooner by one process
 
 
 @dataclass(frozen=True)
 class Tables:
-    """The tidy tables. Keys: ``run`` of a log, ``group`` of a result, ``system_key`` of a system.
+    """Holds the tidy tables. Keys are ``run`` of a log, ``group`` of a result and ``system_key`` of a system.
 
     ``records`` by run and ``targets`` by group are the input of suite.log.score. ``skipped``: paths that were not
-    followed. ``judged``: what the checker says of each log by itself, by its path, where it was asked.
+    followed. ``judged`` has what the checker says of each log by itself, by the log's path, if it was asked.
     """
 
     runs: pd.DataFrame
@@ -63,7 +63,7 @@ class Tables:
     judged: Mapping[Path, CheckedLog] = field(default_factory=dict)
 
     def named(self) -> dict[str, pd.DataFrame]:
-        """Every table by name."""
+        """Return every table by name."""
         names = ("runs", "epochs", "evals", "phases", "ranks", "experts", "systems")
         return {name: getattr(self, name) for name in names}
 
@@ -91,10 +91,12 @@ def read_tables(
         alone=len(logs) < POOL_FROM_LOGS,
     )
     read = dict(zip(places, found, strict=True))
+    # Back in the order of the paths: the same logs give the same tables
     readings = [read[place] for place in range(len(logs))]
     runs = [reading.run for reading in readings]
     systems: dict[str, dict[str, Any]] = {}
     for log, row in zip(logs, runs, strict=True):
+        # One row per system; its first log stands for all
         if row["system_key"] not in systems:
             systems[row["system_key"]] = remove_surrogates(_system_row(log, row))
     _mark_repeats(runs)
@@ -115,12 +117,12 @@ def read_tables(
 
 
 def _transpose(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The columns of rows with the same names, by name."""
+    """Convert rows with the same names to columns by name."""
     return dict(zip(rows[0], map(list, zip(*map(itemgetter(*rows[0]), rows), strict=True)), strict=True))
 
 
 def _frame(names: Sequence[str], runs: Sequence[Mapping[str, Any]], parts: Sequence[Columns]) -> pd.DataFrame:
-    """The table of the columns of all runs; the first column is the run's name."""
+    """Build the table of the columns of all runs; the first column is the run's name."""
     filled = [(row["run"], columns) for row, columns in zip(runs, parts, strict=True) if columns]
     named = chain.from_iterable(repeat(run, len(columns[0])) for run, columns in filled)
     whole = [named, *map(chain.from_iterable, zip(*(columns for _, columns in filled), strict=True))]
@@ -129,18 +131,18 @@ def _frame(names: Sequence[str], runs: Sequence[Mapping[str, Any]], parts: Seque
 
 
 def parse_mapping(text: object) -> dict[str, Any]:
-    """The mapping that a JSON column holds; empty where the column is empty (None or NaN)."""
+    """Parse a JSON column that holds a mapping; empty where the cell is empty (None or NaN)."""
     value = json.loads(text) if isinstance(text, str) else {}
     return value if isinstance(value, dict) else {}
 
 
 def parse_counts(text: str) -> list[float]:
-    """The numbers of a ``tokens_per_expert`` cell."""
+    """Parse the numbers of a ``tokens_per_expert`` cell."""
     return [float(value) for value in json.loads(text)]
 
 
 def _system_row(place: LogFile, row: Mapping[str, Any]) -> dict[str, Any]:
-    """The system as its package describes it, else as the run collected it.
+    """Build the row of a system: as its package describes it, else as the run collected it.
 
     Fields are text; absent fields are left out.
     """
@@ -149,6 +151,7 @@ def _system_row(place: LogFile, row: Mapping[str, Any]) -> dict[str, Any]:
     if described is not None:
         try:
             content = read_bytes(described, read_limits().json).decode("utf-8", "replace")
+            # strict=False accepts line breaks inside of texts, and raw_decode ignores what follows the object
             fields, _ = json.JSONDecoder(strict=False).raw_decode(content.strip())
         except OSError as error:
             problem = f"{described.name}: cannot be read: {error.strerror}"
@@ -182,7 +185,7 @@ def _system_row(place: LogFile, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _collected(place: LogFile, row: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """The facts of a run folder's nodes as an MLPerf system description, or the reason why there is none."""
+    """Collect the facts of a run folder's nodes as an MLPerf system description, or the reason why there is none."""
     try:
         nodes = read_nodes(place.package)
     except ValueError as error:
@@ -195,6 +198,7 @@ def _collected(place: LogFile, row: Mapping[str, Any]) -> tuple[dict[str, Any], 
         nodes=len(nodes),
         accelerators_per_node=row["accelerators_per_node"],
     )
+    # An MLPerf description must fill in every field; a table must not show placeholders as facts
     return {name: value for name, value in fields.items() if value not in ("unknown", "N/A")}, None
 
 
@@ -209,6 +213,7 @@ def _mark_repeats(runs: list[dict[str, Any]]) -> None:
         if row["run_start_ms"] is None or row["run_s"] is None:
             continue
         original = first.setdefault((row["benchmark"], row["run_start_ms"], row["run_s"]), row)
+        # Two instances of one result may start in the same millisecond and take as long; their files differ
         coincidence = original["group"] == row["group"] and original["sha256"] != row["sha256"]
         if original is not row and not coincidence:
             row["repeats"] = original["run"]
@@ -220,6 +225,7 @@ def _add_system_facts(runs: list[dict[str, Any]], systems: Mapping[str, Mapping[
 
     Where the log says otherwise both are kept and flagged.
     """
+    # Instances that ran at the same time share the described machine
     members = Counter(row["group"] for row in runs if not row["pruned"])
     for row in runs:
         system = systems[row["system_key"]]
@@ -237,13 +243,16 @@ def _add_system_facts(runs: list[dict[str, Any]], systems: Mapping[str, Mapping[
 
 
 def _units(nodes: float | None, accelerators: float | None, processors: float | None) -> float | None:
-    """Compute units: accelerators, or processors where there are none."""
+    """Compute the compute units: accelerators, or processors where there are none. None: not known."""
     per_node = accelerators or processors
     return nodes * per_node if nodes and per_node else None
 
 
 def _instance_units(logged: float | None, ranks: float | None, described: float | None, instances: int) -> float | None:
-    """Units of one of several concurrent runs; some logs give the whole system's nodes, which cannot hold them all."""
+    """Compute the units of one of several concurrent runs.
+
+    Some logs give the whole system's nodes, which cannot hold all instances. Then the ranks count, or an equal share.
+    """
     if logged is None or described is None or instances < 2 or logged * instances <= described:
         return logged
     return ranks if ranks and ranks < logged else logged if logged < described else described // instances

@@ -53,7 +53,7 @@ Columns = Sequence[Sequence[Any]]  # of a table, but for its first, the name of 
 
 @dataclass(frozen=True)
 class LogTables:
-    """What the tables take from one log."""
+    """Holds what the tables take from one log."""
 
     run: dict[str, Any]
     epochs: Columns
@@ -67,16 +67,15 @@ class LogTables:
 
 
 def read_log(cards: Mapping[str, Card], rules: Mapping[Path, str], file: LogFile) -> LogTables:
-    """Read one log.
-
-    The content of a log never raises. ``rules``: by which ruleset a log is to be judged as well, if by any.
-    """
+    """Read one log. Its content never raises. ``rules`` has the ruleset by which a log is judged as well, by its path."""
+    # No table shows single steps
     log = read_events(file.path, steps=False)
     record = summarise_log(log)
     judged_by = rules.get(file.path)
     checked = judge_log(log, read_ruleset(judged_by), str(file.path), record) if judged_by else None
     benchmark = file.benchmark or record.benchmark or UNKNOWN
     target = find_target(benchmark, record.size or FULL, cards)
+    # The log names another metric than the rules judge: it is read again for the judged one
     if target is not None and record.metric_key not in (None, target.metric):
         record = summarise_log(log, target.metric)
     metric = target.metric if target else record.metric_key or mllog.EVAL_ERROR
@@ -101,7 +100,7 @@ def _columns(rows: Iterable[tuple[Any, ...]]) -> Columns:
 
 
 def _epoch_columns(line: Timeline, log: Log) -> Columns:
-    """Columns of `EPOCH_COLUMNS`."""
+    """Build the columns of `EPOCH_COLUMNS`."""
     if not line.epochs:
         return ()
     rates = {
@@ -123,7 +122,7 @@ def _epoch_columns(line: Timeline, log: Log) -> Columns:
 
 
 def _eval_columns(content: LogContent) -> Columns:
-    """Columns of `EVAL_COLUMNS`."""
+    """Build the columns of `EVAL_COLUMNS`."""
     line, target, at = content.line, content.target, content.epochs.at
     if not line.evals:
         return ()
@@ -150,7 +149,7 @@ def _durations(starts: Iterable[float | None], stops: Iterable[float | None]) ->
 
 
 def _phase_rows(log: Log) -> list[tuple[Any, ...]]:
-    """Rows of `PHASE_COLUMNS` but for the run."""
+    """List the rows of `PHASE_COLUMNS` without the run."""
     rows = []
     for event in log.every(mllog.STEP_PHASES, mllog.RANK_PHASES):
         if not isinstance(event.value, dict):
@@ -166,7 +165,7 @@ def _phase_rows(log: Log) -> list[tuple[Any, ...]]:
 
 
 def _rank_rows(log: Log) -> list[tuple[Any, ...]]:
-    """Rows of `RANK_COLUMNS` but for the run; ``values`` is JSON, in rank order, where the log has every rank's."""
+    """List the rows of `RANK_COLUMNS` without the run. ``values`` is JSON in rank order, if the log has every rank's value."""
     rows: list[tuple[Any, ...]] = []
     for event in log.every(mllog.RANK_STATS):
         where = [parse_float(event.metadata.get(name)) for name in ("epoch_num", "steps")]
@@ -178,8 +177,9 @@ def _rank_rows(log: Log) -> list[tuple[Any, ...]]:
 
 
 def _expert_rows(log: Log) -> list[tuple[Any, ...]]:
-    """Rows of `EXPERT_COLUMNS` but for the run; ``imbalance`` is computed from the tokens, ``tokens_per_expert`` is
-    JSON.
+    """List the rows of `EXPERT_COLUMNS` without the run.
+
+    ``imbalance`` is computed from the tokens: the busiest expert's over the mean. ``tokens_per_expert`` is JSON.
     """
     rows: list[tuple[Any, ...]] = []
     for event in log.every(mllog.WINDOW_STATS):
@@ -191,6 +191,7 @@ def _expert_rows(log: Log) -> list[tuple[Any, ...]]:
             tokens = _counts(entry.get("tokens_per_expert")) if isinstance(entry, dict) else []
             if tokens and sum(tokens) > 0:
                 rates = [parse_float(entry.get(name)) for name in ("drop_rate", "needed_capacity", "padding_waste")]
+                # A lone surrogate, which JSON may hold, cannot be written to a table
                 name = layer.encode("utf-8", "replace").decode()
                 even = max(tokens) * len(tokens) / sum(tokens)
                 rows.append((*where, name, len(tokens), sum(tokens), even, *rates, exposed, json.dumps(tokens)))
@@ -198,7 +199,7 @@ def _expert_rows(log: Log) -> list[tuple[Any, ...]]:
 
 
 def _expert_load(experts: list[tuple[Any, ...]]) -> dict[str, float | None]:
-    """Expert load of a run: means over its windows and layers; seconds are the sum over windows."""
+    """Compute the expert load of a run: means over its windows and layers; seconds are the sum over windows."""
     windows = {row[:3]: row[10] for row in experts}  # logged once a window, for all layers
     return {
         "expert_imbalance": _mean(row[6] for row in experts),
@@ -214,7 +215,8 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _counts(values: Any) -> list[int]:
-    """A list of counts, or nothing if any of it cannot be one."""
+    """Parse a list of counts; empty if any of it cannot be one."""
     numbers = [parse_float(value) for value in values] if isinstance(values, list) else []
     known = [round(value) for value in numbers if value is not None and 0.0 <= value <= LARGEST_PLAUSIBLE]
+    # All or nothing: without one expert the shares of the others would be wrong
     return known if len(known) == len(numbers) else []

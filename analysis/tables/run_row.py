@@ -1,4 +1,4 @@
-"""The row of one log in the table of runs: who ran what where, its times, sizes and outcome, and what is doubtful."""
+"""Builds the row of one log in the table of runs: who ran what where, times, sizes, outcome and doubts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from suite.log.values import parse_float
 
 STEP_PARTS = ("data_wait", "forward_backward", "exposed_communication", "optimizer", "other")
 OVERLAPPED_PARTS = ("overlapped_communication",)
-PLACEHOLDER_STAGING_S = 1.0
+PLACEHOLDER_STAGING_S = 1.0  # a shorter interval is a placeholder, not staging
 COUNTS = (
     "ranks",
     "nodes",
@@ -75,7 +75,7 @@ WORK_COLUMNS = {
 
 @dataclass(frozen=True)
 class LogContent:
-    """A log and what was read from it, as the rows of all tables need it."""
+    """Holds a log and what was read from it, as the rows of all tables need it."""
 
     file: LogFile
     log: Log
@@ -87,17 +87,18 @@ class LogContent:
 
 
 def build_run_row(content: LogContent, sha256: str) -> dict[str, Any]:
-    """The row of a log. Columns and units: docs/tables.md. Numbers that cannot be are left out and named."""
+    """Build the row of a log (columns and units: docs/tables.md). Implausible numbers are left out and named."""
     row = _identity(content.file, content.record, content.benchmark, sha256)
     row |= _target(content.target) | _times(content) | _configuration(content)
     row |= _build_own_columns(content.record) | _goodput(content.log) | _plan(content.log)
+    # Before outcome and doubts, which compute with these numbers
     row["implausible"] = _drop_implausible(row)
     row |= _outcome(content)
     return row | _doubts(row, content)
 
 
 def render_text(value: Any) -> str | None:
-    """A value as text; None where it says nothing."""
+    """Render a value as text; None if it says nothing."""
     if value is None or value == "" or value == {} or value == []:
         return None
     return value if isinstance(value, str) else _sorted_json(value)
@@ -107,14 +108,14 @@ _sorted_json = json.JSONEncoder(sort_keys=True).encode  # json.dumps makes an en
 
 
 def remove_surrogates(row: dict[str, Any]) -> dict[str, Any]:
-    """A row whose texts can be written: lone surrogates, which JSON and file names may hold, become question marks."""
+    """Replace lone surrogates by question marks, so that the row's texts can be written. JSON and file names may hold some."""
     for name in [name for name, value in row.items() if type(value) is str and not value.isascii()]:
         row[name] = row[name].encode("utf-8", "replace").decode()
     return row
 
 
 def _identity(file: LogFile, record: RunRecord, benchmark: str, sha256: str) -> dict[str, Any]:
-    """The columns that tell a log from others: its place, its submitter and its system."""
+    """Build the columns that identify a log: its place, its submitter and its system."""
     submitter = file.submitter or record.org or UNKNOWN
     mode = file.mode or ("weak" if record.mode == "weak" else "strong")
     round_ = file.round or record.ruleset or UNKNOWN
@@ -135,6 +136,7 @@ def _identity(file: LogFile, record: RunRecord, benchmark: str, sha256: str) -> 
         "sha256": sha256,
         "scaling_factor": _scaling_factor(file.path.parent),
         "suite_version": record.suite_version,
+        # A round's folder can also hold own results, whose logs state the suite's version
         "published": record.suite_version is None and file.round is not None,
         "pruned": file.pruned,
         "resumed": file.resumed or record.resumed,
@@ -188,8 +190,9 @@ def _configuration(content: LogContent) -> dict[str, Any]:
 
 
 def _build_own_columns(record: RunRecord) -> dict[str, Any]:
-    """What only our own logs carry: start-up, staging rate, work per sample, baselines, phases of the whole run."""
+    """Build the columns that only our own logs fill: start-up, staging rate, work per sample, baselines, phases of the run."""
     startup, staging = record.startup or {}, record.staging_stats or {}
+    # The mean over ranks if the log has it: rank 0 alone may be the fastest or the slowest
     phases = record.rank_mean_phases or record.phases
     return (
         {
@@ -216,12 +219,12 @@ def _build_own_columns(record: RunRecord) -> dict[str, Any]:
 
 
 def _short(value: Any) -> str:
-    """A value that a log states, as text of bounded length."""
+    """Render a value that a log states, as text of bounded length."""
     return str(value)[:60]
 
 
 def render_plan(log: Log) -> str | None:
-    """The parallel plan of a run: its name, mesh and what it recomputes; None without one."""
+    """Render the parallel plan of a run: its name, mesh and what it recomputes; None without one."""
     event = log.first(mllog.PARALLEL_PLAN)
     value = event.value if event is not None and isinstance(event.value, dict) else {}
     mesh, again = value.get("mesh"), value.get("recompute")
@@ -239,7 +242,7 @@ def render_plan(log: Log) -> str | None:
 
 
 def _plan(log: Log) -> dict[str, Any]:
-    """The plan, and FLOPs per sample of the blocks that it computes again, where the log says so."""
+    """Build the columns of the plan, with the FLOPs per sample that it recomputes, if the log has them."""
     event = log.first(mllog.RECOMPUTED_FLOPS)
     return {
         "plan": render_plan(log),
@@ -248,7 +251,7 @@ def _plan(log: Log) -> dict[str, Any]:
 
 
 def _goodput(log: Log) -> dict[str, Any]:
-    """Where the time of all attempts until this log's end went, as the run logs it after run_stop."""
+    """Build the columns of where the time of all attempts went until this log's end. A run logs it after run_stop."""
     event = log.first(mllog.GOODPUT)
     value = event.value if event is not None and isinstance(event.value, dict) else {}
     saved, each = value.get("checkpoint"), value.get("interruptions")
@@ -259,9 +262,9 @@ def _goodput(log: Log) -> dict[str, Any]:
 
 
 def _drop_implausible(row: dict[str, Any]) -> str | None:
-    """Empty the columns whose number cannot be (negative, or beyond 1e12) and name them.
+    """Empty the columns whose number is impossible, and name them.
 
-    Times may be negative, never so long.
+    Counts must lie between 0 and 1e12. Times may be negative, but not beyond 1e12 s either.
     """
     names = [
         name
@@ -278,7 +281,7 @@ _NUMBERS = (int, float)  # made once: many columns are asked
 
 @cache
 def _limited(columns: tuple[str, ...]) -> list[tuple[str, bool, bool]]:
-    """The columns whose numbers have limits: whether none may be negative, and whether they are times."""
+    """List the columns whose numbers have limits: whether none may be negative, and whether they are times."""
     return [(name, _never_negative(name), name in TIMES) for name in columns if _never_negative(name) or name in TIMES]
 
 
@@ -287,7 +290,7 @@ def _never_negative(column: str) -> bool:
 
 
 def _outcome(content: LogContent) -> dict[str, Any]:
-    """Convergence by the rules: the first evaluation before run_stop that meets the target."""
+    """Build the columns of convergence by the rules: the first evaluation before run_stop that meets the target."""
     line, target = content.line, content.target
     closed = [e for e in line.evals if line.run_s is None or (e.reported_s or 0.0) <= line.run_s]
     valued = [e for e in closed if e.value is not None]
@@ -297,6 +300,7 @@ def _outcome(content: LogContent) -> dict[str, Any]:
     overlapping = any(e.overlaps_training for e in line.evals)
     return {
         "outcome": _outcome_name(content, hit),
+        # The rules score no resumed run, and a run without run_stop has no time
         "converged": hit is not None and line.run_s is not None and not _resumed(content),
         "epochs_to_target": content.epochs.at(hit),
         "epochs_run": content.epochs.of_run(in_run, valued, overlapping=overlapping),
@@ -328,7 +332,7 @@ def _resumed(content: LogContent) -> bool:
 
 
 def _doubts(row: Mapping[str, Any], content: LogContent) -> dict[str, Any]:
-    """What a reader should know before believing the row."""
+    """Build the columns of what a reader should know before believing the row."""
     log, record, line = content.log, content.record, content.line
     staging_s = record.staging_s
     return {
@@ -340,23 +344,26 @@ def _doubts(row: Mapping[str, Any], content: LogContent) -> dict[str, Any]:
         "epoch_num_zero_based": line.zero_based,
         "epoch_num_counts_samples": content.epochs.samples_per_epoch is not None,
         "events_after_run_stop_s": None if line.run_s is None else max(0.0, line.end_s - line.run_s),
+        # One process logs init_start once
         "logged_by_all_ranks": len(log.places.get(mllog.INIT_START, ())) > 1,
         "benchmark_logged": record.benchmark,
         "org_logged": record.org,
         "event_count": len(log.events) + log.skipped,
         "damaged_lines": log.damaged,
+        # Three are enough to find the place; a damaged file may have thousands
         "damage": "; ".join(f"line {p.line}: {p.message}" for p in log.problems[:3]) or None,
     }
 
 
 def _fields(source: object, columns: Mapping[str, str]) -> dict[str, Any]:
-    """Columns from the fields of an object; all None if there is no object."""
+    """Build columns from the fields of an object; all None if there is no object. ``columns``: field by column."""
     return {column: None if source is None else getattr(source, name) for column, name in columns.items()}
 
 
 def _scaling_factor(folder: Path) -> float | None:
-    """The reference-convergence factor a package ships with its logs (the official tool multiplies by it)."""
+    """Read the reference-convergence factor that a package ships with its logs (the official tool multiplies by it)."""
     try:
         return parse_float(read_json(folder / "scaling.json", read_limits().json).get("scaling_factor"))
+    # AttributeError: the file is JSON but no object
     except (OSError, ValueError, AttributeError):
         return None

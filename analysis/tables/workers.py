@@ -1,4 +1,4 @@
-"""Spread work over forked processes. Results keep the order of items."""
+"""Spreads work over forked processes. Results keep the order of items."""
 
 from __future__ import annotations
 
@@ -33,10 +33,12 @@ def run_in_processes(
     """
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     if alone or count < 2 or multiprocessing.current_process().daemon:
+        # A daemon may not start processes (Python forbids it)
         return _collect(map(work, items), len(items), tell)
     # Processes and not threads, because decoding holds the GIL. They are forked, because a spawned process would import
     # all modules again and could not be given a closure or a table without pickling it.
     pool = ProcessPoolExecutor(
+        # No more processes than chunks
         min(count, MOST_PROCESSES, -(-len(items) // chunk)),
         multiprocessing.get_context("fork"),
         initializer=_start,

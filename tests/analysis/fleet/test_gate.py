@@ -127,8 +127,8 @@ def test_two_nodes_are_judged_beside_their_history(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (("--choose", "2"), "--choose writes to the folder of -o"),
-        (("--choose", "9", "-o", "out"), "--choose 9: there are 6 nodes"),
+        (("--choose", "2"), "--choose writes the names to the folder of -o"),
+        (("--choose", "9", "-o", "out"), "--choose 9: expected at most 6, the number of nodes"),
         (("--nodes", "n[1-"), "expected a Slurm node list"),
         (("--again", "none"), "none"),
     ],
@@ -143,7 +143,7 @@ def test_wrong_words_are_one_line(tmp_path: Path, words: tuple[str, ...], text: 
 def test_a_folder_without_samples_is_told(tmp_path: Path) -> None:
     done = mlhpc("preflight", "judge", tmp_path)
     assert done.returncode == 2
-    assert "no *.jsonl in it" in done.stderr
+    assert "the folder has no *.jsonl file" in done.stderr
 
 
 def ceilings_file(path: Path, value: float, ranks: int = 2) -> Path:

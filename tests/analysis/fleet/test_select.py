@@ -189,13 +189,13 @@ def test_the_plan_is_what_trying_all_plans_finds() -> None:
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
-        ("", ":1: no column node, hours, incidents, ended"),
-        ("node,hours\na,1\n", ":1: no column incidents, ended"),
+        ("", ":1: column node, hours, incidents, ended is missing"),
+        ("node,hours\na,1\n", ":1: column incidents, ended is missing"),
         ("node,hours,incidents,ended\na,1,0,open\nb,-1,0,open\n", ":3: "),
         ("node,hours,incidents,ended\na,1,0,open\na,2,0,open\n", ":3: node 'a' is in the job twice"),
         ("node,hours,incidents,ended\na,1,0,incident\n", "no row has ended = open"),
-        ("node,hours,incidents,ended\na,0,0,incident\n", ":2: hours = 0"),
-        ("node,hours,incidents,ended\na,1,0\n", ":2: not as many cells"),
+        ("node,hours,incidents,ended\na,0,0,incident\n", ":2: field `hours` is 0"),
+        ("node,hours,incidents,ended\na,1,0\n", ":2: the row has more or fewer cells"),
         ("node,hours,incidents,ended,colour\na,1,0,open,red\n", ":2: "),
         ("node,hours,incidents,ended\na,1,0,later\n", "ended"),
         ("node,hours,incidents,ended\na,nan,0,open\n", "hours"),

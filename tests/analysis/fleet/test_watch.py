@@ -130,13 +130,13 @@ def test_the_command_names_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("", ":1: no column worker, step, time"),
-        ("worker,step\na,1\n", ":1: no column time"),
+        ("", ":1: column worker, step, time is missing"),
+        ("worker,step\na,1\n", ":1: column time is missing"),
         ("worker,step,time\na,1,x\n", ":2: time = 'x': expected a number"),
         ("worker,step,time\na,1,nan\n", ":2: time = 'nan': expected a number"),
         ("worker,step,time\na,1\n", ":2: time = None: expected a number"),
         ("worker,step,time\na,1,0\n", ":2: worker 'a': time = 0: expected a positive number"),
-        ("worker,step,time\na,1,1\na,1,2\n", ":3: worker 'a': step 1 is there twice"),
+        ("worker,step,time\na,1,1\na,1,2\n", ":3: worker 'a': step 1 occurs twice"),
         ("worker,step,time\na,1,1\nb,1,1\n", ": 2 workers; expected at least 3"),
     ],
 )

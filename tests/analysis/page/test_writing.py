@@ -52,7 +52,7 @@ def test_an_unknown_form_is_refused_before_anything_is_read(tmp_path: Path, form
     (tmp_path / "nothing").mkdir()
     said = invoke(tmp_path / "nothing", "-o", tmp_path / "report", "--figures", forms)
     assert said.exit_code == 2
-    assert "is none of svg, png, pdf" in said.output
+    assert "expected one or several of svg, png, pdf" in said.output
     assert not (tmp_path / "report").exists()
 
 

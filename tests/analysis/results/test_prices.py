@@ -44,8 +44,8 @@ def test_a_price_is_a_number_and_a_unit_an_hour(text: str, amount: float, unit: 
         (["H100=1e999 USD/h"], "is not a price"),
         (["H100=2..5 USD/h"], "is not a price"),
         (["H100=2.5 USD/day"], "is not a price"),
-        (["H100=1 USD/h", "H100=2 USD/h"], "a second price for H100"),
-        (["H100=1 USD/h", "A100=2 EUR/h"], "one unit only, not USD"),
+        (["H100=1 USD/h", "H100=2 USD/h"], "H100 has a price already"),
+        (["H100=1 USD/h", "A100=2 EUR/h"], "different units: USD"),
         (["nothing.yaml"], "No such file"),
     ],
 )

@@ -33,8 +33,8 @@ Build = Callable[..., Any]
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "profile"}, "found 'profile'"),
-        ({"version": 2}, "ceilings version 2; this suite reads 1"),
+        ({"kind": "profile"}, "field `kind` is 'profile'"),
+        ({"version": 2}, "`version` of the ceilings file is 2; this suite reads 1"),
         ({"ranks": 0}, "ranks = 0: expected int >= 1"),
         ({"roofs": [{"resource": "compute"}]}, "missing keys 'roofs.0.name', "),
         ({"device": None}, "device = None: "),
@@ -364,7 +364,7 @@ def test_the_command_takes_ceilings_among_its_paths_and_refuses_them_alone(
     there = ceilings(tmp_path / "d.json", "elsewhere", faster=2.0)
     alone = mlhpc("report", file, "-o", tmp_path / "none")
     assert alone.returncode == 2
-    assert "no report without logs" in alone.stderr
+    assert "a report needs logs" in alone.stderr
     done = CliRunner().invoke(
         report, [str(folder), str(file), "--what-if", str(there), "-o", str(tmp_path / "made")], catch_exceptions=False
     )
