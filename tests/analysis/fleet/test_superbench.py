@@ -25,7 +25,8 @@ def test_its_own_results_are_read_and_missing_metrics_are_named(tmp_path_factory
 
 @pytest.mark.parametrize(
     ("text", "found"),
-    [("", "the file has no node"), ("5\n", ":1: field `node` is missing"), ('{"node": "a"}\nx\n', ":2: 'x': expected a JSON object"),
+    [("", "the file has no node"), ("5\n", ":1: field `node` is missing"),
+     ('{"node": "a"}\nx\n', ":2: 'x': expected a JSON object"),
      ('{"node": "a"}\n{"node": "a"}\n', ":2: node 'a' occurs twice"), ('{"a": 1}\n', ":1: field `node` is missing")],
 )  # fmt: skip
 def test_wrong_results_are_named(tmp_path: Path, text: str, found: str) -> None:

@@ -250,7 +250,7 @@ def test_a_sweep_in_which_nothing_varies_is_valid_json_too(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda d: d.update(version=1), "version 1"),
+        (lambda d: d.update(version=1), "`version` of the sweep is 1; this suite reads 2"),
         (lambda d: d.update(kind="other"), "not a sweep"),
         (lambda d: d["grids"][0].pop("all_to_all"), "damaged sweep"),
         (lambda d: d["grids"][0]["all_to_all"][0].update(seconds=[]), "damaged sweep"),
