@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from suite.training.saver import DUE, CheckpointSaver
 from suite.world import World
 
+# A stop signal or a due checkpoint waits at most about this long; each check costs one small sum over all ranks.
 CHECK_INTERVAL_S = 1.0
 DIVERGED = "divergence"
+# If ranks got different signals, the first of these is the stated reason.
 SIGNAL_NAMES = ("SIGTERM", "SIGINT", "SIGUSR1")
 
 
@@ -26,7 +28,7 @@ class StepDecision:
 
 
 class StopAgreement:
-    """Lets all ranks agree what to do before the next step, in one small sum every ``interval_s`` seconds."""
+    """Lets all ranks agree what to do before the next step, by one small sum every ``interval_s`` seconds."""
 
     def __init__(
         self,
@@ -36,6 +38,7 @@ class StopAgreement:
         interval_s: float = CHECK_INTERVAL_S,
     ) -> None:
         self._world, self._stop_signal, self._saver, self._interval_s = world, stop_signal, saver, interval_s
+        # The first check is at the first step, because no rate of steps is known yet.
         self._countdown = 1
         self._since = time.perf_counter()
         self._steps = 0

@@ -26,11 +26,16 @@ if TYPE_CHECKING:
     from suite.workload import Batch
 
 Item = TypeVar("Item")
-LOADS_PER_CHECK = 8  # loads by the caller after which it is asked whether they wait
-MAX_WAIT_SHARE = 0.05  # of the time, from which on threads load
-THREAD_LOADS = 32  # loads by a thread after which the caller loads again
-LONG_WAIT_S = 0.1  # of those loads together: threads load at once
-ALIGNMENT = 512  # bytes: where a tensor begins in a parcel, as torch's allocator aligns tensors of their own
+# The caller checks after this many loads whether they waited for storage.
+LOADS_PER_CHECK = 8
+# If loads wait for a larger share of the time, a thread loads.
+MAX_WAIT_SHARE = 0.05
+# If the loads since the last check waited longer than this, a thread loads at once.
+LONG_WAIT_S = 0.1
+# After this many loads by a thread, the caller tries again.
+THREAD_LOADS = 32
+# Bytes: each tensor of a packed batch begins at a multiple, as in memory from torch's allocator.
+ALIGNMENT = 512
 
 
 def compute_threads_per_rank(world: World) -> int:
@@ -52,7 +57,8 @@ def set_up_rank(config: RunConfig, world: World) -> tuple[torch.device, bool]:
         keep_compiler_unloaded()
     torch.set_num_threads(compute_threads_per_rank(world))
     device = choose_device(config.device, world)
-    use_precision(config.precision, device)  # nothing in TF32 where a run is still to choose
+    # With precision "auto" this forbids TF32 until the run has chosen.
+    use_precision(config.precision, device)
     return device, device.type == "cpu" and keep_freed_memory()
 
 
@@ -62,6 +68,7 @@ def use_precision(precision: str, device: torch.device) -> None:
     torch's own default is TF32 for convolutions only. InputError if the device has no TF32.
     """
     wanted = precision == "tf32"
+    # ROCm calls its GPUs cuda too, with capabilities such as (9, 4): a capability alone does not show an NVIDIA GPU.
     if wanted and (
         device.type != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device) < (8, 0)
     ):
@@ -82,14 +89,15 @@ def choose_device(wanted: str, world: World) -> torch.device:
         return torch.device("cpu")
     if world.local_rank >= available and available != 1:
         raise InputError(f"device cuda: local rank {world.local_rank} has no GPU; this node shows {available}")
-    device = torch.device("cuda", world.local_rank if available > 1 else 0)  # srun --gpus-per-task shows each rank one
+    # With srun --gpus-per-task each rank sees one GPU, its own, as number 0.
+    device = torch.device("cuda", world.local_rank if available > 1 else 0)
     torch.cuda.set_device(device)
     return device
 
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """The tensors of a batch in one buffer, so that one copy brings all of them to a device."""
+    """The tensors of a batch in one buffer: one copy brings all to a device."""
 
     buffer: Tensor
     contents: dict[str, tuple[int, torch.Size, torch.dtype]]
@@ -102,10 +110,10 @@ class PackedBatch:
             begin = math.ceil(end / ALIGNMENT) * ALIGNMENT
             contents[name] = (begin, tensor.shape, tensor.dtype)
             end = begin + tensor.nbytes
-        parcel = PackedBatch(torch.empty(end, dtype=torch.uint8, pin_memory=pinned), contents)
-        for name, place in parcel.unpack().items():
+        packed = PackedBatch(torch.empty(end, dtype=torch.uint8, pin_memory=pinned), contents)
+        for name, place in packed.unpack().items():
             place.copy_(batch[name])
-        return parcel
+        return packed
 
     def to(self, device: torch.device) -> PackedBatch:
         """Start to copy the buffer to a device; on a GPU in the current stream."""
@@ -120,7 +128,7 @@ class PackedBatch:
 
 
 class BatchCopier:
-    """Brings batches to a device while it computes: loader threads pack and pin, a stream of its own copies.
+    """Brings batches to a device while it computes. Loader threads pack and pin. A separate stream copies.
 
     On a CPU batches stay where they are. ``alone``: the ranks compute on every core, so a loader thread would only slow
     the training thread down.
@@ -136,7 +144,7 @@ class BatchCopier:
         return self._stream is not None
 
     def pack(self, batch: Batch) -> Batch | PackedBatch:
-        """Prepare a batch for its copy; called in a loader's thread."""
+        """Prepare a batch for its copy, in a loader's thread."""
         return batch if self._stream is None else PackedBatch.pack(batch, pinned=True)
 
     def begin(self, packed: Batch | PackedBatch) -> Batch | PackedBatch:
@@ -147,10 +155,11 @@ class BatchCopier:
         return packed
 
     def end(self, packed: Batch | PackedBatch) -> Batch:
-        """Make the device wait for the copy before it computes further. The host does not wait."""
+        """Make the device wait for the copy. The host does not wait."""
         if not isinstance(packed, PackedBatch):
             return packed
         current = torch.cuda.current_stream(self._device)
+        # The current stream waits, not the host: the host goes on and issues the step.
         current.wait_stream(self._stream)
         # The buffer belongs to the copy's stream: without this the allocator could reuse it while the step reads it.
         packed.buffer.record_stream(current)
@@ -177,10 +186,9 @@ def load_with_prefetch(
 ) -> Iterator[tuple[Item, Batch]]:
     """Load the batches of items in order, ahead of their use, and bring them to the device.
 
-    Usually a pool of threads loads. If it would take a core that the ranks compute on (`Feed.alone`), the caller loads
-    each batch when it needs it. A thread would save nothing there, and handing a batch over costs time. If storage
-    makes the caller wait, a thread loads for a while, each time for twice as many batches, before the caller tries
-    again.
+    Usually a pool of threads loads. If it would take a core from the ranks (`BatchCopier.alone`), the caller loads each
+    batch when needed. A thread would save nothing there, and handing a batch over costs time. If storage makes the
+    caller wait, a thread loads for a while, then the caller tries again. Each time the thread loads twice as many.
     """
     left, most = iter(items), THREAD_LOADS
     while feed.alone and threads == 1:
@@ -205,6 +213,7 @@ def _load_in_caller(load: Callable[[Item], Batch], items: Iterator[Item]) -> Ite
         computed_s = time.thread_time() - computed_before_s
         waited_s, loads = waited_s + max(0.0, time.perf_counter() - load_begin_s - computed_s), loads + 1
         yield item, batch
+        # Checked after each load: one slow file server may take seconds for eight loads.
         if waited_s > LONG_WAIT_S:
             return
         if loads == LOADS_PER_CHECK:
@@ -234,6 +243,7 @@ def _load_in_threads(
 
         def submit(most: int) -> None:
             for item in islice(left, most - len(waiting)):
+                # Packing and pinning happen in the loader's thread as well: they copy the whole batch.
                 waiting.append((item, pool.submit(lambda each: feed.pack(load(each)), item)))
 
         try:
@@ -247,6 +257,8 @@ def _load_in_threads(
                 submit(count_prefetched_batches(threads))
         finally:
             for _, future in waiting:
+                # If the consumer stops early, loads that have not begun are dropped; otherwise the pool would do all of
+                # them.
                 future.cancel()
 
 

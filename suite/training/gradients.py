@@ -33,6 +33,7 @@ def register_exchange_timing(
         return partial(timer.mark, EXPOSED_COMMUNICATION)
     if dist.get_backend() == "gloo":  # DDP's own all-reduce, whose times are read once per step
         return ReducerTimes(wrapped, timer, ledger).mark
+    # MPI's collectives end before they return, so each bucket's wait is fully exposed and measured in place.
     wrapped.register_comm_hook(timer, _all_reduce_on_host)
     return partial(timer.mark, FORWARD_BACKWARD)
 
@@ -62,6 +63,7 @@ def _all_reduce_on_host(timer: PhaseTimer, bucket: GradBucket) -> torch.futures.
     buffer = bucket.buffer().mul_(1 / dist.get_world_size())
     dist.all_reduce(buffer)
     timer.transfer(begin, timer.mark(EXPOSED_COMMUNICATION))
+    # DDP expects a future, although the sum is done.
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(buffer)
     return future

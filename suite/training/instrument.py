@@ -36,11 +36,13 @@ from suite.transport import ObservedTransport, Transport
 from suite.world import World
 
 PROC_IO = Path("/proc/self/io")
-MAX_LISTED_RANKS = 64  # ranks of which a log holds every single value
+# Above this, a log with one value per rank and quantity would grow with the machine.
+MAX_LISTED_RANKS = 64
 DISTRIBUTION = ("min", "median", "mean", "max", "min_rank", "max_rank")
 CONTROL = "control"
+# Two clocks read within the tolerance show the same moment. Otherwise the closest of a few readings counts.
 CLOCK_READINGS = 5
-CLOCK_TOLERANCE_S = 20e-6  # two clocks read within this time show the same moment
+CLOCK_TOLERANCE_S = 20e-6
 DDP_TIMES = ("backward_compute_time_end", "backward_comm_time_start", "backward_comm_time_end")  # wall clock, ns
 
 # A collective of torch.distributed: its kind, and which argument is what this rank gives to it
@@ -71,9 +73,11 @@ class CollectiveCounter:
         self._thread = threading.local()
 
     def add(self, kind: str, payload: int, calls: int = 1) -> None:
-        """Add calls of one kind, with the sum of their bytes."""
+        """Add calls of one kind and their total bytes."""
+        # The transport may call further collectives within one piece of control traffic, which is counted already.
         if getattr(self._thread, "control", False):
             return
+        # Control traffic is marked for the watchdog by its transport (make_marking_transport).
         if kind != CONTROL:
             self._on_call(kind)
         with self._lock:
@@ -105,6 +109,7 @@ class CollectiveCounter:
 @contextmanager
 def count_collectives(ledger: CollectiveCounter) -> Iterator[None]:
     """Count every collective that the body calls as ``torch.distributed.<name>``."""
+    # Names differ between versions of torch; absent ones are skipped.
     originals = {name: getattr(dist, name) for name in COLLECTIVES if hasattr(dist, name)}
     for name, original in originals.items():
         # DDP's reducer calls collectives in C++, which this does not see: `ReducerTimes` counts those.
@@ -130,10 +135,11 @@ class ReducerTimes:
 
     def __init__(self, wrapped: DistributedDataParallel, timer: PhaseTimer, ledger: CollectiveCounter) -> None:
         self._timer, self._ledger, self._logger = timer, ledger, wrapped.logger
+        # By default DDP takes its times only in every 100th step.
         wrapped._set_ddp_runtime_logging_sample_rate(1)  # type: ignore[no-untyped-call]
 
     def mark(self) -> None:
-        """Mark the phases of a backward pass that has just ended."""
+        """Mark the phases of the last backward pass."""
         now, wall_ns = _read_both_clocks()
         self._logger.set_runtime_stats_and_log()  # type: ignore[union-attr]
         found = self._logger._get_ddp_logging_data().ints_map  # type: ignore[union-attr]
@@ -142,6 +148,7 @@ class ReducerTimes:
         self._timer.transfer(begin, end)
         self._timer.mark(FORWARD_BACKWARD, computed)
         self._timer.mark(EXPOSED_COMMUNICATION, now)
+        # Each step sends every gradient once; DDP does not report bytes per bucket.
         self._ledger.add("all_reduce", found["total_parameter_size_bytes"], found["num_buckets_reduced"])
 
 
@@ -188,6 +195,8 @@ class RankCounters:
     def _counts(self) -> dict[str, float]:
         counts = {"loader_bytes": float(count_read_bytes())}
         try:
+            # proc(5): read_bytes came from a block device. rchar is the sum of read calls, also from the page cache,
+            # without reads through mapped files.
             text = PROC_IO.read_text()
         except OSError as error:
             self.absent["kernel_bytes"] = f"{PROC_IO}: {error.strerror}"
@@ -197,7 +206,7 @@ class RankCounters:
 
 
 class EnergyReader:
-    """Reads the energy of all nodes and GPUs of a run. One rank reads each node and each GPU that ranks share."""
+    """Reads the energy of all nodes and GPUs of a run. One rank reads each node and each shared GPU."""
 
     def __init__(self, world: World, device: torch.device) -> None:
         self._world = world
@@ -205,6 +214,7 @@ class EnergyReader:
         counters, self.absent = list(node.counters), dict(node.absent)
         uuid = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
         readers = world.allgather((world.node, uuid), tuple[int, str | None])
+        # Ranks of a node share its counters: two readers would count its energy twice.
         if world.local_rank != 0:
             counters = []
         if uuid is None:
@@ -229,6 +239,7 @@ class EnergyReader:
         now = time.perf_counter()
         seconds, self._since = now - self._since, now
         mine = self.meter.take()
+        # Ranks other than 0 get None from gather; what they compute from their own reading is not logged.
         return sum_readings(self._world.gather(mine, EnergyReading) or [mine], seconds, self.absent)
 
 
@@ -272,6 +283,7 @@ def _make_counting(
     def call(*arguments: Any, **keywords: Any) -> Any:
         given = arguments[position] if len(arguments) > position else keywords[keyword]
         tensors = given if isinstance(given, list | tuple) else (given,)
+        # Before the call: if it never returns, the watchdog must know that this rank is in it.
         ledger.add(kind, sum(tensor.nbytes for tensor in tensors))
         return original(*arguments, **keywords)
 

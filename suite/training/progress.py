@@ -50,7 +50,7 @@ class ProgressMarks:
         self._mark("", TRAINING)
 
     def call(self, what: str, channel: str = TRAINING) -> None:
-        """Mark a call that every rank makes in the same order."""
+        """Mark a call that all ranks make in one order."""
         self._mark(f"{what} in {self._place()}", channel)
 
     def collective(self, kind: str) -> None:

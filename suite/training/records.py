@@ -25,7 +25,8 @@ from suite.training.timing import OTHER, NoTimer, PhaseTimer, make_device_clock
 from suite.world import World
 
 LOSS_SUM = "loss_sum"
-FIRST_LOSSES = 20  # steps whose losses are logged one by one
+# The losses of so many steps are logged one by one; later ones as means of windows.
+FIRST_LOSSES = 20
 
 
 class TrainingLog:
@@ -47,7 +48,7 @@ class TrainingLog:
         self._totals: dict[str, float] = {}
 
     def counting(self) -> AbstractContextManager[None]:
-        """Count collectives and energy within the body, which is the run."""
+        """Count collectives and energy within the body, the run."""
         if self.instruments is None:
             return nullcontext()
         self.instruments.energy.restart()
@@ -76,12 +77,14 @@ class TrainingLog:
         ``where`` has ``epoch_num``, ``first_step`` and ``steps``. ``mine`` is this rank's mean loss per step, or None.
         The window ends now, or at the stamp ``until``.
         """
+        # Every rank must enter the sum. NaN of a rank without a loss makes the mean NaN, and the event gets null.
         loss = self.world.sum({"loss": math.nan if mine is None else mine})["loss"] / self.world.size
         stats = window_stats()
         self.timer.mark(OTHER, until)
         phases = self.timer.flush()
         self._add(phases | ({} if mine is None else {LOSS_SUM: mine * where["steps"]}))
         if self.instruments is not None:
+            # Energy counters wrap around; a reading per window misses no wrap in a long epoch.
             self.instruments.energy.meter.sample()
             shown = None if mine is None else loss
             self._log.event(mllog.STEP_PHASES, phases, metadata={**where, "loss": shown})
@@ -113,9 +116,11 @@ class TrainingLog:
         """
         self.timer.mark(OTHER, until)
         self._add(self.timer.flush())
+        # After flush, which waits for the device.
         throughput = samples / elapsed_s()
         self._log.event(mllog.TRACKED_STATS, {"throughput": throughput}, metadata={"epoch_num": label})
         where = {"epoch_num": label, "steps": steps}
+        # Not in `elapsed_s`: this exchange is the log's, not the training's.
         mean = {name: value / self.world.size for name, value in self.world.sum(self._totals).items()}
         self._log.event(mllog.RANK_PHASES, mean, metadata=where)
         if self.instruments is not None:
@@ -181,12 +186,13 @@ class OtherWork:
         if rows is None or self._node is None or end is None:  # rank 0 reads a node and gathers
             return
         seconds = end.at_s - self._node.at_s
-        told: dict[int, list[_RankUse]] = {}
+        by_node: dict[int, list[_RankUse]] = {}
         for row in rows:
-            told.setdefault(row.node, []).append(row)
-        uses = {node: _compute_node_use(of_node) for node, of_node in sorted(told.items())}
+            by_node.setdefault(row.node, []).append(row)
+        uses = {node: _compute_node_use(of_node) for node, of_node in sorted(by_node.items())}
         entries = [{"node": node, **asdict(use)} for node, use in uses.items() if use.absent is None]
         absent = Counter(use.absent for use in uses.values() if use.absent is not None)
+        # On thousands of nodes the log names only those with most work of others.
         most = sorted(entries, key=lambda entry: compute_share(entry, seconds), reverse=True)[:MAX_LISTED_NODES]
         value = [
             {name: round(of, 3) if isinstance(of, float) else of for name, of in entry.items() if name != "absent"}
@@ -200,9 +206,10 @@ class OtherWork:
 
 
 def _compute_node_use(rows: Sequence[_RankUse]) -> NodeUse:
-    """Compute the CPU use of one node from its ranks' reports."""
+    """Compute a node's CPU use from its ranks' reports."""
     begin, end = next((row.begin, row.end) for row in rows if row.begin is not None)
     assert begin is not None
     assert end is not None
+    # Ranks may be pinned to different CPUs; other work on any of them slows a rank down.
     cpus = frozenset[int]().union(*(row.cpus for row in rows))
     return compute_use(begin, end, cpus, sum(row.own_s for row in rows), max(row.cores for row in rows))

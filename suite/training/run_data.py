@@ -25,6 +25,7 @@ def open_data(config: RunConfig, world: World) -> tuple[Path, Manifest]:
     """Find the data root and read its manifest, on rank 0 only. ValueError says how to make the data."""
     root = config.data or choose_default_data_root(config.workload, config.size)
     manifest, error = None, None
+    # One read instead of one per rank; check_together raises the same error on all.
     if world.is_first:
         try:
             manifest = find_data(root, config.workload, config.size)
@@ -37,17 +38,18 @@ def open_data(config: RunConfig, world: World) -> tuple[Path, Manifest]:
 def verify_source(
     config: RunConfig, root: Path, manifest: Manifest, world: World, tick: Callable[[], None]
 ) -> Verification | None:
-    """Compare the shards that the run will read with their checksums. ValueError names a damaged shard.
+    """Compare the shards of the run with their checksums. ValueError names a damaged shard.
 
     None if the config forbids it, or if the run reads a staged copy. Call it before caches are dropped: it reads all
     data.
     """
+    # Staging compares what arrives on each node, so the source need not be read twice.
     staged = config.staging.directory is not None and not config.staging.overlap
     return verify_shards(root, manifest.shards, world, tick) if config.verify_data and not staged else None
 
 
 class RunData:
-    """Opens the splits of a data set, from the data root or, once it is staged, from node-local storage."""
+    """Opens the splits of a data set, from the data root. Once it is staged, from node-local storage."""
 
     def __init__(
         self, plan: TrialPlan, workload: Workload, source: Path, world: World, log: EventLog, parallel: Parallel
@@ -55,11 +57,13 @@ class RunData:
         self._workload, self._source, self._trial = workload, source, plan.trial
         self._config, self._world, self._log = plan.config, world, log
         self._root, self._parallel = source, parallel
+        # The root that a split was opened from tells whether it is still the present one.
         self._open: dict[str, tuple[Path, Dataset]] = {}
         self._thread: threading.Thread | None = None
         self._report: StagingReport | None = None
         self._error: Exception | None = None
         self.staged_s = 0.0
+        # Background staging and training call collectives at the same time. On shared communicators they would mix.
         self._staging_world = create_own_world(world)
 
     def open_or_stage(self, verified: Verification | None) -> None:
@@ -74,6 +78,7 @@ class RunData:
             self._stage()
             self.staged_s = time.perf_counter() - begin
             self._log_staged(overlapped=False)
+        # After staging, because its report says whether the copies were verified.
         self._log_verified(verified)
         for split in ("train", "validation"):
             self._split(split)
@@ -89,9 +94,10 @@ class RunData:
             self._log.event(mllog.DATA_VERIFIED, staged.value(), metadata={"place": "staged copy of each node"})
 
     def begin_overlapped(self) -> None:
-        """Start staging in the background, if the config asks for it."""
+        """Start background staging, if the config asks for it."""
         if self._config.staging.directory is not None and self._config.staging.overlap:
             self._log.start(mllog.STAGING)
+            # A daemon, so that a failed training does not wait for the copy.
             self._thread = threading.Thread(target=self._stage_guarded, name="staging", daemon=True)
             self._thread.start()
 
@@ -100,6 +106,8 @@ class RunData:
 
         Before the second block, waits for background staging and changes over to the copy.
         """
+        # The first block reads from the source. All ranks change over at the same block, because `finish` is a
+        # collective.
         if self._thread is not None and block > 1:
             self.finish()
         return self._split("train")
@@ -114,6 +122,7 @@ class RunData:
             return
         self._thread.join()
         self._thread = None
+        # Staging may have failed on one node only; the others would wait for it in the next collective.
         self._world.check_together(self._error)
         self._log_staged(overlapped=True)
 
@@ -122,6 +131,7 @@ class RunData:
         if opened is None or opened[0] != self._root:
             error, dataset = None, None
             try:
+                # With a plan that splits samples, this rank reads only its part of each.
                 slabs = self._parallel.slabs(evaluation=split != "train")
                 dataset = cut(self._workload.dataset(split, self._root), slabs)
             except (ValueError, OSError) as caught:
@@ -134,12 +144,14 @@ class RunData:
     def _stage(self) -> None:
         directory = self._config.staging.directory
         assert directory is not None
+        # Trials that run at the same time on one node need different folders.
         place = Path(str(directory).replace("{trial}", str(self._trial)))
         self._report = stage(self._source, place, self._staging_world, verify=self._config.verify_data)
 
     def _stage_guarded(self) -> None:
         try:
             self._stage()
+        # Kept for `finish`: an error raised in this thread would reach nobody.
         except (ValueError, OSError) as error:
             self._error = error
 

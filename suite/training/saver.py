@@ -1,8 +1,8 @@
 """Saves checkpoints of a trial in the background: at intervals, or when it has to stop.
 
 All ranks copy their part to host memory before the same step. A thread of each writes it while training goes on.
-Whether all have written is part of the small sum in which ranks agree about once a second (suite.training.agreement). A
-checkpoint that cannot be written is a warning: training goes on, and the next one is tried when it is due.
+About once a second the ranks agree whether all have written (suite.training.agreement). A checkpoint that cannot be
+written is a warning. Training goes on, and the next one is tried when it is due.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DUE, WRITTEN, FAILED = "checkpoint_due", "checkpoint_written", "checkpoint_faile
 
 @dataclass
 class _PendingCheckpoint:
-    """A checkpoint that is being written, as one rank sees it."""
+    """One rank's view of a checkpoint that is being written."""
 
     snapshot: Snapshot
     where: dict[str, int]
@@ -40,7 +40,8 @@ class _PendingCheckpoint:
         begin = time.perf_counter()
         try:
             self.snapshot.write()
-        except Exception as caught:  # whatever the disk does, training goes on
+        # Whatever the disk does, training goes on.
+        except Exception as caught:
             self.error = caught
         self.write_s = time.perf_counter() - begin
         self.done = True
@@ -71,6 +72,7 @@ class CheckpointSaver:
         """Return what this rank contributes to the next agreement."""
         writing = self._writing
         return {
+            # Rank 0's clock alone decides, because the clocks of ranks differ.
             DUE: float(self._world.is_first and writing is None and self._is_due()),
             WRITTEN: float(writing is not None and writing.done and writing.error is None),
             FAILED: float(writing is not None and writing.done and writing.error is not None),
@@ -83,6 +85,7 @@ class CheckpointSaver:
         True: it is the trial's checkpoint now. False: it failed. None: ranks are still writing, or there is none.
         """
         writing = self._writing
+        # Each rank votes once its thread has ended, so this is the first check at which all have.
         if writing is None or agreed[WRITTEN] + agreed[FAILED] < self._world.size:
             return None
         self._writing = None
@@ -95,6 +98,7 @@ class CheckpointSaver:
                     size = writing.snapshot.commit()
                 except OSError as caught:
                     problem = render_error(caught)
+            # Commit can fail on rank 0 only; all must know before they log or clean.
             problem = self._world.broadcast(problem)
             if problem is None:
                 self._log_saved(writing, size, time.perf_counter() - begin)
@@ -112,11 +116,13 @@ class CheckpointSaver:
     def begin(self, state: TrainingState, position: Position, epoch_num: int) -> None:
         """Copy the training to host memory and start writing. Training stands still only for the copy."""
         begin = time.perf_counter()
-        # it removes all files but the former checkpoint's: no rank writes before rank 0 comes to `snapshot`
+        # The cleaning removes all files except the former checkpoint's. It must end before any rank writes, and ranks
+        # write only after rank 0 has come to `snapshot`.
         self._join_cleaning()
         snapshot = self._checkpoint.snapshot(self._world, state, position)
         where = {"epoch_num": epoch_num, "next_step": position.step}
         writing = _PendingCheckpoint(snapshot, where, begin, time.perf_counter() - begin)
+        # A daemon: a trial that ends with an error must not wait for the disk.
         writing.thread = threading.Thread(target=writing.write, name="checkpoint", daemon=True)
         writing.thread.start()
         self._writing, self._last = writing, begin
@@ -130,6 +136,7 @@ class CheckpointSaver:
         self.begin(state, position, epoch_num)
         saved = self._wait()
         self._join_cleaning()
+        # A trial that stops may be resumed from a former checkpoint, too.
         return bool(saved or self._world.broadcast(self._checkpoint.exists()))
 
     def close(self) -> None:
@@ -140,6 +147,7 @@ class CheckpointSaver:
         if self._writing is not None:
             assert self._writing.thread is not None
             self._writing.thread.join()
+            # A trial that came to its end needs no checkpoint; half a checkpoint helps nobody.
             self._writing.snapshot.discard()
             self._writing = None
         self._join_cleaning()
@@ -148,6 +156,7 @@ class CheckpointSaver:
         """True early enough that the new checkpoint is whole when the former one is ``interval_s`` old."""
         if self._interval_s is None:
             return False
+        # If writing takes longer than half the interval, checkpoints would otherwise follow each other without a pause.
         return time.perf_counter() - self._last >= max(self._interval_s / 2, self._interval_s - self._took_s)
 
     def _wait(self) -> bool | None:

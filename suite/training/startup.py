@@ -23,8 +23,9 @@ from suite.config import WatchdogSettings
 from suite.files import print_line
 from suite.processes import load_parent_signal, read_start_time
 
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h of glibc
-MALLOPT_MAX = 2**31 - 1  # of mallopt
+# From malloc.h of glibc; mallopt takes an int.
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+MALLOPT_MAX = 2**31 - 1
 COMPILER_MODULE = "torch._dynamo"
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 SAME_REQUEST_S = 2.0
@@ -89,21 +90,25 @@ def keep_freed_memory() -> bool:
     try:
         libc = ctypes.CDLL(None)
         libc.gnu_get_libc_version  # noqa: B018  mallopt exists elsewhere too, with other numbers
+        # No block gets a mapping of its own, and the end of the heap is never given back.
         return bool(libc.mallopt(M_MMAP_MAX, 0) and libc.mallopt(M_TRIM_THRESHOLD, MALLOPT_MAX))
     except (OSError, AttributeError, TypeError):
         return False
 
 
 class _LazyModule(ModuleType):
-    """Lazy proxy of a module, or of an object in one: loads it at the first attribute that it does not know."""
+    """Lazy proxy of a module or of an object in one. The first attribute that it does not know loads the module."""
 
     def __init__(self, name: str, **known: object) -> None:
         super().__init__(name)
         self.__dict__.update(known)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and name != "__path__":  # of those who look at all modules; __path__: of an import
+        # inspect and unittest look for such names in every loaded module; that must not load the compiler. An
+        # import of a submodule asks for __path__ and does need it.
+        if name.startswith("__") and name != "__path__":
             raise AttributeError(f"{self.__name__} is not loaded: {name}")
+        # import_module would return this proxy while it stands in sys.modules.
         if isinstance(sys.modules.get(COMPILER_MODULE), _LazyModule):
             del sys.modules[COMPILER_MODULE]
         found: Any = importlib.import_module(COMPILER_MODULE)
@@ -115,8 +120,8 @@ class _LazyModule(ModuleType):
 def keep_compiler_unloaded() -> None:
     """Keep torch's optimizers and DDP from loading torch's compiler in a run that does not compile.
 
-    Loading it takes as much CPU time as loading torch, and about a thousand files. They ask it for three things: leave
-    a function alone, break a graph (there is none), and name DDP's mode (the default). Any other request loads it.
+    Loading it takes as much CPU time as loading torch, and about a thousand files. They ask it for three things. It must
+    leave a function alone, break a graph (there is none), and name DDP's mode. Any other request loads it.
     """
     if COMPILER_MODULE in sys.modules:
         return
@@ -128,6 +133,7 @@ def keep_compiler_unloaded() -> None:
         trace_rules=_LazyModule(f"{COMPILER_MODULE}.trace_rules", clear_lru_cache=lambda: None),
     )
     sys.modules[COMPILER_MODULE] = module
+    # `torch._dynamo` is looked up in torch itself, where a lazy __getattr__ would import it.
     sys.modules["torch"].__dict__["_dynamo"] = module
 
 

@@ -27,6 +27,7 @@ from suite.machine.probes.root import find_machine_root, is_simulated
 from suite.training.plan import TrialPlan
 from suite.world import World
 
+# run_trial adds the rank's number above these bits, so the seeds of ranks do not meet.
 SEED_BITS = 31
 
 
@@ -61,7 +62,7 @@ class RunHeader:
     attainable: Mapping[str, float]
 
 
-def log_run_header(log: EventLog, plan: TrialPlan, world: World, said: RunHeader) -> None:
+def log_run_header(log: EventLog, plan: TrialPlan, world: World, header: RunHeader) -> None:
     """Write the events that name a run: submission, size, version, seed, ranks, configuration,
     hyperparameters, data.
     """
@@ -75,33 +76,37 @@ def log_run_header(log: EventLog, plan: TrialPlan, world: World, said: RunHeader
     log.event(mllog.BENCHMARK_SIZE, plan.config.size)
     log.event(mllog.SUITE_VERSION, VERSION)
     log.event(mllog.RUN_MODE, plan.mode, metadata={"trial": plan.trial, "launcher": world.launcher})
-    log.event(mllog.SEED, said.seed)
+    log.event(mllog.SEED, header.seed)
+    # Ranks other than 0 have no log; they need not read the folder.
     for failed in list_replaced_runs(plan.folder, plan.trial) if world.is_first else ():
         log.event(mllog.RUN_REPLACED, failed.name)
     log.event(mllog.NUMBER_OF_RANKS, world.size)
     log.event(mllog.NUMBER_OF_NODES, world.nodes)
-    log.event(mllog.ACCELERATORS_PER_NODE, world.local_size if said.device == "cuda" else 0)
+    log.event(mllog.ACCELERATORS_PER_NODE, world.local_size if header.device == "cuda" else 0)
+    # The verdict is one file for the whole job.
     judged = world.is_first and read_preflight(os.environ)
     if judged:
         log.event(mllog.PREFLIGHT, judged[0], metadata=judged[1])
     simulated = is_simulated(find_machine_root(os.environ))
-    about = {"device": said.device, **said.about_config, "simulated_machine": simulated}
+    about = {"device": header.device, **header.about_config, "simulated_machine": simulated}
     log_run_files(log, plan.folder)
-    log.event(mllog.RUN_CONFIG, said.config, metadata=about)
+    log.event(mllog.RUN_CONFIG, header.config, metadata=about)
     log.event(mllog.GRADIENT_ACCUMULATION_STEPS, plan.config.gradient_accumulation_steps)
-    for key, value in said.hyperparameters.items():
+    for key, value in header.hyperparameters.items():
         log.event(key, value)
-    log.event(mllog.MODEL_PARAMETERS, said.parameters)
-    if said.work is not None:
-        log.event(mllog.WORK_PER_SAMPLE, said.work)
-    log.event(mllog.DATA_MANIFEST, said.data_manifest)
-    log.event(mllog.BASELINE, said.baselines, metadata={"attainable": said.attainable} if said.attainable else None)
+    log.event(mllog.MODEL_PARAMETERS, header.parameters)
+    if header.work is not None:
+        log.event(mllog.WORK_PER_SAMPLE, header.work)
+    log.event(mllog.DATA_MANIFEST, header.data_manifest)
+    log.event(
+        mllog.BASELINE, header.baselines, metadata={"attainable": header.attainable} if header.attainable else None
+    )
 
 
 def log_run_files(log: EventLog, folder: RunFolder) -> None:
     """Write the checksums of the files that state what the run was made with. Skips a file that cannot be read.
 
-    Facts of nodes are not included: each trial writes them anew.
+    Facts of nodes are not included, because each trial writes them anew.
     """
     found = {}
     for path in (folder.config_path, folder.sources_path, folder.environment_path):
@@ -135,6 +140,7 @@ def read_preflight(environ: Mapping[str, str]) -> tuple[dict[str, int], dict[str
         words = [node["word"] for node in document["nodes"].values()]
         about = {key: document[key] for key in ("false_alarms", "effect")}
         about["found_9_in_10"] = {each["metric"]: each["found_9_in_10"] for each in document["metrics"]}
+    # A damaged verdict of a preflight must not end a run; the log then has no event of it.
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     counts = {word: words.count(word) for word in ("good", "bad", "inconclusive")}
@@ -144,6 +150,7 @@ def read_preflight(environ: Mapping[str, str]) -> tuple[dict[str, int], dict[str
 def check_parameters(plan: TrialPlan, parameters: int) -> None:
     """Raise InputError if a closed submission's model has another number of parameters than the card."""
     expected = plan.size_card.model_parameters
+    # The open division allows another model (MLPerf's rules for both divisions).
     if parameters != expected and plan.config.submission.division == "closed":
         raise InputError(
             f"{plan.config.size}: model has {parameters} parameters; the card says {expected}; "
@@ -153,6 +160,7 @@ def check_parameters(plan: TrialPlan, parameters: int) -> None:
 
 def log_startup(log: EventLog, world: World, startup: Startup, *, staged_s: float) -> None:
     """Write how long the ranks took to start until now, without ``staged_s`` seconds of staging. All ranks call it."""
+    # Staging is copied data, logged as its own duration.
     init_s = time.perf_counter() - startup.imported_at - staged_s
     log.event(
         mllog.STARTUP,
@@ -168,10 +176,12 @@ def log_run_stop(
     log: EventLog, plan: TrialPlan, world: World, *, reached: bool, reason: str, first_block: int = 1
 ) -> None:
     """Write run_stop, then how the trial's time was spent. ``reached``: an evaluation reached the target."""
+    # The only two words that MLPerf's rules allow.
     status = "success" if reached else "aborted"
     log.stop(mllog.RUN, metadata={"status": status, "reason": reason, "first_block": first_block})
     if world.is_first:
         with suppress(OSError):  # a log of an earlier attempt that cannot be read ends no run
+            # After run_stop, which it reads from the log as the end of the run.
             found = find_goodput(plan.folder, plan.trial)
             log.event(mllog.GOODPUT, None if found is None else found.logged())
 

@@ -23,7 +23,8 @@ EXPOSED_COMMUNICATION = "exposed_communication"
 OPTIMIZER = "optimizer"
 OTHER = "other"
 PHASES = (DATA_WAIT, FORWARD_BACKWARD, EXPOSED_COMMUNICATION, OPTIMIZER, OTHER)
-OVERLAPPED_COMMUNICATION = "overlapped_communication"  # inside forward_backward: beside the phases, not one of them
+# Part of forward_backward, so it is not one of the phases that sum to the step.
+OVERLAPPED_COMMUNICATION = "overlapped_communication"
 
 
 class Clock(Protocol):
@@ -39,7 +40,7 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """The host's monotonic clock, in seconds. It is right where work is done when the call returns."""
+    """The host's monotonic clock, in seconds. It is right if work is done when calls return."""
 
     stamp = staticmethod(time.perf_counter)
 
@@ -53,6 +54,7 @@ class CudaClock:
 
     def stamp(self) -> Any:
         """Record an event and return it."""
+        # Here, so that the names of the phases can be imported without torch.
         import torch
 
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -61,6 +63,7 @@ class CudaClock:
 
     def seconds(self, begin: Any, end: Any) -> float:
         """Return the elapsed seconds. Waits for ``end``."""
+        # elapsed_time raises an error for an event that has not happened, and returns milliseconds.
         end.synchronize()
         return float(begin.elapsed_time(end)) * 1e-3
 
@@ -97,12 +100,13 @@ class PhaseTimer:
         The time since the last mark counts as this phase.
         """
         stamp = self._clock.stamp() if stamp is None else stamp
+        # Without the lock: while autograd's thread marks, the main thread waits in backward().
         self._marks.append((phase, stamp))
         return stamp
 
     @contextmanager
     def other(self) -> Iterator[None]:
-        """Run a body that belongs to no phase of the step."""
+        """Run a body that belongs to no phase."""
         yield
         self.mark(OTHER)
 
@@ -132,10 +136,12 @@ class PhaseTimer:
                 computing.append((now, now + elapsed))
             now += elapsed
             last = stamp
+        # Not now: the next window continues where this one's last mark ended, so no time is lost between them.
         self._start = last
         moving = merge_spans((self._clock.seconds(start, b), self._clock.seconds(start, e)) for b, e in transfers)
         alone = remove_holes(computing, moving)
         hidden = sum_lengths(computing) - sum_lengths(alone)
+        # Rounding of event times can make the difference slightly negative.
         return seconds | {"step": sum(seconds.values()), OVERLAPPED_COMMUNICATION: max(hidden, 0.0)}
 
 

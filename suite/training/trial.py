@@ -1,6 +1,6 @@
 """Runs one trial on this rank: facts, cache drop, init, run_start, training, run_stop.
 
-Init builds model and optimizer and opens or stages the data. The status in run_stop is computed from the evaluations,
+Init builds model and optimizer and opens the data. The status in run_stop is computed from the evaluations,
 never assumed.
 """
 
@@ -59,13 +59,22 @@ from suite.training.watchdog import Watchdog
 from suite.workload import Workload, load_workload
 from suite.world import World
 
+# Settings that change the losses. A checkpoint made with other values must not be continued.
 IDENTITY_SETTINGS = {
-    *("workload", "size", "global_batch_size", "gradient_accumulation_steps"),
-    *("precision", "channels_last", "compile", "hyperparameters"),
+    "workload",
+    "size",
+    "global_batch_size",
+    "gradient_accumulation_steps",
+    "precision",
+    "channels_last",
+    "compile",
+    "hyperparameters",
 }
 
 
-def run_trial(plan: TrialPlan, world: World, startup: Startup, progress: ProgressMarks, dog: Watchdog | None) -> int:
+def run_trial(
+    plan: TrialPlan, world: World, startup: Startup, progress: ProgressMarks, watchdog: Watchdog | None
+) -> int:
     """Run one trial and return the worker's exit code. Every rank calls it.
 
     InputError is one line for the user, equal on all ranks.
@@ -81,11 +90,13 @@ def run_trial(plan: TrialPlan, world: World, startup: Startup, progress: Progres
     collect_node_facts(folder, world)
     keep_data_manifest(folder, manifest.text(), world)
     progress.enter("comparing data with their checksums")
+    # Before caches are dropped: it reads all data into them.
     verified = verify_source(config, source, manifest, world, progress.tick)
     progress.enter("dropping caches")
     cache_state = drop_page_caches(config.cache_drop_command, manifest.bytes, world)
     log = EventLog(path if world.is_first else None, later=True)
-    if not plan.resume:  # else a checkpoint that does not fit leaves no log
+    # A resumed trial opens its log only after its checkpoint was loaded: one that does not fit leaves no log.
+    if not plan.resume:
         open_log(log, world)
     try:
         log.event(mllog.CACHE_STATE, cache_state.state, metadata=asdict(cache_state))
@@ -105,8 +116,8 @@ def run_trial(plan: TrialPlan, world: World, startup: Startup, progress: Progres
             progress=progress,
             parallel=parallel,
         )
-        if dog is not None:
-            dog.before_end = trial.hung
+        if watchdog is not None:
+            watchdog.before_end = trial.hung
         gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
         with run_power_sampler(path, world, gpu, wanted=config.instrumentation and plan.mode != "weak"):
             return trial.run()
@@ -149,10 +160,12 @@ class _Trial:
                 )
             raise
         self.signals.ignore()
-        self.world.barrier()  # without MPI, the first rank to exit non-zero makes srun end the others
+        # Without MPI, the first rank that exits with another code than 0 makes srun end the others.
+        self.world.barrier()
         if outcome.interrupted:
             return ExitCode.STOPPED
-        if self.world.is_first:  # a trial that came to its end is not resumed
+        # A trial that came to its end is not resumed.
+        if self.world.is_first:
             self.checkpoint.remove()
         return ExitCode.OK if outcome.reached else ExitCode.FAILED
 
@@ -178,7 +191,8 @@ class _Trial:
         open_log(self.log, self.world)
         self._log_statement(workload, state.seed, parameters)
         position = Position(1, 0) if restored is None else restored.position
-        if restored is None and self.world.is_first:  # of a trial that was given up
+        # An abandoned earlier attempt may have left a checkpoint.
+        if restored is None and self.world.is_first:
             self.checkpoint.remove()
         if restored is not None:
             what = {"block": position.block, "next_step": position.step}
@@ -200,6 +214,7 @@ class _Trial:
         make = load_workload(self.plan.descriptor)
         self.progress.enter("choosing the precision")
         self.config = choose_precision(self.chooser, self.config, make, self.progress.tick)
+        # From here on plan and config state the chosen precision; the log must show what was computed.
         self.plan = replace(self.plan, config=self.config)
         self.checkpoint = Checkpoint(self.plan.folder.checkpoint(self.plan.trial), self._identity(), self.parallel.mesh)
 
@@ -209,6 +224,7 @@ class _Trial:
         Also returns the whole model's parameter count.
         """
         world, config = self.world, self.config
+        # A drawn seed differs between ranks.
         seed = world.broadcast(draw_seed(self.plan.base_seed, self.plan.trial) if world.is_first else None)
         self.progress.enter("building the model")
         workload: Workload = load_workload(self.plan.descriptor)(config)
@@ -216,6 +232,7 @@ class _Trial:
 
         def look(model: nn.Module) -> None:
             nonlocal parameters
+            # Choices are measured on the whole model, which a plan divides.
             if self.parallel.plan is None:
                 self.progress.enter("measuring what is fastest here")
                 workload.choose(model, self.chooser)
@@ -223,9 +240,8 @@ class _Trial:
             check_parameters(self.plan, parameters)
 
         model = build(self.parallel, workload, self.plan.descriptor, world, self.device, seed, look)
-        torch.manual_seed(
-            seed + (self.parallel.mesh.data_rank << SEED_BITS)
-        )  # dropout differs between samples, weights do not
+        # Dropout must differ between ranks with different samples. Weights are drawn before this, from the same seed.
+        torch.manual_seed(seed + (self.parallel.mesh.data_rank << SEED_BITS))
         self.progress.enter("building the optimizer")
         steps = count_steps_per_epoch(self.manifest.samples("train"), config.global_batch_size)
         state = TrainingState.create(workload, model, steps, seed)
@@ -240,10 +256,12 @@ class _Trial:
         others = OtherWork(self.world)
         self.log.start(mllog.RUN)
         self.in_run = True
+        # From here on there is something to save, so a signal waits for the end of a step.
         self.signals.deferred = True
         data.begin_overlapped()
         outcome = trainer.run(position)
         self.progress.enter("ending the run")
+        # The run ends when the last rank has ended, and with it all background copying.
         self.world.barrier()
         data.finish()
         others.log(self.log)
@@ -257,7 +275,8 @@ class _Trial:
         Called from the watchdog's thread, while the training thread waits.
         """
         if self.in_run:
-            self.in_run = False  # what fails when the others have been ended is no second end of the run
+            # Errors that follow from the end of the other ranks must not write a second run_stop.
+            self.in_run = False
             self.log.stop(mllog.RUN, metadata={"status": "aborted", "reason": text})
 
     def _say(self, text: str) -> None:
@@ -265,7 +284,7 @@ class _Trial:
             print_line(text, result=False)
 
     def _identity(self) -> dict[str, Any]:
-        """Return what must be equal for a checkpoint to continue: the data, and the settings that change the losses."""
+        """Return what must be equal for a checkpoint to continue: data, version, and settings that change the losses."""
         shaping = {key: value for key, value in convert_to_plain_data(self.config).items() if key in IDENTITY_SETTINGS}
         return {"config": shaping, "data_manifest": self.manifest.sha256, "suite_version": VERSION}
 
@@ -278,7 +297,7 @@ class _Trial:
     def _log_statement(self, workload: Workload, seed: int, parameters: int) -> None:
         threads = torch.get_num_threads()
         baselines, attainable = read_baselines(self.source, self.manifest.sha256)
-        said = RunHeader(
+        header = RunHeader(
             device=self.device.type,
             seed=seed,
             config=self.config.logged(),
@@ -290,7 +309,7 @@ class _Trial:
             baselines=baselines,
             attainable=attainable,
         )
-        log_run_header(self.log, self.plan, self.world, said)
+        log_run_header(self.log, self.plan, self.world, header)
         for choice in self.chooser.choices.values():
             choice.log(self.log)
         if self.parallel.plan is not None:
@@ -317,4 +336,5 @@ def count_parameters(model: nn.Module, workload: Workload, world: World, *, alik
     mine = {id(parameter) for parameter in shares}
     replicated = sum(parameter.numel() for parameter in model.parameters() if id(parameter) not in mine)
     copies = workload.share_copy(model)[1]
+    # Ranks of different data groups hold copies of the same shares.
     return replicated + sum(map(int, world.allgather(sum(share.numel() for share in shares)))) // (copies * alike)

@@ -125,8 +125,10 @@ class Watchdog:
         self._world, self._progress, self._stacks, self._say = world, progress, stacks, say
         self._silence_s, self._ends = settings.silence_s, settings.action == "end"
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        # On one node the loopback address works without a network and behind any firewall.
         here = "127.0.0.1" if world.nodes == 1 else find_own_address((find_node_name(), socket.gethostname()))
         self._socket.bind((here if world.nodes == 1 else "", 0))
+        # A port may be reused by the next job: its datagrams have another number.
         self._run_number: int = world.broadcast(secrets.randbits(63) if world.is_first else None, int)
         self._addresses = _exchange_addresses(world, (here, self._socket.getsockname()[1]))
         self._reported = -1
@@ -147,7 +149,7 @@ class Watchdog:
 
     @contextmanager
     def first(self) -> Iterator[None]:
-        """Hold back an error of the body while this rank's watchdog ends the run: the other ranks' end has
+        """Hold back an error of the body while this rank's watchdog ends the run. The other ranks' end has
         caused it.
         """
         try:
@@ -159,8 +161,10 @@ class Watchdog:
 
     def _run(self) -> None:
         if self._world.size > 1:
+            # Only a rank that has answered once can later be called ended: a firewall also refuses datagrams.
             self._heard = any(self._ask([self._next]) for _ in range(FIRST_TRIES))
         while not self._closed:
+            # Short limits, as in tests, need shorter looks.
             self._receive(min(LOOK_INTERVAL_S, self._silence_s / 4))
             if self._progress.silent_s >= self._silence_s and not self._closed:
                 self._write_stacks()
@@ -210,6 +214,7 @@ class Watchdog:
         state = self._state()
         waits = f"rank {state.rank} on {state.node} waits for it in: {state.label}"
         text = f"no progress for {render_duration(state.silent_s)}: rank {self._next} has ended; {waits}"
+        # Rank 0 has the log. If it is the one that ended, or does not react, this rank ends the run without it.
         if 0 in (self._world.rank, self._next) or self._told == MAX_REPORTS:
             self._finish(text, range(self._world.size))
         else:
@@ -251,6 +256,8 @@ class Watchdog:
             return  # a lower rank asks; it waits as long as this one
         answers = self._ask(rank for rank in range(self._world.size) if rank != self._world.rank)
         missing = set(range(self._world.size)) - answers.keys() - {self._world.rank}
+        # Ranks that hang together fell silent at slightly different moments, so the others need not have reached the
+        # limit.
         text = explain_hang([self._state(), *answers.values()], missing, 0.9 * self._silence_s)
         if text is None:
             return
@@ -262,7 +269,7 @@ class Watchdog:
         self._finish(text, answers, ends=not cut_off)
 
     def _finish(self, text: str, ranks: Iterable[int], *, ends: bool = True) -> None:
-        """Report a hang once for each silence, and end the run with these ranks if the settings say so."""
+        """Report a hang once for each silence. End the run with these ranks if the settings say so."""
         marks = self._marks()
         if self._reported == marks or time.monotonic() < self._taken_until:
             return
@@ -272,6 +279,7 @@ class Watchdog:
             self._ending = True
             self._tell(ranks, "taken")  # what comes before the end may take longer than they wait for an answer
             self.before_end(text)
+            # Datagrams may be lost: a rank that hears none of three has its own watchdog.
             for _ in range(3):
                 self._tell(ranks, "end")
                 time.sleep(0.2)  # the launcher may discard what ranks print once one of them has ended
@@ -339,13 +347,16 @@ def start_watchdog(
     """
     if settings.silence_s is None:
         return world, None
-    dog = Watchdog(world, progress, settings, stacks, say)
+    watchdog = Watchdog(world, progress, settings, stacks, say)
     marked = make_marking_transport(world.transport, progress)
-    return replace(world, transport=marked, peers=make_marking_transport(world.peers, progress, counted=False)), dog
+    return replace(
+        world, transport=marked, peers=make_marking_transport(world.peers, progress, counted=False)
+    ), watchdog
 
 
 def _exchange_addresses(world: World, own: Address) -> list[Address]:
     """Exchange the addresses of all ranks by one sum of numbers."""
+    # Transports sum float64, which holds a 32-bit address and a port exactly.
     table = np.zeros((2, world.size))
     table[:, world.rank] = int.from_bytes(socket.inet_aton(own[0])), own[1]
     table = world.transport.sum(table)

@@ -40,21 +40,23 @@ if TYPE_CHECKING:  # torch is imported once the ranks are connected
 def run_worker(plan: TrialPlan) -> int:
     """Run one trial as one rank and return the exit code."""
     interpreter_s = compute_process_age_s() - (time.perf_counter() - FIRST_LINE_S)
+    # Before the ranks connect, because their sockets need the descriptors.
     set_max_open_files()
     with end_hung_start(plan.config.watchdog), end_with_launcher():
         world = World.create()
-    dog = None
+    watchdog = None
     try:
         from suite.training import statement, trial
         from suite.training.progress import ProgressMarks
         from suite.training.watchdog import start_watchdog
 
         load_workload(plan.descriptor)
-        gc.freeze()  # so that no later search, which could fall into any step, looks through it
+        # Imports leave about 200,000 objects. A full collection would look through them in the middle of a step.
+        gc.freeze()
         imported_at = time.perf_counter()
         _make_folder(plan, world)
         stacks, progress = plan.folder.stacks(plan.trial, world.rank), ProgressMarks()
-        world, dog = start_watchdog(
+        world, watchdog = start_watchdog(
             world, plan.config.watchdog, stacks, lambda text: _print_for_trial(plan, text), progress
         )
         startup = statement.Startup(interpreter_s, imported_at - FIRST_LINE_S, imported_at)
@@ -67,8 +69,8 @@ def run_worker(plan: TrialPlan) -> int:
             if world.is_first:
                 plan.folder.exit_code(plan.trial).unlink(missing_ok=True)
             plan = replace(plan, resume=way.resume)
-            with nullcontext() if dog is None else dog.first():
-                code = trial.run_trial(plan, world, startup, progress, dog)
+            with nullcontext() if watchdog is None else watchdog.first():
+                code = trial.run_trial(plan, world, startup, progress, watchdog)
             if world.is_first:
                 _write_exit_code(plan, code)
     except LockedError as error:  # the trial is somebody's: its exit code is not ours to write
@@ -87,8 +89,8 @@ def run_worker(plan: TrialPlan) -> int:
         code = ExitCode.USAGE if known else ExitCode.FAILED
         return _end_all_ranks(world, plan, text + _keep_traceback(plan, world), code)
     finally:
-        if dog is not None:
-            dog.close()
+        if watchdog is not None:
+            watchdog.close()
     return code
 
 
@@ -101,17 +103,18 @@ def set_max_open_files() -> None:
 
 
 def _write_exit_code(plan: TrialPlan, code: int, *, overwrite: bool = True) -> None:
-    """Leave the exit code for the launcher, since mpiexec and srun report another one for ranks that they killed."""
+    """Leave the exit code for the launcher. mpiexec and srun report another one for ranks that they killed."""
     with suppress(OSError):  # a full disk, or no run folder: then the launcher's own word counts
         write_file_atomically(plan.folder.exit_code(plan.trial), f"{code}\n", overwrite=overwrite)
 
 
 def _make_folder(plan: TrialPlan, world: World) -> None:
-    """Make the run folder if there is none yet (mlhpc run, mlhpc submit and other workers of the job make it too)."""
+    """Make the run folder if there is none yet. `mlhpc run`, `mlhpc submit` and other workers may have made it."""
     root, error = plan.folder.root, None
     if world.is_first:
         try:
             make_folder(root)
+            # The tasks of a Slurm array are jobs of their own, each with its own allocation.
             alone = "SLURM_ARRAY_TASK_ID" not in os.environ
             write_run_info(
                 root,
@@ -135,6 +138,7 @@ def _decide_on_resume(plan: TrialPlan, world: World, progress: ProgressMarks) ->
         return ResumeDecision()
     folder, trial, replace_failed = plan.folder, plan.trial, plan.replace_failed
     way = _decide_on_first_rank(world, lambda: plan_resume(folder, trial, replace_failed=replace_failed))
+    # All ranks read: a checkpoint may be larger than one node reads in reasonable time.
     damage = _find_damage(plan, world, progress) if way.resume else None
     way = _decide_on_first_rank(
         world, lambda: plan_and_prepare_resume(folder, trial, replace_failed=replace_failed, damage=damage)

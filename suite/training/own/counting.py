@@ -1,4 +1,4 @@
-"""Counts the values that an own loop's card leaves at 0, in the loop's first step, as lines for the card."""
+"""Counts, in an own loop's first step, the values that its card leaves at 0. Renders them as lines for the card."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ class CardCounter:
     """
 
     def __init__(self, card: SizeCard, known: dict[str, float | None], model: nn.Module | None, samples: int) -> None:
+        # A card states 0 for a value that is not counted yet.
         self._missing = [name for name in (*known, FORWARD, TRAINING) if not getattr(card, name)]
         self._found = {name: value for name, value in known.items() if value}
         self._model, self._samples = model, samples
@@ -40,6 +41,8 @@ class CardCounter:
         if self._model is None:
             return
 
+        # FLOPs between both hooks are those of the forward pass. With gradient accumulation the hooks run several
+        # times.
         def enter(*_: object) -> None:
             self._begun = self._flops.flops
 
@@ -51,7 +54,7 @@ class CardCounter:
         self._stack.enter_context(self._flops)
 
     def lines(self) -> list[str]:
-        """Stop counting, and return the lines to paste into the card."""
+        """Stop counting. Return the lines to paste into the card."""
         self.close()
         flops = {FORWARD: self._forward / self._samples, TRAINING: self._flops.flops / self._samples}
         found = self._found | {name: value for name, value in flops.items() if value}

@@ -23,23 +23,28 @@ from suite.log.run_folder import RunFolder, may_be_used, parse_trial, write_run_
 from suite.world import World
 
 CARD_SUFFIXES = (".yaml", ".yml")
-LOOP_SETTINGS = (
-    frozenset(  # of RunConfig: what a run does for a loop or what a loop states of itself; the rest steers the harness
-        {
-            *(
-                "workload",
-                "size",
-                "global_batch_size",
-                "max_epochs",
-                "gradient_accumulation_steps",
-                "precision",
-                "device",
-            ),
-            *("window_steps", "instrumentation", "cache_drop_command", "watchdog", "submission", "hyperparameters"),
-        }
-    )
+# Fields of RunConfig that an own loop may set: they describe the loop, or `mlhpc.Run` acts on them. The others steer the
+# harness's loop.
+LOOP_SETTINGS = frozenset(
+    {
+        "workload",
+        "size",
+        "global_batch_size",
+        "max_epochs",
+        "gradient_accumulation_steps",
+        "precision",
+        "device",
+        "window_steps",
+        "instrumentation",
+        "cache_drop_command",
+        "watchdog",
+        "submission",
+        "hyperparameters",
+    }
 )
+# The checker (rule config-stated) asks for these in every log, so they are logged even at their defaults.
 ALWAYS_LOGGED = frozenset({"gradient_accumulation_steps", "instrumentation", "submission"})
+
 MAX_PROGRAM_BYTES = 1 << 20
 
 
@@ -63,16 +68,20 @@ def read_config(benchmark: Descriptor, config: str | Path | Mapping[str, Any]) -
         found = resolve_config(benchmark, YamlSource(Path("the config of mlhpc.Run"), data, {}))
     else:
         if Path(config).suffix not in CARD_SUFFIXES:
-            raise InputError(f"config {str(config)!r}: expected a mapping or the path of a .yaml file")
+            raise InputError(f"config {str(config)!r} of mlhpc.Run: expected a dict or the path of a .yaml file")
         found = load_config(benchmark, str(config))
     foreign = sorted(found.stated - LOOP_SETTINGS)
     if foreign:
         raise InputError(
-            f"{foreign[0]} is for the harness's loop; that of an own loop takes {', '.join(sorted(LOOP_SETTINGS))}"
+            f"config of mlhpc.Run: key {foreign[0]!r} steers only the loop of mlhpc run; remove it. "
+            f"Keys for an own loop: {', '.join(sorted(LOOP_SETTINGS))}"
         )
     taken = sorted(collect_hyperparameters(found).keys() & NOT_HYPERPARAMETERS)
     if taken:
-        raise InputError(f"hyperparameters.{taken[0]}: is the name of another event of the log")
+        raise InputError(
+            f"config of mlhpc.Run: hyperparameters.{taken[0]}: the log has an event of this name already; "
+            "rename the hyperparameter"
+        )
     return found.with_stated_precision("an own loop")
 
 
@@ -115,17 +124,21 @@ def _prepare_folder(
     _clear_without_runs(folder)
     fresh = not folder.info_path.exists()
     if fresh and root.exists() and not may_be_used(root):
-        raise InputError(f"{root}: not empty and no run folder (no run.json); choose another output")
+        raise InputError(f"{root}: has files but no run.json, so it is no run folder; choose another output")
     make_folder(root)
+    # Must not be None: by `loop` in run.json an own loop differs from the harness's.
     loop = program or Path("interactive session")
     write_run_info(root, config, mode="strong", runs=runs, ranks=ranks, seed=None, same_allocation=False, loop=loop)
     _check_same(folder, benchmark, config)
     if trial is not None:
+        # Before anything of the trial is written: another process may be running it.
         refuse_held(folder.lock(trial), f"trial {trial}")
+    # The card of the first trial stays; `_check_same` has compared it.
     with suppress(FileExistsError):
         write_file_atomically(folder.card_path, benchmark.card_path.read_text(encoding="utf-8"), overwrite=False)
     if trial is None:
         taken = {path.name for path in folder.results()}
+        # Among N + 1 numbers one is free if N are taken.
         trial = next(number for number in range(len(taken) + 1) if folder.result(number).name not in taken)
     if program is not None:
         _keep_program(folder, program, trial)
@@ -144,6 +157,7 @@ def _clear_without_runs(folder: RunFolder) -> None:
         return
     for log in folder.results():
         folder.move_aside(log, parse_trial(log))
+    # Everything that states how the former attempts were made; logs and output stay.
     made = (folder.card_path, folder.config_path, folder.changes_path, folder.sources_path, folder.environment_path)
     for path in (folder.info_path, *made):  # run.json first: what a kill leaves then is a folder that may be used
         path.unlink(missing_ok=True)
@@ -151,14 +165,18 @@ def _clear_without_runs(folder: RunFolder) -> None:
 
 
 def _check_same(folder: RunFolder, benchmark: Descriptor, config: RunConfig) -> None:
-    """Raise InputError if the folder is that of another benchmark or configuration: all runs of a result are
-    the same.
+    """Raise InputError if the folder is that of another benchmark or configuration.
+
+    All runs of a result have the same.
     """
     info = folder.read_info()
     if (info.workload, info.size) != (config.workload, config.size):
-        raise InputError(f"{folder.root}: holds runs of {info.workload} {info.size}; choose another output")
+        raise InputError(
+            f"{folder.root}: holds runs of {info.workload} {info.size}, not of {config.workload} {config.size}; "
+            "choose another output"
+        )
     if info.loop is None:
-        raise InputError(f"{folder.root}: holds runs of the harness's own loop; choose another output")
+        raise InputError(f"{folder.root}: holds runs of mlhpc run, not of an own loop; choose another output")
     if folder.card_path.exists() and folder.card_path.read_bytes() != benchmark.card_path.read_bytes():
         raise InputError(
             f"{folder.root}: holds runs for the card {folder.card_path}, which differs from {benchmark.card_path}"
@@ -186,7 +204,7 @@ def _describe_difference(kept: Path, given: Path, size: str) -> str:
 
 
 def find_main_program() -> Path | None:
-    """Return the file of the main module, whose loop this is. None in a notebook or at a prompt."""
+    """Return the file of the main module. None in a notebook or at a prompt."""
     name = getattr(sys.modules["__main__"], "__file__", None)
     path = Path(name) if name else None
     return path if path is not None and path.is_file() else None
@@ -199,6 +217,7 @@ def _keep_program(folder: RunFolder, program: Path, trial: int) -> None:
     """
     if program.stat().st_size > min(MAX_PROGRAM_BYTES, read_limits().json):
         return
+    # Only a copy for readers: a byte that is not UTF-8 must not end the run.
     text = program.read_text(encoding="utf-8", errors="replace")
     for target in (folder.code / program.name, folder.code / f"trial_{trial}" / program.name):
         if target.exists() and target.read_text(encoding="utf-8", errors="replace") == text:

@@ -68,9 +68,10 @@ from suite.training.watchdog import start_watchdog
 from suite.world import World
 
 Batch = TypeVar("Batch")
+# At the import of this module: what the program does before mlhpc.Run counts as set-up, not as import.
 _IMPORTED_S = time.perf_counter()
 _STARTUP = Startup(compute_process_age_s() - (_IMPORTED_S - FIRST_LINE_S), _IMPORTED_S - FIRST_LINE_S, _IMPORTED_S)
-HEX_DIGITS = 64
+HEX_DIGITS = 64  # of a sha256
 
 
 class Run:
@@ -140,7 +141,7 @@ class Run:
 
     def __enter__(self) -> Self:
         if self._entered:
-            raise InputError("mlhpc.Run: one object is one run; make another for the next")
+            raise InputError("mlhpc.Run: this object has been used for a run; make a new mlhpc.Run for the next run")
         self._entered = True
         try:
             self._open()
@@ -152,6 +153,7 @@ class Run:
     def _open(self) -> None:
         """Connect the ranks, make the folder, look at machine and data, and begin the log with init_start."""
         config = self.config
+        # The watchdog needs connected ranks, so a hang of MPI's start is found in another way.
         with end_hung_start(config.watchdog):
             self._world = World.create()
         card = self._benchmark.card().size(config.size)
@@ -159,24 +161,28 @@ class Run:
         root = self._root or self._world.broadcast(choose_default_folder(config.workload, config.size, now), Path)
         folder, trial = make_run_folder(root, self._benchmark, config, self._trial, card.required_runs, self._world)
         self._plan = TrialPlan(self._benchmark, config, folder, trial, card.required_runs)
+        # Only on request: nobody but the author knows how long the loop may be silent between two calls.
         if "watchdog" in config.stated:
             stacks = folder.stacks(trial, self._world.rank)
-            self._world, dog = start_watchdog(self._world, config.watchdog, stacks, self._complain, self._progress)
-            if dog is not None:
-                dog.before_end = self._hung
-                self._stack.callback(dog.close)
+            self._world, watchdog = start_watchdog(self._world, config.watchdog, stacks, self._complain, self._progress)
+            if watchdog is not None:
+                watchdog.before_end = self._hung
+                self._stack.callback(watchdog.close)
         self._stack.enter_context(create_lock_for_all_ranks(folder.lock(trial), f"trial {trial}", self._world))
         self._stack.enter_context(_sigterm_raises())
         self.seed = self._world.broadcast(self._seed if self._seed is not None else draw_seed(None, trial))
         collect_node_facts(folder, self._world)
         self._manifest, self._read = _compute_data_sha256(self._data, self._world, self._progress)
         state = drop_page_caches(config.cache_drop_command, self._read.bytes if self._read else 0, self._world)
+        # Only rank 0 writes a log.
         path = folder.result(trial) if self._world.is_first else None
         self._log = EventLog(path, wall_ms=self._clock, later=True)
         open_log(self._log, self._world)
-        self._stack.callback(self._keep_code)  # while the lock is held
+        # Callbacks run in reverse order: the log is closed, then the exit code is written, then the lock is released.
+        self._stack.callback(self._keep_code)
         self._stack.callback(self._log.close)
         if self._world.is_first:
+            # The code of an earlier attempt must not stand for this run.
             folder.exit_code(trial).unlink(missing_ok=True)
         self._log.event(mllog.CACHE_STATE, state.state, metadata=asdict(state))
         self._log.start(mllog.INIT)
@@ -198,6 +204,7 @@ class Run:
         yield
         self._world.barrier()
         seconds = time.perf_counter() - begin
+        # Staging before the run is subtracted from the start-up time; staging in the run is training time.
         self._staged_s += 0.0 if self._in_run else seconds
         self._log.stop(mllog.STAGING, metadata={"staging_duration": seconds})
 
@@ -220,16 +227,16 @@ class Run:
         begins. Under DistributedDataParallel the wait for gradients is a phase of its own.
         """
         if self._steps is not None:
-            raise InputError("run.start(): the run has begun already")
+            raise InputError("run.start(): the run has begun already; call it once per mlhpc.Run")
         if parameters is None and model is None:
-            raise InputError("run.start(): give the model, or parameters=N")
+            raise InputError("run.start(): the number of parameters is unknown; pass the model, or parameters=N")
         counted = sum(each.numel() for each in model.parameters()) if model is not None else 0
         total = parameters if parameters is not None else counted
         if self._counts_for_the_card(model, train_samples, eval_samples, total):
             return
         check_parameters(self._plan, total)
         world, device = self._world, _find_device(model)
-        said = RunHeader(
+        header = RunHeader(
             device=_find_device_kind(device, self.config.device),
             seed=self.seed,
             config=select_logged_config(self.config),
@@ -241,7 +248,7 @@ class Run:
             baselines={},
             attainable={},
         )
-        log_run_header(self._log, self._plan, world, said)
+        log_run_header(self._log, self._plan, world, header)
         self._log_data()
         self._log.event(mllog.TRAIN_SAMPLES, train_samples)
         self._log.event(mllog.EVAL_SAMPLES, eval_samples)
@@ -251,6 +258,7 @@ class Run:
         _time_phases(model, optimizer, records, self._stack)
         log_startup(self._log, world, _STARTUP, staged_s=self._staged_s)
         self._log.stop(mllog.INIT)
+        # The run begins when the slowest rank is ready: without this, its set-up would count as time of the run.
         world.barrier()
         self._others = OtherWork(world)
         self._log.start(mllog.RUN)
@@ -279,14 +287,16 @@ class Run:
         return counter.must_end
 
     def _tell_counts(self, counter: CardCounter) -> None:
-        """Print the lines that the card lacks. InputError if it has no parameters: nothing could judge this run."""
+        """Print the lines that the card lacks. InputError if it has no parameters, because then nothing can judge this run."""
         lines = counter.lines()
         if not lines:
             return
         where = f"{self._benchmark.card_path}: sizes: {self.config.size}"
         self._say("\n".join([f"{where} has counts of 0; counted here, to paste in their place:", *lines]))
         if counter.must_end:
-            raise InputError(f"{where} has no model_parameters: put the lines above into the card, then run again")
+            raise InputError(
+                f"{where}: field model_parameters is 0; put the lines above into the card, then start this program again"
+            )
 
     def _log_data(self) -> None:
         if self._read is not None:
@@ -321,6 +331,7 @@ class Run:
         ``loss``: a number or a tensor of one element.
         """
         if self._counter is not None:
+            # Only the first step is counted: later ones have the same FLOPs.
             counter, self._counter = self._counter, None
             self._tell_counts(counter)
         self._running("step").step(loss)
@@ -365,6 +376,7 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # sys.exit() and sys.exit(0) are proper ends.
         failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
         if self._in_run:
             self._log_end(
@@ -376,7 +388,8 @@ class Run:
 
     def _keep_code(self) -> None:
         if self._world.is_first:
-            with suppress(OSError):  # a full disk: then the log's own word counts
+            # If the disk is full, the status in the log has to do.
+            with suppress(OSError):
                 write_file_atomically(
                     self._plan.folder.exit_code(self.trial), f"{ExitCode.OK if self.reached else ExitCode.FAILED}\n"
                 )
@@ -394,6 +407,7 @@ class Run:
 
     def _hung(self, text: str) -> None:
         if self._in_run:
+            # Before logging: `__exit__` must not write a second run_stop.
             self._in_run = False
             log_run_stop(self._log, self._plan, self._world, reached=False, reason=text)
 
@@ -412,6 +426,7 @@ class _Clock:
     """
 
     def __init__(self) -> None:
+        # Read once: NTP may step the wall clock during a run, and durations would be wrong.
         self._anchor = time.time_ns() - time.monotonic_ns()
         self.last_ms = 0
         self.held_ms: int | None = None
@@ -427,7 +442,7 @@ class _Clock:
 
 
 def _compute_data_sha256(data: str | Path, world: World, progress: ProgressMarks) -> tuple[str, Verification | None]:
-    """Return the sha256 of the data, and what was read for it; None if the user stated the sha256."""
+    """Return the sha256 of the data, and what was read for it. Nothing is read if the user stated the sha256: None."""
     text = str(data)
     if len(text) == HEX_DIGITS and set(text) <= set("0123456789abcdef"):
         return text, None
@@ -447,7 +462,7 @@ def _find_device_kind(device: torch.device | None, stated: str) -> str:
         return device.type
     if stated == "auto" and torch.cuda.is_available():
         raise InputError(
-            "run.start() has no model that shows where it computes: set device to cpu or cuda in the config"
+            "run.start(): without a model the device is unknown; set device: cpu or device: cuda in the config"
         )
     return "cpu" if stated == "auto" else stated
 
@@ -455,12 +470,13 @@ def _find_device_kind(device: torch.device | None, stated: str) -> str:
 def _time_phases(
     model: nn.Module | None, optimizer: optim.Optimizer | None, records: TrainingLog, stack: ExitStack
 ) -> None:
-    """Mark the phases of a step around the optimizer's own step."""
+    """Mark the phases around the optimizer's own step."""
     if optimizer is None:
         return
     ledger = records.instruments.ledger if records.instruments else CollectiveCounter()
     computed = register_exchange_timing(model or nn.Identity(), records.timer, ledger)
-    depth = 0  # torch calls the hooks for a class's step and again for that of the class it extends
+    # If a subclass's step() calls that of its base class, torch runs the hooks for both.
+    depth = 0
 
     def begin(*_: object) -> None:
         nonlocal depth
@@ -482,8 +498,9 @@ def _time_phases(
 
 @contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """Raise an error in the body on SIGTERM, so that the log ends; not if the program handles the signal itself."""
+    """Raise an error in the body on SIGTERM, so that the log ends. A program's own handler stays."""
     main = threading.current_thread() is threading.main_thread()
+    # Python sets signal handlers in the main thread only.
     if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return

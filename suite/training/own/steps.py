@@ -62,7 +62,7 @@ class OwnSteps:
 
     @property
     def _due(self) -> tuple[int, int]:
-        """The steps of an epoch, without and with a last batch that is not full."""
+        """The steps of an epoch: without, and with, a last batch that is not full."""
         return self._samples // self._batch, -(-self._samples // self._batch)
 
     def begin(self) -> None:
@@ -75,6 +75,7 @@ class OwnSteps:
         self._log.start(mllog.EPOCH, metadata={"epoch_num": self._label})
         self._begin_ms, self._begin_s = self._clock.now_ms(), time.perf_counter()
         self._records.begin_block(self._label)
+        # After the barrier of begin_block: from here on all ranks' times have the same beginning.
         self._together_s = time.perf_counter()
 
     def step(self, loss: Any) -> None:
@@ -83,6 +84,7 @@ class OwnSteps:
             raise InputError("run.step(): call run.epoch() first")
         self.timer.mark(OTHER)
         self._last_s = time.perf_counter()
+        # The loss stays on the device until the window closes: reading it here would wait for the device in every step.
         self._done += 1
         self._in_window += 1
         if loss is not None:
@@ -100,6 +102,7 @@ class OwnSteps:
         target = self._plan.target
         where = {"epoch_num": self._label, "samples_count": self._seen}
         self._log.start(mllog.EVAL, metadata=where)
+        # eval_start got the moment of the last step, which the clock still holds; the evaluation is timed from there.
         self._clock.held_ms, begin_ms = None, self._clock.last_ms
         self._records.log_value(target.metric, agreed, where, {target.metric: agreed, **_convert_to_numbers(metrics)})
         seconds = max(0, self._clock.now_ms() - begin_ms) / 1e3
@@ -114,18 +117,20 @@ class OwnSteps:
             self._log.event(mllog.TARGET_ACCURACY_REACHED, agreed, metadata={"epoch_num": self._label})
             return True, f"target reached in epoch {self._label}"
         most = self._plan.config.max_epochs
+        # With evaluations every N steps, max_epochs is converted to blocks.
         last = most if self._every is None else max(1, most * self._due[0] // self._every)
         return (False, f"target not reached in {most} epochs") if self._block >= last else None
 
     def _agreed(self, value: float | None) -> float:
         """Return the value that all ranks give. InputError on every rank if they differ, or if none has one."""
         given = None if value is None else float(value)
-        said = [(rank, each) for rank, each in enumerate(self._world.allgather(given)) if each is not None]
-        if not said:
+        values = [(rank, each) for rank, each in enumerate(self._world.allgather(given)) if each is not None]
+        if not values:
             raise InputError("run.evaluation(): every rank passed None; one must pass the metric's value")
-        first, agreed = said[0]
+        first, agreed = values[0]
         agreed = float(agreed)
-        for rank, other in said:
+        for rank, other in values:
+            # Ranks may add the same float32 numbers in another order.
             alike = math.isclose(other, agreed, rel_tol=1e-6) or (math.isnan(other) and math.isnan(agreed))
             if not alike:
                 raise InputError(
@@ -147,9 +152,12 @@ class OwnSteps:
         It ends with the last rank's last step. The log's clock stays held there.
         """
         if not self._done:
-            raise InputError(f"epoch {self._label} has no step: call run.step() after each update of the weights")
+            raise InputError(
+                f"run: epoch {self._label} ended without a step; call run.step() after each update of the weights"
+            )
         self._check_steps()
         host_s = self._last_s - self._begin_s
+        # What ranks gather for the log below takes time of its own, which must not count as training.
         held = self._begin_ms + int(1e3 * host_s)
         self._clock.held_ms = min(held, self._clock.now_ms())
         if self._in_window:
@@ -163,6 +171,7 @@ class OwnSteps:
             self._clock.held_ms = min(self._begin_ms + int(1e3 * seconds), self._clock.now_ms())
             return seconds
 
+        # Only then is the last batch smaller, and an epoch's samples are not steps x batch.
         whole = self._every is None and self._done == self._due[1]
         samples = self._samples if whole else self._done * self._batch
         self._seen += samples
@@ -176,13 +185,15 @@ class OwnSteps:
 
     def _check_steps(self) -> None:
         """Print one line if an epoch's steps do not fit its samples, which the checker compares."""
+        # A loader may drop the last batch that is not full, or keep it.
         least, most = self._due if self._every is None else (self._every, self._every)
         if self._done not in (least, most) and not self._told:
             self._told = True
             due = f"{least}" if least == most else f"{least} or {most}"
             self._say(
                 f"mlhpc: epoch {self._label} has {self._done} steps; "
-                f"{self._samples} samples in batches of {self._batch} are {due}: mlhpc check will find that"
+                f"{self._samples} samples in batches of {self._batch} need {due}. mlhpc check will report it; "
+                "call run.step() once per update of the weights, or correct global_batch_size"
             )
 
 
