@@ -50,13 +50,13 @@ def count_size(descriptor: Descriptor, config: RunConfig, root: Path) -> CardCou
     """Count on this processor, on one rank, with the data set under ``root``. InputError if data and config differ."""
     load, world = load_workload(descriptor), World.create()
     if world.size > 1:
-        raise InputError("mlhpc workload card counts on one rank: start it without a launcher")
+        raise InputError(
+            f"mlhpc workload card: started on {world.size} ranks, but it counts on one; start it without mpiexec, srun or torchrun"
+        )
     manifest = read_manifest(root)
     chosen = range(min(SAMPLES, manifest.samples("train")))
-    step = {
-        "global_batch_size": len(chosen),
-        "gradient_accumulation_steps": 1,
-    }  # what a step does once is shared by its samples
+    # Work that a step does once (the optimizer) is divided by this number of samples.
+    step = {"global_batch_size": len(chosen), "gradient_accumulation_steps": 1}
     workload: Workload = load(structs.replace(config, **step))
     torch.manual_seed(SEED)
     model = workload.build_model(world)
@@ -70,6 +70,7 @@ def count_size(descriptor: Descriptor, config: RunConfig, root: Path) -> CardCou
         train_samples=len(train),
         eval_samples=len(validation),
         model_parameters=count_parameters(model, workload, world),
+        # The module "" is the model itself: the loss outside of it does not count as forward FLOPs.
         forward_flops_per_sample=forward.by_module.get("", forward.flops) / len(chosen),
         training_flops_per_sample=training.flops / len(chosen),
         sample_bytes=round(_compute_stored_bytes(root, manifest)),

@@ -16,15 +16,17 @@ Algorithm = Literal["linear", "2dh"]
 
 ALGORITHMS: tuple[Algorithm, ...] = ("linear", "2dh")
 DEGREES = (1, 2, 4, 8)  # degrees above 8 never paid off, neither in the model nor in Tutel's paper
-SPLIT_LOSS = 0.02  # loss of GEMM efficiency for each chunk after the first
-BACKWARD_FACTOR = 2.0  # FLOPs of the backward pass over those of the forward pass
+# Loss of GEMM efficiency for each chunk after the first, because its products are smaller.
+SPLIT_LOSS = 0.02
+# FLOPs of the backward pass over those of the forward pass: gradients of inputs and of weights.
+BACKWARD_FACTOR = 2.0
 
 
 @dataclass(frozen=True)
 class Network:
     """The links of a machine as one rank sees them: latencies per message, bandwidths in bytes/s per rank.
 
-    ``congestion``: the relative slowdown of a linear all-to-all per doubling of the ranks above ``congestion_from``;
+    ``congestion``: the relative slowdown of a linear all-to-all per doubling of the ranks above ``congestion_from``.
     ``two_level_congestion``: that of 2DH. A message of at least ``rendezvous_from`` bytes between nodes waits for its
     receiver. Its latency differs by ``rendezvous_s``, which is negative if copies of smaller messages cost more than
     the wait.
@@ -142,10 +144,11 @@ def predict_linear_all_to_all(network: Network, ranks: int, size_bytes: float) -
 
 
 def predict_two_level_all_to_all(network: Network, ranks: int, size_bytes: float) -> Transfer:
-    """Predict 2DH: local ranks exchange first, by destination; then each sends n / m - 1 messages, m times as large."""
+    """Predict 2DH. Local ranks exchange first, by destination. Then each sends n / m - 1 messages, m times as large."""
     local = min(network.ranks_per_node, ranks)
     nodes = ranks / local
     across_s = (nodes - 1) * network.across_latency_s(size_bytes / nodes, "2dh")
+    # Four operations: a strided copy and an exchange in the node, then the same between nodes.
     latency = 4 * network.launch_s + (local - 1) * network.intra_latency_s + across_s
     copies = 4 * size_bytes / network.memory_bandwidth  # two strided copies, each read and written
     intra = size_bytes * (local - 1) / local / network.intra_bandwidth
@@ -197,6 +200,7 @@ def compute_traffic_bytes(shape: LayerShape, ranks: int, r: int) -> float:
     if r == 0:
         return 2 * shape.experts * shape.expert_bytes * (1 - 1 / ranks)
     sharers = max(1, ranks // shape.experts)
+    # Dispatch and combine, in the forward and in the backward pass.
     return 4 * r * shape.dispatch_bytes + 2 * shape.expert_bytes / r * (1 - r / sharers)
 
 
@@ -206,7 +210,7 @@ def choose_r(shape: LayerShape, ranks: int) -> int:
 
 
 def list_valid_r(experts: int, ranks: int) -> tuple[int, ...]:
-    """List the possible r: 0 and the divisors of the ranks per expert (1 if experts are at least as many)."""
+    """List the possible r: 0 and the divisors of the ranks per expert. These are at least 1."""
     sharers = max(1, ranks // experts)
     return (0, *(r for r in range(1, sharers + 1) if sharers % r == 0))
 
@@ -259,5 +263,5 @@ def list_executions(
 
 
 def compute_einsum_flops(tokens: int, width: int, top_k: int, capacity_factor: float = 1.0) -> float:
-    """Return FLOPs of GShard's dense encode and decode, both passes: 3 x 2 products of (T, kfT) masks and (T, D)."""
+    """Return FLOPs of GShard's dense encode and decode, both passes. They are 3 x 2 products of (T, kfT) and (T, D)."""
     return 3 * 2 * 2.0 * tokens * (top_k * capacity_factor * tokens) * width

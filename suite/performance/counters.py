@@ -46,7 +46,7 @@ def read(tool: str, path: Path) -> list[Kernel]:
         except ValueError as error:
             raise InputError(f"{path}: {error}") from None
     if not kernels:
-        raise InputError(f"{path}: no kernel in it; is it CSV of {tool}?")
+        raise InputError(f"{path}: no kernel found; expected CSV output of {tool}")
     return sorted(kernels, key=lambda kernel: -kernel.seconds)
 
 
@@ -61,10 +61,11 @@ NCU_BYTES = {"L1": "l1tex__t_bytes.sum", "L2": "lts__t_bytes.sum", "dram": "dram
 
 def _parse_ncu(lines: Sequence[str]) -> list[Kernel]:
     """Parse `ncu --csv`: one metric per line; with `--page raw` one launch per line after a line of units."""
+    # ncu prints its own messages, which begin with ==, into the same output.
     body = [line for line in lines if not line.startswith("==") and line.strip()]
     rows = list(csv.DictReader(body))
     if not rows or "Kernel Name" not in rows[0]:
-        raise InputError("no column 'Kernel Name'; write it with ncu --csv")
+        raise InputError("no column 'Kernel Name'; write the file with: ncu --csv")
     launches = _group_ncu_metrics(rows) if "Metric Name" in rows[0] else _parse_ncu_page(rows)
     return _sum_launches((name, *_compute_ncu_launch(metrics)) for name, metrics in launches.values())
 
@@ -98,13 +99,15 @@ def _compute_ncu_launch(metrics: Mapping[str, float]) -> tuple[float, float, dic
     tensor = {k: v for k, v in metrics.items() if re.fullmatch(r"sm__ops_path_tensor_src_(?!int)\w+\.sum", k)}
     if plain is None and not tensor:
         wanted = "sm__sass_thread_inst_executed_op_{hadd,…,dfma}_pred_on.sum and sm__ops_path_tensor_src_*.sum"
-        raise InputError(f"no counter of FLOPs; collect {wanted}")
-    # Counters by kind of sparsity count the same operations as those without: take them only where they are alone
+        raise InputError(f"no counter of FLOPs; collect these metrics with ncu --metrics: {wanted}")
+    # Counters by kind of sparsity count the same operations once more: they are used only if there are no others.
     without_sparsity = {name: value for name, value in tensor.items() if "sparsity" not in name}
     flops = (plain or 0.0) + sum((without_sparsity or tensor).values())
     moved = {level: metrics[name] for level, name in NCU_BYTES.items() if name in metrics}
     if not moved:
-        raise InputError(f"no counter of bytes; collect {', '.join(NCU_BYTES.values())}")
+        raise InputError(
+            f"no counter of bytes; collect these metrics with ncu --metrics: {', '.join(NCU_BYTES.values())}"
+        )
     return seconds, flops, moved
 
 
@@ -127,7 +130,9 @@ def _parse_rocprof(lines: Sequence[str]) -> list[Kernel]:
         for row in rows:
             name = row.get("KernelName") or row.get("Kernel_Name")
             if not name:
-                raise InputError("no column 'KernelName' or 'Kernel_Name'")
+                raise InputError(
+                    "no column 'KernelName' or 'Kernel_Name'; expected the results.csv that rocprof writes"
+                )
             counters = {k: float(v) for k, v in row.items() if k and v and NUMBER.fullmatch(v)}
             yield name, *_compute_rocprof_launch(counters)
 
@@ -153,7 +158,7 @@ def _compute_rocprof_seconds(counters: Mapping[str, float]) -> float:
     end = counters.get("EndNs", counters.get("End_Timestamp"))
     duration_ns = counters.get("DurationNs", None if begin is None or end is None else end - begin)
     if duration_ns is None:
-        raise InputError("no duration; collect with --timestamp on")
+        raise InputError("no duration of kernels; start rocprof with: --timestamp on")
     return duration_ns * 1e-9
 
 
@@ -215,12 +220,13 @@ def _build_likwid_kernel(region: str, metrics: Mapping[str, Sequence[float]]) ->
     moved = {level: 1e9 * sum(metrics[name]) for level, name in LIKWID_BYTES.items() if name in metrics}
     if not runtime or not rates or not moved:
         raise InputError(
-            f"region {region}: needs runtime, MFLOP/s and a data volume; measure groups such as MEM_SP or MEM_DP"
+            f"region {region}: needs runtime, MFLOP/s and a data volume; measure with likwid-perfctr -g MEM_SP or -g MEM_DP"
         )
     flops = sum(
         1e6 * rate * seconds for per_thread in rates for rate, seconds in zip(per_thread, runtime, strict=False)
     )
     kernel = Kernel(region)
+    # Threads run at the same time: FLOPs and bytes add up, seconds do not.
     kernel.add(max(runtime), flops, moved)
     return kernel
 
@@ -252,8 +258,8 @@ def _parse_perf(lines: Sequence[str]) -> list[Kernel]:
             flops = (flops or 0.0) + PERF_FLOPS[event] * amount
     if seconds is None or flops is None or not moved:
         raise InputError(
-            "needs duration_time, cas_count_read and cas_count_write of uncore_imc, "
-            f"and of {', '.join(PERF_FLOPS)} those there are"
+            "an event is missing; collect with perf stat -e: duration_time, cas_count_read and cas_count_write "
+            f"of uncore_imc, and those that this processor has of {', '.join(PERF_FLOPS)}"
         )
     kernel = Kernel(WHOLE_PROGRAM)
     kernel.add(seconds, flops, {"dram": moved})
@@ -266,9 +272,12 @@ def _parse_perf_events(lines: Sequence[str]) -> Iterator[tuple[str, float, str]]
         position = next((i for i, cell in enumerate(cells) if _is_perf_event(cell)), None)
         if position is None or position < 2:
             continue
+        # perf adds ":u" to the names of events that it counts in user mode only.
         value, unit, event = cells[position - 2], cells[position - 1], cells[position].removesuffix(":u").lower()
         if not NUMBER.fullmatch(value):
-            raise InputError(f"{event}: {value!r} is not a count (the event was not measured)")
+            raise InputError(
+                f"{event}: {value!r} is not a count, so perf did not measure this event; collect fewer events at a time"
+            )
         yield event, float(value), unit
 
 
@@ -294,7 +303,7 @@ def _sum_launches(launches: Iterable[tuple[str, float, float, dict[str, float]]]
 
 
 def _sum_weighted(counters: Mapping[str, float], weights: Mapping[str, int]) -> float | None:
-    """Sum the counters that have a weight, each times its weight. None if there are none."""
+    """Sum the counters in ``weights``, each times its weight. None if there are none."""
     values = [weight * counters[name] for name, weight in weights.items() if name in counters]
     return sum(values) if values else None
 
@@ -304,14 +313,15 @@ def _find_first(metrics: Mapping[str, float], *names: str) -> float:
     for name in names:
         if name in metrics:
             return metrics[name]
-    raise InputError(f"no {names[0]}; collect it")
+    raise InputError(f"no metric {names[0]}; collect it with ncu --metrics")
 
 
 def _parse_number(text: str) -> float:
     try:
+        # ncu writes thousands separators.
         return float(text.replace(",", ""))
     except ValueError:
-        raise InputError(f"{text!r} is not a number") from None
+        raise InputError(f"a value is {text!r}; expected a number") from None
 
 
 _UNITS = {

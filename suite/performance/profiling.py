@@ -1,8 +1,8 @@
 """Profiles a few training steps: a trace with phases and layers, times and FLOPs by layer, ranks compared.
 
-Ranks are compared by steps without the profiler. Steps under the profiler come later; its cost inflates their times, so
-shares are right and absolute times are not. The forward time of a layer is that of its calls. A backward operator is
-charged to the module that called its forward operator: torch gives both the same sequence number.
+Ranks are compared by steps without the profiler. Steps under the profiler come later. Its cost inflates their times:
+shares are right, absolute times are not. The forward time of a layer is that of its calls. A backward operator is
+charged to the module that called its forward operator. torch gives both the same sequence number.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ LAYER = "layer "  # begins the name of a module's range on the trace; its path f
 PHASE = "phase "
 FORWARD, BACKWARD = "forward", "backward"  # the two parts of the phase forward_backward
 ROOT = "(model)"
+# Times do not depend on weights or order; a fixed seed makes two profiles comparable.
 SEED = 0
 
 
@@ -124,7 +125,9 @@ def run_profile(
     model.train()
     marks = register_exchange_timing(wrapped, timer, CollectiveCounter())
     session = _Session(workload, config, world, device, wrapped, state, timer, marks)
+    # Two warm-up steps and one for counting FLOPs.
     session.batches = _load_batches(config, data, world, device, steps + profiled_steps + 3)
+    # The first step allocates memory and the optimizer's state.
     for _ in range(2):
         session.step()
     say(f"{steps} steps without the profiler")
@@ -132,6 +135,7 @@ def run_profile(
     say(f"{profiled_steps} steps with it")
     timer.restart()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+    # Hooks only here: they cost time in every call of a module.
     with _name_layers(model), profile(activities=activities) as trace:
         for _ in range(profiled_steps):
             session.step()
@@ -180,6 +184,7 @@ def _add_forward(
         if event.name.startswith(LAYER):
             layers[path].calls += 1 / steps
             layers[path].forward_s += _find_seconds(event, on_device=on_device) / steps
+        # Scope 0 are operators; autograd's own events repeat the numbers of the forward pass.
         elif event.sequence_nr >= 0 and event.scope == 0 and not event.name.startswith("autograd::"):
             callers[event.sequence_nr] = path
     return callers
@@ -202,6 +207,7 @@ def _set_own_times(layers: Mapping[str, LayerTime]) -> None:
             children.setdefault(_find_parent(path), []).append(layer)
     for path, layer in layers.items():
         inside = sum(child.forward_s + child.backward_s for child in children.get(path, ()))
+        # A module may be called outside of its parent's forward, so children can take longer than the parent.
         layer.own_s = max(0.0, layer.forward_s + layer.backward_s - inside)
 
 
@@ -284,6 +290,7 @@ def _name_layers(model: nn.Module) -> Iterator[None]:
     hooks = []
     for path, module in model.named_modules():
         hooks.append(module.register_forward_pre_hook(enter(path)))
+        # always_call: after an exception in a module its range must be closed, too.
         hooks.append(module.register_forward_hook(leave, always_call=True))
     try:
         yield

@@ -1,4 +1,4 @@
-"""Reads and writes the folder of a contest of whole runs: common settings, entries, and a journal of started runs."""
+"""Reads and writes the folder of a contest of whole runs. It has common settings, entries and a journal of runs."""
 
 from __future__ import annotations
 
@@ -67,8 +67,9 @@ class StartedRun(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Journal(Struct, kw_only=True, forbid_unknown_fields=True):
-    """The content of journal.json: every started run, in order, and the digests of settings and entries at
-    the first.
+    """The content of journal.json: every started run, in order.
+
+    ``digests`` are those of settings and entries when the first run started.
     """
 
     version: Literal[1] = 1
@@ -80,6 +81,7 @@ class Journal(Struct, kw_only=True, forbid_unknown_fields=True):
         before = self.digests or now
         for name in sorted(before.keys() | now.keys()):
             if before.get(name) != now.get(name):
+                # A file may be deleted, edited or added; each makes earlier and later runs differ.
                 what = "is gone" if name not in now else "was changed" if name in before else "was added"
                 yield f"{name} {what} since the first run was started"
 
@@ -97,7 +99,8 @@ class Contest:
         """The rules of the race. InputError with fewer than two entries."""
         if len(self.entries) < 2:
             raise InputError(
-                f"{self.root}: a contest needs two entries and has {len(self.entries)}; mlhpc ab runs enter adds one"
+                f"{self.root}: the contest has {len(self.entries)} of at least two entries (configurations); "
+                f"add one with: mlhpc ab runs enter {shlex.quote(str(self.root))} NAME --config FILE"
             )
         return RaceRules(tuple(self.entries), self.settings.error, self.settings.blocks, self.settings.seed)
 
@@ -123,6 +126,7 @@ class Contest:
 
     def read_journal(self) -> Journal:
         """Read the journal; an empty one before the first run."""
+        # A dangling link does not "exist"; it must not pass for a contest without runs.
         path = self.root / "journal.json"
         return _read_document(path, Journal) if path.exists() or path.is_symlink() else Journal()
 
@@ -137,7 +141,8 @@ def read_contest(root: Path) -> Contest:
     """Read a contest. InputError names a damaged file, the value and what was expected."""
     if not (root / "contest.yaml").exists():
         raise InputError(
-            f"{root}: no contest here (no contest.yaml); begin one with: mlhpc ab runs new {shlex.quote(str(root))}"
+            f"{root}: no contest here (no contest.yaml); "
+            f"begin one with: mlhpc ab runs new {shlex.quote(str(root))} WORKLOAD --system NAME"
         )
     settings = _read_document(root / "contest.yaml", ContestSettings)
     shipped = load_config(load_descriptor(settings.workload), settings.size)
@@ -145,7 +150,8 @@ def read_contest(root: Path) -> Contest:
     entries: dict[str, RunConfig] = {}
     for path in sorted(folder.glob("*.yaml")) if not folder.is_symlink() else []:
         if not ENTRY_NAME.fullmatch(path.stem):
-            raise InputError(f"{path}: expected {ENTRY_NAME_TEXT}")
+            raise InputError(f"{path}: file name {path.stem!r} is no name of an entry; expected {ENTRY_NAME_TEXT}")
+        # Before load_config: a link or a device file must not be opened.
         read_small_file(path)
         entries[path.stem] = read_config(str(path), (), settings, shipped)
     return Contest(root, settings, entries)
@@ -159,17 +165,19 @@ def read_config(
     config = load_config(known, name, overrides)
     shipped = shipped or load_config(known, settings.size)
     if config.size != settings.size:
-        raise InputError(f"{name}: size is {config.size!r}; this contest is of {settings.workload} {settings.size}")
+        raise InputError(f"{name}: field size is {config.size!r}; expected {settings.size!r}, the size of this contest")
     for key in COMMON_SETTINGS:
         if getattr(config, key) != getattr(shipped, key):
-            raise InputError(f"{name}: {key} is the same for all entries: leave it out")
+            raise InputError(
+                f"{name}: field {key} must be the same for all entries of a contest; remove it from this one"
+            )
     return config
 
 
 def write_settings(root: Path, settings: ContestSettings) -> None:
     """Make the folder of a new contest. InputError if its path exists."""
     if root.exists() or root.is_symlink():
-        raise InputError(f"{root}: exists already; a contest never writes into an earlier folder")
+        raise InputError(f"{root}: exists already; choose a new folder for the contest")
     text = yaml.safe_dump(convert_to_plain_data(settings), sort_keys=False)
     write_file_atomically(root / "contest.yaml", text, overwrite=False)
 
@@ -177,14 +185,19 @@ def write_settings(root: Path, settings: ContestSettings) -> None:
 def write_entry(contest: Contest, name: str, config: RunConfig) -> Path:
     """Add an entry and return its file. InputError if name or configuration is taken, or the race has begun."""
     if not ENTRY_NAME.fullmatch(name):
-        raise InputError(f"entry {name!r}: expected {ENTRY_NAME_TEXT}")
+        raise InputError(f"name of an entry {name!r}: expected {ENTRY_NAME_TEXT}")
     if contest.read_journal().runs:
-        raise InputError(f"{contest.root}: runs have started, so no entry can be added; create a new contest")
+        raise InputError(
+            f"{contest.root}: runs of this contest have started, so no entry can be added; "
+            "begin a new contest with: mlhpc ab runs new"
+        )
     for other, its_config in contest.entries.items():
-        if other.lower() == name.lower():
-            raise InputError(f"entry {name!r}: there is an entry {other!r} already")
+        if other.lower() == name.lower():  # some file systems ignore the case of names
+            raise InputError(f"entry {name!r}: the contest has an entry {other!r} already; choose another name")
         if _drop_common_settings(its_config) == _drop_common_settings(config):
-            raise InputError(f"entry {name!r}: has the same configuration as {other!r}: one is enough")
+            raise InputError(
+                f"entry {name!r}: has the same configuration as entry {other!r}; change a setting with --set"
+            )
     path = contest.path_of(name)
     text = yaml.safe_dump(convert_to_plain_data(config, without_none=True), sort_keys=False)
     write_file_atomically(path, text, overwrite=False)
@@ -193,6 +206,7 @@ def write_entry(contest: Contest, name: str, config: RunConfig) -> Path:
 
 def _drop_common_settings(config: RunConfig) -> dict[str, Any]:
     """Return a configuration as its log has it, without common settings."""
+    # Through JSON, so that paths and enums compare as a log has them.
     text: dict[str, Any] = json.loads(json.dumps(config.logged(), default=str))
     return {key: value for key, value in text.items() if key not in COMMON_SETTINGS}
 
@@ -200,7 +214,7 @@ def _drop_common_settings(config: RunConfig) -> dict[str, Any]:
 def read_small_file(path: Path) -> bytes:
     """Read a small regular file. InputError for a link, a larger file, or anything else."""
     if path.is_symlink():
-        raise InputError(f"{path}: is a symbolic link, which is not followed")
+        raise InputError(f"{path}: is a symbolic link, which a contest does not follow; put the file itself here")
     try:
         return read_bytes(path, read_limits().json)
     except OSError as error:

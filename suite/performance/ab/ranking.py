@@ -1,4 +1,4 @@
-"""Ranks the entries of a contest: the winner, the sizes of the differences, and findings that forbid to trust them.
+"""Ranks the entries of a contest: winner and differences. Findings say why they must not be trusted.
 
 `Ranking` is the JSON document of `mlhpc ab runs show`, which `mlhpc report` reads. A number that is unknown or infinite
 is null.
@@ -28,7 +28,8 @@ from suite.statistics.blocks import Turn
 from suite.statistics.race import Race, build_race
 
 KIND: Literal["ab-runs"] = "ab-runs"
-SCORED_RUNS = 3  # the fewest that leave a score when the fastest and the slowest are dropped
+# MLPerf's score drops the fastest and the slowest run, so one must be left.
+SCORED_RUNS = 3
 UNITS = {"time_to_train": "time to train, s", "cpu_seconds": "CPU time of the ranks, s"}
 
 
@@ -49,8 +50,8 @@ class RankedEntry(Struct, frozen=True, kw_only=True):
     ``dropped_p``: the chance that the best entry ever looks this bad. ``mean``: the geometric mean of its finished runs
     in complete blocks. ``spread_factor``: the standard deviation of log time as a factor. ``score``: the mean of the
     same runs by the MLPerf rules, without the fastest and the slowest. ``score_to_leader``: its ratio to the leader's
-    score in the blocks that both ran; 0 if the leader has no score there, because several of its runs did not finish.
-    The leader has neither ratio.
+    score in the blocks that both ran. It is 0 if the leader has no score: several of its runs did not finish. The
+    leader has neither ratio.
     """
 
     entry: str
@@ -100,6 +101,7 @@ def read_ranking(root: Path) -> Ranking:
     def last_block(name: str) -> int:
         return race.dropped[name].block if name in race.dropped else len(race.blocks) + 1
 
+    # Entries that stayed longer come first; the name makes the order stable among equals.
     ranked = sorted(race.rules.entries, key=lambda name: (-last_block(name), -race.points[name], name))
     stated = msgspec.to_builtins(settings)
     entries = [_build_ranked_entry(name, ranked[0], race) for name in ranked]
@@ -109,6 +111,7 @@ def read_ranking(root: Path) -> Ranking:
         objective=UNITS[settings.objective],
         verdict=_render_contest_verdict(race, len(findings)),
         by_score=_describe_score_order(entries) if race.winner else "",
+        # A winner from runs that were edited or are incomplete would be believed.
         winner=None if findings else race.winner,
         over=race.over,
         error=settings.error,
@@ -186,7 +189,7 @@ def _build_ranked_entry(name: str, leader: str, race: Race) -> RankedEntry:
 def _check_folder(
     contest: Contest, journal: Journal, results: Mapping[Turn, RunResult], demanded: list[Turn]
 ) -> Iterator[Finding]:
-    """Yield a finding for everything in a contest's folder that was deleted, added, edited or made in another way.
+    """Yield a finding for everything in a contest's folder that was deleted, added or edited.
 
     The journal has the digest of each log at the end of its run.
     """
@@ -268,7 +271,7 @@ def render_ranking(ranking: Ranking) -> list[str]:
 
 
 def render_verdict(entry: RankedEntry) -> str:
-    """Render the verdict on an entry, with when it was dropped."""
+    """Render an entry's verdict and when it was dropped."""
     if entry.dropped_p is None:
         return entry.verdict
     return f"{entry.verdict}: dropped after block {entry.dropped_after_block} (p {entry.dropped_p:.2g})"

@@ -29,7 +29,8 @@ from suite.processes import make_parent_death_hook
 from suite.statistics.blocks import Turn
 from suite.statistics.race import Race, run_race
 
-GRACE_S = 60.0  # for what a run does before run_start; and `mlhpc run` gives its ranks 30 s to end
+# Added to a run's limit for its start-up, and given to it to end: `mlhpc run` gives its ranks 30 s for that.
+GRACE_S = 60.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -116,7 +117,8 @@ class Runner:
             raise ContestStopped
         noted = StartedRun(block=turn.block, entry=turn.entry)
         self.journal.runs.append(noted)
-        self.contest.write_journal(self.journal)  # before the run begins: from here on it counts
+        # Before the run begins: if this process is killed, nobody can drop a slow run by starting it again.
+        self.contest.write_journal(self.journal)
         noted.exit_code, last = self._execute(run_command(self.contest, turn))
         result = read_result(self.contest, turn)
         noted.ended, noted.log_sha256 = True, result.log_sha256
@@ -124,13 +126,16 @@ class Runner:
         self.tell(result)
         if noted.exit_code == ExitCode.USAGE:
             where = f"block {turn.block}, entry {turn.entry!r}"
-            raise InputError(f"{where}: mlhpc run could not begin, which counts: {last}")
+            raise InputError(
+                f"{where}: mlhpc run refused to start: {last} (this counts as a run that did not finish; "
+                f"after a correction continue with: mlhpc ab runs run {shlex.quote(str(self.contest.root))})"
+            )
         return result.value
 
     def _execute(self, command: list[str]) -> tuple[int, str]:
-        """Run a command, and end it when its time is over.
+        """Run a command, and end it after its time limit.
 
-        Returns its exit code and its last line of standard error.
+        Returns its exit code and last line of stderr.
         """
         self._process = subprocess.Popen(
             command,
@@ -139,7 +144,8 @@ class Runner:
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            start_new_session=True,  # a Ctrl-C of the terminal is for the contest, which lets the run end
+            # A Ctrl-C of the terminal is for the contest, which lets the present run finish.
+            start_new_session=True,
             preexec_fn=make_parent_death_hook(os.getpid()),
         )
         with self._process as process:
@@ -187,7 +193,10 @@ def run_contest(root: Path, tell: Callable[[RunResult], None]) -> tuple[Race | N
     with create_lock(root / "contest.lock", f"contest {root}"):
         journal = contest.read_journal()
         for text in journal.changed(contest.digests()):
-            raise InputError(f"{root}: {text}: a contest must continue as it began")
+            raise InputError(
+                f"{root}: {text}, but all runs of a contest need the same settings; "
+                "restore the file, or begin a new contest with: mlhpc ab runs new"
+            )
         journal.digests = contest.digests()
         for noted in journal.runs:
             if not noted.ended:  # the contest was killed while it ran: it counts as what its log says

@@ -56,7 +56,9 @@ def judge(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]) ->
 
 def _judge_quantity(name: str, unit: str, a: Sequence[float], b: Sequence[float]) -> Row:
     if len(a) != len(b) or len(a) < 2:
-        raise InputError(f"{name}: {len(a)} blocks of A and {len(b)} of B: expected as many of both, two at least")
+        raise InputError(
+            f"{name}: {len(a)} blocks of A and {len(b)} of B; expected the same number of both, at least 2"
+        )
     means = statistics.fmean(a), _compute_spread(a), statistics.fmean(b), _compute_spread(b)
     if not all(map(math.isfinite, (*a, *b))):
         return Row(name, unit, len(a), *means, None, None, None, None, Outcome.INCONCLUSIVE)
@@ -70,8 +72,11 @@ def _judge_quantity(name: str, unit: str, a: Sequence[float], b: Sequence[float]
     apart = [(y - x) / abs(x) if signed else math.log(y / x) for x, y in zip(a, b, strict=True)]
     middle, half = compute_mean_interval(apart, 1.0 - (1.0 - CONFIDENCE) / len(QUANTITIES))
     low, middle, high = (
-        each if signed else math.expm1(min(each, 700.0)) for each in (middle - half, middle, middle + half)
+        # exp of more than about 709 is no float.
+        each if signed else math.expm1(min(each, 700.0))
+        for each in (middle - half, middle, middle + half)
     )
+    # One bad pair hides in a mean; for a loss it may be the whole finding.
     largest = max(abs(y - x) / abs(x) for x, y in zip(a, b, strict=True))
     return Row(name, unit, len(a), *means, middle, low, high, largest, _judge_difference(name, low, high))
 
@@ -96,10 +101,10 @@ def render_rows(rows: Sequence[Row]) -> list[str]:
         between = "none"
         if row.low is not None and row.high is not None:
             between = f"[{_render_percent(row, row.low)}, {_render_percent(row, row.high)}]"
-        told = "none" if row.difference is None else _render_percent(row, row.difference)
+        difference = "none" if row.difference is None else _render_percent(row, row.difference)
         text.append(
             f"{row.quantity:<15} {row.a_mean:>11.5g} {row.a_spread:>8.2g} {row.b_mean:>11.5g} {row.b_spread:>8.2g} "
-            f"{told:>10}  {between:<24} {row.verdict}"
+            f"{difference:>10}  {between:<24} {row.verdict}"
         )
     return text
 

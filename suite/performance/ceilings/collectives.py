@@ -15,9 +15,12 @@ from suite.performance.ceilings.sizes import may_allocate
 from suite.performance.ceilings.time_limit import TimeLimit
 from suite.world import World
 
-SMALLEST_MESSAGE = 4 << 10  # bytes of the first message: latency alone
-SIZE_FACTOR = 4  # factor between two messages
-MESSAGE_COPIES = 4  # of a message in a rank's memory: sent, received, and the library's own
+# Bytes. At this size the time of a collective is its latency.
+SMALLEST_MESSAGE = 4 << 10
+# Between two message sizes: seven or eight sizes cover latency to bandwidth.
+SIZE_FACTOR = 4
+# A rank holds what it sends, what it receives, and the library's own buffers.
+MESSAGE_COPIES = 4
 
 
 def measure(world: World, effort: Effort, device: torch.device, free: int, budget: TimeLimit) -> Findings:
@@ -33,6 +36,7 @@ def measure(world: World, effort: Effort, device: torch.device, free: int, budge
     sizes = list_group_sizes(world.size)
     for number, ranks in enumerate(reversed(sizes)):
         part = budget.until(budget.length * (number + 1) / len(sizes))
+        # new_group is a collective of all ranks, also of those that are not in the group.
         group = dist.group.WORLD if ranks == world.size else dist.new_group(range(ranks))
         nodes = len(set(world.allgather(world.node)[:ranks]))
         for resource, prepare in COLLECTIVES:
@@ -96,6 +100,7 @@ def _measure_collective(
             return sent * calls / _measure_seconds(call, calls, device)
 
         sampled[elements * 4] = measure_on_all_ranks(world, rate, effort.repetitions, member=member, budget=budget)
+        # The decision below must be the same on all ranks, so it uses the slowest one's time.
         took = gather_maxima(world, [budget.clock() - begin])[0]
         size *= SIZE_FACTOR
         # Measuring must never push the node into swapping.

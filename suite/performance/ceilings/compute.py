@@ -20,12 +20,14 @@ from suite.performance.ceilings.time_limit import TimeLimit
 from suite.world import World
 
 ONEDNN = "torch onednn"
-LAUNCH_ORDER = 16  # far from any roof: its time is the overhead of issuing an operator
+# So small that its time is the overhead of issuing an operator.
+LAUNCH_ORDER = 16
 CPU_ORDERS = (LAUNCH_ORDER, 128, 256, 384, 512, 768, 1024, 2048)
 GPU_ORDERS = (LAUNCH_ORDER, 1024, 2048, 4096, 8192, 16384)
 CPU_TYPES = ("float32", "float64", "bfloat16")
 GPU_TYPES = ("float32", "tf32", "float64", "bfloat16", "float16")
-LEAST_CALLS = 5  # two to warm up, three to measure
+# Two calls warm up, three are measured.
+LEAST_CALLS = 5
 # TF32 numbers are stored as float32.
 ELEMENT_BYTES = {"float32": 4, "tf32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
 
@@ -65,10 +67,12 @@ def count_gemm_flops(order: int) -> float:
 def list_products(device: torch.device, dtype: str, order: int) -> list[Product]:
     """List the same product with every library that has it."""
     element = getattr(torch, "float32" if dtype == "tf32" else dtype)
+    # Sums of products of 0.5 stay finite in float16, too.
     left, right = (torch.full((order, order), 0.5, dtype=element, device=device) for _ in range(2))
     out = torch.empty_like(left)
     choices = [Product(_find_torch_library(device, dtype), lambda: torch.mm(left, right, out=out))]
     if device.type == "cpu" and dtype in {"float32", "float64"}:
+        # The same memory, so both libraries have the same alignment and pages.
         a, b, c = left.numpy(), right.numpy(), out.numpy()
         choices.append(Product(_find_numpy_library(), lambda: np.matmul(a, b, out=c)))
     if device.type == "cpu" and dtype == "float32" and has_onednn():
@@ -89,12 +93,13 @@ def measure_seconds(multiply: Callable[[], object], calls: int, device: torch.de
 def _measure_type(
     world: World, effort: Effort, device: torch.device, dtype: str, free: int, budget: TimeLimit
 ) -> Findings:
-    """Measure a curve over orders for each library, and two ceilings of the best library at its best order."""
+    """Measure a curve over orders for each library. The best library at its best order gives two ceilings."""
     orders = GPU_ORDERS if device.type == "cuda" else CPU_ORDERS
     sampled, left_out = _sample_orders(world, effort, device, dtype, free, budget, orders)
     findings = Findings(not_measured=[NotMeasured("compute", reason, dtype) for reason in left_out])
     if not sampled:
         return findings
+    # The ceiling is what the best library reaches.
     value, library, order = max((s.value, lib, o) for lib, by_order in sampled.items() for o, s in by_order.items())
     findings.curves += [_build_curve(world, dtype, lib, by_order) for lib, by_order in sampled.items()]
     modes = {"burst": sampled[library][order]}
@@ -168,7 +173,7 @@ def _sample_orders(
 
 
 def _estimate_seconds(done: Mapping[int, Samples], order: int) -> float:
-    """Estimate the seconds of a product from the slowest rank's rate at the largest earlier order; 0 if there is none.
+    """Estimate the seconds of a product from the slowest rank's rate at the largest earlier order. 0 if there is none.
 
     The launch order is ignored: its time is that of a call.
     """
@@ -180,6 +185,7 @@ def _measure_sustained(
     world: World, effort: Effort, device: torch.device, product: Product, order: int, burst: float
 ) -> Samples:
     """Measure ten consecutive parts of one run without pause on all ranks: clocks and power limits settle meanwhile."""
+    # A first estimate from the burst rate; clocks have fallen when the parts are counted.
     few = count_calls_for(effort.sustained_s / 40, count_gemm_flops(order) / burst)
     once = gather_maxima(world, [measure_seconds(product.multiply, few, device) / few])[0]
     calls = count_calls_for(effort.sustained_s / 10, once)  # a sustained call may take longer than one in a burst

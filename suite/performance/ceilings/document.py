@@ -11,6 +11,7 @@ from typing import Any, Literal
 from suite.errors import InputError
 from suite.files import write_file_atomically
 
+# Of the file's format; readers refuse other versions.
 VERSION = 1
 
 Resource = Literal["compute", "memory", "host_link", "storage_read", "storage_write", "all_reduce", "all_to_all"]
@@ -42,7 +43,7 @@ class Ceiling:
 
 @dataclass(frozen=True)
 class Point:
-    """One point of a curve: the median rate of ``n`` repetitions at size ``x``, and median seconds of one call."""
+    """One point of a curve. ``value``: median rate of ``n`` repetitions at size ``x``. ``seconds``: median of one call."""
 
     x: int
     value: float
@@ -91,7 +92,7 @@ class Findings:
 
 
 def render_json(header: dict[str, Any], findings: Findings) -> str:
-    """Render the text of the file. InputError for a number that is not finite: JSON has none."""
+    """Render the text of the file. InputError for a number that is not finite."""
     body = {"version": VERSION, "kind": "ceilings", **header, **asdict(findings)}
     return json.dumps(body, indent=1, allow_nan=False) + "\n"
 
@@ -99,17 +100,20 @@ def render_json(header: dict[str, Any], findings: Findings) -> str:
 def refuse_existing(path: Path) -> None:
     """Raise InputError if the file exists or its folder is not writable. Called before minutes of measuring."""
     if path.exists():
-        raise InputError(f"{path}: exists already; a ceilings file is never overwritten (choose another -o)")
+        raise InputError(f"{path}: exists already and is not overwritten; choose another file with -o")
     folder = path.parent
     if not folder.is_dir():
-        raise InputError(f"{path}: its folder {folder} does not exist")
+        raise InputError(
+            f"{path}: its folder {folder} does not exist; create the folder, or choose another file with -o"
+        )
     if not os.access(folder, os.W_OK):
-        raise InputError(f"{path}: its folder {folder} cannot be written")
+        raise InputError(f"{path}: its folder {folder} is not writable; choose another file with -o")
 
 
 def write(path: Path, text: str) -> None:
-    """Write a new file. InputError if one has appeared there meanwhile: it is not overwritten."""
+    """Write a new file. InputError if one has appeared there meanwhile."""
     try:
+        # Another run may have chosen the same name during the minutes of measuring.
         write_file_atomically(path, text, overwrite=False)
     except FileExistsError:
-        raise InputError(f"{path}: exists already; a ceilings file is never overwritten (choose another -o)") from None
+        raise InputError(f"{path}: exists already and is not overwritten; choose another file with -o") from None

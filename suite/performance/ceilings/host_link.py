@@ -34,6 +34,7 @@ def measure(world: World, effort: Effort, device: torch.device, budget: TimeLimi
                 torch.cuda.synchronize(device)
                 begin = time.perf_counter()
                 for _ in range(calls):
+                    # From pageable memory the driver copies through a pinned buffer of its own, so both modes differ.
                     target.copy_(source, non_blocking=True)
                 torch.cuda.synchronize(device)
                 return time.perf_counter() - begin
@@ -41,6 +42,7 @@ def measure(world: World, effort: Effort, device: torch.device, budget: TimeLimi
             if not budget.left():
                 findings.not_measured.append(NotMeasured("host_link", f"{mode}: the time was over", name))
                 continue
+            # The first copy maps the pages.
             run(1)
             calls = int(gather_maxima(world, [count_calls_for(10 * effort.sample_s, run(1))])[0])
 

@@ -25,8 +25,7 @@ from suite.performance.ceilings.sizes import SweepPlan, find_free_bytes, plan_sw
 from suite.performance.ceilings.time_limit import TimeLimit
 from suite.world import World
 
-# The share of a bounded time at which each step ends. What a step does not need is left to the next ones
-# Share of a limited time that is over when each resource ends: what one leaves, the next may use.
+# Share of a limited time that is over when each resource ends. What one resource leaves, the next may use.
 TIME_SHARE_ENDS = {"compute": 0.5, "memory": 0.75, "host link": 0.8, "storage": 0.9, "collectives": 1.0}
 
 
@@ -42,6 +41,7 @@ def measure(
     effort = QUICK if quick else FULL
     world.barrier()
     budget = TimeLimit(world, effort.seconds, say)
+    # Before anything is measured: later this process itself would count.
     busy = _measure_busy_cores()
     root, allowance = find_machine_root(os.environ), find_usable_resources()
     caches = list_data_caches(root, allowance.cpus)
@@ -77,6 +77,7 @@ def measure(
         ],
         "versions": _list_versions(device),
     }
+    # Findings are the same on all ranks, but dates and names in the header are not.
     return str(world.broadcast(render_json(header, findings)))
 
 

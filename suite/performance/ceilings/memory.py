@@ -1,9 +1,9 @@
-"""Measures the bandwidth of every memory level by a sweep over working sets, on all threads or the whole GPU.
+"""Measures the bandwidth of every memory level. It sweeps over working sets, on all threads or the whole GPU.
 
 One call from Python takes as long as reading an L1 cache several times. So each timed call passes over its working set
-many times. The kernels: `torch.sum` over a view that repeats one row, `numpy.add.reduce` of such a view into a row of
-the working set, and a copy between two windows that move by one cache line per pass. On a GPU a CUDA graph holds many
-launches.
+many times. There are three such kernels. `torch.sum` reads a view that repeats one row. `numpy.add.reduce` adds such a
+view to a row of the working set. A copy runs between two windows that move by one cache line per pass. On a GPU a CUDA
+graph holds many launches.
 """
 
 from __future__ import annotations
@@ -45,14 +45,16 @@ from suite.performance.ceilings.time_limit import TimeLimit
 from suite.world import World
 
 SMALLEST_GPU_SET = 64 << 10  # bytes of the first working set
-MIN_REPETITIONS, LARGE_SET_TIME_S = (
-    5,
-    0.25,
-)  # repetitions of the largest sets: as many as take about LONG_S, at least LEAST
-THREAD_SAMPLE_FACTOR = 3  # factor on the length of samples of several threads, which start up to 0.1 ms apart
+# Large sets are repeated for about this time, but at least this often.
+LARGE_SET_TIME_S = 0.25
+MIN_REPETITIONS = 5
+# Several threads start up to 0.1 ms apart; longer samples make that small.
+THREAD_SAMPLE_FACTOR = 3
 FEWEST_PASSES = 3
-DETECTOR_TIME_SHARE = 2 / 3  # of a bounded time, for the kernel that finds the levels
-MAX_SLOWDOWN = 4.0  # how many times slower than a set the next of the ladder may be, for the estimate of its time
+# Share of a limited time for the kernel that finds the levels: the other kernels only refine its rates.
+DETECTOR_TIME_SHARE = 2 / 3
+# To estimate a set's time from a smaller one: it may be this many times slower, if it exceeds a cache.
+MAX_SLOWDOWN = 4.0
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ def measure_cpu(world: World, effort: Effort, plan: SweepPlan, budget: TimeLimit
     """Sweep with one working set per thread of torch's pool on every rank. Returns a ceiling for each level found."""
     team = ThreadTeam(plan.threads, plan.buffer_bytes)
     before = torch.get_num_threads()
-    torch.set_num_threads(1)  # the team has its own threads: torch must not start more in each
+    # The team has its own threads; torch must not start more in each of them.
+    torch.set_num_threads(1)
     try:
         sampled, left_out = _measure_sweep(world, effort, plan, team, budget)
     finally:
@@ -85,7 +88,7 @@ def measure_cpu(world: World, effort: Effort, plan: SweepPlan, budget: TimeLimit
 def _measure_sweep(
     world: World, effort: Effort, plan: SweepPlan, team: ThreadTeam, budget: TimeLimit
 ) -> tuple[dict[Kernel, dict[int, Samples]], list[str]]:
-    """Measure the first kernel from coarse to fine, so that any time limit covers the whole range; then the others.
+    """Measure the first kernel from coarse to fine, then the others. So any time limit covers the whole range.
 
     Returns the rates in order of size. Also returns, for each kernel, how many of its planned sets were not measured.
     """
@@ -104,6 +107,7 @@ def _measure_sweep(
             team.touch(size + SKEW)
             sampled[kernel][size] = _measure_cpu_rate(world, team, kernel, size, effort, part)
             took = gather_maxima(world, [part.clock() - begin])[0]
+            # The largest so far is a safe estimate for the next set.
             overhead = max(overhead, took - _estimate_seconds(sampled[detector], size, effort, plan))
             part.tell(f"memory: {number + 1} of {len(sizes)} working sets with {kernel.name}")
 
@@ -127,8 +131,8 @@ def _select_sets(
 ) -> dict[Kernel, list[int]]:
     """Select each kernel's working sets. ``order``: the first kernel's; ``found``: its rates by growing size.
 
-    The first kernel measures all sets. If ``effort`` limits the sets per level, the others measure only sets whose
-    passes are shorter than a sample, and a few per level.
+    The first kernel measures all sets. If ``effort`` limits the sets per level, the others measure fewer. These are all
+    sets with passes shorter than a sample, and a few more per level.
     """
     planned = {kernel: [size for size in order if size >= kernel.smallest] for kernel in CPU_KERNELS}
     if not effort.sets_per_level or len(found) < 2:
@@ -148,7 +152,7 @@ def _select_sets(
 
 
 def _select_spread_sets(levels: Sequence[Sequence[int]], per_level: int) -> set[int]:
-    """Select N sets of each level, spread over its sizes, but one of main memory: its rate is the same for all."""
+    """Select N sets of each level, spread over its sizes. Main memory gets one: its rate does not depend on size."""
     chosen: set[int] = set()
     for sizes in levels:
         count = min(len(sizes), 1 if sizes is levels[-1] else per_level)
@@ -172,6 +176,7 @@ def measure_gpu(world: World, effort: Effort, device: torch.device, budget: Time
     l2 = int(getattr(properties, "L2_cache_size", 0))
     shares = [CacheShare("L2", l2)] if l2 else []
     free, _ = torch.cuda.mem_get_info(device)
+    # A quarter of the free memory, as on the host (suite.performance.ceilings.sizes).
     largest = min(max(1 << 30, SWEEP_END_FACTOR * l2), free // 4)
     rates = {}
     sizes = list_sweep_sizes(SMALLEST_GPU_SET, largest, effort.points_per_octave, 4096)
@@ -284,7 +289,7 @@ class ThreadTeam:
         self._touched = 0
 
     def touch(self, size: int) -> None:
-        """Write this many bytes of each buffer once, by its own thread, so that pages lie on its NUMA node."""
+        """Write this many bytes of each buffer once, by its own thread. The pages then lie on its NUMA node."""
         end = min(-(-size // 8) * 8, self.buffers[0].size)
         if end > self._touched:
             self.seconds([partial(_fill, buffer[self._touched : end]) for buffer in self.buffers])
@@ -299,6 +304,7 @@ class ThreadTeam:
             begin = time.perf_counter()
             calls[0]()
             return time.perf_counter() - begin
+        # Threads of Python: the kernels release the interpreter's lock, so all run at once.
         gate = threading.Barrier(self._threads)
         spans: list[tuple[float, float]] = []
 
@@ -352,8 +358,8 @@ def _cpu_update(buffer: NDArray[np.uint8], size: int, passes: int) -> tuple[Call
 
 
 def _cpu_copy(buffer: NDArray[np.uint8], size: int, passes: int) -> tuple[Callable[[], object], float]:
-    # numpy would make a repeated row (step 0) its inner loop, so each pass moves on by one line within a sixteenth of
-    # the set
+    # numpy would make a repeated row (step 0) its inner loop. So each pass begins one cache line later, within a
+    # sixteenth of the set.
     half = size // 2 // CACHE_LINE * CACHE_LINE
     steps = max(1, half // 16 // CACHE_LINE)
     width = half - steps * CACHE_LINE
@@ -392,9 +398,8 @@ CPU_KERNELS = (
     Kernel("read", "torch", _cpu_read),
     Kernel("update", "numpy", _cpu_update),
     Kernel("copy", "numpy", _cpu_copy),
-    Kernel(
-        "triad", "torch", _cpu_triad, smallest=4 << 20
-    ),  # one call per pass: only for sets so large that calls cost nothing
+    # It makes one call per pass, so only for sets so large that a call costs nothing.
+    Kernel("triad", "torch", _cpu_triad, smallest=4 << 20),
 )
 
 
@@ -412,6 +417,7 @@ def _fill(buffer: NDArray[np.uint8]) -> None:
     buffer[: buffer.size // 8 * 8].view(np.float64)[:] = 1.0
 
 
+# In one graph: a launch of its own per triad would take longer than a small triad.
 GRAPH_LAUNCHES = 20
 
 
@@ -424,6 +430,7 @@ def _gpu_triad(device: torch.device, size: int) -> Callable[[], None]:
     with torch.cuda.graph(graph):
         for _ in range(GRAPH_LAUNCHES):
             torch.add(b, c, alpha=0.5, out=a)
+    # The first replay uploads the graph.
     graph.replay()
     return graph.replay
 

@@ -7,19 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-RAMP_END_SHARE = 0.90  # the first rate above this share of the best ends the ramp, where starting a pass costs most
-FALL_SHARE = (
-    0.90  # a level ends where the rate falls below this share within an octave (L1 to L2 of a Zen 5 core: 0.81)
-)
-MAX_CAPACITY_FACTOR = 4.0  # largest factor between the capacity of a plateau and that of the cache it is named after
+# The ramp of small sets ends at the first rate above this share of the best.
+RAMP_END_SHARE = 0.90
+# A level ends where the rate falls below this share within an octave. From L1 to L2 of a Zen 5 core it falls to 0.81.
+FALL_SHARE = 0.90
+# A plateau gets a cache's name only if their capacities differ by at most this factor.
+MAX_CAPACITY_FACTOR = 4.0
 
 
 @dataclass(frozen=True)
 class Plateau:
     """Sizes with about the same rate: indices ``first`` to ``last`` of the sweep.
 
-    ``capacity`` is the largest size whose rate is above the geometric mean of this plateau's and the next one's rate;
-    None for the last plateau.
+    ``capacity`` is the largest size at which the rate is still nearer to this plateau's than to the next one's, as
+    ratios. The last plateau has None.
     """
 
     first: int
@@ -68,7 +69,7 @@ def _find_last_above(logs: Sequence[float], least: float, begin: int) -> int:
 
 
 def merge_memory_plateaus(levels: Sequence[Plateau], caches: Sequence[CacheShare]) -> list[Plateau]:
-    """Join all plateaus after one of at least half the largest cache: they are main memory, split by noise."""
+    """Join all plateaus after one of at least half the largest cache. They are main memory, split by noise."""
     for position, plateau in enumerate(levels):
         if plateau.capacity and caches and plateau.capacity >= max(cache.share_bytes for cache in caches) / 2:
             rest = levels[position + 1 :]
@@ -91,6 +92,7 @@ def make_level_names(levels: Sequence[Plateau], largest_size: int, caches: Seque
         nearest = min(range(len(left)), key=distances.__getitem__, default=None)
         if nearest is not None and distances[nearest] <= math.log(MAX_CAPACITY_FACTOR):
             named.append(left[nearest].name)
+            # Caches that were passed over are smaller, so no later plateau is theirs.
             left = left[nearest + 1 :]
         else:
             named.append(f"level_{position + 1}")
@@ -126,7 +128,8 @@ def _find_falls(sizes: Sequence[int], logs: Sequence[float]) -> list[tuple[int, 
     """Find index intervals where the rate falls below `FALL_SHARE` of itself within an octave, and join overlaps."""
     edges: list[tuple[int, int]] = []
     for i, size in enumerate(sizes):
-        octave = max(j for j in range(i, len(sizes)) if sizes[j] <= 2.05 * size)  # sizes are rounded to a multiple
+        # 2.05, not 2: sizes are rounded to a multiple.
+        octave = max(j for j in range(i, len(sizes)) if sizes[j] <= 2.05 * size)
         if octave == i or logs[octave] - logs[i] > math.log(FALL_SHARE):
             continue
         begin = _find_last_before_fall(logs, i, octave)

@@ -1,4 +1,4 @@
-"""Repeats a measurement on all ranks at the same time, and reduces samples to medians, spreads and a ceiling."""
+"""Repeats a measurement on all ranks at once. Reduces samples to medians, spreads and a ceiling."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from suite.performance.ceilings.document import Ceiling, Resource, Unit
 from suite.performance.ceilings.time_limit import TimeLimit
 from suite.world import World
 
-MIN_REPETITIONS = 3  # repetitions of what was begun before the time was over
+# A measurement that has begun gets this many repetitions, although the time is over. The median of three leaves a
+# disturbed one out.
+MIN_REPETITIONS = 3
 
 
 @dataclass(frozen=True)
 class Effort:
     """How long and how much to measure.
 
-    ``sample_s`` is the least length of one repetition. Repetitions are many and short: on a shared machine the best is
-    the least disturbed, and memory levels are found on the best. Repetitions of one order of products take about
-    ``order_s`` together, but at least three are made. Orders whose product takes longer than ``slowest_s`` are left
-    out.
+    ``sample_s`` is the least length of one repetition. Repetitions are many and short. On a shared machine the best one
+    is the least disturbed, and memory levels are found on the best. Repetitions of one order of products take about
+    ``order_s`` together, but at least three are made. Orders are left out if a product takes longer than ``slowest_s``.
 
     ``sustained_s`` is the uninterrupted run at the best GEMM size. ``points_per_octave`` is of the memory sweep.
     ``storage_bytes`` is per rank. With ``sets_per_level`` only the kernel that finds the levels measures all sets. Of
@@ -43,6 +44,7 @@ class Effort:
     seconds: float | None = None
 
 
+# For `--quick`: all resources in under a minute, for a first look or a preflight.
 QUICK = Effort(
     repetitions=11,
     sample_s=0.0015,
@@ -95,7 +97,8 @@ class Samples:
 
     @property
     def spread(self) -> float:
-        """Interquartile range divided by the median, the largest of all ranks."""
+        """Interquartile range over median, the largest of all ranks."""
+        # Quartiles, because a single disturbed repetition would decide a standard deviation.
         ranges = [np.subtract(*np.percentile(rates, [75, 25])) / np.median(rates) for rates in self.by_rank]
         return float(max(ranges))
 
@@ -124,6 +127,7 @@ def measure_on_all_ranks(
     """
     mine = []  # empty on ranks that take no part; they still meet the others at each barrier
     for done in range(n):
+        # left() is the same on all ranks, so all stop after the same repetition.
         if budget is not None and done >= MIN_REPETITIONS and not budget.left():
             break
         world.barrier()
@@ -139,4 +143,5 @@ def gather_maxima(world: World, numbers: Sequence[float]) -> list[float]:
 
 def count_calls_for(seconds: float, one_call_s: float) -> int:
     """Return the number of calls that take at least ``seconds``; at least one."""
+    # A clock may show 0 s for one short call.
     return max(1, math.ceil(seconds / max(one_call_s, 1e-9)))

@@ -16,22 +16,21 @@ from suite.performance.ceilings.plateaus import CacheShare, list_sweep_sizes
 CACHE_LINE = 64  # bytes of a cache line
 PAGE = 4096
 ALIGNMENT = 2 << 20  # a huge page
-SKEW = (
-    7 * CACHE_LINE
-)  # offset between the halves of a set: equal low address bits of loads and stores would stall the stores
+# Offset between the halves of a set: loads and stores with equal low address bits would stall each other.
+SKEW = 7 * CACHE_LINE
 SMALLEST_SET = 8 << 10
 SHORTEST_SWEEP = 64 << 10  # a sweep that ends below this shows no level
 LARGEST_FALLBACK = 64 << 20  # per thread, where no cache size is known
 SWEEP_END_FACTOR = 5  # the sweep ends at this many times the largest cache
 MIN_SWEEP_END = 8 << 20  # per thread, at least: triad is measured from 4 MiB on
 COARSE_FACTOR = 8  # between the sets that are measured first: the rate of one bounds that of the next
-FREE_DIVISOR = 4  # measurements take one SHARE-th of the free memory
+FREE_DIVISOR = 4  # measurements take a quarter of the free memory
 DEFAULT_FREE_BYTES = 1 << 30  # taken as free where the machine does not say
 
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """A sweep over working sets with one private buffer per thread. Sizes are bytes per thread.
+    """A sweep over working sets, one private buffer per thread. Sizes are bytes per thread.
 
     ``cut`` says why the sweep ends below `SWEEP_END_FACTOR` times the largest cache; "" if it does not.
     """
@@ -44,7 +43,7 @@ class SweepPlan:
 
     @property
     def buffer_bytes(self) -> int:
-        """Bytes of one thread's buffer: its largest set and the skew."""
+        """Bytes of a thread's buffer: largest set and skew."""
         return self.sizes[-1] + SKEW
 
     @property
@@ -71,9 +70,8 @@ def plan_sweep(
     wanted = max((SWEEP_END_FACTOR * cache.share_bytes for cache in shares), default=LARGEST_FALLBACK)
     wanted = max(wanted, MIN_SWEEP_END)
     most = free // FREE_DIVISOR // active
-    buffer = max(
-        most - 2 * ALIGNMENT, min(most - PAGE, ALIGNMENT - 1)
-    )  # `count_mapped_bytes` of it is at most ``most``
+    # The largest buffer for which `count_mapped_bytes` is at most ``most``.
+    buffer = max(most - 2 * ALIGNMENT, min(most - PAGE, ALIGNMENT - 1))
     largest = min(wanted, buffer - SKEW) // PAGE * PAGE
     cut = ""
     if largest < wanted // PAGE * PAGE:
@@ -87,7 +85,7 @@ def plan_sweep(
 
 
 def compute_visiting_order(sizes: Sequence[int]) -> list[int]:
-    """Order the sizes from coarse to fine: steps of at most `COARSE_FACTOR`, then the middles of gaps, widest first.
+    """Order the sizes from coarse to fine. Steps of at most `COARSE_FACTOR` come first, then middles of gaps, widest first.
 
     The coarse steps begin with the smallest, so that each shows how long the next will take.
     """

@@ -1,4 +1,4 @@
-"""Measures sequential reads and writes of one file per rank: warm, and cold if the page cache can be dropped.
+"""Measures sequential reads and writes of one file per rank. Reads are warm, and cold if the page cache can be dropped.
 
 Cold means that this node's page cache holds nothing of the file, which is verified. Caches behind it (of a hypervisor
 or a file server) cannot be controlled from here.
@@ -22,15 +22,17 @@ from suite.world import World
 
 BLOCK = 4 << 20  # bytes of one write or read
 REPETITIONS = 3
-PASSES = 10  # over the file in all: three writes, three cold reads, and four warm ones, which cost less
-COLD_SHARE = 0.01  # a file is cold if less than this share of it is in the page cache
+# Over the file in all: three writes, three cold reads and four warm ones, which cost less.
+PASSES = 10
+# A file is cold if less than this share of it is in the page cache.
+COLD_SHARE = 0.01
 
 
 def measure(world: World, effort: Effort, directory: Path, free: int, budget: TimeLimit) -> Findings:
     """Measure a write with fsync, a cold and a warm read; then remove the files. Nothing if the folder is unsuitable.
 
-    Files are smaller than ``effort.storage_bytes`` if that exceeds the free space, the memory (the directory may lie in
-    it) or the time. ``size_bytes`` of the ceilings is their size.
+    Files are smaller than ``effort.storage_bytes`` if space, time or memory do not suffice. The directory may lie in
+    memory. ``size_bytes`` of the ceilings is their size.
     """
     size = (
         min(effort.storage_bytes, _find_free_bytes(directory, world) // 10, free // 8 // world.local_size)
@@ -41,7 +43,9 @@ def measure(world: World, effort: Effort, directory: Path, free: int, budget: Ti
     reason = _explain_unmeasurable(world, directory, size)
     if reason:
         return _make_not_measured(reason)
+    # Ranks write files of the same size, or the fastest would measure an idle file server.
     size = min(world.allgather(size))
+    # Random and different per rank: file systems compress and deduplicate.
     block = np.random.default_rng(world.rank).bytes(BLOCK)
     findings = Findings()
     try:
@@ -80,6 +84,7 @@ def _measure_files(world: World, directory: Path, path: Path, block: bytes, size
     else:
         reason = "the page cache keeps the file (a file system in memory, or one that ignores POSIX_FADV_DONTNEED)"
         findings.not_measured.append(NotMeasured("storage_read", reason, "cold"))
+    # Once without timing: the last cold read may have been dropped from the cache again.
     measure_read(path)
     warm = measure_on_all_ranks(world, lambda: size / measure_read(path), REPETITIONS, budget=budget)
     findings.roofs.append(_build_ceiling(world, "storage_read", directory, "warm", warm, size))
@@ -100,6 +105,7 @@ def measure_resident_share(path: Path) -> float:
         path.open("rb") as file,
         mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE) as mapped,
     ):
+        # from_buffer needs a writable mapping; MAP_PRIVATE makes sure that the file is not written.
         address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
         if libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), present) != 0:
             raise OSError(ctypes.get_errno(), "mincore failed", str(path))
@@ -117,14 +123,16 @@ def drop_from_page_cache(path: Path) -> bool:
 
 
 def measure_write(path: Path, block: bytes, size: int) -> float:
-    """Write a file of blocks and force it to the device. Returns the seconds."""
+    """Write a file and force it to the device. Returns the seconds."""
     begin = time.perf_counter()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         for _ in range(size // len(block)):
             view = memoryview(block)
             while view:
+                # write(2) may take fewer bytes than it was given.
                 view = view[os.write(descriptor, view) :]
+        # Without it, the time would be that of copying into the page cache.
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

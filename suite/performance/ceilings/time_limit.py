@@ -41,6 +41,7 @@ class TimeLimit:
         """Return the seconds left, the same on all ranks; at least 0, infinite without an end. All ranks call it."""
         if not self.ends:
             return math.inf
+        # The clocks of ranks differ, so the smallest answer counts on all.
         return max(0.0, float(min(self._world.allgather(self.begin + self.length - self.clock()))))
 
     def allows(self, seconds: float) -> bool:
@@ -48,7 +49,7 @@ class TimeLimit:
         return self.left() > seconds
 
     def tell(self, text: str) -> None:
-        """Report how far a measurement is, at most every `PROGRESS_INTERVAL_S` seconds."""
+        """Report the progress of a measurement, at most every `PROGRESS_INTERVAL_S`."""
         if self.clock() - self._told >= PROGRESS_INTERVAL_S:
             self._told = self.clock()
             self._say(f"  {text}")

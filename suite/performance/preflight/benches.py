@@ -65,6 +65,7 @@ class Bench:
 def _make_timer(call: Callable[[], object], device: torch.device, *, floor: int = 1) -> tuple[int, Callable[[], float]]:
     """Return how many calls fill a repetition, and a function that returns their seconds."""
     compute.measure_seconds(call, 1, device)
+    # The fastest of three, so that a disturbed try does not make all repetitions too short.
     once = min(compute.measure_seconds(call, floor, device) / floor for _ in range(3))
     calls = max(floor, count_calls_for(REPETITION_S, once))
     return calls, lambda: compute.measure_seconds(call, calls, device)
@@ -83,7 +84,7 @@ def _prepare_dispatch(place: BenchContext) -> Repeat:
 
 
 def _prepare_memory(place: BenchContext, *, cached: bool) -> Repeat | None:
-    """Run triads on all threads: on a set in a core's private cache, or on one that no cache holds."""
+    """Run triads on all threads. Their set lies in a core's private cache, or no cache holds it."""
     if place.device.type == "cuda":
         return None if cached else _prepare_gpu_memory(place)
     threads = torch.get_num_threads()
@@ -201,6 +202,7 @@ def _prepare_step(name: str, root: Path, place: BenchContext) -> Repeat:
     """Return the seconds of forward, backward and update of the ``smoke`` model. Each rank works alone."""
     workload = load_workload(load_descriptor(name))(load_config(load_descriptor(name), "smoke", ()))
     torch.manual_seed(0)
+    # A step of one rank: a slow link must not make another node's compute look slow.
     alone = World.create(Launch("none", 0, 1))
     model = workload.build_model(alone).to(place.device)
     data = workload.dataset("train", root)

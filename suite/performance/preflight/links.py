@@ -24,7 +24,8 @@ from suite.world import World
 
 PAIR_BYTES = 2 << 20  # bandwidth, not latency, decides at this size
 ALL_BYTES = 1 << 20
-MOST_GROUPS = 16  # nodes of which each is left out once: a group takes every node's time
+# With more nodes, leave-one-out is skipped: each further node costs every node one more all-reduce.
+MOST_GROUPS = 16
 CLOCK_BOUND_S = 1.0  # apart: logs and file times of such nodes cannot be put in order
 PINGS = 20  # exchanges of which the fastest tells the clock's offset best
 MIN_ROUNDS = 1  # rounds that count, however short the time
@@ -56,6 +57,7 @@ def measure(
     while count <= (rounds or count) and (count <= MIN_ROUNDS or budget.allows(2.0 * longest)):
         begin = budget.clock()
         at(pair)
+        # A median over partners: one bad partner does not make this node look bad.
         found = {pair: statistics.median_high(_measure_pairs(world, device))}
         if without:
             at("link/without")

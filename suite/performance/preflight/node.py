@@ -24,7 +24,8 @@ from suite.performance.preflight.benches import BENCHES, Bench, BenchContext, Re
 from suite.world import World, find_node_name
 
 MIN_ROUNDS = 2  # rounds, however short the time: one to warm up, one that counts
-PREPARATION_SHARE = 0.6  # share of the time within which benchmarks are prepared
+# Preparing ends after this share of the time, so that something is left to repeat what is prepared.
+PREPARATION_SHARE = 0.6
 
 
 def measure(
@@ -132,7 +133,7 @@ class _Node:
         self._failed[bench] = why
 
     def well(self, bench: Bench, reasons: Sequence[str]) -> bool:
-        """Return True if no rank reports a problem with the benchmark. The first problem is kept."""
+        """Return True if no rank reports a problem. The first problem is kept."""
         found = next(filter(None, reasons), "")
         if found:
             self.fail(bench, found)
@@ -157,7 +158,7 @@ class _Node:
 
 
 def _call_safely(call: Callable[[], Any]) -> tuple[Any, str]:
-    """Return what a call returns, or None and why it failed: anything broken on this node is a result."""
+    """Return what a call returns, or None and why it failed. Anything broken on this node is a result."""
     try:
         return call(), ""
     except Exception as error:

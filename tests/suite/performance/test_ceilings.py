@@ -341,9 +341,9 @@ def test_the_file_has_every_key_and_no_number_that_is_not_json() -> None:
 def test_an_existing_file_is_never_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "c.json"
     write(path, "one")
-    with pytest.raises(ValueError, match="never overwritten"):
+    with pytest.raises(ValueError, match="is not overwritten"):
         refuse_existing(path)
-    with pytest.raises(ValueError, match="never overwritten"):
+    with pytest.raises(ValueError, match="is not overwritten"):
         write(path, "two")
     assert [p.name for p in tmp_path.iterdir()] == ["c.json"]
     assert path.read_text() == "one"
@@ -351,7 +351,7 @@ def test_an_existing_file_is_never_overwritten(tmp_path: Path) -> None:
 
 def test_the_command_refuses_before_it_measures(tmp_path: Path) -> None:
     (tmp_path / "c.json").write_text("")
-    for output, words in ((tmp_path / "c.json", "never overwritten"), (tmp_path / "no" / "c.json", "does not exist")):
+    for output, words in ((tmp_path / "c.json", "is not overwritten"), (tmp_path / "no" / "c.json", "does not exist")):
         result = CliRunner().invoke(ceilings, ["-o", str(output)])
         assert (result.exit_code, len(result.output.splitlines())) == (2, 1)
         assert words in result.output

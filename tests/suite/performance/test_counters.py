@@ -109,9 +109,9 @@ def test_perf(tmp_path: Path) -> None:
         ("ncu", NCU_LONG.replace('"2.50"', '"n/a"'), "'n/a' is not a number"),
         ("rocprof", ROCPROF.replace("BeginNs", "Begin"), "no duration"),
         ("rocprof", "a,b\n1,2\n", "KernelName"),
-        ("rocprof", "", "no kernel in it"),
+        ("rocprof", "", "no kernel found"),
         ("likwid", LIKWID.replace("SP [MFLOP/s]", "X"), "region step: needs"),
-        ("perf", PERF.replace("duration_time", "cycles"), "needs duration_time"),
+        ("perf", PERF.replace("duration_time", "cycles"), "collect with perf stat -e: duration_time"),
         ("perf", PERF.replace("100,,fp", "<not counted>,,fp"), "was not measured"),
     ],
 )
@@ -131,4 +131,4 @@ def test_the_command_writes_what_the_report_reads(tmp_path: Path) -> None:
     read_back = convert(json.loads(output.read_text()), Counters)
     assert [kernel.name for kernel in read_back.kernels] == ["add", "copy"]
     again = CliRunner().invoke(counters, ["ncu", str(tmp_path / "counted.csv"), *words])
-    assert "never overwritten" in str(again.exception)
+    assert "is not overwritten" in str(again.exception)

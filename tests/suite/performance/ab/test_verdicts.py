@@ -74,7 +74,7 @@ def test_the_ratio_is_the_geometric_mean_of_the_pairs() -> None:
 
 @pytest.mark.parametrize(("a", "b"), [((), ()), ((1.0,), (1.0,)), ((1.0, 2.0), (1.0, 2.0, 3.0))])
 def test_too_few_or_uneven_blocks_are_refused(a: tuple[float, ...], b: tuple[float, ...]) -> None:
-    with pytest.raises(InputError, match="expected as many of both, two at least"):
+    with pytest.raises(InputError, match="expected the same number of both, at least 2"):
         judge({**SAME, "step time": a}, {**SAME, "step time": b})
 
 
