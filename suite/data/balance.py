@@ -1,7 +1,7 @@
 """Divides each global batch into shares, one per rank: even in samples, or nearly even in cost.
 
-The samples of the batch stay the same. The shares are pure functions of the costs and of the order of the epoch, so
-every rank computes all shares without communication.
+The samples of the batch stay the same. The shares follow from the costs and the order of the epoch. So every rank
+computes all shares without communication.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from suite.data.sampling import compute_epoch_order
 
-SMALLEST = 1.0  # least cost of a sample: one whose stated cost is 0 still takes time
+# Least cost of a sample: one with a stated cost of 0 still takes time, and not all of them may go to one rank.
+SMALLEST = 1.0
 
 Indices = NDArray[np.int64]
 Costs = NDArray[np.floating[Any]] | NDArray[np.integer[Any]]
@@ -30,6 +31,7 @@ def split_by_sum(costs: Costs, shares: int) -> list[Indices]:
     """
     indices: list[list[int]] = [[] for _ in range(shares)]
     loads = [(0.0, share) for share in range(shares)]
+    # Stable: every rank must find the same shares, whatever library sorts.
     for index in np.argsort(-costs, kind="stable").tolist():
         load, share = heapq.heappop(loads)
         indices[share].append(index)
@@ -75,7 +77,7 @@ def _cut_by_padding(descending: NDArray[np.float64], shares: int, limit: float) 
 class EvenShares:
     """Finds all shares of a global batch from one of them. A rank that accumulates gradients has several shares.
 
-    Share s of n has every n-th sample of a global batch, from position s (`sampling.train_batches`). Part p of rank r
+    Share s of n has every n-th sample of a global batch, from position s (`sampling.list_train_batches`). Part p of rank r
     is share r + p * ranks. So one share determines its batch and the number of shares.
     """
 
@@ -100,6 +102,7 @@ class EvenShares:
         begin = position - own
         batch = order[begin : begin + self._global_batch_size]
         shares = len(batch) // len(indices)
+        # A caller with another order of samples would train samples twice without this.
         assert np.array_equal(indices, batch[own::shares])
         return batch, own, shares
 

@@ -49,9 +49,11 @@ def measure_baselines(descriptor: Descriptor, size: str, root: Path, data_manife
         "data_manifest": data_manifest,
         "metric": descriptor.card().size(size).metric,
         "values": {name: float(value) for name, value in values.items() if not is_oracle(value)},
+        # JSON has no number for "unknown": null.
         "standard_errors": {name: find_standard_error(value) for name, value in values.items()},
         "attainable": {name: float(value) for name, value in values.items() if is_oracle(value)},
     }
+    # Beside the manifest, not in it: the sha256 of the manifest names the data, whatever predictors reach on them.
     write_file_atomically(root / BASELINES_NAME, json.dumps(content, indent=1) + "\n")
     return values
 
@@ -90,6 +92,7 @@ def read_baselines(root: Path, data_manifest: str) -> tuple[dict[str, float], di
     """
     try:
         content = _read_file(root, data_manifest)
+    # A run without baselines is complete; `find_baselines_problem` prints the reason at its end.
     except InputError:
         return {}, {}
     return dict(content.values), dict(content.attainable)
@@ -108,5 +111,7 @@ def _read_file(root: Path, data_manifest: str) -> _File:
     path = root / BASELINES_NAME
     content = read_json_document(path, _File, "baselines", BASELINES_VERSION)
     if content.data_manifest != data_manifest:
-        raise InputError(f"{path}: made for another data set; remove the file")
+        raise InputError(
+            f"{path}: field data_manifest differs: the baselines are those of another data set; remove the file"
+        )
     return content

@@ -27,12 +27,15 @@ from suite.errors import InputError, explain_unknown_name
 from suite.files import PART_SUFFIX, add_path_to_errors, write_file_atomically
 from suite.world import World
 
-UNFINISHED_NAME = "generation.json"  # the recipe of an incomplete data set; removed when the manifest is written
-LOCK_NAME = "generation.lock"  # there while a process builds the data set
-RECORDS = "written.*.jsonl"  # entries of the shards of an incomplete data set, by writing process; removed likewise
+# The recipe of an incomplete data set; removed when the manifest is written.
+UNFINISHED_NAME = "generation.json"
+LOCK_NAME = "generation.lock"  # exists while a process builds the data set
+# Entries of complete shards, one file per writing process, because appends of several hosts to one file may mix.
+RECORDS = "written.*.jsonl"
 
 SPLITS = ("train", "validation")
-VALIDATION_INDEX = 2**32  # validation items are numbered from here, so that a larger training split never repeats one
+# Validation items are numbered from here, so that a larger training split never repeats one.
+VALIDATION_INDEX = 2**32
 
 Arrays = dict[str, NDArray[Any]]
 Count = Callable[[int], None]  # called with the number of items made since the last call
@@ -43,7 +46,7 @@ Summary = TypeVar("Summary")
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """One shard to write. ``make`` returns its arrays, with the samples in the first dimension."""
+    """One shard to write. ``make`` returns its arrays; their first dimension is samples."""
 
     split: str
     shard: int
@@ -75,7 +78,7 @@ def find_size_settings(workload: str, sizes: Mapping[str, Settings], size: str, 
     if size not in sizes:
         raise InputError(f"{workload}: {explain_unknown_name('size', size, sizes)}")
     if not 0 <= seed < 2**63:
-        raise InputError(f"seed {seed}: expected 0 <= seed < 2^63")
+        raise InputError(f"seed {seed}: expected an integer from 0 to 2^63 - 1")
     return sizes[size]
 
 
@@ -115,7 +118,8 @@ def build_data_set(root: Path, plan: DataSetPlan[Summary], world: World, progres
     All ranks call it. ``progress(done, total)`` counts this rank's shards. InputError on every rank if the folder holds
     other data, another process is building it, or a shard cannot be made.
     """
-    recipe = json.loads(json.dumps(plan.recipe))  # as a file has it: lists in place of tuples
+    # As a file has it, lists in place of tuples: it is compared with the recipe in a file.
+    recipe = json.loads(json.dumps(plan.recipe))
     # A complete data set may lie on a read-only file system, where no lock can be made.
     if world.broadcast((root / MANIFEST_NAME).exists() if world.is_first else None):
         _start_build(root, recipe, world)
@@ -134,8 +138,10 @@ def _build(
     problem = None
     if world.is_first:
         try:
+            # Only now: while other ranks write, their part files are in use.
             _remove_parts(root)
             write_manifest(root, _make_manifest(plan, recipe, shards))
+            # After the manifest: a kill in between leaves a complete data set with two superfluous files.
             for path in (*root.glob(RECORDS), root / UNFINISHED_NAME):
                 path.unlink()
         except (OSError, ValueError) as error:
@@ -150,7 +156,7 @@ def find_data(root: Path, workload: str, size: str) -> Manifest:
         raise InputError(f"{root}: no data set here; make it with: {command}")
     manifest = read_manifest(root)
     if (manifest.workload, manifest.size) != (workload, size):
-        raise InputError(f"{root}: holds {manifest.workload} {manifest.size}; expected {workload} {size}")
+        raise InputError(f"{root}: holds data of {manifest.workload} {manifest.size}; expected {workload} {size}")
     return manifest
 
 
@@ -158,7 +164,10 @@ def check_disjoint(splits: Mapping[str, Collection[int]], kind: str, leak: str) 
     """Check that training and validation share no number. InputError names the ``kind`` and what would ``leak``."""
     shared = set(splits["train"]) & set(splits["validation"])
     if shared:
-        raise InputError(f"{kind} {min(shared)} is in both splits, with {len(shared) - 1} more: {leak} would leak")
+        raise InputError(
+            f"{kind} {min(shared)}, and {len(shared) - 1} more, are in the training and in the validation split: "
+            f"{leak} would leak"
+        )
 
 
 @dataclass(frozen=True)
@@ -190,7 +199,7 @@ def _write_or_compare_recipe(root: Path, recipe: dict[str, Any]) -> bool:
     elif note.exists():
         existing = json.loads(note.read_text())
     elif root.exists() and any(path.suffix != PART_SUFFIX and path.name != LOCK_NAME for path in root.iterdir()):
-        raise InputError(f"{root}: not empty, and no unfinished data set; choose another folder with -o")
+        raise InputError(f"{root}: has files but no data set, finished or not; choose another folder with -o")
     else:
         write_file_atomically(note, json.dumps(recipe, indent=1) + "\n")
         return False
@@ -198,7 +207,8 @@ def _write_or_compare_recipe(root: Path, recipe: dict[str, Any]) -> bool:
     if different:
         key = different[0]
         raise InputError(
-            f"{root}: holds other data: {key} is {existing.get(key)!r}, not {recipe.get(key)!r}; choose another folder"
+            f"{root}: holds a data set with {key} = {existing.get(key)!r}, not {recipe.get(key)!r}; "
+            "choose another folder with -o"
         )
     return complete
 
@@ -244,6 +254,7 @@ def _write_record(path: Path, entry: ShardEntry) -> None:
     with add_path_to_errors(path), path.open("a", encoding="utf-8") as file:
         file.write(render_json(entry) + "\n")
         file.flush()
+        # A record must not survive a crash that its shard does not: the shard was forced to the disk before.
         os.fsync(file.fileno())
 
 

@@ -26,7 +26,8 @@ from suite.files import render_repr
 
 OFFSETS = ".offsets"  # ends the name of the dataset that makes the others of its axis ragged
 Part = Sequence[NDArray[np.int64]]  # positions along the leading dimensions of a sample
-PREFETCH_FROM_BYTES = 128 * 1024  # a sample larger than the kernel's usual read-ahead is requested before it is touched
+# The kernel's usual read-ahead: larger samples are requested before they are touched.
+PREFETCH_FROM_BYTES = 128 * 1024
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,9 @@ def map_columns(path: Path) -> dict[str, Column]:
             offsets = {name: _read_offsets(path, shard[name]) for name in shard if name.endswith(OFFSETS)}
             return {name: _map_column(path, mapped, shard[name], name, offsets) for name in shard}
         except (KeyError, AttributeError, OSError, RuntimeError) as error:  # how h5py answers a damaged structure
-            raise InputError(f"{path}: damaged HDF5 structure: {error}") from None
+            raise InputError(
+                f"{path}: the structure of the HDF5 file is damaged: {error}; stage or generate the data set again"
+            ) from None
 
 
 def build_offsets_name(name: str) -> str:
@@ -83,7 +86,7 @@ def _open(path: Path) -> h5py.File:
 
 
 def _read_offsets(path: Path, dataset: Any) -> NDArray[np.int64]:
-    """Read the offsets of a ragged axis. They are checked here, because every later read relies on them."""
+    """Read the offsets of a ragged axis. They are checked here: every later read relies on them."""
     values = np.asarray(dataset[...])
     problem = check_offsets(values)
     if problem is not None:
@@ -142,7 +145,9 @@ def _map_chunked(path: Path, mapped: mmap.mmap, dataset: Any) -> Column:
     samples, *rest = dataset.shape
     name, shape, dtype = dataset.name, tuple(rest), dataset.dtype
     if dataset.chunks != (1, *shape) or dataset.compression != "gzip" or dataset.shuffle or dataset.fletcher32:
-        raise InputError(f"{path}: dataset {name!r}: expected contiguous, or gzip with one chunk per sample")
+        raise InputError(
+            f"{path}: dataset {name!r}has another layout; expected contiguous, or gzip with one chunk per sample"
+        )
     chunks = [dataset.id.get_chunk_info_by_coord((i, *(0 for _ in shape))) for i in range(samples)]
     extents = [(chunk.byte_offset, chunk.size) for chunk in chunks]
 
@@ -150,9 +155,12 @@ def _map_chunked(path: Path, mapped: mmap.mmap, dataset: Any) -> Column:
         begin, size = extents[index]
         try:
             return np.frombuffer(zlib.decompress(mapped[begin : begin + size]), dtype).reshape(shape)
+        # ValueError: it decompresses, but to another number of bytes.
         except (zlib.error, ValueError):
             number = index % samples
-            raise InputError(f"{path}: sample {number} of {name!r} is damaged: it does not decompress") from None
+            raise InputError(
+                f"{path}: sample {number} of {name!r} is damaged: gzip cannot decompress it; generate the data set again"
+            ) from None
 
     return Column(samples, shape, dtype, inflate, _make_prefetch(mapped, extents))
 
@@ -195,7 +203,8 @@ def _make_part_prefetch(
         begin, size = extents[index]
         if size < PREFETCH_FROM_BYTES or not hasattr(mmap, "MADV_WILLNEED"):
             return
-        mapped.madvise(mmap.MADV_RANDOM, *_align_to_pages(begin, size))  # switches the kernel's own read-ahead off
+        # Switches the kernel's own read-ahead off, which would read the parts in between.
+        mapped.madvise(mmap.MADV_RANDOM, *_align_to_pages(begin, size))
         for first, length in list_page_runs(begin, part, shape):
             mapped.madvise(mmap.MADV_WILLNEED, first, min(length, len(mapped) - first))
 

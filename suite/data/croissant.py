@@ -47,7 +47,7 @@ _CONTEXT: dict[str, Any] = {
 def render_croissant(root: Path, manifest: Manifest, about: str) -> str:
     """Render the description of a data set; ``about`` is a sentence on the data.
 
-    Licence, date and citation are unknown, so they are left out. InputError if the first shard of a split is missing or
+    Unknown fields (licence, date, citation) are left out. InputError if the first shard of a split is missing or
     damaged.
     """
     recipe = manifest.generator
@@ -61,6 +61,7 @@ def render_croissant(root: Path, manifest: Manifest, about: str) -> str:
         f"{manifest.bytes} bytes in {len(manifest.shards)} shards (HDF5), "
         "listed with their checksums in manifest.json.",
         "identifier": f"sha256:{manifest.sha256}",
+        # Croissant asks for three numbers (semantic versioning).
         "version": f"{version}.0.0" if isinstance(version, int) else "1.0.0",
         "distribution": [item for split in manifest.splits for item in _describe_files(split, manifest.splits[split])],
         "recordSet": [_describe_records(root, split, entries) for split, entries in manifest.splits.items() if entries],
@@ -109,8 +110,11 @@ def _describe_records(root: Path, split: str, entries: tuple[ShardEntry, ...]) -
 def _describe_field(path: Path, split: str, name: str, column: Column) -> dict[str, Any]:
     """Describe one dataset of the shards. Samples of a ragged one differ in their number of rows: -1."""
     dtype = column.dtype
+    # Croissant's numeric types end at 64 bits.
     if dtype.kind not in _KINDS or dtype.itemsize > 8:
-        raise InputError(f"{path}: dataset {name!r} is of {dtype}: Croissant describes integers, floats and booleans")
+        raise InputError(
+            f"{path}: dataset {name!r} has type {dtype}; Croissant describes only booleans, integers and floats of up to 64 bits"
+        )
     shape = (*((-1,) if column.ragged else ()), *column.shape)
     rows = f"; the rows of a sample are told by dataset {build_offsets_name(name)}" if column.ragged else ""
     field: dict[str, Any] = {

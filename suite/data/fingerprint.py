@@ -1,4 +1,4 @@
-r"""Computes the identity of data that are not in the suite's sharded form: one sha256 over the files of a folder.
+r"""Computes the identity of data that are not in the suite's shards: one sha256 over the files of a folder.
 
 It is the sha256 of the text that sha256sum prints for the files in the order of their names:
 
@@ -45,9 +45,10 @@ def list_files(root: Path) -> list[str]:
     if root.is_file():
         return [root.name]
     below = [Path(folder) / name for folder, _, names in os.walk(root) for name in names]
+    # By bytes, as `LC_ALL=C sort` does: the order of a locale differs between machines.
     files = sorted((path.relative_to(root).as_posix() for path in below if path.is_file()), key=os.fsencode)
     if not files:
-        raise InputError(f"{root}: no data here: expected a file, or a folder with files")
+        raise InputError(f"{root}: no data found; expected a file, or a folder with at least one file")
     return files
 
 

@@ -1,7 +1,7 @@
-"""Locks a trial or a data set: one owner at a time on any file system that hosts share, also Lustre and NFS.
+"""Locks a trial or a data set for one owner. Works on any file system that hosts share, also Lustre and NFS.
 
 The lock is a small file that names its owner. link(2) makes it: that fails if the name is taken, and needs no lock
-daemon. The owner refreshes its time stamp as long as it lives. Another process may take over the lock once its owner is
+daemon. The living owner refreshes its time stamp. Another process may take over the lock once its owner is
 gone.
 """
 
@@ -25,8 +25,10 @@ from suite.processes import read_start_time
 from suite.world import World, find_node_name
 
 REFRESH_S = 20.0
-SILENT_S = 180.0  # an owner on another host is gone if its lock is older
-BREAKING_S = 60.0  # taking over a lock takes milliseconds: a process that needs longer was killed
+# An owner on another host is gone if its lock is older: nine refreshes are missing.
+SILENT_S = 180.0
+# Taking over a lock takes milliseconds: a process that needs longer was killed.
+BREAKING_S = 60.0
 TRIES, PAUSE_S = 100, 0.05
 
 
@@ -71,7 +73,9 @@ class Owner(Struct, frozen=True, kw_only=True):
         `SILENT_S`, or if the seeker is the same job after a restart.
         """
         if (self.boot, self.namespace) == (seeker.boot, seeker.namespace):
+            # Not only the id: the kernel gives the id of an ended process to a new one.
             return read_start_time(self.pid) != self.started
+        # Slurm restarts a job only after it has ended all its processes.
         if self.job is not None and self.job == seeker.job and self.restart < seeker.restart:
             return True
         return silent_s > SILENT_S
@@ -95,6 +99,7 @@ def create_lock(path: Path, what: str) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
+        # Another process may have taken the lock over, if this host was frozen for minutes.
         if _is_held_by(path, owner):
             path.unlink(missing_ok=True)
 
@@ -130,7 +135,7 @@ def refuse_held(path: Path, what: str) -> None:
 
 
 def find_living_owner(path: Path) -> Owner | None:
-    """Return the process that has a lock. None if there is no lock, or its owner is gone. Writes nothing."""
+    """Return the process that has a lock. None without a lock, or if its owner is gone. Writes nothing."""
     try:
         found, written = _read_lock(path)
     except OSError:
@@ -143,15 +148,16 @@ def find_living_owner(path: Path) -> Owner | None:
 def _refuse_living(path: Path, what: str, seeker: Owner, found: Owner | None, silent_s: float) -> None:
     """Raise LockedError if the owner of a lock may live, as far as ``seeker`` can know."""
     if found is not None and not found.is_gone(seeker, silent_s):
-        raise LockedError(f"{path}: {what} is in use by {found}")
+        raise LockedError(f"{path}: {what} is in use by {found}; wait until it ends, or end it")
     if found is None and silent_s <= SILENT_S:
         raise LockedError(
-            f"{path}: {what} is in use: its lock is new and names no owner; if no other process uses it, remove the lock"
+            f"{path}: {what} is in use: its lock is new and names no owner; if no process uses it, remove this file"
         )
 
 
 def _acquire(path: Path, owner: Owner, what: str) -> None:
     for _ in range(TRIES):
+        # The age of a lock is measured by the file server's clock; the host's may differ by minutes.
         now = _create_file(path, owner)
         if now is None:
             return
@@ -160,7 +166,9 @@ def _acquire(path: Path, owner: Owner, what: str) -> None:
             continue  # released meanwhile
         _refuse_living(path, what, owner, found, now - written)
         _remove_lock(path, owner, found)
-    raise LockedError(f"{path}: {what} is in use: other processes take this lock again and again")
+    raise LockedError(
+        f"{path}: {what} is in use: other processes took this lock {TRIES} times in a row; try again later"
+    )
 
 
 def _create_file(path: Path, owner: Owner) -> float | None:
@@ -208,7 +216,7 @@ def _remove_lock(path: Path, owner: Owner, gone: Owner | None) -> None:
 
 
 def _read_lock(path: Path) -> tuple[Owner | None, float | None]:
-    """Return the owner that a lock names (or None) and the time of its last refresh (None without a lock)."""
+    """Return the owner that a lock names, and the time of its last refresh. None for what does not exist."""
     try:
         written = path.stat().st_mtime
         return json.decode(path.read_bytes(), type=Owner), written

@@ -28,7 +28,7 @@ class _Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ShardEntry(_Part, frozen=True, kw_only=True):
-    """One shard. ``file`` is relative to the root of the data set; the checksums are of the whole file, in hex."""
+    """One shard. ``file`` is relative to the root of the data set. Checksums are of the whole file, in hex."""
 
     file: str
     samples: Annotated[int, Meta(ge=1)]
@@ -38,8 +38,9 @@ class ShardEntry(_Part, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         path = PurePosixPath(self.file)
+        # A manifest may come from elsewhere: its paths must not lead out of the data set.
         if path.is_absolute() or ".." in path.parts or not path.parts or str(path) != self.file:
-            raise InputError(f"file = {render_repr(self.file)}: expected a relative path inside the data set")
+            raise InputError(f"field file is {render_repr(self.file)}; expected a relative path inside the data set")
 
 
 class Manifest(_Part, frozen=True, kw_only=True):
@@ -61,8 +62,9 @@ class Manifest(_Part, frozen=True, kw_only=True):
     def sha256(self) -> str:
         """Checksum of the manifest file, in hex.
 
-        It identifies the data set: the manifest has every shard's checksum.
+        It identifies the data set, because the manifest has all checksums.
         """
+        # Of the rendered text, so that an edit of white space in the file changes nothing.
         return hashlib.sha256(self.text().encode()).hexdigest()
 
     @property
@@ -83,6 +85,7 @@ class Manifest(_Part, frozen=True, kw_only=True):
 def write_manifest(root: Path, manifest: Manifest) -> None:
     """Write ``manifest.json`` atomically. Write it last: from then on the data set counts as complete."""
     write_file_atomically(root / MANIFEST_NAME, manifest.text())
+    # The name itself, too: after a crash a data set must not be complete without its manifest.
     fsync_path(root)
 
 
@@ -101,7 +104,7 @@ def read_manifest_file(path: Path) -> Manifest:
 
 
 def compare_files(root: Path, *, deep: bool, progress: Callable[[int], None] | None = None) -> list[str]:
-    """Compare the files of a data set with its manifest: one line per file that differs, none if all agree.
+    """Compare the files of a data set with its manifest. Returns one line per file that differs.
 
     Presence and sizes are compared; with ``deep`` every byte is read and the checksums too. ``progress`` gets the size
     of each shard after its check.

@@ -21,7 +21,8 @@ from suite.files import verify_folder
 
 SPARE_BYTES = 64 << 20  # must remain free on the node
 PRIVATE = 0o700
-SILENT_S = 180.0  # a writer writes every few milliseconds
+# A writer writes every few milliseconds: a file that was not written for so long has none.
+SILENT_S = 180.0
 _WRITER = re.compile(r"\.(\d+)\.part$")  # the process id in the name of a part file
 
 
@@ -56,7 +57,7 @@ def remove_abandoned(target: Path) -> None:
 
 
 def _lock(file: int, how: int) -> bool:
-    """Lock a file; False where the file system has no locks. BlockingIOError if another process holds the lock."""
+    """Lock a file. False if the file system has no locks. BlockingIOError if another process holds the lock."""
     try:
         fcntl.flock(file, how)
     except OSError as error:
@@ -111,7 +112,9 @@ def _make_trusted(folder: Path) -> None:
         if not stat.S_ISDIR(place.stat().st_mode):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(place))
     if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
-        raise InputError(f"{folder}: everybody may write into this folder; expected one for its owner (chmod 700)")
+        raise InputError(
+            f"{folder}: everybody may write into this folder; make it yours with chmod 700, or choose another staging.directory"
+        )
 
 
 def _check_owner(place: Path, found: os.stat_result, above: os.stat_result) -> None:

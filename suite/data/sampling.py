@@ -1,7 +1,7 @@
 """Computes the samples of each rank and step: pure functions of (n, seed, epoch, rank, size).
 
 The order of an epoch is one permutation of all samples, the same on every rank. A global batch is a contiguous piece of
-it; rank r takes every size-th sample of the piece, from r on. So global batches do not depend on the number of ranks.
+it. Rank r takes every size-th sample of the piece, from r on. So global batches do not depend on the number of ranks.
 Samples are neither repeated nor padded.
 """
 
@@ -24,6 +24,7 @@ def compute_epoch_order(n: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
 def draws(seed: int, epoch: int, indices: NDArray[np.integer]) -> NDArray[np.uint64]:
     """Draw one 64-bit number per sample from (seed, epoch, index): SplitMix64 (doi:10.1145/2660193.2660195)."""
     value = np.zeros(len(indices), dtype=np.uint64)
+    # The constants are those of SplitMix64; each part is mixed in before the next.
     for part in (seed, epoch, indices):
         value = value ^ np.asarray(part).astype(np.uint64)
         value = value + np.uint64(0x9E3779B97F4A7C15)
@@ -39,7 +40,7 @@ def count_steps_per_epoch(n: int, global_batch_size: int) -> int:
     Fewer samples than a batch are left over. They differ from epoch to epoch, because the orders do.
     """
     if n < global_batch_size:
-        raise InputError(f"global_batch_size {global_batch_size} is larger than the {n} training samples")
+        raise InputError(f"global_batch_size {global_batch_size} exceeds the {n} training samples; set at most {n}")
     return n // global_batch_size
 
 

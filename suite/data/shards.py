@@ -43,6 +43,7 @@ def write_shard(path: Path, arrays: Mapping[str, NDArray[Any]], *, compression: 
     same arrays give the same file, byte for byte. InputError if the arrays differ in their number of samples.
     """
     samples = _count_samples(path, arrays)
+    # A map can only begin at a page; unaligned datasets would share pages with their neighbours.
     page = {"alignment_threshold": ALIGNMENT_BYTES, "alignment_interval": ALIGNMENT_BYTES}
     # No lock: the part file has one writer, and some file systems that nodes share have none.
     opened = partial(h5py.File, mode="w", libver="earliest", locking=False, **page)
@@ -74,7 +75,7 @@ def read_shard_entry(path: Path) -> ShardEntry:
     """Read a whole shard ``<root>/<split>/<name>.h5`` and compute its manifest entry. InputError if it is damaged."""
     counts = {column.samples for column in map_columns(path).values()}
     if len(counts) != 1:
-        raise InputError(f"{path}: expected datasets of one length, found lengths {sorted(counts)}")
+        raise InputError(f"{path}: expected the same number of samples in every dataset, found {sorted(counts)}")
     sha256, crc = compute_checksums(path)
     relative = f"{path.parent.name}/{path.name}"
     return ShardEntry(file=relative, samples=counts.pop(), bytes=path.stat().st_size, sha256=sha256, crc32c=crc)
@@ -89,7 +90,9 @@ class ShardReader:
     def __init__(self, root: Path, split: str) -> None:
         manifest = read_manifest(root)
         if split not in manifest.splits:
-            raise InputError(f"{root / MANIFEST_NAME}: no split {split!r}; splits: {', '.join(manifest.splits)}")
+            raise InputError(
+                f"{root / MANIFEST_NAME}: no split {split!r}; the data set has {', '.join(manifest.splits)}"
+            )
         self.manifest = manifest
         self._root = root
         self._entries = manifest.splits[split]
@@ -152,6 +155,7 @@ class ShardReader:
         return columns
 
     def _map(self, entry: ShardEntry) -> dict[str, Column]:
+        # Presence and size only: reading all bytes here would read the data set twice.
         problem = check_shard(self._root, entry, deep=False)
         if problem is not None:
             raise InputError(problem)
@@ -160,12 +164,14 @@ class ShardReader:
         first = next((shard for shard in self._shards if shard is not None), columns)
         kinds = [{name: (c.shape, c.dtype, c.ragged) for name, c in shard.items()} for shard in (first, columns)]
         if kinds[0] != kinds[1] or any(column.samples != entry.samples for column in columns.values()):
-            raise InputError(f"{path}: datasets differ from the manifest and the other shards of the split")
+            raise InputError(
+                f"{path}: names, types or numbers of samples differ from the manifest or from the other shards of the split"
+            )
         return columns
 
 
 def count_stored_bytes(path: Path) -> int:
-    """Count the bytes of all arrays of a shard, without compression."""
+    """Count the uncompressed bytes of all arrays of a shard."""
     with h5py.File(path, "r", locking=False) as file:
         return sum(file[name].nbytes for name in file)
 
@@ -221,5 +227,5 @@ def _count_samples_of(path: Path, name: str, arrays: Mapping[str, NDArray[Any]])
     if offsets is None:
         return rows
     if rows != offsets[-1]:
-        raise InputError(f"{path}: array {name!r} has {rows} rows, its offsets say {offsets[-1]}")
+        raise InputError(f"{path}: array {name!r} has {rows} rows; expected {offsets[-1]}, the last of its offsets")
     return len(offsets) - 1

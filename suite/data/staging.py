@@ -1,9 +1,9 @@
 """Copies a sharded data set to node-local storage. Each byte leaves the shared file system once per job.
 
-One node reads a shard and broadcasts it to the ranks with the same local rank on the other nodes. The schedule is a
-pure function of the manifest and the missing shards, so all ranks make the same collective calls. An error waits for
-the check at the end of the round, which raises it on every rank. A shard gets its name only after its checksum is
-verified and its bytes are on the disk. The manifest is written last. So a file under its final name is complete.
+One node reads a shard. It broadcasts it to the ranks with the same local rank on the other nodes. The schedule follows
+from the manifest and the missing shards. So all ranks make the same collective calls. An error waits for the check at
+the end of the round, which raises it on every rank. A shard gets its name only after its checksum is verified and its
+bytes are on the disk. The manifest is written last. So a file under its final name is complete.
 """
 
 from __future__ import annotations
@@ -31,10 +31,13 @@ from suite.files import fsync_path
 from suite.messages import decode, encode
 from suite.world import World
 
-BLOCK_BYTES = 1 << 20  # small enough to stay in the cache between read and write
-WRITE_BYTES = 256 << 10  # longer writes made ext4 use larger folios, and cost 3 times the CPU time on a virtual machine
+# Small enough to stay in the cache between read and write.
+BLOCK_BYTES = 1 << 20
+# Longer writes made ext4 use larger folios, and cost 3 times the CPU time on a virtual machine.
+WRITE_BYTES = 256 << 10
 BUFFERS = 4  # blocks in flight between two stages of the pipeline
-ROUND_BLOCKS = 16  # blocks of each reading node between two checks for errors on any rank
+# Blocks of each reading node between two checks for errors on any rank. A check is a collective, so not every block.
+ROUND_BLOCKS = 16
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ def create_own_world(world: World) -> World:
 
 
 def find_staged_root(directory: Path, manifest: Manifest, node: str) -> Path:
-    """Return the folder of a staged data set on a node. ``{node}`` in the directory becomes the node's name."""
+    """Return the folder of a node's staged data set. ``{node}`` in the directory becomes the node's name."""
     return Path(str(directory).replace("{node}", node)) / manifest.sha256[:16]
 
 
@@ -99,6 +102,7 @@ def stage(
     manifest = _read_manifest(source, world)
     target = find_staged_root(directory, manifest, world.node_names[world.node])
     missing, damaged = _prepare(target, manifest, world, verify=verify)
+    # A shard that one node lacks is broadcast to all: nodes that have it drop the blocks.
     todo = sorted(set().union(*missing))
     read_bytes = 0
     if todo:
@@ -179,7 +183,7 @@ def _read_manifest(source: Path, world: World) -> Manifest:
 
 
 def _prepare(target: Path, manifest: Manifest, world: World, *, verify: bool) -> tuple[list[list[int]], int]:
-    """Prepare the folder on every node and check its free space.
+    """Prepare the folder on every node; check free space.
 
     Returns the shards that each node lacks, and how many of them are damaged rather than missing.
     """
@@ -236,6 +240,7 @@ def _copy_shards(
     block_bytes: int,
 ) -> int:
     """Copy the shards of the plan. Returns the bytes that this rank read. Ranks without a lane only join the checks."""
+    # Numbers of shards in the plan are positions in this list.
     shards = manifest.shards
     lane = plan[world.local_rank] if world.local_rank < len(plan) else [()] * world.nodes
     streams = [list_blocks(shards, numbers, block_bytes) for numbers in lane]
@@ -334,7 +339,7 @@ class _Reader:
         size, wanted = os.fstat(file).st_size, self._manifest.shards[shard].bytes
         if size != wanted:
             os.close(file)
-            raise InputError(f"{self._path(shard)}: {size} bytes, manifest says {wanted}")
+            raise InputError(f"{self._path(shard)}: has {size} bytes; expected {wanted} by the manifest")
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_SEQUENTIAL)  # doubles the kernel's read-ahead
         return file
 
@@ -410,8 +415,8 @@ class _Writer:
             # The checksum covers the read, the broadcast and the buffers.
             if f"{part.crc:08x}" != entry.crc32c:
                 raise InputError(
-                    f"{self._source / entry.file}: damaged: crc32c {part.crc:08x} arrived on node {self._node}, "
-                    f"manifest says {entry.crc32c}"
+                    f"{self._source / entry.file}: damaged on the way to node {self._node}: crc32c {part.crc:08x}; "
+                    f"expected {entry.crc32c} by the manifest"
                 )
             del self._parts[block.shard]
             self._finished.append(self._finisher.submit(self._finish, part, self._target / entry.file))

@@ -20,8 +20,9 @@ class Outcome(StrEnum):
 def judge_interval(low: float, high: float, margin: float = 0.0) -> Outcome:
     """Judge B by the confidence interval of its time over that of A.
 
-    B is slower if the interval begins above 1 + ``margin``, faster if it ends below 1, and equivalent if it ends within
-    the margin. Without a margin nothing is equivalent: an interval around 1 never shows that two times are equal.
+    B is slower if the interval begins above 1 + ``margin``. It is faster if the interval ends below 1. It is equivalent
+    if the interval ends within the margin. Without a margin nothing is equivalent: an interval around 1 never shows
+    that two times are equal.
     """
     most = 1.0 + margin
     if low > most:

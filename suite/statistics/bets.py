@@ -1,8 +1,8 @@
 """Evidence from wins and losses that may be checked after every block: a test by betting.
 
-Against "this entry is the best" a wealth of 1 is bet, block after block, on "a named rival is faster". If the entry is
-the best, the wealth does not grow on average. Then it ever reaches w with a probability of at most 1/w (Ville, 1939),
-whatever the number of blocks and the distribution of times.
+The hypothesis is "this entry is the best". A wealth of 1 is bet against it, block after block, on "a named rival is
+faster". If the entry is the best, the wealth does not grow on average. Then the chance that it ever reaches w is at most
+1/w (Ville, 1939). This holds for any number of blocks and any distribution of times.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+# (stake, part): each part of the initial wealth bets this share of itself. A large stake is fast if an entry loses every
+# block, a small one survives an entry that loses 6 of 10. The parts sum to 1.
 STAKES = ((1.0, 0.4), (0.9, 0.15), (0.8, 0.1), (0.6, 0.15), (0.4, 0.1), (0.2, 0.1))
-"""(stake, part): the share of its wealth that each part bets. The parts of the initial wealth sum to 1."""
 INTERVAL_ALPHA = 0.05  # chance that the interval of a median ratio misses it
 
 
@@ -29,7 +30,10 @@ class BettingTest:
         return math.fsum(self.parts)
 
     def settle(self, lost: float) -> None:
-        """Settle the bets of a block. ``lost`` is 1 if the entry lost, -1 if it won, between for a mean over rivals."""
+        """Settle the bets of a block.
+
+        ``lost`` is 1 if the entry lost, -1 if it won. A mean over rivals lies in between.
+        """
         self.parts = [part * (1.0 + stake * lost) for (stake, _), part in zip(STAKES, self.parts, strict=True)]
 
 

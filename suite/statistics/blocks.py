@@ -1,4 +1,4 @@
-"""Runs comparisons in blocks: every entry has one turn in each block, so a drift between blocks affects all alike."""
+"""Runs comparisons in blocks. Every entry has one turn in each block, so a drift between blocks affects all equally."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def make_alternating_order(block: int, entries: Sequence[str]) -> list[str]:
 def make_random_order(block: int, entries: Sequence[str], seed: int) -> list[str]:
     """Draw the order of a block.
 
-    Orders are independent and not balanced. Only then are times of equal entries exchangeable within each block,
-    whatever the machine does, and the stated error of a race holds.
+    Orders are independent and not balanced. Only then can times of equal entries be exchanged within each block,
+    whatever the machine does. The stated error of a race rests on that.
     """
     drawn = sorted(entries)
     random.Random(f"{seed}/{block}").shuffle(drawn)  # noqa: S311  no secret

@@ -1,12 +1,13 @@
 """Finds changes of level in a series of results, at a given false-alarm rate.
 
-A change must pass two tests. The first is a permutation test. Logs of values are centred at their median, divided by
-their median deviation and clipped, so that no outlier weighs more than `CLIP` ordinary deviations. The statistic is
-the largest sum of scores before a place, over its deviation. Its distribution without a change is that over random
-orders of the series, so the rate holds for every distribution of independent results. The second test asks whether
-results that depend on each other, as much as the series allows, look like this without a change
-(`suite.statistics.dependence`). A second statistic, with `SEGMENT_RATE_SHARE` of the rate, looks for a part in the middle
-that differs from both ends.
+A change must pass two tests. The first is a permutation test. Its scores are logs of values, centred at their median
+and divided by their median deviation. They are clipped: no outlier weighs more than `CLIP` deviations. The statistic is
+the largest sum of scores before a place, over its deviation. Random orders of the series show its distribution without
+a change. So the rate holds for every distribution of independent results.
+
+The second test (`suite.statistics.dependence`) covers results that depend on each other, as much as the series allows.
+It asks whether they look like this without a change. A second statistic gets `SEGMENT_RATE_SHARE` of the rate. It looks
+for a part in the middle that differs from both ends.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ from suite.statistics.intervals import LARGEST_LOG
 if TYPE_CHECKING:
     from suite.statistics.dependence import Rows
 
-CLIP = 3.0  # ordinary deviations that one result weighs at most
+CLIP = 3.0  # deviations that one result weighs at most
 MAD_FACTOR = 1.4826  # standard deviation of a normal distribution in units of its median deviation
-ENOUGH_EXTREME_ORDERS = (
-    30  # orders at least as extreme after which a p value needs no more of them (Besag and Clifford, 1991)
-)
-BATCH = 500  # orders that are drawn at once
+# After so many orders that are at least as extreme, a p value needs no more orders (Besag and Clifford, 1991).
+ENOUGH_EXTREME_ORDERS = 30
+BATCH = 500  # orders that are drawn at once: a bound of the memory
 PLACE_DRAWS = 200  # series for each place that is tried as the place of a change
 PLACE_STEP = 3  # places in a row
-SEGMENT_RATE_SHARE = 0.1  # share of the rate: a single change is the usual case
+# Share of the rate for two changes at once. It is small because a single change is the usual case.
+SEGMENT_RATE_SHARE = 0.1
 CONFIDENCE = 0.95
-RESOLUTION_S = 0.001  # of the times in a log
+RESOLUTION_S = 0.001  # MLPerf logs have milliseconds
 MIN_LEVEL_RESULTS = 3  # results of a level whose size has an interval
 NORMAL_QUANTILE = 1.959964  # 97.5 % quantile of the normal distribution
 
@@ -68,7 +69,7 @@ class Change:
 class Changes:
     """The changes of a series. Those in ``sure`` are found although neighbours may correlate by ``correlation``.
 
-    Those in ``doubtful`` would be changes if the results were independent, or if their noise were known to be normal.
+    Those in ``doubtful`` are changes only if the results are independent, or their noise is normal.
     """
 
     sure: tuple[Change, ...]
@@ -94,7 +95,7 @@ class Trend:
 
 
 def compute_min_results(rate: float) -> int:
-    """Compute how many results a series needs before any change in it can be found at a false-alarm rate."""
+    """Compute how many results a series needs for any change to be found at a false-alarm rate."""
     count = 2 * SHORTEST_LEVEL
     # The most extreme of all orders has this p value: two halves without overlap, in either direction
     while 2 / math.comb(count, count // 2) > (1.0 - SEGMENT_RATE_SHARE) * rate:
@@ -103,7 +104,7 @@ def compute_min_results(rate: float) -> int:
 
 
 def judge_changes(values: Sequence[float], rate: float) -> Changes:
-    """Find changes, and which of them hold if results depend on each other as much as the series allows."""
+    """Find changes. Those in ``sure`` hold even if results depend on each other as much as the series allows."""
     candidates = find_changes(values, rate) or _find_possible_change(_compute_logs(values), rate)
     if not candidates:
         return Changes((), (), 0.0)
@@ -117,7 +118,7 @@ def judge_changes(values: Sequence[float], rate: float) -> Changes:
 
 
 def _find_possible_change(logs: Rows, rate: float) -> list[Change]:
-    """Find a change that too few orders can show, such as two in twelve results, but that normal noise rarely makes."""
+    """Find a change that normal noise rarely makes, but that too few orders can show. An example is two in twelve."""
     if len(logs) < compute_min_results(rate):
         return []
     p = estimate_null_p(compute_largest_contrast, logs, 0.0, math.ceil(ENOUGH_EXTREME_ORDERS / rate))
@@ -158,7 +159,7 @@ def find_changes(values: Sequence[float], rate: float, correlation: float | None
 
 
 def compute_change_bounds(changes: Sequence[Change], count: int) -> list[Change]:
-    """Bound each change by its neighbours, so that the results before and after it are of one level each."""
+    """Bound each change by its neighbours. The results before it are then of one level, and so are those after it."""
     places = [0, *(change.place for change in changes), count]
     return [Change(places[index], change.place, places[index + 2], change.p) for index, change in enumerate(changes)]
 
@@ -178,16 +179,16 @@ def _prune(logs: Rows, changes: list[Change], rate: float, correlation: float | 
 
 
 def _compute_change_p(logs: Rows, change: Change, rate: float, correlation: float | None) -> float:
-    """Compute the p value of the part that a change divides; 0 if the part has too few results for one."""
+    """Compute the p value of the part that a change divides. 0 if the part has too few results for one."""
     if 2 / math.comb(change.end - change.begin, change.place - change.begin) > rate:
         return 0.0
     return compute_p(compute_largest_contrast, logs[change.begin : change.end], rate, correlation)
 
 
 def compute_p(statistic: Statistic, logs: Rows, rate: float, correlation: float | None = None) -> float:
-    """Compute how often a series without a change has a statistic as large: the larger p value of both tests.
+    """Compute how often a series without a change has a statistic as large.
 
-    Orders are drawn until p is known to be above ``rate``, or known well enough.
+    This is the larger p value of both tests. Orders are drawn until p is surely above ``rate``, or known well enough.
     """
     import numpy as np
 
@@ -258,10 +259,10 @@ def compute_scores(logs: Rows) -> Rows:
 
 
 def find_places(values: Sequence[float], change: Change, correlation: float) -> list[int]:
-    """Find the places where a change may be: a set that holds the true one with 95 %.
+    """Find the places where a change may be. They include the true one with a probability of 95 %.
 
-    A place is left out if the results before it, and those after it, rarely show so much larger a contrast elsewhere
-    in an order drawn at random. Neighbours in such orders correlate by ``correlation``.
+    Each place is tried as the true one. The results before it, and those after it, get random orders in which
+    neighbours correlate by ``correlation``. A place is left out if few orders show another place so much more likely.
     """
     import numpy as np
 
@@ -297,7 +298,7 @@ def _order_like(noise: Rows, values: Rows) -> Rows:
 
 
 def compute_change_size(values: Sequence[float], change: Change, correlation: float = 0.0) -> LevelRatio:
-    """Compute the level after a change over that before it, with its 95 % interval, the place taken as known."""
+    """Compute the level after a change over the level before it, with its 95 % interval. The place counts as known."""
     return compare_levels(values[change.begin : change.place], values[change.place : change.end], correlation)
 
 
@@ -336,7 +337,7 @@ def _clip_outliers(logs: Sequence[float]) -> list[float]:
 
 
 def _compute_resolution(values: Sequence[float]) -> float:
-    """Compute the smallest difference between two unequal values, as one of logs, or that of the times in a log."""
+    """Compute the resolution of log values: the smallest difference of two unequal ones, or that of times in a log."""
     logs = sorted(math.log(value) for value in values)
     known = RESOLUTION_S / min(values)
     return max(known, min((b - a for a, b in itertools.pairwise(logs) if b - a > ROUNDING), default=0.0))

@@ -1,4 +1,4 @@
-"""Compare two samples of times: Welch's t on log time, permutations, equivalence of paired times, Holm's correction.
+"""Compares two samples of times: Welch's t on log time, permutations, equivalence of pairs, Holm's correction.
 
 `compare_times` is the one answer to "is B slower than A?" for results that were measured apart. How often it is wrong,
 with tails, drift, sessions and few runs, is in docs/verdicts.md.
@@ -65,12 +65,12 @@ def compute_welch_ratio(a: Sequence[float], b: Sequence[float], confidence: floa
 
 @dataclass(frozen=True)
 class Comparison:
-    """Time of B over time of A: the ratio of geometric means, with its interval on log time, and the outcome.
+    """Time of B over time of A, and the outcome. It is the ratio of geometric means with its interval on log time.
 
-    ``p`` is Welch's, two-sided. ``p_permutation`` counts all ways to divide the runs into groups of the same sizes, and
-    is NaN if there are more than 200,000. ``detectable`` is the smallest ratio that the same number of runs with this
-    spread would detect with 80 % power. ``drift`` is the change of log time from one run to the next, 0 if no trend was
-    found. ``doubts`` say why the outcome is inconclusive, or by what the interval is wider than Welch's.
+    ``p`` is Welch's, two-sided. ``p_permutation`` is that over all ways to divide the runs into groups of these sizes;
+    NaN if there are more than 200,000. ``detectable`` is the smallest ratio that as many runs with this spread detect
+    with 80 % power. ``drift`` is the change of log time from one run to the next; 0 if no trend was found. ``doubts``
+    say why the outcome is inconclusive, or by what the interval is wider than Welch's.
     """
 
     n_a: int
@@ -96,10 +96,11 @@ def compare_times(
 ) -> Comparison | None:
     """Compare the runs of B with those of A. None unless both have two positive times and at least one varies.
 
-    B is slower or faster only if the interval and the permutation test say so, and equivalent if the interval lies
-    within ``margin``. ``resolution_s`` is that of the times; no interval is narrower. The outcome assumes that nothing
-    but the results differs between the runs of A and those of B. A machine that is slower for a day makes all runs of
-    that day slower. No test of the times can tell this from a slower result.
+    B is slower or faster only if the interval and the permutation test say so. It is equivalent if the interval lies
+    within ``margin``. ``resolution_s`` is the resolution of the times; no interval is narrower.
+
+    The outcome assumes that only the results differ between the runs of A and those of B. A machine that is slower for
+    a day makes all runs of that day slower. No test of times can distinguish this from a slower result.
     """
     a, b = (sorted(run for run in runs if run[1] > 0.0) for runs in (a, b))
     times_a, times_b = ([time for _, time in runs] for runs in (a, b))
@@ -160,8 +161,8 @@ def _describe_lacking_data(a: Sequence[float], b: Sequence[float]) -> list[str]:
 def _find_drift(a: Sequence[TimedRun], b: Sequence[TimedRun]) -> tuple[float, float]:
     """Find a trend of log time over the order of all runs, equal in A and B. Return it and what it may explain.
 
-    Both are 0 if there is none. A trend explains at most the upper end of its 95 % interval, times the runs from the
-    middle of A to the middle of B; runs by turns have the same middle.
+    Both are 0 if there is none. A trend per run explains at most the upper end of its 95 % interval. This is multiplied
+    by the runs from the middle of A to that of B. If A and B ran by turns, both middles are the same.
     """
     order = {run: place for place, run in enumerate(sorted([*((*run, 0) for run in a), *((*run, 1) for run in b)]))}
     places = [[order[(*run, side)] for run in runs] for side, runs in enumerate((a, b))]
@@ -185,10 +186,10 @@ def _find_drift(a: Sequence[TimedRun], b: Sequence[TimedRun]) -> tuple[float, fl
 
 
 def estimate_runs_needed(comparison: Comparison) -> int | None:
-    """Compute how many runs each would tell the ratio seen with 80 % power; None for more than `MAX_PROPOSED_RUNS`, or if the
-    spread is not known.
+    """Compute how many runs of each side would show the measured ratio with 80 % power.
 
-    The spread is taken from the smallest ratio that the runs at hand would detect.
+    None above `MAX_PROPOSED_RUNS`, or if the spread is unknown. The spread follows from the smallest ratio that
+    the present runs can detect.
     """
     if min(comparison.n_a, comparison.n_b) < 2 or not 1.0 < comparison.detectable < math.inf:
         return None
@@ -203,7 +204,7 @@ def estimate_runs_needed(comparison: Comparison) -> int | None:
 
 
 def compute_detectable_ratio(n: int, spread: float) -> float:
-    """Smallest ratio that two results of ``n`` runs each detect with 80 % power. ``spread`` is the std of log time."""
+    """Compute the smallest ratio that ``n`` runs per side detect with 80 % power. ``spread``: the std of log time."""
     return _compute_detectable(spread * math.sqrt(2.0 / n), 2.0 * n - 2.0)
 
 
@@ -214,7 +215,7 @@ def _compute_detectable(error: float, dof: float) -> float:
 
 
 def compute_permutation_p(a: Sequence[float], b: Sequence[float]) -> float:
-    """Compute the share of all divisions of the pooled values whose means differ at least as much; NaN if too many."""
+    """Compute the share of all divisions of the pooled values with means at least as far apart; NaN if too many."""
     import numpy as np
 
     pooled, size = np.array([*a, *b]), min(len(a), len(b))
@@ -236,7 +237,7 @@ def _list_divisions(count: int, size: int) -> np.ndarray:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Adjust p values for their number (Holm 1979), so that the chance of any false claim stays at the level."""
+    """Adjust p values for their number (Holm 1979): the chance of any false claim stays at the level."""
     order = sorted(range(len(p)), key=lambda index: p[index])
     adjusted, least = [0.0] * len(p), 0.0
     for rank, index in enumerate(order):
@@ -247,7 +248,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Equivalence:
-    """Two one-sided tests (TOST) of paired times: ratio of geometric means, B over A, with its 90 % interval."""
+    """Two one-sided tests (TOST) of paired times. ``ratio`` is that of geometric means, B over A, with its 90 % interval."""
 
     pairs: int
     ratio: float
@@ -267,7 +268,7 @@ class Equivalence:
 
 
 def compute_equivalence(a_s: Sequence[float], b_s: Sequence[float], margin: float) -> Equivalence:
-    """Test whether two or more paired times are equivalent within a margin: Student's t on the logs of the ratios."""
+    """Test whether paired times are equivalent within a margin, by Student's t on the logs of ratios. Two pairs or more."""
     logs = [math.log(b / a) for a, b in zip(a_s, b_s, strict=True)]
     middle, half = compute_mean_interval(logs, 1.0 - 2.0 * ALPHA)
     return Equivalence(len(logs), math.exp(middle), math.exp(middle - half), math.exp(middle + half), margin)

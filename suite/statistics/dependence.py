@@ -1,8 +1,8 @@
-"""How much the results of a series may depend on each other, and what such results look like without a change.
+"""Estimates how much results of a series depend on each other, and simulates such results without a change.
 
-Results are taken as an autoregressive process of order 1: the noise of a result correlates with that of the one before
-it. `find_largest_correlation` gives the largest correlation that a series does not refute, `estimate_null_p` how often
-a series of such results looks as much like a change. Both are found by simulation, with normal noise.
+The model is an autoregressive process of order 1: the noise of a result correlates with that of the one before it.
+`find_largest_correlation` gives the largest correlation that a series does not refute. `estimate_null_p` gives how often
+a series of such results looks as much like a change. Both simulate, with normal noise.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     Rows = NDArray[Any]  # a series in each row
 
 SHORTEST_LEVEL = 2  # fewest results on each side of a change: a single one may be an outlier
-LARGEST_CORRELATION = (
-    0.7  # correlation that is asked for: at more, a change needs many more results than histories have
-)
+# At more, a change needs many more results than histories have.
+LARGEST_CORRELATION = 0.7
 CORRELATION_GRID = tuple(step / 10 for step in range(8))  # correlations that are tried, up to `LARGEST_CORRELATION`
 REFUTATION_LEVEL = 0.05  # a correlation is refuted if so few series with it look as independent
 CLIP = 10.0  # units of noise that one result weighs at most
@@ -128,7 +127,7 @@ def _compute_correlation(scored: Rows, removed: int) -> float:
 
 
 def estimate_null_p(statistic: Statistic, logs: Rows, correlation: float, draws: int) -> float:
-    """Compute how often a series without a change, of so correlated results, has a statistic as large."""
+    """Compute how often results with this correlation and without a change have a statistic as large."""
     seen = float(statistic(compute_noise_scores(logs[None]))[0])
     drawn = _draw_statistics(statistic, len(logs), correlation, draws)
     return (int((drawn >= seen * (1.0 - 1e-9)).sum()) + 1) / (draws + 1)

@@ -1,4 +1,4 @@
-"""Is a node slow, or were its repetitions late by accident? Answered by drawing the repetitions seen anew."""
+"""Judges whether a node is slow or its repetitions were late by accident. It draws the measured repetitions anew."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class DelayDistribution:
     """How late repetitions are: in logarithms, or in units of their spread."""
 
     def __init__(self, seen: Floats, *, extrapolated: bool) -> None:
-        """Take the repetitions seen. ``extrapolated``: beyond the latest a tail of exponent `TAIL` is assumed.
+        """Take the measured repetitions. ``extrapolated``: assume a Pareto tail of exponent `PARETO_EXPONENT`.
 
-        Otherwise a repetition is as likely to be much later than the latest as to be a little later: 1 in (N + 1).
+        Otherwise the chance of a repetition later than all N is 1 in (N + 1), however much later.
         """
         import numpy as np
 
@@ -30,7 +30,7 @@ class DelayDistribution:
         self._limits: dict[tuple[int, float], Floats] = {}
 
     def probability(self, distance: float) -> float:
-        """Compute the probability that one repetition is later than a distance."""
+        """Compute the probability of a repetition later than a distance."""
         count = len(self._latest)
         beyond = count - int(self._latest[::-1].searchsorted(distance, "right"))
         if beyond or not self._extrapolated:
@@ -68,9 +68,10 @@ def compute_late_median_chance(late: float, repetitions: int) -> float:
 
 @cache
 def _compute_allowed_rates(repetitions: int, rate: float) -> Floats:
-    """Compute how often one repetition may be late, so that all but j - 1 of them are with a probability of ``rate``.
+    """Compute how often one repetition may be late, for each j up to the median.
 
-    For j up to the median. Each j has an equal part of the rate. The binomial distribution is exact.
+    Then all but j - 1 of the repetitions are late with a probability of an equal part of ``rate``. The binomial
+    distribution is exact.
     """
     import numpy as np
     from scipy import special

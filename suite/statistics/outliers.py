@@ -1,14 +1,15 @@
 """Outlier test: how many of N values are outliers, at a given false-alarm rate.
 
-The i worst values are outliers if every one of them lies further above the mean of the rest than a limit. The largest i
-for which that holds is taken, so that several bad nodes do not mask each other. There are two kinds of limit:
+The i worst values are outliers if each lies above the mean of the rest by more than a limit. The largest such i is
+taken, so that several bad nodes do not mask each other. There are two kinds of limit:
 
-- Values are normal: c_i standard deviations of the rest. For i = 1 the statistic has Student's t distribution. For
-  more, the expected number of groups of i healthy values that pass is the number of groups times an integral over the
-  mean and the standard deviation of the rest. The c_i are such that a share ``rate`` of healthy values is named in the
-  long run, `SINGLE_OUTLIER_SHARE` of it by i = 1.
-- Tails are heavy, at most as those of Student's t with 3 degrees of freedom: a multiple of the distance of the furthest
-  of the rest. A Pareto tail of exponent `PARETO_EXPONENT` gives the multiple for one value (Renyi); it is used for several, too.
+- Values are normal. The limit is c_i standard deviations of the rest. For i = 1 the statistic has Student's t
+  distribution. For i > 1, the expected number of groups of i healthy values that pass is computed. It is the number of
+  groups times an integral over mean and standard deviation of the rest. The c_i are chosen for ``rate``. In the long
+  run this share of healthy values is named, `SINGLE_OUTLIER_SHARE` of it by i = 1.
+- Tails are heavy, at most as those of Student's t with 3 degrees of freedom. The limit is a multiple of the distance
+  of the furthest of the rest. A Pareto tail of exponent `PARETO_EXPONENT` gives the multiple for one value (Renyi). It
+  is used for several values, too.
 """
 
 from __future__ import annotations
@@ -27,9 +28,8 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 SINGLE_OUTLIER_SHARE = 0.95  # share of the false alarms that is left to the test of a single value
-PARETO_EXPONENT = (
-    3.0  # exponent of the heaviest tail for which a rate is promised: that of Student's t with 3 degrees of freedom
-)
+# Exponent of the heaviest tail for which a rate is promised: that of Student's t with 3 degrees of freedom.
+PARETO_EXPONENT = 3.0
 MIN_REST = 3  # values that must be left to compare with
 MIN_FOR_SPREAD = 8  # fewer values than this do not show their own spread
 MIN_SAMPLE_FOR_TAILS = 16  # fewer values than this in each sample do not show how heavy their tails are
@@ -148,7 +148,7 @@ def compute_pareto_factor(count: int, rate: float) -> float:
 
 
 def has_heavy_tails(groups: Iterable[Floats]) -> bool:
-    """Say whether values of several groups, each with a level and spread of its own, have heavier tails than normal.
+    """Return True if values of several groups have heavier tails than normal. Each group has its own level and spread.
 
     The skewness and the kurtosis of all groups are compared with their exact means and variances for normal values.
     Fewer than `MIN_VALUES_FOR_TAILS` values cannot show that tails are not heavy.

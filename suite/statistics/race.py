@@ -1,7 +1,7 @@
-"""A race of entries over blocks: drops entries that are not the best, at a given chance of a wrong answer.
+"""Runs a race of entries over blocks. Drops entries that are not the best, at a given chance of a wrong answer.
 
 The best entry is the one that no other beats in more than half of the blocks. Before each block the leader of the
-earlier blocks is named, and it is bet that the leader is faster (`suite.statistics.bets`). An entry is dropped when the
+earlier blocks is named. The bet is that the leader is faster (`suite.statistics.bets`). An entry is dropped when the
 bets against it reach the threshold.
 """
 
@@ -19,7 +19,7 @@ Times = Mapping[str, float]  # of a block, by entry; infinite: did not finish wi
 
 @dataclass(frozen=True)
 class RaceRules:
-    """The rules of a race: entries, chance of a wrong answer, largest number of blocks, seed of orders and runs."""
+    """The rules of a race. ``error``: chance of a wrong answer. ``blocks``: at most. ``seed``: of orders and runs."""
 
     entries: tuple[str, ...]
     error: float
@@ -28,7 +28,10 @@ class RaceRules:
 
     @property
     def threshold(self) -> float:
-        """The wealth that drops an entry: k - 1 of k equal entries are dropped with a chance of at most ``error``."""
+        """The wealth that drops an entry.
+
+        If all k entries are equal, k - 1 of them are dropped with a chance of at most ``error``.
+        """
         count = len(self.entries)
         return count / (self.error * (count - 1))
 
@@ -54,7 +57,9 @@ class Race:
 
     def __post_init__(self) -> None:
         if len(set(self.rules.entries)) < 2 or len(set(self.rules.entries)) < len(self.rules.entries):
-            raise InputError(f"a race needs two or more entries, each once; there are {len(self.rules.entries)}")
+            raise InputError(
+                f"a race needs at least two different entries; it has {', '.join(self.rules.entries) or 'none'}"
+            )
         self.survivors = sorted(self.rules.entries)
         self.points = dict.fromkeys(self.survivors, 0.0)
         self.bets = {name: BettingTest() for name in self.survivors}
@@ -66,7 +71,7 @@ class Race:
 
     @property
     def over(self) -> bool:
-        """True if there is a winner or the budget is spent."""
+        """True if there is a winner or no block left."""
         return self.winner is not None or len(self.blocks) >= self.rules.blocks
 
     def next_turns(self) -> list[Turn]:
@@ -79,7 +84,10 @@ class Race:
         )
 
     def add(self, times: Times) -> None:
-        """Add the times of a block of all survivors, then drop entries by the evidence. One always stays."""
+        """Add a block's times (seconds) of all entries still in the race. Drop entries with wealth above the threshold.
+
+        One entry always stays.
+        """
         assert sorted(times) == self.survivors, (sorted(times), self.survivors)
         rivals = {name: [each for each in self.survivors if each != name] for name in self.survivors}
         for name, others in rivals.items():
@@ -114,7 +122,7 @@ def run_race(rules: RaceRules, known: Mapping[Turn, float], run: Callable[[Turn]
 
 
 def build_race(rules: RaceRules, known: Mapping[Turn, float]) -> tuple[Race, list[Turn]]:
-    """Return the race up to its last complete block, and all turns that it demands, with those of the next block."""
+    """Return the race up to its last complete block, and all turns that it demands, including the next block's."""
     race = Race(rules)
     demanded: list[Turn] = []
     while turns := race.next_turns():

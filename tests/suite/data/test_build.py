@@ -62,7 +62,7 @@ def test_a_build_that_was_killed_before_its_first_file_is_begun_anew(tmp_path: P
 
 def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(InputError, match="not empty, and no unfinished data set"):
+    with pytest.raises(InputError, match="has files but no data set"):
         build_data_set(tmp_path, plan(make), World.create())
 
 

@@ -177,7 +177,9 @@ def test_shards_of_different_sample_shapes_are_refused(tmp_path: Path) -> None:
     other = write_shard(build_shard_path(tmp_path, "train", 1), {"x": np.zeros((5, 3)), "y": np.zeros((5, 4))})
     entries = (manifest.splits["train"][0], other)
     write_manifest(tmp_path, structs.replace(manifest, splits={"train": entries}))
-    with pytest.raises(InputError, match=f"^{tmp_path}/train/shard_00001.h5: datasets differ"):
+    with pytest.raises(
+        InputError, match=f"^{tmp_path}/train/shard_00001.h5: names, types or numbers of samples differ"
+    ):
         ShardReader(tmp_path, "train").read([0, 6])
 
 
@@ -201,7 +203,7 @@ def test_the_manifest_comes_back_and_names_the_data_by_every_byte(tmp_path: Path
         (lambda m: m.update(colour="red"), "unknown key 'colour'"),
         (
             lambda m: m["splits"]["train"][0].update(file="../../etc/passwd"),
-            "splits.train.0: file = '../../etc/passwd': expected a relative path",
+            "splits.train.0: field file is '../../etc/passwd'; expected a relative path",
         ),
         (lambda m: m["splits"]["train"][0].update(bytes=-1), "splits.train.0.bytes = -1: "),
         (lambda m: m.pop("seed"), "missing key 'seed'"),
@@ -232,7 +234,7 @@ def test_no_manifest_means_no_data_set(tmp_path: Path) -> None:
 
 
 def test_an_unknown_split_is_answered_with_the_splits(root: Path) -> None:
-    with pytest.raises(InputError, match="no split 'valid'; splits: train"):
+    with pytest.raises(InputError, match="no split 'valid'; the data set has train"):
         ShardReader(root, "valid")
 
 
@@ -340,7 +342,7 @@ def test_large_ragged_samples_are_read_whole(tmp_path: Path) -> None:
         ({"atom.offsets": np.array([0, 3, 2, 6])}, "expected int64 offsets that rise from 0"),
         ({"atom.offsets": np.array([1, 3, 6])}, "expected int64 offsets that rise from 0"),
         ({"atom.offsets": np.array([0.0, 3.0, 6.0])}, "expected int64 offsets that rise from 0"),
-        ({"atom.offsets": np.array([0, 3, 7])}, "'atom.x' has 6 rows, its offsets say 7"),
+        ({"atom.offsets": np.array([0, 3, 7])}, "'atom.x' has 6 rows; expected 7"),
         ({"energy": np.zeros(3)}, "found {'atom.offsets': 2, 'atom.x': 2, 'energy': 3}"),
     ],
 )

@@ -106,7 +106,7 @@ def test_the_same_seed_is_the_same_data_and_another_another(smoke: Path, tmp_pat
     assert steps == [(1, 2), (2, 2)]
     assert read_manifest(tmp_path / "again").sha256 == read_manifest(smoke).sha256
     assert read_manifest(tmp_path / "other").sha256 != read_manifest(smoke).sha256
-    with pytest.raises(InputError, match="holds other data"):
+    with pytest.raises(InputError, match="holds a data set with"):
         generate(tmp_path / "again", "smoke", seed=2, world=world)
 
 

@@ -293,7 +293,9 @@ def test_a_fold_that_leaks_into_validation_is_refused(tmp_path: Path, world: Wor
     for name, split in (("q0", "train"), ("q1", "validation"), ("q2", "train"), ("p0", "validation")):
         (source / split).mkdir(parents=True, exist_ok=True)
         (flat / f"{name}.cif").rename(source / split / f"{name}.cif")
-    with pytest.raises(InputError, match="family 0 is in both splits, with 0 more: its fold would leak"):
+    with pytest.raises(
+        InputError, match="family 0, and 0 more, are in the training and in the validation split: its fold would leak"
+    ):
         convert(source, tmp_path / "data", world=world)
     write(source / "clusters.txt", "q0 q2\nq1\nP0\n")
     convert(source, tmp_path / "listed", world=world)

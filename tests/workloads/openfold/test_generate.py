@@ -56,7 +56,7 @@ def test_a_family_does_not_depend_on_its_shard() -> None:
 def test_other_seeds_and_sizes_are_refused_or_different(
     tiny: generator.DataSize, tiny_data: Path, world: World
 ) -> None:
-    with pytest.raises(InputError, match="holds other data: seed is 3, not 4"):
+    with pytest.raises(InputError, match="holds a data set with seed = 3, not 4"):
         generator.generate(tiny_data, "smoke", seed=4, world=world)
     with pytest.raises(InputError, match="unknown size 'huge'; sizes: smoke, mini"):
         generator.generate(tiny_data, "huge", seed=3, world=world)
