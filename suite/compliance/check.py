@@ -47,7 +47,7 @@ class Verdict:
 
     @property
     def compliant(self) -> bool:
-        """True if no finding is an error. If nothing was checked, that is an error too (rule nothing-checked)."""
+        """True if no finding is an error. Nothing checked is an error too (rule nothing-checked)."""
         return not self.counted("error")
 
     def count(self, severity: Severity) -> int:
@@ -82,7 +82,7 @@ _ROUND_FAILURE_RULES = frozenset({"status-true", "run-status"})  # MLPerf HPC's 
 _ALLOWED_FAILURE_NOTE = " (the one run that may fail)"
 _EARLY_FAILURE_RULES = frozenset({"key-missing", "seed-missing"})  # of a run that ended before run_start
 
-POWER_PREFIX = "power-"  # of the rules for power readings
+POWER_PREFIX = "power-"  # begins the names of the rules for power readings
 
 JudgedLogs = Mapping[Path, CheckedLog]
 
@@ -260,6 +260,7 @@ def _check_group(
     checked = [judged.get(path) or check_log(path, rules) for path in group.logs]
     pruned = [judged.get(path) or check_log(path, rules) for path in group.pruned]
     records = tuple(log.record for log in checked)
+    # A log that broke off early names none.
     benchmark = next((log.benchmark for log in checked if log.benchmark is not None), None)
     system = read_system(group.package / "systems" / f"{group.system}.json") if group.package else None
     result = Result(group, records, rules, benchmark, system, tuple(log.record for log in pruned))
@@ -273,6 +274,7 @@ def _check_group(
         together = list(_check_result_rules(result, POWER_PREFIX if of_another_suite else ""))
         for rule, where, message in () if of_another_suite else seen.compare(group, records):
             together += judge_breach(rules, rule, where, message)
+        # Some published results break a rule and were accepted; the ruleset lists them with the reason.
         known = rules.known(records)
         unfinished = {str(log) for log in result.unfinished_logs}
         together = [_mark_unfinished(finding) if finding.file in unfinished else finding for finding in together]
@@ -302,7 +304,7 @@ def _downgrade_known(finding: Finding, known: KnownResult | None) -> Finding:
 
 
 def _mark_unfinished(finding: Finding) -> Finding:
-    """Mark a finding in the log of a run that still goes on: it may be gone at the end."""
+    """Mark a finding in the log of a run that still goes on. It may be gone at the end."""
     return replace(finding, message=f"{finding.message.removesuffix(_ALLOWED_FAILURE_NOTE)} (the run is under way)")
 
 

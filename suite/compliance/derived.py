@@ -10,7 +10,8 @@ from msgspec import Meta, Struct
 
 from suite.log.values import convert_to_float
 
-_SMALLEST, _LARGEST = 1e-15, 1e15  # of a batch size or a rate from which another value follows
+# Bounds of a batch size or a rate from which another value follows: no real one is near them.
+_SMALLEST, _LARGEST = 1e-15, 1e15
 
 
 class ScaledValue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,6 +37,7 @@ class ScaledValue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         expected, number = self._expected(logged), convert_to_float(value)
         if expected is None:
             return None
+        # The last number is for an expected value of 0.
         if number is not None and abs(number - expected) <= self.within * abs(expected) + 1e-9:
             return None
         others = " and ".join(key for key in (self.by, self.minus, self.multiple_of) if key)

@@ -47,7 +47,7 @@ def explain_rule(rule: str) -> str:
 
 
 def render_rule_list() -> str:
-    """Render the text that `--list-rules` prints: one line for each rule."""
+    """Render the text that `--list-rules` prints: one line per rule."""
     widest = max(map(len, RULES))
     lines = []
     for name in SCOPES:

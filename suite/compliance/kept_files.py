@@ -28,7 +28,7 @@ TEMPLATE_COMMENT, TEMPLATE_END = "# Read it, edit it, sbatch it.", 'exit "$statu
 
 
 def list_kept_files(folder: Path) -> Iterator[Path]:
-    """Yield the files of a run folder that a package keeps, in the table's order, except the logs of its result.
+    """Yield the files of a run folder that a package keeps, in the table's order. Logs of its result are left out.
 
     An entry that is no file is included if a file is expected there, so that the check finds it.
     """
@@ -41,6 +41,7 @@ def check_kept_files(folder: Path, records: Sequence[RunRecord] = ()) -> Iterato
 
     ``folder`` is a run folder, or what a package keeps of one. There links are not followed: other rules report them.
     """
+    # In a run folder a link is the owner's business; in a package it would lead out of it.
     packaged = os.path.lexists(folder / ORIGIN_FILE)
     for pattern, read in (_READERS | (_ONLY_IN_PACKAGE if packaged else {})).items():
         for path in _list_matches(folder, pattern):
@@ -85,6 +86,7 @@ def _check_stated_digests(
     """Yield the files whose sha256 a log or run.json states and that have another one."""
     for path in (folder.data_path, folder.sources_path, folder.environment_path):
         logged = {_find_logged_digest(record, path) for record in records} - {None}
+        # Several different digests cannot all be of this one file.
         if len(logged) == 1 and path.is_file() and path.name not in redacted:
             yield from _check_digest(path, str(*logged), "the logs say")
     try:
@@ -129,13 +131,15 @@ def _read_text(path: Path) -> str:
     except UnicodeDecodeError:
         raise InputError("is not UTF-8 text") from None
     if "\0" in text:
-        raise InputError("is not a text: it holds a NUL")
+        raise InputError("is not a text: it has a NUL character")
     return text
 
 
 def _read_code(path: Path) -> None:
     if path.is_symlink():
-        raise InputError("is a symbolic link: what it leads to is no part of the run")
+        raise InputError(
+            "is a symbolic link; expected the file itself, because a package has no part of where it leads"
+        )
     _read_text(path)
 
 
@@ -144,7 +148,7 @@ def _read_script(path: Path) -> None:
     if not text.startswith("#!"):
         raise InputError("expected a script that begins with #!")
     if not text.endswith("\n"):
-        raise InputError("its last line is cut: expected a line end")
+        raise InputError("its last line is cut: expected a newline at the end")
     if TEMPLATE_COMMENT in text and not text.endswith(TEMPLATE_END):
         raise InputError(f"its end is missing: expected {TEMPLATE_END.strip()!r} as the last line")
 
@@ -155,13 +159,13 @@ def _read_object(path: Path, *names: str) -> dict[str, object]:
     except ValueError as error:
         raise InputError(f"expected JSON: {error}") from None
     if not isinstance(data, dict) or not data.keys() >= set(names):
-        raise InputError(f"expected a JSON object{' with ' if names else ''}{', '.join(names)}")
+        raise InputError(f"expected a JSON object{' with the fields ' if names else ''}{', '.join(names)}")
     return data
 
 
 def _read_samples(path: Path) -> None:
     if not parse_samples(path, read_bytes(path, read_limits().events)):
-        raise InputError("no sample: expected a JSON object in each line")
+        raise InputError("has no sample: expected a JSON object in each line")
 
 
 def _read_log(path: Path) -> None:

@@ -25,6 +25,7 @@ def render_package_manifest(package: Path) -> str:
 def read_package_manifest(path: Path) -> dict[str, str] | None:
     """Map each relative path to its sha256. None unless the file has the form of sha256sum, and each path once."""
     try:
+        # A limit, because a package may come from anybody.
         lines = read_bytes(path, read_limits().manifest).decode().splitlines()
     except (OSError, UnicodeDecodeError):
         return None

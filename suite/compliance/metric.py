@@ -1,4 +1,4 @@
-"""Reads the metric of a run as its benchmark defines it. A log may hold others, and a metric may have parts."""
+"""Reads the metric of a run as its benchmark defines it. A log may have others. A metric may have parts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def _join_parts(log: Log, benchmark: Benchmark, record: RunRecord) -> tuple[Metr
         if at is None or not isinstance(part, str) or part not in benchmark.parts:
             continue
         shares.setdefault(at, {})[part] = _compute_target_share(benchmark.parts[part], event.value)
+        # The evaluation ends with the last of its parts.
         last[at] = MetricValue(at, 0.0, event.time_ms / 1e3 - (record.run_start_s or 0.0), event.line)
+    # A part that was not logged has not reached its target.
     worst = {at: min(parts.get(part, 0.0) for part in benchmark.parts) for at, parts in shares.items()}
     return tuple(last[at]._replace(value=worst[at]) for at in sorted(last))
 

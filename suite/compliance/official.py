@@ -27,11 +27,13 @@ from suite.log.results_tree import Group, find_results, list_system_files
 from suite.log.score import find_failure
 
 TOOLS_VERSION = "4.1.68"
+# The last round of MLPerf HPC that the tools know.
 TOOLS_ROUND = "3.0.0"
 _TIMEOUT_S = 300
 _TIMEOUT_MESSAGE = (
     f"stopped after {_TIMEOUT_S} s without a verdict, which is none against the results: try on a less busy machine"
 )
+# The tools format these values into names of files that they open.
 _PATH_KEYS = ("submission_division", "submission_benchmark", "scheduler_type")
 
 
@@ -92,9 +94,11 @@ def run_official(paths: Sequence[Path]) -> OfficialVerdict:
         installed = version("mlperf_logging")
     except PackageNotFoundError:
         installed = "none"
+    # Their text is parsed below, and other versions print other text.
     if installed != TOOLS_VERSION:
         raise InputError(
-            f"--official needs mlperf_logging {TOOLS_VERSION}, found {installed}: pip install 'mlhpc[official]'"
+            f"--official needs mlperf_logging {TOOLS_VERSION}, found {installed}; "
+            "install it with: pip install 'mlhpc[official]'"
         )
     runs: list[OfficialRun] = []
     for path in paths:

@@ -41,7 +41,7 @@ def render_official_rules(benchmark: Benchmark, division: str = "closed") -> str
 
 
 def write_rules(folder: Path) -> list[Path]:
-    """Write ``<workload>_<size>_<division>.yaml`` for every workload, size and division; returns the paths."""
+    """Write ``<workload>_<size>_<division>.yaml`` for every workload, size and division. Returns their paths."""
     make_folder(folder)
     written = []
     for descriptor in load_descriptors().values():
@@ -154,6 +154,7 @@ def _render_end_checks(conditional: Mapping[str, KeyRule]) -> str:
     checks = []
     for name, rule in conditional.items():
         value = f"s['values'][{name!r}]"
+        # A conditional rule holds also if its condition does not.
         idle = [f"s['values'].get({key!r}) != {wanted!r}" for key, wanted in (rule.when or {}).items()]
         idle += [f"{name!r} not in s['values']"] if rule.count == "optional" else []
         asked = " and ".join([f"{name!r} in s['values']", *(f"({text})" for text in _render_conditions(rule, value))])
@@ -162,7 +163,7 @@ def _render_end_checks(conditional: Mapping[str, KeyRule]) -> str:
 
 
 def _render_conditions(rule: KeyRule, value: str) -> list[str]:
-    """Render all conditions on a key's value, each as an expression."""
+    """Render all conditions on a key's value as expressions."""
     checks = list(_render_checks(rule, value))
     if rule.each is not None:
         inner = " and ".join(_render_checks(rule.each, "x")) or "True"

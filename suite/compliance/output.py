@@ -1,4 +1,4 @@
-"""Renders a verdict: a table for people, JUnit for CI systems. Only `print_table` prints."""
+"""Renders a verdict as a table or as JUnit (for CI). Only `print_table` prints."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from suite.compliance.rules.base import EMPTY_LOG_RULE, Finding, render_rule_lin
 from suite.compliance.ruleset import Severity
 from suite.files import render_printable
 
+# Errors are always listed in full: each one has to be mended.
 _LISTED_PER_RULE = 5
 
 

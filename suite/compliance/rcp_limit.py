@@ -51,6 +51,7 @@ def compute_minimum_mean(
     mean: float, std: float, n_reference: int, n_submission: int, confidence: float = 0.95
 ) -> float:
     """Compute the smallest mean of a submission that is not significantly below the reference's."""
+    # All reference runs are equal: the t test would divide by zero.
     if std == 0.0:
         return mean
     t = student_t.compute_quantile(confidence, n_reference + n_submission - 2)
@@ -79,6 +80,7 @@ def compute_limit(
         return None
     exact = next((point for point in known if point.batch == batch), None)
     if exact is None and batch < known[0].batch:
+        # Below all points rcp_checker takes the smallest point, too.
         exact = known[0]
     if exact is not None:
         std = max(exact.std, rounding)
@@ -89,6 +91,7 @@ def compute_limit(
     share = (batch - below.batch) / (above.batch - below.batch)
     mean = below.mean + share * (above.mean - below.mean)
     std = max(below.std + share * (above.std - below.std), rounding)
+    # rcp_checker's rule for interpolated points: as if the reference had twice the required runs.
     minimum = compute_minimum_mean(mean, std, 2 * required_runs, n_submission, confidence)
     return RcpLimit(batch, mean, std, minimum, "interpolated")
 

@@ -44,6 +44,7 @@ class Result:
     @property
     def weak(self) -> bool:
         """True for the instances of a throughput result: the folder decides, or else the logs."""
+        # Logs of other codes do not state the mode.
         if self.group.scenario is not None:
             return self.group.scenario == "weak"
         return bool(self.runs) and all(run.mode == "weak" for run in self.runs)
@@ -53,6 +54,7 @@ class Result:
         """True unless the system description, or else the first log, says open."""
         stated = self.system.fields.get("division") if self.system else None
         division = stated if stated in ("open", "closed") else self.runs[0].division if self.runs else None
+        # Closed, which is stricter, if nothing states a division.
         return division != "open"
 
     @cached_property
@@ -122,6 +124,7 @@ class Result:
         """The logs of runs that go on now."""
         if self.group.package is not None:
             return frozenset()
+        # A package is finished by definition, and holds no locks.
         trials = set(RunFolder(self.group.folder).under_way())
         return frozenset(log for log in self.group.logs if parse_trial(log) in trials)
 

@@ -100,6 +100,7 @@ class KeyRule(Constraint, frozen=True, kw_only=True, dict=True):  # the dict is 
                 return int(value)
             except ValueError:
                 return None
+        # A code may log a whole number as 32.0.
         if isinstance(value, float) and value.is_integer():
             return int(value)
         return value if isinstance(value, int) and not isinstance(value, bool) else None
@@ -152,7 +153,7 @@ class KnownResult(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class RulesetData(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of a ruleset's file, with that of its parents. Fingerprints of results are the keys of ``known``."""
+    """The content of a ruleset's file and of its parents. Fingerprints of results are the keys of ``known``."""
 
     version: Literal[1]
     name: str
@@ -289,6 +290,7 @@ def read_ruleset(name: str) -> Ruleset:
         benchmarks = {key: {**entry, "name": key, "source": source} for key, entry in data["benchmarks"].items()}
         return Ruleset(convert({**data, "benchmarks": benchmarks}, RulesetData))
     except ValueError as error:
+        # Rulesets are part of the suite: a mistake in one is a defect of ours, not of the user.
         raise AssertionError(f"{RULESETS_FOLDER / name}.yaml: {error}") from None
 
 
@@ -296,6 +298,7 @@ def read_ruleset(name: str) -> Ruleset:
 def list_rulesets() -> tuple[str, ...]:
     """List the names of all rulesets, oldest first."""
     found = (path.stem for path in RULESETS_FOLDER.iterdir() if path.name.endswith(".yaml"))
+    # Names of rounds sort by age; ours comes last.
     return tuple(sorted(found, key=lambda name: (name == RULESET, name)))
 
 
@@ -326,7 +329,7 @@ def find_target(benchmark: str, size: str, cards: Mapping[str, Card]) -> Target 
     """Find the target of a benchmark at a size: in its card, else in the last MLPerf HPC round. None if neither has
     one.
 
-    ``cards`` maps MLPerf names to cards. What a log says of its own target does not count.
+    ``cards`` maps MLPerf names to cards. A log's own statement of its target does not count.
     """
     card = cards.get(benchmark)
     if card is not None and size in card.sizes:

@@ -1,7 +1,7 @@
 """Selects the ruleset that judges a result, from the folder that is checked. A log can select only a ruleset mlhpc-*.
 
 A package in a round's folder is judged by that round, whatever its logs and systems are called. Elsewhere a log of this
-suite is judged by the ruleset mlhpc-* that it names: that is stricter than any round. All other logs are judged by the
+suite is judged by the ruleset mlhpc-* that it names. That is stricter than any round. All other logs are judged by the
 newest round of the suite that has their benchmark. A time stamp selects nothing, because anybody can write one.
 """
 

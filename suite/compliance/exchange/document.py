@@ -35,6 +35,7 @@ class FindingEntry(_StrictStruct, frozen=True, kw_only=True):
     file: str
     line: Annotated[int | None, Meta(description="line number in the file; null for a file or folder as a whole")]
     message: str
+    # A stable link, so that a CI system can show it beside the finding.
     help: Annotated[str, Meta(description="where the rule is explained")]
     waived: Annotated[WaivedEntry | None, Meta(description="null unless a waiver covers the finding")]
 

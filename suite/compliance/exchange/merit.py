@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple
 from suite.compliance.result import Result, find_named_run
 from suite.log.score import MINUTE_S, Throughput, TimeToTrain
 
+# ReFrame and other harnesses match this expression, so names, units and form may not change within a version.
 FOM_VERSION = 1
 FOM_PATTERN = r"^MLHPC_FOM 1 (\S+) ([a-z0-9_]+) (-?[0-9][0-9.e+-]*) (\S+)$"
 BetterDirection = Literal["lower", "higher"]
@@ -51,6 +52,7 @@ def compute_figures_of_merit(scored: Result) -> list[FigureOfMerit]:
     converged = [run.record for run in result.runs if run.converged]
     found += _compute_spread("time_to_train", [run.time_to_train_s for run in converged], "s", "lower")
     found += _compute_spread("staging", [run.staging_s for run in converged], "s", "lower")
+    # The expression matches no "inf" or "nan".
     return [figure for figure in found if math.isfinite(figure.value)]
 
 
@@ -83,6 +85,7 @@ def _compute_time_figures(result: TimeToTrain) -> Iterator[FigureOfMerit]:
     scored = len(result.scored)
     if result.mean_s is not None and result.mean_with_staging_s is not None:
         ends = [None if end is None or not math.isfinite(end) else end / MINUTE_S for end in (low, high)]
+        # MLPerf publishes minutes.
         yield FigureOfMerit("score", result.mean_s / MINUTE_S, "min", "lower", ends[0], ends[1], scored)
         yield FigureOfMerit("score_with_staging", result.mean_with_staging_s / MINUTE_S, "min", "lower", n=scored)
 
@@ -107,6 +110,7 @@ def _compute_spread(
     yield FigureOfMerit(f"{key}_min", min(known), unit, better, n=count)
     yield FigureOfMerit(f"{key}_max", max(known), unit, better, n=count)
     if count > 1:
+        # One value has no deviation, and 0 would look exact.
         yield FigureOfMerit(f"{key}_std", statistics.stdev(known), unit, "lower", n=count)
 
 
@@ -115,4 +119,5 @@ def _make_result_name(scored: Result) -> str:
     subject = "-".join(filter(None, (group.benchmark or first.benchmark or "unknown", first.size)))
     shape = f"{first.nodes or 0}x{(first.ranks or 0) // max(first.nodes or 1, 1)}"
     parts = (group.system or first.platform or "unknown", subject, scored.scenario, shape)
+    # A log may claim any text; blanks would break the six words of a line.
     return "/".join(re.sub(r"[^A-Za-z0-9._+-]", "_", part)[:100] or "_" for part in parts)

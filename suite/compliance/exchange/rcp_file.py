@@ -29,7 +29,7 @@ def read_reference_points(path: Path) -> ExtraReferencePoints:
     except ValueError as error:
         raise InputError(f"{path}: expected JSON: {error}") from None
     if not isinstance(data, dict) or not data:
-        raise InputError(f"{path}: expected reference points, found {render_repr(data)}")
+        raise InputError(f"{path}: expected a JSON object of reference points, found {render_repr(data)}")
     points = _parse_own_format(path, data) if "points" in data else _parse_official_format(path, data)
     return ExtraReferencePoints(str(path), points)
 
@@ -51,7 +51,8 @@ def _parse_official_format(path: Path, data: Mapping[str, Any]) -> dict[tuple[st
         sound = type(batch) is int and batch >= 1 and parse_int64(batch) is not None  # of at most 64 bits
         if not isinstance(benchmark, str) or not isinstance(batch, int) or not sound or not all_positive:
             raise InputError(
-                f"{path}: {render_repr(name)}: expected Benchmark, BS and Epochs to converge, a list of numbers"
+                f"{path}: entry {render_repr(name)}: expected the fields Benchmark (text), BS (an integer from 1) and "
+                "Epochs to converge (a list of positive numbers)"
             )
         # Their file may have several entries of one batch size, each with some runs.
         found[benchmark, None, batch] = (*found.get((benchmark, None, batch), ()), *positive)

@@ -115,6 +115,7 @@ def _build_document(scored: Result, name: str) -> dict[str, Any]:
         "size": first.size,
         "division": scored.division,
         "valid": scored.valid,
+        # Why there is no score, else why the score is not valid.
         "reason": result.reason or scored.verdict,
         "compliant": not scored.errors,
         "errors": scored.errors,

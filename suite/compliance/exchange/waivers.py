@@ -43,22 +43,25 @@ def read_waivers(path: Path, checked: Sequence[Path]) -> tuple[Waiver, ...]:
     inside = next((item for item in checked if path.resolve().is_relative_to(item.resolve())), None)
     if inside is not None:
         raise InputError(
-            f"{path}: lies in {inside}, which is checked; a submitter cannot waive findings: keep waivers elsewhere"
+            f"{path}: lies in {inside}, which is checked, so its submitter may have written it; "
+            "move the file of waivers out of there"
         )
     entries = YamlSource.read(path).convert(_File).waivers
     strange = next((entry.rule for entry in entries if entry.rule not in RULES), None)
     if strange is not None:
         raise InputError(
-            f"{path}: unknown rule {strange!r}{explain_near_names(strange, RULES) or ';'} mlhpc check --list-rules prints all"
+            f"{path}: field rule: unknown rule {strange!r}{explain_near_names(strange, RULES) or ';'} "
+            "mlhpc check --list-rules prints all"
         )
     return tuple(Waiver(**{name: text.strip() for name, text in structs.asdict(entry).items()}) for entry in entries)
 
 
 def add_waivers(verdict: Verdict, waivers: Sequence[Waiver]) -> Verdict:
-    """Mark each finding that a waiver covers. A waiver without one is a finding itself (waiver-unused, a note)."""
+    """Mark each finding that a waiver covers. A waiver without one is itself a note (waiver-unused)."""
     used = set()
     findings = []
     for finding in verdict.findings:
+        # The first in the file: a reviewer can put a special waiver before a general one.
         waiver = next((item for item in waivers if _covers(item, finding)), None)
         used.add(waiver)
         findings.append(replace(finding, waiver=waiver))
@@ -75,4 +78,5 @@ def _covers(waiver: Waiver, finding: Finding) -> bool:
     if waiver.rule != finding.rule or len(patterns) > len(parts):
         return False
     pairs = zip(patterns, parts[len(parts) - len(patterns) :], strict=True)
+    # Part by part, so that * does not match a slash.
     return all(fnmatchcase(part, pattern) for pattern, part in pairs)

@@ -89,6 +89,7 @@ class SeenRuns:
             if same_time and other_group.package != group.package:
                 carried.append(other_group)
             else:
+                # Only an unchanged copy keeps its time stamps.
                 again = "is also" if same_time else "has the durations and evaluations of"
                 yield "run-reused", where, f"{again} {other.path}"
         if carried:

@@ -1,4 +1,4 @@
-"""Compares a result of this suite with the files of its run folders: run.json and the facts of the nodes.
+"""Compares a result with the files of its run folders: run.json and the facts of the nodes.
 
 `mlhpc package` copies both into provenance/run_<n>/ of
 benchmarks/<benchmark>/implementations/mlhpc-<version>/<system>/<scenario>/.
@@ -23,9 +23,11 @@ from suite.log.record import RunRecord
 from suite.log.results_tree import SystemFile
 from suite.log.values import convert_to_float
 
-_CLOCK_SLACK_S = 600.0  # between the clock of the machine that started the runs and those that ran them
+# Between the clock of the machine that started the runs and those that ran them.
+_CLOCK_SLACK_S = 600.0
+# All peaks below are generous: the rule is to find forged times, not slow hardware.
 _ACCELERATOR_PEAK_FLOPS = 1e16  # FLOP/s; the fastest of 2025 reach this at 4 bits
-_NODE_PEAK_FLOPS = 1e15  # FLOP/s of a node without accelerators whose cores are not known
+_NODE_PEAK_FLOPS = 1e15  # FLOP/s of a node without accelerators, if its cores are unknown
 _CORE_HZ = 6e9
 _FLOPS_PER_CYCLE, _FLOPS_PER_CYCLE_REDUCED = 128.0, 4096.0  # two 512-bit FMA units, and matrix units at 16 bits
 
@@ -164,6 +166,7 @@ def _check_models(system: SystemFile, facts: Sequence[SystemFile], *, surveyed: 
 def check_code_changed(result: Result) -> Iterator[ResultBreach]:
     for document in result.provenance.infos:
         git = _convert_to_mapping(document.fields.get("git"))
+        # An unknown state counts as changed: only a clean check-out can be repeated.
         if git and git.get("dirty") is not False:
             yield document.path, f"the code was commit {render_repr(git.get('commit'))} with local changes"
 
@@ -200,7 +203,7 @@ def check_speed_possible(result: Result) -> Iterator[ResultBreach]:
 
 
 def _compute_peak_flops(run: RunRecord, facts: Sequence[SystemFile]) -> float:
-    """Return the FLOP/s that one node of a run cannot exceed."""
+    """Return the largest possible FLOP/s of one node."""
     if run.accelerators_per_node:
         return run.accelerators_per_node * _ACCELERATOR_PEAK_FLOPS
     cores = [convert_to_float(_convert_to_mapping(document.fields.get("cpu")).get("cores")) for document in facts]
@@ -231,7 +234,7 @@ def _has_name(value: object) -> bool:
 
 
 def _may_be_same_model(name: str, models: Sequence[str]) -> bool:
-    """Return True if a name and one of the models share a word such as H100 or 7763, or one of them has none."""
+    """Return True if a name and a model share a word such as H100 or 7763. True also if one has no such word."""
     words = _list_model_words(name)
     return not words or any(not _list_model_words(model) or words & _list_model_words(model) for model in models)
 

@@ -1,9 +1,10 @@
 """Measures how similar two runs are: the chance that honest runs share such a stretch of evaluations or durations.
 
 Two seeds give two curves. How close they come by chance was measured on all published pairs of different runs
-(benchmarks/copies.py, benchmarks/results/2026-11-23-copies.txt). Take a share x of `_ROUGHNESS_SHARE` of the curve's
-roughness: given all values before, the next value is within it in at most a share x of all cases. The same holds for
-durations and `_DURATION_SHARE`. So n consecutive values within x have a chance of at most x to the power of n.
+(benchmarks/copies.py, benchmarks/results/2026-11-23-copies.txt). A curve has a scale: `_ROUGHNESS_SHARE` of its
+roughness. Given all values before, the next value is within x times the scale in at most a share x of all cases. The
+same holds for durations and `_DURATION_SHARE`. So n consecutive values within x have a chance of at most x to the power
+of n.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from suite.log.record import RunRecord
 FALSE_ALARMS = 1e-5
 _ROUGHNESS_SHARE = 0.2  # of a curve's median second difference, as a deviation
 _SINGLE_ROUNDING = 3e-7  # of a value in float32 after some operations: its epsilon is 1.2e-7
+# Accuracies of few samples lie on a grid, where equal values are no evidence of a copy.
 _GRID_CHANCE = 0.01  # the chance that values lie on one of the grids that are tried, each a part of their smallest gap
 _MAX_GRID_PARTS = 10_000
 _LARGEST_SCALE = 0.02  # of the values: curves with few, wide steps are not judged by those
@@ -80,7 +82,7 @@ class Series:
     def grain(self) -> float:
         """The relative step of the grid on which all values lie. Accuracies of few samples are often equal by chance.
 
-        Values in single precision lie on the grid except for rounding. Zero without a grid, or if it is so fine that
+        Values in single precision lie on it except for rounding. Zero without a grid, or if it is so fine that
         any values could lie on it by chance.
         """
         rounding = _SINGLE_ROUNDING * max(self.numbers)
@@ -150,9 +152,8 @@ def build_series(run: RunRecord) -> SeriesPair:
     return _build_cached_series(EVALUATIONS, values), _build_cached_series(DURATIONS, gaps)
 
 
-_build_cached_series = lru_cache(4096)(
-    Series
-)  # a run is compared with those of its result, then with those of all others
+# A run is compared with those of its result, then with those of all others.
+_build_cached_series = lru_cache(4096)(Series)
 
 
 def find_similarity(series: Series, other: Series, shift: int, places: int) -> Similarity | None:

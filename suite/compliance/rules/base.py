@@ -84,7 +84,7 @@ class LogContext:
 
     @property
     def card(self) -> SizeCard | None:
-        """The workload's card, if the benchmark is one of this suite."""
+        """The workload's card, if the benchmark is this suite's."""
         return self.benchmark.card if self.benchmark else None
 
     @cached_property
@@ -178,12 +178,12 @@ def make_other_suite_finding(log: Log, rules: Ruleset, suite: str, file: str) ->
 
 
 def find_epoch_num(event: Event) -> float | None:
-    """Return the epoch_num in the metadata of an event. None if there is none, or it is no finite number."""
+    """Return the epoch_num in the metadata of an event. None without one, or if it is not finite."""
     return convert_to_float(event.metadata.get("epoch_num"))
 
 
 def list_finished_epochs(context: LogContext) -> dict[float | None, Epoch]:
-    """Map the number of each epoch that ended to the epoch."""
+    """Map the number of each complete epoch to it."""
     return {epoch.number: epoch for epoch in context.record.epochs if epoch.complete}
 
 

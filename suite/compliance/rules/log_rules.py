@@ -1,4 +1,4 @@
-"""The rules that every log is judged by: what it must hold, order and time of its events, what the run reached."""
+"""The rules for every log. They ask what it must hold, for order and time of events, and what the run reached."""
 # ruff: noqa: D103  the explanation of a rule is the second argument of its decorator, where --explain finds it
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ _TRAINING_KEYS = (
     *(mllog.EPOCH_START, mllog.EPOCH_STOP),
     *(mllog.EVAL_START, mllog.EVAL_STOP, mllog.EVAL_ERROR, mllog.EVAL_ACCURACY),
 )
-_FORBIDDEN_AFTER_STOP = (
-    frozenset(  # events that must not follow run_stop; an epoch or an evaluation may still end there
-        {
-            *(mllog.STAGING_START, mllog.RUN_START, mllog.EPOCH_START, mllog.STEP_PHASES),
-            *(mllog.EVAL_START, mllog.EVAL_ERROR, mllog.EVAL_ACCURACY),
-        }
-    )
+# Events that must not follow run_stop. An epoch or an evaluation may still end there.
+_FORBIDDEN_AFTER_STOP = frozenset(
+    {
+        *(mllog.STAGING_START, mllog.RUN_START, mllog.EPOCH_START, mllog.STEP_PHASES),
+        *(mllog.EVAL_START, mllog.EVAL_ERROR, mllog.EVAL_ACCURACY),
+    }
 )
 _EVAL_KEYS = frozenset({mllog.EVAL_START, mllog.EVAL_STOP, mllog.EVAL_ERROR, mllog.EVAL_ACCURACY})
 # What other processes may log after run_stop: they evaluate checkpoints while the training goes on.
@@ -170,6 +169,7 @@ def check_event_order(context: LogContext) -> Iterator[LogBreach]:
         (mllog.INIT_STOP, mllog.RUN_START),
         (mllog.RUN_START, mllog.RUN_STOP),
     ):
+        # By place in the file, not by time stamp: processes with different clocks may write one log.
         first, second = context.position.get(earlier), context.position.get(later)
         if first is not None and second is not None and second < first:
             yield context.log.events[second].line, f"{later} comes before {earlier}"
@@ -198,6 +198,7 @@ def check_clock_jump(context: LogContext) -> Iterator[LogBreach]:
     if context.in_time_order:
         return
     for line, seconds, text in _find_backward_steps(_list_run_events(context)):
+        # Smaller steps are corrections of the clock, which rule clock-order reports.
         if seconds > 60.0:
             yield line, text
             return

@@ -1,4 +1,4 @@
-"""The rules for what only logs of this suite hold: values logged twice agree, and measurements fit into their time.
+"""The rules for events that only this suite logs. Values logged twice agree, and measurements fit into their time.
 
 Other codes do not log these events, so the rules find nothing in published logs.
 """
@@ -26,6 +26,7 @@ def check_resumed(context: LogContext) -> Iterator[LogBreach]:
     event, stop = context.log.first(mllog.RUN_RESUMED), context.log.first(mllog.RUN_STOP)
     if event is not None:
         yield event.line, "the run was resumed from a checkpoint"
+    # Shows also in a log from which somebody deleted run_resumed.
     elif stop is not None and convert_to_float(stop.metadata.get("first_block", 1)) not in (0.0, 1.0):
         yield stop.line, f"the run began with block {render_repr(stop.metadata['first_block'])}: it was resumed"
 
@@ -46,7 +47,7 @@ def check_phases_sum(context: LogContext) -> Iterator[LogBreach]:
 
 
 def _check_phases(context: LogContext, key: str) -> Iterator[LogBreach]:
-    """Compare the phases in the events of one key with their steps, and all steps with the time of all epochs."""
+    """Compare the phases in the events of one key with their steps. Compare all steps with the time of all epochs."""
     total = 0.0
     for event in context.by_key.get(key, ()):
         value = event.value if isinstance(event.value, dict) else {}
@@ -56,6 +57,7 @@ def _check_phases(context: LogContext, key: str) -> Iterator[LogBreach]:
         if step is None or parts is None:
             yield event.line, f"{key} = {render_repr(event.value)}: expected seconds of step, {', '.join(_STEP_PARTS)}"
             return
+        # Logged numbers are rounded.
         if abs(sum(parts) - step) > 0.01 * step + 1e-4:
             yield (
                 event.line,
@@ -80,7 +82,7 @@ def _render_difference(seconds: float, other: float) -> str:
 
 
 def _compute_unfinished_s(context: LogContext) -> float:
-    """Compute the seconds of the epoch in which a run without run_stop broke off, up to its last event; else 0."""
+    """Compute the seconds of the epoch in which a run broke off, up to its last event. 0 for a run with run_stop."""
     started = context.by_key.get(mllog.EPOCH_START, [])
     if mllog.RUN_STOP in context.by_key or not started or find_epoch_num(started[-1]) in list_finished_epochs(context):
         return 0.0
@@ -142,6 +144,7 @@ def check_energy_plausible(context: LogContext) -> Iterator[LogBreach]:
         for name, entry in _list_entries(event):
             parts = entry if isinstance(entry, dict) else {}
             joules, counters = convert_to_float(parts.get("joules")), convert_to_float(parts.get("counters"))
+            # 100 kW is more than any node draws.
             if not seconds or not counters or joules is None or not 0.0 <= joules <= 1e5 * seconds * counters:
                 what = f"{name} = {render_repr(entry)} in {render_duration(seconds) if seconds is not None else None}"
                 yield event.line, f"{what}: expected 0 to 100 kW for each counter"
@@ -167,6 +170,7 @@ def check_config_agrees(context: LogContext) -> Iterator[LogBreach]:
             f"run_config has workload = {render_repr(config['workload'])}, the events say {render_repr(workload)}",
         )
     most, card = convert_to_float(config.get("max_epochs")), context.card
+    # If a card evaluates every N steps, the log's epochs are blocks of N steps.
     if most is not None and card is not None and card.eval_every_steps is None and len(context.record.epochs) > most:
         yield event.line, f"run_config has max_epochs = {most:g}, the run has {len(context.record.epochs)} epochs"
 
@@ -312,6 +316,7 @@ def check_duration_agrees(context: LogContext) -> Iterator[LogBreach]:
     for event in context.by_key.get(mllog.EVAL_STOP, ()):
         start, seconds = starts.get(find_epoch_num(event)), convert_to_float(event.metadata.get("duration_s"))
         apart = None if start is None else (event.time_ms - start.time_ms) / 1e3
+        # The duration is measured by another clock than the time stamps, which are milliseconds.
         if apart is not None and seconds is not None and seconds > 1.01 * apart + 0.01:
             own = _render_difference(seconds, apart)
             yield event.line, f"the evaluation took {render_duration(apart)} by its time stamps, {own} by its own clock"

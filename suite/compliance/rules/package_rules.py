@@ -136,6 +136,7 @@ def check_submitter_agrees(result: Result) -> Iterator[ResultBreach]:
     if result.system is None or result.system.problem:
         return
     stated, folder = result.system.fields.get("submitter"), result.group.submitter or ""
+    # Published packages spell a submitter in several ways; ours are made by one command.
     agrees = _is_same_submitter if result.ruleset.foreign else str.__eq__
     names = [folder]
     if isinstance(stated, str) and agrees(stated, folder):
@@ -293,7 +294,7 @@ def list_blank_fields(fields: Mapping[str, object]) -> list[str]:
 
 
 def judge_package(package: Path, groups: Sequence[Group]) -> Iterator[tuple[str, Path, str]]:
-    """Check a package as a whole and yield (rule, path, message)."""
+    """Check a whole package and yield (rule, path, message)."""
     strong = {group.benchmark for group in groups if group.scenario != "weak" and group.logs}
     for group in groups:
         if group.scenario == "weak" and group.logs and group.benchmark not in strong:

@@ -50,6 +50,7 @@ def check_power_files(result: Result) -> Iterator[ResultBreach]:
                 yield folder / path.stem, "no readings of this run: expected node_<i>.txt"
             else:
                 sound[path.stem] = nodes, switches
+        # Nothing else says how many meters there are: the most common number counts as right.
         usual = Counter(sound.values()).most_common(1)
         for name, counts in sound.items():
             if counts != usual[0][0]:
@@ -188,6 +189,7 @@ def check_power_parts(result: Result) -> Iterator[ResultBreach]:
             if node is None or log.scope == node.scope:
                 continue
             part_j, node_j = (_compute_energy_j(each, start, stop) for each in (log, node))
+            # Both meters may be wrong by their accuracy, in opposite directions.
             slack = 1.0 + _find_accuracy(log) + _find_accuracy(node)
             if node_j is not None and part_j is not None and part_j > node_j * slack:
                 part = f"{log.scope}: {part_j:.4g} J in the run"

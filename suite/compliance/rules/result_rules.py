@@ -154,6 +154,7 @@ def check_rcp_given(result: Result) -> Iterator[ResultBreach]:
     given, benchmark = result.ruleset.given, result.benchmark
     if given is None or benchmark is None or not result.closed:
         return
+    # Without the given points, to see which of them were used.
     own = replace(result.ruleset, given=None).benchmark(benchmark.name, benchmark.size)
     added = given.added(own) if own is not None else {}
     if added:
@@ -224,6 +225,7 @@ def _check_drift(runs: Sequence[RunRecord], name: str, value: Callable[[RunRecor
     """Yield the first run whose value differs from that of the run that logs most. Missing values agree."""
     if not runs:
         return
+    # Compared with a run that logs little, most differences would not be seen.
     first = max(runs, key=lambda run: sum(part is not None for part in _split_parts(value(run))))
     for run in runs:
         pairs = zip(_split_parts(value(run)), _split_parts(value(first)), strict=True)

@@ -1,4 +1,4 @@
-"""The rules for what a log of this suite must state: omitting a value must not switch a comparison off."""
+"""The rules for what a log of this suite must state. Omitting a value must not switch a comparison off."""
 # ruff: noqa: D103  the explanation of a rule is the second argument of its decorator, where --explain finds it
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ def _is_placement(value: object) -> bool:
     """True for a known name, a split of one dimension, or the result of a sum (Cut of suite.training.parallel.plan)."""
     if not isinstance(value, dict):
         return isinstance(value, str) and value in PLACEMENT_NAMES
+    # type() instead of isinstance here and below: in Python True is an int.
     if type(value.get("expert", False)) is not bool:
         return False
     if "after" in value:
@@ -96,7 +97,7 @@ def check_plan_stated(context: LogContext) -> Iterator[LogBreach]:
 
 
 def _find_mesh_problem(mesh: object, ranks: int | None) -> str | None:
-    """Return what is wrong with the mesh of a plan: the product of its dimensions must be the number of ranks."""
+    """Return what is wrong with the mesh of a plan. The product of its dimensions must be the number of ranks."""
     stated = mesh if isinstance(mesh, dict) else {}
     parts = stated.get("spatial")  # a list: one number for each dimension of space
     numbers = [stated.get("data"), *(stated.get(name, 1) for name in ("shard", "tensor", "axial", "expert"))]
