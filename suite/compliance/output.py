@@ -76,7 +76,7 @@ def render_junit(verdict: Verdict) -> str:
     others = [finding for finding in verdict.findings if finding.severity != "error" or finding.waiver]
     suite = ElementTree.Element("testsuite", name="mlhpc check", failures=str(len(errors)))
     for finding in (*errors, *others):
-        # XML cannot hold the control characters that `printable` replaces.
+        # XML cannot hold the control characters that `render_printable` replaces.
         case = ElementTree.SubElement(suite, "testcase", classname=render_printable(finding.file), name=finding.rule)
         if finding in others:
             ElementTree.SubElement(case, "system-out").text = render_printable(

@@ -61,7 +61,11 @@ def split_by_padding(costs: Costs, shares: int) -> list[Indices]:
 
 
 def _cut_by_padding(descending: NDArray[np.float64], shares: int, limit: float) -> list[int] | None:
-    """Cut descending costs into ``shares`` non-empty shares of padded cost up to ``limit``. None if impossible."""
+    """Cut descending costs into ``shares`` non-empty shares, each with a padded cost of at most ``limit``.
+
+    The padded cost is the number of samples times the largest cost. Returns the index at which each share but the first
+    begins. None if there is no such cut.
+    """
     cuts: list[int] = []
     begin = 0
     for later_shares in reversed(range(shares)):

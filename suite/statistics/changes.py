@@ -54,7 +54,7 @@ NORMAL_QUANTILE = 1.959964  # 97.5 % quantile of the normal distribution
 
 @dataclass(frozen=True)
 class Change:
-    """A change before ``place``, the index of the first result after it, in a series of values.
+    """A change in a series of values. ``place`` is the index of the first result after it.
 
     ``begin`` and ``end`` bound the results that it divides. ``p``: how often a series without a change is as extreme.
     """
@@ -79,7 +79,7 @@ class Changes:
 
 @dataclass(frozen=True)
 class LevelRatio:
-    """A ratio of levels and its confidence interval; None if there are too few results for one."""
+    """A ratio of levels and its confidence interval. None if there are too few results."""
 
     ratio: float
     interval: tuple[float, float] | None
@@ -247,7 +247,7 @@ def find_segment_ends(scored: Rows) -> list[int]:
 
 
 def compute_scores(logs: Rows) -> Rows:
-    """Compute clipped distances of log values from their median, in units of the median deviation, with mean zero."""
+    """Compute clipped distances of log values from their median, in median deviations. Their mean is zero."""
     import numpy as np
 
     distances = np.abs(logs - np.median(logs))
@@ -290,7 +290,7 @@ def find_places(values: Sequence[float], change: Change, correlation: float) -> 
 
 
 def _order_like(noise: Rows, values: Rows) -> Rows:
-    """Return rows of the values, the smallest where the noise of the row is smallest, and so on."""
+    """Return rows of the values, ordered as the noise in each row."""
     import numpy as np
 
     found: Rows = np.sort(values)[noise.argsort(axis=1).argsort(axis=1)]
@@ -307,7 +307,7 @@ def compare_levels(
 ) -> LevelRatio:
     """Compute the ratio of two levels: geometric means without outliers, and Student's t interval on log values.
 
-    Correlated results count as fewer independent ones. A spread below the resolution is the resolution, which is the
+    Correlated results count as fewer independent ones. A spread below the resolution counts as the resolution. This is the
     smallest difference of two values of a level. There is no interval of fewer than three results.
     """
     levels = [_clip_outliers([math.log(value) for value in side]) for side in (before, after)]
@@ -337,7 +337,10 @@ def _clip_outliers(logs: Sequence[float]) -> list[float]:
 
 
 def _compute_resolution(values: Sequence[float]) -> float:
-    """Compute the resolution of log values: the smallest difference of two unequal ones, or that of times in a log."""
+    """Compute the resolution of log values.
+
+    It is the smallest difference of two unequal ones, but at least that of times in a log.
+    """
     logs = sorted(math.log(value) for value in values)
     known = RESOLUTION_S / min(values)
     return max(known, min((b - a for a, b in itertools.pairwise(logs) if b - a > ROUNDING), default=0.0))

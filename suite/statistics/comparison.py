@@ -67,7 +67,7 @@ def compute_welch_ratio(a: Sequence[float], b: Sequence[float], confidence: floa
 class Comparison:
     """Time of B over time of A, and the outcome. It is the ratio of geometric means with its interval on log time.
 
-    ``p`` is Welch's, two-sided. ``p_permutation`` is that over all ways to divide the runs into groups of these sizes;
+    ``p`` is Welch's, two-sided. ``p_permutation`` is over all ways to divide the runs into groups of these sizes;
     NaN if there are more than 200,000. ``detectable`` is the smallest ratio that as many runs with this spread detect
     with 80 % power. ``drift`` is the change of log time from one run to the next; 0 if no trend was found. ``doubts``
     say why the outcome is inconclusive, or by what the interval is wider than Welch's.
@@ -215,7 +215,7 @@ def _compute_detectable(error: float, dof: float) -> float:
 
 
 def compute_permutation_p(a: Sequence[float], b: Sequence[float]) -> float:
-    """Compute the share of all divisions of the pooled values with means at least as far apart; NaN if too many."""
+    """Compute the share of all divisions of the pooled values with means as far apart. NaN if there are too many."""
     import numpy as np
 
     pooled, size = np.array([*a, *b]), min(len(a), len(b))
@@ -237,7 +237,7 @@ def _list_divisions(count: int, size: int) -> np.ndarray:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Adjust p values for their number (Holm 1979): the chance of any false claim stays at the level."""
+    """Adjust p values for their number (Holm 1979). The chance of any false claim stays at the level."""
     order = sorted(range(len(p)), key=lambda index: p[index])
     adjusted, least = [0.0] * len(p), 0.0
     for rank, index in enumerate(order):

@@ -1,6 +1,6 @@
-"""Estimates how much results of a series depend on each other, and simulates such results without a change.
+"""Estimates how much results of a series depend on each other. Simulates such results without a change.
 
-The model is an autoregressive process of order 1: the noise of a result correlates with that of the one before it.
+The model is an autoregressive process of order 1. The noise of a result correlates with that of the result before.
 `find_largest_correlation` gives the largest correlation that a series does not refute. `estimate_null_p` gives how often
 a series of such results looks as much like a change. Both simulate, with normal noise.
 """
@@ -49,9 +49,9 @@ def compute_contrast(rows: Rows) -> Rows:
 
 
 def compute_noise_scores(rows: Rows) -> Rows:
-    """Compute clipped distances from the median in units of the noise, with mean zero, for rows of log values.
+    """Compute clipped distances from the median in units of the noise. Rows are log values; results have mean zero.
 
-    The noise is that between neighbours: a change adds only one such difference. It may grow or shrink over the series.
+    The noise is that between neighbours. A change adds only one such difference. Noise may grow or shrink over the series.
     """
     import numpy as np
 

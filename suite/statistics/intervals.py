@@ -18,7 +18,7 @@ def compute_mean_interval(values: Sequence[float], confidence: float) -> tuple[f
 
 
 def compute_log_interval(times: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
-    """Compute the interval of the geometric mean (Student's t on log time); None for fewer than two times."""
+    """Compute the interval of the geometric mean (Student's t on log time). None for fewer than two times."""
     if len(times) < 2:
         return None
     middle, half = compute_mean_interval([math.log(time) for time in times], confidence)

@@ -59,7 +59,7 @@ class DelayDistribution:
 
 
 def compute_late_median_chance(late: float, repetitions: int) -> float:
-    """Compute how often the (lower) median of repetitions is late if one is with a probability of ``late``."""
+    """Compute the probability that the (lower) median of repetitions is late. ``late`` is that of one repetition."""
     from scipy import special
 
     middle = (repetitions + 1) // 2
@@ -70,8 +70,8 @@ def compute_late_median_chance(late: float, repetitions: int) -> float:
 def _compute_allowed_rates(repetitions: int, rate: float) -> Floats:
     """Compute how often one repetition may be late, for each j up to the median.
 
-    Then all but j - 1 of the repetitions are late with a probability of an equal part of ``rate``. The binomial
-    distribution is exact.
+    Each j has an equal part of ``rate``. That is the probability that all but j - 1 of the repetitions are late. The
+    binomial distribution is exact.
     """
     import numpy as np
     from scipy import special

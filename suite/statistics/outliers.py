@@ -143,14 +143,14 @@ def _compute_factors(count: int, rate: float) -> Floats:
 
 
 def compute_pareto_factor(count: int, rate: float) -> float:
-    """Compute how many times further than the rest one of ``count`` values must lie if tails are Pareto's (Renyi)."""
+    """Compute how many times further than the rest a value must lie if tails are Pareto's (Renyi)."""
     return max(1.0, math.pow(rate * count, -1.0 / PARETO_EXPONENT))
 
 
 def has_heavy_tails(groups: Iterable[Floats]) -> bool:
-    """Return True if values of several groups have heavier tails than normal. Each group has its own level and spread.
+    """Return True if values have heavier tails than normal. Each group has its own level and spread.
 
-    The skewness and the kurtosis of all groups are compared with their exact means and variances for normal values.
+    The skewness and kurtosis of all groups are compared with their exact moments for normal values.
     Fewer than `MIN_VALUES_FOR_TAILS` values cannot show that tails are not heavy.
     """
     import numpy as np

@@ -122,7 +122,7 @@ def run_race(rules: RaceRules, known: Mapping[Turn, float], run: Callable[[Turn]
 
 
 def build_race(rules: RaceRules, known: Mapping[Turn, float]) -> tuple[Race, list[Turn]]:
-    """Return the race up to its last complete block, and all turns that it demands, including the next block's."""
+    """Return the race up to its last complete block, and all turns that it demands. These include the next block's."""
     race = Race(rules)
     demanded: list[Turn] = []
     while turns := race.next_turns():
