@@ -81,7 +81,7 @@ def _cut_by_padding(descending: NDArray[np.float64], shares: int, limit: float) 
 class EvenShares:
     """Finds all shares of a global batch from one of them. A rank that accumulates gradients has several shares.
 
-    Share s of n has every n-th sample of a global batch, from position s (`sampling.list_train_batches`). Part p of rank r
+    Share s of n has every n-th sample of a global batch, from s on (`sampling.list_train_batches`). Part p of rank r
     is share r + p * ranks. So one share determines its batch and the number of shares.
     """
 

@@ -164,10 +164,8 @@ def check_disjoint(splits: Mapping[str, Collection[int]], kind: str, leak: str) 
     """Check that training and validation share no number. InputError names the ``kind`` and what would ``leak``."""
     shared = set(splits["train"]) & set(splits["validation"])
     if shared:
-        raise InputError(
-            f"{kind} {min(shared)}, and {len(shared) - 1} more, are in the training and in the validation split: "
-            f"{leak} would leak"
-        )
+        which = " is" if len(shared) == 1 else f" and {len(shared) - 1} more are"
+        raise InputError(f"{kind} {min(shared)}{which} in the training and in the validation split: {leak} would leak")
 
 
 @dataclass(frozen=True)

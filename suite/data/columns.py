@@ -159,7 +159,7 @@ def _map_chunked(path: Path, mapped: mmap.mmap, dataset: Any) -> Column:
         except (zlib.error, ValueError):
             number = index % samples
             raise InputError(
-                f"{path}: sample {number} of {name!r} is damaged: gzip cannot decompress it; generate the data set again"
+                f"{path}: sample {number} of {name!r} is damaged: gzip cannot decompress it; generate the data again"
             ) from None
 
     return Column(samples, shape, dtype, inflate, _make_prefetch(mapped, extents))

@@ -113,7 +113,8 @@ def _describe_field(path: Path, split: str, name: str, column: Column) -> dict[s
     # Croissant's numeric types end at 64 bits.
     if dtype.kind not in _KINDS or dtype.itemsize > 8:
         raise InputError(
-            f"{path}: dataset {name!r} has type {dtype}; Croissant describes only booleans, integers and floats of up to 64 bits"
+            f"{path}: dataset {name!r} has type {dtype}; "
+            "Croissant describes only booleans, integers and floats of up to 64 bits"
         )
     shape = (*((-1,) if column.ragged else ()), *column.shape)
     rows = f"; the rows of a sample are told by dataset {build_offsets_name(name)}" if column.ragged else ""

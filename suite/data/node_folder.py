@@ -113,7 +113,8 @@ def _make_trusted(folder: Path) -> None:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(place))
     if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
         raise InputError(
-            f"{folder}: everybody may write into this folder; make it yours with chmod 700, or choose another staging.directory"
+            f"{folder}: everybody may write into this folder; "
+            "make it yours with chmod 700, or choose another staging.directory"
         )
 
 

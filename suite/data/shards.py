@@ -165,7 +165,7 @@ class ShardReader:
         kinds = [{name: (c.shape, c.dtype, c.ragged) for name, c in shard.items()} for shard in (first, columns)]
         if kinds[0] != kinds[1] or any(column.samples != entry.samples for column in columns.values()):
             raise InputError(
-                f"{path}: names, types or numbers of samples differ from the manifest or from the other shards of the split"
+                f"{path}: names, types or numbers of samples differ from the manifest or from other shards of the split"
             )
         return columns
 

@@ -51,7 +51,8 @@ def count_size(descriptor: Descriptor, config: RunConfig, root: Path) -> CardCou
     load, world = load_workload(descriptor), World.create()
     if world.size > 1:
         raise InputError(
-            f"mlhpc workload card: started on {world.size} ranks, but it counts on one; start it without mpiexec, srun or torchrun"
+            f"mlhpc workload card: started on {world.size} ranks, but it counts on one; "
+            "start it without mpiexec, srun or torchrun"
         )
     manifest = read_manifest(root)
     chosen = range(min(SAMPLES, manifest.samples("train")))

@@ -220,7 +220,8 @@ def _build_likwid_kernel(region: str, metrics: Mapping[str, Sequence[float]]) ->
     moved = {level: 1e9 * sum(metrics[name]) for level, name in LIKWID_BYTES.items() if name in metrics}
     if not runtime or not rates or not moved:
         raise InputError(
-            f"region {region}: needs runtime, MFLOP/s and a data volume; measure with likwid-perfctr -g MEM_SP or -g MEM_DP"
+            f"region {region}: needs runtime, MFLOP/s and a data volume; "
+            "measure with likwid-perfctr -g MEM_SP or -g MEM_DP"
         )
     flops = sum(
         1e6 * rate * seconds for per_thread in rates for rate, seconds in zip(per_thread, runtime, strict=False)

@@ -1,8 +1,8 @@
 """Evidence from wins and losses that may be checked after every block: a test by betting.
 
 The hypothesis is "this entry is the best". A wealth of 1 is bet against it, block after block, on "a named rival is
-faster". If the entry is the best, the wealth does not grow on average. Then the chance that it ever reaches w is at most
-1/w (Ville, 1939). This holds for any number of blocks and any distribution of times.
+faster". If the entry is the best, the wealth does not grow on average. Then the chance that it ever reaches w is at
+most 1/w (Ville, 1939). This holds for any number of blocks and any distribution of times.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-# (stake, part): each part of the initial wealth bets this share of itself. A large stake is fast if an entry loses every
-# block, a small one survives an entry that loses 6 of 10. The parts sum to 1.
+# (stake, part): each part of the initial wealth bets this share of itself. A large stake is fast if an entry loses
+# every block, a small one survives an entry that loses 6 of 10. The parts sum to 1.
 STAKES = ((1.0, 0.4), (0.9, 0.15), (0.8, 0.1), (0.6, 0.15), (0.4, 0.1), (0.2, 0.1))
 INTERVAL_ALPHA = 0.05  # chance that the interval of a median ratio misses it
 

@@ -307,8 +307,8 @@ def compare_levels(
 ) -> LevelRatio:
     """Compute the ratio of two levels: geometric means without outliers, and Student's t interval on log values.
 
-    Correlated results count as fewer independent ones. A spread below the resolution counts as the resolution. This is the
-    smallest difference of two values of a level. There is no interval of fewer than three results.
+    Correlated results count as fewer independent ones. A spread below the resolution counts as the resolution. This is
+    the smallest difference of two values of a level. There is no interval of fewer than three results.
     """
     levels = [_clip_outliers([math.log(value) for value in side]) for side in (before, after)]
     middle = statistics.fmean(levels[1]) - statistics.fmean(levels[0])

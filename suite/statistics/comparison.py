@@ -67,7 +67,7 @@ def compute_welch_ratio(a: Sequence[float], b: Sequence[float], confidence: floa
 class Comparison:
     """Time of B over time of A, and the outcome. It is the ratio of geometric means with its interval on log time.
 
-    ``p`` is Welch's, two-sided. ``p_permutation`` is over all ways to divide the runs into groups of these sizes;
+    ``p`` is Welch's, two-sided. ``p_permutation`` is over all ways to divide the runs into groups of the same sizes;
     NaN if there are more than 200,000. ``detectable`` is the smallest ratio that as many runs with this spread detect
     with 80 % power. ``drift`` is the change of log time from one run to the next; 0 if no trend was found. ``doubts``
     say why the outcome is inconclusive, or by what the interval is wider than Welch's.
@@ -248,7 +248,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Equivalence:
-    """Two one-sided tests (TOST) of paired times. ``ratio`` is that of geometric means, B over A, with its 90 % interval."""
+    """Two one-sided tests (TOST) of paired times. ``ratio`` is of geometric means, B over A, with its 90 % interval."""
 
     pairs: int
     ratio: float
@@ -268,7 +268,7 @@ class Equivalence:
 
 
 def compute_equivalence(a_s: Sequence[float], b_s: Sequence[float], margin: float) -> Equivalence:
-    """Test whether paired times are equivalent within a margin, by Student's t on the logs of ratios. Two pairs or more."""
+    """Test whether paired times are equivalent within a margin, by Student's t on logs of ratios. Two pairs or more."""
     logs = [math.log(b / a) for a, b in zip(a_s, b_s, strict=True)]
     middle, half = compute_mean_interval(logs, 1.0 - 2.0 * ALPHA)
     return Equivalence(len(logs), math.exp(middle), math.exp(middle - half), math.exp(middle + half), margin)

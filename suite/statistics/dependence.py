@@ -1,8 +1,8 @@
 """Estimates how much results of a series depend on each other. Simulates such results without a change.
 
 The model is an autoregressive process of order 1. The noise of a result correlates with that of the result before.
-`find_largest_correlation` gives the largest correlation that a series does not refute. `estimate_null_p` gives how often
-a series of such results looks as much like a change. Both simulate, with normal noise.
+`find_largest_correlation` gives the largest correlation that a series does not refute. `estimate_null_p` gives how
+often a series of such results looks as much like a change. Both simulate, with normal noise.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def compute_contrast(rows: Rows) -> Rows:
 def compute_noise_scores(rows: Rows) -> Rows:
     """Compute clipped distances from the median in units of the noise. Rows are log values; results have mean zero.
 
-    The noise is that between neighbours. A change adds only one such difference. Noise may grow or shrink over the series.
+    The noise is that between neighbours. A change adds only one such difference. Noise may grow or shrink in time.
     """
     import numpy as np
 

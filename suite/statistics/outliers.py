@@ -42,8 +42,8 @@ _S_POINTS, _M_POINTS = 400, 16  # of the quadrature over standard deviations and
 class HealthyTails:
     """What is known of healthy values.
 
-    ``heavy``: tails may be Pareto's of exponent `PARETO_EXPONENT`; otherwise values are normal. ``floor``: the least standard
-    deviation. ``least``: the least distance from the middle that healthy values may have, where tails are heavy.
+    ``heavy``: tails may be Pareto's of exponent `PARETO_EXPONENT`. Otherwise values are normal. ``floor``: the least
+    standard deviation. ``least``: if tails are heavy, the least distance of healthy values from the middle.
     """
 
     heavy: bool = False

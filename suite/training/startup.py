@@ -120,8 +120,8 @@ class _LazyModule(ModuleType):
 def keep_compiler_unloaded() -> None:
     """Keep torch's optimizers and DDP from loading torch's compiler in a run that does not compile.
 
-    Loading it takes as much CPU time as loading torch, and about a thousand files. They ask it for three things. It must
-    leave a function alone, break a graph (there is none), and name DDP's mode. Any other request loads it.
+    Loading it takes as much CPU time as loading torch, and about a thousand files. They ask it for three things. It
+    must leave a function alone, break a graph (there is none), and name DDP's mode. Any other request loads it.
     """
     if COMPILER_MODULE in sys.modules:
         return
@@ -144,8 +144,8 @@ class InterruptedTrialError(Exception):
 class StopSignals:
     """Handles stop signals. During training the first one is remembered; otherwise, or the second time, it interrupts.
 
-    A signal within `SAME_REQUEST_S` of the first is the same request. Linux reports the parent's death to mpiexec once for each
-    thread of the parent, and mpiexec passes each report on.
+    A signal within `SAME_REQUEST_S` of the first is the same request. Linux reports the parent's death to mpiexec once
+    for each thread of the parent. mpiexec passes each report on.
     """
 
     def __init__(self) -> None:

@@ -284,7 +284,7 @@ class _Trial:
             print_line(text, result=False)
 
     def _identity(self) -> dict[str, Any]:
-        """Return what must be equal for a checkpoint to continue: data, version, and settings that change the losses."""
+        """Return what must be equal for a checkpoint to continue: data, version, settings that change the losses."""
         shaping = {key: value for key, value in convert_to_plain_data(self.config).items() if key in IDENTITY_SETTINGS}
         return {"config": shaping, "data_manifest": self.manifest.sha256, "suite_version": VERSION}
 

@@ -116,7 +116,7 @@ def test_a_folder_with_other_content_is_refused(workload: str, data: Path, tmp_p
         make(workload, data, world, seed=4)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("text")
-    with pytest.raises(InputError, match="not empty"):
+    with pytest.raises(InputError, match="has files but no data set"):
         make(workload, tmp_path / "mine", world)
     generate = generator(workload).generate
     with pytest.raises(InputError, match=f"{workload}: unknown size 'huge'; sizes: smoke, mini"):

@@ -43,7 +43,7 @@ class Ceiling:
 
 @dataclass(frozen=True)
 class Point:
-    """One point of a curve. ``value``: median rate of ``n`` repetitions at size ``x``. ``seconds``: median of one call."""
+    """One point of a curve. ``value``: median rate of ``n`` repetitions at ``x``. ``seconds``: median of one call."""
 
     x: int
     value: float

@@ -85,7 +85,7 @@ def plan_sweep(
 
 
 def compute_visiting_order(sizes: Sequence[int]) -> list[int]:
-    """Order the sizes from coarse to fine. Steps of at most `COARSE_FACTOR` come first, then middles of gaps, widest first.
+    """Order the sizes from coarse to fine. Steps of at most `COARSE_FACTOR` come first, then gaps, widest first.
 
     The coarse steps begin with the smallest, so that each shows how long the next will take.
     """

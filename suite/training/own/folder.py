@@ -23,8 +23,8 @@ from suite.log.run_folder import RunFolder, may_be_used, parse_trial, write_run_
 from suite.world import World
 
 CARD_SUFFIXES = (".yaml", ".yml")
-# Fields of RunConfig that an own loop may set: they describe the loop, or `mlhpc.Run` acts on them. The others steer the
-# harness's loop.
+# Fields of RunConfig that an own loop may set: they describe the loop, or `mlhpc.Run` acts on them. The others steer
+# the harness's loop.
 LOOP_SETTINGS = frozenset(
     {
         "workload",
@@ -188,7 +188,8 @@ def _check_same(folder: RunFolder, benchmark: Descriptor, config: RunConfig) -> 
     if different:
         key = different[0]
         raise InputError(
-            f"{folder.root}: holds runs with {key} = {render_repr(before[key])}, not {render_repr(now[key])}; choose another output"
+            f"{folder.root}: holds runs with {key} = {render_repr(before[key])}, not {render_repr(now[key])}; "
+            "choose another output"
         )
 
 

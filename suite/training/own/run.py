@@ -287,7 +287,7 @@ class Run:
         return counter.must_end
 
     def _tell_counts(self, counter: CardCounter) -> None:
-        """Print the lines that the card lacks. InputError if it has no parameters, because then nothing can judge this run."""
+        """Print the lines that the card lacks. InputError without parameters: nothing could judge this run."""
         lines = counter.lines()
         if not lines:
             return
@@ -295,7 +295,8 @@ class Run:
         self._say("\n".join([f"{where} has counts of 0; counted here, to paste in their place:", *lines]))
         if counter.must_end:
             raise InputError(
-                f"{where}: field model_parameters is 0; put the lines above into the card, then start this program again"
+                f"{where}: field model_parameters is 0; "
+                "put the lines above into the card, then start this program again"
             )
 
     def _log_data(self) -> None:

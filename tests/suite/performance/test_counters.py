@@ -106,13 +106,13 @@ def test_perf(tmp_path: Path) -> None:
         ("ncu", "nonsense\n", "Kernel Name"),
         ("ncu", NCU_LONG.replace("dram__bytes", "other"), "no counter of bytes"),
         ("ncu", NCU_RAW.replace("sm__sass", "sm__else"), "no counter of FLOPs"),
-        ("ncu", NCU_LONG.replace('"2.50"', '"n/a"'), "'n/a' is not a number"),
+        ("ncu", NCU_LONG.replace('"2.50"', '"n/a"'), "a value is 'n/a'; expected a number"),
         ("rocprof", ROCPROF.replace("BeginNs", "Begin"), "no duration"),
         ("rocprof", "a,b\n1,2\n", "KernelName"),
         ("rocprof", "", "no kernel found"),
         ("likwid", LIKWID.replace("SP [MFLOP/s]", "X"), "region step: needs"),
         ("perf", PERF.replace("duration_time", "cycles"), "collect with perf stat -e: duration_time"),
-        ("perf", PERF.replace("100,,fp", "<not counted>,,fp"), "was not measured"),
+        ("perf", PERF.replace("100,,fp", "<not counted>,,fp"), "perf did not measure this event"),
     ],
 )
 def test_what_is_missing_is_named(tmp_path: Path, tool: str, text: str, words: str) -> None:

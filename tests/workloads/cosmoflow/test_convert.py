@@ -75,7 +75,7 @@ def test_cubes_of_one_universe_in_both_splits_are_refused(tmp_path: Path, world:
     for split, name in (("train", "univ_a_000"), ("train", "univ_b_000"), ("validation", "univ_a_001")):
         (tmp_path / "tf" / split).mkdir(parents=True, exist_ok=True)
         write_tfrecord(tmp_path / "tf" / split / f"{name}.tfrecord", [sample])
-    with pytest.raises(InputError, match="universe 0 is in both splits"):
+    with pytest.raises(InputError, match="universe 0 is in the training and in the validation split"):
         convert(tmp_path / "tf", tmp_path / "d", world=world)
 
 

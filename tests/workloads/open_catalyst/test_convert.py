@@ -380,7 +380,7 @@ def test_frames_of_one_system_in_both_splits_are_refused(tmp_path: Path, world: 
     for split in ("train", "val_id"):
         write_frames(tmp_path / "source" / split / "0.extxyz", 1)
         (tmp_path / "source" / split / "0.txt").write_text("random77,5,-1.5\n")
-    with pytest.raises(InputError, match="trajectory 77 is in both splits"):
+    with pytest.raises(InputError, match="trajectory 77 is in the training and in the validation split"):
         convert(tmp_path / "source", tmp_path / "data", world=world)
 
 

@@ -259,7 +259,7 @@ def test_a_run_made_otherwise_is_named(contest: Make, key: str, change: dict[str
         (("../out",), "expected 1 to 40 letters"),
         ((".hidden",), "expected 1 to 40 letters"),
         (("a/b",), "expected 1 to 40 letters"),
-        (("twin", "--set", "hyperparameters.dropout=0.01"), "has the same configuration as 'middle'"),
+        (("twin", "--set", "hyperparameters.dropout=0.01"), "has the same configuration as entry 'middle'"),
         (("QUICK", "--set", "hyperparameters.dropout=0.3"), "the contest has an entry 'quick' already"),
         (("mini", "--size", "mini"), "field size is 'mini'; expected 'smoke'"),
         (("elsewhere", "--set", "data=/tmp"), "field data must be the same for all entries"),
