@@ -29,7 +29,7 @@ ALLOWED = {
     "README.md": (0, 0),
     "help": (0, 3),
     "suite": (1, 25),
-    "workloads": (1, 5),
+    "workloads": (0, 0),
     "analysis": (0, 0),
 }
 

@@ -28,12 +28,13 @@ Floats = NDArray[np.floating[Any]]
 
 
 def measure_baselines(root: Path) -> dict[str, Baseline]:
-    """Measure the mean absolute error on the validation split of the mean of the targets and of four ridge regressions.
+    """Measure the mean absolute error on the validation split of five predictors.
+
+    They are the mean of the targets and four ridge regressions.
 
     ``one_point_ridge`` sees moments of the counts and of their logarithms, ``power_spectrum_ridge`` auto and cross
-    spectra of both, ``spectrum_and_moments_ridge`` both. ``snapshot_products_ridge`` sees only the mean
-    products of every three snapshots at one voxel. Data from `snapshots` are made by that rule, so there it is an
-    oracle.
+    spectra of both, ``spectrum_and_moments_ridge`` both. ``snapshot_products_ridge`` sees only the mean products of
+    every three snapshots at one voxel. Data from `snapshots` are made by that rule, so there it is an oracle.
 
     Each is fitted to evenly spaced samples of the training split, at most `MAX_TRAIN_VOXELS`. It is left out if these
     are fewer than `MIN_TRAIN_SAMPLES` samples.
@@ -86,7 +87,10 @@ def count_moments(channels: int) -> int:
 
 
 def fit_best_ridge(x: Floats, y: Floats) -> Any:
-    """Fit `fit_ridge` with the penalty that is best on every `HELD_OUT_EVERY`-th sample, then to all. Returns ``f(x) -> y``."""
+    """Fit `fit_ridge` to all samples, with the penalty that is best on held-out ones.
+
+    Every `HELD_OUT_EVERY`-th sample is held out. Returns ``f(x) -> y``.
+    """
     held = np.arange(len(x)) % HELD_OUT_EVERY == 0
     errors = [np.abs(fit_ridge(x[~held], y[~held], penalty)(x[held]) - y[held]).mean() for penalty in RIDGE_PENALTIES]
     return fit_ridge(x, y, RIDGE_PENALTIES[int(np.argmin(errors))])

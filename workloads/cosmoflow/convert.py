@@ -108,7 +108,10 @@ def fetch(destination: Path, *, source: str | None = None) -> None:
 
 
 def split_cubes(counts: NDArray[np.int16], cube: int) -> NDArray[np.int16]:
-    """Cut a universe (side, side, side, C) into cubes (M, cube, cube, cube, C); the last space axis runs fastest."""
+    """Cut a universe (side, side, side, C) into cubes (M, cube, cube, cube, C).
+
+    The last space axis runs fastest.
+    """
     m = counts.shape[0] // cube
     blocks = counts.reshape(m, cube, m, cube, m, cube, counts.shape[-1])
     return blocks.transpose(0, 2, 4, 1, 3, 5, 6).reshape(m**3, cube, cube, cube, counts.shape[-1])

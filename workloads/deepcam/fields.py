@@ -1,8 +1,10 @@
 """Reads and checks the public file format: one HDF5 file per snapshot and one ``stats.h5`` per data set.
 
-climate/data      (H, W, 16) float32, channels last
-climate/labels_0  (H, W) integers: 0 background, 1 tropical cyclone, 2 atmospheric river; `labels` in the set of 2019
-stats.h5          climate/count, the number of snapshots; climate/{mean, sqmean, minval, maxval}, one value per channel
+    climate/data      (H, W, 16) float32, channels last
+    climate/labels_0  (H, W) integers: 0 background, 1 tropical cyclone, 2 atmospheric river
+    stats.h5          climate/count, the number of snapshots; climate/{mean, sqmean, minval, maxval}, per channel
+
+In the data set of 2019 the labels are ``climate/labels``.
 """
 
 from __future__ import annotations

@@ -147,13 +147,15 @@ def join_ranges(begins_B: Tensor, lengths_B: Tensor, total: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Copies:
-    """Rows of a buffer that are sent: row i of M is buffer row ``source_M[i]``; row n is sent as ``place_NR[n]``."""
+    """Rows of a buffer that are sent. Row i of M is buffer row ``source_M[i]``. Buffer row n is sent as the rows
+    ``place_NR[n]``.
+    """
 
     source_M: Tensor
     place_NR: Tensor
 
     def spread(self, rows_ND: Tensor) -> Tensor:
-        """Copy the rows that are sent. The gradient of a row is the sum of those of its copies, in the order of R."""
+        """Copy the rows that are sent. A row's gradient adds up its copies' gradients, in the order of R."""
         return _Spread.apply(rows_ND, self)  # type: ignore[no-any-return, no-untyped-call]
 
     def join(self, rows_MD: Tensor) -> Tensor:

@@ -183,7 +183,11 @@ def make_layer(shape: Shape, mesh: ExpertMesh | None, rank: int, device: torch.d
 
 
 def choose_fixed_experts(shape: Shape, generator: torch.Generator) -> Tensor:
-    """Choose distinct experts per token: all equally often, or expert 0 for two thirds and the others by Zipf's law."""
+    """Choose distinct experts per token.
+
+    Uniform load uses all equally often. Skewed load uses expert 0 for two thirds of the tokens, the others by Zipf's
+    law.
+    """
     tokens, experts, top_k = shape.tokens, shape.moe.experts, shape.moe.top_k
     if shape.load == "uniform":
         flat = torch.arange(tokens * top_k).view(tokens, top_k) % experts
@@ -289,7 +293,7 @@ def _set_experts(shape: Shape, experts: int) -> Shape:
 
 
 def list_grid_sizes(ranks: int, ranks_per_node: int) -> list[int]:
-    """List grid sizes: powers of two ranks inside a node, then powers of two nodes; the largest has all ranks."""
+    """List grid sizes: powers of two ranks inside a node, then powers of two nodes. The largest has all ranks."""
     inside = [2**i for i in range(1, ranks_per_node.bit_length()) if 2**i < ranks_per_node]
     nodes = ranks // ranks_per_node
     across = [ranks_per_node * 2**i for i in range(nodes.bit_length()) if 2**i <= nodes]

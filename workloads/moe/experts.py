@@ -93,7 +93,7 @@ class SelectedBackend:
 
 
 class Experts(nn.Module):
-    """Parameters of the experts on this rank: ``experts`` of them, each a ``1 / sharers`` slice of the hidden width.
+    """Parameters of the experts on this rank. There are ``experts`` of them, each with a slice of the hidden width.
 
     ``down_bias`` is sliced over the model width. Initialised with the bounds of nn.Linear from torch's current seed.
     """
@@ -203,7 +203,9 @@ def explain_triton_problem(rows_ND: Tensor, weights: Weights) -> str | None:
 def run_fused_experts(
     x: Tensor, weights_TK: Tensor | None, source: Source, weights: Weights, activation: Activation
 ) -> Tensor:
-    """Compute the experts with kernels in Triton, which gather tokens and weigh and add rows: (T, D) to (T, D).
+    """Compute the experts with kernels in Triton: (T, D) to (T, D).
+
+    The kernels gather tokens, and weigh and add rows.
 
     Without tokens in ``source`` rows (N, D) become rows. InputError if the kernels cannot.
     """

@@ -311,7 +311,10 @@ def dispatch_locally(layer: MoELayer, x_TD: Tensor, routing: Routing) -> Dispatc
 
 
 def _dispatch_over_mesh(layer: MoELayer, mesh: ExpertMesh, x_TD: Tensor, routing: Routing) -> Dispatched:
-    """Send rows to the ranks of their experts and back (r >= 1), or gather all weights here (r = 0)."""
+    """Send rows to the ranks of their experts and back (r >= 1).
+
+    With r = 0 gather all weights here instead.
+    """
     marker, permute = layer.marker, layer.permutation()
     plan = permute.plan(routing, layer.config.experts)
     if layer.execution.r == 0 and layer.fuses(plan):

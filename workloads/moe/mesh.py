@@ -40,7 +40,7 @@ Group = dist.ProcessGroup | DryRunGroup
 
 @dataclass(frozen=True)
 class ExpertMesh:
-    """The ranks that share the experts as a grid of nodes and devices, and the process groups of its parts.
+    """The ranks that share the experts, as a grid of nodes and devices, with the process groups of its parts.
 
     The groups are the experts' own, so that their all-to-alls do not queue behind DDP's all-reduces. ``blocks`` maps a
     size to this rank's group of that many consecutive ranks, which gather slices of an expert. ``even``: all ranks have
@@ -76,7 +76,7 @@ class ExpertMesh:
 
     @property
     def all_ranks(self) -> Group:
-        """Return the ranks of this mesh, of its copies and of those beside it."""
+        """Return the ranks of all meshes of the run."""
         return self.world if self.everyone is None else self.everyone
 
     @property

@@ -41,7 +41,7 @@ def make_expert_mesh(
 def count_node_ranks(per_node: int, ranks: int, size: int, sharing: int = 1) -> int:
     """Compute how many of a mesh's ``ranks`` lie on one node. A node has ``per_node`` ranks, the run ``size``.
 
-    InputError if that is not the same everywhere. ``sharing``: so many consecutive ranks are each of another mesh.
+    InputError if that is not the same everywhere. ``sharing`` consecutive ranks belong to different meshes.
     """
     if per_node % sharing and sharing % per_node:
         raise InputError(f"tensor={sharing}: a node has {per_node} ranks; one of the two must divide the other")

@@ -34,7 +34,7 @@ class Marker(Protocol):
     """Receives the ends of phases from the layer. Phase None: the time since the last mark was outside the layer."""
 
     def mark(self, phase: str | None) -> None:
-        """The time since the last mark was spent in ``phase``."""
+        """Count the time since the last mark as spent in ``phase``."""
         ...
 
     def boundary(self, x: Tensor, before: str | None, after: str | None) -> Tensor:

@@ -1,4 +1,6 @@
-"""Plans which rows go to which rank: cuts the buffer into messages, finds their sizes, and the hops of each chunk.
+"""Plans which rows go to which rank.
+
+It cuts the buffer into messages, and finds their sizes and the hops of each chunk.
 
 The host needs the sizes of messages. It computes them where they follow from the capacities of the ranks. Otherwise it
 reads the exchanged counts once. This is the only place where it waits for the device.

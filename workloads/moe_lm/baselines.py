@@ -52,7 +52,7 @@ def _measure_oracle(recipe: Mapping[str, Any], rows: Bytes) -> dict[str, float]:
 def compute_compressor_bits(training: bytes, text: bytes) -> dict[str, float]:
     """Compute the bits per byte of ``text`` by three compressors.
 
-    That is what ``text`` adds to the end of the training text, as far as the compressor can look back. If the size of
+    A compressor counts what ``text`` adds to the end of the training text, as far as it can look back. If the size of
     ``text`` alone is less, it is that.
     """
     room = max(BZIP2_REACH - len(text) - 1000, 0)  # bzip2 sorts whole blocks: both must be in one

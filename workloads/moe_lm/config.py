@@ -48,7 +48,10 @@ class MoELMConfig(Training, frozen=True, kw_only=True):
 
 
 def parameter_count(config: MoELMConfig, *, active: bool = False) -> int:
-    """Count trainable parameters of the whole model, or with ``active`` the parameters one token uses, with embeddings."""
+    """Count trainable parameters of the whole model, embeddings included.
+
+    With ``active`` count the parameters that one token uses.
+    """
     # embedding, head and last norm; two norms per block
     return config.width * (2 * VOCABULARY + 1) + sum(
         config.width * 2 + weights for weights in _block_matrices(config, active=active)

@@ -22,7 +22,7 @@ INIT_STD = 0.02
 
 
 class MoELanguageModel(nn.Module):
-    """Maps bytes (N, S) to logits of the next byte (N, S, V) and the sum of the routers' auxiliary losses."""
+    """Maps bytes (N, S) to logits of the next byte (N, S, V). Also returns the sum of the routers' auxiliary losses."""
 
     def __init__(self, config: MoELMConfig, mesh: ExpertMesh | None = None) -> None:
         super().__init__()

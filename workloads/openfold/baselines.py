@@ -82,7 +82,7 @@ def _build_chain(torsions: Floats) -> Floats:
 
 
 def _typical_chain(train: Sequence[Protein]) -> Predictor:
-    """Copy a typical training chain: of those nearest in length, the one that is most like the others."""
+    """Copy a typical training chain. Among the chains nearest in length it is the one most like the others."""
     chains = _complete(train)
     typical: dict[int, Floats] = {}
     for length in {len(each) for each in chains}:
@@ -126,7 +126,7 @@ def _complete(train: Sequence[Protein]) -> list[Protein]:
 
 
 def _copy_distances(distances: Floats, length: int) -> Floats:
-    """Cut distances to ``length`` residues; what is missing at the end is as far away as the last residue is."""
+    """Cut distances to ``length`` residues. What is missing at the end is as far away as the last residue is."""
     index = np.minimum(np.arange(length), len(distances) - 1)
     return np.asarray(distances[np.ix_(index, index)])
 

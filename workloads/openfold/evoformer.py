@@ -300,7 +300,9 @@ def compute_pair_mask(mask_NL: Tensor) -> Tensor:
 
 
 def encode_distances(position_NL3: Tensor, low: float, high: float, bins: int, end: float) -> Tensor:
-    """Encode distances one-hot (N, L, L, bins): bin k begins at low + k (high - low) / (bins - 1).
+    """Encode distances one-hot (N, L, L, bins).
+
+    Bin k begins at low + k (high - low) / (bins - 1).
 
     The last bin ends at ``end``. Distances below ``low`` or beyond ``end`` are in no bin.
     """

@@ -150,7 +150,10 @@ def _compute_cluster_features(
     others: NDArray[np.int8],
     other_deletions: NDArray[np.uint8],
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Compute profile (S, C, 23) and mean deletions (S, C) of each centre and its nearest rows (gaps do not count)."""
+    """Compute profile (S, C, 23) and mean deletions (S, C) of each centre and its nearest rows.
+
+    Gaps do not count for what is nearest.
+    """
     identity = np.eye(residues.MSA_CLASSES, dtype=np.float32)
     counts = identity[centres]
     sums, members = deletions.astype(np.float32), np.ones(len(centres), np.float32)

@@ -156,7 +156,7 @@ def compute_group_frames(aatype: Tensor, backbone: Frame, angle: Tensor) -> Fram
 
 
 def compute_atoms(aatype: Tensor, groups: Frame) -> Tensor:
-    """Compute ideal atoms (..., L, 14, 3) from frames (..., L, 8) of the rigid groups; absent atoms are zero."""
+    """Compute ideal atoms (..., L, 14, 3) from frames (..., L, 8) of the rigid groups. Absent atoms are zero."""
     group = load_residue_table("ATOM_GROUP", aatype.device)[aatype]  # (..., L, 14)
     rotation = groups.rotation.gather(-3, group[..., None, None].expand(*group.shape, 3, 3))
     translation = groups.translation.gather(-2, group[..., None].expand(*group.shape, 3))
@@ -165,7 +165,8 @@ def compute_atoms(aatype: Tensor, groups: Frame) -> Tensor:
 
 
 def compute_known_groups(aatype: Tensor, atom14: Tensor, mask14: Tensor, swapped: Tensor) -> tuple[Frame, Tensor]:
-    """Compute frames (..., L, 6) of a known structure's groups with atoms, and the mask of groups with known atoms.
+    """Compute frames (..., L, 6) of a known structure's groups that have atoms. Returns also the mask of groups with
+    known atoms.
 
     The groups are the backbone, psi's and the four chis'. In ``swapped`` residues (..., L) a symmetric side chain has
     its other atom names. There the last group is turned by 180 degrees.

@@ -70,7 +70,9 @@ def compute_losses(config: OpenFoldConfig, prediction: Prediction, batch: Batch)
 
 
 def compute_fape(frames: Frame, points: Tensor, true_frames: Frame, true_points: Tensor) -> Tensor:
-    """Compute vectors (..., F, 3, P) from true to predicted points (..., P, 3), angstrom, seen from frames (..., F).
+    """Compute vectors (..., F, 3, P) from true to predicted points (..., P, 3), in angstrom.
+
+    They are seen from frames (..., F).
 
     One matrix product gives prediction minus truth. It multiplies the inverse frames of both, side by side, by the
     points of both.
@@ -129,7 +131,10 @@ def compute_backbone_fape(frames_TNL: Frame, atoms: Tensor, mask14: Tensor, clam
 def compute_sidechain_fape(
     groups: Frame, points: Tensor, aatype: Tensor, atoms: Tensor, mask14: Tensor, naming: Naming
 ) -> Tensor:
-    """Compute FAPE of all atoms (N, L, 14, 3) in the rigid groups (N, L, 8) that can have atoms, clamped."""
+    """Compute FAPE, clamped, of all atoms (N, L, 14, 3).
+
+    It is seen from the rigid groups (N, L, 8) that can have atoms.
+    """
     true, group_mask = compute_known_groups(aatype, atoms, mask14, naming.swapped)
     flat = Frame(
         _select_groups_with_atoms(groups.rotation).flatten(1, 2),
@@ -155,7 +160,10 @@ class Naming(NamedTuple):
 
 
 def rename_atoms(predicted: Tensor, aatype: Tensor, atoms: Tensor, mask14: Tensor) -> Naming:
-    """Rename atoms of symmetric side chains in the truth (N, L, 14, 3) to fit the prediction better (algorithm 26)."""
+    """Rename atoms of symmetric side chains in the truth (N, L, 14, 3).
+
+    Each gets the names that fit the prediction better (algorithm 26).
+    """
     swap = load_residue_table("SWAP", atoms.device)[aatype]
     ambiguous = swap != torch.arange(residues.ATOMS, device=atoms.device)
     other = atoms.gather(2, swap[..., None].expand_as(atoms))
@@ -235,7 +243,7 @@ def compute_plddt_loss(
 
 
 def compute_lddt_ca(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
-    """Compute lDDT (N, L), 0 to 1, of each residue from CA positions (N, L, 3); no superposition is needed."""
+    """Compute lDDT (N, L), 0 to 1, of each residue from CA positions (N, L, 3). No superposition is needed."""
     scored, preserved = _pairs(_distances(predicted), _distances(true), mask)
     # a residue with no other in range scores 1
     return (1e-10 + preserved.sum(-1)) / (1e-10 + scored.sum(-1))

@@ -242,7 +242,10 @@ def compute_deletion_values(deletions: Tensor) -> Tensor:
 
 
 def compute_template_features(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Compute pair features (N, T, L, L, 88), 0 where a backbone is unknown, and torsion features (N, T, L, 57)."""
+    """Compute pair features (N, T, L, L, 88) and torsion features (N, T, L, 57) of templates.
+
+    Pair features are 0 where a backbone is unknown.
+    """
     aatype, atoms, atom_mask = batch["template_aatype"], batch["template_atoms"], batch["template_atom_mask"]
     N, T, L = aatype.shape
     types = one_hot(aatype, TARGET_FEATURES).to(atoms.dtype)

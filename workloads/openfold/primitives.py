@@ -145,7 +145,10 @@ class Transition(nn.Module):
 
 
 def compute_mask_bias(mask: Tensor) -> Tensor:
-    """Compute the bias that attention adds to its scores: 0 where the mask is 1, -1e9 where it is 0."""
+    """Compute the bias that attention adds to its scores.
+
+    It is 0 where the mask is 1, and -1e9 where the mask is 0.
+    """
     return (mask - 1) * 1e9
 
 

@@ -2,7 +2,7 @@
 
 Side chains are built from bond lengths, angles and dihedrals (mean values of Engh & Huber 1991, Acta Cryst. A47, 392)
 with every chi at zero. Atoms belong to eight rigid groups of AlphaFold 2 (Jumper et al. 2021, supplement table 2):
-backbone, pre-omega, phi, psi, chi 1 to 4. Arrays are indexed by residue type; type 20 is unknown and has the backbone
+backbone, pre-omega, phi, psi, chi 1 to 4. Arrays are indexed by residue type. Type 20 is unknown. It has the backbone
 and a CB, as most types do.
 """
 

@@ -40,7 +40,10 @@ class InvariantPointAttention(nn.Module):
         self.linear_out = Linear(heads * (pair + config.ipa_channels + 4 * self.value_points), single, init="final")
 
     def pair_bias(self, z_NIJZ: Tensor, mask_NL: Tensor) -> Tensor:
-        """Return what the pair map and the mask add to the scores, (N, H, I, J): the same in all iterations."""
+        """Return what the pair map and the mask add to the scores, (N, H, I, J).
+
+        It is the same in all iterations.
+        """
         bias_NHIJ = math.sqrt(1 / 3) * self.linear_b(z_NIJZ).permute(0, 3, 1, 2)
         return bias_NHIJ + compute_mask_bias(mask_NL)[:, None, None, :]  # type: ignore[no-any-return]
 

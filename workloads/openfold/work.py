@@ -166,7 +166,9 @@ def _count_group_frames(L: int) -> int:
 
 
 def _count_overcounted(config: OpenFoldConfig) -> float:
-    """Compute the multiply-adds that `count_forward` counts in every structure iteration though only the first executes them.
+    """Compute the multiply-adds that `count_forward` counts too often.
+
+    It counts them in every structure iteration, though only the first executes them.
 
     They are the bias of the pair map and the layer of the initial single representation.
     """

@@ -67,7 +67,7 @@ def compute_log_spectrum(images: NDArray[np.uint8]) -> Floats:
 
 
 def compute_shell_features(images: NDArray[np.uint8]) -> Floats:
-    """Compute log mean power and log relative variation per shell of wave numbers, and all products of two of these."""
+    """Compute log mean power and log relative variation per shell of wave numbers. Add the products of every two."""
     power = _power(images).reshape(len(images), -1)
     n = images.shape[1]
     k = np.hypot(np.fft.fftfreq(n)[:, None] * n, np.arange(n // 2 + 1)).ravel()

@@ -49,7 +49,10 @@ class ImageData:
 
 
 def augment(image_NPP: NDArray[np.uint8], draws_N: NDArray[np.uint64]) -> NDArray[np.uint8]:
-    """Transform each periodic image by one of the 8 symmetries of the square and a shift, by its random number."""
+    """Transform each periodic image by one of the 8 symmetries of the square and a shift.
+
+    Its random number chooses both.
+    """
     n_images, n = image_NPP.shape[:2]
     # one random number holds it all: 8 symmetries, then n shifts along each axis
     rest, symmetry = np.divmod(draws_N, np.uint64(8))

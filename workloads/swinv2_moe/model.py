@@ -184,7 +184,8 @@ class WindowAttention(nn.Module):
 
 
 class PositionBias(nn.Module):
-    """The log-spaced continuous position bias: a small network of the offset between two tokens of a window, (A, L, L).
+    """The log-spaced continuous position bias (A, L, L). A small network computes it from the offset between two tokens
+    of a window.
 
     ``trained_window`` scales the offsets to the window the weights were trained with, so that they apply to another
     window.
@@ -243,7 +244,10 @@ class DenseFFN(nn.Module):
 
 
 def convert_images(images: Tensor, dtype: torch.dtype) -> Tensor:
-    """Scale bytes to mean 0 and variance 1 and add a channel dimension: the histogram of all images is uniform."""
+    """Scale bytes to mean 0 and variance 1, and add a channel dimension.
+
+    The histogram of every image is uniform.
+    """
     if images.ndim == 3:
         images = images[:, None]
     return (images.to(dtype) - 127.5) * (math.sqrt(12) / 256)
@@ -268,7 +272,8 @@ def join_windows(x_NWLC: Tensor, resolution: int) -> Tensor:
 def compute_shift_mask(resolution: int, window: int, shift: int) -> Tensor:
     """Compute the mask (W, L, L) of the shifted grid: -inf between tokens that only the shift joined, else 0.
 
-    Along each axis the last window has two regions: its own tokens, and those wrapped around from the other edge.
+    Along each axis the last window has two regions. One has its own tokens, the other has tokens from the opposite
+    edge.
     """
     side = torch.arange(resolution)
     region = (side >= resolution - window).long() + (side >= resolution - shift).long()

@@ -62,8 +62,9 @@ class SwinV2MoEWorkload(MoEWorkload):
         return [block.tokens for block in self._settings.blocks() if block.experts is not None]
 
     def largest_product(self) -> tuple[int, int, int]:
-        """Return the sizes of the product for queries, keys and values together, or a dense FFN's, of one of
-        the blocks.
+        """Return the sizes of the largest product of a block.
+
+        It is that for queries, keys and values together, or a dense FFN's.
         """
         sizes = [(block.tokens, block.width, max(3 * block.width, block.hidden)) for block in self._settings.blocks()]
         return max(sizes, key=prod)

@@ -88,8 +88,8 @@ def hidden_gradient(
     """Gather the gradients of the rows' tokens, multiply by down transposed, and go back through the activation.
 
     Write the gradients of up and gate. Write also the hidden rows times their routing weight: the gradient of down
-    needs them. For each column of tiles, write its part of the routing weight's gradient (C parts; `bias_share` may
-    write the last). GATHER False: the rows are no tokens and have no weights.
+    needs them. For each column of tiles, write its part of the routing weight's gradient. There are C parts;
+    `bias_share` may write the last. GATHER False: the rows are no tokens and have no weights.
     """
     tile, column = place_of(tl.program_id(0), P, tl.cdiv(H, BLOCK_N), GROUP)
     expert = tl.load(tiles_P3 + tile * 3)
@@ -227,7 +227,10 @@ def bias_share(
     d_out_TD: tl.tensor, tokens_N: tl.tensor, choices_N: tl.tensor, bias_ED: tl.tensor, parts_RC: tl.tensor,
     tiles_P3: tl.tensor, D: tl.tensor, C: tl.tensor, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Write the last part of the gradient of each routing weight: the token's gradient times the bias of its expert."""
+    """Write the last part of the gradient of each routing weight.
+
+    It is the token's gradient times the bias of its expert.
+    """
     tile = tl.program_id(0)
     expert = tl.load(tiles_P3 + tile * 3)
     if expert < 0:

@@ -127,7 +127,10 @@ def _hit(lines: list[str], where: str) -> Hit:
 
 
 def is_acceptable(hit: Hit, record: ChainRecord, library: Library) -> bool:
-    """Check whether a hit may be a template: in another, older entry, covering the chain and not a copy of it."""
+    """Check whether a hit may be a template.
+
+    It must be in another, older entry, and cover the chain without being a copy.
+    """
     entry = library.entry_of(hit)
     latest = date.fromisoformat(record.release_date) - LEAST_AGE
     copied = hit.residues in record.sequence and len(hit.residues) / len(record.sequence) > DUPLICATE_SHARE
