@@ -40,7 +40,7 @@ def compute_metrics(totals: Mapping[str, float]) -> dict[str, float]:
     result = {"eval_accuracy": totals["iou"] / totals["samples"]}
     for number, name in enumerate(CLASSES):
         either = sum(totals[_make_pair_name(number, p)] + totals[_make_pair_name(p, number)] for p in range(N_CLASSES))
-        # the sum has the pixels of both, true and predicted, twice
+        # pixels that have this class and were predicted so are in the sum twice
         either -= totals[_make_pair_name(number, number)]
         result[f"iou_{name}"] = totals[_make_pair_name(number, number)] / either if either else 1.0
     result["iou_micro"] = sum(result[f"iou_{name}"] for name in CLASSES) / N_CLASSES

@@ -74,7 +74,7 @@ class DeepCam(Workload):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Compute the cross entropy of each pixel times its class weight, averaged over pixels (not over weights)."""
         logits = model(batch["x"])
-        # bfloat16 logits become float32; float64 ones stay, for comparison with the reference
+        # bfloat16 logits become float32, float64 ones stay
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         # the device of the logits is not known before the first batch
         self._loss_weights = self._loss_weights.to(logits)

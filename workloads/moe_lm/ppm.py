@@ -66,7 +66,7 @@ def _count_following(known: NDArray[np.uint64], training: Iterable[Bytes], order
         keys, following = keys[candidates], following[candidates]
         place = np.minimum(np.searchsorted(known, keys), len(known) - 1)
         same = known[place] == keys
-        # add.at counts a pair that occurs twice twice; counts[...] += 1 would count it once
+        # not counts[...] += 1: that would count a pair that occurs twice only once
         np.add.at(counts, (place[same], following[same]), 1)
     return counts.astype(np.int64)
 

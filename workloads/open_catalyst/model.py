@@ -324,7 +324,7 @@ def compute_work(config: OpenCatalystConfig, *, global_batch_size: int, element_
     writes its result. Its gathered rows are counted once per edge, because a cache can hold them.
     """
     c = config
-    # our form has no layer per triplet
+    # our form computes per edge what the published one computes per triplet
     layers = [layer for layer in _layers(c) if layer[0] != c.mean_triplets]
     by_triplet = c.num_spherical * c.triplet_channels
     activations = sum(rows * (inputs + outputs) for rows, inputs, outputs in layers)

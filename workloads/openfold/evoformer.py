@@ -187,7 +187,7 @@ class PairBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.attention_first = attention_first
-        # as in AlphaFold 2: the mask is shared by rows, but by columns for the ending node
+        # as in AlphaFold 2: one mask for all rows, but for the ending node one for all columns
         self.dropout, self.dropout_end = SharedDropout(dropout, 1), SharedDropout(dropout, 2)
         self.tri_mul_out = TriangleMultiplication(pair, hidden, outgoing=True)
         self.tri_mul_in = TriangleMultiplication(pair, hidden, outgoing=False)
