@@ -112,7 +112,7 @@ Examples:
     type=click.Choice(["linear", "2dh"]),
     default="linear",
     show_default=True,
-    help="Algorithm of the all-to-all; 2dh gathers within a node first.",
+    help="How ranks exchange tokens (all-to-all): linear sends to each rank, 2dh gathers within a node first.",
 )
 @click.option("--ranks-per-node", type=IntegerRange(1), help="Number of ranks that count as one node. [as launched]")
 @click.option(
