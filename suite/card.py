@@ -125,6 +125,7 @@ class SizeCard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sample_bytes: int
     data_sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")] | None = None
     official: OfficialRules | None = None
+    # By MLLOG key.
     constraints: dict[str, Constraint] = {}
 
     @property

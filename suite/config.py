@@ -231,6 +231,7 @@ def resolve_config(
         )
     kind = _config_kind(descriptor.load_hyperparameters())
     try:
+        # Workload-specific keys are checked by the type of their own hyperparameters.
         config = convert(data, kind)
     except ValidationError as error:
         mistake = find_mistake(data, kind, error)

@@ -102,6 +102,7 @@ def load_descriptors() -> dict[str, Descriptor]:
     for name, plugin in find_plugins(WORKLOADS).items():
         try:
             loaded = _load_entry_point(plugin.point)
+            # Plug-ins come sorted with ours first, so ours keep their names.
             first = names.setdefault(loaded.card().mlperf_name, name)
             if first != name:
                 raise InputError(
@@ -119,6 +120,7 @@ def load_descriptors() -> dict[str, Descriptor]:
 
 def describe_card(path: Path) -> Descriptor:
     """Return the card-only benchmark of a card file. InputError if the file is no card."""
+    # The working directory may change before the card is read again.
     path = path.absolute()
     card = _read_once(path, _read_mtime_ns(path))
     return Descriptor(card.workload, path.parent, card_name=path.name)
@@ -155,6 +157,7 @@ def _add_card(found: dict[str, Descriptor], path: Path) -> None:
     card = added.card()
     for other in found.values():
         known = other.card()
+        # One card given twice, by --card and by the variable, is no conflict.
         if known == card:
             return
         for what, ours, theirs in (
@@ -172,12 +175,14 @@ def load_descriptor(name: str) -> Descriptor:
     """Load the descriptor of one workload. InputError names the installed ones, or says why this one is unusable."""
     plugins = find_plugins(WORKLOADS)
     if name not in plugins:
+        # Reading all cards is slow, and without card files no other name exists.
         known = load_descriptors() if list_card_files() else {}
         if name in known:
             return known[name]
         raise InputError(explain_unknown_name("workload", name, sorted({*plugins, *known})))
     try:
         loaded = _load_entry_point(plugins[name].point)
+        # A damaged card is reported here, not in the middle of a run.
         loaded.card()
     except Exception as error:
         # The code of a stranger's package may raise anything.

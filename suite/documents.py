@@ -185,6 +185,7 @@ def _load(path: Path | None, text: str) -> tuple[dict[tuple[str, ...], int], Any
     """
     # no level is opened without one of these, or a longer indentation
     openings = sum(text.count(mark) for mark in "[{-?")
+    # PyYAML is without the fast loader where it was built without libyaml.
     if hasattr(yaml, "CSafeLoader") and openings < _MOST_OPENINGS:
         with suppress(yaml.YAMLError):
             return _construct(path, yaml.CSafeLoader(text))
@@ -280,6 +281,7 @@ def find_mistake(data: Any, kind: Any, error: msgspec.ValidationError) -> Mistak
     if isinstance(error, BadNumberError):
         name = f"{'.'.join(error.key)} = " if error.key else ""
         return Mistake(error.key, f"{name}{render_repr(error.number, longest=80)}: {error}")
+    # msgspec's errors have no attributes for place and cause, only their text.
     match = _MESSAGE.fullmatch(str(error))
     assert match is not None
     text, is_of_key, place = match[1], match[2], match[3] or ""

@@ -130,6 +130,7 @@ def write_traceback(to: str = "") -> str:
     """
     lines = (f"mlhpc {VERSION}, Python {sys.version.split()[0]}", f"command: {sys.argv}", traceback.format_exc())
     try:
+        # Not deleted: a person reads it after the command has ended.
         with tempfile.NamedTemporaryFile(
             "w", prefix=f"mlhpc-defect-{time.strftime('%Y%m%d-%H%M%S')}-", suffix=".txt", delete=False
         ) as file:

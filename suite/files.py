@@ -40,6 +40,7 @@ def write_atomically(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
             with _write_into(path, number) as part:
                 yield part
             return
+        # A rename onto the link would replace the link.
         final = Path(os.path.realpath(path)) if path.is_symlink() else path
         make_folder(final.parent)
     part = final.with_name(f".{final.name}.{os.uname().nodename}.{os.getpid()}{PART_SUFFIX}")
@@ -138,6 +139,7 @@ def add_path_to_errors(path: Path, hidden: Path | None = None) -> Iterator[None]
             error.filename = str(path / Path(named).relative_to(hidden))
         else:
             error.filename = named
+        # Python would show both names, as a -> b.
         del error.filename2
         raise
 
@@ -174,6 +176,7 @@ def make_scratch_folder(beside: Path, prefix: str) -> Iterator[Path]:
     folder = beside / f"{prefix}{os.urandom(8).hex()}"
     make_folder(folder)
     try:
+        # The folder was made with the permissions of the umask.
         folder.chmod(0o700)
         yield folder
     finally:
@@ -196,6 +199,7 @@ def find_cache_folder(environ: Mapping[str, str] = os.environ) -> Path | None:
     """
     given = environ.get("XDG_CACHE_HOME", "")
     home = environ.get("HOME", "")
+    # The XDG specification says that relative paths are to be ignored.
     wanted = [Path(given)] if given.startswith("/") else [Path(home) / ".cache"] if home.startswith("/") else []
     for folder in (base / "mlhpc" for base in wanted):
         with suppress(OSError):
@@ -223,6 +227,7 @@ def set_missing_home() -> None:
 def verify_folder(place: Path, error: OSError) -> None:
     """Open a folder that could not be made because of ``error``. Raise that error if it does not exist."""
     exists = isinstance(error, FileExistsError)
+    # Waiting helps only if another node has just made the folder.
     for pause_s in _PAUSES_S if exists else _PAUSES_S[:1]:
         time.sleep(pause_s)
         try:
@@ -407,7 +412,9 @@ def print_line(text: str = "", *, error: bool = False, end: str = "\n", result: 
     fails at its end (`find_output_error`). Without the redirection Python would fail again with the same bytes when it exits.
     """
     stream = sys.stderr if error else sys.stdout
+    # Escape sequences in a name could rewrite what the terminal shows.
     text = render_printable(text, keep="\n\t")
+    # In another encoding than UTF-8 a character that it lacks would end the command.
     if (encoding := getattr(stream, "encoding", None)) and encoding.lower() != "utf-8":
         text = text.encode(encoding, "replace").decode(encoding)
     try:

@@ -51,6 +51,7 @@ def _decode_other(kind: Any, value: Any) -> Any:
 
     if get_origin(kind) is np.ndarray:
         dtype, shape, data = value
+        # The array is a view of the message and cannot be written to.
         return np.frombuffer(data, dtype).reshape(shape)
     if kind is Path:
         return Path(value)

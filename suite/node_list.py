@@ -20,6 +20,7 @@ Part = str | list[Range]  # of a name: literal text, or what stands in a bracket
 def parse_node_list(text: str) -> tuple[str, ...]:
     """Return all names of a list. InputError if it is no list, has a name twice or more than `MAX_NODES`."""
     names = _parse(text)
+    # Counted before the names are made: a short text can stand for billions.
     if sum(math.prod(map(_count, parts)) for parts in names) > MAX_NODES:
         raise InputError(f"{text[:200]!r}: names more than {MAX_NODES:,} nodes, the most that a list may have")
     # As in Slurm the last bracket of a name counts fastest

@@ -47,6 +47,7 @@ def find_plugins(group: str) -> dict[str, Plugin]:
     for point in entry_points(group=group):
         assert point.dist is not None  # an entry point that importlib finds has one
         found.append(Plugin(point, point.dist.name))
+    # The order in which importlib finds packages differs between machines.
     found.sort(key=lambda plugin: (plugin.package != OURS, plugin.point.name))
     plugins: dict[str, Plugin] = {}
     for plugin in found:

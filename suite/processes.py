@@ -50,6 +50,7 @@ def signal_by_token(token: str, number: int) -> bool:
 
     processes = find_by_token(token)
     for process in processes:
+        # It may end between the search and the signal.
         with suppress(psutil.NoSuchProcess):
             process.send_signal(number)
     return bool(processes)

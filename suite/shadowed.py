@@ -100,6 +100,7 @@ def _list_traceback_files(error: BaseException) -> Iterator[str]:
 def _select_hiding(files: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
     """Select the modules in folders of PYTHONPATH that hide one of this Python's own."""
     folders = _list_pythonpath(environ)
+    # The places where Python would look without PYTHONPATH.
     rest = [each for each in sys.path if os.path.abspath(each) not in folders]  # noqa: PTH100
     return {
         name: file

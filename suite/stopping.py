@@ -63,6 +63,7 @@ def use_keyboard_interrupt() -> Iterator[None]:
         yield
     finally:
         _State.catching = False
+        # No interrupt may be raised again when nobody catches it any more.
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
@@ -117,6 +118,7 @@ def _exit_now() -> None:
 
 def _handle_signal(number: int, frame: FrameType | None) -> None:
     if os.getpid() != _State.process:
+        # A forked child has this handler too, but nothing that would catch its interrupt.
         os._exit(128 + number)
     again = _State.number is not None
     if again and time.monotonic() - _State.at_s < REPEAT_WINDOW_S:

@@ -125,6 +125,7 @@ def wait_for_all_ranks(comm: Any) -> Any:
 def wait_for_request(request: Any) -> None:
     """Wait until MPI has done the request. Polls for a moment, then sleeps longer and longer between polls."""
     awake_until, pause_s = time.perf_counter() + SPIN_S, PAUSES_S[0]
+    # MPI's own wait takes a whole core, which ranks that still compute need.
     while not request.Test():
         if time.perf_counter() > awake_until:
             time.sleep(pause_s)

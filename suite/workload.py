@@ -97,6 +97,7 @@ class Baseline(float):
         """Compute mean and standard error of a metric that is the mean over samples. One sample has no spread: nan."""
         n = len(of_samples)
         mean = math.fsum(of_samples) / n
+        # Two passes and exact sums: a metric of many samples would lose digits otherwise.
         squares = math.fsum((each - mean) ** 2 for each in of_samples)
         return cls(mean, math.sqrt(squares / (n - 1) / n) if n > 1 else math.nan)
 

@@ -88,6 +88,7 @@ class World:
     def create(launch: Launch | None = None) -> World:
         """Connect the ranks of a launch (default: that of `find_launch`). All ranks call it."""
         launch = launch or find_launch() or _find_started_group()
+        # One rank needs neither MPI nor torch, whose imports take seconds.
         transport = SingleProcessTransport() if launch is None or launch.size == 1 else _connect(launch)
         # Ranks of a node are those with the same node name, whatever order the launcher gave them.
         names = [str(decode(each, str)) for each in transport.allgather(encode(find_node_name()))]
@@ -261,6 +262,7 @@ def _rendezvous(launch: Launch) -> None:
         address = resolve_address(first)
     elif "SLURM_JOB_ID" in env:
         one_node = env.get("SLURM_STEP_NUM_NODES") == "1"
+        # A step may have fewer nodes than its job.
         first = parse_first_node(env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST", ""))
         address, port = "127.0.0.1" if one_node else _resolve_first_node(first, launch.rank), compute_port_of_step(env)
     else:
@@ -325,6 +327,7 @@ def _start_distributed(cuda: bool, place: tuple[str, int], rank: int, size: int,
     from torch._C._distributed_c10d import PrefixStore
 
     backend = f"cpu:{backend},cuda:nccl" if cuda else backend
+    # torchrun's store has keys of its own.
     store = PrefixStore("mlhpc", _open_store(place, rank, size))
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     atexit.register(_end_process_groups)
@@ -478,13 +481,16 @@ def make_refusal_warning(
     def wait(waited_s: float) -> None:
         nonlocal seen, told, next_s
         if waited_s >= next_s:
+            # The search looks at every process of the node, so it is not made at every refusal.
             next_s = waited_s + LIVENESS_INTERVAL_S
             lives = is_running_here(first)
+            # Before it was seen once, the first rank may not have started yet.
             if seen and not lives:
                 raise ConnectionError(
                     f"the first rank has ended before it listened ({place}): look for its own error message in the output"
                 )
             seen = lives
+        # One rank speaks for all.
         if launch.rank == 1 and waited_s >= WARN_AFTER_S and not told:
             told = True
             print_line(

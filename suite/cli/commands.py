@@ -17,6 +17,7 @@ class Command:
     summary: str
 
 
+# Only texts: with imports the first page would wait for every command's libraries.
 SECTIONS: dict[str, tuple[Command, ...]] = {
     "Run": (
         Command(

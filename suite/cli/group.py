@@ -47,6 +47,7 @@ class LazyGroup(Subcommands):
                 return add_shared(resolve_name(command.entry))
             except ImportError as error:  # a library that is not installed; any other error is a defect of ours
                 raise _make_load_error(cmd_name, OURS, error) from error
+        # Entry points are searched only if the name is not ours: reading all installed packages takes time.
         plugin = _find_other_commands().get(cmd_name)
         if plugin is None:
             return None

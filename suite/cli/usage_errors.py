@@ -35,6 +35,7 @@ def _explain_absent(parameter: click.Parameter, context: click.Context, command:
     if not isinstance(parameter, click.Option):
         return f"{parameter.make_metavar(context)} is missing; mlhpc help {command} says what it can be"
     what = (parameter.help or "").partition(". ")[0].rstrip(".")
+    # The longest spelling is the one with two dashes.
     return f"{max(parameter.opts, key=len)} is missing ({what[:1].lower()}{what[1:]}); mlhpc help {command} has all"
 
 

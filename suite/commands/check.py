@@ -135,6 +135,7 @@ def _check_paths(
     """Check the paths. Every other file is read first, so that a mistake in it ends the command at once."""
     if ruleset_name is not None:
         read_ruleset(ruleset_name)
+    # Checking a round takes minutes, reading these files does not.
     given = read_reference_points(rcp) if rcp is not None else None
     waivers = read_waivers(waive_file, paths) if waive_file is not None else None
     verdict = check_paths(list(paths), ruleset_name, given)

@@ -333,6 +333,7 @@ def _find_round(scored: Result) -> str | None:
 def _compare_energy(a: Result, b: Result) -> tuple[EnergyRatio | None, list[str]]:
     """Compare two results' energies. Return the ratio, or None and why. Without any energy, None and no reason."""
     found = {"A": a.energy, "B": b.energy}
+    # Without a meter on either side there is nothing to explain.
     if not any(found.values()):
         return None, []
     for name, energy in found.items():

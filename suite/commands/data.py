@@ -320,6 +320,7 @@ def _render_summary(root: Path, manifest: Manifest) -> str:
 
 def _describe_data(manifest: Manifest) -> str:
     """Describe the data in a sentence, with the card's words on workload and size if they are known here."""
+    # The workload of the data may not be installed here.
     with suppress(InputError):
         card = load_descriptor(manifest.workload).card()
         size = f": {card.sizes[manifest.size].description}" if manifest.size in card.sizes else ""

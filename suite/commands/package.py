@@ -115,6 +115,7 @@ def package(
     file = _find_system_file(system)
     if file is not None:
         system_submitter = read_system(file).submitter
+        # A path stands for the system's name too: the package's folders have it.
         name, stated = Path(system).stem, read_description(file)
     meter = None
     if power is not None and power_columns is not None:

@@ -219,6 +219,7 @@ def _predict_times(machine: Machine | None, costs: Sequence[Cost]) -> list[Row]:
     from suite.performance.plans.step_time import predict_time
 
     rows = [(cost, None if machine is None else predict_time(machine, cost)) for cost in costs]
+    # Without a machine all times are equal, so that memory decides.
     return sorted(rows, key=lambda row: (row[1].total_s if row[1] else 0.0, row[0].memory))
 
 
@@ -285,6 +286,7 @@ def _sweep(
 
     found = {name: read_plan(find_plan(chosen, name))[0] for name in plans}
     common = PredictionCache()
+    # On the meta device parameters have names and shapes but no memory.
     names = [name for name, _ in build_on_meta(chosen, config)[1].named_parameters()]
     return list_plan_costs(
         found,

@@ -319,6 +319,7 @@ def _judge_runs(original: Original, rerun: Rerun, data: LevelVerdict, asked: _Op
     why = original.cannot_run() or rerun.cannot_run()
     if why is not None:
         return [make_level_verdict(number, LevelOutcome.CANNOT, why) for number in numbers]
+    # A run that exists has read its data already; a new one would waste hours on other data.
     if asked.beside is None:
         cause = None
         if data.verdict == LevelOutcome.NOT_REPRODUCED:
@@ -340,6 +341,7 @@ def _judge_level(number: int, rerun: Rerun, asked: _Options) -> LevelVerdict:
     if number == 3:
         return rerun.judge_convergence(asked.runs)
     if asked.beside is not None:
+        # One run has no partner on this machine, and another machine's times say nothing.
         why = "times are compared in pairs on one machine: give --run, not --with"
         return make_level_verdict(number, LevelOutcome.INCONCLUSIVE, why)
     return rerun.judge_time(asked.overrides, asked.pairs, asked.margin)

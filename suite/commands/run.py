@@ -194,6 +194,7 @@ def _start_trials(
     )
     if trial is not None:
         return _launch_trial(plan, trial, ranks or 1, overrides, wait_s)
+    # Only a whole series makes the run folder new; single trials share one.
     return _launch_all(plan, ranks, overrides, wait_s)
 
 

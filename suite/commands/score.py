@@ -122,6 +122,7 @@ def render_result(scored: Result, *, explain: bool) -> list[str]:
         text.append(f"  {busy}")
     baselines: dict[str, None] = {}  # each line once: the runs of a result log the same baselines
     for run in scored.runs:
+        # A dict keeps the order of the lines.
         baselines |= dict.fromkeys(render_baselines(run.baselines, run.attainable))
     text += [f"  {line}" for line in baselines]
     if first.suite_version and not any(run.baselines for run in scored.runs):

@@ -322,6 +322,7 @@ def _judge_running(record: RunRecord | None, silent_s: float, *, launched: bool)
 
 def _judge_ended(sign: AttemptState, *, begun: bool, resumable: bool) -> tuple[str, str]:
     """Judge a trial whose launcher left an exit code, or left nothing because it was killed."""
+    # The launcher's code without a run_start: the trial failed before training.
     if sign.code is not None and not begun:
         return "aborted", f"exit code {sign.code} before it began"
     how = "its launcher has gone" if sign.code is None else f"exit code {sign.code}"
@@ -332,6 +333,7 @@ def _judge_ended(sign: AttemptState, *, begun: bool, resumable: bool) -> tuple[s
 
 def _judge_unlogged(job: JobStatus) -> tuple[str, str]:
     """Judge a trial without a log and without a launcher on this machine."""
+    # None: Slurm does not answer, or there is no job.
     if job.ended is None:
         return "queued", "; ".join(filter(None, ("no log yet", _describe_no_answer(job))))
     return ("incomplete", "no log") if job.ended else ("queued", "")

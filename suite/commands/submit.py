@@ -250,6 +250,7 @@ def plan_job(template: Job, config: RunConfig, nodes: int, folder: Path) -> Job:
     output = str(folder / "output").replace("%", "%%") + f"/{log}"  # Slurm expands %j in any part of a path
     job = replace(template, nodes=nodes, run=str(folder), config=str(RunFolder(folder).config_path), output=output)
     accumulation = config.gradient_accumulation_steps
+    # Without a plan every rank has samples of its own.
     groups = job.ranks
     if config.plan is not None or config.mesh is not None:
         from suite.training.parallel.sharing import Parallel
@@ -317,6 +318,7 @@ def _estimate_cost(
         trials_in_sequence=job.runs,
         nodes=job.total_nodes,
         data=data,
+        # Every node stages the whole data set.
         staged_bytes=data.bytes * job.total_nodes if staged else 0,
         files_written=cost.FILES_PER_RUN + cost.FILES_PER_TRIAL * job.trials + job.total_nodes,
     )

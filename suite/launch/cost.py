@@ -132,6 +132,7 @@ def find_obstacles(cost: Cost, time_limit_s: int, *, trials: int, required: int,
     if cost.run_s is None:
         return found
     limit, run = render_duration(time_limit_s), render_duration(cost.run_s)
+    # Only whole runs count: a run that is cut is resumed and not scored.
     fit = int(time_limit_s // cost.run_s) if cost.run_s > 0 else trials
     if fit == 0:
         found.append(

@@ -38,6 +38,7 @@ def keep_heartbeat(path: Path, what: str) -> Iterator[None]:
     If the disk cannot hold the file, the body runs without it.
     """
     with ExitStack() as stack:
+        # Only the disk's errors: a LockedError of another launcher still ends this one.
         with suppress(OSError):
             make_folder(path.parent)
             stack.enter_context(create_lock(path, what))

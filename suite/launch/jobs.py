@@ -134,6 +134,7 @@ def list_exit_codes(run: Path, job: str) -> list[int]:
     """List the exit codes that the job's script wrote, one per array task. A killed task has none."""
     codes = []
     for path in sorted((run / "exit").glob(f"{job}*")):
+        # The pattern of glob also finds job 1234 for 123.
         if re.fullmatch(rf"{job}(_\d+)?", path.name):
             text = ""
             with suppress(OSError):  # a file that is larger than a number, or no file

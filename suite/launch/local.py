@@ -340,6 +340,7 @@ class _RankStopper:
         self._token = token
         self._grace_s = grace_s
         self._timer = threading.Timer(grace_s, self._force)
+        # It must not keep this process alive after the ranks have ended.
         self._timer.daemon = True
         self._passed_on = self._ranks_told = False
 
@@ -351,6 +352,7 @@ class _RankStopper:
 
     def __call__(self, signum: int, frame: FrameType | None) -> None:
         if self.number is not None:
+            # timeout(1) sends a signal to the process and to its group: two that follow at once are one request.
             if time.monotonic() - self._asked_s > REPEAT_WINDOW_S:
                 self._force()
             return
@@ -382,6 +384,7 @@ class _RankStopper:
             return
         self._timer.start()
         if self._process.poll() is None:
+            # mpiexec passes it on to its ranks.
             self._process.send_signal(signal.SIGTERM)
         else:
             self.launcher_has_gone()

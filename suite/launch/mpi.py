@@ -32,6 +32,7 @@ FAMILIES: tuple[tuple[Family, str], ...] = (
     ("openmpi", r"open\s?mpi|openrte|prterun|prrte"),
     ("mpich", r"mpich|hydra|mvapich|intel\(r\) mpi|cray"),
 )
+# The plug-ins of srun that speak the process interface of each family, the best first.
 PLUGINS: Mapping[Family, tuple[str, ...]] = {"mpich": ("pmi2", "cray_shasta", "pmix"), "openmpi": ("pmix",)}
 
 

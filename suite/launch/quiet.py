@@ -21,6 +21,7 @@ def measure_other_work(seconds: float = MEASURE_S) -> OtherWork | None:
     root = find_machine_root(os.environ)
     begin, own_s = read_node_times(root), read_own_s(root)
     time.sleep(seconds)
+    # This process's own time is not other work.
     own_s = read_own_s(root) - own_s
     end, allowed = read_node_times(root), read_usable_resources(root)
     passed = end.at_s - begin.at_s

@@ -36,6 +36,7 @@ def start_ranks(
     begun = time.monotonic()
     signals: list[int] = []
     try:
+        # `run_local` needs a log, which nobody reads here: `echo` prints every line.
         with tempfile.TemporaryDirectory(prefix="mlhpc-ranks-") as folder:
             log = Path(folder) / "ranks.log"
 

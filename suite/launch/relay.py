@@ -29,9 +29,11 @@ def run_output_relay(log: Path, token: str, grace_s: float) -> None:
     gone_at: float | None = None
     problem: str | None = None
     while True:
+        # A second at most: the grace period is checked even if no rank prints.
         ready = dict(watch.poll(1000))
         if gone_at is None and launcher in ready:
             gone_at = time.monotonic()
+            # Its POLLERR would end every further wait at once.
             watch.unregister(launcher)
         if gone_at is not None and time.monotonic() - gone_at > grace_s:
             kill_by_token(token)

@@ -183,6 +183,7 @@ class Job:
 def render_sbatch_script(job: Job) -> str:
     """Render the job script from templates/job.sbatch. A line with an empty ``{{ name }}`` alone is left out."""
     parts = _render_parts(job)
+    # The line that sets the variable is in the script only if a text needs it.
     used = any(_APOSTROPHE in part for part in parts.values())
     parts["apostrophe"] = 'apostrophe="\'"' if used else ""
 
@@ -363,6 +364,7 @@ def _escape_default(text: str) -> str:
 
     An apostrophe there would begin a quoted text, and no backslash would prevent it.
     """
+    # A brace would end the default value early.
     return _escape_quoted(text).replace("}", r"\}").replace("'", _APOSTROPHE)
 
 

@@ -118,6 +118,7 @@ class SeriesTimeEstimator:
         else:
             return None
         others = self._trials - self._ended - 1
+        # A trial's first line comes after start-up and some epochs; without the epochs start-up is left.
         start_s = sum(max(0.0, wait - first * pace) for wait, first in self._firsts) / len(self._firsts)
         left = max(0.0, count - epoch) * pace + others * (start_s + count * pace)
         so_far = render_duration(self._clock() - self._begin)

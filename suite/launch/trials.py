@@ -48,6 +48,7 @@ def run_trials(
         _refuse_running(folder, trial)
     codes: list[int] = []
     stops: list[int] = []  # signals to this process
+    # One clock for the series: later trials are predicted from earlier ones.
     clock = _make_time_estimator(folder, len(trials))
     with (
         _TerminalProgress(len(trials))

@@ -87,6 +87,7 @@ def build_package(
     check_folder_name("--system", system)
     runs = [read_run(folder) for folder in folders]
     _check_ended(runs)
+    # Every check comes before the first file is written.
     _check_one_suite(runs)
     _check_kept_files(runs)
     submitter = submitter or _choose_submitter(runs, system_submitter)
@@ -112,6 +113,7 @@ def build_package(
         personal: list[tuple[Path, str, str]] = []
         for result in results:
             described = describe_system(result.runs[0].nodes, stated)
+            # The checker asks for a name, and --system is one.
             named = structs.replace(described, system_name=described.system_name or system)
             _write_system(staged, package, result, named, (submitter, division, status))
             _write_logs(staged, result, meter, network_w)
@@ -295,6 +297,7 @@ def _write_logs(staged: Path, result: Result, meter: MeterReadings | None, netwo
 
 def _move_files(staged: Path, package: Path) -> None:
     """Move every staged file into the package; folders that hold results are new, so nothing is replaced."""
+    # Sorted, a folder comes before its files.
     for path in sorted(staged.rglob("*")):
         target = package / path.relative_to(staged)
         if path.is_dir():

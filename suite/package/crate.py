@@ -88,6 +88,7 @@ def render_crate(package: Path) -> str:
     files = [_add_file(graph, package, path) for path in sorted(described)]
     runs = list(_list_runs(package))
     actions = [_add_action(graph, package, agent, *run) for run in runs]
+    # The date of the newest run, not of today: the same files give the same crate.
     stops = [stop for _, _, record in runs if (stop := record.run_stop_s) is not None]
     results = sorted({f"{record.benchmark} {record.size or ''}".strip() for _, _, record in runs if record.benchmark})
     about = f"results package of {submitter} in the tree of MLPerf HPC: {', '.join(results) or 'no results'}"

@@ -217,6 +217,7 @@ def _copy_file(source: Path, target: Path, redaction: Redaction) -> list[tuple[s
     if _is_log(source):
         redaction.check_log(source)
         shutil.copyfile(source, target)
+        # A file that is not UTF-8 is searched for personal words all the same.
         text = source.read_text("utf-8", "replace")
     else:
         text = redaction.apply(source.read_text("utf-8", "replace"))

@@ -25,6 +25,7 @@ def write_power(
     """
     own = log.parent / POWER / log.stem
     for path in sorted(own.glob("*.txt")) if own.is_dir() and not own.is_symlink() else ():
+        # A link may lead out of the run folder.
         if path.is_file() and not path.is_symlink():
             make_folder(target)
             shutil.copyfile(path, target / path.name)

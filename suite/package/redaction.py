@@ -64,6 +64,7 @@ class Redaction:
         if "paths" in self.kinds:
             text = _PATH.sub(_short_path, text)
         if "hosts" in self.kinds:
+            # A list such as node[1-4] contains no whole name that an alias could replace.
             text = _NODE_LISTS.sub(rf'\1"{REDACTED}"', text)
             for name in sorted(self.personal.hosts, key=len, reverse=True):  # node1.site before node1
                 text = re.sub(_match_whole_word(name), self.alias(name), text)

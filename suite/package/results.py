@@ -100,6 +100,7 @@ def group_results(runs: Sequence[Run], system: str) -> Iterator[Result]:
         groups.setdefault((run.info.workload, run.info.size, run.info.mode, shape), []).append(run)
     for (workload, size, mode, system_id), members in groups.items():
         benchmark = build_card_benchmark(load_descriptor(workload), size)
+        # One result describes one system, so that the times are of equal hardware.
         deviating = list_differences(run.nodes[0] for run in members)
         if deviating:
             raise InputError(
@@ -116,6 +117,7 @@ def group_results(runs: Sequence[Run], system: str) -> Iterator[Result]:
 def _check_subject(records: Sequence[RunRecord], benchmark: Benchmark, subject: str) -> None:
     """Raise InputError for a log without a run, or of another benchmark or size than its run folder."""
     for record in records:
+        # A log that ended while the run started lacks the events of its first lines.
         if None in (record.benchmark, record.size) and record.run_start_s is None:
             raise InputError(
                 f"{record.path}: ended before run_start and is no run; "

@@ -52,6 +52,7 @@ def build_stated_result(
 def list_differences(stated: Mapping[str, Any], found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """List what differs between two such documents: name, stated and found value. Runs are matched by their file."""
     names: tuple[str, ...] = ("benchmark", "size", "score_s", "score_with_staging_s", "models_per_min")
+    # Packages without a meter state no energy.
     names += tuple(name for name in ENERGY if name in stated)
     different = [(name, stated.get(name), found.get(name)) for name in names if stated.get(name) != found.get(name)]
     one, other = (_group_by_file(document.get("runs")) for document in (stated, found))

@@ -172,6 +172,7 @@ def steps(
     def check() -> None:
         _check_sides(chosen, sides, folder, ranks if launch is None else launch.size)
 
+    # The ranks check too, but only after they have started, which takes seconds.
     if launch is None and ranks > 1:
         check()
         words = render_option_words(
@@ -243,6 +244,7 @@ def _check_sides(chosen: Descriptor, sides: list[RunConfig], folder: Path, ranks
             "choices.pinned.collectives differs, but A and B share one process group: "
             "give both the same, as --set choices.pinned={collectives: …}"
         )
+    # Two models are built for the check, which takes seconds; only hyperparameters change the shapes.
     if sides[0].hyperparameters != sides[1].hyperparameters:
         _check_parameters(chosen, sides)
 
@@ -296,6 +298,7 @@ def _run_sides(
     place = run.checkpoint(0)
     if world.is_first:
         make_folder(place.parent)
+    # No rank may write its part of the checkpoint before the folder is there.
     world.barrier()
     try:
         plans = [TrialPlan(chosen, each, run, 0, base_seed=seed) for each in configs]
@@ -307,6 +310,7 @@ def _run_sides(
         found = run_block_pairs(sides[0], sides[1], schedule)
     finally:
         if world.is_first:
+            # The checkpoint serves only the blocks of this command.
             shutil.rmtree(place.parent, ignore_errors=True)
     if not world.is_first:
         return

@@ -76,6 +76,7 @@ def ceilings(
         return
     launch = find_world(ranks)
     path = output or Path("ceilings.json")
+    # The ranks check the path too, but only after they have started, which takes seconds.
     if launch is None and ranks > 1:
         refuse_existing(path)
         words = render_option_words(

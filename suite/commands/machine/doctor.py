@@ -213,6 +213,7 @@ def judge_mpi_load(answer: CommandResult, site: mpi.SiteMpi) -> tuple[list[Check
         return [Check("mpi4py", True, f"loads {library[:60]}" + (f" from {path}" if path else ""), "local")], library
     last = answer.output.strip().splitlines()[-1:] or [f"exit code {answer.code}"]
     fix = mpi.explain_fix(site)
+    # With a site's MPI the wheel would be the wrong one: mpi4py is built against the site's.
     if "No module named 'mpi4py'" in answer.output and not site.mpicc:
         fix = f"{sys.executable} -m pip install 'mlhpc[run,mpi]'"
     return [Check("mpi4py", False, last[0][:120], "local", fix, "an MPI library that loads")], ""
@@ -333,6 +334,7 @@ def check_slurm(library: str = "") -> list[Check]:
     if missing:
         return [Check("commands", False, f"no {', '.join(missing)} on PATH", "slurm", install)]
     checks = [Check("commands", True, ", ".join(programs), "slurm")]
+    # Slurm's commands can be installed where no controller answers.
     partitions = _run_command(["sinfo", "--noheader", "--format=%P %D nodes %T"])
     text = "; ".join(line.strip() for line in partitions.output.strip().splitlines())
     fix = "export SLURM_CONF=<the site's slurm.conf>, or ask whether slurmctld runs"

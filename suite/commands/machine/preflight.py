@@ -135,6 +135,7 @@ def _start_node(words: list[str], ranks: int, begin: float, budget: int) -> tupl
         else:
             print_line(line)
 
+    # The budget includes what has passed since the command began.
     limit_s = budget - (time.time() - begin)
     code = start_ranks(["preflight", "node", *words], ranks, limit_s=limit_s, echo=hear)
     if where == END_STAGE:  # all is measured and written: only the end of the processes was late

@@ -100,6 +100,7 @@ def profile(
         find_data(root, resolved.workload, resolved.size)
 
     launch = find_world(ranks)
+    # The ranks check too, but only after they have started, which takes seconds.
     if launch is None and ranks > 1:
         check()
         words = render_option_words({"--steps": steps, "--profiled-steps": profiled_steps, "-o": folder})
@@ -178,7 +179,9 @@ def _write_profile(output: Path, document: dict[str, Any], result: Profile) -> N
     make_folder(output)
     result.trace.export_chrome_trace(str(output / "trace.json"))
     rows = document["layers"]
+    # csv writes the line ends itself.
     table = io.StringIO(newline="")
+    # Names of layers come from the workload's code and may look like formulas to a spreadsheet.
     lines = [list(rows[0]), *(list(map(encode_csv_cell, row.values())) for row in rows)] if rows else []
     csv.writer(table, lineterminator="\n").writerows(lines)
     write_file_atomically(output / "layers.csv", table.getvalue())
@@ -213,6 +216,7 @@ def render_profile(document: dict[str, Any]) -> list[str]:
 def _render_layers(layers: list[dict[str, Any]]) -> list[str]:
     """Render the layers with the most time of their own, without the layers inside them."""
     whole = sum(layer["own_s"] for layer in layers) or 1.0  # own times do not overlap: they sum to the step
+    # Time of its own: a layer's whole time would count the layers inside it twice.
     busiest = sorted(layers, key=lambda layer: -layer["own_s"])[:LISTED_LAYERS]
     text = [
         f"{'layer':<44} {'kind':<20} {'own':>6} {'forward ms':>11} {'backward ms':>12} "

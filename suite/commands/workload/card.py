@@ -152,6 +152,7 @@ def _count_size(chosen: Descriptor, config: RunConfig) -> CardCounts:
     from suite.world import World
 
     root = config.data or choose_default_data_root(config.workload, config.size)
+    # The manifest is written last, so only a whole data set has one.
     if (root / MANIFEST_NAME).exists():
         find_data(root, config.workload, config.size)
         return count_size(chosen, config, root)

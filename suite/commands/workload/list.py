@@ -94,6 +94,7 @@ def render_workload(item: Descriptor) -> list[str]:
         "  " + "  ".join(text.ljust(width) for text, width in zip(row, [*widths, 0], strict=True)).rstrip()
         for row in rows
     ]
+    # All sizes have one metric as a rule; each is named once.
     metrics = "; ".join(dict.fromkeys(size_card.metric_name for size_card in card.sizes.values()))
     title = f"{card.workload}  {card.title} ({card.domain}), measured by {metrics}"
     return [title, *table] if item.implementation else [title, *table, f"  card only: {item.card_path}"]

@@ -162,6 +162,7 @@ def _find_subject(logs: Sequence[RunRecord]) -> tuple[Descriptor, str]:
             f"the logs are of several benchmarks or sizes: {sorted(map(str, named))}; record each with a command of its own"
         )
     benchmark, size = next(iter(named))
+    # Logs name a benchmark by its MLPerf name, not by the workload's.
     workload = next((item for item in load_descriptors().values() if item.card().mlperf_name == benchmark), None)
     if workload is None or size is None:
         raise InputError(

@@ -166,6 +166,7 @@ def _compare_code(was: RunFacts, now: RunFacts, workload: str | None) -> Iterato
     """Compare the suite's code. A commit or a change without effect on the files of a run is no difference."""
     yield from _compare_values(VERSION, "suite version", was.suite_version, now.suite_version)
     one, other = _select_used(was.sources, workload), _select_used(now.sources, workload)
+    # Without digests of both sides only commits and diffs can be compared.
     files = _list_differing(one, other) if one and other else []
     if one and other and not files:
         return

@@ -205,6 +205,7 @@ def judge_times(a_s: Sequence[float], b_s: Sequence[float], margin: float, cause
         return make_level_verdict(
             TIME, LevelOutcome.INCONCLUSIVE, why, cause, {"original_s": list(a_s), "changed_s": list(b_s)}
         )
+    # Two one-sided tests (TOST) at ALPHA: the 90 % interval must lie within the margin.
     found = compute_equivalence(a_s, b_s, margin)
     compared = {
         **{"pairs": found.pairs, "ratio": found.ratio, "interval": [found.low, found.high], "margin": margin},

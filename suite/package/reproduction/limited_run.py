@@ -21,6 +21,7 @@ SHORTEST_S, LONGEST_S = 600.0, 7200.0  # bounds of that limit; --limit-minutes s
 MEMORY_SHARE = 0.8  # of the free memory, for all ranks together
 GRACE_S = 60.0  # between SIGTERM and SIGKILL; `mlhpc run` gives its ranks 30 s to save
 TAIL_BYTES = 2**16  # bytes at the end of a command's output that are read
+# Signal 9 is what Linux sends when memory runs out; threads cannot be made at a limit of private memory.
 _NO_MEMORY = re.compile(rf"{NO_MEMORY.pattern}|ended by signal 9 |Thread creation failed")
 
 
@@ -79,6 +80,7 @@ def run_limited(
             preexec_fn=_make_child_setup(memory, make_parent_death_hook(os.getpid())),
         )
         with process:
+            # First the time limit, then the time to save after SIGTERM.
             for limit_s, end in ((bounds.seconds if bounds else None, process.terminate), (GRACE_S, process.kill)):
                 try:
                     process.wait(limit_s)

@@ -111,6 +111,7 @@ class Rerun:
         elif self.beside is not None:
             return self._judge_beside(logged)
         else:
+            # 0 is what `mlhpc data generate` takes without --seed.
             seed = manifest.seed if manifest is not None else 0
             why = explain_not_regenerated(manifest) or self._make_data(seed)
             if why is not None:
@@ -175,6 +176,7 @@ class Rerun:
             now = self._now(number)
             if isinstance(now, UnfinishedRun):
                 return make_level_verdict(3, now.verdict, now.why, self._cause())
+        # Reference points hold for one batch size.
         batch = self.original.records[0].global_batch_size or 0
         apart = benchmark.card.between_evals(batch) if benchmark.card else 1.0
         found = levels.judge_epochs(
@@ -195,6 +197,7 @@ class Rerun:
         times: dict[str, list[float]] = {"A": [], "B": []}
         for pair in range(pairs):
             found = {}
+            # The order alternates, so that a drift of the machine does not favour one side.
             for side in ORDERS[pair % len(ORDERS)]:
                 config = self.config if side == "A" else changed
                 made = self._start(config, self.folder / f"pair_{pair}_{side}", self._seed(pair))
@@ -340,6 +343,7 @@ class Rerun:
         )
         logs = RunFolder(folder).results()
         if done.over is not None:
+            # Its first losses may be enough to judge level 2.
             facts = self._read(logs[0], folder)[1] if logs else None
             return UnfinishedRun(LevelOutcome.INCONCLUSIVE, f"the run did not come to its end: {done.over}", facts)
         if not logs or done.code not in (0, 1):  # 1: the run missed its target, which level 3 judges

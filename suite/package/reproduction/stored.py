@@ -35,6 +35,7 @@ def judge_log(original: Original, changes: Sequence[Difference]) -> LevelVerdict
     if altered is not None:
         why = f"{altered.what} is not the file that the run was made with: the log has another sha256"
         return make_level_verdict(0, LevelOutcome.NOT_REPRODUCED, why, altered)
+    # The package's own statement is exact; published tables have six digits.
     if original.stated:
         return _compare_stated(original)
     official = _find_official(original)
@@ -97,6 +98,7 @@ def _find_official(original: Original) -> dict[str, Any] | None:
     group = original.scored.group
     names = (group.round, group.submitter, group.system, original.scored.scenario, group.benchmark)
     for plugin in find_plugins(SCORES).values():
+        # The tables of the published rounds belong to the analysis, which this room may not import.
         found = plugin.point.load()(*names)
         if found is not None:
             return dict(found)
