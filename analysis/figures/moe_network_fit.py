@@ -61,6 +61,7 @@ def render_answer(study: Study) -> str:
 
 def draw_chart(table: pd.DataFrame) -> Chart:
     """Draw a panel per sweep: measured times as markers, the model as lines."""
+    # Each grid and algorithm has a line and a marker of its own
     grids = table["ranks"].astype(str) + " ranks, " + table["algorithm"]
 
     def draw(rows: pd.DataFrame) -> Chart:

@@ -16,7 +16,7 @@ from analysis.study import Study
 
 SAME_COST = 1.05  # a cost within 5 % of the least is the least
 MOST_LISTED = 3  # results that a sentence names
-FACTOR_WORDS = {  # of the waterfall's table: what is said of it
+FACTOR_WORDS = {  # words for the columns of the table of factors (figure waterfall)
     "size": "machine size",
     "speed/size": "speed of each part",
     "epochs": "fewer epochs",
@@ -140,12 +140,12 @@ def _explain_difference(explained: pd.DataFrame, other: str, best: str) -> str:
     row = pairs.iloc[0]
     sizes = {name: math.log(row[name]) for name in FACTOR_WORDS if row[name] > 0}
     most, least = max(sizes, key=lambda name: sizes[name]), min(sizes, key=lambda name: sizes[name])
-    said = f"{FACTOR_WORDS[most]} × {row[most]:.3g}{_interval(row, most)}"
+    text = f"{FACTOR_WORDS[most]} × {row[most]:.3g}{_interval(row, most)}"
     # One per cent, as a logarithm; less is not worth words
     if sizes[least] < -0.01:
         against = FACTOR_WORDS[least].replace("fewer", "more").replace("less", "more")
-        said += f", against {against} × {row[least]:.3g}{_interval(row, least)}"
-    return said
+        text += f", against {against} × {row[least]:.3g}{_interval(row, least)}"
+    return text
 
 
 def _interval(row: pd.Series, name: str) -> str:

@@ -237,8 +237,12 @@ def render_plan(log: Log) -> str | None:
     }
     axes = [f"{_short(name)}={_short(size)}" for name, size in sizes.items()]
     axes += [f"spatial={'x'.join(map(_short, parts))}"] if isinstance(parts, list) and parts else []
-    said = [f"{_short(block)} ({_short(policy)})" for block, policy in again.items()] if isinstance(again, dict) else []
-    return f"{_short(value.get('name'))} {','.join(axes)}" + (f", recomputes {', '.join(said)}" if said else "")
+    recomputed = (
+        [f"{_short(block)} ({_short(policy)})" for block, policy in again.items()] if isinstance(again, dict) else []
+    )
+    return f"{_short(value.get('name'))} {','.join(axes)}" + (
+        f", recomputes {', '.join(recomputed)}" if recomputed else ""
+    )
 
 
 def _plan(log: Log) -> dict[str, Any]:
