@@ -1,7 +1,8 @@
 """Reads YAML and JSON documents into `msgspec.Struct`, and writes them as plain data.
 
 A mistake in a document is an InputError of one line. It names the file, the key with its line (YAML), the value and
-what was expected. The annotations of a Struct state what a document may hold: ``width: Annotated[int, Meta(ge=1)] = 32``.
+what was expected. The annotations of a Struct state what a document may hold: ``width: Annotated[int, Meta(ge=1)] =
+32``.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130  # as shells have it: 128 + SIGINT
 
 
-# Errors of a path that a person named and that does not exist or may not be used. A full or broken disk is the machine's.
+# Errors of a path that a person named and that does not exist or may not be used. A full or broken disk is the
+# machine's.
 _USAGE_ERRNOS = frozenset(
     {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
     | {errno.ENAMETOOLONG, errno.ELOOP}

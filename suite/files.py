@@ -33,7 +33,8 @@ def write_atomically(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
     not touched. Missing folders are made. With ``overwrite`` false, FileExistsError if ``path`` exists at the end.
 
     A symbolic link stays, and the file it names is written. ``path`` may be a pipe, a device or an open file, such as
-    /dev/stdout. Then the content is written into it when the body ends. An OSError names ``path``, never the temporary file.
+    /dev/stdout. Then the content is written into it when the body ends. An OSError names ``path``, never the temporary
+    file.
     """
     with add_path_to_errors(path):
         if (number := _find_descriptor(path)) is not None or _is_special(path):
@@ -58,7 +59,10 @@ def write_atomically(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
 
 
 def write_file_atomically(path: Path, content: str | bytes, *, overwrite: bool = True) -> None:
-    """Write a file with `write_atomically`, as UTF-8. A surrogate, which UTF-8 cannot encode, becomes a question mark."""
+    """Write a file with `write_atomically`, as UTF-8.
+
+    A surrogate, which UTF-8 cannot encode, becomes a question mark.
+    """
     with write_atomically(path, overwrite=overwrite) as part:
         part.write_bytes(content.encode("utf-8", "replace") if isinstance(content, str) else content)
 
@@ -409,7 +413,8 @@ def print_line(text: str = "", *, error: bool = False, end: str = "\n", result: 
     would act on are replaced (`render_printable`). Lines and tabs stay.
 
     A reader that has gone, or a full disk, costs the line and never the work. If a ``result`` is lost, the command
-    fails at its end (`find_output_error`). Without the redirection Python would fail again with the same bytes when it exits.
+    fails at its end (`find_output_error`). Without the redirection Python would fail again with the same bytes when it
+    exits.
     """
     stream = sys.stderr if error else sys.stdout
     # Escape sequences in a name could rewrite what the terminal shows.

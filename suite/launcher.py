@@ -42,8 +42,8 @@ class Launch:
 def find_launch(environ: Mapping[str, str] = os.environ) -> Launch | None:
     """Find the launcher that started this process, or None. InputError if its variables are inconsistent.
 
-    Of several launchers the innermost counts. Variables of several ranks count before those of one. A shell, a container
-    or a notebook keeps the latter long after their launcher has ended.
+    Of several launchers the innermost counts. Variables of several ranks count before those of one. A shell, a
+    container or a notebook keeps the latter long after their launcher has ended.
     """
     found = [_read(*each, environ) for each in _list_present(environ)]
     for place, launch in enumerate(found):

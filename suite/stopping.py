@@ -1,7 +1,7 @@
 """Handles Ctrl-C and SIGTERM of a command at any moment: one line, and exit code 128 + the signal's number.
 
-A signal raises KeyboardInterrupt, so that files and child processes are cleaned up. While modules are imported, or after
-the command has ended, nothing could catch it. Then the process ends at once. Imports only what Python has loaded
+A signal raises KeyboardInterrupt, so that files and child processes are cleaned up. While modules are imported, or
+after the command has ended, nothing could catch it. Then the process ends at once. Imports only what Python has loaded
 already.
 """
 
@@ -89,7 +89,10 @@ def end_by_signal(number: int) -> None:
 
 
 def render_end_line() -> str:
-    """Return what to print at the end; "" on all ranks but the first. The process then exits with `compute_exit_code`."""
+    """Return what to print at the end; "" on all ranks but the first.
+
+    The process then exits with `compute_exit_code`.
+    """
     _State.stopped = True
     launcher = sys.modules.get("suite.launcher")
     launch = launcher.find_launch() if launcher is not None else None

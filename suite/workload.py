@@ -248,8 +248,8 @@ class Workload(Protocol):
         """List the parameters that are split over ranks: all ranks' shares make the whole. Default: none.
 
         The backward pass must leave in their gradients the sum over the losses of all ranks. Ranks with the same share
-        (`share_copy`) must have the same sum. The harness divides it by the number of ranks, as DDP does for other gradients. It
-        does not reduce it over ranks, and saves each share.
+        (`share_copy`) must have the same sum. The harness divides it by the number of ranks, as DDP does for other
+        gradients. It does not reduce it over ranks, and saves each share.
         """
         return ()
 

@@ -56,7 +56,9 @@ def _render_rounded(value: float, step: float) -> str:
 
 
 def render_number(value: float | None) -> str:
-    """Render a number with four significant digits; whole numbers in full, with thousands separators from five digits on."""
+    """Render a number with four significant digits; whole numbers in full, with thousands separators from five digits
+    on.
+    """
     if value is None or not math.isfinite(value):
         return "–"
     # Beyond 1e15 floats have no fractions any more, so being whole says nothing

@@ -1,4 +1,5 @@
-"""The figures of the report: `FIGURES` names one module each, and ``questions.yaml`` has the questions that they answer.
+"""The figures of the report: `FIGURES` names one module each, and ``questions.yaml`` has the questions that they
+answer.
 
 A module has TITLE and VIEWS: each `View` is one question with its table, its answer in words and its chart. Other
 installed packages add figures by an entry point of the group ``mlhpc.figures``. It names a package with its own FIGURES

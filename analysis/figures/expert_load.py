@@ -47,7 +47,9 @@ class ResultLoad:
         return self.windows.groupby("step")[column].agg(["mean", "min", "max"])
 
     def last_epoch(self) -> tuple[str, list[str], np.ndarray]:
-        """Return the first run, its layers, and tokens over the layer's mean: layers x experts, NaN where a layer has fewer."""
+        """Return the first run, its layers, and tokens over the layer's mean: layers x experts, NaN where a layer has
+        fewer.
+        """
         # One run only: the numbers of experts in two runs mean different experts
         run = self.windows["run"].iloc[0]
         own = self.windows[self.windows["run"] == run]
@@ -130,8 +132,8 @@ def draw_tokens_chart(table: pd.DataFrame) -> Chart:
     """Draw a panel per result: layers and experts, coloured by their tokens; white is the mean."""
 
     def draw(rows: pd.DataFrame) -> Chart:
-        # The same distance on both sides of 1, so that the middle colour is the mean; at least 10 %, or noise looks like
-        # an uneven load
+        # The same distance on both sides of 1, so that the middle colour is the mean; at least 10 %, or noise looks
+        # like an uneven load
         far = max(0.1, float((rows["tokens / mean"] - 1.0).abs().max()))
         scale = alt.Scale(domain=[1 - far, 1, 1 + far], range=[BLUE, "#F7F7F7", VERMILION])
         cells = alt.Chart(rows).mark_rect().encode(

@@ -125,7 +125,10 @@ def _list_results(study: Study) -> list[ResultRanks]:
 
 
 def _judge_stragglers(ranks: pd.DataFrame) -> StragglerTest | None:
-    """Test all epochs of a result whose log has every rank's values. None: there are none, or ranks differ in number."""
+    """Test all epochs of a result whose log has every rank's values.
+
+    None: there are none, or ranks differ in number.
+    """
     own, wait, steps = [], [], []
     known = ranks[ranks["values"].notna() & (ranks["steps"] > 0)]
     for _, block in known.groupby(["run", "epoch_num"], sort=True):

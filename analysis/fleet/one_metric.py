@@ -204,7 +204,9 @@ class NodeValues:
         return needed
 
     def chance_of_late(self, distance: float, criteria: Criteria) -> float:
-        """Compute how often the repetitions of a healthy node are so late that its value lies ``distance`` above the others."""
+        """Compute how often the repetitions of a healthy node are so late that its value lies ``distance`` above the
+        others.
+        """
         if self.fewest == 1:
             return 0.0
         late = DelayDistribution(self.late, extrapolated=True).probability(distance)
@@ -297,7 +299,8 @@ def _compare_with_others(outliers: Outliers, tails: HealthyTails, rate: float, m
     distance = margin + outliers.limit
     if tails.heavy:
         furthest = outliers.limit / compute_pareto_factor(outliers.count + outliers.rest, rate)
-        # One more value lies beyond the furthest of n with probability 1 / (n + 1); a Pareto tail extends that to `distance`
+        # One more value lies beyond the furthest of n with probability 1 / (n + 1); a Pareto tail extends that to
+        # `distance`
         chance = (furthest / distance) ** PARETO_EXPONENT / (outliers.rest + 1)
     else:
         chance = float(special.stdtr(outliers.rest - 1, -distance / spread)) if spread else 0.0
@@ -388,7 +391,10 @@ def _judge_alone(values: NodeValues, criteria: Criteria) -> MetricReport:
 def _judge_nodes(
     values: NodeValues, criteria: Criteria, main: Reference, slow: Mapping[int, Reference], kinds: set[int]
 ) -> tuple[MetricVerdict, ...]:
-    """Judge every node. ``slow`` has the places of bad nodes, and what they are slower than. ``kinds`` has places in doubt."""
+    """Judge every node.
+
+    ``slow`` has the places of bad nodes, and what they are slower than. ``kinds`` has places in doubt.
+    """
     name, verdicts = values.metric.name, []
     for place, node in enumerate(values.nodes):
         reference = slow.get(place, main)

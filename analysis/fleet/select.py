@@ -36,7 +36,8 @@ PARAMETER_DRAWS = 400  # of the parameters, for an interval
 
 
 class NodeInterval(Struct, frozen=True, forbid_unknown_fields=True):
-    """Holds a time of a node between two events. It begins when the node is known to be healthy; ``ended`` says how it ended.
+    """Holds a time of a node between two events. It begins when the node is known to be healthy; ``ended`` says how it
+    ended.
 
     ``open``: the period lasts, and the node is in the job. ``incidents`` is how many the node had before.
     """
@@ -216,7 +217,10 @@ def fit(table: pd.DataFrame) -> tuple[Hazard, float]:
 
 
 class Incidents(Struct, frozen=True, forbid_unknown_fields=True):
-    """Holds ``count`` incidents. The checks ``found_by`` would have found the node before each of them; empty: none would."""
+    """Holds ``count`` incidents.
+
+    The checks ``found_by`` would have found the node before each of them; empty: none would.
+    """
 
     found_by: frozenset[str]
     count: Annotated[int, Meta(ge=1, le=100_000_000)] = 1

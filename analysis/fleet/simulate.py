@@ -66,7 +66,9 @@ class Fleet(Struct, frozen=True):
 
 
 class FleetChecks(Struct, frozen=True):
-    """Holds the ``shares`` of nodes in which each check found a defect, and the share in which any check did (``defective``)."""
+    """Holds the ``shares`` of nodes in which each check found a defect, and the share in which any check did
+    (``defective``).
+    """
 
     source: str
     mark: str

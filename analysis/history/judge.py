@@ -1,4 +1,7 @@
-"""Judges a history. For each series and quantity: is the newest level slower than the best one, and what is the trend?"""
+"""Judges a history.
+
+For each series and quantity: is the newest level slower than the best one, and what is the trend?
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,8 @@ MONTH_DAYS = 30.0  # days, the unit of a trend
 
 @dataclass(frozen=True)
 class DetectedChange:
-    """Holds a change, its size (level after over level before), the first result after it and the facts that changed there.
+    """Holds a change, its size (level after over level before), the first result after it and the facts that changed
+    there.
 
     ``places`` are the first and the last place where the change may be (95 %). ``facts`` are those of all these places.
     """
@@ -52,7 +56,10 @@ class DetectedChange:
 
 @dataclass(frozen=True)
 class LevelComparison:
-    """Holds the ratio of the newest level to the best earlier one. Each level is (begin, end), indices of its results."""
+    """Holds the ratio of the newest level to the best earlier one.
+
+    Each level is (begin, end), indices of its results.
+    """
 
     newest: tuple[int, int]
     best: tuple[int, int]

@@ -73,7 +73,8 @@ class Errors:
         return np.asarray(student * np.sqrt(variance + doublings * spread))
 
     def trend(self, message: Floats) -> Floats:
-        """Average the signed errors of the newest back test: measured over predicted time, as a logarithm (positive: too short).
+        """Average the signed errors of the newest back test: measured over predicted time, as a logarithm (positive:
+        too short).
 
         The newest back test is the one that predicts the largest grid of ranks from all smaller grids. If times grow
         faster with ranks than the fitted law, the error at the next doubling is at least as large.

@@ -122,7 +122,9 @@ def _time_cell(text: str, seconds: float) -> Cell:
 
 
 def render_ranges(low: pd.Series, high: pd.Series) -> list[str | None]:
-    """Render ranges "low – high", with the decimals that give ``high`` four significant digits; None where one is missing."""
+    """Render ranges "low – high", with the decimals that give ``high`` four significant digits; None where one is
+    missing.
+    """
     return [
         f"{_fixed(a, b, 4)} – {_fixed(b, b, 4)}" if pd.notna(a) and pd.notna(b) else None
         for a, b in zip(low, high, strict=True)

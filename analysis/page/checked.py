@@ -17,7 +17,10 @@ SEVERITY_ORDER = {"error": 0, "warning": 1, "info": 2}
 
 @dataclass(frozen=True)
 class CheckedPath:
-    """Holds one path of the report and its verdict. ``path`` is its name; files are named from it on, not from the root."""
+    """Holds one path of the report and its verdict.
+
+    ``path`` is its name; files are named from it on, not from the root.
+    """
 
     path: str
     verdict: Verdict

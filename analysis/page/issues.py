@@ -80,7 +80,10 @@ def group_issues(issues: Sequence[Issue]) -> list[IssueGroup]:
 
 @dataclass(frozen=True)
 class _Check:
-    """Describes a doubt about the runs of a result for which ``holds`` is true. ``text`` continues "3 of 5 runs ..."."""
+    """Describes a doubt about the runs of a result for which ``holds`` is true.
+
+    ``text`` continues "3 of 5 runs ...".
+    """
 
     severity: Severity
     text: str

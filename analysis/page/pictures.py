@@ -1,4 +1,7 @@
-"""Draws the figures of the page and answers the questions of their views. A view without data states what is missing."""
+"""Draws the figures of the page and answers the questions of their views.
+
+A view without data states what is missing.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,9 @@ class PageFigure:
 
 @dataclass(frozen=True)
 class AnsweredQuestion:
-    """Holds a question of questions.yaml with its answer and figure, or what is missing; ``needs`` says so in few words."""
+    """Holds a question of questions.yaml with its answer and figure, or what is missing; ``needs`` says so in few
+    words.
+    """
 
     question: str
     answer: str

@@ -37,7 +37,10 @@ class ScoreSection:
 
 
 def build_score_sections(study: Study) -> list[ScoreSection]:
-    """Build one section per benchmark, size, mode and division. Rounds whose times mean different things are kept apart."""
+    """Build one section per benchmark, size, mode and division.
+
+    Rounds whose times mean different things are kept apart.
+    """
     sections = []
     for key, rows in study.distinct.groupby([*CLASS_COLUMNS, "division"], sort=True):
         ordered = _sort_rows(rows)

@@ -28,7 +28,9 @@ EMPTY_TABLE = pd.DataFrame({name: [] for name in ("class", "label", "against", "
 
 @dataclass(frozen=True)
 class Summary:
-    """Holds a row for each task with results to rank, older rounds apart, and sentences about results without a comparison."""
+    """Holds a row for each task with results to rank, older rounds apart, and sentences about results without a
+    comparison.
+    """
 
     table: HtmlTable | None
     history: HtmlTable | None
@@ -48,7 +50,10 @@ class _TaskSummary:
 
 
 def build_summary(study: Study, numbers: Mapping[str, pd.DataFrame], answers: Mapping[str, str]) -> Summary:
-    """Summarise a study. ``numbers`` and ``answers`` are those of the figures, so that page and summary say the same."""
+    """Summarise a study.
+
+    ``numbers`` and ``answers`` are those of the figures, so that page and summary say the same.
+    """
     compared, explained = numbers.get("comparison", EMPTY_TABLE), numbers.get("waterfall", EMPTY_TABLE)
     newest = _newest_rounds(study)
     own: list[_TaskSummary] = []
@@ -177,7 +182,10 @@ def _machine(row: pd.Series) -> str:
 
 
 def _costs(a: pd.Series, b: pd.Series, study: Study) -> str:
-    """Describe machine size and cost of two results. Without prices the cost is unit hours, which differ between devices."""
+    """Describe machine size and cost of two results.
+
+    Without prices the cost is unit hours, which differ between devices.
+    """
     units = find_system_units(pd.DataFrame([a, b]))
     parts = [f"{each:.0f} {row['device']}" for each, row in zip(units, (a, b), strict=True) if not is_absent(each)]
     costs = [_cost(row, study) for row in (a, b)]

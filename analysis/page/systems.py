@@ -42,7 +42,10 @@ def build_system_differences(study: Study) -> list[HtmlTable]:
 
 
 def _settings(study: Study) -> dict[str, dict[str, Any]]:
-    """Collect hyperparameters and run_config of each result (by group), flat. Settings that differ between runs say so."""
+    """Collect hyperparameters and run_config of each result (by group), flat.
+
+    Settings that differ between runs say so.
+    """
     by_group: dict[str, dict[str, Any]] = {}
     for group, runs in study.runs.groupby("group", sort=True):
         flat = [
@@ -102,7 +105,10 @@ def build_settings_tables(study: Study) -> list[tuple[str, HtmlTable]]:
 
 
 def build_logs_table(study: Study) -> HtmlTable:
-    """Build the table of every log: outcome, part in the score, beginning of its checksum. tables/runs has all columns."""
+    """Build the table of every log: outcome, part in the score, beginning of its checksum.
+
+    tables/runs has all columns.
+    """
     runs = study.runs
     columns = {
         "log": list(runs["run"]),

@@ -46,7 +46,10 @@ def _other_work(study: Study) -> Tile:
 
 
 def _compliance(study: Study, checked: Sequence[CheckedPath]) -> Tile:
-    """Count errors. Those of own results are bad; those of results that MLCommons reviewed and published are questions."""
+    """Count errors.
+
+    Those of own results are bad; those of results that MLCommons reviewed and published are questions.
+    """
     logs = sum(item.verdict.logs for item in checked)
     # Zero errors of zero logs would look like a success
     if not logs:

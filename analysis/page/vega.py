@@ -22,7 +22,10 @@ LARGEST_SCRIPT = 2**23  # bytes of the script
 
 @cache
 def build_vega_script() -> str:
-    """Build Vega, Vega-Lite and vega-embed as one text for a page. It is cached for the user: making it takes three seconds."""
+    """Build Vega, Vega-Lite and vega-embed as one text for a page.
+
+    It is cached for the user: making it takes three seconds.
+    """
     folder = find_cache_folder()
     # The version in the name: an update of the package makes a new file
     kept = folder / f"vega-{version('vl-convert-python')}.js" if folder else None

@@ -1,7 +1,8 @@
 """Reads the shipped table of scores of the public MLPerf HPC rounds. `benchmarks/published_scores.py` makes it.
 
-All numbers are recomputed from the public logs. Results whose logs were not at hand are missing: `describe_missing_results`
-names them. `read_stated_minutes` holds the minutes that submitters or papers printed, which sometimes differ.
+All numbers are recomputed from the public logs. Results whose logs were not at hand are missing:
+`describe_missing_results` names them. `read_stated_minutes` holds the minutes that submitters or papers printed, which
+sometimes differ.
 """
 
 from __future__ import annotations

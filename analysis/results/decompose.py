@@ -86,7 +86,9 @@ def add_time_parts(
 
 
 def build_results(table: pd.DataFrame, selections: Mapping[str, Selection]) -> pd.DataFrame:
-    """Return one row per result, from the table of `add_time_parts` and the scored runs of each group (`select_scored_runs`)."""
+    """Return one row per result, from the table of `add_time_parts` and the scored runs of each group
+    (`select_scored_runs`).
+    """
     rows = [_result(group, selections[str(name)]) for name, group in table.groupby("group", sort=True)]
     table = pd.DataFrame(rows)
     numbers = ["score_s", "score_with_staging_s", "score_low_s", "score_high_s", "models", "models_per_min", *_NUMBERS]

@@ -1,4 +1,5 @@
-"""Computes one number for a procurement: how many times as fast as a reference every system is, over weighted workloads.
+"""Computes one number for a procurement: how many times as fast as a reference every system is, over weighted
+workloads.
 
 The index is the weighted geometric mean of ratios, as NERSC's system improvement metrics have it. Nothing is filled in.
 A system without a result of a workload has no index, and its row names the workload. The tiers ``ported`` and

@@ -127,7 +127,10 @@ def compute_roofs(file: Ceilings, precision: str) -> list[MeasuredRoof]:
 
 
 def list_peaks(file: Ceilings, work: Work) -> list[Roof]:
-    """List the compute roofs of a rank of the run, the highest first. Lower ones are sustained rates of the same format."""
+    """List the compute roofs of a rank of the run, the highest first.
+
+    Lower ones are sustained rates of the same format.
+    """
     fitting = compute_roofs(file, work.precision)
     alike = [roof for roof in fitting if roof.dtype == fitting[0].dtype]
     return [compute_rank_roof(file, work, roof, f"GEMM {roof.dtype}, {roof.mode}") for roof in alike]

@@ -117,7 +117,10 @@ class Ceilings(Struct, frozen=True, kw_only=True):
 
 
 class Kernel(Struct, frozen=True, kw_only=True):
-    """Holds all launches of one kernel in the counted steps. ``bytes`` is by memory level, named as in the ceilings file."""
+    """Holds all launches of one kernel in the counted steps.
+
+    ``bytes`` is by memory level, named as in the ceilings file.
+    """
 
     name: str
     count: Annotated[float, Meta(ge=0)]

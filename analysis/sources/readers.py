@@ -73,7 +73,9 @@ READERS: Mapping[str, Reader] = {
 
 @dataclass(frozen=True)
 class Sources:
-    """Holds what is at some paths: logs, ceilings and counters, fitted sweeps, steps of demos, rankings of A/B contests."""
+    """Holds what is at some paths: logs, ceilings and counters, fitted sweeps, steps of demos, rankings of A/B
+    contests.
+    """
 
     logs: tuple[Path, ...]
     inputs: Inputs

@@ -14,7 +14,8 @@ LARGEST_PLAUSIBLE = 1e12  # of any count or time that a log states; larger numbe
 
 @dataclass(frozen=True)
 class EpochCount:
-    """Says how a log numbers its epochs. ``samples_per_epoch`` is None if ``epoch_num`` counts epochs; else it counts samples.
+    """Says how a log numbers its epochs. ``samples_per_epoch`` is None if ``epoch_num`` counts epochs; else it counts
+    samples.
 
     OpenFold's logs give each block of steps the number of samples seen by its end.
     """

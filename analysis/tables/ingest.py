@@ -1,4 +1,5 @@
-"""Converts logs to tidy tables: runs, epochs, evals, phases, ranks, experts, systems. Columns and units: docs/tables.md.
+"""Converts logs to tidy tables: runs, epochs, evals, phases, ranks, experts, systems. Columns and units:
+docs/tables.md.
 
 Nothing is repaired silently and nothing is dropped. A log that ended early, was resumed or pruned is a row with a
 column that says so. Scores are not computed here (see analysis.results.decompose).

@@ -67,7 +67,10 @@ class LogTables:
 
 
 def read_log(cards: Mapping[str, Card], rules: Mapping[Path, str], file: LogFile) -> LogTables:
-    """Read one log. Its content never raises. ``rules`` has the ruleset by which a log is judged as well, by its path."""
+    """Read one log.
+
+    Its content never raises. ``rules`` has the ruleset by which a log is judged as well, by its path.
+    """
     # No table shows single steps
     log = read_events(file.path, steps=False)
     record = summarise_log(log)
@@ -165,7 +168,10 @@ def _phase_rows(log: Log) -> list[tuple[Any, ...]]:
 
 
 def _rank_rows(log: Log) -> list[tuple[Any, ...]]:
-    """List the rows of `RANK_COLUMNS` without the run. ``values`` is JSON in rank order, if the log has every rank's value."""
+    """List the rows of `RANK_COLUMNS` without the run.
+
+    ``values`` is JSON in rank order, if the log has every rank's value.
+    """
     rows: list[tuple[Any, ...]] = []
     for event in log.every(mllog.RANK_STATS):
         where = [parse_float(event.metadata.get(name)) for name in ("epoch_num", "steps")]

@@ -108,7 +108,10 @@ _sorted_json = json.JSONEncoder(sort_keys=True).encode  # json.dumps makes an en
 
 
 def remove_surrogates(row: dict[str, Any]) -> dict[str, Any]:
-    """Replace lone surrogates by question marks, so that the row's texts can be written. JSON and file names may hold some."""
+    """Replace lone surrogates by question marks, so that the row's texts can be written.
+
+    JSON and file names may hold some.
+    """
     for name in [name for name, value in row.items() if type(value) is str and not value.isascii()]:
         row[name] = row[name].encode("utf-8", "replace").decode()
     return row
@@ -190,7 +193,9 @@ def _configuration(content: LogContent) -> dict[str, Any]:
 
 
 def _build_own_columns(record: RunRecord) -> dict[str, Any]:
-    """Build the columns that only our own logs fill: start-up, staging rate, work per sample, baselines, phases of the run."""
+    """Build the columns that only our own logs fill: start-up, staging rate, work per sample, baselines, phases of the
+    run.
+    """
     startup, staging = record.startup or {}, record.staging_stats or {}
     # The mean over ranks if the log has it: rank 0 alone may be the fastest or the slowest
     phases = record.rank_mean_phases or record.phases

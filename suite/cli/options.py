@@ -65,7 +65,9 @@ def size_option(
 
 
 def settings_options(function: Function) -> Function:
-    """``--size NAME`` or ``--config FILE``, and ``--set KEY=VALUE``: the arguments of `choose_config_name` and `load_config`."""
+    """``--size NAME`` or ``--config FILE``, and ``--set KEY=VALUE``: the arguments of `choose_config_name` and
+    `load_config`.
+    """
     for option in (
         click.option(
             "--set",
@@ -88,8 +90,8 @@ def settings_options(function: Function) -> Function:
 
 
 def plan_options(function: Function) -> Function:
-    """``--plan`` and ``--mesh``: how samples and parameters are distributed over ranks. `convert_plan_to_settings` turns them into
-    settings.
+    """``--plan`` and ``--mesh``: how samples and parameters are distributed over ranks. `convert_plan_to_settings`
+    turns them into settings.
     """
     for option in (
         click.option(

@@ -120,7 +120,10 @@ def status(paths: tuple[Path, ...], style: str, follow: bool, goodput: bool, mtb
 
 
 def read_rows(paths: Iterable[Path]) -> list[TrialStatus]:
-    """Read the state of every trial of the run folders at the paths. A damaged folder is one row, and hides no other."""
+    """Read the state of every trial of the run folders at the paths.
+
+    A damaged folder is one row, and hides no other.
+    """
     rows = []
     for folder in find_runs(paths):
         try:

@@ -202,7 +202,10 @@ def check_log(path: Path, rules: Ruleset) -> CheckedLog:
 
 
 def judge_log(log: Log, rules: Ruleset, name: str, known: RunRecord | None = None) -> CheckedLog:
-    """Judge the events of one log. ``name`` names its file in findings. `summarise_for_benchmark` explains ``known``."""
+    """Judge the events of one log.
+
+    ``name`` names its file in findings. `summarise_for_benchmark` explains ``known``.
+    """
     record, benchmark = summarise_for_benchmark(log, rules, known)
     suite = rules.other_suite(record.benchmark)
     if suite is not None:

@@ -169,7 +169,10 @@ def _read_samples(path: Path) -> None:
 
 
 def _read_log(path: Path) -> None:
-    """Raise InputError for a damaged log. A process that was killed may leave an empty one, or half of its last line."""
+    """Raise InputError for a damaged log.
+
+    A process that was killed may leave an empty one, or half of its last line.
+    """
     log = read_events(path, steps=False)
     if log.problems and log.cut_line is None:
         raise InputError(f"line {log.problems[0].line}: {log.problems[0].message}")

@@ -131,8 +131,8 @@ def is_connection_timeout(line: str) -> bool:
 def explain_end(returncode: int, ended_by: int | None, *, late: bool = False) -> tuple[int, str | None]:
     """Return the trial's exit code, and a message if the worker could not print one.
 
-    ``ended_by`` is the signal from `parse_rank_signal`. A negative ``returncode`` means that a signal ended the process we
-    started. ``late``: the output had a line for which `is_connection_timeout` holds.
+    ``ended_by`` is the signal from `parse_rank_signal`. A negative ``returncode`` means that a signal ended the process
+    we started. ``late``: the output had a line for which `is_connection_timeout` holds.
     """
     if late:
         return 1, "the ranks were not connected with each other within watchdog.silence_s; their Python stacks"

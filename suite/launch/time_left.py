@@ -67,8 +67,8 @@ def estimate_eta_s(record: RunRecord, expected: Epochs, now_s: float) -> float |
 class SeriesTimeEstimator:
     """Predicts the time left of a series of trials, from the lines that their ranks print.
 
-    Assumes ``expected`` epochs per trial until `MIN_CONVERGED_TRIALS` trials have reached the target here, then their mean. Assumes
-    equal start-up times.
+    Assumes ``expected`` epochs per trial until `MIN_CONVERGED_TRIALS` trials have reached the target here, then their
+    mean. Assumes equal start-up times.
     """
 
     def __init__(self, trials: int, expected: Epochs | None, clock: Callable[[], float]) -> None:

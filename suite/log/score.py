@@ -22,7 +22,10 @@ MINUTE_S = 60.0
 
 @dataclass(frozen=True)
 class JudgedRun:
-    """One run. ``find_failure``: why it did not converge, or None. ``dropped``: why the score leaves it out, or None."""
+    """One run.
+
+    ``find_failure``: why it did not converge, or None. ``dropped``: why the score leaves it out, or None.
+    """
 
     record: RunRecord
     failure: str | None
@@ -70,10 +73,11 @@ class TimeToTrain:
 
 @dataclass(frozen=True)
 class Throughput:
-    """The score of M concurrent runs: ``instances`` models of ``compute_instance_scale`` units on ``total_scale`` units.
+    """The score of M concurrent runs: ``instances`` models of ``compute_instance_scale`` units on ``total_scale``
+    units.
 
-    ``instance_scale_claimed`` is what the logs say, which may be impossible (see `compute_instance_scale`). ``start_spread_s``
-    is the time between the first and the last run_start.
+    ``instance_scale_claimed`` is what the logs say, which may be impossible (see `compute_instance_scale`).
+    ``start_spread_s`` is the time between the first and the last run_start.
     """
 
     runs: tuple[JudgedRun, ...]

@@ -45,8 +45,8 @@ _NOT_LAST = frozenset(
 _NOT_SECRET = frozenset({"key", "PWD", "OLDPWD"})  # a JSON key called key, and the shell's working folder
 _IN_QUERY = frozenset({"sig", "signature", "key", "auth", "pass", "pwd", "code"})  # of an address
 
-# Before a value: a line that goes on, a tag of YAML or the beginning of a block, the scheme of an Authorization, a letter
-# of Python's b"TEXT"
+# Before a value: a line that goes on, a tag of YAML or the beginning of a block, the scheme of an Authorization, a
+# letter of Python's b"TEXT"
 _BEFORE_VALUE = (
     r"""(?:\\\n[ \t]*|[|>][-+]?\n[ \t]+|!!?\w+[ \t]+)?(?:[bfru]{1,2}(?=["']))?(?P<quote>["']?)"""
     r"""(?:(?:Bearer|Basic|Token|Digest|ApiKey|Negotiate)[ \t]+)?"""
@@ -60,7 +60,8 @@ _NAMED = (
     ),
     # --token VALUE, ["--token", "VALUE"]
     re.compile(r"""(?<![\w-])--(?P<name>[A-Za-z][\w.-]{0,99})(?:[ \t]+|["']\s*,\s*(?=["']))(?P<quote>["']?)"""),
-    # csh, fish and Lua modules, settings of tools: setenv NAME VALUE, setenv("NAME", "VALUE"), aws configure set NAME VALUE
+    # csh, fish and Lua modules, settings of tools: setenv NAME VALUE, setenv("NAME", "VALUE"), aws configure set NAME
+    # VALUE
     re.compile(
         r"""\b(?:setenv|putenv|setdefault|set[ \t]+-\w+|config(?:ure)?[ \t]+(?:--\w+[ \t]+)*(?:set)?)"""
         r"""[ \t(]+["']?(?P<name>[\w./:@-]+)["']?[ \t,]+(?P<quote>["']?)"""

@@ -78,7 +78,8 @@ def build_package(
     """Build the package ``out``, or add to it, from run folders. The default of ``out`` is submissions/<submitter>.
 
     Submitter, division and status default to those in the logs. If the logs name no submitter, it is marked as late.
-    Then its default is the person's own, else ``system_submitter``. ``stated`` is the description block of a system file.
+    Then its default is the person's own, else ``system_submitter``. ``stated`` is the description block of a system
+    file.
 
     ``count_failed`` accepts logs without run_stop as failed runs. ``redact`` names the `suite.package.redaction.KINDS`
     to remove; secrets are always removed. ``meter`` has readings of an external meter. ``network_w`` is the network's

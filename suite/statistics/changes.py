@@ -271,7 +271,8 @@ def find_places(values: Sequence[float], change: Change, correlation: float) -> 
     seen = compute_contrast(scored[None])[0]
     likeliest = int(seen.argmax())
     found = {change.place}
-    # The set has no large gaps: away from the likeliest place the search ends after `PLACE_STEP` places that are left out
+    # The set has no large gaps: away from the likeliest place the search ends after `PLACE_STEP` places that are left
+    # out
     for ways in (range(likeliest, len(seen)), range(likeliest - 1, -1, -1)):
         left_out = 0
         for column in ways:

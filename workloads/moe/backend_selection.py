@@ -76,7 +76,10 @@ class ExpertShape:
         return f"experts-{self.experts}x{self.hidden}x{self.width}-rows-{compute_nearest_power_of_two(self.rows)}"
 
     def measured(self, device: torch.device) -> ExpertShape:
-        """Return the shape that is measured: that of the class. On a processor it is smaller if a pass would take long."""
+        """Return the shape that is measured: that of the class.
+
+        On a processor it is smaller if a pass would take long.
+        """
         rows, experts = compute_nearest_power_of_two(self.rows), self.experts
         while device.type == "cpu" and rows * self.flops / self.rows > MOST_FLOPS:
             if experts > FEWEST_EXPERTS:

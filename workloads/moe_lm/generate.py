@@ -36,8 +36,8 @@ ANY_MACHINE = ("--platform", "any", "--implementation", "py", "--abi", "none", "
 class DataSize:
     """Training rows of ``row_bytes``, evaluation rows of ``context`` + 1 bytes (the first byte is not predicted).
 
-    With a ``language`` rows are generated passages: ``train_rows`` and ``split_validation_rows``. Real text gives all its
-    training rows, and ``split_validation_rows`` spread evenly over the validation text.
+    With a ``language`` rows are generated passages: ``train_rows`` and ``split_validation_rows``. Real text gives all
+    its training rows, and ``split_validation_rows`` spread evenly over the validation text.
     """
 
     context: int

@@ -27,8 +27,8 @@ Floats = NDArray[np.floating[Any]]
 def measure_baselines(root: Path, config: OpenCatalystConfig) -> dict[str, Baseline]:
     """Measure the mean absolute error of force components on free atoms of the validation split.
 
-    ``zero_force``; ``mean_force`` per component; ``pair_potential`` with `RADIAL_FUNCTIONS` radial functions per pair of
-    elements, on at most `MAX_SAMPLES` evenly spaced samples.
+    ``zero_force``; ``mean_force`` per component; ``pair_potential`` with `RADIAL_FUNCTIONS` radial functions per pair
+    of elements, on at most `MAX_SAMPLES` evenly spaced samples.
     """
     train, validation = ShardReader(root, "train"), ShardReader(root, "validation")
     mean = _free_forces(train)[0].mean(axis=0)

@@ -15,7 +15,10 @@ from workloads.open_catalyst.structures import Neighbourhood
 
 @dataclass(frozen=True)
 class Summary:
-    """Sums over one shard. They are added in the order of the shards, so the result is the same on any number of ranks."""
+    """Sums over one shard.
+
+    They are added in the order of the shards, so the result is the same on any number of ranks.
+    """
 
     samples: int
     atoms: int

@@ -24,9 +24,9 @@ Floats = NDArray[np.floating[Any]]
 def measure_baselines(root: Path) -> dict[str, Baseline]:
     """Measure the accuracy on the validation split of ``commonest`` and of ridge classifiers on one-hot classes.
 
-    ``compute_pixel_features`` sees the image, ``compute_log_spectrum`` the logarithm of its two-dimensional power spectrum.
-    ``compute_shell_features`` sees that averaged over directions, its variation over them, and all products of two. Each
-    sees at most `MAX_TRAIN_PIXELS` of the training split. Its penalty is chosen on the validation split.
+    ``compute_pixel_features`` sees the image, ``compute_log_spectrum`` the logarithm of its two-dimensional power
+    spectrum. ``compute_shell_features`` sees that averaged over directions, its variation over them, and all products
+    of two. Each sees at most `MAX_TRAIN_PIXELS` of the training split. Its penalty is chosen on the validation split.
     """
     train, validation = ShardReader(root, "train"), ShardReader(root, "validation")
     pixels = int(np.prod(train.read([0])["image"].shape[1:]))

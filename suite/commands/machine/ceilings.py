@@ -69,8 +69,8 @@ def ceilings(
 ) -> None:
     """Measure peak rates of this machine: GEMM, memory levels, host link, storage, all-reduce, all-to-all.
 
-    `mlhpc report` draws them in its rooflines, as limits above your runs. `mlhpc ceilings counters` imports hardware counters of a
-    profiler for the same chart.
+    `mlhpc report` draws them in its rooflines, as limits above your runs. `mlhpc ceilings counters` imports hardware
+    counters of a profiler for the same chart.
     """
     if context.invoked_subcommand is not None:  # click calls the group first, then its command
         return

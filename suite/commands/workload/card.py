@@ -133,7 +133,10 @@ def _select_closed_form_flops(key: str, form: Work) -> tuple[float, float]:
 
 
 def _select_card_value(key: str, counts: CardCounts) -> float:
-    """Choose what the card states. Of FLOPs the model's, if the formula for executed FLOPs is right; else as counted."""
+    """Choose what the card states.
+
+    Of FLOPs the model's, if the formula for executed FLOPs is right; else as counted.
+    """
     counted = float(getattr(counts, key))
     if key not in (FORWARD, TRAINING) or _differs(counted, _select_closed_form_flops(key, counts.counted_form)[0]):
         return counted

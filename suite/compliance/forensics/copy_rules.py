@@ -58,7 +58,8 @@ class SeenRuns:
     """Remembers the runs of every result judged so far, to find runs that occur again. One instance per check."""
 
     def __init__(self) -> None:
-        # The first result of each package that has the run: a package that carries results over may also use one run twice.
+        # The first result of each package that has the run: a package that carries results over may also use one run
+        # twice.
         self._exact: dict[object, dict[Path | None, tuple[Group, RunRecord]]] = defaultdict(dict)
         self._similar: dict[object, RunIndex[RunRecord]] = defaultdict(RunIndex)  # by benchmark and size
 

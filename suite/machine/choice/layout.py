@@ -64,7 +64,8 @@ def choose_layout(
     batch: Batch,
     config: RunConfig,
 ) -> None:
-    """Choose format, library and threads for a `MemoryFormatModel` model if ``channels_last`` is ``auto``, and set them.
+    """Choose format, library and threads for a `MemoryFormatModel` model if ``channels_last`` is ``auto``, and set
+    them.
 
     Every rank calls it. ``loss`` is computed with a copy of the model on ``batch``, which must be like a training
     batch.

@@ -47,7 +47,8 @@ def collect_facts(
     """Collect the facts of the node under ``root`` (``/proc``, ``/sys``, ``/etc``). ``run`` replaces `run_command`.
 
     A probe that fails is named under ``problems`` and leaves its default: no strange node may fail a run. The default
-    root is that of `find_machine_root`. No command is run for a simulated machine, because it would answer for the real one.
+    root is that of `find_machine_root`. No command is run for a simulated machine, because it would answer for the real
+    one.
     """
     root = root or find_machine_root(environ)
     simulated = is_simulated(root)

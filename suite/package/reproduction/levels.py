@@ -37,8 +37,8 @@ LOSS_GROWTH = {
     "bfloat16": RoundingGrowth(5e-4, 5.0, 0.5),
 }
 
-# Of the metric, per evaluation. The losses show how far rounding took a run by its 20th step: that times `LATER_FACTOR`, or
-# this if it is more, is what rounding may do to the first evaluation.
+# Of the metric, per evaluation. The losses show how far rounding took a run by its 20th step: that times
+# `LATER_FACTOR`, or this if it is more, is what rounding may do to the first evaluation.
 METRIC_GROWTH = {
     "float32": RoundingGrowth(1e-5, 10.0, 0.5),
     "tf32": RoundingGrowth(2e-4, 10.0, 0.5),

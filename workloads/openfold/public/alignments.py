@@ -53,7 +53,9 @@ class AlignmentFolders:
 
 
 class AlignmentDatabase:
-    """``super.index`` (JSON: chain to ``{db, files: [[name, start, size], ...]}``) and the ``*.db`` files in the same folder."""
+    """``super.index`` (JSON: chain to ``{db, files: [[name, start, size], ...]}``) and the ``*.db`` files in the same
+    folder.
+    """
 
     def __init__(self, index: Path) -> None:
         self._folder = index.parent

@@ -66,7 +66,10 @@ def read_chains(path: Path) -> list[ChainRecord]:
 
 @dataclass(frozen=True)
 class ChainTable:
-    """The chains of a folder of mmCIF files. ``unreadable`` counts the files that could not be read and were left out."""
+    """The chains of a folder of mmCIF files.
+
+    ``unreadable`` counts the files that could not be read and were left out.
+    """
 
     chains: list[ChainRecord]
     unreadable: int
