@@ -1,7 +1,6 @@
 """Steps whose exchanges run beside computing against steps that wait for them, over links of stated rate and delay.
 
     python benchmarks/beside.py halos cosmoflow deepcam [--ranks 2 4] [--link RATE,MS ...] [--pairs 8] [--steps 2]       as root
-    python benchmarks/beside.py pieces cosmoflow deepcam
 
 Each rank is a host of its own: a network namespace (iproute2) whose link goes through a token bucket (`tc tbf`) of RATE; this
 script carries frames from host to host and holds each for MS milliseconds. RATE 0: no bucket. All hosts share this machine's cores.
@@ -47,10 +46,8 @@ SETTINGS = {"cosmoflow": COSMOFLOW, "deepcam": DEEPCAM}
 MESHES = {
     ("halos", "cosmoflow"): {2: "spatial=2x1x1", 4: "spatial=2x2x1"},
     ("halos", "deepcam"): {2: "spatial=2x1", 4: "spatial=2x2"},
-    ("pieces", "cosmoflow"): {2: "shard=2", 4: "shard=4"},
-    ("pieces", "deepcam"): {2: "shard=2", 4: "shard=4"},
 }
-PLANS = {"halos": "spatial", "pieces": "sharded"}
+PLANS = {"halos": "spatial"}
 
 
 class Wire:

@@ -45,6 +45,7 @@ from suite.training.parallel.plan import find_plan
 from suite.training.parallel.sharing import Parallel
 from suite.training.parallel.skeleton import build_on_meta
 from suite.training.parallel.slabs import cut
+from suite.training.parallel.states import local
 from suite.training.state import TrainingState
 from suite.workload import Workload, load_workload
 from suite.world import World
@@ -109,11 +110,14 @@ def train(world: World, config: RunConfig, parallel: Parallel, root: Path | None
             step()
             continue
         states = [
-            value for each in optimizer.state.values() for value in each.values() if isinstance(value, torch.Tensor)
+            local(value)
+            for each in optimizer.state.values()
+            for value in each.values()
+            if isinstance(value, torch.Tensor)
         ]
-        held = [*model.parameters(), *model.buffers(), *states, *batch.values()]
+        held = [*map(local, model.parameters()), *model.buffers(), *states, *batch.values()]
         if state.averaged is not None:
-            held += [*state.averaged.module.parameters(), *state.averaged.module.buffers()]
+            held += [*state.averaged.weights.values(), *state.averaged.buffers.values()]
         ddp = world.size > 1 and not parallel.is_sharded
         buckets = [each.grad for each in model.parameters() if each.grad is not None] if ddp else []
         base = sum(each.nbytes for each in (*held, *buckets))

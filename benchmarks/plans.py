@@ -35,13 +35,12 @@ from suite.descriptor import Descriptor, load_descriptor
 from suite.training.instrument import CollectiveCounter, count_collectives
 from suite.training.loop import run_evaluation
 from suite.training.parallel.apply import apply
-from suite.training.parallel.data import Clipping, give_norms, wrap
+from suite.training.parallel.data import Clipping, adapt_optimizer, wrap
 from suite.training.parallel.mesh import Mesh
 from suite.training.parallel.products import slices
 from suite.training.parallel.sharing import Parallel
 from suite.training.parallel.skeleton import build_on_meta
 from suite.training.parallel.slabs import cut
-from suite.training.parallel.states import pieces
 from suite.transport import SingleProcessTransport
 from suite.workload import Dataset, ExpertSpread, Workload, load_workload
 from suite.world import World
@@ -91,7 +90,6 @@ class WideData:
 def whole(model: nn.Module, tensors: Sequence[Tensor], workload: Workload, world: World) -> list[Tensor]:
     """Tensors of parameters as a whole, in the model's order. Every rank calls."""
     places, names = workload.share_places(model), {id(each): name for name, each in model.named_parameters()}
-    known = {id(piece): (shape, where.shard) for _, piece, shape, where in pieces(model)}
     split = {id(part): slice_ for _, part, slice_ in slices(model)}
     found = []
     for parameter, tensor in zip(model.parameters(), tensors, strict=True):
@@ -99,11 +97,7 @@ def whole(model: nn.Module, tensors: Sequence[Tensor], workload: Workload, world
             tensor = split[id(parameter)].whole(tensor)
         if names[id(parameter)] in places:
             tensor = of_shares(tensor, places[names[id(parameter)]], world)
-        shape, axis = known.get(id(parameter), (tensor.shape, None))
-        if axis is not None:
-            each = -(-shape.numel() // axis.size)
-            flat = axis.gather_flat(nn.functional.pad(tensor.reshape(-1), (0, each - tensor.numel())))
-            tensor = flat[: shape.numel()].view(shape)
+        tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
         found.append(tensor.detach().clone())
     return found
 
@@ -112,7 +106,7 @@ def of_shares(mine: Tensor, first: int, world: World) -> Tensor:
     """A tensor of which ranks hold shares, as a vector; copies of a share are equal."""
     found: dict[int, Tensor] = {}
     for begin, values in world.allgather((first, mine.numpy().reshape(-1))):
-        share = torch.from_numpy(values)
+        share = torch.as_tensor(values, dtype=mine.dtype)
         assert torch.equal(found.setdefault(begin, share), share)
     return torch.cat([found[begin] for begin in sorted(found)])
 
@@ -131,7 +125,7 @@ def train(
         shift(model)
     apply(parallel, model, workload, lambda: build_on_meta(chosen, config)[1])
     optimization = workload.build_optimizer(model, steps)
-    give_norms(optimization.optimizer, model)
+    adapt_optimizer(optimization.optimizer, model)
     if args.eps is not None:
         for group in optimization.optimizer.param_groups:
             group["eps"] = args.eps

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from suite.config import load_config
 from suite.descriptor import load_descriptor
 from suite.training.parallel.apply import apply
-from suite.training.parallel.data import give_norms, wrap
+from suite.training.parallel.data import adapt_optimizer, wrap
 from suite.training.parallel.sharing import Parallel
 from suite.training.parallel.skeleton import build_on_meta
 from suite.workload import Optimization, Workload, load_workload
@@ -46,7 +46,7 @@ class Training:
         model = self.workload.build_model(world)
         apply(self.shared, model, self.workload, lambda: build_on_meta(chosen, config)[1])
         self.optimization: Optimization = self.workload.build_optimizer(model, 100)
-        give_norms(self.optimization.optimizer, model)
+        adapt_optimizer(self.optimization.optimizer, model)
         self.model: nn.Module = wrap(model, (), world, torch.device("cpu"))
         self.batch = self._batch(config.global_batch_size)
         self.world = world

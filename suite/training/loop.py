@@ -37,7 +37,7 @@ from suite.training.parallel.data import eval_turns, wrap
 from suite.training.parallel.mesh import Mesh
 from suite.training.parallel.recompute import recomputed_of
 from suite.training.parallel.sharing import Parallel
-from suite.training.parallel.states import opened
+from suite.training.parallel.states import evaluating
 from suite.training.plan import TrialPlan
 from suite.training.progress import ProgressMarks
 from suite.training.records import FIRST_LOSSES, TrainingLog
@@ -301,20 +301,20 @@ class Trainer:
         where = {"epoch_num": label, "samples_count": block * self._steps_per_block * self.config.global_batch_size}
         self.log.start(mllog.EVAL, metadata=where)
         begin = time.perf_counter()
-        model = self.state.evaluated_model
         self.progress.enter(f"evaluation of epoch {label}")
-        self.workload.before_evaluation(model, self.world)
-        metrics = run_evaluation(
-            self.workload,
-            model,
-            self.data.validation(block),
-            self.config,
-            self.world,
-            self.device,
-            self._feed,
-            self.progress.tick,
-            self.shared,
-        )
+        with self.state.evaluated() as model:
+            self.workload.before_evaluation(model, self.world)
+            metrics = run_evaluation(
+                self.workload,
+                model,
+                self.data.validation(block),
+                self.config,
+                self.world,
+                self.device,
+                self._feed,
+                self.progress.tick,
+                self.shared,
+            )
         seconds = time.perf_counter() - begin
         value = metrics[self.target.metric]
         self.records.log_value(self.target.metric, value, where, metrics)
@@ -361,7 +361,7 @@ def run_evaluation(
     totals: dict[str, Tensor] = {}
     shared = shared or Parallel(Mesh(world.rank, world.size))
     turns = eval_turns(len(data), config.eval_batch_size, shared)
-    with torch.no_grad(), make_autocast(config, device), nullcontext() if shared.in_step else opened(model):
+    with torch.no_grad(), make_autocast(config, device), evaluating(model, gathered=not shared.in_step):
         batches = load_with_prefetch(
             lambda turn: data.load(turn.indices, seed=0, epoch=0),
             turns,

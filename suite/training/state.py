@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel
 
-from suite.training.parallel.data import Clipping, give_norms
+from suite.training.parallel.data import Clipping, adapt_optimizer
 from suite.training.parallel.places import Place
 from suite.training.parallel.products import slices
-from suite.training.parallel.states import piece_of
-from suite.training.parallel.states import pieces as pieces_of
+from suite.training.parallel.states import local, states_of
 from suite.workload import Optimization, Workload
 
 
@@ -29,7 +28,7 @@ class Position:
 
 Pieces = dict[
     str, tuple[tuple[int, int, int, int], Tensor]
-]  # "<part> <name>", or "optimizer <position> <name>": place, values
+]  # "<part> <name>", or "optimizer <parameter> <name>": place, values
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class TrainingState:
     model: nn.Module
     optimization: Optimization
     sharded: Sequence[nn.Parameter]
-    averaged: AveragedModel | None
+    averaged: MovingAverage | None
     seed: int
     places: Mapping[str, int] = field(default_factory=dict)
     copy: tuple[int, int] = (0, 1)
@@ -61,7 +60,7 @@ class TrainingState:
     def create(workload: Workload, model: nn.Module, steps_per_epoch: int, seed: int) -> TrainingState:
         """Build the state before the first step, with the workload's optimizer and schedule."""
         optimization = workload.build_optimizer(model, steps_per_epoch)
-        give_norms(optimization.optimizer, model)
+        adapt_optimizer(optimization.optimizer, model)
         shares, places = workload.sharded_parameters(model), workload.share_places(model)
         averaged, copy = _make_moving_average(model, optimization), workload.share_copy(model)
         return TrainingState(model, optimization, shares, averaged, seed, places, copy)
@@ -77,7 +76,7 @@ class TrainingState:
             self._clipping()
         self.optimization.optimizer.step()
         if self.averaged is not None:
-            self.averaged.update_parameters(self.model)
+            self.averaged.update()
 
     @cached_property
     def _clipping(self) -> Clipping | None:
@@ -85,10 +84,16 @@ class TrainingState:
         norm = self.optimization.clip_norm
         return None if norm is None else Clipping(self.model, self.sharded, norm, copies=self.copy[1])
 
-    @property
-    def evaluated_model(self) -> nn.Module:
-        """The model that is evaluated: the moving average of the weights if there is one."""
-        return self.model if self.averaged is None else self.averaged.module
+    @contextmanager
+    def evaluated(self) -> Iterator[nn.Module]:
+        """Yield the model to evaluate. Within the body it has the moving average of its weights, if there is one."""
+        if self.averaged is not None:
+            self.averaged.swap()
+        try:
+            yield self.model
+        finally:
+            if self.averaged is not None:
+                self.averaged.swap()
 
     def split(self) -> tuple[dict[str, Any], dict[str, Any], Pieces]:
         """Split the state into what all ranks share, this rank's own part, and its pieces of tensors.
@@ -102,25 +107,29 @@ class TrainingState:
         for name, module in self._modules():
             names = self._own_names(name)
             prefix = _find_name_prefix(name)
-            state = module.state_dict()
+            state = {key: local(value) for key, value in module.state_dict().items()}
             own[name] = {key: value for key, value in state.items() if key in names}
             split = {key for key in state if key.removeprefix(prefix) in ranges and key not in names}
             shared[name] = {key: value for key, value in state.items() if key not in names | split}
             for key in sorted(key for key in split if ranges[key.removeprefix(prefix)].written):
                 pieces[f"{name} {key}"] = (astuple(ranges[key.removeprefix(prefix)].place), state[key].reshape(-1))
-        state = self.optimization.optimizer.state_dict()
-        mine = self._own_positions()
-        own["optimizer"] = {i: value for i, value in state["state"].items() if i in mine}
-        kept: dict[int, dict[str, Any]] = {}
-        for i, values in state["state"].items():
-            name = self._names[i]
-            kept[i] = {key: value for key, value in values.items() if not self._is_piece(i, value)}
-            pieces |= {
-                f"optimizer {i} {key}": (astuple(ranges[name].place), value.reshape(-1))
-                for key, value in values.items()
-                if key not in kept[i] and ranges[name].written
+        optimizer, unplaced = self.optimization.optimizer, self._unplaced()
+        own["optimizer"], kept = {}, {}
+        for name, weight in self._weights().items():
+            values = {
+                key: local(value) if isinstance(value, Tensor) else value
+                for key, value in optimizer.state.get(weight, {}).items()
             }
-        shared["optimizer"] = state | {"state": {i: value for i, value in kept.items() if i not in mine}}
+            if id(weight) in unplaced:
+                own["optimizer"][name] = values
+                continue
+            kept[name] = {key: value for key, value in values.items() if not self._is_piece(name, value)}
+            pieces |= {
+                f"optimizer {name} {key}": (astuple(ranges[name].place), value.reshape(-1))
+                for key, value in values.items()
+                if key not in kept[name] and ranges[name].written
+            }
+        shared["optimizer"] = {"state": kept, "groups": self._groups()}
         return shared, own, pieces
 
     def restore(self, shared: dict[str, Any], own: dict[str, Any], gathered: Mapping[str, Tensor]) -> None:
@@ -131,38 +140,68 @@ class TrainingState:
         for name, module in self._modules():
             prefix, found = _find_name_prefix(name), shared[name] | own[name]
             for key, target in module.state_dict().items():
-                if f"{name} {key}" in gathered:
-                    found[key] = gathered[f"{name} {key}"].view(target.shape)
-                elif key in found and found[key].shape != target.shape:
-                    found[key] = self._ranges()[key.removeprefix(prefix)].place.of(found[key]).view(target.shape)
-            module.load_state_dict(found)
-        state = shared["optimizer"]
-        values = {i: dict(each) for i, each in (state["state"] | own["optimizer"]).items()}
+                mine = local(target)
+                value = gathered.get(f"{name} {key}", found.get(key))
+                assert value is not None, key
+                if value.numel() != mine.numel():
+                    value = self._ranges()[key.removeprefix(prefix)].place.of(value)
+                mine.copy_(value.view(mine.shape))
+        every: dict[str, dict[str, Any]] = {name: dict(each) for name, each in shared["optimizer"]["state"].items()}
+        every |= own["optimizer"]
         for label, tensor in gathered.items():
             part, _, rest = label.partition(" ")
             if part == "optimizer":
-                position, _, key = rest.partition(" ")
-                values.setdefault(int(position), {})[key] = tensor
-        weights = self._weights()
-        for i, each in values.items():
-            for key, value in each.items():
-                if isinstance(value, Tensor) and value.dim() and value.shape != weights[i].shape:
-                    piece = (
-                        value if value.numel() == weights[i].numel() else self._ranges()[self._names[i]].place.of(value)
-                    )
-                    each[key] = piece.view(weights[i].shape)
-        self.optimization.optimizer.load_state_dict(state | {"state": values})
+                name, _, key = rest.partition(" ")
+                every.setdefault(name, {})[key] = tensor
+        self._load_optimizer(every, shared["optimizer"]["groups"])
+
+    def _load_optimizer(self, values: Mapping[str, dict[str, Any]], groups: Sequence[dict[str, Any]]) -> None:
+        """Load the optimizer's state by the parameters' names: under another plan its groups may differ."""
+        weights, optimizer = self._weights(), self.optimization.optimizer
+        state = {}
+        for position, (name, weight) in enumerate(weights.items()):
+            mine = local(weight)
+            state[position] = {
+                key: self._part(name, value) if isinstance(value, Tensor) and value.dim() else value
+                for key, value in values.get(name, {}).items()
+            }
+            for key, value in state[position].items():
+                if weight is not mine and isinstance(value, Tensor) and value.shape == mine.shape and value.dim():
+                    state[position][key] = _like(weight, value)
+        now = optimizer.state_dict()["param_groups"]
+        names = list(weights)
+        for group in now:
+            former = next(each for each in groups if names[group["params"][0]] in each["names"])
+            group |= {key: value for key, value in former.items() if key != "names"}
+        kept = {position: each for position, each in state.items() if each}
+        optimizer.load_state_dict({"state": kept, "param_groups": now})
+
+    def _part(self, name: str, value: Tensor) -> Tensor:
+        """This rank's part of a value of the optimizer that belongs to a parameter, in the shape of the parameter."""
+        mine = local(self._weights()[name])
+        if value.numel() != mine.numel():
+            value = self._ranges()[name].place.of(value)
+        return value.view(mine.shape)
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """The settings of the optimizer's groups, and the names of their parameters."""
+        names = {id(weight): name for name, weight in self._weights().items()}
+        return [
+            {"names": [names[id(each)] for each in group["params"]]}
+            | {key: value for key, value in group.items() if key != "params"}
+            for group in self.optimization.optimizer.param_groups
+        ]
 
     def wanted(self) -> dict[str, Place]:
         """Return which values this rank needs of each tensor that may be saved in pieces, by name in `Pieces`."""
         ranges = self._ranges()
         found: dict[str, Place] = {}
-        every = {name: Place.of_range(0, parameter.numel()) for name, parameter in self.model.named_parameters()}
+        every = {name: Place.of_range(0, local(each).numel()) for name, each in self.model.named_parameters()}
         every |= {name: each.place for name, each in ranges.items()}
         for part, _ in self._modules():
             found |= {f"{part} {_find_name_prefix(part)}{name}": place for name, place in every.items()}
-        for i, name in enumerate(self._names):
-            found[f"optimizer {i} "] = every[name]
+        for name in self._weights():
+            found[f"optimizer {name} "] = every[name]
         return found
 
     @property
@@ -170,29 +209,23 @@ class TrainingState:
         """True if ranks have pieces of parameters."""
         return bool(self._ranges())
 
-    @property
-    def _names(self) -> list[str]:
-        """The names of the optimizer's parameters, by position."""
+    def _weights(self) -> dict[str, nn.Parameter]:
+        """The optimizer's parameters by name, in its order."""
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
-        return [names[id(weight)] for weight in self._weights()]
+        groups = self.optimization.optimizer.param_groups
+        return {names[id(weight)]: weight for group in groups for weight in group["params"]}
 
-    def _weights(self) -> list[nn.Parameter]:
-        return [parameter for group in self.optimization.optimizer.param_groups for parameter in group["params"]]
-
-    def _is_piece(self, position: int, value: object) -> bool:
-        weight = self._weights()[position]
-        split = self._names[position] in self._ranges()
-        return split and isinstance(value, Tensor) and value.dim() > 0 and value.shape == weight.shape
+    def _is_piece(self, name: str, value: object) -> bool:
+        mine = local(self._weights()[name])
+        return name in self._ranges() and isinstance(value, Tensor) and value.dim() > 0 and value.shape == mine.shape
 
     def _ranges(self) -> dict[str, _HeldTensor]:
         """Return the parts of parameters that this rank holds, by name."""
-        found = {}
-        for name, _, shape, holders in pieces_of(self.model):
-            assert holders.shard is not None
-            begin, end = piece_of(shape.numel(), holders.pieces, holders.shard.rank)
-            found[name] = _HeldTensor(
-                Place.of_range(begin, end), holders.replicas is None or holders.replicas.rank == 0
-            )
+        found, states = {}, states_of(self.model)
+        for name, shape in states.shapes.items() if states is not None else ():
+            assert states is not None
+            begin, end = (row * (shape.numel() // shape[0]) for row in states.rows(name))
+            found[name] = _HeldTensor(Place.of_range(begin, end), states.replicas is None or states.replicas.rank == 0)
         for name, parameter in self.model.named_parameters() if self.places else ():
             if name in self.places:
                 first = self.places[name]
@@ -206,7 +239,7 @@ class TrainingState:
                 found[name] = _HeldTensor(part.place, part.twin == 0)
         return found
 
-    def _modules(self) -> list[tuple[str, nn.Module]]:
+    def _modules(self) -> list[tuple[str, nn.Module | MovingAverage]]:
         return [("model", self.model)] + ([("averaged", self.averaged)] if self.averaged is not None else [])
 
     @property
@@ -228,43 +261,71 @@ class TrainingState:
         names |= {name for name, _ in self.model.named_buffers()}
         return names if part == "model" else {f"module.{name}" for name in names}  # as torch's AveragedModel calls them
 
-    def _own_positions(self) -> set[int]:
-        unplaced = self._unplaced()
-        return {position for position, parameter in enumerate(self._weights()) if id(parameter) in unplaced}
-
 
 def _find_name_prefix(part: str) -> str:
     """Return what torch's AveragedModel puts before the names of a model's parameters."""
     return "" if part == "model" else "module."
 
 
-class MovingAverage(AveragedModel):
-    """The exponential moving average of the weights, with buffers as they are."""
+class MovingAverage:
+    """The exponential moving average of the weights, with buffers as they are. Of a DTensor it has this rank's part.
+
+    Its state has the names that torch's AveragedModel gives.
+    """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        super().__init__(model)
-        self._decay = decay
-        self._of = model, _list_tensors(model), _list_tensors(self.module)
+        self._model, self._decay = model, decay
+        self.n_averaged = torch.tensor(0)
+        self.weights = {name: local(each).detach().clone() for name, each in model.named_parameters()}
+        self.buffers = {name: each.clone() for name, each in model.named_buffers()}
 
     @torch.no_grad()
-    def update_parameters(self, model: nn.Module) -> None:
+    def update(self) -> None:
         """Add the present weights to the average; the first ones are copied."""
-        if model is not self._of[0]:
-            self._of = model, _list_tensors(model), _list_tensors(self.module)
-        _, (theirs, their_buffers), (mine, buffers) = self._of
+        mine, theirs = list(self.weights.values()), [local(each) for each in self._model.parameters()]
         if int(self.n_averaged) == 0:  # on the host
             torch._foreach_copy_(mine, theirs)
         else:
             torch._foreach_lerp_(mine, theirs, 1 - self._decay)
-        for own, other in zip(buffers, their_buffers, strict=True):
-            own.copy_(other)
+        for name, buffer in self._model.named_buffers():
+            self.buffers[name].copy_(buffer)
         self.n_averaged += 1
 
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Exchange the weights and buffers of the model with those of the average."""
+        for theirs, mine in (
+            (dict(self._model.named_parameters()), self.weights),
+            (dict(self._model.named_buffers()), self.buffers),
+        ):
+            for name, tensor in theirs.items():
+                kept = local(tensor).clone()
+                local(tensor).copy_(mine[name])
+                mine[name].copy_(kept)
 
-def _list_tensors(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
-    """List the parameters and the buffers."""
-    return [*model.parameters()], [*model.buffers()]
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return its tensors by name."""
+        every = {f"module.{name}": each for name, each in (self.weights | self.buffers).items()}
+        return {"n_averaged": self.n_averaged} | {f"module.{name}": every[f"module.{name}"] for name in self._names()}
+
+    def _names(self) -> list[str]:
+        return list(self._model.state_dict())
 
 
-def _make_moving_average(model: nn.Module, optimization: Optimization) -> AveragedModel | None:
+def _like(parameter: Tensor, mine: Tensor) -> Tensor:
+    """A DTensor that lies as a parameter does, of this rank's part."""
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(parameter, DTensor)
+    return DTensor.from_local(
+        mine,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+def _make_moving_average(model: nn.Module, optimization: Optimization) -> MovingAverage | None:
     return None if optimization.ema_decay is None else MovingAverage(model, optimization.ema_decay)

@@ -166,8 +166,9 @@ class MpiGroup(_Group):  # type: ignore[misc]
         return CompletedWork(tensors)
 
     def all_gather_single(self, output: Tensor, given: Tensor, opts: object = None) -> CompletedWork:
-        """Gather all ranks' tensors into one, in rank order."""
-        wait_for_all_ranks(self._comm).Allgather(_view_bytes(given), _view_bytes(output))
+        """Gather all ranks' tensors into one, in rank order. FSDP2 gives this rank's part of ``output`` itself."""
+        there = output.data_ptr() + self.rank() * given.nbytes == given.data_ptr()
+        wait_for_all_ranks(self._comm).Allgather(_load_in_place() if there else _view_bytes(given), _view_bytes(output))
         return CompletedWork([output])
 
     def allgather(self, outputs: list[list[Tensor]], given: list[Tensor], opts: object = None) -> CompletedWork:

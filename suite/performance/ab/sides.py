@@ -30,6 +30,7 @@ from suite.training.loop import StepWindow, Trainer
 from suite.training.parallel.apply import build
 from suite.training.parallel.sharing import Parallel
 from suite.training.parallel.slabs import cut
+from suite.training.parallel.states import local
 from suite.training.plan import TrialPlan
 from suite.training.state import Position, TrainingState
 from suite.training.statement import SEED_BITS
@@ -203,11 +204,11 @@ class Side:
     def _states(self) -> list[Tensor]:
         """List parameters, buffers, moving average and optimizer state."""
         state = self.trainer.state
-        found: list[Tensor] = [*state.model.parameters(), *state.model.buffers()]
+        found: list[Tensor] = [local(each) for each in (*state.model.parameters(), *state.model.buffers())]
         if state.averaged is not None:
-            found += [*state.averaged.parameters(), *state.averaged.buffers()]
+            found += [*state.averaged.weights.values(), *state.averaged.buffers.values()]
         values = (value for each in state.optimization.optimizer.state.values() for value in each.values())
-        return found + [value for value in values if isinstance(value, Tensor)]
+        return found + [local(value) for value in values if isinstance(value, Tensor)]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -20,24 +20,17 @@ from torch import Tensor, nn
 from suite.config import RunConfig
 from suite.descriptor import Descriptor
 from suite.errors import InputError
-from suite.performance.plans.rehearsal import (
-    Passes,
-    Update,
-    gather_and_scatter,
-    run_passes,
-    run_prefetch_warm_up,
-    run_update,
-)
+from suite.performance.plans.rehearsal import Passes, Update, run_passes, run_update, scatter_parameters
 from suite.performance.plans.remembered import CachingFakeTensorMode
 from suite.training.devices import count_prefetched_batches
 from suite.training.parallel.apply import apply, explained, trace_unsplit
 from suite.training.parallel.exchange import Note
 from suite.training.parallel.plan import ParallelPlan
-from suite.training.parallel.products import note_exchanges
+from suite.training.parallel.products import note_exchanges, slices
 from suite.training.parallel.sharing import Parallel
 from suite.training.parallel.skeleton import build_on_meta, build_without_memory
 from suite.training.parallel.spatial import Trace
-from suite.training.parallel.states import ShardedStates, gathered_bytes
+from suite.training.parallel.states import states_of
 from suite.workload import ExpertSpread, Work, Workload, load_workload
 
 GRADIENTS = "gradients"
@@ -193,17 +186,20 @@ def predict(
     with common.mode:
         model = build_without_memory(workload)
         apply(parallel, model, workload, lambda: cast(nn.Module, unsplit), note=note, traced=traced)
-        wrapped = ShardedStates(model) if parallel.has_parts else model
         batch = _make_batch(parallel, samples)
         with explained():
             kept = _list_kept_gradients(parallel, workload, model, parts)
-            passes = _run_dry_step(wrapped, workload, batch, config, parallel, note, kept) if batch else None
+            passes = run_passes(model, workload, batch, config, kept_gradients=kept) if batch else None
         if passes is None:  # the loss cannot run without memory: closed forms where there are any
             note.found.clear()
-            gather_and_scatter(model)
-            passes = Passes(None, gathered_bytes(model), None, work.executed_flops * samples / parallel.mesh.tensor)
+            states = states_of(model)
+            gathered = 0 if states is None else states.gathered_bytes()
+            if states is not None:
+                states.note_exchanges({})
+            passes = Passes(None, gathered, None, work.executed_flops * samples / parallel.mesh.tensor)
             _record_unrun_exchanges(parallel, config, model, samples, note)
         exchanges = [*_take_exchanges(note, parts), *_list_loss_exchanges(plan, size, parts)]
+        rows = scatter_parameters(model)
         update, sent = common.update(parallel, lambda: (run_update(workload, model), tuple(_take_exchanges(note, 1))))
         exchanges += sent
     gradients = _sum_bytes(parameter for parameter in model.parameters() if parameter.requires_grad)
@@ -223,7 +219,7 @@ def predict(
         gathered=passes.gathered,
         optimizer=None if update is None else update.state,
         activations=passes.activations,
-        peak=None if passes.peak is None else max(passes.peak, updating),
+        peak=None if passes.peak is None else max(passes.peak + (rows if parts > 1 else 0), updating),
         inputs=inputs,
         ahead=ahead,
         reads=reads,
@@ -237,23 +233,6 @@ def _sum_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
-def _run_dry_step(
-    model: nn.Module,
-    workload: Workload,
-    batch: dict[str, Tensor],
-    config: RunConfig,
-    parallel: Parallel,
-    notes: CollectiveRecorder,
-    kept: Sequence[nn.Parameter],
-) -> Passes | None:
-    """Run a step's passes. If pieces are prefetched, a first step learns the order of layers, uncounted."""
-    assert parallel.plan is not None
-    if parallel.is_sharded and "pieces" in parallel.plan.beside:
-        run_prefetch_warm_up(model, workload, batch, config)
-        notes.found.clear()
-    return run_passes(model, workload, batch, config, kept_gradients=kept)
-
-
 def _list_gradient_exchanges(
     parallel: Parallel, workload: Workload, model: nn.Module, update: Update | None
 ) -> Iterator[Exchange]:
@@ -263,24 +242,28 @@ def _list_gradient_exchanges(
     size, shares = parallel.mesh.size, workload.sharded_parameters(model)
     if shares and update is not None and update.clips:
         yield Exchange("all", "all_reduce", size, 1, shares[0].itemsize)
-    if size > 1 and not parallel.has_parts:
-        given = sum(
-            parameter.nbytes for parameter in _list_unsharded_parameters(model, workload) if parameter.requires_grad
-        )
+    given = sum(
+        parameter.nbytes for parameter in _list_unsharded_parameters(model, workload) if parameter.requires_grad
+    )
+    if size > 1 and given:
         yield Exchange(GRADIENTS, "all_reduce", size, 1, given)
 
 
 def _list_kept_gradients(parallel: Parallel, workload: Workload, model: nn.Module, parts: int) -> list[nn.Parameter]:
     """Return the parameters whose gradients always exist: in a step's earlier parts, or in DDP's buckets."""
     if parts > 1:
-        return list(model.parameters())
-    return _list_unsharded_parameters(model, workload) if parallel.mesh.size > 1 and not parallel.has_parts else []
+        states = states_of(model)
+        split = states.shapes if states is not None else {}
+        return [parameter for name, parameter in model.named_parameters() if name not in split]
+    return _list_unsharded_parameters(model, workload) if parallel.mesh.size > 1 else []
 
 
 def _list_unsharded_parameters(model: nn.Module, workload: Workload) -> list[nn.Parameter]:
-    """Return the parameters that are not split into shares."""
-    alone = {id(share) for share in workload.sharded_parameters(model)}
-    return [parameter for parameter in model.parameters() if id(parameter) not in alone]
+    """Return the parameters that DDP averages: those that every rank has whole."""
+    alone = {id(share) for share in workload.sharded_parameters(model)} | {id(part) for _, part, _ in slices(model)}
+    states = states_of(model)
+    split = states.shapes if states is not None else {}
+    return [each for name, each in model.named_parameters() if id(each) not in alone and name not in split]
 
 
 def _record_unrun_exchanges(parallel: Parallel, config: RunConfig, model: nn.Module, samples: int, note: Note) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,11 +18,11 @@ from torch._subclasses.fake_tensor import (
 from suite.config import RunConfig
 from suite.training.counts.flops import list_flop_formulas
 from suite.training.counts.memory import LiveBytes
-from suite.training.parallel.data import Clipping, give_norms
-from suite.training.parallel.states import ShardedStates, gathered_bytes, names_of, opened, sharded_modules
+from suite.training.parallel.data import Clipping, adapt_optimizer
+from suite.training.parallel.recompute import is_computed_again
+from suite.training.parallel.states import Group, States, states_of
 from suite.workload import Workload
 
-GATHERED = "gathered"
 NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 
 
@@ -69,48 +70,75 @@ def run_passes(
         parameter.grad = torch.empty_like(parameter)
         standing.append(parameter.grad)
     live = LiveBytes((*model.parameters(), *model.buffers(), *batch.values(), *standing), list_flop_formulas)
-    hooks = _count_gathered(model, live)
+    states = states_of(model)
+    calls: Counter[nn.Module] = Counter()
+    hooks = _follow(model, states, calls) if states is not None else []
     model.train()
     try:
         with live:
             with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bfloat16"):
                 loss = workload.loss(model, batch)
-            kept = live.now - live.labelled[GATHERED]
+            kept = live.now
             loss.backward()  # type: ignore[no-untyped-call]
     except NEEDS_VALUES:
         return None
     finally:
         for hook in hooks:
             hook.remove()
-    return Passes(kept, gathered_bytes(model), live.peak + sum(each.nbytes for each in standing), float(live.flops))
+    gathered = 0
+    if states is not None:
+        states.note_exchanges(calls)
+        gathered = states.gathered_bytes()
+    peak = live.peak + gathered + sum(each.nbytes for each in standing)
+    return Passes(kept, gathered, peak, float(live.flops))
 
 
-def run_prefetch_warm_up(model: nn.Module, workload: Workload, batch: Mapping[str, Tensor], config: RunConfig) -> None:
-    """Run both passes once, as the first step of a run does, so that the next ones gather ahead."""
-    run_passes(model, workload, batch, config, kept_gradients=())
-    for parameter in model.parameters():
-        parameter.grad = None
+def _follow(model: nn.Module, states: States, calls: Counter[nn.Module]) -> list[torch.utils.hooks.RemovableHandle]:
+    """Count the calls of the modules that FSDP2 gathers for; scatter the gradients of a group as soon as it has all."""
+
+    def count(module: nn.Module, _: object) -> None:
+        calls[module] += not is_computed_again()
+
+    named, hooks = dict(model.named_parameters()), []
+    for group in states.groups:
+        hooks.append(group.module.register_forward_pre_hook(count))
+        scatter = _Scatter(group, [named[name] for name in group.shapes], states.shard.size)
+        hooks += [_after_gradient(each, scatter) for each in scatter.parameters]
+    return hooks
 
 
-def _count_gathered(model: nn.Module, live: LiveBytes) -> list[torch.utils.hooks.RemovableHandle]:
-    """Count separately what is gathered for the whole step, between the wrapper's call and the model's."""
-    if not isinstance(model, ShardedStates) or model.by_layer:
-        return []
-
-    def label(text: str) -> None:
-        live.label = text
-
-    begin = model.register_forward_pre_hook(lambda *_: label(GATHERED))
-    return [begin, model.module.register_forward_pre_hook(lambda *_: label(""), prepend=True)]
+def _after_gradient(parameter: nn.Parameter, call: _Scatter) -> torch.utils.hooks.RemovableHandle:
+    return parameter.register_post_accumulate_grad_hook(call)  # type: ignore[no-untyped-call,no-any-return]
 
 
-def gather_and_scatter(model: nn.Module) -> None:
-    """Gather all parameters and scatter their gradients, for a step whose layers gather nothing themselves."""
-    with opened(model):
-        whole = [getattr(module, name) for module in sharded_modules(model) for name in names_of(module)]
-        total = torch.stack([tensor.sum() for tensor in whole if tensor.requires_grad]).sum() if whole else None
-    if total is not None:
-        total.backward()  # type: ignore[no-untyped-call]
+class _Scatter:
+    """Makes of a group's whole gradients what FSDP2 makes: a vector of all, then this rank's part of it."""
+
+    def __init__(self, group: Group, parameters: Sequence[nn.Parameter], ranks: int) -> None:
+        self.parameters = [each for each in parameters if each.requires_grad]
+        self._values, self._ranks = group.given_bytes(ranks) // group.value_bytes, ranks
+        self._mine: Tensor | None = None
+
+    def __call__(self, parameter: Tensor) -> None:
+        if all(each.grad is not None for each in self.parameters):
+            whole = parameter.new_empty(self._values * self._ranks)
+            for each in self.parameters:
+                each.grad = None
+            self._mine = whole.new_empty(self._values)
+
+
+def scatter_parameters(model: nn.Module) -> int:
+    """Put this rank's rows in the place of the parameters whose states are split, without memory. Returns their bytes."""
+    states, size = states_of(model), 0
+    for name in states.shapes if states is not None else ():
+        assert states is not None
+        path, _, last = name.rpartition(".")
+        module, (low, high) = model.get_submodule(path), states.rows(name)
+        whole = module._parameters[last]
+        assert whole is not None
+        mine = module._parameters[last] = nn.Parameter(whole.detach()[low:high].clone(), whole.requires_grad)
+        size += mine.nbytes
+    return size
 
 
 def run_update(workload: Workload, model: nn.Module) -> Update | None:
@@ -119,7 +147,7 @@ def run_update(workload: Workload, model: nn.Module) -> Update | None:
         parameter.grad = torch.empty_like(parameter)
     optimization = workload.build_optimizer(model, 1)
     optimizer = optimization.optimizer
-    give_norms(optimizer, model)
+    adapt_optimizer(optimizer, model)
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     live = LiveBytes((*model.parameters(), *model.buffers(), *gradients))
     try:

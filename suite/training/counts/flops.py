@@ -136,6 +136,8 @@ class FlopSum(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if any(each.__name__ == "DTensor" for each in types):
+            return NotImplemented  # what the DTensor calls for its local part comes here again
         kwargs = kwargs or {}
         found = func(*args, **kwargs)
         formula = self._formulas.get(func.overloadpacket)

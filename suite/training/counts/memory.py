@@ -47,6 +47,8 @@ class LiveBytes(FlopSum):  # type: ignore[no-untyped-call]
         if func is DEVICE and isinstance(args[0], FakeTensor):
             return args[0].fake_device  # more than half of all calls, and fake tensors' own way is slow
         found = super().__torch_dispatch__(func, types, args, kwargs)
+        if found is NotImplemented:
+            return found
         for each in (found,) if isinstance(found, Tensor) else tree_iter(found):
             if isinstance(each, Tensor):
                 storage = each.untyped_storage()

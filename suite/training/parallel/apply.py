@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -25,14 +26,19 @@ from suite.training.parallel.deferred import build_deferred
 from suite.training.parallel.exchange import Axis, Note
 from suite.training.parallel.mesh import AXIAL, EXPERT, SHARD, SPATIAL, TENSOR, Mesh
 from suite.training.parallel.plan import Budget, ParallelPlan, Placement, is_spread
-from suite.training.parallel.products import add_own_parts, split_products
-from suite.training.parallel.recompute import gather_with_blocks, recompute_blocks
+from suite.training.parallel.products import slices, split_products, sum_over_twins
+from suite.training.parallel.recompute import recompute_blocks
 from suite.training.parallel.sharing import Parallel, placements
 from suite.training.parallel.skeleton import batch_on_meta, build_on_meta
 from suite.training.parallel.spatial import Split, Trace, check_extents, split_model, trace
-from suite.training.parallel.states import Holders, shard_states
+from suite.training.parallel.states import shard_states
 from suite.workload import ExpertSpread, Workload
 from suite.world import World
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+REPLICAS = "replicas"  # the ranks that hold the same states
 
 
 def check_model(parallel: Parallel, model: nn.Module, workload: Workload) -> None:
@@ -50,15 +56,10 @@ def check_model(parallel: Parallel, model: nn.Module, workload: Workload) -> Non
     for pattern in plan.recompute:
         if not any(path and fnmatchcase(path, pattern) for path in modules):
             raise InputError(f"plan: pattern {pattern!r} of recompute matches no module: remove it, or correct it")
-    if any(isinstance(policy, Budget) for policy in plan.recompute.values()):
-        if parallel.is_split:
-            raise InputError(
-                "plan: recompute: a memory budget does not work if ranks share samples: use full or selective, or another --mesh"
-            )
-        if parallel.is_sharded and plan.gather == "layer":
-            raise InputError(
-                "plan: recompute: a memory budget does not work with gather: layer: use gather: step, or full or selective"
-            )
+    if any(isinstance(policy, Budget) for policy in plan.recompute.values()) and parallel.is_split:
+        raise InputError(
+            "plan: recompute: a memory budget does not work if ranks share samples: use full or selective, or another --mesh"
+        )
     shares = {id(parameter) for parameter in workload.sharded_parameters(model)}
     if parallel.is_split and shares and not (parallel.mesh.tensor > 1 and parallel.mesh.expert):
         raise InputError(
@@ -96,7 +97,7 @@ def build(
 ) -> nn.Module:
     """Build a workload's model on a device from a seed, with the plan applied. All ranks call it.
 
-    ``look`` gets the model before that: whole, or without memory if it will be built in pieces.
+    ``look`` gets the model before that: whole, or without memory if a rank will keep rows only.
     """
     torch.manual_seed(seed)
     workload.spread = ExpertSpread(parallel.mesh.expert, world.size, parallel.mesh.tensor)
@@ -151,37 +152,44 @@ def apply(
             _check_rows(parallel, unsplit())
         axis = _axis(parallel.mesh, AXIAL, lambda each: each.group, note)
         split_axes(model, plan.axial, parallel.extents, axis)
-    recompute_blocks(model, plan.recompute, gather_at_once=plan.gather == "step")
-    if parallel.has_parts:
-        _shard(parallel, model, workload, where, note)
+    recompute_blocks(model, plan.recompute)
     if parallel.mesh.tensor > 1:
-        add_own_parts(model)
+        twins = _axis(parallel.mesh, "twins", lambda each: each.twins, note)
+        sum_over_twins(model, twins, parallel.mesh.size, workload.sharded_parameters(model))
+    if parallel.is_sharded:
+        _shard(parallel, model, workload, where, note)
 
 
 def _shard(
     parallel: Parallel, model: nn.Module, workload: Workload, where: Mapping[str, Placement], note: Note | None
 ) -> None:
-    """Put this rank's pieces of the states in the place of the parameters, but of experts that the workload spreads
-    itself.
-    """
+    """Split the states of parameters that are placed ``shard``, and of experts that the workload does not spread."""
     mesh, plan = parallel.mesh, parallel.plan
     assert plan is not None
-    shard = _axis(mesh, SHARD, lambda each: each.holders, note)
-    replicas = _axis(mesh, "replicas", lambda each: each.replicas, note)
-    everyone = _axis(mesh, "all", lambda each: range(each.size), note)
-    ahead = "pieces" in plan.beside
-    holders = Holders(shard if mesh.shard > 1 else None, replicas if replicas.size > 1 else None, mesh.size, ahead)
-    twins = _axis(mesh, "twins", lambda each: each.twins, note)
-    split = Holders(None, twins if twins.size > 1 else None, mesh.size)
-    rest = "split" if mesh.tensor > 1 else "replicate"
-    whole = ("shard", "replicate")  # experts that are not spread lie as all others do
-    named = {
-        name: rest if not isinstance(way, str) else way if way in whole else "shard" for name, way in where.items()
-    }
-    but = workload.sharded_parameters(model)
-    shard_states(model, named, holders, everyone, gather=plan.gather, but=but, split=split)
-    if plan.gather == "step":
-        gather_with_blocks(model)
+    spread = {id(each) for each in workload.sharded_parameters(model)} | {id(part) for _, part, _ in slices(model)}
+    parameters = dict(model.named_parameters())
+    names = [name for name, way in where.items() if way != "replicate" and id(parameters[name]) not in spread]
+    device_mesh = None if note is not None else _device_mesh(mesh, next(iter(parameters.values())).device)
+    if device_mesh is None:
+        shard = _axis(mesh, SHARD, lambda each: each.holders, note)
+        replicas = _axis(mesh, REPLICAS, lambda each: each.replicas, note)
+    else:
+        shard = Axis(SHARD, mesh.piece, mesh.shard, device_mesh.get_group(SHARD))
+        replicas = Axis(REPLICAS, mesh.replicas.index(mesh.rank), len(mesh.replicas))
+    both = shard, replicas if replicas.size > 1 else None
+    shard_states(model, names, plan.fully_shard, both, reshard=plan.reshard_after_forward, device_mesh=device_mesh)
+
+
+def _device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:
+    """The mesh of FSDP2: the ranks that hold states together, and those that hold the same ones."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    kind = "cpu" if device.type == "meta" and not torch.cuda.is_available() else device.type
+    kind = "cuda" if kind == "meta" else kind
+    ranks = sorted({tuple(replace(mesh, rank=rank).holders) for rank in range(mesh.size)})
+    if len(ranks) == 1:
+        return DeviceMesh(kind, list(ranks[0]), mesh_dim_names=(SHARD,))
+    return DeviceMesh(kind, ranks, mesh_dim_names=(REPLICAS, SHARD))
 
 
 @contextmanager

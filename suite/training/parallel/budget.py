@@ -30,7 +30,6 @@ from torch.utils.checkpoint import CheckpointPolicy
 from suite.errors import InputError
 from suite.files import render_error
 from suite.training.counts.flops import list_flop_formulas
-from suite.training.parallel.states import OPEN, names_of
 
 LEAST = 1e-9
 KINDS = 16  # kinds of inputs for which a block is traced
@@ -140,16 +139,14 @@ def _autocast() -> tuple[Any, ...]:
 
 
 def _own(block: nn.Module) -> list[tuple[dict[str, Any], str, Tensor]]:
-    """The tensors that a block computes with beside its inputs, and where they are: gathered ones, parameters, buffers."""
-    found = []
-    for module in block.modules():
-        opened = getattr(module, OPEN, None) or {}
-        gathered = set(names_of(module)) if opened else set()
-        for place in (opened, module._parameters, module._buffers):
-            for name, each in place.items():
-                if isinstance(each, Tensor) and not (place is module._parameters and name in gathered):
-                    found.append((place, name, each))
-    return found
+    """The tensors that a block computes with beside its inputs, and where they are: parameters and buffers."""
+    return [
+        (place, name, each)
+        for module in block.modules()
+        for place in (module._parameters, module._buffers)
+        for name, each in place.items()
+        if isinstance(each, Tensor)
+    ]
 
 
 @contextmanager

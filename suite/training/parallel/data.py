@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from suite.data.sampling import list_eval_batches
 from suite.training.parallel.products import slices
 from suite.training.parallel.sharing import Parallel
-from suite.training.parallel.states import ShardedStates, pieces, sharded_modules
+from suite.training.parallel.states import local, states_of
 from suite.world import World
 
 
@@ -32,6 +32,7 @@ class Turn:
     counts: bool
 
 
+EPS = 1e-6  # what torch adds to a norm before it divides by it
 Norms = Callable[[Sequence[Tensor], Sequence[Tensor]], list[Tensor]]
 
 # Buffers are each rank's own while training and averaged before an evaluation; torch renamed the switch in 2.13
@@ -45,18 +46,21 @@ def wrap(model: nn.Module, sharded: Sequence[nn.Parameter], world: World, device
     """Wrap a model for data parallelism over all ranks. On one rank, return the model itself.
 
     After a backward pass all gradients are means over ranks. Those of ``sharded`` parameters arrive as sums and are
-    divided. Parameters and buffers are copied from rank 0, except sharded ones; so load a checkpoint after this call.
+    divided. FSDP2 and the tensor axis have means already; if there are no other parameters, the model itself is
+    returned. Parameters and buffers are copied from rank 0, except parts; so load a checkpoint after this call.
     """
     if world.size == 1:
         return model
     for parameter in sharded:
         parameter.register_hook(lambda gradient: gradient / world.size)  # type: ignore[no-untyped-call]
-    if sharded_modules(model):
-        return ShardedStates(model)
+    states = states_of(model)
+    names = {name for name, _, _ in slices(model)} | set(states.shapes if states is not None else ())
     shares = {id(parameter) for parameter in sharded}
-    names = [name for name, parameter in model.named_parameters() if id(parameter) in shares]
+    names |= {name for name, parameter in model.named_parameters() if id(parameter) in shares}
+    if not any(parameter.requires_grad and name not in names for name, parameter in model.named_parameters()):
+        return model
     # torch has no public way to say so (pytorch#43690)
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)  # type: ignore[no-untyped-call]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, sorted(names))  # type: ignore[no-untyped-call]
     return DistributedDataParallel(
         model,
         device_ids=[device] if device.type == "cuda" else None,
@@ -77,7 +81,7 @@ class Clipping:
         shares = {id(parameter) for parameter in sharded}
         self._parameters = list(model.parameters())
         self._whole = [each for each in self._parameters if id(each) not in shares]
-        self._in_pieces = bool(sharded_modules(model))
+        self._in_parts = _has_parts(model)
         # torch takes all in one call on a CPU only if asked to, and cannot on meta tensors
         self._at_once = None if any(each.is_meta for each in self._parameters) else True
 
@@ -85,7 +89,7 @@ class Clipping:
         """Clip the gradients that there are now."""
         weights = [each for each in self._whole if each.grad is not None]
         gradients = [weight.grad for weight in weights if weight.grad is not None]
-        if self._in_pieces:
+        if self._in_parts:
             gradients = norms_of_whole(self._model)(gradients, weights)
         norm = nn.utils.get_total_norm(gradients, foreach=self._at_once)
         if self._sharded:
@@ -94,7 +98,12 @@ class Clipping:
                 dist.all_reduce(square)
                 square /= self._copies
             norm = (norm.square() + square).sqrt()
-        nn.utils.clip_grads_with_norm_(self._parameters, self._clip_norm, norm, foreach=self._at_once)
+        found = [local(each.grad) for each in self._parameters if each.grad is not None]
+        factor = (self._clip_norm / (norm + EPS)).clamp(max=1.0)  # as torch's own; that takes no parts
+        if self._at_once:
+            torch._foreach_mul_(found, factor)
+        for gradient in () if self._at_once else found:
+            gradient.mul_(factor)
 
 
 def norms_of_whole(model: nn.Module) -> Norms:
@@ -103,13 +112,13 @@ def norms_of_whole(model: nn.Module) -> Norms:
 
     One collective per call and axis. Every rank calls it with the tensors of the same parameters.
     """
-    axes = {id(piece): where.shard for _, piece, _, where in pieces(model)}
-    axes |= {id(part): slice_.axis for _, part, slice_ in slices(model)}
+    states, axes = states_of(model), {id(part): slice_.axis for _, part, slice_ in slices(model)}
+    if states is not None:
+        axes |= {id(each): states.shard for name, each in model.named_parameters() if name in states.shapes}
 
     def norms(tensors: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
-        found = list(torch._foreach_norm(list(tensors)))
+        found = list(torch._foreach_norm([local(each) for each in tensors]))
         for axis in dict.fromkeys(axes[id(weight)] for weight in weights if id(weight) in axes):
-            assert axis is not None
             parts = [position for position, weight in enumerate(weights) if axes.get(id(weight)) is axis]
             squares = axis.sum(torch.stack([found[position] for position in parts]).square())
             for position, whole in zip(parts, squares.sqrt().unbind(), strict=True):
@@ -119,12 +128,24 @@ def norms_of_whole(model: nn.Module) -> Norms:
     return norms
 
 
-def give_norms(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
-    """Let an optimizer that scales by norms of whole tensors (its attribute ``norms``) have those, if ranks have
-    pieces.
+def _has_parts(model: nn.Module) -> bool:
+    """True if ranks hold parts of parameters: rows of states, or slices of split products."""
+    return states_of(model) is not None or next(slices(model), None) is not None
+
+
+def adapt_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Let an optimizer update parts of parameters.
+
+    One that scales by norms of whole tensors (its attribute ``norms``) gets those. DTensors and plain tensors of a
+    group become two groups: torch's fused optimizers refuse both in one.
     """
-    if sharded_modules(model) and hasattr(optimizer, "norms"):
+    if _has_parts(model) and hasattr(optimizer, "norms"):
         optimizer.norms = norms_of_whole(model)
+    for group in list(optimizer.param_groups):
+        kinds = [[each for each in group["params"] if hasattr(each, "to_local") == wanted] for wanted in (True, False)]
+        if all(kinds):
+            group["params"] = kinds[0]
+            optimizer.add_param_group({**group, "params": kinds[1]})
 
 
 def eval_turns(samples: int, batch_size: int, shared: Parallel) -> Iterator[Turn]:

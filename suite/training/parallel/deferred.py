@@ -1,8 +1,9 @@
-"""Builds a model of which a rank keeps pieces only: its initialisation is noted, then repeated tensor by tensor.
+"""Builds a model of which a rank keeps rows only: its initialisation is noted, then repeated tensor by tensor.
 
 While the workload builds, new tensors have no memory and every operator on them is noted. `Recipe.fill` then repeats
-the operators in the same order, so random numbers are the same, and gives each parameter to its piece as soon as no
-later operator touches it. An initialisation that looks at values cannot be noted; such a model is built whole.
+the operators in the same order, so random numbers are the same. A parameter, or this rank's rows of it, gets its values
+as soon as no later operator touches it. Torch's own way (``to_empty``, ``reset_parameters``) draws other random numbers
+on each number of ranks. An initialisation that looks at values cannot be noted; such a model is built whole.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from suite.training.parallel.states import piece_of, pieces
+from suite.training.parallel.mesh import Interval
+from suite.training.parallel.states import local, states_of
 
 _MAKES = {"empty", "rand", "randn", "zeros", "ones", "full", "empty_strided", "empty_like", "zeros_like", "ones_like"}
 
@@ -93,34 +95,30 @@ class Recipe:
         self._whole: dict[str, _StandIn] = {name: _stand_in(each) for name, each in model.named_parameters()}
 
     def fill(self, model: nn.Module, device: torch.device) -> None:
-        """Repeat the notes and leave values in the model's parameters, of which it may have pieces by now, and buffers."""
+        """Repeat the notes and leave values in the model's parameters, of which it may have rows by now, and buffers."""
         wanted: Any = WeakIdKeyDictionary()
-        ranges = {}
-        for name, _, shape, holders in pieces(model):
-            assert holders.shard is not None
-            ranges[name] = piece_of(shape.numel(), holders.pieces, holders.shard.rank)
-        for name, parameter in model.named_parameters():
-            wanted.setdefault(self._whole[name].storage, []).append(
-                self._setter(model, name, parameter, ranges.get(name), device)
-            )
         for name, buffer in model.named_buffers():
             if buffer.is_meta:
                 put = _buffer_setter(model, name, buffer, device)
                 wanted.setdefault(buffer.untyped_storage(), []).append(put)
+        made = {name: buffer.clone() for name, buffer in model.named_buffers() if not buffer.is_meta}
+        model.to_empty(device=device)
+        for name, buffer in model.named_buffers():
+            if name in made:
+                buffer.copy_(made[name])
+        states = states_of(model)
+        split = states.shapes if states is not None else {}
+        for name, parameter in model.named_parameters():
+            rows = states.rows(name) if states is not None and name in split else None
+            wanted.setdefault(self._whole[name].storage, []).append(self._setter(name, local(parameter.detach()), rows))
         self._replay(wanted)
 
-    def _setter(
-        self, model: nn.Module, name: str, parameter: nn.Parameter, part: tuple[int, int] | None, device: torch.device
-    ) -> Callable[[Tensor], None]:
+    def _setter(self, name: str, mine: Tensor, rows: Interval | None) -> Callable[[Tensor], None]:
         view = self._whole[name]
 
         def put(base: Tensor) -> None:
             whole = view.of(base)
-            if part is not None:
-                whole = whole.reshape(-1)[slice(*part)].view(parameter.shape)
-            path, _, last = name.rpartition(".")
-            values = nn.Parameter(whole.clone().to(device), requires_grad=parameter.requires_grad)
-            model.get_submodule(path)._parameters[last] = values
+            mine.copy_(whole if rows is None else whole[slice(*rows)])
 
         return put
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -192,14 +193,17 @@ class ParallelPlan(_Part, frozen=True, kw_only=True):
     parameters: Annotated[dict[str, Placement], Meta(min_length=1, description="path pattern to placement")]
     tensor: Annotated[TensorPlan | None, Meta(description="how products are split")] = None
     axial: Annotated[AxialPlan | None, Meta(description="how rows and columns are split")] = None
-    gather: Annotated[
-        Literal["layer", "step"], Meta(description="when the pieces of sharded parameters are gathered")
-    ] = "layer"
+    fully_shard: Annotated[
+        tuple[str, ...],
+        Meta(description="patterns of modules whose sharded parameters are gathered together; the model has the rest"),
+    ] = ()
+    reshard_after_forward: Annotated[
+        bool | None,
+        Meta(description="free gathered parameters after the forward pass; default: those of fully_shard's modules"),
+    ] = None
     beside: Annotated[
-        tuple[Literal["halos", "pieces"], ...],
-        Meta(
-            description="exchanges that computing does not wait for: positions for convolutions, pieces of the next layer"
-        ),
+        tuple[Literal["halos"], ...],
+        Meta(description="exchanges that computing does not wait for: positions for convolutions"),
     ] = ()
     boundaries: dict[str, Boundary] = {}
     loss: Annotated[
@@ -209,6 +213,12 @@ class ParallelPlan(_Part, frozen=True, kw_only=True):
         dict[Literal["all_reduce"], Own], Meta(description="what the loss itself exchanges, by kind")
     ] = {}
     recompute: Annotated[dict[str, Recompute], Meta(description="path pattern of blocks to policy")] = {}
+
+
+def match_module(path: str, pattern: str) -> bool:
+    """True if a pattern matches a module's path. A ``*`` stands for one name between dots."""
+    names, patterns = path.split("."), pattern.split(".")
+    return len(names) == len(patterns) and all(map(fnmatchcase, names, patterns))
 
 
 def find_plan(descriptor: Descriptor, name: str | Path) -> Path:
@@ -257,11 +267,9 @@ def read_plan(path: Path) -> tuple[ParallelPlan, str]:
         raise InputError(f"{source.where('split')}: split needs a description of the inputs: add inputs")
     if "halos" in plan.beside and not plan.split:
         raise InputError(f"{source.where('beside')}: halos need a split dimension: remove halos, or add split")
-    if "pieces" in plan.beside and (plan.gather != "layer" or "shard" not in plan.parameters.values()):
-        raise InputError(
-            f"{source.where('beside')}: pieces need gather: layer and a parameter placed shard: "
-            f"add these, or remove pieces"
-        )
+    if (plan.fully_shard or plan.reshard_after_forward is not None) and "shard" not in plan.parameters.values():
+        name = "fully_shard" if plan.fully_shard else "reshard_after_forward"
+        raise InputError(f"{source.where(name)}: {name} needs a parameter placed shard: add it, or remove {name}")
     if plan.tensor is not None:
         _check_tensor(plan.tensor, plan, source)
     if plan.axial is not None:

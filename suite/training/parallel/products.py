@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
@@ -83,9 +84,8 @@ def split_products(
     """Put this rank's parts in the place of parameters and the hooks on regions. The ranks' models must be equal
     before.
 
-    ``cuts``: by the names of the parameters; of those that are added after a sum see `add_own_parts` too. ``twin``:
-    this rank's number among those that get the same parts. InputError for what cannot be divided, or a pattern that
-    matches no module.
+    ``cuts``: by the names of the parameters. ``twin``: this rank's number among those that get the same parts.
+    InputError for what cannot be divided, or a pattern that matches no module.
     """
     for path, module in model.named_modules():
         for name, parameter in module._parameters.items():
@@ -96,6 +96,7 @@ def split_products(
             vars(module).setdefault(SLICES, {})[name] = part
             module._parameters[name] = nn.Parameter(part.of(parameter.detach()).clone(), parameter.requires_grad)
     _check_sums(model, plan, axis.size)
+    _add_own_parts(model)
     if not plan.along:
         for pattern, region in plan.regions.items():
             for module in _matching(model, pattern):
@@ -115,34 +116,62 @@ def split_products(
             module.register_forward_hook(_Sequence(along, dims, plan.along, axis).end)
 
 
-def add_own_parts(model: nn.Module) -> None:
-    """Let each rank of the axis add its own part of parameters that come after a sum: elsewhere it reads zeros.
-
-    Comes after `shard_states`, whose properties it reads.
-    """
+def _add_own_parts(model: nn.Module) -> None:
+    """Let each rank of the axis add its own part of parameters that come after a sum: elsewhere it reads zeros."""
     for module in model.modules():
         own = {name: part for name, part in vars(module).get(SLICES, {}).items() if part.after_sum}
         if own:
             kind = type(module)
-            read = {name: property(_Padded(name, getattr(kind, name, None), part)) for name, part in own.items()}
+            read = {name: property(_Padded(name, part)) for name, part in own.items()}
             module.__class__ = type(kind.__name__, (kind,), read)
 
 
 @dataclass(frozen=True, eq=False)
 class _Padded:
-    """Reads a module's part of a parameter, with zeros where the parts of other ranks are.
-
-    ``held``: the property that it has.
-    """
+    """Reads a module's part of a parameter, with zeros where the parts of other ranks are."""
 
     name: str
-    held: property | None
     part: Slice
 
     def __call__(self, module: nn.Module) -> Tensor:
-        mine: Tensor | None = module._parameters[self.name] if self.held is None else self.held.__get__(module)
+        mine = module._parameters[self.name]
         assert mine is not None
         return F.pad(mine, (self.part.low, self.part.extent - self.part.high))
+
+
+def sum_over_twins(model: nn.Module, twins: Axis, ranks: int, but: Sequence[nn.Parameter]) -> None:
+    """Let gradients of split products be means over the losses of all ``ranks``: sums over those with the same part."""
+    alone = {id(each) for each in but}
+    total = _TwinSum(twins, ranks)
+    for _, part, _ in slices(model):
+        if id(part) not in alone:
+            part.register_hook(partial(total.keep, part))  # type: ignore[no-untyped-call]
+
+
+class _TwinSum:
+    """Keeps the gradients of a backward pass until its end, and then sums all of them in one exchange."""
+
+    def __init__(self, twins: Axis, ranks: int) -> None:
+        self._twins, self._ranks = twins, ranks
+        self._kept: list[tuple[nn.Parameter, Tensor]] = []
+
+    def __deepcopy__(self, memo: object) -> _TwinSum:
+        return self
+
+    def keep(self, part: nn.Parameter, gradient: Tensor) -> Tensor:
+        """Keep a gradient; the parameter gets zeros first."""
+        if not self._kept:
+            torch.autograd.Variable._execution_engine.queue_callback(self._add)
+        self._kept.append((part, gradient))
+        return torch.zeros_like(gradient)
+
+    def _add(self) -> None:
+        kept, self._kept = self._kept, []
+        flat = torch.cat([gradient.reshape(-1) for _, gradient in kept])
+        mean = (self._twins.sum(flat) if self._twins.size > 1 else flat) / self._ranks
+        for (part, gradient), mine in zip(kept, torch.split(mean, [each.numel() for _, each in kept]), strict=True):
+            assert part.grad is not None
+            part.grad += mine.view(gradient.shape)
 
 
 def _check_sums(model: nn.Module, plan: TensorPlan, parts: int) -> None:

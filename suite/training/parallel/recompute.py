@@ -8,7 +8,7 @@ activations. A budget: torch's partitioner chooses (`suite.training.parallel.bud
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -20,10 +20,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from suite.errors import InputError
 from suite.training.counts.flops import FlopSum
 from suite.training.parallel.plan import Budget, Recompute
-from suite.training.parallel.states import OPEN, opened, sharded_modules
 
 RECOMPUTED = "_mlhpc_recomputed"  # of a model that has such blocks: what counts them
-BLOCK = "_mlhpc_block"  # of a block that gathered its parameters to be computed again: what closes it
 aten = torch.ops.aten
 KEPT = {
     *(aten.mm, aten.addmm, aten.linear, aten.convolution, aten._convolution),
@@ -63,29 +61,21 @@ class Recomputed:
         finally:  # what is computed again ends early, by an exception
             self.add(counter.flops)
 
-    def contexts(
-        self, policy: str, gathering: nn.Module | None
-    ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """Those of a block's first and second forward pass.
-
-        ``gathering``: the module that gathers its parameters again.
-        """
+    def contexts(self, policy: str) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        """Those of a block's first and second forward pass."""
         first, again = nullcontext(), nullcontext()
         if policy != "full":
             first, again = create_selective_checkpoint_contexts(_choose)  # type: ignore[no-untyped-call]
-        return first, self._second(gathering, again)
+        return first, self._second(again)
 
     @contextmanager
-    def _second(self, gathering: nn.Module | None, again: AbstractContextManager[Any]) -> Iterator[None]:
-        whole = nullcontext() if gathering is None else opened(gathering)
-        with whole, self.counted(), again:  # what was kept is not computed, and not seen by the outer ones
+    def _second(self, again: AbstractContextManager[Any]) -> Iterator[None]:
+        with self.counted(), again:  # what was kept is not computed, and not seen by the outer ones
             yield
 
 
-def recompute_blocks(model: nn.Module, policies: Mapping[str, Recompute], *, gather_at_once: bool = False) -> None:
+def recompute_blocks(model: nn.Module, policies: Mapping[str, Recompute]) -> None:
     """Let the blocks whose paths match compute their forward pass again. Random numbers (dropout) are the same again.
-
-    ``gather_at_once``: the parameters of a block are gathered together before it is computed again.
 
     InputError if a block lies in another one that is recomputed, or has batch statistics, which would be counted twice.
     """
@@ -111,7 +101,7 @@ def recompute_blocks(model: nn.Module, policies: Mapping[str, Recompute], *, gat
 
             module.forward = BudgetedForward(path, module, policy.budget, recomputed.add)
         else:
-            again = partial(recomputed.contexts, policy, module if gather_at_once else None)
+            again = partial(recomputed.contexts, policy)
             module.forward = partial(_recomputed, module, module.forward, again)
     if chosen:
         setattr(model, RECOMPUTED, recomputed)
@@ -136,26 +126,3 @@ def _recomputed(module: nn.Module, forward: Any, contexts: Callable[[], Any], *i
 def _choose(context: object, operator: Any, *_: object, **__: object) -> CheckpointPolicy:
     kept = operator.overloadpacket in KEPT and not operator._schema.is_mutable  # what others write into changes
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
-
-
-def gather_with_blocks(model: nn.Module) -> None:
-    """Let a block that the model computes again in the backward pass gather its parameters at once, not one by one."""
-    inside: set[nn.Module] = set()
-    for parent in model.modules():
-        for block in parent if isinstance(parent, (nn.ModuleList, nn.Sequential)) and parent not in inside else ():
-            inside.update(block.modules())
-            block.register_forward_pre_hook(_open_block, prepend=True)
-            block.register_forward_hook(_close_block, always_call=True)
-
-
-def _open_block(block: nn.Module, *_: object) -> None:
-    if is_computed_again() and any(getattr(each, OPEN) is None for each in sharded_modules(block)):
-        stack = ExitStack()
-        stack.enter_context(opened(block))
-        setattr(block, BLOCK, stack)
-
-
-def _close_block(block: nn.Module, *_: object) -> None:
-    stack = vars(block).pop(BLOCK, None)
-    if stack is not None:
-        stack.close()

@@ -93,16 +93,12 @@ class Parallel:
         return self.mesh.shard > 1
 
     @property
-    def has_parts(self) -> bool:
-        """True if a rank holds parts of parameters: pieces of states, or of split products."""
-        return self.is_sharded or self.mesh.tensor > 1
-
-    @property
     def in_step(self) -> bool:
-        """True if these ranks must take every forward pass together, evaluations too: each of its layers gathers
-        parameters.
-        """
-        return self.is_sharded and self.plan is not None and self.plan.gather == "layer"
+        """True if these ranks must take every forward pass together, evaluations too: it gathers parameters."""
+        if not self.is_sharded or self.plan is None:
+            return False
+        reshard = self.plan.reshard_after_forward
+        return bool(self.plan.fully_shard) if reshard is None else reshard
 
     @property
     def counts(self) -> bool:

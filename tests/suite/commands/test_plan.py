@@ -14,6 +14,7 @@ from suite.descriptor import load_descriptor
 from suite.performance.plans.predict import Cost, PredictionCache, predict, predict_largest_cost
 from suite.training.parallel.plan import find_plan
 from suite.training.parallel.sharing import Parallel
+from suite.training.parallel.skeleton import build_on_meta
 from tests.fixtures.cli import mlhpc
 from workloads.cosmoflow.model import compute_work
 
@@ -182,7 +183,7 @@ def test_a_profile_does_not_leave_a_plan_out_silently() -> None:
 
 
 def test_pieces_of_states_are_the_closed_forms() -> None:
-    """Four ranks hold a piece of each tensor, gathered once per step and its gradient scattered."""
+    """Four ranks hold rows of each tensor. Those of the two blocks are gathered twice per step, all others once."""
     whole = json.loads(mlhpc("plan", "moe_lm", "--size", "smoke", "--mesh", "data=4", "--format", "json").stdout)[
         "plans"
     ][0]
@@ -197,7 +198,10 @@ def test_pieces_of_states_are_the_closed_forms() -> None:
     assert split["peak"] > split["activations"] + split["gathered"] * 0.5
     assert split["lacks"] == whole["lacks"] == []
     exchanges = {each["kind"]: each for each in split["exchanges"]}
-    assert exchanges["all_gather"]["bytes"] == split["gradients"]
+    every = build_on_meta(load_descriptor("moe_lm"), load_config(load_descriptor("moe_lm"), "smoke"))[1].named_parameters()
+    again = sum(parameter.nbytes for name, parameter in every if name.startswith("blocks.")) // 4
+    assert exchanges["all_gather"]["bytes"] == split["gradients"] + again
+    assert (exchanges["all_gather"]["calls"], exchanges["reduce_scatter"]["calls"]) == (5, 3)
     assert exchanges["reduce_scatter"]["bytes"] == 4 * split["gradients"]
     assert exchanges["all_gather"]["axis"] == exchanges["reduce_scatter"]["axis"] == "shard"
     assert [each["axis"] for each in whole["exchanges"]] == ["gradients"]

@@ -92,6 +92,15 @@ def collectives(size: int, place: int, dtype: torch.dtype, seed: int) -> list[Ca
         all_gather(out, mine, group=group)
         return out
 
+    def every_in_place(group: Any) -> Tensor:
+        """As FSDP2 does: what this rank gives lies in the output already."""
+        out = mine.new_zeros(size * 3, 4)
+        part = out.narrow(0, 3 * place, 3)
+        part.copy_(mine)
+        all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        all_gather(out, part, group=group)
+        return out
+
     def at_root(group: Any) -> Tensor:
         parts = [torch.empty_like(mine) for _ in range(size)] if place == last else None
         dist.gather(mine, parts, group=group, group_dst=last)
@@ -124,7 +133,8 @@ def collectives(size: int, place: int, dtype: torch.dtype, seed: int) -> list[Ca
         return torch.cat(out)
 
     kinds = [dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.PRODUCT]
-    moved = [told, every, every_single, at_root, scattered, exchanged, exchanged_unevenly, exchanged_list]
+    moved = [told, every, every_single, every_in_place, at_root, scattered, exchanged, exchanged_unevenly]
+    moved.append(exchanged_list)
     return [*map(reduced, kinds), to_root, scattered_sum, *moved]
 
 

@@ -122,7 +122,7 @@ def test_a_profiled_step_does_what_a_trials_does(monkeypatch: pytest.MonkeyPatch
     session.step()
     assert model.weight.item() == pytest.approx(9.25), "one of 0.25 stays"
     assert state.averaged is not None
-    assert state.averaged.module.weight.item() == pytest.approx(9.5 - 0.25 * 0.25)
+    assert state.averaged.weights["weight"].item() == pytest.approx(9.5 - 0.25 * 0.25)
 
 
 def test_what_cannot_be_profiled_is_said_in_a_line(tmp_path: Path) -> None:

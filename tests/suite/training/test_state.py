@@ -20,7 +20,7 @@ def test_the_moving_average_is_that_of_torch() -> None:
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter))
         wanted.update_parameters(model)
-        found.update_parameters(model)
+        found.update()
         assert list(found.state_dict()) == list(wanted.state_dict())
         for name, value in wanted.state_dict().items():
             assert torch.equal(found.state_dict()[name], value), name

@@ -149,8 +149,7 @@ def compute_again(world: World, folder: Path) -> None:
     found: list[tuple[float, list[Tensor], int]] = []
     for policy in ("", "full", "selective"):
         path = folder / f"{policy}_{world.rank}.yaml"
-        again = f"gather: step\nrecompute: {{stages.?.?: {policy}}}"
-        path.write_text(shipped.replace("gather: step", again) if policy else shipped)
+        path.write_text(f"{shipped}recompute: {{stages.?.?: {policy}}}\n" if policy else shipped)
         mine = Run("swinv2_moe", world, form, MESH, str(path), more)
         torch.manual_seed(3 + mine.parallel.mesh.data_rank)
         loss = mine.step(0)

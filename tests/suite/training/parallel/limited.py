@@ -17,11 +17,12 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from suite.training.parallel.data import wrap
 from suite.training.parallel.deferred import build_deferred
 from suite.training.parallel.exchange import Axis
-from suite.training.parallel.states import Holders, shard_states
+from suite.training.parallel.states import shard_states
 from suite.world import World
 
 WIDTH, LAYERS, STEPS = 1024, 24, 3
@@ -54,8 +55,8 @@ def train(world: World, width: int, *, sharded: bool) -> list[float]:
     if sharded:
         assert recipe is not None
         axis = Axis("shard", world.rank, world.size, dist.group.WORLD)
-        every = dict.fromkeys(dict(model.named_parameters()), "shard")
-        shard_states(model, every, Holders(axis, None, world.size), axis, gather="layer", but=())
+        device_mesh = DeviceMesh("cpu", list(range(world.size)))
+        shard_states(model, list(dict(model.named_parameters())), ["*"], (axis, None), device_mesh=device_mesh)
         torch.manual_seed(1)
         recipe.fill(model, torch.device("cpu"))
     wrapped = wrap(model, (), world, torch.device("cpu"))

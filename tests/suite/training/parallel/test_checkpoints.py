@@ -14,7 +14,6 @@ from suite.training.checkpoint import Checkpoint
 from suite.training.parallel.mesh import part_of
 from suite.training.parallel.plan import Boundary
 from suite.training.parallel.spatial import Split, split_model, trace
-from suite.training.parallel.states import ShardedStates, shard_states
 from suite.training.state import Position, TrainingState, _make_moving_average
 from suite.workload import Optimization
 from tests.fixtures.thread_ranks import Holding, finish_step, on_holders, on_parts, write_checkpoint
@@ -40,10 +39,9 @@ class Pictures:
             meta = torch.empty(1, 2, 9, 7, dtype=torch.float64, device="meta")
             found = trace(copy.deepcopy(MODEL).to("meta"), lambda each: each(meta), boundaries, split.names)
             split_model(self.model, found, split, boundaries)
-        elif rank.holders is not None:
-            every = dict.fromkeys(dict(self.model.named_parameters()), "shard")
-            shard_states(self.model, every, rank.holders, rank.everyone, gather="layer", but=())
-        self.wrapped = ShardedStates(self.model) if rank.holders is not None else self.model
+        elif rank.device_mesh is not None:
+            rank.shard(self.model, list(dict(self.model.named_parameters())), ["0", "4"])
+        self.wrapped = self.model
         optimization = Optimization(
             torch.optim.AdamW(self.model.parameters(), lr=0.01), lambda step, epoch: 0.01, ema_decay=0.9
         )
@@ -60,7 +58,7 @@ class Pictures:
             mine = mine.narrow(d + 2, low, high - low)
         self.state.optimization.optimizer.zero_grad()
         loss = (self.wrapped(mine).squeeze(1) - wanted).square().mean()
-        return finish_step(self.rank, self.state, loss, alone=self.rank.holders is None and mesh.size > 1)
+        return finish_step(self.rank, self.state, loss, alone=self.rank.device_mesh is None and mesh.size > 1)
 
 
 @pytest.mark.parametrize(

@@ -129,9 +129,7 @@ def test_a_block_that_is_computed_again_gathers_twice_more_and_sums_once_more(po
     """Its last sum is not needed again. A region that is computed again alone repeats what is inside: nothing is sent."""
     for pattern, gathers, sums in (("blocks.?", 4, 2), ("blocks.*.attention", 0, 0)):
         mine = tmp_path / "mine.yaml"
-        mine.write_text(
-            SHIPPED.read_text().replace("gather: step", f"gather: step\nrecompute: {{{pattern}: {policy}}}")
-        )
+        mine.write_text(f"{SHIPPED.read_text()}recompute: {{{pattern}: {policy}}}\n")
         done = mlhpc("plan", "moe_lm", "--size", "smoke", "--plan", mine, "--mesh", "tensor=2", "--format", "json")
         (cost,) = json.loads(done.stdout)["plans"]
         found = {each["kind"]: each for each in cost["exchanges"] if each["axis"] == "tensor"}
@@ -182,7 +180,7 @@ def test_a_checkpoint_of_one_mesh_goes_on_under_another_with_the_same_losses(
         training = Training(rank, model)
         Checkpoint(tmp_path / "trial_0.pt", {}, rank.mesh).load(rank.world, training.state)
         assert training.state.averaged is not None
-        averaged = [each.detach().clone() for each in training.state.averaged.module.parameters()]
+        averaged = [each.detach().clone() for each in training.state.averaged.weights.values()]
         return [training.step(number) for number in (3, 4)], averaged, list(training.model.parameters())
 
     (losses,) = on_tensor(1, 1, plain)

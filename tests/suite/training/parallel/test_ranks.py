@@ -92,7 +92,7 @@ def test_every_split_trains_as_one(workload: str, ranks: int, meshes: list[str],
     [
         ("cosmoflow", "spatial", ["spatial=4x1x1", "spatial=2x1x2", "data=2,spatial=1x2x1"], "halos"),
         ("deepcam", "spatial", ["spatial=2x2"], "halos"),
-        ("cosmoflow", "sharded", ["shard=2,spatial=2x1x1", "shard=4", "data=2,shard=2"], "halos, pieces"),
+        ("cosmoflow", "sharded", ["shard=2,spatial=2x1x1"], "halos"),
     ],
 )
 def test_exchanges_beside_computing_train_as_one(

@@ -165,7 +165,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"inputs": {"x": {"dims": ["sample", "d"], "dtype": "complex64"}}}, "dtype"),
     ({"parameters": {}}, "parameters"),
     ({"parameters": {"hidden.*": "quantise"}}, "replicate"),
-    ({"gather": "never"}, "gather"),
+    ({"reshard_after_forward": "never"}, "reshard_after_forward"),
     ({"exchanges": {"all_reduce": {"calls": 0, "bytes_per_rank": 8}}}, "calls"),
     ({"loss": "mean"}, "loss"),
 ]

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
-from itertools import pairwise, product
+import re
+from collections import Counter
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from suite.config import load_config
 from suite.descriptor import load_descriptor
 from suite.errors import InputError
-from suite.performance.plans.predict import predict
 from suite.training.checkpoint import Checkpoint
-from suite.training.counts.memory import LiveBytes
-from suite.training.parallel.data import eval_turns, give_norms
+from suite.training.instrument import CollectiveCounter, count_collectives
+from suite.training.parallel.data import adapt_optimizer, eval_turns
 from suite.training.parallel.deferred import build_deferred
+from suite.training.parallel.exchange import Axis
 from suite.training.parallel.mesh import Mesh, parse_mesh
 from suite.training.parallel.plan import ParallelPlan, read_plan
 from suite.training.parallel.sharing import Parallel
 from suite.training.parallel.skeleton import ALONE
-from suite.training.parallel.states import Gather, ShardedStates, opened, piece_of, pieces, shard_states
-from suite.training.state import Position, TrainingState, _make_moving_average
+from suite.training.parallel.states import evaluating, local, part_of_rows, shard_states, states_of
+from suite.training.state import Position, TrainingState, _like, _make_moving_average
 from suite.workload import Optimization, Workload, load_workload
 from tests.fixtures.thread_ranks import Holding, finish_step, on_holders, whole_norms, write_checkpoint
 from workloads.deepcam.optimizer import Lamb
@@ -49,8 +52,7 @@ class Net(nn.Module):
         return self.alone(self.second(y) * self.scale) + F.linear(y, self.second.weight).sum(dim=1, keepdim=True)
 
 
-def placements(model: nn.Module) -> dict[str, str]:
-    return {name: "replicate" if name == "alone.weight" else "shard" for name, _ in model.named_parameters()}
+WHOLE = ("alone.weight",)
 
 
 def optimizer_of(kind: str, model: nn.Module) -> torch.optim.Optimizer:
@@ -62,17 +64,15 @@ def optimizer_of(kind: str, model: nn.Module) -> torch.optim.Optimizer:
 class Training:
     """One rank's training of `Net`, as the trainer does it."""
 
-    def __init__(
-        self, rank: Holding, model: nn.Module, gather: Gather = "layer", kind: str = "adamw", *, ahead: bool = False
-    ) -> None:
+    def __init__(self, rank: Holding, model: nn.Module, kind: str = "adamw", blocks: Sequence[str] = ()) -> None:
         self.rank, self.model = rank, copy.deepcopy(model)
-        if rank.holders is not None:
-            holders = replace(rank.holders, ahead=ahead)
-            shard_states(self.model, placements(model), holders, rank.everyone, gather=gather, but=())
-        self.wrapped = ShardedStates(self.model) if rank.holders is not None else self.model
-        optimizer = optimizer_of(kind, self.model)
-        give_norms(optimizer, self.model)
-        optimization = Optimization(optimizer, lambda step, epoch: 0.01, ema_decay=0.9)
+        if rank.device_mesh is not None:
+            rank.shard(self.model, [name for name, _ in model.named_parameters() if name not in WHOLE], blocks)
+            for name, parameter in self.model.named_parameters():
+                if name in WHOLE:  # as DDP does
+                    parameter.register_hook(lambda gradient: rank.everyone.sum(gradient) / rank.mesh.size)
+        optimization = Optimization(optimizer_of(kind, self.model), lambda step, epoch: 0.01, ema_decay=0.9)
+        adapt_optimizer(optimization.optimizer, self.model)
         self.state = TrainingState(self.model, optimization, (), _make_moving_average(self.model, optimization), 1)
 
     def step(self, number: int) -> float:
@@ -80,15 +80,22 @@ class Training:
         x = torch.sin(torch.arange(SAMPLES * WIDTH, dtype=torch.float64).view(SAMPLES, WIDTH) * (number + 1))
         mine = x[mesh.data_rank :: mesh.data_size]
         self.state.optimization.optimizer.zero_grad()
-        loss = (self.wrapped(mine).squeeze(1) - mine[:, 0]).square().mean()
-        return finish_step(self.rank, self.state, loss, alone=self.rank.holders is None and mesh.size > 1)
+        loss = (self.model(mine).squeeze(1) - mine[:, 0]).square().mean()
+        return finish_step(self.rank, self.state, loss, alone=self.rank.device_mesh is None and mesh.size > 1)
 
     def weights(self) -> list[Tensor]:
-        with opened(self.model), torch.no_grad():
-            return [
-                getattr(self.model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]).detach().clone()
-                for name, _ in self.model.named_parameters()
-            ]
+        return [whole(each.detach()) for each in self.model.parameters()]
+
+
+def averages(training: Training) -> list[Tensor]:
+    assert training.state.averaged is not None
+    weights = training.state.averaged.weights
+    named = training.model.named_parameters()
+    return [whole(_like(each, weights[name]) if isinstance(each, DTensor) else weights[name]) for name, each in named]
+
+
+def whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.clone()
 
 
 def net() -> nn.Module:
@@ -100,20 +107,22 @@ def far(found: list[Tensor], expected: list[Tensor]) -> float:
     return max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True))
 
 
-def test_the_pieces_of_a_tensor_are_all_of_it() -> None:
+def test_the_rows_of_all_ranks_are_those_of_the_tensor() -> None:
     for n, count in product(range(1, 20), range(1, 12)):
-        ranges = [piece_of(n, count, index) for index in range(count)]
+        ranges = [part_of_rows(n, count, index) for index in range(count)]
         assert [each for low, high in ranges for each in range(low, high)] == list(range(n))
-        assert max(high - low for low, high in ranges) == -(-n // count)
+        assert [high - low for low, high in ranges if high > low] == [
+            len(each) for each in torch.arange(n).chunk(count)
+        ]
 
 
 @pytest.mark.parametrize("kind", ["adamw", "lamb"])
-@pytest.mark.parametrize("gather", ["layer", "step"])
-def test_training_with_pieces_is_training_with_whole_states(gather: Gather, kind: str) -> None:
+@pytest.mark.parametrize("blocks", [(), ("first", "norm")])
+def test_training_with_rows_is_training_with_whole_states(blocks: tuple[str, ...], kind: str) -> None:
     model = net()
 
     def run(rank: Holding) -> tuple[list[float], list[Tensor]]:
-        training = Training(rank, model, gather, kind)
+        training = Training(rank, model, kind, blocks)
         return [training.step(number) for number in range(5)], training.weights()
 
     ((losses, weights),) = on_holders(1, 1, run)
@@ -123,82 +132,46 @@ def test_training_with_pieces_is_training_with_whole_states(gather: Gather, kind
             assert far(whole, weights) < 1e-12
 
 
-class Turning(nn.Module):
-    """Takes its layers in another order in every second pass, and one of them twice in each."""
+def test_the_average_is_evaluated_and_training_goes_on_as_without_evaluations() -> None:
+    model = net()
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers, self.alone = (
-            nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3)),
-            nn.Linear(WIDTH, 1, bias=False),
-        )
-        self.passes = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.passes += 1
-        for index in (0, 1, 1, 2) if self.passes % 2 else (1, 2, 0, 1):
-            x = torch.tanh(self.layers[index](x))
-        return self.alone(x)  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("kind", [Net, Turning])
-def test_training_that_gathers_ahead_is_the_same_and_sends_the_same(kind: type[nn.Module]) -> None:
-    torch.manual_seed(3)
-    model = kind().double()
-
-    def run(rank: Holding) -> tuple[list[float], list[Tensor], list[list[tuple[str, str, int]]]]:
+    def run(rank: Holding) -> list[list[float]]:
         found = []
-        for ahead in (False, True):
-            training, logs = Training(rank, model, ahead=ahead), []
+        for evaluations in (False, True):
+            training = Training(rank, model, blocks=("first",))
             losses = []
             for number in range(4):
-                del rank.log[:]
                 losses.append(training.step(number))
-                logs.append(sorted(rank.log))
-            found.append((losses, training.weights(), logs))
-        (losses, weights, logs), (others, same, sent) = found
-        assert losses == others
-        assert far(weights, same) == 0
-        if kind is Net:
-            assert logs == sent
-        return losses, weights, logs
+                if evaluations:
+                    with training.state.evaluated() as averaged, torch.no_grad():
+                        with evaluating(averaged, gathered=True):
+                            first = float(averaged(torch.ones(2, WIDTH, dtype=torch.float64)).sum())
+                        with evaluating(averaged, gathered=False):
+                            assert float(averaged(torch.ones(2, WIDTH, dtype=torch.float64)).sum()) == first
+                    with torch.no_grad(), evaluating(training.model, gathered=True):
+                        assert (
+                            float(training.model(torch.ones(2, WIDTH, dtype=torch.float64)).sum()) != first
+                            or not number
+                        )
+            found.append(losses)
+        return found
 
-    for data, shard in ((1, 2), (2, 2), (1, 3)):
-        on_holders(data, shard, run)
-
-
-def test_the_plan_of_a_run_that_gathers_ahead_says_two_layers(tmp_path: Path) -> None:
-    found = load_descriptor("cosmoflow")
-    text = (found.folder / "plans" / "sharded.yaml").read_text()
-    (tmp_path / "ahead.yaml").write_text(text + "beside: [pieces]\n")
-    costs = []
-    for plan in ("sharded", str(tmp_path / "ahead.yaml")):
-        config = load_config(found, "smoke", [f"plan={plan}", "mesh=shard=2"])
-        costs.append(predict(found, config, Parallel.of(config, found, 0, 2)))
-    one, two = costs
-    assert one.exchanges == two.exchanges
-    assert (one.activations, one.flops, one.optimizer) == (two.activations, two.flops, two.optimizer)
-    model = load_workload(found)(load_config(found, "smoke", ())).build_model(ALONE)
-    layers = [sum(p.nbytes for p in m.parameters(recurse=False)) for m in model.modules()]
-    layers = [size for size in layers if size]
-    pairs = [sum(pair) for pair in pairwise(layers)]
-    assert max(layers) <= one.gathered < max(layers) + 32  # padding of odd tensors
-    assert max(pairs) <= two.gathered < max(pairs) + 64
+    for plain, evaluated in on_holders(1, 2, run):
+        assert plain == evaluated
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("gather: layer", "gather: step"), "pieces need gather: layer"),
-        (('"*": shard', '"*": replicate'), "pieces need gather: layer and a parameter placed shard"),
-        (("beside: [pieces]", "beside: [halos]"), "halos need a split dimension"),
-        (("beside: [pieces]", "beside: [all]"), "beside"),
+        (('"*": shard', '"*": replicate'), "fully_shard needs a parameter placed shard"),
+        (("fully_shard: [a]", "reshard_after_forward: 3"), "reshard_after_forward"),
+        (("fully_shard: [a]", "beside: [halos]"), "halos need a split dimension"),
+        (("fully_shard: [a]", "beside: [all]"), "beside"),
+        (("fully_shard: [a]", "gather: step"), "gather"),
     ],
 )
-def test_exchanges_beside_computing_that_a_plan_cannot_have_are_refused(
-    change: tuple[str, str], said: str, tmp_path: Path
-) -> None:
-    plan = 'version: 1\ndescription: x\nparameters:\n  "*": shard\ngather: layer\nbeside: [pieces]\n'
+def test_a_plan_that_cannot_be_is_refused(change: tuple[str, str], said: str, tmp_path: Path) -> None:
+    plan = 'version: 1\ndescription: x\nparameters:\n  "*": shard\nfully_shard: [a]\n'
     (tmp_path / "plan.yaml").write_text(plan)
     read_plan(tmp_path / "plan.yaml")
     assert change[0] in plan
@@ -207,7 +180,30 @@ def test_exchanges_beside_computing_that_a_plan_cannot_have_are_refused(
         read_plan(tmp_path / "plan.yaml")
 
 
-def test_norms_of_pieces_are_those_of_whole_tensors() -> None:
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+        self.layers = nn.ModuleList([nn.Linear(3, 3)])
+        self.number = nn.Parameter(torch.ones(()))
+
+
+@pytest.mark.parametrize(
+    ("names", "blocks", "said"),
+    [
+        (["first.weight"], [], "'second.weight' is also 'first.weight'"),
+        (["number"], [], "'number' is a single number: expected 'replicate'"),
+        (["first.bias"], ["layer.*"], "'layer.*' of fully_shard matches no module"),
+        (["first.bias"], ["layers"], "'layers' is a list of modules: expected 'layers.*'"),
+    ],
+)
+def test_what_fsdp_cannot_split_is_one_line(names: list[str], blocks: list[str], said: str) -> None:
+    with pytest.raises(InputError, match=re.escape(said)):
+        shard_states(Tied(), names, blocks, (Axis("shard", 0, 2), None))
+
+
+def test_norms_of_rows_are_those_of_whole_tensors() -> None:
     model = net()
     expected = [float(parameter.detach().norm()) for parameter in model.parameters()]
 
@@ -215,48 +211,59 @@ def test_norms_of_pieces_are_those_of_whole_tensors() -> None:
         assert found == pytest.approx(expected, rel=1e-14)
 
 
-def test_a_rank_keeps_its_pieces_and_no_whole_parameter_under_layer() -> None:
+def test_a_rank_keeps_its_rows_and_no_whole_parameter_of_a_block() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(8))).double()
-    whole = 64 * 64 * 8
+    each = 64 * 64 * 8
 
-    def run(rank: Holding) -> dict[str, tuple[int, int]]:
-        assert rank.holders is not None
-        found = {}
-        for gather in ("layer", "step"):
+    def run(rank: Holding) -> tuple[int, int]:
+        found = []
+        for blocks in (("*",), ()):
             mine = copy.deepcopy(model)
-            every = dict.fromkeys(dict(mine.named_parameters()), "shard")
-            shard_states(mine, every, rank.holders, rank.everyone, gather=gather, but=())  # type: ignore[arg-type]
-            assert sum(parameter.nbytes for parameter in mine.parameters()) == 2 * whole
-            x = torch.ones(1, 64, dtype=torch.float64)
-            with LiveBytes((*mine.parameters(), x)) as live:
-                loss = ShardedStates(mine)(x).sum()
-                after = live.now
-                loss.backward()
-            assert all(each.grad is not None and each.grad.shape == each.shape for each in mine.parameters())
-            found[gather] = after, live.peak
-        return found
+            rank.shard(mine, list(dict(mine.named_parameters())), blocks)
+            assert sum(local(parameter).nbytes for parameter in mine.parameters()) == 2 * each
+            loss = mine(torch.ones(1, 64, dtype=torch.float64)).sum()
+            gathered = [parameter for parameter in mine.parameters() if not isinstance(parameter, DTensor)]
+            found.append(sum(parameter.untyped_storage().nbytes() for parameter in gathered))
+            loss.backward()
+            assert all(isinstance(parameter, DTensor) for parameter in mine.parameters())
+            assert all(parameter.grad is not None for parameter in mine.parameters())
+        return found[0], found[1]
 
-    for found in on_holders(1, 4, run):
-        assert found["layer"][0] < whole / 2  # activations and what was said last
-        assert found["layer"][1] < found["step"][1]
-        assert found["step"][0] >= 8 * whole  # all of the parameters
+    for by_block, at_once in on_holders(1, 4, run):
+        assert by_block == 0
+        assert at_once == 8 * each
 
 
-def test_a_replicated_parameter_and_one_read_from_outside_are_counted_as_they_are_sent() -> None:
-    def run(rank: Holding) -> list[tuple[str, str, int]]:
-        training = Training(rank, net())
-        training.step(0)
-        return rank.log
+@pytest.mark.parametrize("reshard", [None, True, False])
+@pytest.mark.parametrize("blocks", [(), ("first", "norm")])
+def test_what_is_sent_is_the_closed_form(blocks: tuple[str, ...], reshard: bool | None) -> None:
+    model = net()
+    for data, shard in ((1, 2), (2, 2), (1, 4)):
+        noted: Counter[str] = Counter()
 
-    for log in on_holders(2, 2, run):
-        kinds = {(axis, kind) for axis, kind, _ in log}
-        assert {
-            ("shard", "all_gather"),
-            ("shard", "reduce_scatter"),
-            ("replicas", "all_reduce"),
-            ("all", "all_reduce"),
-        } <= kinds
+        def note(axis: str, kind: str, given: int, ranks: int, noted: Counter[str] = noted) -> None:
+            noted[f"{kind}_calls"] += 1
+            noted[f"{kind}_bytes"] += given
+
+        axes = Axis("shard", 0, shard, None, note), Axis("replicas", 0, data, None, note) if data > 1 else None
+        planned = copy.deepcopy(model)
+        names = [name for name, _ in model.named_parameters() if name not in WHOLE]
+        shard_states(planned, names, blocks, axes, reshard=reshard)
+        found = states_of(planned)
+        assert found is not None
+        found.note_exchanges({})
+        ledger = CollectiveCounter()
+
+        def run(rank: Holding, names: Sequence[str] = names) -> None:
+            mine = copy.deepcopy(model)
+            rank.shard(mine, names, blocks, reshard=reshard)
+            mine(torch.ones(2, WIDTH, dtype=torch.float64)).sum().backward()
+
+        with count_collectives(ledger):
+            on_holders(data, shard, run)
+        sent = {name: n for name, n in ledger.take().items() if not name.startswith("broadcast")}
+        assert sent == {name: n * data * shard for name, n in noted.items()}
 
 
 @pytest.mark.parametrize(
@@ -284,7 +291,7 @@ def test_a_checkpoint_of_one_plan_goes_on_under_another_with_the_same_losses(
         assert restored.position == Position(1, 3)
         losses = [training.step(number) for number in range(3, 6)]
         assert training.state.averaged is not None
-        return [*losses, float(sum(training.rank.everyone.sum(each.sum()) for each in _averaged(training)))]
+        return [*losses, *(float(each.sum()) for each in averages(training))]
 
     (expected,) = on_holders(1, 1, plain)
     on_holders(*before, save)
@@ -293,13 +300,8 @@ def test_a_checkpoint_of_one_plan_goes_on_under_another_with_the_same_losses(
     assert found[0][:3] == pytest.approx(expected[3:], rel=1e-12)
 
 
-def _averaged(training: Training) -> list[Tensor]:
-    assert training.state.averaged is not None
-    return [piece.detach() for _, piece, _, _ in pieces(training.state.averaged.module)] or [torch.zeros(1)]
-
-
 def test_all_ranks_take_as_many_turns_where_layers_gather() -> None:
-    plan = ParallelPlan(version=1, description="toy", parameters={"*": "shard"})
+    plan = ParallelPlan(version=1, description="toy", parameters={"*": "shard"}, fully_shard=("x",))
     for samples, ranks, batch in product((1, 5, 8, 9), (2, 3, 4), (1, 2, 3)):
         for plain in (False, True):
             shared = [Parallel(Mesh(r, ranks, (), 1 if plain else ranks), plan) for r in range(ranks)]
