@@ -146,7 +146,7 @@ WRONG = {
         lambda: mlhpc.load(["a", "b"]),
         r"\['a', 'b'\]: expected one path; pass the paths of a list one by one",
     ),
-    "a list to check": (lambda: mlhpc.check([ROOT]), "expected a path"),
+    "a list to check": (lambda: mlhpc.check([ROOT]), "expected one path"),
     "nothing to load": (lambda: mlhpc.load(), "expected at least one path"),
     "one result": (lambda: mlhpc.compare(ROOT), "give at least two results"),
     "an unknown ruleset": (lambda: mlhpc.check(ROOT / "docs", ruleset="9.9"), "unknown ruleset '9.9'"),

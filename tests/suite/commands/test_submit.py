@@ -168,7 +168,7 @@ def test_an_existing_folder_is_refused_and_kept(tmp_path: Path) -> None:
         (None, "no sbatch on PATH: submit on a login node, or see the script with --dry-run"),
         ("echo 'sbatch: error: Batch job submission failed: Invalid account' >&2; exit 1",
          "sbatch refused job.sbatch: Batch job submission failed: Invalid account"),
-        ("echo hello", "sbatch answered 'hello': expected a job id"),
+        ("echo hello", "sbatch answered 'hello': expected a job id; squeue --me shows whether the job is queued"),
     ],
 )  # fmt: skip
 def test_a_refused_job_leaves_no_folder(tmp_path: Path, body: str | None, message: str) -> None:

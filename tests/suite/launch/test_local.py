@@ -291,8 +291,8 @@ def test_a_run_that_fails_after_its_proxy_is_not_waited_for_longer_than_the_grac
 @pytest.mark.parametrize("text", ["", "x", "-1", "70", "0 0", "\u0663", "\udcff"])
 def test_a_file_that_is_no_exit_code_of_a_worker_does_not_count(tmp_path: Path, text: str) -> None:
     (tmp_path / "told").write_bytes(text.encode("utf-8", "surrogateescape"))
-    assert local.read_code(tmp_path / "told") is None
-    assert local.read_code(tmp_path / "absent") is None
+    assert local.read_exit_code(tmp_path / "told") is None
+    assert local.read_exit_code(tmp_path / "absent") is None
 
 
 def test_a_full_disk_costs_the_log_of_the_output_and_nothing_else(tmp_path: Path, small_disk: Path) -> None:
