@@ -205,7 +205,8 @@ def _load_entry_point(point: EntryPoint) -> Descriptor:
         )
     if loaded.name != point.name:
         raise InputError(
-            f"the descriptor {point.value} has the name {loaded.name!r}; expected {point.name!r}, the name of its entry point"
+            f"the workload {point.value} calls itself {loaded.name!r}, but its entry point is {point.name!r}: "
+            "expected one name (in its DESCRIPTOR and in pyproject.toml)"
         )
     return loaded
 

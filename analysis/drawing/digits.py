@@ -94,7 +94,7 @@ def render_label(text: object, length: int = 44) -> str:
 
 
 def join_statements(statements: Sequence[str], most: int = 6) -> str:
-    """Join the first ``most`` statements in one line, with the number of the others."""
+    """Join the first ``most`` texts by "; " in one line. If there are more, it ends with "and N more"."""
     more = f"; and {len(statements) - most} more" if len(statements) > most else ""
     return "; ".join(statements[:most]) + more
 

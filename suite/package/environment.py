@@ -29,7 +29,8 @@ def find_environment(package: Path) -> Environment:
     for path, environment in zip(paths, found, strict=True):
         if environment != found[0]:
             raise InputError(
-                f"{package}: its runs had several environments, expected one: {paths[0]} and {path} differ"
+                f"{package}: its runs were made with different packages or Pythons, expected the same for all: "
+                f"compare {paths[0]} and {path}"
             )
     return found[0]
 

@@ -58,7 +58,8 @@ class Race:
     def __post_init__(self) -> None:
         if len(set(self.rules.entries)) < 2 or len(set(self.rules.entries)) < len(self.rules.entries):
             raise InputError(
-                f"a race needs at least two different entries; it has {', '.join(self.rules.entries) or 'none'}"
+                "a contest needs at least two entries, each with its own name; "
+                f"it has {', '.join(self.rules.entries) or 'none'}"
             )
         self.survivors = sorted(self.rules.entries)
         self.points = dict.fromkeys(self.survivors, 0.0)

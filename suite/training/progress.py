@@ -14,10 +14,10 @@ TRAINING, STAGING = "training", "staging"  # both go on at the same time where s
 
 
 class ProgressMarks:
-    """The last mark of this rank.
+    """Holds the last mark of this rank: what it was doing, and when.
 
-    ``counts``: marks that every rank makes in the same order, by channel (training, staging). The others wait for a
-    rank with a lower count.
+    ``counts`` has the number of marks for training and for staging. Every rank makes the same marks in the same order, so
+    the rank with the lowest count is the one that the others wait for.
     """
 
     def __init__(self) -> None:

@@ -91,7 +91,7 @@ BROKEN_WORKLOADS = {
     "raises": ({"__init__.py": "1 / 0"}, "ZeroDivisionError"),
     "no descriptor there": ({"__init__.py": ""}, "DESCRIPTOR"),
     "another kind of object": ({"__init__.py": "DESCRIPTOR = 3"}, "names an object of type int; expected a suite"),
-    "another name": ({"__init__.py": DESCRIPTOR.format(name="other"), "card.yaml": CARD}, "has the name 'other'"),
+    "another name": ({"__init__.py": DESCRIPTOR.format(name="other"), "card.yaml": CARD}, "calls itself 'other'"),
     "our benchmark's name": ({"__init__.py": GOOD, "card.yaml": CARD}, "is that of workload 'cosmoflow'"),
 }
 

@@ -37,7 +37,11 @@ class Snapshots:
 
 
 def make_universe(settings: Snapshots, seed: int, index: int) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
-    """Generate counts (mesh, mesh, mesh, 4 redshifts) and the four couplings, in the order of `COUPLINGS`."""
+    """Generate particle counts per cell (mesh, mesh, mesh, 4 redshifts) and what a network predicts from them.
+
+    That is the coupling of each snapshot with a pair of the others (see the module): four numbers in the order of
+    `COUPLINGS`.
+    """
     # counter-based: the numbers depend on seed and index alone, not on what was drawn before
     random = np.random.Generator(np.random.Philox(key=np.array([seed, index], dtype=np.uint64)))
     signs, sizes = random.integers(0, 2, 4) * 2 - 1, random.uniform(LEAST_COUPLING, 1, 4)

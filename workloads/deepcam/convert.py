@@ -78,7 +78,7 @@ def fetch(destination: Path, *, source: str | None = None) -> None:
 
 @dataclass(frozen=True)
 class _Source:
-    """The files of a folder; ``shape`` is that of its first snapshot."""
+    """Holds the snapshot files of a folder by split. ``shape`` is (height, width) of the first; all must have it."""
 
     files: dict[str, tuple[Path, ...]]
     shape: tuple[int, int]

@@ -84,7 +84,7 @@ class LogContext:
 
     @property
     def card(self) -> SizeCard | None:
-        """The workload's card, if the benchmark is this suite's."""
+        """Return the card (targets and rules) of the workload and size. None if the benchmark is not one of mlhpc."""
         return self.benchmark.card if self.benchmark else None
 
     @cached_property

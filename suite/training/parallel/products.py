@@ -63,7 +63,7 @@ class Slice:
 
     @property
     def place(self) -> Place:
-        """Where these values lie in the whole."""
+        """Return where these values lie in the whole parameter."""
         run, stride = (self.high - self.low) * self.inner, self.extent * self.inner
         return Place(self.low * self.inner, run, stride, self.outer)
 

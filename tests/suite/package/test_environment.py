@@ -81,4 +81,4 @@ def test_no_environment_and_several_are_one_line(tmp_path: Path) -> None:
     )
     done = mlhpc("reproduce", package, "--requirements", tmp_path / "requirements.txt")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "its runs had several environments" in done.stderr
+    assert "its runs were made with different packages or Pythons" in done.stderr
