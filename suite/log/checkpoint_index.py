@@ -19,7 +19,7 @@ from msgspec import Meta, Struct
 from suite.errors import InputError
 from suite.files import read_bytes
 
-CHECKPOINT_VERSION = 7
+CHECKPOINT_VERSION = 8
 READ_BYTES = 2**22
 QUICK_CHECK_BYTES = 2**28  # of a larger checkpoint `find_damage_quickly` compares sizes only
 LARGEST_INDEX = 2**26  # bytes: a hundred for each rank

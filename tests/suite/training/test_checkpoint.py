@@ -185,9 +185,9 @@ def test_a_checkpoint_that_is_not_of_this_run_is_refused_and_nothing_is_restored
     path.write_bytes(path.read_bytes()[:90])
     with pytest.raises(InputError, match="trial_0.pt: damaged: its checksum"):
         load(path, 1, state)
-    for found in (b'{"version": 6}', b"{}", b"[1]", b'{"version": 7}'):
+    for found in (b'{"version": 7}', b"{}", b"[1]", b'{"version": 8}'):
         path.write_bytes(checkpoint_index._render_checksum(found) + found)
-        with pytest.raises(InputError, match="trial_0.pt: (checkpoint version (6|None); this suite|not the index)"):
+        with pytest.raises(InputError, match="trial_0.pt: (checkpoint version (7|None); this suite|not the index)"):
             load(path, 1, state)
     assert content(state) == content(training(5.0))
 
