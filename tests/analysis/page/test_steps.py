@@ -77,7 +77,7 @@ def test_without_altair_the_page_has_everything_but_figures(tmp_path: Path, run_
     [
         ([{"title": "x"}], {}, "steps.0.command"),
         (["x"], {}, "steps.0"),
-        ([], {"version": 2}, "steps version 2"),
+        ([], {"version": 2}, "`version` of the steps file is 2"),
         ([], {"steps": 3}, "steps = 3: "),
         ([FAILED | {"reason": None}], {}, "steps.0.reason"),
     ],
