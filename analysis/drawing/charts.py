@@ -167,7 +167,7 @@ def draw_result_panels(table: pd.DataFrame, draw: Callable[[pd.DataFrame], Chart
 
 
 def convert_to_long_table(table: pd.DataFrame, columns: Sequence[str], name: str, value: str) -> pd.DataFrame:
-    """Give each value of ``columns`` a row: the column's name in ``name``, the value in ``value``, the rest repeated."""
+    """Give each value of ``columns`` a row: its column in ``name``, itself in ``value``, the rest repeated."""
     return table.melt([each for each in table if each not in columns], list(columns), name, value)
 
 

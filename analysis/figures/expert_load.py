@@ -30,7 +30,7 @@ TITLE = "Expert load"
 
 @dataclass(frozen=True)
 class ResultLoad:
-    """Holds the windows of one result: rows of the experts table with ``step``, the training steps done at their end."""
+    """Holds the windows of one result: rows of the experts table. ``step`` is the number of steps done at their end."""
 
     label: str
     benchmark: str

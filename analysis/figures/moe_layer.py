@@ -1,4 +1,4 @@
-"""Figure: an MoE layer by the fitted model of the machine: time by idea, which r and degree win, where 2DH overtakes."""
+"""Figure: an MoE layer by the fitted model: time by idea, which r and degree win, where 2DH overtakes."""
 
 from __future__ import annotations
 

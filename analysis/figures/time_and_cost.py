@@ -163,7 +163,7 @@ def draw_energy_chart(table: pd.DataFrame) -> Chart:
 
 
 def add_pareto_front(frame: pd.DataFrame, against: str) -> pd.DataFrame:
-    """Add the column ``front``: True on the Pareto front of ``run_s.mean`` and ``against``, among comparable results."""
+    """Add the column ``front``: True on the Pareto front of ``run_s.mean`` and ``against``, by task."""
     front = pd.Series(False, index=frame.index)
     for *_, alike in group_tasks(frame):
         front.loc[alike.index] = [_is_on_front(row, alike, against) for _, row in alike.iterrows()]

@@ -235,7 +235,7 @@ def _plans(study: Study, a: str, b: str) -> str:
 
 
 def _pairs_of_class(known: pd.DataFrame, between: Sequence[tuple[str, str]]) -> list[tuple[pd.Series, pd.Series]]:
-    """List pairs asked for by name, then consecutive sizes of a machine, then every result against its task's fastest."""
+    """List pairs asked for by name, then consecutive sizes of a machine, then each result against the fastest."""
     of_group = {row["group"]: row for _, row in known.iterrows()}
     pairs = [(of_group[a], of_group[b]) for a, b in between if a in of_group and b in of_group]
     pairs += _consecutive(known)

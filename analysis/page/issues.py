@@ -175,7 +175,7 @@ def _seeds(where: str, runs: pd.DataFrame) -> Iterator[Issue]:
 
 
 def _curves(where: str, runs: pd.DataFrame, curves: Mapping[str, tuple[float, ...]]) -> Iterator[Issue]:
-    """Yield an issue if runs have equal metrics in all evaluations: one experiment repeated, not independent samples."""
+    """Yield an issue if runs have equal metrics in all evaluations: they are no independent samples."""
     known = pd.Series([curves[run] for run in runs["run"] if run in curves], dtype=object)
     same = known[known.map(len) >= SAME_CURVE_EVALS].duplicated(keep=False)
     if same.any():

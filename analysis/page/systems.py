@@ -26,7 +26,7 @@ def build_systems_table(study: Study) -> HtmlTable:
 
 
 def build_system_differences(study: Study) -> list[HtmlTable]:
-    """Build for each class with several results a table of the fields of the description in which their systems differ."""
+    """Build for each class with several results a table of the description's fields that differ."""
     systems = study.tables.systems.set_index("system_key")
     tables = []
     for title, rows in study.classes():

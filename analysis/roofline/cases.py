@@ -272,7 +272,7 @@ def count_steps(study: Study) -> pd.Series:
 
 
 def find_ceilings_of(study: Study, row: Mapping[str, Any], work: Work) -> tuple[Ceilings, str] | str:
-    """Find the ceilings file of a result's system, with a remark for the reader; or text that says why there is none."""
+    """Find the ceilings file of a result's system, with a remark; or text that says why there is none."""
     systems = study.tables.systems.set_index("system_key")
     names = {str(row["system"]), str(systems.loc[row["system_key"], "name"]), str(row["machine"])}
     chosen = study.inputs.of_system(names, work.ranks, work.nodes)
