@@ -99,6 +99,7 @@ def test_a_stopped_run_leaves_a_checkpoint_an_aborted_log_and_no_process(
     assert summarise_log(read_events(folder / "resumed_0_1.txt")).resumed
 
 
+@pytest.mark.long
 def test_a_launcher_killed_outright_leaves_a_checkpoint_no_process_and_a_log_that_parses(
     smoke_data: Path, tmp_path: Path
 ) -> None:

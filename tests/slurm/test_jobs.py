@@ -126,6 +126,7 @@ def test_the_shipped_script_gives_a_package_that_is_checked_and_reported(
     assert "slurm-two-node" in (tmp_path / "report" / "report.html").read_text()
 
 
+@pytest.mark.long
 def test_throughput_mode_runs_its_instances_at_once_on_nodes_of_their_own(
     cluster: Cluster, smoke_data: Path, tmp_path: Path
 ) -> None:
@@ -146,6 +147,7 @@ def test_throughput_mode_runs_its_instances_at_once_on_nodes_of_their_own(
     assert json.loads((run / "run.json").read_text())["mode"] == "weak"
 
 
+@pytest.mark.long
 def test_sigterm_leaves_a_checkpoint_from_which_the_job_continues_and_goes_on(
     cluster: Cluster, smoke_data: Path, tmp_path: Path
 ) -> None:
@@ -199,6 +201,7 @@ def check_continued(
     assert (run / "exit" / second).read_text() == "1\n"  # ended by max_epochs: no target, no success claimed
 
 
+@pytest.mark.long
 def test_a_job_submitted_again_runs_what_never_began_and_never_ends_0_while_a_run_is_missing(
     cluster: Cluster, smoke_data: Path, tmp_path: Path
 ) -> None:
@@ -216,6 +219,7 @@ def test_a_job_submitted_again_runs_what_never_began_and_never_ends_0_while_a_ru
     assert "began and failed (result_0.txt ended with status aborted)" in (run / "output" / "trial_0.log").read_text()
 
 
+@pytest.mark.long
 def test_data_that_the_ranks_refuse_end_the_job_with_2_after_one_trial(cluster: Cluster, tmp_path: Path) -> None:
     """With the script as a dry run prints it: nothing but the script is there before the job."""
     system = ROOT / "submissions" / "systems" / "slurm-two-node.yaml"
@@ -262,6 +266,7 @@ def test_mlhpc_submit_gives_a_job_whose_status_is_known(cluster: Cluster, smoke_
     ]
 
 
+@pytest.mark.long
 def test_a_requeued_task_of_an_array_starts_no_other_one(cluster: Cluster, smoke_data: Path, tmp_path: Path) -> None:
     """Of three tasks the first has ended. Of the two that run, that with the id of the array is stopped."""
     run, system = tmp_path / "run", tmp_path / "array.yaml"
@@ -295,6 +300,7 @@ def test_a_requeued_task_of_an_array_starts_no_other_one(cluster: Cluster, smoke
     cluster.call("scancel", job)
 
 
+@pytest.mark.long
 def test_a_job_that_is_submitted_again_leaves_a_trial_alone_that_runs(
     cluster: Cluster, smoke_data: Path, tmp_path: Path
 ) -> None:
@@ -316,6 +322,7 @@ def test_a_job_that_is_submitted_again_leaves_a_trial_alone_that_runs(
     cluster.wait(first)
 
 
+@pytest.mark.long
 def test_an_environment_is_unpacked_on_every_node_before_the_ranks_start(
     cluster: Cluster, smoke_data: Path, tmp_path: Path
 ) -> None:
@@ -352,6 +359,7 @@ launcher:
     assert sorted((tmp_path / "nodes").read_text().split()) == ["node1", "node2"]
 
 
+@pytest.mark.long
 def test_the_network_of_two_nodes_is_swept_under_srun(cluster: Cluster, tmp_path: Path) -> None:
     path = tmp_path / "sweep.json"
     small = ["--experts", "2", "--top-k", "1", "--tokens", "64", "--width", "16", "--hidden", "32", "--repeats", "2"]

@@ -23,6 +23,7 @@ exec %s "$@"
 """
 
 
+@pytest.mark.long
 def test_a_node_that_hangs_is_named_and_the_trial_runs_on_the_spare_one(
     cluster: Cluster, smoke_data: Path, tmp_path: Path
 ) -> None:

@@ -67,6 +67,7 @@ def expected(name: str) -> pd.DataFrame:
     return pd.read_csv(SHARED / name)
 
 
+@pytest.mark.long
 def test_the_first_rounds_analysis(tables: Tables) -> None:
     table = expected("first_round_expected.csv")
     runs = tables.runs[tables.runs["round"] == "v0.7"]

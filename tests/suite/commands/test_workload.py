@@ -44,6 +44,7 @@ def suite(site: Path, *words: object, cwd: Path) -> subprocess.CompletedProcess[
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.long
 def test_the_skeletons_own_test_passes_beside_another_projects(site: Path, tmp_path: Path) -> None:
     """As the tutorial has it: from a clone of mlhpc, in which the new folder has the name of its package."""
     shutil.copytree(site / "package", tmp_path / "tides")

@@ -160,6 +160,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_once(tmp_path_factory, "precision_data", make) / "data"
 
 
+@pytest.mark.long
 def test_the_log_of_a_run_has_the_precision_that_was_chosen_and_the_checker_accepts_it(
     data: Path, tmp_path: Path
 ) -> None:

@@ -158,6 +158,7 @@ def test_ranks_that_are_not_connected_with_each_other_end_with_their_stacks(
     assert "in _connect" in done.stderr  # the rank that waits in MPI's start, which holds Python's lock
 
 
+@pytest.mark.long
 def test_a_report_only_watchdog_lets_the_run_go_on(data: Path, tmp_path: Path) -> None:
     done = run(
         *(data, tmp_path / "run", 1, "watchdog.silence_s=4", "watchdog.action=report", "max_epochs=1"),

@@ -133,6 +133,7 @@ def learnable(tmp_path_factory: pytest.TempPathFactory, world: World) -> Path:
     return root
 
 
+@pytest.mark.long
 def test_baselines_are_computed_from_the_data(learnable: Path) -> None:
     state = torch.get_rng_state()
     values = measure_baselines(learnable)
@@ -144,6 +145,7 @@ def test_baselines_are_computed_from_the_data(learnable: Path) -> None:
     assert values == measure_baselines(learnable)
 
 
+@pytest.mark.long
 def test_a_small_network_learns_from_fields_and_not_from_chance(learnable: Path, world: World) -> None:
     """Labels that belong to other snapshots cannot be learnt: the fields carry the information, nothing else does."""
     steps = 84

@@ -63,6 +63,7 @@ def test_experts_over_some_ranks_train_as_experts_on_all() -> None:
     assert printed.count("is the same with experts over two of four ranks") == 7
 
 
+@pytest.mark.long
 def test_experts_over_groups_that_divide_products_train_as_one_rank() -> None:
     """Losses, metric, counts, checkpoints that other meshes and one rank continue: divided_worker.py."""
     printed = run(WORKER.with_name("divided_worker.py"), "quick", timeout_s=200)
@@ -76,6 +77,7 @@ def test_experts_over_groups_train_as_one_rank_in_every_form() -> None:
     assert printed.count("is the same with experts over two groups of two ranks") == 5
 
 
+@pytest.mark.long
 def test_switching_phases_tuning_and_evaluation_over_ranks() -> None:
     """The facts are in layer_worker.py."""
     printed = run(WORKER.with_name("layer_worker.py"), "4", timeout_s=200)

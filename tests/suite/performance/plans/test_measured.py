@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[4]
 SIZE = "global_batch_size=4 hyperparameters.layers=4 hyperparameters.context=256 hyperparameters.row_bytes=257"
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     not os.access("/proc/self/clear_refs", os.W_OK), reason="the kernel has no mark of resident memory to reset"
 )
