@@ -149,7 +149,7 @@ def shard(): write_shard(disk / "train" / "s.h5", {"x": np.ones((64, 4096), np.f
 def packed(): write_shard(disk / "train" / "s.h5", {"x": np.ones((64, 4096), np.float32)}, compression="gzip")
 for act in (lambda: write_file_atomically(disk / "text", "x"), copy, shard, packed):
     try: act()
-    except OSError as failure: print(one_line(failure))
+    except OSError as failure: print(render_error(failure))
 """
     told = python(HEAD + program, shared_disk(library, disk, writes=error), disk, source).splitlines()
     reason = os.strerror(error)

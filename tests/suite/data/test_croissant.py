@@ -107,7 +107,7 @@ def test_a_shard_that_cannot_be_read_is_named(root: Path, damage: bytes | None) 
 def test_a_dataset_of_texts_is_refused(tmp_path: Path) -> None:
     entry = write_shard(tmp_path / "train" / "shard_00000.h5", {"name": np.array([b"abc", b"def"])})
     write_manifest(tmp_path, Manifest(workload="toy", size="mini", seed=0, generator={}, splits={"train": (entry,)}))
-    with pytest.raises(InputError, match=r"shard_00000.h5: dataset 'name' is of \|S3"):
+    with pytest.raises(InputError, match=r"shard_00000.h5: dataset 'name' has type \|S3"):
         described(tmp_path)
 
 

@@ -68,7 +68,7 @@ def test_batches_that_cannot_be_split_are_refused_with_those_that_can() -> None:
         match="7 cannot be split evenly over 2 ranks; nearest batch that can: 6 or 8; nearest number of ranks: 1 or 7$",
     ):
         check_batch(7, 2)
-    with pytest.raises(InputError, match="larger than the 5 training samples"):
+    with pytest.raises(InputError, match="global_batch_size 8 exceeds the 5 training samples"):
         count_steps_per_epoch(5, 8)
 
 

@@ -40,7 +40,7 @@ def test_values_gradients_and_flops_are_those_of_torch(turned: bool, biased: boo
     x, weight, bias = given(turned)
     inputs = (x, weight, bias) if biased else (x, weight)
     found = [compute_linear(x, weight, bias if biased else None, onednn=way) for way in (True, False)]
-    assert "ByOneDnn" in type(found[0].grad_fn).__name__ + str(
+    assert "OneDnnLinear" in type(found[0].grad_fn).__name__ + str(
         found[0].grad_fn.next_functions if found[0].grad_fn else ""
     )
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-4)

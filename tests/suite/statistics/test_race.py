@@ -123,7 +123,7 @@ def test_orders_are_drawn_anew_for_each_block_and_no_entry_has_a_place_of_its_ow
 
 
 def test_a_race_of_one_is_refused() -> None:
-    with pytest.raises(InputError, match="two or more"):
+    with pytest.raises(InputError, match="at least two entries"):
         Race(RaceRules(("a",), 0.05, 3, 1))
 
 

@@ -110,7 +110,7 @@ def test_no_tokens_no_loss() -> None:
 
 
 def test_bad_combinations_are_refused() -> None:
-    with pytest.raises(ValueError, match="top_k 5"):
+    with pytest.raises(ValueError, match="top_k is 5, expected at most the number of experts, 4"):
         config(top_k=5)
     with pytest.raises(ValueError, match="gate_noise"):
         config(balance="importance_load")
