@@ -50,7 +50,7 @@ class IntegerRange(click.IntRange):
 def runs_option(
     default: int | None = 1, text: str = "Number of runs; mlhpc workload list says how many a score needs."
 ) -> Decorator:
-    """``--runs N``, at most `MAX_PROPOSED_RUNS`."""
+    """``--runs N``, at most `MOST_RUNS`."""
     return click.option(
         "--runs", type=IntegerRange(1, MOST_RUNS), default=default, show_default=default is not None, help=text
     )

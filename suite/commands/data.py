@@ -129,8 +129,7 @@ def convert(
 @click.option("--deep", is_flag=True, help="Also read every byte and compare checksums. [only existence and sizes]")
 def verify(root: Path, deep: bool) -> None:
     """Check that the files of a data set are complete and unchanged. Exit code 1 if one is missing or damaged."""
-    from suite.data.manifest import MANIFEST_NAME, read_manifest
-    from suite.data.manifest import compare_files as find_problems
+    from suite.data.manifest import MANIFEST_NAME, compare_files, read_manifest
 
     if not root.exists():
         raise InputError(f"{root}: does not exist; expected the folder of a data set")
@@ -151,7 +150,7 @@ def verify(root: Path, deep: bool) -> None:
             seen += amount
             tell(seen, manifest.bytes)
 
-        problems = find_problems(root, deep=deep, progress=count)
+        problems = compare_files(root, deep=deep, progress=count)
     for text in problems:
         print_line(text, error=True)
     if problems:
@@ -203,8 +202,7 @@ def fetch(workload: str, source: str | None, output: Path | None) -> None:
 
 def _is_made_already(root: Path, workload: str, size: str, seed: int) -> bool:
     """Return True if the folder holds this data set, by presence and sizes. InputError for another or damaged one."""
-    from suite.data.manifest import MANIFEST_NAME, read_manifest
-    from suite.data.manifest import compare_files as find_problems
+    from suite.data.manifest import MANIFEST_NAME, compare_files, read_manifest
 
     if not (root / MANIFEST_NAME).exists():
         return False
@@ -215,7 +213,7 @@ def _is_made_already(root: Path, workload: str, size: str, seed: int) -> bool:
             f"{root}: holds {present[0]} {present[1]} of seed {present[2]}, not {workload} {size} of seed {seed}; "
             "choose another folder with -o"
         )
-    problems = find_problems(root, deep=False)  # deep would read every byte; `mlhpc data verify --deep` does
+    problems = compare_files(root, deep=False)  # deep would read every byte; `mlhpc data verify --deep` does
     if problems:
         raise InputError(
             f"{problems[0]}; to repair the data set, remove the damaged files and {root / MANIFEST_NAME}, "

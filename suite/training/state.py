@@ -123,11 +123,12 @@ class TrainingState:
             if id(weight) in unplaced:
                 own["optimizer"][name] = values
                 continue
-            kept[name] = {key: value for key, value in values.items() if not self._is_piece(name, value)}
+            split = {key for key, value in values.items() if name in ranges and _is_like(value, local(weight))}
+            kept[name] = {key: value for key, value in values.items() if key not in split}
             pieces |= {
-                f"optimizer {name} {key}": (astuple(ranges[name].place), value.reshape(-1))
-                for key, value in values.items()
-                if key not in kept[name] and ranges[name].written
+                f"optimizer {name} {key}": (astuple(ranges[name].place), values[key].reshape(-1))
+                for key in values
+                if key in split and ranges[name].written
             }
         shared["optimizer"] = {"state": kept, "groups": self._groups()}
         return shared, own, pieces
@@ -137,6 +138,7 @@ class TrainingState:
 
         ``gathered``: the values that `wanted` asked for, assembled from all ranks' pieces.
         """
+        ranges = self._ranges()
         for name, module in self._modules():
             prefix, found = _find_name_prefix(name), shared[name] | own[name]
             for key, target in module.state_dict().items():
@@ -144,7 +146,7 @@ class TrainingState:
                 value = gathered.get(f"{name} {key}", found.get(key))
                 assert value is not None, key
                 if value.numel() != mine.numel():
-                    value = self._ranges()[key.removeprefix(prefix)].place.of(value)
+                    value = ranges[key.removeprefix(prefix)].place.of(value)
                 mine.copy_(value.view(mine.shape))
         every: dict[str, dict[str, Any]] = {name: dict(each) for name, each in shared["optimizer"]["state"].items()}
         every |= own["optimizer"]
@@ -157,17 +159,17 @@ class TrainingState:
 
     def _load_optimizer(self, values: Mapping[str, dict[str, Any]], groups: Sequence[dict[str, Any]]) -> None:
         """Load the optimizer's state by the parameters' names: under another plan its groups may differ."""
-        weights, optimizer = self._weights(), self.optimization.optimizer
-        state = {}
+        weights, optimizer, ranges = self._weights(), self.optimization.optimizer, self._ranges()
+        state: dict[int, dict[str, Any]] = {}
         for position, (name, weight) in enumerate(weights.items()):
             mine = local(weight)
-            state[position] = {
-                key: self._part(name, value) if isinstance(value, Tensor) and value.dim() else value
-                for key, value in values.get(name, {}).items()
-            }
+            state[position] = dict(values.get(name, {}))
             for key, value in state[position].items():
-                if weight is not mine and isinstance(value, Tensor) and value.shape == mine.shape and value.dim():
-                    state[position][key] = _like(weight, value)
+                if not isinstance(value, Tensor) or not value.dim():
+                    continue
+                part = value if value.numel() == mine.numel() else ranges[name].place.of(value)
+                part = part.view(mine.shape)
+                state[position][key] = part if weight is mine else _like(weight, part)
         now = optimizer.state_dict()["param_groups"]
         names = list(weights)
         for group in now:
@@ -175,13 +177,6 @@ class TrainingState:
             group |= {key: value for key, value in former.items() if key != "names"}
         kept = {position: each for position, each in state.items() if each}
         optimizer.load_state_dict({"state": kept, "param_groups": now})
-
-    def _part(self, name: str, value: Tensor) -> Tensor:
-        """This rank's part of a value of the optimizer that belongs to a parameter, in the shape of the parameter."""
-        mine = local(self._weights()[name])
-        if value.numel() != mine.numel():
-            value = self._ranges()[name].place.of(value)
-        return value.view(mine.shape)
 
     def _groups(self) -> list[dict[str, Any]]:
         """The settings of the optimizer's groups, and the names of their parameters."""
@@ -214,10 +209,6 @@ class TrainingState:
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         groups = self.optimization.optimizer.param_groups
         return {names[id(weight)]: weight for group in groups for weight in group["params"]}
-
-    def _is_piece(self, name: str, value: object) -> bool:
-        mine = local(self._weights()[name])
-        return name in self._ranges() and isinstance(value, Tensor) and value.dim() > 0 and value.shape == mine.shape
 
     def _ranges(self) -> dict[str, _HeldTensor]:
         """Return the parts of parameters that this rank holds, by name."""
@@ -305,11 +296,13 @@ class MovingAverage:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return its tensors by name."""
-        every = {f"module.{name}": each for name, each in (self.weights | self.buffers).items()}
-        return {"n_averaged": self.n_averaged} | {f"module.{name}": every[f"module.{name}"] for name in self._names()}
+        every = self.weights | self.buffers
+        return {"n_averaged": self.n_averaged} | {f"module.{name}": every[name] for name in self._model.state_dict()}
 
-    def _names(self) -> list[str]:
-        return list(self._model.state_dict())
+
+def _is_like(value: object, mine: Tensor) -> bool:
+    """Return True if a value of the optimizer has an entry for each entry of this rank's part of a parameter."""
+    return isinstance(value, Tensor) and value.dim() > 0 and value.shape == mine.shape
 
 
 def _like(parameter: Tensor, mine: Tensor) -> Tensor:

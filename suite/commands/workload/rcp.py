@@ -15,8 +15,7 @@ from suite.cli.group import Subcommands
 from suite.cli.options import JSON, card_option, format_option, output_option
 from suite.compliance import rcp_limit
 from suite.compliance.ruleset import Benchmark, build_card_benchmark, read_ruleset
-from suite.descriptor import Descriptor, load_descriptors
-from suite.descriptor import load_descriptor as find_descriptor
+from suite.descriptor import Descriptor, load_descriptor, load_descriptors
 from suite.documents import convert_to_plain_data
 from suite.errors import InputError
 from suite.files import print_line, write_file_atomically
@@ -78,7 +77,7 @@ def record(runs: tuple[Path, ...], output: Path | None) -> None:
 @format_option()
 def show(workload: str, style: str) -> None:
     """Show the reference points of WORKLOAD, and the fewest epochs that a submission may need."""
-    descriptor = find_descriptor(workload)
+    descriptor = load_descriptor(workload)
     if style == JSON:
         known_points = [read_reference_points(descriptor.folder, size) for size in descriptor.card().sizes]
         print_line(json.dumps([convert_to_plain_data(points) for points in known_points if points], indent=1))

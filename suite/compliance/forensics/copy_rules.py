@@ -66,12 +66,11 @@ class SeenRuns:
     def compare(self, group: Group, runs: Sequence[RunRecord]) -> Iterator[tuple[str, Path, str]]:
         """Yield (rule, path, message) for runs that an earlier result has too, then remember the new ones."""
         carried: list[Group] = []
-        repeated: list[tuple[object, RunRecord]] = []
+        courses = [_make_time_free_key(run) for run in runs]
         # New runs are remembered at the end: rules run-copied and run-repeated report copies within one result.
         new: list[tuple[RunRecord, SeriesPair]] = []
-        for run in runs:
+        for run, course in zip(runs, courses, strict=True):
             where = run.path or group.folder
-            course = _make_time_free_key(run)
             by_package = self._exact.get(course, {})
             earlier = by_package.get(group.package) or next(iter(by_package.values()), None)
             if earlier is None:
@@ -84,7 +83,6 @@ class SeenRuns:
                     other, similarity = found
                     yield "run-reused", where, f"has {similarity.text()} of {other.path}"
                 continue
-            repeated.append((course, run))
             other_group, other = earlier
             same_time = other.run_start_s == run.run_start_s
             if same_time and other_group.package != group.package:
@@ -95,7 +93,7 @@ class SeenRuns:
                 yield "run-reused", where, f"{again} {other.path}"
         if carried:
             yield "carried-over", group.folder, f"{len(carried)} of {len(runs)} runs are those of {carried[0].folder}"
-        for course, run in (*repeated, *((_make_time_free_key(run), run) for run, _ in new)):
+        for run, course in zip(runs, courses, strict=True):
             if course is not None:
                 self._exact[course].setdefault(group.package, (group, run))
         for run, curves in new:

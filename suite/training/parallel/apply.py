@@ -184,8 +184,8 @@ def _device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:
     """The mesh of FSDP2: the ranks that hold states together, and those that hold the same ones."""
     from torch.distributed.device_mesh import DeviceMesh
 
-    kind = "cpu" if device.type == "meta" and not torch.cuda.is_available() else device.type
-    kind = "cuda" if kind == "meta" else kind
+    # A model on meta is built there first; its ranks train on the GPU if there is one.
+    kind = device.type if device.type != "meta" else "cuda" if torch.cuda.is_available() else "cpu"
     ranks = sorted({tuple(replace(mesh, rank=rank).holders) for rank in range(mesh.size)})
     if len(ranks) == 1:
         return DeviceMesh(kind, list(ranks[0]), mesh_dim_names=(SHARD,))

@@ -132,9 +132,8 @@ def shard_states(
         shapes = {name: each.shape for name, each in own.items() if name not in taken}
         resharded = bool(path) if reshard is None else reshard
         if shapes:
-            value_bytes = max(
-                own[name].element_size() for name in shapes
-            )  # FSDP2 takes one type of a group's gradients
+            # FSDP2 takes one type of a group's gradients
+            value_bytes = max(own[name].element_size() for name in shapes)
             groups.append(Group(module, shapes, value_bytes, resharded))
         if device_mesh is not None and (shapes or not path):
             _fully_shard(module, device_mesh, resharded, ignored)
