@@ -112,7 +112,6 @@ def test_the_figure_of_the_page_is_in_a_report(tmp_path: Path) -> None:
     (info / "entry_points.txt").write_text("\n".join([f"[{name}]", *lines, ""]))
     for file, text in (("__init__", 'FIGURES = ("evaluation_share",)\n'), ("evaluation_share", found["python"])):
         (site / "site_figures" / f"{file}.py").write_text(text)
-    (site / "site_figures" / "questions.yaml").write_text(found["yaml"])
     run = run_folder(tmp_path / "run")
     command = [sys.executable, "-m", "suite", "report", str(run), "-o", str(tmp_path / "report"), "--quiet"]
     environment = os.environ | {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}

@@ -1,9 +1,8 @@
-"""The figures of the report: `FIGURES` names one module each, and ``questions.yaml`` has the questions that they
-answer.
+"""The figures of the report: `FIGURES` names one module each.
 
 A module has TITLE and VIEWS: each `View` is one question with its table, its answer in words and its chart. Other
-installed packages add figures by an entry point of the group ``mlhpc.figures``. It names a package with its own FIGURES
-and ``questions.yaml``. A module that cannot be imported is left out with one line.
+installed packages add figures by an entry point of the group ``mlhpc.figures``. It names a package with its own
+FIGURES. A module that cannot be imported is left out with one line.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from functools import cache
 from types import ModuleType
 from typing import Protocol, cast
 
-from analysis.drawing.view import View
+from analysis.drawing.view import GOALS, Goal, View
 from suite.errors import InputError
 from suite.plugins import FIGURES as GROUP
 from suite.plugins import OURS, Plugin, explain_unusable, find_plugins, print_skipped
@@ -54,12 +53,12 @@ REQUIRED_ATTRIBUTES = ("TITLE", "VIEWS")  # of a module
 
 
 @cache
-def load_figure_packages() -> dict[str, ModuleType]:
-    """Import the packages of figures, ours first, by the name of their entry point.
+def load_figure_modules() -> dict[str, FigureModule]:
+    """Import every figure, in the order of the page: ours, then those of other packages.
 
-    A broken one is left out with one line.
+    A broken package or module is left out with one line.
     """
-    loaded: dict[str, ModuleType] = {}
+    found: dict[str, FigureModule] = {}
     for name, plugin in find_plugins(GROUP).items():
         try:
             package = importlib.import_module(plugin.point.value)
@@ -67,18 +66,10 @@ def load_figure_packages() -> dict[str, ModuleType]:
                 raise InputError(
                     f"package {plugin.point.value} has no FIGURES; expected a tuple of the names of its figure modules"
                 )
-            loaded[name] = package
         except Exception as error:
             _print_omission(plugin, name, error)
-    return loaded
-
-
-@cache
-def load_figure_modules() -> dict[str, FigureModule]:
-    """Import every figure, in the order of the page: ours, then those of other packages."""
-    plugins, found = find_plugins(GROUP), dict[str, FigureModule]()
-    for name, package in load_figure_packages().items():
-        for module, figure in _modules(plugins[name], package):
+            continue
+        for module, figure in _modules(plugin, package):
             found.setdefault(module, figure)
     return found
 
@@ -91,6 +82,14 @@ def list_views() -> dict[str, View]:
         for view in module.VIEWS:
             found.setdefault(view.name, view)
     return found
+
+
+def group_views_by_goal() -> dict[Goal, list[View]]:
+    """Group the views by the goal of their question: our goals, then those of other packages."""
+    groups: dict[Goal, list[View]] = {goal: [] for goal in GOALS}
+    for view in list_views().values():
+        groups.setdefault(view.question.goal, []).append(view)
+    return groups
 
 
 def is_ours(view: str) -> bool:

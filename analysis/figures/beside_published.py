@@ -7,11 +7,16 @@ import pandas as pd
 
 from analysis.drawing.charts import Chart, draw_panels, draw_points, make_minutes_channel, make_number_channel
 from analysis.drawing.digits import render_seconds
-from analysis.drawing.view import View
+from analysis.drawing.view import CHOOSE_SYSTEMS, Question, View
 from analysis.published.scores import describe_missing_results, read_scores
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Beside the published systems"
+QUESTION = Question(
+    CHOOSE_SYSTEMS,
+    "Where do our results stand beside the published systems?",
+    ("score_s", "units"),
+)
 CAPTION = (
     "Own results and every published time to train of the benchmark in the table that ships with the suite, "
     "recomputed from the public logs. Another size than the published one is another problem, whose time compares with "
@@ -90,4 +95,4 @@ def _select_published(study: Study) -> pd.DataFrame:
     return known[known["benchmark"].isin(_own(study)["benchmark"])]
 
 
-VIEWS = (View("beside_published", TITLE, CAPTION, build_table, render_answer, draw_chart),)
+VIEWS = (View("beside_published", TITLE, QUESTION, CAPTION, build_table, render_answer, draw_chart),)

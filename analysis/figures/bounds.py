@@ -25,7 +25,7 @@ from analysis.drawing.charts import (
     make_span_channels,
 )
 from analysis.drawing.digits import join_statements, render_seconds_interval
-from analysis.drawing.view import View
+from analysis.drawing.view import UNDERSTAND_TIME, Question, View
 from analysis.roofline.bounds import RESOURCE_NAMES, RESOURCES, UNITS, describe_roof_share, is_binding, render_si
 from analysis.roofline.cases import Case, list_measured_cases, list_published_cases
 from analysis.roofline.regime import compute_term_seconds
@@ -304,6 +304,12 @@ def _predict_case(case: Case, there: Ceilings, row: pd.Series) -> WhatIf:
 VIEWS = (
     View(
         "extended_roofline", "Which resource bounds a step",
+        Question(
+            UNDERSTAND_TIME,
+            "Which resource bounds a step, compute, memory, network or storage?",
+            ("executed_flops_per_sample", "algorithmic_bytes_per_sample"),
+            needs="ceilings of the machine",
+        ),
         "T = Q / C of one rank and training step for each resource, Q what the step asked for, C the ceiling in "
         "its regime. The grey band runs from the largest T (everything overlaps) to their sum (nothing "
         "overlaps). The tick is the step: measured, or of published results derived (mean time of an epoch over "
@@ -313,6 +319,12 @@ VIEWS = (
     ),
     View(
         "what_if", "What if it ran elsewhere",
+        Question(
+            UNDERSTAND_TIME,
+            "How long would it take on another machine?",
+            ("run_s.mean", "executed_flops_per_sample"),
+            needs="ceilings of another machine",
+        ),
         "Seconds of a training step and to the solution: measured here (tick), predicted for the other machine "
         "with as many ranks (diamond) and the band of the prediction. Each phase keeps its efficiency and "
         "changes as its resources' times at the ceilings do; the band is from the slowest- to the fastest- "

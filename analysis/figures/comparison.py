@@ -10,12 +10,19 @@ import pandas as pd
 
 from analysis.drawing.charts import BLUE, GREY, Chart, draw_intervals, draw_panels
 from analysis.drawing.digits import join_statements, render_label
-from analysis.drawing.view import View
+from analysis.drawing.view import CHOOSE_SYSTEMS, Question, View
 from analysis.study import NotAnswerableError, Study
 from suite.statistics import Outcome
 from suite.statistics.comparison import CONFIDENCE, Comparison, TimedRun, compare_times, estimate_runs_needed, holm
 
 TITLE = "Is the difference real?"
+QUESTION = Question(
+    CHOOSE_SYSTEMS,
+    "Is the difference between two systems real?",
+    ("run_s",),
+    needs="a second result of the same benchmark and size",
+    decision="the 95 % interval of the ratio of geometric means excludes 1, and so does Holm's adjusted p < 0.05",
+)
 CAPTION = (
     "Ratio of geometric mean times to that of the fastest result of the panel, with 95 % Welch interval on log "
     "time, over all runs that reached the target. A panel has results that may be ranked against each other: of "
@@ -125,4 +132,4 @@ def _runs(study: Study, group: str) -> tuple[TimedRun, ...]:
     return tuple((float(at), float(time)) for at, time in zip(begins, known["run_s"], strict=True) if time < math.inf)
 
 
-VIEWS = (View("comparison", TITLE, CAPTION, build_table, render_answer, draw_chart),)
+VIEWS = (View("comparison", TITLE, QUESTION, CAPTION, build_table, render_answer, draw_chart),)

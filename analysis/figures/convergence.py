@@ -22,7 +22,7 @@ from analysis.drawing.charts import (
     make_span_channels,
 )
 from analysis.drawing.digits import join_statements, render_label
-from analysis.drawing.view import View
+from analysis.drawing.view import UNDERSTAND_CONVERGENCE, Question, View
 from analysis.results.convergence import compute_reference_limit
 from analysis.results.names import PROBLEM_COLUMNS, build_result_table
 from analysis.study import NotAnswerableError, Study
@@ -233,6 +233,11 @@ def _with_batch(study: Study) -> pd.DataFrame:
 VIEWS = (
     View(
         "convergence", "Epochs to the target",
+        Question(
+            UNDERSTAND_CONVERGENCE,
+            "How many epochs does the target take, and how do runs compare with the reference?",
+            ("epochs_to_target.mean", "epochs_to_target.std", "target"),
+        ),
         "A row per result: mean epochs to the first evaluation that meets the target, with one standard deviation over "
         "the runs. Green: mean epochs of the reference at this batch size, and the band from the least mean that the "
         "rules allow to as far above.",
@@ -240,6 +245,12 @@ VIEWS = (
     ),
     View(
         "learning_curves", "Learning curves",
+        Question(
+            UNDERSTAND_CONVERGENCE,
+            "How does the metric fall over the epochs, run by run?",
+            ("metric", "epochs", "target"),
+            needs="a result of yours",
+        ),
         "The metric at every evaluation up to run_stop, a line per run; the dashed line is the target. The first "
         f"{MOST_CURVES} results, own ones first, and the first {MOST_RUNS} runs of each; tables/evals has all. What trivial "
         "and analytic predictors reach stands in the table.",
@@ -247,6 +258,12 @@ VIEWS = (
     ),
     View(
         "epochs_and_batch", "Epochs and batch size",
+        Question(
+            UNDERSTAND_CONVERGENCE,
+            "How many more epochs does a larger batch need?",
+            ("global_batch_size", "epochs_to_target.mean"),
+            needs="a second batch size",
+        ),
         "Mean epochs to target with standard deviation; the open division may change the algorithm. The dashed "
         "line joins the reference's convergence points at the same batch sizes.",
         build_batch_table, render_batch_answer, draw_batch_chart, 2,

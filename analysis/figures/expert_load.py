@@ -21,7 +21,7 @@ from analysis.drawing.charts import (
     make_number_channel,
 )
 from analysis.drawing.digits import join_statements, render_label
-from analysis.drawing.view import View
+from analysis.drawing.view import UNDERSTAND_TIME, Question, View
 from analysis.study import NotAnswerableError, Study
 from analysis.tables.ingest import parse_counts
 
@@ -198,6 +198,16 @@ def _rows(load: ResultLoad) -> Iterator[dict[str, object]]:
 VIEWS = (
     View(
         "expert_load", "Expert load",
+        Question(
+            UNDERSTAND_TIME,
+            "Is the work spread evenly over the experts, and what does unevenness cost?",
+            ("expert_imbalance", "expert_drop_rate", "expert_padding_waste", "exposed_all_to_all_s"),
+            needs="runs of a mixture of experts",
+            decision=(
+                "the time of a layer with expert parallelism follows the busiest expert; a balance loss or capacity "
+                "is due where it stays high"
+            ),
+        ),
         "Tokens of the busiest expert of a layer over the mean, as the router asked, before any was dropped: in the "
         "first and the last logging window, and the largest of any window. 1 is even. The table has dropped tokens, "
         "the capacity that would have been needed, padding, and the all-to-all that was not hidden.",
@@ -205,6 +215,12 @@ VIEWS = (
     ),
     View(
         "expert_tokens", "Tokens of each expert",
+        Question(
+            UNDERSTAND_TIME,
+            "Which experts get the tokens?",
+            ("tokens / mean",),
+            needs="runs of a mixture of experts",
+        ),
         "Tokens of each expert over the mean of its layer, in the last epoch of one run of each result, each panel "
         "with its own colours. Experts of two runs cannot be averaged, since an expert's number means nothing.",
         build_tokens_table, render_tokens_answer, draw_tokens_chart,

@@ -20,7 +20,7 @@ from analysis.drawing.charts import (
     make_span_channels,
 )
 from analysis.drawing.digits import render_label
-from analysis.drawing.view import View
+from analysis.drawing.view import RUN_EXPERTS, Question, View
 from analysis.network.fit import LAYER_VARIANTS, Fit, choose_execution, find_measured_variants, predict_variants_s
 from analysis.network.intervals import (
     compute_gain_interval,
@@ -256,6 +256,12 @@ def _crossover_rows(fit: Fit) -> list[dict[str, object]]:
 VIEWS = (
     View(
         "moe_layer_time", "Time by idea",
+        Question(
+            RUN_EXPERTS,
+            "What does each idea of Tutel gain, here and on more ranks?",
+            ("ranks", "idea", "model [s]", "measured [s]"),
+            needs="an all-to-all sweep",
+        ),
         "Forward and backward of the measured layer, tokens and experts growing with the ranks: one-hot masks; "
         "rows sorted by expert; 2DH where it is faster; the best r; the best overlap degree. Each line keeps "
         "what came before. Lines are the fitted model's, signs are measured. Bands are 90 % intervals of what "
@@ -265,6 +271,12 @@ VIEWS = (
     ),
     View(
         "moe_choice", "Which r, degree and all-to-all win",
+        Question(
+            RUN_EXPERTS,
+            "Which r, overlap degree and all-to-all win where?",
+            ("ranks", "k f", "r", "degree", "algorithm", "gain"),
+            needs="an all-to-all sweep",
+        ),
         "The fastest way to execute the measured layer by the fitted model, for ranks (experts grow with them) "
         "and for the rows each token becomes, k·f: top-k times the capacity that the load needs. r = 0 (blue) "
         "gathers all weights, r = 1 (green) moves each row once, r > 1 (orange) moves copies instead of "
@@ -275,6 +287,12 @@ VIEWS = (
     ),
     View(
         "moe_crossover", "2DH against the linear all-to-all",
+        Question(
+            RUN_EXPERTS,
+            "From how many ranks and up to which size does 2DH beat the linear all-to-all?",
+            ("ranks", "bytes per rank", "model, linear / 2DH", "measured, linear / 2DH"),
+            needs="an all-to-all sweep",
+        ),
         "Time of the linear all-to-all divided by that of 2DH: above 1, 2DH wins. Signs are medians of the "
         "sweep, lines the fitted model, also on twice the measured ranks; bands are 90 % intervals, beyond the "
         "measured ranks if no switch level begins there.",

@@ -7,11 +7,18 @@ import pandas as pd
 
 from analysis.drawing.charts import TEXT_COLOUR, Chart, draw_panels, draw_points, make_number_channel
 from analysis.drawing.digits import render_label
-from analysis.drawing.view import View
+from analysis.drawing.view import RUN_EXPERTS, Question, View
 from analysis.network.fit import compute_median_max_error
 from analysis.study import Study
 
 TITLE = "All-to-all: measured and fitted"
+QUESTION = Question(
+    RUN_EXPERTS,
+    "How well does a two-level model describe the machine's all-to-alls?",
+    ("measured [s]", "model [s]", "error [%]"),
+    needs="an all-to-all sweep",
+    decision="the errors that count are those of sizes and ranks that the fit did not see",
+)
 CAPTION = (
     "Median seconds of the slowest rank by the bytes each rank sends. Full markers went into the fit, hollow ones "
     "were left out of it; the lines join what the model says of them. Latency and bandwidth inside and across "
@@ -83,4 +90,4 @@ def draw_chart(table: pd.DataFrame) -> Chart:
     return draw_panels(table.assign(_sign=grids, _hollow=~table["in the fit"]), ["sweep"], draw, zoom=True)
 
 
-VIEWS = (View("moe_network_fit", TITLE, CAPTION, build_table, render_answer, draw_chart),)
+VIEWS = (View("moe_network_fit", TITLE, QUESTION, CAPTION, build_table, render_answer, draw_chart),)

@@ -6,11 +6,17 @@ import altair as alt
 import pandas as pd
 
 from analysis.drawing.charts import WIDTH, Chart, make_marker_channels, make_minutes_channel
-from analysis.drawing.view import View
+from analysis.drawing.view import CHOOSE_SYSTEMS, Question, View
 from analysis.published.scores import ROUNDS, describe_missing_results, read_scores
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "From round to round"
+QUESTION = Question(
+    CHOOSE_SYSTEMS,
+    "How much faster did the best published result become from round to round?",
+    ("score_s", "round"),
+    needs="a result of the MLPerf size",
+)
 CAPTION = (
     "Fastest score of the closed division by round, recomputed from the public logs; carry-overs count where "
     "they were first published. Rules and data changed between rounds, so a line mixes progress of machines and "
@@ -81,4 +87,4 @@ def draw_chart(table: pd.DataFrame) -> Chart:
     return alt.layer(line, marks, names).properties(width=WIDTH, height=320)
 
 
-VIEWS = (View("progress", TITLE, f"{CAPTION} {CHANGES}", build_table, render_answer, draw_chart),)
+VIEWS = (View("progress", TITLE, QUESTION, f"{CAPTION} {CHANGES}", build_table, render_answer, draw_chart),)

@@ -10,7 +10,7 @@ import pandas as pd
 
 from analysis.drawing.charts import TEXT_COLOUR, Chart, draw_panels, draw_points, make_number_channel
 from analysis.drawing.digits import join_statements, render_label
-from analysis.drawing.view import View
+from analysis.drawing.view import UNDERSTAND_TIME, Question, View
 from analysis.roofline.bounds import Point, Roof, describe_roof_share, explain_above_roof, render_si
 from analysis.roofline.cases import Case, list_measured_cases
 from analysis.roofline.points import PlacedPoint, find_counters, list_kernels, list_machines
@@ -319,6 +319,12 @@ def _levels(study: Study, case: Case) -> list[Level]:
 VIEWS = (
     View(
         "roofline", "Roofline",
+        Question(
+            UNDERSTAND_TIME,
+            "How far is a step from the roof of its machine, and which roof is it?",
+            ("executed_flops_per_sample", "algorithmic_bytes_per_sample"),
+            needs="ceilings of the machine",
+        ),
         "FLOP/s of one rank over FLOPs per byte, under the measured roofs of the machine: the products in the "
         "run's number format and the memory. Hollow: the bytes are algorithmic, what operators read and write, "
         "not memory traffic; filled: counted by hardware. A point above its roof is an input error: it is not "
@@ -327,6 +333,12 @@ VIEWS = (
     ),
     View(
         "time_roofline", "Compute, memory or launches",
+        Question(
+            UNDERSTAND_TIME,
+            "Does a step compute, move bytes, or wait for operators to be issued?",
+            ("executed_flops_per_sample", "algorithmic_bytes_per_sample"),
+            needs="ceilings of the machine",
+        ),
         "Seconds that a phase's or kernel's bytes take at the memory roof (across) and its FLOPs at the compute "
         "roof (up); above the dashed diagonal compute binds, below it memory. The table has the measured time, "
         "how many times the nearest roof it is, and what issuing the operators costs: their number times the "
@@ -335,6 +347,12 @@ VIEWS = (
     ),
     View(
         "hierarchical_roofline", "Every memory level",
+        Question(
+            UNDERSTAND_TIME,
+            "Which memory level do a step's kernels wait for?",
+            ("executed_flops_per_sample",),
+            needs="counters of the kernels",
+        ),
         "Each kernel that hardware counted, at every memory level: the same FLOP/s, the FLOPs per byte that "
         "crossed the level. All bytes are counted. A sign above its roof is an input error: it is not drawn, "
         "and the table says why.",

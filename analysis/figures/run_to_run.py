@@ -18,12 +18,18 @@ from analysis.drawing.charts import (
     make_number_channel,
 )
 from analysis.drawing.digits import render_count, render_percent
-from analysis.drawing.view import View
+from analysis.drawing.view import UNDERSTAND_CONVERGENCE, Question, View
 from analysis.results.names import render_short_heading
 from analysis.results.spread import compute_run_spread
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "How much runs differ"
+QUESTION = Question(
+    UNDERSTAND_CONVERGENCE,
+    "How much do runs of one system differ, and is it convergence or speed?",
+    ("epochs", "tau_s"),
+    needs="several runs",
+)
 CAPTION = (
     "Standard deviation over mean of time to train, epochs and seconds per epoch, over the runs that reached the target. "
     "Where epochs spread as wide as time, runs differ by convergence (the seed); where seconds per epoch do, by the "
@@ -89,4 +95,4 @@ def draw_chart(table: pd.DataFrame) -> Chart:
     return draw_result_panels(long, draw, columns=1)
 
 
-VIEWS = (View("run_to_run", TITLE, CAPTION, build_table, render_answer, draw_chart, 2),)
+VIEWS = (View("run_to_run", TITLE, QUESTION, CAPTION, build_table, render_answer, draw_chart, 2),)

@@ -21,7 +21,7 @@ from analysis.drawing.charts import (
     make_number_channel,
 )
 from analysis.drawing.digits import join_statements, render_seconds_interval
-from analysis.drawing.view import View
+from analysis.drawing.view import SCALE, Question, View
 from analysis.results.decompose import build_split
 from analysis.results.extent import choose_extent
 from analysis.results.scaling import (
@@ -36,6 +36,13 @@ from analysis.results.scaling import (
 from analysis.study import NotAnswerableError, Study
 
 TITLE = "Scaling"
+QUESTION = Question(
+    SCALE,
+    "Does a system scale, and what ends it?",
+    ("units", "tau_s.mean"),
+    needs="a second machine size",
+    decision="a model is fitted from five scales on and drawn solid to twice the largest",
+)
 CAPTION = (
     "Efficiency against the smallest size of the same machine, round and division, counted in what varies "
     "(accelerators, processors, nodes, cores or ranks): 1 is perfect; the weak-scaling efficiency of the table "
@@ -188,4 +195,4 @@ def _series(study: Study) -> list[Series]:
     return series
 
 
-VIEWS = (View("scaling", TITLE, CAPTION, build_table, render_answer, draw_chart),)
+VIEWS = (View("scaling", TITLE, QUESTION, CAPTION, build_table, render_answer, draw_chart),)

@@ -11,12 +11,19 @@ import pandas as pd
 
 from analysis.drawing.charts import BLUE, ORANGE, VERMILION, Chart, convert_to_long_table, draw_panels
 from analysis.drawing.digits import join_statements, render_percent
-from analysis.drawing.view import View
+from analysis.drawing.view import UNDERSTAND_TIME, Question, View
 from analysis.roofline.bounds import render_si
 from analysis.study import NotAnswerableError, Study
 from suite.performance.stragglers import SIGNIFICANCE_LEVEL, StragglerTest, find_straggler
 
 TITLE = "Ranks: who computes, who waits"
+QUESTION = Question(
+    UNDERSTAND_TIME,
+    "Is a rank or node slower than the others?",
+    ("step_forward_backward_s", "step_exposed_communication_s"),
+    needs="runs of this suite on several ranks",
+    decision="the rank that waits least exceeds the median by more than 1 % of the step beyond luck, p < 0.05",
+)
 CAPTION = (
     "Milliseconds per training step of each rank, mean over epochs and scored runs: its own time (loading, "
     "computing, updating) and its wait at the gradient exchange. All ranks share one step time, so the slow "
@@ -151,4 +158,4 @@ def _values(text: str) -> np.ndarray:
     return np.array(values if usable else [], dtype=float)
 
 
-VIEWS = (View("stragglers", TITLE, CAPTION, build_table, render_answer, draw_chart),)
+VIEWS = (View("stragglers", TITLE, QUESTION, CAPTION, build_table, render_answer, draw_chart),)

@@ -9,7 +9,7 @@ import pandas as pd
 
 from analysis.drawing.charts import BLUE, Chart, draw_intervals, draw_result_panels, draw_stacked_bars
 from analysis.drawing.digits import join_statements
-from analysis.drawing.view import View
+from analysis.drawing.view import SCALE, UNDERSTAND_TIME, Question, View
 from analysis.results.extent import PLURAL, add_extent
 from analysis.results.names import CLASS_COLUMNS, PROBLEM_COLUMNS, build_result_table, group_tasks
 from analysis.study import NotAnswerableError, Study
@@ -125,6 +125,12 @@ def _select_with_models(study: Study) -> pd.DataFrame:
 VIEWS = (
     View(
         "throughput", "Training throughput",
+        Question(
+            UNDERSTAND_TIME,
+            "How many samples per second does a system train, in total and for each accelerator, processor, "
+            "node, core or rank?",
+            ("train_rate.mean", "train_rate_per_unit"),
+        ),
         "Harmonic mean over the scored runs and standard deviation. Samples per second = epochs × training samples / "
         "training time (evaluation and staging taken out). The table has samples per second of each accelerator, "
         "processor, node, core or rank, whichever varies. The axis is logarithmic where systems differ more than "
@@ -133,6 +139,12 @@ VIEWS = (
     ),
     View(
         "throughput_mode", "Many models at once",
+        Question(
+            SCALE,
+            "How many models per minute does a machine train, and do the instances run together?",
+            ("models_per_min", "units_described"),
+            needs="runs in throughput mode",
+        ),
         "Models that reached the target per minute, between the first run_start and the last run_stop of the whole "
         "system. Below 100 % of the time the system waited for its last instances. Pruned instances are left out.",
         build_models_table, render_models_answer, draw_models_chart, 2,

@@ -14,7 +14,7 @@ from analysis.drawing.charts import (
     make_number_channel,
 )
 from analysis.drawing.digits import join_statements, render_seconds
-from analysis.drawing.view import View
+from analysis.drawing.view import CHOOSE_SYSTEMS, Question, View
 from analysis.results.extent import PLURAL, add_extent
 from analysis.results.names import PROBLEM_COLUMNS, build_result_table, group_tasks
 from analysis.study import NotAnswerableError, Study
@@ -243,6 +243,12 @@ def _unpriced(study: Study) -> str:
 VIEWS = (
     View(
         "time_and_units", "Time and machine size",
+        Question(
+            CHOOSE_SYSTEMS,
+            "How fast is a result for the machine it took, and how many hours of its parts is that?",
+            ("score_s", "run_s.mean", "units", "unit_hours"),
+            needs="a second result of the same benchmark and size",
+        ),
         "Time to train over the size of the machine, counted in what varies: accelerators, processors, nodes, cores or "
         "ranks. The sign is the score (hollow: the mean of the runs, where there is no score); colour and shape tell "
         "the accelerator, or the processor where there is none. Throughput mode is left out: there many runs share a "
@@ -251,6 +257,16 @@ VIEWS = (
     ),
     View(
         "pareto", "Time and cost",
+        Question(
+            CHOOSE_SYSTEMS,
+            "Which systems are fast for what they cost, by the prices given or in hours of the machine's parts?",
+            ("score_s", "unit_hours"),
+            needs="a second result of the same benchmark and size",
+            decision=(
+                "no other system that may be ranked beside it is faster and costs less, by the prices given or in "
+                "hours of the machine's parts"
+            ),
+        ),
         "Time to train against the cost of one run: its machine hours times the prices given with --price; without "
         "prices the hours of accelerators, processors, nodes, cores or ranks themselves (what varies), which are not "
         "the same money on different devices. Further left is faster, lower is cheaper; a line joins the results that "
@@ -260,6 +276,13 @@ VIEWS = (
     ),
     View(
         "energy_front", "Time and energy",
+        Question(
+            CHOOSE_SYSTEMS,
+            "What does a result cost in energy, and what does being faster cost?",
+            ("score_s", "energy_j"),
+            needs="power readings or energy counters of every node in every run",
+            decision="no other system measured at the same place is faster and takes less energy",
+        ),
         "Time to train against the energy of one run, from run_start to run_stop, over the runs that the time score "
         "keeps. A panel holds results measured at the same place: nodes, packages and devices, AC and DC are never "
         "beside each other. Bars are 95 % intervals, of energy from the spread of runs, the sampling and the accuracy "

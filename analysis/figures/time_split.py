@@ -20,7 +20,7 @@ from analysis.drawing.charts import (
     draw_stacked_bars,
 )
 from analysis.drawing.digits import join_statements, render_seconds
-from analysis.drawing.view import View
+from analysis.drawing.view import UNDERSTAND_TIME, Question, View
 from analysis.results.names import render_short_heading
 from analysis.roofline.cases import count_steps
 from analysis.study import NotAnswerableError, Study
@@ -223,6 +223,11 @@ def _bars(table: pd.DataFrame, total_s: str, parts: dict[str, str], unit: str) -
 VIEWS = (
     View(
         "time_split", "Parts of a run",
+        Question(
+            UNDERSTAND_TIME,
+            "How is a run's time split between staging, training, evaluation and the rest?",
+            ("staging_exposed_s.mean", "train_s.mean", "eval_s.mean", "other_s.mean", "staging_in_epochs"),
+        ),
         "Shares of a run, mean over the scored runs (over all that reached the target where there is no score), "
         "with the time from run_start to run_stop at the right; the fastest is on top. Staging before run_start "
         "lies right of 100 % (HPC 3.0 rules do not count it). Evaluation that ran beside a later epoch "
@@ -232,6 +237,12 @@ VIEWS = (
     ),
     View(
         "startup", "Before the run",
+        Question(
+            UNDERSTAND_TIME,
+            "How long does a job take until it can train?",
+            ("startup_imports_median_s", "startup_init_median_s"),
+            needs="runs of this suite",
+        ),
         "Median over ranks, mean over all runs of the result; not part of any score. Interpreter: process start "
         "to the first line of the suite. Imports: to the end of importing torch and the workload. Init: from "
         "there to init_stop without staging. The table has the slowest rank.",
@@ -239,6 +250,12 @@ VIEWS = (
     ),
     View(
         "goodput", "Goodput",
+        Question(
+            UNDERSTAND_TIME,
+            "How much of a run's time was training that counts, and what did checkpoints and interruptions cost?",
+            ("goodput_useful_s", "goodput_stalled_s", "goodput_lost_s", "goodput_starting_s", "goodput_down_s"),
+            needs="a run that saved checkpoints or was interrupted",
+        ),
         "Share of the time from the start of a run's first process to its end, over all attempts, mean of the "
         "runs of a result; runs without an interruption or a checkpoint are beside those with. Useful: training "
         "and evaluation that count. Checkpoints: what they stalled. Lost: after the last checkpoint before an "
@@ -248,6 +265,12 @@ VIEWS = (
     ),
     View(
         "phases", "Inside a training step",
+        Question(
+            UNDERSTAND_TIME,
+            "What does a training step wait for?",
+            ("step_data_wait_s", "step_exposed_communication_s"),
+            needs="runs of this suite",
+        ),
         "Mean over ranks and epochs, then over the scored runs. Exposed communication is what remains of the "
         "gradient exchange after the backward pass; the part that overlaps with it lies inside forward + backward "
         "and is given in the table only.",

@@ -13,7 +13,7 @@ import pandas as pd
 
 from analysis.drawing.charts import BLUE, GREEN, TEXT_COLOUR, VERMILION, Chart, draw_panels, make_number_channel
 from analysis.drawing.digits import render_label
-from analysis.drawing.view import View
+from analysis.drawing.view import SCALE, Question, View
 from analysis.figures.comparison import compare_results
 from analysis.results.decompose import build_split
 from analysis.results.extent import PLURAL, add_extent
@@ -25,6 +25,12 @@ from suite.statistics import Outcome
 from suite.statistics.comparison import MIN_RUNS, Comparison, compute_welch_ratio
 
 TITLE = "Why is it faster?"
+QUESTION = Question(
+    SCALE,
+    "Why is one result faster than another, size of the machine, speed of each part, epochs or staging?",
+    ("units", "tau_s.mean", "epochs.mean", "staging_exposed_s.mean"),
+    needs="a second result of the same benchmark and size",
+)
 CAPTION = (
     "Speed-up from the first to the second result, factor by factor, on a logarithmic axis: they multiply to "
     "the total. Size: how many more accelerators, processors, nodes, cores or ranks (whichever varies) the "
@@ -255,4 +261,4 @@ def _consecutive(known: pd.DataFrame) -> Iterator[tuple[pd.Series, pd.Series]]:
         yield from ((a, b) for a, b in itertools.pairwise(ordered) if a["extent"] < b["extent"])
 
 
-VIEWS = (View("waterfall", TITLE, CAPTION, build_table, render_answer, draw_chart),)
+VIEWS = (View("waterfall", TITLE, QUESTION, CAPTION, build_table, render_answer, draw_chart),)

@@ -16,9 +16,8 @@ from typing import Any
 import pandas as pd
 
 from analysis.drawing.digits import render_count
-from analysis.drawing.view import View
+from analysis.drawing.view import Question, View
 from analysis.page.cells import HtmlTable, build_html_table
-from analysis.page.questions import Question, find_question, read_goals
 from analysis.study import NotAnswerableError, Study
 from analysis.tables.workers import run_in_processes
 from suite.errors import explain_not_installed, write_traceback
@@ -71,9 +70,7 @@ class PageFigure:
 
 @dataclass(frozen=True)
 class AnsweredQuestion:
-    """Holds a question of questions.yaml with its answer and figure, or what is missing; ``needs`` says so in few
-    words.
-    """
+    """Holds a question with its answer and figure, or what is missing; ``needs`` says so in few words."""
 
     question: str
     answer: str
@@ -161,9 +158,8 @@ def _picture(study: Study, wanted: ChartFiles, name: str) -> tuple[Picture, pd.D
     from analysis.page.vega import encode_chart
 
     view = list_views()[name]
-    question = ""
+    question = view.question.text
     try:
-        question = find_question(name)
         numbers, answer = view.table(study), view.answer(study)
         of = _find_results(study, numbers)
         # `_row` and `_of` tie a mark of the chart to its row and results, for the page's filters
@@ -213,20 +209,23 @@ def _find_results(study: Study, numbers: pd.DataFrame) -> list[list[int]]:
 
 
 def build_answered_goals(pictures: Sequence[Picture]) -> list[AnsweredGoal]:
-    """Build every question of questions.yaml with the answer of its figure, or with what is missing."""
+    """Build the question of every view with its answer, or with what is missing. Empty if charts cannot be drawn."""
+    if not pictures:
+        return []
+    from analysis.figures import group_views_by_goal
+
     by_name = {picture.name: picture for picture in pictures}
-
-    def answered(question: Question) -> AnsweredQuestion:
-        picture = by_name.get(question.figure or "")
-        missing = question.missing or explain_missing_charts() if picture is None else picture.missing
-        figure = picture.name if picture and not picture.missing and not picture.hidden else ""
-        # A broken figure needs a repair, not the data that questions.yaml asks for
-        needs = missing if picture is None or picture.defect else question.needs or missing
-        return AnsweredQuestion(question.question, picture.answer if picture else "", missing, figure, needs)
-
     return [
-        AnsweredGoal(goal.goal, goal.viewpoint, tuple(answered(q) for q in goal.questions)) for goal in read_goals()
+        AnsweredGoal(goal.name, goal.viewpoint, tuple(_answer(view.question, by_name[view.name]) for view in views))
+        for goal, views in group_views_by_goal().items()
     ]
+
+
+def _answer(question: Question, picture: Picture) -> AnsweredQuestion:
+    figure = "" if picture.missing or picture.hidden else picture.name
+    # A broken figure needs a repair, not the data that the question asks for
+    needs = picture.missing if picture.defect else question.needs or picture.missing
+    return AnsweredQuestion(question.text, picture.answer, picture.missing, figure, needs)
 
 
 def collect_unanswered(goals: Sequence[AnsweredGoal]) -> UnansweredQuestions:

@@ -16,7 +16,6 @@ from analysis.drawing.view import View
 from analysis.figures import list_views, load_figure_modules
 from analysis.network.fit import fit_sweep
 from analysis.network.sweep import read_sweep
-from analysis.page.questions import read_goals
 from analysis.page.vega import encode_chart
 from analysis.sources.readers import read_inputs
 from analysis.study import Study, read_study
@@ -126,10 +125,9 @@ def _goodput(text: LogText, seconds: float, nodes: int, name: str) -> None:
 
 
 def _section(view: View, example: Study) -> str:
-    question = next(q for goal in read_goals() for q in goal.questions if q.figure == view.name)
-    decision = f"\n\n**Decision.** {question.decision}." if question.decision else ""
+    decision = f"\n\n**Decision.** {view.question.decision}." if view.question.decision else ""
     return (
-        f"### {view.title}\n\n*{question.question}*\n\n![{view.title}](gallery/{view.name}.svg)\n\n"
+        f"### {view.title}\n\n*{view.question.text}*\n\n![{view.title}](gallery/{view.name}.svg)\n\n"
         f"**How to read it.** {view.caption}{decision}\n\n**What it says here.** {view.answer(example)}\n\n"
         f"Module `{view.table.__module__}`; numbers in `tables/figure_{view.name}.csv`.\n"
     )

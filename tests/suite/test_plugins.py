@@ -30,19 +30,13 @@ DESCRIPTOR = """
 FIGURE = """
     import altair as alt
     import pandas as pd
-    from analysis.drawing.view import View
+    from analysis.drawing.view import CHOOSE_SYSTEMS, Question, View
     TITLE = "Strange figure"
     def table(study): return pd.DataFrame({"n": [len(study.runs)]})
     def answer(study): return f"There are {len(study.runs)} strange runs."
     def chart(table): return alt.Chart(table).mark_bar().encode(x="n:Q")
-    VIEWS = (View("strange", "Strange view", "A caption.", table, answer, chart),)
-"""
-QUESTIONS = """
-    version: 1
-    goals:
-      - goal: Choose between systems
-        viewpoint: procurement
-        questions: [{id: strange, question: 'How strange is it?', metrics: [n], figure: strange}]
+    QUESTION = Question(CHOOSE_SYSTEMS, "How strange is it?", ("n",))
+    VIEWS = (View("strange", "Strange view", QUESTION, "A caption.", table, answer, chart),)
 """
 
 
@@ -207,7 +201,7 @@ def report(site: Site, tmp_path: Path) -> tuple[subprocess.CompletedProcess[str]
 
 
 def test_a_figure_of_another_package_is_on_the_page_with_its_question(site: Site, tmp_path: Path) -> None:
-    files = {"figures/__init__.py": NAMED, "figures/strange.py": FIGURE, "figures/questions.yaml": QUESTIONS}
+    files = {"figures/__init__.py": NAMED, "figures/strange.py": FIGURE}
     done, page = report(site.install(FIGURES, files), tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "How strange is it?" in page
@@ -224,7 +218,10 @@ BROKEN_FIGURES = {
         {"strange.py": FIGURE.replace("return f", "return None + f")},
         "figure 'strange' failed: TypeError",
     ),
-    "no question": ({"strange.py": FIGURE, "questions.yaml": "version: 1\ngoals: []\n"}, "answers no question"),
+    "no question": (
+        {"strange.py": FIGURE.replace("QUESTION, ", "")},
+        "figure 'strange' of package stranger is left out: View.__init__() missing 1 required",
+    ),
     "not importable": (
         {"strange.py": "import nothing_there"},
         "figure 'strange' of package stranger is left out: No module",
@@ -233,7 +230,6 @@ BROKEN_FIGURES = {
         {"strange.py": "TITLE = 'x'"},
         "figure 'strange' of package stranger is left out: stranger.figures.strange lacks",
     ),
-    "questions damaged": ({"strange.py": FIGURE, "questions.yaml": "goals: 3"}, "questions.yaml 'stranger'"),
     "package missing": ({}, "figure 'stranger' of package stranger is left out"),
 }
 
@@ -244,12 +240,12 @@ BROKEN_FIGURES = {
 )
 def test_a_faulty_figure_is_named_and_the_rest_of_the_report_is_there(site: Site, tmp_path: Path, case: str) -> None:
     files, expected = BROKEN_FIGURES[case]
-    named = {f"figures/{name}": text for name, text in ({"questions.yaml": QUESTIONS} | files).items()} if files else {}
+    named = {f"figures/{name}": text for name, text in files.items()}
     done, page = report(site.install(FIGURES, named | ({"figures/__init__.py": NAMED} if files else {})), tmp_path)
     assert done.returncode == 0, done.stderr
     assert expected in done.stderr
     assert "Traceback" not in done.stderr
-    is_drawn = case in ("chart fails", "answer fails", "no question", "questions damaged")  # the others are no figures
+    is_drawn = case in ("chart fails", "answer fails")  # the others are no figures
     assert ("report it to the authors of stranger with " in done.stderr) == is_drawn
     assert "Where the time goes" in page
 

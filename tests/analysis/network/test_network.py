@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.commands.report import report
+from analysis.figures import list_views
 from analysis.network.fit import fit_sweep
 from analysis.network.intervals import Interval
 from analysis.network.sweep import SWEEP_KIND, SWEEP_VERSION, read_sweep
-from analysis.page.questions import read_goals
 from benchmarks.tutel_paper import paper_rows
 from suite.errors import InputError
 from suite.performance.cost_model import (
@@ -306,8 +306,8 @@ def test_a_report_takes_a_sweep_beside_its_logs(tmp_path: Path, run_folder: Any)
     figures = {f["name"]: f for f in json.loads((output / "report.json").read_text())["figures"]}
     names = ("moe_network_fit", "moe_layer_time", "moe_choice", "moe_crossover")
     assert all(figures[name]["answer"] for name in names)
-    for question in (question for goal in read_goals() for question in goal.questions if question.figure in names):
-        assert set(question.metrics) <= set(figures[question.figure]["table"][0])
+    for name in names:
+        assert set(list_views()[name].question.metrics) <= set(figures[name]["table"][0])
     rows = figures["moe_layer_time"]["table"]
     assert all((row["measured [s]"] is None) == (row["ranks"] > 16 or row["idea"].startswith("masks")) for row in rows)
     assert {row["ranks"] for row in rows if row["extrapolated"]} == {32, 64}, "4 times the measured ranks, and no more"

@@ -7,7 +7,7 @@ from html import unescape
 
 import pytest
 
-from analysis.page.questions import find_question
+from analysis.figures import list_views
 from analysis.page.report import Report
 
 SUMMARY, TILE, VIEW, SECTION = "summary", "tile", "view", "section"
@@ -57,7 +57,9 @@ def answers(page: str) -> dict[str, str]:
         if part == SUMMARY:
             found[question] = cells[heads.index(name)] if name in heads and cells else ""
         elif part == VIEW:
-            found[question] = {unescape(key): text(value) for key, value in told.items()}.get(find_question(name), "")
+            found[question] = {unescape(key): text(value) for key, value in told.items()}.get(
+                list_views()[name].question.text, ""
+            )
         else:
             found[question] = text((tiles if part == TILE else sections).get(name, ""))
     return {question: answer for question, answer in found.items() if answer}
@@ -84,4 +86,4 @@ def test_an_answer_that_is_not_there_is_not_found(rich: Report) -> None:
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_every_question_has_a_place(question: str) -> None:
     part, name = QUESTIONS[question]
-    assert part != VIEW or find_question(name)
+    assert part != VIEW or list_views()[name].question

@@ -24,10 +24,10 @@ import pytest
 from click.testing import CliRunner
 
 from analysis.commands.report import report as command
-from analysis.figures import list_views
+from analysis.drawing.view import GOALS
+from analysis.figures import group_views_by_goal, list_views
 from analysis.page.cells import render_ranges, render_spreads
 from analysis.page.checked import check_path
-from analysis.page.questions import read_goals
 from analysis.page.report import NOT_VERIFIED, Report, render_report
 from analysis.page.vega import build_vega_script
 from analysis.sources.ceilings import Inputs
@@ -126,26 +126,24 @@ def test_every_view_has_a_title_a_caption_a_chart_and_its_numbers(rich: Report) 
 
 
 def test_every_figure_answers_a_question_and_every_metric_is_a_column(rich: Report) -> None:
-    asked = [question for goal in read_goals() for question in goal.questions]
-    assert {question.figure for question in asked if question.figure} == set(list_views())
-    assert all(question.figure or question.missing for question in asked)
+    grouped = group_views_by_goal()
+    assert tuple(grouped) == GOALS
+    assert sorted(view.name for views in grouped.values() for view in views) == sorted(list_views())
     columns = {*rich.frames["runs"].columns, *rich.frames["results"].columns}
     own = {figure["name"]: set(figure["table"][0]) for figure in json.loads(rich.json)["figures"] if figure["table"]}
-    for question in asked:
-        if question.figure not in NEED_A_FILE:
-            assert set(question.metrics) <= columns | own.get(question.figure, set()), question.question
-    assert len({question.id for question in asked}) == len(asked)
+    for name, view in list_views().items():
+        if name not in NEED_A_FILE:
+            assert set(view.question.metrics) <= columns | own.get(name, set()), view.question.text
+    assert len({view.question.text for view in list_views().values()}) == len(list_views())
 
 
 def test_every_question_is_answered_or_says_what_is_missing(rich: Report) -> None:
-    for goal in read_goals():
-        for question in goal.questions:
-            after = rich.html.split(f"<dt>{escape(question.question).replace('&#x27;', '&#39;')}</dt>")[1].split(
-                "</dd>"
-            )[0]
-            answered = f'href="#{question.figure}">figure</a>' in after or f'id="{question.figure}"' not in rich.html
-            assert "Not answerable:</strong> missing " in after or answered
-            assert after.strip() != "<dd>"
+    for name, view in list_views().items():
+        asked = escape(view.question.text).replace("&#x27;", "&#39;")
+        after = rich.html.split(f"<dt>{asked}</dt>")[1].split("</dd>")[0]
+        answered = f'href="#{name}">figure</a>' in after or f'id="{name}"' not in rich.html
+        assert "Not answerable:</strong> missing " in after or answered
+        assert after.strip() != "<dd>"
 
 
 def test_questions_without_an_answer_are_one_line_that_says_what_they_need(

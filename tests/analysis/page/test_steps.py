@@ -67,6 +67,7 @@ def test_without_altair_the_page_has_everything_but_figures(tmp_path: Path, run_
         json.loads((tmp_path / "report/report.json").read_text()),
     )
     assert "<figure" not in html
+    assert "Questions and answers" not in html
     assert "figures: none is drawn: altair is not installed (pip install &#39;mlhpc[analysis]&#39;)" in html
     assert document["figures"] == []
     assert document["results"]
