@@ -29,8 +29,8 @@ from suite.config import choose_default_data_root
 from suite.log.mllog import EventLog
 from suite.statistics.student_t import compute_quantile
 from suite.training.agreement import StopAgreement
-from suite.training.instrument import compute_rank_distribution
 from suite.training.loop import Trainer
+from suite.training.rank_stats import compute_rank_distribution
 from suite.training.timing import PHASES
 from suite.world import World
 

@@ -83,7 +83,6 @@ CHECKPOINT_FAILED = "checkpoint_failed"  # the place and the reason; training we
 RUN_RESUMED = "run_resumed"  # present only in a resumed run, which is therefore not scored
 RUN_REPLACED = "failed_run_replaced"  # for each run of this trial that began, failed and was run again by choice
 RANK_PHASES = "rank_phases"  # per-epoch phase seconds: mean over ranks
-# The quantities of rank_stats are read in suite.training.instrument, Meters.read.
 RANK_STATS = "rank_stats"  # per epoch: phases, bytes read and communicated, memory peaks: their distribution over ranks
 GOODPUT = "goodput"  # after run_stop: where the seconds of this trial's attempts went, what each interruption cost
 PREFLIGHT = "preflight"  # {"good", "bad", "inconclusive"}: nodes by the verdict before; metadata: criteria

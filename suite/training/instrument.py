@@ -1,27 +1,24 @@
-"""Measures what a rank reads, communicates, holds in memory and consumes in energy. It counts and never waits.
+"""Measures what a rank communicates and consumes in energy. It counts and never waits.
 
-suite.training.timing measures where a step's time goes. Rank 0 gathers and logs everything once per block of steps.
+suite.training.timing measures where a step's time goes, suite.training.rank_stats what a rank reads and holds in memory.
+Rank 0 gathers and logs everything once per block of steps.
 """
 
 from __future__ import annotations
 
 import os
-import resource
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import wraps
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from suite.data.shards import count_read_bytes
 from suite.machine.power.counters import (
     EnergyMeter,
     EnergyReading,
@@ -31,14 +28,11 @@ from suite.machine.power.counters import (
     sum_readings,
 )
 from suite.machine.probes.root import find_machine_root
+from suite.training.rank_stats import RankCounters
 from suite.training.timing import EXPOSED_COMMUNICATION, FORWARD_BACKWARD, Clock, PhaseTimer
 from suite.transport import ObservedTransport, Transport
 from suite.world import World
 
-PROC_IO = Path("/proc/self/io")
-# Above this, a log with one value per rank and quantity would grow with the machine.
-MAX_LISTED_RANKS = 64
-DISTRIBUTION = ("min", "median", "mean", "max", "min_rank", "max_rank")
 CONTROL = "control"
 # Two clocks read within the tolerance show the same moment. Otherwise the closest of a few readings counts.
 CLOCK_READINGS = 5
@@ -167,44 +161,6 @@ def _read_both_clocks() -> tuple[float, int]:
     return now, wall_ns
 
 
-class RankCounters:
-    """Counts what this rank read and communicated since the last `restart`.
-
-    ``absent``: what this machine does not show, with the reason.
-    """
-
-    def __init__(self, device: torch.device, ledger: CollectiveCounter) -> None:
-        self._device, self._ledger = device, ledger
-        self.absent: dict[str, str] = {}
-        self._begin = self._counts()
-
-    def restart(self) -> None:
-        """Start counting anew."""
-        self._ledger.take()
-        self._begin = self._counts()
-
-    def read(self) -> dict[str, float]:
-        """Return bytes read and communicated since the restart, and peaks of memory since the process began."""
-        counts = {name: value - self._begin[name] for name, value in self._counts().items()}
-        # Linux gives kibibytes.
-        peaks = {"peak_resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0}
-        if self._device.type == "cuda":
-            peaks["peak_device_bytes"] = float(torch.cuda.max_memory_allocated(self._device))
-        return counts | self._ledger.take() | peaks
-
-    def _counts(self) -> dict[str, float]:
-        counts = {"loader_bytes": float(count_read_bytes())}
-        try:
-            # proc(5): read_bytes came from a block device. rchar is the sum of read calls, also from the page cache,
-            # without reads through mapped files.
-            text = PROC_IO.read_text()
-        except OSError as error:
-            self.absent["kernel_bytes"] = f"{PROC_IO}: {error.strerror}"
-            return counts
-        kernel = dict(line.split(": ") for line in text.splitlines())
-        return counts | {"storage_bytes": float(kernel["read_bytes"]), "read_call_bytes": float(kernel["rchar"])}
-
-
 class EnergyReader:
     """Reads the energy of all nodes and GPUs of a run. One rank reads each node and each shared GPU."""
 
@@ -252,28 +208,12 @@ class Instruments:
         self.ledger = CollectiveCounter(on_call)
         self.world = replace(world, transport=make_counting_transport(world.transport, self.ledger))
         self.timer = PhaseTimer(clock)
-        self.meters = RankCounters(device, self.ledger)
+        self.meters = RankCounters(device, self.ledger.take)
         self.energy = EnergyReader(world, device)
 
     def counting(self) -> AbstractContextManager[None]:
         """Count collectives within the body."""
         return count_collectives(self.ledger)
-
-
-def compute_rank_distribution(rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
-    """Return each quantity's distribution over ranks and which ranks have the extremes; an absent quantity counts as 0.
-
-    ``values`` lists every rank's value in rank order, up to 64 ranks.
-    """
-    summary: dict[str, dict[str, Any]] = {}
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    table = np.array([[row.get(name, 0.0) for name in names] for row in rows])
-    columns = table.min(0), np.median(table, 0), table.mean(0), table.max(0), table.argmin(0), table.argmax(0)
-    for position, found in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
-        summary[names[position]] = dict(zip(DISTRIBUTION, found, strict=True))
-        if len(rows) <= MAX_LISTED_RANKS:
-            summary[names[position]]["values"] = table[:, position].tolist()
-    return summary
 
 
 def _make_counting(

@@ -19,8 +19,9 @@ from suite.log.other_work import MAX_LISTED_NODES, compute_share
 from suite.machine.probes.allowance import read_usable_resources
 from suite.machine.probes.cpu_time import NodeTimes, NodeUse, compute_use, read_node_times, read_own_s
 from suite.machine.probes.root import find_machine_root
-from suite.training.instrument import Instruments, compute_rank_distribution
+from suite.training.instrument import Instruments
 from suite.training.progress import ProgressMarks
+from suite.training.rank_stats import compute_rank_distribution
 from suite.training.timing import OTHER, NoTimer, PhaseTimer, make_device_clock
 from suite.world import World
 

@@ -1,4 +1,4 @@
-"""What a rank counts of itself: collectives by kind and bytes, reads, and their distribution over ranks."""
+"""What a rank counts of itself: collectives by kind and bytes, and energy."""
 
 from __future__ import annotations
 
@@ -11,18 +11,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from suite.data.manifest import Manifest, write_manifest
-from suite.data.shards import ShardReader, build_shard_path, write_shard
 from suite.machine.power.counters import CounterSum, EnergyCounter, EnergyReading, FoundCounters
 from suite.messages import decode, encode
 from suite.training import instrument
 from suite.training.instrument import (
     COLLECTIVES,
-    MAX_LISTED_RANKS,
     CollectiveCounter,
     EnergyReader,
-    RankCounters,
-    compute_rank_distribution,
     count_collectives,
     make_counting_transport,
 )
@@ -70,39 +65,6 @@ def test_control_traffic_is_counted_once_whatever_carries_it() -> None:
     with count_collectives(ledger):
         make_counting_transport(ByTorch(), ledger).sum(np.zeros(3))
     assert ledger.take() == {"control_calls": 1, "control_bytes": 24}
-
-
-def test_reads_are_counted_by_the_loader_and_by_the_kernel(tmp_path: Path) -> None:
-    entry = write_shard(build_shard_path(tmp_path, "train", 0), {"x": np.zeros((8, 100), np.float32)})
-    write_manifest(tmp_path, Manifest(workload="t", size="s", seed=0, generator={}, splits={"train": (entry,)}))
-    reader, meters = ShardReader(tmp_path, "train"), RankCounters(torch.device("cpu"), CollectiveCounter())
-    reader.read([0])
-    meters.restart()
-    reader.read([1, 2, 3])
-    Path(tmp_path / "manifest.json").read_bytes()
-    counts = meters.read()
-    assert counts["loader_bytes"] == 3 * 400
-    assert counts["read_call_bytes"] >= (tmp_path / "manifest.json").stat().st_size
-    assert counts["peak_resident_bytes"] > 50e6
-    assert meters.absent == {}
-
-
-def test_a_kernel_that_does_not_tell_is_absent_and_not_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("suite.training.instrument.PROC_IO", tmp_path / "io")
-    meters = RankCounters(torch.device("cpu"), CollectiveCounter())
-    assert "storage_bytes" not in meters.read()
-    assert meters.absent == {"kernel_bytes": f"{tmp_path}/io: No such file or directory"}
-
-
-def test_the_slow_rank_is_the_one_that_waits_least() -> None:
-    rows = [{"wait_s": wait, "a2a_bytes": 8.0} if wait else {"wait_s": wait} for wait in (3.0, 0.0, 1.0, 2.0)]
-    summary = compute_rank_distribution(rows)
-    assert summary["wait_s"] == {
-        **{"min": 0.0, "median": 1.5, "mean": 1.5, "max": 3.0, "min_rank": 1, "max_rank": 0},
-        "values": [3.0, 0.0, 1.0, 2.0],
-    }
-    assert summary["a2a_bytes"]["values"] == [8.0, 0.0, 8.0, 8.0]
-    assert "values" not in compute_rank_distribution([{"x": 1.0}] * (MAX_LISTED_RANKS + 1))["x"]
 
 
 def test_a_world_whose_traffic_is_counted_is_the_same_world() -> None:
