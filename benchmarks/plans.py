@@ -11,8 +11,8 @@ rounding, the order of a sum over ranks decides the step. --ulp begins the run u
 place away, up or down at random: with --ranks 1 --mesh data=1 it says how far rounding alone takes an unsplit run.
 
 For each mesh: the largest relative difference of the loss over the steps, of any gradient of the first step (over the largest value
-of that gradient), of any weight at the end, and of the metric after them. Both runs see the same data. Exit code 1
-if loss or metric are above --limit, or if what was communicated is not what the plan says.
+of that gradient), of any weight at the end (over its largest value, or 1e-6), and of the metric after them. Both runs see the same
+data. Exit code 1 if loss or metric are above --limit, or if what was communicated is not what the plan says.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from suite.config import RunConfig, load_config
@@ -37,15 +38,18 @@ from suite.training.loop import run_evaluation
 from suite.training.parallel.apply import apply
 from suite.training.parallel.data import Clipping, adapt_optimizer, wrap
 from suite.training.parallel.mesh import Mesh
-from suite.training.parallel.products import slices
+from suite.training.parallel.places import slices
 from suite.training.parallel.sharing import Parallel
 from suite.training.parallel.skeleton import build_on_meta
 from suite.training.parallel.slabs import cut
+from suite.training.parallel.states import local
 from suite.transport import SingleProcessTransport
 from suite.workload import Dataset, ExpertSpread, Workload, load_workload
 from suite.world import World
 
 LIMIT = 1e-12
+# A weight below it has not moved by a thousandth of a step: its gradient is rounding alone, and so is its difference
+LEAST_WEIGHT = 1e-6
 EXCHANGES = ("all_to_all", "all_gather", "all_reduce", "reduce_scatter")
 
 
@@ -94,7 +98,7 @@ def whole(model: nn.Module, tensors: Sequence[Tensor], workload: Workload, world
     found = []
     for parameter, tensor in zip(model.parameters(), tensors, strict=True):
         if id(parameter) in split:
-            tensor = split[id(parameter)].whole(tensor)
+            tensor = split[id(parameter)].whole(local(tensor))
         if names[id(parameter)] in places:
             tensor = of_shares(tensor, places[names[id(parameter)]], world)
         tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
@@ -104,9 +108,11 @@ def whole(model: nn.Module, tensors: Sequence[Tensor], workload: Workload, world
 
 def of_shares(mine: Tensor, first: int, world: World) -> Tensor:
     """A tensor of which ranks hold shares, as a vector; copies of a share are equal."""
+    every: list[Any] = [(first, mine.reshape(-1))] * world.size
+    if world.size > 1:
+        dist.all_gather_object(every, every[0])
     found: dict[int, Tensor] = {}
-    for begin, values in world.allgather((first, mine.numpy().reshape(-1))):
-        share = torch.as_tensor(values, dtype=mine.dtype)
+    for begin, share in every:
         assert torch.equal(found.setdefault(begin, share), share)
     return torch.cat([found[begin] for begin in sorted(found)])
 
@@ -177,11 +183,11 @@ def _samples(workload: Workload, parallel: Parallel, split: str, root: Path | No
     return RandomData(parallel, batch_size * 2) if root is None else WideData(workload.dataset(split, root))
 
 
-def apart(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """The largest difference of two lists of tensors, each over the largest value of the expected one."""
+def apart(found: Sequence[Tensor], expected: Sequence[Tensor], least: float = 1e-30) -> float:
+    """The largest difference of two lists of tensors, each over the largest value of the expected one, or ``least``."""
     assert len(found) == len(expected)
     return max(
-        float((a.view_as(b) - b).abs().max() / b.abs().max().clamp_min(1e-30))
+        float((a.view_as(b) - b).abs().max() / b.abs().max().clamp_min(least))
         for a, b in zip(found, expected, strict=True)
     )
 
@@ -191,10 +197,21 @@ def relative(found: Sequence[float], expected: Sequence[float]) -> float:
     return max(abs(a - b) / max(abs(b), 1e-30) for a, b in zip(found, expected, strict=True))
 
 
-def compare(args: argparse.Namespace, world: World) -> Iterator[Mapping[str, Any]]:
-    """One row per mesh, on rank 0; the others help."""
+def predict_exchanges(args: argparse.Namespace, world: World) -> dict[str, dict[str, float]]:
+    """What a plan says of each mesh. Before the ranks are connected, since a prediction has ranks of its own."""
     from suite.performance.plans.predict import predict
 
+    chosen, found = load_descriptor(args.workload), {}
+    for mesh in args.mesh:
+        given = load_config(chosen, args.size, [*args.overrides, f"plan={args.plan}", f"mesh={mesh}"])
+        found[mesh] = predict(chosen, given, Parallel.of(given, chosen, world.rank, world.size)).exchanged()
+    return found
+
+
+def compare(
+    args: argparse.Namespace, world: World, predicted: Mapping[str, Mapping[str, float]]
+) -> Iterator[Mapping[str, Any]]:
+    """One row per mesh, on rank 0; the others help."""
     chosen = load_descriptor(args.workload)
     expected = None
     for mesh in args.mesh:
@@ -210,7 +227,7 @@ def compare(args: argparse.Namespace, world: World) -> Iterator[Mapping[str, Any
             expected = train(chosen, given, unsplit, alone, args)
         world.barrier()
         losses, gradients, weights, metrics, counted = train(chosen, given, parallel, world, args)
-        planned = predict(chosen, given, parallel).exchanged()
+        planned = predicted[mesh]
         known = {name: value for name, value in counted.items() if name.rpartition("_")[0] in EXCHANGES}
         agrees = world.allgather(known == planned)
         # what tokens of the other ranks choose returns to them: what ranks give in all-to-alls is as planned in the mean alone
@@ -224,7 +241,7 @@ def compare(args: argparse.Namespace, world: World) -> Iterator[Mapping[str, Any
                 "mesh": parallel.mesh.text(),
                 "loss": relative(losses, expected[0]),
                 "gradient": apart(gradients, expected[1]),
-                "weight": apart(weights, expected[2]),
+                "weight": apart(weights, expected[2], LEAST_WEIGHT),
                 "metric": relative(list(metrics.values()), list(expected[3].values())),
                 "planned_is_counted": all(agrees) or (parallel.mesh.expert > 1 and all(in_mean)),
                 "on_every_rank": all(agrees),
@@ -239,9 +256,10 @@ def worker(args: argparse.Namespace) -> int:
     torch.set_default_dtype(torch.float64)
     torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]  # the models' own casts
     world = World.create()
+    predicted = predict_exchanges(args, world)
     world.init_torch(torch.device("cpu"))
     good = True
-    for row in compare(args, world):
+    for row in compare(args, world, predicted):
         good = good and row["planned_is_counted"] and max(row["loss"], row["metric"]) <= args.limit
         print(json.dumps(row), flush=True)
     return 0 if world.broadcast(good) else 1

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch.nn.parallel import DistributedDataParallel
 
 from suite.machine.power.counters import (
@@ -51,6 +52,15 @@ COLLECTIVES: dict[str, tuple[str, int, str]] = {
     "reduce_scatter_tensor": ("reduce_scatter", 1, "input"),
     "all_to_all": ("all_to_all", 1, "input_tensor_list"),
     "all_to_all_single": ("all_to_all", 1, "input"),
+}
+
+
+# What DTensors call (torch.distributed._functional_collectives): the kind. They give their first argument. torch 2.13
+# renamed two of them, and the old names call the new ones
+FUNCTIONAL_COLLECTIVES: dict[str, tuple[str, str]] = {
+    "all_reduce": ("all_reduce", "all_reduce"),
+    "all_gather": ("all_gather_single", "all_gather_tensor"),
+    "reduce_scatter": ("reduce_scatter_single", "reduce_scatter_tensor"),
 }
 
 
@@ -102,17 +112,33 @@ class CollectiveCounter:
 
 @contextmanager
 def count_collectives(ledger: CollectiveCounter) -> Iterator[None]:
-    """Count every collective that the body calls as ``torch.distributed.<name>``."""
+    """Count every collective that the body calls as ``torch.distributed.<name>``, and those of DTensors."""
     # Names differ between versions of torch; absent ones are skipped.
     originals = {name: getattr(dist, name) for name in COLLECTIVES if hasattr(dist, name)}
     for name, original in originals.items():
         # DDP's reducer calls collectives in C++, which this does not see: `ReducerTimes` counts those.
-        setattr(dist, name, _make_counting(original, ledger, *COLLECTIVES[name]))
+        setattr(dist, name, _make_counting(original, ledger.add, *COLLECTIVES[name]))
+    try:
+        with count_functional_collectives(ledger.add):
+            yield
+    finally:
+        for name, original in originals.items():
+            setattr(dist, name, original)
+
+
+@contextmanager
+def count_functional_collectives(add: Callable[[str, int], None]) -> Iterator[None]:
+    """Give kind and bytes of every collective of DTensors in the body to ``add``."""
+    originals = {}
+    for kind, names in FUNCTIONAL_COLLECTIVES.items():
+        name = next(each for each in names if hasattr(functional, each))
+        originals[name] = getattr(functional, name)
+        setattr(functional, name, _make_counting(originals[name], add, kind, 0, "self"))
     try:
         yield
     finally:
         for name, original in originals.items():
-            setattr(dist, name, original)
+            setattr(functional, name, original)
 
 
 def make_counting_transport(transport: Transport, ledger: CollectiveCounter) -> ObservedTransport:
@@ -217,14 +243,14 @@ class Instruments:
 
 
 def _make_counting(
-    original: Callable[..., Any], ledger: CollectiveCounter, kind: str, position: int, keyword: str
+    original: Callable[..., Any], add: Callable[[str, int], None], kind: str, position: int, keyword: str
 ) -> Callable[..., Any]:
     @wraps(original)
     def call(*arguments: Any, **keywords: Any) -> Any:
         given = arguments[position] if len(arguments) > position else keywords[keyword]
         tensors = given if isinstance(given, list | tuple) else (given,)
         # Before the call: if it never returns, the watchdog must know that this rank is in it.
-        ledger.add(kind, sum(tensor.nbytes for tensor in tensors))
+        add(kind, sum(tensor.nbytes for tensor in tensors))
         return original(*arguments, **keywords)
 
     return call

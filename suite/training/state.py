@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from suite.training.parallel.data import Clipping, adapt_optimizer
-from suite.training.parallel.places import Place
-from suite.training.parallel.products import slices
+from suite.training.parallel.places import Place, slices
 from suite.training.parallel.states import local, states_of
 from suite.workload import Optimization, Workload
 

@@ -59,11 +59,11 @@ class Block(nn.Module):
     def forward(self, x_NSD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the new stream and the auxiliary loss (0 without experts)."""
         x_NSD = x_NSD + self.attention(self.attention_norm(x_NSD))
-        x_TD = self.ffn_norm(x_NSD).flatten(0, 1)
+        normed_NSD = self.ffn_norm(x_NSD)
         if isinstance(self.ffn, MoELayer):
-            out = self.ffn(x_TD)
+            out = self.ffn(normed_NSD.flatten(0, 1))
             return x_NSD + out.y_TD.view_as(x_NSD), out.auxiliary_loss
-        return x_NSD + self.ffn(x_TD).view_as(x_NSD), x_NSD.new_zeros(())
+        return x_NSD + self.ffn(normed_NSD), x_NSD.new_zeros(())
 
 
 class Attention(nn.Module):
@@ -100,10 +100,10 @@ class DenseFFN(nn.Module):
         self.gate = Dense(config.width, config.dense_hidden, bias=False) if self.activation == "swiglu" else None
         self.down = Dense(config.dense_hidden, config.width, bias=False)
 
-    def forward(self, x_TD: Tensor) -> Tensor:
-        """Map (T, D) to (T, D)."""
-        gate = None if self.gate is None else self.gate(x_TD)
-        result: Tensor = self.down(compute_activation(self.up(x_TD), gate, self.activation))
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (..., D) to (..., D)."""
+        gate = None if self.gate is None else self.gate(x)
+        result: Tensor = self.down(compute_activation(self.up(x), gate, self.activation))
         return result
 
 

@@ -231,6 +231,29 @@ class MpiGroup(_Group):  # type: ignore[misc]
     # What torch up to 2.12 calls them
     _allgather_base, _reduce_scatter_base, alltoall_base = all_gather_single, reduce_scatter_single, all_to_all_single
 
+    # DTensors call these three, with a list of one tensor
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> CompletedWork:
+        """Reduce each tensor over all ranks, in place."""
+        for tensor in tensors:
+            self.allreduce([tensor], opts)
+        return CompletedWork(tensors)
+
+    def allgather_into_tensor_coalesced(
+        self, outputs: list[Tensor], given: list[Tensor], opts: object = None
+    ) -> CompletedWork:
+        """Gather all ranks' tensors into one, for each pair."""
+        for output, mine in zip(outputs, given, strict=True):
+            self.all_gather_single(output, mine)
+        return CompletedWork(outputs)
+
+    def reduce_scatter_tensor_coalesced(
+        self, outputs: list[Tensor], given: list[Tensor], opts: Any = None
+    ) -> CompletedWork:
+        """Sum a tensor that has a part for each rank, and keep this rank's part, for each pair."""
+        for output, every in zip(outputs, given, strict=True):
+            self.reduce_scatter_single(output, every, opts)
+        return CompletedWork(outputs)
+
     def _parts(self, rows: Tensor, counts: list[int]) -> Any:
         """Return the bytes of rows, with the size of each rank's part."""
         data, size = _view_bytes(rows), self.size()

@@ -23,7 +23,7 @@ from suite.machine.choice.layout import ProcessSettings, keep_process_settings
 from suite.performance.ab.verdicts import LOSS
 from suite.statistics.blocks import Turn, make_alternating_order, run_block
 from suite.training.checkpoint import Checkpoint
-from suite.training.counts.flops import count
+from suite.training.counts.flops import FlopSum
 from suite.training.counts.memory import LiveBytes
 from suite.training.devices import use_precision
 from suite.training.loop import StepWindow, Trainer
@@ -193,13 +193,15 @@ class Side:
                 if item.ends:  # type: ignore[attr-defined]
                     return
 
-        with live:  # a step of its own: torch's counter of FLOPs keeps tensors alive
+        with live:
             step()
         self.collectives = instruments.ledger.take()
         sent = sum(
             number for name, number in self.collectives.items() if name.endswith("_bytes") and "control" not in name
         )
-        return own + live.peak, float(count(step).flops), sent
+        with FlopSum() as counted:
+            step()
+        return own + live.peak, float(counted.flops), sent
 
     def _states(self) -> list[Tensor]:
         """List parameters, buffers, moving average and optimizer state."""

@@ -20,17 +20,26 @@ from torch import Tensor, nn
 from suite.config import RunConfig
 from suite.descriptor import Descriptor
 from suite.errors import InputError
-from suite.performance.plans.rehearsal import Passes, Update, run_passes, run_update, scatter_parameters
+from suite.performance.plans.rehearsal import (
+    Passes,
+    Update,
+    pretended_ranks,
+    run_passes,
+    run_update,
+    scatter_parameters,
+)
 from suite.performance.plans.remembered import CachingFakeTensorMode
 from suite.training.devices import count_prefetched_batches
+from suite.training.instrument import count_functional_collectives
 from suite.training.parallel.apply import apply, explained, trace_unsplit
 from suite.training.parallel.exchange import Note
+from suite.training.parallel.mesh import TENSOR
+from suite.training.parallel.places import slices
 from suite.training.parallel.plan import ParallelPlan
-from suite.training.parallel.products import note_exchanges, slices
 from suite.training.parallel.sharing import Parallel
 from suite.training.parallel.skeleton import build_on_meta, build_without_memory
 from suite.training.parallel.spatial import Trace
-from suite.training.parallel.states import states_of
+from suite.training.parallel.states import local, states_of
 from suite.workload import ExpertSpread, Work, Workload, load_workload
 
 GRADIENTS = "gradients"
@@ -183,7 +192,9 @@ def predict(
         traced = common.trace(descriptor, config, parallel)
         if not traced:
             _, unsplit = build_on_meta(descriptor, config)  # outside of fake tensors
-    with common.mode:
+    mesh = parallel.mesh
+    counted = count_functional_collectives(lambda kind, given: note(TENSOR, kind, given, mesh.tensor))
+    with pretended_ranks(mesh), counted, common.mode:
         model = build_without_memory(workload)
         apply(parallel, model, workload, lambda: cast(nn.Module, unsplit), note=note, traced=traced)
         batch = _make_batch(parallel, samples)
@@ -230,7 +241,7 @@ def predict(
 
 
 def _sum_bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
+    return sum(local(tensor).nbytes for tensor in tensors)
 
 
 def _list_gradient_exchanges(
@@ -242,9 +253,7 @@ def _list_gradient_exchanges(
     size, shares = parallel.mesh.size, workload.sharded_parameters(model)
     if shares and update is not None and update.clips:
         yield Exchange("all", "all_reduce", size, 1, shares[0].itemsize)
-    given = sum(
-        parameter.nbytes for parameter in _list_unsharded_parameters(model, workload) if parameter.requires_grad
-    )
+    given = _sum_bytes(each for each in _list_unsharded_parameters(model, workload) if each.requires_grad)
     if size > 1 and given:
         yield Exchange(GRADIENTS, "all_reduce", size, 1, given)
 
@@ -282,6 +291,8 @@ def _record_unrun_exchanges(parallel: Parallel, config: RunConfig, model: nn.Mod
         raise InputError(
             "plan: the bytes sent on the tensor axis are counted for float32 only: give --set precision=float32"
         )
+    from suite.training.parallel.products import note_exchanges  # loads torch's DTensors, in a second
+
     note_exchanges(model, plan.tensor, parallel.extents, samples, parallel.mesh.tensor, note)
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -19,11 +20,27 @@ from suite.config import RunConfig
 from suite.training.counts.flops import list_flop_formulas
 from suite.training.counts.memory import LiveBytes
 from suite.training.parallel.data import Clipping, adapt_optimizer
+from suite.training.parallel.mesh import Mesh
 from suite.training.parallel.recompute import is_computed_again
-from suite.training.parallel.states import Group, States, states_of
+from suite.training.parallel.states import Group, States, local, states_of
 from suite.workload import Workload
 
 NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
+
+
+@contextmanager
+def pretended_ranks(mesh: Mesh) -> Iterator[None]:
+    """Let torch.distributed have, in the body, the ranks of the tensor axis that share a sample. They send nothing."""
+    if mesh.tensor == 1:
+        yield
+        return
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=mesh.part, world_size=mesh.tensor)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 @dataclass(frozen=True)
@@ -68,8 +85,9 @@ def run_passes(
     standing = []
     for parameter in (each for each in kept_gradients if each.requires_grad):
         parameter.grad = torch.empty_like(parameter)
-        standing.append(parameter.grad)
-    live = LiveBytes((*model.parameters(), *model.buffers(), *batch.values(), *standing), list_flop_formulas)
+        standing.append(local(parameter.grad))
+    parameters = map(local, model.parameters())
+    live = LiveBytes((*parameters, *model.buffers(), *batch.values(), *standing), list_flop_formulas)
     states = states_of(model)
     calls: Counter[nn.Module] = Counter()
     hooks = _follow(model, states, calls) if states is not None else []
@@ -148,8 +166,9 @@ def run_update(workload: Workload, model: nn.Module) -> Update | None:
     optimization = workload.build_optimizer(model, 1)
     optimizer = optimization.optimizer
     adapt_optimizer(optimizer, model)
-    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    live = LiveBytes((*model.parameters(), *model.buffers(), *gradients))
+    parameters = [local(parameter) for parameter in model.parameters()]
+    gradients = [local(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
+    live = LiveBytes((*parameters, *model.buffers(), *gradients))
     try:
         with live:
             if optimization.clip_norm is not None:
@@ -159,11 +178,11 @@ def run_update(workload: Workload, model: nn.Module) -> Update | None:
     except (RuntimeError, TypeError, ValueError):  # an optimizer that looks at values
         return None
     state = sum(
-        value.nbytes for kept in optimizer.state.values() for value in kept.values() if isinstance(value, Tensor)
+        local(value).nbytes for kept in optimizer.state.values() for value in kept.values() if isinstance(value, Tensor)
     )
     average = 0
     if optimization.ema_decay is not None:
-        average = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
+        average = sum(each.nbytes for each in (*parameters, *model.buffers()))
     return Update(state + average, max(live.peak - live.now, 0), optimization.clip_norm is not None)
 
 

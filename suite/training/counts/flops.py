@@ -8,16 +8,18 @@ name.
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 aten = torch.ops.aten
@@ -121,6 +123,24 @@ def list_flop_formulas() -> dict[Any, Callable[..., int]]:
     return dict(FlopCounterMode(display=False, custom_mapping=FORMULAS).flop_registry)
 
 
+class _Unseen:
+    """Keeps operators of the body from all modes. One thread at a time.
+
+    A DTensor runs an operator on fake tensors of the whole extents, to learn the shape of its result.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._disabled = threading.Lock(), ExitStack()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._disabled.enter_context(_disable_current_modes())
+
+    def __exit__(self, *_: object) -> None:
+        self._disabled.close()
+        self._lock.release()
+
+
 class FlopSum(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds the FLOPs of every operator in the body to `flops`, by the formulas that ``known`` returns."""
 
@@ -128,6 +148,11 @@ class FlopSum(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
         self._formulas = known()
+        if "torch.distributed.tensor" in sys.modules:
+            from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+            # torch enters it for this; a test with threads puts a lock there
+            ShardingPropagator._fake_mode_lock = _UNSEEN  # type: ignore[assignment]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -159,6 +184,9 @@ class _OperatorCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not _is_excluded_by_convention(func):
             self.calls[func.overloadpacket] += 1
         return func(*args, **kwargs or {})
+
+
+_UNSEEN = _Unseen()
 
 
 def _is_excluded_by_convention(func: Any) -> bool:

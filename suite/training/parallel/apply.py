@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from suite.descriptor import Descriptor
 from suite.errors import InputError
@@ -25,8 +26,8 @@ from suite.training.parallel.axial import run_to_ends, split_axes
 from suite.training.parallel.deferred import build_deferred
 from suite.training.parallel.exchange import Axis, Note
 from suite.training.parallel.mesh import AXIAL, EXPERT, SHARD, SPATIAL, TENSOR, Mesh
+from suite.training.parallel.places import slices
 from suite.training.parallel.plan import Budget, ParallelPlan, Placement, is_spread
-from suite.training.parallel.products import slices, split_products, sum_over_twins
 from suite.training.parallel.recompute import recompute_blocks
 from suite.training.parallel.sharing import Parallel, placements
 from suite.training.parallel.skeleton import batch_on_meta, build_on_meta
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 REPLICAS = "replicas"  # the ranks that hold the same states
+TWINS = "twins"  # the ranks that hold the same parts of split products
 
 
 def check_model(parallel: Parallel, model: nn.Module, workload: Workload) -> None:
@@ -142,10 +144,12 @@ def apply(
         split_model(model, found, _split(parallel, note), plan.boundaries)
     where = placements(plan, [name for name, _ in model.named_parameters()])
     if parallel.mesh.tensor > 1:
+        from suite.training.parallel.products import split_products  # loads torch's DTensors, in a second
+
         assert plan.tensor is not None
         cuts = {name: cut for name, cut in where.items() if not isinstance(cut, str)}
-        axis = _axis(parallel.mesh, TENSOR, lambda each: each.group, note)
-        split_products(model, plan.tensor, cuts, parallel.extents, axis, parallel.mesh.data_rank)
+        axis, twins, tensor_mesh = _tensor_axes(parallel.mesh, next(model.parameters()).device, note)
+        split_products(model, plan.tensor, cuts, parallel.extents, axis, parallel.mesh.data_rank, tensor_mesh)
     if parallel.mesh.axial > 1:
         assert plan.axial is not None
         if note is None:
@@ -154,7 +158,8 @@ def apply(
         split_axes(model, plan.axial, parallel.extents, axis)
     recompute_blocks(model, plan.recompute)
     if parallel.mesh.tensor > 1:
-        twins = _axis(parallel.mesh, "twins", lambda each: each.twins, note)
+        from suite.training.parallel.products import sum_over_twins
+
         sum_over_twins(model, twins, parallel.mesh.size, workload.sharded_parameters(model))
     if parallel.is_sharded:
         _shard(parallel, model, workload, where, note)
@@ -178,6 +183,27 @@ def _shard(
         replicas = Axis(REPLICAS, mesh.replicas.index(mesh.rank), len(mesh.replicas))
     both = shard, replicas if replicas.size > 1 else None
     shard_states(model, names, plan.fully_shard, both, reshard=plan.reshard_after_forward, device_mesh=device_mesh)
+
+
+def _tensor_axes(mesh: Mesh, device: torch.device, note: Note | None) -> tuple[Axis, Axis, DeviceMesh]:
+    """The ranks that share samples, those that hold the same parts of products, and torch's mesh of the former.
+
+    With ``note`` torch.distributed has the ranks of the former alone, which send nothing (`pretended_ranks`).
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+
+    if note is not None:
+        with unset_fake_temporarily():
+            device_mesh = DeviceMesh("cpu", list(range(mesh.tensor)), mesh_dim_names=(TENSOR,))
+        tensor = _axis(mesh, TENSOR, lambda each: each.group, note)
+        return tensor, _axis(mesh, TWINS, lambda each: each.twins, note), device_mesh
+    groups = [list(replace(mesh, rank=first).group) for first in range(0, mesh.size, mesh.parts)]
+    device_mesh = DeviceMesh(device.type, groups, mesh_dim_names=(TWINS, TENSOR))
+    return (
+        Axis(TENSOR, mesh.part, mesh.tensor, device_mesh.get_group(TENSOR)),
+        Axis(TWINS, mesh.data_rank, mesh.data_size, device_mesh.get_group(TWINS)),
+        device_mesh[TENSOR],
+    )
 
 
 def _device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:

@@ -20,10 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from suite.errors import InputError
-from suite.training.parallel.exchange import Axis, gather
+from suite.training.parallel.exchange import Axis, Whole, gather
 from suite.training.parallel.mesh import AXIAL, Interval, part_of
 from suite.training.parallel.plan import AxialPlan, Operand
-from suite.training.parallel.products import Whole
 
 
 @dataclass(eq=False)

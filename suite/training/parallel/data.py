@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from suite.data.sampling import list_eval_batches
-from suite.training.parallel.products import slices
+from suite.training.parallel.places import slices
 from suite.training.parallel.sharing import Parallel
 from suite.training.parallel.states import local, states_of
 from suite.world import World
@@ -93,7 +93,9 @@ class Clipping:
             gradients = norms_of_whole(self._model)(gradients, weights)
         norm = nn.utils.get_total_norm(gradients, foreach=self._at_once)
         if self._sharded:
-            square = nn.utils.get_total_norm([each.grad for each in self._sharded if each.grad is not None]).square()
+            square = nn.utils.get_total_norm(
+                [local(each.grad) for each in self._sharded if each.grad is not None]
+            ).square()
             if dist.is_initialized():
                 dist.all_reduce(square)
                 square /= self._copies
@@ -136,16 +138,18 @@ def _has_parts(model: nn.Module) -> bool:
 def adapt_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     """Let an optimizer update parts of parameters.
 
-    One that scales by norms of whole tensors (its attribute ``norms``) gets those. DTensors and plain tensors of a
-    group become two groups: torch's fused optimizers refuse both in one.
+    One that scales by norms of whole tensors (its attribute ``norms``) gets those. Tensors of a group that lie on
+    different meshes, or on none, become groups of their own: torch's fused optimizers refuse them in one.
     """
     if _has_parts(model) and hasattr(optimizer, "norms"):
         optimizer.norms = norms_of_whole(model)
     for group in list(optimizer.param_groups):
-        kinds = [[each for each in group["params"] if hasattr(each, "to_local") == wanted] for wanted in (True, False)]
-        if all(kinds):
-            group["params"] = kinds[0]
-            optimizer.add_param_group({**group, "params": kinds[1]})
+        meshes: dict[object, list[Tensor]] = {}
+        for each in group["params"]:
+            meshes.setdefault(getattr(each, "device_mesh", None), []).append(each)
+        group["params"], *others = meshes.values()
+        for params in others:
+            optimizer.add_param_group({**group, "params": params})
 
 
 def eval_turns(samples: int, batch_size: int, shared: Parallel) -> Iterator[Turn]:

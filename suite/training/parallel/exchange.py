@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
 from suite.training.parallel.mesh import Interval, part_of
@@ -24,9 +25,8 @@ from suite.training.parallel.mesh import Interval, part_of
 Found = TypeVar("Found")
 Note = Callable[[str, str, int, int], None]  # axis, kind of collective, bytes that this rank gives, ranks
 
-# torch 2.13 renamed these functions and warns about the old names; torch 2.11 has only the old ones. Looked up by name
-# at each call, because the harness counts calls by replacing the functions of torch.distributed
-_ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+# torch 2.13 renamed this function and warns about the old name; torch 2.11 has only the old one. Looked up by name at
+# each call, because the harness counts calls by replacing the functions of torch.distributed
 _REDUCE_SCATTER = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
 
 
@@ -117,16 +117,6 @@ class Axis:
             dist.all_gather(got, mine, group=self.group)
         return got
 
-    def gather_flat(self, mine: Tensor) -> Tensor:
-        """Every rank's vector, one after another; all have one length."""
-        self.take_turn()
-        every = mine.new_empty(self.size * len(mine))
-        if self.group is None:
-            self.note(self.name, "all_gather", mine.nbytes, self.size)
-        else:
-            getattr(dist, _ALL_GATHER)(every, mine, group=self.group)
-        return every
-
     def scatter_sum(self, every: Tensor) -> Tensor:
         """This rank's part of the sum over ranks of a vector, which has a part for each rank."""
         self.take_turn()
@@ -161,26 +151,34 @@ def gather(x: Tensor, dimensions: Sequence[int], extents: Sequence[int], parts: 
     return result
 
 
+def _assemble(
+    x: Tensor, dimensions: tuple[int, ...], extents: tuple[int, ...], parts: tuple[int, ...], axis: Axis
+) -> tuple[Tensor, list[Interval]]:
+    """The whole of all ranks' parts, and this rank's positions."""
+    boxes = [
+        [part_of(n, p, i) for n, p, i in zip(extents, parts, place, strict=True)]
+        for place in product(*map(range, parts))
+    ]
+    shapes = [_boxed(x, dimensions, box) for box in boxes]
+    longest = max(torch.Size(shape).numel() for shape in shapes)
+    mine = x.new_zeros(longest)
+    mine[: x.numel()] = x.reshape(-1)
+    whole_shape = list(x.shape)
+    for dimension, n in zip(dimensions, extents, strict=True):
+        whole_shape[dimension] = n
+    whole = x.new_empty(whole_shape)
+    for got, shape, box in zip(axis.all_gather(mine), shapes, boxes, strict=True):
+        _view(whole, dimensions, box).copy_(got[: torch.Size(shape).numel()].view(shape))
+    return whole, boxes[axis.rank]
+
+
 class _Gathered(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, dimensions: tuple[int, ...], extents: tuple[int, ...], parts: tuple[int, ...], axis: Axis
     ) -> Tensor:
-        boxes = [
-            [part_of(n, p, i) for n, p, i in zip(extents, parts, place, strict=True)]
-            for place in product(*map(range, parts))
-        ]
-        ctx.how = dimensions, boxes[axis.rank], axis.size
-        shapes = [_boxed(x, dimensions, box) for box in boxes]
-        longest = max(torch.Size(shape).numel() for shape in shapes)
-        mine = x.new_zeros(longest)
-        mine[: x.numel()] = x.reshape(-1)
-        whole_shape = list(x.shape)
-        for dimension, n in zip(dimensions, extents, strict=True):
-            whole_shape[dimension] = n
-        whole = x.new_empty(whole_shape)
-        for got, shape, box in zip(axis.all_gather(mine), shapes, boxes, strict=True):
-            _view(whole, dimensions, box).copy_(got[: torch.Size(shape).numel()].view(shape))
+        whole, box = _assemble(x, dimensions, extents, parts, axis)
+        ctx.how = dimensions, box, axis.size
         return whole
 
     @staticmethod
@@ -217,3 +215,34 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return ctx.axis.sum(grad), None
+
+
+def _summed(whole: Tensor, dimension: int, length: int, axis: Axis) -> Tensor:
+    """This rank's part of the sum over ranks of a tensor, along a dimension."""
+    places = [part_of(length, axis.size, rank) for rank in range(axis.size)]
+    rest = whole.numel() // length
+    most = max(high - low for low, high in places) * rest
+    rows = [whole.narrow(dimension, low, high - low).reshape(-1) for low, high in places]
+    mine = axis.scatter_sum(torch.cat([F.pad(row, (0, most - row.numel())) for row in rows]))
+    shape = list(whole.shape)
+    low, high = places[axis.rank]
+    shape[dimension] = high - low
+    return mine[: (high - low) * rest].view(shape)
+
+
+class Whole(torch.autograd.Function):
+    """The parts of all ranks of an axis, of which each uses the whole for its own part.
+
+    The gradients of all are summed.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, mine: Tensor, dimension: int, length: int, axis: Axis) -> Tensor:
+        """All-gather."""
+        ctx.how = dimension, length, axis
+        return _assemble(mine, (dimension,), (length,), (axis.size,), axis)[0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        """Reduce-scatter."""
+        return _summed(gradient, *ctx.how), None, None, None

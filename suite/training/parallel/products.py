@@ -1,12 +1,14 @@
-"""Splits the products of a model over ranks that share samples: the tensor axis, with the sequence in parts between
-products.
+"""Splits the products of a model over ranks that share samples with torch's `parallelize_module`: the tensor axis.
 
 A region is a module whose matrices are split: each rank has some columns of the first and the rows of the last that
-belong to them. Its input, of which a rank has a part of the sequence, is gathered; its output is a partial sum, of
-which each rank gets its part of the sequence summed. Forward: an all-gather and a reduce-scatter; backward: the same
-two. Between regions (norms, residuals) a rank computes on its part alone. Or nothing lies in parts between regions:
-their input is whole on every rank, their output is the sum. All hooks; no name or forward pass changes. Not DTensor:
-docs/plans.md.
+belong to them, as DTensors. Its input, of which a rank has a part of the sequence, is gathered; its output is a partial
+sum, of which each rank gets its part of the sequence summed. Forward: an all-gather and a reduce-scatter; backward: the
+same two. Between regions (norms, residuals) a rank computes on its part alone. Or nothing lies in parts between regions:
+their input is whole on every rank, their output is the sum.
+
+The loss of a step is the sum over ranks, and a gradient of a whole parameter is this rank's part of it. So the output
+that is whole at the end has its gradient once for each rank (`_add_gradients`). docs/engines.md says which regions
+torch's styles do not take.
 """
 
 from __future__ import annotations
@@ -23,54 +25,23 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 from suite.errors import InputError
-from suite.training.parallel.exchange import Axis, Note, add_up, gather
+from suite.training.parallel.exchange import Axis, Note
 from suite.training.parallel.mesh import TENSOR, part_of
-from suite.training.parallel.places import Place
-from suite.training.parallel.plan import SAMPLE, Cut, TensorPlan
-
-SLICES = "_mlhpc_slices"  # what a module with split parameters has beside its own attributes
-
-
-@dataclass(frozen=True, eq=False)
-class Slice:
-    """This rank's part of a parameter of ``shape``: ``low`` to ``high`` of dimension 1 of its view (outer, extent,
-    inner).
-
-    ``after_sum``: what is read is the whole with zeros in place of other ranks' parts.
-    """
-
-    shape: torch.Size
-    dimension: int
-    outer: int
-    extent: int
-    inner: int
-    low: int
-    high: int
-    axis: Axis
-    twin: int  # this rank's number among those with the same part
-    after_sum: bool = False
-
-    def __deepcopy__(self, memo: object) -> Slice:
-        return self
-
-    def of(self, whole: Tensor) -> Tensor:
-        """These values of the whole parameter."""
-        shape = list(self.shape)
-        shape[self.dimension] = shape[self.dimension] // self.extent * (self.high - self.low)
-        return whole.reshape(self.outer, self.extent, self.inner)[:, self.low : self.high].reshape(shape)
-
-    @property
-    def place(self) -> Place:
-        """Return where these values lie in the whole parameter."""
-        run, stride = (self.high - self.low) * self.inner, self.extent * self.inner
-        return Place(self.low * self.inner, run, stride, self.outer)
-
-    def whole(self, mine: Tensor) -> Tensor:
-        """Gather all ranks' parts; every rank of the axis calls it."""
-        every = self.axis.gather_flat(mine.reshape(-1)).view(self.axis.size, self.outer, -1, self.inner)
-        return every.transpose(0, 1).reshape(self.shape)
+from suite.training.parallel.places import SLICES, Slice, slices
+from suite.training.parallel.plan import SAMPLE, Cut, Region, TensorPlan
+from suite.training.parallel.states import local
 
 
 def split_products(
@@ -80,8 +51,9 @@ def split_products(
     extents: Mapping[str, int],
     axis: Axis,
     twin: int,
+    device_mesh: DeviceMesh,
 ) -> None:
-    """Put this rank's parts in the place of parameters and the hooks on regions. The ranks' models must be equal
+    """Put this rank's parts in the place of parameters and torch's styles on regions. The ranks' models must be equal
     before.
 
     ``cuts``: by the names of the parameters. ``twin``: this rank's number among those that get the same parts.
@@ -94,49 +66,101 @@ def split_products(
                 continue
             part = _slice(f"{path}.{name}" if path else name, parameter.shape, cut, extents, axis, twin)
             vars(module).setdefault(SLICES, {})[name] = part
-            module._parameters[name] = nn.Parameter(part.of(parameter.detach()).clone(), parameter.requires_grad)
+            # Not distribute_tensor: each rank's part of a fused weight (q, k and v) has rows of every group
+            mine = DTensor.from_local(
+                part.of(parameter.detach()).clone(), device_mesh, [Shard(part.dimension)], run_check=False
+            )
+            module._parameters[name] = nn.Parameter(mine, parameter.requires_grad)
     _check_sums(model, plan, axis.size)
-    _add_own_parts(model)
-    if not plan.along:
-        for pattern, region in plan.regions.items():
-            for module in _matching(model, pattern):
-                module.register_forward_hook(_Total(axis, region.field).leave)
-        return
-    along = extents[plan.along]
+    _check_regions(model, plan)
+    positions = extents[plan.along] if plan.along else 0
+    if positions % axis.size:
+        fitting = [d for d in range(1, min(positions, 64) + 1) if positions % d == 0]
+        raise InputError(
+            f"plan: tensor: {positions} positions of {plan.along!r} on {TENSOR}={axis.size}: expected one of {fitting}"
+        )
+    for path, style in list(_styles(model, plan, positions)):
+        parallelize_module(model.get_submodule(path), device_mesh, style)
     for pattern, dims in plan.begins.items():
-        for module in _matching(model, pattern):
-            module.register_forward_pre_hook(_Sequence(along, dims, plan.along, axis).begin)
+        for _, module in _matching(model, pattern):
+            module.register_forward_pre_hook(partial(_check_positions, dims.index(plan.along), positions), prepend=True)
+    for pattern in plan.ends:
+        for _, module in _matching(model, pattern):
+            module.register_forward_hook(partial(_add_gradients, axis.size))
+
+
+def _styles(model: nn.Module, plan: TensorPlan, positions: int) -> Iterator[tuple[str, ParallelStyle]]:
+    """Yield the style of each module that a plan names, and of the products of its regions."""
+    for pattern, dims in plan.begins.items():
+        part = Shard(dims.index(plan.along))
+        style = PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=part, use_local_output=True)
+        yield from ((path, style) for path, _ in _matching(model, pattern))
     for pattern, region in plan.regions.items():
-        for module in _matching(model, pattern):
-            hooks = _Sequence(along, region.dims, plan.along, axis, region.field)
-            module.register_forward_pre_hook(hooks.enter)
-            module.register_forward_hook(hooks.leave)
+        for path, module in _matching(model, pattern):
+            if plan.along and _has_products_alone(module):
+                yield from _styles_of_products(path, module, Shard(region.dims.index(plan.along)))
+            else:
+                yield path, _Region(region, region.dims.index(plan.along) if plan.along else None, positions)
     for pattern, dims in plan.ends.items():
-        for module in _matching(model, pattern):
-            module.register_forward_hook(_Sequence(along, dims, plan.along, axis).end)
+        part = Shard(dims.index(plan.along))
+        for path, _ in _matching(model, pattern):
+            yield path, PrepareModuleOutput(output_layouts=part, desired_output_layouts=Replicate())
 
 
-def _add_own_parts(model: nn.Module) -> None:
-    """Let each rank of the axis add its own part of parameters that come after a sum: elsewhere it reads zeros."""
-    for module in model.modules():
-        own = {name: part for name, part in vars(module).get(SLICES, {}).items() if part.after_sum}
-        if own:
-            kind = type(module)
-            read = {name: property(_Padded(name, part)) for name, part in own.items()}
-            module.__class__ = type(kind.__name__, (kind,), read)
+def _styles_of_products(path: str, region: nn.Module, outside: Shard) -> Iterator[tuple[str, ParallelStyle]]:
+    yield path, PrepareModuleInput(input_layouts=outside, desired_input_layouts=Replicate())
+    for name, module in region.named_modules():
+        if isinstance(module, nn.Linear):
+            first = vars(module)[SLICES]["weight"].dimension == 0
+            yield f"{path}.{name}", ColwiseParallel() if first else RowwiseParallel(output_layouts=outside)
+
+
+def _has_products_alone(region: nn.Module) -> bool:
+    """Return True if all parameters of a region are split weights, or biases of split columns, of its linear layers."""
+    for module in region.modules():
+        parts = vars(module).get(SLICES, {})
+        names = {name for name, each in module._parameters.items() if each is not None}
+        if names and not (isinstance(module, nn.Linear) and module is not region and names == parts.keys()):
+            return False
+        if any(part.after_sum for part in parts.values()):
+            return False
+    return True
+
+
+def _check_positions(at: int, positions: int, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """InputError for an input of other length than the plan says: torch would cut it into unequal parts."""
+    if inputs[0].shape[at] != positions:
+        raise InputError(f"plan: tensor: {inputs[0].shape[at]} positions of the sequence: expected {positions}")
+
+
+def _add_gradients(ranks: int, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """Let the output, which all ranks use in the same way, get the gradients of all of their losses."""
+    if output.requires_grad:
+        output.register_hook(lambda gradient: gradient * ranks)  # type: ignore[no-untyped-call]
+
+
+def _read_own_parts(module: nn.Module) -> None:
+    """Let a module read its split parameters as this rank's parts."""
+    parts = vars(module).get(SLICES, {})
+    if parts:
+        kind = type(module)
+        module.__class__ = type(
+            kind.__name__, (kind,), {name: property(_Own(name, part)) for name, part in parts.items()}
+        )
 
 
 @dataclass(frozen=True, eq=False)
-class _Padded:
-    """Reads a module's part of a parameter, with zeros where the parts of other ranks are."""
+class _Own:
+    """Reads this rank's part of a module's parameter. What comes after a sum has zeros where other ranks' parts are."""
 
     name: str
     part: Slice
 
     def __call__(self, module: nn.Module) -> Tensor:
-        mine = module._parameters[self.name]
-        assert mine is not None
-        return F.pad(mine, (self.part.low, self.part.extent - self.part.high))
+        whole = module._parameters[self.name]
+        assert isinstance(whole, DTensor)
+        mine = whole.to_local()
+        return F.pad(mine, (self.part.low, self.part.extent - self.part.high)) if self.part.after_sum else mine
 
 
 def sum_over_twins(model: nn.Module, twins: Axis, ranks: int, but: Sequence[nn.Parameter]) -> None:
@@ -167,11 +191,13 @@ class _TwinSum:
 
     def _add(self) -> None:
         kept, self._kept = self._kept, []
-        flat = torch.cat([gradient.reshape(-1) for _, gradient in kept])
+        flat = torch.cat([local(gradient).reshape(-1) for _, gradient in kept])
         mean = (self._twins.sum(flat) if self._twins.size > 1 else flat) / self._ranks
-        for (part, gradient), mine in zip(kept, torch.split(mean, [each.numel() for _, each in kept]), strict=True):
+        for (part, gradient), mine in zip(
+            kept, torch.split(mean, [local(each).numel() for _, each in kept]), strict=True
+        ):
             assert part.grad is not None
-            part.grad += mine.view(gradient.shape)
+            local(part.grad).add_(mine.view_as(local(gradient)))
 
 
 def _check_sums(model: nn.Module, plan: TensorPlan, parts: int) -> None:
@@ -184,8 +210,7 @@ def _check_sums(model: nn.Module, plan: TensorPlan, parts: int) -> None:
     for name in [name for name, _, part in slices(model) if part.after_sum]:
         path, _, own = name.rpartition(".")
         weights = {other: each for other, each in vars(model.get_submodule(path))[SLICES].items() if not each.after_sum}
-        ahead = [path[: at.start()] for at in re.finditer(r"\.|$", path)]
-        if not any(fnmatchcase(each, pattern) for each in ahead for pattern in plan.regions):
+        if not _is_in_region(path, plan):
             raise InputError(
                 f"plan: parameter {name!r} is added after a sum, so it must be in a module of tensor.regions"
             )
@@ -208,8 +233,22 @@ def _check_sums(model: nn.Module, plan: TensorPlan, parts: int) -> None:
             )
 
 
-def _matching(model: nn.Module, pattern: str) -> list[nn.Module]:
-    found = [module for path, module in model.named_modules() if path and fnmatchcase(path, pattern)]
+def _check_regions(model: nn.Module, plan: TensorPlan) -> None:
+    """InputError for a pattern that matches no module, or a split parameter outside of regions."""
+    for pattern in (*plan.begins, *plan.regions, *plan.ends):
+        _matching(model, pattern)
+    for name, _, _ in slices(model):
+        if not _is_in_region(name.rpartition(".")[0], plan):
+            raise InputError(f"plan: parameter {name!r} is split, so it must be in a module of tensor.regions")
+
+
+def _is_in_region(path: str, plan: TensorPlan) -> bool:
+    ahead = [path[: at.start()] for at in re.finditer(r"\.|$", path)]
+    return any(fnmatchcase(each, pattern) for each in ahead for pattern in plan.regions)
+
+
+def _matching(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
+    found = [(path, module) for path, module in model.named_modules() if path and fnmatchcase(path, pattern)]
     if not found:
         raise InputError(f"plan: pattern {pattern!r} of tensor matches no module: remove it, or correct it")
     return found
@@ -234,71 +273,44 @@ def _slice(name: str, shape: torch.Size, cut: Cut, extents: Mapping[str, int], a
     return Slice(shape, split, outer, extent, inner, low, high, axis, twin, late)
 
 
-def slices(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Slice]]:
-    """Name, this rank's part and its slice of each split parameter, in the model's order."""
-    for path, module in model.named_modules():
-        for name, part in vars(module).get(SLICES, {}).items():
-            parameter = module._parameters[name]
-            assert parameter is not None
-            yield f"{path}.{name}" if path else name, parameter, part
+class _Region(ParallelStyle):
+    """The style of a region with parameters that torch's styles do not take, such as those of experts.
 
-
-class _Sequence:
-    """The hooks of one module: what becomes of the dimension that lies in parts. ``dims``: those of its tensor, by
-    name.
-
-    A tensor with one dimension less has the first two, samples and sequence, as one.
+    They are read as this rank's parts. ``at``: the dimension of the input and output that lies in parts outside; None:
+    none does. A tensor with one dimension less has the first two, samples and positions, as one.
     """
 
-    def __init__(self, length: int, dims: Sequence[str], along: str, axis: Axis, field: str = "") -> None:
-        self._length, self._dims, self._axis, self._field = length, len(dims), axis, field
-        self._at = dims.index(along)
+    def __init__(self, region: Region, at: int | None, positions: int) -> None:
+        super().__init__()
+        self._region, self._at, self._positions = region, at, positions
 
-    def __deepcopy__(self, memo: object) -> _Sequence:
-        return self
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        for each in module.modules():
+            _read_own_parts(each)
+        outside = Replicate() if self._at is None else Shard(self._at)
 
-    def begin(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Keep this rank's part of the input, which all ranks have."""
-        x = inputs[0]
-        if x.shape[self._at] != self._length:
-            raise InputError(f"plan: tensor: {x.shape[self._at]} positions of the sequence: expected {self._length}")
-        low, high = part_of(self._length, self._axis.size, self._axis.rank)
-        return (x.narrow(self._at, low, high - low), *inputs[1:])
+        def enter(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            return (self._moved(inputs[0], device_mesh, outside, Replicate()), *inputs[1:])
 
-    def enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Gather the input."""
-        low, high = part_of(self._length, self._axis.size, self._axis.rank)
-        return (self._unfolded(inputs[0], high - low, Whole), *inputs[1:])
+        def leave(_: nn.Module, __: tuple[Any, ...], output: Any) -> Any:
+            return _replaced(
+                module, output, self._region.field, lambda mine: self._moved(mine, device_mesh, Partial(), outside)
+            )
 
-    def leave(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
-        """Sum the output; keep this rank's part."""
-        return _replaced(module, output, self._field, lambda whole: self._unfolded(whole, self._length, _Sum))
+        if self._at is not None:
+            module.register_forward_pre_hook(enter)
+        module.register_forward_hook(leave)
+        return module
 
-    def end(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-        """Make the output whole on every rank; all go on alike."""
-        return gather(output, (self._at,), (self._length,), (self._axis.size,), self._axis)
-
-    def _unfolded(self, x: Tensor, length: int, exchange: Any) -> Tensor:
-        flat = x.dim() == self._dims - 1
+    def _moved(self, x: Tensor, device_mesh: DeviceMesh, now: Placement, then: Placement) -> Tensor:
+        """Return a tensor in another layout. What was whole on each rank gets gradients that are parts of a sum."""
+        flat = self._at is not None and x.dim() == len(self._region.dims) - 1
         if flat:
-            x = x.reshape(-1, length, *x.shape[1:])
-        found: Tensor = exchange.apply(x, self._at, self._length, self._axis)
+            held = self._positions // (device_mesh.size() if isinstance(now, Shard) else 1)
+            x = x.reshape(-1, held, *x.shape[1:])
+        moved = DTensor.from_local(x, device_mesh, [now], run_check=False).redistribute(placements=[then])
+        found = moved.to_local(grad_placements=[Partial() if isinstance(then, Replicate) else then])
         return found.flatten(0, 1) if flat else found
-
-
-@dataclass(frozen=True)
-class _Total:
-    """The hook of a region between which nothing lies in parts: its output is the sum over ranks, whole on each."""
-
-    axis: Axis
-    field: str
-
-    def __deepcopy__(self, memo: object) -> _Total:
-        return self
-
-    def leave(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
-        """Sum the output."""
-        return _replaced(module, output, self.field, lambda mine: add_up(mine, self.axis))
 
 
 def _replaced(module: nn.Module, output: Any, field: str, change: Callable[[Tensor], Tensor]) -> Any:
@@ -311,61 +323,6 @@ def _replaced(module: nn.Module, output: Any, field: str, change: Callable[[Tens
             "tensor"
         )
     return dataclasses.replace(output, **{field: change(getattr(output, field))})
-
-
-def _gathered(mine: Tensor, dimension: int, length: int, axis: Axis) -> Tensor:
-    """The parts of all ranks along a dimension, one after another."""
-    lengths = [high - low for low, high in (part_of(length, axis.size, rank) for rank in range(axis.size))]
-    rest = math.prod(mine.shape[:dimension]) * math.prod(mine.shape[dimension + 1 :])  # a part may be empty
-    flat = F.pad(mine.reshape(-1), (0, max(lengths) * rest - mine.numel()))
-    shape = list(mine.shape)
-    parts = []
-    for each, got in zip(lengths, axis.gather_flat(flat).view(axis.size, -1), strict=True):
-        shape[dimension] = each
-        parts.append(got[: each * rest].view(shape))
-    return torch.cat(parts, dimension)
-
-
-def _summed(whole: Tensor, dimension: int, length: int, axis: Axis) -> Tensor:
-    """This rank's part of the sum over ranks of a tensor, along a dimension."""
-    places = [part_of(length, axis.size, rank) for rank in range(axis.size)]
-    rest = whole.numel() // length
-    most = max(high - low for low, high in places) * rest
-    rows = [whole.narrow(dimension, low, high - low).reshape(-1) for low, high in places]
-    mine = axis.scatter_sum(torch.cat([F.pad(row, (0, most - row.numel())) for row in rows]))
-    shape = list(whole.shape)
-    low, high = places[axis.rank]
-    shape[dimension] = high - low
-    return mine[: (high - low) * rest].view(shape)
-
-
-class Whole(torch.autograd.Function):
-    """The parts of all ranks of an axis, of which each uses the whole for its own part.
-
-    The gradients of all are summed.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, mine: Tensor, dimension: int, length: int, axis: Axis) -> Tensor:
-        """All-gather."""
-        ctx.how = dimension, length, axis
-        return _gathered(mine, dimension, length, axis)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        """Reduce-scatter."""
-        return _summed(gradient, *ctx.how), None, None, None
-
-
-class _Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, whole: Tensor, dimension: int, length: int, axis: Axis) -> Tensor:
-        ctx.how = dimension, length, axis
-        return _summed(whole, dimension, length, axis)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return _gathered(gradient, *ctx.how), None, None, None
 
 
 def note_exchanges(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as collective
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -123,6 +124,13 @@ def collectives(size: int, place: int, dtype: torch.dtype, seed: int) -> list[Ca
         work.wait()
         return out
 
+    def functional(group: Any) -> Tensor:
+        """As DTensors do."""
+        gather = getattr(collective, "all_gather_single", None) or collective.all_gather_tensor
+        scatter = getattr(collective, "reduce_scatter_single", None) or collective.reduce_scatter_tensor
+        parts = (gather(mine, 0, group), collective.all_reduce(mine, "sum", group), scatter(rows, "sum", 0, group))
+        return torch.cat([part.reshape(-1) for part in parts])
+
     def exchanged_list(group: Any) -> Tensor:
         out = [torch.empty_like(part) for part in rows.split(2)]
         if isinstance(group, MpiGroup):  # gloo has no list of tensors
@@ -134,7 +142,7 @@ def collectives(size: int, place: int, dtype: torch.dtype, seed: int) -> list[Ca
 
     kinds = [dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN, dist.ReduceOp.PRODUCT]
     moved = [told, every, every_single, every_in_place, at_root, scattered, exchanged, exchanged_unevenly]
-    moved.append(exchanged_list)
+    moved += [functional, exchanged_list]
     return [*map(reduced, kinds), to_root, scattered_sum, *moved]
 
 

@@ -20,7 +20,7 @@ from suite.training.parallel.exchange import Axis
 from suite.training.parallel.plan import AxialPlan, find_plan, read_plan
 from suite.training.state import Position, TrainingState, _make_moving_average
 from suite.workload import Optimization
-from tests.fixtures.thread_ranks import Holding, finish_step, on_tensor
+from tests.fixtures.thread_ranks import Holding, finish_step, on_axial
 from tests.workloads.openfold.conftest import SMALL_NET
 from tests.workloads.openfold.test_model import scrambled
 from workloads.openfold.config import OpenFoldConfig
@@ -115,7 +115,7 @@ def test_ranks_that_share_rows_compute_as_one(
         with torch.no_grad():
             return found, mean, averaged.eval()(held_out), sent
 
-    for found, mean, prediction, sent in on_tensor(1, ranks, run, "axial"):
+    for found, mean, prediction, sent in on_axial(ranks, run):
         assert found == pytest.approx(loss, rel=1e-13)
         for mine, whole, (name, _) in zip(mean, gradients, model.named_parameters(), strict=True):
             assert float((mine - whole).abs().max()) <= 1e-8 * float(whole.abs().max()) + 1e-15, name
@@ -140,7 +140,7 @@ def test_a_chain_with_fewer_residues_than_ranks_can_be_evaluated(made_once: Call
         with torch.no_grad():
             return mine(batch)
 
-    for found in on_tensor(1, 5, run, "axial"):
+    for found in on_axial(5, run):
         torch.testing.assert_close(found.structure.atoms, expected.structure.atoms, rtol=1e-11, atol=1e-10)
         torch.testing.assert_close(found.distogram, expected.distogram, rtol=1e-11, atol=1e-11)
 
@@ -160,7 +160,7 @@ def test_what_is_sent_in_a_step_is_what_is_noted_without_ranks(
         step(mine, config, batch)
         return rank.log
 
-    for rank, log in enumerate(on_tensor(1, 2, run, "axial")):
+    for rank, log in enumerate(on_axial(2, run)):
         noted: list[tuple[str, str, int]] = []
         assert PLAN is not None
         alone = copy.deepcopy(model)
@@ -286,8 +286,8 @@ def test_a_checkpoint_of_shared_rows_goes_on_on_one_rank_and_back(
         training.save(restored.position.step + 1)
         return found
 
-    (expected,) = on_tensor(1, 1, plain, "axial")
-    on_tensor(1, 2, begin, "axial")
+    (expected,) = on_axial(1, plain)
+    on_axial(2, begin)
     for ranks, loss in zip((1, 3, 2), expected[1:], strict=True):
-        for found in on_tensor(1, ranks, go_on, "axial"):
+        for found in on_axial(ranks, go_on):
             assert found == pytest.approx([loss], rel=1e-12)

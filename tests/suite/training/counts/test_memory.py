@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 
+from suite.performance.plans.rehearsal import pretended_ranks
 from suite.training.counts.flops import count, list_flop_formulas
 from suite.training.counts.memory import LiveBytes
+from suite.training.parallel.mesh import Mesh
 
 ROWS, WIDTH, LAYERS, BLOCKS = 64, 32, 8, 6
 ONE = 4 * ROWS * WIDTH  # bytes of one activation
@@ -67,3 +71,14 @@ def test_checkpointed_blocks_are_let_go_one_by_one_and_their_flops_are_those_of_
         peaks[again] = live.peak
     assert peaks[False] > BLOCKS * LAYERS * ONE
     assert peaks[True] < (BLOCKS + 2 * LAYERS) * ONE  # the blocks' inputs, and what one block keeps while it goes back
+
+
+def test_what_a_dtensor_runs_to_learn_the_shape_of_a_result_does_not_count() -> None:
+    """The product of this rank's 4 of 8 columns counts, not that of all of them on fake tensors."""
+    with pretended_ranks(Mesh(0, 2, tensor=2)):
+        layer = nn.Linear(3, 8, bias=False)
+        parallelize_module(layer, DeviceMesh("cpu", [0, 1]), ColwiseParallel())
+        with LiveBytes(formulas=list_flop_formulas) as live:
+            found = layer(torch.ones(5, 3))
+        assert found.shape == (5, 4)
+    assert live.flops == 2 * 5 * 3 * 4

@@ -19,7 +19,7 @@ from suite.training.parallel.mesh import Mesh, parse_mesh
 from suite.training.parallel.plan import AxialPlan, Operand, find_plan
 from suite.training.parallel.sharing import Parallel
 from tests.fixtures.divided import Mistake, refused
-from tests.fixtures.thread_ranks import Holding, on_tensor
+from tests.fixtures.thread_ranks import Holding, on_axial
 
 SHIPPED = find_plan(load_descriptor("openfold"), "axial")
 DIMS = ("sample", "i", "j")
@@ -95,7 +95,7 @@ def test_exchanges_and_their_transposes_are_those_of_one_rank(ranks: int, shape:
         return loss, whole, rank.everyone.sum(scale) / ranks, rank.everyone.sum(mine) / ranks
 
     expected = step(model())
-    for found in on_tensor(1, ranks, on_part, "axial"):
+    for found in on_axial(ranks, on_part):
         for each, one in zip(found, expected, strict=True):
             torch.testing.assert_close(each, one, rtol=1e-12, atol=1e-12)
 

@@ -20,18 +20,19 @@ from suite.training.checkpoint import Checkpoint
 from suite.training.parallel.exchange import Axis
 from suite.training.parallel.mesh import Mesh
 from suite.training.parallel.places import Place
-from suite.training.parallel.plan import Cut, find_plan, read_plan
-from suite.training.parallel.products import _slice, note_exchanges, split_products
+from suite.training.parallel.plan import Cut, ParallelPlan, find_plan, read_plan
+from suite.training.parallel.products import _slice, note_exchanges
+from suite.training.parallel.states import local
 from suite.training.state import Position
 from tests.fixtures.cli import mlhpc
-from tests.fixtures.divided import Divided, Mistake, refused, trains_as_one
+from tests.fixtures.divided import Divided, Mistake, refused, split_alone, trains_as_one
 from tests.fixtures.thread_ranks import Holding, on_tensor, whole_norms, write_checkpoint
 from workloads.moe_lm.config import MoELMConfig
 from workloads.moe_lm.model import MoELanguageModel
 
 SHIPPED = find_plan(load_descriptor("moe_lm"), "tensor")
 PLAN, _ = read_plan(SHIPPED)
-CONTEXT, SAMPLES = 9, 4  # positions are not divisible by the ranks
+CONTEXT, SAMPLES = 8, 4
 
 
 def config(balance: str = "gshard") -> MoELMConfig:
@@ -54,8 +55,8 @@ def built(balance: str) -> nn.Module:
 class Training(Divided):
     """One rank's training of a language model, as the trainer does it."""
 
-    def __init__(self, rank: Holding, model: nn.Module) -> None:
-        super().__init__(rank, model, PLAN, EXTENTS, eps=1e-8)
+    def __init__(self, rank: Holding, model: nn.Module, plan: ParallelPlan = PLAN) -> None:
+        super().__init__(rank, model, plan, EXTENTS, eps=1e-8)
 
     def loss(self, number: int) -> Tensor:
         mesh = self.rank.mesh
@@ -72,8 +73,21 @@ def test_ranks_that_divide_products_train_as_one(mesh: tuple[int, int], balance:
     trains_as_one(lambda rank: Training(rank, model), mesh, 2 + 2 + 2 * 2)  # a dense and an expert FFN, two attentions
 
 
+def test_rows_of_a_fused_weight_that_are_not_those_of_every_group_give_another_loss() -> None:
+    """Of q, k and v each rank must have rows: torch refuses nothing if a rank has the first half of all rows instead."""
+    model = built("gshard")
+    fused = PLAN.parameters["blocks.*.attention.qkv.weight"]
+    assert fused == Cut(split=0, groups=3, units="heads")
+    wrong = structs.replace(PLAN, parameters={**PLAN.parameters, "blocks.*.attention.qkv.weight": Cut(split=0)})
+    (expected,) = on_tensor(1, 1, lambda rank: Training(rank, model).step(0))
+
+    for plan, low, high in ((PLAN, 0.0, 1e-14), (wrong, 1e-7, 1.0)):
+        for found in on_tensor(1, 2, lambda rank, plan=plan: Training(rank, model, plan).step(0)):
+            assert low <= abs(found - expected) / expected <= high
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_what_is_sent_is_the_closed_form_with_uneven_parts_too(ranks: int) -> None:
+def test_what_is_sent_is_the_closed_form(ranks: int) -> None:
     model = built("gshard")
 
     def run(rank: Holding) -> list[tuple[str, str, int]]:
@@ -181,7 +195,7 @@ def test_a_checkpoint_of_one_mesh_goes_on_under_another_with_the_same_losses(
         Checkpoint(tmp_path / "trial_0.pt", {}, rank.mesh).load(rank.world, training.state)
         assert training.state.averaged is not None
         averaged = [each.detach().clone() for each in training.state.averaged.weights.values()]
-        return [training.step(number) for number in (3, 4)], averaged, list(training.model.parameters())
+        return [training.step(number) for number in (3, 4)], averaged, list(map(local, training.model.parameters()))
 
     (losses,) = on_tensor(1, 1, plain)
     on_tensor(*before, save)
@@ -218,6 +232,18 @@ WRONG: dict[str, Mistake] = {
         "",
         ["--mesh", "tensor=3"],
         "4 heads on tensor=3: expected one of .1, 2, 4.",
+    ),
+    "positions that ranks do not divide": (
+        "",
+        "",
+        ["--mesh", "tensor=4", "--set", "hyperparameters.context=62", "--set", "hyperparameters.row_bytes=63"],
+        "62 positions of 'position' on tensor=4: expected one of .1, 2, 31, 62.",
+    ),
+    "a split parameter outside of regions": (
+        "  head.weight: shard",
+        "  head.weight: {split: 0}",
+        [],
+        "'head.weight' is split, so it must be in a module of tensor.regions",
     ),
     "positions in a plan without a tensor part": ("plan", "sharded", ["--mesh", "tensor=2"], "splits no products"),
     "a parameter without pattern": ("  norm.weight: shard\n", "", [], "'norm.weight' is matched by no pattern"),
@@ -271,7 +297,7 @@ class Biased(nn.Module):
 def test_a_bias_that_every_rank_would_add_is_refused() -> None:
     assert PLAN.tensor is not None
     with pytest.raises(InputError, match=r"'down.bias' is whole but its weight is split: each of 2 ranks would add it"):
-        split_products(Biased(), PLAN.tensor, {"down.weight": Cut(split=1)}, EXTENTS, Axis("tensor", 0, 2), 0)
+        split_alone(Biased(), PLAN.tensor, {"down.weight": Cut(split=1)}, EXTENTS)
 
 
 def test_a_rank_holds_its_part_and_the_mesh_says_who_has_the_same() -> None:

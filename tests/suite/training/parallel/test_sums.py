@@ -14,12 +14,11 @@ from suite.config import load_config
 from suite.descriptor import load_descriptor
 from suite.errors import InputError
 from suite.training.checkpoint import Checkpoint
-from suite.training.parallel.exchange import Axis
 from suite.training.parallel.plan import Cut, extents_of, find_plan, read_plan
-from suite.training.parallel.products import split_products
+from suite.training.parallel.states import local
 from suite.training.state import Position
 from tests.fixtures.cli import mlhpc
-from tests.fixtures.divided import Divided, refused, trains_as_one
+from tests.fixtures.divided import Divided, refused, split_alone, trains_as_one
 from tests.fixtures.thread_ranks import Holding, on_tensor, whole_norms, write_checkpoint
 from workloads.swinv2_moe.config import SwinV2MoEConfig
 from workloads.swinv2_moe.model import SwinV2MoE
@@ -102,7 +101,7 @@ def test_each_rank_holds_its_part_of_a_bias_after_the_sum_and_adds_that() -> Non
 
     def run(rank: Holding) -> tuple[Tensor, Tensor]:
         attention = Training(rank, model).model.get_submodule("stages.0.0.attention")
-        return attention.out.bias, attention.out._parameters["bias"]  # type: ignore[return-value, union-attr, index]
+        return attention.out.bias, local(attention.out._parameters["bias"])  # type: ignore[return-value, union-attr, index]
 
     whole = model.get_parameter("stages.0.0.attention.out.bias")
     found = on_tensor(1, 2, run)
@@ -204,10 +203,10 @@ def test_a_late_bias_needs_products_of_the_region() -> None:
     assert PLAN.tensor is not None
     tensor = structs.replace(PLAN.tensor, regions={"ffn": next(iter(PLAN.tensor.regions.values()))})
     late = {"ffn.down.bias": Cut(after="sum")}
-    split_products(Nested(), tensor, {"ffn.down.weight": Cut(split=1), **late}, {}, Axis("tensor", 0, 2), 0)
+    split_alone(Nested(), tensor, {"ffn.down.weight": Cut(split=1), **late}, {})
     for weights in ({}, {"ffn.down.weight": Cut(split=0)}):
         with pytest.raises(InputError, match="'ffn.down.bias' has after: sum, but no weight"):
-            split_products(Nested(), tensor, {**weights, **late}, {}, Axis("tensor", 0, 2), 0)
+            split_alone(Nested(), tensor, {**weights, **late}, {})
 
 
 def test_gradients_of_a_bias_after_the_sum_are_parts_of_the_whole() -> None:
@@ -218,7 +217,7 @@ def test_gradients_of_a_bias_after_the_sum_are_parts_of_the_whole() -> None:
         training.step(0)  # clipping makes all gradients smaller alike
         grad = dict(training.model.named_parameters())["stages.1.1.ffn.experts.down_bias_ED"].grad
         assert grad is not None
-        return grad
+        return local(grad)
 
     (expected,) = on_tensor(1, 1, run)
     assert float(expected.abs().max()) > 0
