@@ -111,7 +111,7 @@ def drawn_gallery(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[s
 
     def draw(folder: Path) -> None:
         example = gallery.example(folder)
-        found = (gallery.page(example), gallery.pictures(example))
+        found = (gallery.page(example, {}), gallery.pictures(example))
         (folder / "gallery.json").write_text(json.dumps(found), encoding="utf-8")
 
     page, pictures = json.loads((made_once(tmp_path_factory, "gallery", draw) / "gallery.json").read_text("utf-8"))

@@ -28,6 +28,8 @@ WIDTH, NARROW = 760, 340  # pixels of a chart alone, and of one of several side 
 ROW_HEIGHT = 22  # pixels from row to row of a chart with a name at each row
 LEAST_HEIGHT = 60  # pixels of such a chart
 AXIS_MARGIN = 14  # pixels between the outermost marks and the frame, on a logarithmic axis
+# On a logarithmic axis a label at 8 or 9 takes the room of the one at 10
+CROWDS_TEN = "test(/^[89]\\.000/, format(datum.value, '.3e'))"
 
 Chart = Any  # an altair chart: its own types make a chain of calls Any, or a union with kinds that none of these is
 
@@ -83,6 +85,8 @@ def make_number_channel(
     kind: dict[str, Any] = {"type": "log", "nice": False, "padding": AXIS_MARGIN} if log else {"zero": False}
     # Few ticks on a logarithmic axis, whose labels would overlap
     axis = alt.Axis(format="~s" if prefix else ".6~g", tickCount=6 if log else 8)
+    if log:
+        axis.labelExpr = f"{CROWDS_TEN} ? '' : datum.label"
     return channel(
         field=encode_column(name),
         type="quantitative",
@@ -96,7 +100,7 @@ def make_minutes_channel(channel: type, name: str, title: str) -> Any:
     """Make a logarithmic channel for a column of minutes, whose ticks are seconds below two minutes."""
     drawn = make_number_channel(channel, name, title, log=True)
     text = "datum.value < 2 ? format(60 * datum.value, '.3~g') + ' s' : format(datum.value, '.6~g') + ' min'"
-    drawn.axis = alt.Axis(labelExpr=text, tickCount=6)
+    drawn.axis = alt.Axis(labelExpr=f"{CROWDS_TEN} ? '' : {text}", tickCount=6)
     return drawn
 
 
@@ -111,6 +115,15 @@ def make_marker_channels(names: Iterable[str]) -> dict[str, Any]:
 def make_colour_channel(channel: type, names: Iterable[str], **options: Any) -> Any:
     """Make a channel of colour by the column ``_sign``."""
     return channel(field="_sign", type="nominal", scale=_scale(names, CYCLE), **options)
+
+
+def make_kind_channels(name: str, colours: Mapping[str, str]) -> dict[str, Any]:
+    """Make the channels of colour and shape by the column ``name``, for kinds with a colour of their own each."""
+    kinds = list(colours)
+    return {
+        "color": alt.Color(f"{name}:N", scale=alt.Scale(domain=kinds, range=list(colours.values()))),
+        "shape": alt.Shape(f"{name}:N", scale=alt.Scale(domain=kinds)),
+    }
 
 
 def _scale(names: Iterable[str], looks: Sequence[str]) -> alt.Scale:

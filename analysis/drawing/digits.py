@@ -99,6 +99,13 @@ def join_statements(statements: Sequence[str], most: int = 6) -> str:
     return "; ".join(statements[:most]) + more
 
 
+def render_seconds_range(low_s: float, high_s: float, to: str = "–") -> str:
+    """Render two times in the unit of the upper one, which is written once: "47 – 52.7 s"."""
+    upper, _, unit = render_duration(high_s).partition(" ")
+    low = low_s / {"s": 1.0, "min": 60.0, "h": 3600.0}[unit]
+    return f"{low:.3g} {to} {upper} {unit}" if abs(low) < 999.5 else f"{low:,.0f} {to} {upper} {unit}"
+
+
 def render_seconds(value: float) -> str:
     """Render seconds as text for people, as the commands print them; a dash for NaN."""
     return "–" if value != value else render_duration(value)

@@ -48,7 +48,7 @@ def build_table(study: Study) -> pd.DataFrame:
 
 
 def render_answer(study: Study) -> str:
-    """Name own results and the fastest of the best-known machines."""
+    """Name own results and the fastest of the best-known machines; say if they solve different problems."""
     frame = build_table(study)
     sentences = []
     for benchmark, rows in frame.groupby("benchmark", sort=True):
@@ -58,9 +58,14 @@ def render_answer(study: Study) -> str:
             f"{r['system']} {render_seconds(60 * r['time to train [min]'])} ({r['round']})"
             for r in stars.to_dict("records")
         )
-        different = "" if own["size"] == "full" else f" on size {own['size']}, a different problem"
-        time = render_seconds(60 * own["time to train [min]"])
-        sentences.append(f"{benchmark}: {own['system']} {time}{different}; {others}")
+        ours = f"{own['system']} {render_seconds(60 * own['time to train [min]'])}"
+        if own["size"] == "full":
+            sentences.append(f"{benchmark}: {ours}; {others}")
+        else:
+            sentences.append(
+                f"{benchmark}: size {own['size']} is a different problem, so {ours} compares only with other results "
+                f"of that size; published times of the full size are {others}"
+            )
     return "; ".join(sentences) + describe_missing_results(study.results["group"])
 
 

@@ -20,6 +20,7 @@ from analysis.drawing.charts import (
     Chart,
     compute_chart_height,
     draw_panels,
+    make_kind_channels,
     make_names_axis,
     make_number_channel,
     make_span_channels,
@@ -43,7 +44,7 @@ from analysis.study import NotAnswerableError, Study
 
 TITLE = "What bounds a step"
 MOST_SHOWN = 14  # results of a panel
-COLOURS = dict(zip(RESOURCES, (BLUE, GREEN, ORANGE, PURPLE, VERMILION, SKY), strict=True))
+COLOURS = dict(zip((RESOURCE_NAMES[r] for r in RESOURCES), (BLUE, GREEN, ORANGE, PURPLE, VERMILION, SKY), strict=True))
 
 
 @dataclass(frozen=True)
@@ -73,10 +74,7 @@ def render_bounds_answer(study: Study) -> str:
         missing = _explain_missing(study)
         # Of each benchmark the case nearest to its roof: later ones replace earlier ones in the dict
         best = {case.benchmark: case for case in sorted(cases, key=lambda c: -c.bounds.distance)}
-        # Shipped results of others may be in the chart, but they do not answer for a study of own results alone.
-        if missing and not study.distinct["published"].any():
-            return missing
-        sentences = [f"modelled, {describe_case(case)}" for case in best.values()]
+        sentences = [_describe_modelled_case(case) for case in best.values()]
         sentences += [f"own results: {missing}"] if missing else []
     return ". ".join([join_statements(sentences), *remarks])
 
@@ -100,6 +98,20 @@ def describe_case(case: Case) -> str:
     return text
 
 
+def _describe_modelled_case(case: Case) -> str:
+    """Describe a published result, whose roofs are modelled, by its nearest roof."""
+    if case.bounds.nearest is None:
+        return f"modelled, {describe_case(case)}"
+    times = (
+        f"{case.bounds.distance:.2g} times as long as the model's {RESOURCE_NAMES[case.bounds.nearest.resource]} roof"
+    )
+    text = f"{case.benchmark}: nearest to a roof is {case.label}, whose step takes {times} allows"
+    if case.scale is not None:
+        few, many = map(_render_ranks, case.scale)
+        text += f"; with links as fast as measured, the network's roof is reached at {few} to {many} ranks"
+    return text
+
+
 def _render_ranks(ranks: int) -> str:
     """Render a number of ranks with two digits."""
     # More digits would claim what no model of a network knows
@@ -108,9 +120,8 @@ def _render_ranks(ranks: int) -> str:
 
 def draw_bounds_chart(table: pd.DataFrame) -> Chart:
     """Draw a row per result: the time of each resource at its ceiling, the band from largest to sum, and the step."""
-    names = [RESOURCE_NAMES[resource] for resource in RESOURCES if RESOURCE_NAMES[resource] in set(table["resource"])]
-    colours = alt.Scale(domain=names, range=[COLOURS[r] for r in RESOURCES if RESOURCE_NAMES[r] in names])
-    shapes = alt.Scale(domain=names)
+    known = set(table["resource"])
+    kinds = make_kind_channels("resource", {name: colour for name, colour in COLOURS.items() if name in known})
 
     def draw(rows: pd.DataFrame) -> Chart:
         rows = rows[rows["label"].isin(list(dict.fromkeys(rows["label"]))[:MOST_SHOWN])]
@@ -124,9 +135,7 @@ def draw_bounds_chart(table: pd.DataFrame) -> Chart:
         step = first.mark_tick(color=TEXT_COLOUR, thickness=3).encode(
             x=make_number_channel(alt.X, "step [s]", title, log=True, prefix=True)
         )
-        marks = base.mark_point(size=80, strokeWidth=2).encode(
-            x=x, color=alt.Color("resource:N", scale=colours), shape=alt.Shape("resource:N", scale=shapes)
-        )
+        marks = base.mark_point(size=80, strokeWidth=2).encode(x=x, **kinds)
         return alt.layer(band, step, marks).properties(height=compute_chart_height(rows["label"].nunique(), 26))
 
     shown = table[table["T = Q / C [s]"].notna() & ~table["state"].str.startswith("refused")]
@@ -253,7 +262,8 @@ def _cases(study: Study) -> list[Case]:
         # Published cases exist in every report of an MLPerf benchmark, own ones only with ceilings
         return list_measured_cases(study) + theirs
     except NotAnswerableError:
-        if not theirs:
+        # The shipped results of others do not answer for a study of own results alone
+        if not theirs or not study.distinct["published"].any():
             raise
         return theirs
 

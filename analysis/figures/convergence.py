@@ -66,13 +66,13 @@ def render_epochs_answer(study: Study) -> str:
     # The rules limit the mean from below only; the band is as wide above the reference
     within = int((mean <= 2 * reference - bounds["least allowed mean [epochs]"]).sum())
     sentences = []
-    if len(bounds):
+    if len(bounds) and len(rows) > 1:
         sentences.append(f"{within} of {len(bounds)} results take no more epochs than the reference's band allows")
     for row in rows.head(MOST_NAMED).to_dict("records"):
         if pd.notna(row["epochs to target, mean"]):
             bound = row["reference mean [epochs]"]
             against = f" (reference {bound:.3g})" if pd.notna(bound) else ""
-            sentences.append(f"{row['label']} {row['benchmark']} {row['epochs to target, mean']:.3g}{against}")
+            sentences.append(f"{row['label']} {row['benchmark']} {row['epochs to target, mean']:.3g} epochs{against}")
     more = len(rows) - MOST_NAMED
     return "; ".join(sentences) + (f"; {more} more in the figure" if more > 0 and sentences else "")
 

@@ -18,6 +18,7 @@ from analysis.drawing.charts import (
     compute_chart_height,
     convert_to_long_table,
     draw_panels,
+    make_kind_channels,
     make_number_channel,
 )
 from analysis.drawing.digits import join_statements, render_label
@@ -90,15 +91,13 @@ def draw_chart(table: pd.DataFrame) -> Chart:
     """Draw a row per layer: the busiest expert over the mean at first, in the end and at its largest."""
     columns = {"imbalance at first": "at first", "imbalance at last": "in the end", "largest imbalance": "largest"}
     long = convert_to_long_table(table.rename(columns=columns), list(columns.values()), "_when", "_imbalance")
-    colours = alt.Scale(domain=list(columns.values()), range=[ORANGE, BLUE, VERMILION])
+    kinds = make_kind_channels("_when", dict(zip(columns.values(), (ORANGE, BLUE, VERMILION), strict=True)))
 
     def draw(rows: pd.DataFrame) -> Chart:
         layers = alt.Y("layer:N", title=None, sort=list(dict.fromkeys(rows["layer"])))
         marks = alt.Chart(rows).mark_point(size=80, filled=True, opacity=0.85)
         x = make_number_channel(alt.X, "_imbalance", "tokens of the busiest expert / mean", domainMin=1)
-        shape = alt.Shape("_when:N", scale=alt.Scale(domain=colours.domain))
-        drawn = marks.encode(x=x, y=layers, color=alt.Color("_when:N", scale=colours), shape=shape)
-        return drawn.properties(height=compute_chart_height(rows["layer"].nunique()))
+        return marks.encode(x=x, y=layers, **kinds).properties(height=compute_chart_height(rows["layer"].nunique()))
 
     return draw_panels(long, ["benchmark", "size", "label"], draw)
 

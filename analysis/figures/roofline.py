@@ -90,13 +90,7 @@ def draw_roof_chart(table: pd.DataFrame) -> Chart:
         return _draw_under_roofs(roofs, rows)
 
     shown = table[(table["state"] == "drawn") & (table["FLOP"] > 0)]
-    return draw_panels(
-        shown.assign(_sign=_build_legend_names(shown), _hollow=shown["bytes are"] != "counted"),
-        ["ceilings"],
-        draw,
-        columns=1,
-        zoom=True,
-    )
+    return draw_panels(_mark_points(shown), ["ceilings"], draw, columns=1, zoom=True)
 
 
 def build_time_table(study: Study) -> pd.DataFrame:
@@ -163,12 +157,7 @@ def draw_time_chart(table: pd.DataFrame) -> Chart:
         return alt.layer(diagonal, marks).properties(height=420)
 
     shown = table[(table["at the compute roof [s]"] > 0) & (table["at the memory roof [s]"] > 0)]
-    return draw_panels(
-        shown.assign(_sign=_build_legend_names(shown), _hollow=shown["bytes are"] != "counted"),
-        ["ceilings"],
-        draw,
-        zoom=True,
-    )
+    return draw_panels(_mark_points(shown), ["ceilings"], draw, zoom=True)
 
 
 def build_level_table(study: Study) -> pd.DataFrame:
@@ -193,8 +182,7 @@ def build_level_table(study: Study) -> pd.DataFrame:
                 "share of the roof": point.bytes / point.seconds / level.roof.per_s,
                 "state": f"refused: {why}" if (why := explain_above_roof(point, level.peak, level.roof)) else "drawn",
             }
-            for levels in _level_cases(study)
-            for level in levels
+            for level in _list_levels(study)
             for point in level.points
         ]
     )
@@ -262,9 +250,11 @@ def _build_roof_line(peak: float, bandwidth: float, intensities: pd.Series, name
     return pd.DataFrame({"_x": x, "_y": [left * bandwidth, peak, peak], "_roof": name, "_first": [True, False, False]})
 
 
-def _build_legend_names(table: pd.DataFrame) -> pd.Series:
-    """Build the legend entry of a result's points. One system may have run several benchmarks, so it names them too."""
-    return (table["benchmark"] + " " + table["size"] + ", " + table["label"]).map(lambda name: render_label(name, 40))
+def _mark_points(table: pd.DataFrame) -> pd.DataFrame:
+    """Give each point its legend entry and make those with bytes that are not counted hollow."""
+    # One system may have run several benchmarks, so the legend names them too
+    names = (table["benchmark"] + " " + table["size"] + ", " + table["label"]).map(lambda name: render_label(name, 40))
+    return table.assign(_sign=names, _hollow=table["bytes are"] != "counted")
 
 
 @dataclass(frozen=True)
@@ -277,25 +267,20 @@ class Level:
     name: str
     points: tuple[Point, ...]
 
-    @property
-    def believed(self) -> list[Point]:
-        """Return the points that lie under the roof."""
-        return [point for point in self.points if not explain_above_roof(point, self.peak, self.roof)]
 
-
-def _level_cases(study: Study) -> list[list[Level]]:
+def _list_levels(study: Study) -> list[Level]:
     if not study.inputs.counters:
         raise NotAnswerableError(
             "needs counters: a counters file of the workload on this system among the report's paths"
         )
-    results = [levels for case in list_measured_cases(study) if (levels := _levels(study, case))]
-    if not results:
+    levels = [level for case in list_measured_cases(study) for level in _levels_of(study, case)]
+    if not levels:
         counted = ", ".join(f"{c.benchmark} {c.size} on {c.system}" for c in study.inputs.counters)
         raise NotAnswerableError(f"needs counters of a result shown here; those given are of {counted}")
-    return results
+    return levels
 
 
-def _levels(study: Study, case: Case) -> list[Level]:
+def _levels_of(study: Study, case: Case) -> list[Level]:
     counted = find_counters(study, case)
     assert case.ceilings is not None
     assert case.work is not None

@@ -14,6 +14,7 @@ from analysis.drawing.charts import (
     compute_chart_height,
     convert_to_long_table,
     draw_result_panels,
+    make_kind_channels,
     make_names_axis,
     make_number_channel,
 )
@@ -70,11 +71,15 @@ def render_answer(study: Study) -> str:
     spread = frame["time to train, std/mean [%]"]
     # More than half of the squared direction: the spread is mostly along epochs
     along = int((frame["direction, along epochs [%]"] > 50).sum())
+    if len(frame) == 1:
+        cause = "epochs" if along else "seconds per epoch"
+        return f"times of runs vary by {render_percent(spread.max())} (standard deviation / mean), mostly by {cause}"
     most = frame.loc[spread.idxmax()]
+    problem = render_short_heading(most["benchmark"], most["size"], most["mode"])
     return (
-        f"std/mean of time {render_percent(spread.median())} (median over results); runs differ by epochs in {along} of "
-        f"{render_count(len(frame), 'result')}, by seconds per epoch in {len(frame) - along}; most: {most['label']} "
-        f"({render_short_heading(most['benchmark'], most['size'], most['mode'])}), {render_percent(spread.max())}"
+        f"times of runs vary by {render_percent(spread.median())} (standard deviation / mean, median over results); "
+        f"runs differ by epochs in {along} of {render_count(len(frame), 'result')}, by seconds per epoch in "
+        f"{len(frame) - along}; most: {most['label']} ({problem}), {render_percent(spread.max())}"
     )
 
 
@@ -82,15 +87,14 @@ def draw_chart(table: pd.DataFrame) -> Chart:
     """Draw a row per result: the relative spread of time, epochs and seconds per epoch."""
     columns = {f"{title}, std/mean [%]": title for _, title, _ in PARTS}
     long = convert_to_long_table(table.rename(columns=columns), list(columns.values()), "_of_what", "_spread")
-    colours = alt.Scale(domain=[title for _, title, _ in PARTS], range=[colour for *_, colour in PARTS])
+    kinds = make_kind_channels("_of_what", {title: colour for _, title, colour in PARTS})
 
     def draw(rows: pd.DataFrame) -> Chart:
         rows = rows.sort_values(["_spread", "label"])
         marks = alt.Chart(rows).mark_point(size=80, filled=True, opacity=0.85)
-        return marks.encode(
-            y=make_names_axis(rows), x=make_number_channel(alt.X, "_spread", "standard deviation / mean [%]", zero=True),
-            color=alt.Color("_of_what:N", scale=colours), shape=alt.Shape("_of_what:N", scale=alt.Scale(domain=colours.domain)),
-        ).properties(height=compute_chart_height(rows["label"].nunique()))  # fmt: skip
+        x = make_number_channel(alt.X, "_spread", "standard deviation / mean [%]", zero=True)
+        drawn = marks.encode(x=x, y=make_names_axis(rows), **kinds)
+        return drawn.properties(height=compute_chart_height(rows["label"].nunique()))
 
     return draw_result_panels(long, draw, columns=1)
 

@@ -18,6 +18,7 @@ from analysis.drawing.charts import (
     Chart,
     convert_to_long_table,
     draw_panels,
+    make_kind_channels,
     make_number_channel,
 )
 from analysis.drawing.digits import join_statements, render_seconds_interval
@@ -138,19 +139,14 @@ def _describe_prediction(row: Mapping[Hashable, Any]) -> str:
 def draw_chart(table: pd.DataFrame) -> Chart:
     """Draw a panel per machine and round: a line for the efficiency and for each of its factors, over the size."""
     long = convert_to_long_table(table, list(LINES), "_factor", "_share")
-    colours = alt.Scale(domain=list(LINES), range=list(LINES.values()))
+    kinds = make_kind_channels("_factor", LINES)
 
     def draw(rows: pd.DataFrame) -> Chart:
         x = make_number_channel(alt.X, "size", str(rows["counts"].iloc[0]), log=True)
-        base = alt.Chart(rows).encode(
-            x=x,
-            y=alt.Y("_share:Q", title="efficiency", scale=alt.Scale(zero=True)),
-            color=alt.Color("_factor:N", scale=colours),
-        )
+        y = alt.Y("_share:Q", title="efficiency", scale=alt.Scale(zero=True))
+        base = alt.Chart(rows).encode(x=x, y=y, color=kinds["color"])
         line = base.mark_line()
-        marks = base.mark_point(size=70, filled=True, opacity=1).encode(
-            shape=alt.Shape("_factor:N", scale=alt.Scale(domain=list(LINES)))
-        )
+        marks = base.mark_point(size=70, filled=True, opacity=1).encode(shape=kinds["shape"])
         perfect = alt.Chart(rows.head(1)).mark_rule(strokeDash=[2, 3]).encode(y=alt.datum(1.0))
         return alt.layer(perfect, line, marks).properties(height=230)
 

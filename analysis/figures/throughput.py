@@ -28,7 +28,7 @@ def build_rate_table(study: Study) -> pd.DataFrame:
             "machine size": frame["extent"],
             "counts": frame["one"].map(PLURAL),
             "n": frame["n_averaged"],
-            "train [samples/s], harmonic mean": frame["train_rate.mean"],
+            RATE: frame["train_rate.mean"],
             "train [samples/s], spread": frame["train_rate.std"],
             "train [samples/s per size]": frame["train_rate.mean"] / frame["extent"],
             "evaluation [samples/s], harmonic mean": frame["eval_rate.mean"],
@@ -38,14 +38,18 @@ def build_rate_table(study: Study) -> pd.DataFrame:
 
 def render_rate_answer(study: Study) -> str:
     """Name the most samples per second of each class."""
-    rows = build_rate_table(study).sort_values("train [samples/s], harmonic mean", ascending=False)
+    rows = build_rate_table(study).sort_values(RATE, ascending=False)
     first = rows.groupby(PROBLEM_COLUMNS, sort=True).head(1)
     return join_statements(
         [
-            f"{r['benchmark']} {r['size']}: {r['train [samples/s], harmonic mean']:,.0f} samples/s ({r['label']})"
+            f"{r['benchmark']} {r['size']}: {_render_rate(r[RATE])} samples/s ({r['label']})"
             for r in first.to_dict("records")
         ]
     )
+
+
+def _render_rate(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 def draw_rate_chart(table: pd.DataFrame) -> Chart:

@@ -90,7 +90,7 @@ def draw_run_chart(table: pd.DataFrame) -> Chart:
     parts = {f"{part} [s]": colour for _, part, colour in RUN_PARTS}
     ordered = table[table["run [s]"] > 0].sort_values("run [s]")
     shares = dict(100 * ordered[list(parts)].fillna(0.0).div(ordered["run [s]"], axis=0))
-    return _bars(ordered.assign(_run=ordered["run [s]"], **shares), "_run", parts, "share of the run [%]")
+    return _bars(ordered.assign(**shares), ordered["run [s]"].map(render_seconds), parts, "share of the run [%]")
 
 
 def build_start_table(study: Study) -> pd.DataFrame:
@@ -119,7 +119,7 @@ def render_start_answer(study: Study) -> str:
 def draw_start_chart(table: pd.DataFrame) -> Chart:
     """Draw bars of seconds of the median rank."""
     parts = {f"{part} [s], median rank": colour for part, colour in START_PARTS}
-    return _bars(table.assign(_all=table[list(parts)].sum(axis=1)), "_all", parts, "seconds")
+    return _bars(table, table[list(parts)].sum(axis=1).map(render_seconds), parts, "seconds")
 
 
 def build_goodput_table(study: Study) -> pd.DataFrame:
@@ -207,14 +207,13 @@ def render_step_answer(study: Study) -> str:
 def draw_step_chart(table: pd.DataFrame) -> Chart:
     """Draw bars of milliseconds of a step."""
     parts = {f"{part} [ms/step]": colour for _, part, colour in STEP_PARTS}
-    return _bars(
-        table.assign(_all=table[list(parts)].sum(axis=1) / 1e3), "_all", parts, "milliseconds per training step"
-    )
+    whole_ms = table[list(parts)].sum(axis=1)
+    return _bars(table, whole_ms.map("{:.3g} ms".format), parts, "milliseconds per training step")
 
 
-def _bars(table: pd.DataFrame, total_s: str, parts: dict[str, str], unit: str) -> Chart:
+def _bars(table: pd.DataFrame, totals: pd.Series, parts: dict[str, str], unit: str) -> Chart:
     """Draw bars of parts for each benchmark and size, with the total time (and n) at their ends."""
-    ends = [f"{render_seconds(time)} (n={n})" for time, n in zip(table[total_s], table["n"], strict=True)]
+    ends = [f"{total} (n={n})" for total, n in zip(totals, table["n"], strict=True)]
     return draw_result_panels(
         table.assign(_end=ends), lambda rows: draw_stacked_bars(rows, parts, unit, text="_end"), columns=1
     )

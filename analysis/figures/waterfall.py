@@ -146,9 +146,10 @@ def _may_be_chance(row: pd.Series, name: str) -> bool:
 def draw_chart(table: pd.DataFrame) -> Chart:
     """Draw a panel per shown pair: bars that each begin where the one before ends."""
     shown = table[table["shown"]].reset_index(drop=True)
-    shown = shown.assign(
-        _pair=shown["class"] + " · " + shown["from"].map(render_label) + " → " + shown["to"].map(render_label)
-    )
+    # A narrow panel has room for 60 letters: what is usual of the class is left out
+    task = shown["class"].str.replace(" · size full", "").str.replace(" · time to train", "")
+    first, second = (shown[end].map(lambda label: render_label(label, 24)) for end in ("from", "to"))
+    shown = shown.assign(_pair=task + ": " + first + " → " + second)
     # Without a shown pair the chart is empty, but has the column that it is made of
     bars = pd.concat([_bars(row) for row in shown.to_dict("records")]) if len(shown) else shown.assign(_part=[])
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.drawing.digits import render_number
+from analysis.drawing.digits import render_number, render_seconds_range
 from suite.files import render_duration
 
 MINUTES_SUFFIX = " [min]"  # the end of a column's name whose cells have a unit each: "42.2 s"
@@ -110,9 +110,9 @@ def build_time_cells(seconds: Iterable[float | None]) -> list[Cell | None]:
 
 
 def build_time_range_cells(low: pd.Series, high: pd.Series) -> list[Cell | None]:
-    """Build cells of ranges of times, "8.96 s – 9.96 s", sorted by the lower end; None where one is missing."""
+    """Build cells of ranges of times, "8.96 – 9.96 s", sorted by the lower end; None where one is missing."""
     return [
-        _time_cell(f"{render_duration(a)} – {render_duration(b)}", a) if pd.notna(a) and pd.notna(b) else None
+        _time_cell(render_seconds_range(a, b), a) if pd.notna(a) and pd.notna(b) else None
         for a, b in zip(low, high, strict=True)
     ]
 

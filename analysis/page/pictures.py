@@ -9,7 +9,7 @@ import importlib.util
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -39,7 +39,7 @@ NO_CHART_FILES = ChartFiles()
 
 @dataclass(frozen=True)
 class Picture:
-    """Holds a view of the page, or says why it is missing.
+    """Holds a view of the page, or says why it is missing. ``numbers`` is its table, which a missing one lacks.
 
     ``defect`` says that drawing it failed, and where the traceback is. A ``hidden`` one has an answer, but so few rows
     that a chart would add nothing. ``specification`` is the Vega-Lite document as JSON that is safe inside of a page.
@@ -51,6 +51,7 @@ class Picture:
     question: str
     caption: str
     specification: str = ""
+    numbers: pd.DataFrame | None = field(default=None, compare=False)
     table: HtmlTable | None = None
     missing: str = ""
     answer: str = ""
@@ -98,20 +99,6 @@ class AnsweredGoal:
         return [question for question in self.questions if not question.missing]
 
 
-@dataclass(frozen=True)
-class UnansweredQuestions:
-    """Holds the questions without an answer, and one line that says what would answer how many of them."""
-
-    questions: tuple[AnsweredQuestion, ...]
-
-    @property
-    def line(self) -> str:
-        """Render the needs, those of most questions first."""
-        counts = Counter(question.needs for question in self.questions)
-        needs = " · ".join(f"{need}{f' ({count})' if count > 1 else ''}" for need, count in counts.most_common())
-        return f"{render_count(len(self.questions), 'more question')} would be answered by: {needs}"
-
-
 def explain_missing_charts() -> str:
     """Explain why no figure can be drawn; "" if they can."""
     missing = [name for name in ("altair", "vl_convert") if importlib.util.find_spec(name) is None]
@@ -120,21 +107,18 @@ def explain_missing_charts() -> str:
 
 def draw_pictures(
     study: Study, wanted: ChartFiles = NO_CHART_FILES, tell: Callable[[int, int], None] = lambda done, total: None
-) -> tuple[list[Picture], dict[str, pd.DataFrame]]:
-    """Draw every view, and return the numbers of the views with data, by name. Empty if charts cannot be drawn.
+) -> list[Picture]:
+    """Draw every view. Empty if charts cannot be drawn.
 
     ``wanted`` are the files to make of each. ``tell`` is called with views done and in total.
     """
     if explain_missing_charts():
-        return [], {}
+        return []
     from analysis.figures import list_views
 
     names = list(list_views())
     many = len(study.results) >= POOL_FROM_RESULTS
-    drawn = run_in_processes(partial(_picture, study, wanted), names, tell=tell, alone=not many)
-    return [picture for picture, _ in drawn], {
-        picture.name: numbers for picture, numbers in drawn if numbers is not None
-    }
+    return run_in_processes(partial(_picture, study, wanted), names, tell=tell, alone=not many)
 
 
 def group_pictures(pictures: Sequence[Picture]) -> list[PageFigure]:
@@ -152,13 +136,13 @@ def group_pictures(pictures: Sequence[Picture]) -> list[PageFigure]:
     return found
 
 
-def _picture(study: Study, wanted: ChartFiles, name: str) -> tuple[Picture, pd.DataFrame | None]:
+def _picture(study: Study, wanted: ChartFiles, name: str) -> Picture:
     from analysis.drawing.charts import build_specification
     from analysis.figures import list_views
     from analysis.page.vega import encode_chart
 
     view = list_views()[name]
-    question = view.question.text
+    picture = Picture(name, view.title, view.question.text, view.caption)
     try:
         numbers, answer = view.table(study), view.answer(study)
         of = _find_results(study, numbers)
@@ -168,24 +152,15 @@ def _picture(study: Study, wanted: ChartFiles, name: str) -> tuple[Picture, pd.D
         table = build_html_table(numbers.to_dict("list"), f"{view.title}: the numbers", of=of)
         files = {form: encode_chart(drawn, form, wanted.theme) for form in wanted.forms}
     except NotAnswerableError as missing:
-        return Picture(name, view.title, question, view.caption, missing=str(missing)), None
+        return replace(picture, missing=str(missing))
     except Exception as error:  # one faulty figure must not cost the reader the other ones
         why = f"{type(error).__name__}: {render_error(error)}"
         defect = f"figure {name!r} failed: {why} ({write_traceback(_authors(view))})"
-        return Picture(
-            name,
-            view.title,
-            question,
-            view.caption,
-            missing=f"a figure that works: it failed with {why}",
-            defect=defect,
-        ), None
+        return replace(picture, missing=f"a figure that works: it failed with {why}", defect=defect)
     # "<" escaped: a name from a log must not end the page's script element
     text = json.dumps(drawn, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     hidden = len(numbers) < view.fewest_rows
-    return Picture(
-        name, view.title, question, view.caption, text, table, answer=answer, hidden=hidden, files=files
-    ), numbers
+    return replace(picture, specification=text, numbers=numbers, table=table, answer=answer, hidden=hidden, files=files)
 
 
 def _authors(view: View) -> str:
@@ -201,7 +176,12 @@ def _find_results(study: Study, numbers: pd.DataFrame) -> list[list[int]]:
     label = next((name for name in ("label", "to") if name in numbers), None)
     if label is None:
         return []
-    keys = [name for name in ("benchmark", "size", "mode") if name in numbers]
+    # In the table of factors (waterfall) the column size is a factor and no size of a problem
+    keys = [
+        name
+        for name in ("benchmark", "size", "mode")
+        if name in numbers and numbers[name].isin(study.results[name]).all()
+    ]
     places: dict[tuple[Any, ...], list[int]] = {}
     for place, of in enumerate(zip(*(study.results[name] for name in ("label", *keys)), strict=True)):
         places.setdefault(of, []).append(place)
@@ -228,6 +208,13 @@ def _answer(question: Question, picture: Picture) -> AnsweredQuestion:
     return AnsweredQuestion(question.text, picture.answer, picture.missing, figure, needs)
 
 
-def collect_unanswered(goals: Sequence[AnsweredGoal]) -> UnansweredQuestions:
+def collect_unanswered(goals: Sequence[AnsweredGoal]) -> list[AnsweredQuestion]:
     """Collect the questions of all goals that have no answer."""
-    return UnansweredQuestions(tuple(question for goal in goals for question in goal.questions if question.missing))
+    return [question for goal in goals for question in goal.questions if question.missing]
+
+
+def render_needs(questions: Sequence[AnsweredQuestion]) -> str:
+    """Render what would answer how many of the questions, what most of them need first."""
+    counts = Counter(question.needs for question in questions)
+    needs = " · ".join(f"{need}{f' ({count})' if count > 1 else ''}" for need, count in counts.most_common())
+    return f"{render_count(len(questions), 'more question')} would be answered by: {needs}"

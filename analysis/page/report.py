@@ -29,6 +29,7 @@ from analysis.page.pictures import (
     draw_pictures,
     explain_missing_charts,
     group_pictures,
+    render_needs,
 )
 from analysis.page.procurement import build_procurement_section
 from analysis.page.scores import build_score_sections
@@ -70,6 +71,22 @@ class Report:
     figures: Mapping[str, bytes] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class _Content:
+    """Holds what page and document are both made from."""
+
+    study: Study
+    checked: Sequence[CheckedPath]
+    issues: Sequence[Issue]
+    pictures: Sequence[Picture]
+    contests: Sequence[ContestSection]
+
+    @property
+    def numbers(self) -> dict[str, pd.DataFrame]:
+        """Return the tables of the figures that have one, by name."""
+        return {picture.name: picture.numbers for picture in self.pictures if picture.numbers is not None}
+
+
 FORMULAS = (
     ("Score, time to train", "mean of run_stop − run_start over the required runs without the fastest and the slowest; one run "
      "may fail and then is the slowest (MLPerf HPC rules)"),
@@ -103,36 +120,30 @@ def render_report(
     ``tell`` is called with figures drawn and in total. Each contest in ``rankings`` gets a section of the page.
     """
     undrawn = [Issue("problem", "figures", f"none is drawn: {reason}")] if (reason := explain_missing_charts()) else []
+    issues = [*list_failed_steps(steps), *undrawn, *list_issues(study)]
     contests = [build_contest_section(ranking) for ranking in rankings]
-    doubts = [*list_failed_steps(steps), *undrawn, *list_issues(study)]
-    pictures, numbers = draw_pictures(study, files, tell)
+    content = _Content(study, checked, issues, draw_pictures(study, files, tell), contests)
     tables = {**study.tables.named(), "runs": study.runs, "results": study.results}
-    tables |= {f"figure_{name}": table for name, table in numbers.items()}
+    tables |= {f"figure_{name}": table for name, table in content.numbers.items()}
     tables |= build_index_tables(study.index) if study.index else {}
     # The full path of a log would name folders of the author's machine
     frames = {name: table.drop(columns=["file"], errors="ignore") for name, table in tables.items()}
     return Report(
-        html=_page(study, checked, doubts, pictures, numbers, form, contests),
-        json=_document(study, checked, doubts, pictures, numbers, contests),
+        html=_page(content, form),
+        json=_document(content),
         csv={name: _csv(frame) for name, frame in frames.items()},
         frames=frames,
-        defects=tuple((picture.name, picture.defect) for picture in pictures if picture.defect),
-        figures={f"{p.name}.{form}": content for p in pictures for form, content in p.files.items()},
+        defects=tuple((picture.name, picture.defect) for picture in content.pictures if picture.defect),
+        figures={f"{p.name}.{suffix}": file for p in content.pictures for suffix, file in p.files.items()},
     )
 
 
-def _page(
-    study: Study,
-    checked: Sequence[CheckedPath],
-    doubts: Sequence[Issue],
-    pictures: Sequence[Picture],
-    numbers: Mapping[str, pd.DataFrame],
-    form: str,
-    contests: Sequence[ContestSection],
-) -> str:
+def _page(content: _Content, form: str) -> str:
     from analysis.page.vega import build_vega_script
 
+    study, checked, pictures = content.study, content.checked, content.pictures
     goals = build_answered_goals(pictures)
+    unanswered = collect_unanswered(goals)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("analysis.page"),
         # Labels and notes come from logs, which may be a stranger's
@@ -145,14 +156,15 @@ def _page(
         dates=_dates(study),
         tiles=build_tiles(study, checked),
         not_verified=NOT_VERIFIED if not study.runs["published"].all() else "",
-        summary=build_summary(study, numbers, {picture.name: picture.answer for picture in pictures}),
+        summary=build_summary(study, content.numbers, {picture.name: picture.answer for picture in pictures}),
         goals=goals,
-        waiting=collect_unanswered(goals),
+        unanswered=unanswered,
+        needs=render_needs(unanswered),
         headline=build_score_sections(study),
-        contests=contests,
+        contests=content.contests,
         procurement=build_procurement_section(study.index),
         blocks=group_pictures(pictures),
-        issues=group_issues(doubts),
+        issues=group_issues(content.issues),
         findings=build_findings_table(checked),
         findings_hidden=max(0, len(group_findings(checked)) - GROUPS_SHOWN),
         systems=build_systems_table(study),
@@ -170,23 +182,19 @@ def _page(
     return _replace_control_characters(html).replace(VEGA_PLACEHOLDER, build_vega_script() if pictures else "")
 
 
-def _document(
-    study: Study,
-    checked: Sequence[CheckedPath],
-    doubts: Sequence[Issue],
-    pictures: Sequence[Picture],
-    numbers: Mapping[str, pd.DataFrame],
-    contests: Sequence[ContestSection],
-) -> str:
+def _document(content: _Content) -> str:
+    index = content.study.index
     document = {
         "version": REPORT_VERSION,
         "suite_version": VERSION,
-        "verdicts": [item.as_dict() for item in checked],
-        "results": _convert_to_records(study.results),
-        "issues": [vars(issue) for issue in doubts],
-        "contests": [{"title": each.title, "verdict": each.verdict, "remarks": each.remarks} for each in contests],
-        "index": {name: _convert_to_records(table) for name, table in build_index_tables(study.index).items()}
-        if study.index
+        "verdicts": [item.as_dict() for item in content.checked],
+        "results": _convert_to_records(content.study.results),
+        "issues": [vars(issue) for issue in content.issues],
+        "contests": [
+            {"title": each.title, "verdict": each.verdict, "remarks": each.remarks} for each in content.contests
+        ],
+        "index": {name: _convert_to_records(table) for name, table in build_index_tables(index).items()}
+        if index
         else None,
         "figures": [
             {
@@ -194,9 +202,9 @@ def _document(
                 "question": picture.question,
                 "answer": picture.answer or None,
                 "not_answerable": picture.missing or None,
-                "table": _convert_to_records(numbers.get(picture.name)),
+                "table": _convert_to_records(picture.numbers),
             }
-            for picture in pictures
+            for picture in content.pictures
         ],
     }
     # allow_nan=False: NaN is no JSON, so one that was left over must fail here and not in a reader

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.drawing.digits import render_count, render_number, render_seconds
+from analysis.drawing.digits import render_count, render_number, render_seconds, render_seconds_range
 from analysis.page.cells import HtmlTable, build_html_table, is_absent
 from analysis.results.extent import find_system_units
 from analysis.results.names import Task
@@ -23,6 +23,7 @@ FACTOR_WORDS = {  # words for the columns of the table of factors (figure waterf
     "staging": "less staging",
     "other": "less other time",
 }
+COLUMNS = ("task", "fastest", "by how much, and is it sure", "why", "size and cost of both", "what to take")
 EMPTY_TABLE = pd.DataFrame({name: [] for name in ("class", "label", "against", "verdict", "from", "to")})
 
 
@@ -37,18 +38,6 @@ class Summary:
     sentences: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class _TaskSummary:
-    """Holds the answers for one task, each a phrase."""
-
-    task: str
-    who: str
-    by: str
-    why: str
-    cost: str
-    advice: str
-
-
 def build_summary(study: Study, numbers: Mapping[str, pd.DataFrame], answers: Mapping[str, str]) -> Summary:
     """Summarise a study.
 
@@ -56,9 +45,9 @@ def build_summary(study: Study, numbers: Mapping[str, pd.DataFrame], answers: Ma
     """
     compared, explained = numbers.get("comparison", EMPTY_TABLE), numbers.get("waterfall", EMPTY_TABLE)
     newest = _newest_rounds(study)
-    own: list[_TaskSummary] = []
-    recent: list[_TaskSummary] = []
-    history: list[_TaskSummary] = []
+    own: list[tuple[str, ...]] = []
+    recent: list[tuple[str, ...]] = []
+    history: list[tuple[str, ...]] = []
     alone: list[dict[object, object]] = []
     for task in study.tasks():
         rows = task.rows[task.rows["score_s"].notna()]
@@ -91,22 +80,18 @@ def _is_newest(rows: pd.DataFrame, newest: Mapping[tuple[str, str, str], str]) -
     return newest.get((row["benchmark"], row["size"], row["mode"])) in set(rows["round"])
 
 
-def _table(lines: Sequence[_TaskSummary], title: str) -> HtmlTable | None:
-    columns = {
-        "task": [line.task for line in lines],
-        "fastest": [line.who for line in lines],
-        "by how much, and is it sure": [line.by for line in lines],
-        "why": [line.why for line in lines],
-        "size and cost of both": [line.cost for line in lines],
-        "what to take": [line.advice for line in lines],
-    }
+def _table(lines: Sequence[tuple[str, ...]], title: str) -> HtmlTable | None:
+    columns = dict(zip(COLUMNS, zip(*lines, strict=True), strict=True)) if lines else {}
     return build_html_table(columns, title) if lines else None
 
 
 def _time(
     task: Task, rows: pd.DataFrame, compared: pd.DataFrame, explained: pd.DataFrame, study: Study
-) -> _TaskSummary | None:
-    """Compare the fastest of a task by time to train with the next, from the tables of comparisons and factors."""
+) -> tuple[str, ...] | None:
+    """Compare the fastest of a task by time to train with the next: a row of COLUMNS; None if nothing is compared.
+
+    The tables are those of comparisons and of factors.
+    """
     others = compared[(compared["class"] == task.title) & compared["label"].isin(rows["label"])]
     # The table of comparisons lacks results with a single run; without one there is nothing to say
     if others.empty or others["against"].iloc[0] not in set(rows["label"]):
@@ -127,14 +112,8 @@ def _time(
         else "inconclusive differences are not explained"
     )
     a, b = (rows[rows["label"] == label].iloc[0] for label in (best, str(next_one["label"])))
-    return _TaskSummary(
-        task.short,
-        who,
-        by + _describe_other_processes(rows, study),
-        why,
-        _costs(a, b, study),
-        _advice(a, b, next_one, close, study),
-    )
+    by += _describe_other_processes(rows, study)
+    return task.short, who, by, why, _costs(a, b, study), _advice(a, b, next_one, close, study)
 
 
 def _explain_difference(explained: pd.DataFrame, other: str, best: str) -> str:
@@ -166,14 +145,17 @@ def _describe_other_processes(rows: pd.DataFrame, study: Study) -> str:
     return f"; {_join_labels(shared)} shared the CPUs with other programs" if shared else ""
 
 
-def _throughput(task: Task, rows: pd.DataFrame, study: Study) -> _TaskSummary | None:
-    """Compare the most models per minute of a task with the next. Each is one measurement, so it is never sure."""
+def _throughput(task: Task, rows: pd.DataFrame, study: Study) -> tuple[str, ...] | None:
+    """Compare the most models per minute of a task with the next: a row of COLUMNS.
+
+    Each is one measurement, so it is never sure.
+    """
     if len(rows) < 2:
         return None
     a, b = (row for _, row in rows.sort_values("models_per_min", ascending=False).head(2).iterrows())
     rate, other = (f"{row['models_per_min']:.3g} models/min" for row in (a, b))
     by = f"{rate} against {other} of {_machine(b)}; inconclusive: one measurement of each machine"
-    return _TaskSummary(task.short, _machine(a), by, "–", _costs(a, b, study), "inconclusive")
+    return task.short, _machine(a), by, "–", _costs(a, b, study), "inconclusive"
 
 
 def _machine(row: pd.Series) -> str:
@@ -245,12 +227,15 @@ def _sentences(
     if len(without) > MOST_LISTED:
         yield f"{render_count(len(without) - MOST_LISTED, 'more result')} without a score."
     if not ranked:
-        for name, what in (
-            ("extended_roofline", "Against its ceilings"),
-            ("beside_published", "In the published field"),
-        ):
-            if answers.get(name):
-                yield f"{what}: {answers[name]}."
+        if answers.get("extended_roofline"):
+            yield f"Against its ceilings: {answers['extended_roofline']}."
+        elif not study.distinct["published"].all():
+            yield (
+                "How good that is for its machine is not known: `mlhpc ceilings -o ceilings.json` measures the ceilings; "
+                "give the file among the report's paths."
+            )
+        if answers.get("beside_published"):
+            yield f"In the published field: {answers['beside_published']}."
         yield "Nothing to rank yet: add the runs or packages of a second system, of the same benchmark and size."
 
 
@@ -259,7 +244,7 @@ def _describe_result(row: Mapping[object, object], study: Study) -> str:
     score, low, high = (row[name] for name in ("score_s", "score_low_s", "score_high_s"))
     interval = ""
     if row["mode"] != "weak" and not is_absent(low) and not is_absent(high):
-        interval = f" (95 %: {render_seconds(float(low))} to {render_seconds(float(high))})"  # type: ignore[arg-type]
+        interval = f" (95 %: {render_seconds_range(float(low), float(high), 'to')})"  # type: ignore[arg-type]
     verb = "trains all models" if row["mode"] == "weak" else "trains to the target"
     run, train = row["run_s.mean"], row["train_s.mean"]
     share = f"; {100 * float(train) / float(run):.0f} % of that is training" if run and not is_absent(train) else ""  # type: ignore[arg-type]

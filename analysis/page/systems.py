@@ -27,17 +27,29 @@ def build_systems_table(study: Study) -> HtmlTable:
 
 def build_system_differences(study: Study) -> list[HtmlTable]:
     """Build for each class with several results a table of the description's fields that differ."""
-    systems = study.tables.systems.set_index("system_key")
+    # Without names and sources, which always differ
+    systems = study.tables.systems.set_index("system_key")[list(SYSTEM_FIELDS[4:-2])]
+    systems.columns = systems.columns.str.replace("_", " ")
+    described = {row["group"]: dict(systems.loc[row["system_key"]]) for _, row in study.distinct.iterrows()}
+    return _build_differences(study, described, "descriptions that differ")
+
+
+def _build_differences(study: Study, known: Mapping[str, Mapping[str, Any]], what: str) -> list[HtmlTable]:
+    """Build for each class with several results a table of what differs of ``known``.
+
+    It has the same names, with their values, for each group.
+    """
     tables = []
     for title, rows in study.classes():
-        described = systems.loc[list(rows["system_key"])]
-        # Without names and sources, which always differ
-        unlike = [name for name in SYSTEM_FIELDS[4:-2] if described[name].astype(str).nunique() > 1]
-        if len(rows) > 1 and unlike:
-            columns: dict[str, list[Any]] = {"system": list(rows["label"])}
-            columns |= {name.replace("_", " "): list(described[name]) for name in unlike}
+        of_results = [known[group] for group in rows["group"]]
+        columns: dict[str, list[Any]] = {"system": list(rows["label"])}
+        for name in of_results[0]:
+            values = [of_result[name] for of_result in of_results]
+            if len({str(value) for value in values}) > 1:
+                columns[name] = values
+        if len(columns) > 1:
             of = [(place,) for place in rows.index]
-            tables.append(build_html_table(drop_empty(columns), f"{title}: descriptions that differ", of=of))
+            tables.append(build_html_table(drop_empty(columns), f"{title}: {what}", of=of))
     return tables
 
 
@@ -75,20 +87,9 @@ def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def build_setting_differences(study: Study) -> list[HtmlTable]:
     """Build for each class with several results a table of the settings in which they differ."""
     settings = _settings(study)
-    tables = []
-    for title, rows in study.classes():
-        if len(rows) < 2:
-            continue
-        groups = dict(zip(rows["group"], rows["label"], strict=True))
-        names = sorted({name for group in groups for name in settings[group]})
-        unlike = [name for name in names if len({settings[group].get(name) for group in groups}) > 1]
-        columns: dict[str, list[Any]] = {"system": list(groups.values())}
-        columns |= {name: [settings[group].get(name) for group in groups] for name in unlike}
-        if unlike:
-            tables.append(
-                build_html_table(columns, f"{title}: settings that differ", of=[(place,) for place in rows.index])
-            )
-    return tables
+    names = sorted({name for of_result in settings.values() for name in of_result})
+    known = {group: {name: of_result.get(name) for name in names} for group, of_result in settings.items()}
+    return _build_differences(study, known, "settings that differ")
 
 
 def build_settings_tables(study: Study) -> list[tuple[str, HtmlTable]]:

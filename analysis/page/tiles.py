@@ -68,7 +68,7 @@ def _compliance(study: Study, checked: Sequence[CheckedPath]) -> Tile:
         return Tile("bad", "Compliance", render_count(len(own), "error"), f"{detail}. First: {render_error(own[0])}")
     if theirs:
         value = "published" if study.runs["published"].all() else "no errors of yours"
-        return Tile("info", "Compliance", value, f"{detail}. First: {render_error(theirs[0])}")
+        return Tile("info", "Compliance", value, f"{detail} (listed under Issues)")
     return Tile("warn" if warnings else "good", "Compliance", "no errors", detail)
 
 

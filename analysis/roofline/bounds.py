@@ -143,7 +143,9 @@ def describe_roof_share(roof: str, share: float, kind: str = "known") -> str:
     """Describe a time if a roof explains ``share`` of it. ``kind`` says what roofs there are."""
     if is_binding(share):
         return f"{roof} binds, at {100 * share:.0f} % of its roof"
-    return f"no {kind} roof binds; the nearest is {roof} at 1/{1 / share:.3g}" if share > 0 else f"no {kind} roof binds"
+    if share <= 0:
+        return f"no {kind} roof binds"
+    return f"no {kind} roof binds; the nearest is {roof}, which allows {1 / share:.3g} times the speed"
 
 
 def compute_bounds(step_s: float, demands: Mapping[Resource, Demand], roofs: Mapping[Resource, Roof | str]) -> Bounds:

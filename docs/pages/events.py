@@ -112,4 +112,3 @@ def _whole(statement: str) -> bool:
 
 def _keys(statement: str) -> list[str]:
     return [node.value for node in ast.walk(ast.parse(statement.strip())) if isinstance(node, ast.Constant)]
-

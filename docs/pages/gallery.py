@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from analysis.drawing.view import View
 from analysis.figures import list_views, load_figure_modules
 from analysis.network.fit import fit_sweep
 from analysis.network.sweep import read_sweep
+from analysis.page.report import render_report
 from analysis.page.vega import encode_chart
 from analysis.sources.readers import read_inputs
 from analysis.study import Study, read_study
@@ -47,10 +50,22 @@ SIZES = (
     (64, 140, 11, 4096),
 )  # nodes, s, epochs, batch
 
+SHOTS = (  # of the report: name, title, width in pixels, flags of Chromium
+    ("light", "1400 pixels, light", 1400, ()),
+    ("dark", "1400 pixels, dark", 1400, ("--force-dark-mode",)),
+    ("narrow", "400 pixels, as on a phone", 400, ()),
+    ("paper", "On paper", 1040, ()),
+)
+SHOT_HEIGHT = 3000  # pixels
+NARROWEST_WINDOW = 500  # pixels: Chromium makes none narrower, so a narrower page leaves a margin
 
-def page(example: Study) -> str:
-    """The page. Every figure has a section."""
+
+def page(example: Study, shots: dict[str, bytes]) -> str:
+    """The page. Every figure has a section, and so has the report as a browser shows it, if there are ``shots``."""
     parts = [INTRODUCTION]
+    if shots:
+        parts.append("## The report in a browser\n")
+    parts += [f"### {title}\n\n![{title}](gallery/page_{name}.png)\n" for name, title, *_ in SHOTS if name in shots]
     for module in load_figure_modules().values():
         parts += [f"## {module.TITLE}\n", *(_section(view, example) for view in module.VIEWS)]
     return "\n".join(parts)
@@ -131,6 +146,28 @@ def _section(view: View, example: Study) -> str:
         f"**How to read it.** {view.caption}{decision}\n\n**What it says here.** {view.answer(example)}\n\n"
         f"Module `{view.table.__module__}`; numbers in `tables/figure_{view.name}.csv`.\n"
     )
+
+
+def screenshots(example: Study, folder: Path) -> dict[str, bytes]:
+    """The report as Chromium shows it, as PNG by name: wide and narrow, light and dark, on paper. Empty without Chromium."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        return {}
+    html, found = render_report(example, []).html, {}
+    for name, _, width, flags in SHOTS:
+        # The rules for print hold on the screen too, where a picture can be taken
+        shown = html.replace("@media print", "@media all") if name == "paper" else html
+        shown = shown.replace("</head>", f"<style>html {{ width: {width}px }}</style></head>", 1)
+        (folder / "page.html").write_text(shown)
+        window = f"--window-size={max(width, NARROWEST_WINDOW)},{SHOT_HEIGHT}"
+        command = [
+            chromium, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", *flags, window,
+            f"--user-data-dir={folder / 'profile'}", "--virtual-time-budget=60000",
+            f"--screenshot={folder / 'shot.png'}", f"file://{folder / 'page.html'}",
+        ]  # fmt: skip
+        subprocess.run(command, check=True, capture_output=True, timeout=300)
+        found[name] = (folder / "shot.png").read_bytes()
+    return found
 
 
 def pictures(example: Study) -> dict[str, str]:

@@ -125,4 +125,3 @@ def _room(module: str, names: list[str]) -> str:
 def _first_sentence(path: Path) -> str:
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     return " ".join(text.split("\n\n")[0].split()).partition(". ")[0].rstrip(".")
-

@@ -126,6 +126,7 @@ controls.prepend(contents);
 let waiting;
 search.addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(apply, 120); });
 document.querySelector("nav").closest("section").after(controls);
+document.querySelector("nav").hidden = true;  // its entries are in the bar now
 // A click on a system in a table of scores chooses it everywhere; another click shows all again.
 for (const row of all(".ranking tbody tr")) {
   const of = numbers(row);

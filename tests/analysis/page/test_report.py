@@ -114,6 +114,7 @@ def test_every_view_has_a_title_a_caption_a_chart_and_its_numbers(rich: Report) 
     assert {list_views()[name].fewest_rows for name in set(drawn) - set(shown)} <= {2}
     for name in shown:
         article = rich.html.split(f'<article class="view" id="{name}"')[1].split("</article>")[0]
+        article = article.replace(";<br>", "; ")  # a long answer has a line for each statement
         figure = next(each for each in json.loads(rich.json)["figures"] if each["name"] == name)
         assert escape(figure["answer"]).replace("&#x27;", "&#39;").replace("&quot;", "&#34;") in article
         chart = json.loads(re.findall(r'<script type="application/json">(.*?)</script>', article, re.DOTALL)[0])
@@ -158,6 +159,13 @@ def test_questions_without_an_answer_are_one_line_that_says_what_they_need(
     assert html.count("Not answerable:") == line[2].count("Not answerable:") == int(line[1].split()[0]) > 10
     assert line[1].count("(") < 6  # one line: equal needs are counted, not repeated
     assert "Choose how to run experts" not in html  # a goal without any answer has no heading
+
+
+def test_rows_about_a_result_name_it_for_the_filters(rich: Report) -> None:
+    for name, article in re.findall(r'<article class="view" id="(\w+)"(.*?)</article>', rich.html, re.DOTALL):
+        heads = re.findall(r'<th scope="col"[^>]*>(.*?)</th>', article)
+        if {"label", "to"} & set(heads):
+            assert "<tr data-of=" in article, name
 
 
 def test_a_score_says_which_it_is(rich: Report) -> None:

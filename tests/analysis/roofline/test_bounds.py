@@ -66,9 +66,9 @@ def test_a_step_slower_than_all_resources_in_a_row_is_not_explained() -> None:
         (1.0, "memory binds, at 100 % of its roof"),
         (0.62, "memory binds, at 62 % of its roof"),
         (0.5, "memory binds, at 50 % of its roof"),
-        (0.49, "no known roof binds; the nearest is memory at 1/2.04"),
-        (1 / 15, "no known roof binds; the nearest is memory at 1/15"),
-        (1 / 82.7, "no known roof binds; the nearest is memory at 1/82.7"),
+        (0.49, "no known roof binds; the nearest is memory, which allows 2.04 times the speed"),
+        (1 / 15, "no known roof binds; the nearest is memory, which allows 15 times the speed"),
+        (1 / 82.7, "no known roof binds; the nearest is memory, which allows 82.7 times the speed"),
         (0.0, "no known roof binds"),
     ],
 )
