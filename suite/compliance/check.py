@@ -76,7 +76,7 @@ class CheckedLog:
 
 # What the log of a run that failed may lack. One run of a result may fail, whenever and however it ended. Only breaches
 # that follow from the end itself become warnings: a failed run with another optimizer is still an error.
-_CONVERGENCE_RULES = frozenset({"target-missed", "run-aborted", "last-eval"})
+_CONVERGENCE_RULES = frozenset({"target-missed", "run-aborted"})
 _FAILURE_RULES = _CONVERGENCE_RULES | {"run-unfinished", "interval-open", "training-missing"}
 _ROUND_FAILURE_RULES = frozenset({"status-true", "run-status"})  # MLPerf HPC's codes logged success in any case
 _ALLOWED_FAILURE_NOTE = " (the one run that may fail)"
@@ -110,14 +110,18 @@ def check(
         findings += unread
         for package, groups in _group_by_package(tree):
             selected = SelectedRuleset(ruleset_name) if ruleset_name else select_ruleset(groups, path)
+            packages += package is not None
+            logs += sum(len(group.logs) + len(group.pruned) for group in groups)
+            if selected.name is None:  # one finding for all packages of a round
+                unjudged = [Finding(rule, "error", str(where), None, text) for rule, where, text in selected.breaches]
+                findings += [finding for finding in unjudged if finding not in findings]
+                continue
             rules = replace(read_ruleset(selected.name), given=given)
             used.append(rules.name)
             # A single file is judged by the rules for one log only.
             several = None if path.is_file() else seen
             found, scored = _check_results(package, groups, rules, selected.breaches, several, judged or {})
             findings += found
-            packages += package is not None
-            logs += sum(len(group.logs) + len(group.pruned) for group in groups)
             # What cannot be read below a path may belong to any of its results.
             results += [replace(result, errors=result.errors + len(unread)) for result in scored if result.runs]
         findings += _check_folder_links(tree)
@@ -130,11 +134,12 @@ def check(
 
 
 def find_rulesets_of_logs(path: Path) -> dict[Path, str]:
-    """Map each log below a path to the ruleset by which `check` would judge it. Pruned logs are included."""
+    """Map each log below a path to the ruleset by which `check` would judge it, pruned logs too. Others are left out."""
     names: dict[Path, str] = {}
     for _, groups in _group_by_package(find_results(path.absolute(), partly=True)):
-        selected = select_ruleset(groups, path.absolute())
-        names.update({log: selected.name for group in groups for log in (*group.logs, *group.pruned)})
+        name = select_ruleset(groups, path.absolute()).name
+        if name is not None:
+            names.update({log: name for group in groups for log in (*group.logs, *group.pruned)})
     return names
 
 

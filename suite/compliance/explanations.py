@@ -99,7 +99,8 @@ def _list_fields(info: Rule) -> Iterator[tuple[str, str]]:
     yield "source", info.source
     yield "severity", _render_severities(info.name)
     for name in text.thresholds if text is not None else ():
-        yield name.replace("_", " "), _render_threshold(name)
+        for value, rulesets in _list_threshold_values(name).items():
+            yield f"{name.replace('_', ' ')} in {', '.join(rulesets)}", value
     if text is not None:
         yield "to mend", text.mend
 
@@ -112,12 +113,12 @@ def _render_severities(rule: str) -> str:
     return "; ".join(f"{level or 'not looked for'} in {', '.join(names)}" for level, names in found.items() if names)
 
 
-def _render_threshold(name: str) -> str:
-    """Render the values of a threshold; rulesets with the same value share one entry."""
+def _list_threshold_values(name: str) -> dict[str, list[str]]:
+    """List the values of a threshold, each with its rulesets."""
     values: dict[str, list[str]] = {}
     for known in list_rulesets():
         values.setdefault(_render_threshold_value(name, read_ruleset(known)), []).append(known)
-    return "; ".join(f"{value} in {', '.join(names)}" for value, names in values.items())
+    return values
 
 
 def _render_threshold_value(name: str, rules: Ruleset) -> str:

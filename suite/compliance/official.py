@@ -18,7 +18,7 @@ from pathlib import Path
 
 from suite.card import OfficialRules
 from suite.compliance.official_rules import render_official_rules
-from suite.compliance.ruleset import Benchmark, Ruleset, read_ruleset
+from suite.compliance.ruleset import LAST_ROUND, Benchmark, Ruleset, read_ruleset
 from suite.compliance.selection import select_ruleset
 from suite.errors import InputError
 from suite.log.reader import Log, read_events
@@ -115,7 +115,7 @@ def run_official(paths: Sequence[Path]) -> OfficialVerdict:
 
 def _judge_logs(group: Group) -> Iterator[OfficialRun]:
     """Run compliance_checker on every log of a group: our logs are judged by generated rules, others by theirs."""
-    rules = read_ruleset(select_ruleset([group], group.folder).name)
+    rules = read_ruleset(select_ruleset([group], group.folder).name or LAST_ROUND)
     for path in group.logs:
         log = read_events(path)
         record = summarise_log(log)
@@ -154,7 +154,7 @@ def _judge_package(package: Path, groups: Sequence[Group]) -> Iterator[OfficialR
     if not logs or not all(_has_plain_names(log) for log in logs):
         yield OfficialRun("package_checker", str(package), (_UNSAFE_NAME_MESSAGE if logs else "no logs",))
         return
-    rules = read_ruleset(select_ruleset(groups, package).name)
+    rules = read_ruleset(select_ruleset(groups, package).name or LAST_ROUND)
     with tempfile.TemporaryDirectory(prefix="mlhpc-official-") as folder:
         copy = Path(folder) / "package"
         shutil.copytree(package, copy, symlinks=True, ignore=_list_links)

@@ -30,7 +30,7 @@ def render_official_rules(benchmark: Benchmark, division: str = "closed") -> str
         metric=benchmark.metric,
         epoch_follows="> s['epoch']" if benchmark.epoch_counts_samples else "== s['epoch'] + 1",
         reached=reached.format("v['value']"),
-        last_reached=reached.format("s['last']"),
+        any_reached=reached.format("value"),
     )
     header = _HEADER.format(workload=benchmark.workload, size=benchmark.size, division=division)
     # The engine sees one event at a time, so it remembers the values on which other keys depend.
@@ -61,7 +61,7 @@ _HEADER = """\
 # lasts as long as the log.
 _FRAME = """
 - BEGIN:
-    CODE: "s.update(init=None, ready=False, start=None, stopped=False, epoch=0, last=None, values={{}})"
+    CODE: "s.update(init=None, ready=False, start=None, stopped=False, epoch=0, evals=[], values={{}})"
 
 - KEY:
     NAME: cache_clear
@@ -91,7 +91,7 @@ _FRAME = """
     CHECK:
         - "s['start'] is not None and ll.timestamp > s['start']"
         - "v['metadata']['status'] == 'success'"
-        - "s['last'] is not None and {last_reached}"
+        - "any({any_reached} for value in s['evals'])"
     POST: "s['stopped'] = True"
 
 - KEY:
@@ -125,7 +125,7 @@ _FRAME = """
     NAME: {metric}
     REQ: AT_LEAST_ONE
     CHECK: "v['metadata']['epoch_num'] == s['epoch']"
-    POST: "s['last'] = v['value']"
+    POST: "s['evals'].append(v['value'])"
     ATLEAST_ONE_CHECK: "{reached}"
 """
 _IN_FRAME = frozenset(

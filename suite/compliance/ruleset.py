@@ -313,10 +313,20 @@ def _list_benchmarks_of_suites() -> tuple[tuple[str, frozenset[str]], ...]:
     return tuple((suite, frozenset(found)) for suite, found in names.items())
 
 
-def find_round_ruleset(round_: str | None) -> str | None:
-    """Return the ruleset of a round such as ``v3.0``: of MLPerf HPC, else of MLPerf Training. None if there is none."""
-    candidates = (f"{round_[1:]}.0", f"{TRAINING_PREFIX}{round_[1:]}.0") if round_ else ()
+def find_round_ruleset(round_: str | None, suite: str | None) -> str | None:
+    """Return the ruleset of a round such as ``v3.0``. None if there is none.
+
+    ``suite`` is training or hpc. None, or another name: of MLPerf HPC, else of MLPerf Training.
+    """
+    names = {"hpc": [f"{(round_ or '')[1:]}.0"], "training": [f"{TRAINING_PREFIX}{(round_ or '')[1:]}.0"]}
+    candidates = names.get(suite or "", [*names["hpc"], *names["training"]])
     return next((name for name in candidates if name in list_rulesets()), None)
+
+
+def list_training_rounds() -> list[str]:
+    """List the rounds of MLPerf Training that have a ruleset, as ``v5.0``, oldest first."""
+    names = [name for name in list_rulesets() if name.startswith(TRAINING_PREFIX)]
+    return [f"v{name.removeprefix(TRAINING_PREFIX).removesuffix('.0')}" for name in names]
 
 
 def find_newest_training_ruleset(benchmark: str | None) -> str | None:
@@ -338,9 +348,11 @@ def find_target(benchmark: str, size: str, cards: Mapping[str, Card]) -> Target 
 
 
 def is_same_value(value: Any, expected: Any) -> bool:
-    """Compare JSON values: 1 equals 1.0, but true does not equal 1, and "32" does not equal 32."""
+    """Compare JSON values: 1 equals 1.0 and NaN equals NaN, but true is not 1, and "32" is not 32."""
     if isinstance(value, bool) != isinstance(expected, bool):
         return False
+    if isinstance(expected, float) and not math.isfinite(expected):
+        return isinstance(value, float) and str(value) == str(expected)
     if isinstance(expected, float | int) and not isinstance(expected, bool):
         number = convert_to_float(value)
         return number is not None and number == expected

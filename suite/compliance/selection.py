@@ -19,16 +19,19 @@ from suite.compliance.ruleset import (
     find_newest_training_ruleset,
     find_round_ruleset,
     list_rulesets,
+    list_training_rounds,
     read_ruleset,
 )
+from suite.files import render_repr
 from suite.log.limits import HEAD_BYTES
 from suite.log.reader import read_events
 from suite.log.record import RunRecord, summarise_log
-from suite.log.results_tree import Group, parse_round
+from suite.log.results_tree import Group, parse_round, parse_suite
 
 SELECTION_RULES: tuple[Rule, ...] = (
     Rule("round-agrees", "a folder that gives a package its round is in no other round and in no other package", OURS),
     Rule("ruleset-assumed", "a round's folder or the logs tell which rules hold; else the newest do", OURS),
+    Rule("round-known", "there are rules for the round and the benchmark: without them nothing is judged", OURS),
 )
 
 Breach = tuple[str, Path, str]  # rule, path, message
@@ -36,9 +39,12 @@ Breach = tuple[str, Path, str]  # rule, path, message
 
 @dataclass(frozen=True)
 class SelectedRuleset:
-    """The name of a ruleset, and the breaches of the rules above that its selection found."""
+    """The name of a ruleset, and the breaches of the rules above that its selection found.
 
-    name: str
+    ``name`` is None if no ruleset has the round or the benchmark.
+    """
+
+    name: str | None
     breaches: tuple[Breach, ...] = ()
 
 
@@ -48,7 +54,9 @@ def select_ruleset(groups: Sequence[Group], root: Path) -> SelectedRuleset:
         return SelectedRuleset(RULESET)
     group = groups[0]
     where = group.package or group.folder
-    by_folder = find_round_ruleset(group.round)
+    folder = group.round_folder
+    suite = parse_suite(folder) if folder is not None else None
+    by_folder = find_round_ruleset(group.round, suite)
     if by_folder is not None:
         return SelectedRuleset(by_folder, tuple(_check_other_rounds(group, where, root)))
 
@@ -57,16 +65,25 @@ def select_ruleset(groups: Sequence[Group], root: Path) -> SelectedRuleset:
     named = [name for name in map(_find_log_ruleset, firsts) if name is not None]
     if named or not firsts:
         return SelectedRuleset(max(named, key=list_rulesets().index, default=RULESET))
+    if folder is not None and suite == "training":
+        return _refuse_training(folder, f"MLPerf Training {group.round} has no ruleset here")
 
     training = [
         name for name in (find_newest_training_ruleset(first.benchmark) for first in firsts) if name is not None
     ]
     newest = max(training, key=list_rulesets().index) if len(training) == len(firsts) else LAST_ROUND
-    if all(read_ruleset(newest).other_suite(first.benchmark) for first in firsts):
-        return SelectedRuleset(newest)  # each log has a finding that no ruleset judges its suite
+    others = [read_ruleset(newest).other_suite(first.benchmark) for first in firsts]
+    if all(others):
+        return _refuse_training(where, f"a log of {others[0]} ({render_repr(firsts[0].benchmark)}): no ruleset has it")
     why = f"there is no ruleset of round {group.round}" if group.round else "no folder of a round holds these results"
     message = f"{why} and no log names mlhpc-*: judged by {newest}, the newest round; --ruleset chooses another"
     return SelectedRuleset(newest, (("ruleset-assumed", where, message),))
+
+
+def _refuse_training(where: Path, why: str) -> SelectedRuleset:
+    known = f"rounds of MLPerf Training with rules: {', '.join(list_training_rounds())}"
+    message = f"{why}, nothing below is judged; {known}; --ruleset judges by another"
+    return SelectedRuleset(None, (("round-known", where, message),))
 
 
 def _find_log_ruleset(record: RunRecord) -> str | None:

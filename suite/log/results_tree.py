@@ -70,14 +70,17 @@ class Group:
         return self.package.absolute().name if self.package else None
 
     @property
-    def round(self) -> str | None:
-        """The round after which the folder above the package is named, as ``v3.0``.
-
-        Logs outside a package have none.
-        """
+    def round_folder(self) -> Path | None:
+        """The folder above the package, if it is named as that of a round. Logs outside a package have none."""
         place = _parse_placement(self.folder)
         package = self.package or (place.package if place and place.benchmark else None)
-        return parse_round(package.absolute().parent) if package else None
+        folder = package.absolute().parent if package else None
+        return folder if folder is not None and parse_round(folder) else None
+
+    @property
+    def round(self) -> str | None:
+        """The round of that folder, as ``v3.0``."""
+        return parse_round(self.round_folder) if self.round_folder else None
 
     @property
     def resumed(self) -> tuple[Path, ...]:
@@ -282,6 +285,12 @@ def parse_round(folder: Path) -> str | None:
     """Return the round, as ``v3.0``, of a folder named like ``hpc_results_v3.0`` or ``v3.0``. None for other names."""
     match = re.fullmatch(_ROUND, folder.name)
     return f"v{match[1]}" if match else None
+
+
+def parse_suite(folder: Path) -> str | None:
+    """Return the suite in the name of a round's folder: ``training`` of ``training_results_v4.0``. None for ``v4.0``."""
+    match = re.fullmatch(r"(?:mlperf[_\-])?(\w+?)[_\-]results[_\-]v[0-9.]+", folder.name)
+    return match[1] if match else None
 
 
 def _make_group(folder: Path, root: Path) -> Group | None:

@@ -10,7 +10,16 @@ from pathlib import Path
 
 from suite.compliance.forensics.similarity import DURATIONS, RunIndex, SeriesPair, build_series
 from suite.compliance.result import Result
-from suite.compliance.rules.base import OURS, ResultBreach, Rule, check_distinct, render_log_name, result_rule
+from suite.compliance.rules.base import (
+    OURS,
+    TRAINING,
+    ResultBreach,
+    Rule,
+    check_distinct,
+    cite,
+    render_log_name,
+    result_rule,
+)
 from suite.files import render_repr
 from suite.log.record import RunRecord
 from suite.log.results_tree import PRUNED, Group
@@ -50,7 +59,7 @@ def check_run_repeated(result: Result) -> Iterator[ResultBreach]:
 
 REUSE_RULES: tuple[Rule, ...] = (  # `SeenRuns` applies them
     Rule("run-reused", "no run, nor a copy of it with other time stamps or last digits, counts in two results", OURS),
-    Rule("carried-over", "a result is not also in an earlier package", OURS),
+    Rule("carried-over", "a result is not also in an earlier package", cite(TRAINING, "10")),
 )
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from suite.compliance.rules.base import (
-    HPC,
     OURS,
+    RUN_RESULTS,
     LogBreach,
     LogContext,
     find_epoch_num,
@@ -49,7 +49,7 @@ def check_stop_early(context: LogContext) -> Iterator[LogBreach]:
         yield stop.line, f"run_stop is {early} earlier than {latest.key} before it (line {latest.line})"
 
 
-@log_rule("before-run", "nothing is trained and nothing evaluated before run_start", f"{HPC} 5.1")
+@log_rule("before-run", "nothing is trained and nothing evaluated before run_start", RUN_RESULTS)
 def check_before_run(context: LogContext) -> Iterator[LogBreach]:
     start = context.log.first(mllog.RUN_START)
     position = context.position.get(mllog.RUN_START)
@@ -77,7 +77,7 @@ def _is_training_event(event: Event) -> bool:
     return event.key in _RUN_KEYS or "epoch_num" in event.metadata or "step_num" in event.metadata
 
 
-@log_rule("epoch-begun", "an evaluation is that of an epoch that has begun, as the epochs around it are numbered", HPC)
+@log_rule("epoch-begun", "an evaluation is that of an epoch that has begun, as the epochs around it are numbered", OURS)
 def check_epoch_begun(context: LogContext) -> Iterator[LogBreach]:
     latest: float | None = None
     for event in context.run.every(mllog.EPOCH_START, mllog.EVAL_ERROR, mllog.EVAL_ACCURACY):

@@ -23,10 +23,32 @@ from suite.log.values import convert_to_float
 
 # Where a rule comes from, as --explain prints it
 HPC = "hpc_training_rules.adoc"
+TRAINING = "training_rules.adoc"
 LOGGING = "mlperf_logging hpc common.yaml"
 PACKAGE = "mlperf_logging package_checker"
 OURS = "docs/checker.md"
 RULES_PAGE = "docs/rules.md"  # which has every rule
+
+# Headings of mlcommons/training_policies d73e20f, the commit that the rulesets name. A test compares number and heading.
+SECTIONS = {
+    (HPC, "2"): "Benchmarks",
+    (HPC, "5.1"): "Data State at Start of Run",
+    (HPC, "6.1"): "Hyperparameters and Optimizer",
+    (HPC, "7.2"): "Throughput",
+    (TRAINING, "5.3"): "Epoch numbering",
+    (TRAINING, "10"): "Results Resubmission",
+    (TRAINING, "11"): "Run Results",
+    (TRAINING, "12"): "Benchmark Results",
+}
+
+
+def cite(document: str, section: str) -> str:
+    """Cite a section of a rules document with its number and heading."""
+    return f"{document} {section} ({SECTIONS[document, section]})"
+
+
+RUN_RESULTS = cite(TRAINING, "11")
+BENCHMARK_RESULTS = cite(TRAINING, "12")
 
 EMPTY_LOG_RULE = "log-empty"  # the rule that a file without events breaks; its output has no summary
 

@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from suite.compliance.rules.base import (
-    HPC,
     LOGGING,
     OURS,
+    TRAINING,
     LogBreach,
     LogContext,
+    cite,
     find_epoch_num,
     find_steps_between_evals,
     log_rule,
@@ -21,7 +23,7 @@ from suite.log import mllog
 from suite.log.reader import Event
 from suite.log.values import convert_to_float, parse_int64
 
-TRAINING = "mlperf_logging training_*/closed_*.yaml"  # only logs of MLPerf Training have a schedule
+SCHEDULES = "mlperf_logging training_*/closed_*.yaml"  # only logs of MLPerf Training have a schedule
 
 
 @log_rule("eval-value", "every value of the metric is a number", LOGGING)
@@ -57,7 +59,7 @@ def check_eval_epoch(context: LogContext) -> Iterator[LogBreach]:
     "epoch-numbers",
     "epochs are numbered 1, 2, 3, ... (v0.7: from 0 or 1); OpenFold's by the samples seen: steps from one evaluation "
     "to the next times batch size",
-    f"{HPC} 4.2",
+    cite(TRAINING, "5.3"),
 )
 def check_epoch_numbers(context: LogContext) -> Iterator[LogBreach]:
     epochs = context.by_key.get(mllog.EPOCH_START, [])
@@ -84,21 +86,31 @@ def check_epoch_numbers(context: LogContext) -> Iterator[LogBreach]:
 
 @log_rule(
     "eval-every-epoch",
-    "every finished epoch is evaluated exactly once; a run that diverges ends with an evaluation without a value, "
-    "and codes that evaluate beside the training may end in an epoch that is not evaluated",
+    "every finished epoch is evaluated exactly once, with a value or NaN; a run that diverges may end with an "
+    "evaluation without a value, and codes that evaluate beside the training in an epoch that is not evaluated",
     "the workload's card",
 )
 def check_eval_every_epoch(context: LogContext) -> Iterator[LogBreach]:
     if context.ruleset.foreign and context.division == "open":
         return  # only the closed division prescribes when to evaluate
-    evaluated = [item.epoch for item in context.record.evals]
+    evaluated = _count_evaluations(context)
     finished = [epoch.number for epoch in context.record.epochs if epoch.complete]
     may_lack = context.ruleset.foreign or context.record.status != "success"  # the last epoch's evaluation
     for number in finished:
-        values = evaluated.count(number)
+        values = evaluated[number]
         if values != 1 and not (values == 0 and number == finished[-1] and may_lack):
             yield None, f"epoch {render_repr(number)} has {values} values of the metric; expected 1"
             return
+
+
+def _count_evaluations(context: LogContext) -> Counter[float | None]:
+    """Count the values of the metric by epoch. NaN counts too: the run was evaluated, and had diverged."""
+    key = context.record.metric_key
+    events = context.run.every(key) if key is not None else []
+    valued = [event for event in events if convert_to_float(event.value) is not None or _is_diverged(event)]
+    return Counter(
+        convert_to_float(event.metadata.get("epoch_num", event.metadata.get("samples_count"))) for event in valued
+    )
 
 
 @log_rule("eval-diverged", "the metric is never NaN or infinite: there the training diverged", OURS)
@@ -132,7 +144,7 @@ def check_eval_closed(context: LogContext) -> Iterator[LogBreach]:
             return
 
 
-@log_rule("eval-schedule", "evaluations come after as many samples as the benchmark prescribes", TRAINING)
+@log_rule("eval-schedule", "evaluations come after as many samples as the benchmark prescribes", SCHEDULES)
 def check_eval_schedule(context: LogContext) -> Iterator[LogBreach]:
     schedule = context.benchmark.schedule if context.benchmark is not None else None
     batch = parse_int64(context.logged(mllog.GLOBAL_BATCH_SIZE))

@@ -7,12 +7,15 @@ from collections.abc import Iterable, Iterator
 
 from suite.card import render_metric_value
 from suite.compliance.rules.base import (
+    BENCHMARK_RESULTS,
     EMPTY_LOG_RULE,
     HPC,
     LOGGING,
     OURS,
+    RUN_RESULTS,
     LogBreach,
     LogContext,
+    cite,
     find_epoch_num,
     log_rule,
 )
@@ -43,6 +46,7 @@ _STEMS = (mllog.INIT, mllog.STAGING, mllog.RUN, mllog.EPOCH, mllog.BLOCK)
 _TIMED_KEYS = _EVAL_KEYS | {f"{stem}_{side}" for stem in _STEMS for side in ("start", "stop")}
 _CLOCKS_DIFFER_S = 0.01  # processes of one run that write into one log are rarely further apart
 _CLOCK_STEP_S = 0.001  # time stamps are milliseconds
+_LONGEST_GAP_S = 1.0  # between init_stop and run_start; a barrier takes less
 _YEAR_2000_MS, _YEAR_2100_MS = 946_684_800_000, 4_102_444_800_000
 
 # What a log must hold
@@ -67,7 +71,7 @@ def check_event_valid(context: LogContext) -> Iterator[LogBreach]:
 
 
 @log_rule(
-    "benchmark-known", "the ruleset knows the benchmark that the log names, and in mlhpc-1.0 its size", f"{HPC} 3"
+    "benchmark-known", "the ruleset knows the benchmark that the log names, and in mlhpc-1.0 its size", cite(HPC, "2")
 )
 def check_benchmark_known(context: LogContext) -> Iterator[LogBreach]:
     event = context.log.first(mllog.SUBMISSION_BENCHMARK)
@@ -119,7 +123,7 @@ def check_key_conflict(context: LogContext) -> Iterator[LogBreach]:
             yield other.line, f"{key!r} is logged as {render_repr(events[0].value)} and as {render_repr(other.value)}"
 
 
-@log_rule("key-value", "the ruleset or the card allows every value", f"{HPC} 4 and the workload's card")
+@log_rule("key-value", "the ruleset or the card allows every value", f"{cite(HPC, '6.1')}; the workload's card")
 def check_key_value(context: LogContext) -> Iterator[LogBreach]:
     for key, rule in context.key_rules.items():
         for event in context.by_key.get(key, ()) if rule.asks else ():
@@ -131,7 +135,7 @@ def check_key_value(context: LogContext) -> Iterator[LogBreach]:
                 break
 
 
-@log_rule("key-near", "sample counts are exactly those of the benchmark", f"{HPC} 3")
+@log_rule("key-near", "sample counts are exactly those of the benchmark", LOGGING)
 def check_key_near(context: LogContext) -> Iterator[LogBreach]:
     for key, rule in context.key_rules.items():
         event = context.log.first(key)
@@ -179,13 +183,13 @@ def check_event_order(context: LogContext) -> Iterator[LogBreach]:
         yield starts[-1].line, "init_start after init_stop"
 
 
-@log_rule("run-unfinished", "a run ends with run_stop", f"{HPC} 5; {LOGGING}")
+@log_rule("run-unfinished", "a run ends with run_stop", f"{RUN_RESULTS}; {LOGGING}")
 def check_run_unfinished(context: LogContext) -> Iterator[LogBreach]:
     if context.log.events and mllog.RUN_STOP not in context.by_key:
         yield context.log.events[-1].line, "no run_stop: the run did not end"
 
 
-@log_rule("run-time", "run_stop is later than run_start", f"{HPC} 5")
+@log_rule("run-time", "run_stop is later than run_start", RUN_RESULTS)
 def check_run_time(context: LogContext) -> Iterator[LogBreach]:
     seconds = context.record.time_to_train_s
     stop = context.log.first(mllog.RUN_STOP)
@@ -234,7 +238,7 @@ def check_clock_order(context: LogContext) -> Iterator[LogBreach]:
 @log_rule(
     "init-limit",
     "run_start (Training: init_stop) is at most 30 minutes after init_start (open division: 4 hours)",
-    f"{HPC} 5.1",
+    RUN_RESULTS,
 )
 def check_init_limit(context: LogContext) -> Iterator[LogBreach]:
     limit = context.ruleset.data.init_minutes["open" if context.division == "open" else "closed"]
@@ -252,16 +256,18 @@ def check_init_limit(context: LogContext) -> Iterator[LogBreach]:
 
 @log_rule(
     "init-gap",
-    "run_start follows init_stop at once: time between them would count neither as set-up nor as run",
-    f"{HPC} 5.1",
+    "run_start follows init_stop within 1 s: time between them would count neither as set-up nor as run",
+    RUN_RESULTS,
 )
 def check_init_gap(context: LogContext) -> Iterator[LogBreach]:
     stop, start = context.log.first(mllog.INIT_STOP), context.log.first(mllog.RUN_START)
-    if stop is not None and start is not None and start.time_ms - stop.time_ms > 1000.0:  # a barrier takes less
+    if stop is not None and start is not None and (start.time_ms - stop.time_ms) / 1e3 > _LONGEST_GAP_S:
         yield start.line, f"run_start is {render_duration((start.time_ms - stop.time_ms) / 1e3)} after init_stop"
 
 
-@log_rule("staging-order", "staging_stop has a staging_start, and up to v2.0 staging lies inside the run", f"{HPC} 5.2")
+@log_rule(
+    "staging-order", "staging_stop has a staging_start, and up to v2.0 staging lies inside the run", cite(HPC, "5.1")
+)
 def check_staging_order(context: LogContext) -> Iterator[LogBreach]:
     start, stop = context.log.first(mllog.STAGING_START), context.log.first(mllog.STAGING_STOP)
     run = context.log.first(mllog.RUN_START)
@@ -317,7 +323,7 @@ def check_event_after_stop(context: LogContext) -> Iterator[LogBreach]:
 # What the run reached
 
 
-@log_rule("run-status", "run_stop carries a status, success or aborted", f"{HPC} 5; {LOGGING}")
+@log_rule("run-status", "run_stop carries a status, success or aborted", LOGGING)
 def check_run_status(context: LogContext) -> Iterator[LogBreach]:
     stop = context.log.first(mllog.RUN_STOP)
     if stop is None:
@@ -329,14 +335,14 @@ def check_run_status(context: LogContext) -> Iterator[LogBreach]:
         yield stop.line, f"status = {render_repr(stop.metadata['status'])}: expected 'success' or 'aborted'"
 
 
-@log_rule("run-aborted", "a scored run was not aborted", f"{HPC} 6")
+@log_rule("run-aborted", "a scored run was not aborted", BENCHMARK_RESULTS)
 def check_run_aborted(context: LogContext) -> Iterator[LogBreach]:
     stop = context.log.first(mllog.RUN_STOP)
     if stop is not None and stop.metadata.get("status") == "aborted":
         yield stop.line, "the run was aborted"
 
 
-@log_rule("target-missed", "the run reaches the target before run_stop", f"{HPC} 3")
+@log_rule("target-missed", "the run reaches the target before run_stop", cite(HPC, "2"))
 def check_target_missed(context: LogContext) -> Iterator[LogBreach]:
     if context.benchmark is None or find_first_on_target(context.record, context.benchmark) is not None:
         return
@@ -360,9 +366,7 @@ def check_status_true(context: LogContext) -> Iterator[LogBreach]:
         yield stop.line, "status is 'success' but no evaluation reaches the target"
 
 
-@log_rule(
-    "last-eval", "the last evaluation before run_stop reaches the target", "training_policies: stop at the target"
-)
+@log_rule("last-eval", "the last evaluation before run_stop reaches the target, as an earlier one did", OURS)
 def check_last_eval(context: LogContext) -> Iterator[LogBreach]:
     evals = context.record.evals
     if context.benchmark is None or not evals or find_first_on_target(context.record, context.benchmark) is None:
@@ -380,7 +384,7 @@ def check_late_stop(context: LogContext) -> Iterator[LogBreach]:
     first = find_first_on_target(context.record, context.benchmark) if context.benchmark else None
     if first is not None and first is not context.record.evals[-1]:
         after = len(context.record.evals) - 1 - context.record.evals.index(first)
-        yield first.line, f"the target was reached {after} evaluations before the run stopped"
+        yield first.line, f"the target was reached {after} evaluation{'s' if after > 1 else ''} before the run stopped"
 
 
 def _find_missing_keys(context: LogContext) -> Iterator[str]:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from suite.compliance.manifest import check_manifest
 from suite.compliance.result import Result
-from suite.compliance.rules.base import HPC, OURS, PACKAGE, ResultBreach, Rule, result_rule
+from suite.compliance.rules.base import HPC, OURS, PACKAGE, ResultBreach, Rule, cite, result_rule
 from suite.files import render_repr
 from suite.log.results_tree import POWER, SCENARIOS, Group, SystemFile, list_files
 from suite.log.score import compute_instance_scale, count_peak_use
 
-_WEAK = f"{HPC} 6.2"
+_WEAK = cite(HPC, "7.2")
 NO_SUCH_FILE = "there is no such file"  # the problem of a missing system description (suite.log.results_tree)
 BYPASS_FILE = "package_checker_params"  # a file of this name switches checks of MLCommons' package_checker off
 
@@ -47,7 +47,7 @@ _COUNTS = (*_NUMBERS, "host_processors_per_node", *_CORES)  # a whole number is 
 @result_rule(
     "results-layout",
     "results are in results/<system>/{strong,weak}/<benchmark>/ (v0.7: results/<system>/<benchmark>/)",
-    f"{HPC} submission layout",
+    PACKAGE,
 )
 def check_results_layout(result: Result) -> Iterator[ResultBreach]:
     group = result.group

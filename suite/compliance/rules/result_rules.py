@@ -9,7 +9,15 @@ from dataclasses import replace
 
 from suite.compliance import rcp_limit
 from suite.compliance.result import Result
-from suite.compliance.rules.base import HPC, OURS, PACKAGE, ResultBreach, check_distinct, render_log_name, result_rule
+from suite.compliance.rules.base import (
+    BENCHMARK_RESULTS,
+    OURS,
+    PACKAGE,
+    ResultBreach,
+    check_distinct,
+    render_log_name,
+    result_rule,
+)
 from suite.files import render_repr
 from suite.log.record import RunRecord, find_first_on_target
 from suite.log.results_tree import PRUNED
@@ -28,7 +36,7 @@ def check_run_count(result: Result) -> Iterator[ResultBreach]:
         yield None, f"{runs} runs; a time-to-train result of {result.benchmark.name} has exactly {need}"
 
 
-@result_rule("runs-failed", "at most one run of a result fails", f"{HPC} 6; {PACKAGE}")
+@result_rule("runs-failed", "at most one run of a result fails", f"{BENCHMARK_RESULTS}; {PACKAGE}")
 def check_runs_failed(result: Result) -> Iterator[ResultBreach]:
     failed = [run for run in result.judged() if not run.converged] if result.benchmark else []
     if len(failed) > 1:
@@ -36,7 +44,7 @@ def check_runs_failed(result: Result) -> Iterator[ResultBreach]:
         yield None, f"{len(failed)} runs did not converge, one may: {names}"
 
 
-@result_rule("run-failed", "a run that fails counts as the slowest", f"{HPC} 6")
+@result_rule("run-failed", "a run that fails counts as the slowest", BENCHMARK_RESULTS)
 def check_run_failed(result: Result) -> Iterator[ResultBreach]:
     failed = [run for run in result.judged() if not run.converged] if result.benchmark else []
     if len(failed) == 1:
@@ -51,7 +59,7 @@ def check_seed_distinct(result: Result) -> Iterator[ResultBreach]:
     )
 
 
-@result_rule("hyperparameter-drift", "all runs have the same hyperparameters and batch size", HPC)
+@result_rule("hyperparameter-drift", "all runs have the same hyperparameters and batch size", OURS)
 def check_hyperparameter_drift(result: Result) -> Iterator[ResultBreach]:
     if result.benchmark is None or not result.runs:
         return
@@ -102,7 +110,7 @@ def check_strong_pruned(result: Result) -> Iterator[ResultBreach]:
         yield from ((path, "a pruned run of a time-to-train result") for path in result.group.pruned)
 
 
-@result_rule("scale-drift", "all runs used the same number of nodes and accelerators", HPC)
+@result_rule("scale-drift", "all runs used the same number of nodes and accelerators", OURS)
 def check_scale_drift(result: Result) -> Iterator[ResultBreach]:
     what = "nodes x accelerators per node, ranks"
     yield from _check_drift(result.runs, what, lambda run: (run.nodes, run.accelerators_per_node, run.ranks))

@@ -14,16 +14,19 @@ from suite.compliance.rules.package_rules import SYSTEM_FIELDS, list_blank_field
 from suite.compliance.ruleset import read_ruleset
 from suite.log.results_tree import find_logs
 from tests.fixtures.logs import (
+    START_MS,
     Line,
     Lines,
     Mutation,
     chain,
     drop,
+    drop_one,
     edit,
     hpc_run,
     insert,
     move,
     our_run,
+    our_runs,
     results,
     write,
 )
@@ -315,3 +318,71 @@ def test_a_seed_is_asked_for_by_the_rounds_whose_tools_did(tmp_path: Path) -> No
 def test_what_is_inserted_twice_is_still_found(tmp_path: Path) -> None:
     lines = insert(Line("run_start", None, 1_695_000_200_000), before="run_stop")(hpc_run())
     assert found(write(tmp_path / "result_0.txt", lines), "3.0.0", "key-repeated")
+
+
+# A run that diverges, and a run that goes on after the target
+
+
+def diverged(key: str, after: int, value: object) -> Mutation:
+    """Every value of the metric after the first ones is not a number, and the run is aborted."""
+
+    def apply(lines: Lines) -> Lines:
+        places = [index for index, line in enumerate(lines) if line.key == key][after:]
+        changed = list(lines)
+        for index in places:
+            metadata = dict(lines[index].metadata or {})
+            if "metrics" in metadata:
+                metadata["metrics"] = {key: value}
+            changed[index] = Line(key, value, lines[index].time_ms, metadata)
+        return chain(drop("target_accuracy_reached"), edit("run_stop", meta={"status": "aborted"}))(changed)
+
+    return apply
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize("value", [NAN, float("inf"), -float("inf"), "nan", "inf"])
+@pytest.mark.parametrize("after", [0, 1, 2])
+def test_one_run_of_a_result_may_diverge_and_train_on(tmp_path: Path, after: int, value: object) -> None:
+    hpc = results(
+        tmp_path / "hpc", 10,
+        lambda n: (diverged("eval_error", 8 * after, value) if n == 3 else chain())(
+            hpc_run(seed=n + 1, start_ms=1_695_000_000_000 + n * 10**6, epoch_s=5 + 0.01 * n)),
+    )  # fmt: skip
+    ours = our_runs(tmp_path / "ours")
+    long = our_run(seed=77, trial=2, values=(0.42, 0.41, 0.40, 0.38), start_ms=START_MS + 1)
+    write(ours / "result_2.txt", diverged("eval_error", after, value)(long))
+    for verdict in (check([hpc], "3.0.0"), check([ours])):
+        assert verdict.compliant, [item for item in verdict.findings if item.severity == "error"]
+
+
+@pytest.mark.parametrize(
+    "mutation",
+    [
+        drop_one("eval_error", 1),
+        drop_one("eval_error", 12),
+        chain(drop_one("eval_error", 5), drop_one("eval_error", 5)),
+        insert(Line("eval_error", NAN, metadata={"epoch_num": 3}), "eval_stop", 2),
+        insert(Line("eval_error", 0.2, metadata={"epoch_num": 3}), "eval_stop", 2),
+        edit("eval_error", 4, meta={"epoch_num": 3}),
+        edit("eval_error", 4, value=NAN, meta={"epoch_num": 3}),
+        edit("eval_error", 4, value=None),
+        edit("eval_error", 4, value="none"),
+        edit("eval_error", 4, value=[NAN]),
+    ],
+)
+def test_an_evaluation_that_is_missing_or_there_twice_is_found(tmp_path: Path, mutation: Mutation) -> None:
+    path = write(tmp_path / "result_0.txt", mutation(hpc_run()))
+    assert found(path, "3.0.0", "eval-every-epoch")
+
+
+@pytest.mark.parametrize("more", [1, 2, 5])
+@pytest.mark.parametrize("last", [0.11, 0.2])
+def test_a_run_may_go_on_after_the_target(tmp_path: Path, more: int, last: float) -> None:
+    lines = chain(edit("eval_error", 23 - more, value=0.11), edit("eval_error", 23, value=last))(hpc_run())
+    path = write(tmp_path / "result_0.txt", lines)
+    assert check([path], "3.0.0").compliant
+    assert bool(found(path, "3.0.0", "last-eval")) == (last > 0.124)
+    (message,) = found(path, "3.0.0", "late-stop")
+    assert message == f"the target was reached {more} evaluation{'s' * (more > 1)} before the run stopped"

@@ -45,8 +45,45 @@ def test_a_training_log_judged_by_hpc_is_one_line(tmp_path: Path, name: str, ben
 @pytest.mark.parametrize("benchmark", ["resnet", "maskrcnn", "gpt3", "unet3d", "minigo", "ncf"])
 def test_a_log_of_a_training_round_without_ruleset_is_one_line(tmp_path: Path, benchmark: str) -> None:
     lines = edit("submission_benchmark", value=benchmark)(training_run())
-    (finding,) = check([write(tmp_path / "result_0.txt", lines)]).findings
+    verdict = check([write(tmp_path / "result_0.txt", lines)])
+    (finding,) = verdict.findings
     assert finding.message.startswith(f"a log of MLPerf Training ({benchmark!r})")
+    assert verdict.rulesets == ("none",)
+
+
+@pytest.mark.parametrize("round_", ["v4.0", "v4.1", "v0.5", "v2.0", "v3.0", "v1.0", "v7.0"])
+def test_a_training_round_without_ruleset_is_one_line(tmp_path: Path, round_: str) -> None:
+    """MLPerf HPC has rounds v1.0 to v3.0: the folder's name says that they are not meant."""
+    for submitter, benchmark in (("ACME", "llama2_70b_lora"), ("Other", "resnet")):
+        folder = tmp_path / f"training_results_{round_}" / submitter
+        for system in ("big", "small"):
+            lines = edit("submission_benchmark", value=benchmark)(training_run())
+            results(folder / "results" / system / benchmark, 3, lambda n, lines=lines: lines)
+        (folder / "systems").mkdir()
+    verdict = check([tmp_path])
+    (finding,) = verdict.findings
+    assert (finding.rule, finding.severity, Path(finding.file).name) == (
+        "round-known",
+        "error",
+        f"training_results_{round_}",
+    )
+    assert "v5.0, v5.1, v6.0, v6.1" in finding.message
+    assert (verdict.rulesets, verdict.logs, verdict.packages) == (("none",), 12, 2)
+    assert "round-known" not in {item.rule for item in check([tmp_path], "training-5.0.0").findings}
+
+
+@pytest.mark.parametrize(
+    ("name", "ruleset"),
+    [("training_results_v5.0", "training-5.0.0"), ("mlperf_training_results_v5.1", "training-5.1.0"),
+     ("training-results-v6.0", "training-6.0.0"), ("v5.0", "training-5.0.0"), ("v4.0", "training-6.1.0")],
+)  # fmt: skip
+def test_a_training_round_with_a_ruleset_is_judged(tmp_path: Path, name: str, ruleset: str) -> None:
+    folder = tmp_path / name / "ACME"
+    results(folder / "results" / "big" / "llama2_70b_lora", 10, lambda n: training_run(seed=n + 1))
+    (folder / "systems").mkdir()
+    verdict = check([tmp_path])
+    assert verdict.rulesets == (ruleset,)
+    assert "round-known" not in {item.rule for item in verdict.findings}
 
 
 def test_a_folder_of_them_is_one_line_a_log(tmp_path: Path) -> None:
