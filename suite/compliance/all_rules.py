@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import TypeVar
 
 from suite.compliance import selection
-from suite.compliance.forensics import copy_rules, course_rules, provenance_rules
+from suite.compliance.forensics import copy_rules, course_rules, provenance_rules, statement_rules
 from suite.compliance.rules import (
     eval_rules,
     log_rules,
@@ -29,6 +29,8 @@ def _rules_in(kind: type[Kind], *modules: ModuleType) -> tuple[Kind, ...]:
 
 # The order of modules is that of findings in every output, so a new module goes to the end.
 LOG_RULES = _rules_in(LogRule, log_rules, eval_rules, course_rules, mlhpc_rules, stated_rules)
-RESULT_RULES = _rules_in(ResultRule, result_rules, provenance_rules, power_rules, copy_rules, package_rules)
+RESULT_RULES = _rules_in(
+    ResultRule, result_rules, provenance_rules, power_rules, copy_rules, package_rules, statement_rules
+)
 PACKAGE_RULES: tuple[Rule, ...] = (*selection.SELECTION_RULES, *copy_rules.REUSE_RULES, *package_rules.PACKAGE_RULES)
 RULES: Mapping[str, Rule] = {rule.name: rule for rule in (*LOG_RULES, *RESULT_RULES, *PACKAGE_RULES)}

@@ -111,12 +111,12 @@ def _find_redaction_problem(path: Path, logged: Mapping[str, Any]) -> str | None
         at, said, found = open_parts.pop()
         if isinstance(said, Mapping) and isinstance(found, Mapping):
             open_parts += [(f"{at}.{key}".lstrip("."), value, found.get(key)) for key, value in said.items()]
-        elif said != found and said not in ({}, []) and not _may_be_redacted(said, found):
+        elif said != found and said not in ({}, []) and not may_be_redacted(said, found):
             return f"is called redacted, and has {render_repr(at)} = {render_repr(found)}; the log says {render_repr(said)}"
     return None
 
 
-def _may_be_redacted(said: object, found: object) -> bool:
+def may_be_redacted(said: object, found: object) -> bool:
     """Return True if a setting may be the redacted form of another. A log has only the last part of a path."""
     if not isinstance(said, str) or not isinstance(found, str):
         return False

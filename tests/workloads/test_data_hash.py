@@ -62,7 +62,7 @@ HYPER = {"global_batch_size": 16}
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_the_checker_warns_of_other_data_than_the_cards(tmp_path: Path, own: bool) -> None:
+def test_the_checker_refuses_other_data_than_the_cards(tmp_path: Path, own: bool) -> None:
     sha256 = load_descriptor("openfold").card().size("smoke").data_sha256
     lines = edit("data_manifest", value=sha256 if own else "ab" * 32)
     folder = results(
@@ -70,4 +70,4 @@ def test_the_checker_warns_of_other_data_than_the_cards(tmp_path: Path, own: boo
     )
     found = [each for each in check([folder]).findings if each.rule == "data-expected"]
     assert len(found) == (0 if own else 5)
-    assert all(each.severity == "warning" and "abab" in each.message for each in found)
+    assert all(each.severity == "error" and "abab" in each.message for each in found)

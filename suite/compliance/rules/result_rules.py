@@ -85,7 +85,8 @@ def check_data_drift(result: Result) -> Iterator[ResultBreach]:
 @result_rule("config-drift", "all runs have the same model, optimizer and precision in their configuration", OURS)
 def check_config_drift(result: Result) -> Iterator[ResultBreach]:
     for name in ("precision", "gradient_accumulation_steps", "hyperparameters"):
-        known = [(run, run.config[name]) for run in result.runs if run.config is not None and name in run.config]
+        stated = any(run.config is not None and name in run.config for run in result.runs)
+        known = [(run, run.config.get(name)) for run in result.runs if run.config is not None and stated]
         for run, value in known:
             first, first_value = known[0]
             if value != first_value:
@@ -119,6 +120,12 @@ def check_scale_drift(result: Result) -> Iterator[ResultBreach]:
 @result_rule("org-drift", "all runs name the same organisation", OURS)
 def check_org_drift(result: Result) -> Iterator[ResultBreach]:
     yield from _check_drift(result.runs, "submission_org", lambda run: result.organisations[run.path])
+
+
+@result_rule("platform-drift", "all runs state the same submission_status and submission_platform", OURS)
+def check_platform_drift(result: Result) -> Iterator[ResultBreach]:
+    what = "submission_status, submission_platform"
+    yield from _check_drift(result.runs, what, lambda run: (run.submission_status, run.platform))
 
 
 @result_rule("version-drift", "all runs were made by the same version of the suite", OURS)
