@@ -225,9 +225,9 @@ def _launch_all(plan: TrialPlan, ranks: int | None, overrides: tuple[str, ...], 
     if plan.resume:
         info = folder.read_info()
         runs, ranks = info.runs, ranks or info.ranks or 1
-        seed = info.seed
-        if plan.base_seed not in (None, seed):
-            raise InputError(f"{folder.root}: its runs have the seed {seed} (run.json): leave --seed out")
+        seed = info.seed if plan.base_seed is None else plan.base_seed
+        if info.seed not in (None, seed):
+            raise InputError(f"{folder.root}: its runs have the seed {info.seed} (run.json): leave --seed out")
         _check_before_launch(plan, ranks)
     else:
         runs, ranks, seed = plan.runs, ranks or 1, plan.base_seed

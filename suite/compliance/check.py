@@ -5,7 +5,7 @@ It keeps each log's record and findings, not its events. So the largest log boun
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -26,7 +26,7 @@ from suite.compliance.ruleset import (
     list_rulesets,
     read_ruleset,
 )
-from suite.compliance.selection import Breach, SelectedRuleset, select_ruleset
+from suite.compliance.selection import SelectedRuleset, select_ruleset
 from suite.log import mllog
 from suite.log.limits import HEAD_BYTES
 from suite.log.reader import Log, read_events
@@ -82,6 +82,7 @@ _ROUND_FAILURE_RULES = frozenset({"status-true", "run-status"})  # MLPerf HPC's 
 _ALLOWED_FAILURE_NOTE = " (the one run that may fail)"
 _EARLY_FAILURE_RULES = frozenset({"key-missing", "seed-missing"})  # of a run that ended before run_start
 
+_MOST_FINDINGS = 100  # of one rule in one log, one result or one package
 POWER_PREFIX = "power-"  # begins the names of the rules for power readings
 
 JudgedLogs = Mapping[Path, CheckedLog]
@@ -101,7 +102,7 @@ def check(
     """
     findings: list[Finding] = []
     results: list[Result] = []
-    used: list[str] = []
+    used: list[str | None] = []
     seen = SeenRuns()
     packages = logs = 0
     for path in {path.absolute(): path for path in paths}.values():  # a path given twice is checked once
@@ -109,21 +110,21 @@ def check(
         unread = [_make_unreadable_finding(error, path) for error in tree.unread]
         findings += unread
         for package, groups in _group_by_package(tree):
-            selected = SelectedRuleset(ruleset_name) if ruleset_name else select_ruleset(groups, path)
             packages += package is not None
             logs += sum(len(group.logs) + len(group.pruned) for group in groups)
-            if selected.name is None:  # one finding for all packages of a round
-                unjudged = [Finding(rule, "error", str(where), None, text) for rule, where, text in selected.breaches]
-                findings += [finding for finding in unjudged if finding not in findings]
-                continue
-            rules = replace(read_ruleset(selected.name), given=given)
-            used.append(rules.name)
-            # A single file is judged by the rules for one log only.
-            several = None if path.is_file() else seen
-            found, scored = _check_results(package, groups, rules, selected.breaches, several, judged or {})
-            findings += found
-            # What cannot be read below a path may belong to any of its results.
-            results += [replace(result, errors=result.errors + len(unread)) for result in scored if result.runs]
+            try:
+                selected = SelectedRuleset(ruleset_name) if ruleset_name else select_ruleset(groups, path)
+                # A single file is judged by the rules for one log only.
+                several = None if path.is_file() else seen
+                found, scored = _check_results(package, groups, selected, given, several, judged or {})
+            except OSError as error:  # one package never stops the others
+                selected, scored = SelectedRuleset(None), []
+                found = [_make_unreadable_finding(error, package or groups[0].folder)]
+            used.append(selected.name)
+            # One finding says that there is no ruleset, for all packages of a round.
+            findings += found if selected.name else [finding for finding in found if finding not in findings]
+            lost = sum(_may_belong_to(Path(finding.file), package, tree) for finding in unread)
+            results += [replace(result, errors=result.errors + lost) for result in scored if result.runs]
         findings += _check_folder_links(tree)
     if not logs:
         where = ", ".join(str(path) for path in paths)
@@ -131,6 +132,11 @@ def check(
         findings.append(Finding("nothing-checked", "error", where, None, text))
     names = tuple(name for name in list_rulesets() if name in used) or (ruleset_name or "none",)
     return Verdict(names, logs, packages, tuple(findings), tuple(results))
+
+
+def _may_belong_to(unread: Path, package: Path | None, tree: Tree) -> bool:
+    """Return True if what cannot be read may be of this package: it lies in no other one."""
+    return not any(unread.is_relative_to(other) for other in tree.packages if other != package)
 
 
 def find_rulesets_of_logs(path: Path) -> dict[Path, str]:
@@ -146,15 +152,22 @@ def find_rulesets_of_logs(path: Path) -> dict[Path, str]:
 def _check_results(
     package: Path | None,
     groups: Sequence[Group],
-    rules: Ruleset,
-    breaches: Sequence[Breach],
+    selected: SelectedRuleset,
+    given: ExtraReferencePoints | None,
     seen: SeenRuns | None,
     judged: JudgedLogs,
 ) -> tuple[list[Finding], list[Result]]:
     """Judge the results of one package, or of one folder of logs, and the files of the package."""
-    shared = [finding for rule, folder, text in breaches for finding in judge_breach(rules, rule, folder, text)]
+    if selected.name is None:
+        return [Finding(rule, "error", str(where), None, text) for rule, where, text in selected.breaches], []
+    rules = replace(read_ruleset(selected.name), given=given)
+    shared = [
+        finding for rule, folder, text in selected.breaches for finding in judge_breach(rules, rule, folder, text)
+    ]
     judgements = [_check_group(group, rules, seen, judged) for group in groups]
-    of_package = list(_check_package(package, groups, rules)) if package is not None and seen is not None else []
+    of_package: list[Finding] = []
+    if package is not None and seen is not None:
+        of_package = list(_limit_findings(_check_package(package, groups, rules), str(package)))
     findings = list(shared)
     results = []
     for result, own in judgements:
@@ -224,16 +237,30 @@ def _check_log_rules(context: LogContext, file: str) -> Iterator[Finding]:
     for rule in LOG_RULES:
         severity = context.ruleset.severity(rule.name)
         if severity is not None:
-            for line, message in rule.check(context):
-                yield Finding(rule.name, severity, file, line, message)
+            breaches = (Finding(rule.name, severity, file, line, text) for line, text in rule.check(context))
+            yield from _limit_findings(breaches, file)
 
 
 def _check_result_rules(result: Result, prefix: str) -> Iterator[Finding]:
     for rule in RESULT_RULES:
         severity = result.ruleset.severity(rule.name)
         if severity is not None and rule.name.startswith(prefix):
-            for path, message in rule.check(result):
-                yield Finding(rule.name, severity, str(path or result.group.folder), None, message)
+            folder = str(result.group.folder)
+            found = (Finding(rule.name, severity, str(path or folder), None, text) for path, text in rule.check(result))
+            yield from _limit_findings(found, folder)
+
+
+def _limit_findings(findings: Iterable[Finding], file: str) -> Iterator[Finding]:
+    """Yield the first findings of each rule, then one for all others of the rule, at ``file``."""
+    counts: dict[str, tuple[int, Finding]] = {}
+    for finding in findings:
+        number = counts.get(finding.rule, (0, finding))[0] + 1
+        counts[finding.rule] = number, finding
+        if number <= _MOST_FINDINGS:
+            yield finding
+    for number, last in counts.values():
+        if number > _MOST_FINDINGS:
+            yield replace(last, file=file, line=None, message=f"... and {number - _MOST_FINDINGS:,} more")
 
 
 def _check_package(package: Path, groups: Sequence[Group], rules: Ruleset) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from suite.files import open_regular_file, read_bytes, render_repr
+from suite.files import open_regular_file, render_repr
 from suite.log.limits import read_limits
 from suite.log.results_tree import MANIFEST, list_files
 
@@ -24,17 +24,23 @@ def render_package_manifest(package: Path) -> str:
 
 def read_package_manifest(path: Path) -> dict[str, str] | None:
     """Map each relative path to its sha256. None unless the file has the form of sha256sum, and each path once."""
+    found: dict[str, str] = {}
     try:
-        # A limit, because a package may come from anybody.
-        lines = read_bytes(path, read_limits().manifest).decode().splitlines()
+        # A limit, because a package may come from anybody. Line by line, because it may have a million.
+        with open_regular_file(path, read_limits().manifest) as file:
+            for line in file:
+                text = line.decode().rstrip("\r\n")
+                if not text or text.startswith("#"):
+                    continue
+                # sha256sum writes two blanks, or a blank and an asterisk for binary mode, which `mlhpc package` never
+                # writes.
+                sha256, _, name = text.partition("  ")
+                if not name or len(sha256) != _SHA256_DIGITS or name in found:
+                    return None
+                found[name] = sha256
     except (OSError, UnicodeDecodeError):
         return None
-    # sha256sum writes two blanks, or a blank and an asterisk for binary mode, which `mlhpc package` never writes.
-    pairs = [line.split("  ", 1) for line in lines if line and not line.startswith("#")]
-    if any(len(pair) != 2 or len(pair[0]) != _SHA256_DIGITS for pair in pairs):
-        return None
-    found = {name: sha256 for sha256, name in pairs}
-    return found if len(found) == len(pairs) else None
+    return found
 
 
 def compute_sha256(path: Path) -> str:

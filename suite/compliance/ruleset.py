@@ -19,6 +19,8 @@ from suite.compliance.derived import EvalSchedule, ScaledValue
 from suite.descriptor import Descriptor, list_card_files, load_descriptors
 from suite.documents import YamlSource, convert
 from suite.errors import InputError, explain_unknown_name
+from suite.files import read_bytes
+from suite.log.limits import read_limits
 from suite.log.record import RunRecord
 from suite.log.values import convert_to_float
 
@@ -146,9 +148,13 @@ class Benchmark(Target, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class KnownResult(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A published result that was accepted although it breaks rules. There these rules only warn."""
+    """A published result that was accepted although it breaks rules. There these rules only warn.
+
+    ``logs`` is the sha256 of its logs: anybody can write their times.
+    """
 
     result: str
+    logs: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
     rules: dict[str, str]  # the reason by the rule's name
 
 
@@ -228,7 +234,8 @@ class Ruleset:
 
     def known(self, runs: Sequence[RunRecord]) -> KnownResult | None:
         """Find the published result with these runs, if it has known breaches. Its name and folder do not count."""
-        return self.data.known.get(compute_fingerprint(runs)) if self.data.known else None
+        found = self.data.known.get(compute_fingerprint(runs)) if self.data.known else None
+        return found if found is not None and compute_logs_digest(runs) == found.logs else None
 
     def benchmark(self, name: str | None, size: str | None) -> Benchmark | None:
         """Find the benchmark of a name and size. None if the ruleset has none."""
@@ -277,6 +284,15 @@ def compute_fingerprint(runs: Sequence[RunRecord]) -> str:
     """Hash the times at which runs began and ended, which identify a result."""
     times = sorted(f"{run.run_start_s} {run.run_stop_s}" for run in runs)
     return hashlib.sha256("\n".join(times).encode()).hexdigest()
+
+
+def compute_logs_digest(runs: Sequence[RunRecord]) -> str | None:
+    """Hash the bytes of the logs of a result. The order of the logs does not count. None if one cannot be read."""
+    try:
+        digests = sorted(hashlib.sha256(read_bytes(run.path, read_limits().file)).digest() for run in runs if run.path)
+    except OSError:
+        return None
+    return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
 @cache

@@ -27,7 +27,7 @@ class Limits:
 
     file: int = 4 * _GIB
     line: int = 4 * _MIB
-    events: int = 128 * _MIB
+    events: int = 64 * _MIB
     json: int = 4 * _MIB
     manifest: int = 64 * _MIB
 

@@ -181,6 +181,12 @@ def find_results(path: Path, *, partly: bool = False) -> Tree:
     return Tree(path, tuple(groups), tuple(packages), tuple(unread), tuple(skipped))
 
 
+def _list_logs_below(folder: Path) -> Iterator[Path]:
+    """Yield the logs of the results of a system: those below its folders of scenarios or benchmarks."""
+    for here, _, names in list_tree(folder, lambda _: None):
+        yield from (here / name for name in names if here != folder and re.fullmatch(RESULT, name))
+
+
 LINK = "a symbolic link: not followed"
 CODE = "code of a package: its logs are no results"
 
@@ -188,8 +194,9 @@ CODE = "code of a package: its logs are no results"
 def _list_skipped_folders(folder: Path, folders: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield the folders not to walk into, each with the reason. The reason is empty if the user need not know."""
     for name in folders:
-        power = name == POWER and "results" in folder.parts
-        if name in (PRUNED, ".git") or power:  # pruned results and power readings belong to the group above them
+        # Pruned results and power readings belong to the group above them. A system may have such a name too.
+        aside = name in (PRUNED, ".git") or (name == POWER and "results" in folder.parts)
+        if aside and (folder.name != "results" or not any(_list_logs_below(folder / name))):
             yield name, ""
         elif name == "benchmarks" and ("results" in folders or "systems" in folders):
             yield name, CODE
@@ -247,9 +254,11 @@ def list_tree(top: Path, unread: Callable[[OSError], object]) -> Iterator[tuple[
             unread(error)
             continue
         folders = [entry.name for entry in entries if _is_folder(entry)]
+        # An entry knows its kind; a path beyond the system's longest cannot be asked.
+        links = {entry.name for entry in entries if entry.is_symlink()}
         known = set(folders)
         yield here, folders, [entry.name for entry in entries if entry.name not in known]
-        waiting += [here / name for name in reversed(folders) if not (here / name).is_symlink()]
+        waiting += [here / name for name in reversed(folders) if name not in links]
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

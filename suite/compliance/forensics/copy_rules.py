@@ -20,6 +20,7 @@ from suite.compliance.rules.base import (
     render_log_name,
     result_rule,
 )
+from suite.compliance.rules.package_rules import is_same_submitter
 from suite.files import render_repr
 from suite.log.record import RunRecord
 from suite.log.results_tree import PRUNED, Group
@@ -59,7 +60,11 @@ def check_run_repeated(result: Result) -> Iterator[ResultBreach]:
 
 REUSE_RULES: tuple[Rule, ...] = (  # `SeenRuns` applies them
     Rule("run-reused", "no run, nor a copy of it with other time stamps or last digits, counts in two results", OURS),
-    Rule("carried-over", "a result is not also in an earlier package", cite(TRAINING, "10")),
+    Rule(
+        "carried-over",
+        "a result is not also in another round, there by the same submitter and of the same system",
+        cite(TRAINING, "10"),
+    ),
 )
 
 
@@ -94,7 +99,7 @@ class SeenRuns:
                 continue
             other_group, other = earlier
             same_time = other.run_start_s == run.run_start_s
-            if same_time and other_group.package != group.package:
+            if same_time and other_group.package != group.package and _may_be_resubmitted(group, other_group):
                 carried.append(other_group)
             else:
                 # Only an unchanged copy keeps its time stamps.
@@ -107,6 +112,18 @@ class SeenRuns:
                 self._exact[course].setdefault(group.package, (group, run))
         for run, curves in new:
             self._similar[run.benchmark, run.size].add(run, curves)
+
+
+def _may_be_resubmitted(group: Group, other: Group) -> bool:
+    """Return True if a result may be carried over: by the same submitter, of the same system, in another round.
+
+    A run folder is submitted nowhere: its package holds the same runs.
+    """
+    if group.package is None or other.package is None:
+        return True
+    same_round = group.round is not None and group.round == other.round
+    same_system = group.system == other.system
+    return same_system and not same_round and is_same_submitter(group.submitter or "", other.submitter or "")
 
 
 def _is_evidence_of_copy(run: RunRecord, other: RunRecord, what: str) -> bool:

@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from suite import RULESET
+from suite.card import FULL, SizeCard
 from suite.compliance.kept_files import check_kept_files
 from suite.compliance.result import Result, count_trained_samples
 from suite.compliance.rules.base import OURS, ResultBreach, render_log_name, result_rule
+from suite.compliance.ruleset import read_ruleset
 from suite.files import render_duration, render_repr
 from suite.log.provenance import find_config_problem, find_kept_folder
 from suite.log.record import RunRecord
 from suite.log.results_tree import SystemFile
+from suite.log.score import count_peak_use
 from suite.log.values import convert_to_float
 
 # Between the clock of the machine that started the runs and those that ran them.
@@ -28,6 +33,8 @@ _CLOCK_SLACK_S = 600.0
 # All peaks below are generous: the rule is to find forged times, not slow hardware.
 _ACCELERATOR_PEAK_FLOPS = 1e16  # FLOP/s; the fastest of 2025 reach this at 4 bits
 _NODE_PEAK_FLOPS = 1e15  # FLOP/s of a node without accelerators, if its cores are unknown
+_SCALE = ("number_of_nodes", "accelerators_per_node")
+_MODELS = ("cosmoflow", "deepcam", "oc20", "openfold")  # of MLPerf HPC: their cards have the model of the rounds
 _CORE_HZ = 6e9
 _FLOPS_PER_CYCLE, _FLOPS_PER_CYCLE_REDUCED = 128.0, 4096.0  # two 512-bit FMA units, and matrix units at 16 bits
 
@@ -186,26 +193,71 @@ def check_series_complete(result: Result) -> Iterator[ResultBreach]:
         yield None, f"run.json asks for {asked} runs, the package has {there}"
 
 
+@result_rule(
+    "runs-at-once",
+    "time-to-train runs that go on at one moment have together no more nodes than the package has facts of",
+    OURS,
+)
+def check_runs_at_once(result: Result) -> Iterator[ResultBreach]:
+    there = len(result.provenance.sound_facts())
+    nodes = [replace(run, accelerators_per_node=0) for run in result.runs]
+    at_once, claimed = count_peak_use(nodes)
+    if there and not result.weak and at_once > 1 and claimed > there:
+        yield (
+            None,
+            f"{at_once} runs go on at one moment and claim {claimed} nodes; the package has the facts of {there}",
+        )
+
+
 @result_rule("speed-possible", "no run trains faster than its processors can compute", OURS)
 def check_speed_possible(result: Result) -> Iterator[ResultBreach]:
-    card = result.benchmark.card if result.benchmark else None
+    card = find_work_card(result)
     if card is None:
         return
     facts = result.provenance.sound_facts()
     for run in result.runs:
-        samples = count_trained_samples(run, card.eval_every_steps)
-        if not samples or not run.time_to_train_s or run.time_to_train_s <= 0.0:
+        samples, seconds = _count_samples(result, run, card), run.time_to_train_s
+        nodes, accelerators = _find_scale(result, run)
+        if not samples or not seconds or seconds <= 0.0 or nodes is None:
             continue
-        rate = samples * card.training_flops_per_sample / run.time_to_train_s
-        most = (run.nodes or 1) * _compute_peak_flops(run, facts)
+        rate = samples * card.training_flops_per_sample / seconds
+        most = nodes * _compute_peak_flops(run, accelerators, facts)
         if rate > most:
-            yield run.path, f"trains at {rate:.2g} FLOP/s; its {run.nodes or 1} nodes can do at most {most:.2g}"
+            yield run.path, f"trains at {rate:.2g} FLOP/s; its {nodes} nodes can do at most {most:.2g}"
 
 
-def _compute_peak_flops(run: RunRecord, facts: Sequence[SystemFile]) -> float:
+def _find_scale(result: Result, run: RunRecord) -> tuple[int | None, int]:
+    """Return the nodes of a run and the accelerators of a node: the larger of what log and description say."""
+    system = result.system
+    nodes, accelerators = (system.number(name) if system is not None else None for name in _SCALE)
+    found = max(run.nodes or 0, nodes or 0)
+    # Logs of v0.7 state no nodes; a log of this suite without them breaks other rules.
+    unknown = None if result.ruleset.foreign else 1
+    return found or unknown, max(run.accelerators_per_node or 0, accelerators or 0)
+
+
+def find_work_card(result: Result) -> SizeCard | None:
+    """Return the card that says how much work a sample is: the benchmark's own, or the full size of a round's."""
+    benchmark = result.benchmark
+    if benchmark is None or benchmark.card is not None:
+        return None if benchmark is None else benchmark.card
+    if benchmark.name not in _MODELS or not result.closed:  # the open division may train another model
+        return None
+    known = read_ruleset(RULESET).benchmark(benchmark.name, FULL)
+    return None if known is None else known.card
+
+
+def _count_samples(result: Result, run: RunRecord, card: SizeCard) -> float:
+    """Count the samples that a run was trained on."""
+    if result.benchmark is not None and result.benchmark.epoch_counts_samples:
+        return max((epoch.number or 0.0 for epoch in run.epochs if epoch.complete), default=0.0)
+    return count_trained_samples(run, card.eval_every_steps)
+
+
+def _compute_peak_flops(run: RunRecord, accelerators: int, facts: Sequence[SystemFile]) -> float:
     """Return the largest possible FLOP/s of one node."""
-    if run.accelerators_per_node:
-        return run.accelerators_per_node * _ACCELERATOR_PEAK_FLOPS
+    if accelerators:
+        return accelerators * _ACCELERATOR_PEAK_FLOPS
     cores = [convert_to_float(_convert_to_mapping(document.fields.get("cpu")).get("cores")) for document in facts]
     known = [count for count in cores if count]
     if not known:

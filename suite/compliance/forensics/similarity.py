@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -35,7 +36,10 @@ _FEWEST = 3  # values, or durations, that are evidence
 _SMALLEST = 1e-300  # no chance is printed as zero
 _LIMITS = (0.5, 0.2, 0.05, 0.01, 1e-3, 1e-5, 1e-8)  # of the closeness of a stretch, tried in turn
 _WIDTH = 1e-3  # of the hash classes of values, in the logarithm: wider than any change that hides a copy
+# A forged log may have a million evaluations; published runs have at most some hundred.
+_MOST_VALUES = 1000  # of a run that are compared: the first ones
 _MAX_RUNS_PER_CLASS = 32  # runs remembered for one pair of values: more would make the search quadratic
+_MOST_CANDIDATES = 100  # compared value by value: those that share most pairs of values with the run
 
 EVALUATIONS, DURATIONS = "evaluations", "durations between evaluations"
 HashClass = tuple[str, int, int]
@@ -145,7 +149,7 @@ SeriesPair = tuple[Series, Series]
 def build_series(run: RunRecord) -> SeriesPair:
     """Return the evaluations of a run and the durations between them."""
     # All runs share the evaluations before any training.
-    evals = [item for item in run.evals if item.epoch != 0.0 and item.value != 0.0]
+    evals = [item for item in run.evals if item.epoch != 0.0 and item.value != 0.0][:_MOST_VALUES]
     values = tuple(abs(item.value) for item in evals)
     times = [item.time_s for item in evals]
     gaps = tuple(min(max(later - earlier, 1e-3), _LONGEST_S) for earlier, later in pairwise(times))
@@ -204,13 +208,15 @@ class RunIndex(Generic[Owner]):
     def candidates(self, run: SeriesPair) -> Iterator[tuple[Series, int, int]]:
         """Yield (series, number of an earlier series, shift) for each pair of values that nearly equals one here."""
         for series in run:
-            tried: set[tuple[int, int]] = set()
+            shared: Counter[tuple[int, int]] = Counter()  # in the order in which they are found
             for place, key in series.classes:
                 for number, at in self._at.get(key, ()):
-                    shift = at - place
-                    if (number, shift) not in tried and series.may_share_stretch(self._seen[number][1], shift, place):
-                        tried.add((number, shift))
-                        yield series, number, shift
+                    found = number, at - place
+                    if found in shared or series.may_share_stretch(self._seen[number][1], at - place, place):
+                        shared[found] += 1
+            many = len(shared) > _MOST_CANDIDATES
+            best = [found for found, _ in shared.most_common(_MOST_CANDIDATES)] if many else list(shared)
+            yield from ((series, number, shift) for number, shift in best)
 
     def add(self, owner: Owner, run: SeriesPair) -> None:
         """Remember a run."""

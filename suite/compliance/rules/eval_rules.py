@@ -134,11 +134,11 @@ def check_eval_negative(context: LogContext) -> Iterator[LogBreach]:
 def check_eval_closed(context: LogContext) -> Iterator[LogBreach]:
     if mllog.RUN_STOP not in context.by_key:
         return
-    ended = [find_epoch_num(event) for event in context.run.every(mllog.EVAL_STOP)]
-    for event in list(context.run.every(mllog.EVAL_START))[:-1]:
+    ended = Counter(find_epoch_num(event) for event in context.run.every(mllog.EVAL_STOP))
+    for event in context.run.every(mllog.EVAL_START)[:-1]:
         number = find_epoch_num(event)
-        if number in ended:
-            ended.remove(number)
+        if ended[number]:
+            ended[number] -= 1
         elif number is not None:  # rule eval-epoch reports the others
             yield event.line, f"the evaluation of epoch {number:g} has no eval_stop"
             return

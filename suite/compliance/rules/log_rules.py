@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 from suite.card import render_metric_value
 from suite.compliance.rules.base import (
@@ -46,6 +47,8 @@ _STEMS = (mllog.INIT, mllog.STAGING, mllog.RUN, mllog.EPOCH, mllog.BLOCK)
 _TIMED_KEYS = _EVAL_KEYS | {f"{stem}_{side}" for stem in _STEMS for side in ("start", "stop")}
 _CLOCKS_DIFFER_S = 0.01  # processes of one run that write into one log are rarely further apart
 _CLOCK_STEP_S = 0.001  # time stamps are milliseconds
+# ntpd sets a clock back if it is off by 0.128 s, and slews smaller steps; no published log goes back by as much in all.
+_MOST_STEPS_BACK_S = 1.0
 _LONGEST_GAP_S = 1.0  # between init_stop and run_start; a barrier takes less
 _YEAR_2000_MS, _YEAR_2100_MS = 946_684_800_000, 4_102_444_800_000
 
@@ -197,15 +200,42 @@ def check_run_time(context: LogContext) -> Iterator[LogBreach]:
         yield stop.line, f"run_stop is {render_duration(-seconds)} before run_start: the run has no time"
 
 
-@log_rule("clock-jump", "time stamps never jump back by more than a minute", OURS)
+@log_rule("clock-jump", "time stamps never jump back by more than a minute, nor in all by more than 1 s", OURS)
 def check_clock_jump(context: LogContext) -> Iterator[LogBreach]:
     if context.in_time_order:
+        return
+    # The clock may not be paused: each step back takes its seconds out of the run.
+    steps = list(_list_steps_back(context))
+    total = sum(seconds for _, seconds in steps)
+    if total > _MOST_STEPS_BACK_S:
+        yield steps[0][0], f"time goes back {len(steps)} times, by {render_duration(total)} in all"
         return
     for line, seconds, text in _find_backward_steps(_list_run_events(context)):
         # Smaller steps are corrections of the clock, which rule clock-order reports.
         if seconds > 60.0:
             yield line, text
             return
+
+
+def _list_steps_back(context: LogContext) -> Iterator[tuple[int, float]]:
+    """Yield (line, seconds) of each event that is earlier than the one before it, beyond what clocks of ranks differ."""
+    many = context.ruleset.data.many_writers
+    events = _list_timed_events(_list_run_events(context)) if many else context.log.events
+    least = _CLOCKS_DIFFER_S if many else _CLOCK_STEP_S
+    for before, event in pairwise(events):
+        seconds = (before.time_ms - event.time_ms) / 1e3
+        if seconds > least:
+            yield event.line, seconds
+
+
+@log_rule("run-once", "a log has one run_start and one run_stop; ranks that log it too do so within 1 s", OURS)
+def check_run_once(context: LogContext) -> Iterator[LogBreach]:
+    for key in (mllog.RUN_START, mllog.RUN_STOP):
+        events = context.by_key.get(key, [])
+        other = next((event for event in events if abs(event.time_ms - events[0].time_ms) > _LONGEST_GAP_S * 1e3), None)
+        if other is not None:
+            apart = render_duration(abs(other.time_ms - events[0].time_ms) / 1e3)
+            yield other.line, f"{key} is logged {len(events)} times, {apart} apart"
 
 
 @log_rule("clock-unit", "time stamps are Unix time in milliseconds, of a year from 2000 to 2099", LOGGING)

@@ -226,10 +226,10 @@ def check_metric_agrees(context: LogContext) -> Iterator[LogBreach]:
             other = render_repr(metrics.get(benchmark.metric))
             yield event.line, f"{benchmark.metric} is {render_repr(event.value)} and in its own metadata {other}"
             return
-    reached = [item for item in context.record.evals if benchmark.reached(item.value)]
+    reached = {(item.value, item.epoch) for item in context.record.evals if benchmark.reached(item.value)}
+    reached |= {(value, None) for value, _ in reached}
     for event in context.by_key.get(mllog.TARGET_ACCURACY_REACHED, ()):
-        epoch = find_epoch_num(event)
-        if not any(is_same_value(event.value, item.value) and epoch in (None, item.epoch) for item in reached):
+        if (convert_to_float(event.value), find_epoch_num(event)) not in reached:
             what = f"{event.key} = {render_repr(event.value)}"
             yield event.line, f"{what}: no evaluation that reaches the target has this value"
 

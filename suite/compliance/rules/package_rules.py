@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -137,7 +138,7 @@ def check_submitter_agrees(result: Result) -> Iterator[ResultBreach]:
         return
     stated, folder = result.system.fields.get("submitter"), result.group.submitter or ""
     # Published packages spell a submitter in several ways; ours are made by one command.
-    agrees = _is_same_submitter if result.ruleset.foreign else str.__eq__
+    agrees = is_same_submitter if result.ruleset.foreign else str.__eq__
     names = [folder]
     if isinstance(stated, str) and agrees(stated, folder):
         names.append(stated)
@@ -157,18 +158,25 @@ def check_submitter_late(result: Result) -> Iterator[ResultBreach]:
         yield None, f"{len(late)} of {len(result.runs)} logs name no submitter; the package states {name} late"
 
 
-def _is_same_submitter(name: str, other: str) -> bool:
+def is_same_submitter(name: str, other: str) -> bool:
     """True if two names mean one submitter: TACC and tacc, or a joint one such as Fujitsu/RIKEN and Fujitsu+RIKEN.
 
     The words of a short name may be the first words of the full name.
     """
-    pairs = [(one, two) for one in _split_submitters(name) for two in _split_submitters(other)]
-    return any(one and two and (one[: len(two)] == two or two[: len(one)] == one) for one, two in pairs)
+    some, others = _split_submitters(name), _split_submitters(other)
+    return _begins_one_of(some, others) or _begins_one_of(others, some)
 
 
-def _split_submitters(name: str) -> list[list[str]]:
-    """Split a name into submitters, and each into its words."""
-    return [re.findall(r"\w+", part.casefold()) for part in re.split(r"[/+&,]", name)]
+def _split_submitters(name: str) -> list[str]:
+    """Split a name into submitters, sorted, each as its words with a blank after each."""
+    found = ["".join(f"{word} " for word in re.findall(r"\w+", part.casefold())) for part in re.split(r"[/+&,]", name)]
+    return sorted(filter(None, found))
+
+
+def _begins_one_of(some: Sequence[str], others: Sequence[str]) -> bool:
+    """True if one text begins another, which in sorted order is the first one that is not before it."""
+    places = ((text, bisect_left(others, text)) for text in some)
+    return any(place < len(others) and others[place].startswith(text) for text, place in places)
 
 
 @result_rule(

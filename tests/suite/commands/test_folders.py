@@ -13,6 +13,7 @@ from suite.launch.ranks import start_ranks
 from suite.log.run_folder import RunFolder, find_continue_command
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import our_run, write
+from tests.fixtures.reproduction import left_by_run
 from tests.fixtures.runs import run_folder
 
 RUN = ("run", "cosmoflow", "--size", "smoke")
@@ -46,6 +47,15 @@ def test_a_folder_to_resume_that_is_not_there_is_named_with_what_may_be_meant(tm
         other = mlhpc("run", "cosmoflow", *words, "--resume", "-o", tmp_path)
         assert f"{tmp_path}: no run folder (no run.json); --resume continues" in other.stderr
     assert f"{tmp_path}/none: does not exist" in mlhpc("status", tmp_path / "none").stderr
+
+
+def test_a_folder_is_resumed_with_its_own_seed(tmp_path: Path) -> None:
+    folder = left_by_run(tmp_path / "first")
+    info = folder / "run.json"
+    info.write_text(info.read_text().replace('"seed": null', '"seed": 5'))
+    done = mlhpc("run", "cosmoflow", "--resume", "--seed", "7", "-o", folder)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "its runs have the seed 5 (run.json): leave --seed out" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,10 @@ from pathlib import Path
 import pytest
 
 from suite.compliance.check import check
+from suite.compliance.forensics.similarity import RunIndex, build_series
+from suite.compliance.rules.package_rules import is_same_submitter
 from suite.files import encode_csv_cell, print_line, render_printable
+from suite.log.record import MetricValue, RunRecord
 from suite.log.results_tree import find_results
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import Line, hpc_run, insert, our_run, write
@@ -333,3 +336,91 @@ def test_what_a_terminal_acts_on_is_replaced(capsys: pytest.CaptureFixture[str])
 )
 def test_cells_that_a_spreadsheet_would_run_are_made_text(value: object, cell: object) -> None:
     assert encode_csv_cell(value) == cell
+
+
+# Limits: one finding says what was left out, and one submitter never stops the others
+
+
+def make_deeper_than_path_max(folder: Path) -> None:
+    """A log whose path is longer than the system takes."""
+    folder.mkdir(parents=True)
+    with contextlib.chdir(folder):
+        for _ in range(30):
+            Path("d" * 200).mkdir()
+            os.chdir("d" * 200)
+        Path("result_0.txt").write_text("x")
+
+
+def remove_deep(folder: Path) -> None:
+    """Remove such a tree, which shutil.rmtree and so pytest cannot."""
+    depth = 0
+    with contextlib.chdir(folder):
+        while Path("d" * 200).is_dir():
+            os.chdir("d" * 200)
+            depth += 1
+        Path("result_0.txt").unlink()
+        for _ in range(depth):
+            os.chdir("..")
+            Path("d" * 200).rmdir()
+
+
+@pytest.mark.parametrize("place", ["results", "systems", "benchmarks", "results/big/strong/cosmoflow"])
+def test_a_path_that_is_too_long_stops_no_other_submitter(tmp_path: Path, place: str) -> None:
+    (tmp_path / "round").mkdir()
+    good = example(tmp_path / "made").rename(tmp_path / "round" / "ACME")
+    bad = tmp_path / "round" / "Deep"
+    for name in ("results", "systems"):
+        (bad / name).mkdir(parents=True, exist_ok=True)
+    make_deeper_than_path_max(bad / place / "deep")
+    try:
+        verdict = check([tmp_path / "round"])
+        assert {result.group.package for result in verdict.results if result.valid} == {good}
+        named = {Path(item.file) for item in verdict.findings if item.severity == "error"}
+        assert all(bad == path or bad in path.parents for path in named), named
+        assert place == "benchmarks" or any(item.rule == "folder-unread" for item in verdict.findings)
+    finally:
+        remove_deep(bad / place / "deep")
+
+
+@pytest.mark.parametrize(("count", "listed"), [(99, 99), (100, 100), (101, 101), (5000, 101)])
+def test_a_manifest_of_many_names_is_a_hundred_findings_and_one(tmp_path: Path, count: int, listed: int) -> None:
+    package = example(tmp_path)
+    with (package / "manifest.sha256").open("a") as file:
+        file.writelines(f"{'0' * 64}  gone/{number}\n" for number in range(count))
+    found = [item for item in check([package]).findings if item.rule == "manifest-changed"]
+    assert len(found) == listed
+    assert (found[-1].message == f"... and {count - 100:,} more") == (count > 100)
+
+
+def test_a_log_with_many_mistakes_of_one_kind_is_a_hundred_findings_and_one(tmp_path: Path) -> None:
+    parts = [event("epoch_start", 10**6 + i, epoch_num=i) + event("epoch_stop", i, epoch_num=i) for i in range(3, 400)]
+    path = tmp_path / "result_0.txt"
+    path.write_text(in_a_run([f"{key}\n" for part in parts for key in part.splitlines()]))
+    rules = [item.rule for item in check([path], "3.0.0").findings]
+    assert max(rules.count(rule) for rule in rules) <= 101
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "same"),
+    [
+        (" ".join(f"a{n}" for n in range(2000)), "/".join(f"b{n}" for n in range(3000)), False),
+        ("/".join(["ab"] * 3000), "+".join(["ba"] * 3000), False),
+        ("/".join(["ab c"] * 2000), "+".join(["x", *["ab"] * 2000]), True),
+        ("ab " * 4000, "ab " * 4000 + "x", True),
+        ("+" * 8000, "/" * 8000, False),
+    ],
+)
+def test_names_of_submitters_may_be_long(name: str, other: str, same: bool) -> None:
+    """46 s and 3.6 GB once."""
+    assert is_same_submitter(name, other) is same
+
+
+@pytest.mark.parametrize("value", [lambda n: 0.5 + n % 7 / 10, lambda n: 0.5 + n * 7919 % 10007 / 1e5, lambda n: 0.5])
+def test_the_search_for_copies_compares_few_pairs_of_runs(value: Callable[[int], float]) -> None:
+    evals = tuple(MetricValue(n + 1.0, value(n), 10.0 * n + n % 3, n) for n in range(20_000))
+    curves = build_series(RunRecord(evals=evals))
+    seen: RunIndex[int] = RunIndex()
+    for owner in range(5):
+        seen.add(owner, curves)
+    assert max(len(series.numbers) for series in curves) <= 1000
+    assert sum(1 for _ in seen.candidates(curves)) <= 200

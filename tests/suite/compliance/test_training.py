@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from suite.compliance import rcp_limit
 from suite.compliance.check import check, check_log
 from suite.compliance.derived import EvalSchedule
 from suite.compliance.ruleset import list_rulesets, read_ruleset
-from tests.fixtures.logs import Line, drop, edit, hpc_run, our_run, results, write
+from tests.fixtures.logs import Line, Lines, Mutation, drop, edit, hpc_run, our_run, results, write
 from tests.fixtures.mutations import Case
 from tests.fixtures.systems import system_fields
 from tests.fixtures.training import START_MS, training, training_run
@@ -359,3 +360,35 @@ def test_a_run_that_logs_no_seed_is_an_error_of_the_result(tmp_path: Path) -> No
     path = folder / "results" / "big" / "llama2_70b_lora" / "result_3.txt"
     write(path, drop("seed")(training_run(seed=4, evals=9)))
     assert errors(folder) == {"seed-missing"}
+
+
+def with_rates(factor: float, faster: float = 1.0) -> Mutation:
+    """A rate beside each evaluation, ``factor`` times the true one, of a run whose times were then made shorter."""
+
+    def apply(lines: Lines) -> Lines:
+        start = next(line.time_ms for line in lines if line.key == "run_start")
+        result: Lines = []
+        for line in lines:
+            at = start + (line.time_ms - start) * faster if line.time_ms > start else line.time_ms
+            if line.key == "block_stop":
+                rate = {"throughput": factor * 384 / 30.0}
+                result.append(Line("tracked_stats", rate, at, {"samples_count": (line.metadata or {})["samples_count"]}))
+            result.append(replace(line, time_ms=at))
+        return result
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("factor", "faster", "legal"),
+    [
+        (1.0, 1.0, True), (1.1, 1.0, True), (0.95, 1.0, True), (30.0, 1.0, True), (1000.0, 1.0, True),
+        (1.0, 0.9, True), (1.0, 2.0, True), (1.2, 0.8, True), (0.8, 1.0, True), (1e6, 0.001, True),
+        (1.0, 0.1, False), (1.0, 0.3, False), (1.0, 0.5, False), (1.0, 0.01, False), (0.3, 1.0, False),
+        (0.1, 1.0, False), (1.1, 0.1, False), (2.0, 0.2, False), (0.9, 0.45, False), (1.0, 0.001, False),
+    ],
+)  # fmt: skip
+def test_a_training_run_is_no_faster_than_its_rates(tmp_path: Path, factor: float, faster: float, legal: bool) -> None:
+    path = write(tmp_path / "result_0.txt", with_rates(factor, faster)(training_run(evals=9)))
+    found = [item.rule for item in check_log(path, read_ruleset("training-5.0.0")).findings if item.severity == "error"]
+    assert ("throughput-run" not in found) == legal

@@ -1,0 +1,206 @@
+"""Whose runs a result holds: carried over by its submitter, of another, too fast for its machine, or judged by nobody."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from suite.compliance.check import Verdict, check
+from suite.log.results_tree import find_results
+from tests.fixtures.logs import START_MS, Lines, Mutation, chain, drop, edit, hpc_run, our_runs, results
+from tests.fixtures.runs import describe
+from tests.fixtures.systems import system_fields
+
+BEGIN_MS = 1_695_000_000_000
+
+
+def package(
+    root: Path, submitter: str = "ACME", system: str = "big", change: Mutation | None = None, **fields: str
+) -> Path:
+    """A package of one CosmoFlow result of the last round."""
+    folder = root / submitter
+
+    def run(n: int) -> Lines:
+        named = edit("submission_org", value=submitter)
+        return chain(named, *([change] if change else []))(
+            hpc_run(seed=n + 1, start_ms=BEGIN_MS + n * 10**6, epoch_s=5 + 0.01 * n)
+        )
+
+    results(folder / "results" / system / "strong" / "cosmoflow", 10, run)
+    (folder / "systems").mkdir(parents=True)
+    described = system_fields(submitter=submitter, **fields)
+    (folder / "systems" / f"{system}.json").write_text(json.dumps(described))
+    return folder
+
+
+def rules(verdict: Verdict) -> dict[str, str]:
+    """The severity of each rule that found something."""
+    return {finding.rule: finding.severity for finding in verdict.findings}
+
+
+other_seeds = edit("seed", value=4711)
+other_platform = edit("submission_platform", value="other")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("hpc_results_v2.0/ACME", "hpc_results_v3.0/Thief"),
+        ("hpc_results_v3.0/ACME", "hpc_results_v3.0/Thief"),
+        ("hpc_results_v2.0/ACME", "mine/Thief"),
+        ("hpc_results_v2.0/Fujitsu+RIKEN", "hpc_results_v3.0/Thief"),
+        ("hpc_results_v2.0/Dell", "hpc_results_v3.0/Delling"),
+    ],
+)
+@pytest.mark.parametrize("disguise", [chain(), other_seeds, chain(other_seeds, other_platform)])
+def test_runs_of_another_submitter_are_an_error(tmp_path: Path, first: str, second: str, disguise: Mutation) -> None:
+    staged = drop("staging_start", "staging_stop")
+    for place, change in ((first, staged), (second, chain(staged, disguise))):
+        package(tmp_path / Path(place).parent, Path(place).name, change=change)
+    found = rules(check([tmp_path]))
+    assert found.get("run-reused") == "error"
+    assert "carried-over" not in found
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "system", "carried"),
+    [
+        ("hpc_results_v2.0/ACME", "hpc_results_v3.0/ACME", "big", True),
+        ("hpc_results_v2.0/TACC", "hpc_results_v3.0/tacc", "big", True),
+        ("hpc_results_v1.0/LBNL", "hpc_results_v3.0/HPE+LBNL", "big", True),
+        ("hpc_results_v2.0/ACME", "new/ACME", "big", True),
+        ("a/ACME", "b/ACME", "big", True),
+        ("hpc_results_v2.0/ACME", "hpc_results_v3.0/ACME", "small", False),
+        ("x/hpc_results_v3.0/ACME", "y/hpc_results_v3.0/ACME", "big", False),
+    ],
+)
+def test_a_result_is_carried_over_by_its_submitter_of_its_system(
+    tmp_path: Path, first: str, second: str, system: str, carried: bool
+) -> None:
+    staged = drop("staging_start", "staging_stop")
+    package(tmp_path / Path(first).parent, Path(first).name, change=staged)
+    package(tmp_path / Path(second).parent, Path(second).name, system, change=staged)
+    found = rules(check([tmp_path]))
+    assert found.get("carried-over") == ("info" if carried else None)
+    assert found.get("run-reused") == (None if carried else "error")
+
+
+def test_a_run_folder_beside_its_package_is_no_theft(tmp_path: Path) -> None:
+    runs = our_runs(tmp_path / "runs")
+    copy = tmp_path / "ACME" / "results" / "bed" / "strong" / "cosmoflow"
+    copy.mkdir(parents=True)
+    (tmp_path / "ACME" / "systems").mkdir()
+    for path in runs.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    assert "run-reused" not in rules(check([tmp_path]))
+
+
+@pytest.mark.parametrize("name", [".git", "power", "pruned_results"])
+def test_a_system_of_any_name_is_judged(tmp_path: Path, name: str) -> None:
+    folder = package(tmp_path, system=name)
+    verdict = check([folder])
+    assert verdict.logs == 10
+    assert "number_of_nodes" not in str(verdict.findings)
+    log = next(folder.rglob("result_3.txt"))
+    log.write_text("nothing")
+    assert "log-empty" in rules(check([folder]))
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["results/.git/objects/ab/cd", "results/.git/HEAD", "results/big/strong/cosmoflow/power/result_0/node_0.txt",
+     "results/big/strong/cosmoflow/.git/x", "results/big/strong/cosmoflow/pruned_results/notes.md", ".git/config"],
+)  # fmt: skip
+def test_folders_beside_results_are_no_results(tmp_path: Path, path: str) -> None:
+    folder = package(tmp_path)
+    before = [group.folder for group in find_results(folder).groups]
+    (folder / path).parent.mkdir(parents=True, exist_ok=True)
+    (folder / path).write_text("x")
+    assert [group.folder for group in find_results(folder).groups] == before
+
+
+# Speed
+
+
+def faster(factor: float) -> Mutation:
+    def apply(lines: Lines) -> Lines:
+        start = next(line.time_ms for line in lines if line.key == "run_start")
+        return [replace(line, time_ms=start + max(0.0, line.time_ms - start) * factor if line.time_ms > start else line.time_ms)
+                for line in lines]  # fmt: skip
+
+    return apply
+
+
+Case = tuple[str, float, dict[str, int], bool]
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "factor", "changed", "possible"),
+    [
+        ("deepcam", 1.0, {}, True),
+        ("deepcam", 1e-4, {}, False),
+        ("deepcam", 1e-3, {"number_of_nodes": 1}, False),
+        ("cosmoflow", 1.0, {}, True),
+        ("cosmoflow", 1e-5, {"number_of_nodes": 1}, False),
+        ("oc20", 1.0, {}, True),
+        ("oc20", 1e-5, {"number_of_nodes": 1}, False),
+        ("openfold", 1.0, {}, True),
+        ("openfold", 1e-5, {"number_of_nodes": 1}, False),
+        ("deepcam", 1e-3, {"number_of_nodes": 1, "accelerators_per_node": 0}, False),
+    ],
+)
+def test_a_round_has_a_bound_of_speed_too(
+    tmp_path: Path, benchmark: str, factor: float, changed: dict[str, int], possible: bool
+) -> None:
+    edits = [edit(key, value=value) for key, value in changed.items()]
+    runs = {"deepcam": 5, "oc20": 5}.get(benchmark, 10)
+    folder = results(tmp_path, runs, lambda n: chain(*edits, faster(factor))(
+        hpc_run(benchmark, seed=n + 1, start_ms=BEGIN_MS + n * 10**6)))  # fmt: skip
+    assert ("speed-possible" not in rules(check([folder], "3.0.0"))) == possible
+
+
+def test_the_open_division_may_train_another_model(tmp_path: Path) -> None:
+    change = chain(edit("submission_division", value="open"), faster(1e-5))
+    folder = results(tmp_path, 5, lambda n: change(hpc_run("deepcam", seed=n + 1, start_ms=BEGIN_MS + n * 10**6)))
+    assert "speed-possible" not in rules(check([folder], "3.0.0"))
+
+
+@pytest.mark.parametrize(
+    ("apart_ms", "nodes", "possible"),
+    [
+        (0, 1, False),
+        (1000, 1, False),
+        (5000, 1, False),
+        (0, 4, False),
+        (0, 5, True),
+        (100_000, 1, True),
+        (20_000, 1, True),
+    ],
+)
+def test_runs_at_once_have_nodes_of_their_own(tmp_path: Path, apart_ms: int, nodes: int, possible: bool) -> None:
+    begin: Callable[[int], int] = lambda n: START_MS + n * apart_ms  # noqa: E731
+    folder = tmp_path / "runs"
+    our_runs(folder)
+    for n, path in enumerate(sorted(folder.glob("result_*.txt"))):
+        text = path.read_text()
+        for line in set(text.splitlines()):
+            event = json.loads(line.removeprefix(":::MLLOG "))
+            moved = event | {"time_ms": event["time_ms"] - (START_MS + n * 100_000) + begin(n)}
+            text = text.replace(line, f":::MLLOG {json.dumps(moved)}")
+        path.write_text(text)
+    describe(folder, nodes=nodes)
+    place = (
+        tmp_path / "ACME" / "benchmarks" / "cosmoflow" / "implementations" / "mlhpc-1" / "bed" / "strong" / "provenance"
+    )
+    place.mkdir(parents=True)
+    kept = tmp_path / "ACME" / "results" / "bed" / "strong" / "cosmoflow"
+    kept.mkdir(parents=True)
+    (tmp_path / "ACME" / "systems").mkdir()
+    for path in folder.glob("result_*.txt"):
+        path.rename(kept / path.name)
+    folder.rename(place / "run_0")
+    assert ("runs-at-once" not in rules(check([tmp_path / "ACME"]))) == possible
