@@ -270,7 +270,9 @@ def _read_fact(part: str, name: str, fields: Mapping[str, Any]) -> float | None:
 def _list_core_counts(fields: Mapping[str, Any]) -> list[float] | None:
     """List what a description may call the cores: those of a processor, or of the node; without or with threads."""
     cores, threads, sockets = (_read_fact("cpu", name, fields) for name in ("cores", "threads", "sockets"))
-    return [count / each for count in (cores, threads or cores) if count for each in (1.0, sockets or 1.0)] or None
+    if not cores or not sockets:
+        return None
+    return [count / each for count in (cores, threads or cores) for each in (1.0, sockets)]
 
 
 def _read_system(name: str, kept: KeptRun) -> object:
@@ -322,6 +324,8 @@ RESULT_STATEMENTS = (
     OURS,
 )
 def check_statements_agree(result: Result) -> Iterator[ResultBreach]:
+    if not result.runs:
+        return
     folders = [document.path.parent for document in result.provenance.infos]
     whole = KeptRun(result, None, folders[0] if folders else None)
     yield from _walk(whole, RESULT_STATEMENTS)

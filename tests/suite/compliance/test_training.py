@@ -372,7 +372,9 @@ def with_rates(factor: float, faster: float = 1.0) -> Mutation:
             at = start + (line.time_ms - start) * faster if line.time_ms > start else line.time_ms
             if line.key == "block_stop":
                 rate = {"throughput": factor * 384 / 30.0}
-                result.append(Line("tracked_stats", rate, at, {"samples_count": (line.metadata or {})["samples_count"]}))
+                result.append(
+                    Line("tracked_stats", rate, at, {"samples_count": (line.metadata or {})["samples_count"]})
+                )
             result.append(replace(line, time_ms=at))
         return result
 

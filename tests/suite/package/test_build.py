@@ -140,7 +140,9 @@ def test_runs_of_several_folders_make_one_result(tmp_path: Path) -> None:
     for n in range(2):
         write(
             second / f"result_{n}.txt",
-            our_run(seed=500 + n, start_ms=1_790_005_000_000 + n, epoch_s=2.7 + n, values=(0.43 + n / 100, 0.35)),
+            our_run(
+                seed=500 + n, start_ms=1_790_005_000_000 + n * 100_000, epoch_s=2.7 + n, values=(0.43 + n / 100, 0.35)
+            ),
         )
     built = build_package([first, second], system="bed", out=tmp_path / "out" / "ACME")
     assert check([built.folder]).compliant
@@ -347,7 +349,7 @@ def test_an_aborted_run_is_packaged_and_counts_as_the_one_that_may_fail(tmp_path
     run = run_folder(tmp_path / "a")
     write(
         run / "result_1.txt",
-        edit("run_stop", meta={"status": "aborted"})(our_run(values=(0.5,), seed=321, start_ms=START_MS + 5)),
+        edit("run_stop", meta={"status": "aborted"})(our_run(values=(0.5,), seed=321, start_ms=START_MS + 100_005)),
     )
     built = build_package([run], system="bed", out=tmp_path / "out" / "ACME")
     verdict = check([built.folder])
