@@ -1,5 +1,5 @@
 """Every shipped plan of every workload on 2, 4 and 8 ranks against the unsplit run: 20 steps in float64, as a table.
-OpenFold's plan sharded takes 8 steps, because 20 last longer than 5 minutes.
+OpenFold takes 8 steps with shard: three took 107 s on a busy machine.
 
     python benchmarks/every_plan.py --data DIR -o TABLE [--only WORKLOAD ...] [--plan PLAN ...]
 
