@@ -220,7 +220,7 @@ BROKEN_FIGURES = {
     ),
     "no question": (
         {"strange.py": FIGURE.replace("QUESTION, ", "")},
-        "figure 'strange' of package stranger is left out: View.__init__() missing 1 required",
+        "figure 'strange' of package stranger is left out: TypeError: View.__init__() missing 1 required",
     ),
     "not importable": (
         {"strange.py": "import nothing_there"},
@@ -228,7 +228,7 @@ BROKEN_FIGURES = {
     ),
     "no views": (
         {"strange.py": "TITLE = 'x'"},
-        "figure 'strange' of package stranger is left out: stranger.figures.strange lacks",
+        "figure 'strange' of package stranger is left out: figure module stranger.figures.strange has no VIEWS",
     ),
     "package missing": ({}, "figure 'stranger' of package stranger is left out"),
 }
