@@ -208,6 +208,7 @@ const acts = {
     return {
       without: svgs.filter(([view, text]) => text !== `${view.dataset.title}. ${view.querySelector(".answer").textContent}`).map(([view, text]) => view.id + text),
       charts: svgs.length,
+      fits: [...document.querySelectorAll(".summary > .scroll")].every(box => box.scrollWidth <= box.clientWidth),
       skipped: levels.filter((level, place) => level > (levels[place - 1] ?? 0) + 1).length,
     };
   },

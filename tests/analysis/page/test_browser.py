@@ -249,6 +249,10 @@ def test_charts_have_texts_and_headings_are_in_order(used: dict[str, Any]) -> No
     assert told["skipped"] == 0
 
 
+def test_the_first_table_needs_no_scrolling(used: dict[str, Any]) -> None:
+    assert used["texts"]["fits"]
+
+
 @pytest.mark.parametrize("width", [1400, 400])
 def test_filters_stay_in_sight_and_cover_no_heading(rich: Report, tmp_path: Path, width: int) -> None:
     told = act(rich, tmp_path, "sticky", width=width)["sticky"]
