@@ -42,7 +42,8 @@ def test_the_site_builds_and_every_link_leads_somewhere(
 
     page, pictures = drawn_gallery
     monkeypatch.setattr(gallery, "example", lambda folder: None)
-    monkeypatch.setattr(gallery, "page", lambda example: page)
+    monkeypatch.setattr(gallery, "screenshots", lambda example, folder: {})
+    monkeypatch.setattr(gallery, "page", lambda example, shots: page)
     monkeypatch.setattr(gallery, "pictures", lambda example: pictures)
     with caplog.at_level(logging.WARNING, "mkdocs"):
         build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path / "site"), strict=False))
