@@ -58,14 +58,15 @@ def test_the_page_has_a_place_for_every_finding_to_link_to() -> None:
 
 def test_a_rule_is_explained_with_source_severities_thresholds_and_how_to_mend() -> None:
     text = explain_rule("init-limit")
-    assert "source: hpc_training_rules.adoc 5.1" in text
-    assert "closed 30 minutes, open 240 minutes in 0.7.0" in text
+    assert "source: training_rules.adoc 11 (Run Results)" in text
+    assert "init minutes in 0.7.0, " in text
+    assert ": closed 30 minutes, open 240 minutes" in text
     assert "to mend: " in text
     assert "published rules: " in text
     assert "why: " in explain_rule("clock-jump")
     assert RULES["clock-jump"].source == OURS
     assert "cosmoflow 10, deepcam 5" in explain_rule("run-count")
-    assert "one-sided t test at 0.999 in mlhpc-1.0" in explain_rule("rcp-speed")
+    assert "rcp confidence in mlhpc-1.0: one-sided t test at 0.999" in explain_rule("rcp-speed")
 
 
 def test_the_command_lists_and_explains_rules() -> None:

@@ -176,5 +176,6 @@ def test_a_continued_folder_keeps_its_base_seed(tmp_path: Path, monkeypatch: pyt
     folder = tmp_path / "run"
     assert mlhpc("run", "cosmoflow", "--size", "smoke", "--seed", 7, "-o", folder).returncode == 0
     assert mlhpc("run", "cosmoflow", "-o", folder, "--resume").returncode == 0
-    assert mlhpc("run", "cosmoflow", "-o", folder, "--resume", "--seed", 9).returncode == 0
-    assert seeds == [7, 7, 9]
+    other = mlhpc("run", "cosmoflow", "-o", folder, "--resume", "--seed", 9)  # run.json states the seed of all runs
+    assert (other.returncode, seeds) == (2, [7, 7])
+    assert other.stderr == f"mlhpc: {folder}: its runs have the seed 7 (run.json): leave --seed out\n"
