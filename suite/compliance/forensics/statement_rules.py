@@ -44,7 +44,7 @@ _SETTINGS = (
 
 @dataclass(frozen=True)
 class KeptRun:
-    """A run of a result, and what the package keeps beside its log. Without a run: the result as a whole."""
+    """A run of a result, and the files that the package keeps of it. Without a run: the result as a whole."""
 
     result: Result
     run: RunRecord | None
@@ -80,7 +80,7 @@ class KeptRun:
     def options(self) -> Mapping[str, str]:
         """The options of the command in run.json, by name; a setting of --set by its key. The last of a kind counts.
 
-        The command of a person's own loop is none of `mlhpc run`.
+        The command of a person's own loop has no options of `mlhpc run`.
         """
         words = self.info.get("command")
         if not isinstance(words, list) or self.info.get("loop") is not None:

@@ -1,8 +1,8 @@
 """Splits the products of a model over ranks that share samples with torch's `parallelize_module`: the tensor axis.
 
 A region is a module whose matrices are split: each rank has some columns of the first and the rows of the last that
-belong to them, as DTensors. Its input, of which a rank has a part of the sequence, is gathered; its output is a partial
-sum, of which each rank gets its part of the sequence summed. Forward: an all-gather and a reduce-scatter; backward: the
+belong to them, as DTensors. A rank has a part of the input's sequence: the parts are gathered. The output is a partial
+sum: each rank gets its part of the sequence summed. Forward: an all-gather and a reduce-scatter; backward: the
 same two. Between regions (norms, residuals) a rank computes on its part alone. Or nothing lies in parts between regions:
 their input is whole on every rank, their output is the sum.
 

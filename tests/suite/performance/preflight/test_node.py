@@ -68,7 +68,7 @@ def test_a_benchmark_that_fails_is_said_and_the_others_go_on(tmp_path: Path, mon
     calls = iter(range(100))
 
     def later() -> float:
-        if next(calls) > 2:
+        if next(calls) > 0:  # in the second round, which is made however short the time
             raise RuntimeError("the accelerator\nfell off")
         return 1.0
 
