@@ -26,7 +26,7 @@ MOST_NAMED_NODES = 12  # of which the names are printed
     multiple=True,
     required=True,
     type=_FILE,
-    help="CSV file with node, hours, incidents, ended: how long nodes ran between incidents (docs/fleet.md); repeatable.",
+    help="CSV file with node, hours, incidents, ended: how long nodes ran between them (docs/fleet.md); repeatable.",
 )
 @click.option("--job", metavar="TIME", required=True, help="How long the job will run, such as 24h.")
 @click.option(

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from suite.files import render_duration
 
 SECONDS_UNITS = (  # from which upper end on, seconds per unit, its name
-    (36000.0, 3600.0, "h"), (600.0, 60.0, "min"), (1.0, 1.0, "s"), (1e-3, 1e-3, "ms"), (1e-6, 1e-6, "µs"), (0.0, 1e-9, "ns"),
+    (36000.0, 3600.0, "h"), (600.0, 60.0, "min"), (1.0, 1.0, "s"),
+    (1e-3, 1e-3, "ms"), (1e-6, 1e-6, "µs"), (0.0, 1e-9, "ns"),
 )  # fmt: skip
 
 

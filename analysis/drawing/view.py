@@ -35,8 +35,8 @@ GOALS = (CHOOSE_SYSTEMS, UNDERSTAND_TIME, UNDERSTAND_CONVERGENCE, SCALE, RUN_EXP
 class Question:
     """Holds a question under its goal.
 
-    ``metrics`` are columns of the table of results or runs, or of the view's own. ``needs`` says in few words what would
-    answer it, for a page where it has no answer. ``decision`` is the rule for deciding by the answer.
+    ``metrics`` are columns of the table of results or runs, or of the view's own. ``needs`` says in few words what
+    would answer it, for a page where it has no answer. ``decision`` is the rule for deciding by the answer.
     """
 
     goal: Goal

@@ -140,7 +140,7 @@ def _may_belong_to(unread: Path, package: Path | None, tree: Tree) -> bool:
 
 
 def find_rulesets_of_logs(path: Path) -> dict[Path, str]:
-    """Map each log below a path to the ruleset by which `check` would judge it, pruned logs too. Others are left out."""
+    """Map each log below a path, pruned ones too, to the ruleset by which `check` would judge it."""
     names: dict[Path, str] = {}
     for _, groups in _group_by_package(find_results(path.absolute(), partly=True)):
         name = select_ruleset(groups, path.absolute()).name

@@ -297,7 +297,7 @@ def parse_round(folder: Path) -> str | None:
 
 
 def parse_suite(folder: Path) -> str | None:
-    """Return the suite in the name of a round's folder: ``training`` of ``training_results_v4.0``. None for ``v4.0``."""
+    """Return the suite in a round's folder name: ``training`` of ``training_results_v4.0``. None for ``v4.0``."""
     match = re.fullmatch(r"(?:mlperf[_\-])?(\w+?)[_\-]results[_\-]v[0-9.]+", folder.name)
     return match[1] if match else None
 

@@ -1,6 +1,6 @@
 """Measures what a rank communicates and consumes in energy. It counts and never waits.
 
-suite.training.timing measures where a step's time goes, suite.training.rank_stats what a rank reads and holds in memory.
+suite.training.timing measures where a step's time goes. suite.training.rank_stats has what a rank reads and holds.
 Rank 0 gathers and logs everything once per block of steps.
 """
 

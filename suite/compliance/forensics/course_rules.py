@@ -143,7 +143,7 @@ def check_eval_time(context: LogContext) -> Iterator[LogBreach]:
             begun[number] = start or event  # another rank may have logged it before
         elif start is not None and (event.time_ms - start.time_ms) / 1e3 + _RANKS_DIFFER_S < least:
             took, share = (event.time_ms - start.time_ms) / 1e3, render_duration(least)
-            text = f"{samples} samples are evaluated in {render_duration(took)}; a fiftieth of the time of training is {share}"
+            text = f"{samples} samples are evaluated in {render_duration(took)}; a fiftieth of training's time is {share}"
             yield event.line, text
             return
 

@@ -1,4 +1,4 @@
-"""Where a rank's values lie in a whole tensor, what two such places have in common, and the parts of split parameters."""
+"""Says where a rank's values lie in a whole tensor, what two such places share, and the parts of split parameters."""
 
 from __future__ import annotations
 

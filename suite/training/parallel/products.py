@@ -3,8 +3,8 @@
 A region is a module whose matrices are split: each rank has some columns of the first and the rows of the last that
 belong to them, as DTensors. A rank has a part of the input's sequence: the parts are gathered. The output is a partial
 sum: each rank gets its part of the sequence summed. Forward: an all-gather and a reduce-scatter; backward: the
-same two. Between regions (norms, residuals) a rank computes on its part alone. Or nothing lies in parts between regions:
-their input is whole on every rank, their output is the sum.
+same two. Between regions (norms, residuals) a rank computes on its part alone. Or nothing lies in parts between
+regions: their input is whole on every rank, their output is the sum.
 
 The loss of a step is the sum over ranks, and a gradient of a whole parameter is this rank's part of it. So the output
 that is whole at the end has its gradient once for each rank (`_add_gradients`). docs/engines.md says which regions
