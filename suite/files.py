@@ -344,9 +344,19 @@ def render_duration(seconds: float) -> str:
     """
     if math.isnan(seconds):
         return "not known"
+    scale, unit = choose_duration_unit(seconds)
+    return f"{render_three_digits(seconds / scale)} {unit}"
+
+
+def choose_duration_unit(seconds: float) -> tuple[float, str]:
+    """Choose the unit of a duration for people. Return its length in seconds, and its name."""
     size = abs(seconds)
-    value, unit = (seconds, "s") if size < 120 else (seconds / 60, "min") if size < 7200 else (seconds / 3600, "h")
-    return f"{value:.3g} {unit}" if abs(value) < 999.5 else f"{value:,.0f} {unit}"
+    return (1.0, "s") if size < 120 else (60.0, "min") if size < 7200 else (3600.0, "h")
+
+
+def render_three_digits(value: float) -> str:
+    """Render a number with three significant digits, and from a thousand on as a whole number: ``1,234``."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
 
 
 def render_error(error: BaseException) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from suite.files import render_duration
+from suite.files import choose_duration_unit, render_duration, render_three_digits
 
 SECONDS_UNITS = (  # from which upper end on, seconds per unit, its name
     (36000.0, 3600.0, "h"), (600.0, 60.0, "min"), (1.0, 1.0, "s"),
@@ -102,9 +102,8 @@ def join_statements(statements: Sequence[str], most: int = 6) -> str:
 
 def render_seconds_range(low_s: float, high_s: float, to: str = "–") -> str:
     """Render two times in the unit of the upper one, which is written once: "47 – 52.7 s"."""
-    upper, _, unit = render_duration(high_s).partition(" ")
-    low = low_s / {"s": 1.0, "min": 60.0, "h": 3600.0}[unit]
-    return f"{low:.3g} {to} {upper} {unit}" if abs(low) < 999.5 else f"{low:,.0f} {to} {upper} {unit}"
+    scale, unit = choose_duration_unit(high_s)
+    return f"{render_three_digits(low_s / scale)} {to} {render_three_digits(high_s / scale)} {unit}"
 
 
 def render_seconds(value: float) -> str:

@@ -211,7 +211,7 @@ def check_runs_at_once(result: Result) -> Iterator[ResultBreach]:
 
 @result_rule("speed-possible", "no run trains faster than its processors can compute", OURS)
 def check_speed_possible(result: Result) -> Iterator[ResultBreach]:
-    card = find_work_card(result)
+    card = _find_work_card(result)
     if card is None:
         return
     facts = result.provenance.sound_facts()
@@ -236,11 +236,13 @@ def _find_scale(result: Result, run: RunRecord) -> tuple[int | None, int]:
     return found or unknown, max(run.accelerators_per_node or 0, accelerators or 0)
 
 
-def find_work_card(result: Result) -> SizeCard | None:
+def _find_work_card(result: Result) -> SizeCard | None:
     """Return the card that says how much work a sample is: the benchmark's own, or the full size of a round's."""
     benchmark = result.benchmark
-    if benchmark is None or benchmark.card is not None:
-        return None if benchmark is None else benchmark.card
+    if benchmark is None:
+        return None
+    if benchmark.card is not None:
+        return benchmark.card
     if benchmark.name not in _MODELS or not result.closed:  # the open division may train another model
         return None
     known = read_ruleset(RULESET).benchmark(benchmark.name, FULL)
