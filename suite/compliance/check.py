@@ -311,6 +311,7 @@ def _check_group(
             together += judge_breach(rules, rule, where, message)
         # Some published results break a rule and were accepted; the ruleset lists them with the reason.
         known = rules.known(records)
+        findings = [_downgrade_known(finding, known) for finding in findings]
         unfinished = {str(log) for log in result.unfinished_logs}
         together = [_mark_unfinished(finding) if finding.file in unfinished else finding for finding in together]
         findings += [_downgrade_known(finding, known) for finding in together]

@@ -1,9 +1,11 @@
-"""Checks values that follow from others in the same log, such as a learning rate from the batch size."""
+"""Checks values that follow from others in the same log: a learning rate, the samples between two evaluations."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -12,6 +14,9 @@ from suite.log.values import convert_to_float
 
 # Bounds of a batch size or a rate from which another value follows: no real one is near them.
 _SMALLEST, _LARGEST = 1e-15, 1e15
+_INTERVAL_SLACK = 0.1  # published evaluations of the prescribed interval are within 0.063 of it and its batches
+_EPOCH_DIGIT = 0.01  # some codes log epochs with two decimals
+_FEWEST = 3  # evaluations whose gaps alone have a usual one
 
 
 class ScaledValue(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -97,4 +102,49 @@ class EvalSchedule(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             if samples != due or not due:
                 return index, due
             due += step
+        return None
+
+
+class EvalInterval(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The samples, or epochs, from one evaluation to the next, of benchmarks that prescribe no exact places.
+
+    They are ``every`` + ``per_batch`` * batch, rounded down to a multiple of ``multiple_of``. If they are samples, an
+    evaluation comes at a batch before or after. The first ``skipped`` + ``skipped_per_batch`` * batch evaluations may
+    be left out. Numbers may differ by the share ``_INTERVAL_SLACK``: codes count the last batch in different ways.
+    """
+
+    every: float
+    per_batch: float = 0.0
+    multiple_of: float | None = None
+    skipped: float = 0.0
+    skipped_per_batch: float = 0.0
+
+    def bounds(self, batch: int, *, samples: bool) -> tuple[float, float]:
+        """Return the shortest and the longest allowed interval."""
+        due = self.every + self.per_batch * batch
+        if self.multiple_of is not None:
+            due = due // self.multiple_of * self.multiple_of
+        low, high = due - _EPOCH_DIGIT, due + _EPOCH_DIGIT
+        if samples:
+            low, high = max(due // batch, 1) * batch, math.ceil(due / batch) * batch
+        return low * (1.0 - _INTERVAL_SLACK), high * (1.0 + _INTERVAL_SLACK)
+
+    def breach(self, batch: int, places: list[float], *, samples: bool) -> tuple[int, str] | None:
+        """Return (index, what is wrong) of the first evaluation too late after the one before, or else too early.
+
+        ``places`` are the samples or epochs before each evaluation. One evaluation more does no harm, so the
+        usual interval decides whether they are too frequent.
+        """
+        low, high = self.bounds(batch, samples=samples)
+        first = high * (1 + math.floor(self.skipped + self.skipped_per_batch * batch))
+        gaps = [after - before for before, after in pairwise(places)]
+        late = next((index for index, gap in enumerate(gaps, 1) if gap > high), None)
+        unit = "samples" if samples else "epochs"
+        if places and places[0] > first:
+            return 0, f"the first evaluation is after {places[0]:g} {unit}; expected at most {first:g}"
+        if late is not None:
+            return late, f"{gaps[late - 1]:g} {unit} after the evaluation before; expected at most {high:g}"
+        usual = statistics.median_high([places[0], *gaps] if len(places) < _FEWEST else gaps) if places else low
+        if usual < low:
+            return 0, f"evaluated every {usual:g} {unit}; expected at least {low:g}"
         return None

@@ -167,6 +167,14 @@ def count_trained_samples(run: RunRecord, eval_every_steps: int | None) -> float
     return float(ended * (run.train_samples or 0))
 
 
+def count_evaluated_samples(run: RunRecord, benchmark: Benchmark) -> float | None:
+    """Count the samples trained on before the last evaluation. None if the log does not say it."""
+    last = run.evals[-1].epoch if run.evals else None
+    if not last:
+        return None
+    return last if benchmark.epoch_counts_samples else last * (run.train_samples or 0)
+
+
 def _describe_unknown_benchmark(runs: Sequence[RunRecord], rules: Ruleset) -> str:
     first = find_named_run(runs)
     if not first.benchmark:

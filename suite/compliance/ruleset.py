@@ -15,7 +15,7 @@ from msgspec import Meta, Struct, field, structs
 
 from suite import RULESET
 from suite.card import FULL, Card, Constraint, SizeCard, Target, read_reference_points
-from suite.compliance.derived import EvalSchedule, ScaledValue
+from suite.compliance.derived import EvalInterval, EvalSchedule, ScaledValue
 from suite.descriptor import Descriptor, list_card_files, load_descriptors
 from suite.documents import YamlSource, convert
 from suite.errors import InputError, explain_unknown_name
@@ -144,6 +144,8 @@ class Benchmark(Target, frozen=True, kw_only=True, forbid_unknown_fields=True):
     offline_evals: bool = False  # other processes may evaluate after the run
     numbered: dict[str, tuple[str, ...]] = field(default_factory=dict)
     schedule: EvalSchedule | None = None
+    interval: EvalInterval | None = None
+    fastest: dict[str, float] = field(default_factory=dict)  # published samples/s of one accelerator, by its model
     card: SizeCard | None = None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
+from suite.compliance.result import count_evaluated_samples
 from suite.compliance.rules.base import (
     OURS,
     RUN_RESULTS,
@@ -143,7 +144,9 @@ def check_eval_time(context: LogContext) -> Iterator[LogBreach]:
             begun[number] = start or event  # another rank may have logged it before
         elif start is not None and (event.time_ms - start.time_ms) / 1e3 + _RANKS_DIFFER_S < least:
             took, share = (event.time_ms - start.time_ms) / 1e3, render_duration(least)
-            text = f"{samples} samples are evaluated in {render_duration(took)}; a fiftieth of training's time is {share}"
+            text = (
+                f"{samples} samples are evaluated in {render_duration(took)}; a fiftieth of training's time is {share}"
+            )
             yield event.line, text
             return
 
@@ -155,14 +158,13 @@ def check_eval_time(context: LogContext) -> Iterator[LogBreach]:
 )
 def check_throughput_run(context: LogContext) -> Iterator[LogBreach]:
     rates = [rate for event in context.run.every(mllog.TRACKED_STATS) if (rate := _find_rate(event))]
-    last = context.record.evals[-1] if context.record.evals else None
     seconds, benchmark = context.record.time_to_train_s, context.benchmark
-    if not rates or last is None or not last.epoch or not seconds or seconds <= 0.0 or benchmark is None:
+    samples = count_evaluated_samples(context.record, benchmark) if benchmark is not None else None
+    if not rates or not samples or not seconds or seconds <= 0.0:
         return
-    samples = last.epoch if benchmark.epoch_counts_samples else last.epoch * (context.record.train_samples or 0)
     if samples / seconds > _MOST_RUN_RATE * max(rates):
         due = f"its {samples:,.0f} samples in {render_duration(seconds)} are {samples / seconds:g}"
-        yield last.line, f"throughput is at most {max(rates):g} samples/s; {due}"
+        yield context.record.evals[-1].line, f"throughput is at most {max(rates):g} samples/s; {due}"
 
 
 @log_rule(

@@ -18,7 +18,7 @@ from typing import Any
 from suite import RULESET
 from suite.card import FULL, SizeCard
 from suite.compliance.kept_files import check_kept_files
-from suite.compliance.result import Result, count_trained_samples
+from suite.compliance.result import Result, count_evaluated_samples, count_trained_samples
 from suite.compliance.rules.base import OURS, ResultBreach, render_log_name, result_rule
 from suite.compliance.ruleset import read_ruleset
 from suite.files import render_duration, render_repr
@@ -33,6 +33,7 @@ _CLOCK_SLACK_S = 600.0
 # All peaks below are generous: the rule is to find forged times, not slow hardware.
 _ACCELERATOR_PEAK_FLOPS = 1e16  # FLOP/s; the fastest of 2025 reach this at 4 bits
 _NODE_PEAK_FLOPS = 1e15  # FLOP/s of a node without accelerators, if its cores are unknown
+_MOST_PUBLISHED_RATE = 2.5  # times that of the fastest published run: software gets better, by at most 1.5 in a round
 _SCALE = ("number_of_nodes", "accelerators_per_node")
 _MODELS = ("cosmoflow", "deepcam", "oc20", "openfold")  # of MLPerf HPC: their cards have the model of the rounds
 _CORE_HZ = 6e9
@@ -209,21 +210,48 @@ def check_runs_at_once(result: Result) -> Iterator[ResultBreach]:
         )
 
 
-@result_rule("speed-possible", "no run trains faster than its processors can compute", OURS)
+@result_rule(
+    "speed-possible",
+    "no run trains faster than its processors can compute, nor 2.5 times as fast as the fastest published run did on "
+    "as many of the same accelerators",
+    OURS,
+)
 def check_speed_possible(result: Result) -> Iterator[ResultBreach]:
-    card = _find_work_card(result)
-    if card is None:
-        return
-    facts = result.provenance.sound_facts()
     for run in result.runs:
-        samples, seconds = _count_samples(result, run, card), run.time_to_train_s
-        nodes, accelerators = _find_scale(result, run)
-        if not samples or not seconds or seconds <= 0.0 or nodes is None:
-            continue
-        rate = samples * card.training_flops_per_sample / seconds
-        most = nodes * _compute_peak_flops(run, accelerators, facts)
+        seconds, scale = run.time_to_train_s, _find_scale(result, run)
+        if seconds and seconds > 0.0 and scale[0] is not None:
+            yield from islice(_check_run_speed(result, run, seconds, scale), 1)
+
+
+def _check_run_speed(result: Result, run: RunRecord, seconds: float, scale: tuple[int, int]) -> Iterator[ResultBreach]:
+    """Yield how a run is too fast for its machine: by its FLOPs, or by the published runs."""
+    nodes, accelerators = scale
+    card = _find_work_card(result)
+    if card is not None:
+        rate = _count_samples(result, run, card) * card.training_flops_per_sample / seconds
+        most = nodes * _compute_peak_flops(run, accelerators, result.provenance.sound_facts())
         if rate > most:
             yield run.path, f"trains at {rate:.2g} FLOP/s; its {nodes} nodes can do at most {most:.2g}"
+    benchmark, known = result.benchmark, _find_published_rate(result)
+    if benchmark is not None and known is not None:
+        model, fastest = known
+        each = (count_evaluated_samples(run, benchmark) or 0.0) / seconds / (nodes * max(accelerators, 1))
+        if each > _MOST_PUBLISHED_RATE * fastest:
+            yield run.path, f"trains {each:.3g} samples/s on each {model}; the fastest published run {fastest:.3g}"
+
+
+def _find_published_rate(result: Result) -> tuple[str, float] | None:
+    """Return the model of the accelerator that a description names, and the samples/s of one in the fastest run.
+
+    The model of the processor where nodes have no accelerators. None if no published run used it, or if the division is
+    open, which may train another model.
+    """
+    system, benchmark = result.system, result.benchmark
+    if system is None or system.problem or benchmark is None or not result.closed:
+        return None
+    name = "accelerator_model_name" if system.number("accelerators_per_node") else "host_processor_model_name"
+    words = _list_model_words(str(system.fields.get(name) or ""))
+    return next(((model, rate) for model, rate in benchmark.fastest.items() if model.lower() in words), None)
 
 
 def _find_scale(result: Result, run: RunRecord) -> tuple[int | None, int]:

@@ -36,6 +36,7 @@ SECTIONS = {
     (HPC, "6.1"): "Hyperparameters and Optimizer",
     (HPC, "7.2"): "Throughput",
     (TRAINING, "5.3"): "Epoch numbering",
+    (TRAINING, "9.4"): "Quality measure",
     (TRAINING, "10"): "Results Resubmission",
     (TRAINING, "11"): "Run Results",
     (TRAINING, "12"): "Benchmark Results",

@@ -23,7 +23,7 @@ from suite.log import mllog
 from suite.log.reader import Event
 from suite.log.values import convert_to_float, parse_int64
 
-SCHEDULES = "mlperf_logging training_*/closed_*.yaml"  # only logs of MLPerf Training have a schedule
+SCHEDULES = f"{cite(TRAINING, '9.4')}; mlperf_logging training_*/closed_*.yaml"  # only logs of MLPerf Training
 
 
 @log_rule("eval-value", "every value of the metric is a number", LOGGING)
@@ -108,9 +108,7 @@ def _count_evaluations(context: LogContext) -> Counter[float | None]:
     key = context.record.metric_key
     events = context.run.every(key) if key is not None else []
     valued = [event for event in events if convert_to_float(event.value) is not None or _is_diverged(event)]
-    return Counter(
-        convert_to_float(event.metadata.get("epoch_num", event.metadata.get("samples_count"))) for event in valued
-    )
+    return Counter(map(_find_eval_place, valued))
 
 
 @log_rule("eval-diverged", "the metric is never NaN or infinite: there the training diverged", OURS)
@@ -144,16 +142,38 @@ def check_eval_closed(context: LogContext) -> Iterator[LogBreach]:
             return
 
 
-@log_rule("eval-schedule", "evaluations come after as many samples as the benchmark prescribes", SCHEDULES)
+@log_rule(
+    "eval-schedule",
+    "evaluations come after as many samples as the benchmark prescribes, or in its interval within 10 % and a batch",
+    SCHEDULES,
+)
 def check_eval_schedule(context: LogContext) -> Iterator[LogBreach]:
-    schedule = context.benchmark.schedule if context.benchmark is not None else None
-    batch = parse_int64(context.logged(mllog.GLOBAL_BATCH_SIZE))
+    benchmark, batch = context.benchmark, parse_int64(context.logged(mllog.GLOBAL_BATCH_SIZE))
     # The bound keeps a forged batch size from making the arithmetic of the schedule overflow.
-    if schedule is None or context.division == "open" or batch is None or not 0 < batch < 10**9:
+    if benchmark is None or context.division == "open" or batch is None or not 0 < batch < 10**9:
         return
-    events = list(context.every(context.benchmark.metric)) if context.benchmark is not None else []
-    breach = schedule.breach(batch, [convert_to_float(event.metadata.get("samples_count")) for event in events])
-    if breach is not None:
-        index, due = breach
-        seen = render_repr(events[index].metadata.get("samples_count"))
-        yield events[index].line, f"evaluated after {seen} samples; {due} are due"
+    if benchmark.schedule is not None:
+        events = list(context.every(benchmark.metric))
+        breach = benchmark.schedule.breach(
+            batch, [convert_to_float(event.metadata.get("samples_count")) for event in events]
+        )
+        if breach is not None:
+            index, due = breach
+            seen = render_repr(events[index].metadata.get("samples_count"))
+            yield events[index].line, f"evaluated after {seen} samples; {due} are due"
+    if benchmark.interval is not None:
+        # Sorted: other processes may evaluate, and log in any order. Logged twice is evaluated once.
+        places = {
+            place: event.line
+            for event in context.run.every(benchmark.metric)
+            if (place := _find_eval_place(event)) is not None
+        }
+        found = benchmark.interval.breach(batch, sorted(places), samples=benchmark.epoch_counts_samples)
+        if found is not None:
+            index, problem = found
+            yield places[sorted(places)[index]], problem
+
+
+def _find_eval_place(event: Event) -> float | None:
+    """Return after how many epochs or samples a value of the metric was measured."""
+    return convert_to_float(event.metadata.get("epoch_num", event.metadata.get("samples_count")))

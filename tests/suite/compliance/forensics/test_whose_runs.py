@@ -14,6 +14,7 @@ from suite.log.results_tree import find_results
 from tests.fixtures.logs import START_MS, Lines, Mutation, chain, drop, edit, hpc_run, our_runs, results
 from tests.fixtures.runs import describe
 from tests.fixtures.systems import system_fields
+from tests.fixtures.training import training_run
 
 BEGIN_MS = 1_695_000_000_000
 
@@ -167,6 +168,59 @@ def test_the_open_division_may_train_another_model(tmp_path: Path) -> None:
     change = chain(edit("submission_division", value="open"), faster(1e-5))
     folder = results(tmp_path, 5, lambda n: change(hpc_run("deepcam", seed=n + 1, start_ms=BEGIN_MS + n * 10**6)))
     assert "speed-possible" not in rules(check([folder], "3.0.0"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "factor", "possible"),
+    [
+        ({"accelerator_model_name": "NVIDIA A100-SXM4-40GB"}, 0.1, False),
+        ({"accelerator_model_name": "NVIDIA A100-SXM4-80GB (400W)"}, 0.2, False),
+        ({"accelerator_model_name": "NVIDIA H100 80GB HBM3"}, 0.1, False),
+        ({"accelerator_model_name": "NVIDIA H100 80GB HBM3"}, 0.001, False),
+        ({"accelerator_model_name": "Tesla V100-SXM2-16GB"}, 0.1, False),
+        ({"accelerator_model_name": "nvidia p100-pcie-16gb"}, 0.1, False),
+        ({"accelerators_per_node": "0", "host_processor_model_name": "FUJITSU Processor A64FX"}, 0.01, False),
+        ({"accelerator_model_name": "NVIDIA A100-SXM4-40GB", "number_of_nodes": "32"}, 0.1, False),
+        ({"accelerator_model_name": "NVIDIA A100-SXM4-40GB"}, 1.0, True),
+        ({"accelerator_model_name": "NVIDIA H100 80GB HBM3"}, 0.5, True),
+        ({"accelerator_model_name": "NVIDIA GH200 480GB"}, 0.1, True),
+        ({"accelerator_model_name": "NVIDIA B200"}, 0.1, True),
+        ({"accelerator_model_name": "N/A", "host_processor_model_name": "A64FX"}, 0.1, True),
+        ({"accelerator_model_name": "100 boxes of type A"}, 0.1, True),
+        ({"accelerator_model_name": "NVIDIA A100-SXM4-40GB", "number_of_nodes": "900"}, 0.1, True),
+        ({"accelerator_model_name": "NVIDIA A100-SXM4-40GB", "division": "open"}, 0.1, True),
+    ],
+)
+def test_no_run_is_much_faster_than_the_published_ones_on_the_same_accelerators(
+    tmp_path: Path, fields: dict[str, str], factor: float, possible: bool
+) -> None:
+    found = check([package(tmp_path / "hpc_results_v3.0", change=faster(factor), **fields)]).findings
+    texts = [item.message for item in found if item.rule == "speed-possible"]
+    assert len(texts) == (0 if possible else 10), texts
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "model", "factor", "possible"),
+    [
+        ("llama2_70b_lora", "NVIDIA B200-SXM-180GB", 0.1, False),
+        ("llama2_70b_lora", "AMD Instinct MI300X 192GB HBM3", 0.1, False),
+        ("llama31_405b", "NVIDIA Blackwell GPU (GB200)", 0.1, False),
+        ("stable_diffusion", "NVIDIA H200-SXM5-141GB", 0.1, False),
+        ("llama2_70b_lora", "NVIDIA Blackwell GPU (B200-SXM-180GB)", 3.0, True),
+        ("llama2_70b_lora", "TPU-trillium", 0.1, True),
+        ("rgat", "NVIDIA H200-SXM5-141GB", 3.0, True),
+    ],
+)
+def test_the_bound_holds_for_training_too(
+    tmp_path: Path, benchmark: str, model: str, factor: float, possible: bool
+) -> None:
+    runs = 3 if benchmark == "llama31_405b" else 10
+    folder = tmp_path / "training_results_v5.0" / "ACME"
+    results(folder / "results" / "big" / benchmark, runs, lambda n: faster(factor)(training_run(benchmark, seed=n + 1)))
+    (folder / "systems").mkdir()
+    fields = system_fields(number_of_nodes="1", accelerators_per_node="8", accelerator_model_name=model)
+    (folder / "systems" / "big.json").write_text(json.dumps(fields))
+    assert ("speed-possible" not in rules(check([folder]))) == possible
 
 
 @pytest.mark.parametrize(
