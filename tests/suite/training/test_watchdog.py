@@ -95,7 +95,9 @@ def test_a_rank_that_hangs_is_named_and_the_run_ends_with_a_checkpoint_left(
     data: Path, tmp_path: Path, ranks: int, fault: str, named: str, where: str
 ) -> None:
     folder = tmp_path / "run"
-    settings = (f"watchdog.silence_s={5 * (ranks + 1)}", "checkpoint.interval_s=0.002")
+    settings = [f"watchdog.silence_s={5 * (ranks + 1)}", "checkpoint.interval_s=0.002"]
+    if "evaluation" in fault:
+        settings.append(f"TOY_WAIT_FOR={folder / 'checkpoint' / 'trial_0.pt'}")
     code, output = launched(data, folder, ranks, *settings, f"TOY_FAULT={fault}")
     assert code == 1, output
     said = [text for text in output if text.startswith("mlhpc: ")]

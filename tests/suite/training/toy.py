@@ -149,6 +149,13 @@ def fault(place: str, count: int) -> None:
         time.sleep(float(os.environ.get("TOY_SLEEP_S", "300")))
 
 
+def wait_for_file() -> None:
+    """Wait up to a second for the file that TOY_WAIT_FOR names: a loaded machine's disk can take longer than a whole epoch."""
+    awaited, end = os.environ.get("TOY_WAIT_FOR"), time.monotonic() + 1
+    while awaited and not Path(awaited).exists() and time.monotonic() < end:
+        time.sleep(0.01)
+
+
 HOOKS = {  # functions of the harness in which a rank can be made to fail, by place
     "connect": "suite.world:World.create",
     "verification": "suite.data.verification:check_crc32c",
@@ -208,6 +215,7 @@ class Toy(Workload):
 
     def loss(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         self.calls += 1
+        wait_for_file()
         fault("loop", self.calls)
         lost = os.environ.get("TOY_FAULT") == f"nan:loop:{self.calls}"
         return nn.functional.mse_loss(model(batch["x"]), batch["y"]) * (math.nan if lost else 1.0)
