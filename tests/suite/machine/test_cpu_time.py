@@ -82,7 +82,7 @@ def test_a_machine_that_counts_nothing_says_so(machine: Machine, zoo_root: Path)
 
 def test_in_a_container_whose_proc_stat_is_empty_its_group_counts(tmp_path: Path) -> None:
     """Version 1, and the path of the group is the host's: the mount is the container's own."""
-    root = machine("container_cgroup_v1").lay_out(tmp_path)
+    root = machine("container_cgroup_v1").lay_out(tmp_path, each_cpu=False)
     usage = "sys/fs/cgroup/cpu,cpuacct/cpuacct.usage"
     lay_times(root, range(64), {})
     write(root, usage, "5000000000000\n")
@@ -93,7 +93,7 @@ def test_in_a_container_whose_proc_stat_is_empty_its_group_counts(tmp_path: Path
 
 
 def test_the_widest_group_of_version_2_counts(tmp_path: Path) -> None:
-    root = machine("slurm_job_cgroup_v2").lay_out(tmp_path)
+    root = machine("slurm_job_cgroup_v2").lay_out(tmp_path, each_cpu=False)
     job = "sys/fs/cgroup/system.slice/slurmstepd.scope/job_7"
     begin = None
     for usage in (100_000_000, 140_000_000):

@@ -86,7 +86,7 @@ def test_default_threads_of_ranks(machine: Machine, zoo_root: Path, monkeypatch:
 
 def test_a_simulated_machine_never_has_more_than_the_real_one(tmp_path: Path) -> None:
     """It is the real one that works: 1024 threads on two cores, or memory that is not there, would break it."""
-    root = machine("xeon_8480_two_sockets").lay_out(tmp_path)
+    root = machine("xeon_8480_two_sockets").lay_out(tmp_path, each_cpu=False)
     (root / "proc/meminfo").write_text("MemTotal: 900000000000 kB\nMemAvailable: 900000000000 kB\n")
     real, found = read_usable_resources(Path("/")), find_usable_resources({VARIABLE: str(root)})
     assert (found.cores, found.memory_free) == (min(224, real.cores), pytest.approx(real.memory_free, rel=0.2))
@@ -97,7 +97,7 @@ def test_a_simulated_machine_never_has_more_than_the_real_one(tmp_path: Path) ->
     "text", ["", "nonsense", "0-", "3-1", "-", "0-3:1/2", "\0", "0,,1", "1-2-3", "٣", "0-99999999999"]
 )
 def test_a_mask_that_is_none_leaves_the_cpus_that_are_online(text: str, tmp_path: Path) -> None:
-    root = machine("offline_cpus").lay_out(tmp_path)
+    root = machine("offline_cpus").lay_out(tmp_path, each_cpu=False)
     (root / "proc/self/status").write_text(f"Cpus_allowed_list:\t{text}\n")
     assert read_usable_resources(root).cpus == {1, 4}
 
@@ -106,7 +106,7 @@ def test_a_mask_that_is_none_leaves_the_cpus_that_are_online(text: str, tmp_path
     "text", ["", "-1", "max", "max max", "x y", "0 0", "100000 0", "100000", "1 2 3", "9" * 30 + " x"]
 )
 def test_a_quota_that_is_none_is_no_quota(text: str, tmp_path: Path) -> None:
-    root = machine("slurm_job_cgroup_v2").lay_out(tmp_path)
+    root = machine("slurm_job_cgroup_v2").lay_out(tmp_path, each_cpu=False)
     (root / "sys/fs/cgroup/system.slice/slurmstepd.scope/job_7/cpu.max").write_text(text)
     assert read_usable_resources(root).cpu_quota is None
 
@@ -127,7 +127,7 @@ def test_a_quota_that_is_none_is_no_quota(text: str, tmp_path: Path) -> None:
     ],
 )
 def test_the_strictest_group_counts(name: str, text: str, free_gib: float, tmp_path: Path) -> None:
-    root = machine("slurm_job_cgroup_v2").lay_out(tmp_path)
+    root = machine("slurm_job_cgroup_v2").lay_out(tmp_path, each_cpu=False)
     path = root / "sys/fs/cgroup/system.slice/slurmstepd.scope/job_7" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -136,7 +136,7 @@ def test_the_strictest_group_counts(name: str, text: str, free_gib: float, tmp_p
 
 def test_a_hybrid_tree_of_groups_is_read(tmp_path: Path) -> None:
     """systemd's: version 1 controllers, and version 2 beside them without any."""
-    root = machine("container_cgroup_v1").lay_out(tmp_path)
+    root = machine("container_cgroup_v1").lay_out(tmp_path, each_cpu=False)
     (root / "sys/fs/cgroup/unified").mkdir()
     text = (root / "proc/self/cgroup").read_text()
     (root / "proc/self/cgroup").write_text(f"{text}0::/docker/af31\n")
@@ -144,7 +144,7 @@ def test_a_hybrid_tree_of_groups_is_read(tmp_path: Path) -> None:
 
 
 def test_a_path_that_leads_out_of_the_tree_stays_in_it(tmp_path: Path) -> None:
-    root = machine("container_cgroup_v1").lay_out(tmp_path)
+    root = machine("container_cgroup_v1").lay_out(tmp_path, each_cpu=False)
     (root / "proc/self/cgroup").write_text("4:memory:/../../../../etc\n")
     assert read_usable_resources(root).memory_free == 3 * GIB
 
