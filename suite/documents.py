@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from types import GenericAlias
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
@@ -32,6 +33,7 @@ LARGEST_YAML = 2**22  # bytes
 _LARGEST_JSON = 256 * 2**20  # bytes: facts of a machine, a manifest of a data set with a line per shard
 # The fast loader calls itself for each level, and ends the process where 2**15 are nested.
 _MOST_OPENINGS = 2**13
+_MOST_NESTED = 500  # brackets: for each token the slow loader looks at all that are open
 _MOST_VALUES = 10**6  # an alias counts as all values that it stands for: a message may show them
 _POWER = re.compile(
     r"[-+]?[0-9]{1,17}(\.[0-9]{0,17})?[eE][-+]?[0-9]{1,2}"
@@ -184,6 +186,8 @@ def _load(path: Path | None, text: str) -> tuple[dict[tuple[str, ...], int], Any
 
     If the fast loader finds a mistake, the slow one reads again: its message says more.
     """
+    if _count_nested_brackets(text) > _MOST_NESTED:
+        raise yaml.YAMLError(f"more than {_MOST_NESTED} brackets are open at once")
     # no level is opened without one of these, or a longer indentation
     openings = sum(text.count(mark) for mark in "[{-?")
     # PyYAML is without the fast loader where it was built without libyaml.
@@ -191,6 +195,12 @@ def _load(path: Path | None, text: str) -> tuple[dict[tuple[str, ...], int], Any
         with suppress(yaml.YAMLError):
             return _construct(path, yaml.CSafeLoader(text))
     return _construct(path, yaml.SafeLoader(text))
+
+
+def _count_nested_brackets(text: str) -> int:
+    """Return how many brackets are open at once at most, those in comments and quoted texts included."""
+    steps = (1 if mark in "[{" else -1 for mark in re.findall(r"[][{}]", text))
+    return max(accumulate(steps), default=0)
 
 
 def _construct(path: Path | None, loader: yaml.SafeLoader | yaml.CSafeLoader) -> tuple[dict[tuple[str, ...], int], Any]:

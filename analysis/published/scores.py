@@ -13,8 +13,7 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
+from suite.documents import parse_yaml
 from suite.errors import InputError
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ def describe_missing_results(held: Iterable[str] = ()) -> str:
 @cache
 def read_stated_minutes() -> Mapping[str, tuple[float, str]]:
     """Return by group of a published result the minutes that a submitter or a paper printed, and the source."""
-    entries = yaml.safe_load((FOLDER / "stated.yaml").read_text("utf-8"))
+    entries = parse_yaml((FOLDER / "stated.yaml").read_text("utf-8"))
     return {entry["group"]: (float(entry["minutes"]), str(entry["source"])) for entry in entries}
 
 

@@ -12,6 +12,7 @@ import yaml
 
 from suite.card import SizeCard, read_reference_points
 from suite.descriptor import describe_card, load_descriptor
+from suite.documents import parse_yaml
 from suite.errors import InputError
 from suite.files import read_bytes, render_duration
 from suite.launch.cost import Epochs, estimate_epochs
@@ -129,7 +130,7 @@ class SeriesTimeEstimator:
 
 def _read_config(path: Path) -> Mapping[str, object]:
     try:
-        data = yaml.safe_load(read_bytes(path, read_limits().json))
+        data = parse_yaml(read_bytes(path, read_limits().json).decode())
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     return data if isinstance(data, dict) else {}

@@ -18,11 +18,26 @@ from suite.training.parallel.plan import ParallelPlan
 ROOT = Path(files.__file__).parents[1]
 
 
-@pytest.mark.parametrize("text", ["[" * 2**13, "- " * 2**12, "a: " + "[" * 2**13], ids=["lists", "dashes", "longer"])
+DEEP = {
+    "lists": "[" * 2**13,
+    "lists and mappings": "{[" * 40_000,
+    "dashes": "- " * 2**12,
+    "longer": "a: " + "[" * 2**13,
+    "closed": "a: " + "[" * 600 + "]" * 600,
+}
+
+
+@pytest.mark.parametrize("text", DEEP.values(), ids=DEEP)
 def test_a_yaml_text_of_brackets_is_an_error_and_ends_no_process(tmp_path: Path, text: str) -> None:
     (path := tmp_path / "deep.yaml").write_text(text)
     with pytest.raises(InputError, match="not valid YAML|expected a mapping"):
         YamlSource.read(path)
+
+
+@pytest.mark.parametrize("text", ["a: " + "[" * 90 + "]" * 90, "a: 1 # " + "[{" * 200, "a: [" + "[1], " * 2000 + "]"])
+def test_a_yaml_text_of_some_brackets_is_read(tmp_path: Path, text: str) -> None:
+    (path := tmp_path / "some.yaml").write_text(text)
+    assert YamlSource.read(path).data.keys() == {"a"}
 
 
 def test_a_large_yaml_file_is_not_parsed(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ from functools import cache, partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import yaml
-
+from suite.documents import parse_yaml
 from suite.errors import InputError
 from workloads.moe_lm.duplicates import Shingles, compute_shingles, find_near_copies
 
@@ -59,7 +58,7 @@ class Split:
 @cache
 def read_corpus() -> tuple[Package, ...]:
     """Read the list of packages that the real text is made of."""
-    return tuple(Package(**entry) for entry in yaml.safe_load(CORPUS_PATH.read_text())["packages"])
+    return tuple(Package(**entry) for entry in parse_yaml(CORPUS_PATH.read_text())["packages"])
 
 
 def is_validation(project: str) -> bool:
