@@ -24,7 +24,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run R and a history H of it."""
     folder = tmp_path_factory.mktemp("place")
     run_folder(folder / "R")
-    done = subprocess.run([MLHPC, *["history", "add", "R", "--any", "-o", "H"]], cwd=folder, capture_output=True, timeout=300)
+    done = subprocess.run(
+        [MLHPC, *["history", "add", "R", "--any", "-o", "H"]], cwd=folder, capture_output=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -79,7 +81,13 @@ def test_a_reader_that_had_enough_is_no_error(place: Path, command: str) -> None
     assert code == run(command, place, subprocess.DEVNULL)[0]
 
 
-@pytest.mark.parametrize("command", ["data generate moe_lm --size smoke --ranks 2 -o {0}", "moe --ranks 2 --tokens 64"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "data generate moe_lm --size smoke --ranks 2 -o {0}",
+        pytest.param("moe --ranks 2 --tokens 64", marks=pytest.mark.long),
+    ],
+)
 def test_ranks_go_on_where_their_output_cannot_be_written(place: Path, tmp_path: Path, command: str) -> None:
     """The mpiexec of MPICH would end them, with ten lines of its own."""
     with Path("/dev/full").open("wb") as full:
@@ -107,9 +115,7 @@ def test_a_closed_standard_output_and_an_error_of_the_disk_are_named(place: Path
 
 
 def test_what_only_tells_the_progress_may_be_lost(place: Path) -> None:
-    program = (
-        "from suite.files import print_progress, find_output_error; print_progress('half'); raise SystemExit(find_output_error())"
-    )
+    program = "from suite.files import print_progress, find_output_error; print_progress('half'); raise SystemExit(find_output_error())"
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run([sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, timeout=300)
     assert (done.returncode, done.stderr) == (0, b"")

@@ -125,11 +125,14 @@ def test_one_run_of_five_may_end_in_any_way(tmp_path: Path, ended: dict[str, byt
 @pytest.mark.parametrize(
     "name", [GOOD[0], "diverged at a later evaluation", "stopped in training", "missed, staged beside the run"]
 )
-def test_one_run_of_five_may_be_killed_at_every_event(tmp_path: Path, ended: dict[str, bytes], name: str) -> None:
-    """After each event of a log, and in the middle of the next line."""
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.long)])
+def test_one_run_of_five_may_be_killed_at_every_event(
+    tmp_path: Path, ended: dict[str, bytes], name: str, step: int
+) -> None:
+    """After each event of a log, and in the middle of the next line; in `make test` after every third."""
     lines = ended[name].splitlines(keepends=True)
     assert len(lines) > 30
-    for count in range(1, len(lines)):
+    for count in range(1, len(lines), step):
         whole = b"".join(lines[:count])
         for log in (whole, whole + lines[count][: len(lines[count]) // 2]):
             found = errors(check([result_with(tmp_path, ended, log)]))

@@ -96,6 +96,7 @@ def test_each_byte_leaves_the_shared_file_system_once_and_every_node_has_all(
     assert not list(tmp_path.rglob("*.part"))
 
 
+@pytest.mark.long  # tests/test_run.py stages under torchrun in `make test`
 def test_torchrun_is_a_launcher_too(source: Path, tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
     answers = start(torchrun, "a,b", source, tmp_path / "{node}")

@@ -54,7 +54,7 @@ def test_measuring_leaves_the_model_and_random_states_as_they_were(name: str) ->
     assert dilations == (set() if name == "cosmoflow" else {(2, 2) if chosen.pointwise else (1, 1)})
 
 
-@pytest.mark.parametrize(("threads", "samples"), [(1, "16"), (2, "2")])
+@pytest.mark.parametrize(("threads", "samples"), [(1, "16"), pytest.param(2, "2", marks=pytest.mark.long)])
 def test_pointwise_convolutions_that_are_onednns_anyhow_are_not_timed(threads: int, samples: str) -> None:
     torch.set_num_threads(threads)
     workload, model, _ = built("deepcam", f"global_batch_size={samples}")

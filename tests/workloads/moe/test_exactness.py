@@ -37,9 +37,10 @@ def run_worker(ranks: str, amount: str, timeout_s: int) -> list[int]:
 
 
 def test_every_mode_equals_the_dense_reference() -> None:
-    counts = run_worker("1,2,4", "quick", 250)
-    assert len(counts) == 3
-    assert all(found >= wanted for found, wanted in zip(counts, (120, 140, 170), strict=True)), counts
+    """Four ranks: with the full matrix, in `make test-long`."""
+    counts = run_worker("1,2", "quick", 250)
+    assert len(counts) == 2
+    assert all(found >= wanted for found, wanted in zip(counts, (120, 140), strict=True)), counts
 
 
 @pytest.mark.long
