@@ -115,7 +115,7 @@ def test_a_closed_standard_output_and_an_error_of_the_disk_are_named(place: Path
 
 
 def test_what_only_tells_the_progress_may_be_lost(place: Path) -> None:
-    program = "from suite.files import print_progress, find_output_error; print_progress('half'); raise SystemExit(find_output_error())"
+    program = "import suite.files as f; f.print_progress('half'); raise SystemExit(f.find_output_error())"
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run([sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, timeout=300)
     assert (done.returncode, done.stderr) == (0, b"")
