@@ -1,0 +1,395 @@
+"""Which planted faults keep a workload from its target, and how many healthy runs reach it: a table of fault x size.
+
+    python -m benchmarks.planted_faults cosmoflow --size smoke --healthy 25 --seeds 5 -o faults.jsonl    trains and tables
+    python -m benchmarks.planted_faults cosmoflow --table faults.jsonl                                   the table alone
+    python -m benchmarks.planted_faults cosmoflow --table faults.jsonl --target 0.3                      of another target
+
+A target's job is that a broken training misses it. Each row is one fault of FAULTS, planted into the harness's own trainer: its
+data, model, loss or optimizer. Run i has the run seed --first + i. Its data have that seed too, or, with --sets N, the seed
+--first + i % N. They are generated under --data where they are missing. A run ends in the epoch that meets the target, or after
+the size's max_epochs; --whole trains all epochs, to choose a target from the curves. A finished run is a line of the -o file and
+is not repeated, so an interrupted call goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from msgspec import structs
+from torch import Tensor, nn
+
+from benchmarks.block import open_workload, trainer
+from suite.card import Target
+from suite.descriptor import load_descriptor
+from suite.log.mllog import EventLog
+from suite.training.agreement import StopAgreement
+from suite.workload import Workload
+from suite.world import World
+
+HEALTHY = "none"
+RATE = 10  # by which the learning rate is too high or too low
+
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """What the faults have to know of a workload: names in its batches, and the prefixes of two layers of its model.
+
+    ``head`` is the last layer, ``layer`` the one that is not updated.
+    """
+
+    inputs: Sequence[str]
+    labels: Sequence[str]
+    head: str
+    layer: str
+
+
+ANATOMIES = {"cosmoflow": Anatomy(inputs=["x"], labels=["y"], head="output", layer="hidden.0")}
+
+
+class Shown:
+    """A split as a fault shows it: ``change(batch, indices, load)`` gets a batch, its samples and the loader of others."""
+
+    def __init__(self, data: Any, change: Callable[[Batch, Any, Callable[[Any], Batch]], Batch]) -> None:
+        self._data, self._change = data, change
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def load(self, indices: Any, *, seed: int, epoch: int) -> Batch:
+        """As the data set's, then changed."""
+
+        def load(others: Any) -> Batch:
+            return self._data.load(others, seed=seed, epoch=epoch)
+
+        return self._change(load(indices), np.asarray(indices), load)
+
+
+class Fault:
+    """A training without a fault. Each fault overrides what it breaks; ``applies`` is False for a model without that part."""
+
+    name = HEALTHY
+
+    def __init__(self, anatomy: Anatomy) -> None:
+        self.anatomy = anatomy
+
+    def applies(self, model: nn.Module) -> bool:
+        """Whether the model has what the fault breaks."""
+        return True
+
+    def train(self, data: Any) -> Any:
+        """The training split."""
+        return data
+
+    def validation(self, data: Any) -> Any:
+        """The validation split."""
+        return data
+
+    def model(self, model: nn.Module) -> None:
+        """Break the model before the optimizer is built."""
+
+    def rate(self) -> float:
+        """The factor of the learning rate."""
+        return 1.0
+
+    def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Break the optimizer."""
+
+    def loss(self, workload: Workload, model: nn.Module, batch: Batch) -> Tensor:
+        """The loss of a batch."""
+        return workload.loss(model, batch)
+
+
+class Shuffled(Fault):
+    """Each training sample has the labels of another one, the same one in every epoch."""
+
+    name = "labels of other samples"
+
+    def train(self, data: Any) -> Any:
+        other = np.random.default_rng(0).permutation(len(data))
+
+        def change(batch: Batch, indices: Any, load: Callable[[Any], Batch]) -> Batch:
+            wrong = load(other[indices])
+            return batch | {name: wrong[name] for name in self.anatomy.labels}
+
+        return Shown(data, change)
+
+
+class LinearHead(Fault):
+    """Only the last layer learns."""
+
+    name = "features frozen under a linear head"
+
+    def model(self, model: nn.Module) -> None:
+        freeze(model, lambda name: not name.startswith(self.anatomy.head + "."))
+
+
+class FrozenLayer(Fault):
+    """One layer keeps its first values."""
+
+    name = "one layer without update"
+
+    def model(self, model: nn.Module) -> None:
+        freeze(model, lambda name: name.startswith(self.anatomy.layer + "."))
+
+
+class OneRank(Fault):
+    """The gradients of the second half of each batch are missing in the sum, which is divided by two all the same."""
+
+    name = "gradients of one of two ranks missing"
+
+    def loss(self, workload: Workload, model: nn.Module, batch: Batch) -> Tensor:
+        return workload.loss(model, {name: values[: len(values) // 2] for name, values in batch.items()}) / 2
+
+
+class NeverCleared(Fault):
+    """Each step adds its gradients to those of all earlier steps."""
+
+    name = "gradients never cleared"
+
+    def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.zero_grad = lambda set_to_none=True: None  # type: ignore[method-assign]
+
+
+class NoState(Fault):
+    """The optimizer forgets its momentum after each step."""
+
+    name = "momentum lost after each step"
+
+    def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.register_step_post_hook(lambda *_: optimizer.state.clear())
+
+
+class HighRate(Fault):
+    """The learning rate is ten times too high."""
+
+    name = "learning rate x 10"
+
+    def rate(self) -> float:
+        return RATE
+
+
+class LowRate(Fault):
+    """The learning rate is ten times too low."""
+
+    name = "learning rate / 10"
+
+    def rate(self) -> float:
+        return 1 / RATE
+
+
+class HalfTheData(Fault):
+    """The loader reads the first half of the samples twice."""
+
+    name = "half of the data, read twice"
+
+    def train(self, data: Any) -> Any:
+        return Shown(data, lambda batch, indices, load: load(indices % (len(data) // 2)))
+
+
+class WrongUnits(Fault):
+    """The training labels are in a unit half as large as those of the evaluation."""
+
+    name = "training labels x 2"
+
+    def train(self, data: Any) -> Any:
+        return Shown(data, lambda batch, *_: batch | {name: batch[name] * 2 for name in self.anatomy.labels})
+
+
+class WrongNormalisation(Fault):
+    """The inputs of the evaluation are in another unit than those of the training."""
+
+    name = "evaluation's inputs x 2"
+
+    def validation(self, data: Any) -> Any:
+        return Shown(data, lambda batch, *_: batch | {name: batch[name] * 2 for name in self.anatomy.inputs})
+
+
+class DropoutKept(Fault):
+    """Dropout of a half before the last layer, also while the model is evaluated."""
+
+    name = "dropout 0.5 also in evaluation"
+
+    def model(self, model: nn.Module) -> None:
+        head = model.get_submodule(self.anatomy.head)
+        head.register_forward_pre_hook(lambda module, given: (F.dropout(given[0], 0.5, training=True), *given[1:]))
+
+
+class StaleStatistics(Fault):
+    """Batch normalisation never updates its running statistics, which the evaluation uses."""
+
+    name = "stale batch statistics"
+
+    def applies(self, model: nn.Module) -> bool:
+        return bool(normalisations(model))
+
+    def model(self, model: nn.Module) -> None:
+        for module in normalisations(model):
+            module.momentum = 0.0
+
+
+FAULTS = (
+    *(Shuffled, LinearHead, FrozenLayer, OneRank, NeverCleared, NoState, HighRate, LowRate, HalfTheData),
+    *(WrongUnits, WrongNormalisation, DropoutKept, StaleStatistics),
+)
+
+
+def normalisations(model: nn.Module) -> list[Any]:
+    """The modules that keep running statistics of batches."""
+    return [module for module in model.modules() if getattr(module, "running_mean", None) is not None]
+
+
+def freeze(model: nn.Module, chosen: Callable[[str], bool]) -> None:
+    """Keep the parameters with a chosen name as they are."""
+    frozen = [parameter for name, parameter in model.named_parameters() if chosen(name)]
+    assert frozen, "the anatomy names no parameter of the model"
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+
+
+class Broken:
+    """A workload with a fault in it; all else is the workload's."""
+
+    def __init__(self, workload: Workload, fault: Fault) -> None:
+        self._workload, self._fault = workload, fault
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._workload, name)
+
+    def build_model(self, world: World) -> nn.Module:
+        """The workload's model, broken."""
+        model = self._workload.build_model(world)
+        self._fault.model(model)
+        return model
+
+    def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Any:
+        """The workload's optimizer, broken, with its rate."""
+        made = self._workload.build_optimizer(model, steps_per_epoch)
+        self._fault.optimizer(made.optimizer)
+        rate, factor = made.learning_rate, self._fault.rate()
+        return replace(made, learning_rate=lambda step, epoch: rate(step, epoch) * factor)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The workload's loss, broken."""
+        return self._fault.loss(self._workload, model, batch)
+
+
+def train(
+    arguments: argparse.Namespace, fault: type[Fault], data: Path, seed: int, stop: Target | None
+) -> list[float] | None:
+    """The metric after each epoch; it ends with the epoch that meets ``stop``. None: the model lacks what the fault breaks."""
+    world, name = World.create(None), arguments.workload
+    workload, config = open_workload(name, arguments.size, ["choices.measure=false", *arguments.overrides], world)
+    planted = fault(ANATOMIES[name])
+    if not planted.applies(workload.build_model(world)):
+        return None
+    splits = [workload.dataset(split, data) for split in ("train", "validation")]
+    shown = planted.train(splits[0]), planted.validation(splits[1])
+    loop = trainer(Broken(workload, planted), config, world, EventLog(None), *shown, seed=seed)  # type: ignore[arg-type]
+    watch = StopAgreement(world, lambda: None)
+    values: list[float] = []
+    for epoch in range(1, config.max_epochs + 1):
+        loop.train_block(epoch, 0, watch)
+        values.append(loop.evaluate_block(epoch))
+        if not np.isfinite(values[-1]) or (stop is not None and stop.reached(values[-1])):
+            break
+    return values
+
+
+def generate(name: str, size: str, seed: int, folder: Path) -> Path:
+    """The data of a seed, made where they are missing."""
+    root = folder / f"{name}-{size}-seed{seed}"
+    load_descriptor(name).load_generator().generate(root, size, seed=seed, world=World.create(None))
+    return root
+
+
+def render_table(lines: Iterable[Mapping[str, Any]], target: Target) -> str:
+    """A row per fault: its runs, those that reach the target and in which epochs, the range of each run's best value."""
+    rows: dict[str, list[list[float]]] = {}
+    for line in lines:
+        rows.setdefault(line["fault"], []).append(line["values"])
+    text = ["| fault | n | reach the target | in epochs | best values |", "| --- | --- | --- | --- | --- |"]
+    best = min if target.direction == "min" else max
+    for fault, runs in rows.items():
+        met = [next((i for i, value in enumerate(run, 1) if target.reached(value)), None) for run in runs]
+        epochs = [epoch for epoch in met if epoch is not None]
+        when = f"{min(epochs)} to {max(epochs)}" if epochs else "-"
+        values = [best(value for value in run if np.isfinite(value)) for run in runs if np.isfinite(run[0])]
+        reach = f"{min(values):.3f} to {max(values):.3f}" if values else "not finite"
+        text.append(f"| {fault} | {len(runs)} | {len(epochs)} | {when} | {reach} |")
+    return "\n".join(text)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workload", choices=sorted(ANATOMIES))
+    parser.add_argument("--size", default="smoke")
+    parser.add_argument("--healthy", type=int, default=25, help="healthy runs")
+    parser.add_argument("--seeds", type=int, default=5, help="runs of each fault")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--sets", type=int, help="data sets; default: one for each run")
+    parser.add_argument("--fault", action="append", help="words of a fault's name; default: all")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="folder of the data sets")
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--whole", action="store_true", help="train all epochs")
+    parser.add_argument("--target", type=float, help="another target than the card's")
+    parser.add_argument("--table", type=Path, help="train nothing: the table of this file")
+    parser.add_argument("-o", "--output", type=Path, default=Path("planted_faults.jsonl"))
+    arguments = parser.parse_args()
+    path = arguments.table or arguments.output
+    done = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    if arguments.table is None:
+        done += list(train_all(arguments, {(line["size"], line["fault"], line["seed"]) for line in done}))
+    target = read_target(arguments)
+    chosen = [line for line in done if line["size"] == arguments.size]
+    print(
+        f"{arguments.workload} {arguments.size}, {target.metric_name} {target.threshold:g}, {datetime.now(UTC):%Y-%m-%d}\n"
+    )
+    print(render_table(chosen, target))
+    return 0
+
+
+def read_target(arguments: argparse.Namespace) -> Target:
+    """The card's target, or one with the threshold that is asked for."""
+    target = load_descriptor(arguments.workload).card().target(arguments.size)
+    return target if arguments.target is None else structs.replace(target, threshold=arguments.target)
+
+
+def train_all(arguments: argparse.Namespace, known: set[tuple[str, str, int]]) -> Iterable[dict[str, Any]]:
+    """Train what is not known, write each run as a line, and yield it. The healthy runs come first."""
+    words = arguments.fault or [""]
+    faults = [fault for fault in FAULTS if any(word in fault.name for word in words)]
+    plan = [(Fault, i) for i in range(arguments.healthy)]
+    plan += [(fault, i) for i in range(arguments.seeds) for fault in faults]
+    stop = None if arguments.whole else read_target(arguments)
+    for fault, number in plan:
+        seed = arguments.first + number
+        if (arguments.size, fault.name, seed) in known:
+            continue
+        of_data = seed if arguments.sets is None else arguments.first + number % arguments.sets
+        root = generate(arguments.workload, arguments.size, of_data, arguments.data)
+        values = train(arguments, fault, root, seed, stop)
+        if values is None:
+            continue
+        line = {"size": arguments.size, "fault": fault.name, "data_seed": of_data, "seed": seed, "values": values}
+        with arguments.output.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        print(
+            f"{fault.name}, seed {seed}: {', '.join(f'{value:.3f}' for value in values)}", file=sys.stderr, flush=True
+        )
+        yield line
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""Planted faults: each one breaks what its name says and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from benchmarks import planted_faults
+from benchmarks.planted_faults import ANATOMIES, FAULTS, Anatomy, Broken, Fault, render_table
+from suite.card import Target
+from suite.descriptor import load_descriptor
+from suite.workload import Optimization
+
+ANATOMY = Anatomy(inputs=["x"], labels=["y"], head="2", layer="0")
+
+
+class Numbers:
+    """Eight samples: x is the number of the sample, y ten times that."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def load(self, indices: Any, *, seed: int, epoch: int) -> dict[str, torch.Tensor]:
+        x = torch.as_tensor(np.asarray(indices), dtype=torch.float32)[:, None]
+        return {"x": x, "y": 10 * x}
+
+
+class Line:
+    """A workload: a network of three layers, a mean squared error, SGD."""
+
+    def build_model(self, world: Any) -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(1, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+
+    def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
+        return Optimization(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), lambda step, epoch: 0.1 * epoch)
+
+    def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return (model(batch["x"]) - batch["y"]).square().mean()
+
+
+def broken(fault: type[Fault]) -> tuple[Broken, nn.Module]:
+    workload = Broken(Line(), fault(ANATOMY))  # type: ignore[arg-type]
+    return workload, workload.build_model(None)  # type: ignore[arg-type]
+
+
+def load(data: Any, *indices: int) -> dict[str, list[float]]:
+    return {name: values[:, 0].tolist() for name, values in data.load(list(indices), seed=0, epoch=1).items()}
+
+
+def test_faults_of_the_data_change_what_they_name_and_no_more() -> None:
+    healthy = load(Numbers(), *range(8))
+    shuffled = load(planted_faults.Shuffled(ANATOMY).train(Numbers()), *range(8))
+    assert shuffled["x"] == healthy["x"]
+    assert shuffled["y"] != healthy["y"]
+    assert sorted(shuffled["y"]) == healthy["y"]
+    assert load(planted_faults.HalfTheData(ANATOMY).train(Numbers()), 1, 5, 7) == {"x": [1, 1, 3], "y": [10, 10, 30]}
+    assert load(planted_faults.WrongUnits(ANATOMY).train(Numbers()), 1, 3) == {"x": [1, 3], "y": [20, 60]}
+    assert load(planted_faults.WrongNormalisation(ANATOMY).validation(Numbers()), 1, 3) == {"x": [2, 6], "y": [10, 30]}
+    for fault in (planted_faults.Shuffled, planted_faults.HalfTheData, planted_faults.WrongUnits):
+        assert load(fault(ANATOMY).validation(Numbers()), *range(8)) == healthy
+
+
+def test_frozen_layers_have_no_gradient() -> None:
+    for fault, learning in ((planted_faults.LinearHead, {"2"}), (planted_faults.FrozenLayer, {"1", "2"})):
+        _, model = broken(fault)
+        assert {name.split(".")[0] for name, value in model.named_parameters() if value.requires_grad} == learning
+
+
+def gradients(fault: type[Fault], batch: dict[str, torch.Tensor], steps: int = 1) -> list[torch.Tensor]:
+    workload, model = broken(fault)
+    optimizer = workload.build_optimizer(model, 1).optimizer
+    for _ in range(steps):
+        optimizer.zero_grad(set_to_none=True)
+        workload.loss(model, batch).backward()  # type: ignore[no-untyped-call]
+    return [value.grad.clone() for value in model.parameters() if value.grad is not None]
+
+
+def test_faults_of_the_gradients_do_what_they_name() -> None:
+    batch = Numbers().load(range(8), seed=0, epoch=1)
+    half = {name: values[:4] for name, values in batch.items()}
+    for missing, of_half in zip(gradients(planted_faults.OneRank, batch), gradients(Fault, half), strict=True):
+        torch.testing.assert_close(missing, of_half / 2)
+    for added, single in zip(gradients(planted_faults.NeverCleared, batch, 3), gradients(Fault, batch), strict=True):
+        torch.testing.assert_close(added, 3 * single)
+
+
+def test_faults_of_the_optimizer_do_what_they_name() -> None:
+    for fault, rate in ((Fault, 0.2), (planted_faults.HighRate, 2.0), (planted_faults.LowRate, 0.02)):
+        workload, model = broken(fault)
+        assert workload.build_optimizer(model, 1).learning_rate(0, 2) == pytest.approx(rate)
+    workload, model = broken(planted_faults.NoState)
+    optimizer = workload.build_optimizer(model, 1).optimizer
+    workload.loss(model, Numbers().load(range(8), seed=0, epoch=1)).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    assert not optimizer.state
+
+
+def test_dropout_stays_on_and_statistics_stay_stale_in_evaluation() -> None:
+    batch = Numbers().load(range(8), seed=0, epoch=1)
+    _, model = broken(planted_faults.DropoutKept)
+    model.eval()
+    assert not torch.equal(model(batch["x"]), model(batch["x"]))
+    _, model = broken(planted_faults.StaleStatistics)
+    model(batch["x"])
+    assert torch.equal(model[1].running_mean, torch.zeros(3))  # type: ignore[index]
+    assert not planted_faults.StaleStatistics(ANATOMY).applies(nn.Linear(1, 1))
+
+
+def test_the_table_counts_the_runs_that_reach_the_target_in_time() -> None:
+    target = Target("eval_error", 0.3, "min", 5, "val MAE", "test")
+    runs = [("none", [0.4, 0.3]), ("none", [0.29]), ("rate", [0.5, 0.4]), ("wild", [float("nan")])]
+    text = render_table([{"fault": fault, "values": values} for fault, values in runs], target)
+    assert "| none | 2 | 2 | 1 to 2 | 0.290 to 0.300 |" in text
+    assert "| rate | 1 | 0 | - | 0.400 to 0.400 |" in text
+    assert "| wild | 1 | 0 | - | not finite |" in text
+
+
+@pytest.mark.parametrize("workload", sorted(ANATOMIES))
+def test_the_anatomy_names_parts_that_exist(workload: str, world: Any) -> None:
+    from suite.config import load_config
+    from suite.workload import load_workload
+
+    chosen = load_descriptor(workload)
+    for size in ("smoke", "mini"):
+        model = load_workload(chosen)(load_config(chosen, size, ["channels_last=true"])).build_model(world)
+        for fault in FAULTS:
+            planted = fault(ANATOMIES[workload])
+            if planted.applies(model):
+                planted.model(model)
