@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shlex
@@ -56,6 +57,17 @@ def pytest_configure(config: pytest.Config) -> None:
         # No submitter is known, whatever this person has stated for their own runs.
         os.environ["XDG_CONFIG_HOME"] = folder.name
         os.environ.pop("MLHPC_ORG", None)
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Let Python's garbage collector leave ten thousand tests alone, which it would walk again and again."""
+    gc.disable()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Freeze what collection made: it stays until the end."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
