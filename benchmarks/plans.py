@@ -100,18 +100,18 @@ def whole(model: nn.Module, tensors: Sequence[Tensor], workload: Workload, world
         if id(parameter) in split:
             tensor = split[id(parameter)].whole(local(tensor))
         if names[id(parameter)] in places:
-            tensor = of_shares(tensor, places[names[id(parameter)]], world)
+            tensor = of_shares(tensor, places[names[id(parameter)]][0], world)
         tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
         found.append(tensor.detach().clone())
     return found
 
 
-def of_shares(mine: Tensor, first: int, world: World) -> Tensor:
+def of_shares(mine: Tensor, first: Sequence[int], world: World) -> Tensor:
     """A tensor of which ranks hold shares, as a vector; copies of a share are equal."""
     every: list[Any] = [(first, mine.reshape(-1))] * world.size
     if world.size > 1:
         dist.all_gather_object(every, every[0])
-    found: dict[int, Tensor] = {}
+    found: dict[Sequence[int], Tensor] = {}
     for begin, share in every:
         assert torch.equal(found.setdefault(begin, share), share)
     return torch.cat([found[begin] for begin in sorted(found)])

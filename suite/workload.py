@@ -253,11 +253,11 @@ class Workload(Protocol):
         """
         return ()
 
-    def share_places(self, model: nn.Module) -> Mapping[str, int]:
+    def share_places(self, model: nn.Module) -> Mapping[str, tuple[Sequence[int], Sequence[int]]]:
         """Return where this rank's shares lie. With it a checkpoint can be continued on another number of ranks.
 
-        Maps names of `sharded_parameters` to the index of this rank's first value in the whole tensor. The rank's
-        values are consecutive. Default: not known.
+        Maps names of `sharded_parameters` to the position of this rank's first value in the whole tensor, in each
+        dimension, and the shape of the whole. Default: not known.
         """
         return {}
 

@@ -1,13 +1,13 @@
-"""Reads the index of a trial's checkpoint, ``trial_<i>.pt``: its parts, where they lie, their checksums. Without torch.
+"""Reads the index of a trial's checkpoint, ``trial_<i>.pt``: its files and their checksums. Without torch.
 
-The index is a line with its own checksum, then JSON. Everything else is in ``trial_<i>.<token>.node<n>``, one file per
-node: the part of each rank, and in rank 0's file the part of all ranks. Nothing of a checkpoint is used before its
+The index is a line with its own checksum, then JSON. Everything else is in the folder ``trial_<i>.<token>``, which
+torch.distributed.checkpoint writes: a file per rank, and ``.metadata``. No file of a checkpoint is used before its
 checksum has been compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +19,7 @@ from msgspec import Meta, Struct
 from suite.errors import InputError
 from suite.files import read_bytes
 
-CHECKPOINT_VERSION = 8
+CHECKPOINT_VERSION = 9
 READ_BYTES = 2**22
 QUICK_CHECK_BYTES = 2**28  # of a larger checkpoint `find_damage_quickly` compares sizes only
 LARGEST_INDEX = 2**26  # bytes: a hundred for each rank
@@ -30,33 +30,24 @@ class DamagedCheckpointError(InputError):
     """A file of a checkpoint is missing, unreadable or differs from its checksum."""
 
 
-class Part(Struct, frozen=True, kw_only=True):
-    """A range of a node's file."""
+class FileSum(Struct, frozen=True, kw_only=True):
+    """The size of a file and its checksum."""
 
-    node: Number
-    offset: Number
     bytes: Number
     crc32c: Number
 
 
 class CheckpointIndex(Struct, frozen=True, kw_only=True):
-    """The parts of a checkpoint: ``shared`` by all ranks, and each rank's ``own``. ``token`` names its files."""
+    """The files of a checkpoint by name. ``token`` names their folder."""
 
     token: Annotated[str, Meta(pattern=r"^[0-9a-f]{8}\Z")]
-    shared: Part
-    own: tuple[Part, ...]
+    files: dict[Annotated[str, Meta(pattern=r"^[0-9a-z_.]+\Z")], FileSum]
     version: int = CHECKPOINT_VERSION
 
     @property
     def size(self) -> int:
-        """The bytes of all parts."""
-        return sum(part.bytes for _, part in self.parts())
-
-    def parts(self) -> Iterator[tuple[str, Part]]:
-        """Yield each part with its owner in words."""
-        for rank, part in enumerate(self.own):
-            yield f"rank {rank}", part
-        yield "all ranks", self.shared
+        """The bytes of all files."""
+        return sum(file.bytes for file in self.files.values())
 
     def text(self) -> bytes:
         """Return the content of ``trial_<i>.pt``."""
@@ -68,9 +59,9 @@ def _render_checksum(content: bytes) -> bytes:
     return b"%08x\n" % google_crc32c.value(content)
 
 
-def build_node_path(path: Path, token: str, node: int) -> Path:
-    """Return the file of a node, next to the index at ``path``."""
-    return path.with_name(f"{path.stem}.{token}.node{node}")
+def build_folder_path(path: Path, token: str) -> Path:
+    """Return the folder of a checkpoint's files, next to the index at ``path``."""
+    return path.with_name(f"{path.stem}.{token}")
 
 
 def read_index(path: Path) -> CheckpointIndex:
@@ -93,35 +84,31 @@ def read_index(path: Path) -> CheckpointIndex:
         raise DamagedCheckpointError(f"{path}: not the index of a checkpoint: {error}") from None
 
 
-def check_part(path: Path, whose: str, part: Part, tick: Callable[[], None] = lambda: None) -> None:
-    """Compare a part of the node's file at ``path`` with its checksum. DamagedCheckpointError names the file."""
-    crc, left = 0, part.bytes
+def check_file(path: Path, expected: FileSum, tick: Callable[[], None] = lambda: None) -> None:
+    """Compare a file of a checkpoint with its checksum. DamagedCheckpointError names it."""
+    crc, size = 0, 0
     try:
         with path.open("rb", buffering=0) as file:
-            file.seek(part.offset)
-            while block := file.read(min(READ_BYTES, left)):
+            while block := file.read(READ_BYTES):
                 crc = google_crc32c.extend(crc, block)
-                left -= len(block)
+                size += len(block)
                 tick()
     except OSError as error:
-        raise DamagedCheckpointError(f"{path}: the part of {whose} cannot be read: {error.strerror}") from None
-    if left or crc != part.crc32c:
-        raise DamagedCheckpointError(
-            f"{path}: damaged: the part of {whose} has another checksum than it was written with"
-        )
+        raise DamagedCheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+    if (size, crc) != (expected.bytes, expected.crc32c):
+        raise DamagedCheckpointError(f"{path}: damaged: it has another checksum than it was written with")
 
 
 def _check_sizes(path: Path, index: CheckpointIndex) -> None:
-    """Compare the sizes of the nodes' files with their parts."""
-    for node in {part.node for _, part in index.parts()}:
-        file = build_node_path(path, index.token, node)
-        least = max(part.offset + part.bytes for _, part in index.parts() if part.node == node)
+    """Compare the sizes of the files with the index."""
+    for name, expected in index.files.items():
+        file = build_folder_path(path, index.token) / name
         try:
             size = file.stat().st_size
         except OSError as error:
             raise DamagedCheckpointError(f"{file}: cannot be read: {error.strerror}") from None
-        if size < least:
-            raise DamagedCheckpointError(f"{file}: damaged: has {size} bytes of {least}")
+        if size != expected.bytes:
+            raise DamagedCheckpointError(f"{file}: damaged: has {size} bytes of {expected.bytes}")
 
 
 def find_damage(
@@ -134,7 +121,7 @@ def find_damage(
 ) -> str | None:
     """Return one line on why a checkpoint cannot be used: the file and its fault. None if it is whole.
 
-    Each of several ``readers`` compares its share of the parts. If the checkpoint has more than ``largest`` bytes, only
+    Each of several ``readers`` compares its share of the files. If the checkpoint has more than ``largest`` bytes, only
     the index and the sizes of the files are checked.
     """
     try:
@@ -142,8 +129,8 @@ def find_damage(
         if largest is not None and index.size > largest:
             _check_sizes(path, index)
             return None
-        for whose, part in list(index.parts())[reader::readers]:
-            check_part(build_node_path(path, index.token, part.node), whose, part, tick)
+        for name, expected in list(index.files.items())[reader::readers]:
+            check_file(build_folder_path(path, index.token) / name, expected, tick)
     except DamagedCheckpointError as error:
         return str(error)
     return None
@@ -155,12 +142,16 @@ def find_damage_quickly(path: Path) -> str | None:
     An unchanged checkpoint is read once; of a large one only the sizes are compared.
     """
     try:
-        files = [(file.name, file.stat()) for file in sorted(path.parent.glob(f"{path.stem}.*"))]
+        files = [(file.name, file.stat()) for file in _list_files(path)]
     except OSError:
         files = []  # one is being written or removed
     if not path.exists():
         return None
     return _find_damage_cached(path, tuple((name, state.st_mtime_ns, state.st_size) for name, state in files))
+
+
+def _list_files(path: Path) -> list[Path]:
+    return sorted([*path.parent.glob(f"{path.stem}.*"), *path.parent.glob(f"{path.stem}.*/*")])
 
 
 @cache

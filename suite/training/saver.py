@@ -31,6 +31,7 @@ class _PendingCheckpoint:
     began: float
     stall_s: float
     thread: threading.Thread | None = None
+    written: bytes = b""
     write_s: float = 0.0
     done: bool = False
     error: Exception | None = None
@@ -39,7 +40,7 @@ class _PendingCheckpoint:
         """Write in the thread. An error is kept for the next agreement."""
         begin = time.perf_counter()
         try:
-            self.snapshot.write()
+            self.written = self.snapshot.write()
         # Whatever the disk does, training goes on.
         except Exception as caught:
             self.error = caught
@@ -92,11 +93,11 @@ class CheckpointSaver:
         begin = time.perf_counter()
         problem = None if writing.error is None else render_error(writing.error)
         if not agreed[FAILED]:
-            size = 0
-            if self._world.is_first:
+            size, every = 0, self._world.gather(writing.written, bytes)
+            if every is not None:
                 try:
-                    size = writing.snapshot.commit()
-                except OSError as caught:
+                    size = writing.snapshot.commit(every)
+                except (OSError, ValueError) as caught:
                     problem = render_error(caught)
             # Commit can fail on rank 0 only; all must know before they log or clean.
             problem = self._world.broadcast(problem)
@@ -171,12 +172,12 @@ class CheckpointSaver:
             "stall_s": writing.stall_s + commit_s,
             "write_s": writing.write_s,
             "bytes": size,
-            "files": self._world.nodes + 1,
+            "files": self._world.size + 2,  # one per rank, DCP's metadata, the index
         }
         self._log.event(mllog.CHECKPOINT, value, metadata=writing.where)
 
     def _clean(self, token: str) -> None:
-        """Remove the former checkpoint's files in the background: there is one per node."""
+        """Remove the former checkpoint's files in the background: there is one per rank."""
         if self._world.is_first:
             self._join_cleaning()
             self._cleaning = threading.Thread(target=self._checkpoint.remove_others, args=(token,), daemon=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from suite.training.parallel.data import Clipping, adapt_optimizer
-from suite.training.parallel.places import Place, slices
+from suite.training.parallel.places import Held, Layout, SharePlace, slices
 from suite.training.parallel.states import local, states_of
 from suite.workload import Optimization, Workload
 
@@ -25,17 +25,7 @@ class Position:
     step: int
 
 
-Pieces = dict[
-    str, tuple[tuple[int, int, int, int], Tensor]
-]  # "<part> <name>", or "optimizer <parameter> <name>": place, values
-
-
-@dataclass(frozen=True)
-class _HeldTensor:
-    """The values of a tensor that this rank holds. ``written``: this rank saves them."""
-
-    place: Place
-    written: bool
+Moments = dict[str, dict[str, Any]]  # of an optimizer, by the name of its parameter
 
 
 @dataclass
@@ -43,7 +33,7 @@ class TrainingState:
     """Everything that a trial changes while it trains, and its seed.
 
     ``sharded``: parameters that are split over ranks; this rank holds its own share. ``places``: by name, where a share
-    begins in the whole, if the workload says so. ``copy``: this rank's number among the ranks with the same shares, and
+    lies in the whole, if the workload says so. ``copy``: this rank's number among the ranks with the same shares, and
     their number. ``averaged``: the moving average of the weights, which is evaluated instead of them, or None.
     """
 
@@ -52,7 +42,7 @@ class TrainingState:
     sharded: Sequence[nn.Parameter]
     averaged: MovingAverage | None
     seed: int
-    places: Mapping[str, int] = field(default_factory=dict)
+    places: Mapping[str, SharePlace] = field(default_factory=dict)
     copy: tuple[int, int] = (0, 1)
 
     @staticmethod
@@ -94,88 +84,82 @@ class TrainingState:
             if self.averaged is not None:
                 self.averaged.swap()
 
-    def split(self) -> tuple[dict[str, Any], dict[str, Any], Pieces]:
-        """Split the state into what all ranks share, this rank's own part, and its pieces of tensors.
+    def moments(self) -> Moments:
+        """Return the state of the optimizer by the names of the parameters."""
+        state = self.optimization.optimizer.state
+        return {name: dict(state[weight]) for name, weight in self._weights().items() if weight in state}
 
-        Of several ranks with the same pieces only one returns them.
+    def hold(self, rank: int, moments: Moments, *, own_buffers: bool = True) -> dict[str, Held]:
+        """Return every tensor of the state, and of ``moments``, under its name in a checkpoint.
+
+        Of several ranks with the same values only one writes them. Without ``own_buffers`` each rank's own are left out.
         """
-        shared: dict[str, Any] = {}
-        own: dict[str, Any] = {}
-        pieces: Pieces = {}
-        ranges = self._ranges()
-        for name, module in self._modules():
-            names = self._own_names(name)
-            prefix = _find_name_prefix(name)
-            state = {key: local(value) for key, value in module.state_dict().items()}
-            own[name] = {key: value for key, value in state.items() if key in names}
-            split = {key for key in state if key.removeprefix(prefix) in ranges and key not in names}
-            shared[name] = {key: value for key, value in state.items() if key not in names | split}
-            for key in sorted(key for key in split if ranges[key.removeprefix(prefix)].written):
-                pieces[f"{name} {key}"] = (astuple(ranges[key.removeprefix(prefix)].place), state[key].reshape(-1))
-        optimizer, unplaced = self.optimization.optimizer, self._unplaced()
-        own["optimizer"], kept = {}, {}
-        for name, weight in self._weights().items():
-            values = {
-                key: local(value) if isinstance(value, Tensor) else value
-                for key, value in optimizer.state.get(weight, {}).items()
-            }
-            if id(weight) in unplaced:
-                own["optimizer"][name] = values
-                continue
-            split = {key for key, value in values.items() if name in ranges and _is_like(value, local(weight))}
-            kept[name] = {key: value for key, value in values.items() if key not in split}
-            pieces |= {
-                f"optimizer {name} {key}": (astuple(ranges[name].place), values[key].reshape(-1))
-                for key in values
-                if key in split and ranges[name].written
-            }
-        shared["optimizer"] = {"state": kept, "groups": self._groups()}
-        return shared, own, pieces
-
-    def restore(self, shared: dict[str, Any], own: dict[str, Any], gathered: Mapping[str, Tensor]) -> None:
-        """Load the parts that `split` returned, perhaps under another plan.
-
-        ``gathered``: the values that `wanted` asked for, assembled from all ranks' pieces.
-        """
-        ranges = self._ranges()
-        for name, module in self._modules():
-            prefix, found = _find_name_prefix(name), shared[name] | own[name]
-            for key, target in module.state_dict().items():
-                mine = local(target)
-                value = gathered.get(f"{name} {key}", found.get(key))
-                assert value is not None, key
-                if value.numel() != mine.numel():
-                    value = ranges[key.removeprefix(prefix)].place.of(value)
-                mine.copy_(value.view(mine.shape))
-        every: dict[str, dict[str, Any]] = {name: dict(each) for name, each in shared["optimizer"]["state"].items()}
-        every |= own["optimizer"]
-        for label, tensor in gathered.items():
-            part, _, rest = label.partition(" ")
-            if part == "optimizer":
-                name, _, key = rest.partition(" ")
-                every.setdefault(name, {})[key] = tensor
-        self._load_optimizer(every, shared["optimizer"]["groups"])
-
-    def _load_optimizer(self, values: Mapping[str, dict[str, Any]], groups: Sequence[dict[str, Any]]) -> None:
-        """Load the optimizer's state by the parameters' names: under another plan its groups may differ."""
-        weights, optimizer, ranges = self._weights(), self.optimization.optimizer, self._ranges()
-        state: dict[int, dict[str, Any]] = {}
-        for position, (name, weight) in enumerate(weights.items()):
-            mine = local(weight)
-            state[position] = dict(values.get(name, {}))
-            for key, value in state[position].items():
-                if not isinstance(value, Tensor) or not value.dim():
+        layouts, found = self._layouts(rank), {}
+        for part, tensors in self._tensors():
+            for name, tensor in tensors.items():
+                layout = layouts.get(name)
+                if layout is not None:
+                    found[f"{part} {name}{self._ending(name, rank)}"] = layout.hold(tensor)
+                elif own_buffers:
+                    found[f"{part} {name} of rank {rank}"] = Layout.of_whole(tensor.shape, written=True).hold(tensor)
+        if self.averaged is not None:
+            whole = Layout.of_whole(torch.Size(), written=rank == 0)
+            found["averaged, updates"] = whole.hold(self.averaged.n_averaged)
+        weights = self._weights()
+        for name, values in moments.items():
+            for key, value in values.items():
+                if not isinstance(value, Tensor):
                     continue
-                part = value if value.numel() == mine.numel() else ranges[name].place.of(value)
-                part = part.view(mine.shape)
-                state[position][key] = part if weight is mine else _like(weight, part)
+                mine = local(value)
+                alike = mine.dim() > 0 and mine.shape == local(weights[name]).shape
+                ending = self._ending(name, rank)
+                layout = layouts[name] if alike else Layout.of_whole(mine.shape, written=rank == 0 or bool(ending))
+                found[f"optimizer {name} {key}{ending}"] = layout.hold(mine)
+        return found
+
+    def make_moments(self, saved: Mapping[str, tuple[torch.Size, torch.dtype]], rank: int) -> Moments:
+        """Make tensors for the optimizer's state from what a checkpoint has: shapes of whole tensors, and types."""
+        weights, layouts = self._weights(), self._layouts(0)
+        found: Moments = {}
+        for label, (size, dtype) in saved.items():
+            part, name, key = (*label.split(" ", 2), "")[:3]
+            if part != "optimizer" or name not in weights or not label.endswith(self._ending(name, rank)):
+                continue
+            weight, key = weights[name], key.split(" of rank ")[0]
+            if len(size) and size == layouts[name].whole:
+                mine = torch.empty_like(local(weight), dtype=dtype)
+                found.setdefault(name, {})[key] = mine if weight is local(weight) else _like(weight, mine)
+            else:
+                found.setdefault(name, {})[key] = torch.empty(size, dtype=dtype)
+        return found
+
+    def settings(self) -> tuple[dict[str, Any], Moments]:
+        """Return what is no tensor of the optimizer: of all ranks, and of this rank's shares."""
+        others = {
+            name: {key: value for key, value in values.items() if not isinstance(value, Tensor)}
+            for name, values in self.moments().items()
+        }
+        own = {name: values for name, values in others.items() if values and self._ending(name, 0)}
+        shared = {name: values for name, values in others.items() if values and name not in own}
+        return {"groups": self._groups(), "values": shared}, own
+
+    def set_buffers(self, values: Mapping[str, Tensor]) -> None:
+        """Set buffers by their names in a checkpoint, without the rank."""
+        for part, tensors in self._tensors():
+            for name, tensor in tensors.items():
+                if f"{part} {name}" in values:
+                    tensor.copy_(values[f"{part} {name}"])
+
+    def restore(self, moments: Moments, shared: dict[str, Any], own: Moments) -> None:
+        """Load the optimizer's state by the parameters' names: under another plan its groups may differ."""
+        names, optimizer = list(self._weights()), self.optimization.optimizer
+        others = shared["values"] | own
+        state = {at: moments.get(name, {}) | others.get(name, {}) for at, name in enumerate(names)}
         now = optimizer.state_dict()["param_groups"]
-        names = list(weights)
         for group in now:
-            former = next(each for each in groups if names[group["params"][0]] in each["names"])
+            former = next(each for each in shared["groups"] if names[group["params"][0]] in each["names"])
             group |= {key: value for key, value in former.items() if key != "names"}
-        kept = {position: each for position, each in state.items() if each}
-        optimizer.load_state_dict({"state": kept, "param_groups": now})
+        optimizer.load_state_dict({"state": {at: each for at, each in state.items() if each}, "param_groups": now})
 
     def _groups(self) -> list[dict[str, Any]]:
         """The settings of the optimizer's groups, and the names of their parameters."""
@@ -186,51 +170,45 @@ class TrainingState:
             for group in self.optimization.optimizer.param_groups
         ]
 
-    def wanted(self) -> dict[str, Place]:
-        """Return which values this rank needs of each tensor that may be saved in pieces, by name in `Pieces`."""
-        ranges = self._ranges()
-        found: dict[str, Place] = {}
-        every = {name: Place.of_range(0, local(each).numel()) for name, each in self.model.named_parameters()}
-        every |= {name: each.place for name, each in ranges.items()}
-        for part, _ in self._modules():
-            found |= {f"{part} {_find_name_prefix(part)}{name}": place for name, place in every.items()}
-        for name in self._weights():
-            found[f"optimizer {name} "] = every[name]
-        return found
-
-    @property
-    def has_pieces(self) -> bool:
-        """True if ranks have pieces of parameters."""
-        return bool(self._ranges())
-
     def _weights(self) -> dict[str, nn.Parameter]:
         """The optimizer's parameters by name, in its order."""
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         groups = self.optimization.optimizer.param_groups
         return {names[id(weight)]: weight for group in groups for weight in group["params"]}
 
-    def _ranges(self) -> dict[str, _HeldTensor]:
-        """Return the parts of parameters that this rank holds, by name."""
-        found, states = {}, states_of(self.model)
+    def _layouts(self, rank: int) -> dict[str, Layout]:
+        """Return where this rank's values of each parameter lie, by name."""
+        states, found = states_of(self.model), {}
+        shares = {id(parameter) for parameter in self.sharded}
+        for name, parameter in self.model.named_parameters():
+            if id(parameter) in shares and name in self.places:
+                begin, whole = self.places[name]
+                found[name] = Layout(torch.Size(whole), (torch.Size(begin),), self.copy[0] == 0)
+            else:
+                written = rank == 0 or name in self._unplaced_names
+                found[name] = Layout.of_whole(parameter.shape, written=written)
         for name, shape in states.shapes.items() if states is not None else ():
             assert states is not None
-            begin, end = (row * (shape.numel() // shape[0]) for row in states.rows(name))
-            found[name] = _HeldTensor(Place.of_range(begin, end), states.replicas is None or states.replicas.rank == 0)
-        for name, parameter in self.model.named_parameters() if self.places else ():
-            if name in self.places:
-                first = self.places[name]
-                found[name] = _HeldTensor(Place.of_range(first, first + parameter.numel()), self.copy[0] == 0)
+            begin = torch.Size([states.rows(name)[0], *(0 for _ in shape[1:])])
+            found[name] = Layout(shape, (begin,), states.replicas is None or states.replicas.rank == 0)
         for name, _, part in slices(self.model):
-            if name in self.places:  # of experts on some ranks
-                found[name] = _HeldTensor(
-                    replace(part.place, first=self.places[name] + part.place.first), self.copy[0] == 0
-                )
-            else:
-                found[name] = _HeldTensor(part.place, part.twin == 0)
+            share = self.places.get(name)
+            found[name] = part.layout(share, written=part.twin == 0 if share is None else self.copy[0] == 0)
         return found
 
-    def _modules(self) -> list[tuple[str, nn.Module | MovingAverage]]:
-        return [("model", self.model)] + ([("averaged", self.averaged)] if self.averaged is not None else [])
+    def _tensors(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """Yield the tensors of the model, and of the moving average: parameters and buffers that are saved."""
+        parameters = dict(self.model.named_parameters())
+        twice = dict(self.model.named_parameters(remove_duplicate=False)).keys() - parameters.keys()
+        buffers = {key: value for key, value in self.model.state_dict().items() if key not in twice | parameters.keys()}
+        yield "model", {name: local(each) for name, each in parameters.items()} | buffers
+        if self.averaged is not None:
+            every = self.averaged.weights | self.averaged.buffers
+            yield "averaged", {name: every[name] for name in (*parameters, *buffers)}
+
+    def _ending(self, name: str, rank: int) -> str:
+        """Return what the name of a share in a checkpoint ends with, if its place in the whole is not known."""
+        return f" of rank {rank}" if name in self._unplaced_names else ""
 
     @property
     def has_shares(self) -> bool:
@@ -238,29 +216,18 @@ class TrainingState:
 
         The number of ranks must then stay the same.
         """
-        return bool(self._unplaced())
+        return bool(self._unplaced_names)
 
-    def _unplaced(self) -> set[int]:
-        """Return the ids of shares whose place in the whole the workload does not state."""
-        placed = {id(parameter) for name, parameter in self.model.named_parameters() if name in self.places}
-        return {id(parameter) for parameter in self.sharded} - placed
-
-    def _own_names(self, part: str) -> set[str]:
-        unplaced = self._unplaced()
-        names = {name for name, parameter in self.model.named_parameters() if id(parameter) in unplaced}
-        names |= {name for name, _ in self.model.named_buffers()}
-        return names if part == "model" else {f"module.{name}" for name in names}  # as torch's AveragedModel calls them
-
-
-def _find_name_prefix(part: str) -> str:
-    """Return what torch's AveragedModel puts before the names of a model's parameters."""
-    return "" if part == "model" else "module."
+    @cached_property
+    def _unplaced_names(self) -> set[str]:
+        """The names of shares whose place in the whole the workload does not state."""
+        shares = {id(parameter) for parameter in self.sharded}
+        every = {name for name, parameter in self.model.named_parameters() if id(parameter) in shares}
+        return every - self.places.keys()
 
 
 class MovingAverage:
     """The exponential moving average of the weights, with buffers as they are. Of a DTensor it has this rank's part.
-
-    Its state has the names that torch's AveragedModel gives.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -292,16 +259,6 @@ class MovingAverage:
                 kept = local(tensor).clone()
                 local(tensor).copy_(mine[name])
                 mine[name].copy_(kept)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return its tensors by name."""
-        every = self.weights | self.buffers
-        return {"n_averaged": self.n_averaged} | {f"module.{name}": every[name] for name in self._model.state_dict()}
-
-
-def _is_like(value: object, mine: Tensor) -> bool:
-    """Return True if a value of the optimizer has an entry for each entry of this rank's part of a parameter."""
-    return isinstance(value, Tensor) and value.dim() > 0 and value.shape == mine.shape
 
 
 def _like(parameter: Tensor, mine: Tensor) -> Tensor:

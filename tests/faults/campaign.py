@@ -250,7 +250,7 @@ def _await(chain: Chain, kill: Kill, process: Attempt, earlier: Sequence[Path], 
     skip = int(kill.moment * 2)  # not always the first checkpoint of the attempt
     seen: set[str] = set()
     while process.poll() is None:
-        unfinished = _nodes(chain)
+        unfinished = _folders(chain)
         if unfinished - seen:
             seen |= unfinished
             if len(seen) > skip:
@@ -260,14 +260,14 @@ def _await(chain: Chain, kill: Kill, process: Attempt, earlier: Sequence[Path], 
     return False
 
 
-def _nodes(chain: Chain) -> set[str]:
-    return {path.name for path in (chain.root / "checkpoint").glob("*.node*")}
+def _folders(chain: Chain) -> set[str]:
+    return {path.name for path in (chain.root / "checkpoint").glob("trial_*.*") if path.is_dir()}
 
 
 def _phase(chain: Chain, earlier: Sequence[Path]) -> str:
     if not chain.begun(earlier):
         return "before run_start"
-    tokens = {name.split(".")[1] for name in _nodes(chain)}
+    tokens = {name.split(".")[1] for name in _folders(chain)}
     whole = (chain.root / "checkpoint" / "trial_0.pt").exists()
     return "during a checkpoint" if len(tokens) > whole else "in the run"
 

@@ -113,7 +113,7 @@ class MoELayer(nn.Module):
             first = self.mesh.rank // self.sharers * each
             self.experts.keep(slice(first, first + each), self.mesh.rank % self.sharers, self.sharers)
             self.use(self.execution)
-        self.share_values = {name: share.numel() for name, share in self.experts.named_parameters()}
+        self.share_shapes = {name: share.shape for name, share in self.experts.named_parameters()}
         self.load = ExpertLoad(config.experts)
         # assignments of the last training step; they move the selection bias, which balances without a loss
         self.step_load_E: Tensor | None = None

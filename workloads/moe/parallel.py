@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -60,18 +60,20 @@ def list_expert_parameters(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for layer in layers for parameter in layer.experts.parameters()]
 
 
-def compute_expert_offsets(model: nn.Module) -> dict[str, int]:
-    """Compute where the parameters of spread experts lie among those of all experts.
+def locate_expert_shares(model: nn.Module) -> dict[str, tuple[Sequence[int], Sequence[int]]]:
+    """Locate the parameters of spread experts among those of all experts.
 
-    Maps each parameter's name to the index of its first value.
+    Maps each parameter's name to the position of its first value, in each dimension, and the shape of the whole.
 
     Ranks are ordered by expert; ranks that share one hold consecutive slices of dimension 1. A plan may divide further.
     """
-    found = {}
+    found: dict[str, tuple[Sequence[int], Sequence[int]]] = {}
     for path, layer in model.named_modules():
         if isinstance(layer, MoELayer) and layer.mesh is not None:
-            for name, values in layer.share_values.items():
-                found[f"{path}.experts.{name}"] = layer.mesh.rank * values
+            owner, part = divmod(layer.mesh.rank, layer.sharers)
+            for name, (each, width, *rest) in layer.share_shapes.items():
+                begin = (owner * each, part * width, *(0 for _ in rest))
+                found[f"{path}.experts.{name}"] = begin, (layer.config.experts, width * layer.sharers, *rest)
     return found
 
 

@@ -23,10 +23,10 @@ from workloads.moe.mesh import DryRunGroup, ExpertMesh, make_dry_run_mesh
 from workloads.moe.parallel import (
     MoEMonitor,
     build_hyperparameter_events,
-    compute_expert_offsets,
     count_node_ranks,
     find_expert_copy,
     list_expert_parameters,
+    locate_expert_shares,
     make_expert_mesh,
     run_autotuner,
 )
@@ -146,9 +146,9 @@ class MoEWorkload(Workload):
         """List the expert parameters, if they are spread over the ranks."""
         return list_expert_parameters(model)
 
-    def share_places(self, model: nn.Module) -> Mapping[str, int]:
+    def share_places(self, model: nn.Module) -> Mapping[str, tuple[Sequence[int], Sequence[int]]]:
         """Say where the experts of this rank lie among all."""
-        return compute_expert_offsets(model)
+        return locate_expert_shares(model)
 
     def share_copy(self, model: nn.Module) -> tuple[int, int]:
         """Say which copy of the experts this rank has a share of."""

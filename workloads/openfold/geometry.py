@@ -5,12 +5,14 @@ Legend: ... any leading dimensions, L residues, 8 rigid groups, 14 atoms, 7 tors
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, wraps
 from typing import Any, NamedTuple
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from workloads.openfold import residues
 
@@ -196,7 +198,18 @@ def select_pseudo_beta(aatype: Tensor, atom14: Tensor, mask14: Tensor) -> tuple[
     return position, torch.where(glycine, mask14[..., residues.CA], mask14[..., residues.CB])
 
 
-@cache
+def keep_tables(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Cache a function that makes constant tensors. A fake one, of a prediction, is not kept: it has no values."""
+    kept = cache(make)
+
+    @wraps(make)
+    def find(*key: Any) -> Tensor:
+        return make(*key) if isinstance(torch.empty(0), FakeTensor) else kept(*key)
+
+    return find
+
+
+@keep_tables
 def load_residue_table(name: str, device: torch.device) -> Tensor:
     """Copy an array of `residues` to a device."""
     values: NDArray[Any] = getattr(residues, name)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, cast
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from workloads.openfold.config import OpenFoldConfig
-from workloads.openfold.geometry import Frame, compute_atoms, compute_group_frames
+from workloads.openfold.geometry import Frame, compute_atoms, compute_group_frames, keep_tables
 from workloads.openfold.primitives import Linear, compute_channels_last, compute_mask_bias
 
 ANGSTROM_PER_UNIT = 10.0
@@ -200,7 +199,7 @@ def compute_frame_update(update: Tensor) -> Frame:
     return Frame(rotation, update[..., 3:])
 
 
-@cache
+@keep_tables
 def _make_rotation_table(dtype: torch.dtype, device: torch.device) -> Tensor:
     """Tabulate what each product of two parts of a unit quaternion adds to its rotation's elements, (16, 9)."""
     signs = torch.zeros(4, 4, 3, 3, dtype=dtype)

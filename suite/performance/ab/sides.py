@@ -142,10 +142,9 @@ class Side:
     def save(self) -> None:
         """Save the present state as the checkpoint."""
         snapshot = self.checkpoint.snapshot(self.trainer.world, self.trainer.state, START_POSITION)
-        snapshot.write()
-        self.trainer.world.barrier()
-        if self.trainer.world.is_first:
-            snapshot.commit()
+        every = self.trainer.world.gather(snapshot.write(), bytes)
+        if every is not None:
+            snapshot.commit(every)
         self.trainer.world.barrier()
 
     def block(self, begin: int, steps: int, *, restored: bool = True) -> BlockCost:

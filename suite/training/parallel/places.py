@@ -1,8 +1,8 @@
-"""Says where a rank's values lie in a whole tensor, what two such places share, and the parts of split parameters."""
+"""Says where a rank's values lie in a whole tensor, and the parts of split parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,61 +10,49 @@ from torch import Tensor, nn
 
 from suite.training.parallel.exchange import Axis
 
+# Where a share begins in the whole tensor, in each dimension, and the shape of the whole
+SharePlace = tuple[Sequence[int], Sequence[int]]
 SLICES = "_mlhpc_slices"  # what a module with split parameters has beside its own attributes
 
 
-@dataclass(frozen=True)
-class Place:
-    """``count`` runs of ``run`` values in storage order, the first at ``first``, each ``stride`` after the one before."""
+Offsets = torch.Size  # of the first value of a box, in each dimension
 
-    first: int
-    run: int
-    stride: int
-    count: int
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a rank's values lie in a tensor of shape ``whole``: in boxes of one size, one behind the other here.
+
+    ``dimension``: along which they are behind each other. ``written``: this rank saves them.
+    """
+
+    whole: torch.Size
+    boxes: tuple[Offsets, ...]
+    written: bool
+    dimension: int = 0
 
     @staticmethod
-    def of_range(begin: int, end: int) -> Place:
-        """A range of values."""
-        return Place(begin, end - begin, max(1, end - begin), 1)
+    def of_whole(shape: torch.Size, *, written: bool) -> Layout:
+        """Return the layout of a tensor that a rank has all values of."""
+        return Layout(shape, (torch.Size([0] * len(shape)),), written)
 
-    @property
-    def values(self) -> int:
-        """How many there are."""
-        return self.run * self.count
+    def hold(self, mine: Tensor) -> Held:
+        """Return this rank's values as a checkpoint knows them."""
+        parts = mine.chunk(len(self.boxes), self.dimension) if len(self.boxes) > 1 else (mine,)
+        found = {offsets: part for offsets, part in zip(self.boxes, parts, strict=True) if part.numel()}
+        return Held(self.whole, found, self.written)
 
-    def of(self, whole: Tensor) -> Tensor:
-        """These values of a whole tensor, as a vector."""
-        flat = whole.reshape(-1)
-        return flat.as_strided((self.count, self.run), (self.stride, 1), flat.storage_offset() + self.first).reshape(-1)
 
-    def copy(self, mine: Tensor, there: Place, theirs: Tensor) -> int:
-        """Copy into ``mine``, the values here, those of ``theirs``, the values there, that are the same.
+@dataclass(frozen=True, eq=False)
+class Held:
+    """The values of a tensor of shape ``whole`` that this rank holds, by the place of their boxes. Views, not copies."""
 
-        Returns how many.
-        """
-        if (self.stride, self.count) == (there.stride, there.count) and self.count > 1 and self._aligned(there):
-            low, high = max(self.first, there.first), min(self.first + self.run, there.first + there.run)
-            if high <= low:
-                return 0
-            rows, columns = mine.view(self.count, -1), theirs.view(self.count, -1)
-            rows[:, low - self.first : high - self.first] = columns[:, low - there.first : high - there.first]
-            return (high - low) * self.count
-        copied = 0
-        for i in range(self.count):
-            begin = self.first + i * self.stride
-            j = max(0, (begin - there.first - there.run) // there.stride)
-            while j < there.count and (other := there.first + j * there.stride) < begin + self.run:
-                low, high = max(begin, other), min(begin + self.run, other + there.run)
-                if high > low:
-                    at, source = i * self.run - begin, j * there.run - other
-                    mine[at + low : at + high] = theirs[source + low : source + high]
-                    copied += high - low
-                j += 1
-        return copied
+    whole: torch.Size
+    parts: Mapping[Offsets, Tensor]
+    written: bool = True
 
-    def _aligned(self, other: Place) -> bool:
-        """True if the runs of both lie in the same rows of ``stride`` values."""
-        return max(self.first + self.run, other.first + other.run) <= self.stride
+    def copied(self) -> Held:
+        """Copy the values to host memory."""
+        return Held(self.whole, {at: part.detach().to("cpu", copy=True) for at, part in self.parts.items()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,11 +83,15 @@ class Slice:
         shape[self.dimension] = shape[self.dimension] // self.extent * (self.high - self.low)
         return whole.reshape(self.outer, self.extent, self.inner)[:, self.low : self.high].reshape(shape)
 
-    @property
-    def place(self) -> Place:
-        """Return where these values lie in the whole parameter."""
-        run, stride = (self.high - self.low) * self.inner, self.extent * self.inner
-        return Place(self.low * self.inner, run, stride, self.outer)
+    def layout(self, share: SharePlace | None, *, written: bool) -> Layout:
+        """Return where these values lie. ``share``: the parameter is itself a part, which begins there."""
+        begin, whole = share or ((0,) * len(self.shape), self.shape)
+        boxes = []
+        for group in range(self.shape[self.dimension] // self.extent):
+            offsets = list(begin)
+            offsets[self.dimension] += group * self.extent + self.low
+            boxes.append(torch.Size(offsets))
+        return Layout(torch.Size(whole), tuple(boxes), written, self.dimension)
 
     def whole(self, mine: Tensor) -> Tensor:
         """Gather all ranks' parts; every rank of the axis calls it."""

@@ -16,7 +16,7 @@ from suite.launch import jobs
 from suite.launch.cost import Epochs
 from suite.launch.heartbeat import AttemptState, keep_heartbeat, read_attempt_state
 from suite.launch.time_left import estimate_eta_s
-from suite.log.checkpoint_index import CheckpointIndex, Part, build_node_path
+from suite.log.checkpoint_index import CheckpointIndex, FileSum, build_folder_path
 from suite.log.record import RunRecord
 from suite.log.run_folder import RunFolder
 from suite.log.timeline import Epoch
@@ -125,11 +125,11 @@ def test_what_the_launcher_left_says_more_than_the_log(
 def test_a_damaged_checkpoint_is_not_said_to_go_on(run: RunFolder, damage: str) -> None:
     run.result(0).write_text(log_text(epochs=2, stop="aborted"))
     path = run.checkpoint(0)
-    file = build_node_path(path, "0123abcd", 0)
-    path.parent.mkdir()
+    file = build_folder_path(path, "0123abcd") / "__0_0.distcp"
+    file.parent.mkdir(parents=True)
     file.write_bytes(b"whole")
-    part = Part(node=0, offset=0, bytes=5, crc32c=google_crc32c.value(b"whole"))
-    path.write_bytes(CheckpointIndex(token="0123abcd", shared=part, own=(part,)).text())
+    known = FileSum(bytes=5, crc32c=google_crc32c.value(b"whole"))
+    path.write_bytes(CheckpointIndex(token="0123abcd", files={file.name: known}).text())
     row = read_folder_status(run, now_s=300)[0]
     assert (row.state, row.note) == ("aborted", "can be resumed")
     named = path if damage == "index" else file

@@ -81,8 +81,8 @@ def test_the_last_continuation_speaks_and_what_never_began_of_it_goes_aside(fold
 def test_a_damaged_checkpoint_is_none_and_goes_aside_whole_once_the_trial_runs_again(
     folder: RunFolder, log: list[object] | None, replace: bool, code: int | None, left: list[str]
 ) -> None:
-    files = [folder.checkpoint(0), folder.checkpoint(0).with_name("trial_0.0123abcd.node0")]
-    others = [folder.checkpoint(10), folder.checkpoint(0).with_name("trial_10.0123abcd.node0")]
+    files = [folder.checkpoint(0), folder.checkpoint(0).with_name("trial_0.0123abcd")]
+    others = [folder.checkpoint(10), folder.checkpoint(0).with_name("trial_10.0123abcd")]
     for path in (*files, *others):
         path.touch()
     if log is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import re
@@ -17,7 +16,7 @@ from suite.errors import InputError
 from suite.log import checkpoint_index
 from suite.log.checkpoint_index import find_damage
 from suite.log.mllog import EventLog
-from suite.training import checkpoint
+from suite.training import checkpoint, dcp
 from suite.training.checkpoint import Checkpoint
 from suite.training.saver import CheckpointSaver
 from suite.training.state import Position, TrainingState
@@ -75,7 +74,7 @@ def test_what_was_saved_comes_back(tmp_path: Path) -> None:
     assert not list(path.parent.iterdir())
 
 
-@pytest.mark.parametrize("at", ["own", "shared", "commit"])
+@pytest.mark.parametrize("at", ["own", "metadata", "commit"])
 def test_a_crash_at_any_moment_leaves_the_former_checkpoint_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
@@ -84,13 +83,13 @@ def test_a_crash_at_any_moment_leaves_the_former_checkpoint_whole(
     snapshot = Checkpoint(path, IDENTITY).snapshot(world(1), training(3.0), Position(2, 0))
     if at == "own":
         monkeypatch.setattr(torch, "save", crash)
-    if at == "commit":
-        monkeypatch.setattr(Path, "replace", crash)
-    with contextlib.suppress(KeyboardInterrupt):
-        snapshot.write()
-    if at == "commit":
         with pytest.raises(KeyboardInterrupt):
-            snapshot.commit()
+            snapshot.write()
+    else:
+        written = snapshot.write()
+        monkeypatch.setattr(Path, "rename" if at == "metadata" else "replace", crash)
+        with pytest.raises(KeyboardInterrupt):
+            snapshot.commit([written])
     monkeypatch.undo()
     assert len(list(tmp_path.iterdir())) > 2
     state = training(5.0)
@@ -108,7 +107,7 @@ def crash(*arguments: object, **options: object) -> None:
 @pytest.mark.parametrize(
     ("number", "text"), [(28, "disk full"), (122, "disk full"), (13, "Permission denied"), (5, "")]
 )
-@pytest.mark.parametrize("at", ["pwrite", "save", "commit"])
+@pytest.mark.parametrize("at", ["save", "metadata", "commit"])
 def test_a_checkpoint_that_cannot_be_written_is_a_warning_and_the_former_one_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, text: str, at: str
 ) -> None:
@@ -119,7 +118,7 @@ def test_a_checkpoint_that_cannot_be_written_is_a_warning_and_the_former_one_sta
     def fail(*arguments: object, **options: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    target = {"pwrite": (os, "pwrite"), "save": (checkpoint._Whole, "write"), "commit": (Path, "replace")}[at]
+    target = {"save": (dcp._Summed, "write"), "metadata": (Path, "rename"), "commit": (Path, "replace")}[at]
     monkeypatch.setattr(*target, fail)
     (warning,) = save(path, 1, training(3.0), Position(2, 0))
     monkeypatch.undo()
@@ -140,7 +139,7 @@ def test_slow_cleaning_after_a_checkpoint_does_not_remove_the_next_ones_files(
     def slow(self: Checkpoint, token: str | None) -> None:
         """Remove once a later checkpoint has written its files, which must not come while this goes on."""
         end = time.monotonic() + 0.5
-        while time.monotonic() < end and len(list(tmp_path.glob("*.node0"))) < 2:
+        while time.monotonic() < end and len(list(tmp_path.glob("*/*.distcp"))) < 2:
             time.sleep(0.001)
         remove_others(self, token)
 
@@ -157,8 +156,7 @@ def test_training_that_changes_while_it_is_written_does_not_change_what_was_save
     for tensor in (*state.model.parameters(), *state.model.buffers()):
         tensor.data.fill_(9.0)
     state.optimization.optimizer.state[state.model[1].bias]["exp_avg"].fill_(9.0)  # type: ignore[index]
-    snapshot.write()
-    snapshot.commit()
+    snapshot.commit([snapshot.write()])
     other = training(5.0)
     load(path, 1, other)
     assert content(other) == content(training(2.0))
@@ -173,21 +171,21 @@ def test_a_checkpoint_that_is_not_of_this_run_is_refused_and_nothing_is_restored
         Checkpoint(path, {"data_manifest": "other"}).load(world(1), state)
     with pytest.raises(InputError, match="of 1 ranks, each with its share of the parameters; this run has 3"):
         load(path, 3, state)
-    (own,) = tmp_path.glob("*.node0")
+    (own,) = tmp_path.glob("*/*.distcp")
     whole = own.read_bytes()
     for damaged in (whole[:50], whole[:-1], b"", bytes([whole[0] ^ 1]) + whole[1:], whole[:-9] + b"x" + whole[-8:]):
         own.write_bytes(damaged)
-        with pytest.raises(InputError, match="node0: damaged: the part of (rank 0|all ranks) has another checksum"):
+        with pytest.raises(InputError, match="__0_0.distcp: damaged: it has another checksum"):
             load(path, 1, state)
     own.unlink()
-    with pytest.raises(InputError, match="node0: the part of all ranks cannot be read"):
+    with pytest.raises(InputError, match="__0_0.distcp: cannot be read: No such file"):
         load(path, 1, state)
     path.write_bytes(path.read_bytes()[:90])
     with pytest.raises(InputError, match="trial_0.pt: damaged: its checksum"):
         load(path, 1, state)
-    for found in (b'{"version": 7}', b"{}", b"[1]", b'{"version": 8}'):
+    for found in (b'{"version": 8}', b"{}", b"[1]", b'{"version": 9}'):
         path.write_bytes(checkpoint_index._render_checksum(found) + found)
-        with pytest.raises(InputError, match="trial_0.pt: (checkpoint version (7|None); this suite|not the index)"):
+        with pytest.raises(InputError, match="trial_0.pt: (checkpoint version (8|None); this suite|not the index)"):
             load(path, 1, state)
     assert content(state) == content(training(5.0))
 
@@ -197,7 +195,7 @@ def test_no_flipped_bit_of_any_file_is_loaded(tmp_path: Path) -> None:
     path, state, chance = tmp_path / "trial_0.pt", training(5.0), random.Random(44)
     save(path, 1, training(2.0), Position(1, 0))
     assert find_damage(path) is None
-    files = {file: file.read_bytes() for file in sorted(tmp_path.iterdir())}
+    files = {file: file.read_bytes() for file in sorted(tmp_path.rglob("*")) if file.is_file()}
     places = [(file, bit) for file, data in files.items() for bit in (0, 7, 8 * len(data) - 1)]
     weights = [len(data) for data in files.values()]
     for file in chance.choices(list(files), weights, k=100) + chance.choices(list(files), k=100):
@@ -215,15 +213,16 @@ def test_no_flipped_bit_of_any_file_is_loaded(tmp_path: Path) -> None:
     assert load(path, 1, state) == Position(1, 0)
 
 
-def test_readers_share_the_parts_and_a_large_checkpoint_is_compared_by_its_sizes(tmp_path: Path) -> None:
+def test_readers_share_the_files_and_a_large_checkpoint_is_compared_by_its_sizes(tmp_path: Path) -> None:
     path = tmp_path / "trial_0.pt"
     save(path, 1, training(2.0), Position(1, 0))
-    (file,) = tmp_path.glob("*.node0")
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))  # in the part of all ranks, the last one
-    assert [find_damage(path, reader=reader, readers=2) is None for reader in range(2)] == [True, False]
-    assert find_damage(path, largest=len(whole) - 1) is None
-    assert find_damage(path, largest=len(whole)) is not None
+    (file,) = tmp_path.glob("*/*.distcp")
+    whole, size = file.read_bytes(), checkpoint_index.read_index(path).size
+    assert size == len(whole) + (file.parent / ".metadata").stat().st_size
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))  # the first file of two
+    assert [find_damage(path, reader=reader, readers=2) is None for reader in range(2)] == [False, True]
+    assert find_damage(path, largest=size - 1) is None
+    assert find_damage(path, largest=size) is not None
     file.write_bytes(whole[:-1])
     assert find_damage(path, largest=1) == f"{file}: damaged: has {len(whole) - 1} bytes of {len(whole)}"
     file.unlink()
@@ -237,6 +236,5 @@ def test_another_number_of_ranks_gets_the_mean_of_buffers(tmp_path: Path) -> Non
     restored = Checkpoint(path, IDENTITY).load(world(3), other)
     assert (restored.ranks, restored.rederived) == (1, ("random state", "buffers: mean over ranks"))
     assert content(other) == content(saved)
-    assert checkpoint._merge(
-        [{"model": {"b": torch.tensor(value), "n": torch.tensor(int(value))}} for value in (1.0, 4.0)]
-    ) == {"model": {"b": torch.tensor(2.5), "n": torch.tensor(1)}}
+    assert checkpoint._mean([torch.tensor(1.0), torch.tensor(4.0)]) == torch.tensor(2.5)
+    assert checkpoint._mean([torch.tensor(1), torch.tensor(4)]) == torch.tensor(1)

@@ -89,8 +89,9 @@ def whole(model: nn.Module, places: Any, world: World) -> dict[str, Tensor]:
     for name, parameter in model.named_parameters():
         found[name] = parameter.detach().clone().reshape(-1)
         if name in places:
-            shares: dict[int, Tensor] = {}
-            for first, values in world.allgather((places[name], found[name].numpy())):
+            shares: dict[tuple[int, ...], Tensor] = {}
+            for place, values in world.allgather((places[name][0], found[name].numpy())):
+                first = tuple(place)
                 assert torch.equal(shares.setdefault(first, torch.from_numpy(values)), torch.from_numpy(values)), name
             found[name] = torch.cat([shares[first] for first in sorted(shares)])
     return found

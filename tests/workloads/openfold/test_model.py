@@ -9,6 +9,7 @@ import pytest
 import torch
 from msgspec import structs
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.workloads.openfold.conftest import SMALL_NET
@@ -17,7 +18,7 @@ from workloads.openfold.config import OpenFoldConfig
 from workloads.openfold.data import OpenFoldData
 from workloads.openfold.evoformer import OuterProductMean, TriangleAttention, TriangleMultiplication, encode_distances
 from workloads.openfold.features import Protein, build_sample
-from workloads.openfold.geometry import Frame
+from workloads.openfold.geometry import Frame, load_residue_table
 from workloads.openfold.losses import compute_losses
 from workloads.openfold.model import PSI, OpenFoldNet, compute_template_features
 from workloads.openfold.primitives import Attention
@@ -284,3 +285,14 @@ def test_distances_fall_into_one_bin_or_none() -> None:
     assert bins[0, 0].sum(-1).tolist() == [0, 1, 0, 1]
     assert bins[0, 0, 3, 14] == 1
     assert bins[0, 0, 1, 0] == 1
+
+
+def test_tables_of_a_prediction_without_values_are_not_used_in_training() -> None:
+    cpu = torch.device("cpu")
+    with FakeTensorMode():
+        assert isinstance(load_residue_table("CHI_MASK", cpu), FakeTensor)
+    real = load_residue_table("CHI_MASK", cpu)
+    assert not isinstance(real, FakeTensor)
+    assert load_residue_table("CHI_MASK", cpu) is real
+    with FakeTensorMode():
+        assert isinstance(load_residue_table("CHI_MASK", cpu), FakeTensor)

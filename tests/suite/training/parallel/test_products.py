@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from suite.config import load_config
 from suite.descriptor import load_descriptor
 from suite.errors import InputError
+from suite.log.checkpoint_index import DamagedCheckpointError
+from suite.training import dcp
 from suite.training.checkpoint import Checkpoint
 from suite.training.parallel.exchange import Axis
 from suite.training.parallel.mesh import Mesh
-from suite.training.parallel.places import Place
+from suite.training.parallel.places import Layout
 from suite.training.parallel.plan import Cut, ParallelPlan, find_plan, read_plan
 from suite.training.parallel.products import _slice, note_exchanges
 from suite.training.parallel.states import local
@@ -204,26 +206,46 @@ def test_a_checkpoint_of_one_mesh_goes_on_under_another_with_the_same_losses(
         assert [each.shape for each in averaged] == [each.shape for each in weights]
 
 
-def _parts(draw: random.Random, shape: torch.Size) -> list[Place]:
-    count, n = draw.choice([1, 2, 4]), shape.numel()
+def _split(draw: random.Random, whole: Tensor) -> list[tuple[Layout, Tensor]]:
+    """Every rank's values of a tensor and where they lie: rows, or a cut in a dimension, perhaps in groups."""
+    count = draw.choice([1, 2, 4])
     if draw.choice([True, False]):
-        ends = sorted(draw.randint(0, n) for _ in range(count - 1))
-        return [Place.of_range(low, high) for low, high in itertools.pairwise([0, *ends, n])]
+        ends = sorted(draw.randint(0, len(whole)) for _ in range(count - 1))
+        rows = list(itertools.pairwise([0, *ends, len(whole)]))
+        return [(Layout(whole.shape, (torch.Size([low, 0, 0]),), True), whole[low:high]) for low, high in rows]
     cut = Cut(split=draw.choice([0, 1]), groups=draw.choice([1, 2]) if count < 4 else 1)
-    return [_slice("x", shape, cut, {}, Axis("t", rank, count), 0).place for rank in range(count)]
+    parts = [_slice("x", whole.shape, cut, {}, Axis("t", rank, count), 0) for rank in range(count)]
+    return [(part.layout(None, written=True), part.of(whole)) for part in parts]
 
 
-def test_places_of_all_ways_to_split_put_a_tensor_together_again() -> None:
+def test_layouts_of_all_ways_to_split_put_a_tensor_together_again(tmp_path: Path) -> None:
     draw = random.Random(3)
-    for _ in range(60):
+    for case in range(40):
         shape = torch.Size([draw.choice([4, 8, 12]), draw.choice([4, 8]), draw.choice([1, 3])])
         whole = torch.arange(shape.numel(), dtype=torch.float64).view(shape)
+        saved, wanted, folder = _split(draw, whole), _split(draw, whole), tmp_path / f"{case}"
+        every = [dcp.write(folder, rank, {"x": at.hold(mine)}) for rank, (at, mine) in enumerate(saved)]
+        checked: list[str] = []
+        assert len(dcp.finish(folder, every)) == len(saved) + 1
+        for at, mine in wanted:
+            found = torch.full(mine.shape, -1.0, dtype=torch.float64)
+            dcp.Saved(folder, checked.append).read({"x": at.hold(found)})
+            assert torch.equal(found, mine)
+            assert checked[-1] != ".metadata" or not mine.numel()
 
-        saved, wanted = _parts(draw, shape), _parts(draw, shape)
-        for mine in wanted:
-            found = torch.full((mine.values,), -1.0, dtype=torch.float64)
-            assert sum(mine.copy(found, there, there.of(whole)) for there in saved) == mine.values
-            assert torch.equal(found, mine.of(whole))
+
+def test_parts_that_are_not_the_whole_are_no_checkpoint(tmp_path: Path) -> None:
+    layouts = [Layout(torch.Size([4]), (torch.Size([low]),), True) for low in (0, 3)]
+    every = [dcp.write(tmp_path, rank, {"x": each.hold(torch.ones(1))}) for rank, each in enumerate(layouts)]
+    with pytest.raises(ValueError, match="invalid fill tensor-volume"):
+        dcp.finish(tmp_path, every)
+
+
+def test_a_pickle_that_names_anything_else_executes_nothing(tmp_path: Path) -> None:
+    for name in (b"os\nsystem", b"torch.distributed.checkpoint.filesystem\nos.system", b"builtins\neval"):
+        (tmp_path / ".metadata").write_bytes(b"c" + name + b"\n(S'touch /tmp/executed'\ntR.")
+        with pytest.raises(DamagedCheckpointError, match="metadata: cannot be read: (it names|Can't get)"):
+            dcp.Saved(tmp_path, lambda name: None)
 
 
 WRONG: dict[str, Mistake] = {
