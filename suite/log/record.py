@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -123,6 +124,7 @@ class RunRecord:
     other_work: OtherWork | None = None
     parts: TimeParts | None = None
     counted: CountedEnergy | None = None
+    measured: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # fine numbers of the beginning, by key
 
     @property
     def stretches(self) -> Mapping[str, Sequence[Span]]:
@@ -208,7 +210,31 @@ def summarise_log(log: Log, metric: str | None = None) -> RunRecord:
         other_work=read_other_work(run.first(mllog.OTHER_WORK)),
         parts=parts,
         counted=_sum_energy_events(run),
+        measured=_select_measured_numbers(run),
     )
+
+
+def _select_measured_numbers(run: Log) -> dict[str, tuple[float, ...]]:
+    """Select the first losses, rates and phases of steps that have many digits. No two runs share several of them."""
+    found = {}
+    for key in _MEASURED_KEYS:
+        values = (event.value for event in run.every(key))
+        numbers = tuple(islice(filter(_has_many_digits, _list_floats(values)), _MOST_MEASURED))
+        if numbers:
+            found[key] = numbers
+    return found
+
+
+def _list_floats(values: Iterable[object]) -> Iterator[float]:
+    """Yield the floats among the values, and in their lists and mappings. Deeper ones are left out."""
+    for value in values:
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else (value,)
+        yield from (number for number in inner if isinstance(number, float))
+
+
+def _has_many_digits(number: float) -> bool:
+    digits = repr(number).partition("e")[0].replace(".", "").lstrip("-0")
+    return len(digits) >= _MANY_DIGITS and math.isfinite(number)
 
 
 def read_config_file(event: Event | None) -> tuple[str, str] | None:
@@ -285,6 +311,8 @@ def _sum_phases(run: Log, key: str) -> Phases | None:
     return Phases(**{f"{name}_s": seconds for name, seconds in totals.items()})
 
 
+_MEASURED_KEYS = (mllog.FIRST_LOSSES, "train_loss", mllog.TRACKED_STATS, mllog.STEP_PHASES, mllog.RANK_PHASES)
+_MANY_DIGITS, _MOST_MEASURED = 9, 40
 _INTERVAL_KEYS = (mllog.INIT, mllog.RUN, mllog.STAGING, mllog.EPOCH, mllog.EVAL, mllog.BLOCK)
 NOT_HYPERPARAMETERS = frozenset(
     {

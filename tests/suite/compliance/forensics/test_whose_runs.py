@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,24 @@ from pathlib import Path
 import pytest
 
 from suite.compliance.check import Verdict, check
+from suite.compliance.exchange.waivers import add_waivers
+from suite.compliance.rules.base import Waiver
 from suite.log.results_tree import find_results
-from tests.fixtures.logs import START_MS, Lines, Mutation, chain, drop, edit, hpc_run, our_runs, results
+from tests.fixtures.logs import (
+    START_MS,
+    Line,
+    Lines,
+    Mutation,
+    chain,
+    drop,
+    edit,
+    hpc_run,
+    insert,
+    our_runs,
+    results,
+    shift_after,
+    write,
+)
 from tests.fixtures.runs import describe
 from tests.fixtures.systems import system_fields
 from tests.fixtures.training import training_run
@@ -88,6 +105,52 @@ def test_a_result_is_carried_over_by_its_submitter_of_its_system(
     found = rules(check([tmp_path]))
     assert found.get("carried-over") == ("info" if carried else None)
     assert found.get("run-reused") == (None if carried else "error")
+
+
+@pytest.mark.parametrize(
+    ("fields", "carried"),
+    [
+        ({}, True),
+        ({"submitter": "HPE+ACME"}, True),
+        ({"number_of_nodes": "32"}, False),
+        ({"accelerator_model_name": "NVIDIA B200"}, False),
+        ({"other_software_stack": "newer"}, False),
+        ({"status": "research"}, False),
+        ({"division": "open"}, False),
+        ({"sw_notes": "tuned again"}, False),
+        ({"host_memory_capacity": "2 TB"}, False),
+        ({"a field": "more"}, False),
+    ],
+)
+def test_a_result_is_carried_over_with_its_system_description(
+    tmp_path: Path, fields: dict[str, str], carried: bool
+) -> None:
+    staged = drop("staging_start", "staging_stop")
+    package(tmp_path / "hpc_results_v2.0", change=staged)
+    package(tmp_path / "hpc_results_v3.0", change=staged, **fields)
+    found = check([tmp_path]).findings
+    assert carried == ("carried-over" in {item.rule for item in found})
+    texts = [item.message for item in found if item.rule == "run-reused"]
+    assert len(texts) == (0 if carried else 10)
+    assert all("(with another system description)" in text for text in texts)
+
+
+@pytest.mark.parametrize("announced", [False, True])
+def test_from_v5_1_of_training_on_a_result_is_carried_over_if_it_was_announced(tmp_path: Path, announced: bool) -> None:
+    for number in ("5.0", "5.1"):
+        folder = tmp_path / f"training_results_v{number}" / "ACME"
+        results(folder / "results" / "big" / "llama2_70b_lora", 10,
+                lambda n: training_run(seed=n + 1, evals=9, start_ms=BEGIN_MS + n * 10**6 + 77 * n * n))  # fmt: skip
+        (folder / "systems").mkdir()
+        fields = system_fields(number_of_nodes="1", accelerators_per_node="8")
+        (folder / "systems" / "big.json").write_text(json.dumps(fields))
+    verdict = check([tmp_path])
+    if announced:
+        place = "training_results_v5.1/ACME/results/big/llama2_70b_lora"
+        verdict = add_waivers(verdict, [Waiver("carried-over", place, "issue 7 of the round", "review committee")])
+    assert verdict.compliant is announced
+    errors = [(item.rule, "v5.1" in item.file) for item in verdict.findings if item.severity == "error"]
+    assert errors == [("carried-over", True)]
 
 
 def test_a_run_folder_beside_its_package_is_no_theft(tmp_path: Path) -> None:
@@ -258,3 +321,75 @@ def test_runs_at_once_have_nodes_of_their_own(tmp_path: Path, apart_ms: int, nod
         path.rename(kept / path.name)
     folder.rename(place / "run_0")
     assert ("runs-at-once" not in rules(check([tmp_path / "ACME"]))) == possible
+
+
+# Measured numbers of another run, beside evaluations of its own
+
+DRAW = [[draw.uniform(0.1, 2.0) for _ in range(20)] for draw in map(random.Random, range(3))]
+DRAW.append([float(f"{number:.6f}") for number in DRAW[0]])
+
+
+def with_numbers(key: str, numbers: list[float], seed: int) -> Lines:
+    """A DeepCAM log of a seed with measured numbers, one event each, or in one event."""
+    lines = hpc_run("deepcam", seed=seed, start_ms=BEGIN_MS + seed * 10**6)
+    values: list[object]
+    if key == "first_losses":
+        values = [numbers]
+    elif key == "step_phases":
+        names = ("step", "data_wait", "forward_backward", "exposed_communication", "optimizer", "other")
+        rows = [(*numbers[n : n + 4], 0.0) for n in range(0, len(numbers) - 3, 4)]
+        values = [dict(zip(names, (sum(row), *row), strict=True)) for row in rows]
+    else:
+        values = [{"throughput": number} if key == "tracked_stats" else number for number in numbers]
+    for number, value in enumerate(values):
+        metadata = {"epoch_num": number + 1, "step_num": 7 * number}
+        lines = insert(Line(key, value, metadata=metadata), "eval_start", min(number, 23))(lines)
+    return lines
+
+
+def _with_other_evaluations(lines: Lines) -> Lines:
+    draw = random.Random(7)
+    changed = (replace(line, value=line.value * draw.uniform(0.97, 1.0)) if line.key == "eval_accuracy" else line
+               for line in lines)  # fmt: skip
+    return chain(*(shift_after("eval_start", n, draw.uniform(100, 900)) for n in range(24)))(list(changed))
+
+
+@pytest.mark.parametrize(
+    ("key", "numbers", "other", "seeds", "copied"),
+    [
+        ("first_losses", DRAW[0], DRAW[0], (1, 2), True),
+        ("first_losses", DRAW[0], DRAW[0][3:9], (1, 2), True),
+        ("first_losses", DRAW[0], [*DRAW[1][:10], *DRAW[0][10:]], (1, 2), True),
+        ("train_loss", DRAW[0], DRAW[0], (1, 2), True),
+        ("train_loss", DRAW[0][:3], DRAW[0][:3], (1, 2), True),
+        ("tracked_stats", DRAW[0], DRAW[0], (1, 2), True),
+        ("tracked_stats", DRAW[0][:5], DRAW[0][1:], (1, 2), True),
+        ("tracked_stats", DRAW[0], DRAW[0], (1, 1), True),
+        ("step_phases", DRAW[0], DRAW[0], (1, 2), True),
+        ("step_phases", DRAW[0], [*DRAW[1][:16], *DRAW[0][16:]], (1, 2), True),
+        ("step_phases", DRAW[0][:4], DRAW[0][:4], (1, 1), True),
+        ("first_losses", DRAW[0], DRAW[1], (1, 2), False),
+        ("first_losses", DRAW[0], DRAW[0], (1, 1), False),
+        ("train_loss", DRAW[0], DRAW[0], (1, 1), False),
+        ("train_loss", DRAW[0], DRAW[1], (1, 2), False),
+        ("first_losses", DRAW[3], DRAW[3], (1, 2), False),
+        ("train_loss", [0.5, 0.25, 0.125] * 6, [0.5, 0.25, 0.125] * 6, (1, 2), False),
+        ("tracked_stats", [1234.5678901234567] * 20, [1234.5678901234567] * 20, (1, 2), False),
+        ("tracked_stats", DRAW[0][:2], DRAW[0][:2], (1, 2), False),
+        ("tracked_stats", DRAW[0], sorted(DRAW[0]), (1, 2), False),
+        ("step_phases", DRAW[0], DRAW[2], (1, 2), False),
+    ],
+)
+def test_no_run_has_measured_numbers_of_another(
+    tmp_path: Path, key: str, numbers: list[float], other: list[float], seeds: tuple[int, int], copied: bool
+) -> None:
+    first, second = with_numbers(key, numbers, seeds[0]), with_numbers(key, other, seeds[1])
+    if seeds[0] == seeds[1]:
+        second = _with_other_evaluations(second)
+    write(tmp_path / "a" / "result_0.txt", first)
+    write(tmp_path / "a" / "result_1.txt", second)
+    assert ("run-copied" in rules(check([tmp_path / "a"], "3.0.0"))) == copied
+    for number, lines in enumerate((first, second)):
+        write(tmp_path / "b" / str(number) / "result_0.txt", lines)
+    reused = [item.message for item in check([tmp_path / "b"], "3.0.0").findings if item.rule == "run-reused"]
+    assert any(text.startswith(f"measured {key} ") for text in reused) == copied
