@@ -348,6 +348,12 @@ def render_duration(seconds: float) -> str:
     return f"{render_three_digits(seconds / scale)} {unit}"
 
 
+def render_duration_range(low_s: float, high_s: float, to: str = "to") -> str:
+    """Render two times in the unit of the upper one, which is written once: ``47 to 52.7 s``."""
+    scale, unit = choose_duration_unit(high_s)
+    return f"{render_three_digits(low_s / scale)} {to} {render_three_digits(high_s / scale)} {unit}"
+
+
 def choose_duration_unit(seconds: float) -> tuple[float, str]:
     """Choose the unit of a duration for people. Return its length in seconds, and its name."""
     size = abs(seconds)

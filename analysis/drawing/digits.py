@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from suite.files import choose_duration_unit, render_duration, render_three_digits
+from suite.files import render_duration
 
 SECONDS_UNITS = (  # from which upper end on, seconds per unit, its name
     (36000.0, 3600.0, "h"), (600.0, 60.0, "min"), (1.0, 1.0, "s"),
@@ -98,12 +98,6 @@ def join_statements(statements: Sequence[str], most: int = 6) -> str:
     """Join the first ``most`` texts by "; " in one line. If there are more, it ends with "and N more"."""
     more = f"; and {len(statements) - most} more" if len(statements) > most else ""
     return "; ".join(statements[:most]) + more
-
-
-def render_seconds_range(low_s: float, high_s: float, to: str = "–") -> str:
-    """Render two times in the unit of the upper one, which is written once: "47 – 52.7 s"."""
-    scale, unit = choose_duration_unit(high_s)
-    return f"{render_three_digits(low_s / scale)} {to} {render_three_digits(high_s / scale)} {unit}"
 
 
 def render_seconds(value: float) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.drawing.digits import render_number, render_seconds_range
-from suite.files import render_duration
+from analysis.drawing.digits import render_number
+from suite.files import render_duration, render_duration_range
 
 MINUTES_SUFFIX = " [min]"  # the end of a column's name whose cells have a unit each: "42.2 s"
 
@@ -112,7 +112,7 @@ def build_time_cells(seconds: Iterable[float | None]) -> list[Cell | None]:
 def build_time_range_cells(low: pd.Series, high: pd.Series) -> list[Cell | None]:
     """Build cells of ranges of times, "8.96 – 9.96 s", sorted by the lower end; None where one is missing."""
     return [
-        _time_cell(render_seconds_range(a, b), a) if pd.notna(a) and pd.notna(b) else None
+        _time_cell(render_duration_range(a, b, "–"), a) if pd.notna(a) and pd.notna(b) else None
         for a, b in zip(low, high, strict=True)
     ]
 

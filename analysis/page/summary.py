@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.drawing.digits import render_count, render_number, render_seconds, render_seconds_range
+from analysis.drawing.digits import render_count, render_number, render_seconds
 from analysis.page.cells import HtmlTable, build_html_table, is_absent
 from analysis.results.extent import find_system_units
 from analysis.results.names import Task
 from analysis.study import Study
+from suite.files import render_duration_range
 
 SAME_COST = 1.05  # a cost within 5 % of the least is the least
 MOST_LISTED = 3  # results that a sentence names
@@ -244,7 +245,7 @@ def _describe_result(row: Mapping[object, object], study: Study) -> str:
     score, low, high = (row[name] for name in ("score_s", "score_low_s", "score_high_s"))
     interval = ""
     if row["mode"] != "weak" and not is_absent(low) and not is_absent(high):
-        interval = f" (95 %: {render_seconds_range(float(low), float(high), 'to')})"  # type: ignore[arg-type]
+        interval = f" (95 %: {render_duration_range(float(low), float(high))})"  # type: ignore[arg-type]
     verb = "trains all models" if row["mode"] == "weak" else "trains to the target"
     run, train = row["run_s.mean"], row["train_s.mean"]
     share = f"; {100 * float(train) / float(run):.0f} % of that is training" if run and not is_absent(train) else ""  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ from suite.compliance.result import Result, find_named_run
 from suite.compliance.ruleset import list_rulesets, read_ruleset
 from suite.errors import InputError
 from suite.exit_codes import ExitCode
-from suite.files import print_line, render_duration, render_printable
+from suite.files import print_line, render_duration, render_duration_range, render_printable
 from suite.log.other_work import render_busy_warning
 from suite.log.score import JudgedRun, Throughput, TimeToTrain, find_log_name
 
@@ -156,12 +156,12 @@ def _render_headline(scored: Result) -> str:
 
 
 def _render_spread(result: TimeToTrain) -> str:
-    if result.std_s is None or result.interval_s is None:
+    if result.std_s is None or result.interval_s is None or result.fastest_s is None or result.slowest_s is None:
         return "one run has no spread"
     low, high = result.interval_s
     return (
-        f"{_render_time(result.fastest_s)} to {_render_time(result.slowest_s)}, std {render_duration(result.std_s)}; "
-        f"95 % interval {render_duration(low)} to {render_duration(high)}"
+        f"{render_duration_range(result.fastest_s, result.slowest_s)}, std {render_duration(result.std_s)}; "
+        f"95 % interval {render_duration_range(low, high)}"
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from suite.errors import InputError, explain_not_installed
-from suite.files import render_duration
+from suite.files import render_duration, render_duration_range
 from suite.log.goodput import Goodput
 
 
@@ -89,7 +89,7 @@ def render_advice(advice: dict[str, Any]) -> str:
     basis = "as stated"
     if advice["mtbf_interval_s"] is not None:
         low, high = advice["mtbf_interval_s"]
-        basis = f"from {advice['interruptions']} seen, 90 % {render_duration(low)} to {render_duration(high)}"
+        basis = f"from {advice['interruptions']} seen, 90 % {render_duration_range(low, high)}"
     return (
         f"checkpoint.interval_s={advice['interval_s']:.3g} (Daly; Young {advice['young_s']:.3g}) for a failure every "
         f"{render_duration(advice['mtbf_s'])} ({basis}), a checkpoint that stalls {render_duration(advice['save_s'])} and a "

@@ -119,7 +119,8 @@ def compare_times(
     drift, moved = _find_drift(a, b)
     half += moved
     if moved > half / 20:  # less is not worth a word
-        doubts.append(f"times change by {math.expm1(drift):+.1%} from run to run, and the interval allows for that")
+        change = f"{'grow' if drift > 0 else 'fall'} by {100 * abs(math.expm1(drift)):.3g} %"
+        doubts.append(f"times {change} from run to run, and the interval allows for that")
     low, high = math.exp(middle - half), math.exp(min(middle + half, LARGEST_LOG))
     p_permutation = compute_permutation_p([math.log(time) for time in times_a], [math.log(time) for time in times_b])
     outcome = judge_interval(low, high, margin)
