@@ -122,7 +122,7 @@ def test_a_drift_through_the_runs_widens_the_interval_and_is_said() -> None:
     assert found is not None
     assert found.outcome == Outcome.INCONCLUSIVE
     assert found.drift == pytest.approx(0.01, abs=0.001)
-        assert "times grow by 0.995 % from run to run" in found.doubts[0]
+    assert "times grow by 0.995 % from run to run" in found.doubts[0]
     by_turns = compare_times(drifting[::2], drifting[1::2])
     assert by_turns is not None
     assert by_turns.high / by_turns.low < found.high / found.low, "by turns the drift is the same on both sides"
