@@ -46,7 +46,12 @@ from suite.training.parallel.places import Held
 
 METADATA = ".metadata"
 # What a pickle of DCP's records may name besides its own classes
-_NAMES = {("torch", "Size"), ("torch.serialization", "_get_layout"), ("pathlib", "PosixPath"), ("collections", "OrderedDict")}
+_NAMES = {
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+    ("pathlib", "PosixPath"),
+    ("collections", "OrderedDict"),
+}
 Contents = Mapping[str, Any]  # tensors as `Held`, anything else that torch.load reads with weights_only
 
 

@@ -227,8 +227,7 @@ class TrainingState:
 
 
 class MovingAverage:
-    """The exponential moving average of the weights, with buffers as they are. Of a DTensor it has this rank's part.
-    """
+    """The exponential moving average of the weights, with buffers as they are. Of a DTensor it has this rank's part."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self._model, self._decay = model, decay

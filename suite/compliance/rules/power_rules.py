@@ -34,6 +34,7 @@ _MIN_RATE_HZ = 0.95  # one a second, and what a timer is late
 _MIN_READINGS = 60  # readings that the rules ask of a run
 _CLOCK_TOLERANCE_S = 1.0  # of a meter against the run: one reading
 _SHINGLE, _DISTINCT = 30, 8  # readings in a row that two meters never share by chance, and how many of them differ
+_FEWEST_WATTS = 3  # different ones, of a whole run: a meter that shows fewer says nothing
 
 
 @result_rule(
@@ -232,7 +233,7 @@ def check_power_copied(result: Result) -> Iterator[ResultBreach]:
             source = next((seen.get(each) or own.get(each) for each in shingles if each in seen or each in own), None)
             if source is not None:
                 where = f"{source.parent.name}/{source.name}"
-                yield log.path, f"{_SHINGLE} readings in a row are those of {where}, shifted or scaled at most"
+                yield log.path, f"{_SHINGLE} or more readings in a row are those of {where}, shifted or scaled at most"
             own.update(dict.fromkeys(shingles, log.path))
         seen.update(own)
 
@@ -240,7 +241,8 @@ def check_power_copied(result: Result) -> Iterator[ResultBreach]:
 def _compute_shingles(log: PowerLog, start: float, stop: float) -> Iterator[int]:
     """Yield a hash of the differences, and one of the ratios, of every `_SHINGLE` readings in a row within the run.
 
-    A copy with a constant added keeps its differences, a scaled copy keeps its ratios.
+    A copy with a constant added keeps its differences, a scaled copy keeps its ratios. Readings of few different watts
+    repeat themselves, so of those all together count, if they change often enough.
     """
     low, high = start * 1e3, stop * 1e3
     watts = [w for t, w in zip(log.times_ms, log.watts, strict=True) if low <= t <= high and w > 0.0]
@@ -252,6 +254,9 @@ def _compute_shingles(log: PowerLog, start: float, stop: float) -> Iterator[int]
             row = tuple(steps[at : at + _SHINGLE - 1])
             if len(set(row)) >= _DISTINCT:  # an idle node repeats itself
                 yield hash((kind, row))
+    changes = sum(difference != 0.0 for difference in differences)
+    if changes >= _SHINGLE and len(set(watts)) >= _FEWEST_WATTS:
+        yield hash(("all", tuple(differences)))
 
 
 @result_rule("power-clock", "the clock of a meter is known against that of the run, to one second", OURS)

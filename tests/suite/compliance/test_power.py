@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,20 @@ def copy(source: str, target: str, scale: float = 1.0, shift: float = 0.0, from_
     return apply
 
 
+def coarse(*meters: tuple[str, int], choices: Sequence[float] = (700.0, 701.0, 702.0)) -> Callable[[Path], object]:
+    """Meters, each with a seed, that show few different watts."""
+
+    def apply(root: Path) -> None:
+        for place, seed in meters:
+            run, name = place.split("/")
+            source = random.Random(seed)
+            watts = [source.choice(choices) for _ in range(110)]
+            begin = START_S + 1000 * int(run[-1]) - 5
+            power_log(root / "power" / run / f"{name}.txt", watts, begin_s=begin)
+
+    return apply
+
+
 def stated(**changes: object) -> Callable[[Path], object]:
     return again(stated=STATED | changes)
 
@@ -170,6 +185,8 @@ CAUGHT: list[tuple[str, Callable[[Path], object]]] = [
     *[("power-monotone", repeated(at)) for at in (5, 50, 90)],
     *[("power-monotone", counter(*counts)) for counts in ((100.0, 99.0), (5, 0), (1e12, 1.0))],
     ("power-monotone", again(step_s=0.0)),
+    ("power-copied", coarse(("result_0/node_0", 1), ("result_0/node_1", 1))),
+    ("power-copied", coarse(("result_0/node_0", 1), ("result_1/node_1", 1))),
     ("power-copied", copy("result_0/node_0", "result_1/node_0")),
     ("power-copied", copy("result_0/node_0", "result_0/node_1")),
     ("power-copied", copy("result_0/node_1", "result_1/node_0")),
@@ -188,6 +205,11 @@ CAUGHT: list[tuple[str, Callable[[Path], object]]] = [
     ("power-scope", again(eff=0.94)),
 ]  # fmt: skip
 PASSED: list[Callable[[Path], object]] = [
+    coarse(("result_0/node_0", 1), ("result_0/node_1", 2)),
+    coarse(("result_0/node_0", 1), ("result_1/node_0", 2)),
+    coarse(("result_0/node_0", 1), ("result_0/node_1", 1), choices=[700.0]),
+    coarse(("result_0/node_0", 1), ("result_0/node_1", 2), choices=[700.0, 701.0]),
+    coarse(("result_0/node_0", 1), ("result_0/node_1", 1), choices=[700.0] * 20 + [701.0, 702.0]),
     nothing,
     counter(100.0, 77_000.0),
     counter(0, 0),
@@ -255,6 +277,17 @@ def test_a_benchmark_or_a_size_that_is_not_known_says_which(tmp_path: Path, key:
     verdict = check([tmp_path], "mlhpc-1.0")
     assert reason in str(verdict.results[0].score.reason)
     assert any(("; sizes: smoke" in finding.message) == (value == "huge") for finding in verdict.findings)
+
+
+@pytest.mark.parametrize("benchmark", ["bert", "spirals", "", 7])
+def test_copied_readings_are_named_whatever_the_benchmark_is(tmp_path: Path, benchmark: object) -> None:
+    sound(tmp_path, runs=1)
+    lines = edit("submission_benchmark", value=benchmark)(our_run(start_ms=int(1000 * (START_S - 1)), epoch_s=20.0))
+    write(tmp_path / "result_0.txt", lines)
+    folder = tmp_path / "power" / "result_0"
+    assert "power-copied" not in {finding.rule for finding in check([tmp_path], "mlhpc-1.0").findings}
+    (folder / "node_1.txt").write_bytes((folder / "node_0.txt").read_bytes())
+    assert "power-copied" in {finding.rule for finding in check([tmp_path], "mlhpc-1.0").findings}
 
 
 def test_a_result_without_readings_breaks_none(tmp_path: Path) -> None:
