@@ -18,13 +18,15 @@ from dataclasses import dataclass
 
 from suite.statistics import student_t
 
+_NEAR = 1.1  # times what endless reference runs would leave unseen
+
 
 @dataclass(frozen=True)
 class RcpLimit:
     """The reference at a batch size.
 
     ``kind`` is exact, interpolated, or smallest if the batch is below all points. ``mean``, ``std`` and ``minimum`` are
-    epochs to the target. A submission with a mean below ``minimum`` is too fast.
+    epochs to the target. A submission with a mean below ``minimum`` is too fast. ``runs`` counts the runs of the point.
     """
 
     global_batch_size: int
@@ -32,6 +34,12 @@ class RcpLimit:
     std: float
     minimum: float
     kind: str
+    runs: int = 0
+
+    @property
+    def unseen(self) -> float:
+        """The epochs that may be cut from the mean of a submission without a finding."""
+        return self.mean - self.minimum
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,8 @@ def compute_limit(
     if exact is not None:
         std = max(exact.std, rounding)
         minimum = compute_minimum_mean(exact.mean, std, exact.runs - 2, n_submission, confidence)
-        return RcpLimit(exact.batch, exact.mean, std, minimum, "exact" if exact.batch == batch else "smallest")
+        kind = "exact" if exact.batch == batch else "smallest"
+        return RcpLimit(exact.batch, exact.mean, std, minimum, kind, exact.runs)
     below = [point for point in known if point.batch < batch][-1]  # `known` ascends in batch size
     above = next(point for point in known if point.batch > batch)
     share = (batch - below.batch) / (above.batch - below.batch)
@@ -93,7 +102,20 @@ def compute_limit(
     std = max(below.std + share * (above.std - below.std), rounding)
     # rcp_checker's rule for interpolated points: as if the reference had twice the required runs.
     minimum = compute_minimum_mean(mean, std, 2 * required_runs, n_submission, confidence)
-    return RcpLimit(batch, mean, std, minimum, "interpolated")
+    return RcpLimit(batch, mean, std, minimum, "interpolated", min(below.runs, above.runs))
+
+
+def count_useful_runs(required_runs: int, confidence: float) -> int:
+    """Count the reference runs after which more hardly help: they leave ``_NEAR`` times what endless runs leave unseen.
+
+    The spread of the submission's own runs stays, however many the reference has.
+    """
+    n_submission = required_runs - 2
+    least = statistics.NormalDist().inv_cdf(confidence) / math.sqrt(n_submission)
+    runs = 4  # fewer leave no spread once the best and the worst are dropped
+    while 1.0 - compute_minimum_mean(1.0, 1e-3, runs - 2, n_submission, confidence) > _NEAR * least * 1e-3:
+        runs += 1
+    return runs
 
 
 def compute_lower_hull(points: Mapping[int, Sequence[float]]) -> list[_Point]:

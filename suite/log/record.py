@@ -233,7 +233,8 @@ def _list_floats(values: Iterable[object]) -> Iterator[float]:
 
 
 def _has_many_digits(number: float) -> bool:
-    digits = repr(number).partition("e")[0].replace(".", "").lstrip("-0")
+    # Of twelve digits, because the sixteenth of 0.1 + 0.2 says nothing.
+    digits = f"{number:.12g}".partition("e")[0].replace(".", "").strip("-0")
     return len(digits) >= _MANY_DIGITS and math.isfinite(number)
 
 

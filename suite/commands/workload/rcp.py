@@ -66,8 +66,12 @@ def record(runs: tuple[Path, ...], output: Path | None) -> None:
     document = ReferencePoints(version=RCP_VERSION, workload=descriptor.name, size=size, points=merged)
     path = folder / "rcp" / f"{size}.json"
     write_file_atomically(path, json.dumps(convert_to_plain_data(document), indent=1) + "\n")
+    useful = rcp_limit.count_useful_runs(
+        descriptor.card().size(size).required_runs, read_ruleset(RULESET).data.rcp_confidence
+    )
     for point in points.values():
-        print_line(_render_point(point))
+        more = f"; {useful} runs would show more cut epochs" if len(point.epochs) < useful else ""
+        print_line(f"{_render_point(point)}{more}")
     print_line(f"{path}: written")
 
 
@@ -90,7 +94,11 @@ def show(workload: str, style: str) -> None:
             batch, confidence = point.global_batch_size, read_ruleset(RULESET).data.rcp_confidence
             apart = card.between_evals(batch)
             bound = rcp_limit.compute_limit(epochs, batch, card.required_runs, confidence, between_evals=apart)
-            least = f", a submission needs at least {bound.minimum:.3f}" if bound else ""
+            least = (
+                f", a submission needs at least {bound.minimum:.3f}: {bound.unseen:.3g} may be cut unseen"
+                if bound
+                else ""
+            )
             print_line(f"  {_render_point(point)}{least}")
 
 

@@ -22,6 +22,8 @@ from suite.files import render_repr
 from suite.log.record import RunRecord, find_first_on_target
 from suite.log.results_tree import PRUNED
 
+_WIDE_SHARE = 0.2  # of the reference's epochs
+
 
 @result_rule(
     "run-count", "a time-to-train result has exactly the required runs, a throughput result at least as many", PACKAGE
@@ -162,6 +164,24 @@ def check_rcp_slower(result: Result) -> Iterator[ResultBreach]:
     if mean is not None and bound is not None and bound.minimum <= mean < bound.mean:
         ours, theirs = _render_amount(mean, result), _render_amount(bound.mean, result)
         yield None, f"converges in {ours}, the reference in {theirs}: factor {bound.mean / mean:.4f}"
+
+
+@result_rule(
+    "rcp-wide",
+    "the reference points are so many and so near each other that a fifth of the epochs cannot be cut unseen",
+    OURS,
+)
+def check_rcp_wide(result: Result) -> Iterator[ResultBreach]:
+    mean, bound = _compute_convergence(result)
+    if mean is None or bound is None or result.benchmark is None or bound.unseen <= _WIDE_SHARE * bound.mean:
+        return
+    useful = rcp_limit.count_useful_runs(result.benchmark.required_runs, result.ruleset.data.rcp_confidence)
+    advice = f"; {useful} reference runs in place of {bound.runs} would see more" if bound.runs < useful else ""
+    yield (
+        None,
+        f"epochs cut unseen: {bound.unseen:.3g} of {_render_amount(bound.mean, result)}, because the reference runs "
+        f"spread by {bound.std:.3g}{advice}",
+    )
 
 
 @result_rule("rcp-given", "reference points that did not come with the ruleset are named", "mlperf_logging rcp_checker")

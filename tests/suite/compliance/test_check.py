@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import json
 import os
+import re
 import shutil
 import xml.etree.ElementTree as ET
 from collections import Counter
@@ -724,3 +725,33 @@ def test_a_run_in_place_of_a_failed_one_is_shown(tmp_path: Path) -> None:
     (finding,) = [finding for finding in check([runs]).findings if finding.rule == "run-replaced"]
     assert (finding.severity, finding.file) == ("warning", str(runs / "result_2.txt"))
     assert "'failed_2_1.txt'" in finding.message
+
+
+@pytest.mark.parametrize("confidence", [0.95, 0.999])
+@pytest.mark.parametrize("required", [3, 5, 10, 40])
+def test_so_many_reference_runs_leave_little_more_unseen_than_endless_ones(required: int, confidence: float) -> None:
+    useful = rcp_limit.count_useful_runs(required, confidence)
+
+    def unseen(runs: int) -> float:
+        epochs = [10.0 + 0.1 * number / runs for number in range(runs)]
+        bound = rcp_limit.compute_limit({8: epochs}, 8, required, confidence)
+        assert bound is not None
+        return bound.unseen / bound.std
+
+    endless = unseen(100 * useful)
+    assert unseen(useful) == pytest.approx(1.1 * endless, rel=0.02)
+    assert unseen(useful // 2) > 1.1 * endless
+
+
+def test_a_result_says_how_many_epochs_the_reference_lets_be_cut_unseen(tmp_path: Path) -> None:
+    verdict = check([our_runs(tmp_path)])
+    (note,) = [item for item in verdict.findings if item.rule == "rcp-wide"]
+    assert note.severity == "info"
+    assert re.fullmatch(
+        r"epochs cut unseen: [\d.]+ of [\d.]+ epochs, because the reference runs spread by [\d.]+; "
+        r"45 reference runs in place of \d+ would see more",
+        note.message,
+    )
+    assert "rcp-wide" not in {
+        item.rule for item in check([results(tmp_path / "hpc", 10, lambda n: hpc_run(seed=n))], "3.0.0").findings
+    }
