@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise, product
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,18 +32,24 @@ _K_TABLE = np.geomspace(1e-4, 20, 512)  # h/Mpc; sigma_8 to 1e-4
 SLABS_PER_BLOCK = 16
 
 # Scale factors of the particle-mesh steps: they pass through all four redshifts.
-PM_SCALE_FACTORS = (0.1, 0.175, 0.25, 0.325, 0.4, 0.5, 0.5 + 1 / 12, 2 / 3, 2 / 3 + 1 / 9, 2 / 3 + 2 / 9, 1.0)
+PM_SCALE_FACTORS = {
+    "cola10": (0.1, 0.175, 0.25, 0.325, 0.4, 0.5, 0.5 + 1 / 12, 2 / 3, 2 / 3 + 1 / 9, 2 / 3 + 2 / 9, 1.0),
+    "cola4": (0.1, 0.25, 0.4, 2 / 3, 1.0),
+}
 COLA_EXPONENT = -2.5  # u(a) = a^n of the modified leapfrog, Tassev, Zaldarriaga & Eisenstein 2013, appendix A
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """How to simulate a universe: particles^3 in a periodic box, counted on a mesh; ``steps`` is "2lpt" or "cola"."""
+    """How to simulate a universe: particles^3 in a periodic box, counted on a mesh.
+
+    ``steps`` is "2lpt" (no particle-mesh steps), "cola10" (ten of them) or "cola4" (one before each redshift).
+    """
 
     particles: int
     mesh: int
     box_mpc_h: float
-    steps: str
+    steps: Literal["2lpt", "cola10", "cola4"]
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,7 @@ def make_universe(simulation: Simulation, seed: int, index: int) -> tuple[NDArra
     noise = random.standard_normal((simulation.particles,) * 3, dtype=np.float32)
     cosmology = make_cosmology(unit)
     first, second = compute_displacements(compute_linear_modes(noise, cosmology, simulation.box_mpc_h))
-    evolve = {"2lpt": _evolve_2lpt, "cola": _evolve_cola}[simulation.steps]
+    evolve = _evolve_2lpt if simulation.steps == "2lpt" else _evolve_cola
     return evolve(first, second, cosmology, simulation), unit
 
 
@@ -222,9 +228,10 @@ def _evolve_cola(first: Floats, second: Floats, cosmology: Cosmology, simulation
     residual, velocity = np.zeros_like(first), np.zeros_like(first)
     wanted = [1 / (1 + z) for z in REDSHIFTS]
     channels: list[NDArray[np.int16]] = []
-    a = PM_SCALE_FACTORS[0]
+    scale_factors = PM_SCALE_FACTORS[simulation.steps]
+    a = scale_factors[0]
     force = _residual_force(start + _lpt_shift(first, second, a, om), first, second, a, om)
-    for a, a_next in pairwise(PM_SCALE_FACTORS):
+    for a, a_next in pairwise(scale_factors):
         middle = np.sqrt(a * a_next)
         # half a kick, a whole drift, then half a kick by the new force
         velocity += np.float32(_kick(a, middle, a, om)) * force
@@ -255,10 +262,13 @@ def _residual_force(position: Floats, first: Floats, second: Floats, a: float, o
 
 
 def compute_mesh_force(position: Floats) -> Floats:
-    """Compute -grad laplace^-1 delta at each particle, in cells: cloud-in-cell assignment, spectral gradient."""
+    """Compute -grad laplace^-1 delta at each particle, in cells: cloud-in-cell assignment, spectral gradient.
+
+    The smoothing by cloud-in-cell, once of the mass and once of the force, is divided out.
+    """
     n = position.shape[1]
     grid = _grid(n)
-    modes = fft.rfftn(_assign_mass(position)) * grid.inverse_k2
+    modes = fft.rfftn(_assign_mass(position)) * grid.sharpened_inverse_k2
     # the three components of a cell lie together, so that one gather per corner fetches them
     fields = np.stack([fft.irfftn(1j * each * modes, s=(n,) * 3) for each in grid.k], axis=-1).reshape(n**3, 3)
     fields *= np.float32(n / (2 * np.pi))
@@ -335,6 +345,7 @@ class _Grid:
 
     k: Floats  # (3, n, n, n // 2 + 1), zero at the Nyquist frequency, where a real field has no gradient
     inverse_k2: Floats  # (n, n, n // 2 + 1), zero for the mean
+    sharpened_inverse_k2: Floats  # inverse_k2 over the square of the window of cloud-in-cell
     distinct_k: Floats  # the lengths |k| that occur, ascending
     which: NDArray[np.int32]  # (n, n, n // 2 + 1), position of each mode's |k| in distinct_k
     positions: Floats  # (3, n, n, n)
@@ -350,5 +361,8 @@ def _grid(n: int) -> _Grid:
     odd_full, odd_half = (np.where(2 * abs(axis) == n, 0, axis).astype(np.float32) for axis in (full, half))
     k = np.stack(np.meshgrid(odd_full, odd_full, odd_half, indexing="ij"))
     inverse = np.divide(1, k2, out=np.zeros(k2.shape, dtype=np.float32), where=k2 > 0)
+    along_full, along_half = (np.sinc(axis / n) ** 2 for axis in (full, half))  # cloud-in-cell is a box, twice
+    window = along_full[:, None, None] * along_full[None, :, None] * along_half
+    sharpened = (inverse / window**2).astype(np.float32)
     positions = np.stack(np.meshgrid(*(np.arange(n, dtype=np.float32) + np.float32(0.5),) * 3, indexing="ij"))
-    return _Grid(k, inverse, np.sqrt(distinct), which.astype(np.int32).reshape(k2.shape), positions)
+    return _Grid(k, inverse, sharpened, np.sqrt(distinct), which.astype(np.int32).reshape(k2.shape), positions)

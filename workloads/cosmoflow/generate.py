@@ -48,8 +48,8 @@ SIZES: dict[str, DataSize] = {
     "smoke": DataSize(Snapshots(16), 16, 3_200, 500, 250),
     "mini": DataSize(Snapshots(16), 16, 8_000, 1_000, 250),
     "mini32": DataSize(Snapshots(32), 32, 2_000, 500, 50),
-    "small": DataSize(Simulation(64, 64, 256.0, "cola"), 64, 4_096, 512, 32),
-    "full": DataSize(Simulation(512, 512, 512.0, "cola"), 128, 8_192, 1_024, 1, "gzip"),
+    "small": DataSize(Simulation(64, 64, 256.0, "cola10"), 64, 4_096, 512, 32),
+    "full": DataSize(Simulation(512, 512, 512.0, "cola10"), 128, 8_192, 1_024, 1, "gzip"),
 }
 
 
