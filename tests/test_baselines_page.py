@@ -34,10 +34,10 @@ def test_margins_are_in_standard_errors_and_positive_beyond_a_baseline(tmp_path:
         assert next(iter(found)) != "beyond"
 
 
-def test_every_target_lies_three_standard_errors_beyond_every_baseline() -> None:
+def test_every_target_lies_three_standard_errors_beyond_every_baseline_or_the_page_says_otherwise() -> None:
     margins = {(row.workload, row.size, row.name): row.margin for row in baselines.rows() if row.margin is not None}
     assert len(margins) > 40
-    assert {key: margin for key, margin in margins.items() if margin < baselines.MARGIN} == {}
+    assert {workload for (workload, *_), margin in margins.items() if margin < baselines.MARGIN} == set(baselines.MET)
     told = list(baselines.rows(part="attainable"))
     assert {row.name for row in told} == {"snapshot_products_ridge", "known_language"}
     assert all(row.margin < 0 for row in told), "what is told the rule shows that the target can be met"

@@ -13,12 +13,14 @@ from suite.descriptor import load_descriptors
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 MARGIN = 3.0  # standard errors that a target should lie beyond the best baseline
+MET = ("cosmoflow",)  # workloads with a baseline that meets a target, as the page says
 HEAD = """# Baselines and targets
 
-What predictors without a network reach on the validation split of generated data, beside the target. A target is worth a run
-only if none of them meets it: it should lie at least {margin:g} standard errors beyond the best. The standard error is the
+What predictors without a network reach on the validation split of generated data, next to the target. The standard error is the
 baseline's, over the evaluation samples; the margin is (target - baseline) / standard error with the sign turned so that more is
-better. `python benchmarks/baselines.py WORKLOAD` measures anew.
+better. A target should lie at least {margin:g} standard errors beyond the best baseline. Those of CosmoFlow do not: a regression
+on joint moments at one voxel, which is not told the rule of the data, meets them. `python benchmarks/baselines.py WORKLOAD`
+measures anew.
 """
 ATTAINABLE = """
 ### Attainable (told the rule)

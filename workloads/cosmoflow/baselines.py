@@ -1,10 +1,14 @@
-"""Baselines without a network: the mean of the targets, and ridge regressions on spectra, moments and products."""
+"""Baselines without a network: the mean of the targets; ridge regressions and boosting on moments and spectra.
+
+They read the counts alone and use nothing of the generator but the names of its targets.
+"""
 
 from __future__ import annotations
 
 import math
 from functools import lru_cache
-from itertools import combinations
+from importlib.util import find_spec
+from itertools import combinations, combinations_with_replacement
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +26,35 @@ MIN_TRAIN_SAMPLES = 200  # with fewer the regression cannot be fitted and is lef
 BLOCK_VOXELS = 1 << 17
 RIDGE_PENALTIES = (1e-3, 1e-2, 1e-1, 1.0)  # penalties on standardised features, per sample
 HELD_OUT_EVERY = 5  # every fifth training sample chooses the penalty
+JOINT_DEGREE = 3  # the largest degree of a joint moment: 34 products of four channels
+BOOSTING_TREES = 300
+BOOSTING = {
+    "objective": "l1",  # the metric
+    "learning_rate": 0.05,
+    "num_leaves": 15,
+    "bagging_fraction": 0.7,
+    "bagging_freq": 1,
+    "feature_fraction": 0.3,
+    "num_threads": 1,
+    "verbose": -1,
+    "seed": 0,
+}
+ORACLE = "snapshot_products_ridge"
 VARIANCE_EPS = 1e-6  # added to variances: a channel where no particle has left its voxel has none
 
 Floats = NDArray[np.floating[Any]]
 
 
 def measure_baselines(root: Path) -> dict[str, Baseline]:
-    """Measure the mean absolute error on the validation split of five predictors.
+    """Measure the mean absolute error on the validation split of predictors without a network.
 
-    They are the mean of the targets and four ridge regressions.
+    They are the mean of the targets, five ridge regressions and, if LightGBM is installed, one boosting.
 
-    ``one_point_ridge`` sees moments of the counts and of their logarithms, ``power_spectrum_ridge`` auto and cross
-    spectra of both, ``spectrum_and_moments_ridge`` both. ``snapshot_products_ridge`` sees only the mean products of
-    every three snapshots at one voxel. Data from `snapshots` are made by that rule, so there it is an oracle.
+    ``one_point_ridge`` sees moments of the counts and of their logarithms, ``joint_moments_ridge`` the joint moments of
+    the four logarithms at one voxel, ``power_spectrum_ridge`` auto and cross spectra of counts and logarithms.
+    ``all_statistics_ridge`` and ``all_statistics_boosting`` see them all. ``snapshot_products_ridge`` sees only the
+    mean products of every three snapshots at one voxel. Data from `snapshots` are made by that rule, so there it is an
+    oracle.
 
     Each is fitted to evenly spaced samples of the training split, at most `MAX_TRAIN_VOXELS`. It is left out if these
     are fewer than `MIN_TRAIN_SAMPLES` samples.
@@ -42,48 +62,59 @@ def measure_baselines(root: Path) -> dict[str, Baseline]:
     train, validation = ShardReader(root, "train"), ShardReader(root, "validation")
     y_train, y_validation = _targets(train), _targets(validation)
     results = {"train_mean": _mean_error(y_train.mean(axis=0), y_validation)}
+    made_of_products = train.manifest.attributes.get("targets") == list(COUPLINGS)
     voxels = int(np.prod(train.read([0])["x"].shape[1:4]))
     affordable = min(len(train), MAX_TRAIN_VOXELS // voxels)
     if affordable < MIN_TRAIN_SAMPLES:
         return results
     chosen = np.linspace(0, len(train) - 1, affordable).astype(np.int64)
     fitted, tested = _read_features(train, chosen), _read_features(validation, np.arange(len(validation)))
-    moments, products = count_moments(len(REDSHIFTS)), -math.comb(len(REDSHIFTS), 3)
-    made_of_products = train.manifest.attributes.get("targets") == list(COUPLINGS)
-    for name, columns in (
+    moments, joint = count_moments(len(REDSHIFTS)), count_joint_moments(len(REDSHIFTS))
+    products = -math.comb(len(REDSHIFTS), 3)
+    everything = slice(0, products)
+    predictors = [
         # the columns of `compute_features`, in its order
-        ("one_point_ridge", slice(0, moments)),
-        ("power_spectrum_ridge", slice(moments, products)),
-        ("spectrum_and_moments_ridge", slice(0, products)),
-        ("snapshot_products_ridge", slice(products, None)),
-    ):
-        predict = fit_best_ridge(fitted[:, columns], y_train[chosen])
+        ("one_point_ridge", slice(0, moments), fit_best_ridge),
+        ("joint_moments_ridge", slice(moments, moments + joint), fit_best_ridge),
+        ("power_spectrum_ridge", slice(moments + joint, products), fit_best_ridge),
+        ("all_statistics_ridge", everything, fit_best_ridge),
+        (ORACLE, slice(products, None), fit_best_ridge),
+    ]
+    if find_spec("lightgbm"):  # the extra `baselines`
+        predictors.append(("all_statistics_boosting", everything, fit_boosting))
+    for name, columns, fit in predictors:
+        predict = fit(fitted[:, columns], y_train[chosen])
         # targets lie in [-1, 1], and a linear predictor may leave that interval
         error = _mean_error(predict(tested[:, columns]).clip(-1, 1), y_validation)
-        results[name] = Baseline(
-            error, error.standard_error, told=name == "snapshot_products_ridge" and made_of_products
-        )
+        results[name] = Baseline(error, error.standard_error, told=name == ORACLE and made_of_products)
     return results
 
 
 def compute_features(counts_NDHWC: NDArray[np.int16]) -> Floats:
-    """Compute per sample: one-point moments, then spectra, each of the counts and of log(1 + counts), then products.
+    """Compute per sample: one-point moments, joint moments, then spectra.
 
-    Moments: log variance, skewness and log kurtosis of every channel. Spectra: log auto spectra, and correlation
-    coefficients of every two channels, per shell of |k|. Products: the mean over voxels of every three channels'
-    standardised logarithms.
+    One-point moments, of the counts and of log(1 + counts): log variance, skewness and log kurtosis of every channel.
+    Joint moments: the mean over voxels of every product of up to `JOINT_DEGREE` logarithms. Spectra, of counts and
+    logarithms: log auto spectra, and correlation coefficients of every two channels, per shell of |k|. Then the mean
+    products of every three channels' standardised logarithms.
     """
     samples, n, *_, channels = counts_NDHWC.shape
     x_NCV = np.ascontiguousarray(np.moveaxis(counts_NDHWC, -1, 1), dtype=np.float32).reshape(samples, channels, -1)
     logs_NCV = np.log1p(x_NCV)
     contrast = x_NCV / x_NCV.mean(axis=2, keepdims=True) - 1
-    columns = [_moments(x_NCV), _moments(logs_NCV), *_spectra(contrast, n), *_spectra(logs_NCV, n), _products(logs_NCV)]
+    one_point = [_moments(x_NCV), _moments(logs_NCV), _joint_moments(logs_NCV)]
+    columns = [*one_point, *_spectra(contrast, n), *_spectra(logs_NCV, n), _products(logs_NCV)]
     return np.concatenate([column.reshape(samples, -1) for column in columns], axis=1)
 
 
 def count_moments(channels: int) -> int:
     """Count the moments among the features: three of each channel, of the counts and of their logarithms."""
     return 2 * 3 * channels
+
+
+def count_joint_moments(channels: int) -> int:
+    """Count the joint moments among the features: the products of 1 to `JOINT_DEGREE` channels, in any order."""
+    return sum(math.comb(channels + degree - 1, degree) for degree in range(1, JOINT_DEGREE + 1))
 
 
 def fit_best_ridge(x: Floats, y: Floats) -> Any:
@@ -112,6 +143,14 @@ def fit_ridge(x: Floats, y: Floats, penalty: float) -> Any:
     diagonal[0, 0] = 0
     weights = np.linalg.solve(design.T @ design + diagonal, design.T @ y)
     return lambda raw: expand(raw) @ weights
+
+
+def fit_boosting(x: Floats, y: Floats) -> Any:
+    """Fit gradient-boosted trees, one model per target. Returns ``f(x) -> y``. Needs LightGBM."""
+    import lightgbm
+
+    models = [lightgbm.train(BOOSTING, lightgbm.Dataset(x, target), BOOSTING_TREES) for target in y.T]
+    return lambda raw: np.stack([model.predict(raw) for model in models], axis=1)
 
 
 def _spectra(fields_NCV: Floats, n: int) -> tuple[Floats, Floats]:
@@ -155,6 +194,15 @@ def _moments(x_NCV: Floats) -> Floats:
     third = np.einsum("ncv,ncv->nc", square, centred) / x_NCV.shape[2]
     fourth = np.einsum("ncv,ncv->nc", square, square) / x_NCV.shape[2]
     return np.stack([np.log(variance), third / variance**1.5, np.log(fourth / variance**2 + VARIANCE_EPS)], axis=-1)
+
+
+def _joint_moments(x_NCV: Floats) -> Floats:
+    """Compute the mean over voxels of every product of one, two or three channels, a channel perhaps repeatedly."""
+    channels = range(x_NCV.shape[1])
+    wanted = [
+        chosen for degree in range(1, JOINT_DEGREE + 1) for chosen in combinations_with_replacement(channels, degree)
+    ]
+    return np.stack([np.prod(x_NCV[:, chosen], axis=1).mean(axis=1) for chosen in wanted], axis=-1)
 
 
 def _products(x_NCV: Floats) -> Floats:
