@@ -1,5 +1,4 @@
 """Every shipped plan of every workload on 2, 4 and 8 ranks against the unsplit run: 20 steps in float64, as a table.
-OpenFold takes 8 steps with shard: three took 107 s on a busy machine.
 
     python benchmarks/every_plan.py --data DIR -o TABLE [--only WORKLOAD ...] [--plan PLAN ...]
 
@@ -65,7 +64,6 @@ class Case:
     data: bool = True
     same: bool = False
     eps: float | None = None
-    steps: int = 20
 
     @property
     def begin(self) -> str:
@@ -74,7 +72,7 @@ class Case:
 
     def command(self, data: Path) -> list[str]:
         """The command of benchmarks/plans.py."""
-        given = ["--plan", self.plan, "--ranks", str(self.ranks), "--mesh", self.mesh, "--steps", str(self.steps)]
+        given = ["--plan", self.plan, "--ranks", str(self.ranks), "--mesh", self.mesh, "--steps", "20"]
         given += ["--data", str(data / f"{self.workload}-smoke")] if self.data else []
         given += ["--reference", "same"] if self.same else []
         given += ["--eps", str(self.eps)] if self.eps is not None else []
@@ -98,9 +96,9 @@ def cases() -> Iterator[Case]:
             yield Case(name, "sharded", n, f"data=1,shard={n}", small + more, data=False, same=name == "deepcam")
     for name in ("open_catalyst", "moe_lm", "swinv2_moe", "openfold"):
         for n in (2, 4, 8):
-            batch, steps = (("global_batch_size=8",), 8) if name == "openfold" else (BATCH, 20)
+            batch = ("global_batch_size=8",) if name == "openfold" else BATCH
             eps = 1e-3 if name == "swinv2_moe" else None
-            yield Case(name, "sharded", n, f"data=1,shard={n}", batch, same=True, eps=eps, steps=steps)
+            yield Case(name, "sharded", n, f"data=1,shard={n}", batch, same=True, eps=eps)
     for n in (2, 4, 8):
         heads = ("hyperparameters.heads=8",) if n == 8 else NOTHING
         yield Case("moe_lm", "tensor", n, f"data=1,tensor={n}", heads)
@@ -140,7 +138,6 @@ def row(case: Case, data: Path) -> tuple[str, bool]:
     found = [line for line in done.stdout.splitlines() if line.startswith("{")]
     given = " ".join(setting.removeprefix("hyperparameters.") for setting in case.settings)
     against = ("as many ranks" if case.same else "one rank") + (f", eps={case.eps:g}" if case.eps is not None else "")
-    against += f", {case.steps} steps" if case.steps != 20 else ""
     if not found:
         return f"{case.begin} ended with {done.returncode}: {(done.stderr.splitlines() or ['no message'])[-1]}", False
     said = json.loads(found[-1])
