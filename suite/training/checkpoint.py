@@ -125,7 +125,7 @@ class Checkpoint:
 
         Every rank calls it; one collective says the folder's name.
         """
-        shared, own = state.settings()
+        shared, own = _host_copy(state.settings())
         held = state.hold(world.rank, state.moments())
         contents: dict[str, Any] = {name: each.copied() for name, each in held.items() if each.written and each.parts}
         contents[_own(world.rank)] = {"random": _random_state(), "optimizer": own}
@@ -241,6 +241,17 @@ def _named(path: Path) -> Iterator[Path]:
     except OSError as error:
         reason = "disk full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
         raise OSError(error.errno, reason, str(path)) from None
+
+
+def _host_copy(value: Any) -> Any:
+    """Copy nested dictionaries, lists and tensors to host memory, so that training can go on changing them."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {key: _host_copy(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_host_copy(each) for each in value)
+    return value
 
 
 def _own(rank: int) -> str:

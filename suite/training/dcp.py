@@ -198,30 +198,30 @@ class _Files(FileSystem):
 
     @contextmanager
     def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
-        with Path(path).open(mode, buffering=0) as raw:
+        with Path(path).open(mode) as raw:
             stream = _Summed(raw)
             yield stream
         self.sums[Path(path).name] = stream.bytes, stream.crc32c
 
 
 class _Summed:
-    """The file that torch.save writes to.
-
-    Every write is complete or raises the system's own error; counts bytes and CRC.
-    """
+    """The file that torch.save writes to. Counts bytes and CRC."""
 
     def __init__(self, raw: Any) -> None:
         self._raw = raw
         self.bytes = self.crc32c = 0
-        self.flush, self.fileno, self.close = raw.flush, raw.fileno, raw.close
+        self.flush, self.close = raw.flush, raw.close
 
     def write(self, data: bytes) -> int:
         view = memoryview(data)
         self.bytes += len(view)
         self.crc32c = google_crc32c.extend(self.crc32c, np.frombuffer(view, np.uint8))
-        while view:
-            view = view[self._raw.write(view) :]
-        return len(data)
+        self._raw.write(view)
+        return len(view)
+
+    def fileno(self) -> int:
+        self.flush()  # DCP asks for it to force the file to the disk, and flushes ``.metadata`` only afterwards
+        return cast(int, self._raw.fileno())
 
     def tell(self) -> int:
         return self.bytes

@@ -108,10 +108,10 @@ class TrainingState:
         weights = self._weights()
         for name, values in moments.items():
             for key, value in values.items():
-                if not isinstance(value, Tensor):
+                if not _has_dimensions(value):
                     continue
                 mine = local(value)
-                alike = mine.dim() > 0 and mine.shape == local(weights[name]).shape
+                alike = mine.shape == local(weights[name]).shape
                 ending = self._ending(name, rank)
                 layout = layouts[name] if alike else Layout.of_whole(mine.shape, written=rank == 0 or bool(ending))
                 found[f"optimizer {name} {key}{ending}"] = layout.hold(mine)
@@ -126,7 +126,7 @@ class TrainingState:
             if part != "optimizer" or name not in weights or not label.endswith(self._ending(name, rank)):
                 continue
             weight, key = weights[name], key.split(" of rank ")[0]
-            if len(size) and size == layouts[name].whole:
+            if size == layouts[name].whole:
                 mine = torch.empty_like(local(weight), dtype=dtype)
                 found.setdefault(name, {})[key] = mine if weight is local(weight) else _like(weight, mine)
             else:
@@ -134,9 +134,13 @@ class TrainingState:
         return found
 
     def settings(self) -> tuple[dict[str, Any], Moments]:
-        """Return what is no tensor of the optimizer: of all ranks, and of this rank's shares."""
+        """Return numbers of the optimizer and its groups' settings, of all ranks, and numbers of this rank's shares."""
         others = {
-            name: {key: value for key, value in values.items() if not isinstance(value, Tensor)}
+            name: {
+                key: local(value) if isinstance(value, Tensor) else value
+                for key, value in values.items()
+                if not _has_dimensions(value)
+            }
             for name, values in self.moments().items()
         }
         own = {name: values for name, values in others.items() if values and self._ending(name, 0)}
@@ -224,6 +228,11 @@ class TrainingState:
         shares = {id(parameter) for parameter in self.sharded}
         every = {name for name, parameter in self.model.named_parameters() if id(parameter) in shares}
         return every - self.places.keys()
+
+
+def _has_dimensions(value: object) -> bool:
+    """Return False for a number, which may be a tensor: torch.distributed.checkpoint takes 1 ms for each tensor."""
+    return isinstance(value, Tensor) and value.dim() > 0
 
 
 class MovingAverage:
