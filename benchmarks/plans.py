@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from msgspec import structs
 from torch import Tensor, nn
 
 from suite.config import RunConfig, load_config
@@ -39,6 +40,7 @@ from suite.training.loop import run_evaluation
 from suite.training.parallel.apply import apply
 from suite.training.parallel.data import Clipping, adapt_optimizer, wrap
 from suite.training.parallel.mesh import Mesh
+from suite.training.parallel.pipeline import Pipeline, stages_of
 from suite.training.parallel.places import slices
 from suite.training.parallel.sharing import Parallel
 from suite.training.parallel.skeleton import build_on_meta
@@ -54,7 +56,7 @@ LEAST_WEIGHT = 1e-6
 # A gradient below it, as part of the largest one, is rounding alone. DeepCAM's global branch adds a number per channel and
 # sample, which the next batch norm takes off again if a rank has one sample: gradients of 4e-19 beside others of 2e-2
 LEAST_GRADIENT = 1e-12
-EXCHANGES = ("all_to_all", "all_gather", "all_reduce", "reduce_scatter")
+EXCHANGES = ("all_to_all", "all_gather", "all_reduce", "reduce_scatter", "send")
 
 
 class RandomData:
@@ -95,19 +97,23 @@ class WideData:
 
 
 @torch.no_grad()
-def whole(model: nn.Module, tensors: Sequence[Tensor], workload: Workload, world: World) -> list[Tensor]:
-    """Tensors of parameters as a whole, in the model's order. Every rank calls."""
+def whole(model: nn.Module, tensors: Sequence[Tensor], workload: Workload, world: World) -> dict[str, Tensor]:
+    """Tensors of parameters as a whole, by the parameters' names. Every rank calls."""
     places, names = workload.share_places(model), {id(each): name for name, each in model.named_parameters()}
     split = {id(part): slice_ for _, part, slice_ in slices(model)}
-    found = []
+    found: dict[str, Tensor] = {}
     for parameter, tensor in zip(model.parameters(), tensors, strict=True):
         if id(parameter) in split:
             tensor = split[id(parameter)].whole(local(tensor))
         if names[id(parameter)] in places:
             tensor = of_shares(tensor, places[names[id(parameter)]][0], world)
         tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-        found.append(tensor.detach().clone())
-    return found
+        found[names[id(parameter)]] = tensor.detach().clone()
+    if stages_of(model) is None:
+        return found
+    every: list[Any] = [None] * world.size
+    dist.all_gather_object(every, found)
+    return {name: tensor for each in every for name, tensor in each.items()}
 
 
 def of_shares(mine: Tensor, first: Sequence[int], world: World) -> Tensor:
@@ -123,9 +129,11 @@ def of_shares(mine: Tensor, first: Sequence[int], world: World) -> Tensor:
 
 def train(
     chosen: Descriptor, config: RunConfig, parallel: Parallel, world: World, args: argparse.Namespace
-) -> tuple[list[float], list[Tensor], list[Tensor], dict[str, float], dict[str, float]]:
+) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor], dict[str, float], dict[str, float]]:
     """Losses of the steps, gradients of the first, weights and metrics at the end, and a step's collectives."""
     steps, root = args.steps, args.data
+    config = parallel.with_microbatches(config)
+    parts, pipelined = config.gradient_accumulation_steps, parallel.mesh.pipeline > 1
     workload: Workload = load_workload(chosen)(config)
     torch.manual_seed(1)
     workload.spread = ExpertSpread(parallel.mesh.expert, world.size, parallel.mesh.tensor)
@@ -140,21 +148,28 @@ def train(
         for group in optimization.optimizer.param_groups:
             group["eps"] = args.eps
     experts = workload.sharded_parameters(model)
-    wrapped = wrap(model, experts, world, torch.device("cpu"))
+    ledger = CollectiveCounter()
+    pipeline = Pipeline(workload, model, parts, torch.device("cpu"), add=ledger.add) if pipelined else None
+    wrapped = model if pipelined else wrap(model, experts, world, torch.device("cpu"))
     batch_size = config.global_batch_size
     samples = {name: _samples(workload, parallel, name, root, batch_size) for name in ("train", "validation")}
     data = cut(samples["train"], parallel.slabs(evaluation=False))
-    mesh, losses, first = parallel.mesh, [], []
-    ledger = CollectiveCounter()
+    mesh, losses = parallel.mesh, []
+    first: dict[str, Tensor] = {}
     for step in range(steps):
         mine = list(range(step % 2 * batch_size, (step % 2 + 1) * batch_size))[mesh.data_rank :: mesh.data_size]
         wrapped.train()
         optimization.optimizer.zero_grad()
         ledger.take()
         with count_collectives(ledger):
-            loss = workload.loss(wrapped, data.load(mine, seed=0, epoch=1)) * parallel.loss_factor
-            loss.backward()  # type: ignore[no-untyped-call]
-        losses.append(world.sum({"loss": float(loss.detach())})["loss"] / world.size)
+            pieces, loss = [mine[part::parts] for part in range(parts)], 0.0
+            if pipeline is not None:
+                loss = float(pipeline.step(data.load([each for piece in pieces for each in piece], seed=0, epoch=1))[0])
+            for piece in () if pipelined else pieces:  # several pieces are of one rank alone, which sends nothing
+                part_loss = workload.loss(wrapped, data.load(piece, seed=0, epoch=1)) * parallel.loss_factor / parts
+                part_loss.backward()  # type: ignore[no-untyped-call]
+                loss += float(part_loss.detach())
+        losses.append(world.sum({"loss": loss})["loss"] / world.size)
         if step == 0:
             first = whole(
                 model, [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()], workload, world
@@ -167,10 +182,27 @@ def train(
                 Clipping(model, experts, optimization.clip_norm, copies=copies)()
             optimization.optimizer.step()
         counted = ledger.take()
-    workload.before_evaluation(model, world)
+    workload.before_evaluation(model, world.split(mesh.part) if pipelined else world)
     held_out = cut(samples["validation"], parallel.slabs(evaluation=True))
-    metrics = run_evaluation(workload, model, held_out, config, world, torch.device("cpu"), shared=parallel)
+    metrics = run_evaluation(
+        workload,
+        model,
+        held_out,
+        config,
+        world,
+        torch.device("cpu"),
+        shared=parallel,
+        evaluate=None if pipeline is None else pipeline.evaluate,
+    )
     return losses, first, whole(model, list(model.parameters()), workload, world), metrics, counted
+
+
+def in_parts(config: RunConfig, parallel: Parallel) -> RunConfig:
+    """The configuration of one rank that computes the microbatches of a pipeline, of all its groups, one after another."""
+    if parallel.mesh.pipeline == 1:
+        return config
+    parts = parallel.with_microbatches(config).gradient_accumulation_steps * parallel.mesh.data_size
+    return structs.replace(config, gradient_accumulation_steps=parts)
 
 
 @torch.no_grad()
@@ -187,12 +219,12 @@ def _samples(workload: Workload, parallel: Parallel, split: str, root: Path | No
     return RandomData(parallel, batch_size * 2) if root is None else WideData(workload.dataset(split, root))
 
 
-def apart(found: Sequence[Tensor], expected: Sequence[Tensor], least: float = 1e-30) -> float:
-    """The largest difference of two lists of tensors, each over the largest value of the expected one, or ``least``."""
-    assert len(found) == len(expected)
+def apart(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], least: float = 1e-30) -> float:
+    """The largest difference of two sets of tensors, each over the largest value of the expected one, or ``least``."""
+    assert found.keys() == expected.keys()
     return max(
         float((a.view_as(b) - b).abs().max() / b.abs().max().clamp_min(least))
-        for a, b in zip(found, expected, strict=True)
+        for a, b in ((found[name], expected[name]) for name in expected)
     )
 
 
@@ -228,7 +260,7 @@ def compare(
         elif world.is_first and expected is None:
             alone = World("none", 0, 1, 0, 1, 0, 1, ("here",), SingleProcessTransport(), SingleProcessTransport())
             unsplit = Parallel(Mesh(0, 1), parallel.plan, extents=parallel.extents)
-            expected = train(chosen, given, unsplit, alone, args)
+            expected = train(chosen, in_parts(given, parallel), unsplit, alone, args)
         world.barrier()
         losses, gradients, weights, metrics, counted = train(chosen, given, parallel, world, args)
         planned = predicted[mesh]

@@ -33,6 +33,7 @@ class Descriptor:
     Without these it is a card-only benchmark, for a person's own loop (`mlhpc.Run`). ``hyperparameters`` is a class
     derived from `suite.config.Hyperparameters`, or its name as ``module:name``. A name is not imported to read the
     card. ``folder`` holds the card, named ``card_name``, and the folders ``rcp/`` and ``config/``.
+    ``no_stages``: why a pipeline cannot divide the model into stages; empty if it can.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Descriptor:
     implementation: str | None = None
     generator: str | None = None
     card_name: str = CARD_NAME
+    no_stages: str = "its forward pass does not begin with what another stage returns"
 
     @property
     def card_path(self) -> Path:

@@ -165,13 +165,15 @@ class ExpertSpread:
 
     ``sharing``: this many consecutive ranks have the same samples. Each of them shares experts with the ranks of its
     number in the next groups. ``note`` is for a dry run on tensors without memory: nothing is sent. It is called
-    with axis, kind of collective, bytes that a rank gives, and number of ranks.
+    with axis, kind of collective, bytes that a rank gives, and number of ranks. ``replicas``: process group of the
+    ranks with the same stage of a pipeline; None: all ranks.
     """
 
     ranks: int = 0
     size: int = 1
     sharing: int = 1
     note: Callable[[str, str, int, int], None] | None = None
+    replicas: Any = None
 
 
 class Workload(Protocol):
@@ -207,6 +209,10 @@ class Workload(Protocol):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Compute the scalar mean loss over the batch's samples, with regularisation."""
         ...
+
+    def model_input(self, batch: Batch) -> Tensor:
+        """Return what `loss` and `eval_stats` pass to the model. Only a workload with stages needs it."""
+        raise NotImplementedError
 
     @abstractmethod
     def eval_stats(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:

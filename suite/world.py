@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -168,6 +168,11 @@ class World:
             return
         with _convert_connection_errors(Launch(self.launcher, self.rank, self.size)):
             _start_distributed(device.type == "cuda", self._meeting_place(), self.rank, self.size, backend)
+
+    def split(self, color: int) -> World:
+        """Return the world of the ranks that pass the same color, for collectives alone. All ranks call it."""
+        transport = self.transport.split(color)
+        return replace(self, transport=transport, rank=transport.rank, size=transport.size)
 
     def _meeting_place(self) -> tuple[str, int]:
         """Return the address and port of rank 0 for torch.distributed, tried from every node.

@@ -260,6 +260,7 @@ def _predict_cost(
     text = config.mesh or read_plan(find_plan(chosen, config.plan))[0].mesh
     count = ranks or ranks_of(text, rest=1)
     parallel = Parallel.of(config, chosen, 0, count)
+    config = parallel.with_microbatches(config)
     check_batch(config.global_batch_size, parallel.mesh.data_size, config.gradient_accumulation_steps)
     try:
         cost = predict_largest_cost(chosen, config, parallel, common)
@@ -316,6 +317,8 @@ def _render_cost(cost: Cost, time: StepTime | None) -> Iterator[str]:
         ("FLOPs per step", f"{cost.flops:.4g}"),
     ):
         yield f"  {name:<20} {text:>12}"
+    if cost.bubble:
+        yield f"  {'idle / computing':<20} {cost.bubble:>12.4g}"
     if cost.lacks:
         yield f"  not known, and not in all of these: {', '.join(cost.lacks)}"
     yield f"  {'collective':<20} {'axis':<12} {'ranks':>6} {'calls':>6} {'bytes given per step':>22}"

@@ -19,15 +19,20 @@ from suite.training.timing import EXPOSED_COMMUNICATION, FORWARD_BACKWARD, NoTim
 
 
 def register_exchange_timing(
-    wrapped: nn.Module, timer: PhaseTimer | NoTimer, ledger: CollectiveCounter
+    wrapped: nn.Module, timer: PhaseTimer | NoTimer, ledger: CollectiveCounter, *, hooked: bool = False
 ) -> Callable[[], None]:
     """Set up the timing of the gradient exchange; return what to call after each backward pass that exchanges.
 
     The call marks where computing ended, where waiting for the exchange began, and where it ended. Without data
-    parallelism, or in a run that is not measured, it marks only computing. DDP then exchanges as by default.
+    parallelism, or in a run that is not measured, it marks only computing. DDP then exchanges as by default. ``hooked``:
+    a hook compresses the gradients already, and its collectives count by themselves.
     """
     if not isinstance(timer, PhaseTimer) or not isinstance(wrapped, DistributedDataParallel):
         return partial(timer.mark, FORWARD_BACKWARD)
+    if hooked:
+        on_host = next(wrapped.parameters()).device.type == "cpu" and dist.get_backend() == "gloo"
+        times = ReducerTimes(wrapped, timer, CollectiveCounter()) if on_host else None
+        return times.mark if times is not None else partial(timer.mark, FORWARD_BACKWARD)
     if next(wrapped.parameters()).device.type != "cpu":
         wrapped.register_comm_hook(timer, _all_reduce_on_device)
         return partial(timer.mark, EXPOSED_COMMUNICATION)

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -26,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from suite.card import render_metric_value
 from suite.config import RunConfig
 from suite.data.sampling import count_steps_per_epoch, list_train_batches
+from suite.errors import InputError
 from suite.log import mllog
 from suite.log.mllog import EventLog
 from suite.training.agreement import CHECK_INTERVAL_S, DIVERGED, StepDecision, StopAgreement
@@ -45,14 +47,17 @@ from suite.training.saver import CheckpointSaver
 from suite.training.state import Position, TrainingState
 from suite.training.timing import (
     DATA_WAIT,
+    EXPOSED_COMMUNICATION,
     FORWARD_BACKWARD,
     OPTIMIZER,
     OTHER,
+    PhaseTimer,
 )
 from suite.workload import Dataset, Workload
 from suite.world import World
 
 if TYPE_CHECKING:
+    from suite.training.parallel.pipeline import Pipeline
     from suite.workload import Batch
 
 
@@ -111,6 +116,7 @@ class Trainer:
     say: Callable[[str], None]
     progress: ProgressMarks = field(default_factory=ProgressMarks)
     parallel: Parallel | None = None  # None: every rank trains on samples of its own
+    pipeline: Pipeline | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.config, self.size_card, self.target = self.plan.config, self.plan.size_card, self.plan.target
@@ -122,14 +128,34 @@ class Trainer:
         measured = self.config.instrumentation
         self.records = TrainingLog(self.log, self.world, self.device, self.progress, measured=measured)
         self.world, self.timer, self.instruments = self.records.world, self.records.timer, self.records.instruments
+        mesh = self.shared.mesh
+        self._alike = self.world.split(mesh.part) if mesh.pipeline > 1 else self.world
         self.saver = CheckpointSaver(self.checkpoint, self.world, self.log, self.config.checkpoint.interval_s)
-        self.wrapped = wrap(self.state.model, self.state.sharded, self.world, self.device)
-        ledger = self.instruments.ledger if self.instruments else CollectiveCounter()
+        self._ledger = self.instruments.ledger if self.instruments else CollectiveCounter()
+        if mesh.pipeline > 1:
+            self.pipeline, self.wrapped = self._make_pipeline(), self.state.model
+        else:
+            self.wrapped = wrap(self.state.model, self.state.sharded, self.world, self.device)
+        compressed = self.shared.plan.compress if self.shared.plan is not None else None
+        if compressed is not None and isinstance(self.wrapped, DistributedDataParallel):
+            from suite.training.parallel.compression import compress_gradients  # loads torch's hooks
+
+            compress_gradients(self.wrapped, compressed)
         self._recomputed = recomputed_of(self.state.model)
-        self._mark_exchange = register_exchange_timing(self.wrapped, self.timer, ledger)
+        self._mark_exchange = register_exchange_timing(
+            self.wrapped, self.timer, self._ledger, hooked=compressed is not None
+        )
         self._without_exchange: Callable[[], AbstractContextManager[Any]] = (
             self.wrapped.no_sync if isinstance(self.wrapped, DistributedDataParallel) else nullcontext
         )
+
+    def _make_pipeline(self) -> Pipeline:
+        from suite.training.parallel.pipeline import Pipeline  # loads torch's pipelines, in seconds
+
+        if self.state.optimization.clip_norm is not None:
+            raise InputError("plan: stages of a pipeline do not clip gradients: leave pipeline out of --mesh")
+        parts, autocast = self.config.gradient_accumulation_steps, partial(make_autocast, self.config, self.device)
+        return Pipeline(self.workload, self.state.model, parts, self.device, autocast, self._ledger.add)
 
     def run(self, start: Position) -> TrainingOutcome:
         """Train from a position until the target is met, the epochs are used up, or a signal stops it."""
@@ -225,6 +251,11 @@ class Trainer:
                 first_step=within,
             )
             for chosen in islice(indices, end - step):
+                if self.pipeline is not None:  # which divides them again
+                    whole = np.concatenate([chosen[part::parts] for part in range(parts)])
+                    yield PlannedBatch(step, epoch + 1, whole, begins=True, ends=True)
+                    step += 1
+                    continue
                 for part in range(parts):  # as if each part were of another rank
                     yield PlannedBatch(step, epoch + 1, chosen[part::parts], begins=part == 0, ends=part == parts - 1)
                 step += 1
@@ -235,6 +266,31 @@ class Trainer:
         self.progress.enter("forward pass of step", item.step)
         if item.begins:
             self.state.optimization.optimizer.zero_grad(set_to_none=True)
+        value = self._compute_gradients(batch, item) if self.pipeline is None else self._run_pipeline(batch)
+        window.add(value, ends_step=item.ends)
+        self._keep_first(value, item)
+        if not item.ends:
+            return
+        self.state.update(item.step, item.epoch)
+        self.timer.mark(OPTIMIZER)
+        if self._recomputed is not None:
+            self.records.log_recomputed(self._recomputed.take() or 0, self.config.global_batch_size)
+            self._recomputed = None
+
+    def _run_pipeline(self, batch: Batch) -> Tensor:
+        """Run all forward and backward passes of a step. On processors, waiting for other stages counts as exposed."""
+        assert self.pipeline is not None
+        loss, waited_s = self.pipeline.step(batch)
+        if isinstance(self.timer, PhaseTimer) and self.device.type == "cpu":
+            now = self.timer.stamp()
+            self.timer.mark(FORWARD_BACKWARD, max(self.timer.last, now - waited_s))
+            self.timer.mark(EXPOSED_COMMUNICATION, now)
+        else:
+            self.timer.mark(FORWARD_BACKWARD)
+        return loss
+
+    def _compute_gradients(self, batch: Batch, item: PlannedBatch) -> Tensor:
+        """Run the forward and backward pass of one part of a step. Returns its loss."""
         # Gradients add up locally until the last part: one exchange per step.
         with nullcontext() if item.ends else self._without_exchange():
             with make_autocast(self.config, self.device):
@@ -249,16 +305,7 @@ class Trainer:
             self._mark_exchange()
         else:
             self.timer.mark(FORWARD_BACKWARD)
-        value = loss.detach()
-        window.add(value, ends_step=item.ends)
-        self._keep_first(value, item)
-        if not item.ends:
-            return
-        self.state.update(item.step, item.epoch)
-        self.timer.mark(OPTIMIZER)
-        if self._recomputed is not None:
-            self.records.log_recomputed(self._recomputed.take() or 0, self.config.global_batch_size)
-            self._recomputed = None
+        return loss.detach()
 
     def _keep_first(self, loss: Tensor, item: PlannedBatch) -> None:
         """Keep the losses of the run's first steps on the device until they are logged. A step's parts are added up."""
@@ -283,13 +330,15 @@ class Trainer:
             return None
         position = Position(block, step)
         if agreed.stop is None:
-            self.saver.begin(self.state, position, label)
+            if self.pipeline is None:
+                self.saver.begin(self.state, position, label)
             return None
         if agreed.stop == DIVERGED:
             return TrainingOutcome(
                 False, f"diverged: the loss is not finite in epoch {label}, before step {position.step}"
             )
-        saved = self.saver.save(self.state, position, label)
+        # the parts of a checkpoint that all ranks share are rank 0's, which has some stages only
+        saved = self.pipeline is None and self.saver.save(self.state, position, label)
         reason = f"stopped by {agreed.stop} in epoch {label}, before step {position.step}"
         return TrainingOutcome(
             False, reason if saved else f"{reason}; no checkpoint could be written", interrupted=saved
@@ -303,7 +352,7 @@ class Trainer:
         begin = time.perf_counter()
         self.progress.enter(f"evaluation of epoch {label}")
         with self.state.evaluated() as model:
-            self.workload.before_evaluation(model, self.world)
+            self.workload.before_evaluation(model, self._alike)
             metrics = run_evaluation(
                 self.workload,
                 model,
@@ -314,6 +363,7 @@ class Trainer:
                 self._feed,
                 self.progress.tick,
                 self.shared,
+                None if self.pipeline is None else self.pipeline.evaluate,
             )
         seconds = time.perf_counter() - begin
         value = metrics[self.target.metric]
@@ -352,10 +402,12 @@ def run_evaluation(
     feed: BatchCopier | None = None,
     tick: Callable[[], None] = lambda: None,
     shared: Parallel | None = None,
+    evaluate: Callable[[Batch], Mapping[str, Tensor]] | None = None,
 ) -> dict[str, float]:
     """Compute the metrics of a whole split.
 
-    Every sample counts once, whatever the number of ranks and the batch size.
+    Every sample counts once, whatever the number of ranks and the batch size. ``evaluate``: computes the statistics of a
+    batch in place of the workload.
     """
     model.eval()
     totals: dict[str, Tensor] = {}
@@ -369,11 +421,13 @@ def run_evaluation(
             feed=feed or BatchCopier(device),
         )
         for turn, batch in batches:
-            stats = workload.eval_stats(model, batch)
+            stats = workload.eval_stats(model, batch) if evaluate is None else evaluate(batch)
             for name, value in stats.items() if turn.counts else ():
                 totals[name] = totals[name] + value.double() if name in totals else value.double()
             tick()
-    names: Sequence[str] = world.broadcast(list(totals))  # a rank without a sample does not know them
+    # A rank without a sample, or without the last stage of a pipeline, does not know the names.
+    every: list[list[str]] = world.allgather(list(totals))
+    names = max(every, key=len)
     mine = totals if shared.counts else {}  # the ranks of a sample have computed the same
     return workload.metrics(world.sum({name: float(mine.get(name, 0.0)) for name in names}))
 

@@ -83,6 +83,8 @@ def run_trial(
     config, folder = plan.config, plan.folder
     device, keeps_freed_memory = set_up_rank(config, world)
     parallel = Parallel.of(config, plan.descriptor, world.rank, world.size)
+    config = parallel.with_microbatches(config)
+    plan = replace(plan, config=config)
     check_batch(config.global_batch_size, parallel.mesh.data_size, config.gradient_accumulation_steps)
     source, manifest = open_data(config, world)
     path = folder.next_resumed(plan.trial) if plan.resume else folder.result(plan.trial)

@@ -10,4 +10,5 @@ DESCRIPTOR = Descriptor(
     hyperparameters="workloads.deepcam.config:DeepCamConfig",
     implementation="workloads.deepcam.workload:DeepCam",
     generator="workloads.deepcam.generate",
+    no_stages="its decoder reads activations of its encoder, which lies on other stages",
 )

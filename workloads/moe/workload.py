@@ -119,8 +119,11 @@ class MoEWorkload(Workload):
         optimizer = torch.optim.AdamW(groups, lr=training.learning_rate, betas=training.adam_betas, fused=True)
         layers = list(model.moe_layers().values())
         if layers and training.moe.balance == "bias":
-            note, size = self.spread.note, self.spread.size
-            everyone = None if note is None or size == 1 else DryRunGroup("all", size, note)
+            note, size, everyone = self.spread.note, self.spread.size, self.spread.replicas
+            if everyone is not None and size == 1:  # one rank has this stage of a pipeline
+                everyone = DryRunGroup("all", 1, lambda *_: None)
+            if note is not None and size > 1:
+                everyone = DryRunGroup("all", size, note)
             # the selection bias has no gradient, so the optimizer does not move it
             optimizer.register_step_post_hook(lambda *_: _update_biases(layers, everyone))
         return Optimization(optimizer, lambda step, epoch: learning_rate(training, step), clip_norm=clip_norm)

@@ -10,4 +10,5 @@ DESCRIPTOR = Descriptor(
     hyperparameters="workloads.moe_lm.config:MoELMConfig",
     implementation="workloads.moe_lm.workload:MoELM",
     generator="workloads.moe_lm.generate",
+    no_stages="",
 )

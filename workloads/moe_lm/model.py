@@ -22,7 +22,15 @@ INIT_STD = 0.02
 
 
 class MoELanguageModel(nn.Module):
-    """Maps bytes (N, S) to logits of the next byte (N, S, V). Also returns the sum of the routers' auxiliary losses."""
+    """Maps bytes (N, S) to logits of the next byte (N, S, V). Also returns the sum of the routers' auxiliary losses.
+
+    A stage of a pipeline lacks some modules, which are None. Without the embedding it takes what the stage before
+    returns; without the head it returns the stream (N, S, D) in place of logits.
+    """
+
+    embedding: nn.Embedding | None
+    norm: nn.RMSNorm | None
+    head: Dense | None
 
     def __init__(self, config: MoELMConfig, mesh: ExpertMesh | None = None) -> None:
         super().__init__()
@@ -33,13 +41,16 @@ class MoELanguageModel(nn.Module):
         for module in (self.embedding, self.head):
             nn.init.normal_(module.weight, std=INIT_STD)
 
-    def forward(self, bytes_NS: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute logits and auxiliary loss."""
-        x_NSD = self.embedding(bytes_NS.long())
-        auxiliary = torch.zeros((), device=x_NSD.device)
+    def forward(self, x: Tensor, auxiliary: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Compute logits and auxiliary loss, from bytes or from the stream and the loss of the blocks before."""
+        x_NSD = x if self.embedding is None else self.embedding(x.long())
+        auxiliary = torch.zeros((), device=x_NSD.device) if auxiliary is None else auxiliary
         for block in self.blocks:
-            x_NSD, loss = block(x_NSD)
-            auxiliary = auxiliary + loss
+            if block is not None:
+                x_NSD, loss = block(x_NSD)
+                auxiliary = auxiliary + loss
+        if self.head is None or self.norm is None:
+            return x_NSD, auxiliary
         return self.head(self.norm(x_NSD)), auxiliary
 
     def moe_layers(self) -> dict[str, MoELayer]:

@@ -65,19 +65,22 @@ class MoELM(MoEWorkload):
         size, generator = (samples, self._settings.context + 1), torch.Generator().manual_seed(0)
         return {"bytes": torch.randint(0, 256, size, generator=generator, dtype=torch.uint8)}
 
+    def model_input(self, batch: Batch) -> Tensor:
+        """Return all bytes but the last, which is only a target."""
+        return batch["bytes"][:, :-1]
+
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Compute the mean cross entropy in nats, in training plus the routers' auxiliary losses."""
         text_NS = batch["bytes"]
         self.tune_once(model, tokens=text_NS[:, 1:].numel())
-        logits_NSV, auxiliary = model(text_NS[:, :-1])
-        # each position predicts the next byte: the last byte is only a target
+        logits_NSV, auxiliary = model(self.model_input(batch))
         result: Tensor = F.cross_entropy(logits_NSV.flatten(0, 1).float(), text_NS[:, 1:].long().flatten()) + auxiliary
         return result
 
     def eval_stats(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Sum cross entropies in nats and count predicted bytes."""
         text_NS = batch["bytes"]
-        logits_NSV, _ = model(text_NS[:, :-1])
+        logits_NSV, _ = model(self.model_input(batch))
         target_T = text_NS[:, 1:].long().flatten()
         nats = F.cross_entropy(logits_NSV.flatten(0, 1).float(), target_T, reduction="none").double().sum()
         return {"nats": nats, "bytes": nats.new_full((), target_T.numel())}

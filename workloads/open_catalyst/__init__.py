@@ -10,4 +10,5 @@ DESCRIPTOR = Descriptor(
     hyperparameters="workloads.open_catalyst.config:OpenCatalystConfig",
     implementation="workloads.open_catalyst.workload:OpenCatalyst",
     generator="workloads.open_catalyst.generate",
+    no_stages="its forces are derivatives of the energy, which the forward pass takes through all blocks",
 )

@@ -10,4 +10,5 @@ DESCRIPTOR = Descriptor(
     hyperparameters="workloads.openfold.config:OpenFoldConfig",
     implementation="workloads.openfold.workload:OpenFold",
     generator="workloads.openfold.generate",
+    no_stages="its recycling runs all blocks several times in one forward pass",
 )

@@ -10,4 +10,5 @@ DESCRIPTOR = Descriptor(
     hyperparameters="workloads.swinv2_moe.config:SwinV2MoEConfig",
     implementation="workloads.swinv2_moe.workload:SwinV2MoEWorkload",
     generator="workloads.swinv2_moe.generate",
+    no_stages="its maps shrink between blocks, so stages would not be equal",
 )

@@ -56,6 +56,7 @@ def check_trial_stated(context: LogContext) -> Iterator[LogBreach]:
 
 
 PLACEMENT_NAMES = {"replicate", "shard", "expert"}  # those that leave the mathematics as they are
+AXES = ("shard", "tensor", "axial", "expert", "pipeline")  # of a mesh, beside data and spatial
 
 
 def _is_placement(value: object) -> bool:
@@ -90,6 +91,9 @@ def check_plan_stated(context: LogContext) -> Iterator[LogBreach]:
     problem = _find_mesh_problem(plan.get("mesh"), context.record.ranks)
     if problem is not None:
         yield event.line, problem
+    if plan.get("compress") is not None and context.division == "closed":
+        how = render_repr(plan["compress"])
+        yield event.line, f"parallel_plan compresses gradients ({how}), which the closed division does not admit"
     placements = plan.get("parameters")
     if not isinstance(placements, dict) or not placements or not all(map(_is_placement, placements.values())):
         expected = "expected replicate, shard, expert, split or after for each"
@@ -100,10 +104,10 @@ def _find_mesh_problem(mesh: object, ranks: int | None) -> str | None:
     """Return what is wrong with the mesh of a plan. The product of its dimensions must be the number of ranks."""
     stated = mesh if isinstance(mesh, dict) else {}
     parts = stated.get("spatial")  # a list: one number for each dimension of space
-    numbers = [stated.get("data"), *(stated.get(name, 1) for name in ("shard", "tensor", "axial", "expert"))]
+    numbers = [stated.get("data"), *(stated.get(name, 1) for name in AXES)]
     numbers += parts if isinstance(parts, list) else [None]
     if not all(type(number) is int and number > 0 for number in numbers):
-        expected = "expected data, shard, tensor, axial, expert and spatial, positive numbers"
+        expected = f"expected data, {', '.join(AXES)} and spatial, positive numbers"
         return f"parallel_plan has mesh = {render_repr(mesh)}: {expected}"
     if ranks is not None and prod(numbers) != ranks:
         return f"the mesh of parallel_plan has {prod(numbers)} ranks, number_of_ranks is {ranks}"

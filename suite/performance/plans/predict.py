@@ -43,6 +43,7 @@ from suite.training.parallel.states import local, states_of
 from suite.workload import ExpertSpread, Work, Workload, load_workload
 
 GRADIENTS = "gradients"
+MANY_STAGES = 8
 Updated = tuple["Update | None", tuple["Exchange", ...]]
 
 
@@ -67,6 +68,8 @@ class Cost:
     temporary tensors in a step. ``traffic``: compulsory bytes of the workload's closed form, divided evenly over the
     ranks of a sample.
 
+    ``bubble``: the idle time of a pipeline's ranks over the time in which they compute.
+
     None: not known. Either the loss or the optimizer cannot run on tensors without memory, or the plan names no inputs.
     ``flops`` are then those of the workload's closed form.
     """
@@ -87,6 +90,7 @@ class Cost:
     flops: float
     traffic: float
     exchanges: tuple[Exchange, ...]
+    bubble: float = 0.0
 
     @property
     def memory(self) -> int:
@@ -157,8 +161,8 @@ class PredictionCache:
     def update(self, parallel: Parallel, run: Callable[[], Updated]) -> Updated:
         """Return the optimizer's step and what it sends. Ranks with the same parts of parameters share one."""
         mesh = parallel.mesh
-        part = mesh.part if mesh.tensor > 1 else 0
-        place = parallel.name, mesh.size, mesh.shard, mesh.piece, mesh.tensor, part, mesh.expert
+        part = mesh.part if mesh.tensor > 1 or mesh.pipeline > 1 else 0
+        place = parallel.name, mesh.size, mesh.shard, mesh.piece, mesh.tensor, part, mesh.expert, mesh.pipeline
         if place not in self._updates:
             self._updates[place] = run()
         return self._updates[place]
@@ -179,6 +183,7 @@ def predict(
     common = common or PredictionCache()
     # Without channels_last the bytes are the same, and fake parameters cannot change their layout.
     config = structs.replace(config, channels_last=False)
+    config = parallel.with_microbatches(config)
     plan = parallel.plan
     assert plan is not None
     parts, size = config.gradient_accumulation_steps, parallel.mesh.size
@@ -200,7 +205,11 @@ def predict(
         batch = _make_batch(parallel, samples)
         with explained():
             kept = _list_kept_gradients(parallel, workload, model, parts)
-            passes = run_passes(model, workload, batch, config, kept_gradients=kept) if batch else None
+            passes = None
+            if batch and mesh.pipeline > 1:
+                passes = _run_stages(parallel, model, workload, batch, config, kept)
+            elif batch:
+                passes = run_passes(model, workload, batch, config, kept_gradients=kept)
         if passes is None:  # the loss cannot run without memory: closed forms where there are any
             note.found.clear()
             states = states_of(model)
@@ -209,6 +218,8 @@ def predict(
                 states.note_exchanges({})
             passes = Passes(None, gathered, None, work.executed_flops * samples / parallel.mesh.tensor)
             _record_unrun_exchanges(parallel, config, model, samples, note)
+        if mesh.pipeline > 1:
+            note.found = Counter({sent: calls // parts for sent, calls in note.found.items()})  # of all parts already
         exchanges = [*_take_exchanges(note, parts), *_list_loss_exchanges(plan, size, parts)]
         rows = scatter_parameters(model)
         update, sent = common.update(parallel, lambda: (run_update(workload, model), tuple(_take_exchanges(note, 1))))
@@ -237,7 +248,42 @@ def predict(
         flops=passes.flops * parts,
         traffic=work.algorithmic_bytes * samples * parts / parallel.mesh.parts,
         exchanges=tuple(exchanges),
+        bubble=_compute_bubble(parallel, parts),
     )
+
+
+def _compute_bubble(parallel: Parallel, parts: int) -> float:
+    """Return the idle time of a pipeline over its computing time; 0 without one."""
+    if parallel.mesh.pipeline == 1 or parallel.plan is None or parallel.plan.pipeline is None:
+        return 0.0
+    from suite.performance.plans.bubbles import plan_timeline  # loads torch's pipelines, in seconds
+
+    return float(plan_timeline(parallel.plan.pipeline, parallel.mesh.pipeline, parts).bubble)
+
+
+def _run_stages(
+    parallel: Parallel,
+    model: nn.Module,
+    workload: Workload,
+    batch: dict[str, Tensor],
+    config: RunConfig,
+    kept: list[nn.Parameter],
+) -> Passes | None:
+    """Run one microbatch through the stages of this rank; count activations of as many as the schedule holds at once."""
+    from suite.performance.plans.bubbles import plan_timeline
+    from suite.training.parallel.pipeline import Rehearsed, stages_of
+
+    stages, samples, parts = stages_of(model), len(next(iter(batch.values()))), config.gradient_accumulation_steps
+    assert stages is not None
+    alone = Rehearsed(workload, stages, samples)
+    passes = run_passes(model, cast(Workload, alone), batch, config, kept_gradients=kept)
+    stages.note_sends(samples, parts)
+    if passes is None or passes.activations is None or passes.peak is None:
+        return passes
+    held = plan_timeline(stages.plan, parallel.mesh.pipeline, parts).held[parallel.mesh.part]
+    activations = passes.activations * held // len(stages.modules)
+    peak = passes.peak - passes.activations + activations + stages.buffer_bytes(samples, parts)
+    return replace(passes, activations=activations, peak=peak)
 
 
 def _sum_bytes(tensors: Iterable[Tensor]) -> int:
@@ -254,8 +300,16 @@ def _list_gradient_exchanges(
     if shares and update is not None and update.clips:
         yield Exchange("all", "all_reduce", size, 1, shares[0].itemsize)
     given = _sum_bytes(each for each in _list_unsharded_parameters(model, workload) if each.requires_grad)
-    if size > 1 and given:
-        yield Exchange(GRADIENTS, "all_reduce", size, 1, given)
+    replicas = parallel.mesh.data_size if parallel.mesh.pipeline > 1 else size
+    compress = parallel.plan.compress if parallel.plan is not None else None
+    if replicas > 1 and given and compress is not None:
+        from suite.training.parallel.compression import count_bytes  # loads torch's hooks
+
+        whole = [each for each in _list_unsharded_parameters(model, workload) if each.requires_grad]
+        for kind, sent in count_bytes(compress, whole).items():
+            yield Exchange(GRADIENTS, kind, replicas, 1, sent)
+    elif replicas > 1 and given:
+        yield Exchange(GRADIENTS, "all_reduce", replicas, len(parallel.stages), given)
 
 
 def _list_kept_gradients(parallel: Parallel, workload: Workload, model: nn.Module, parts: int) -> list[nn.Parameter]:
@@ -329,10 +383,14 @@ def predict_largest_cost(
     ):
         places.add(tuple(parts - 1 for parts in mesh.spatial))
     ranks = {_compute_rank(place, mesh.spatial) for place in places} if mesh.axial == 1 else {mesh.axial - 1}
+    if mesh.pipeline > 1:  # of a long pipeline its ends and two in the middle
+        last = mesh.pipeline - 1
+        ranks = set(range(mesh.pipeline)) if last < MANY_STAGES else {0, 1, last // 2, last // 2 + 1, last}
     costs = [
         predict(descriptor, config, replace(parallel, mesh=replace(mesh, rank=rank)), common) for rank in sorted(ranks)
     ]
     fullest = max(costs, key=lambda cost: cost.memory)
+    fullest = replace(fullest, flops=max(cost.flops for cost in costs))  # of the slowest stage of a pipeline
     return replace(fullest, exchanges=max((cost.exchanges for cost in costs), key=_sum_sent_bytes))
 
 

@@ -21,9 +21,9 @@ RING_COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
 class StepTime:
     """Seconds of a step: FLOPs, memory traffic, exchanges of parts, gradients' all-reduce, reading. None: unknown.
 
-    ``total_s``: the longer of FLOPs and traffic, then all exchanges; reading is hidden if it is shorter. ``low_s``:
-    all at their best and at once. ``high_s``: one after another at their worst; if it is None, `why` gives the
-    reason.
+    ``total_s``: the longer of FLOPs and traffic, the bubble of a pipeline, then all exchanges; reading is hidden if it
+    is shorter. ``low_s``: all at their best and at once. ``high_s``: one after another at their worst; if it is None,
+    `why` gives the reason.
     """
 
     compute_s: float
@@ -34,11 +34,12 @@ class StepTime:
     low_s: float
     high_s: float | None
     why: str = ""
+    bubble_s: float = 0.0
 
     @property
     def total_s(self) -> float:
         """The time of the step."""
-        own = max(self.compute_s, self.memory_s or 0.0) + self.exchange_s + self.gradients_s
+        own = max(self.compute_s, self.memory_s or 0.0) + self.bubble_s + self.exchange_s + self.gradients_s
         return max(own, self.reading_s or 0.0)
 
     @property
@@ -47,6 +48,7 @@ class StepTime:
         parts = {
             "computing": self.compute_s,
             "memory": self.memory_s or 0.0,
+            "bubble": self.bubble_s,
             "exchange": self.exchange_s,
             "gradients": self.gradients_s,
             "reading": self.reading_s or 0.0,
@@ -55,7 +57,8 @@ class StepTime:
 
     def text(self) -> str:
         """Render one line for people."""
-        parts = [("computing", self.compute_s), ("memory", self.memory_s), ("exchange", self.exchange_s)]
+        parts = [("computing", self.compute_s), ("memory", self.memory_s), ("bubble", self.bubble_s or None)]
+        parts += [("exchange", self.exchange_s)]
         parts += [("gradients", self.gradients_s), ("reading", self.reading_s)]
         said = ", ".join(f"{name} {seconds * 1e3:.4g}" for name, seconds in parts if seconds is not None)
         low = f"{self.low_s * 1e3:.4g}"
@@ -81,6 +84,8 @@ def predict_time(machine: Machine, cost: Cost) -> StepTime:
     compute = _compute_seconds(cost.flops, machine.flops)
     memory = _compute_seconds(cost.traffic, machine.memory)
     reading = _compute_seconds(cost.reads, machine.storage)
+    busy = max((span for span in (compute, memory) if span is not None), key=lambda span: span.value)
+    bubble = busy.times(Estimate(cost.bubble, cost.bubble, cost.bubble))
     known = [span for span in (compute, memory, network, reading) if span is not None]
     why = _explain_unbounded(machine, cost, sends=sent > 0)
     return StepTime(
@@ -89,9 +94,10 @@ def predict_time(machine: Machine, cost: Cost) -> StepTime:
         exchange_s=exchange,
         gradients_s=gradients,
         reading_s=None if reading is None else reading.value,
-        low_s=max(span.low for span in known),
-        high_s=None if why else sum(span.high for span in known),
+        low_s=max(max(span.low for span in known), busy.low + bubble.low),
+        high_s=None if why else sum(span.high for span in known) + bubble.high,
         why=why,
+        bubble_s=bubble.value,
     )
 
 

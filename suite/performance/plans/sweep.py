@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from suite.errors import InputError
-from suite.training.parallel.mesh import AXIAL, EXPERT, SHARD, SPATIAL, TENSOR
+from suite.training.parallel.mesh import AXIAL, EXPERT, PIPELINE, SHARD, SPATIAL, TENSOR
 from suite.training.parallel.plan import ParallelPlan, is_spread
 
 MAX_AXIS_RANKS = 64  # ranks of a sample, and ranks that share experts
@@ -73,7 +73,8 @@ def list_meshes(plan: ParallelPlan, ranks: int) -> Iterator[Axes]:
     axial = sizes if plan.axial is not None else []
     expert = sizes if any(map(is_spread, plan.parameters.values())) else []
     tensor = sizes if plan.tensor is not None else []
-    for name, tried in ((AXIAL, axial), (EXPERT, expert), (TENSOR, tensor)):
+    stages = sizes if plan.pipeline is not None else []
+    for name, tried in ((AXIAL, axial), (EXPERT, expert), (TENSOR, tensor), (PIPELINE, stages)):
         yield from ({name: n} for n in tried)
     for t in tensor:
         yield from ({EXPERT: e, TENSOR: t} for e in expert if ranks % (e * t) == 0)
@@ -84,7 +85,7 @@ def render_mesh(plan: ParallelPlan, axes: Axes, ranks: int) -> str:
     parts = 1
     for n in axes.values():
         parts *= n
-    named = {name: str(axes[name]) for name in (SHARD, EXPERT, TENSOR, AXIAL) if name in axes}
+    named = {name: str(axes[name]) for name in (SHARD, EXPERT, PIPELINE, TENSOR, AXIAL) if name in axes}
     if TENSOR in axes and EXPERT not in axes and any(map(is_spread, plan.parameters.values())):
         named = {EXPERT: "1", **named}
     if any(name in axes for name in plan.split):

@@ -25,7 +25,7 @@ from suite.files import render_error
 from suite.training.parallel.axial import run_to_ends, split_axes
 from suite.training.parallel.deferred import build_deferred
 from suite.training.parallel.exchange import Axis, Note
-from suite.training.parallel.mesh import AXIAL, EXPERT, SHARD, SPATIAL, TENSOR, Mesh
+from suite.training.parallel.mesh import AXIAL, EXPERT, PIPELINE, SHARD, SPATIAL, TENSOR, Mesh
 from suite.training.parallel.places import slices
 from suite.training.parallel.plan import Budget, ParallelPlan, Placement, is_spread
 from suite.training.parallel.recompute import recompute_blocks
@@ -67,7 +67,8 @@ def check_model(parallel: Parallel, model: nn.Module, workload: Workload) -> Non
         raise InputError(
             "plan: ranks share samples, and the workload spreads experts over all ranks: add expert=N to --mesh"
             if parallel.mesh.tensor > 1
-            else "plan: a workload that spreads experts over ranks cannot share samples: leave spatial and axial out of --mesh"
+            else "plan: a workload that spreads experts over ranks cannot share samples: "
+            "leave spatial, axial and pipeline out of --mesh"
         )
     if parallel.mesh.expert > 1:
         _check_experts(plan, {name for name, parameter in model.named_parameters() if id(parameter) in shares}, model)
@@ -157,6 +158,13 @@ def apply(
         axis = _axis(parallel.mesh, AXIAL, lambda each: each.group, note)
         split_axes(model, plan.axial, parallel.extents, axis)
     recompute_blocks(model, plan.recompute)
+    if parallel.mesh.pipeline > 1:
+        from suite.training.parallel.pipeline import divide  # loads torch's pipelines, in seconds
+
+        axis = _axis(parallel.mesh, PIPELINE, lambda each: each.group, note)
+        replicas = _axis(parallel.mesh, REPLICAS, lambda each: each.twins, note)
+        divide(model, parallel, axis, replicas)
+        workload.spread = replace(workload.spread, size=replicas.size, replicas=replicas.group)
     if parallel.mesh.tensor > 1:
         from suite.training.parallel.products import sum_over_twins
 
@@ -182,7 +190,22 @@ def _shard(
         shard = Axis(SHARD, mesh.piece, mesh.shard, device_mesh.get_group(SHARD))
         replicas = Axis(REPLICAS, mesh.replicas.index(mesh.rank), len(mesh.replicas))
     both = shard, replicas if replicas.size > 1 else None
-    shard_states(model, names, plan.fully_shard, both, reshard=plan.reshard_after_forward, device_mesh=device_mesh)
+    shard_states(
+        model,
+        names,
+        plan.fully_shard,
+        both,
+        reshard=plan.reshard_after_forward,
+        device_mesh=device_mesh,
+        sums=_sum_type(plan),
+    )
+
+
+def _sum_type(plan: ParallelPlan) -> torch.dtype | None:
+    """The type in which FSDP2 sums gradients; None: their own."""
+    if plan.compress is None:
+        return None
+    return torch.float16 if plan.compress.kind == "fp16" else torch.bfloat16
 
 
 def _tensor_axes(mesh: Mesh, device: torch.device, note: Note | None) -> tuple[Axis, Axis, DeviceMesh]:

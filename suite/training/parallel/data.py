@@ -36,7 +36,7 @@ EPS = 1e-6  # what torch adds to a norm before it divides by it
 Norms = Callable[[Sequence[Tensor], Sequence[Tensor]], list[Tensor]]
 
 # Buffers are each rank's own while training and averaged before an evaluation; torch renamed the switch in 2.13
-_NO_BUFFER_BROADCAST: dict[str, Any] = {
+NO_BUFFER_BROADCAST: dict[str, Any] = {
     "forward_sync_buffers" if "forward_sync_buffers" in signature(DistributedDataParallel).parameters
     else "broadcast_buffers": False
 }  # fmt: skip
@@ -65,7 +65,7 @@ def wrap(model: nn.Module, sharded: Sequence[nn.Parameter], world: World, device
         model,
         device_ids=[device] if device.type == "cuda" else None,
         gradient_as_bucket_view=True,
-        **_NO_BUFFER_BROADCAST,
+        **NO_BUFFER_BROADCAST,
     )
 
 

@@ -1,9 +1,9 @@
 """The mesh of ranks and who holds which part of a dimension: integers only, no torch and no communication.
 
-Ranks are numbered with the data axis outermost, then the shard and the expert axis; innermost are the tensor or the
-axial axis, or the spatial dimensions, the last one first. So the ranks that share a sample are consecutive, and those
-that share experts have one number in consecutive groups of such ranks. Part i of n positions over p ranks is [i n / p,
-(i + 1) n / p), rounded down: parts differ by at most one position.
+Ranks are numbered with the data axis outermost, then the shard and the expert axis; innermost are the pipeline, the
+tensor or the axial axis, or the spatial dimensions, the last one first. So the ranks that share a sample are
+consecutive, and those that share experts have one number in consecutive groups of such ranks. Part i of n positions
+over p ranks is [i n / p, (i + 1) n / p), rounded down: parts differ by at most one position.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from suite.errors import InputError, explain_unknown_name
 
 Interval = tuple[int, int]  # first position, one past the last
 DATA, SHARD, EXPERT, TENSOR, SPATIAL, AXIAL = "data", "shard", "expert", "tensor", "spatial", "axial"
-AXES = (DATA, SHARD, EXPERT, TENSOR, SPATIAL, AXIAL)
+PIPELINE = "pipeline"
+AXES = (DATA, SHARD, EXPERT, TENSOR, SPATIAL, AXIAL, PIPELINE)
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Mesh:
     ``shard``: ranks with different samples that hold the states of the model together; 1 if each has all. ``tensor``:
     ranks that share samples and divide the products of the model; ``axial``: that have some rows of the model's maps
     each. ``expert``: ranks with different samples that share the experts, or their parts of one number; 0: the axis is
-    not named, and the workload says.
+    not named, and the workload says. ``pipeline``: ranks that share samples and have stages of the model each.
     """
 
     rank: int
@@ -38,11 +39,12 @@ class Mesh:
     tensor: int = 1
     expert: int = 0
     axial: int = 1
+    pipeline: int = 1
 
     @property
     def parts(self) -> int:
         """Ranks that share one sample."""
-        return math.prod(self.spatial) * self.tensor * self.axial
+        return math.prod(self.spatial) * self.tensor * self.axial * self.pipeline
 
     @property
     def data_size(self) -> int:
@@ -90,7 +92,7 @@ class Mesh:
     @property
     def place(self) -> tuple[int, ...]:
         """This rank's part of each split dimension."""
-        return list(product(*map(range, self.spatial)))[self.part // (self.tensor * self.axial)]
+        return list(product(*map(range, self.spatial)))[self.part // (self.tensor * self.axial * self.pipeline)]
 
     @property
     def group(self) -> range:
@@ -110,7 +112,8 @@ class Mesh:
         tensor = f",{TENSOR}={self.tensor}" if self.tensor > 1 else ""
         spatial = f",{SPATIAL}={'x'.join(map(str, self.spatial))}" if self.spatial else ""
         axial = f",{AXIAL}={self.axial}" if self.axial > 1 else ""
-        return f"{DATA}={self.copies}{shard}{expert}{tensor}{spatial}{axial}"
+        pipeline = f",{PIPELINE}={self.pipeline}" if self.pipeline > 1 else ""
+        return f"{DATA}={self.copies}{shard}{expert}{pipeline}{tensor}{spatial}{axial}"
 
 
 def parse_mesh(text: str, split: Sequence[str], *, rank: int, ranks: int) -> Mesh:
@@ -131,24 +134,26 @@ def parse_mesh(text: str, split: Sequence[str], *, rank: int, ranks: int) -> Mes
                 else f"--mesh {text}: the plan splits no dimension: leave spatial out"
             )
         spatial = sizes[SPATIAL]
-    for name in (DATA, SHARD, EXPERT, TENSOR, AXIAL):
+    for name in (DATA, SHARD, EXPERT, PIPELINE, TENSOR, AXIAL):
         if len(sizes.get(name, (1,))) != 1:
             raise InputError(f"--mesh {text}: {name} is one number, for example {name}=2")
     shard = sizes.get(SHARD, (1,))[0]
     tensor = sizes.get(TENSOR, (1,))[0]
     axial = sizes.get(AXIAL, (1,))[0]
     expert = sizes.get(EXPERT, (0,))[0]
-    ways = [name for name, n in ((TENSOR, tensor), (AXIAL, axial), (SPATIAL, math.prod(spatial))) if n > 1]
+    pipeline = sizes.get(PIPELINE, (1,))[0]
+    divided = ((TENSOR, tensor), (AXIAL, axial), (SPATIAL, math.prod(spatial)), (PIPELINE, pipeline))
+    ways = [name for name, n in divided if n > 1]
     if len(ways) > 1:
         raise InputError(f"--mesh {text}: {' and '.join(ways[:2])} cannot be combined: give one of them")
     if expert > 1 and ways and tensor == 1:
         raise InputError(f"--mesh {text}: {EXPERT} and {ways[0]} cannot be combined: give one of them")
-    parts = math.prod(spatial) * shard * tensor * axial * max(1, expert)
+    parts = math.prod(spatial) * shard * tensor * axial * pipeline * max(1, expert)
     data = sizes[DATA][0] if DATA in sizes else ranks // parts
     if data * parts != ranks:
         fitting = f"data={ranks // parts}" if ranks % parts == 0 else f"a multiple of {parts} ranks"
         raise InputError(f"--mesh {text}: {max(data, 1) * parts} ranks, the run has {ranks}; expected {fitting}")
-    return Mesh(rank, ranks, spatial, shard, tensor, expert, axial)
+    return Mesh(rank, ranks, spatial, shard, tensor, expert, axial, pipeline)
 
 
 def ranks_of(text: str, *, rest: int) -> int:

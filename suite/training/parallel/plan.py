@@ -25,6 +25,11 @@ SAMPLE = "sample"
 EXTENT = re.compile(r"(?P<name>\w+)(?P<each> \* samples)?(?: \+ (?P<more>[1-9]\d*))?")
 
 
+Schedule = Literal["GPipe", "1F1B", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble"]
+SINGLE_STAGE = ("GPipe", "1F1B")  # schedules of one stage per rank
+V_SCHEDULE = "ZBVZeroBubble"  # the second half of the stages lies on the ranks in reverse order
+
+
 class _Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The base class of the parts of the document."""
 
@@ -164,6 +169,36 @@ class AxialPlan(_Part, frozen=True, kw_only=True):
     draws: dict[str, Draw] = {}
 
 
+class PipelinePlan(_Part, frozen=True, kw_only=True):
+    """How a chain of blocks is divided into stages, for torch.distributed.pipelining. Modules are named by path."""
+
+    blocks: Annotated[str, Meta(description="the list of blocks, of which each stage has an equal, consecutive part")]
+    first: Annotated[tuple[str, ...], Meta(description="modules that the first stage alone has")] = ()
+    last: Annotated[tuple[str, ...], Meta(description="modules that the last stage alone has")] = ()
+    between: Annotated[
+        tuple[tuple[str, ...], ...],
+        Meta(min_length=1, description="dimensions of each tensor that a stage gives to the next; [] for one number"),
+    ]
+    schedule: Annotated[Schedule, Meta(description="torch's name of the schedule")] = "1F1B"
+    stages: Annotated[int, Meta(ge=1, description="stages per rank; default: 1, or 2 of an interleaved schedule")] = 0
+    microbatches: Annotated[
+        int, Meta(ge=1, description="parts of a step's samples; default: gradient_accumulation_steps")
+    ] = 0
+
+    @property
+    def stages_per_rank(self) -> int:
+        """Stages that each rank has."""
+        return self.stages or (1 if self.schedule in SINGLE_STAGE else 2)
+
+
+class Compression(_Part, frozen=True, kw_only=True):
+    """How gradients are compressed before ranks exchange them. It changes the training: for the open division."""
+
+    kind: Literal["fp16", "bf16", "powersgd", "top_k"]
+    rank: Annotated[int, Meta(ge=1, description="powersgd: columns of the two factors of each matrix")] = 1
+    part: Annotated[float, Meta(gt=0, le=1, description="top_k: part of the values that is sent")] = 0.01
+
+
 class Budget(_Part, frozen=True, kw_only=True):
     """A block keeps for its backward pass at most this part of what min-cut keeps that computes no product again."""
 
@@ -193,6 +228,7 @@ class ParallelPlan(_Part, frozen=True, kw_only=True):
     parameters: Annotated[dict[str, Placement], Meta(min_length=1, description="path pattern to placement")]
     tensor: Annotated[TensorPlan | None, Meta(description="how products are split")] = None
     axial: Annotated[AxialPlan | None, Meta(description="how rows and columns are split")] = None
+    pipeline: Annotated[PipelinePlan | None, Meta(description="how blocks are divided into stages")] = None
     fully_shard: Annotated[
         tuple[str, ...],
         Meta(description="patterns of modules whose sharded parameters are gathered together; the model has the rest"),
@@ -212,6 +248,7 @@ class ParallelPlan(_Part, frozen=True, kw_only=True):
     exchanges: Annotated[
         dict[Literal["all_reduce"], Own], Meta(description="what the loss itself exchanges, by kind")
     ] = {}
+    compress: Annotated[Compression | None, Meta(description="how gradients are compressed; open division only")] = None
     recompute: Annotated[dict[str, Recompute], Meta(description="path pattern of blocks to policy")] = {}
 
 
@@ -274,6 +311,8 @@ def read_plan(path: Path) -> tuple[ParallelPlan, str]:
         _check_tensor(plan.tensor, plan, source)
     if plan.axial is not None:
         _check_axial(plan.axial, source)
+    if plan.pipeline is not None:
+        _check_pipeline(plan.pipeline, plan, source)
     return plan, hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -329,6 +368,21 @@ def _check_axial(axial: AxialPlan, source: YamlSource) -> None:
     for path, draw in axial.draws.items():
         if draw.along not in draw.dims:
             raise InputError(f"{source.where('axial', 'draws', path)}: {draw.along!r} is not one of its dims")
+
+
+def _check_pipeline(pipeline: PipelinePlan, plan: ParallelPlan, source: YamlSource) -> None:
+    """InputError for dimensions that are not described, or a number of stages that the schedule does not support."""
+    for dims in pipeline.between:
+        lacking = [each for each in dims if each != SAMPLE and each not in plan.extents]
+        if lacking:
+            raise InputError(
+                f"{source.where('pipeline', 'between')}: dimension {lacking[0]!r} has no entry under extents"
+            )
+    schedule, stages = pipeline.schedule, pipeline.stages_per_rank
+    fits = stages == 1 if schedule in SINGLE_STAGE else stages == 2 if schedule == V_SCHEDULE else stages > 1
+    if not fits:
+        expected = "1" if schedule in SINGLE_STAGE else "2" if schedule == V_SCHEDULE else "at least 2"
+        raise InputError(f"{source.where('pipeline', 'stages')}: {schedule} needs {expected} per rank, not {stages}")
 
 
 def extents_of(plan: ParallelPlan, config: RunConfig) -> dict[str, int]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from importlib.metadata import version
 from typing import Any
+
+from msgspec import structs
 
 from suite.config import RunConfig
 from suite.descriptor import Descriptor
@@ -15,6 +18,7 @@ from suite.training.parallel.mesh import (
     AXIAL,
     DATA,
     EXPERT,
+    PIPELINE,
     SHARD,
     SPATIAL,
     TENSOR,
@@ -25,6 +29,7 @@ from suite.training.parallel.mesh import (
 )
 from suite.training.parallel.plan import (
     SAMPLE,
+    V_SCHEDULE,
     ParallelPlan,
     Placement,
     extents_of,
@@ -75,6 +80,14 @@ class Parallel:
             raise InputError(f"--mesh {mesh.text()}: plan {path.stem!r} splits no products: leave {TENSOR} out")
         if mesh.axial > 1 and plan.axial is None:
             raise InputError(f"--mesh {mesh.text()}: plan {path.stem!r} splits no rows: leave {AXIAL} out")
+        if mesh.pipeline > 1 and descriptor.no_stages:
+            raise InputError(
+                f"--mesh {mesh.text()}: {descriptor.name} has no stages for a pipeline: {descriptor.no_stages}: "
+                f"leave {PIPELINE} out"
+            )
+        if mesh.pipeline > 1 and plan.pipeline is None:
+            raise InputError(f"--mesh {mesh.text()}: plan {path.stem!r} has no stages: leave {PIPELINE} out")
+        _check_compression(plan, mesh)
         if mesh.parts > 1 and getattr(config.hyperparameters, "balanced_batches", False):
             raise InputError(
                 "plan: batches cannot be balanced if ranks share samples: give --set hyperparameters.balanced_batches=false"
@@ -101,9 +114,49 @@ class Parallel:
         return bool(self.plan.fully_shard) if reshard is None else reshard
 
     @property
+    def stages(self) -> tuple[int, ...]:
+        """The stages of the pipeline that this rank has. Without one there is one stage."""
+        ranks, pipeline = self.mesh.pipeline, self.plan.pipeline if self.plan is not None else None
+        if ranks == 1 or pipeline is None:
+            return (0,)
+        mine = [self.mesh.part + turn * ranks for turn in range(pipeline.stages_per_rank)]
+        return (mine[0], 2 * ranks - 1 - mine[0]) if pipeline.schedule == V_SCHEDULE else tuple(mine)
+
+    @property
+    def all_stages(self) -> int:
+        """The number of stages of the pipeline."""
+        return self.mesh.pipeline * len(self.stages)
+
+    @property
     def counts(self) -> bool:
-        """True on the one rank of a group whose evaluation counts."""
-        return self.mesh.part == 0
+        """True on the one rank of a group whose evaluation counts: in a pipeline the one that computes the loss."""
+        return self.all_stages - 1 in self.stages if self.mesh.pipeline > 1 else self.mesh.part == 0
+
+    def with_microbatches(self, config: RunConfig) -> RunConfig:
+        """The configuration in which the microbatches of a pipeline are the parts of a step.
+
+        InputError if plan and configuration state different numbers.
+        """
+        pipeline = self.plan.pipeline if self.plan is not None and self.mesh.pipeline > 1 else None
+        parts = config.gradient_accumulation_steps
+        if pipeline is None:
+            return config
+        if pipeline.microbatches and parts not in (1, pipeline.microbatches):
+            raise InputError(
+                f"plan: {pipeline.microbatches} microbatches and gradient_accumulation_steps={parts}: both divide a step: "
+                "give one of them"
+            )
+        parts, ranks, schedule = pipeline.microbatches or parts, self.mesh.pipeline, pipeline.schedule
+        if schedule == "1F1B" and parts < ranks:
+            raise InputError(
+                f"plan: 1F1B of {ranks} stages needs at least {ranks} microbatches, not {parts}: raise them"
+            )
+        if schedule.startswith("Interleaved") and parts % max(1, parts // ranks):
+            raise InputError(
+                f"plan: {schedule} on {ranks} ranks needs a multiple of {parts // ranks} microbatches, not {parts}: "
+                f"expected a multiple of {ranks}"
+            )
+        return structs.replace(config, gradient_accumulation_steps=parts)
 
     @property
     def loss_factor(self) -> float:
@@ -160,12 +213,33 @@ class Parallel:
         }
         sizes |= {EXPERT: self.mesh.expert} if self.mesh.expert else {}
         sizes |= {AXIAL: self.mesh.axial} if self.mesh.axial > 1 else {}
-        return {"name": self.name, "sha256": self.sha256, "mesh": sizes, **content}
+        sizes |= {PIPELINE: self.mesh.pipeline} if self.mesh.pipeline > 1 else {}
+        engines = {SHARD: "fully_shard", TENSOR: "parallelize_module", PIPELINE: "torch.distributed.pipelining"}
+        used = [name for axis, name in engines.items() if sizes.get(axis, 1) != 1]
+        engine = {"engine": {"torch": version("torch"), "used": used}}
+        return {"name": self.name, "sha256": self.sha256, "mesh": sizes, **engine, **content}
 
     def _parts(self) -> list[Interval]:
         assert self.plan is not None
         shares = zip(self.plan.split, self.mesh.spatial, self.mesh.place, strict=True)
         return [part_of(self.extents[name], parts, place) for name, parts, place in shares]
+
+
+def _check_compression(plan: ParallelPlan, mesh: Mesh) -> None:
+    """InputError if gradients cannot be compressed on this mesh."""
+    if plan.compress is None:
+        return
+    kind = plan.compress.kind
+    if mesh.pipeline > 1 or mesh.tensor > 1:
+        axis = PIPELINE if mesh.pipeline > 1 else TENSOR
+        raise InputError(
+            f"plan: gradients are not compressed under {axis}: leave {axis} out of --mesh, or remove compress"
+        )
+    if mesh.shard > 1 and kind not in ("fp16", "bf16"):
+        raise InputError(
+            f"plan: compress: {kind} needs whole gradients, and {SHARD} scatters them: give fp16 or bf16, or leave "
+            f"{SHARD} out of --mesh"
+        )
 
 
 def placements(plan: ParallelPlan, names: list[str]) -> dict[str, Placement]:

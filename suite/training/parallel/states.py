@@ -55,6 +55,7 @@ class Group:
     shapes: Mapping[str, torch.Size]  # by the parameters' names in the model
     value_bytes: int
     resharded: bool
+    sum_bytes: int  # of one value of a gradient, when it is summed
 
     def given_bytes(self, ranks: int) -> int:
         """What one rank gives to an all-gather. Rows of a tensor are padded to equal numbers."""
@@ -96,9 +97,10 @@ class States:
             given, times = group.given_bytes(ranks), max(1, calls.get(group.module, 1))
             for _ in range(times * 2 if group.resharded else 1):
                 self.shard.note(self.shard.name, "all_gather", given, ranks)
-            self.shard.note(self.shard.name, "reduce_scatter", given * ranks, ranks)
+            summed = given // group.value_bytes * group.sum_bytes
+            self.shard.note(self.shard.name, "reduce_scatter", summed * ranks, ranks)
             if self.replicas is not None:
-                self.replicas.note(self.replicas.name, "all_reduce", given, self.replicas.size)
+                self.replicas.note(self.replicas.name, "all_reduce", summed, self.replicas.size)
 
 
 def states_of(model: nn.Module) -> States | None:
@@ -114,12 +116,14 @@ def shard_states(
     *,
     reshard: bool | None = None,
     device_mesh: DeviceMesh | None = None,
+    sums: torch.dtype | None = None,
 ) -> None:
     """Split the parameters of these names over the first of ``axes``; sum gradients over the second too, if any.
 
     ``blocks``: patterns of modules that are gathered alone. ``reshard``: whether gathered parameters are freed after the
     forward pass; None: those of blocks, not those of the model. The ranks' models must be equal before. Without
-    ``device_mesh`` the parameters stay whole. All other parameters are left alone.
+    ``device_mesh`` the parameters stay whole. ``sums``: the type in which gradients are summed, if not their own. All
+    other parameters are left alone.
     """
     chosen = dict.fromkeys(names)
     _check(model, names)
@@ -134,9 +138,9 @@ def shard_states(
         if shapes:
             # FSDP2 takes one type of a group's gradients
             value_bytes = max(own[name].element_size() for name in shapes)
-            groups.append(Group(module, shapes, value_bytes, resharded))
+            groups.append(Group(module, shapes, value_bytes, resharded, sums.itemsize if sums else value_bytes))
         if device_mesh is not None and (shapes or not path):
-            _fully_shard(module, device_mesh, resharded, ignored)
+            _fully_shard(module, device_mesh, resharded, ignored, sums)
     setattr(model, STATES, States(tuple(reversed(groups)), *axes))
 
 
@@ -170,10 +174,13 @@ def _matching(model: nn.Module, patterns: Sequence[str]) -> list[tuple[str, nn.M
     return chosen
 
 
-def _fully_shard(module: nn.Module, mesh: DeviceMesh, resharded: bool, ignored: set[nn.Parameter]) -> None:
-    from torch.distributed.fsdp import fully_shard
+def _fully_shard(
+    module: nn.Module, mesh: DeviceMesh, resharded: bool, ignored: set[nn.Parameter], sums: torch.dtype | None
+) -> None:
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    sharded = fully_shard(module, mesh=mesh, reshard_after_forward=resharded, ignored_params=ignored)
+    policy = MixedPrecisionPolicy(reduce_dtype=sums)
+    sharded = fully_shard(module, mesh=mesh, reshard_after_forward=resharded, ignored_params=ignored, mp_policy=policy)
     if not resharded:  # its views need no all-gather in the backward pass, which is what the warning is about
         message = rf"FSDP2-wrapped module \({type(module).__name__}\) returned a view tensor"
         warnings.filterwarnings("ignore", message, UserWarning)

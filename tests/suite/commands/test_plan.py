@@ -131,7 +131,7 @@ def test_what_is_not_legal_is_refused_in_one_line(options: list[str], reason: st
 
 def test_a_plan_that_a_workload_does_not_ship_and_an_unknown_axis_are_told() -> None:
     refused = mlhpc("plan", "moe_lm", "--plan", "spatial", "--mesh", "data=2").stderr
-    assert "moe_lm: unknown plan 'spatial'; plans: experts, sharded, tensor, tensor_dense" in refused
+    assert "moe_lm: unknown plan 'spatial'; plans: experts, pipeline, sharded, tensor" in refused
     assert (
         "unknown axis 'foo'; axes: data, shard, expert, tensor, spatial"
         in mlhpc("plan", "cosmoflow", "--mesh", "foo=2").stderr
