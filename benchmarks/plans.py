@@ -273,7 +273,7 @@ def compare(
         in_mean = world.allgather(apart_from[0] == apart_from[1] and mean)
         if world.is_first:
             assert expected is not None
-            largest = max(float(each.abs().max()) for each in expected[1])
+            largest = max(float(each.abs().max()) for each in expected[1].values())
             yield {
                 "mesh": parallel.mesh.text(),
                 "loss": relative(losses, expected[0]),

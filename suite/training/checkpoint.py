@@ -119,6 +119,7 @@ class Checkpoint:
     path: Path
     identity: Mapping[str, Any]
     mesh: Mesh | None = None  # None: every rank trains on samples of its own
+    stages: tuple[int, ...] = (0,)  # of a pipeline's first rank
 
     def snapshot(self, world: World, state: TrainingState, position: Position) -> Snapshot:
         """Copy the training state to host memory.
@@ -128,7 +129,9 @@ class Checkpoint:
         shared, own = _host_copy(state.settings())
         held = state.hold(world.rank, state.moments())
         contents: dict[str, Any] = {name: each.copied() for name, each in held.items() if each.written and each.parts}
-        contents[_own(world.rank)] = {"random": _random_state(), "optimizer": own}
+        contents[_own(world.rank)] = {"random": _random_state(), "optimizer": own, "shared": None}
+        if 0 < world.rank < self._stages[0]:  # the first rank that has these stages of a pipeline
+            contents[_own(world.rank)]["shared"] = shared
         if world.is_first:
             contents[TRIAL] = {
                 "identity": dict(self.identity),
@@ -137,6 +140,7 @@ class Checkpoint:
                 "seed": state.seed,
                 "ranks": world.size,
                 "groups": self._groups(world),
+                "stages": self._stages,
                 "sharded": state.has_shares,
                 "optimizer": shared,
             }
@@ -158,7 +162,8 @@ class Checkpoint:
             saved = self._open()
             trial = saved.read({TRIAL: None})[TRIAL]
             _check(self.path, trial, self.identity, world.size)
-            alike = bool(trial["ranks"] == world.size and trial["groups"] == self._groups(world))
+            form = world.size, self._groups(world), self._stages
+            alike = bool((trial["ranks"], trial["groups"], tuple(trial["stages"])) == form)
             shapes = {name: (each.size, each.properties.dtype) for name, each in saved.tensors.items()}
             moments = state.make_moments(shapes, world.rank)
             wanted: dict[str, Any] = dict(state.hold(world.rank, moments, own_buffers=alike))
@@ -171,6 +176,8 @@ class Checkpoint:
         world.check_together(error)
         try:
             own = saved.read(wanted).get(_own(world.rank), {"optimizer": {}})
+            # what all ranks have in common is rank 0's, which has some stages of a pipeline only
+            others = saved.read({_own(rank): None for rank in range(1, trial["stages"][0])})
         except ValueError as caught:
             error = caught
         world.check_together(error)
@@ -179,7 +186,11 @@ class Checkpoint:
             means = torch.load(io.BytesIO(world.broadcast(_saved(means))), weights_only=True)
             state.set_buffers(means)
             rederived = ("random state", *(("buffers: mean over ranks",) if means else ()))
-        state.restore(moments, trial["optimizer"], own["optimizer"])
+        shared = trial["optimizer"]
+        for each in others.values():
+            shared["groups"] += each["shared"]["groups"]
+            shared["values"] |= each["shared"]["values"]
+        state.restore(moments, shared, own["optimizer"])
         state.seed = trial["seed"]
         position = Position(trial["block"], trial["step"])
         if "random" in own:
@@ -229,6 +240,11 @@ class Checkpoint:
             self.path.unlink()
         self.remove_others(None)
 
+    @property
+    def _stages(self) -> tuple[int, ...]:
+        """What ranks have of the model: the ranks of a pipeline and the stages of the first."""
+        return (1 if self.mesh is None else self.mesh.pipeline, *self.stages)
+
     def _groups(self, world: World) -> int:
         return world.size if self.mesh is None else self.mesh.data_size
 
@@ -260,16 +276,17 @@ def _own(rank: int) -> str:
 
 
 def _mean_buffers(saved: Saved, ranks: int) -> dict[str, Tensor]:
-    """Return means of all ranks' floating-point buffers by name, and rank 0's values of others."""
-    last = " of rank 0"
-    names = [name for name in saved.tensors if name.endswith(last) and not name.startswith("optimizer ")]
+    """Return means of all ranks' floating-point buffers by name, and the first rank's values of others."""
+    labels = [label for label in saved.tensors if " of rank " in label and not label.startswith("optimizer ")]
     found: dict[str, Tensor] = {}
-    for name in (name.removesuffix(last) for name in names):
-        known = saved.tensors[f"{name}{last}"]
-        every = [torch.empty(known.size, dtype=known.properties.dtype) for _ in range(ranks)]
+    for name in dict.fromkeys(label.rpartition(" of rank ")[0] for label in labels):
+        # of a pipeline only the ranks that have the stage
+        holders = [f"{name} of rank {rank}" for rank in range(ranks) if f"{name} of rank {rank}" in saved.tensors]
+        known = saved.tensors[holders[0]]
+        every = [torch.empty(known.size, dtype=known.properties.dtype) for _ in holders]
         contents = {
-            f"{name} of rank {rank}": Layout.of_whole(known.size, written=True).hold(each)
-            for rank, each in enumerate(every)
+            label: Layout.of_whole(known.size, written=True).hold(each)
+            for label, each in zip(holders, every, strict=True)
         }
         saved.check(contents)
         saved.read(contents)

@@ -330,15 +330,13 @@ class Trainer:
             return None
         position = Position(block, step)
         if agreed.stop is None:
-            if self.pipeline is None:
-                self.saver.begin(self.state, position, label)
+            self.saver.begin(self.state, position, label)
             return None
         if agreed.stop == DIVERGED:
             return TrainingOutcome(
                 False, f"diverged: the loss is not finite in epoch {label}, before step {position.step}"
             )
-        # the parts of a checkpoint that all ranks share are rank 0's, which has some stages only
-        saved = self.pipeline is None and self.saver.save(self.state, position, label)
+        saved = self.saver.save(self.state, position, label)
         reason = f"stopped by {agreed.stop} in epoch {label}, before step {position.step}"
         return TrainingOutcome(
             False, reason if saved else f"{reason}; no checkpoint could be written", interrupted=saved

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from suite.training.parallel.data import Clipping, adapt_optimizer
-from suite.training.parallel.places import Held, Layout, SharePlace, slices
+from suite.training.parallel.places import Held, Layout, SharePlace, slices, stages_of
 from suite.training.parallel.states import local, states_of
 from suite.workload import Optimization, Workload
 
@@ -113,7 +113,8 @@ class TrainingState:
                 mine = local(value)
                 alike = mine.shape == local(weights[name]).shape
                 ending = self._ending(name, rank)
-                layout = layouts[name] if alike else Layout.of_whole(mine.shape, written=rank == 0 or bool(ending))
+                first = self._is_first(rank) or bool(ending)
+                layout = layouts[name] if alike else Layout.of_whole(mine.shape, written=first)
                 found[f"optimizer {name} {key}{ending}"] = layout.hold(mine)
         return found
 
@@ -174,6 +175,11 @@ class TrainingState:
             for group in self.optimization.optimizer.param_groups
         ]
 
+    def _is_first(self, rank: int) -> bool:
+        """Return True on the first of the ranks that have the same stages of a pipeline; without one, on rank 0."""
+        stages = stages_of(self.model)
+        return rank == 0 if stages is None else stages.replicas.rank == 0
+
     def _weights(self) -> dict[str, nn.Parameter]:
         """The optimizer's parameters by name, in its order."""
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
@@ -189,7 +195,7 @@ class TrainingState:
                 begin, whole = self.places[name]
                 found[name] = Layout(torch.Size(whole), (torch.Size(begin),), self.copy[0] == 0)
             else:
-                written = rank == 0 or name in self._unplaced_names
+                written = self._is_first(rank) or name in self._unplaced_names
                 found[name] = Layout.of_whole(parameter.shape, written=written)
         for name, shape in states.shapes.items() if states is not None else ():
             assert states is not None

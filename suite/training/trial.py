@@ -218,7 +218,9 @@ class _Trial:
         self.config = choose_precision(self.chooser, self.config, make, self.progress.tick)
         # From here on plan and config state the chosen precision; the log must show what was computed.
         self.plan = replace(self.plan, config=self.config)
-        self.checkpoint = Checkpoint(self.plan.folder.checkpoint(self.plan.trial), self._identity(), self.parallel.mesh)
+        mesh = self.parallel.mesh
+        stages = replace(self.parallel, mesh=replace(mesh, rank=0)).stages
+        self.checkpoint = Checkpoint(self.plan.folder.checkpoint(self.plan.trial), self._identity(), mesh, stages)
 
     def _build(self) -> tuple[Workload, TrainingState, int]:
         """Build the workload and its training state on this rank's device.

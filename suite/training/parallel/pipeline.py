@@ -26,6 +26,7 @@ from suite.errors import InputError
 from suite.training.parallel.data import NO_BUFFER_BROADCAST
 from suite.training.parallel.exchange import Axis
 from suite.training.parallel.mesh import part_of
+from suite.training.parallel.places import STAGES, stages_of
 from suite.training.parallel.plan import SAMPLE, SINGLE_STAGE, PipelinePlan
 from suite.training.parallel.sharing import Parallel
 from suite.training.parallel.skeleton import has_values
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 Autocast = Callable[[], AbstractContextManager[Any]]
 Add = Callable[[str, int], None]  # kind of an exchange, and the bytes that this rank gives
-STAGES = "_mlhpc_stages"  # the attribute of a model of which this rank has stages
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,11 +74,6 @@ class Stages:
         """Bytes of the buffers into which torch receives the tensors and gradients of all microbatches."""
         given = sum(each.nbytes for each in self.between(samples)) * microbatches
         return given * sum((stage > 0) + (stage < self.total - 1) for stage in self.modules)
-
-
-def stages_of(model: nn.Module) -> Stages | None:
-    """The stages of a model that is divided; None if every rank has all blocks."""
-    return getattr(model, STAGES, None)
 
 
 def divide(model: nn.Module, parallel: Parallel, axis: Axis, replicas: Axis) -> None:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from suite.training.parallel.exchange import Axis
 
+if TYPE_CHECKING:
+    from suite.training.parallel.pipeline import Stages
+
 # Where a share begins in the whole tensor, in each dimension, and the shape of the whole
 SharePlace = tuple[Sequence[int], Sequence[int]]
 SLICES = "_mlhpc_slices"  # what a module with split parameters has beside its own attributes
+STAGES = "_mlhpc_stages"  # the attribute of a model of which this rank has stages
 
 
 Offsets = torch.Size  # of the first value of a box, in each dimension
@@ -97,6 +102,11 @@ class Slice:
         """Gather all ranks' parts; every rank of the axis calls it."""
         every = torch.cat(self.axis.all_gather(mine.reshape(-1))).view(self.axis.size, self.outer, -1, self.inner)
         return every.transpose(0, 1).reshape(self.shape)
+
+
+def stages_of(model: nn.Module) -> Stages | None:
+    """The stages of a model that is divided; None if every rank has all blocks."""
+    return getattr(model, STAGES, None)
 
 
 def slices(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Slice]]:

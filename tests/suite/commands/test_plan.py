@@ -255,6 +255,7 @@ def test_a_sweep_tries_every_axis_of_every_shipped_plan_once() -> None:
         ("experts", "data=1,expert=8"),
         ("experts", "data=2,expert=4"),
         ("experts", "data=4,expert=2"),
+        ("pipeline", "data=4,pipeline=2"),
         ("sharded", "data=1,shard=8"),
         ("sharded", "data=2,shard=4"),
         ("sharded", "data=4,shard=2"),

@@ -27,7 +27,7 @@ from suite.training.parallel.sharing import Parallel
 from suite.training.parallel.skeleton import ALONE
 from suite.training.state import Position, TrainingState
 from suite.transport import SingleProcessTransport, TorchTransport
-from suite.workload import load_workload
+from suite.workload import ExpertSpread, load_workload
 from suite.world import World
 from tests.suite.training.parallel.test_ranks import check, rows
 
@@ -188,6 +188,8 @@ class Run:
         config = load_config(chosen, "smoke", settings + ([f"plan={plan}"] if plan else []))
         self.world, self.parallel = world, Parallel.of(config, chosen, world.rank, world.size)
         self.workload = load_workload(chosen)(config)
+        if world is ALONE:  # beside the other rank: its load is summed with no other
+            self.workload.spread = ExpertSpread(size=1, replicas=dist.group.WORLD)
         torch.manual_seed(3)
         model = self.workload.build_model(world)
         apply(self.parallel, model, self.workload, lambda: model)
