@@ -40,8 +40,8 @@ from suite.training.loop import run_evaluation
 from suite.training.parallel.apply import apply
 from suite.training.parallel.data import Clipping, adapt_optimizer, wrap
 from suite.training.parallel.mesh import Mesh
-from suite.training.parallel.pipeline import Pipeline, stages_of
-from suite.training.parallel.places import slices
+from suite.training.parallel.pipeline import Pipeline
+from suite.training.parallel.places import slices, stages_of
 from suite.training.parallel.sharing import Parallel
 from suite.training.parallel.skeleton import build_on_meta
 from suite.training.parallel.slabs import cut

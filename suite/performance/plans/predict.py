@@ -34,7 +34,7 @@ from suite.training.instrument import count_functional_collectives
 from suite.training.parallel.apply import apply, explained, trace_unsplit
 from suite.training.parallel.exchange import Note
 from suite.training.parallel.mesh import TENSOR
-from suite.training.parallel.places import slices
+from suite.training.parallel.places import slices, stages_of
 from suite.training.parallel.plan import ParallelPlan
 from suite.training.parallel.sharing import Parallel
 from suite.training.parallel.skeleton import build_on_meta, build_without_memory
@@ -271,7 +271,7 @@ def _run_stages(
 ) -> Passes | None:
     """Run one microbatch through the stages of this rank; count activations of as many as the schedule holds at once."""
     from suite.performance.plans.bubbles import plan_timeline
-    from suite.training.parallel.pipeline import Rehearsed, stages_of
+    from suite.training.parallel.pipeline import Rehearsed
 
     stages, samples, parts = stages_of(model), len(next(iter(batch.values()))), config.gradient_accumulation_steps
     assert stages is not None

@@ -58,7 +58,7 @@ class Stages:
         return self
 
     def between(self, samples: int, device: str | torch.device = "meta") -> tuple[Tensor, ...]:
-        """Make tensors like those that a stage gives to the next."""
+        """Make tensors like the ones a stage gives to the next."""
         sizes = ([samples if n is None else n for n in shape] for shape in self.shapes)
         return tuple(torch.empty(size, dtype=self.dtype, device=device, requires_grad=True) for size in sizes)
 

@@ -21,7 +21,8 @@ from suite.performance.plans.predict import predict
 from suite.training.checkpoint import Checkpoint
 from suite.training.parallel.apply import apply
 from suite.training.parallel.exchange import Axis
-from suite.training.parallel.pipeline import Pipeline, divide, stages_of
+from suite.training.parallel.pipeline import Pipeline, divide
+from suite.training.parallel.places import stages_of
 from suite.training.parallel.plan import Schedule
 from suite.training.parallel.sharing import Parallel
 from suite.training.parallel.skeleton import ALONE
