@@ -1,7 +1,7 @@
 """Writes and reads the files of a checkpoint with torch.distributed.checkpoint (DCP): one per rank, and ``.metadata``.
 
 DCP plans and reshards; ranks agree through the harness's own transport, so process groups of any backend will do, or
-none. Each file's bytes and CRC are those that were meant to be written, and a pickle of DCP makes nothing but its records.
+none. The CRC of a file is computed from memory, before the disk. A pickle of DCP makes nothing but its records.
 """
 
 from __future__ import annotations

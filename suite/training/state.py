@@ -230,7 +230,7 @@ class TrainingState:
 
     @cached_property
     def _unplaced_names(self) -> set[str]:
-        """The names of shares whose place in the whole the workload does not state."""
+        """The names of shares with a place in the whole that the workload does not state."""
         shares = {id(parameter) for parameter in self.sharded}
         every = {name for name, parameter in self.model.named_parameters() if id(parameter) in shares}
         return every - self.places.keys()
