@@ -23,6 +23,7 @@ DATA = ["--data", "data/cosmoflow-mini"]
 MOE = ["--workload", "moe_lm", "--size", "smoke"]
 LONG_TESTS = [sys.executable, "-m", "pytest", "-q", "-m", "long"]
 PUBLISHED = os.environ.get("MLHPC_PUBLISHED_RESULTS", "published")  # a folder with hpc_results_v* checkouts
+TRAINING = os.environ.get("MLHPC_PUBLISHED_TRAINING", "published")  # with training_results_v5.0 and v5.1
 EXPECTED = HERE.parents[1] / "shared" / "data" / "published_scores_expected.csv"
 SCORES = ["--scores", str(EXPECTED)] if EXPECTED.exists() else []
 COMMANDS: dict[str, list[list[str]]] = {
@@ -70,6 +71,7 @@ COMMANDS: dict[str, list[list[str]]] = {
     "ceilings": [["env", f"OMP_NUM_THREADS={threads}", sys.executable, "benchmarks/ceilings.py"] for threads in (1, 2)],
     "ingest": [[sys.executable, "benchmarks/ingest.py", PUBLISHED]],
     "checker_acceptance": [[sys.executable, "-m", "benchmarks.checker_acceptance", PUBLISHED, *SCORES]],
+    "checker_forgeries": [[sys.executable, "-m", "benchmarks.checker_forgeries", PUBLISHED, TRAINING]],
     "checker_fuzz": [[*LONG_TESTS, "tests/suite/compliance/test_check_fuzz.py"]],
     "whatif": [[sys.executable, "benchmarks/whatif.py", "--measure"]],
     "moe": [[sys.executable, "benchmarks/moe.py"]],
