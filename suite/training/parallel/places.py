@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from suite.training.parallel.exchange import Axis
-
-if TYPE_CHECKING:
-    from suite.training.parallel.pipeline import Stages
 
 # Where a share begins in the whole tensor, in each dimension, and the shape of the whole
 SharePlace = tuple[Sequence[int], Sequence[int]]
@@ -104,7 +101,7 @@ class Slice:
         return every.transpose(0, 1).reshape(self.shape)
 
 
-def stages_of(model: nn.Module) -> Stages | None:
+def stages_of(model: nn.Module) -> Any:  # suite.training.parallel.pipeline.Stages, which imports this module
     """The stages of a model that is divided; None if every rank has all blocks."""
     return getattr(model, STAGES, None)
 
