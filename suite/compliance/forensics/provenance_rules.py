@@ -218,9 +218,9 @@ def check_runs_at_once(result: Result) -> Iterator[ResultBreach]:
 )
 def check_speed_possible(result: Result) -> Iterator[ResultBreach]:
     for run in result.runs:
-        seconds, scale = run.time_to_train_s, _find_scale(result, run)
-        if seconds and seconds > 0.0 and scale[0] is not None:
-            yield from islice(_check_run_speed(result, run, seconds, scale), 1)
+        seconds, (nodes, accelerators) = run.time_to_train_s, _find_scale(result, run)
+        if seconds and seconds > 0.0 and nodes is not None:
+            yield from islice(_check_run_speed(result, run, seconds, (nodes, accelerators)), 1)
 
 
 def _check_run_speed(result: Result, run: RunRecord, seconds: float, scale: tuple[int, int]) -> Iterator[ResultBreach]:
