@@ -309,7 +309,9 @@ def _list_gradient_exchanges(
         for kind, sent in count_bytes(compress, whole).items():
             yield Exchange(GRADIENTS, kind, replicas, 1, sent)
     elif replicas > 1 and given:
-        yield Exchange(GRADIENTS, "all_reduce", replicas, len(parallel.stages), given)
+        # those of a pipeline's stages are summed after the passes, where the run counts them
+        axis = GRADIENTS if parallel.mesh.pipeline == 1 else "replicas"
+        yield Exchange(axis, "all_reduce", replicas, len(parallel.stages), given)
 
 
 def _list_kept_gradients(parallel: Parallel, workload: Workload, model: nn.Module, parts: int) -> list[nn.Parameter]:

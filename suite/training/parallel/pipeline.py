@@ -20,10 +20,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineSchedule, get_schedule_class
-from torch.nn.parallel import DistributedDataParallel
 
 from suite.errors import InputError
-from suite.training.parallel.data import NO_BUFFER_BROADCAST
 from suite.training.parallel.exchange import Axis
 from suite.training.parallel.mesh import part_of
 from suite.training.parallel.places import STAGES, stages_of
@@ -223,7 +221,6 @@ class Pipeline:
         assert stages is not None
         self._workload, self._stages, self._microbatches, self._device = workload, stages, microbatches, device
         self._autocast, self._add = autocast, add
-        self._modules = {stage: self._wrap(module) for stage, module in stages.modules.items()}
         self._made: dict[tuple[int, bool], tuple[_PipelineSchedule, list[_TimedStage]]] = {}
         self._parts: list[Batch] = []  # the microbatches of the current batch
         self._found: list[dict[str, Tensor]] = []  # statistics of an evaluation
@@ -238,10 +235,8 @@ class Pipeline:
         losses: list[Tensor] = []
         begin, busy = time.perf_counter(), sum(stage.busy_s for stage in stages)
         self._run(schedule, stages, batch, losses)
-        for module in self._modules.values():
-            if isinstance(module, DistributedDataParallel):  # it sums in C++, which the counter does not see
-                self._add("all_reduce", sum(each.nbytes for each in module.parameters() if each.requires_grad))
         waited = time.perf_counter() - begin - (sum(stage.busy_s for stage in stages) - busy)
+        self._average_gradients()
         total = sum((each.detach() for each in losses), torch.zeros((), device=self._device))
         return total * self._stages.axis.size, waited
 
@@ -271,14 +266,16 @@ class Pipeline:
         self._found.append(self._workload.eval_stats(model, batch))
         return torch.zeros(())
 
-    def _wrap(self, module: nn.Module) -> nn.Module:
-        """Let DDP average the gradients of a stage over the ranks that have it too."""
+    def _average_gradients(self) -> None:
+        """Average the gradients over the ranks that have the same stages, in one all-reduce per stage."""
         replicas = self._stages.replicas
-        if replicas.size == 1:
-            return module
-        return DistributedDataParallel(
-            module, process_group=replicas.group, gradient_as_bucket_view=True, **NO_BUFFER_BROADCAST
-        )
+        for module in self._stages.modules.values() if replicas.size > 1 else ():
+            gradients = [each.grad for each in module.parameters() if each.grad is not None]
+            flat = torch.cat([each.reshape(-1) for each in gradients])
+            dist.all_reduce(flat, group=replicas.group)
+            parts = torch.split(flat / replicas.size, [each.numel() for each in gradients])
+            for each, mean in zip(gradients, parts, strict=True):
+                each.copy_(mean.view_as(each))
 
     def _schedule(self, batch: Batch, *, training: bool) -> tuple[_PipelineSchedule, list[_TimedStage]]:
         """Return torch's schedule for batches of this size: it fixes the shapes of what stages send."""
@@ -291,7 +288,7 @@ class Pipeline:
             name = "GPipe" if name in SINGLE_STAGE else name
         given = self._stages.between(samples // parts)
         stages = []
-        for stage, module in (self._modules if training else self._stages.modules).items():
+        for stage, module in self._stages.modules.items():
             group = self._stages.axis.group
             taken = given if stage > 0 else self._workload.model_input(batch)[: samples // parts].to("meta")
             stages.append(_TimedStage(module, stage, self._stages.total, self._device, taken, given, group=group))
