@@ -78,7 +78,7 @@ def run_rank(rank: int, args: argparse.Namespace, folder: str, found: Any) -> No
         for _ in range(args.steps + 1):  # the first connects the ranks
             dist.barrier()
             begin = time.perf_counter()
-            given = (torch.ones(parts, 4, requires_grad=False),) if rank == 0 else ()
+            given = (torch.ones(parts, 4, requires_grad=True),) if rank == 0 else ()
             schedule.step(*given, target=torch.ones(parts, 4), return_outputs=False)
             dist.barrier()
             times.append(time.perf_counter() - begin)

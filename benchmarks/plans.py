@@ -137,6 +137,8 @@ def train(
     workload: Workload = load_workload(chosen)(config)
     torch.manual_seed(1)
     workload.spread = ExpertSpread(parallel.mesh.expert, world.size, parallel.mesh.tensor)
+    if world.size == 1 and dist.is_initialized():  # beside other ranks: an expert's load is summed with no other
+        workload.spread = ExpertSpread(size=1, replicas=dist.group.WORLD)
     model = workload.build_model(world).to(torch.float64)
     torch.manual_seed(7 + parallel.mesh.data_rank)
     if args.ulp and parallel.name:
@@ -249,7 +251,7 @@ def compare(
 ) -> Iterator[Mapping[str, Any]]:
     """One row per mesh, on rank 0; the others help."""
     chosen = load_descriptor(args.workload)
-    expected = None
+    expected, in_one = None, 0  # of how many parts a step was
     for mesh in args.mesh:
         given = load_config(chosen, args.size, [*args.overrides, f"plan={args.plan}", f"mesh={mesh}"])
         parallel = Parallel.of(given, chosen, world.rank, world.size)
@@ -257,7 +259,8 @@ def compare(
             if expected is None:
                 unsplit = Parallel(Mesh(world.rank, world.size), parallel.plan, extents=parallel.extents)
                 expected = train(chosen, given, unsplit, world, args)
-        elif world.is_first and expected is None:
+        elif world.is_first and (expected is None or in_one != in_parts(given, parallel).gradient_accumulation_steps):
+            in_one = in_parts(given, parallel).gradient_accumulation_steps
             alone = World("none", 0, 1, 0, 1, 0, 1, ("here",), SingleProcessTransport(), SingleProcessTransport())
             unsplit = Parallel(Mesh(0, 1), parallel.plan, extents=parallel.extents)
             expected = train(chosen, in_parts(given, parallel), unsplit, alone, args)

@@ -166,6 +166,7 @@ class MoELayer(nn.Module):
         if self.mesh is not None:
             group = self.mesh.all_ranks
         self.router.update_bias(self.step_load_E, group)
+        self.step_load_E = None
 
     def permutation(self) -> Permutation:
         """Return the rule by which this layer orders, drops and pads rows. In evaluation nothing drops."""
@@ -266,7 +267,9 @@ class MoELayer(nn.Module):
 
     def _count(self, dispatched: Dispatched) -> None:
         self.load.add(dispatched.assigned_E, dispatched.kept, dispatched.rows)
-        self.step_load_E = dispatched.assigned_E
+        if self.config.balance == "bias":  # of all parts of a step
+            load_E = dispatched.assigned_E
+            self.step_load_E = load_E if self.step_load_E is None else self.step_load_E + load_E
 
 
 @dataclass(frozen=True)

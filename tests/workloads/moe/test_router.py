@@ -141,3 +141,18 @@ def test_a_router_follows_to_float64_and_to_another_device() -> None:
     assert next(router.float().parameters()).dtype == torch.float32
     moved = router.to("meta", torch.bfloat16)
     assert {(each.device.type, each.dtype) for each in moved.parameters()} == {("meta", torch.float32)}
+
+
+def test_the_bias_moves_by_the_load_of_all_parts_of_a_step() -> None:
+    """Two passes before one update count as one pass over both batches."""
+
+    def moved(parts: int) -> torch.Tensor:
+        torch.manual_seed(4)
+        layer = MoELayer(8, MoEConfig(experts=4, top_k=1, hidden=8, balance="bias")).train()
+        for part in torch.randn(16, 8).chunk(parts):
+            layer(part)
+        layer.update_bias(None)
+        return layer.router.bias_E
+
+    assert moved(1).abs().max() > 0
+    assert torch.equal(moved(2), moved(1))
