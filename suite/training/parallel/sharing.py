@@ -87,6 +87,10 @@ class Parallel:
             )
         if mesh.pipeline > 1 and plan.pipeline is None:
             raise InputError(f"--mesh {mesh.text()}: plan {path.stem!r} has no stages: leave {PIPELINE} out")
+        if mesh.pipeline > 1 and max(mesh.shard, mesh.expert) > 1:
+            raise InputError(
+                f"--mesh {mesh.text()}: {PIPELINE} with {SHARD} or {EXPERT} is not supported, nobody has tried it: leave one out"
+            )
         _check_compression(plan, mesh)
         if mesh.parts > 1 and getattr(config.hyperparameters, "balanced_batches", False):
             raise InputError(

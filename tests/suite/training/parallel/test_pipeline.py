@@ -68,6 +68,7 @@ def test_a_workload_without_stages_says_why(name: str) -> None:
         ((("schedule: 1F1B", "schedule: ZBVZeroBubble\n  stages: 3"),), "pipeline=2", (), "needs 2 per rank, not 3"),
         ((("[sample, position, width]", "[sample, height]"),), "pipeline=2", (), "'height' has no entry under extents"),
         ((), "pipeline=2,tensor=2", (), "tensor and pipeline cannot be combined"),
+        ((('"*": replicate', '"*": shard'),), "shard=2,pipeline=2", (), "pipeline with shard or expert is not supported"),
         ((), "pipeline=2", ("compile=true",), "torch.compile"),
         ((), "pipeline=2", ("gradient_accumulation_steps=2",), "4 microbatches and gradient_accumulation_steps=2"),
         ((("microbatches: 4", "microbatches: 1"),), "pipeline=2", (), "needs at least 2 microbatches, not 1"),
@@ -85,7 +86,7 @@ def test_a_plan_that_does_not_fit_is_one_line(
     chosen = load_descriptor("moe_lm")
     config = load_config(chosen, "smoke", [f"plan={written(tmp_path, *changes)}", f"mesh={mesh}", *settings])
     with pytest.raises(InputError, match=expected) as error:
-        Parallel.of(config, chosen, 0, 4 if "tensor" in mesh else 2).with_microbatches(config)
+        Parallel.of(config, chosen, 0, 4 if "," in mesh else 2).with_microbatches(config)
     assert "\n" not in str(error.value)
 
 
