@@ -29,15 +29,14 @@ def register_exchange_timing(
     """
     if not isinstance(timer, PhaseTimer) or not isinstance(wrapped, DistributedDataParallel):
         return partial(timer.mark, FORWARD_BACKWARD)
+    on_host = next(wrapped.parameters()).device.type == "cpu"
+    if on_host and dist.get_backend() == "gloo":  # DDP's own all-reduce, whose times are read once per step
+        return ReducerTimes(wrapped, timer, CollectiveCounter() if hooked else ledger).mark
     if hooked:
-        on_host = next(wrapped.parameters()).device.type == "cpu" and dist.get_backend() == "gloo"
-        times = ReducerTimes(wrapped, timer, CollectiveCounter()) if on_host else None
-        return times.mark if times is not None else partial(timer.mark, FORWARD_BACKWARD)
-    if next(wrapped.parameters()).device.type != "cpu":
+        return partial(timer.mark, FORWARD_BACKWARD)
+    if not on_host:
         wrapped.register_comm_hook(timer, _all_reduce_on_device)
         return partial(timer.mark, EXPOSED_COMMUNICATION)
-    if dist.get_backend() == "gloo":  # DDP's own all-reduce, whose times are read once per step
-        return ReducerTimes(wrapped, timer, ledger).mark
     # MPI's collectives end before they return, so each bucket's wait is fully exposed and measured in place.
     wrapped.register_comm_hook(timer, _all_reduce_on_host)
     return partial(timer.mark, FORWARD_BACKWARD)

@@ -157,8 +157,7 @@ class Parallel:
             )
         if schedule.startswith("Interleaved") and parts % max(1, parts // ranks):
             raise InputError(
-                f"plan: {schedule} on {ranks} ranks needs a multiple of {parts // ranks} microbatches, not {parts}: "
-                f"expected a multiple of {ranks}"
+                f"plan: {schedule} does not divide {parts} microbatches over {ranks} ranks: expected a multiple of {ranks}"
             )
         return structs.replace(config, gradient_accumulation_steps=parts)
 
