@@ -48,7 +48,9 @@ LONGEST_FIRST = (  # files of more than ten seconds: begun last, one of them wou
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep what tests measure of this machine beside them, not for the user's runs; workers of xdist share it."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background has it: every process would inherit that
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # as a shell's background has it: every process would inherit that
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):
         folder = tempfile.TemporaryDirectory(prefix="mlhpc-tests-")

@@ -286,7 +286,9 @@ def judge(drift: Drift, document: Reproduction) -> tuple[bool, str]:
     """True if the drift is the first difference; and what was said."""
     (result,) = document.results
     causes = [
-        level.cause for level in result.levels if level.cause is not None and level.verdict == LevelOutcome.NOT_REPRODUCED
+        level.cause
+        for level in result.levels
+        if level.cause is not None and level.verdict == LevelOutcome.NOT_REPRODUCED
     ]
     first = causes[0] if causes else next(iter(result.differences), None)
     worst = next(
@@ -344,7 +346,11 @@ def main() -> int:
             (result,) = stage.reproduce(
                 f"untouched_{number}", Attempt(("--run", "--level", "3", "--data", stage.data))
             ).results
-            bad = [f"level {each.level} {each.verdict}" for each in result.levels if each.verdict != LevelOutcome.REPRODUCED]
+            bad = [
+                f"level {each.level} {each.verdict}"
+                for each in result.levels
+                if each.verdict != LevelOutcome.REPRODUCED
+            ]
             bad += [f"{each.kind}: {each.what}: {each.was} / {each.now}" for each in result.differences]
             alarms += bool(bad)
             if bad:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cache
 from itertools import count
 
 from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
@@ -25,12 +26,25 @@ class Action:
 
 
 @dataclass(frozen=True)
+class Span:
+    """When a rank does an action."""
+
+    begin: Fraction
+    end: Fraction
+    action: Action
+
+
+@dataclass(frozen=True)
 class Timeline:
-    """A step of a pipeline. ``held``: of each rank, the most microbatches of a stage with activations at one time."""
+    """A step of a pipeline. ``held``: of each rank, the most microbatches of a stage with activations at one time.
+
+    ``spans``: what each rank does, in order.
+    """
 
     total: Fraction
     busy: tuple[Fraction, ...]
     held: tuple[int, ...]
+    spans: tuple[tuple[Span, ...], ...]
 
     @property
     def bubble(self) -> Fraction:
@@ -59,24 +73,27 @@ def simulate(actions: list[list[Action]], seconds: Mapping[str, Fraction]) -> Ti
     """Run each rank's actions in order. An action begins when its rank is free and what it needs has arrived."""
     stages = 1 + max(action.stage for each in actions for action in each)
     ends: dict[tuple[str, int, int], Fraction] = {}
-    clocks, busy = [Fraction(0)] * len(actions), [Fraction(0)] * len(actions)
+    spans: list[list[Span]] = [[] for _ in actions]
     held, most, done = [0] * len(actions), [0] * len(actions), [0] * len(actions)
     while any(done[rank] < len(actions[rank]) for rank in range(len(actions))):
         before = sum(done)
         for rank, mine in enumerate(actions):
             while done[rank] < len(mine) and all(each in ends for each in _needs(mine[done[rank]], stages)):
                 action = mine[done[rank]]
-                begin = max([clocks[rank], *(ends[each] for each in _needs(action, stages))])
-                clocks[rank] = begin + seconds[action.kind]
-                busy[rank] += seconds[action.kind]
+                free = spans[rank][-1].end if spans[rank] else Fraction(0)
+                begin = max([free, *(ends[each] for each in _needs(action, stages))])
+                end = begin + seconds[action.kind]
+                spans[rank].append(Span(begin, end, action))
                 held[rank] += (action.kind == FORWARD) - (action.kind in (BACKWARD, WEIGHT))
                 most[rank] = max(most[rank], held[rank])
                 kinds = (INPUT, WEIGHT) if action.kind == BACKWARD else (action.kind,)
-                ends |= {(kind, action.stage, action.part): clocks[rank] for kind in kinds}
+                ends |= {(kind, action.stage, action.part): end for kind in kinds}
                 done[rank] += 1
         if sum(done) == before:
             raise ValueError("the schedule waits for itself")
-    return Timeline(max(clocks), tuple(busy), tuple(most))
+    total = max(each.end for mine in spans for each in mine)
+    busy = [sum((each.end - each.begin for each in mine), Fraction(0)) for mine in spans]
+    return Timeline(total, tuple(busy), tuple(most), tuple(map(tuple, spans)))
 
 
 def _needs(action: Action, stages: int) -> list[tuple[str, int, int]]:
@@ -89,9 +106,13 @@ def _needs(action: Action, stages: int) -> list[tuple[str, int, int]]:
     return [(FORWARD, stage, part)] + ([(INPUT, stage + 1, part)] if stage < stages - 1 else [])
 
 
-def plan_timeline(plan: PipelinePlan, ranks: int, microbatches: int) -> Timeline:
-    """Run a schedule in which forward pass, gradients of inputs and gradients of weights take equally long."""
-    third = Fraction(1, 3 * plan.stages_per_rank)
+@cache  # each rank of a prediction asks
+def plan_timeline(plan: PipelinePlan, ranks: int, microbatches: int, work: Fraction = Fraction(1)) -> Timeline:
+    """Run a schedule in which forward pass, gradients of inputs and gradients of weights take equally long.
+
+    ``work``: the time of all stages of a rank for one microbatch.
+    """
+    third = work / (3 * plan.stages_per_rank)
     seconds = {FORWARD: third, INPUT: third, WEIGHT: third, BACKWARD: 2 * third}
     return simulate(list_actions(plan, ranks, microbatches), seconds)
 

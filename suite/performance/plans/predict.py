@@ -202,7 +202,7 @@ def predict(
     with pretended_ranks(mesh), counted, common.mode:
         model = build_without_memory(workload)
         apply(parallel, model, workload, lambda: cast(nn.Module, unsplit), note=note, traced=traced)
-        batch = _make_batch(parallel, samples)
+        batch = make_batch(parallel, samples)
         with explained():
             kept = _list_kept_gradients(parallel, workload, model, parts)
             passes = None
@@ -218,8 +218,6 @@ def predict(
                 states.note_exchanges({})
             passes = Passes(None, gathered, None, work.executed_flops * samples / parallel.mesh.tensor)
             _record_unrun_exchanges(parallel, config, model, samples, note)
-        if mesh.pipeline > 1:
-            note.found = Counter({sent: calls // parts for sent, calls in note.found.items()})  # of all parts already
         exchanges = [*_take_exchanges(note, parts), *_list_loss_exchanges(plan, size, parts)]
         rows = scatter_parameters(model)
         update, sent = common.update(parallel, lambda: (run_update(workload, model), tuple(_take_exchanges(note, 1))))
@@ -277,7 +275,7 @@ def _run_stages(
     assert stages is not None
     alone = Rehearsed(workload, stages, samples)
     passes = run_passes(model, cast(Workload, alone), batch, config, kept_gradients=kept)
-    stages.note_sends(samples, parts)
+    stages.note_sends(samples)
     if passes is None or passes.activations is None or passes.peak is None:
         return passes
     held = plan_timeline(stages.plan, parallel.mesh.pipeline, parts).held[parallel.mesh.part]
@@ -358,8 +356,8 @@ def _list_loss_exchanges(plan: ParallelPlan, ranks: int, parts: int) -> Iterator
         yield Exchange("loss", kind, ranks, own.calls * parts, own.bytes_per_rank * ranks * parts)
 
 
-def _make_batch(parallel: Parallel, samples: int) -> dict[str, Tensor]:
-    """Return a batch of this rank without memory; empty if the plan does not describe one."""
+def make_batch(parallel: Parallel, samples: int) -> dict[str, Tensor]:
+    """Make a batch of this rank without memory; empty if the plan does not describe one."""
     default = torch.get_default_dtype()
     return {
         name: torch.empty(shape, dtype=default if dtype == "float32" else getattr(torch, dtype))

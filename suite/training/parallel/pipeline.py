@@ -60,12 +60,12 @@ class Stages:
         sizes = ([samples if n is None else n for n in shape] for shape in self.shapes)
         return tuple(torch.empty(size, dtype=self.dtype, device=device, requires_grad=True) for size in sizes)
 
-    def note_sends(self, samples: int, microbatches: int) -> None:
-        """Note what this rank sends in a step: tensors to the next stage, gradients to the one before."""
+    def note_sends(self, samples: int) -> None:
+        """Note what this rank sends for a microbatch: tensors to the next stage, gradients to the one before."""
         for stage in self.modules:
             for other in (stage - 1, stage + 1):
                 if 0 <= other < self.total and other not in self.modules:
-                    for each in self.between(samples) * microbatches:
+                    for each in self.between(samples):
                         self.axis.note(self.axis.name, "send", each.nbytes, self.axis.size)
 
     def buffer_bytes(self, samples: int, microbatches: int) -> int:

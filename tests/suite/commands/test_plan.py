@@ -198,7 +198,9 @@ def test_pieces_of_states_are_the_closed_forms() -> None:
     assert split["peak"] > split["activations"] + split["gathered"] * 0.5
     assert split["lacks"] == whole["lacks"] == []
     exchanges = {each["kind"]: each for each in split["exchanges"]}
-    every = build_on_meta(load_descriptor("moe_lm"), load_config(load_descriptor("moe_lm"), "smoke"))[1].named_parameters()
+    every = build_on_meta(load_descriptor("moe_lm"), load_config(load_descriptor("moe_lm"), "smoke"))[
+        1
+    ].named_parameters()
     again = sum(parameter.nbytes for name, parameter in every if name.startswith("blocks.")) // 4
     assert exchanges["all_gather"]["bytes"] == split["gradients"] + again
     assert (exchanges["all_gather"]["calls"], exchanges["reduce_scatter"]["calls"]) == (5, 3)

@@ -68,7 +68,12 @@ def test_a_workload_without_stages_says_why(name: str) -> None:
         ((("schedule: 1F1B", "schedule: ZBVZeroBubble\n  stages: 3"),), "pipeline=2", (), "needs 2 per rank, not 3"),
         ((("[sample, position, width]", "[sample, height]"),), "pipeline=2", (), "'height' has no entry under extents"),
         ((), "pipeline=2,tensor=2", (), "tensor and pipeline cannot be combined"),
-        ((('"*": replicate', '"*": shard'),), "shard=2,pipeline=2", (), "pipeline with shard or expert is not supported"),
+        (
+            (('"*": replicate', '"*": shard'),),
+            "shard=2,pipeline=2",
+            (),
+            "pipeline with shard or expert is not supported",
+        ),
         ((), "pipeline=2", ("compile=true",), "torch.compile"),
         ((), "pipeline=2", ("gradient_accumulation_steps=2",), "4 microbatches and gradient_accumulation_steps=2"),
         ((("microbatches: 4", "microbatches: 1"),), "pipeline=2", (), "needs at least 2 microbatches, not 1"),
