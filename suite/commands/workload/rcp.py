@@ -95,7 +95,7 @@ def show(workload: str, style: str) -> None:
             apart = card.between_evals(batch)
             bound = rcp_limit.compute_limit(epochs, batch, card.required_runs, confidence, between_evals=apart)
             least = (
-                f", a submission needs at least {bound.minimum:.3f}: {bound.unseen:.3g} may be cut unseen"
+                f", a submission needs at least {bound.minimum:.3f}: it would not show if {bound.unseen:.3g} were missing"
                 if bound
                 else ""
             )

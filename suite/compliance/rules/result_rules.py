@@ -168,7 +168,7 @@ def check_rcp_slower(result: Result) -> Iterator[ResultBreach]:
 
 @result_rule(
     "rcp-wide",
-    "the reference points are so many and so near each other that a fifth of the epochs cannot be cut unseen",
+    "the reference points would show it if a fifth of the epochs were missing",
     OURS,
 )
 def check_rcp_wide(result: Result) -> Iterator[ResultBreach]:
@@ -176,11 +176,11 @@ def check_rcp_wide(result: Result) -> Iterator[ResultBreach]:
     if mean is None or bound is None or result.benchmark is None or bound.unseen <= _WIDE_SHARE * bound.mean:
         return
     useful = rcp_limit.count_useful_runs(result.benchmark.required_runs, result.ruleset.data.rcp_confidence)
-    advice = f"; {useful} reference runs in place of {bound.runs} would see more" if bound.runs < useful else ""
+    advice = f"; {useful} reference runs in place of {bound.runs} would show more" if bound.runs < useful else ""
     yield (
         None,
-        f"epochs cut unseen: {bound.unseen:.3g} of {_render_amount(bound.mean, result)}, because the reference runs "
-        f"spread by {bound.std:.3g}{advice}",
+        f"the reference points would not show it if {bound.unseen:.3g} of {_render_amount(bound.mean, result)} were "
+        f"missing: the reference runs spread by {bound.std:.3g}{advice}",
     )
 
 
