@@ -219,6 +219,10 @@ def predict(
             passes = Passes(None, gathered, None, work.executed_flops * samples / parallel.mesh.tensor)
             _record_unrun_exchanges(parallel, config, model, samples, note)
         exchanges = [*_take_exchanges(note, parts), *_list_loss_exchanges(plan, size, parts)]
+        states = states_of(model)
+        if mesh.pipeline > 1 and states is not None:
+            states.note_exchanges({}, microbatches=parts)
+            exchanges += _take_exchanges(note, 1)
         rows = scatter_parameters(model)
         update, sent = common.update(parallel, lambda: (run_update(workload, model), tuple(_take_exchanges(note, 1))))
         exchanges += sent
@@ -274,7 +278,7 @@ def _run_stages(
     stages, samples, parts = stages_of(model), len(next(iter(batch.values()))), config.gradient_accumulation_steps
     assert stages is not None
     alone = Rehearsed(workload, stages, samples)
-    passes = run_passes(model, cast(Workload, alone), batch, config, kept_gradients=kept)
+    passes = run_passes(model, cast(Workload, alone), batch, config, kept_gradients=kept, in_stages=True)
     stages.note_sends(samples)
     if passes is None or passes.activations is None or passes.peak is None:
         return passes
@@ -314,6 +318,8 @@ def _list_gradient_exchanges(
 
 def _list_kept_gradients(parallel: Parallel, workload: Workload, model: nn.Module, parts: int) -> list[nn.Parameter]:
     """Return the parameters whose gradients always exist: in a step's earlier parts, or in DDP's buckets."""
+    if parallel.mesh.pipeline > 1:
+        return list(model.parameters())
     if parts > 1:
         states = states_of(model)
         split = states.shapes if states is not None else {}

@@ -76,11 +76,12 @@ def run_passes(
     config: RunConfig,
     *,
     kept_gradients: Sequence[nn.Parameter],
+    in_stages: bool = False,
 ) -> Passes | None:
     """Run the loss and its backward pass. None if they need values.
 
     ``kept_gradients``: parameters with gradients all the time, of an earlier part of the step or DDP's. They count in
-    the peak.
+    the peak. ``in_stages``: of a pipeline, which scatters gradients after its last microbatch.
     """
     standing = []
     for parameter in (each for each in kept_gradients if each.requires_grad):
@@ -90,7 +91,7 @@ def run_passes(
     live = LiveBytes((*parameters, *model.buffers(), *batch.values(), *standing), list_flop_formulas)
     states = states_of(model)
     calls: Counter[nn.Module] = Counter()
-    hooks = _follow(model, states, calls) if states is not None else []
+    hooks = _follow(model, states, calls) if states is not None and not in_stages else []
     model.train()
     try:
         with live:
@@ -105,8 +106,9 @@ def run_passes(
             hook.remove()
     gathered = 0
     if states is not None:
-        states.note_exchanges(calls)
-        gathered = states.gathered_bytes()
+        gathered = states.gathered_bytes(in_stages=in_stages)
+        if not in_stages:
+            states.note_exchanges(calls)
     peak = live.peak + gathered + sum(each.nbytes for each in standing)
     return Passes(kept, gathered, peak, float(live.flops))
 

@@ -26,13 +26,13 @@ from suite.training.parallel.axial import run_to_ends, split_axes
 from suite.training.parallel.deferred import build_deferred
 from suite.training.parallel.exchange import Axis, Note
 from suite.training.parallel.mesh import AXIAL, EXPERT, PIPELINE, SHARD, SPATIAL, TENSOR, Mesh
-from suite.training.parallel.places import slices
+from suite.training.parallel.places import slices, stages_of
 from suite.training.parallel.plan import Budget, ParallelPlan, Placement, is_spread
 from suite.training.parallel.recompute import recompute_blocks
 from suite.training.parallel.sharing import Parallel, placements
 from suite.training.parallel.skeleton import batch_on_meta, build_on_meta
 from suite.training.parallel.spatial import Split, Trace, check_extents, split_model, trace
-from suite.training.parallel.states import shard_states
+from suite.training.parallel.states import join_states, shard_states
 from suite.workload import ExpertSpread, Workload
 from suite.world import World
 
@@ -180,8 +180,8 @@ def _shard(
     mesh, plan = parallel.mesh, parallel.plan
     assert plan is not None
     spread = {id(each) for each in workload.sharded_parameters(model)} | {id(part) for _, part, _ in slices(model)}
-    parameters = dict(model.named_parameters())
-    names = [name for name, way in where.items() if way != "replicate" and id(parameters[name]) not in spread]
+    parameters = dict(model.named_parameters())  # in a pipeline, of this rank's stages
+    names = [name for name, each in parameters.items() if where[name] != "replicate" and id(each) not in spread]
     device_mesh = None if note is not None else _device_mesh(mesh, next(iter(parameters.values())).device)
     if device_mesh is None:
         shard = _axis(mesh, SHARD, lambda each: each.holders, note)
@@ -189,16 +189,20 @@ def _shard(
     else:
         shard = Axis(SHARD, mesh.piece, mesh.shard, device_mesh.get_group(SHARD))
         replicas = Axis(REPLICAS, mesh.replicas.index(mesh.rank), len(mesh.replicas))
-    both = shard, replicas if replicas.size > 1 else None
-    shard_states(
-        model,
-        names,
-        plan.fully_shard,
-        both,
-        reshard=plan.reshard_after_forward,
-        device_mesh=device_mesh,
-        sums=_sum_type(plan),
-    )
+    stages = stages_of(model)
+    for module in [model] if stages is None else stages.modules.values():
+        own = {name for name, _ in module.named_parameters()}
+        shard_states(
+            module,
+            [name for name in names if name in own],
+            plan.fully_shard,
+            (shard, replicas if replicas.size > 1 else None),
+            reshard=plan.reshard_after_forward,
+            device_mesh=device_mesh,
+            sums=_sum_type(plan),
+        )
+    if stages is not None:
+        join_states(model, list(stages.modules.values()))
 
 
 def _sum_type(plan: ParallelPlan) -> torch.dtype | None:
@@ -236,9 +240,13 @@ def _device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:
     # A model on meta is built there first; its ranks train on the GPU if there is one.
     kind = device.type if device.type != "meta" else "cuda" if torch.cuda.is_available() else "cpu"
     ranks = sorted({tuple(replace(mesh, rank=rank).holders) for rank in range(mesh.size)})
-    if len(ranks) == 1:
+    if len(mesh.replicas) == 1 and mesh.pipeline == 1:
         return DeviceMesh(kind, list(ranks[0]), mesh_dim_names=(SHARD,))
-    return DeviceMesh(kind, ranks, mesh_dim_names=(REPLICAS, SHARD))
+    if mesh.pipeline == 1:
+        return DeviceMesh(kind, ranks, mesh_dim_names=(REPLICAS, SHARD))
+    grid = torch.tensor(sorted(ranks, key=lambda each: (each[0] % mesh.parts, each)))
+    every = DeviceMesh(kind, grid.view(mesh.pipeline, -1, mesh.shard), mesh_dim_names=(PIPELINE, REPLICAS, SHARD))
+    return every[REPLICAS, SHARD] if len(mesh.replicas) > 1 else every[SHARD]
 
 
 @contextmanager

@@ -75,9 +75,10 @@ class Mesh:
 
     @property
     def replicas(self) -> list[int]:
-        """The ranks that hold the same piece of the states as this one."""
+        """The ranks that hold the same piece of the states as this one: of a pipeline those with the same stages."""
         stride = self.parts * max(1, self.expert)
-        return [rank for rank in range(self.size) if rank // stride % self.shard == self.piece]
+        alike = range(self.part, self.size, self.parts) if self.pipeline > 1 else range(self.size)
+        return [rank for rank in alike if rank // stride % self.shard == self.piece]
 
     @property
     def twins(self) -> range:

@@ -28,6 +28,7 @@ from suite.training.parallel.places import STAGES, stages_of
 from suite.training.parallel.plan import SAMPLE, SINGLE_STAGE, PipelinePlan
 from suite.training.parallel.sharing import Parallel
 from suite.training.parallel.skeleton import has_values
+from suite.training.parallel.states import local
 from suite.workload import Workload
 
 if TYPE_CHECKING:
@@ -267,10 +268,15 @@ class Pipeline:
         return torch.zeros(())
 
     def _average_gradients(self) -> None:
-        """Average the gradients over the ranks that have the same stages, in one all-reduce per stage."""
+        """Average the gradients over the ranks that have the same stages, in one all-reduce per stage.
+
+        Those of shards are averages already.
+        """
         replicas = self._stages.replicas
         for module in self._stages.modules.values() if replicas.size > 1 else ():
-            gradients = [each.grad for each in module.parameters() if each.grad is not None]
+            gradients = [each.grad for each in module.parameters() if each.grad is not None and each is local(each)]
+            if not gradients:
+                continue
             flat = torch.cat([each.reshape(-1) for each in gradients])
             dist.all_reduce(flat, group=replicas.group)
             parts = torch.split(flat / replicas.size, [each.numel() for each in gradients])

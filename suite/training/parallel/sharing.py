@@ -29,6 +29,7 @@ from suite.training.parallel.mesh import (
 )
 from suite.training.parallel.plan import (
     SAMPLE,
+    SINGLE_STAGE,
     V_SCHEDULE,
     ParallelPlan,
     Placement,
@@ -87,9 +88,15 @@ class Parallel:
             )
         if mesh.pipeline > 1 and plan.pipeline is None:
             raise InputError(f"--mesh {mesh.text()}: plan {path.stem!r} has no stages: leave {PIPELINE} out")
-        if mesh.pipeline > 1 and max(mesh.shard, mesh.expert) > 1:
+        if (
+            mesh.pipeline > 1
+            and mesh.shard > 1
+            and plan.pipeline is not None
+            and plan.pipeline.schedule not in SINGLE_STAGE
+        ):
             raise InputError(
-                f"--mesh {mesh.text()}: {PIPELINE} with {SHARD} or {EXPERT} is not supported, nobody has tried it: leave one out"
+                f"plan: schedule {plan.pipeline.schedule} with {SHARD} is not supported: torch 2.13 loses gradients in "
+                f"zero-bubble schedules: expected {' or '.join(sorted(SINGLE_STAGE))}, or leave {SHARD} out of --mesh"
             )
         _check_compression(plan, mesh)
         if mesh.parts > 1 and getattr(config.hyperparameters, "balanced_batches", False):

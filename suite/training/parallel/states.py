@@ -80,22 +80,30 @@ class States:
         """The rows of a parameter that this rank holds."""
         return part_of_rows(self.shapes[name][0], self.shard.size, self.shard.rank)
 
-    def gathered_bytes(self) -> int:
+    def gathered_bytes(self, *, in_stages: bool = False) -> int:
         """The most bytes of whole parameters at once: groups that stay, and two of the others that follow each other.
 
-        FSDP2 gathers the next group while a backward pass computes.
+        FSDP2 gathers the next group while a backward pass computes. ``in_stages``: a pipeline frees no group after a
+        backward pass.
         """
-        sizes = [(group.given_bytes(self.shard.size) * self.shard.size, group.resharded) for group in self.groups]
+        sizes = [
+            (group.given_bytes(self.shard.size) * self.shard.size, group.resharded and not in_stages)
+            for group in self.groups
+        ]
         freed = [size for size, resharded in sizes if resharded]
         pairs = [first + second for first, second in pairwise(freed)] or freed
         return sum(size for size, resharded in sizes if not resharded) + max(pairs, default=0)
 
-    def note_exchanges(self, calls: Mapping[nn.Module, int]) -> None:
-        """Note what a forward and a backward pass exchange. ``calls``: of the forward passes of the groups' modules."""
+    def note_exchanges(self, calls: Mapping[nn.Module, int], *, microbatches: int = 0) -> None:
+        """Note what a forward and a backward pass exchange. ``calls``: of the forward passes of the groups' modules.
+
+        ``microbatches``: of a pipeline of one stage per rank. A group is then gathered for each forward pass that
+        follows another, for each backward pass that follows a forward pass, and scattered once.
+        """
         ranks = self.shard.size
         for group in self.groups:
-            given, times = group.given_bytes(ranks), max(1, calls.get(group.module, 1))
-            for _ in range(times * 2 if group.resharded else 1):
+            given, times = group.given_bytes(ranks), 2 * max(1, calls.get(group.module, 1))
+            for _ in range((microbatches + 1 if microbatches else times) if group.resharded else 1):
                 self.shard.note(self.shard.name, "all_gather", given, ranks)
             summed = given // group.value_bytes * group.sum_bytes
             self.shard.note(self.shard.name, "reduce_scatter", summed * ranks, ranks)
@@ -142,6 +150,16 @@ def shard_states(
         if device_mesh is not None and (shapes or not path):
             _fully_shard(module, device_mesh, resharded, ignored, sums)
     setattr(model, STATES, States(tuple(reversed(groups)), *axes))
+
+
+def join_states(model: nn.Module, stages: Sequence[nn.Module]) -> None:
+    """Let a model have the states of its stages."""
+    every = [each for each in map(states_of, stages) if each is not None]
+    setattr(
+        model,
+        STATES,
+        States(tuple(group for each in every for group in each.groups), every[0].shard, every[0].replicas),
+    )
 
 
 def _check(model: nn.Module, names: Sequence[str]) -> None:

@@ -69,11 +69,12 @@ def test_a_workload_without_stages_says_why(name: str) -> None:
         ((("[sample, position, width]", "[sample, height]"),), "pipeline=2", (), "'height' has no entry under extents"),
         ((), "pipeline=2,tensor=2", (), "tensor and pipeline cannot be combined"),
         (
-            (('"*": replicate', '"*": shard'),),
+            (("schedule: 1F1B", "schedule: ZBVZeroBubble"),),
             "shard=2,pipeline=2",
             (),
-            "pipeline with shard or expert is not supported",
+            "ZBVZeroBubble with shard is not supported: .* expected 1F1B or GPipe",
         ),
+        ((), "expert=2,pipeline=2", (), "expert and pipeline cannot be combined"),
         ((), "pipeline=2", ("compile=true",), "torch.compile"),
         ((), "pipeline=2", ("gradient_accumulation_steps=2",), "4 microbatches and gradient_accumulation_steps=2"),
         ((("microbatches: 4", "microbatches: 1"),), "pipeline=2", (), "needs at least 2 microbatches, not 1"),
@@ -182,8 +183,15 @@ def test_every_schedule_trains_as_one_rank(schedule: Schedule, tmp_path: Path) -
 def test_four_ranks_train_as_one_also_where_balance_or_capacity_depend_on_the_microbatch(
     settings: tuple[str, ...],
 ) -> None:
-    meshes = ["pipeline=4", "data=2,pipeline=2"]
+    meshes = ["pipeline=4", "data=2,pipeline=2", "shard=2,pipeline=2"]
     check(rows("moe_lm", 4, meshes, 20, (*FOUR, *settings), "--plan", "pipeline"), meshes)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("schedule", ["1F1B", "GPipe"])
+def test_stages_whose_states_are_sharded_and_replicated_train_as_one_rank(schedule: Schedule, tmp_path: Path) -> None:
+    plan = written(tmp_path, ("schedule: 1F1B", f"schedule: {schedule}"))
+    check(rows("moe_lm", 8, ["data=2,shard=2,pipeline=2"], 5, FOUR, "--plan", plan), ["data=2,shard=2,pipeline=2"])
 
 
 class Run:
