@@ -303,7 +303,7 @@ def _split(parallel: Parallel, note: Note | None) -> Split:
     for d, (name, parts) in enumerate(zip(plan.split, mesh.spatial, strict=True)):
         lines.append(None if parts == 1 else _axis(mesh, name, partial(Mesh.line, dimension=d), note))
     group = _axis(mesh, SPATIAL, lambda each: each.group, note)
-    return Split(mesh.spatial, mesh.place, tuple(lines), group, plan.split, "halos" in plan.beside)
+    return Split(mesh.spatial, mesh.place, tuple(lines), group, plan.split)
 
 
 def _axis(mesh: Mesh, name: str, members: Callable[[Mesh], Iterable[int]], note: Note | None) -> Axis:

@@ -7,13 +7,10 @@ forward pass. An axis without a process group sends nothing: what it would send 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import product
-from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,46 +19,11 @@ from torch import Tensor
 
 from suite.training.parallel.mesh import Interval, part_of
 
-Found = TypeVar("Found")
 Note = Callable[[str, str, int, int], None]  # axis, kind of collective, bytes that this rank gives, ranks
 
 # torch 2.13 renamed this function and warns about the old name; torch 2.11 has only the old one. Looked up by name at
 # each call, because the harness counts calls by replacing the functions of torch.distributed
 _REDUCE_SCATTER = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
-
-
-class Background:
-    """A thread that runs tasks one after another; it ends with the process and delays no exit."""
-
-    def __init__(self) -> None:
-        self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._last: Future[Any] | None = None
-        self._thread = threading.Thread(target=self._run, name="exchanges", daemon=True)
-        self._thread.start()
-
-    def begin(self, task: Callable[[], Found]) -> Future[Found]:
-        """Queue a task; its result, or its error, is in what is returned."""
-        future: Future[Found] = Future()
-
-        def run() -> None:
-            try:
-                future.set_result(task())
-            except BaseException as error:
-                future.set_exception(error)
-
-        self._last = future
-        self._tasks.put(run)
-        return future
-
-    def wait(self) -> None:
-        """Wait until all tasks are done, except in a task."""
-        if self._last is not None and threading.current_thread() is not self._thread:
-            self._last.exception()
-            self._last = None
-
-    def _run(self) -> None:
-        while True:
-            self._tasks.get()()
 
 
 @dataclass(eq=False)
@@ -73,31 +35,12 @@ class Axis:
     size: int
     group: dist.ProcessGroup | None = None
     note: Note = field(default=lambda *_: None)
-    background: Background | None = None
 
     def __deepcopy__(self, memo: object) -> Axis:
         return self  # a copy of a model (moving average) is on the same ranks
 
-    def beside(self, task: Callable[[], Found]) -> Future[Found]:
-        """Begin a task that exchanges over this axis, and go on. What uses the axis meanwhile waits until it is done.
-
-        Without a group it is done at once.
-        """
-        if self.group is None:
-            done: Future[Found] = Future()
-            done.set_result(task())
-            return done
-        self.background = self.background or Background()
-        return self.background.begin(task)
-
-    def take_turn(self) -> None:
-        """Wait for what was begun beside: all ranks use the axis in one order."""
-        if self.background is not None:
-            self.background.wait()
-
     def all_to_all(self, given: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> list[Tensor]:
         """Give each rank a tensor and get one of each, of the shapes that are known."""
-        self.take_turn()
         flat = torch.cat([each.reshape(-1) for each in given])
         sizes = [torch.Size(shape).numel() for shape in shapes]
         got = flat.new_empty(sum(sizes))
@@ -109,7 +52,6 @@ class Axis:
 
     def all_gather(self, mine: Tensor) -> list[Tensor]:
         """Every rank's tensor; all have one shape."""
-        self.take_turn()
         got = [torch.empty_like(mine) for _ in range(self.size)]
         if self.group is None:
             self.note(self.name, "all_gather", mine.nbytes, self.size)
@@ -119,7 +61,6 @@ class Axis:
 
     def scatter_sum(self, every: Tensor) -> Tensor:
         """This rank's part of the sum over ranks of a vector, which has a part for each rank."""
-        self.take_turn()
         mine = every.new_empty(len(every) // self.size)
         if self.group is None:
             self.note(self.name, "reduce_scatter", every.nbytes, self.size)
@@ -129,7 +70,6 @@ class Axis:
 
     def sum(self, mine: Tensor) -> Tensor:
         """The sum over ranks, in a new tensor."""
-        self.take_turn()
         total = mine.clone(memory_format=torch.contiguous_format)
         if self.group is None:
             self.note(self.name, "all_reduce", mine.nbytes, self.size)

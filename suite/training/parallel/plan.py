@@ -237,10 +237,6 @@ class ParallelPlan(_Part, frozen=True, kw_only=True):
         bool | None,
         Meta(description="free gathered parameters after the forward pass; default: those of fully_shard's modules"),
     ] = None
-    beside: Annotated[
-        tuple[Literal["halos"], ...],
-        Meta(description="exchanges that computing does not wait for: positions for convolutions"),
-    ] = ()
     boundaries: dict[str, Boundary] = {}
     loss: Annotated[
         Literal["whole", "part"], Meta(description="part: a rank's loss is the mean over its positions")
@@ -302,8 +298,6 @@ def read_plan(path: Path) -> tuple[ParallelPlan, str]:
         raise InputError(f"{source.where('split')}: a dimension is named twice")
     if plan.split and not plan.inputs:
         raise InputError(f"{source.where('split')}: split needs a description of the inputs: add inputs")
-    if "halos" in plan.beside and not plan.split:
-        raise InputError(f"{source.where('beside')}: halos need a split dimension: remove halos, or add split")
     if (plan.fully_shard or plan.reshard_after_forward is not None) and "shard" not in plan.parameters.values():
         name = "fully_shard" if plan.fully_shard else "reshard_after_forward"
         raise InputError(f"{source.where(name)}: {name} needs a parameter placed shard: add it, or remove {name}")

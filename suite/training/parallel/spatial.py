@@ -22,7 +22,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from suite.errors import InputError
 from suite.training.parallel.batch_norm import GroupBatchNorm2d
 from suite.training.parallel.exchange import Axis, add_up, gather
-from suite.training.parallel.halo import LEAST_INNER, Beside, Border, Keep, Pad, Steps, Take, convolve, extend
+from suite.training.parallel.halo import Keep, Pad, Steps, Take, extend
 from suite.training.parallel.mesh import Fetch, Interval, part_of
 from suite.training.parallel.plan import SAMPLE, Boundary
 from suite.training.parallel.windows import LINEAR, NEAREST, NEAREST_EXACT, Transposed, Upsampled, Window
@@ -72,7 +72,6 @@ class Split:
     lines: tuple[Axis | None, ...]
     group: Axis
     names: tuple[str, ...]
-    beside: bool = False  # convolutions compute while they wait for other ranks
 
 
 def trace(
@@ -197,20 +196,7 @@ def _split_layer(path: str, module: nn.Module, calls: Sequence[Call], split: Spl
         pads = [_pads(module, d, dimensions)[0] if d in whole and symmetric else 0 for d in range(dimensions)]
         one = isinstance(module, (nn.MaxPool1d, nn.AvgPool1d))
         setattr(module, "padding", pads[0] if one else tuple(pads))  # noqa: B010  torch types it by kind
-        if split.beside and isinstance(module, _ConvNd):
-            setattr(module, "_conv_forward", _beside(hook, module, module._conv_forward))  # noqa: B010
-            return
     module.register_forward_pre_hook(hook)
-
-
-def _beside(hook: _Halo, layer: _ConvNd, waiting: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """What a convolution does with input and parameters: beside its exchange where that can be, else after it."""
-
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        out = hook.convolve(layer, x, weight, bias)
-        return waiting(*hook(layer, (x,)), weight, bias) if out is None else out
-
-    return forward
 
 
 def _each(value: object, dimensions: int) -> tuple[int, ...]:
@@ -266,7 +252,6 @@ class _Halo:
         self._path, self._split, self._windows, self._fill = path, split, windows, fill
         self._calls = _by_part(path, calls, split)
         self._last: Call | None = None
-        self._beside: dict[Call, Beside | None] = {}
         self.padded: tuple[int, ...] = ()  # dimensions that are not split, but whose padding is not symmetric
 
     def _needed(self, call: Call, d: int, part: int) -> Interval:
@@ -275,17 +260,6 @@ class _Halo:
     def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         call = self._last = _find(self._path, self._calls, inputs[0])
         return (extend(inputs[0], self._steps(call)), *inputs[1:])
-
-    def convolve(self, layer: _ConvNd, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-        """A convolution computed during its exchange.
-
-        None if it has none, or if this rank has too few inner outputs.
-        """
-        call = _find(self._path, self._calls, x)
-        if call not in self._beside:
-            self._beside[call] = self._beside_of(call, layer)
-        how = self._beside[call]
-        return None if how is None else convolve(layer, x, weight, bias, how)
 
     def _steps(self, call: Call) -> Steps:
         """What this rank's input of a call needs, dimension by dimension."""
@@ -309,44 +283,6 @@ class _Halo:
         if any(map(any, pads)):
             steps.append(Pad(tuple(each for pair in reversed(pads) for each in pair), self._fill))
         return tuple(steps)
-
-    def _beside_of(self, call: Call, layer: _ConvNd) -> Beside | None:
-        """How a convolution computes beside its exchange, if it can and if enough of its outputs need no other rank."""
-        split, steps, windows = self._split, self._steps(call), self._windows
-        takes = [step for step in steps if isinstance(step, Take)]
-        if not takes or self.padded:
-            return None
-        held = [part_of(n, p, i) for n, p, i in zip(call.before, split.parts, split.place, strict=True)]
-        out = [part_of(n, p, i) for n, p, i in zip(call.after, split.parts, split.place, strict=True)]
-        inner, padding, borders = list(out), [int(each) for each in layer.padding], []
-        for d, window in enumerate(windows):
-            if split.lines[d] is None or not isinstance(window, Window):
-                continue
-            found = window.inner(out[d], held[d], call.before[d])
-            if found is None:
-                return None
-            for slab in ((out[d][0], found[0]), (found[1], out[d][1])):
-                if slab[0] < slab[1]:
-                    borders.append(self._border(call, [*inner[:d], slab, *out[d + 1 :]], out))
-            inner[d], padding[d] = found, window.left
-        extents = tuple(high - low for low, high in out)
-        if prod(high - low for low, high in inner) < LEAST_INNER * prod(extents):
-            return None
-        return Beside(steps, takes[0].axis, tuple(padding), extents, tuple(borders))
-
-    def _border(self, call: Call, slab: Sequence[Interval], out: Sequence[Interval]) -> Border:
-        """Where the outputs of a slab lie, and what they need, from the beginning of this rank's."""
-        inputs = []
-        for d, (low, high) in enumerate(slab):
-            if self._split.lines[d] is None:
-                inputs.append((0, call.before[d]))
-                continue
-            begin = self._windows[d].needs(out[d])[0]
-            first, last = self._windows[d].needs((low, high))
-            inputs.append((first - begin, last - begin))
-        return Border(
-            tuple(inputs), tuple((low - own[0], high - own[0]) for (low, high), own in zip(slab, out, strict=True))
-        )
 
     def crop(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         """Keep this rank's outputs of a transposed convolution."""

@@ -27,20 +27,6 @@ class Window:
         first = out[0] * self.stride - self.left
         return first, (out[1] - 1) * self.stride - self.left + self.dilation * (self.kernel - 1) + 1
 
-    def inner(self, out: Interval, held: Interval, n: int) -> Interval | None:
-        """The outputs of a range that are right if computed from the held positions of ``n`` alone, padded as the whole
-        is.
-
-        None if there is none, or if what is computed so does not begin with the range or cover it.
-        """
-        reach = self.dilation * (self.kernel - 1)
-        count = (held[1] - held[0] + 2 * self.left - reach - 1) // self.stride + 1
-        if held[0] != out[0] * self.stride or count < out[1] - out[0]:
-            return None
-        low = out[0] if held[0] == 0 else max(out[0], -(-(held[0] + self.left) // self.stride))
-        high = out[1] if held[1] == n else min(out[1], (held[1] + self.left - reach - 1) // self.stride + 1)
-        return (low, high) if low < high else None
-
 
 @dataclass(frozen=True)
 class Transposed:

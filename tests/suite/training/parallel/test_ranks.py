@@ -87,27 +87,6 @@ def test_every_split_trains_as_one(workload: str, ranks: int, meshes: list[str],
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("workload", "shipped", "meshes", "beside"),
-    [
-        ("cosmoflow", "spatial", ["spatial=4x1x1", "spatial=2x1x2", "data=2,spatial=1x2x1"], "halos"),
-        ("deepcam", "spatial", ["spatial=2x2"], "halos"),
-        ("cosmoflow", "sharded", ["shard=2,spatial=2x1x1"], "halos"),
-    ],
-)
-def test_exchanges_beside_computing_train_as_one(
-    workload: str, shipped: str, meshes: list[str], beside: str, tmp_path: Path
-) -> None:
-    text = (ROOT / "workloads" / workload / "plans" / f"{shipped}.yaml").read_text()
-    (tmp_path / "beside.yaml").write_text(f"{text}beside: [{beside}]\n")
-    own = (*COSMOFLOW, "hyperparameters.input_size=12") if workload == "cosmoflow" else DEEPCAM
-    if "spatial=4x1x1" in meshes:
-        own = (*COSMOFLOW, "hyperparameters.input_size=16")
-    steps = 20 if workload == "cosmoflow" else 5  # DeepCAM makes 180 exchanges a step
-    check(rows(workload, 4, meshes, steps, own, "--plan", str(tmp_path / "beside.yaml")), meshes)
-
-
-@pytest.mark.long
 def test_shards_sum_gradients_in_the_type_of_the_compression(tmp_path: Path) -> None:
     plan = (ROOT / "workloads" / "moe_lm" / "plans" / "sharded.yaml").read_text() + "compress: {kind: bf16}\n"
     (tmp_path / "half.yaml").write_text(plan)

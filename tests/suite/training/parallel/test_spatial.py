@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -14,12 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from suite.errors import InputError
-from suite.training.parallel import spatial
 from suite.training.parallel.batch_norm import GroupBatchNorm2d
 from suite.training.parallel.mesh import Mesh, part_of
 from suite.training.parallel.plan import Boundary
 from suite.training.parallel.spatial import Split, check_extents, split_model, trace
-from suite.training.parallel.windows import Upsampled, Window
+from suite.training.parallel.windows import Upsampled
 from tests.fixtures.thread_ranks import on_ranks
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
@@ -38,8 +36,6 @@ def compare(
     shape: tuple[int, ...],
     parts: tuple[int, ...],
     boundaries: dict[str, Boundary] | None = None,
-    *,
-    beside: bool = False,
 ) -> list[list[tuple[str, str, int]]]:
     """Compare the whole with the parts; returns what each rank exchanged."""
     torch.manual_seed(0)
@@ -58,7 +54,7 @@ def compare(
 
     def run(mesh: Mesh, split: Split, log: list[tuple[str, str, int]]) -> tuple[Tensor, Tensor, nn.Module, object]:
         mine = copy.deepcopy(model)
-        split_model(mine, found, replace(split, beside=beside), boundaries)
+        split_model(mine, found, split, boundaries)
         part = cut(x, mesh).clone().requires_grad_()
         out = mine(part)
         theirs = weight / mesh.parts if joined else cut(weight, mesh)  # ranks that go on alike share the loss
@@ -82,6 +78,9 @@ def conv(k: int, s: int, d: int, p: int) -> Callable[[], nn.Module]:
 
 
 WINDOWS = [
+    (3, 2, 1, 0),
+    (4, 2, 1, 1),
+    (6, 3, 1, 2),
     (1, 1, 1, 0),
     (2, 1, 1, 0),
     (2, 2, 1, 0),
@@ -102,38 +101,6 @@ def test_convolutions_of_any_window_are_those_of_the_whole(
     compare(conv(*window), (2, 2, *extent), parts)
 
 
-@pytest.mark.parametrize("window", [*WINDOWS, (3, 2, 1, 0), (4, 2, 1, 1), (6, 3, 1, 2), (3, 1, 5, 5)])
-@pytest.mark.parametrize(
-    ("extent", "parts"), [((13, 9), (2, 1)), ((16, 24), (2, 2)), ((17, 24), (1, 3)), ((24, 7), (4, 1))]
-)
-def test_convolutions_beside_their_exchange_are_those_of_the_whole(
-    window: tuple[int, int, int, int], extent: tuple[int, int], parts: tuple[int, int]
-) -> None:
-    logs = [compare(conv(*window), (2, 2, *extent), parts, beside=beside) for beside in (False, True)]
-    assert logs[0] == logs[1]
-
-
-def test_an_inner_range_is_what_held_positions_and_the_samples_border_give() -> None:
-    """Against the definition: an output is inner if its window needs no position that another rank holds."""
-    found = 0
-    for k, s, d, left, n, parts in product((1, 2, 3, 4), (1, 2, 3), (1, 2), (0, 1, 2), (8, 11, 12), (2, 3)):
-        window, reach = Window(k, s, d, left), d * (k - 1)
-        after = (n + 2 * left - reach - 1) // s + 1
-        if after < parts:
-            continue
-        for part in range(parts):
-            held, out = part_of(n, parts, part), part_of(after, parts, part)
-            inner = window.inner(out, held, n)
-            if inner is None:
-                continue
-            for o in range(*out):
-                needed = [i for i in range(o * s - left, o * s - left + reach + 1, d) if 0 <= i < n]
-                is_inner = all(held[0] <= i < held[1] for i in needed)
-                assert not inner[0] <= o < inner[1] or is_inner, (k, s, d, left, n, parts, part, o)
-                found += is_inner and inner[0] <= o < inner[1]
-    assert found > 1000
-
-
 class Mixed(nn.Module):
     """Odd and even strides, groups, pooling, a bias that is missing, and a layer whose kernel is larger than a part."""
 
@@ -149,49 +116,6 @@ class Mixed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(x)  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("parts", [(2, 1, 1), (1, 2, 2), (2, 2, 2)])
-def test_a_model_computed_beside_its_exchanges_sends_the_same(parts: tuple[int, ...]) -> None:
-    for extents in ((16, 16, 24), (13, 16, 18)):
-        logs = [compare(Mixed, (2, 2, *extents), parts, beside=beside) for beside in (False, True)]
-        assert logs[0] == logs[1]
-        assert logs[0][0]
-
-
-@pytest.mark.parametrize("autocast", [False, True])
-def test_computing_beside_keeps_layout_and_type(autocast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Channels last stay so, and under autocast results and gradients have the types they have without it."""
-    beside: list[torch.Size] = []
-    convolve = spatial.convolve
-    monkeypatch.setattr(
-        spatial, "convolve", lambda layer, x, *rest: beside.append(x.shape) or convolve(layer, x, *rest)
-    )
-    model = nn.Conv2d(4, 8, 3, padding=1).to(memory_format=torch.channels_last)
-    x = torch.randn(2, 4, 16, 12).to(memory_format=torch.channels_last)
-    found = trace(copy.deepcopy(model).to("meta"), lambda each: each(x.to("meta")), {}, ("h", "w"))
-
-    def run(mesh: Mesh, split: Split, log: list[tuple[str, str, int]]) -> list[tuple[Tensor, Tensor, Tensor]]:
-        results = []
-        for way in (False, True):
-            mine = copy.deepcopy(model)
-            split_model(mine, found, replace(split, beside=way), {})
-            part = cut(x, mesh).clone(memory_format=torch.channels_last).requires_grad_()
-            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-                out = mine(part)
-            out.square().sum().backward()
-            assert out.is_contiguous(memory_format=torch.channels_last)
-            assert out.dtype == (torch.bfloat16 if autocast else torch.float32)
-            assert part.grad is not None
-            assert mine.weight.grad is not None
-            results.append((out.float(), part.grad, mine.weight.grad))
-        return results
-
-    for before, after in on_ranks((2, 1), ("h", "w"), run):
-        for one, other in zip(before, after, strict=True):
-            assert one.dtype == other.dtype
-            torch.testing.assert_close(one, other, rtol=2e-2 if autocast else 1e-5, atol=2e-2 if autocast else 1e-5)
-    assert len(beside) == 2
 
 
 @pytest.mark.parametrize("rate", [1, 4, 6])

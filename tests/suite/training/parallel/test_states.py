@@ -165,8 +165,6 @@ def test_the_average_is_evaluated_and_training_goes_on_as_without_evaluations() 
     [
         (('"*": shard', '"*": replicate'), "fully_shard needs a parameter placed shard"),
         (("fully_shard: [a]", "reshard_after_forward: 3"), "reshard_after_forward"),
-        (("fully_shard: [a]", "beside: [halos]"), "halos need a split dimension"),
-        (("fully_shard: [a]", "beside: [all]"), "beside"),
         (("fully_shard: [a]", "gather: step"), "gather"),
     ],
 )
