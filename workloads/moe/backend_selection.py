@@ -1,17 +1,18 @@
 """Selects the back end of the experts by a short measurement before a run, where the configuration says ``auto``.
 
-All back ends of `workloads.moe.experts.BACKENDS` take part, registered ones too. Rows are measured with an uneven load,
-as a router's is. A back end that pads is selected only up to a load imbalance: up to it, it wins by the measured
-seconds.
+All back ends of `workloads.moe.experts.BACKENDS` take part, registered ones too. Each runs what a layer would run with
+it, from tokens to weighted sums and back: the fused kernels gather the tokens, other back ends need copies. Only rows
+that come from other ranks are sorted already. The load is uneven, as a router's is. A back end that pads is selected
+only up to a load imbalance: up to it, it wins by the measured seconds.
 
-N rows on this rank, E experts and H hidden width that it computes with, D model width.
+N rows on this rank, T tokens, K choices, E experts and H hidden width that it computes with, D model width.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,16 @@ from suite.machine.choice.chooser import Question, choose_fastest, compute_neare
 from suite.machine.choice.timing import measure_candidates
 from suite.workload import ChooserProtocol
 from workloads.moe.config import Activation, MoEConfig, count_ranks_per_expert
-from workloads.moe.experts import BACKENDS, SelectedBackend, Weights, choose_unmeasured_backend, run_experts
+from workloads.moe.dispatch import Capacity, Dropless
+from workloads.moe.experts import (
+    BACKENDS,
+    SelectedBackend,
+    Weights,
+    choose_unmeasured_backend,
+    run_experts,
+    run_experts_on_tokens,
+)
+from workloads.moe.router import Routing
 
 MOST_FLOPS = 4e9  # of a measured pass on a processor: a larger problem is measured on fewer of its experts and rows
 # a problem is not cut below these: so far the order of the back ends was measured to be that of the whole problem
@@ -35,7 +45,10 @@ DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float
 
 @dataclass(frozen=True)
 class ExpertShape:
-    """What a rank's experts compute in one pass. ``even``: all experts have equally many rows (a capacity)."""
+    """What a rank's experts compute in one pass. ``even``: all experts have equally many rows (a capacity).
+
+    ``top_k``: the choices of a token. None: rows come from other ranks, sorted, and go back as they are.
+    """
 
     rows: int
     experts: int
@@ -45,17 +58,20 @@ class ExpertShape:
     bias: bool
     even: bool
     dtype: torch.dtype
+    top_k: int | None = None
 
     @staticmethod
     def of(config: MoEConfig, width: int, rows: float, dtype: torch.dtype, ranks: int = 1) -> ExpertShape:
         """Return the shape of a layer: ``rows`` are sent per rank, empty ones included; ``ranks`` share the experts."""
         experts, hidden = config.experts, config.hidden
+        top_k: int | None = config.top_k
         if ranks > 1 and config.parallel_r:
             hidden //= config.parallel_r if count_ranks_per_expert(experts, ranks) > 1 else 1
             experts = max(1, experts // ranks)
             rows *= config.parallel_r / config.overlap_degree
-        even = config.dispatch != "dropless"
-        return ExpertShape(max(1, round(rows)), experts, width, hidden, config.activation, config.bias, even, dtype)
+            top_k = None
+        form = config.activation, config.bias, config.dispatch != "dropless", dtype, top_k
+        return ExpertShape(max(1, round(rows)), experts, width, hidden, *form)
 
     @property
     def matrices(self) -> int:
@@ -68,19 +84,22 @@ class ExpertShape:
         return 6.0 * self.matrices * self.rows * self.width * self.hidden
 
     def logged(self) -> dict[str, Any]:
-        """Return the class of the shape: rows of one power of two are measured once."""
-        return {**vars(self), "rows": compute_nearest_power_of_two(self.rows), "dtype": DTYPE_NAMES[self.dtype]}
+        """Return what the choice depends on, as JSON types."""
+        return {**vars(self), "dtype": DTYPE_NAMES[self.dtype]}
 
     def name(self) -> str:
-        """Return the name in logs and pins: experts x hidden x width, and the class of the rows."""
+        """Return the name in logs and pins: experts x hidden x width, and the class of the rows.
+
+        In a run, rows of one power of two are measured once.
+        """
         return f"experts-{self.experts}x{self.hidden}x{self.width}-rows-{compute_nearest_power_of_two(self.rows)}"
 
     def measured(self, device: torch.device) -> ExpertShape:
-        """Return the shape that is measured: that of the class.
+        """Return the shape that is measured. On a processor it is smaller if a pass would take long.
 
-        On a processor it is smaller if a pass would take long.
+        With ``top_k`` its rows are of whole tokens.
         """
-        rows, experts = compute_nearest_power_of_two(self.rows), self.experts
+        rows, experts = self.rows, self.experts
         while device.type == "cpu" and rows * self.flops / self.rows > MOST_FLOPS:
             if experts > FEWEST_EXPERTS:
                 experts, rows = -(-experts // 2), rows // 2
@@ -88,13 +107,14 @@ class ExpertShape:
                 rows //= 2
             else:
                 break
-        return ExpertShape(**{**vars(self), "rows": max(rows, 1), "experts": experts})
+        unit = self.top_k or 1
+        return replace(self, rows=max(rows // unit, 1) * unit, experts=experts)
 
 
 def choose_backend(chooser: ChooserProtocol, shape: ExpertShape) -> SelectedBackend:
     """Choose the back end for a shape. Every rank calls, with equal shapes."""
     device = chooser.device
-    rows_ND, weights = _inputs(ExpertShape(**{**vars(shape), "rows": 1, "experts": 1}), device)
+    rows_ND, weights = _inputs(replace(shape, rows=1, experts=1), device)
     reads = device.type == "cpu"
     able = [name for name, backend in BACKENDS.items() if backend.problem(rows_ND, weights) is None]
     measured = shape.measured(device)
@@ -123,7 +143,8 @@ def select_backend(seconds: Mapping[str, float], *, even: bool, padding: float, 
     """Select the back end from the seconds of a pass. ``even``: any, because all experts have equally many rows.
 
     Otherwise select the fastest back end without padding. Add the load imbalance up to which a padding one is faster.
-    The seconds of a back end that pads are of a load with ``padding`` times the rows. They grow with the padded rows.
+    The seconds of a back end that pads are of a load with ``padding`` times the rows. They grow at most as the padded
+    rows do.
     ``NAME, even`` are those of an even load, which needs no padding. Without ``reads`` the host would wait for the
     device to read a load. That does not pay for exactly even loads alone.
     """
@@ -139,7 +160,7 @@ def select_backend(seconds: Mapping[str, float], *, even: bool, padding: float, 
     other = choose_fastest(padded)
     won = plain[best] / MARGIN
     if padded[other] <= won:
-        # its seconds grow with the padded rows, so this is the load at which it no longer wins
+        # copies of tokens do not grow with the padded rows, so it still wins somewhat beyond this load
         up_to = math.floor(100 * padding * won / padded[other]) / 100
         return str(SelectedBackend(best, other, min(MOST_PADDING, up_to)))
     if not reads:
@@ -169,6 +190,15 @@ def make_even_rows(rows: int, experts: int) -> Tensor:
     return torch.full((experts,), rows // experts) + (torch.arange(experts) < rows % experts)
 
 
+def make_choices(rows_E: Tensor, top_k: int) -> Tensor:
+    """Return the experts (T, K) of tokens that make this load. The tokens of an expert lie in any order.
+
+    No token chooses an expert twice, unless the expert has more than T rows.
+    """
+    experts_TK = torch.arange(len(rows_E)).repeat_interleave(rows_E).view(top_k, -1).t()
+    return experts_TK[torch.randperm(len(experts_TK), generator=torch.Generator().manual_seed(0))]
+
+
 def _inputs(shape: ExpertShape, device: torch.device, dtype: torch.dtype | None = None) -> tuple[Tensor, Weights]:
     """Make random rows and weights without using or changing torch's global random state.
 
@@ -194,29 +224,49 @@ def _inputs(shape: ExpertShape, device: torch.device, dtype: torch.dtype | None 
 
 
 def _build_candidates(shape: ExpertShape, device: torch.device, names: list[str]) -> dict[str, Callable[[], object]]:
-    """Build a training pass for each back end: cast weights to the rows' type, forward, backward."""
-    rows_ND, weights = _inputs(shape, device)
-    d_out_ND = torch.ones_like(rows_ND)
-    wanted = [weight for weight in vars(weights).values() if weight is not None]
-    loads = {
-        even: (make_even_rows if even else make_uneven_rows)(shape.rows, shape.experts).to(device)
-        for even in (True, False)
-    }
+    """Build a training pass for each back end: cast weights to the rows' type, forward, backward.
 
-    def run(name: str, even: bool) -> object:
-        leaf, rows_E = rows_ND.detach().requires_grad_(), loads[even]
-        cast = weights.map(lambda weight: weight.to(leaf.dtype))
-        with torch.enable_grad():
-            out = run_experts(leaf, rows_E, cast, shape.activation, name)  # type: ignore[arg-type]
-            out.backward(d_out_ND)  # type: ignore[no-untyped-call]
-        # otherwise the next pass would add to these gradients, which costs time
-        for weight in wanted:
-            weight.grad = None
-        return leaf.grad
+    With ``top_k`` it is a pass of tokens, which copies them to rows and back unless the back end gathers them.
+    """
+    generator, top_k = torch.Generator().manual_seed(1), shape.top_k
+    rows = shape.rows if top_k is None else shape.rows // top_k
+    x_XD, weights = _inputs(replace(shape, rows=rows), device)
+    # random: a GPU multiplies constant numbers faster
+    d_out_XD = (torch.rand(x_XD.shape, generator=generator) - 0.5).to(x_XD)
+    weights_TK = torch.rand(rows, top_k or 0, generator=generator).to(weights.up_EHD).requires_grad_()
+    wanted = [weights_TK, *(weight for weight in vars(weights).values() if weight is not None)]
+    permute = Capacity() if shape.even else Dropless()
 
-    ways: dict[str, Callable[[], object]] = {name: partial(run, name, shape.even) for name in names}
+    def prepare(load_E: Tensor) -> Callable[[str], object]:
+        """Return the pass of a back end with this load."""
+        rows_E, plan = load_E.to(device), None
+        if top_k is not None:
+            # a layer sorts the choices in every pass, but alike for all back ends
+            chosen_TK = make_choices(load_E, top_k).to(device)
+            plan = permute.plan(Routing(chosen_TK, weights_TK, weights_TK.new_zeros(())), shape.experts)
+
+        def run(name: str) -> object:
+            leaf = x_XD.detach().requires_grad_()
+            with torch.enable_grad():
+                if plan is None:
+                    cast = weights.map(lambda weight: weight.to(leaf.dtype))
+                    out = run_experts(leaf, rows_E, cast, shape.activation, name)  # type: ignore[arg-type]
+                else:
+                    form = permute, plan, weights, shape.activation, name
+                    out = run_experts_on_tokens(leaf, weights_TK, *form)  # type: ignore[arg-type]
+                out.backward(d_out_XD)  # type: ignore[no-untyped-call]
+            # otherwise the next pass would add to these gradients, which costs time
+            for weight in wanted:
+                weight.grad = None
+            return leaf.grad
+
+        return run
+
+    run = prepare((make_even_rows if shape.even else make_uneven_rows)(shape.rows, shape.experts))
+    ways: dict[str, Callable[[], object]] = {name: partial(run, name) for name in names}
     if not shape.even and device.type == "cpu":
-        ways |= {f"{name}{EVEN_SUFFIX}": partial(run, name, True) for name in names if BACKENDS[name].pads}
+        even = prepare(make_even_rows(shape.rows, shape.experts))
+        ways |= {f"{name}{EVEN_SUFFIX}": partial(even, name) for name in names if BACKENDS[name].pads}
     return ways
 
 

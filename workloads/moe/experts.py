@@ -19,10 +19,12 @@ from torch import Tensor, nn
 from suite.errors import InputError
 from suite.machine.choice.products import compute_onednn_product, has_onednn
 from suite.training.parallel.skeleton import has_values
+from workloads.moe import phases
 from workloads.moe.activations import ACTIVATION_GRADIENTS, compute_activation
 from workloads.moe.config import Activation, Backend
-from workloads.moe.dispatch import list_counts_on_host
+from workloads.moe.dispatch import DispatchPlan, Permutation, list_counts_on_host
 from workloads.moe.kernels.fused import Source, find_problem, run_fused
+from workloads.moe.phases import Marker, NoMarker
 
 GROUPED_ALIGNMENT_BYTES = 16  # F.grouped_mm refuses other strides
 ONEDNN_ROWS = 8  # oneDNN compiles a kernel per shape, 0.4 ms each, so the number of rows is a multiple of this
@@ -30,6 +32,7 @@ GROUPED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # padded rows over rows up to which a GPU multiplies all experts at once: 2.2 times as fast as 16 experts in turn
 PADDED_UP_TO = 1.5
 READ_ON_HOST = ("loop", "onednn", "bmm")
+NO_MARKER = NoMarker()
 
 Product = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -139,21 +142,54 @@ def run_experts(
     ends in `READ_ON_HOST`. ``auto`` follows a rule and measures nothing. The rule also replaces a measured back end
     that cannot multiply these rows. InputError if a back end that the user named cannot.
     """
-    if backend == "auto":
-        backend = choose_unmeasured_backend(rows_ND, weights)
-    if isinstance(backend, SelectedBackend):
-        if backend.padded is not None and host_E is None and rows_E.is_cuda:
-            host_E = rows_E.cpu()  # once, for the choice and for what is chosen
-        name = backend.for_load(rows_E if host_E is None else host_E, len(rows_ND))
-        if BACKENDS[name].problem(rows_ND, weights) is not None:
-            return run_experts(
-                rows_ND, rows_E, weights, activation, choose_unmeasured_backend(rows_ND, weights), host_E
-            )
-    else:
-        name = backend
+    name, host_E = _select_for_load(backend, rows_ND, weights, rows_E, len(rows_ND), host_E)
     if name in READ_ON_HOST and host_E is not None:
         rows_E = host_E
     return BACKENDS[name].run(rows_ND, rows_E, weights, activation)
+
+
+def run_experts_on_tokens(
+    x_TD: Tensor,
+    weights_TK: Tensor,
+    permute: Permutation,
+    plan: DispatchPlan,
+    weights: Weights,
+    activation: Activation,
+    backend: Backend | SelectedBackend,
+    marker: Marker = NO_MARKER,
+) -> Tensor:
+    """Compute the weighted sum of each token's experts: (T, D) to (T, D). This rank has all experts.
+
+    The kernels in Triton also gather the tokens and add up the rows, unless rows are empty. For other back ends tokens
+    are copied to rows and back. Weights are cast to the tokens' type. Else as `run_experts`.
+    """
+    name, host_E = _select_for_load(backend, x_TD, weights, plan.rows_E, plan.rows, plan.host_E)
+    if name == "triton" and plan.capacity is None:
+        # a view of its own: hooks on one tensor run in their order, and this one must see its gradient first
+        x_TD = marker.boundary(x_TD.view_as(x_TD), phases.PERMUTE, phases.EXPERTS)
+        source = Source(plan.rows_E, plan.tokens_N, plan.choices_N)
+        y_TD = run_fused_experts(x_TD, weights_TK, source, weights.map(lambda each: each.to(x_TD.dtype)), activation)
+        return marker.boundary(y_TD, phases.EXPERTS, phases.UNPERMUTE)
+    rows_ND = marker.boundary(permute.encode(x_TD, plan), phases.PERMUTE, phases.EXPERTS)
+    weights = weights.map(lambda weight: weight.to(x_TD.dtype))
+    rows_ND = run_experts(rows_ND, plan.rows_E, weights, activation, name, host_E)  # type: ignore[arg-type]
+    return permute.decode(marker.boundary(rows_ND, phases.EXPERTS, phases.UNPERMUTE), plan, weights_TK)
+
+
+def _select_for_load(
+    backend: Backend | SelectedBackend, x: Tensor, weights: Weights, rows_E: Tensor, rows: int, host_E: Tensor | None
+) -> tuple[str, Tensor | None]:
+    """Name the back end for rows of the type of ``x``. Return ``host_E`` too, which may have been read for it."""
+    if backend == "auto":
+        backend = choose_unmeasured_backend(x, weights)
+    if not isinstance(backend, SelectedBackend):
+        return backend, host_E
+    if backend.padded is not None and host_E is None and rows_E.is_cuda:
+        host_E = rows_E.cpu()  # once, for the choice and for what is chosen
+    name = backend.for_load(rows_E if host_E is None else host_E, rows)
+    if BACKENDS[name].problem(x, weights) is not None:
+        return _select_for_load(choose_unmeasured_backend(x, weights), x, weights, rows_E, rows, host_E)
+    return name, host_E
 
 
 def choose_unmeasured_backend(rows_ND: Tensor, weights: Weights) -> SelectedBackend:

@@ -23,8 +23,7 @@ from workloads.moe import phases
 from workloads.moe.all_to_all import Copies, MultiHopTransfer, Route, SumOverReplicas, gather_slices, join_ranges
 from workloads.moe.config import Algorithm, Backend, MoEConfig, count_ranks_per_expert, list_valid_r
 from workloads.moe.dispatch import DispatchPlan, Permutation, list_counts_on_host, make_permutation
-from workloads.moe.experts import Experts, SelectedBackend, Weights, run_experts, run_fused_experts
-from workloads.moe.kernels.fused import Source
+from workloads.moe.experts import Experts, SelectedBackend, Weights, run_experts, run_experts_on_tokens
 from workloads.moe.mesh import ExpertMesh, Group
 from workloads.moe.phases import ExpertLoad, Marker, NoMarker
 from workloads.moe.router import Router, Routing
@@ -186,14 +185,6 @@ class MoELayer(nn.Module):
         weights = weights.map(lambda weight: weight.to(rows_ND.dtype))
         return run_experts(rows_ND, rows_E, weights, self.config.activation, self.backend, host_E)
 
-    def fuses(self, plan: DispatchPlan) -> bool:
-        """Return whether the kernels also gather the tokens and add up the rows.
-
-        They can if no row is empty and all experts are on this rank.
-        """
-        backend = self.backend.name if isinstance(self.backend, SelectedBackend) else self.backend
-        return backend == "triton" and plan.capacity is None
-
     def weights(self) -> Weights:
         """Return the weights on this rank: its share in training, all weights in evaluation.
 
@@ -302,15 +293,9 @@ def dispatch(layer: MoELayer, x_TD: Tensor, routing: Routing) -> Dispatched:
 
 def dispatch_locally(layer: MoELayer, x_TD: Tensor, routing: Routing) -> Dispatched:
     """Compute all experts on this rank, which has all weights: without a mesh, or in evaluation."""
-    marker, permute = layer.marker, layer.permutation()
+    permute = layer.permutation()
     plan = permute.plan(routing, layer.config.experts)
-    if layer.fuses(plan):
-        x_TD = marker.boundary(x_TD, phases.PERMUTE, phases.EXPERTS)
-        return _dispatch_fused(layer, x_TD, plan, routing, layer.weights())
-    rows_ND = marker.boundary(permute.encode(x_TD, plan), phases.PERMUTE, phases.EXPERTS)
-    rows_ND = layer.run_experts(rows_ND, plan.rows_E, layer.weights(), plan.host_E)
-    rows_ND = marker.boundary(rows_ND, phases.EXPERTS, phases.UNPERMUTE)
-    return _combine(permute, rows_ND, plan, routing)
+    return _compute_here(layer, x_TD, permute, plan, routing, layer.weights())
 
 
 def _dispatch_over_mesh(layer: MoELayer, mesh: ExpertMesh, x_TD: Tensor, routing: Routing) -> Dispatched:
@@ -320,39 +305,30 @@ def _dispatch_over_mesh(layer: MoELayer, mesh: ExpertMesh, x_TD: Tensor, routing
     """
     marker, permute = layer.marker, layer.permutation()
     plan = permute.plan(routing, layer.config.experts)
-    if layer.execution.r == 0 and layer.fuses(plan):
-        x_TD = marker.boundary(x_TD, phases.PERMUTE, phases.GATHER)
+    if layer.execution.r == 0:
+        # a view, since hooks on one tensor run in their order, and this one must see its gradient first
+        x_TD = marker.boundary(x_TD.view_as(x_TD), phases.PERMUTE, phases.GATHER)
         weights = layer.gathered_weights(mesh, x_TD.dtype)
         marker.mark(phases.GATHER)
-        x_TD = marker.boundary(x_TD, None, phases.EXPERTS)
-        return _dispatch_fused(layer, x_TD, plan, routing, weights)
+        return _compute_here(layer, marker.boundary(x_TD, None, phases.PERMUTE), permute, plan, routing, weights)
     rows_ND = marker.boundary(permute.encode(x_TD, plan), phases.PERMUTE, phases.GATHER)
     weights = layer.gathered_weights(mesh, rows_ND.dtype)
     marker.mark(phases.GATHER)
-    if layer.execution.r == 0:
-        rows_ND = marker.boundary(rows_ND, None, phases.EXPERTS)
-        rows_ND = layer.run_experts(rows_ND, plan.rows_E, weights, plan.host_E)
-        rows_ND = marker.boundary(rows_ND, phases.EXPERTS, phases.UNPERMUTE)
-    else:
-        rows_ND = marker.boundary(rows_ND, None, phases.DISPATCH)
-        rows_ND = _send_and_compute(layer, mesh, rows_ND, plan, weights)
-        rows_ND = marker.boundary(rows_ND, phases.COMBINE, phases.UNPERMUTE)
-    return _combine(permute, rows_ND, plan, routing)
+    rows_ND = marker.boundary(rows_ND, None, phases.DISPATCH)
+    rows_ND = _send_and_compute(layer, mesh, rows_ND, plan, weights)
+    rows_ND = marker.boundary(rows_ND, phases.COMBINE, phases.UNPERMUTE)
+    return _dispatched(permute.decode(rows_ND, plan, routing.weights_TK), plan)
 
 
-def _dispatch_fused(
-    layer: MoELayer, x_TD: Tensor, plan: DispatchPlan, routing: Routing, weights: Weights
+def _compute_here(
+    layer: MoELayer, x_TD: Tensor, permute: Permutation, plan: DispatchPlan, routing: Routing, weights: Weights
 ) -> Dispatched:
-    """Gather, compute, weigh and add in kernels; all of it counts as the experts' time."""
-    weights = weights.map(lambda weight: weight.to(x_TD.dtype))
-    source = Source(plan.rows_E, plan.tokens_N, plan.choices_N)
-    y_TD = run_fused_experts(x_TD, routing.weights_TK, source, weights, layer.config.activation)
-    y_TD = layer.marker.boundary(y_TD, phases.EXPERTS, phases.UNPERMUTE)
-    return Dispatched(y_TD, plan.assigned_E, plan.kept, plan.rows)
+    """Compute all experts on this rank; with the fused kernels all of it counts as the experts' time."""
+    form = layer.config.activation, layer.backend, layer.marker
+    return _dispatched(run_experts_on_tokens(x_TD, routing.weights_TK, permute, plan, weights, *form), plan)
 
 
-def _combine(permute: Permutation, rows_ND: Tensor, plan: DispatchPlan, routing: Routing) -> Dispatched:
-    y_TD = permute.decode(rows_ND, plan, routing.weights_TK)
+def _dispatched(y_TD: Tensor, plan: DispatchPlan) -> Dispatched:
     return Dispatched(y_TD, plan.assigned_E, plan.kept, plan.rows)
 
 

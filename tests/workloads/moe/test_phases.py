@@ -1,10 +1,16 @@
-"""The load of a window is the sum of its steps, however many these are and whenever it is read."""
+"""The load of a window is the sum of its steps, however many these are. Fused kernels count as the experts' time."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 
-from workloads.moe.phases import KEPT_STEPS, ExpertLoad
+from workloads.moe import experts, phases
+from workloads.moe.config import MoEConfig
+from workloads.moe.layer import MoELayer
+from workloads.moe.phases import KEPT_STEPS, ExpertLoad, LayerTimer
 
 
 def test_the_load_sums_its_steps_before_and_after_it_adds_them_up() -> None:
@@ -35,3 +41,38 @@ def test_a_step_without_tokens_needs_no_capacity() -> None:
     load = ExpertLoad(2)
     load.add(torch.zeros(2, dtype=torch.int64), torch.tensor(0), 0)
     assert load.read().report()["needed_capacity"] == 0.0
+
+
+class Counted:
+    """A clock that goes on when a fake kernel runs."""
+
+    now = 0.0
+
+    def stamp(self) -> float:
+        return self.now
+
+    def seconds(self, begin: float, end: float) -> float:
+        return end - begin
+
+
+def test_both_passes_of_the_fused_kernels_are_the_experts_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backward pass once counted as that of permute: the hook of its end ran before that of the experts."""
+    clock = Counted()
+
+    class Fused(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            clock.now += 1.0
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            clock.now += 10.0
+            return gradient
+
+    monkeypatch.setattr(experts, "run_fused_experts", lambda x, *_: Fused.apply(x))
+    layer = MoELayer(8, MoEConfig(experts=4, hidden=8, backend="triton"))
+    layer.marker = timer = LayerTimer(clock)
+    layer(torch.randn(5, 8, requires_grad=True)).y_TD.sum().backward()
+    seconds = {name: spent for name, spent in timer.flush().items() if spent}
+    assert seconds == {phases.EXPERTS: 1.0, f"{phases.EXPERTS}_backward": 10.0}

@@ -73,6 +73,12 @@ def test_layers_on_one_and_more_ranks_equal_the_dense_reference() -> None:
 
 
 @with_triton
+def test_the_race_of_back_ends_lets_the_kernels_gather_where_a_layer_does() -> None:
+    printed = run(HERE / "race_worker.py", timeout_s=290).splitlines()
+    assert printed == ["tokens: gathered True", "other ranks: gathered False", "capacity: gathered False"]
+
+
+@with_triton
 @pytest.mark.long
 def test_the_kernels_move_the_bytes_of_the_closed_form() -> None:
     assert run(HERE / "traffic_worker.py", timeout_s=290).count("as the closed form") == 3
