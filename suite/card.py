@@ -138,8 +138,22 @@ class SizeCard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return float(self.eval_every_steps * global_batch_size) if self.eval_every_steps else 1.0
 
 
+class Tunable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The values of a setting that `mlhpc tune` tries. ``when``: it counts only where other settings have these values.
+
+    ``predicted``: the predictions of `mlhpc plan` depend on it.
+    """
+
+    values: Annotated[tuple[bool | int | float | str | None, ...], Meta(min_length=1)]
+    when: dict[str, tuple[bool | int | float | str | None, ...]] = {}
+    predicted: bool = True
+
+
 class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All sizes of one workload."""
+    """All sizes of one workload.
+
+    ``tunable``: settings of its own, by dotted name, that may change how a step is computed and not what it computes.
+    """
 
     version: Literal[1]
     workload: str
@@ -147,6 +161,7 @@ class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     title: str
     domain: str
     reference: str
+    tunable: dict[str, Tunable] = {}
     sizes: dict[str, SizeCard]
 
     def size(self, name: str) -> SizeCard:

@@ -65,6 +65,21 @@ class Submission(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     platform: Annotated[str, Meta(min_length=1)] = "unknown"
 
 
+class Tuned(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The search that chose the settings (`mlhpc tune` writes it). ``ratio``: over the default's time, with interval."""
+
+    by: str
+    objective: str
+    ranks: int
+    threads: int
+    evaluations: int
+    search_s: float
+    ratio: float
+    low: float
+    high: float
+    pairs: int
+
+
 class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """The resolved configuration of a run. It does not depend on the number of ranks."""
 
@@ -96,6 +111,7 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, d
     plan: Annotated[Path | None, "parallel plan: a name of the workload's, or a YAML file (docs/plans.md)"] = None
     mesh: Annotated[str | None, "ranks by axis, for example data=2,spatial=2x1x1; [the plan's]"] = None
     submission: Submission = Submission()
+    tuned: Annotated[Tuned | None, "written by mlhpc tune: how these settings were found"] = None
     hyperparameters: (
         Any  # the workload's Hyperparameters; a dict for a person's own loop, whose keys are as it logs them
     )
@@ -281,7 +297,7 @@ def _find_config(descriptor: Descriptor, name: str) -> Path:
 
 def _override(data: dict[str, Any], text: str) -> tuple[str, ...]:
     """Set one ``key=value`` in ``data``. Returns the parts of its key."""
-    key, separator, value = text.partition("=")
+    key, separator, _ = text.partition("=")
     if not separator or not key:
         raise InputError(f"--set {text!r}: expected key=value, for example hyperparameters.dropout=0.1")
     parts = tuple(key.split("."))
@@ -293,11 +309,16 @@ def _override(data: dict[str, Any], text: str) -> tuple[str, ...]:
                 f"--set {text!r}: {part!r} is a single value and has no settings below it; expected a key such as "
                 "hyperparameters.dropout"
             )
+    target[parts[-1]] = parse_setting("--set", text)
+    return parts
+
+
+def parse_setting(option: str, text: str) -> Any:
+    """Parse the YAML value of ``NAME=VALUE``. InputError names the option."""
     try:
-        target[parts[-1]] = parse_yaml(value)
+        return parse_yaml(text.partition("=")[2])
     # PyYAML raises errors of Python for a value that does not fit its tag.
     except (yaml.YAMLError, RecursionError, ValueError, TypeError, LookupError, AttributeError):
         raise InputError(
-            f"--set {render_repr(text)}: the value is not valid YAML; put quotes around a text with special characters"
+            f"{option} {render_repr(text)}: the value is not valid YAML; put quotes around a text with special characters"
         ) from None
-    return parts

@@ -65,6 +65,8 @@ PACKAGES = {
     "mlflow": ("mlflow-skinny", "mlflow"),
     "triton": ("triton", "kernels"),
     "mlperf_logging": ("mlperf_logging", "official"),
+    "optuna": ("optuna", "tune"),
+    "sklearn": ("scikit-learn", "tune"),
 }
 
 

@@ -87,6 +87,16 @@ LAYERS: dict[str, set[str]] = {
         *("suite.performance", "suite.training.counts", "suite.performance.plans", "suite.statistics"),
         *("suite.launch", "suite.compliance"),  # whole runs are processes, and their logs are checked
     },
+    "suite.performance.tune": {
+        *("suite", "suite.log", "suite.data", "suite.training", "suite.training.parallel", "suite.statistics"),
+        *(
+            "suite.performance.plans",
+            "suite.performance.ab",
+            "suite.machine.choice",
+            "suite.launch",
+            "suite.compliance",
+        ),
+    },
     "suite.performance.ceilings": {"suite", "suite.machine.choice", "suite.machine.probes", "suite.performance"},
     "suite.performance.preflight": {"suite", "suite.machine", "suite.machine.probes", "suite.performance.ceilings"},
 }

@@ -32,6 +32,7 @@ Events of checkpoints come at any time between `run_start` and `run_stop`.
 # Of events whose value is not one number or name.
 VALUES = {
     "run_files": "`{name: sha256}` of `sources.json` and `environment.json`",
+    "tuned": "`by`, `objective`, `ranks`, `threads`, `evaluations`, `search_s`, `ratio` with `low` and `high`, `pairs`",
     "measured_choice": (
         "`name`, `chosen`; metadata `source` (kept, pinned, cache, measured, rule), `seconds` of each way, "
         "`problems`, `shape`"

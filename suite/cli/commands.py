@@ -94,6 +94,11 @@ SECTIONS: dict[str, tuple[Command, ...]] = {
             "suite.commands.machine.ab:ab",
             "Compare plans or settings by running them in turn: steps in one job, or whole runs",
         ),
+        Command(
+            "tune",
+            "suite.commands.machine.tune:tune",
+            "Find the fastest setting of a workload on this machine",
+        ),
     ),
     "Machine": (
         Command(

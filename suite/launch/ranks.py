@@ -23,13 +23,22 @@ if TYPE_CHECKING:
 GRACE_S = 1.0  # between SIGTERM and SIGKILL to ranks that are stopped: they have nothing to save
 
 
+def _print_error(text: str) -> None:
+    print_line(text, error=True)
+
+
 def start_ranks(
-    words: Sequence[str], ranks: int, *, limit_s: float | None = None, echo: Callable[[str], None] = print_line
+    words: Sequence[str],
+    ranks: int,
+    *,
+    limit_s: float | None = None,
+    echo: Callable[[str], None] = print_line,
+    complain: Callable[[str], None] = _print_error,
 ) -> int:
     """Run ``mlhpc WORDS`` on ``ranks`` ranks of this machine and return the exit code. ``echo`` gets their output.
 
-    After ``limit_s`` seconds the ranks are ended, with exit code 1. A signal ends them too, then raises
-    KeyboardInterrupt.
+    ``complain`` gets one line about an abnormal end. After ``limit_s`` seconds the ranks are ended, with exit code 1. A
+    signal ends them too, then raises KeyboardInterrupt.
     """
     # A signal to this process: `run_local` passes it on to the ranks, as it does a person's.
     late = threading.Timer(limit_s, os.kill, (os.getpid(), signal.SIGTERM)) if limit_s is not None else None
@@ -42,7 +51,7 @@ def start_ranks(
 
             def say(text: str) -> None:
                 if not signals:  # ranks that were ended from here ended by no fault of theirs
-                    print_line(f"mlhpc: {text.removesuffix(f': see {log}')}", error=True)  # the log is removed
+                    complain(f"mlhpc: {text.removesuffix(f': see {log}')}")  # the log is removed
 
             if late is not None:
                 late.start()

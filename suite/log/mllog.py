@@ -61,6 +61,7 @@ RULESET = "ruleset"  # the ruleset the run was made for
 BENCHMARK_SIZE = "benchmark_size"  # the card's size; sizes are never ranked together
 SUITE_VERSION = "suite_version"  # version of this suite
 RUN_CONFIG = "run_config"  # the whole resolved RunConfig as a mapping; of a person's own loop what was stated
+TUNED = "tuned"  # how mlhpc tune found the settings: objective, evaluations, seconds, time over the default's
 CONFIG_FILE = "config_file"  # name of the file of settings, in run folder and package; metadata: sha256
 RUN_FILES = "run_files"  # {name: sha256} of what the run folder says of code and environment; never of facts
 MEASURED_CHOICE = "measured_choice"  # {"name", "chosen"}: how to compute; metadata: source, seconds of each way, shape

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from suite import RULESET, VERSION
+from suite.documents import convert_to_plain_data
 from suite.errors import InputError
 from suite.files import read_bytes, write_file_atomically
 from suite.log import mllog
@@ -91,6 +92,8 @@ def log_run_header(log: EventLog, plan: TrialPlan, world: World, header: RunHead
     about = {"device": header.device, **header.about_config, "simulated_machine": simulated}
     log_run_files(log, plan.folder)
     log.event(mllog.RUN_CONFIG, header.config, metadata=about)
+    if plan.config.tuned is not None:
+        log.event(mllog.TUNED, convert_to_plain_data(plan.config.tuned))
     log.event(mllog.GRADIENT_ACCUMULATION_STEPS, plan.config.gradient_accumulation_steps)
     for key, value in header.hyperparameters.items():
         log.event(key, value)

@@ -1,0 +1,390 @@
+"""`mlhpc tune`: finds the fastest setting of a workload on this machine, in a space of settings."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import yaml
+from msgspec import structs
+
+from suite import VERSION as SUITE_VERSION
+from suite.cli.options import (
+    DEFAULT_SIZE,
+    JSON,
+    FiniteRange,
+    IntegerRange,
+    choose_config_name,
+    format_option,
+    output_option,
+    ranks_option,
+    settings_options,
+)
+from suite.config import Tuned, choose_default_data_root, load_config
+from suite.data.lock import create_lock
+from suite.descriptor import load_descriptor
+from suite.documents import convert_to_plain_data
+from suite.errors import InputError
+from suite.files import make_folder, print_line, print_progress, render_duration, write_file_atomically
+from suite.launch.ranks import run_as_rank
+from suite.launcher import find_world, refuse_several_ranks
+from suite.log.run_folder import choose_default_folder
+from suite.machine.probes.allowance import find_usable_resources
+from suite.machine.probes.processor import read_cpu
+from suite.machine.probes.root import find_machine_root
+
+if TYPE_CHECKING:
+    from suite.performance.tune.candidates import Candidates
+    from suite.performance.tune.search import Decision, Search, Trial
+    from suite.performance.tune.space import Point
+    from suite.world import World
+
+VERSION = 1
+ERROR = 0.05  # chance that a setting is called faster which is not
+HISTORY, RESULT, BEST = "history.log", "tune.json", "best.yaml"  # files of the new folder
+UNITS = {"s": 1, "m": 60, "h": 3600}
+
+
+class Duration(click.ParamType[float]):
+    """A time such as 90s, 30m or 2h."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Convert a text to seconds. The command ends with a usage error if it is no time above zero."""
+        if isinstance(value, float):
+            return value
+        match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)([smh])", str(value))
+        if match is None or float(match[1]) == 0:
+            self.fail(f"{value!r} is no time; expected a number with a unit, such as 90s, 30m or 2h.", param, ctx)
+        return float(match[1]) * UNITS[match[2]]
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  mlhpc tune cosmoflow --size mini --budget 20m
+  mlhpc tune moe_lm --size smoke --objective cpu-time --only ranks --only precision
+  mlhpc tune deepcam --size full --fix ranks=4 --space mine.yaml -o tune/deepcam
+"""
+)
+@click.argument("workload")
+@settings_options
+@ranks_option(text="Number of MPI ranks of the default, with which all is compared.")
+@click.option(
+    "--budget",
+    type=Duration(),
+    default="30m",
+    show_default=True,
+    metavar="TIME",
+    help="Time to search, such as 90s or 2h.",
+)
+@click.option(
+    "--objective",
+    type=click.Choice(["step-time", "cpu-time"]),
+    default="step-time",
+    show_default=True,
+    help="What to minimise. cpu-time, of all ranks, suits a machine that other programs use too.",
+)
+@click.option(
+    "--fix", multiple=True, metavar="NAME=VALUE", help="Search with this value of a tunable only; repeatable."
+)
+@click.option("--only", multiple=True, metavar="NAME", help="Search this tunable; others keep the default; repeatable.")
+@click.option(
+    "--space", "space_file", type=click.Path(path_type=Path), help="YAML file with tunables to add or replace."
+)
+@click.option(
+    "--evaluations",
+    type=IntegerRange(1, 10_000),
+    default=500,
+    show_default=True,
+    help="Most configurations to measure.",
+)
+@click.option(
+    "--pairs",
+    type=IntegerRange(7, 1000),
+    default=16,
+    show_default=True,
+    help="Most pairs of fresh blocks of the best configuration and the default; they end when the answer is clear.",
+)
+@click.option(
+    "--blocks", type=IntegerRange(1, 1000), default=2, show_default=True, help="Number of blocks of a measurement."
+)
+@click.option(
+    "--steps", type=IntegerRange(1, 100_000), default=5, show_default=True, help="Number of timed steps in a block."
+)
+@click.option(
+    "--limit-s",
+    type=FiniteRange(0, 1e6, min_open=True),
+    help="End a configuration that takes longer than this, in seconds. [ten times the default's time, at least 60]",
+)
+@click.option(
+    "--seed", type=IntegerRange(0, 2**31 - 1), default=0, show_default=True, help="Seed of weights and samples."
+)
+@click.option("--resume", is_flag=True, help="Continue the search in the folder of -o, with the same options.")
+@output_option("New folder.", "tune/<workload>-<size>-<time>")
+@format_option()
+@click.option("--job", type=click.Path(path_type=Path), hidden=True)
+def tune(
+    workload: str,
+    size: str | None,
+    config: str | None,
+    overrides: tuple[str, ...],
+    ranks: int,
+    output: Path | None,
+    style: str,
+    job: Path | None,
+    **options: Any,
+) -> None:
+    """Find the fastest setting of a workload on this machine.
+
+    Tries numbers of ranks and threads, precision, plans and the card's tunables. Measures each beside the default, in
+    blocks of steps that take turns. Then runs the best and the default in fresh pairs: nothing better is an answer too.
+    The closed division stays within its rules.
+    """
+    if job is not None:
+        _run_ranks(workload, job)
+    refuse_several_ranks("mlhpc tune starts its ranks itself")
+    name = choose_config_name(size, config) or DEFAULT_SIZE
+    # Mistakes in settings come before torch is imported, which takes seconds.
+    resolved = load_config(load_descriptor(workload), name, overrides).with_stated_precision("mlhpc tune")
+    if options["resume"] and output is None:
+        raise click.UsageError("--resume: say which search to continue with -o FOLDER")
+    folder = output or choose_default_folder(resolved.workload, resolved.size, datetime.now(UTC), under="tune")
+    if options["resume"] != folder.exists():
+        raise InputError(
+            f"{folder}: exists already; choose another folder with -o, or continue it with --resume"
+            if folder.exists()
+            else f"{folder}: no search here to resume"
+        )
+    import optuna  # noqa: F401  a search that cannot begin should not predict for minutes first
+    import sklearn  # noqa: F401
+
+    from suite.data.build import find_data
+
+    find_data(
+        resolved.data or choose_default_data_root(resolved.workload, resolved.size), resolved.workload, resolved.size
+    )
+    setting = _prepare(workload, name, overrides, ranks, options)
+    if not options["resume"]:
+        make_folder(folder)
+    with create_lock(folder / "tune.lock", f"search {folder}"):
+        search, decision, begun = _search(setting, folder, options)
+        document = _describe(setting, search, decision, begun, options)
+        write_file_atomically(folder / RESULT, json.dumps(document, indent=1) + "\n")
+        best = folder / BEST
+        if document["answer"] == "faster":
+            _write_best(setting, document, best)
+    if style == JSON:
+        print_line(json.dumps(document, indent=1))
+    else:
+        _print_answer(setting, document, best)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is searched: the configurations, the points that can run, the refused ones with reasons, and the default."""
+
+    candidates: Candidates
+    pool: list[Point]
+    refused: Mapping[str, str]
+    default: Point
+
+
+def _prepare(workload: str, name: str, overrides: tuple[str, ...], ranks: int, options: Mapping[str, Any]) -> Setting:
+    """Build the space and keep the points that can run. InputError if the default cannot."""
+    import torch
+
+    from suite.performance.tune.candidates import Candidates, Limits, list_plan_values, refuse_inadmissible
+    from suite.performance.tune.space import (
+        Space,
+        add_default,
+        build_space,
+        find_default,
+        key_of_point,
+        list_powers,
+        narrow,
+        read_space_file,
+        render_point,
+    )
+
+    chosen = load_descriptor(workload)
+    chosen.code()
+    base = load_config(chosen, name, overrides)
+    resources, gpus = find_usable_resources(), torch.cuda.device_count() if base.device != "cpu" else 0
+    places = gpus or resources.cores
+    own = chosen.card().tunable
+    space = build_space(
+        own,
+        places=places,
+        cores=resources.cores,
+        gpu=gpus > 0,
+        batch=base.global_batch_size,
+        plans=list_plan_values(chosen, [n for n in list_powers(places) if n > 1]),
+    )
+    if options["space_file"] is not None:
+        given = read_space_file(options["space_file"])
+        refuse_inadmissible(given, own, base.submission.division)
+        space = Space({**space.tunables, **given})
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    each = int(threads) if threads.isdigit() and int(threads) > 0 else max(1, resources.cores // ranks)
+    default = find_default(space, base, ranks, each)
+    space = narrow(add_default(space, default), default, options["fix"], options["only"])
+    memory = torch.cuda.mem_get_info()[1] if gpus else resources.memory_free
+    limits = Limits(resources.cores, memory, shared=not gpus)
+    candidates = Candidates(chosen, name, overrides, space, limits, options["objective"])
+    if why := candidates.explain_refused(default):
+        raise InputError(f"the default itself cannot run here: {why}")
+    points = space.pool(options["seed"])
+    print_progress(f"{len(points)} configurations; predicting which can run")
+    reasons = {key_of_point(point): candidates.explain_refused(point) for point in points}
+    pool = [point for point in points if not reasons[key_of_point(point)]]
+    refused = {render_point(p, default): reasons[key_of_point(p)] for p in points if reasons[key_of_point(p)]}
+    if not any(point != default for point in pool):
+        raise InputError(
+            f"no configuration of the space can run, except the default; the first reason: {next(iter(refused.values()), 'none')}"
+        )
+    return Setting(candidates, [default, *(point for point in pool if point != default)], refused, default)
+
+
+def _search(setting: Setting, folder: Path, options: Mapping[str, Any]) -> tuple[Search, Decision, str]:
+    from suite.performance.tune.job import Blocks, FailedJobError
+    from suite.performance.tune.meter import Meter
+    from suite.performance.tune.proxy import Proxy
+    from suite.performance.tune.search import History, Search, SearchRules
+
+    candidates, default = setting.candidates, setting.default
+    blocks = Blocks(options["blocks"], options["steps"], options["seed"])
+    kept = {key: str(value) for key, value in options.items() if key not in ("resume", "budget", "evaluations")}
+    request = json.dumps({**kept, "name": candidates.name, "set": candidates.overrides, "pool": setting.pool})
+    history = History(folder / HISTORY, candidates.space, request)
+    forms = [candidates.closed_form_s(point) for point in setting.pool]
+    proxy = Proxy(candidates.space, setting.pool, [math.log(form / forms[0]) for form in forms])
+    rules = SearchRules(options["budget"], options["evaluations"], options["pairs"], ERROR, options["seed"])
+    search = Search(history, setting.pool, 0, proxy, rules)
+    meter = Meter(candidates, default, blocks, options["limit_s"], len(history.trials()))
+    begun = datetime.now(UTC).isoformat(timespec="seconds")
+    try:
+        took = meter.measure_default()
+    except FailedJobError as error:
+        raise InputError(f"the default itself cannot be measured: {error}") from None
+    limit = render_duration(meter.limit_s or 0.0)
+    print_progress(
+        f"{len(setting.pool)} can run; the default took {render_duration(took)}, the limit of each is {limit}"
+    )
+    for trial in search.run(meter.measure):
+        print_progress(f"{len(history.trials())}: {_render_trial(trial, default)}")
+    print_progress("the best against the default, in fresh pairs")
+    return search, search.decide(meter.compare), begun
+
+
+def _render_trial(trial: Trial, default: Point) -> str:
+    from suite.performance.tune.space import render_point
+
+    measured = trial.measured
+    result = f"cannot run: {measured.why}" if measured.ratio is None else f"{measured.ratio:.3f} of the default's time"
+    return f"{render_point(trial.point, default)}: {result} ({render_duration(measured.seconds)})"
+
+
+def _describe(
+    setting: Setting, search: Search, decision: Decision, begun: str, options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the document of the search. ``answer``: faster, or nothing better."""
+    from suite.statistics import Outcome
+
+    trials, config = search.history.trials(), setting.candidates.config(setting.default)
+    return {
+        "version": VERSION,
+        "kind": "tune",
+        "workload": config.workload,
+        "size": config.size,
+        "division": config.submission.division,
+        "objective": options["objective"],
+        "processor": read_cpu(find_machine_root(os.environ)).model,
+        "begun": begun,
+        "error": ERROR,
+        "default": dict(setting.default),
+        "configurations": len(setting.pool),
+        "refused": dict(setting.refused),
+        "trials": [{"point": dict(trial.point), **asdict(trial.measured)} for trial in trials],
+        "search_s": math.fsum(trial.measured.seconds for trial in trials),
+        "best": dict(decision.point),
+        "pairs": decision.pairs,
+        "pairs_s": decision.seconds,
+        "ratio": None if decision.ratio is None else asdict(decision.ratio),
+        "outcome": decision.outcome,
+        "answer": "faster" if decision.outcome == Outcome.FASTER else "nothing better",
+    }
+
+
+def _write_best(setting: Setting, document: Mapping[str, Any], path: Path) -> None:
+    """Write the settings file, which states how it was found."""
+    from suite.performance.tune.space import list_settings
+
+    candidates, point, ratio = setting.candidates, document["best"], document["ratio"]
+    launch = candidates.launch(point)
+    tuned = Tuned(
+        by=f"mlhpc tune {SUITE_VERSION}",
+        objective=document["objective"],
+        ranks=launch.ranks,
+        threads=launch.threads,
+        evaluations=len(document["trials"]),
+        search_s=round(document["search_s"] + document["pairs_s"], 1),
+        ratio=ratio["value"],
+        low=ratio["low"] or 0.0,
+        high=ratio["high"],
+        pairs=document["pairs"],
+    )
+    config = load_config(candidates.descriptor, candidates.name, (*candidates.overrides, *list_settings(point)))
+    text = yaml.safe_dump(convert_to_plain_data(structs.replace(config, tuned=tuned)), sort_keys=False)
+    write_file_atomically(path, f"# {_render_use(setting, point, path)}\n{text}")
+
+
+def _render_use(setting: Setting, point: Point, path: Path) -> str:
+    launch = setting.candidates.launch(point)
+    workload = setting.candidates.descriptor.name
+    return f"OMP_NUM_THREADS={launch.threads} mlhpc run {workload} --ranks {launch.ranks} --config {shlex.quote(str(path))}"
+
+
+def _print_answer(setting: Setting, document: Mapping[str, Any], best: Path) -> None:
+    from suite.performance.tune.space import render_point
+
+    trials, ratio = document["trials"], document["ratio"]
+    failed = sum(trial["ratio"] is None for trial in trials)
+    print_line(
+        f"measured {len(trials)} of {document['configurations']} configurations in {render_duration(document['search_s'])}"
+        f" ({failed} could not run), then {document['pairs']} pairs in {render_duration(document['pairs_s'])}"
+    )
+    shown = render_point(document["best"], setting.default)
+    if ratio is not None and ratio["value"] is not None:
+        ends = [f"{end:.3f}" if end else "unknown" for end in (ratio["low"], ratio["high"])]
+        print_line(f"best: {shown}")
+        print_line(
+            f"its {document['objective']} / the default's: {ratio['value']:.3f}, 95 % interval {' to '.join(ends)}"
+        )
+    if document["answer"] == "faster":
+        print_line(f"faster than the default; to use it: {_render_use(setting, document['best'], best)}")
+    else:
+        print_line("nothing better than the default was found")
+
+
+def _run_ranks(workload: str, path: Path) -> None:
+    """Measure as one rank of a job, and end the process."""
+    from suite.performance.tune.job import measure_sides, read_job
+
+    job = read_job(path)
+
+    def body(world: World) -> None:
+        measure_sides(world, job, workload)
+
+    sys.exit(run_as_rank(find_world(None), lambda: None, body))

@@ -1,0 +1,165 @@
+"""Measures settings in one job: each becomes a side of `suite.performance.ab`, and their blocks take turns.
+
+`run_job` starts the ranks and ends them after a time limit. `measure_sides` runs on every rank.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import yaml
+from msgspec import Meta, Struct
+
+from suite.config import RunConfig, choose_default_data_root, load_config
+from suite.descriptor import Descriptor, load_descriptor
+from suite.documents import convert_to_plain_data, read_json_document
+from suite.files import render_duration, write_file_atomically
+from suite.launch.ranks import start_ranks
+from suite.statistics.blocks import Turn, make_alternating_order, run_block
+from suite.world import World
+
+VERSION = 1
+WARMUP_STEPS = 2
+STEP_TIME, CPU_TIME = "step-time", "cpu-time"
+OBJECTIVES = {STEP_TIME: "step time", CPU_TIME: "CPU time"}  # the name of each quantity in `BlockCost.by_quantity`
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the processes of a job start: ``threads`` of each of its ``ranks``."""
+
+    ranks: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks that a job runs of each setting: their number, timed steps in each, and the seed of the samples."""
+
+    number: int
+    steps: int
+    seed: int
+
+
+class Job(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the ranks read: files of settings to measure, and where the result goes."""
+
+    version: Literal[1] = 1
+    settings: Annotated[tuple[Path, ...], Meta(min_length=1)]
+    blocks: Annotated[int, Meta(ge=1)]
+    steps: Annotated[int, Meta(ge=1)]
+    seed: Annotated[int, Meta(ge=0)]
+    output: Path
+
+
+class JobResult(Struct, frozen=True, kw_only=True):
+    """The result of a job: of each setting in order, the quantities of each of its blocks."""
+
+    version: Literal[1] = 1
+    sides: tuple[tuple[dict[str, float], ...], ...]
+
+
+class FailedJobError(Exception):
+    """A job ended without a result. The text is the reason in one line."""
+
+
+def run_job(
+    workload: str, configs: Sequence[RunConfig], launch: Launch, blocks: Blocks, limit_s: float | None
+) -> list[list[dict[str, float]]]:
+    """Measure settings in turn in one job of this machine. Returns each setting's blocks, quantity by quantity.
+
+    FailedJobError if the ranks failed or were ended after ``limit_s`` seconds.
+    """
+    with tempfile.TemporaryDirectory(prefix="mlhpc-tune-") as name:
+        folder, said, begun = Path(name), list[str](), time.monotonic()
+        paths = [folder / f"{number}.yaml" for number in range(len(configs))]
+        for path, config in zip(paths, configs, strict=True):
+            path.write_text(yaml.safe_dump(convert_to_plain_data(config, without_none=True), sort_keys=False))
+        job = Job(
+            settings=tuple(paths),
+            blocks=blocks.number,
+            steps=blocks.steps,
+            seed=blocks.seed,
+            output=folder / "result.json",
+        )
+        (folder / "job.json").write_bytes(msgspec.json.encode(job, enc_hook=str))
+        before = os.environ.get("OMP_NUM_THREADS")
+        os.environ["OMP_NUM_THREADS"] = str(launch.threads)  # the ranks of this job inherit it
+        try:
+            code = start_ranks(
+                ["tune", workload, "--job", str(folder / "job.json")],
+                launch.ranks,
+                limit_s=limit_s,
+                echo=said.append,
+                complain=said.append,
+            )
+        finally:
+            if before is None:
+                del os.environ["OMP_NUM_THREADS"]
+            else:
+                os.environ["OMP_NUM_THREADS"] = before
+        if job.output.exists():
+            result = read_json_document(job.output, JobResult, "result of a job", VERSION)
+            return [list(side) for side in result.sides]
+        if limit_s is not None and time.monotonic() - begun >= limit_s:
+            raise FailedJobError(f"was ended after its time limit of {render_duration(limit_s)}")
+        raise FailedJobError(said[-1].removeprefix("mlhpc: ") if said else f"ended with exit code {code}")
+
+
+def read_job(path: Path) -> Job:
+    """Read the job of `run_job`."""
+    return read_json_document(path, Job, "job of mlhpc tune", VERSION)
+
+
+def measure_sides(world: World, job: Job, workload: str) -> None:
+    """Run every setting's blocks in turn on all ranks. Rank 0 writes the result.
+
+    Of each setting, a block of warm-up comes first. Nothing is loaded from a checkpoint: each side trains on.
+    """
+    from suite.data.build import find_data
+    from suite.machine.choice.chooser import make_chooser
+    from suite.machine.choice.collectives import start_collectives
+    from suite.performance.ab.sides import COUNTED_STEPS, Side
+    from suite.training.devices import set_up_rank
+
+    descriptor = load_descriptor(workload)
+    configs = [load_config(descriptor, str(path)) for path in job.settings]
+    first = configs[0]
+    device, _ = set_up_rank(first, world)
+    start_collectives(world, device, make_chooser(first, world, device))
+    root = first.data or choose_default_data_root(first.workload, first.size)
+    manifest = find_data(root, first.workload, first.size)
+    sides = {
+        str(number): _create_side(Side, descriptor, config, job, world, device, root, manifest.sha256)
+        for number, config in enumerate(configs)
+    }
+    for side in sides.values():
+        side.block(0, WARMUP_STEPS, restored=False)
+    begin, each = WARMUP_STEPS + COUNTED_STEPS, job.steps + COUNTED_STEPS
+
+    def run(turn: Turn) -> Any:
+        return sides[turn.entry].block(begin + (turn.block - 1) * each, job.steps, restored=False)
+
+    blocks = [
+        run_block(number, make_alternating_order(number, tuple(sides)), run) for number in range(1, job.blocks + 1)
+    ]
+    if world.is_first:
+        result = JobResult(sides=tuple(tuple(block[name].by_quantity() for block in blocks) for name in sides))
+        write_file_atomically(job.output, msgspec.json.encode(result))
+
+
+def _create_side(kind: Any, descriptor: Descriptor, config: RunConfig, job: Job, world: World, *where: Any) -> Any:
+    from suite.log.run_folder import RunFolder
+    from suite.training.plan import TrialPlan
+
+    device, root, manifest = where
+    run = RunFolder(job.output.parent)
+    plan = TrialPlan(descriptor, config, run, 0, base_seed=job.seed)
+    return kind.create(plan, world, device, root, run.checkpoint(0), manifest, choosing=config.plan is None)
