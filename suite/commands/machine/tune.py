@@ -134,7 +134,9 @@ Examples:
 @click.option("--resume", is_flag=True, help="Continue the search in the folder of -o, with the same options.")
 @output_option("New folder.", "tune/<workload>-<size>-<time>")
 @format_option()
-@click.option("--job", type=click.Path(path_type=Path), hidden=True)
+@click.option(
+    "--job", type=click.Path(path_type=Path), hidden=True, help="JSON file of a job: how `mlhpc tune` starts its ranks."
+)
 def tune(
     workload: str,
     size: str | None,
@@ -148,7 +150,7 @@ def tune(
 ) -> None:
     """Find the fastest setting of a workload on this machine.
 
-    Tries numbers of ranks and threads, precision, plans and the card's tunables. Measures each beside the default, in
+    Tries numbers of ranks and threads, precision, plans and the card's tunables. Measures each with the default, in
     blocks of steps that take turns. Then runs the best and the default in fresh pairs: nothing better is an answer too.
     The closed division stays within its rules.
     """

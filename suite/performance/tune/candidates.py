@@ -184,7 +184,7 @@ def refuse_inadmissible(tunables: Iterable[str], own: Mapping[str, Tunable], div
 
 
 def list_plan_values(descriptor: Descriptor, ranks: Sequence[int]) -> list[str]:
-    """List the shipped plans with each mesh of these numbers of ranks that uses an axis besides data."""
+    """List the shipped plans with each mesh of as many ranks that uses more axes than data."""
     found: dict[str, Value] = {}
     for path in sorted((descriptor.folder / "plans").glob("*.yaml")):
         plan = read_plan(find_plan(descriptor, path.stem))[0]

@@ -1,4 +1,4 @@
-"""Measures points beside the default: jobs of `suite.performance.tune.job`, with a time limit."""
+"""Measures points and the default: jobs of `suite.performance.tune.job`, with a time limit."""
 
 from __future__ import annotations
 

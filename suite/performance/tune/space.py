@@ -42,7 +42,7 @@ class SpaceFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Space:
-    """Tunables in an order in which each comes after those that its ``when`` names."""
+    """Tunables. Each comes after the ones that its ``when`` names."""
 
     tunables: Mapping[str, Tunable]
 
@@ -59,7 +59,7 @@ class Space:
             seen.add(name)
 
     def is_active(self, name: str, point: Point) -> bool:
-        """Return True if a tunable counts beside the values of those before it."""
+        """Return True if a tunable counts, with the values of earlier ones."""
         when = self.tunables[name].when
         return all(other in point and is_in(point[other], allowed) for other, allowed in when.items())
 
