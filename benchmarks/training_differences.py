@@ -31,6 +31,16 @@ from suite.log.results_tree import Group, find_results
 # Why the two verdicts differ: (place, rule of ours or the beginning of their complaint, reason). The first that fits is printed.
 EXPLAINED = (
     (
+        "log",
+        "eval-schedule",
+        "evaluated at another interval than the round prescribes, which theirs does not check; the ruleset names these results",
+    ),
+    (
+        "result",
+        "hyperparameter-drift",
+        "one run has another learning rate than the others, which theirs does not compare",
+    ),
+    (
         "result",
         "init-limit",
         "one log breaks a rule; theirs accepts any one bad log of a result, ours only one that did not converge",
@@ -192,14 +202,14 @@ def page(round_: str, version: str, counts: Counter[str], differences: list[Diff
     yield ""
     yield "| what | ours | theirs | why |"
     yield "| --- | --- | --- | --- |"
+    rows: dict[tuple[str, ...], list[str]] = {}  # the logs of a result share one
     for item in differences:
-        columns = (
-            item.name,
-            ", ".join(item.ours) or "accepts",
-            "; ".join(item.theirs) or "accepts",
-            item.reason or "NOT EXPLAINED",
-        )
-        yield f"| {' | '.join(columns)} |"
+        folder, _, log = item.name.rpartition("/") if item.place == "log" else (item.name, "", "")
+        ours, theirs = ", ".join(item.ours) or "accepts", "; ".join(item.theirs) or "accepts"
+        rows.setdefault((folder, ours, theirs, item.reason or "NOT EXPLAINED"), []).append(log)
+    for (folder, *columns), logs in rows.items():
+        many = f"{folder}, {len(logs)} logs" if len(logs) > 1 else "/".join(filter(None, (folder, *logs)))
+        yield f"| {' | '.join((many, *columns))} |"
 
 
 if __name__ == "__main__":
