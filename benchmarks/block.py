@@ -77,12 +77,15 @@ def trainer(
     model = workload.build_model(world).to(device, torch.get_default_dtype())
     if torch.get_default_dtype() == torch.float32:
         workload.choose(model, make_chooser(config, world, device))
+    state = TrainingState.create(workload, model, len(data) // config.global_batch_size, seed)
+    if config.compile:
+        state.model.compile()
     prepared = Trainer(
         plan=plan,
         workload=workload,
         world=world,
         device=device,
-        state=TrainingState.create(workload, model, len(data) // config.global_batch_size, seed),
+        state=state,
         data=Fixed(data, validation),
         log=log,
         checkpoint=Checkpoint(plan.folder.checkpoint(0), {}),

@@ -2,15 +2,18 @@
 
     python benchmarks/kernels.py                    a GPU: times; else exactness in the interpreter
     python benchmarks/kernels.py --compile I        run the I-th blocks of every kernel once, to fill Triton's cache
+    python benchmarks/kernels.py --peers            with public layers too (peers.py); without a GPU only their exactness
 
 Contestants get the same tokens, routing (planned beforehand), weights and gradient: the fused kernels; permute, products of one
 back end, unpermute; and a dense FFN on as many rows, which has equal FLOPs. Rounds are interleaved, times are medians of events.
+With --peers each shape begins with how far output and gradients of tokens and gates are from those of `loop`, by norms.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import statistics
 import subprocess
 import sys
@@ -38,6 +41,7 @@ import torch.nn.functional as F  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from benchmarks.kernel_traffic import Sizes  # noqa: E402
+from benchmarks.peers import list_peers  # noqa: E402
 from workloads.moe.activations import compute_activation  # noqa: E402
 from workloads.moe.dispatch import Dropless  # noqa: E402
 from workloads.moe.experts import Weights, run_experts  # noqa: E402
@@ -50,6 +54,7 @@ ROUNDS, WARM_UPS = 7, 2
 EXACT_CASES = 24
 BF16, F32 = torch.bfloat16, torch.float32
 HOT_SHARE = 0.66
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @dataclass(frozen=True)
@@ -101,10 +106,10 @@ def route(shape: Shape, generator: torch.Generator) -> Routing:
     experts_TK = chances_TE.topk(shape.top_k, dim=1).indices
     weights_TK = torch.rand(shape.tokens, shape.top_k, generator=generator)
     weights_TK /= weights_TK.sum(1, keepdim=True)
-    return Routing(experts_TK.cuda(), weights_TK.cuda().requires_grad_(), torch.zeros(()))
+    return Routing(experts_TK.to(DEVICE), weights_TK.to(DEVICE).requires_grad_(), torch.zeros(()))
 
 
-def tensors_of(shape: Shape, device: str = "cuda") -> Weights:
+def tensors_of(shape: Shape, device: str = DEVICE) -> Weights:
     def normal() -> Tensor:
         weight = torch.randn(shape.experts, shape.hidden, shape.width, device=device, dtype=shape.dtype)
         return weight.mul_(shape.width**-0.5).requires_grad_()
@@ -112,11 +117,11 @@ def tensors_of(shape: Shape, device: str = "cuda") -> Weights:
     return Weights(normal(), normal(), normal() if shape.activation == "swiglu" else None)
 
 
-def contestants(shape: Shape) -> dict[str, tuple[Callable[[], Tensor], list[Tensor]]]:
-    """Forward passes and what gradients are wanted of."""
+def contestants(shape: Shape, peers: bool = False) -> dict[str, tuple[Callable[[], Tensor], list[Tensor]]]:
+    """Forward passes and what gradients are wanted of, tokens and gates first."""
     generator = torch.Generator().manual_seed(0)
     routing, weights = route(shape, generator), tensors_of(shape)
-    x = torch.randn(shape.tokens, shape.width, device="cuda", dtype=shape.dtype, requires_grad=True)
+    x = torch.randn(shape.tokens, shape.width, device=DEVICE, dtype=shape.dtype, requires_grad=True)
     permute = Dropless()
     plan = permute.plan(routing, shape.experts)
     leaves = [x, routing.weights_TK, *(weight for weight in vars(weights).values() if weight is not None)]
@@ -132,7 +137,7 @@ def contestants(shape: Shape) -> dict[str, tuple[Callable[[], Tensor], list[Tens
 
         return call
 
-    dense_x = torch.randn(shape.rows, shape.width, device="cuda", dtype=shape.dtype, requires_grad=True)
+    dense_x = torch.randn(shape.rows, shape.width, device=DEVICE, dtype=shape.dtype, requires_grad=True)
     one = tensors_of(Shape(1, shape.width, shape.hidden, 1, 1, shape.activation, shape.dtype)).map(
         lambda weight: weight.detach()[0].clone().requires_grad_()
     )
@@ -145,7 +150,35 @@ def contestants(shape: Shape) -> dict[str, tuple[Callable[[], Tensor], list[Tens
     calls = {"triton": (fuse, leaves), "grouped_mm": (by("grouped_mm"), leaves), "loop": (by("loop"), leaves)}
     if shape.load != "skewed":
         calls["bmm"] = (by("bmm"), leaves)
+    for name, peer in (list_peers(x, routing, plan, weights, shape.activation) if peers else {}).items():
+        if isinstance(peer, str):
+            print(f"{shape}: {name} takes no part: {peer}", flush=True)
+        elif name != "tutel" or shape.load != "skewed":  # it pads as bmm does
+            calls[name] = peer
     return calls | {"dense": (dense, dense_leaves)}
+
+
+def print_differences(shape: Shape, calls: dict[str, tuple[Callable[[], Tensor], list[Tensor]]]) -> None:
+    """How far each contestant's output, and gradients of tokens and gates, are from the loop's."""
+
+    def found(name: str) -> list[Tensor]:
+        y = calls[name][0]()
+        gradient = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y)
+        return [y.detach().double(), *(each.double() for each in torch.autograd.grad(y, calls[name][1][:2], gradient))]
+
+    wanted = found("loop")
+    for name in calls:
+        if name not in ("loop", "dense"):
+            parts = [float((a - b).norm() / b.norm()) for a, b in zip(found(name), wanted, strict=True)]
+            print(f"{shape}: {name} differs from loop by {', '.join(f'{part:.1e}' for part in parts)}", flush=True)
+
+
+def check_peers() -> None:
+    """Compare all contestants on few tokens, without a GPU."""
+    # Triton and torch's compiler read these when they are imported
+    os.environ |= {"TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1"}
+    for shape in (Shape(24, 32, 64, 4, 2, activation, F32) for activation in ("swiglu", "relu")):
+        print_differences(shape, contestants(shape, peers=True))
 
 
 def passes(call: Callable[[], Tensor], leaves: list[Tensor]) -> tuple[float, float, float]:
@@ -163,16 +196,18 @@ def passes(call: Callable[[], Tensor], leaves: list[Tensor]) -> tuple[float, flo
     return events[0].elapsed_time(events[1]), events[1].elapsed_time(events[2]), peak
 
 
-def time_shape(shape: Shape, roof: float) -> None:
+def time_shape(shape: Shape, roof: float, peers: bool) -> None:
     """Print one line per contestant."""
     able = {}
-    for name, (call, leaves) in contestants(shape).items():
+    for name, (call, leaves) in contestants(shape, peers).items():
         try:
             for _ in range(WARM_UPS):
                 passes(call, leaves)
             able[name] = call, leaves
         except Exception:
             print(f"{shape}: {name} FAILED\n{traceback.format_exc(limit=-6)[-2500:]}", flush=True)
+    if peers:
+        print_differences(shape, able)
     seen = {name: [] for name in able}
     for _ in range(ROUNDS):
         for name, (call, leaves) in able.items():
@@ -244,13 +279,13 @@ def compile_blocks(index: int) -> None:
         passes(call, leaves)
 
 
-def time_all(only: list[int]) -> None:
+def time_all(only: list[int], peers: bool) -> None:
     print(torch.cuda.get_device_name(), "torch", torch.__version__, torch.version.cuda)
     roofs = {dtype: measure_roof(dtype) for dtype in (BF16, F32)}
     print(f"roof: bfloat16 {roofs[BF16]:.0f}, float32 {roofs[F32]:.1f} TFLOP/s (torch's product)")
     for shape in (SHAPES[i] for i in only) if only else SHAPES:
         try:
-            time_shape(shape, roofs[shape.dtype])
+            time_shape(shape, roofs[shape.dtype], peers)
         except Exception:
             print(f"{shape} FAILED\n{traceback.format_exc(limit=-6)[-3000:]}", flush=True)
         torch.cuda.empty_cache()
@@ -269,23 +304,39 @@ def profile(shape: Shape) -> None:
         print(f"  {event.self_device_time_total / 1e3:9.3f} {event.count:4}  {event.key[:90]}")
 
 
+def run_for_counters(shape: Shape) -> None:
+    """Run one pass between the marks that ``ncu --profile-from-start off`` waits for: block sizes are timed before."""
+    call, leaves = contestants(shape)["triton"]
+    for _ in range(WARM_UPS):
+        passes(call, leaves)
+    torch.cuda.cudart().cudaProfilerStart()
+    passes(call, leaves)
+    torch.cuda.cudart().cudaProfilerStop()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--compile", type=int)
     parser.add_argument("--shapes", type=int, nargs="*", default=[], help="which of the shapes; all without")
     parser.add_argument("--profile", type=int, help="print the kernels of one pass of this shape")
+    parser.add_argument("--peers", action="store_true", help="with public layers: peers.py")
+    parser.add_argument("--counters", type=int, help="run one pass of this shape under ncu: kernel_counters.py")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
+    if options.peers and DEVICE == "cpu":
+        check_peers()
+    elif not torch.cuda.is_available():
         print_bytes()
         for worker, *arguments in (("traffic_worker.py",), ("exact_worker.py", str(EXACT_CASES))):
             subprocess.run([sys.executable, ROOT / "tests/workloads/moe/kernels" / worker, *arguments], check=True)
     elif options.compile is not None:
         compile_blocks(options.compile)
+    elif options.counters is not None:
+        run_for_counters(SHAPES[options.counters])
     elif options.profile is not None:
         profile(SHAPES[options.profile])
     else:
         print_bytes()
-        time_all(options.shapes)
+        time_all(options.shapes, options.peers)
 
 
 if __name__ == "__main__":

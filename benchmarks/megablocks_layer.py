@@ -1,10 +1,10 @@
-"""MegaBlocks' dropless layer on a processor: its own Python code from a clone, with torch's operators for what needs a GPU.
+"""MegaBlocks' dropless layer: its own Python code from a clone, with torch's operators for what would have to be compiled.
 
 The clone (https://github.com/databricks/megablocks) gives the router, the order of tokens, the autograd functions and the layer
 `dMoE` with grouped products. Its kernels need CUDA or Triton: sort, histogram and running sum of `megablocks_ops`, copies of rows
 in `megablocks.backend.kernels`, and the products of the package `grouped_gemm`. They are replaced here, each by the operators of
 torch that do the same; products by one product per expert (as the tests of grouped_gemm have them) or by torch's grouped_mm,
-whichever the caller names.
+whichever the caller names. On a GPU its Triton kernels, which copy rows, stay what they are.
 """
 
 from __future__ import annotations
@@ -21,12 +21,23 @@ from torch.nn import functional
 REPOSITORY = "databricks/megablocks"
 
 
-def layer(clone: Path, width: int, hidden: int, experts: int, top_k: int, products: str) -> nn.Module:
-    """Make its layer of float32 with ReLU, weights of the chosen experts of sum 1, no bias and no balance loss.
+def layer(
+    clone: Path,
+    width: int,
+    hidden: int,
+    experts: int,
+    top_k: int,
+    products: str,
+    activation: str = "relu",
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+) -> nn.Module:
+    """Make its layer with ReLU or SwiGLU, weights of the chosen experts of sum 1, no bias and no balance loss.
 
-    ``products``: ``loop`` or ``grouped_mm``. One layer per process: the products are chosen when its modules are loaded.
+    ``products``: ``loop`` or ``grouped_mm``, chosen when its modules are loaded: the first layer of a process decides.
     """
-    _replace_kernels(products)
+    if "megablocks" not in sys.modules:
+        _replace_kernels(products, device)
     sys.path.insert(0, str(clone))
     from megablocks.layers.arguments import Arguments
     from megablocks.layers.dmoe import dMoE
@@ -39,16 +50,18 @@ def layer(clone: Path, width: int, hidden: int, experts: int, top_k: int, produc
             moe_top_k=top_k,
             moe_normalize_expert_weights=1,
             moe_loss_weight=0,
-            activation_fn=functional.relu,
+            activation_fn=functional.silu if activation == "swiglu" else functional.relu,
+            mlp_type="glu" if activation == "swiglu" else "mlp",
             bias=False,
             fp16=False,
-            device=torch.device("cpu"),
+            bf16=dtype == torch.bfloat16,
+            device=torch.device(device),
             mlp_impl="grouped",
         )
     )
 
 
-def _replace_kernels(products: str) -> None:
+def _replace_kernels(products: str, device: str) -> None:
     def module(name: str, **content: Any) -> ModuleType:
         made = sys.modules[name] = ModuleType(name)
         for key, value in content.items():
@@ -59,7 +72,8 @@ def _replace_kernels(products: str) -> None:
     module("stk", Matrix=object, ops=module("stk.ops"), backend=backend)  # of the sparse layer, which is another one
     module("stk.backend.autocast", custom_fwd=_as_it_is, custom_bwd=_as_it_is)
     module("megablocks_ops", sort=_sort, histogram=_histogram, inclusive_cumsum=_inclusive_cumsum)
-    module("megablocks.backend.kernels", gather=_gather, scatter=_scatter, scatter_wgrad=_scatter_wgrad)
+    if device == "cpu":
+        module("megablocks.backend.kernels", gather=_gather, scatter=_scatter, scatter_wgrad=_scatter_wgrad)
     products_of, gradients_of = {"loop": (_each, _gradient_of_each), "grouped_mm": (_grouped, _gradient_grouped)}[
         products
     ]
@@ -81,7 +95,8 @@ def _sort(x: torch.Tensor, end_bit: int, sorted_out: torch.Tensor, order_out: to
 
 
 def _histogram(x: torch.Tensor, bins: int) -> torch.Tensor:
-    return torch.bincount(x, minlength=bins).int()
+    # bincount would make the host wait for a GPU
+    return torch.zeros(bins, dtype=torch.int32, device=x.device).scatter_add_(0, x.long(), torch.ones_like(x).int())
 
 
 def _inclusive_cumsum(x: torch.Tensor, dim: int, out: torch.Tensor) -> None:
@@ -138,8 +153,8 @@ def _gradient_of_each(left_NK, right_NM, rows_E):
 
 
 def _grouped(x_NK, weights_EKM, rows_E):
-    return functional.grouped_mm(x_NK, weights_EKM, offs=rows_E.cumsum(0).int())
+    return functional.grouped_mm(x_NK, weights_EKM, offs=rows_E.cumsum(0).int().to(x_NK.device))
 
 
 def _gradient_grouped(left_NK, right_NM, rows_E):
-    return functional.grouped_mm(left_NK.t(), right_NM, offs=rows_E.cumsum(0).int())
+    return functional.grouped_mm(left_NK.t(), right_NM, offs=rows_E.cumsum(0).int().to(left_NK.device))

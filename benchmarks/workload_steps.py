@@ -4,9 +4,10 @@
 
 Each workload and size runs in processes of its own, on the first samples of its data set (data/<workload>-<size>, $MLHPC_DATA),
 with the config it ships with, in blocks of --steps steps that are each followed by an evaluation of the whole validation split.
-The first block warms up and does not count. Printed: median over blocks of the phases' shares of the step (rank 0), of wall
-and CPU time per step, with the range; peak resident memory of the largest rank, or of the device. Exit code 1 if the median
-share of waiting for data is above 5 % at a size that is not "smoke".
+The first block warms up and does not count; "first s" is by how much it took longer, which --set compile=true makes long.
+Printed: median over blocks of the phases' shares of the step (rank 0), of wall and CPU time per step, with the range; peak resident
+memory of the largest rank, or of the device. Exit code 1 if the median share of waiting for data is above 5 % at a size that is not
+"smoke".
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def main() -> int:
     print(
         f"{'':22} {'batch':>5} {'samples/s':>9} {'step ms (range)':>24} {'CPU-ms':>7} "
         + " ".join(f"{name:>8}" for name in ("data", "fwd+bwd", "comm", "optim", "other"))
-        + f" {'eval s':>7} {'MiB':>6}"
+        + f" {'eval s':>7} {'first s':>7} {'MiB':>6}"
     )
     slow = []
     for subject in args.subjects or WHAT_RUNS_HERE:
@@ -83,10 +84,11 @@ def show(subject: str, args: argparse.Namespace, folder: Path) -> float:
 
     log = read_events(folder / "log.txt").events
     facts = [json.loads(path.read_text()) for path in sorted(folder.glob("rank_*.json"))]
-    windows = [event.value for event in log if event.key == "step_phases"][1:]
-    seconds = [sum(window.get(name, 0.0) for name in PHASES) for window in windows]
+    windows = [event.value for event in log if event.key == "step_phases"]
+    first_s, *seconds = [sum(window.get(name, 0.0) for name in PHASES) for window in windows]
     shares = {
-        name: statistics.median(w.get(name, 0.0) / s for w, s in zip(windows, seconds, strict=True)) for name in PHASES
+        name: statistics.median(w.get(name, 0.0) / s for w, s in zip(windows[1:], seconds, strict=True))
+        for name in PHASES
     }
     evals = [event.metadata["duration_s"] for event in log if event.key == "eval_stop"][1:]
     step_ms = [1e3 * each / args.steps for each in seconds]
@@ -97,7 +99,8 @@ def show(subject: str, args: argparse.Namespace, folder: Path) -> float:
         f"{subject:22} {batch:5d} {1e3 * batch / middle:9.1f} "
         f"{f'{middle:.1f} ({min(step_ms):.1f} to {max(step_ms):.1f})':>24} {cpu_ms:7.1f} "
         + " ".join(f"{100 * share:7.1f}%" for share in shares.values())
-        + f" {statistics.median(evals):7.2f} {max(fact['peak_mib'] for fact in facts):6.0f}"
+        + f" {statistics.median(evals):7.2f} {max(0.0, first_s - statistics.median(seconds)):7.1f}"
+        f" {max(fact['peak_mib'] for fact in facts):6.0f}"
     )
     return shares["data_wait"]
 
