@@ -325,7 +325,8 @@ def judge_proxy(table: Table, options: argparse.Namespace) -> None:
         ]
         known = drawn.sample(apart, min(len(apart), options.known or 3 * table.tenth))
         measured = {place: [table.draw(place, drawn, options.blocks)] for place in known}
-        mean, std = Proxy(table.space, table.points, table.prior).predict(measured)
+        found = Proxy(table.space, table.points, table.prior).predict(measured)
+        mean, std = found.mean, np.hypot(found.std, found.noise)
         seen = [table.draw(place, drawn, options.blocks) for place in out]
         taus.append(float(stats.kendalltau([mean[place] for place in out], [table.truth[place] for place in out])[0]))
         half = stats.norm.ppf(0.95) * std[out]

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from suite.performance.tune.space import Point, Space, Value, key_of
 
@@ -52,6 +53,15 @@ def is_numeric(values: Sequence[Value]) -> bool:
     return all(isinstance(value, int | float) and not isinstance(value, bool) and value > 0 for value in values)
 
 
+@dataclass(frozen=True)
+class Prediction:
+    """Of each point, mean and standard deviation of log(time / default's time). ``noise``: what a measurement adds."""
+
+    mean: np.ndarray
+    std: np.ndarray
+    noise: float
+
+
 class Proxy:
     """The proxy of a pool of points. ``prior``: log of each point's closed form over the default's."""
 
@@ -60,11 +70,8 @@ class Proxy:
 
         self.rows, self.prior = encode(space, pool), np.array(prior)
 
-    def predict(self, measured: Mapping[int, Sequence[float]]) -> tuple[np.ndarray, np.ndarray]:
-        """Predict mean and standard deviation of log(time / default's time) of every point of the pool.
-
-        ``measured``: logs of the measured ratios by position in the pool.
-        """
+    def predict(self, measured: Mapping[int, Sequence[float]]) -> Prediction:
+        """Predict every point of the pool. ``measured``: logs of the measured ratios by position in the pool."""
         import numpy as np
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.gaussian_process import GaussianProcessRegressor
@@ -73,12 +80,12 @@ class Proxy:
         places = [place for place, values in measured.items() for _ in values]
         logs = np.array([value for values in measured.values() for value in values])
         if not places:
-            return self.prior, np.full(len(self.prior), 0.5)
+            return Prediction(self.prior, np.full(len(self.prior), 0.5), NOISE)
         rest = logs - self.prior[places]
         kernel = (
             ConstantKernel(0.1, (1e-3, 10.0)) * Matern(10.0, (3.0, 50.0), nu=2.5)
             + ConstantKernel(0.02, (1e-4, 10.0)) * Matern(2.0, (0.5, 10.0), nu=0.5)
-            + WhiteKernel(NOISE**2, (1e-5, 0.01))
+            + WhiteKernel(NOISE**2, (1e-5, 0.1))
         )
         process = GaussianProcessRegressor(
             kernel,
@@ -89,15 +96,16 @@ class Proxy:
             warnings.simplefilter("ignore", ConvergenceWarning)  # a parameter at its bound is as good
             process.fit(self.rows[places], rest)
         mean, std = process.predict(self.rows, return_std=True)
-        return mean + self.prior, std
+        noise = float(process.kernel_.k2.noise_level)
+        return Prediction(mean + self.prior, np.sqrt(np.maximum(std**2 - noise, 0.0)), math.sqrt(noise))
 
 
-def choose_expected_improvement(mean: Any, std: Any, best: float, allowed: Sequence[int]) -> tuple[int, float]:
+def choose_expected_improvement(found: Prediction, best: float, allowed: Sequence[int]) -> tuple[int, float]:
     """Return the allowed position with the largest expected improvement of the logarithm below ``best``, and that."""
     import numpy as np
     from scipy import stats
 
     places = np.array(allowed)
-    gap, spread = best - mean[places], np.maximum(std[places], 1e-9)
+    gap, spread = best - found.mean[places], np.maximum(found.std[places], 1e-9)
     gain = gap * stats.norm.cdf(gap / spread) + spread * stats.norm.pdf(gap / spread)
     return int(places[int(np.argmax(gain))]), float(np.max(gain))

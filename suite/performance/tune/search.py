@@ -31,7 +31,7 @@ from suite.statistics.race import Race, RaceRules, run_race
 
 TUNED, DEFAULT = "tuned", "default"  # the entries of the last race
 STUDY = "tune"
-LEAST_GAIN = 1e-5  # expected improvement of log time below which a search ends
+LITTLE_GAIN, LEAST_GAIN = 0.003, 1e-4  # expected improvement of log time: below the second a search ends
 FEWEST_PAIRS = 7  # that a race of two needs, for which a search leaves time
 
 
@@ -150,18 +150,23 @@ class Search:
         tried = {self.places[key_of_point(trial.point)] for trial in trials}
         left = [place for place in range(len(self.pool)) if place not in tried and place != self.default]
         # Time for the race is set apart: without it there is no answer.
-        if not left or len(trials) >= self.rules.evaluations or spent + (FEWEST_PAIRS + 1) * each > self.rules.budget_s:
+        if len(trials) >= self.rules.evaluations or spent + (FEWEST_PAIRS + 1) * each > self.rules.budget_s:
             return None
         known = self._known(trials)
-        mean, std = self.proxy.predict(known)
-        best = min(mean[place] for place in known)
-        place, gain = choose_expected_improvement(mean, std, float(best), left)
+        found = self.proxy.predict(known)
+        best = float(min(found.mean[place] for place in known))
+        new, again = (
+            choose_expected_improvement(found, best, allowed) if allowed else (0, 0.0)
+            for allowed in (left, [place for place in known if place != self.default])
+        )
+        # Where new points promise little, a measured one may be noisy enough to be measured again.
+        place, gain = again if new[1] < LITTLE_GAIN <= again[1] else new
         return place if gain >= LEAST_GAIN else None
 
     def choose_best(self) -> int:
         """Return the measured point with the lowest prediction, which is less noisy than its measurement."""
         known = self._known(self.history.trials())
-        mean, _ = self.proxy.predict(known)
+        mean = self.proxy.predict(known).mean
         return min(known, key=lambda place: float(mean[place]))
 
     def _known(self, trials: Sequence[Trial]) -> dict[int, list[float]]:
