@@ -1,18 +1,20 @@
 """Training steps of the public reference codes and of ours on the same inputs, in interleaved blocks, one thread each.
 
     MLHPC_REFERENCES=DIR python benchmarks/reference_steps.py [WORKLOAD ...] [--blocks 12] [--steps 4] [--data ROOT]
-                                                             [--precision float32]
+                                                             [--precision float32] [--device cpu]
 
 DIR has clones as `make test-reference` wants them. A reference whose packages are not in our environment runs in another Python of
 MLHPC_REFERENCE_PYTHONS (separated as in PATH). ROOT/open_catalyst-mini are OpenCatalyst's data.
 
 A step is: gradients to none, forward pass, loss, backward pass, clipping where the workload clips, optimizer. Inputs lie in
 memory; weights are random, drawn by each code, and of the same number. Both take the optimizer of the reference where it runs on
-a CPU: AdamW for DeepCAM, whose LAMB is of NVIDIA's apex. The references run in float32; --precision is that of our steps.
+a CPU: AdamW for DeepCAM, whose LAMB is of NVIDIA's apex. The references run in float32, on a GPU with torch's default of TF32
+convolutions; --precision is that of our steps. With --device cuda samples are larger, and CosmoFlow is left out (TensorFlow).
 Each code runs in a process of its own, as its authors set it up, ours with the settings that the harness chooses. Exactness is
 what `make test-reference` compares.
 
-Printed: median CPU-ms per step of each, and the median over pairs of blocks of theirs / ours with the least and the largest.
+Printed: median CPU-ms per step of each (on a GPU ms of a block that ends when the device is done), and the median over pairs of
+blocks of theirs / ours with the least and the largest.
 A subject that cannot run here is named with the reason, and the exit code is 1.
 """
 
@@ -35,7 +37,7 @@ from references import find_clone
 
 ROOT = Path(__file__).resolve().parent.parent
 RATE = 1e-6  # of learning, in both: weights stay where they are
-Step = Callable[[], float]
+Step = Callable[[], object]
 OPEN = ExitStack()  # until the process ends
 NEEDS = {  # packages of a reference, beside numpy
     "cosmoflow": ("tensorflow", "keras"),
@@ -69,27 +71,47 @@ SIZES = {  # the size whose network is compared, and how large a sample is
     ),
 }
 
+SIZES_ON_GPU = {
+    "deepcam": ("full", 2, ["hyperparameters.optimizer=AdamW"], "768 x 1152 pixels"),
+    "open_catalyst": ("full", 16, SIZES["open_catalyst"][2], "frames of about 13 atoms"),
+    "openfold": (
+        "full",
+        1,
+        [
+            f"hyperparameters.{each}"
+            for each in ("crop_size=128", "max_msa_clusters=64", "max_extra_msa=128", "max_templates=2")
+        ]
+        + [f"hyperparameters.{each}" for each in ("evoformer_blocks=8", "extra_msa_blocks=2", "num_recycling_iters=0")],
+        "eight blocks of 48, crops of 128 residues of 256",
+    ),
+}
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workloads", nargs="*", default=[*SIZES])
+    parser.add_argument("workloads", nargs="*", default=[])
     parser.add_argument("--blocks", type=int, default=12)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--data", type=Path, default=os.environ.get("MLHPC_DATA", "data"))
-    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="of our steps")
+    parser.add_argument("--precision", choices=("float32", "tf32", "bfloat16"), default="float32", help="of our steps")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--worker", nargs=2, metavar=("CODE", "FOLDER"), help=argparse.SUPPRESS)
     args = parser.parse_args()
+    sizes = sizes_of(args)
+    args.workloads = args.workloads or [*sizes]
     for name in args.workloads:
-        if name not in SIZES:
-            parser.error(f"{name}: expected {', '.join(SIZES)}")
+        if name not in sizes:
+            parser.error(f"{name}: expected {', '.join(sizes)}")
     if args.worker:
         code, folder = args.worker
-        serve(globals()[f"{code}_{args.workloads[0]}" if code == "theirs" else "ours"](args, Path(folder)), args.steps)
+        made = globals()[f"{code}_{args.workloads[0]}" if code == "theirs" else "ours"](args, Path(folder))
+        serve(made, args.steps, args.device)
         return 0
     print(
         f"one thread each, {args.blocks} pairs of blocks of {args.steps} steps, load average {os.getloadavg()[0]:.1f}"
     )
-    print(f"{'':14} {'samples':>7}  {'theirs, CPU-ms':>15} {'ours, CPU-ms':>15}  theirs / ours (range)")
+    unit = "CPU-ms" if args.device == "cpu" else "ms"
+    print(f"{'':14} {'samples':>7}  {f'theirs, {unit}':>15} {f'ours, {unit}':>15}  theirs / ours (range)")
     missing = 0
     for name in args.workloads:
         try:
@@ -100,12 +122,17 @@ def main() -> int:
     return 1 if missing else 0
 
 
+def sizes_of(args: argparse.Namespace) -> dict[str, tuple[str, int, list[str], str]]:
+    """What is compared on the device: size, samples, overrides, extent."""
+    return SIZES if args.device == "cpu" else SIZES_ON_GPU
+
+
 def compared(args: argparse.Namespace, name: str) -> str:
     """A line of the table. RuntimeError with the reason if there is none."""
     found = find_clone("mlcommons/hpc")
     if found is None:
         raise RuntimeError("no clone of github.com/mlcommons/hpc in MLHPC_REFERENCES")
-    size, samples, _, extent = SIZES[name]
+    size, samples, _, extent = sizes_of(args)[name]
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "clone").symlink_to(found.resolve())
         workers = [Worker(args, "ours", name, sys.executable, folder)]
@@ -149,7 +176,7 @@ class Worker:
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         quiet = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
         options = ["--steps", str(args.steps), "--data", str(args.data), "--precision", args.precision]
-        options += ["--worker", code, folder]
+        options += ["--device", args.device, "--worker", code, folder]
         self._log = Path(folder, f"{code}.txt")
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
@@ -164,11 +191,11 @@ class Worker:
         self.parameters, self.chosen = ready["parameters"], ready["chosen"]
 
     def block(self) -> float:
-        """CPU seconds of a block of steps."""
+        """Seconds of a block of steps."""
         assert self._process.stdin is not None
         self._process.stdin.write("block\n")
         self._process.stdin.flush()
-        return float(self._answer()["cpu_s"])
+        return float(self._answer()["seconds"])
 
     def end(self) -> None:
         """Ask it to end, and wait."""
@@ -184,17 +211,27 @@ class Worker:
         raise RuntimeError(last[-1] if last else f"its process ended with {self._process.wait()}")
 
 
-def serve(made: tuple[Step, int, str], steps: int) -> None:
-    """Warm up, then answer each line of stdin with the CPU seconds of a block."""
+def serve(made: tuple[Step, int, str], steps: int, device: str) -> None:
+    """Warm up, then answer each line of stdin with the seconds of a block: of CPU time, or until the GPU is done."""
     step, parameters, chosen = made
     for _ in range(3):
         step()
+    clock = time.process_time if device == "cpu" else read_gpu_clock
+    clock()
     print("answer", json.dumps({"parameters": parameters, "chosen": chosen}), flush=True)
     for _ in sys.stdin:
-        begin = time.process_time()
+        begin = clock()
         for _ in range(steps):
             step()
-        print("answer", json.dumps({"cpu_s": time.process_time() - begin}), flush=True)
+        print("answer", json.dumps({"seconds": clock() - begin}), flush=True)
+
+
+def read_gpu_clock() -> float:
+    """Read the wall clock when the GPU has nothing left to do."""
+    import torch
+
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def torch_step(model: Any, optimizer: Any, loss: Callable[[], Any], clip: Callable[[], object] | None) -> Step:
@@ -202,14 +239,14 @@ def torch_step(model: Any, optimizer: Any, loss: Callable[[], Any], clip: Callab
     for group in optimizer.param_groups:
         group["lr"] = RATE
 
-    def step() -> float:
+    def step() -> object:
         optimizer.zero_grad(set_to_none=True)
         value = loss()
         value.backward()
         if clip is not None:
             clip()
         optimizer.step()
-        return float(value.detach())
+        return value.detach()  # on the device: no code waits for it in a step
 
     model.train()
     return step
@@ -231,21 +268,23 @@ def ours(args: argparse.Namespace, folder: Path) -> tuple[Step, int, str]:
     from suite.world import World
 
     name, world = args.workloads[0], World.create(None)
-    size, samples, overrides, _ = SIZES[name]
-    fixed = [f"precision={args.precision}", f"global_batch_size={samples}", "device=cpu"]
+    size, samples, overrides, _ = sizes_of(args)[name]
+    fixed = [f"precision={args.precision}", f"global_batch_size={samples}", f"device={args.device}"]
     workload, config = open_workload(name, size, [*fixed, *overrides], world)
     torch.manual_seed(0)
-    model = workload.build_model(world)
-    chooser = make_chooser(config, world, torch.device("cpu"))
+    device = torch.device(args.device)
+    model = workload.build_model(world).to(device)
+    chooser = make_chooser(config, world, device)
     workload.choose(model, chooser)
     batch, given = INPUTS[name](workload, samples, args.data, folder)
+    batch = {key: value.to(device) for key, value in batch.items()}
     optimization = workload.build_optimizer(model, 1000)
     norm = optimization.clip_norm
     torch.save(given | {"clip": norm}, folder / "given.pt")
     clip = None if norm is None else Clipping(model, (), norm)
 
     def loss() -> Any:
-        with make_autocast(config, torch.device("cpu")):
+        with make_autocast(config, device):
             return workload.loss(model, batch)
 
     step = torch_step(model, optimization.optimizer, loss, clip)
@@ -311,11 +350,12 @@ def theirs_deepcam(args: argparse.Namespace, folder: Path) -> tuple[Step, int, s
     from architecture.deeplab_xception import DeepLabv3_plus
     from utils.losses import FPLoss
 
-    model = DeepLabv3_plus(given["x"].shape[1], 3, _print=False)
-    height, width = given["x"].shape[2:]
+    x, y = given["x"].to(args.device), given["y"].to(args.device)
+    model = DeepLabv3_plus(x.shape[1], 3, _print=False).to(args.device)
+    height, width = x.shape[2:]
     model.bottleneck.tiles = (1, 1, -(-height // 16), -(-width // 16))  # of 1152 x 768 pixels there
-    criterion, optimizer = FPLoss(LOSS_WEIGHTS), torch.optim.AdamW(model.parameters())
-    return torch_step(model, optimizer, lambda: criterion(model(given["x"]), given["y"]), None), count(model), ""
+    criterion, optimizer = FPLoss(LOSS_WEIGHTS).to(args.device), torch.optim.AdamW(model.parameters())
+    return torch_step(model, optimizer, lambda: criterion(model(x), y), None), count(model), ""
 
 
 def inputs_open_catalyst(
@@ -356,7 +396,7 @@ def theirs_open_catalyst(args: argparse.Namespace, folder: Path) -> tuple[Step, 
 
     given, code = torch.load(folder / "given.pt"), load(folder / "clone")
     model, data = network(code, given["shape"]), code.data_set({"src": str(folder / "lmdb" / "train")})
-    batch = code.collate([data[number] for number in given["samples"]])
+    model, batch = model.to(args.device), code.collate([data[number] for number in given["samples"]]).to(args.device)
     free = batch.fixed == 0
     target = batch.force[free] / given["std"]
 
@@ -398,11 +438,13 @@ def theirs_openfold(args: argparse.Namespace, folder: Path) -> tuple[Step, int, 
     from tests.reference.openfold_inputs import their_batch, their_net
 
     given = torch.load(folder / "given.pt")
-    settings: Any = load_config(load_descriptor("openfold"), SIZES["openfold"][0], SIZES["openfold"][2]).hyperparameters
+    size, _, overrides, _ = sizes_of(args)["openfold"]
+    settings: Any = load_config(load_descriptor("openfold"), size, overrides).hyperparameters
     names = ("config", "loss", "model.alphafold", "data.transforms", "data.residue_constants")
     OPEN.enter_context(openfold_code(folder / "clone"))  # it imports more when it is called
     code = SimpleNamespace(**{each.rpartition(".")[2]: importlib.import_module(f"openfold.{each}") for each in names})
-    model, features = their_net(code, settings), their_batch(code, given["batch"])
+    model = their_net(code, settings).to(args.device)
+    features = {key: value.to(args.device) for key, value in their_batch(code, given["batch"]).items()}
     criterion, last = code.loss.AlphaFoldLoss(code.config.LossConfig()), {k: v[..., -1] for k, v in features.items()}
     clip = given["clip"]
     return (
