@@ -207,18 +207,8 @@ def _prepare(workload: str, name: str, overrides: tuple[str, ...], ranks: int, o
     """Build the space and keep the points that can run. InputError if the default cannot."""
     import torch
 
+    from suite.performance.tune import space as spaces
     from suite.performance.tune.candidates import Candidates, Limits, list_plan_values, refuse_inadmissible
-    from suite.performance.tune.space import (
-        Space,
-        add_default,
-        build_space,
-        find_default,
-        key_of_point,
-        list_powers,
-        narrow,
-        read_space_file,
-        render_point,
-    )
 
     chosen = load_descriptor(workload)
     chosen.code()
@@ -226,32 +216,37 @@ def _prepare(workload: str, name: str, overrides: tuple[str, ...], ranks: int, o
     resources, gpus = find_usable_resources(), torch.cuda.device_count() if base.device != "cpu" else 0
     places = gpus or resources.cores
     own = chosen.card().tunable
-    space = build_space(
+    space = spaces.build_space(
         own,
         places=places,
         cores=resources.cores,
         gpu=gpus > 0,
         batch=base.global_batch_size,
-        plans=list_plan_values(chosen, [n for n in list_powers(places) if n > 1]),
+        plans=list_plan_values(chosen, [n for n in spaces.list_powers(places) if n > 1]),
     )
     if options["space_file"] is not None:
-        given = read_space_file(options["space_file"])
+        given = spaces.read_space_file(options["space_file"])
         refuse_inadmissible(given, own, base.submission.division)
-        space = Space({**space.tunables, **given})
+        space = spaces.Space({**space.tunables, **given})
     threads = os.environ.get("OMP_NUM_THREADS", "")
     each = int(threads) if threads.isdigit() and int(threads) > 0 else max(1, resources.cores // ranks)
-    default = find_default(space, base, ranks, each)
-    space = narrow(add_default(space, default), default, options["fix"], options["only"])
-    memory = torch.cuda.mem_get_info()[1] if gpus else resources.memory_free
+    default = spaces.find_default(space, base, ranks, each)
+    space = spaces.narrow(spaces.add_default(space, default), default, options["fix"], options["only"])
+    # Not what is free now: a search that is resumed must find the same configurations.
+    memory = torch.cuda.mem_get_info()[1] if gpus else resources.memory_limit or resources.memory_total
     limits = Limits(resources.cores, memory, shared=not gpus)
     candidates = Candidates(chosen, name, overrides, space, limits, options["objective"])
     if why := candidates.explain_refused(default):
         raise InputError(f"the default itself cannot run here: {why}")
     points = space.pool(options["seed"])
     print_progress(f"{len(points)} configurations; predicting which can run")
-    reasons = {key_of_point(point): candidates.explain_refused(point) for point in points}
-    pool = [point for point in points if not reasons[key_of_point(point)]]
-    refused = {render_point(p, default): reasons[key_of_point(p)] for p in points if reasons[key_of_point(p)]}
+    reasons = {spaces.key_of_point(point): candidates.explain_refused(point) for point in points}
+    pool = [point for point in points if not reasons[spaces.key_of_point(point)]]
+    refused = {
+        spaces.render_point(p, default): reasons[spaces.key_of_point(p)]
+        for p in points
+        if reasons[spaces.key_of_point(p)]
+    }
     if not any(point != default for point in pool):
         raise InputError(
             f"no configuration of the space can run, except the default; the first reason: {next(iter(refused.values()), 'none')}"
