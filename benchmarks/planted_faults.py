@@ -314,16 +314,26 @@ def generate(name: str, size: str, seed: int, folder: Path) -> Path:
     return root
 
 
-def render_table(lines: Iterable[Mapping[str, Any]], target: Target) -> str:
-    """A row per fault: its runs, those that reach the target and in which epochs, the range of each run's best value."""
+def group_by_fault(lines: Iterable[Mapping[str, Any]]) -> dict[str, list[list[float]]]:
+    """The metric after each epoch of each run, by fault."""
     rows: dict[str, list[list[float]]] = {}
     for line in lines:
         rows.setdefault(line["fault"], []).append(line["values"])
+    return rows
+
+
+def find_epochs(runs: Iterable[Sequence[float]], target: Target) -> list[int]:
+    """The epochs in which the runs that reach the target reach it."""
+    met = [next((i for i, value in enumerate(run, 1) if target.reached(value)), None) for run in runs]
+    return [epoch for epoch in met if epoch is not None]
+
+
+def render_table(lines: Iterable[Mapping[str, Any]], target: Target) -> str:
+    """A row per fault: its runs, those that reach the target and in which epochs, the range of each run's best value."""
     text = ["| fault | n | reach the target | in epochs | best values |", "| --- | --- | --- | --- | --- |"]
     best = min if target.direction == "min" else max
-    for fault, runs in rows.items():
-        met = [next((i for i, value in enumerate(run, 1) if target.reached(value)), None) for run in runs]
-        epochs = [epoch for epoch in met if epoch is not None]
+    for fault, runs in group_by_fault(lines).items():
+        epochs = find_epochs(runs, target)
         when = f"{min(epochs)} to {max(epochs)}" if epochs else "-"
         values = [best(value for value in run if np.isfinite(value)) for run in runs if np.isfinite(run[0])]
         reach = f"{min(values):.3f} to {max(values):.3f}" if values else "not finite"
@@ -331,7 +341,7 @@ def render_table(lines: Iterable[Mapping[str, Any]], target: Target) -> str:
     return "\n".join(text)
 
 
-def main() -> int:
+def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workload", choices=sorted(ANATOMIES))
     parser.add_argument("--size", default="smoke")
@@ -346,7 +356,7 @@ def main() -> int:
     parser.add_argument("--target", type=float, help="another target than the card's")
     parser.add_argument("--table", type=Path, help="train nothing: the table of this file")
     parser.add_argument("-o", "--output", type=Path, default=Path("planted_faults.jsonl"))
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     path = arguments.table or arguments.output
     done = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     if arguments.table is None:

@@ -18,8 +18,8 @@ HEAD = """# Baselines and targets
 
 What predictors without a network reach on the validation split of generated data, next to the target. The standard error is the
 baseline's, over the evaluation samples; the margin is (target - baseline) / standard error with the sign turned so that more is
-better. A target should lie at least {margin:g} standard errors beyond the best baseline. Those of CosmoFlow do not: a regression
-on joint moments at one voxel, which is not told the rule of the data, meets them. `python benchmarks/baselines.py WORKLOAD`
+better. A target should lie at least {margin:g} standard errors beyond the best baseline. Those of CosmoFlow do not: regressions
+that are not told the rule of the data meet them ([cosmoflow.md](cosmoflow.md)). `python benchmarks/baselines.py WORKLOAD`
 measures anew.
 """
 ATTAINABLE = """
@@ -31,7 +31,7 @@ These predictors are told the rule that made the data. They are no baselines: th
 | --- | --- | --- | --- | --- |"""
 NOTES = {
     "cosmoflow": """`snapshot_products_ridge` sees the mean products of every three snapshots at one voxel, and only these: the
-rule of these data ([cosmoflow.md](cosmoflow.md)).""",
+rule of `mini` ([cosmoflow.md](cosmoflow.md)).""",
     "moe_lm": "`known_language` is told which words may follow a word in each topic, and their odds ([moe.md](moe.md)).",
 }
 

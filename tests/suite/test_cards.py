@@ -18,6 +18,7 @@ from tests.fixtures.cli import mlhpc
 from tests.fixtures.runs import run_folder
 
 COSMOFLOW = load_descriptor("cosmoflow").card_path
+TARGET = load_descriptor("cosmoflow").card().size("smoke").threshold
 
 
 def card_file(path: Path, *, name: str = "mine", drop: tuple[str, ...] = (), **changes: object) -> Path:
@@ -91,7 +92,7 @@ def test_the_cards_target_counts_and_not_the_logs(tmp_path: Path) -> None:
 
 def test_a_changed_card_counts_at_once(tmp_path: Path) -> None:
     run, path = renamed(tmp_path / "run"), tmp_path / "mine.yaml"
-    for threshold, code in ((0.36, 0), (0.001, 1), (0.36, 0)):
+    for threshold, code in ((TARGET, 0), (0.001, 1), (TARGET, 0)):
         card_file(path, threshold=threshold)
         os.utime(path, ns=(0, int(threshold * 1e6)))
         assert mlhpc("check", run, "--card", path).returncode == code
@@ -104,7 +105,7 @@ def test_results_of_a_card_are_packaged_compared_listed_shown_and_reported(card:
     assert built.returncode == 0, built.stdout + built.stderr
     assert "95 % [" in mlhpc("compare", run, run, *give).stdout
     assert "card only" in mlhpc("workload", "list", *give).stdout
-    assert "0.36" in mlhpc("status", run, *give).stdout
+    assert f"{TARGET:g}" in mlhpc("status", run, *give).stdout
     reported = mlhpc("report", run, "-o", tmp_path / "report", *give)
     assert reported.returncode == 0, reported.stderr
     assert json.loads((tmp_path / "report" / "report.json").read_text())["verdicts"][0]["compliant"]

@@ -2,11 +2,12 @@
 
 Lengths are comoving Mpc/h, wave numbers h/Mpc; the scale factor a and the growth are 1 today. A universe is a function
 of (settings, seed, index). So it is the same on any rank and in any order. No files, no MPI. Vectors are arrays of
-shape (3, n, n, n), grids are float32.
+shape (3, n, n, n). Arrays have the precision of the simulation.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -44,12 +45,15 @@ class Simulation:
     """How to simulate a universe: particles^3 in a periodic box, counted on a mesh.
 
     ``steps`` is "2lpt" (no particle-mesh steps), "cola10" (ten of them) or "cola4" (one before each redshift).
+    In float64 rounding moves no particle into another voxel, so counts are the same on every processor. float32 has half
+    the bytes.
     """
 
     particles: int
     mesh: int
     box_mpc_h: float
     steps: Literal["2lpt", "cola10", "cola4"]
+    precision: Literal["float32", "float64"] = "float32"
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ def make_universe(simulation: Simulation, seed: int, index: int) -> tuple[NDArra
     # counter-based: the numbers depend on seed and index alone, not on what was drawn before
     random = np.random.Generator(np.random.Philox(key=np.array([seed, index], dtype=np.uint64)))
     unit = random.uniform(-1, 1, 4).astype(np.float32)
-    noise = random.standard_normal((simulation.particles,) * 3, dtype=np.float32)
+    noise = random.standard_normal((simulation.particles,) * 3, dtype=simulation.precision)
     cosmology = make_cosmology(unit)
     first, second = compute_displacements(compute_linear_modes(noise, cosmology, simulation.box_mpc_h))
     evolve = _evolve_2lpt if simulation.steps == "2lpt" else _evolve_cola
@@ -167,7 +171,7 @@ def compute_linear_modes(noise: Floats, cosmology: Cosmology, box_mpc_h: float) 
     n = noise.shape[0]
     grid = _grid(n)
     k = grid.distinct_k * (2 * np.pi / box_mpc_h)
-    amplitude = np.zeros(len(k), dtype=np.float32)
+    amplitude = np.zeros(len(k), dtype=noise.dtype)
     # modes of unit white noise have variance n^3, those of the contrast P n^6 / box^3
     amplitude[1:] = np.sqrt(compute_power(k[1:], cosmology) * (n / box_mpc_h) ** 3)  # the mean mode is zero
     return fft.rfftn(noise) * amplitude[grid.which]  # type: ignore[no-any-return]
@@ -193,9 +197,8 @@ def compute_displacements(modes: NDArray[np.complex64]) -> tuple[Floats, Floats]
     source_modes = fft.rfftn(source, overwrite_x=True) * grid.inverse_k2
     second = fft.irfftn(-1j * grid.k * source_modes[None], s=(n,) * 3, axes=(1, 2, 3), overwrite_x=True)
     # wave vectors are in units of 2 pi / box; a displacement goes with their inverse, and the box has n cells
-    scale = np.float32(n / (2 * np.pi))
-    first *= scale
-    second *= scale
+    first *= n / (2 * np.pi)
+    second *= n / (2 * np.pi)
     return first, second
 
 
@@ -208,7 +211,7 @@ def count(positions: Sequence[Floats], particles: int, mesh: int) -> NDArray[np.
     channels = len(positions)
     where = []
     for channel, position in enumerate(positions):
-        cells = np.floor(position * np.float32(mesh / particles)).astype(np.int32) % mesh
+        cells = np.floor(position * (mesh / particles)).astype(np.int32) % mesh
         where.append((((cells[0] * mesh + cells[1]) * mesh + cells[2]) * channels + channel).ravel())
     total = np.bincount(np.concatenate(where), minlength=mesh**3 * channels)
     assert total.max() <= np.iinfo(np.int16).max
@@ -234,19 +237,19 @@ def _evolve_cola(first: Floats, second: Floats, cosmology: Cosmology, simulation
     for a, a_next in pairwise(scale_factors):
         middle = np.sqrt(a * a_next)
         # half a kick, a whole drift, then half a kick by the new force
-        velocity += np.float32(_kick(a, middle, a, om)) * force
-        residual += np.float32(_drift(a, a_next, middle, om)) * velocity
+        velocity += _kick(a, middle, a, om) * force
+        residual += _drift(a, a_next, middle, om) * velocity
         position = start + _lpt_shift(first, second, a_next, om) + residual
         force = _residual_force(position, first, second, a_next, om)
-        velocity += np.float32(_kick(middle, a_next, a_next, om)) * force
+        velocity += _kick(middle, a_next, a_next, om) * force
         # 1 / (1 + z) and the table's sums of fractions differ in the last bit
-        if any(np.isclose(a_next, each) for each in wanted):
+        if any(math.isclose(a_next, each) for each in wanted):
             channels.append(count([position], n, simulation.mesh))
     return np.concatenate(channels, axis=-1)
 
 
 def _lpt_shift(first: Floats, second: Floats, a: float, omega_m: float) -> Floats:
-    return np.float32(compute_growth(a, omega_m)) * first + np.float32(compute_second_order_growth(a, omega_m)) * second
+    return compute_growth(a, omega_m) * first + compute_second_order_growth(a, omega_m) * second
 
 
 def _residual_force(position: Floats, first: Floats, second: Floats, a: float, omega_m: float) -> Floats:
@@ -255,9 +258,9 @@ def _residual_force(position: Floats, first: Floats, second: Floats, a: float, o
     """
     d1, d2 = compute_growth(a, omega_m), compute_second_order_growth(a, omega_m)
     force = compute_mesh_force(position)
-    force -= np.float32(d1) * first
-    force -= np.float32(d2 - d1**2) * second
-    force *= np.float32(1.5 * omega_m * a)
+    force -= d1 * first
+    force -= (d2 - d1**2) * second
+    force *= 1.5 * omega_m * a
     return force
 
 
@@ -271,10 +274,10 @@ def compute_mesh_force(position: Floats) -> Floats:
     modes = fft.rfftn(_assign_mass(position)) * grid.sharpened_inverse_k2
     # the three components of a cell lie together, so that one gather per corner fetches them
     fields = np.stack([fft.irfftn(1j * each * modes, s=(n,) * 3) for each in grid.k], axis=-1).reshape(n**3, 3)
-    fields *= np.float32(n / (2 * np.pi))
+    fields *= n / (2 * np.pi)
     force = np.empty_like(position)
     for block in _list_slabs(n):
-        total = np.zeros((*position[0, block].shape, 3), dtype=np.float32)
+        total = np.zeros((*position[0, block].shape, 3), dtype=position.dtype)
         for row, column, weight in _list_cloud_in_cell(position[:, block], n):
             total += np.take(fields, row % n * n**2 + column, axis=0) * weight[..., None]
         force[:, block] = np.moveaxis(total, -1, 0)
@@ -296,7 +299,7 @@ def _assign_mass(position: Floats) -> Floats:
             window += np.bincount(index.ravel(), weight.ravel(), minlength=len(window))
         for i, layer in enumerate(window.reshape(rows, n**2), start=first):
             density[i % n] += layer
-    return density.astype(np.float32).reshape(n, n, n)
+    return density.astype(position.dtype).reshape(n, n, n)
 
 
 def _list_slabs(n: int) -> list[slice]:

@@ -45,7 +45,7 @@ class DataSize:
 # simulation, side of a sample, training and validation universes, universes per shard;
 # full: the box, the voxels of 1 Mpc/h and the numbers of samples of the public data (524,288 + 65,536)
 SIZES: dict[str, DataSize] = {
-    "smoke": DataSize(Snapshots(16), 16, 3_200, 500, 250),
+    "smoke": DataSize(Simulation(16, 16, 128.0, "cola4", "float64"), 16, 2_000, 1_000, 250),
     "mini": DataSize(Snapshots(16), 16, 8_000, 1_000, 250),
     "mini32": DataSize(Snapshots(32), 32, 2_000, 500, 50),
     "small": DataSize(Simulation(64, 64, 256.0, "cola10"), 64, 4_096, 512, 32),

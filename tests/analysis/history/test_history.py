@@ -42,7 +42,13 @@ def written(root: Path, day: int, **options: Any) -> Path:
                 seed=1000 * day + index,
                 start_ms=START_MS + day * DAY_MS + index * 100_000,
                 epoch_s=options.get("factor", 1.0) * (2.0 + 0.1 * index),
-                values=(0.42 - 0.001 * index - 1e-5 * day, 0.39, 0.355 - 0.0001 * index),
+                values=(
+                    0.42 - 0.001 * index - 1e-5 * day,
+                    0.41 + 0.0002 * index + 2e-5 * day,
+                    0.4 - 0.0003 * index,
+                    0.39,
+                    0.355 - 0.0001 * index,
+                ),
                 trial=index,
             ),
         )

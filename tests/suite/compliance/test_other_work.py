@@ -17,7 +17,7 @@ from suite.log.reader import read_events
 from suite.log.record import summarise_log
 from suite.log.run_folder import RunFolder
 from tests.fixtures.cli import mlhpc
-from tests.fixtures.logs import Line, Lines, drop, insert, our_run, write
+from tests.fixtures.logs import SHORT, Line, Lines, drop, insert, our_run, write
 
 RUN_S = 6.5  # of our_run: staging and three epochs of 2 s
 
@@ -33,7 +33,7 @@ def told(*nodes: Any, seconds: Any = RUN_S, count: int | None = None, **about: A
 
 
 def log(event: Line | None, **options: Any) -> Lines:
-    lines = our_run(**options)
+    lines = our_run(values=SHORT, **options)
     return lines if event is None else insert(event, "run_stop")(lines)
 
 

@@ -9,7 +9,7 @@ import pytest
 from suite.descriptor import load_descriptor
 from suite.log.reader import read_events
 from suite.log.record import RunRecord, find_first_on_target, summarise_log
-from tests.fixtures.logs import Line, Lines, append, at, chain, drop, edit, hpc_run, our_run, raw, write
+from tests.fixtures.logs import SHORT, Line, Lines, append, at, chain, drop, edit, hpc_run, our_run, raw, write
 
 
 def record(tmp_path: Path, lines: Lines) -> RunRecord:
@@ -31,7 +31,7 @@ def test_a_run_is_summarised(tmp_path: Path) -> None:
 
 
 def test_the_parts_of_a_run_sum_to_its_time(tmp_path: Path) -> None:
-    found = record(tmp_path, our_run(epoch_s=2.0))
+    found = record(tmp_path, our_run(values=SHORT, epoch_s=2.0))
     shares = found.shares
     assert shares is not None
     assert found.time_to_train_s == shares.run_s
@@ -43,7 +43,7 @@ def test_the_parts_of_a_run_sum_to_its_time(tmp_path: Path) -> None:
 
 
 def test_phases_are_totals_over_the_run(tmp_path: Path) -> None:
-    phases = record(tmp_path, our_run(epoch_s=2.0)).phases
+    phases = record(tmp_path, our_run(values=SHORT, epoch_s=2.0)).phases
     assert phases is not None
     parts = phases.data_wait_s + phases.forward_backward_s + phases.exposed_communication_s
     assert parts + phases.optimizer_s + phases.other_s == pytest.approx(phases.step_s) == pytest.approx(6.0)
@@ -67,7 +67,7 @@ def test_staging_before_the_run_is_beside_the_time_and_staging_inside_is_in_it(t
 
 
 def test_what_follows_run_stop_is_ignored(tmp_path: Path) -> None:
-    lines = our_run()
+    lines = our_run(values=SHORT)
     plain = record(tmp_path, lines)
     late = append(Line("epoch_start", metadata={"epoch_num": 4}), Line("eval_error", 0.9, metadata={"epoch_num": 4}))
     found = record(tmp_path, chain(late, append(Line("run_stop", metadata={"status": "aborted"})))(lines))
@@ -75,7 +75,7 @@ def test_what_follows_run_stop_is_ignored(tmp_path: Path) -> None:
 
 
 def test_an_epoch_cut_by_run_stop_ends_there(tmp_path: Path) -> None:
-    lines = our_run()
+    lines = our_run(values=SHORT)
     last = max(index for index, line in enumerate(lines) if line.key == "epoch_stop")
     found = record(tmp_path, lines[:last] + lines[last + 1 :])
     assert [epoch.complete for epoch in found.epochs] == [True, True, False]

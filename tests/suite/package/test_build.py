@@ -141,7 +141,10 @@ def test_runs_of_several_folders_make_one_result(tmp_path: Path) -> None:
         write(
             second / f"result_{n}.txt",
             our_run(
-                seed=500 + n, start_ms=1_790_005_000_000 + n * 100_000, epoch_s=2.7 + n, values=(0.43 + n / 100, 0.35)
+                seed=500 + n,
+                start_ms=1_790_005_000_000 + n * 100_000,
+                epoch_s=2.7 + n,
+                values=(0.43 + n / 100, 0.42 - n / 100, 0.4 + n / 200, 0.39, 0.35),
             ),
         )
     built = build_package([first, second], system="bed", out=tmp_path / "out" / "ACME")

@@ -455,7 +455,7 @@ def test_an_installed_benchmark_can_be_run_by_an_own_loop(tmp_path: Path) -> Non
     data.write_bytes(b"universes")
     config = {"size": "smoke", "global_batch_size": 500, "max_epochs": 2}
     with mlhpc.Run("cosmoflow", config, data=data, output=tmp_path / "run") as run:
-        run.start(parameters=59612, train_samples=3200, eval_samples=500)
+        run.start(parameters=59612, train_samples=2000, eval_samples=1000)
         run.epoch()
         for _ in range(6):
             run.step()
