@@ -240,13 +240,9 @@ def _prepare(workload: str, name: str, overrides: tuple[str, ...], ranks: int, o
         raise InputError(f"the default itself cannot run here: {why}")
     points = space.pool(options["seed"])
     print_progress(f"{len(points)} configurations; predicting which can run")
-    reasons = {spaces.key_of_point(point): candidates.explain_refused(point) for point in points}
-    pool = [point for point in points if not reasons[spaces.key_of_point(point)]]
-    refused = {
-        spaces.render_point(p, default): reasons[spaces.key_of_point(p)]
-        for p in points
-        if reasons[spaces.key_of_point(p)]
-    }
+    reasons = [(point, candidates.explain_refused(point)) for point in points]
+    pool = [point for point, why in reasons if not why]
+    refused = {spaces.render_point(point, default): why for point, why in reasons if why}
     if not any(point != default for point in pool):
         raise InputError(
             f"no configuration of the space can run, except the default; the first reason: {next(iter(refused.values()), 'none')}"

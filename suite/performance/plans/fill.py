@@ -182,40 +182,44 @@ def place_jobs(
     spans = timeline.spans[rank]
     ends = {(each.action.kind, each.action.stage, each.action.part): each.end for each in spans}
     gaps = _Gaps([(each.begin, each.end) for each in spans], timeline.total)
-    factors: list[tuple[Fraction, Job]] = []
-    for stage, these in layers.items():
-        for layer in these:
-            for factor, size in (("A", layer.inputs), ("B", layer.outputs)):
-                length = layer.rows * size * (size + 1)  # a symmetric product: half of the values
-                for part in range(parts):
-                    ready = next(ends[kind, stage, part] for kind in FACTORS[factor] if (kind, stage, part) in ends)
-                    factors.append((ready, Job(layer.path, factor, stage, part, length)))
     placed: list[Placed] = []
     left: list[Job] = []
-    ready_at: dict[tuple[str, str], Fraction] = {}
-    for ready, job in sorted(factors, key=lambda each: (each[0], -each[1].length)):
-        begin = gaps.take(ready, job.length)
-        if begin is None:
-            left.append(job)
-            continue
-        placed.append(Placed(job, begin))
-        ready_at[job.layer, job.factor] = max(ready_at.get((job.layer, job.factor), begin), begin + job.length)
+
+    def place(jobs: list[tuple[Fraction, Job]]) -> None:
+        """Place jobs in the order of their readiness, long ones first."""
+        for ready, job in sorted(jobs, key=lambda each: (each[0], -each[1].length)):
+            begin = gaps.take(ready, job.length)
+            if begin is None:
+                left.append(job)
+            else:
+                placed.append(Placed(job, begin))
+
+    sizes = [
+        (stage, layer, factor, size)
+        for stage, these in layers.items()
+        for layer in these
+        for factor, size in (("A", layer.inputs), ("B", layer.outputs))
+    ]
+    factors: list[tuple[Fraction, Job]] = []
+    for stage, layer, factor, size in sizes:
+        length = layer.rows * size * (size + 1)  # a symmetric product: half of the values
+        for part in range(parts):
+            ready = next(ends[kind, stage, part] for kind in FACTORS[factor] if (kind, stage, part) in ends)
+            factors.append((ready, Job(layer.path, factor, stage, part, length)))
+    place(factors)
     lacking = {(job.layer, job.factor) for job in left}
+    made: dict[tuple[str, str], Fraction] = {}  # when all parts of a factor are there
+    for each in placed:
+        key = each.job.layer, each.job.factor
+        made[key] = max(made.get(key, each.end), each.end)
     inverses: list[tuple[Fraction, Job]] = []
-    for stage, these in layers.items():
-        for layer in these:
-            for factor, size in (("A", layer.inputs), ("B", layer.outputs)):
-                job = Job(layer.path, factor, stage, None, size**3)  # Cholesky, then the inverse from it
-                if (layer.path, factor) in lacking:
-                    left.append(job)
-                else:
-                    inverses.append((ready_at[layer.path, factor], job))
-    for ready, job in sorted(inverses, key=lambda each: (each[0], -each[1].length)):
-        begin = gaps.take(ready, job.length)
-        if begin is None:
+    for stage, layer, factor, size in sizes:
+        job = Job(layer.path, factor, stage, None, size**3)  # Cholesky, then the inverse from it
+        if (layer.path, factor) in lacking:
             left.append(job)
         else:
-            placed.append(Placed(job, begin))
+            inverses.append((made[layer.path, factor], job))
+    place(inverses)
     return tuple(sorted(placed, key=lambda each: each.begin)), left
 
 

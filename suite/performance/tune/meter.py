@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from suite.performance.tune.candidates import Candidates
 from suite.performance.tune.job import OBJECTIVES, Blocks, FailedJobError, run_job
-from suite.performance.tune.search import DEFAULT, TUNED, Measured, combine_blocks
+from suite.performance.tune.search import DEFAULT, TUNED, Measured
 from suite.performance.tune.space import Point
 from suite.statistics.blocks import make_alternating_order
 
@@ -45,14 +46,15 @@ class Meter:
             blocks = self._run_pair(point, make_alternating_order(self.turns, (DEFAULT, TUNED)))
         except FailedJobError as error:
             return Measured(None, time.monotonic() - begun, str(error))
-        return Measured(combine_blocks(blocks[TUNED], blocks[DEFAULT]), time.monotonic() - begun)
+        ratios = (a / b for a, b in zip(blocks[TUNED], blocks[DEFAULT], strict=True))
+        return Measured(statistics.geometric_mean(ratios), time.monotonic() - begun)
 
     def compare(self, point: Point, order: Sequence[str]) -> Mapping[str, float]:
         """Run one pair of the race. A pair that fails is lost by the point: the default is known to run."""
         begun = time.monotonic()
         try:
             blocks = self._run_pair(point, order)
-            times = {name: math.exp(sum(map(math.log, values)) / len(values)) for name, values in blocks.items()}
+            times = {name: statistics.geometric_mean(values) for name, values in blocks.items()}
         except FailedJobError:
             times = {TUNED: math.inf, DEFAULT: 1.0}  # any finite time
         return {**times, "took": time.monotonic() - begun}

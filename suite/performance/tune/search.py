@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,8 +205,3 @@ class Search:
         ratio = compute_median_ratio([(times[TUNED], times[DEFAULT]) for times in race.blocks])
         took = math.fsum(pair["took"] for pair in self.history.pairs())
         return Decision(point, outcomes[race.winner], ratio, len(race.blocks), took)
-
-
-def combine_blocks(tuned: Sequence[float], default: Sequence[float]) -> float:
-    """Return the geometric mean of the blocks' ratios."""
-    return math.exp(statistics.fmean(math.log(a / b) for a, b in zip(tuned, default, strict=True)))

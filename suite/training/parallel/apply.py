@@ -26,13 +26,13 @@ from suite.training.parallel.axial import run_to_ends, split_axes
 from suite.training.parallel.deferred import build_deferred
 from suite.training.parallel.exchange import Axis, Note
 from suite.training.parallel.mesh import AXIAL, EXPERT, PIPELINE, SHARD, SPATIAL, TENSOR, Mesh
-from suite.training.parallel.places import slices, stages_of
+from suite.training.parallel.places import slices
 from suite.training.parallel.plan import Budget, ParallelPlan, Placement, is_spread
 from suite.training.parallel.recompute import recompute_blocks
 from suite.training.parallel.sharing import Parallel, placements
 from suite.training.parallel.skeleton import batch_on_meta, build_on_meta
 from suite.training.parallel.spatial import Split, Trace, check_extents, split_model, trace
-from suite.training.parallel.states import join_states, shard_states
+from suite.training.parallel.states import shard_states
 from suite.workload import ExpertSpread, Workload
 from suite.world import World
 
@@ -180,7 +180,7 @@ def _shard(
     mesh, plan = parallel.mesh, parallel.plan
     assert plan is not None
     spread = {id(each) for each in workload.sharded_parameters(model)} | {id(part) for _, part, _ in slices(model)}
-    parameters = dict(model.named_parameters())  # in a pipeline, of this rank's stages
+    parameters = dict(model.named_parameters())  # in a pipeline, of this rank's stage
     names = [name for name, each in parameters.items() if where[name] != "replicate" and id(each) not in spread]
     device_mesh = None if note is not None else _device_mesh(mesh, next(iter(parameters.values())).device)
     if device_mesh is None:
@@ -189,20 +189,15 @@ def _shard(
     else:
         shard = Axis(SHARD, mesh.piece, mesh.shard, device_mesh.get_group(SHARD))
         replicas = Axis(REPLICAS, mesh.replicas.index(mesh.rank), len(mesh.replicas))
-    stages = stages_of(model)
-    for module in [model] if stages is None else stages.modules.values():
-        own = {name for name, _ in module.named_parameters()}
-        shard_states(
-            module,
-            [name for name in names if name in own],
-            plan.fully_shard,
-            (shard, replicas if replicas.size > 1 else None),
-            reshard=plan.reshard_after_forward,
-            device_mesh=device_mesh,
-            sums=_sum_type(plan),
-        )
-    if stages is not None:
-        join_states(model, list(stages.modules.values()))
+    shard_states(
+        model,  # also of a pipeline: with shards a rank has one stage
+        names,
+        plan.fully_shard,
+        (shard, replicas if replicas.size > 1 else None),
+        reshard=plan.reshard_after_forward,
+        device_mesh=device_mesh,
+        sums=_sum_type(plan),
+    )
 
 
 def _sum_type(plan: ParallelPlan) -> torch.dtype | None:

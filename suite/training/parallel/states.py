@@ -152,16 +152,6 @@ def shard_states(
     setattr(model, STATES, States(tuple(reversed(groups)), *axes))
 
 
-def join_states(model: nn.Module, stages: Sequence[nn.Module]) -> None:
-    """Let a model have the states of its stages."""
-    every = [each for each in map(states_of, stages) if each is not None]
-    setattr(
-        model,
-        STATES,
-        States(tuple(group for each in every for group in each.groups), every[0].shard, every[0].replicas),
-    )
-
-
 def _check(model: nn.Module, names: Sequence[str]) -> None:
     """InputError for parameters that FSDP2 cannot split."""
     every = dict(model.named_parameters(remove_duplicate=False))
