@@ -90,9 +90,9 @@ def whole(model: nn.Module, places: Any, world: World) -> dict[str, Tensor]:
         found[name] = parameter.detach().clone().reshape(-1)
         if name in places:
             shares: dict[tuple[int, ...], Tensor] = {}
-            for place, values in world.allgather((places[name][0], found[name].numpy())):
-                first = tuple(place)
-                assert torch.equal(shares.setdefault(first, torch.from_numpy(values)), torch.from_numpy(values)), name
+            for place, values in world.allgather((places[name][0], found[name].tolist())):
+                first, mine = tuple(place), torch.tensor(values, dtype=parameter.dtype)
+                assert torch.equal(shares.setdefault(first, mine), mine), name
             found[name] = torch.cat([shares[first] for first in sorted(shares)])
     return found
 

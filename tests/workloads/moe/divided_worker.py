@@ -128,10 +128,9 @@ def compare(name: str, form: tuple[str, ...], world: World, folder: Path, *, tho
     assert any(".experts." in key for key, _, _ in slices(mine.state.model))
     path = folder / f"trial_{name}_{len(form)}.pt"
     snapshot = Checkpoint(path, {}, mine.parallel.mesh).snapshot(world, mine.state, Position(1, STEPS))
-    snapshot.write()
-    world.barrier()
-    if world.is_first:
-        snapshot.commit()
+    every = world.gather(snapshot.write(), bytes)
+    if every is not None:
+        snapshot.commit(every)
     world.barrier()
     for mesh in OTHERS if not form and (thorough or name == "moe_lm") else (MESH,):
         other = Run(name, world, form, mesh)
