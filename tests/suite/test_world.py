@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from suite.launcher import Launch
 from suite.transport import SingleProcessTransport
 from suite.workload import set_mean_buffers
 from suite.world import World
+from tests.fixtures.warm import warm_python
 
 
 def test_one_process_is_a_world_of_its_own() -> None:
@@ -21,6 +24,26 @@ def test_one_process_is_a_world_of_its_own() -> None:
     assert world.summary(3.0) == {"min": 3.0, "median": 3.0, "max": 3.0}
     with pytest.raises(InputError, match="broken"):
         world.check_together(ValueError("broken"))
+
+
+MEETING = """
+import sys
+import torch.distributed as dist
+from suite.world import World
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]), world_size=2)
+world = World.create()
+print(world.rank, world.size, world.nodes, world.sum({"rank": world.rank + 1.0})["rank"])
+"""
+
+
+def test_a_group_that_met_at_a_file_on_one_node_is_a_world_and_needs_no_key(tmp_path: Path) -> None:
+    words = [*warm_python(), "-c", MEETING, str(tmp_path / "meet")]
+    ranks = [
+        subprocess.Popen([*words, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    found = [rank.communicate(timeout=300) for rank in ranks]
+    assert [out for out, _ in found] == ["0 2 1 3.0\n", "1 2 1 3.0\n"], found
 
 
 def test_running_statistics_become_means_over_ranks_and_counters_stay() -> None:

@@ -559,15 +559,15 @@ def test_a_value_beside_the_target_has_the_digits_that_tell_them_apart(
 NO_COUNTS = {"model_parameters": 0, "forward_flops_per_sample": 0, "training_flops_per_sample": 0, "sample_bytes": 0}
 
 
-def train_model(run: mlhpc.Run) -> None:
-    """A linear layer with 6 parameters on 40 samples."""
+def train_model(run: mlhpc.Run, model: nn.Module | None = None, sample: tuple[int, ...] = (5,)) -> None:
+    """A linear layer with 6 parameters on 40 samples, or another model."""
     torch.manual_seed(0)
-    model = nn.Linear(5, 1)
+    model = model or nn.Linear(5, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run.start(model, optimizer, train_samples=40, eval_samples=7)
     for value in (0.5, 0.95):
         run.epoch()
-        for batch in run.batches([torch.randn(10, 5)] * 4):
+        for batch in run.batches([torch.randn(10, *sample)] * 4):
             optimizer.zero_grad()
             loss = model(batch).square().mean()
             loss.backward()
@@ -608,6 +608,15 @@ def test_flops_alone_are_counted_while_the_run_goes_on(card: Path, capfd: pytest
         train_model(run)
     assert run.reached
     assert "    training_flops_per_sample: 20\n" in capfd.readouterr().out
+
+
+def test_a_grouped_convolution_counts_its_own_channels_alone(card: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Depthwise, 64 channels of 8 x 8: torch's FlopCounterMode counts the weight gradient 64 times."""
+    write_card(card, model_parameters=64 * 9, training_flops_per_sample=0)
+    with make_run(card) as run:
+        train_model(run, nn.Conv2d(64, 64, 3, padding=1, groups=64, bias=False), (64, 8, 8))
+    forward = 2 * 64 * 9 * 8 * 8
+    assert f"    training_flops_per_sample: {2 * forward}\n" in capfd.readouterr().out, "nothing asks for the input's"
 
 
 def test_a_framework_without_a_model_gets_the_parameters_it_stated(
