@@ -15,7 +15,6 @@ import json
 import math
 import random
 import statistics
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,20 +88,23 @@ def measure(options: argparse.Namespace) -> None:
     groups: dict[Any, list[Any]] = {}
     for point in left:
         groups.setdefault(candidates.launch(point), []).append(point)
+
+    def run_or_split(chunk: list[Any]) -> None:
+        try:
+            base, *sides = run(chunk)
+        except FailedJobError as error:
+            if len(chunk) == 1:
+                keep(chunk[0], None, None, str(error))
+            else:  # one of them fails: which?
+                run_or_split(chunk[: len(chunk) // 2])
+                run_or_split(chunk[len(chunk) // 2 :])
+            return
+        for point, blocks in zip(chunk, sides, strict=True):
+            keep(point, base, blocks, "")
+
     for same in groups.values():
         for start in range(0, len(same), CHUNK):
-            chunk = same[start : start + CHUNK]
-            try:
-                base, *sides = run(chunk)
-                for point, blocks in zip(chunk, sides, strict=True):
-                    keep(point, base, blocks, "")
-            except FailedJobError:
-                for point in chunk:  # one of them fails: which?
-                    try:
-                        base, blocks = run([point])
-                        keep(point, base, blocks, "")
-                    except FailedJobError as error:
-                        keep(point, None, None, str(error))
+            run_or_split(same[start : start + CHUNK])
             write_table(options, default, rows)
             print(f"{len(rows)} of {len(points)}", flush=True)
 
@@ -241,18 +243,29 @@ def search_by_proxy(table: Table, most: int, seed: int, blocks: int) -> list[flo
 
 
 def search_by_sampler(
-    make: Callable[[int], optuna.samplers.BaseSampler] | None, table: Table, most: int, seed: int, blocks: int
+    make: Callable[[int], optuna.samplers.BaseSampler] | None,
+    first: int,
+    table: Table,
+    most: int,
+    seed: int,
+    blocks: int,
 ) -> list[float]:
-    """Search with a sampler of Optuna; None: at random. What it repeats, or proposes outside the table, costs nothing."""
+    """Search with a sampler of Optuna; None: at random. What it repeats, or proposes outside the table, costs nothing.
+
+    The ``first`` points with the shortest closed forms are measured before the sampler is asked.
+    """
     drawn, places = random.Random(seed), {key_of_point(point): place for place, point in enumerate(table.points)}
     known: dict[int, float] = {table.default: 0.0}
     found: list[float] = []
     study = optuna.create_study(sampler=None if make is None else make(seed))
+    for near in sorted(range(len(table.points)), key=lambda each: table.prior[each])[:first]:
+        study.enqueue_trial(dict(table.points[near]))
     order = list(range(len(places)))
     drawn.shuffle(order)
+    place: int | None
     for asked in range(50 * most):
         if make is None:
-            place: int | None = order[asked]
+            place = order[asked]
         else:
             trial, point = study.ask(), {}
             for name, tunable in table.space.tunables.items():
@@ -271,10 +284,22 @@ def search_by_sampler(
 
 
 FAIL = optuna.trial.TrialState.FAIL
-SAMPLERS: Mapping[str, Callable[[int], optuna.samplers.BaseSampler] | None] = {
-    "random": None,
-    "TPE": lambda seed: optuna.samplers.TPESampler(seed=seed),
-    "Optuna's GP": lambda seed: optuna.samplers.GPSampler(seed=seed),
+SAMPLERS: Mapping[str, tuple[Callable[[int], optuna.samplers.BaseSampler] | None, int]] = {
+    "random": (None, 0),
+    "TPE": (lambda seed: optuna.samplers.TPESampler(seed=seed), 0),
+    "TPE, closed forms first": (lambda seed: optuna.samplers.TPESampler(seed=seed), 5),
+    "TPE, multivariate": (
+        lambda seed: optuna.samplers.TPESampler(seed=seed, multivariate=True, warn_independent_sampling=False),
+        0,
+    ),
+    "TPE, multivariate, closed forms first": (
+        lambda seed: optuna.samplers.TPESampler(
+            seed=seed, multivariate=True, n_startup_trials=5, warn_independent_sampling=False
+        ),
+        5,
+    ),
+    "Optuna's GP": (lambda seed: optuna.samplers.GPSampler(seed=seed), 0),
+    "Optuna's GP, closed forms first": (lambda seed: optuna.samplers.GPSampler(seed=seed, n_startup_trials=5), 5),
 }
 WITHIN = math.log(1.03)
 
@@ -303,7 +328,7 @@ def compare_engines(table: Table, options: argparse.Namespace) -> None:
             if name == "mlhpc tune":
                 courses.append(search_by_proxy(mixed, most, seed, options.blocks))
             else:
-                courses.append(search_by_sampler(SAMPLERS[name], mixed, most, seed, options.blocks))
+                courses.append(search_by_sampler(*SAMPLERS[name], mixed, most, seed, options.blocks))
         at = [course[table.tenth - 1] - best for course in courses]
         hits, needed = sum(value <= WITHIN for value in at), count_needed(courses, best, 0.9)
         excess = 100 * math.expm1(statistics.median(at))
@@ -416,4 +441,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -141,10 +141,13 @@ class SizeCard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Tunable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The values of a setting that `mlhpc tune` tries. ``when``: it counts only where other settings have these values.
 
-    ``predicted``: the predictions of `mlhpc plan` depend on it.
+    ``gpu`` and ``cpu`` are values that only such a device has. ``predicted``: the predictions of `mlhpc plan` depend on
+    it.
     """
 
     values: Annotated[tuple[bool | int | float | str | None, ...], Meta(min_length=1)]
+    gpu: tuple[bool | int | float | str | None, ...] = ()
+    cpu: tuple[bool | int | float | str | None, ...] = ()
     when: dict[str, tuple[bool | int | float | str | None, ...]] = {}
     predicted: bool = True
 

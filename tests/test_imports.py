@@ -133,6 +133,7 @@ ANALYSIS_MAY_USE = {
     "suite.compliance.forensics",
     "suite.performance",
     "suite.performance.ab",
+    "suite.performance.tune",
 }
 # What a part of ``analysis`` may import of it, the lowest part first: the way of a log to a figure runs down this table.
 ANALYSIS_LAYERS: dict[str, set[str]] = {

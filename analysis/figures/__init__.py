@@ -44,6 +44,7 @@ FIGURES = (
     "roofline",
     "bounds",
     "stragglers",
+    "tuning",
     "expert_load",
     # all-to-all of mixture-of-experts layers
     "moe_network_fit",

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from suite.documents import NotNegative, Positive
+from suite.performance.tune.result import TuneResult
 
 
 class MeasuredRoof(Struct, frozen=True, kw_only=True):
@@ -144,11 +145,15 @@ class Counters(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Inputs:
-    """Holds the files of a report that are not logs. ``what_if`` are the ceilings of machines to predict for."""
+    """Holds the files of a report that are not logs. ``what_if`` are the ceilings of machines to predict for.
+
+    ``searches`` are those of `mlhpc tune`.
+    """
 
     ceilings: tuple[Ceilings, ...] = ()
     what_if: tuple[Ceilings, ...] = ()
     counters: tuple[Counters, ...] = ()
+    searches: tuple[TuneResult, ...] = ()
 
     def of_system(self, names: Iterable[str], ranks: float, nodes: float) -> tuple[Ceilings, str] | str:
         """Find the ceilings file of a system that has these names, with a remark for the reader.

@@ -22,6 +22,8 @@ from suite.log import mllog
 from suite.log.limits import read_limits
 from suite.performance.ab.ranking import KIND as RANKING_KIND
 from suite.performance.ab.ranking import Ranking
+from suite.performance.tune.result import KIND as TUNE_KIND
+from suite.performance.tune.result import TuneResult
 
 VERSION = 1  # of all kinds that are Structs
 _TOKEN = mllog.TOKEN.strip().encode()  # begins an event of a log
@@ -68,6 +70,7 @@ READERS: Mapping[str, Reader] = {
     SWEEP_KIND: parse_sweep,  # mlhpc moe --sweep-network
     "steps": make_struct_reader(Steps),  # mlhpc demo
     RANKING_KIND: make_struct_reader(Ranking),  # mlhpc ab runs show -o
+    TUNE_KIND: make_struct_reader(TuneResult),  # mlhpc tune
 }
 
 
@@ -141,7 +144,10 @@ def read_file(path: Path) -> object:
 
 def _inputs(found: Sequence[object], what_if: Sequence[Path]) -> Inputs:
     return Inputs(
-        _select_kind(found, Ceilings), tuple(read_ceilings(path) for path in what_if), _select_kind(found, Counters)
+        _select_kind(found, Ceilings),
+        tuple(read_ceilings(path) for path in what_if),
+        _select_kind(found, Counters),
+        _select_kind(found, TuneResult),
     )
 
 

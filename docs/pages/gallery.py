@@ -32,6 +32,7 @@ from tests.analysis.conftest import (
     write_counters,
     write_run_folder,
 )
+from tests.analysis.figures.test_tuning import write_search
 from tests.analysis.network.test_network import sweep, written
 
 INTRODUCTION = """# Gallery
@@ -72,7 +73,7 @@ def page(example: Study, shots: dict[str, bytes]) -> str:
 
 
 def example(root: Path) -> Study:
-    """Made-up results: a machine at five sizes, a faster one, throughput mode, one's own machine with its roofs, a sweep."""
+    """Made-up results: a machine at five sizes, a faster one, throughput mode, one's own with its roofs, a sweep, a search."""
     rounds = root / "made up"
     for nodes, seconds, epochs, batch in SIZES:
         _result(rounds, f"north-{2 * nodes}", "north", nodes, seconds, epochs, batch)
@@ -80,7 +81,8 @@ def example(root: Path) -> Study:
     _result(rounds, "south-32-throughput", "south", 16, 2400, 5, 256, accelerator="B2", runs=24, mode="weak")
     laptop = write_run_folder(root, "laptop")
     here, there = write_ceilings(root / "here.json"), write_ceilings(root / "there.json", "south", faster=3.0)
-    inputs = read_inputs([here, write_counters(root / "counters.json")], [there])
+    files = [here, write_counters(root / "counters.json"), write_search(root / "tune.json")]
+    inputs = read_inputs(files, [there])
     cards = list_installed_cards() | {"cosmoflow": small_card()}
     return read_study([rounds, laptop], cards, inputs, [fit_sweep(read_sweep(written(root, sweep(noise=0.05))))])
 

@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,7 +33,7 @@ from suite.cli.options import (
 from suite.config import Tuned, choose_default_data_root, load_config
 from suite.data.lock import create_lock
 from suite.descriptor import load_descriptor
-from suite.documents import convert_to_plain_data
+from suite.documents import convert_to_plain_data, render_json
 from suite.errors import InputError
 from suite.files import make_folder, print_line, print_progress, render_duration, write_file_atomically
 from suite.launch.ranks import run_as_rank
@@ -42,14 +42,17 @@ from suite.log.run_folder import choose_default_folder
 from suite.machine.probes.allowance import find_usable_resources
 from suite.machine.probes.processor import read_cpu
 from suite.machine.probes.root import find_machine_root
+from suite.statistics import Outcome
 
 if TYPE_CHECKING:
     from suite.performance.tune.candidates import Candidates
+    from suite.performance.tune.result import TuneResult
     from suite.performance.tune.search import Decision, Search, Trial
     from suite.performance.tune.space import Point
     from suite.world import World
 
-VERSION = 1
+LEAST_STEPS = 5  # of a block
+MOST_PREDICTED = 20  # configurations that are printed
 ERROR = 0.05  # chance that a setting is called faster which is not
 HISTORY, RESULT, BEST = "history.log", "tune.json", "best.yaml"  # files of the new folder
 UNITS = {"s": 1, "m": 60, "h": 3600}
@@ -104,6 +107,19 @@ Examples:
     "--space", "space_file", type=click.Path(path_type=Path), help="YAML file with tunables to add or replace."
 )
 @click.option(
+    "--from",
+    "earlier",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    metavar="PATH",
+    help="First measure the settings of this earlier search, run folder or package; repeatable.",
+)
+@click.option(
+    "--predict",
+    is_flag=True,
+    help="Measure nothing: predict the times of all configurations from the searches that --from names.",
+)
+@click.option(
     "--evaluations",
     type=IntegerRange(1, 10_000),
     default=500,
@@ -121,7 +137,9 @@ Examples:
     "--blocks", type=IntegerRange(1, 1000), default=2, show_default=True, help="Number of blocks of a measurement."
 )
 @click.option(
-    "--steps", type=IntegerRange(1, 100_000), default=5, show_default=True, help="Number of timed steps in a block."
+    "--steps",
+    type=IntegerRange(1, 100_000),
+    help="Number of timed steps in a block. [5, or as many as the default does in half a second, at most 100]",
 )
 @click.option(
     "--limit-s",
@@ -160,6 +178,10 @@ def tune(
     name = choose_config_name(size, config) or DEFAULT_SIZE
     # Mistakes in settings come before torch is imported, which takes seconds.
     resolved = load_config(load_descriptor(workload), name, overrides).with_stated_precision("mlhpc tune")
+    if options.pop("predict"):
+        setting = _prepare(workload, name, overrides, ranks, options)
+        _print_predictions(setting, resolved.size, options["earlier"], style)
+        return
     if options["resume"] and output is None:
         raise click.UsageError("--resume: say which search to continue with -o FOLDER")
     folder = output or choose_default_folder(resolved.workload, resolved.size, datetime.now(UTC), under="tune")
@@ -182,25 +204,29 @@ def tune(
         make_folder(folder)
     with create_lock(folder / "tune.lock", f"search {folder}"):
         search, decision, begun = _search(setting, folder, options)
-        document = _describe(setting, search, decision, begun, options)
-        write_file_atomically(folder / RESULT, json.dumps(document, indent=1) + "\n")
+        result = _describe(setting, search, decision, begun, options)
+        write_file_atomically(folder / RESULT, render_json(result))
         best = folder / BEST
-        if document["answer"] == "faster":
-            _write_best(setting, document, best)
+        if result.outcome == Outcome.FASTER:
+            _write_best(setting, result, best)
     if style == JSON:
-        print_line(json.dumps(document, indent=1))
+        print_line(render_json(result).rstrip())
     else:
-        _print_answer(setting, document, best)
+        _print_answer(setting, result, best)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is searched: the configurations, the points that can run, the refused ones with reasons, and the default."""
+    """What is searched: the configurations, the points that can run, the refused ones with reasons, and the default.
+
+    ``first``: points of earlier searches and runs, which are measured first if they are in the pool.
+    """
 
     candidates: Candidates
     pool: list[Point]
     refused: Mapping[str, str]
     default: Point
+    first: list[Point]
 
 
 def _prepare(workload: str, name: str, overrides: tuple[str, ...], ranks: int, options: Mapping[str, Any]) -> Setting:
@@ -209,6 +235,7 @@ def _prepare(workload: str, name: str, overrides: tuple[str, ...], ranks: int, o
 
     from suite.performance.tune import space as spaces
     from suite.performance.tune.candidates import Candidates, Limits, list_plan_values, refuse_inadmissible
+    from suite.performance.tune.earlier import read_earlier_points
 
     chosen = load_descriptor(workload)
     chosen.code()
@@ -247,7 +274,12 @@ def _prepare(workload: str, name: str, overrides: tuple[str, ...], ranks: int, o
         raise InputError(
             f"no configuration of the space can run, except the default; the first reason: {next(iter(refused.values()), 'none')}"
         )
-    return Setting(candidates, [default, *(point for point in pool if point != default)], refused, default)
+    first = read_earlier_points(options["earlier"], chosen, space, resources.cores)
+    able = {spaces.key_of_point(point) for point in pool}
+    for point in first:
+        if spaces.key_of_point(point) not in able:
+            print_progress(f"--from: {spaces.render_point(point, default)} cannot run here or is not in the space")
+    return Setting(candidates, [default, *(point for point in pool if point != default)], refused, default, first)
 
 
 def _search(setting: Setting, folder: Path, options: Mapping[str, Any]) -> tuple[Search, Decision, str]:
@@ -257,15 +289,16 @@ def _search(setting: Setting, folder: Path, options: Mapping[str, Any]) -> tuple
     from suite.performance.tune.search import History, Search, SearchRules
 
     candidates, default = setting.candidates, setting.default
-    blocks = Blocks(options["blocks"], options["steps"], options["seed"])
+    blocks = Blocks(options["blocks"], options["steps"] or LEAST_STEPS, options["seed"])
     kept = {key: str(value) for key, value in options.items() if key not in ("resume", "budget", "evaluations")}
     request = json.dumps({**kept, "name": candidates.name, "set": candidates.overrides, "pool": setting.pool})
     history = History(folder / HISTORY, candidates.space, request)
     forms = [candidates.closed_form_s(point) for point in setting.pool]
     proxy = Proxy(candidates.space, setting.pool, [math.log(form / forms[0]) for form in forms])
     rules = SearchRules(options["budget"], options["evaluations"], options["pairs"], ERROR, options["seed"])
-    search = Search(history, setting.pool, 0, proxy, rules)
-    meter = Meter(candidates, default, blocks, options["limit_s"], len(history.trials()))
+    search = Search(history, setting.pool, 0, proxy, rules, setting.first)
+    fixed = options["steps"] is not None
+    meter = Meter(candidates, default, blocks, options["limit_s"], len(history.trials()), fixed)
     begun = datetime.now(UTC).isoformat(timespec="seconds")
     try:
         took = meter.measure_default()
@@ -291,52 +324,54 @@ def _render_trial(trial: Trial, default: Point) -> str:
 
 def _describe(
     setting: Setting, search: Search, decision: Decision, begun: str, options: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the document of the search. ``answer``: faster, or nothing better."""
-    from suite.statistics import Outcome
+) -> TuneResult:
+    """Return the document of the search."""
+    from suite.performance.tune.result import TunedTrial, TuneResult
 
     trials, config = search.history.trials(), setting.candidates.config(setting.default)
-    return {
-        "version": VERSION,
-        "kind": "tune",
-        "workload": config.workload,
-        "size": config.size,
-        "division": config.submission.division,
-        "objective": options["objective"],
-        "processor": read_cpu(find_machine_root(os.environ)).model,
-        "begun": begun,
-        "error": ERROR,
-        "default": dict(setting.default),
-        "configurations": len(setting.pool),
-        "refused": dict(setting.refused),
-        "trials": [{"point": dict(trial.point), **asdict(trial.measured)} for trial in trials],
-        "search_s": math.fsum(trial.measured.seconds for trial in trials),
-        "best": dict(decision.point),
-        "pairs": decision.pairs,
-        "pairs_s": decision.seconds,
-        "ratio": None if decision.ratio is None else asdict(decision.ratio),
-        "outcome": decision.outcome,
-        "answer": "faster" if decision.outcome == Outcome.FASTER else "nothing better",
-    }
+    return TuneResult(
+        workload=config.workload,
+        size=config.size,
+        division=config.submission.division,
+        objective=options["objective"],
+        processor=read_cpu(find_machine_root(os.environ)).model,
+        begun=begun,
+        error=ERROR,
+        default=dict(setting.default),
+        configurations=len(setting.pool),
+        refused=dict(setting.refused),
+        trials=tuple(TunedTrial(point=dict(trial.point), **asdict(trial.measured)) for trial in trials),
+        search_s=math.fsum(trial.measured.seconds for trial in trials),
+        best=dict(decision.point),
+        pairs=decision.pairs,
+        pairs_s=decision.seconds,
+        ratio=decision.ratio,
+        importance=search.history.measure_importance(),
+        outcome=decision.outcome,
+        answer="faster" if decision.outcome == Outcome.FASTER else "nothing better",
+    )
 
 
-def _write_best(setting: Setting, document: Mapping[str, Any], path: Path) -> None:
+def _write_best(setting: Setting, result: TuneResult, path: Path) -> None:
     """Write the settings file, which states how it was found."""
     from suite.performance.tune.space import list_settings
 
-    candidates, point, ratio = setting.candidates, document["best"], document["ratio"]
+    candidates, point, ratio = setting.candidates, result.best, result.ratio
+    assert ratio is not None  # a race that was won has pairs
+    assert ratio.value is not None  # a winner's times are finite
+    assert ratio.high is not None
     launch = candidates.launch(point)
     tuned = Tuned(
         by=f"mlhpc tune {SUITE_VERSION}",
-        objective=document["objective"],
+        objective=result.objective,
         ranks=launch.ranks,
         threads=launch.threads,
-        evaluations=len(document["trials"]),
-        search_s=round(document["search_s"] + document["pairs_s"], 1),
-        ratio=ratio["value"],
-        low=ratio["low"] or 0.0,
-        high=ratio["high"],
-        pairs=document["pairs"],
+        evaluations=len(result.trials),
+        search_s=round(result.search_s + result.pairs_s, 1),
+        ratio=ratio.value,
+        low=ratio.low or 0.0,
+        high=ratio.high,
+        pairs=result.pairs,
     )
     config = load_config(candidates.descriptor, candidates.name, (*candidates.overrides, *list_settings(point)))
     text = yaml.safe_dump(convert_to_plain_data(structs.replace(config, tuned=tuned)), sort_keys=False)
@@ -349,26 +384,52 @@ def _render_use(setting: Setting, point: Point, path: Path) -> str:
     return f"OMP_NUM_THREADS={launch.threads} mlhpc run {workload} --ranks {launch.ranks} --config {shlex.quote(str(path))}"
 
 
-def _print_answer(setting: Setting, document: Mapping[str, Any], best: Path) -> None:
+def _print_answer(setting: Setting, result: TuneResult, best: Path) -> None:
     from suite.performance.tune.space import render_point
 
-    trials, ratio = document["trials"], document["ratio"]
-    failed = sum(trial["ratio"] is None for trial in trials)
+    trials, ratio = result.trials, result.ratio
+    failed = sum(trial.ratio is None for trial in trials)
     print_line(
-        f"measured {len(trials)} of {document['configurations']} configurations in {render_duration(document['search_s'])}"
-        f" ({failed} could not run), then {document['pairs']} pairs in {render_duration(document['pairs_s'])}"
+        f"measured {len(trials)} of {result.configurations} configurations in {render_duration(result.search_s)}"
+        f" ({failed} could not run), then {result.pairs} pairs in {render_duration(result.pairs_s)}"
     )
-    shown = render_point(document["best"], setting.default)
-    if ratio is not None and ratio["value"] is not None:
-        ends = [f"{end:.3f}" if end else "unknown" for end in (ratio["low"], ratio["high"])]
+    shown = render_point(result.best, setting.default)
+    if ratio is not None and ratio.value is not None:
+        ends = [f"{end:.3f}" if end else "unknown" for end in (ratio.low, ratio.high)]
         print_line(f"best: {shown}")
-        print_line(
-            f"its {document['objective']} / the default's: {ratio['value']:.3f}, 95 % interval {' to '.join(ends)}"
-        )
-    if document["answer"] == "faster":
-        print_line(f"faster than the default; to use it: {_render_use(setting, document['best'], best)}")
+        print_line(f"its {result.objective} / the default's: {ratio.value:.3f}, 95 % interval {' to '.join(ends)}")
+    if result.outcome == Outcome.FASTER:
+        print_line(f"faster than the default; to use it: {_render_use(setting, result.best, best)}")
     else:
         print_line("nothing better than the default was found")
+
+
+def _print_predictions(setting: Setting, size: str, paths: Sequence[Path], style: str) -> None:
+    """Predict all configurations, and print the fastest. InputError without a search to learn from."""
+    from suite.performance.tune.earlier import read_result
+    from suite.performance.tune.predict import predict_points
+    from suite.performance.tune.space import render_point
+
+    results = [read_result(path) for path in paths]
+    if not results:
+        raise click.UsageError("--predict: say what to learn from with --from FOLDER, the folder of a search")
+    predicted = predict_points(setting.candidates, setting.pool, setting.default, results)
+    if style == JSON:
+        print_line(json.dumps(convert_to_plain_data(predicted), indent=1))
+        return
+    here = read_cpu(find_machine_root(os.environ)).model
+    for result in results:
+        if result.size != size or result.processor != here:
+            print_progress(
+                f"learned from {result.workload} {result.size} on {result.processor}; "
+                f"the intervals leave out what is different for {size} on {here}"
+            )
+    measured = sum(each.measured > 0 for each in predicted)
+    print_line(f"{len(predicted)} configurations, {measured} of them measured; time / default's, 90 % interval:")
+    for each in predicted[:MOST_PREDICTED]:
+        note = f"  measured {each.measured} x" if each.measured else ""
+        shown = render_point(each.point, setting.default)
+        print_line(f"  {each.ratio:.3f}  {each.low:.3f} to {each.high:.3f}  {shown}{note}")
 
 
 def _run_ranks(workload: str, path: Path) -> None:

@@ -6,26 +6,31 @@ import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from suite.performance.tune.candidates import Candidates
-from suite.performance.tune.job import OBJECTIVES, Blocks, FailedJobError, run_job
+from suite.performance.tune.job import OBJECTIVES, STEP_TIME, Blocks, FailedJobError, run_job
 from suite.performance.tune.search import DEFAULT, TUNED, Measured
 from suite.performance.tune.space import Point
 from suite.statistics.blocks import make_alternating_order
 
 LIMIT_FACTOR, LEAST_LIMIT_S = 10.0, 60.0  # of the default's first job: what takes longer is ended
+BLOCK_S, MOST_STEPS = 0.5, 100  # a shorter block is noisier than what is looked for
 
 
 @dataclass
 class Meter:
-    """Measures pairs of the default and a point. ``limit_s`` None: `measure_default` sets it. ``turns``: pairs so far."""
+    """Measures pairs of the default and a point. ``turns``: pairs so far.
+
+    `measure_default` sets ``limit_s`` if it is None, and raises the steps of a block if they are not ``fixed``.
+    """
 
     candidates: Candidates
     default: Point
     blocks: Blocks
     limit_s: float | None = None
     turns: int = 0
+    fixed: bool = False
 
     def measure_default(self) -> float:
         """Measure the default alone. Returns seconds of its job, which set the time limit of the others.
@@ -33,8 +38,12 @@ class Meter:
         FailedJobError if it cannot run.
         """
         begun = time.monotonic()
-        self._run([self.default], None)
+        (sides,) = self._run_job([self.default], None)
         took = time.monotonic() - begun
+        if not self.fixed:
+            step_s = statistics.median(block[OBJECTIVES[STEP_TIME]] for block in sides)
+            steps = min(MOST_STEPS, max(self.blocks.steps, math.ceil(BLOCK_S / step_s)))
+            self.blocks = replace(self.blocks, steps=steps)
         self.limit_s = self.limit_s or max(LEAST_LIMIT_S, LIMIT_FACTOR * took)
         return took
 
@@ -68,7 +77,10 @@ class Meter:
         return {name: self._run([points[name]], self.limit_s)[0] for name in order}
 
     def _run(self, points: Sequence[Point], limit_s: float | None) -> list[list[float]]:
+        quantity = OBJECTIVES[self.candidates.objective]
+        return [[block[quantity] for block in side] for side in self._run_job(points, limit_s)]
+
+    def _run_job(self, points: Sequence[Point], limit_s: float | None) -> list[list[dict[str, float]]]:
         configs = [self.candidates.config(point) for point in points]
-        launch, quantity = self.candidates.launch(points[0]), OBJECTIVES[self.candidates.objective]
-        sides = run_job(self.candidates.descriptor.name, configs, launch, self.blocks, limit_s)
-        return [[block[quantity] for block in side] for side in sides]
+        launch = self.candidates.launch(points[0])
+        return run_job(self.candidates.descriptor.name, configs, launch, self.blocks, limit_s)

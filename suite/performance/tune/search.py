@@ -16,6 +16,7 @@ from typing import Any
 
 import optuna
 from optuna.distributions import CategoricalDistribution
+from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 from optuna.storages import InMemoryStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
@@ -31,6 +32,7 @@ from suite.statistics.race import Race, RaceRules, run_race
 TUNED, DEFAULT = "tuned", "default"  # the entries of the last race
 STUDY = "tune"
 LITTLE_GAIN, LEAST_GAIN = 0.003, 1e-4  # expected improvement of log time: below the second a search ends
+FEWEST_TRIALS = 8  # that say what a tunable is worth
 FEWEST_PAIRS = 7  # that a race of two needs, for which a search leaves time
 
 
@@ -114,6 +116,20 @@ class History:
             self.study.tell(trial, measured.ratio)
         return Trial(point, measured)
 
+    def measure_importance(self) -> dict[str, float]:
+        """Return the part of the variance of log time that each tunable explains, by fANOVA, the largest first.
+
+        Empty after fewer than `FEWEST_TRIALS`. A tunable that is not in every trial, because it counts only beside
+        others, has none.
+        """
+        done = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        if len(done) < FEWEST_TRIALS or len({trial.value for trial in done}) < 2:
+            return {}
+        judge = FanovaImportanceEvaluator(seed=0)
+        return get_param_importances(
+            self.study, evaluator=judge, target=lambda trial: math.log(trial.value or math.nan), normalize=False
+        )
+
     def pairs(self) -> list[dict[str, float]]:
         """List the pairs of the race: seconds of each entry, infinite for none, and what the pair took."""
         return list(self.study.user_attrs.get("pairs", ()))
@@ -125,13 +141,17 @@ class History:
 
 @dataclass
 class Search:
-    """A search of a ``pool`` whose proxy knows each point's closed form. ``default`` is a position in the pool."""
+    """A search of a ``pool`` whose proxy knows each point's closed form. ``default`` is a position in the pool.
+
+    Those of the points ``first`` that the pool has are measured first.
+    """
 
     history: History
     pool: Sequence[Point]
     default: int
     proxy: Proxy
     rules: SearchRules
+    first: Sequence[Point] = ()
 
     def __post_init__(self) -> None:
         self.places = {key_of_point(point): place for place, point in enumerate(self.pool)}
@@ -151,6 +171,10 @@ class Search:
         # Time for the race is set apart: without it there is no answer.
         if len(trials) >= self.rules.evaluations or spent + (FEWEST_PAIRS + 1) * each > self.rules.budget_s:
             return None
+        for point in self.first:
+            place = self.places.get(key_of_point(point), self.default)
+            if place in left:
+                return place
         known = self._known(trials)
         found = self.proxy.predict(known)
         best = float(min(found.mean[place] for place in known))

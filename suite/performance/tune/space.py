@@ -189,7 +189,13 @@ def build_space(
     tunables["loader_threads"] = Tunable(values=list_powers(min(4, cores)), predicted=False)
     if plans and several[RANKS]:
         tunables[PLAN] = Tunable(values=(None, *plans), when=several)
-    return Space({**tunables, **own})
+    return Space({**tunables, **{name: _choose_device(tunable, gpu=gpu) for name, tunable in own.items()}})
+
+
+def _choose_device(tunable: Tunable, *, gpu: bool) -> Tunable:
+    """Return the tunable with the values that a device of this kind has."""
+    more = tunable.gpu if gpu else tunable.cpu
+    return structs.replace(tunable, values=(*tunable.values, *more), gpu=(), cpu=())
 
 
 def read_space_file(path: Path) -> Mapping[str, Tunable]:

@@ -14,6 +14,7 @@ from analysis.sources.readers import read_inputs
 from analysis.study import Study, read_study
 from suite.card import Card
 from tests.analysis.figures.test_energy_front import counted
+from tests.analysis.figures.test_tuning import write_search
 from tests.analysis.network.test_network import sweep, written
 
 Build = Callable[..., Any]
@@ -39,7 +40,7 @@ def rich(
         package(root / "hpc_results_v9.7", system="open", division="open", eval_s=2.5),
     ]
     here, there = ceilings(root / "here.json"), ceilings(root / "there.json", "other", faster=3.0)
-    inputs = read_inputs([here, counters(root / "counters.json")], [there])
+    inputs = read_inputs([here, counters(root / "counters.json"), write_search(root / "tune.json")], [there])
     return read_study(paths, cards, inputs, [fit_sweep(read_sweep(written(root, sweep(noise=0.05))))])
 
 

@@ -88,7 +88,7 @@ def made(paths: list[Path], cards: Cards, inputs: Inputs | None = None) -> Repor
 NEED_A_FILE = {
     name
     for name in list_views()
-    if name.startswith(("moe_", "energy_")) or name == "what_if" or name.endswith("roofline")
+    if name.startswith(("moe_", "energy_", "tuning_")) or name == "what_if" or name.endswith("roofline")
 }  # or power readings, which these runs lack
 
 

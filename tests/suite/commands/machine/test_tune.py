@@ -12,6 +12,7 @@ import yaml
 
 from suite.config import RunConfig, load_config
 from suite.descriptor import load_descriptor
+from suite.documents import convert_to_plain_data
 from suite.log import mllog
 from suite.log.mllog import EventLog
 from suite.performance.tune.job import Launch
@@ -111,6 +112,45 @@ def test_a_killed_search_goes_on_and_measures_nothing_twice(
     assert machine.jobs == 1 + 2 * (len(points) - 1 + document["pairs"])
 
 
+def test_settings_of_an_earlier_search_and_of_a_run_are_measured_first(
+    settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert search(settings, tmp_path / "first", Simulated(0.6), monkeypatch)[0] == 0
+    fastest = json.loads((tmp_path / "first" / "tune.json").read_text())["best"]
+    run = tmp_path / "package" / "results" / "run"
+    run.mkdir(parents=True)
+    config = load_config(load_descriptor("swinv2_moe"), "smoke", [*settings, "gradient_accumulation_steps=4"])
+    (run / "config.yaml").write_text(yaml.safe_dump(convert_to_plain_data(config)))
+    info = {"workload": "swinv2_moe", "size": "smoke", "mode": "strong", "runs": 1, "ranks": 1, "created": "2026-11-28",
+            "command": [], "git": None, "same_allocation": False, "version": 1}  # fmt: skip
+    (run / "run.json").write_text(json.dumps(info))
+    earlier = ("--from", tmp_path / "first", "--from", tmp_path / "package", "--evaluations", 4)
+    code, said = search(settings, tmp_path / "second", Simulated(0.6), monkeypatch, *earlier)
+    assert code == 0, said
+    points = [trial["point"] for trial in json.loads((tmp_path / "second" / "tune.json").read_text())["trials"]]
+    assert points[0] == fastest
+    assert points[3]["gradient_accumulation_steps"] == 4
+    assert len(points) == 4
+
+
+def test_predictions_measure_nothing_and_order_what_was_measured(
+    settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert search(settings, tmp_path / "first", Simulated(0.6), monkeypatch)[0] == 0
+    machine = Simulated(1.0)
+    asked = ("--predict", "--from", tmp_path / "first")
+    code, said = search(settings, tmp_path / "second", machine, monkeypatch, *asked)
+    assert (code, machine.jobs, (tmp_path / "second").exists()) == (0, 0, False), said
+    lines = said.splitlines()
+    (head,) = (line for line in lines if line.endswith("time / default's, 90 % interval:"))
+    first = lines[lines.index(head) + 1].split()
+    assert float(first[0]) == pytest.approx(0.6, rel=0.1)
+    assert float(first[1]) < float(first[0]) < float(first[3])
+    assert "precision=bfloat16" in first
+    code, said = search(settings, tmp_path / "second", machine, monkeypatch, "--predict")
+    assert (code, "say what to learn from with --from FOLDER" in said) == (2, True)
+
+
 WRONG = {
     "an unknown tunable": (["--fix", "rank=1"], "--fix rank: unknown tunable 'rank'"),
     "a value that no setting has": (["--fix", "precision=float12"], "no configuration of the space can run"),
@@ -120,6 +160,7 @@ WRONG = {
     "an objective that is none": (["--objective", "loss"], "'loss' is not one of"),
     "an unknown size": (["--size", "smok"], "unknown size 'smok'; did you mean 'smoke'"),
     "no space file": (["--space", "/nowhere.yaml"], "/nowhere.yaml"),
+    "nothing to begin from": (["--from", "/nowhere"], "'/nowhere' does not exist"),
     "no data": (["--set", "data=/nowhere"], "/nowhere"),
     "a precision to choose": (["--set", "precision=auto"], "mlhpc tune does not measure which is fastest"),
     "more ranks than fit": (["--ranks", "3"], "the default itself cannot run here"),

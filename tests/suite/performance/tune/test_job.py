@@ -65,11 +65,12 @@ def test_pairs_share_a_job_only_if_they_start_alike_and_fit(
 
     def run(workload: str, configs: list[object], launch: Launch, blocks: Blocks, limit_s: float | None) -> object:
         jobs.append(([each.precision for each in configs], launch, limit_s))  # type: ignore[attr-defined]
-        return [[{"CPU time": 2.0 if each.precision == "float32" else 1.0}] * 2 for each in configs]  # type: ignore[attr-defined]
+        return [[{"step time": 0.02, "CPU time": 2.0 if each.precision == "float32" else 1.0}] * 2 for each in configs]  # type: ignore[attr-defined]
 
     monkeypatch.setattr("suite.performance.tune.meter.run_job", run)
     meter = make_meter(settings)
     meter.measure_default()
+    assert meter.blocks.steps == 25, "half a second of the default"
     assert (jobs[0][2], meter.limit_s) == (None, 60.0)
     jobs.clear()
     short = {"ranks": 1, "threads": 1, "precision": "bfloat16"}

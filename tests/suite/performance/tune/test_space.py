@@ -134,3 +134,9 @@ def test_a_space_that_repeats_a_value_or_names_a_later_tunable_is_refused() -> N
         Space({"a": Tunable(values=(1, 2, 1))})
     with pytest.raises(InputError, match="when names 'b'; expected a tunable before it: none"):
         Space({"a": Tunable(values=(1,), when={"b": (1,)}), "b": Tunable(values=(1,))})
+
+
+@pytest.mark.parametrize(("gpu", "values"), [(False, ("loop", "onednn")), (True, ("loop", "triton"))])
+def test_values_of_another_kind_of_device_are_not_tried(gpu: bool, values: tuple[str, ...]) -> None:
+    own = {"backend": Tunable(values=("loop",), cpu=("onednn",), gpu=("triton",))}
+    assert build_space(own, places=1, cores=1, gpu=gpu, batch=1, plans=[]).tunables["backend"].values == values
