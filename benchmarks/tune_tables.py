@@ -243,23 +243,13 @@ def search_by_proxy(table: Table, most: int, seed: int, blocks: int) -> list[flo
 
 
 def search_by_sampler(
-    make: Callable[[int], optuna.samplers.BaseSampler] | None,
-    first: int,
-    table: Table,
-    most: int,
-    seed: int,
-    blocks: int,
+    make: Callable[[int], optuna.samplers.BaseSampler] | None, table: Table, most: int, seed: int, blocks: int
 ) -> list[float]:
-    """Search with a sampler of Optuna; None: at random. What it repeats, or proposes outside the table, costs nothing.
-
-    The ``first`` points with the shortest closed forms are measured before the sampler is asked.
-    """
+    """Search with a sampler of Optuna; None: at random. What it repeats, or proposes outside the table, costs nothing."""
     drawn, places = random.Random(seed), {key_of_point(point): place for place, point in enumerate(table.points)}
     known: dict[int, float] = {table.default: 0.0}
     found: list[float] = []
     study = optuna.create_study(sampler=None if make is None else make(seed))
-    for near in sorted(range(len(table.points)), key=lambda each: table.prior[each])[:first]:
-        study.enqueue_trial(dict(table.points[near]))
     order = list(range(len(places)))
     drawn.shuffle(order)
     place: int | None
@@ -284,22 +274,10 @@ def search_by_sampler(
 
 
 FAIL = optuna.trial.TrialState.FAIL
-SAMPLERS: Mapping[str, tuple[Callable[[int], optuna.samplers.BaseSampler] | None, int]] = {
-    "random": (None, 0),
-    "TPE": (lambda seed: optuna.samplers.TPESampler(seed=seed), 0),
-    "TPE, closed forms first": (lambda seed: optuna.samplers.TPESampler(seed=seed), 5),
-    "TPE, multivariate": (
-        lambda seed: optuna.samplers.TPESampler(seed=seed, multivariate=True, warn_independent_sampling=False),
-        0,
-    ),
-    "TPE, multivariate, closed forms first": (
-        lambda seed: optuna.samplers.TPESampler(
-            seed=seed, multivariate=True, n_startup_trials=5, warn_independent_sampling=False
-        ),
-        5,
-    ),
-    "Optuna's GP": (lambda seed: optuna.samplers.GPSampler(seed=seed), 0),
-    "Optuna's GP, closed forms first": (lambda seed: optuna.samplers.GPSampler(seed=seed, n_startup_trials=5), 5),
+SAMPLERS: Mapping[str, Callable[[int], optuna.samplers.BaseSampler] | None] = {
+    "random": None,
+    "TPE": lambda seed: optuna.samplers.TPESampler(seed=seed),
+    "Optuna's GP": lambda seed: optuna.samplers.GPSampler(seed=seed),
 }
 WITHIN = math.log(1.03)
 
@@ -328,7 +306,7 @@ def compare_engines(table: Table, options: argparse.Namespace) -> None:
             if name == "mlhpc tune":
                 courses.append(search_by_proxy(mixed, most, seed, options.blocks))
             else:
-                courses.append(search_by_sampler(*SAMPLERS[name], mixed, most, seed, options.blocks))
+                courses.append(search_by_sampler(SAMPLERS[name], mixed, most, seed, options.blocks))
         at = [course[table.tenth - 1] - best for course in courses]
         hits, needed = sum(value <= WITHIN for value in at), count_needed(courses, best, 0.9)
         excess = 100 * math.expm1(statistics.median(at))
