@@ -131,12 +131,13 @@ class BatchCopier:
     """Brings batches to a device while it computes. Loader threads pack and pin. A separate stream copies.
 
     On a CPU batches stay where they are. ``alone``: the ranks compute on every core, so a loader thread would only slow
-    the training thread down.
+    the training thread down. ``fixed``: batches of one form lie at one place, and each replaces the one before it.
     """
 
-    def __init__(self, device: torch.device, *, alone: bool = False) -> None:
+    def __init__(self, device: torch.device, *, alone: bool = False, fixed: bool = False) -> None:
         self._device, self.alone = device, alone and device.type == "cpu"
         self._stream: Any = torch.Stream(device) if device.type == "cuda" else None
+        self._places: dict[object, tuple[Tensor, Batch]] | None = {} if fixed else None
 
     @property
     def copies(self) -> bool:
@@ -145,11 +146,13 @@ class BatchCopier:
 
     def pack(self, batch: Batch) -> Batch | PackedBatch:
         """Prepare a batch for its copy, in a loader's thread."""
-        return batch if self._stream is None else PackedBatch.pack(batch, pinned=True)
+        if self._stream is None and self._places is None:
+            return batch
+        return PackedBatch.pack(batch, pinned=self._stream is not None)
 
     def begin(self, packed: Batch | PackedBatch) -> Batch | PackedBatch:
         """Start the copy, which runs while the device computes."""
-        if isinstance(packed, PackedBatch):
+        if isinstance(packed, PackedBatch) and self._stream is not None:
             with self._stream:
                 return packed.to(self._device)
         return packed
@@ -158,12 +161,23 @@ class BatchCopier:
         """Make the device wait for the copy. The host does not wait."""
         if not isinstance(packed, PackedBatch):
             return packed
-        current = torch.cuda.current_stream(self._device)
-        # The current stream waits, not the host: the host goes on and issues the step.
-        current.wait_stream(self._stream)
-        # The buffer belongs to the copy's stream: without this the allocator could reuse it while the step reads it.
-        packed.buffer.record_stream(current)
-        return packed.unpack()
+        if self._stream is not None:
+            current = torch.cuda.current_stream(self._device)
+            # The current stream waits, not the host: the host goes on and issues the step.
+            current.wait_stream(self._stream)
+            # The buffer belongs to the copy's stream: without this the allocator could reuse it while the step reads it.
+            packed.buffer.record_stream(current)
+        return packed.unpack() if self._places is None else self._put(packed, self._places)
+
+    def _put(self, packed: PackedBatch, places: dict[object, tuple[Tensor, Batch]]) -> Batch:
+        """Copy a batch to the place of its form, after what still reads the batch before it. Returns the views there."""
+        form = tuple(packed.contents.items())
+        if form not in places:
+            buffer = torch.empty_like(packed.buffer)
+            places[form] = buffer, PackedBatch(buffer, packed.contents).unpack()
+        buffer, batch = places[form]
+        buffer.copy_(packed.buffer)
+        return batch
 
 
 def has_no_idle_core(world: World) -> bool:

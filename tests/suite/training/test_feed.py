@@ -64,6 +64,18 @@ def test_a_parcel_is_brought_in_one_copy() -> None:
     }
 
 
+def test_fixed_batches_of_one_form_lie_at_one_place() -> None:
+    feed = BatchCopier(CPU, fixed=True)
+    wanted = [{"x": torch.full((length,), float(number))} for number, length in enumerate((2, 2, 3, 2, 3))]
+    places: dict[int, set[int]] = {2: set(), 3: set()}
+    for given in wanted:
+        found = feed.end(feed.begin(feed.pack(given)))
+        assert torch.equal(found["x"], given["x"])
+        places[len(given["x"])].add(found["x"].data_ptr())
+    assert [len(each) for each in places.values()] == [1, 1]
+    assert len(set.union(*places.values())) == 2
+
+
 class Copying(BatchCopier):
     """A feed that copies, on the host, and tells when."""
 
@@ -92,7 +104,9 @@ def load(number: int) -> Batch:
     return {"number": torch.tensor(number)}
 
 
-@pytest.mark.parametrize("feed", [BatchCopier(CPU), BatchCopier(CPU, alone=True), Copying()])
+@pytest.mark.parametrize(
+    "feed", [BatchCopier(CPU), BatchCopier(CPU, alone=True), BatchCopier(CPU, fixed=True), Copying()]
+)
 @pytest.mark.parametrize("items", [0, 1, 2, 9, 200])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_batches_come_in_order_and_once(feed: BatchCopier, items: int, threads: int) -> None:
