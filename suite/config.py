@@ -99,6 +99,9 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, d
     ] = "float32"
     channels_last: Annotated[bool | Literal["auto"], "auto: what is measured to be fastest"] = False
     compile: bool = False
+    graphs: Annotated[
+        bool | Literal["auto"], "CUDA graphs of forward and backward pass, on one GPU; auto: if measured to be worth it"
+    ] = False
     loader_threads: Count = 1
     eval_batch_size: Annotated[Count, "samples per rank and evaluation step; does not change the metric"] = 64
     window_steps: Annotated[Count, "training steps per step_phases event"] = 50

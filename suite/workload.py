@@ -285,6 +285,14 @@ class Workload(Protocol):
     def choose(self, model: nn.Module, chooser: ChooserProtocol) -> None:
         """Choose by short measurements how the model on its device is computed. All ranks call it. Default: none."""
 
+    def find_graph_problem(self, model: nn.Module) -> str | None:
+        """Find why a training pass cannot be a CUDA graph. None, the default: nothing is known.
+
+        In a graph shapes are fixed and the host reads nothing. Python does not run again, see `after_pass` in
+        suite.training.graphs.
+        """
+        return None
+
     def window_stats(self, world: World) -> dict[str, Any]:
         """Return the ``window_stats`` since the last call. All ranks call it at each ``step_phases`` event.
 

@@ -34,6 +34,7 @@ from suite.training.agreement import CHECK_INTERVAL_S, DIVERGED, StepDecision, S
 from suite.training.checkpoint import Checkpoint
 from suite.training.devices import BatchCopier, has_no_idle_core, load_with_prefetch
 from suite.training.gradients import register_exchange_timing
+from suite.training.graphs import Capture, CudaCapture, StepGraphs, find_graph_problem
 from suite.training.instrument import CollectiveCounter
 from suite.training.parallel.data import eval_turns, wrap
 from suite.training.parallel.mesh import Mesh
@@ -116,6 +117,7 @@ class Trainer:
     say: Callable[[str], None]
     progress: ProgressMarks = field(default_factory=ProgressMarks)
     parallel: Parallel | None = None  # None: every rank trains on samples of its own
+    capture: Capture | None = None  # how passes are captured; None: as CUDA graphs
     pipeline: Pipeline | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -123,7 +125,8 @@ class Trainer:
         self.shared = self.parallel or Parallel(Mesh(self.world.rank, self.world.size))
         self._throughput = 0.0
         self._steps_per_block = 0
-        self._feed = BatchCopier(self.device, alone=has_no_idle_core(self.world))
+        captured = self.config.graphs is True
+        self._feed = BatchCopier(self.device, alone=has_no_idle_core(self.world), fixed=captured)
         self._first_losses: list[Tensor] | None = []  # of steps; None: not those of the run's beginning, or logged
         measured = self.config.instrumentation
         self.records = TrainingLog(self.log, self.world, self.device, self.progress, measured=measured)
@@ -145,6 +148,7 @@ class Trainer:
         self._mark_exchange = register_exchange_timing(
             self.wrapped, self.timer, self._ledger, hooked=compressed is not None
         )
+        self._graphs = self._make_graphs() if captured else None
         self._without_exchange: Callable[[], AbstractContextManager[Any]] = (
             self.wrapped.no_sync if isinstance(self.wrapped, DistributedDataParallel) else nullcontext
         )
@@ -156,6 +160,16 @@ class Trainer:
             raise InputError("plan: stages of a pipeline do not clip gradients: leave pipeline out of --mesh")
         parts, autocast = self.config.gradient_accumulation_steps, partial(make_autocast, self.config, self.device)
         return Pipeline(self.workload, self.state.model, parts, self.device, autocast, self._ledger.add)
+
+    def _make_graphs(self) -> StepGraphs:
+        problem = find_graph_problem(
+            self.config, self.world.size, self.workload, self.state.model, planned=self.shared.plan is not None
+        )
+        if problem is None and self.capture is None and self.device.type != "cuda":
+            problem = "they are of a GPU"
+        if problem is not None:
+            raise InputError(f"graphs is true, but {problem}: give --set graphs=false")
+        return StepGraphs(self._pass, list(self.state.model.parameters()), self.capture or CudaCapture())
 
     def run(self, start: Position) -> TrainingOutcome:
         """Train from a position until the target is met, the epochs are used up, or a signal stops it."""
@@ -264,7 +278,8 @@ class Trainer:
         """Run forward and backward pass of one part of a step and, after the last part, the optimizer."""
         self.timer.mark(DATA_WAIT)
         self.progress.enter("forward pass of step", item.step)
-        if item.begins:
+        # A graph overwrites its gradients, which must stay where they are.
+        if item.begins and self._graphs is None:
             self.state.optimization.optimizer.zero_grad(set_to_none=True)
         value = self._compute_gradients(batch, item) if self.pipeline is None else self._run_pipeline(batch)
         window.add(value, ends_step=item.ends)
@@ -291,20 +306,29 @@ class Trainer:
 
     def _compute_gradients(self, batch: Batch, item: PlannedBatch) -> Tensor:
         """Run the forward and backward pass of one part of a step. Returns its loss."""
-        # Gradients add up locally until the last part: one exchange per step.
-        with nullcontext() if item.ends else self._without_exchange():
-            with make_autocast(self.config, self.device):
-                loss = self.workload.loss(self.wrapped, batch)
-                parts, factor = self.config.gradient_accumulation_steps, self.shared.loss_factor
-                loss = loss if parts == 1 else loss / parts
-                # DDP takes the mean over all ranks, also where several of them share a sample.
-                loss = loss if factor == 1.0 else loss * factor
-            self.progress.enter("backward pass of step", item.step)
-            loss.backward()  # type: ignore[no-untyped-call]
+        if self._graphs is not None:
+            loss = self._graphs.run(batch)
+        else:
+            # Gradients add up locally until the last part: one exchange per step.
+            with nullcontext() if item.ends else self._without_exchange():
+                loss = self._pass(batch, item.step)
         if item.ends:
             self._mark_exchange()
         else:
             self.timer.mark(FORWARD_BACKWARD)
+        return loss
+
+    def _pass(self, batch: Batch, step: int | None = None) -> Tensor:
+        """Run forward and backward pass of a batch. Returns its loss."""
+        with make_autocast(self.config, self.device):
+            loss = self.workload.loss(self.wrapped, batch)
+            parts, factor = self.config.gradient_accumulation_steps, self.shared.loss_factor
+            loss = loss if parts == 1 else loss / parts
+            # DDP takes the mean over all ranks, also where several of them share a sample.
+            loss = loss if factor == 1.0 else loss * factor
+        if step is not None:
+            self.progress.enter("backward pass of step", step)
+        loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
     def _keep_first(self, loss: Tensor, item: PlannedBatch) -> None:

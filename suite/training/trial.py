@@ -33,6 +33,7 @@ from suite.machine.page_cache import drop_page_caches
 from suite.machine.power.beside import run_power_sampler
 from suite.training.checkpoint import Checkpoint
 from suite.training.devices import set_up_rank
+from suite.training.graphs import choose_graphs, find_graph_problem
 from suite.training.loop import Trainer, TrainingOutcome
 from suite.training.parallel.apply import build
 from suite.training.parallel.sharing import Parallel
@@ -174,6 +175,7 @@ class _Trial:
     def _initialise_and_train(self) -> TrainingOutcome:
         self._connect()
         workload, state, parameters = self._build()
+        self._choose_graphs(workload, state.model)
         data = RunData(self.plan, workload, self.source, self.world, self.log, self.parallel)
         trainer = Trainer(
             plan=self.plan,
@@ -252,6 +254,15 @@ class _Trial:
         if config.compile:
             state.model.compile()
         return workload, state, parameters
+
+    def _choose_graphs(self, workload: Workload, model: nn.Module) -> None:
+        """Decide whether passes become CUDA graphs, after all other choices."""
+        planned = self.parallel.plan is not None
+        problem = find_graph_problem(self.config, self.world.size, workload, model, planned=planned)
+        self.progress.enter("measuring graphs")
+        make = load_workload(self.plan.descriptor)
+        self.config = choose_graphs(self.chooser, self.config, make, problem, self.progress.tick)
+        self.plan = replace(self.plan, config=self.config)
 
     def _train(self, trainer: Trainer, data: RunData, position: Position) -> TrainingOutcome:
         """Train, from run_start to run_stop."""

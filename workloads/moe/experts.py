@@ -204,6 +204,20 @@ def choose_unmeasured_backend(rows_ND: Tensor, weights: Weights) -> SelectedBack
     return SelectedBackend(name if BACKENDS[name].problem(rows_ND, weights) is None else "loop")
 
 
+def find_host_read(backend: Backend | SelectedBackend, *, counts_known: bool, bfloat16: bool) -> str | None:
+    """Find what makes the host read the rows of each expert from a GPU. ``counts_known``: the host knows them anyway."""
+    if backend == "auto":  # not measured: the rule
+        backend = SelectedBackend("grouped_mm") if bfloat16 else SelectedBackend("loop", "bmm", PADDED_UP_TO)
+    if not isinstance(backend, SelectedBackend):
+        backend = SelectedBackend(backend)
+    names = {backend.name, backend.padded or backend.name}
+    if "grouped_mm" in names and not bfloat16:
+        return "the experts' back end grouped_mm reads their load on the host, except in bfloat16"
+    if not counts_known and (backend.padded is not None or not names.isdisjoint(READ_ON_HOST)):
+        return f"the experts' back end {backend} reads their load on the host"
+    return None
+
+
 def register(name: str, backend: ExpertBackend) -> None:
     """Add a back end, for example of fused kernels. It is measured too wherever it can multiply the rows."""
     assert re.fullmatch(r"\w+", name)

@@ -10,6 +10,7 @@ T tokens, D width, E experts, N rows of this rank's buffer, J chunks. W ranks, L
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -18,12 +19,20 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from suite.errors import InputError
+from suite.training.graphs import after_pass
 from suite.training.parallel.recompute import is_computed_again
 from workloads.moe import phases
 from workloads.moe.all_to_all import Copies, MultiHopTransfer, Route, SumOverReplicas, gather_slices, join_ranges
 from workloads.moe.config import Algorithm, Backend, MoEConfig, count_ranks_per_expert, list_valid_r
 from workloads.moe.dispatch import DispatchPlan, Permutation, list_counts_on_host, make_permutation
-from workloads.moe.experts import Experts, SelectedBackend, Weights, run_experts, run_experts_on_tokens
+from workloads.moe.experts import (
+    Experts,
+    SelectedBackend,
+    Weights,
+    find_host_read,
+    run_experts,
+    run_experts_on_tokens,
+)
 from workloads.moe.mesh import ExpertMesh, Group
 from workloads.moe.phases import ExpertLoad, Marker, NoMarker
 from workloads.moe.router import Router, Routing
@@ -142,7 +151,7 @@ class MoELayer(nn.Module):
         y_TD = marker.boundary(dispatched.y_TD, phases.UNPERMUTE, None)
         # checkpointing runs the forward pass twice, and the tokens must count once
         if self.training and not is_computed_again():
-            self._count(dispatched)
+            after_pass(partial(self._count, dispatched.rows), dispatched.assigned_E, dispatched.kept)
         return Output(y_TD.to(x_TD.dtype), routing.auxiliary_loss)
 
     def train(self, mode: bool = True) -> MoELayer:
@@ -256,11 +265,19 @@ class MoELayer(nn.Module):
             traffic = compute_even_traffic(mesh, counts_JWL, execution.algorithm, exchanged=plan.capacity is None)
             return Schedule.create(mesh, traffic, begins_JWL, plan.rows, self.sharers, execution)
 
-    def _count(self, dispatched: Dispatched) -> None:
-        self.load.add(dispatched.assigned_E, dispatched.kept, dispatched.rows)
+    def _count(self, rows: int, assigned_E: Tensor, kept: Tensor) -> None:
+        self.load.add(assigned_E, kept, rows)
         if self.config.balance == "bias":  # of all parts of a step
-            load_E = dispatched.assigned_E
-            self.step_load_E = load_E if self.step_load_E is None else self.step_load_E + load_E
+            self.step_load_E = assigned_E if self.step_load_E is None else self.step_load_E + assigned_E
+
+    def find_graph_problem(self, *, bfloat16: bool) -> str | None:
+        """Find why a training pass cannot be a CUDA graph on one GPU. ``bfloat16``: what the experts compute in."""
+        if self.dispatcher is not dispatch:
+            return "the experts have a dispatcher of their own"
+        factor = self.config.capacity_factor
+        if factor is not None and factor <= 0:
+            return f"capacity_factor {factor:g} makes the host read the longest queue"
+        return find_host_read(self.backend, counts_known=self.config.dispatch != "dropless", bfloat16=bfloat16)
 
 
 @dataclass(frozen=True)

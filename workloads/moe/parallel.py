@@ -143,10 +143,11 @@ class MoEMonitor:
 
         ``phases``: seconds, mean over ranks. ``load``: per layer. ``efficiency`` has the seconds that the layers waited
         for communication. It also has the experts' TFLOP/s per rank while they ran: of rows that hold a token, and of
-        all rows.
+        all rows. Without ``phases`` and ``efficiency`` if CUDA graphs were replayed.
         """
         if not self._layers:
             return {}
+        complete = self._timer.complete
         total = world.sum(self._timer.flush())
         phases = {name: value / world.size for name, value in total.items()}
         loads, useful, executed = {}, 0.0, 0.0
@@ -157,6 +158,8 @@ class MoEMonitor:
             flops = 6e-12 * (3 if config.activation == "swiglu" else 2) * layer.width * config.hidden / world.size
             useful, executed = useful + flops * load.kept, executed + flops * load.rows
             layer.load = ExpertLoad(config.experts)
+        if not complete:  # the run has one rank
+            return {"load": loads}
         seconds = phases[EXPERTS] + phases[f"{EXPERTS}_backward"]
         efficiency = {
             "exposed_communication_s": sum(phases[name] for name in COMMUNICATION),

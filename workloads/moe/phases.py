@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from suite.training.graphs import after_pass, is_captured
 from suite.training.timing import Clock
 
 GATE = "gate"
@@ -66,14 +67,19 @@ class LayerTimer:
         self._clock, self._stamp = clock, clock.stamp
         self._marks: deque[tuple[str | None, Any]] = deque(maxlen=MAX_MARKS)
         self._ends = {phase: self._end_of(phase and f"{phase}_backward") for phase in (None, *FORWARD)}
+        self.complete = True  # False: since the last flush a CUDA graph was replayed, in which nothing can be timed
 
     def mark(self, phase: str | None) -> None:
         """End ``phase`` here."""
-        self._marks.append((phase, self._stamp()))
+        if not is_captured():
+            self._marks.append((phase, self._stamp()))
 
     def boundary(self, x: Tensor, before: str | None, after: str | None) -> Tensor:
         """Mark now, and again when the gradient of ``x`` is complete. Evaluation is not measured."""
         if not torch.is_grad_enabled():
+            return x
+        if is_captured():
+            after_pass(self._miss)
             return x
         if before in (None, GATE):
             x = x.view_as(x)  # x is used elsewhere too; a view has only the gradient of this use
@@ -90,7 +96,11 @@ class LayerTimer:
             if phase is not None:
                 seconds[phase] += self._clock.seconds(begin, end)
         self._marks.clear()
+        self.complete = True
         return seconds
+
+    def _miss(self) -> None:
+        self.complete = False
 
     def _end_of(self, phase: str | None) -> Callable[[Tensor], None]:
         return lambda gradient: self._marks.append((phase, self._stamp()))

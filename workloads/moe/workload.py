@@ -94,6 +94,11 @@ class MoEWorkload(Workload):
                 shape = ExpertShape.of(layer.config, layer.width, rows, dtype, self.layout.spread)
                 layer.backend = choose_backend(chooser, shape)
 
+    def find_graph_problem(self, model: nn.Module) -> str | None:
+        """Find a layer of experts that is no graph."""
+        layers, bfloat16 = cast(HasMoELayers, model).moe_layers().values(), self.config.precision == "bfloat16"
+        return next(filter(None, (layer.find_graph_problem(bfloat16=bfloat16) for layer in layers)), None)
+
     def watch(self, model: HasMoELayers) -> None:
         """Measure the MoE layers of a model, if instrumentation is on."""
         if self.config.instrumentation:

@@ -52,6 +52,10 @@ class OpenCatalyst(Workload):
         edges = self.config.samples_per_pass(chooser.ranks) * settings.mean_edges
         choose_products(chooser, model, self.config, edges, settings.hidden_channels, settings.hidden_channels)
 
+    def find_graph_problem(self, model: nn.Module) -> str | None:
+        """Name the reason: every batch has another number of atoms and edges."""
+        return "batches of atoms and edges have another shape in each step"
+
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
         """Build AdamW with torch's defaults. The schedule counts steps of the global batch, as the rules do."""
         settings = self._settings

@@ -59,6 +59,10 @@ class OpenFold(Workload):
         pairs = self.config.samples_per_pass(chooser.ranks) * settings.crop_size**2
         choose_products(chooser, model, self.config, pairs, channels, 4 * channels)
 
+    def find_graph_problem(self, model: nn.Module) -> str | None:
+        """Recomputed blocks restore the random state of their dropout on the host."""
+        return "checkpointing restores the random state within a pass" if self._settings.checkpointing else None
+
     def build_optimizer(self, model: nn.Module, steps_per_epoch: int) -> Optimization:
         """Build Adam without weight decay, scheduled by steps. The harness clips gradients and averages weights."""
         settings = self._settings

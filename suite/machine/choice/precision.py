@@ -99,14 +99,28 @@ class _TrainingPass:
     @cached_property
     def _built(self) -> tuple[nn.Module, Callable[[], Tensor], ProcessSettings]:
         """The network with a run's choices, its loss, and the process-wide settings of these choices."""
-        chooser, device = self.chooser, self.chooser.device
-        torch.manual_seed(0)
-        alone = World(
-            "none", 0, 1, 0, 1, 0, 1, chooser.world.node_names[:1], SingleProcessTransport(), SingleProcessTransport()
-        )
-        workload = self.make(self.config)
-        model = workload.build_model(alone).to(device).train()
-        # kept nowhere: other ranks compute beside it, and the run asks again
-        workload.choose(model, Chooser(alone, device, measure=True, store=ChoiceCache(None), pinned=chooser.pinned))
+        device = self.chooser.device
+        # it asks again, since each precision has its own choices
+        workload, model = build_network(self.chooser, self.config, self.make, measure=True, pinned=self.chooser.pinned)
         batch = {name: each.to(device) for name, each in self.batch.items()}
         return model, lambda: workload.loss(model, batch), ProcessSettings.now()
+
+
+def build_network(
+    chooser: Chooser,
+    config: RunConfig,
+    make: Callable[[RunConfig], Workload],
+    *,
+    measure: bool,
+    pinned: Mapping[str, str],
+) -> tuple[Workload, nn.Module]:
+    """Build a network of this rank's own on its device, with its choices made, to time passes of it."""
+    torch.manual_seed(0)
+    alone = World(
+        "none", 0, 1, 0, 1, 0, 1, chooser.world.node_names[:1], SingleProcessTransport(), SingleProcessTransport()
+    )
+    workload = make(config)
+    model = workload.build_model(alone).to(chooser.device).train()
+    # kept nowhere: other ranks compute beside it
+    workload.choose(model, Chooser(alone, chooser.device, measure=measure, store=ChoiceCache(None), pinned=pinned))
+    return workload, model
