@@ -1,41 +1,39 @@
-"""What a CUDA graph of forward and backward pass would be worth in a training step of each workload, and what refuses it.
+"""What ``graphs`` is worth in a training step of each workload, and what refuses it.
 
     OMP_NUM_THREADS=1 python benchmarks/graph_steps.py [WORKLOAD/SIZE ...] [--steps 20] [--set KEY=VALUE]
 
-Per subject, on the first batches of its data set: the shapes of batches (a graph is of one shape); ms of a step (zeroed gradients,
-forward, backward, optimizer) without and with a graph, and the share of it in which the device computes nothing; whether losses and
-weights after the same steps are the same bits. The graph has the passes only: the optimizer gets another learning rate in each
-step. Where a capture fails, the line of this project that failed is named. Without a GPU: shapes, and whether two runs of the same
-steps without a graph are the same bits, without which a comparison says nothing. Exit code 1: a subject could not be measured.
+Per subject, on the first batches of its data set, by the harness's own steps: the shapes of batches (a graph is of one shape); ms
+of a step without and with graphs, the share of it in which the device computes nothing, peak memory; whether losses and weights
+after the same steps are the same bits. Where a capture fails, the line of this project that failed is named. Without a GPU: shapes,
+and whether two runs of the same steps without a graph are the same bits, without which a comparison says nothing. Exit code 1: a
+subject could not be measured.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
+import math
 import os
 import statistics
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from block import Head, open_workload, trainer
 from torch import Tensor
 
 from suite.config import choose_default_data_root
+from suite.errors import InputError
 from suite.log.mllog import EventLog
-from suite.training.loop import make_autocast
+from suite.training.graphs import WARM_UPS
 from suite.world import World
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = ("cosmoflow", "deepcam", "open_catalyst", "openfold", "moe_lm", "swinv2_moe")
-WARM_UPS = 3  # steps before a capture: tables are made, and Triton and cuDNN choose
-Batch = dict[str, Tensor]
-Passes = Callable[[Batch], Tensor]
 
 
 def main() -> int:
@@ -58,97 +56,66 @@ def main() -> int:
 
 def describe(subject: str, steps: int, overrides: list[str]) -> str:
     """Measure a subject; returns its line."""
-    name, _, size = subject.partition("/")
-    world = World.create(None)
-    workload, config = open_workload(name, size, ["instrumentation=false", *overrides], world)
-    root = choose_default_data_root(name, size)
-    data = Head(workload.dataset("train", root), (steps + WARM_UPS) * config.global_batch_size)
-    prepared = trainer(workload, config, world, EventLog(None), data, workload.dataset("validation", root), seed=1)
-    prepared.wrapped.train()
-    wanted = min(steps, len(data) // config.global_batch_size)
-    batches = [dict(batch) for _, batch in prepared.batches(data, 0, wanted)]
-    shapes = {tuple((key, tuple(value.shape)) for key, value in sorted(batch.items())) for batch in batches}
-    said = [f"{len(shapes)} shape(s) in {len(batches)} batches"]
-    first = next(iter(shapes))
-    same = [batch for batch in batches if tuple((k, tuple(v.shape)) for k, v in sorted(batch.items())) == first]
-
-    def passes(batch: Batch) -> Tensor:
-        with make_autocast(config, prepared.device):
-            loss = workload.loss(prepared.wrapped, batch)
-        loss.backward()
-        return loss.detach()
-
-    kept = copy.deepcopy((prepared.state.model.state_dict(), prepared.state.optimization.optimizer.state_dict()))
-
-    def run(with_graph: bool) -> tuple[list[float], list[Tensor], float]:
-        """Train on the batches from the beginning. Returns seconds of steps, losses and weights, and the idle share."""
-        prepared.state.model.load_state_dict(copy.deepcopy(kept[0]))
-        prepared.state.optimization.optimizer.load_state_dict(copy.deepcopy(kept[1]))
-        torch.manual_seed(1)
-        losses: list[Tensor] = []
-        call = passes
-
-        def step(number: int, batch: Batch) -> None:
-            if call is passes:
-                prepared.state.optimization.optimizer.zero_grad(set_to_none=True)
-            losses.append(call(batch).clone())
-            prepared.state.update(number, 1)
-
-        for number in range(WARM_UPS):
-            step(number, same[number % len(same)])
-        if with_graph:
-            call = captured(passes, prepared.state, same[0])
-        seconds = []
-        for number, batch in enumerate(same):
-            synchronise(prepared.device)
-            begin = time.perf_counter()
-            step(WARM_UPS + number, batch)
-            synchronise(prepared.device)
-            seconds.append(time.perf_counter() - begin)
-        found = [*losses, *(each.detach().clone() for each in prepared.state.model.parameters())]
-        return seconds, found, measure_idle(lambda: step(WARM_UPS + len(same), same[0]), prepared.device)
-
-    plain = run(with_graph=False)
-    other = run(with_graph=prepared.device.type == "cuda")
-    bits = all(torch.equal(a, b) for a, b in zip(plain[1], other[1], strict=True))
+    on_gpu = torch.cuda.is_available()
+    plain = train(subject, steps, overrides)
+    said = [f"{plain.shapes} shape(s) in {len(plain.seconds)} batches"]
+    try:
+        other = train(subject, steps, [*overrides, "graphs=true"] if on_gpu else overrides)
+    except InputError as error:
+        place = "" if error.__cause__ is None else f" ({find_place(error.__cause__)})"
+        return ", ".join([*said, f"idle {plain.idle:.0%}", f"{error}{place}"])
+    bits = all(torch.equal(a, b) for a, b in zip(plain.tensors, other.tensors, strict=True))
     said.append(f"bits {'the same' if bits else 'DIFFERENT'}")
-    if prepared.device.type == "cuda":
-        old, new = (1e3 * statistics.median(each[0]) for each in (plain, other))
+    if on_gpu:
+        old, new = (1e3 * statistics.median(each.seconds[WARM_UPS + 1 :]) for each in (plain, other))
+        said.append(f"{old:.2f} ms, idle {plain.idle:.0%}, {plain.peak_mib:.0f} MiB")
         said.append(
-            f"{old:.2f} ms, idle {plain[2]:.0%}; with a graph {new:.2f} ms, idle {other[2]:.0%}: {old / new:.2f} times"
+            f"with a graph {new:.2f} ms, idle {other.idle:.0%}, {other.peak_mib:.0f} MiB: {old / new:.2f} times"
         )
     return ", ".join(said)
 
 
-def captured(passes: Passes, state: Any, batch: Batch) -> Passes:
-    """Capture the passes of a batch's shape. The call copies a batch to where the graph reads it, and replays."""
-    held = {name: value.clone() for name, value in batch.items()}
-    optimizer = state.optimization.optimizer
-    random, random_of_host = torch.cuda.get_rng_state(), torch.get_rng_state()
-    # buffers such as batch normalisation's must not count the passes of the warm-up
-    buffers = [buffer.clone() for buffer in state.model.buffers()]
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(aside):
-        optimizer.zero_grad(set_to_none=True)
-        passes(held)
-    torch.cuda.current_stream().wait_stream(aside)
-    optimizer.zero_grad(set_to_none=True)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        loss = passes(held)
-    for buffer, value in zip(state.model.buffers(), buffers, strict=True):
-        buffer.copy_(value)
-    torch.cuda.set_rng_state(random)
-    torch.set_rng_state(random_of_host)
+@dataclass
+class Trained:
+    """Seconds of steps, what they computed (losses and weights), and the share in which the device computed nothing."""
 
-    def call(batch: Batch) -> Tensor:
-        for name, value in batch.items():
-            held[name].copy_(value)
-        graph.replay()
-        return loss
+    seconds: list[float] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
+    shapes: int = 0
+    idle: float = math.nan
+    peak_mib: float = 0.0
 
-    return call
+    def add(self, loss: Tensor, *, ends_step: bool) -> None:
+        """Keep a loss, as a window of steps does."""
+        self.tensors.append(loss)
+
+
+def train(subject: str, steps: int, overrides: list[str]) -> Trained:
+    """Train on the first batches by the harness's own steps, from the same weights each time."""
+    name, _, size = subject.partition("/")
+    world, found = World.create(None), Trained()
+    workload, config = open_workload(name, size, ["instrumentation=false", *overrides], world)
+    root = choose_default_data_root(name, size)
+    data = Head(workload.dataset("train", root), (steps + WARM_UPS) * config.global_batch_size)
+    prepared = trainer(workload, config, world, EventLog(None), data, workload.dataset("validation", root), seed=1)
+    device = prepared.device
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    prepared.wrapped.train()
+    torch.manual_seed(1)
+    shapes = set()
+    for item, batch in prepared.batches(data, 0, len(data) // config.global_batch_size):
+        shapes.add(tuple((key, tuple(value.shape)) for key, value in sorted(batch.items())))
+        synchronise(device)
+        begin = time.perf_counter()
+        prepared.part(batch, item, found)
+        synchronise(device)
+        found.seconds.append(time.perf_counter() - begin)
+    found.shapes = len(shapes)
+    found.tensors += [each.detach().clone() for each in prepared.state.model.parameters()]
+    found.idle = measure_idle(lambda: prepared.part(batch, item, Trained()), device)
+    found.peak_mib = torch.cuda.max_memory_allocated() / 2**20 if device.type == "cuda" else 0.0
+    return found
 
 
 def measure_idle(call: Callable[[], None], device: torch.device) -> float:
