@@ -94,10 +94,11 @@ Examples:
 )
 @click.option(
     "--objective",
-    type=click.Choice(["step-time", "cpu-time"]),
+    type=click.Choice(["step-time", "cpu-time", "time-to-quality"]),
     default="step-time",
     show_default=True,
-    help="What to minimise. cpu-time, of all ranks, suits a machine that other programs use too.",
+    help="What to minimise. cpu-time, of all ranks, suits a machine that other programs use too. time-to-quality also "
+    "tries the batches that have reference points, and counts their epochs.",
 )
 @click.option(
     "--fix", multiple=True, metavar="NAME=VALUE", help="Search with this value of a tunable only; repeatable."
@@ -234,8 +235,15 @@ def _prepare(workload: str, name: str, overrides: tuple[str, ...], ranks: int, o
     import torch
 
     from suite.performance.tune import space as spaces
-    from suite.performance.tune.candidates import Candidates, Limits, list_plan_values, refuse_inadmissible
+    from suite.performance.tune.candidates import (
+        Candidates,
+        Limits,
+        list_plan_values,
+        list_reference_batches,
+        refuse_inadmissible,
+    )
     from suite.performance.tune.earlier import read_earlier_points
+    from suite.performance.tune.job import TIME_TO_QUALITY
 
     chosen = load_descriptor(workload)
     chosen.code()
@@ -250,6 +258,7 @@ def _prepare(workload: str, name: str, overrides: tuple[str, ...], ranks: int, o
         gpu=gpus > 0,
         batch=base.global_batch_size,
         plans=list_plan_values(chosen, [n for n in spaces.list_powers(places) if n > 1]),
+        batches=list_reference_batches(chosen, base.size) if options["objective"] == TIME_TO_QUALITY else (),
     )
     if options["space_file"] is not None:
         given = spaces.read_space_file(options["space_file"])

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from msgspec import structs
 
-from suite.card import Tunable
+from suite.card import ReferencePoint, Tunable, read_reference_points
 from suite.compliance.ruleset import KeyRule, build_card_benchmark
 from suite.config import RunConfig, load_config
 from suite.data.sampling import check_batch
@@ -25,7 +25,7 @@ from suite.performance.plans.machine import Estimate, Machine, make_uniform_netw
 from suite.performance.plans.predict import Cost, predict_largest_cost
 from suite.performance.plans.step_time import predict_time
 from suite.performance.plans.sweep import list_meshes, render_mesh
-from suite.performance.tune.job import CPU_TIME, Launch
+from suite.performance.tune.job import CPU_TIME, TIME_TO_QUALITY, Launch
 from suite.performance.tune.space import RANKS, SAME_TRAINING, THREADS, Point, Space, Value, key_of_point, list_settings
 from suite.training.parallel.plan import find_plan, read_plan
 from suite.training.parallel.sharing import Parallel
@@ -92,6 +92,7 @@ class Candidates:
                 broken = f"plan {parallel.name} compresses gradients, which the closed division does not admit"
         except InputError as error:
             return str(error)
+        broken = broken or self._explain_unknown_quality(config)
         cost = self.cost(point)
         if broken or isinstance(cost, str):
             return broken or str(cost)
@@ -119,6 +120,43 @@ class Candidates:
             if key in logged and rule.applies(logged.get) and (problem := rule.problem(logged[key], logged.get)):
                 return f"{key} = {render_repr(logged[key])}: {problem} (closed division)"
         return ""
+
+    @cached_property
+    def references(self) -> Mapping[int, ReferencePoint]:
+        """The reference convergence points of the size, by batch."""
+        known = read_reference_points(self.descriptor.folder, self.config({}).size)
+        return {point.global_batch_size: point for point in known.points} if known else {}
+
+    def _explain_unknown_quality(self, config: RunConfig) -> str:
+        """Return why nobody knows how many epochs a configuration takes; empty if it is known or does not matter."""
+        if self.objective != TIME_TO_QUALITY:
+            return ""
+        reference = self.references.get(config.global_batch_size)
+        if reference is None:
+            known = ", ".join(map(str, sorted(self.references))) or "none"
+            return f"no reference points for a batch of {config.global_batch_size}; there are some for {known}"
+        logged = load_workload(self.descriptor)(config).hyperparameters()
+        for key, value in reference.hyperparameters.items():
+            # Other keys say how a step is computed, which the search changes.
+            if key.startswith(("opt_", "scheduler_")) and key in logged and not _is_equal(logged[key], value):
+                return (
+                    f"{key} = {render_repr(logged[key])}, but the reference points for a batch of "
+                    f"{config.global_batch_size} have {render_repr(value)}"
+                )
+        return ""
+
+    def count_steps(self, point: Point) -> float:
+        """Return the steps to the target by the reference points; infinite without one.
+
+        1 unless the objective is time to quality.
+        """
+        if self.objective != TIME_TO_QUALITY:
+            return 1.0
+        config = self.config(point)
+        reference = self.references.get(config.global_batch_size)
+        if reference is None:
+            return math.inf
+        return reference.mean * self.descriptor.card().size(config.size).train_samples / config.global_batch_size
 
     def cost(self, point: Point) -> Cost | str:
         """Return the predicted cost of a point, or why there is none: of float32, and the default of unpredicted ones."""
@@ -154,7 +192,7 @@ class Candidates:
             network=make_uniform_network(rates["bandwidth"], rates["latency_s"]),
             memory=Estimate.of(rates["memory"] * busy, rates["memory"] * busy),
         )
-        step_s = predict_time(machine, cost).total_s
+        step_s = predict_time(machine, cost).total_s * self.count_steps(point)
         return step_s * launch.ranks * busy if self.objective == CPU_TIME else step_s
 
 
@@ -163,6 +201,11 @@ def _make_unrehearsed_cost(descriptor: Descriptor, config: RunConfig, ranks: int
     work, samples = load_workload(descriptor)(config).work(), config.global_batch_size / ranks
     unknown = Cost("", "", ranks, round(samples), 0, 0, 0, None, None, None, None, None, None, 0.0, 0.0, ())
     return replace(unknown, flops=work.executed_flops * samples, traffic=work.algorithmic_bytes * samples)
+
+
+def _is_equal(logged: object, stated: object) -> bool:
+    """Compare a value with one that went through JSON, where a tuple is a list."""
+    return list(logged) == stated if isinstance(logged, tuple) else logged == stated
 
 
 def _as_count(point: Point, name: str, default: int) -> int:
@@ -193,3 +236,9 @@ def list_plan_values(descriptor: Descriptor, ranks: Sequence[int]) -> list[str]:
                 if axes:
                     found.setdefault(f"{path.stem} {render_mesh(plan, axes, count)}", None)
     return list(found)
+
+
+def list_reference_batches(descriptor: Descriptor, size: str) -> tuple[int, ...]:
+    """List the global batches that have reference convergence points."""
+    known = read_reference_points(descriptor.folder, size)
+    return tuple(point.global_batch_size for point in known.points) if known else ()

@@ -56,14 +56,16 @@ class Meter:
         except FailedJobError as error:
             return Measured(None, time.monotonic() - begun, str(error))
         ratios = (a / b for a, b in zip(blocks[TUNED], blocks[DEFAULT], strict=True))
-        return Measured(statistics.geometric_mean(ratios), time.monotonic() - begun)
+        steps = self.candidates.count_steps(point) / self.candidates.count_steps(self.default)
+        return Measured(statistics.geometric_mean(ratios) * steps, time.monotonic() - begun)
 
     def compare(self, point: Point, order: Sequence[str]) -> Mapping[str, float]:
         """Run one pair of the race. A pair that fails is lost by the point: the default is known to run."""
         begun = time.monotonic()
         try:
             blocks = self._run_pair(point, order)
-            times = {name: statistics.geometric_mean(values) for name, values in blocks.items()}
+            steps = {DEFAULT: self.candidates.count_steps(self.default), TUNED: self.candidates.count_steps(point)}
+            times = {name: statistics.geometric_mean(values) * steps[name] for name, values in blocks.items()}
         except FailedJobError:
             times = {TUNED: math.inf, DEFAULT: 1.0}  # any finite time
         return {**times, "took": time.monotonic() - begun}

@@ -22,7 +22,7 @@ from suite.documents import YamlSource
 from suite.errors import InputError, explain_unknown_name
 from suite.files import render_repr
 
-RANKS, THREADS, PLAN = "ranks", "threads", "plan"
+RANKS, THREADS, PLAN, BATCH = "ranks", "threads", "plan", "global_batch_size"
 LAUNCH_TUNABLES = (RANKS, THREADS)  # of the launch: no setting of a run
 SAME_TRAINING = (  # settings that leave the mathematics as it is, of every workload
     *(RANKS, THREADS, PLAN, "gradient_accumulation_steps", "precision", "channels_last", "loader_threads"),
@@ -171,17 +171,26 @@ def list_powers(most: int) -> tuple[int, ...]:
 
 
 def build_space(
-    own: Mapping[str, Tunable], *, places: int, cores: int, gpu: bool, batch: int, plans: Sequence[str]
+    own: Mapping[str, Tunable],
+    *,
+    places: int,
+    cores: int,
+    gpu: bool,
+    batch: int,
+    plans: Sequence[str],
+    batches: Sequence[int] = (),
 ) -> Space:
     """Build the space of a machine and a card's ``own`` tunables. ``places``: ranks that can run at once, a GPU each.
 
-    ``plans``: names with meshes, tried where there is more than one rank.
+    ``plans``: names with meshes, tried where there is more than one rank. ``batches``: other global batches to try.
     """
     several: dict[str, tuple[Value, ...]] = {RANKS: tuple(ranks for ranks in list_powers(places) if ranks > 1)}
     tunables = {RANKS: Tunable(values=list_powers(places))}
     if not gpu:
         tunables[THREADS] = Tunable(values=list_powers(cores), predicted=False)
-    parts = tuple(parts for parts in (1, 2, 4) if batch % parts == 0)
+    if batches:
+        tunables[BATCH] = Tunable(values=tuple(sorted({batch, *batches})))
+    parts = tuple(parts for parts in (1, 2, 4) if all(each % parts == 0 for each in (batch, *batches)))
     tunables["gradient_accumulation_steps"] = Tunable(values=parts)
     # Bytes in another precision differ, but are not predicted: the proxy learns by what factor it is faster.
     formats = ("float32", "tf32", "bfloat16") if gpu else ("float32", "bfloat16")

@@ -10,7 +10,13 @@ import pytest
 
 from suite.descriptor import load_descriptor
 from suite.errors import InputError
-from suite.performance.tune.candidates import Candidates, Limits, list_plan_values, refuse_inadmissible
+from suite.performance.tune.candidates import (
+    Candidates,
+    Limits,
+    list_plan_values,
+    list_reference_batches,
+    refuse_inadmissible,
+)
 from suite.performance.tune.space import Space, build_space
 
 MOE = load_descriptor("moe_lm")
@@ -91,3 +97,26 @@ def test_shipped_plans_are_tried_with_every_mesh_that_uses_an_axis() -> None:
     assert "sharded data=1,shard=2" in found
     assert all("data=2" not in each.replace(",", " ").split()[1:] or "=2," in each for each in found)
     assert list_plan_values(MOE, []) == []
+
+
+def test_time_to_quality_counts_the_epochs_of_reference_points_and_takes_no_other_batch() -> None:
+    deepcam = load_descriptor("deepcam")
+    batches = list_reference_batches(deepcam, "mini")
+    assert batches == (4, 8)
+    space = build_space({}, places=1, cores=1, gpu=False, batch=4, plans=[], batches=batches)
+    assert space.tunables["global_batch_size"].values == (4, 8)
+    timed = Candidates(deepcam, "mini", (), space, Limits(1, None), "time-to-quality")
+    point = {"ranks": 1, "threads": 1, "global_batch_size": 4}
+    assert timed.explain_refused(point) == ""
+    assert timed.count_steps(point) == pytest.approx(timed.references[4].mean * 512 / 4)
+    # The points of 8 were recorded with another schedule: their epochs are not those of this configuration.
+    assert "scheduler_milestones = (160, 320, 448), but the reference points for a batch of 8 have [288, 416, 544]" in (
+        timed.explain_refused(point | {"global_batch_size": 8}).replace("[160, 320, 448]", "(160, 320, 448)")
+    )
+    other = replace(timed, overrides=("hyperparameters.milestones=[288,416,544]",))
+    assert other.explain_refused(point | {"global_batch_size": 8}) == ""
+    assert "no reference points for a batch of 16; there are some for 4, 8" in timed.explain_refused(
+        point | {"global_batch_size": 16}
+    )
+    assert timed.count_steps(point | {"global_batch_size": 16}) == math.inf
+    assert replace(timed, objective="step-time").count_steps(point) == 1.0

@@ -98,3 +98,19 @@ def test_a_failed_measurement_is_no_end(settings: list[str], monkeypatch: pytest
     assert meter.compare({"ranks": 1, "threads": 1}, (TUNED, DEFAULT))[TUNED] == math.inf
     with pytest.raises(FailedJobError):
         meter.measure_default()
+
+
+def test_time_to_quality_is_step_time_times_the_steps_of_each(
+    settings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(workload: str, configs: list[object], *_: object) -> object:
+        return [[{"step time": 1.0, "CPU time": 1.0}] * 2 for _ in configs]
+
+    monkeypatch.setattr("suite.performance.tune.meter.run_job", run)
+    meter = make_meter(settings)
+    half = {"precision": "bfloat16"}
+    monkeypatch.setattr(Candidates, "count_steps", lambda self, point: 50.0 if point == half else 100.0)
+    meter.limit_s = 1.0
+    assert meter.measure(half).ratio == pytest.approx(0.5)
+    pair = meter.compare(half, (DEFAULT, TUNED))
+    assert pair[TUNED] == pytest.approx(0.5 * pair[DEFAULT])
