@@ -71,7 +71,7 @@ def _render_answer(search: TuneResult) -> str:
     ends = f"{ratio.low:.3g} to {ratio.high:.3g}" if ratio.low and ratio.high else "unknown"
     return (
         f"{named}: {render_point(search.best, search.default)} takes {ratio.value:.3g} of the default's "
-        f"{search.objective.replace('-', ' ')} (95 % interval {ends}, {search.pairs} fresh pairs), {effort}"
+        f"{search.objective.replace('-', ' ').replace('cpu', 'CPU')} (95 % interval {ends}, {search.pairs} fresh pairs), {effort}"
     )
 
 

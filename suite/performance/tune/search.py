@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 import optuna
 from optuna.distributions import CategoricalDistribution
+from optuna.exceptions import ExperimentalWarning
 from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 from optuna.storages import InMemoryStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
@@ -126,9 +128,11 @@ class History:
         if len(done) < FEWEST_TRIALS or len({trial.value for trial in done}) < 2:
             return {}
         judge = FanovaImportanceEvaluator(seed=0)
-        return get_param_importances(
-            self.study, evaluator=judge, target=lambda trial: math.log(trial.value or math.nan), normalize=False
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)  # of normalize
+            return get_param_importances(
+                self.study, evaluator=judge, target=lambda trial: math.log(trial.value or math.nan), normalize=False
+            )
 
     def pairs(self) -> list[dict[str, float]]:
         """List the pairs of the race: seconds of each entry, infinite for none, and what the pair took."""
