@@ -100,10 +100,14 @@ class MoEWorkload(Workload):
         return next(filter(None, (layer.find_graph_problem(bfloat16=bfloat16) for layer in layers)), None)
 
     def watch(self, model: HasMoELayers) -> None:
-        """Measure the MoE layers of a model, if instrumentation is on."""
+        """Measure the MoE layers of a model, if instrumentation is on, and keep torch's compiler out of them."""
         if self.config.instrumentation:
             clock = CudaClock() if self._cuda else HostClock()
             self._monitor = MoEMonitor(model.moe_layers(), clock, self.spread.sharing)
+        if self.config.compile:
+            for layer in model.moe_layers().values():
+                # The rows of each expert are numbers of the host in some back ends: other code in every step.
+                layer.forward = torch.compiler.disable(layer.forward)  # type: ignore[method-assign]
 
     def tune_once(self, model: nn.Module, tokens: int) -> None:
         """Tune the layers before the first training step if ``autotune`` is set and experts are spread over ranks."""

@@ -129,3 +129,24 @@ def test_a_few_steps_learn() -> None:
         optimization.optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # the compiler itself reads it
+def test_a_compiled_model_has_the_same_code_in_every_step(world: World) -> None:
+    """The compiler stays out of the experts, whose numbers of rows differ from step to step."""
+    counts: list[int] = []
+
+    def count(module: torch.fx.GraphModule, inputs: object) -> object:
+        counts.append(len(module.graph.nodes))
+        return module.forward
+
+    workload = MoELM(config("compile=true", "hyperparameters.context=16"))
+    model = workload.build_model(world)
+    model.compile(backend=count)
+    after = []
+    for step in range(3):
+        generator = torch.Generator().manual_seed(step)
+        batch = {"bytes": torch.randint(0, 256, (2, 17), generator=generator, dtype=torch.uint8)}
+        workload.loss(model, batch).backward()
+        after.append(len(counts))
+    assert 0 < after[0] == after[-1]
