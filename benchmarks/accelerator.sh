@@ -76,7 +76,7 @@ small=()
 step choices "$python" benchmarks/choices.py --device "$device" --rounds 5 "${small[@]}"
 step layouts "$python" benchmarks/choices.py --device "$device" --rounds 5 --layouts "${small[@]}"
 for name in "${names[@]}"; do step "data-$name" "$python" -m suite data generate "$name" --size "$size" --ranks "$ranks"; done
-step steps "$python" benchmarks/workload_steps.py "${subjects[@]}" --set "device=$device"
+step training-steps "$python" benchmarks/workload_steps.py "${subjects[@]}" --set "device=$device"
 for name in "${names[@]}"; do
   step "run-$name" "$python" -m suite run "$name" --size "$size" --runs "$runs" --seed 1 \
     --set "device=$device" --set submission.org=accelerator -o "$folder/run-$name"
