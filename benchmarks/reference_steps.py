@@ -3,15 +3,16 @@
     MLHPC_REFERENCES=DIR python benchmarks/reference_steps.py [WORKLOAD ...] [--blocks 12] [--steps 4] [--data ROOT]
                                                              [--precision float32] [--device cpu]
 
-DIR has clones as `make test-reference` wants them. A reference whose packages are not in our environment runs in another Python of
-MLHPC_REFERENCE_PYTHONS (separated as in PATH). ROOT/open_catalyst-mini are OpenCatalyst's data.
+DIR has clones as `make test-reference` wants them, and microsoft/Swin-Transformer for SwinV2-MoE. A reference whose packages (Tutel
+for SwinV2-MoE) are not in our environment runs in another Python of MLHPC_REFERENCE_PYTHONS (separated as in PATH).
+ROOT/open_catalyst-mini are OpenCatalyst's data.
 
 A step is: gradients to none, forward pass, loss, backward pass, clipping where the workload clips, optimizer. Inputs lie in
 memory; weights are random, drawn by each code, and of the same number. Both take the optimizer of the reference where it runs on
 a CPU: AdamW for DeepCAM, whose LAMB is of NVIDIA's apex. The references run in float32, on a GPU with torch's default of TF32
 convolutions; --precision is that of our steps. With --device cuda samples are larger, and CosmoFlow is left out (TensorFlow).
 Each code runs in a process of its own, as its authors set it up, ours with the settings that the harness chooses. Exactness is
-what `make test-reference` compares.
+what `make test-reference` compares; SwinV2-MoE's block gets our weights, and is measured only if its output is ours.
 
 Printed: median CPU-ms per step of each (on a GPU ms of a block that ends when the device is done), and the median over pairs of
 blocks of theirs / ours with the least and the largest.
@@ -30,6 +31,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,15 @@ NEEDS = {  # packages of a reference, beside numpy
     "deepcam": ("torch",),
     "open_catalyst": ("torch", "torch_geometric", "lmdb"),
     "openfold": ("torch", "Bio"),
+    "swinv2_moe": ("torch", "tutel"),
 }
+CLONES = {"swinv2_moe": "microsoft/Swin-Transformer"}  # of the others: mlcommons/hpc
+MAX_DIFFERENCE = 1e-4  # of the block's output in float32, over its largest value
+# One block with experts, as Tutel's code has it: its load loss is of another kind than ours, and noise would be drawn
+BLOCK = [
+    f"hyperparameters.{each}"
+    for each in ("depths=[1,1,2,1]", "moe_stages=[3]", "drop_path=0.0", "moe.gate_noise=0.0", "moe.balance=gshard")
+] + ["hyperparameters.moe.expert_parallel=false"]
 SIZES = {  # the size whose network is compared, and how large a sample is
     "cosmoflow": ("full", 4, ["hyperparameters.input_size=64"], "64^3 voxels of 128^3"),
     "deepcam": (
@@ -69,6 +79,7 @@ SIZES = {  # the size whose network is compared, and how large a sample is
         + [f"hyperparameters.{each}" for each in ("evoformer_blocks=2", "extra_msa_blocks=1", "num_recycling_iters=0")],
         "two blocks of 48, crops of 48 residues of 256",
     ),
+    "swinv2_moe": ("full", 4, BLOCK, "a block with 32 experts, 12 x 12 tokens of width 512"),
 }
 
 SIZES_ON_GPU = {
@@ -84,6 +95,7 @@ SIZES_ON_GPU = {
         + [f"hyperparameters.{each}" for each in ("evoformer_blocks=8", "extra_msa_blocks=2", "num_recycling_iters=0")],
         "eight blocks of 48, crops of 128 residues of 256",
     ),
+    "swinv2_moe": ("full", 64, BLOCK, SIZES["swinv2_moe"][3]),
 }
 
 
@@ -104,8 +116,8 @@ def main() -> int:
             parser.error(f"{name}: expected {', '.join(sizes)}")
     if args.worker:
         code, folder = args.worker
-        made = globals()[f"{code}_{args.workloads[0]}" if code == "theirs" else "ours"](args, Path(folder))
-        serve(made, args.steps, args.device)
+        make = globals().get(f"{code}_{args.workloads[0]}", ours)
+        serve(make(args, Path(folder)), args.steps, args.device)
         return 0
     print(
         f"one thread each, {args.blocks} pairs of blocks of {args.steps} steps, load average {os.getloadavg()[0]:.1f}"
@@ -129,9 +141,10 @@ def sizes_of(args: argparse.Namespace) -> dict[str, tuple[str, int, list[str], s
 
 def compared(args: argparse.Namespace, name: str) -> str:
     """A line of the table. RuntimeError with the reason if there is none."""
-    found = find_clone("mlcommons/hpc")
+    repository = CLONES.get(name, "mlcommons/hpc")
+    found = find_clone(repository)
     if found is None:
-        raise RuntimeError("no clone of github.com/mlcommons/hpc in MLHPC_REFERENCES")
+        raise RuntimeError(f"no clone of github.com/{repository} in MLHPC_REFERENCES")
     size, samples, _, extent = sizes_of(args)[name]
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "clone").symlink_to(found.resolve())
@@ -155,6 +168,7 @@ def compared(args: argparse.Namespace, name: str) -> str:
     ratios = [a / b for a, b in pairs]
     ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}, n = {len(ratios)})"
     about = f"{size}, {extent}; {ours.parameters:,} parameters; ours: {args.precision}, {ours.chosen or 'as shipped'}"
+    about += f"; {theirs.chosen}" if theirs.chosen else ""
     return f"{name:14} {samples:7}  {texts[0]:>15} {texts[1]:>15}  {ratio}   {about}"
 
 
@@ -459,7 +473,156 @@ def theirs_openfold(args: argparse.Namespace, folder: Path) -> tuple[Step, int, 
     )
 
 
-INPUTS = {name: globals()[f"inputs_{name}"] for name in SIZES}
+def ours_swinv2_moe(args: argparse.Namespace, folder: Path) -> tuple[Step, int, str]:
+    """Our block with experts. The reference's worker gets its weights, input and output."""
+    import torch
+    from block import open_workload
+    from torch import nn
+
+    from suite.machine.choice.chooser import make_chooser
+    from suite.training.loop import make_autocast
+    from suite.world import World
+    from workloads.moe.layer import MoELayer
+    from workloads.swinv2_moe.model import SwinBlock
+
+    world, device = World.create(None), torch.device(args.device)
+    size, samples, overrides, _ = sizes_of(args)["swinv2_moe"]
+    fixed = [f"precision={args.precision}", f"global_batch_size={samples}", f"device={args.device}"]
+    workload, config = open_workload("swinv2_moe", size, [*fixed, "instrumentation=false", *overrides], world)
+    settings: Any = config.hyperparameters
+    torch.manual_seed(0)
+    model: Any = workload.build_model(world).to(device)
+    chooser = make_chooser(config, world, device)
+    workload.choose(model, chooser)
+    block: Any = next(
+        each for each in model.modules() if isinstance(each, SwinBlock) and isinstance(each.ffn, MoELayer)
+    )
+    # Norms of weight one: with those of a run, zero, the block would begin as the identity.
+    nn.init.ones_(block.attention_norm.weight)
+    nn.init.ones_(block.ffn_norm.weight)
+    shape = next(each for each in settings.blocks() if each.experts is not None)
+    x_NRRC = torch.randn(samples, shape.resolution, shape.resolution, shape.width, device=device)
+    gradient = torch.randn_like(x_NRRC)
+    block.train()
+    with torch.no_grad():
+        y_NRRC, auxiliary = block(x_NRRC)
+    given = {
+        "shape": {key: value for key, value in vars(shape).items() if key != "experts"},
+        "experts": {key: getattr(shape.experts, key) for key in ("experts", "top_k", "capacity_factor", "hidden")},
+        "weights": block.state_dict(),
+        "tensors": (x_NRRC, gradient, y_NRRC, auxiliary / shape.experts.balance_coefficient),
+        "coefficient": shape.experts.balance_coefficient,
+        "clip": settings.clip_norm,
+    }
+    torch.save(given, folder / "given.pt")
+
+    def loss() -> Any:
+        with make_autocast(config, device):
+            y, auxiliary = block(x_NRRC)
+            return (y.float() * gradient).sum() + auxiliary
+
+    clip = partial(nn.utils.clip_grad_norm_, block.parameters(), settings.clip_norm)
+    step = torch_step(block, torch.optim.AdamW(block.parameters(), fused=True), loss, clip)
+    return step, count(block), ", ".join(str(choice.value) for choice in chooser.choices.values())
+
+
+def theirs_swinv2_moe(args: argparse.Namespace, folder: Path) -> tuple[Step, int, str]:
+    """SwinV2's block with the MoE layer of Swin-MoE, which is Tutel's. RuntimeError if its output is not ours."""
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    given = torch.load(folder / "given.pt", map_location=args.device)
+    shape, moe = given["shape"], given["experts"]
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # the layer asks for the rank
+    v2, swin_moe = (load_swin(folder / "clone" / "models" / f"swin_transformer_{each}.py") for each in ("v2", "moe"))
+
+    class WithLoss(nn.Module):
+        """The layer in place of a dense FFN, which returns one tensor; keeps the balance loss."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = swin_moe.MoEMlp(
+                shape["width"], moe["hidden"], moe["experts"], moe["top_k"], moe["capacity_factor"], gate_noise=0.0
+            )
+            self.loss: Any = None
+
+        def forward(self, x: Any) -> Any:
+            y, self.loss = self.layer(x)
+            return y
+
+    side = shape["resolution"]
+    block = v2.SwinTransformerBlock(shape["width"], (side, side), shape["heads"], shape["window"], shape["shift"])
+    block.mlp = WithLoss()
+    block.to(args.device)
+    copy_swin_weights(block, given["weights"])
+    x_NRRC, gradient, wanted, wanted_loss = given["tensors"]
+    x_NTC = x_NRRC.flatten(1, 2)
+    block.train()
+    with torch.no_grad():
+        y = block(x_NTC).view_as(wanted)
+    apart = float((y - wanted).abs().max() / wanted.abs().max())
+    losses_apart = abs(float(block.mlp.loss) / float(wanted_loss) - 1)
+    if max(apart, losses_apart) > MAX_DIFFERENCE:
+        raise RuntimeError(f"with the same weights outputs differ by {apart:.1e}, balance losses by {losses_apart:.1e}")
+
+    def loss() -> Any:
+        y = block(x_NTC).view_as(gradient)
+        return (y * gradient).sum() + given["coefficient"] * block.mlp.loss
+
+    clip = partial(nn.utils.clip_grad_norm_, block.parameters(), given["clip"])
+    step = torch_step(block, torch.optim.AdamW(block.parameters(), fused=True), loss, clip)
+    return step, count(block), f"outputs differ by {apart:.1e}"
+
+
+def load_swin(path: Path) -> Any:
+    """Load a module of the clone. Of timm it needs three functions, which are put in their place."""
+    import importlib.util
+    from types import ModuleType
+
+    from torch import nn
+
+    layers: Any = ModuleType("timm.models.layers")
+    layers.DropPath, layers.trunc_normal_ = nn.Identity, nn.init.trunc_normal_
+    layers.to_2tuple = lambda value: (value, value)
+    sys.modules |= {"timm": ModuleType("timm"), "timm.models": ModuleType("timm.models"), layers.__name__: layers}
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def copy_swin_weights(block: Any, weights: dict[str, Any]) -> None:
+    """Copy our block's weights to the reference's."""
+    import torch
+
+    layer, attention = block.mlp.layer._moe_layer, block.attn
+    places = {
+        "attention.log_scale_A11": attention.logit_scale,
+        "attention.q_bias": attention.q_bias,
+        "attention.v_bias": attention.v_bias,
+        "attention.qkv.weight": attention.qkv.weight,
+        "attention.position_bias.hidden.weight": attention.cpb_mlp[0].weight,
+        "attention.position_bias.hidden.bias": attention.cpb_mlp[0].bias,
+        "attention.position_bias.out.weight": attention.cpb_mlp[2].weight,
+        "ffn.router.gate.weight": layer.gates[0].wg.weight,
+        "ffn.experts.up_EHD": layer.experts.batched_fc1_w,
+        "ffn.experts.down_EHD": layer.experts.batched_fc2_w,
+        "ffn.experts.up_bias_EH": layer.experts.batched_fc1_bias,
+        "ffn.experts.down_bias_ED": layer.experts.batched_fc2_bias,
+    }
+    for ours, theirs in (("attention.out", attention.proj), ("attention_norm", block.norm1), ("ffn_norm", block.norm2)):
+        places |= {f"{ours}.{name}": parameter for name, parameter in theirs.named_parameters()}
+    if {id(each) for each in places.values()} != {id(each) for each in block.parameters()}:
+        raise RuntimeError("the reference has other parameters than expected")
+    with torch.no_grad():
+        for name, place in places.items():
+            place.copy_(weights[name].view_as(place))
+
+
+INPUTS = {name: found for name in SIZES if (found := globals().get(f"inputs_{name}"))}
 
 if __name__ == "__main__":
     sys.exit(main())
