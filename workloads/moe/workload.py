@@ -107,7 +107,7 @@ class MoEWorkload(Workload):
         if self.config.compile:
             for layer in model.moe_layers().values():
                 # The rows of each expert are numbers of the host in some back ends: other code in every step.
-                layer.forward = torch.compiler.disable(layer.forward)  # type: ignore[method-assign]
+                layer.forward = torch.compiler.disable(layer.forward)  # type: ignore[method-assign, no-untyped-call]
 
     def tune_once(self, model: nn.Module, tokens: int) -> None:
         """Tune the layers before the first training step if ``autotune`` is set and experts are spread over ranks."""

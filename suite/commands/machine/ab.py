@@ -220,6 +220,8 @@ def _load_side_config(
     resolved = load_config(chosen, name, (*overrides, *own, *given, "instrumentation=true"))
     if resolved.compile:
         raise InputError(f"--set-{side} compile: the FLOPs of compiled code cannot be counted: leave compile false")
+    if resolved.graphs is True:
+        raise InputError(f"--set-{side} graphs: the FLOPs of a replayed graph cannot be counted: leave graphs false")
     return resolved.with_stated_precision("mlhpc ab steps")
 
 
