@@ -40,6 +40,8 @@ def read_earlier_points(paths: Sequence[Path], descriptor: Descriptor, space: Sp
 def read_result(path: Path) -> TuneResult:
     """Read the document of a search, from its file or folder. InputError names what is wrong with it."""
     file = path / RESULT if path.is_dir() else path
+    if not file.is_file():
+        raise InputError(f"{path}: has no {RESULT}; expected the folder of a search by mlhpc tune")
     return read_json_document(file, TuneResult, "result of mlhpc tune", 1)
 
 

@@ -149,6 +149,9 @@ def test_predictions_measure_nothing_and_order_what_was_measured(
     assert "precision=bfloat16" in first
     code, said = search(settings, tmp_path / "second", machine, monkeypatch, "--predict")
     assert (code, "say what to learn from with --from FOLDER" in said) == (2, True)
+    (tmp_path / "first" / "tune.json").unlink()
+    code, said = search(settings, tmp_path / "second", machine, monkeypatch, *asked)
+    assert (code, "holds no search or run of swinv2_moe" in said) == (2, True)
 
 
 WRONG = {
