@@ -166,7 +166,7 @@ class Trainer:
             self.config, self.world.size, self.workload, self.state.model, planned=self.shared.plan is not None
         )
         if problem is None and self.capture is None and self.device.type != "cuda":
-            problem = "they are of a GPU"
+            problem = "this run has no GPU"
         if problem is not None:
             raise InputError(f"graphs is true, but {problem}: give --set graphs=false")
         return StepGraphs(self._pass, list(self.state.model.parameters()), self.capture or CudaCapture())

@@ -182,5 +182,5 @@ def test_experts_whose_load_the_host_reads_are_no_graph(sets: tuple[str, ...], w
 
 
 def test_without_a_gpu_graphs_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="^graphs is true, but they are of a GPU: give --set graphs=false$"):
+    with pytest.raises(InputError, match="^graphs is true, but this run has no GPU: give --set graphs=false$"):
         train("moe_lm", None, FORMS["moe_lm"], tmp_path, graphs=True, standing_in=False)
