@@ -46,16 +46,21 @@ Batch = dict[str, Tensor]
 class Anatomy:
     """What the faults have to know of a workload: names in its batches, and the prefixes of two layers of its model.
 
-    ``head`` is the last layer, ``layer`` the one that is not updated.
+    ``head`` is the last layer, ``layer`` the one that is not updated. ``classes`` is the number of classes that labels
+    count from zero, or 0 if labels are measured numbers.
     """
 
     inputs: Sequence[str]
     labels: Sequence[str]
     head: str
     layer: str
+    classes: int = 0
 
 
-ANATOMIES = {"cosmoflow": Anatomy(inputs=["x"], labels=["y"], head="output", layer="hidden.0")}
+ANATOMIES = {
+    "cosmoflow": Anatomy(inputs=["x"], labels=["y"], head="output", layer="hidden.0"),
+    "deepcam": Anatomy(inputs=["x"], labels=["y"], head="decoder.to_full.1", layer="encoder.middle.0", classes=3),
+}
 
 
 class Shown:
@@ -203,8 +208,26 @@ class WrongUnits(Fault):
 
     name = "training labels x 2"
 
+    def applies(self, model: nn.Module) -> bool:
+        return not self.anatomy.classes
+
     def train(self, data: Any) -> Any:
         return Shown(data, lambda batch, *_: batch | {name: batch[name] * 2 for name in self.anatomy.labels})
+
+
+class WrongClasses(Fault):
+    """The training labels have the last two classes in the other order."""
+
+    name = "last two classes swapped in training"
+
+    def applies(self, model: nn.Module) -> bool:
+        return bool(self.anatomy.classes)
+
+    def train(self, data: Any) -> Any:
+        last = self.anatomy.classes - 1
+        order = torch.arange(last + 1, dtype=torch.uint8)
+        order[last - 1 :] = order[last - 1 :].flip(0)
+        return Shown(data, lambda batch, *_: batch | {name: order[batch[name].long()] for name in self.anatomy.labels})
 
 
 class WrongNormalisation(Fault):
@@ -241,7 +264,7 @@ class StaleStatistics(Fault):
 
 FAULTS = (
     *(Shuffled, LinearHead, FrozenLayer, OneRank, NeverCleared, NoState, HighRate, LowRate, HalfTheData),
-    *(WrongUnits, WrongNormalisation, DropoutKept, StaleStatistics),
+    *(WrongUnits, WrongClasses, WrongNormalisation, DropoutKept, StaleStatistics),
 )
 
 

@@ -67,6 +67,21 @@ def test_faults_of_the_data_change_what_they_name_and_no_more() -> None:
         assert load(fault(ANATOMY).validation(Numbers()), *range(8)) == healthy
 
 
+def test_classes_are_swapped_where_labels_are_classes() -> None:
+    class Classes(Numbers):
+        def load(self, indices: Any, *, seed: int, epoch: int) -> dict[str, torch.Tensor]:
+            return {"y": torch.as_tensor(np.asarray(indices) % 3, dtype=torch.uint8)[:, None]}
+
+    anatomy = Anatomy(inputs=[], labels=["y"], head="2", layer="0", classes=3)
+    swapped = planted_faults.WrongClasses(anatomy).train(Classes()).load(range(6), seed=0, epoch=1)["y"]
+    assert swapped.dtype == torch.uint8
+    assert swapped[:, 0].tolist() == [0, 2, 1, 0, 2, 1]
+    model = nn.Linear(1, 1)
+    for fault, of_numbers in ((planted_faults.WrongUnits, True), (planted_faults.WrongClasses, False)):
+        assert fault(ANATOMY).applies(model) == of_numbers
+        assert fault(anatomy).applies(model) != of_numbers
+
+
 def test_frozen_layers_have_no_gradient() -> None:
     for fault, learning in ((planted_faults.LinearHead, {"2"}), (planted_faults.FrozenLayer, {"1", "2"})):
         _, model = broken(fault)
