@@ -94,11 +94,12 @@ Examples:
 )
 @click.option(
     "--objective",
-    type=click.Choice(["step-time", "cpu-time", "time-to-quality"]),
+    type=click.Choice(["step-time", "cpu-time", "time-to-quality", "joules"]),
     default="step-time",
     show_default=True,
     help="What to minimise. cpu-time, of all ranks, suits a machine that other programs use too. time-to-quality also "
-    "tries the batches that have reference points, and counts their epochs.",
+    "tries the batches that have reference points, and counts their epochs. joules are those of a step, by the machine's "
+    "counters.",
 )
 @click.option(
     "--fix", multiple=True, metavar="NAME=VALUE", help="Search with this value of a tunable only; repeatable."

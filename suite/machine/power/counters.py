@@ -74,6 +74,12 @@ class EnergyUse:
         """Return the value of an ``energy`` event."""
         return {name: {"joules": total.joules, "counters": total.counters} for name, total in self.by_counter.items()}
 
+    def sum_widest(self) -> float | None:
+        """Return the joules of the widest scope: whole nodes, else packages, memory and GPUs. None if nothing counted."""
+        whole = self.by_counter.get("pm_counters/node")
+        counted = [whole] if whole else [self.by_counter[name] for name in self.by_counter if "pm_counters" not in name]
+        return sum(each.joules for each in counted) or None
+
     def metadata(self) -> dict[str, Any]:
         """Return the metadata of an ``energy`` event: duration, the scope of each source, and what is absent."""
         sources = dict.fromkeys(name.partition("/")[0] for name in self.by_counter)

@@ -27,11 +27,13 @@ from suite.world import World
 
 VERSION = 1
 WARMUP_STEPS = 2
-STEP_TIME, CPU_TIME, TIME_TO_QUALITY = "step-time", "cpu-time", "time-to-quality"
-OBJECTIVES = {  # the name of the measured quantity in `BlockCost.by_quantity`
+STEP_TIME, CPU_TIME, TIME_TO_QUALITY, JOULES = "step-time", "cpu-time", "time-to-quality", "joules"
+ENERGY = "energy"  # joules per step of the whole machine; absent where no counter can be read
+OBJECTIVES = {  # the name of the measured quantity: `ENERGY`, or one of `BlockCost.by_quantity`
     STEP_TIME: "step time",
     CPU_TIME: "CPU time",
     TIME_TO_QUALITY: "step time",
+    JOULES: ENERGY,
 }
 
 
@@ -148,14 +150,21 @@ def measure_sides(world: World, job: Job, workload: str) -> None:
         side.block(0, WARMUP_STEPS, restored=False)
     begin, each = WARMUP_STEPS + COUNTED_STEPS, job.steps + COUNTED_STEPS
 
-    def run(turn: Turn) -> Any:
-        return sides[turn.entry].block(begin + (turn.block - 1) * each, job.steps, restored=False)
+    # Any side's: it counts the whole machine.
+    energy = sides["0"].trainer.instruments.energy
+
+    def run(turn: Turn) -> dict[str, float]:
+        energy.restart()
+        cost = sides[turn.entry].block(begin + (turn.block - 1) * each, job.steps, restored=False)
+        joules = energy.take().sum_widest()
+        measured: dict[str, float] = cost.by_quantity()
+        return measured if joules is None else {**measured, ENERGY: joules / each}
 
     blocks = [
         run_block(number, make_alternating_order(number, tuple(sides)), run) for number in range(1, job.blocks + 1)
     ]
     if world.is_first:
-        result = JobResult(sides=tuple(tuple(block[name].by_quantity() for block in blocks) for name in sides))
+        result = JobResult(sides=tuple(tuple(block[name] for block in blocks) for name in sides))
         write_file_atomically(job.output, msgspec.json.encode(result))
 
 

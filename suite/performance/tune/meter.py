@@ -85,4 +85,7 @@ class Meter:
     def _run_job(self, points: Sequence[Point], limit_s: float | None) -> list[list[dict[str, float]]]:
         configs = [self.candidates.config(point) for point in points]
         launch = self.candidates.launch(points[0])
-        return run_job(self.candidates.descriptor.name, configs, launch, self.blocks, limit_s)
+        sides = run_job(self.candidates.descriptor.name, configs, launch, self.blocks, limit_s)
+        if any(OBJECTIVES[self.candidates.objective] not in block for side in sides for block in side):
+            raise FailedJobError("no counter of energy can be read here (docs/energy.md says which there are)")
+        return sides

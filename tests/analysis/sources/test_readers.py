@@ -15,7 +15,7 @@ Build = Callable[..., Path]
 
 
 def test_every_reader_refuses_another_version_in_one_line(tmp_path: Path) -> None:
-    assert list(READERS) == ["ceilings", "counters", "mlhpc all-to-all sweep", "steps", "ab-runs"]
+    assert list(READERS) == ["ceilings", "counters", "mlhpc all-to-all sweep", "steps", "ab-runs", "tune"]
     path = tmp_path / "x.json"
     for kind in READERS:
         path.write_text(json.dumps({"kind": kind, "version": 99}))

@@ -129,7 +129,8 @@ def test_settings_of_an_earlier_search_and_of_a_run_are_measured_first(
     assert code == 0, said
     points = [trial["point"] for trial in json.loads((tmp_path / "second" / "tune.json").read_text())["trials"]]
     assert points[0] == fastest
-    assert points[3]["gradient_accumulation_steps"] == 4
+    # At most three points come from the search, then the run's.
+    assert 4 in [point["gradient_accumulation_steps"] for point in points]
     assert len(points) == 4
 
 

@@ -12,9 +12,11 @@ from suite.machine.power.counters import (
     POWERCAP,
     EnergyCounter,
     EnergyMeter,
+    EnergyReading,
     FoundCounters,
     find_gpu_counter,
     find_node_counters,
+    sum_readings,
 )
 
 
@@ -192,3 +194,16 @@ def test_a_gpu_is_found_by_its_uuid_and_counts_millijoules(monkeypatch: pytest.M
     found = find_gpu_counter("aa")
     assert list(found.counters) == []
     assert found.absent["nvml"].startswith("nvidia-ml-py is not installed")
+
+
+@pytest.mark.parametrize(
+    ("joules", "total"),
+    [
+        ({"pm_counters/node": 100.0, "pm_counters/cpu": 40.0, "rapl/package-0": 39.0, "nvml/gpu": 50.0}, 100.0),
+        ({"rapl/package-0": 39.0, "rapl/package-0/dram": 5.0, "nvml/gpu": 50.0}, 94.0),
+        ({"rapl/package-0": 0.0}, None),
+        ({}, None),
+    ],
+)
+def test_the_widest_scope_counts_no_part_twice(joules: dict[str, float], total: float | None) -> None:
+    assert sum_readings([EnergyReading(joules, {})], 1.0, {}).sum_widest() == total

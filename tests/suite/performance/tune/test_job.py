@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from suite.config import load_config
 from suite.descriptor import load_descriptor
 from suite.performance.tune import job
 from suite.performance.tune.candidates import Candidates, Limits
-from suite.performance.tune.job import Blocks, FailedJobError, Launch, run_job
+from suite.performance.tune.job import ENERGY, Blocks, FailedJobError, Launch, run_job
 from suite.performance.tune.meter import Meter
 from suite.performance.tune.search import DEFAULT, TUNED
 from suite.performance.tune.space import build_space
@@ -114,3 +115,21 @@ def test_time_to_quality_is_step_time_times_the_steps_of_each(
     assert meter.measure(half).ratio == pytest.approx(0.5)
     pair = meter.compare(half, (DEFAULT, TUNED))
     assert pair[TUNED] == pytest.approx(0.5 * pair[DEFAULT])
+
+
+def test_joules_are_those_of_the_counters_and_without_one_there_is_a_reason(
+    settings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: dict[str, float] = {}
+
+    def run(workload: str, configs: list[object], *_: object) -> object:
+        return [[{"step time": 1.0, **counted}] * 2 for _ in configs]
+
+    monkeypatch.setattr("suite.performance.tune.meter.run_job", run)
+    meter = make_meter(settings)
+    meter.candidates = replace(meter.candidates, objective="joules")
+    with pytest.raises(FailedJobError, match=r"no counter of energy can be read here \(docs/energy.md"):
+        meter.measure_default()
+    counted[ENERGY] = 20.0
+    meter.measure_default()
+    assert meter.measure({"precision": "bfloat16"}).ratio == 1.0
