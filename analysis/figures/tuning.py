@@ -154,7 +154,9 @@ def _value_rows(search: TuneResult) -> Iterator[dict[str, Any]]:
 def _order_values(values: list[Any]) -> list[str]:
     """Order different values: numbers by size, then the others."""
     different = {key_of(value): value for value in values}
-    numbers = {key: value for key, value in different.items() if isinstance(value, int | float) and value is not True}
+    numbers = {
+        key: value for key, value in different.items() if isinstance(value, int | float) and not isinstance(value, bool)
+    }
     return [*sorted(numbers, key=lambda key: numbers[key]), *sorted(key for key in different if key not in numbers)]
 
 

@@ -13,6 +13,7 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
+from benchmarks.block import Fixed
 from suite.config import RunConfig, load_config
 from suite.data.manifest import read_manifest
 from suite.descriptor import load_descriptor
@@ -65,18 +66,6 @@ class Repeated:
 
 
 @dataclass(frozen=True)
-class Splits:
-    training: Repeated
-    evaluation: Repeated
-
-    def train(self, block: int) -> Any:
-        return self.training
-
-    def validation(self, block: int) -> Any:
-        return self.evaluation
-
-
-@dataclass(frozen=True)
 class Trained:
     """What a training left: logged values by key, and the state's tensors."""
 
@@ -117,7 +106,7 @@ def train(
             world=world,
             device=CPU,
             state=state,
-            data=Splits(Repeated(splits[0], STEPS // 2 * BATCH), Repeated(splits[1], 3)),
+            data=Fixed(Repeated(splits[0], STEPS // 2 * BATCH), Repeated(splits[1], 3)),
             log=log,
             checkpoint=Checkpoint(plan.folder.checkpoint(0), {}),
             stop_signal=lambda: None,

@@ -95,7 +95,7 @@ class MoEWorkload(Workload):
                 layer.backend = choose_backend(chooser, shape)
 
     def find_graph_problem(self, model: nn.Module) -> str | None:
-        """Find a layer of experts that is no graph."""
+        """Return why a layer of experts cannot be captured in a graph. None if all can."""
         layers, bfloat16 = cast(HasMoELayers, model).moe_layers().values(), self.config.precision == "bfloat16"
         return next(filter(None, (layer.find_graph_problem(bfloat16=bfloat16) for layer in layers)), None)
 

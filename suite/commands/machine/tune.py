@@ -42,6 +42,7 @@ from suite.log.run_folder import choose_default_folder
 from suite.machine.probes.allowance import find_usable_resources
 from suite.machine.probes.processor import read_cpu
 from suite.machine.probes.root import find_machine_root
+from suite.performance.tune.result import RESULT
 from suite.statistics import Outcome
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 LEAST_STEPS = 5  # of a block
 MOST_PREDICTED = 20  # configurations that are printed
 ERROR = 0.05  # chance that a setting is called faster which is not
-HISTORY, RESULT, BEST = "history.log", "tune.json", "best.yaml"  # files of the new folder
+HISTORY, BEST = "history.log", "best.yaml"  # files of the new folder, beside the result
 UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -207,12 +208,12 @@ def tune(
     with create_lock(folder / "tune.lock", f"search {folder}"):
         search, decision, begun = _search(setting, folder, options)
         result = _describe(setting, search, decision, begun, options)
-        write_file_atomically(folder / RESULT, render_json(result))
+        write_file_atomically(folder / RESULT, render_json(result) + "\n")
         best = folder / BEST
         if result.outcome == Outcome.FASTER:
             _write_best(setting, result, best)
     if style == JSON:
-        print_line(render_json(result).rstrip())
+        print_line(render_json(result))
     else:
         _print_answer(setting, result, best)
 
@@ -240,7 +241,7 @@ def _prepare(workload: str, name: str, overrides: tuple[str, ...], ranks: int, o
         Candidates,
         Limits,
         list_plan_values,
-        list_reference_batches,
+        read_references,
         refuse_inadmissible,
     )
     from suite.performance.tune.earlier import read_earlier_points
@@ -259,7 +260,7 @@ def _prepare(workload: str, name: str, overrides: tuple[str, ...], ranks: int, o
         gpu=gpus > 0,
         batch=base.global_batch_size,
         plans=list_plan_values(chosen, [n for n in spaces.list_powers(places) if n > 1]),
-        batches=list_reference_batches(chosen, base.size) if options["objective"] == TIME_TO_QUALITY else (),
+        batches=tuple(read_references(chosen, base.size)) if options["objective"] == TIME_TO_QUALITY else (),
     )
     if options["space_file"] is not None:
         given = spaces.read_space_file(options["space_file"])

@@ -124,8 +124,7 @@ class Candidates:
     @cached_property
     def references(self) -> Mapping[int, ReferencePoint]:
         """The reference convergence points of the size, by batch."""
-        known = read_reference_points(self.descriptor.folder, self.config({}).size)
-        return {point.global_batch_size: point for point in known.points} if known else {}
+        return read_references(self.descriptor, self.config({}).size)
 
     def _explain_unknown_quality(self, config: RunConfig) -> str:
         """Return why nobody knows how many epochs a configuration takes; empty if it is known or does not matter."""
@@ -238,7 +237,7 @@ def list_plan_values(descriptor: Descriptor, ranks: Sequence[int]) -> list[str]:
     return list(found)
 
 
-def list_reference_batches(descriptor: Descriptor, size: str) -> tuple[int, ...]:
-    """List the global batches that have reference convergence points."""
+def read_references(descriptor: Descriptor, size: str) -> dict[int, ReferencePoint]:
+    """Read the reference convergence points of a size, by global batch."""
     known = read_reference_points(descriptor.folder, size)
-    return tuple(point.global_batch_size for point in known.points) if known else ()
+    return {point.global_batch_size: point for point in known.points} if known else {}

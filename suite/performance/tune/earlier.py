@@ -13,10 +13,9 @@ from suite.descriptor import Descriptor
 from suite.documents import read_json_document
 from suite.errors import InputError
 from suite.log.run_folder import RunFolder
-from suite.performance.tune.result import TuneResult
+from suite.performance.tune.result import RESULT, TuneResult
 from suite.performance.tune.space import Point, Space, find_default, key_of_point
 
-RESULT = "tune.json"
 FASTEST = 3  # points that a search gives to the next one
 
 

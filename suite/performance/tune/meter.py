@@ -56,16 +56,14 @@ class Meter:
         except FailedJobError as error:
             return Measured(None, time.monotonic() - begun, str(error))
         ratios = (a / b for a, b in zip(blocks[TUNED], blocks[DEFAULT], strict=True))
-        steps = self.candidates.count_steps(point) / self.candidates.count_steps(self.default)
-        return Measured(statistics.geometric_mean(ratios) * steps, time.monotonic() - begun)
+        return Measured(statistics.geometric_mean(ratios), time.monotonic() - begun)
 
     def compare(self, point: Point, order: Sequence[str]) -> Mapping[str, float]:
         """Run one pair of the race. A pair that fails is lost by the point: the default is known to run."""
         begun = time.monotonic()
         try:
             blocks = self._run_pair(point, order)
-            steps = {DEFAULT: self.candidates.count_steps(self.default), TUNED: self.candidates.count_steps(point)}
-            times = {name: statistics.geometric_mean(values) * steps[name] for name, values in blocks.items()}
+            times = {name: statistics.geometric_mean(values) for name, values in blocks.items()}
         except FailedJobError:
             times = {TUNED: math.inf, DEFAULT: 1.0}  # any finite time
         return {**times, "took": time.monotonic() - begun}
@@ -80,7 +78,9 @@ class Meter:
 
     def _run(self, points: Sequence[Point], limit_s: float | None) -> list[list[float]]:
         quantity = OBJECTIVES[self.candidates.objective]
-        return [[block[quantity] for block in side] for side in self._run_job(points, limit_s)]
+        steps = [self.candidates.count_steps(point) for point in points]
+        sides = self._run_job(points, limit_s)
+        return [[block[quantity] * count for block in side] for side, count in zip(sides, steps, strict=True)]
 
     def _run_job(self, points: Sequence[Point], limit_s: float | None) -> list[list[dict[str, float]]]:
         configs = [self.candidates.config(point) for point in points]

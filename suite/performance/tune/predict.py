@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msgspec import Struct
 
@@ -31,7 +31,10 @@ class Known:
     """The points that are predicted or measured, without doubles, and logs of measured ratios by position."""
 
     points: list[Point]
-    logs: dict[int, list[float]]
+    logs: dict[int, list[float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._places = {key_of_point(point): place for place, point in enumerate(self.points)}
 
     def add(self, point: Point, ratio: float | None, offset: float, candidates: Candidates) -> None:
         """Add a measured ratio, if there is one and the point has a closed form here."""
@@ -41,12 +44,10 @@ class Known:
 
     def find(self, point: Point) -> int:
         """Return the position of a point, which is added if it is new."""
-        key = key_of_point(point)
-        for place, known in enumerate(self.points):
-            if key_of_point(known) == key:
-                return place
-        self.points.append(point)
-        return len(self.points) - 1
+        place = self._places.setdefault(key_of_point(point), len(self.points))
+        if place == len(self.points):
+            self.points.append(point)
+        return place
 
 
 def predict_points(
@@ -56,7 +57,7 @@ def predict_points(
 
     A result with another default is tied to this one by the ratio of their closed forms.
     """
-    known = Known(list(pool), {})
+    known = Known(list(pool))
     own_s = candidates.closed_form_s(default)
     for result in results:
         their_s = candidates.closed_form_s(candidates.space.restrict(result.default))

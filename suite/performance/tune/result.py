@@ -7,11 +7,12 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from suite.documents import NotNegative, Positive
-from suite.performance.tune.space import Value
+from suite.performance.tune.space import Value, key_of_point
 from suite.statistics import Outcome
 from suite.statistics.bets import MedianRatio
 
 KIND: Literal["tune"] = "tune"
+RESULT = "tune.json"  # in the folder of a search
 Answer = Literal["faster", "nothing better"]
 
 
@@ -58,6 +59,6 @@ class TuneResult(Struct, frozen=True, kw_only=True):
         measured: dict[str, list[TunedTrial]] = {}
         for trial in self.trials:
             if trial.ratio is not None:
-                measured.setdefault(repr(sorted(trial.point.items())), []).append(trial)
+                measured.setdefault(key_of_point(trial.point), []).append(trial)
         ordered = sorted(measured.values(), key=lambda same: sum(each.ratio or 0.0 for each in same) / len(same))
         return [same[0].point for same in ordered[:number]]

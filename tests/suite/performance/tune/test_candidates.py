@@ -14,7 +14,7 @@ from suite.performance.tune.candidates import (
     Candidates,
     Limits,
     list_plan_values,
-    list_reference_batches,
+    read_references,
     refuse_inadmissible,
 )
 from suite.performance.tune.space import Space, build_space
@@ -101,7 +101,7 @@ def test_shipped_plans_are_tried_with_every_mesh_that_uses_an_axis() -> None:
 
 def test_time_to_quality_counts_the_epochs_of_reference_points_and_takes_no_other_batch() -> None:
     deepcam = load_descriptor("deepcam")
-    batches = list_reference_batches(deepcam, "mini")
+    batches = tuple(read_references(deepcam, "mini"))
     assert batches == (4, 8)
     space = build_space({}, places=1, cores=1, gpu=False, batch=4, plans=[], batches=batches)
     assert space.tunables["global_batch_size"].values == (4, 8)
