@@ -35,6 +35,7 @@ from suite.log.mllog import EventLog
 from suite.training.agreement import StopAgreement
 from suite.workload import Workload
 from suite.world import World
+from workloads.moe.router import Router
 
 HEALTHY = "none"
 RATE = 10  # by which the learning rate is too high or too low
@@ -46,20 +47,34 @@ Batch = dict[str, Tensor]
 class Anatomy:
     """What the faults have to know of a workload: names in its batches, and the prefixes of two layers of its model.
 
-    ``head`` is the last layer, ``layer`` the one that is not updated. ``classes`` is the number of classes that labels
-    count from zero, or 0 if labels are measured numbers.
+    ``head`` is the last layer, ``layer`` the one that is not updated. ``classes`` are two classes that a fault swaps;
+    None if labels are measured numbers. ``known`` says which labels are known. A text has no ``inputs`` and no
+    ``labels``: its labels are its next bytes.
     """
 
     inputs: Sequence[str]
     labels: Sequence[str]
     head: str
     layer: str
-    classes: int = 0
+    classes: tuple[int, int] | None = None
+    known: Sequence[str] = ()
 
 
 ANATOMIES = {
     "cosmoflow": Anatomy(inputs=["x"], labels=["y"], head="output", layer="hidden.0"),
-    "deepcam": Anatomy(inputs=["x"], labels=["y"], head="decoder.to_full.1", layer="encoder.middle.0", classes=3),
+    "deepcam": Anatomy(inputs=["x"], labels=["y"], head="decoder.to_full.1", layer="encoder.middle.0", classes=(1, 2)),
+    "moe_lm": Anatomy(inputs=[], labels=[], head="head", layer="blocks.0.attention"),
+    "open_catalyst": Anatomy(
+        inputs=["position", "shift"], labels=["force"], head="outputs.1.lin", layer="interactions.0.lin_kj"
+    ),
+    "openfold": Anatomy(
+        inputs=["cluster_profile", "cluster_deletions"],
+        labels=["atoms"],
+        known=["atom_mask"],
+        head="structure_module.bb_update",
+        layer="evoformer.blocks.0.outer_product_mean",
+    ),
+    "swinv2_moe": Anatomy(inputs=["image"], labels=["label"], head="head", layer="stages.0.0", classes=(0, 1)),
 }
 
 
@@ -117,7 +132,7 @@ class Fault:
 
 
 class Shuffled(Fault):
-    """Each training sample has the labels of another one, the same one in every epoch."""
+    """Each training sample has the labels of another one, the same one in every epoch. A text has those of its batch."""
 
     name = "labels of other samples"
 
@@ -126,9 +141,25 @@ class Shuffled(Fault):
 
         def change(batch: Batch, indices: Any, load: Callable[[Any], Batch]) -> Batch:
             wrong = load(other[indices])
-            return batch | {name: wrong[name] for name in self.anatomy.labels}
+            names = [*self.anatomy.labels, *self.anatomy.known]
+            return batch | {name: fit(wrong[name], len(batch[name])) for name in names}
 
-        return Shown(data, change)
+        return Shown(data, change) if self.anatomy.labels else data
+
+    def loss(self, workload: Workload, model: nn.Module, batch: Batch) -> Tensor:
+        return workload.loss(model if self.anatomy.labels else Moved(model, 0), batch)
+
+
+class OffByOne(Fault):
+    """The model learns to predict the byte after the next one."""
+
+    name = "labels one byte late"
+
+    def applies(self, model: nn.Module) -> bool:
+        return not self.anatomy.labels
+
+    def loss(self, workload: Workload, model: nn.Module, batch: Batch) -> Tensor:
+        return workload.loss(Moved(model, 1), batch)
 
 
 class LinearHead(Fault):
@@ -154,8 +185,11 @@ class OneRank(Fault):
 
     name = "gradients of one of two ranks missing"
 
+    def train(self, data: Any) -> Any:
+        return Shown(data, lambda batch, indices, load: load(indices[: len(indices) // 2]))
+
     def loss(self, workload: Workload, model: nn.Module, batch: Batch) -> Tensor:
-        return workload.loss(model, {name: values[: len(values) // 2] for name, values in batch.items()}) / 2
+        return workload.loss(model, batch) / 2
 
 
 class NeverCleared(Fault):
@@ -209,34 +243,41 @@ class WrongUnits(Fault):
     name = "training labels x 2"
 
     def applies(self, model: nn.Module) -> bool:
-        return not self.anatomy.classes
+        return bool(self.anatomy.labels) and self.anatomy.classes is None
 
     def train(self, data: Any) -> Any:
         return Shown(data, lambda batch, *_: batch | {name: batch[name] * 2 for name in self.anatomy.labels})
 
 
 class WrongClasses(Fault):
-    """The training labels have the last two classes in the other order."""
+    """Two classes have each other's training labels."""
 
-    name = "last two classes swapped in training"
+    name = "two classes swapped in training"
 
     def applies(self, model: nn.Module) -> bool:
-        return bool(self.anatomy.classes)
+        return self.anatomy.classes is not None
 
     def train(self, data: Any) -> Any:
-        last = self.anatomy.classes - 1
-        order = torch.arange(last + 1, dtype=torch.uint8)
-        order[last - 1 :] = order[last - 1 :].flip(0)
+        assert self.anatomy.classes is not None
+        first, second = self.anatomy.classes
+        order = torch.arange(256, dtype=torch.uint8)
+        order[first], order[second] = second, first
         return Shown(data, lambda batch, *_: batch | {name: order[batch[name].long()] for name in self.anatomy.labels})
 
 
 class WrongNormalisation(Fault):
-    """The inputs of the evaluation are in another unit than those of the training."""
+    """The inputs of the evaluation are in another unit than those of the training. Pixels of a byte end at 255."""
 
     name = "evaluation's inputs x 2"
 
+    def applies(self, model: nn.Module) -> bool:
+        return bool(self.anatomy.inputs)
+
     def validation(self, data: Any) -> Any:
-        return Shown(data, lambda batch, *_: batch | {name: batch[name] * 2 for name in self.anatomy.inputs})
+        def double(values: Tensor) -> Tensor:
+            return (values.int() * 2).clamp(max=255).byte() if values.dtype == torch.uint8 else values * 2
+
+        return Shown(data, lambda batch, *_: batch | {name: double(batch[name]) for name in self.anatomy.inputs})
 
 
 class DropoutKept(Fault):
@@ -262,10 +303,42 @@ class StaleStatistics(Fault):
             module.momentum = 0.0
 
 
+class SameExperts(Fault):
+    """Each router sends all tokens to the first experts."""
+
+    name = "all tokens to the same experts"
+
+    def applies(self, model: nn.Module) -> bool:
+        return any(isinstance(module, Router) for module in model.modules())
+
+    def model(self, model: nn.Module) -> None:
+        for module in model.modules():
+            if isinstance(module, Router):
+                first = torch.arange(module.config.top_k)
+                module._select = lambda scores, first=first: first.expand(len(scores), -1)  # type: ignore[method-assign, misc]
+
+
 FAULTS = (
-    *(Shuffled, LinearHead, FrozenLayer, OneRank, NeverCleared, NoState, HighRate, LowRate, HalfTheData),
-    *(WrongUnits, WrongClasses, WrongNormalisation, DropoutKept, StaleStatistics),
+    *(Shuffled, OffByOne, LinearHead, FrozenLayer, OneRank, NeverCleared, NoState, HighRate, LowRate, HalfTheData),
+    *(WrongUnits, WrongClasses, WrongNormalisation, DropoutKept, StaleStatistics, SameExperts),
 )
+
+
+class Moved(nn.Module):
+    """A model whose input (samples, positions) is moved by one along a dimension, so that its labels are wrong."""
+
+    def __init__(self, model: nn.Module, dimension: int) -> None:
+        super().__init__()
+        self.model, self.dimension = model, dimension
+
+    def forward(self, given: Tensor) -> Any:
+        """The model's outputs for another sample (dimension 0) or for the byte before (1)."""
+        return self.model(given.roll(1, dims=self.dimension))
+
+
+def fit(values: Tensor, length: int) -> Tensor:
+    """Cut the values, or repeat them, to a length. Samples differ in atoms."""
+    return values[torch.arange(length) % len(values)]
 
 
 def normalisations(model: nn.Module) -> list[Any]:

@@ -16,6 +16,8 @@ from benchmarks.planted_faults import ANATOMIES, FAULTS, Anatomy, Broken, Fault,
 from suite.card import Target
 from suite.descriptor import load_descriptor
 from suite.workload import Optimization
+from workloads.moe.config import MoEConfig
+from workloads.moe.router import Router
 
 ANATOMY = Anatomy(inputs=["x"], labels=["y"], head="2", layer="0")
 
@@ -72,7 +74,7 @@ def test_classes_are_swapped_where_labels_are_classes() -> None:
         def load(self, indices: Any, *, seed: int, epoch: int) -> dict[str, torch.Tensor]:
             return {"y": torch.as_tensor(np.asarray(indices) % 3, dtype=torch.uint8)[:, None]}
 
-    anatomy = Anatomy(inputs=[], labels=["y"], head="2", layer="0", classes=3)
+    anatomy = Anatomy(inputs=[], labels=["y"], head="2", layer="0", classes=(1, 2))
     swapped = planted_faults.WrongClasses(anatomy).train(Classes()).load(range(6), seed=0, epoch=1)["y"]
     assert swapped.dtype == torch.uint8
     assert swapped[:, 0].tolist() == [0, 2, 1, 0, 2, 1]
@@ -80,6 +82,50 @@ def test_classes_are_swapped_where_labels_are_classes() -> None:
     for fault, of_numbers in ((planted_faults.WrongUnits, True), (planted_faults.WrongClasses, False)):
         assert fault(ANATOMY).applies(model) == of_numbers
         assert fault(anatomy).applies(model) != of_numbers
+
+
+def test_a_text_without_labels_gets_those_of_another_sample_or_of_a_later_byte() -> None:
+    text = Anatomy(inputs=[], labels=[], head="2", layer="0")
+    seen = []
+
+    class Reader(Line):
+        def loss(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            return model(batch["bytes"][:, :-1]).sum()  # type: ignore[no-any-return]
+
+    def model(given: torch.Tensor) -> torch.Tensor:
+        seen.append(given.tolist())
+        return given.float()
+
+    batch = {"bytes": torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8]])}
+    network = nn.Module()
+    network.forward = model  # type: ignore[method-assign]
+    for fault in (planted_faults.Shuffled, planted_faults.OffByOne):
+        Broken(Reader(), fault(text)).loss(network, batch)  # type: ignore[arg-type]
+    assert seen == [[[5, 6, 7], [1, 2, 3]], [[3, 1, 2], [7, 5, 6]]]
+    assert planted_faults.Shuffled(text).train(batch) is batch
+    for fault in (planted_faults.WrongUnits, planted_faults.WrongClasses, planted_faults.WrongNormalisation):
+        assert not fault(text).applies(network)
+    assert not planted_faults.OffByOne(ANATOMY).applies(network)
+
+
+def test_pixels_of_a_byte_are_doubled_without_a_wrap() -> None:
+    class Pixels(Numbers):
+        def load(self, indices: Any, *, seed: int, epoch: int) -> dict[str, torch.Tensor]:
+            return {"x": torch.tensor([100, 200], dtype=torch.uint8)}
+
+    doubled = planted_faults.WrongNormalisation(ANATOMY).validation(Pixels()).load([0, 1], seed=0, epoch=1)["x"]
+    assert doubled.tolist() == [200, 255]
+    assert planted_faults.fit(torch.arange(3), 5).tolist() == [0, 1, 2, 0, 1]
+    assert planted_faults.fit(torch.arange(5), 3).tolist() == [0, 1, 2]
+
+
+def test_all_tokens_go_to_the_same_experts() -> None:
+    router = Router(4, MoEConfig(experts=4, top_k=2, hidden=8))
+    model = nn.Sequential(router)
+    assert planted_faults.SameExperts(ANATOMY).applies(model)
+    assert not planted_faults.SameExperts(ANATOMY).applies(nn.Linear(1, 1))
+    planted_faults.SameExperts(ANATOMY).model(model)
+    assert router(torch.randn(3, 4)).experts_TK.tolist() == [[0, 1]] * 3
 
 
 def test_frozen_layers_have_no_gradient() -> None:
@@ -99,8 +145,9 @@ def gradients(fault: type[Fault], batch: dict[str, torch.Tensor], steps: int = 1
 
 def test_faults_of_the_gradients_do_what_they_name() -> None:
     batch = Numbers().load(range(8), seed=0, epoch=1)
-    half = {name: values[:4] for name, values in batch.items()}
-    for missing, of_half in zip(gradients(planted_faults.OneRank, batch), gradients(Fault, half), strict=True):
+    half = planted_faults.OneRank(ANATOMY).train(Numbers()).load(range(8), seed=0, epoch=1)
+    assert half["x"][:, 0].tolist() == [0, 1, 2, 3]
+    for missing, of_half in zip(gradients(planted_faults.OneRank, half), gradients(Fault, half), strict=True):
         torch.testing.assert_close(missing, of_half / 2)
     for added, single in zip(gradients(planted_faults.NeverCleared, batch, 3), gradients(Fault, batch), strict=True):
         torch.testing.assert_close(added, 3 * single)
@@ -144,7 +191,7 @@ def test_the_anatomy_names_parts_that_exist(workload: str, world: Any) -> None:
 
     chosen = load_descriptor(workload)
     for size in ("smoke", "mini"):
-        model = load_workload(chosen)(load_config(chosen, size, ["channels_last=true"])).build_model(world)
+        model = load_workload(chosen)(load_config(chosen, size, ["choices.measure=false"])).build_model(world)
         for fault in FAULTS:
             planted = fault(ANATOMIES[workload])
             if planted.applies(model):
