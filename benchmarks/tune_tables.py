@@ -31,7 +31,8 @@ from suite.machine.probes.allowance import find_usable_resources
 from suite.performance.tune.candidates import Candidates, Limits, list_plan_values
 from suite.performance.tune.job import OBJECTIVES, Blocks, FailedJobError, run_job
 from suite.performance.tune.proxy import Proxy
-from suite.performance.tune.search import DEFAULT, TUNED, History, Measured, Search, SearchRules
+from suite.performance.tune.result import TunedTrial
+from suite.performance.tune.search import DEFAULT, TUNED, History, Search, SearchRules
 from suite.performance.tune.space import Point, Space, add_default, build_space, find_default, key_of_point, narrow
 from suite.statistics import Outcome
 
@@ -235,8 +236,9 @@ def search_by_proxy(table: Table, most: int, seed: int, blocks: int) -> list[flo
     """Search, and return the true log time of the chosen point after each evaluation."""
     drawn, search = random.Random(seed), make_search(table, most, seed)
 
-    def measure(point: Point) -> Measured:
-        return Measured(math.exp(table.draw(search.places[key_of_point(point)], drawn, blocks)), 1.0)
+    def measure(point: Point) -> TunedTrial:
+        ratio = math.exp(table.draw(search.places[key_of_point(point)], drawn, blocks))
+        return TunedTrial(point=dict(point), ratio=ratio, seconds=1.0)
 
     found = [table.truth[search.choose_best()] for _ in search.run(measure)]
     return found + [found[-1]] * (most - len(found))
@@ -360,9 +362,9 @@ def judge_decisions(name: str, options: argparse.Namespace, *, flat: bool, drift
             places = {TUNED: search.places[key_of_point(point)], DEFAULT: search.default}
             return {entry: now(places[entry]) for entry in order} | {"took": 1.0}
 
-        def measure(point: Point, compare: Any = compare) -> Measured:
+        def measure(point: Point, compare: Any = compare) -> TunedTrial:
             pair = compare(point, (DEFAULT, TUNED))
-            return Measured(pair[TUNED] / pair[DEFAULT], 1.0)
+            return TunedTrial(point=dict(point), ratio=pair[TUNED] / pair[DEFAULT], seconds=1.0)
 
         list(search.run(measure))
         answer = search.decide(compare)

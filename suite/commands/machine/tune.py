@@ -9,7 +9,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,8 +47,8 @@ from suite.statistics import Outcome
 
 if TYPE_CHECKING:
     from suite.performance.tune.candidates import Candidates
-    from suite.performance.tune.result import TuneResult
-    from suite.performance.tune.search import Decision, Search, Trial
+    from suite.performance.tune.result import TunedTrial, TuneResult
+    from suite.performance.tune.search import Decision, Search
     from suite.performance.tune.space import Point
     from suite.world import World
 
@@ -182,7 +182,8 @@ def tune(
     # Mistakes in settings come before torch is imported, which takes seconds.
     resolved = load_config(load_descriptor(workload), name, overrides).with_stated_precision("mlhpc tune")
     if options.pop("predict"):
-        setting = _prepare(workload, name, overrides, ranks, options)
+        # The files of --from are what is learned from: their settings are not measured.
+        setting = _prepare(workload, name, overrides, ranks, {**options, "earlier": ()})
         _print_predictions(setting, resolved.size, options["earlier"], style)
         return
     if options["resume"] and output is None:
@@ -325,19 +326,18 @@ def _search(setting: Setting, folder: Path, options: Mapping[str, Any]) -> tuple
     return search, search.decide(meter.compare), begun
 
 
-def _render_trial(trial: Trial, default: Point) -> str:
+def _render_trial(trial: TunedTrial, default: Point) -> str:
     from suite.performance.tune.space import render_point
 
-    measured = trial.measured
-    result = f"cannot run: {measured.why}" if measured.ratio is None else f"{measured.ratio:.3f} of the default's time"
-    return f"{render_point(trial.point, default)}: {result} ({render_duration(measured.seconds)})"
+    result = f"cannot run: {trial.why}" if trial.ratio is None else f"{trial.ratio:.3f} of the default's time"
+    return f"{render_point(trial.point, default)}: {result} ({render_duration(trial.seconds)})"
 
 
 def _describe(
     setting: Setting, search: Search, decision: Decision, begun: str, options: Mapping[str, Any]
 ) -> TuneResult:
     """Return the document of the search."""
-    from suite.performance.tune.result import TunedTrial, TuneResult
+    from suite.performance.tune.result import TuneResult
 
     trials, config = search.history.trials(), setting.candidates.config(setting.default)
     return TuneResult(
@@ -351,15 +351,14 @@ def _describe(
         default=dict(setting.default),
         configurations=len(setting.pool),
         refused=dict(setting.refused),
-        trials=tuple(TunedTrial(point=dict(trial.point), **asdict(trial.measured)) for trial in trials),
-        search_s=math.fsum(trial.measured.seconds for trial in trials),
+        trials=tuple(trials),
+        search_s=math.fsum(trial.seconds for trial in trials),
         best=dict(decision.point),
         pairs=decision.pairs,
         pairs_s=decision.seconds,
         ratio=decision.ratio,
         importance=search.history.measure_importance(),
         outcome=decision.outcome,
-        answer="faster" if decision.outcome == Outcome.FASTER else "nothing better",
     )
 
 

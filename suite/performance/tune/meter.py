@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 from suite.performance.tune.candidates import Candidates
 from suite.performance.tune.job import OBJECTIVES, STEP_TIME, Blocks, FailedJobError, run_job
-from suite.performance.tune.search import DEFAULT, TUNED, Measured
+from suite.performance.tune.result import TunedTrial
+from suite.performance.tune.search import DEFAULT, TUNED
 from suite.performance.tune.space import Point
 from suite.statistics.blocks import make_alternating_order
 
@@ -47,16 +48,16 @@ class Meter:
         self.limit_s = self.limit_s or max(LEAST_LIMIT_S, LIMIT_FACTOR * took)
         return took
 
-    def measure(self, point: Point) -> Measured:
+    def measure(self, point: Point) -> TunedTrial:
         """Measure a point for the search. The order changes from point to point."""
         self.turns += 1
         begun = time.monotonic()
         try:
             blocks = self._run_pair(point, make_alternating_order(self.turns, (DEFAULT, TUNED)))
         except FailedJobError as error:
-            return Measured(None, time.monotonic() - begun, str(error))
+            return TunedTrial(point=dict(point), ratio=None, seconds=time.monotonic() - begun, why=str(error))
         ratios = (a / b for a, b in zip(blocks[TUNED], blocks[DEFAULT], strict=True))
-        return Measured(statistics.geometric_mean(ratios), time.monotonic() - begun)
+        return TunedTrial(point=dict(point), ratio=statistics.geometric_mean(ratios), seconds=time.monotonic() - begun)
 
     def compare(self, point: Point, order: Sequence[str]) -> Mapping[str, float]:
         """Run one pair of the race. A pair that fails is lost by the point: the default is known to run."""

@@ -13,7 +13,6 @@ from suite.statistics.bets import MedianRatio
 
 KIND: Literal["tune"] = "tune"
 RESULT = "tune.json"  # in the folder of a search
-Answer = Literal["faster", "nothing better"]
 
 
 class TunedTrial(Struct, frozen=True, kw_only=True):
@@ -52,7 +51,6 @@ class TuneResult(Struct, frozen=True, kw_only=True):
     ratio: MedianRatio | None
     importance: dict[str, float] = {}
     outcome: Outcome
-    answer: Answer
 
     def list_fastest(self, number: int) -> list[dict[str, Value]]:
         """List the points with the shortest times, the best first: of a point measured twice, the mean counts once."""

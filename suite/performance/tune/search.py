@@ -25,6 +25,7 @@ from optuna.trial import TrialState
 
 from suite.errors import InputError
 from suite.performance.tune.proxy import Proxy, choose_expected_improvement
+from suite.performance.tune.result import TunedTrial
 from suite.performance.tune.space import Point, Space, key_of_point
 from suite.statistics import Outcome
 from suite.statistics.bets import MedianRatio, compute_median_ratio
@@ -36,23 +37,6 @@ STUDY = "tune"
 LITTLE_GAIN, LEAST_GAIN = 0.003, 1e-4  # expected improvement of log time: below the second a search ends
 FEWEST_TRIALS = 8  # that say what a tunable is worth
 FEWEST_PAIRS = 7  # that a race of two needs, for which a search leaves time
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A measured point: its time over the default's in the same blocks, or why it has none. ``seconds``: it took."""
-
-    ratio: float | None
-    seconds: float
-    why: str = ""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A point that the search measured."""
-
-    point: Point
-    measured: Measured
 
 
 @dataclass(frozen=True)
@@ -95,16 +79,22 @@ class History:
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING)):
             self.study.tell(trial.number, state=TrialState.FAIL)  # the search was killed: it is measured anew
 
-    def trials(self) -> list[Trial]:
+    def trials(self) -> list[TunedTrial]:
         """List the finished trials in order."""
         found = []
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.FAIL)):
             if "seconds" in trial.user_attrs:
-                measured = Measured(trial.value, trial.user_attrs["seconds"], trial.user_attrs.get("why", ""))
-                found.append(Trial(self.space.restrict(trial.params), measured))
+                found.append(
+                    TunedTrial(
+                        point=dict(self.space.restrict(trial.params)),
+                        ratio=trial.value,
+                        seconds=trial.user_attrs["seconds"],
+                        why=trial.user_attrs.get("why", ""),
+                    )
+                )
         return found
 
-    def run(self, point: Point, measure: Callable[[Point], Measured]) -> Trial:
+    def run(self, point: Point, measure: Callable[[Point], TunedTrial]) -> TunedTrial:
         """Measure a point as a trial."""
         self.study.enqueue_trial(dict(point))
         trial = self.study.ask({name: CategoricalDistribution(self.space.tunables[name].values) for name in point})
@@ -116,7 +106,7 @@ class History:
             self.study.tell(trial, state=TrialState.FAIL)
         else:
             self.study.tell(trial, measured.ratio)
-        return Trial(point, measured)
+        return measured
 
     def measure_importance(self) -> dict[str, float]:
         """Return the part of the variance of log time that each tunable explains, by fANOVA, the largest first.
@@ -160,7 +150,7 @@ class Search:
     def __post_init__(self) -> None:
         self.places = {key_of_point(point): place for place, point in enumerate(self.pool)}
 
-    def run(self, measure: Callable[[Point], Measured]) -> Iterator[Trial]:
+    def run(self, measure: Callable[[Point], TunedTrial]) -> Iterator[TunedTrial]:
         """Measure points until the budget, the evaluations or the hope of a better one ends. Yield each trial."""
         while (place := self.propose()) is not None:
             yield self.history.run(self.pool[place], measure)
@@ -168,7 +158,7 @@ class Search:
     def propose(self) -> int | None:
         """Return the next point's position in the pool. None if the search is over."""
         trials = self.history.trials()
-        spent = math.fsum(trial.measured.seconds for trial in trials)
+        spent = math.fsum(trial.seconds for trial in trials)
         each = spent / len(trials) if trials else 0.0
         tried = {self.places[key_of_point(trial.point)] for trial in trials}
         left = [place for place in range(len(self.pool)) if place not in tried and place != self.default]
@@ -196,12 +186,12 @@ class Search:
         mean = self.proxy.predict(known).mean
         return min(known, key=lambda place: float(mean[place]))
 
-    def _known(self, trials: Sequence[Trial]) -> dict[int, list[float]]:
+    def _known(self, trials: Sequence[TunedTrial]) -> dict[int, list[float]]:
         """Return logs of measured ratios by position; the default's is 0."""
         known: dict[int, list[float]] = {self.default: [0.0]}
         for trial in trials:
-            if trial.measured.ratio is not None:
-                known.setdefault(self.places[key_of_point(trial.point)], []).append(math.log(trial.measured.ratio))
+            if trial.ratio is not None:
+                known.setdefault(self.places[key_of_point(trial.point)], []).append(math.log(trial.ratio))
         return known
 
     def decide(self, compare: Callable[[Point, Sequence[str]], Mapping[str, float]]) -> Decision:

@@ -54,7 +54,6 @@ def make_result(**changes: Any) -> TuneResult:
         "ratio": MedianRatio(0.55, 0.5, 0.61, 9),
         "importance": {"ranks": 0.7, "precision": 0.2},
         "outcome": Outcome.FASTER,
-        "answer": "faster",
     }
     return TuneResult(**(stated | changes))
 
@@ -95,7 +94,7 @@ def test_the_course_has_a_row_per_evaluation_and_the_best_until_then(study: Stud
 
 
 def test_an_answer_of_nothing_better_is_one(tmp_path: Path, run_folder: Any, cards: dict[str, Card]) -> None:
-    none = make_result(outcome=Outcome.INCONCLUSIVE, answer="nothing better", ratio=MedianRatio(0.98, 0.9, None, 9))
+    none = make_result(outcome=Outcome.INCONCLUSIVE, ratio=MedianRatio(0.98, 0.9, None, 9))
     study = make_study(run_folder, tmp_path / "runs", cards, none)
     assert tuning.render_course_answer(study).startswith("moe_lm smoke: nothing better than the default")
 

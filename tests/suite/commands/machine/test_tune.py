@@ -68,7 +68,7 @@ def test_the_faster_setting_is_found_and_its_file_can_be_run(
     code, said = search(settings, tmp_path / "out", Simulated(0.6), monkeypatch)
     assert code == 0, said
     document = json.loads((tmp_path / "out" / "tune.json").read_text())
-    assert document["answer"] == "faster"
+    assert document["outcome"] == "faster"
     assert document["best"]["precision"] == "bfloat16"
     assert document["best"]["gradient_accumulation_steps"] == 1
     assert document["pairs"] == 7
@@ -152,7 +152,7 @@ def test_predictions_measure_nothing_and_order_what_was_measured(
     assert (code, "say what to learn from with --from FOLDER" in said) == (2, True)
     (tmp_path / "first" / "tune.json").unlink()
     code, said = search(settings, tmp_path / "second", machine, monkeypatch, *asked)
-    assert (code, "holds no search or run of swinv2_moe" in said) == (2, True)
+    assert (code, "has no tune.json; expected the folder of a search" in said) == (2, True)
 
 
 WRONG = {

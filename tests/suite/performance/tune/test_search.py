@@ -14,11 +14,16 @@ from benchmarks.tune_tables import Table, make_search, make_table, search_by_pro
 from suite.card import Tunable
 from suite.errors import InputError
 from suite.performance.tune.proxy import Prediction, Proxy, choose_expected_improvement, encode
-from suite.performance.tune.search import DEFAULT, TUNED, Decision, History, Measured, Search, SearchRules
+from suite.performance.tune.result import TunedTrial
+from suite.performance.tune.search import DEFAULT, TUNED, Decision, History, Search, SearchRules
 from suite.performance.tune.space import Point, Space, key_of_point
 from suite.statistics import Outcome
 
 TABLE = make_table(1)
+
+
+def measured(point: Point, ratio: float | None, why: str = "") -> TunedTrial:
+    return TunedTrial(point=dict(point), ratio=ratio, seconds=1.0, why=why)
 
 
 class Machine:
@@ -34,9 +39,9 @@ class Machine:
         drawn = random.Random(f"{place} {len(self.search.history.trials())} {len(self.search.history.pairs())}")
         return math.exp(self.table.truth[place] + drawn.gauss(0, self.noise)) * (1 + self.drift * self.count / 60)
 
-    def measure(self, point: Point) -> Measured:
+    def measure(self, point: Point) -> TunedTrial:
         base = self.time(self.search.default)
-        return Measured(self.time(self.search.places[key_of_point(point)]) / base, 1.0)
+        return measured(point, self.time(self.search.places[key_of_point(point)]) / base)
 
     def compare(self, point: Point, order: Sequence[str]) -> Mapping[str, float]:
         places = {TUNED: self.search.places[key_of_point(point)], DEFAULT: self.search.default}
@@ -110,14 +115,14 @@ def test_what_cannot_run_keeps_its_reason_and_the_search_goes_on() -> None:
     search = make(TABLE, most=10)
     machine = Machine(TABLE, search)
 
-    def measure(point: Point) -> Measured:
-        return Measured(None, 1.0, "out of memory") if point["ranks"] == 8 else machine.measure(point)
+    def measure(point: Point) -> TunedTrial:
+        return measured(point, None, "out of memory") if point["ranks"] == 8 else machine.measure(point)
 
     trials = list(search.run(measure))
-    failed = [trial for trial in trials if trial.measured.ratio is None]
+    failed = [trial for trial in trials if trial.ratio is None]
     assert len(trials) == 10
     assert failed
-    assert all(trial.measured.why == "out of memory" and trial.point["ranks"] == 8 for trial in failed)
+    assert all(trial.why == "out of memory" and trial.point["ranks"] == 8 for trial in failed)
     assert search.pool[search.choose_best()]["ranks"] != 8
     assert search.history.trials() == trials
 
@@ -134,7 +139,7 @@ def test_a_pair_that_fails_is_lost_by_the_tuned_one() -> None:
 
 def test_if_the_default_is_the_best_there_is_no_race() -> None:
     search = make(TABLE, most=3)
-    list(search.run(lambda point: Measured(2.0, 1.0)))
+    list(search.run(lambda point: measured(point, 2.0)))
     answer = search.decide(lambda point, order: pytest.fail("no race"))
     assert (answer.outcome, answer.point) == (Outcome.EQUIVALENT, TABLE.points[TABLE.default])
 
