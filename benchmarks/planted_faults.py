@@ -48,8 +48,8 @@ class Anatomy:
     """What the faults have to know of a workload: names in its batches, and the prefixes of two layers of its model.
 
     ``head`` is the last layer, ``layer`` the one that is not updated. ``classes`` are two classes that a fault swaps;
-    None if labels are measured numbers. ``known`` says which labels are known. A text has no ``inputs`` and no
-    ``labels``: its labels are its next bytes.
+    None if labels are measured numbers. ``known`` says which labels are known. ``lost`` is an input, or one channel of
+    it, that a fault replaces by zeros. A text has no ``inputs`` and no ``labels``: its labels are its next bytes.
     """
 
     inputs: Sequence[str]
@@ -58,14 +58,26 @@ class Anatomy:
     layer: str
     classes: tuple[int, int] | None = None
     known: Sequence[str] = ()
+    lost: tuple[str, int | None] | None = None
 
 
 ANATOMIES = {
-    "cosmoflow": Anatomy(inputs=["x"], labels=["y"], head="output", layer="hidden.0"),
-    "deepcam": Anatomy(inputs=["x"], labels=["y"], head="decoder.to_full.1", layer="encoder.middle.0", classes=(1, 2)),
+    "cosmoflow": Anatomy(inputs=["x"], labels=["y"], head="output", layer="hidden.0", lost=("x", 3)),
+    "deepcam": Anatomy(
+        inputs=["x"],
+        labels=["y"],
+        head="decoder.to_full.1",
+        layer="encoder.middle.0",
+        classes=(1, 2),
+        lost=("x", 0),
+    ),
     "moe_lm": Anatomy(inputs=[], labels=[], head="head", layer="blocks.0.attention"),
     "open_catalyst": Anatomy(
-        inputs=["position", "shift"], labels=["force"], head="outputs.1.lin", layer="interactions.0.lin_kj"
+        inputs=["position", "shift"],
+        labels=["force"],
+        head="outputs.1.lin",
+        layer="interactions.0.lin_kj",
+        lost=("number", None),
     ),
     "openfold": Anatomy(
         inputs=["cluster_profile", "cluster_deletions"],
@@ -73,6 +85,7 @@ ANATOMIES = {
         known=["atom_mask"],
         head="structure_module.bb_update",
         layer="evoformer.blocks.0.outer_product_mean",
+        lost=("extra_msa", None),
     ),
     "swinv2_moe": Anatomy(inputs=["image"], labels=["label"], head="head", layer="stages.0.0", classes=(0, 1)),
 }
@@ -280,6 +293,29 @@ class WrongNormalisation(Fault):
         return Shown(data, lambda batch, *_: batch | {name: double(batch[name]) for name in self.anatomy.inputs})
 
 
+class LostInput(Fault):
+    """One input, or one channel of it, is zero in training and evaluation."""
+
+    name = "one input lost"
+
+    def applies(self, model: nn.Module) -> bool:
+        return self.anatomy.lost is not None
+
+    def train(self, data: Any) -> Any:
+        assert self.anatomy.lost is not None
+        name, channel = self.anatomy.lost
+
+        def change(batch: Batch, *_: Any) -> Batch:
+            values = batch[name].clone()
+            values[..., slice(None) if channel is None else channel] = 0
+            return batch | {name: values}
+
+        return Shown(data, change)
+
+    def validation(self, data: Any) -> Any:
+        return self.train(data)
+
+
 class DropoutKept(Fault):
     """Dropout of a half before the last layer, also while the model is evaluated."""
 
@@ -320,7 +356,7 @@ class SameExperts(Fault):
 
 FAULTS = (
     *(Shuffled, OffByOne, LinearHead, FrozenLayer, OneRank, NeverCleared, NoState, HighRate, LowRate, HalfTheData),
-    *(WrongUnits, WrongClasses, WrongNormalisation, DropoutKept, StaleStatistics, SameExperts),
+    *(WrongUnits, WrongClasses, WrongNormalisation, LostInput, DropoutKept, StaleStatistics, SameExperts),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,20 @@ def test_pixels_of_a_byte_are_doubled_without_a_wrap() -> None:
     assert doubled.tolist() == [200, 255]
     assert planted_faults.fit(torch.arange(3), 5).tolist() == [0, 1, 2, 0, 1]
     assert planted_faults.fit(torch.arange(5), 3).tolist() == [0, 1, 2]
+
+
+def test_a_lost_input_is_zero_in_training_and_evaluation() -> None:
+    whole = planted_faults.LostInput(replace(ANATOMY, lost=("x", None)))
+    assert load(whole.train(Numbers()), 1, 2) == {"x": [0, 0], "y": [10, 20]}
+    assert load(whole.validation(Numbers()), 1, 2) == {"x": [0, 0], "y": [10, 20]}
+
+    class Channels(Numbers):
+        def load(self, indices: Any, *, seed: int, epoch: int) -> dict[str, torch.Tensor]:
+            return {"x": torch.ones(2, 3)}
+
+    channel = planted_faults.LostInput(replace(ANATOMY, lost=("x", 1)))
+    assert channel.train(Channels()).load([0, 1], seed=0, epoch=1)["x"].tolist() == [[1, 0, 1]] * 2
+    assert not planted_faults.LostInput(ANATOMY).applies(nn.Linear(1, 1))
 
 
 def test_all_tokens_go_to_the_same_experts() -> None:
