@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -34,10 +35,16 @@ def test_margins_are_in_standard_errors_and_positive_beyond_a_baseline(tmp_path:
         assert next(iter(found)) != "beyond"
 
 
-def test_every_target_lies_three_standard_errors_beyond_every_baseline_or_the_page_says_otherwise() -> None:
-    margins = {(row.workload, row.size, row.name): row.margin for row in baselines.rows() if row.margin is not None}
-    assert len(margins) > 40
-    assert {workload for (workload, *_), margin in margins.items() if margin < baselines.MARGIN} == set(baselines.MET)
+def test_the_page_names_the_sizes_whose_target_a_baseline_meets() -> None:
+    found = list(baselines.rows())
+    assert len(found) > 40
+    (named,) = re.findall("Baselines meet the target of (.*)[.]\n", baselines.page())
+    met = [f"{row.workload} `{row.size}`" for row in found if row.margin is not None and row.margin <= 0]
+    assert met
+    assert named == ", ".join(dict.fromkeys(met))
+
+
+def test_what_is_told_the_rule_shows_that_the_target_can_be_met() -> None:
     told = list(baselines.rows(part="attainable"))
     assert {row.name for row in told} == {"snapshot_products_ridge", "known_language"}
-    assert all(row.margin < 0 for row in told), "what is told the rule shows that the target can be met"
+    assert all(row.margin < 0 for row in told)

@@ -1,107 +1,158 @@
-"""Baselines without neighbourhood: background everywhere, and predictors of a pixel's class from its 16 values."""
+"""Baselines without a convolution: background everywhere, and predictors of a pixel's class from itself and boxes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from scipy.ndimage import uniform_filter
+from torch import nn
 
 from suite.data.shards import ShardReader
 from suite.workload import Baseline
 from workloads.deepcam import metric
-from workloads.deepcam.config import CHANNELS, CLASSES, LOSS_WEIGHTS
+from workloads.deepcam.config import CLASSES, LOSS_WEIGHTS
 from workloads.deepcam.data import read_input_statistics
 from workloads.deepcam.fields import Statistics
 
-MAX_PIXELS = 1 << 25  # read from each split: whole samples, evenly spaced
-FIT_PIXELS = 1 << 18  # of the training split that the predictors are fitted to
+MAX_PIXELS = 1 << 24  # read from each split: whole samples, evenly spaced
+FIT_PIXELS = 1 << 17  # of the training split that the predictors are fitted to
+BOXES = (5, 11, 21)  # pixels on a side
+SMOOTHINGS = (3, 5, 7, 9)  # pixels on a side of the box that probabilities are averaged over
+HELD_OUT_EVERY = 10  # every tenth training sample chooses the smoothing
 STEPS, BATCH, RATE = 500, 4096, 1e-2
 HIDDEN = 32
+BOOSTING_ROUNDS = 60
+BOOSTING = {
+    "objective": "multiclass",
+    "num_class": len(CLASSES),
+    "learning_rate": 0.1,
+    "num_leaves": 31,
+    "bagging_fraction": 0.5,
+    "bagging_freq": 1,
+    "feature_fraction": 0.5,
+    "max_bin": 63,
+    "num_threads": 1,
+    "verbose": -1,
+    "seed": 0,
+}
 
-Predictor = Callable[[Tensor], Tensor]
+Floats = NDArray[np.floating[Any]]
+Predictor = Callable[[Floats], Floats]  # features (pixels, features) to probabilities (pixels, classes)
+Sample = tuple[Floats, NDArray[np.uint8]]  # standardised fields (H, W, C) and classes (H, W)
 
 
 def measure_baselines(root: Path) -> dict[str, Baseline]:
-    """Measure the metric on the validation split of ``all_background``, ``pixel_linear`` and ``pixel_mlp``."""
+    """Measure the metric on the validation split of predictors of one pixel's class.
+
+    ``pixel_mlp`` sees the pixel's 16 values; ``box_mlp`` and, if LightGBM is installed, ``box_boosting`` see the means
+    of `BOXES` around it too. Of each there is a ``_smoothed`` one, whose probabilities are averaged over a box.
+    """
     train, validation = ShardReader(root, "train"), ShardReader(root, "validation")
-    x, y = _pixels(train, read_input_statistics(train, root))
-    predictors: dict[str, Predictor] = {"all_background": _predict_background}
-    layers: dict[str, Callable[[], nn.Module]] = {"pixel_linear": _linear, "pixel_mlp": _mlp}
+    statistics = read_input_statistics(train, root)
+    chosen = _evenly_spaced(train)
+    held_out = chosen[::HELD_OUT_EVERY]
+    fitted = np.setdiff1d(chosen, held_out) if len(chosen) > 1 else chosen
+    tested = _evenly_spaced(validation)
+    background = _score(_samples(validation, tested, statistics), _predict_background, (), [1])
+    results = {"all_background": Baseline.mean(background[:, 0])}
+    predictors: list[tuple[str, Sequence[int], Callable[..., Predictor]]] = [
+        ("pixel_mlp", (), _fit_mlp),
+        ("box_mlp", BOXES, _fit_mlp),
+    ]
+    if find_spec("lightgbm"):  # the extra `baselines`
+        predictors.append(("box_boosting", BOXES, _fit_boosting))
+    for name, boxes, fit in predictors:
+        each = max(1, FIT_PIXELS // len(fitted))
+        predict = fit(*_draw_pixels(_samples(train, fitted, statistics), boxes, each))
+        found = _score(_samples(train, held_out, statistics), predict, boxes, SMOOTHINGS)
+        width = SMOOTHINGS[int(np.argmax(found.mean(axis=0)))]
+        scores = _score(_samples(validation, tested, statistics), predict, boxes, [1, width])
+        results |= {name: Baseline.mean(scores[:, 0]), f"{name}_smoothed": Baseline.mean(scores[:, 1])}
+    return results
+
+
+def compute_features(fields_HWC: Floats, boxes: Sequence[int]) -> Floats:
+    """Compute the features of each pixel (H W, features): its values, and what they differ by from means over boxes.
+
+    The outermost pixels are repeated beyond the edges.
+    """
+    differences = [fields_HWC - uniform_filter(fields_HWC, (side, side, 1), mode="nearest") for side in boxes]
+    return np.concatenate([fields_HWC, *differences], axis=-1).reshape(fields_HWC[..., 0].size, -1)
+
+
+def _score(
+    samples: Iterator[Sample], predict: Predictor, boxes: Sequence[int], smoothings: Sequence[int]
+) -> NDArray[np.float64]:
+    """Compute the metric (samples, smoothings), with probabilities averaged over a box of each side."""
+    scores = []
+    for fields, classes in samples:
+        probabilities = predict(compute_features(fields, boxes)).reshape(*classes.shape, len(CLASSES))
+        truth = torch.from_numpy(classes[None])
+        predicted = [uniform_filter(probabilities, (side, side, 1), mode="nearest").argmax(-1) for side in smoothings]
+        found = [metric.compute_statistics(torch.from_numpy(each[None]), truth)["iou"] for each in predicted]
+        scores.append([float(each) for each in found])
+    return np.array(scores)
+
+
+def _predict_background(features: Floats) -> Floats:
+    return np.eye(len(CLASSES))[np.zeros(len(features), dtype=np.int64)]
+
+
+def _fit_mlp(x_PF: Floats, y_P: NDArray[np.int64]) -> Predictor:
+    """Fit a perceptron with one hidden layer, with the benchmark's loss; the rate falls linearly to zero."""
+    x, y, weights = torch.from_numpy(x_PF), torch.from_numpy(y_P), torch.tensor(LOSS_WEIGHTS)
     # leaves the caller's random state as it was
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        for name, build in layers.items():
-            predictors[name] = _fit(build(), x, y)
-    scores: dict[str, list[float]] = {name: [] for name in predictors}
-    mean, scale = _standardisation(read_input_statistics(train, root))
-    with torch.no_grad():
-        for arrays in _samples(validation):
-            fields = (torch.from_numpy(arrays["x"]) - mean) * scale
-            labels = torch.from_numpy(arrays["y"])
-            for name, predict in predictors.items():
-                scores[name].append(float(metric.compute_statistics(predict(fields), labels)["iou"]))
-    return {name: Baseline.mean(found) for name, found in scores.items()}
+        model = nn.Sequential(nn.Linear(x.shape[1], HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, len(CLASSES)))
+        optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
+        for step in range(STEPS):
+            optimizer.param_groups[0]["lr"] = RATE * (1 - step / STEPS)
+            chosen = torch.randint(len(x), (BATCH,))
+            optimizer.zero_grad()
+            # the sum over pixels, not over their weights, as in the benchmark's loss
+            loss = F.cross_entropy(model(x[chosen]), y[chosen], weights, reduction="sum") / BATCH
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    model.requires_grad_(False)
+    return lambda features: np.asarray(model(torch.from_numpy(features)).softmax(-1).numpy())
 
 
-def _predict_background(fields: Tensor) -> Tensor:
-    return torch.zeros(fields.shape[:-1], dtype=torch.int64)
+def _fit_boosting(x_PF: Floats, y_P: NDArray[np.int64]) -> Predictor:
+    """Fit gradient-boosted trees, with the benchmark's weights of classes. Needs LightGBM."""
+    import lightgbm
+
+    model = lightgbm.train(BOOSTING, lightgbm.Dataset(x_PF, y_P, weight=np.array(LOSS_WEIGHTS)[y_P]), BOOSTING_ROUNDS)
+    return lambda features: np.asarray(model.predict(features))
 
 
-def _linear() -> nn.Module:
-    return nn.Linear(len(CHANNELS), len(CLASSES))
-
-
-def _mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(len(CHANNELS), HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, len(CLASSES)))
-
-
-def _fit(model: nn.Module, x_PC: Tensor, y_P: Tensor) -> Predictor:
-    """Train with the benchmark's loss; the rate falls linearly to zero."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
-    weights = torch.tensor(LOSS_WEIGHTS)
-    for step in range(STEPS):
-        optimizer.param_groups[0]["lr"] = RATE * (1 - step / STEPS)
-        chosen = torch.randint(len(x_PC), (BATCH,))
-        optimizer.zero_grad()
-        # the sum over pixels, not over their weights, as in the benchmark's loss
-        loss = F.cross_entropy(model(x_PC[chosen]), y_P[chosen], weights, reduction="sum") / BATCH
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    return lambda fields: model(fields).argmax(dim=-1)
-
-
-def _pixels(reader: ShardReader, statistics: Statistics) -> tuple[Tensor, Tensor]:
-    """Read standardised values (P, C) and classes (P,) of pixels spread over the training split."""
+def _draw_pixels(samples: Iterator[Sample], boxes: Sequence[int], each: int) -> tuple[Floats, NDArray[np.int64]]:
+    """Draw the features (P, F) and classes (P,) of ``each`` pixels of every sample."""
     random = np.random.default_rng(0)
-    samples = _evenly_spaced(reader)
-    each = max(1, FIT_PIXELS // len(samples))
     x, y = [], []
-    for arrays in _samples(reader):
-        pixels = random.integers(arrays["y"].size, size=each)
-        x.append(arrays["x"].reshape(-1, len(CHANNELS))[pixels])
-        y.append(arrays["y"].reshape(-1)[pixels])
-    mean, scale = _standardisation(statistics)
-    fields = (torch.from_numpy(np.concatenate(x)) - mean) * scale
-    return fields, torch.from_numpy(np.concatenate(y).astype(np.int64))
+    for fields, classes in samples:
+        pixels = random.integers(classes.size, size=each)
+        x.append(compute_features(fields, boxes)[pixels])
+        y.append(classes.reshape(-1)[pixels])
+    return np.concatenate(x), np.concatenate(y).astype(np.int64)
 
 
-def _samples(reader: ShardReader) -> Iterator[dict[str, NDArray[np.float32]]]:
-    for index in _evenly_spaced(reader):
-        yield reader.read([index])
+def _samples(reader: ShardReader, indices: NDArray[np.int64], statistics: Statistics) -> Iterator[Sample]:
+    mean = np.array(statistics.mean)
+    # a constant channel has no variance to divide by
+    scale = np.maximum(np.array(statistics.sqmean) - mean**2, np.finfo(np.float32).tiny) ** -0.5
+    for index in indices:
+        arrays = reader.read([index])
+        yield (arrays["x"][0] - mean.astype(np.float32)) * scale.astype(np.float32), arrays["y"][0]
 
 
 def _evenly_spaced(reader: ShardReader) -> NDArray[np.int64]:
     affordable = max(1, MAX_PIXELS // reader.read([0])["y"].size)
     return np.linspace(0, len(reader) - 1, min(len(reader), affordable)).astype(np.int64)
-
-
-def _standardisation(statistics: Statistics) -> tuple[Tensor, Tensor]:
-    mean = np.array(statistics.mean)
-    # a constant channel has no variance to divide by
-    variance = np.maximum(np.array(statistics.sqmean) - mean**2, np.finfo(np.float32).tiny)
-    return torch.tensor(mean, dtype=torch.float32), torch.tensor(variance**-0.5, dtype=torch.float32)
