@@ -1,11 +1,13 @@
-"""Baselines without a network: fixed folds, copied training chains, regressions on columns and on pairs of columns.
+"""Baselines without a network: fixed folds, copied training chains, regressions on columns and on couplings.
 
 Regressions are fitted on the training split. At most the first `MOST_CHAINS` chains of each split are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -24,27 +26,43 @@ from workloads.openfold.shard_form import convert_to_proteins
 MOST_CHAINS = 1024
 MOST_ROWS = 64  # of an alignment
 MEDOIDS = 32  # training chains of a length of which the most typical one is chosen
+NEIGHBOURS = 8  # training chains with the most similar couplings of which the most typical one is chosen
 WINDOW = 4  # columns on each side whose letters a torsion is predicted from
-PATCH = 3  # columns on each side of both residues whose affinity a distance is predicted from
+COUPLED_WINDOW = 6  # columns on each side whose affinities a torsion is predicted from
 CONTACT, CONTACT_SEPARATION = 8.0, 3  # angstrom between the CA of residues in contact, at least as far along the chain
-SEPARATIONS = 32  # steps along the chain with coefficients of their own; what is further apart shares the last ones
 PENALTY = 1.0  # of the ridge regressions
+BOOSTING_TREES = 100
+BOOSTING = {
+    "objective": "l2",
+    "learning_rate": 0.1,
+    "num_leaves": 15,
+    "bagging_fraction": 0.7,
+    "bagging_freq": 1,
+    "feature_fraction": 0.3,
+    "num_threads": 1,
+    "verbose": -1,
+    "seed": 0,
+}
 CLASSES = residues.GAP + 1
 
+Fit = Callable[[Floats, Floats], Callable[[Floats], Floats]]  # features and targets to a predictor of targets
 Predictor = Callable[[Protein], Floats]  # distances (L, L) of a chain's CA; they need not fit into space
 
 
 def measure_baselines(root: Path) -> dict[str, Baseline]:
     """Measure each baseline's lDDT-CA, 0 to 1: the mean over the validation chains that have a known CA."""
     train, validation = _proteins(root, "train"), _proteins(root, "validation")
+    couplings = partial(_couplings, potential=fit_contact_potential(_complete(train)))
     predictors: dict[str, Predictor] = {
         "all_helix": lambda chain: _build_chain(np.tile(TORSIONS[HELIX], (len(chain), 1))),
         "all_strand": lambda chain: _build_chain(np.tile(TORSIONS[STRAND], (len(chain), 1))),
         "typical_chain": _typical_chain(train),
-        "nearest_chain": _nearest_chain(train),
-        "profile_regression": _profile_regression(train),
-        "pair_regression": _pair_regression(train),
+        "profile_regression": _torsion_regression(train, _windows, _fit_ridge),
+        "coupling_regression": _torsion_regression(train, couplings, _fit_ridge),
+        "coupling_neighbours": _coupling_neighbours(train),
     }
+    if find_spec("lightgbm"):  # the extra `baselines`
+        predictors["coupling_boosting"] = _torsion_regression(train, couplings, _fit_boosting)
     return {
         name: Baseline.mean([_score(predict(chain), chain) for chain in validation])
         for name, predict in predictors.items()
@@ -83,41 +101,49 @@ def _build_chain(torsions: Floats) -> Floats:
 
 def _typical_chain(train: Sequence[Protein]) -> Predictor:
     """Copy a typical training chain. Among the chains nearest in length it is the one most like the others."""
-    chains = _complete(train)
-    typical: dict[int, Floats] = {}
-    for length in {len(each) for each in chains}:
-        known = torch.from_numpy(np.stack([_compute_known_distances(each) for each in chains if len(each) == length]))
-        every = known.new_ones(known.shape[:2])
-        likeness = [
-            float(compute_distance_lddt_ca(each.expand_as(known), known, every).mean()) for each in known[:MEDOIDS]
-        ]
-        typical[length] = known[int(np.argmax(likeness))].numpy()
+    typical = {length: _find_most_typical(group) for length, group in _group_by_length(train).items()}
+    return lambda chain: _copy_distances(typical[_nearest_length(typical, chain)], len(chain))
+
+
+def _coupling_neighbours(train: Sequence[Protein]) -> Predictor:
+    """Copy the most typical of the training chains whose couplings are most like the chain's.
+
+    Only chains nearest in length are compared.
+    """
+    groups, potential = _group_by_length(train), fit_contact_potential(_complete(train))
+    affinities = {
+        length: np.stack([compute_affinity(each.msa, potential).astype(np.float32) for each in group])
+        for length, group in groups.items()
+    }
 
     def predict(chain: Protein) -> Floats:
-        nearest = min(typical, key=lambda length: (abs(length - len(chain)), length))
-        return _copy_distances(typical[nearest], len(chain))
+        length = _nearest_length(groups, chain)
+        first, second = np.triu_indices(min(length, len(chain)), CONTACT_SEPARATION)
+        own = compute_affinity(chain.msa, potential)
+        difference = ((affinities[length][:, first, second] - own[first, second]) ** 2).sum(1)
+        neighbours = [groups[length][number] for number in np.argsort(difference)[:NEIGHBOURS]]
+        return _copy_distances(_find_most_typical(neighbours), len(chain))
 
     return predict
 
 
-def _nearest_chain(train: Sequence[Protein]) -> Predictor:
-    """Copy the training chain whose alignment has the most similar columns, from its first residue on."""
-    chains = _complete(train)
-    lengths = np.array([len(each) for each in chains])
-    columns = int(lengths.max())
-    profiles = np.stack([_columns(each, columns) for each in chains])
-
-    def predict(chain: Protein) -> Floats:
-        likeness = (profiles @ _columns(chain, columns)) / np.maximum(lengths, len(chain))
-        return _copy_distances(_compute_known_distances(chains[int(np.argmax(likeness))]), len(chain))
-
-    return predict
+def _find_most_typical(chains: Sequence[Protein]) -> Floats:
+    """Find the chain that is most like the others, of the first `MEDOIDS`. Returns its distances."""
+    known = torch.from_numpy(np.stack([_compute_known_distances(each) for each in chains]))
+    every = known.new_ones(known.shape[:2])
+    likeness = [float(compute_distance_lddt_ca(each.expand_as(known), known, every).mean()) for each in known[:MEDOIDS]]
+    return np.asarray(known[int(np.argmax(likeness))].numpy())
 
 
-def _columns(chain: Protein, columns: int) -> Floats:
-    """Compute the profile of exactly this many columns, zero behind the chain's end, as one vector."""
-    own = compute_profile(chain.msa)[:columns]
-    return np.pad(own, ((0, columns - len(own)), (0, 0))).ravel()
+def _group_by_length(train: Sequence[Protein]) -> dict[int, list[Protein]]:
+    groups: dict[int, list[Protein]] = {}
+    for each in _complete(train):
+        groups.setdefault(len(each), []).append(each)
+    return groups
+
+
+def _nearest_length(lengths: Iterable[int], chain: Protein) -> int:
+    return min(lengths, key=lambda length: (abs(length - len(chain)), length))
 
 
 def _complete(train: Sequence[Protein]) -> list[Protein]:
@@ -136,22 +162,19 @@ def compute_profile(msa: NDArray[np.int8]) -> Floats:
     return np.asarray(np.eye(CLASSES)[msa[:MOST_ROWS]].mean(0))
 
 
-def _profile_regression(train: Sequence[Protein]) -> Predictor:
-    """Predict sine and cosine of phi and psi, then build the chain.
-
-    The prediction is linear in the letters of a window of columns.
-    """
+def _torsion_regression(train: Sequence[Protein], describe: Callable[[Protein], Floats], fit: Fit) -> Predictor:
+    """Predict sine and cosine of phi and psi from the features of each residue, then build the chain."""
     features, targets = [], []
     for chain in train:
         tensors = (chain.aatype.astype(np.int64), chain.atoms.astype(float), chain.atom_mask.astype(float))
         truth = compute_torsions_of(*(torch.from_numpy(each)[None] for each in tensors))
         known = truth.mask[0, :, 1:3].amin(-1).numpy() > 0
-        features.append(_windows(chain)[known])
+        features.append(describe(chain)[known])
         targets.append(truth.angle[0, :, 1:3].flatten(-2).numpy()[known])
-    weights = _ridge(features, targets)
+    estimate = fit(np.concatenate(features), np.concatenate(targets))
 
     def predict(chain: Protein) -> Floats:
-        sine_cosine = (_windows(chain) @ weights).reshape(len(chain), 2, 2)
+        sine_cosine = estimate(describe(chain)).reshape(len(chain), 2, 2)
         return _build_chain(np.degrees(np.arctan2(sine_cosine[..., 0], sine_cosine[..., 1])))
 
     return predict
@@ -165,15 +188,12 @@ def _windows(chain: Protein) -> Floats:
     return np.concatenate([*shifted, np.ones((len(chain), 1))], -1)
 
 
-def _pair_regression(train: Sequence[Protein]) -> Predictor:
-    """Predict each distance linearly from the affinity of the columns around both residues, and their separation."""
-    chains = _complete(train)
-    potential = fit_contact_potential(chains)
-    weights = _ridge(
-        [_patches(each, potential) for each in chains],
-        [_compute_known_distances(each).reshape(-1, 1) for each in chains],
-    )
-    return lambda chain: np.asarray((_patches(chain, potential) @ weights).reshape(len(chain), len(chain)))
+def _couplings(chain: Protein, potential: Floats) -> Floats:
+    """Collect the features of each residue (L, features): the affinities of every two columns in a window, and 1."""
+    padded = np.pad(compute_affinity(chain.msa, potential), COUPLED_WINDOW)
+    first, second = np.triu_indices(2 * COUPLED_WINDOW + 1, CONTACT_SEPARATION)
+    begins = np.arange(len(chain))[:, None]
+    return np.concatenate([padded[begins + first, begins + second], np.ones((len(chain), 1))], -1)
 
 
 def fit_contact_potential(train: Sequence[Protein]) -> Floats:
@@ -204,19 +224,16 @@ def compute_affinity(msa: NDArray[np.int8], potential: Floats) -> Floats:
     return np.asarray(potential[letters[:, :, None], letters[:, None]].mean(0))
 
 
-def _patches(chain: Protein, potential: Floats) -> Floats:
-    """Collect the features of all pairs (L L, features): affinity around the pair, separation, and their products."""
-    length, side = len(chain), 2 * PATCH + 1
-    padded = np.pad(compute_affinity(chain.msa, potential), PATCH)
-    around = np.stack([padded[a : a + length, b : b + length] for a in range(side) for b in range(side)], -1)
-    index = np.arange(length)
-    apart = np.eye(SEPARATIONS)[np.minimum(np.abs(index[:, None] - index), SEPARATIONS - 1)]
-    own, mean = padded[PATCH:-PATCH, PATCH:-PATCH, None], around.mean(-1, keepdims=True)
-    return np.concatenate([around, apart, apart * own, apart * mean], -1).reshape(length * length, -1)
+def _fit_ridge(features: Floats, targets: Floats) -> Callable[[Floats], Floats]:
+    """Fit weights that minimise the squared error plus the penalty."""
+    square = features.T @ features + PENALTY * np.eye(features.shape[1])
+    weights = np.linalg.solve(square, features.T @ targets)
+    return lambda described: np.asarray(described @ weights)
 
 
-def _ridge(features: Sequence[Floats], targets: Sequence[Floats]) -> Floats:
-    """Fit weights (features, targets) that minimise the squared error plus the penalty."""
-    square = sum((each.T @ each for each in features), np.zeros((features[0].shape[1],) * 2))
-    product = sum((x.T @ y for x, y in zip(features, targets, strict=True)), np.zeros(1))
-    return np.asarray(np.linalg.solve(square + PENALTY * np.eye(len(square)), product))
+def _fit_boosting(features: Floats, targets: Floats) -> Callable[[Floats], Floats]:
+    """Fit gradient-boosted trees, one model per target. Needs LightGBM."""
+    import lightgbm
+
+    models = [lightgbm.train(BOOSTING, lightgbm.Dataset(features, each), BOOSTING_TREES) for each in targets.T]
+    return lambda described: np.stack([model.predict(described) for model in models], axis=-1)
