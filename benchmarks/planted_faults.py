@@ -49,7 +49,8 @@ class Anatomy:
 
     ``head`` is the last layer, ``layer`` the one that is not updated. ``classes`` are two classes that a fault swaps;
     None if labels are measured numbers. ``known`` says which labels are known. ``lost`` is an input, or one channel of
-    it, that a fault replaces by zeros. A text has no ``inputs`` and no ``labels``: its labels are its next bytes.
+    it, that a fault replaces by zeros. ``width`` is the dimension in which inputs and labels can be mirrored. A text
+    has no ``inputs`` and no ``labels``: its labels are its next bytes.
     """
 
     inputs: Sequence[str]
@@ -59,6 +60,7 @@ class Anatomy:
     classes: tuple[int, int] | None = None
     known: Sequence[str] = ()
     lost: tuple[str, int | None] | None = None
+    width: int | None = None
 
 
 ANATOMIES = {
@@ -70,6 +72,7 @@ ANATOMIES = {
         layer="encoder.middle.0",
         classes=(1, 2),
         lost=("x", 0),
+        width=2,
     ),
     "moe_lm": Anatomy(inputs=[], labels=[], head="head", layer="blocks.0.attention"),
     "open_catalyst": Anatomy(
@@ -80,7 +83,7 @@ ANATOMIES = {
         lost=("number", None),
     ),
     "openfold": Anatomy(
-        inputs=["cluster_profile", "cluster_deletions"],
+        inputs=["residue_index", "cluster_profile", "cluster_deletions"],
         labels=["atoms"],
         known=["atom_mask"],
         head="structure_module.bb_update",
@@ -278,6 +281,22 @@ class WrongClasses(Fault):
         return Shown(data, lambda batch, *_: batch | {name: order[batch[name].long()] for name in self.anatomy.labels})
 
 
+class Mirrored(Fault):
+    """The training's augmentation mirrors the inputs and forgets the labels."""
+
+    name = "inputs mirrored, labels not"
+
+    def applies(self, model: nn.Module) -> bool:
+        return self.anatomy.width is not None
+
+    def train(self, data: Any) -> Any:
+        def change(batch: Batch, *_: Any) -> Batch:
+            assert self.anatomy.width is not None
+            return batch | {name: batch[name].flip(self.anatomy.width) for name in self.anatomy.inputs}
+
+        return Shown(data, change)
+
+
 class WrongNormalisation(Fault):
     """The inputs of the evaluation are in another unit than those of the training. Pixels of a byte end at 255."""
 
@@ -356,7 +375,7 @@ class SameExperts(Fault):
 
 FAULTS = (
     *(Shuffled, OffByOne, LinearHead, FrozenLayer, OneRank, NeverCleared, NoState, HighRate, LowRate, HalfTheData),
-    *(WrongUnits, WrongClasses, WrongNormalisation, LostInput, DropoutKept, StaleStatistics, SameExperts),
+    *(WrongUnits, WrongClasses, Mirrored, WrongNormalisation, LostInput, DropoutKept, StaleStatistics, SameExperts),
 )
 
 

@@ -37,7 +37,7 @@ _LARGE = ((3, 3, 4), (4, 4, 4), (4, 4, 5), (4, 5, 4))  # 36 to 80 metal atoms; O
 
 # surfaces, neighbourhood, training and validation trajectories, trajectories per shard
 SIZES: dict[str, DataSize] = {
-    "smoke": DataSize(Surfaces(("Cu", "Pt"), ("H", "O", "CO"), ((2, 2, 3),), 1), _SMALL, 120, 40, 20),
+    "smoke": DataSize(Surfaces(("Cu", "Pt"), ("H", "O", "CO"), ((2, 2, 3),), 1), _SMALL, 240, 80, 20),
     "mini": DataSize(Surfaces(ALL_METALS, ALL_ADSORBATES, ((2, 2, 3),), 1), _SMALL, 560, 140, 20),
     "small": DataSize(
         Surfaces(ALL_METALS, ALL_ADSORBATES, ((2, 2, 4), (3, 3, 3), (3, 3, 4)), 2), _REFERENCE, 12_500, 1_000, 250
