@@ -89,7 +89,8 @@ def test_the_reference_on_exported_data_is_ours(
     tiny: Path,
     tmp_path: Path,
 ) -> None:
-    code, python, samples = reference(REPOSITORY), python_with("torch_geometric", "lmdb", "numpy", "torch"), [0, 5, 2]
+    python = python_with("torch_geometric", "lmdb", "numpy", "torch", "matplotlib", "yaml")
+    code, samples = reference(REPOSITORY), [0, 5, 2]
     export_lmdb(tiny, tmp_path / "lmdb")
     std = 2.0
     workload = OpenCatalyst(
