@@ -58,7 +58,7 @@ def code(reference: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> I
         monkeypatch.setattr(
             residues, "ATOM_POSITION", constants.RESTYPE_ATOM14_RIGID_GROUP_POSITIONS.astype(np.float32)
         )
-        monkeypatch.setattr(geometry, "load_residue_table", inspect.unwrap(geometry.load_residue_table))  # keeps nothing
+        monkeypatch.setattr(geometry, "load_residue_table", inspect.unwrap(geometry.load_residue_table))
         yield SimpleNamespace(**found)
 
 
