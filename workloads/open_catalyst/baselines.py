@@ -1,13 +1,16 @@
-"""Baselines without a network: zero force, the mean force, and a pair potential fitted by least squares."""
+"""Baselines without a network: zero force, the mean force, and forces along pairs fitted by least squares."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
+from scipy.sparse.linalg import lsmr
 
 from suite.data.shards import ShardReader
 from suite.workload import Baseline
@@ -15,30 +18,39 @@ from workloads.open_catalyst.config import OpenCatalystConfig
 from workloads.open_catalyst.graph import join_edges
 from workloads.open_catalyst.structures import Neighbourhood
 
-MAX_SAMPLES = 4_000  # read from each split for the pair potential: takes seconds, and suffices to fit its coefficients
+MAX_SAMPLES = 2_500  # read from each split for the fits: suffices for their coefficients
 MAX_SAMPLES_OF_CONSTANTS = 200_000
 RADIAL_FUNCTIONS = 10  # radial functions per pair of elements
-RIDGE = 1e-6  # of the largest diagonal element
-READ_AT_ONCE = 500
+EMBEDDED_FUNCTIONS = 4  # radial functions per pair of elements and density
+DENSITY_DECAY_ANGSTROM = 0.5
+RAREST = 0.002  # columns of fewer components than this share of all are left out: they would have any coefficient
+SCALING = 0.7  # power of a column's norm that divides it
+PENALTY = 3e-3  # on scaled coefficients, relative to the largest scaled column
+ITERATIONS = 200
+READ_AT_ONCE = 50
 
 Floats = NDArray[np.floating[Any]]
+# (reader, samples) to a sparse matrix, force components and the structure of each atom
+Design = Callable[[ShardReader, NDArray[np.int64]], tuple[Any, Floats, NDArray[np.int64]]]
 
 
 def measure_baselines(root: Path, config: OpenCatalystConfig) -> dict[str, Baseline]:
     """Measure the mean absolute error of force components on free atoms of the validation split.
 
-    ``zero_force``; ``mean_force`` per component; ``pair_potential`` with `RADIAL_FUNCTIONS` radial functions per pair
-    of elements, on at most `MAX_SAMPLES` evenly spaced samples.
+    ``zero_force``; ``mean_force`` per component; and least squares on at most `MAX_SAMPLES` evenly spaced samples.
+    ``pair_potential`` has `RADIAL_FUNCTIONS` radial functions per pair of elements. ``embedded_atom`` has others too,
+    times the density of each element around both atoms: in the embedded-atom method a force is such a sum.
     """
     train, validation = ShardReader(root, "train"), ShardReader(root, "validation")
     mean = _free_forces(train)[0].mean(axis=0)
     truth, structure = _free_forces(validation)
+    elements = np.unique(train.read(_spaced(train, MAX_SAMPLES), ["atom.offsets", "atom.number"])["atom.number"])
+    neighbourhood = Neighbourhood(config.cutoff_angstrom, config.max_neighbours)
     return {
         "zero_force": _mean_error(np.abs(truth).sum(axis=1), structure),
         "mean_force": _mean_error(np.abs(truth - mean).sum(axis=1), structure),
-        "pair_potential": _pair_potential(
-            train, validation, Neighbourhood(config.cutoff_angstrom, config.max_neighbours)
-        ),
+        "pair_potential": _fit_forces(train, validation, partial(_design, neighbourhood, elements, embedded=False)),
+        "embedded_atom": _fit_forces(train, validation, partial(_design, neighbourhood, elements, embedded=True)),
     }
 
 
@@ -51,27 +63,34 @@ def _mean_error(error_A: Floats, structure_A: NDArray[np.int64]) -> Baseline:
     return Baseline.jackknife(of_samples, lambda totals: totals["error"] / totals["components"])
 
 
-def _pair_potential(train: ShardReader, validation: ShardReader, neighbourhood: Neighbourhood) -> Baseline:
-    elements = np.unique(train.read(_spaced(train, MAX_SAMPLES), ["atom.offsets", "atom.number"])["atom.number"])
-    width = len(elements) * (len(elements) + 1) // 2 * RADIAL_FUNCTIONS
-    gram, moment = np.zeros((width, width)), np.zeros(width)
-    for chosen in _pieces(train):
-        design, force, _ = _design(train, chosen, neighbourhood, elements)
-        # normal equations, added piece by piece: only one piece's design is in memory
-        gram += (design.T @ design).toarray()
-        moment += design.T @ force
-    gram[np.diag_indices(width)] += RIDGE * gram.diagonal().max()
-    coefficients = np.linalg.solve(gram, moment)
-    errors, structures = [], []
+def _fit_forces(train: ShardReader, validation: ShardReader, design: Design) -> Baseline:
+    parts = [design(train, chosen)[:2] for chosen in _pieces(train)]
+    coefficients = _solve(sparse.vstack([x for x, _ in parts], format="csr"), np.concatenate([y for _, y in parts]))
+    found, structures = [], []
     for chosen in _pieces(validation):
-        design, force, structure = _design(validation, chosen, neighbourhood, elements)
-        errors.append(np.abs(design @ coefficients - force).reshape(-1, 3).sum(axis=1))
+        x, y, structure = design(validation, chosen)
+        found.append(np.abs(x @ coefficients - y).reshape(-1, 3).sum(axis=1))
         structures.append(chosen[structure])
-    return _mean_error(np.concatenate(errors), np.concatenate(structures))
+    return _mean_error(np.concatenate(found), np.concatenate(structures))
+
+
+def _solve(x: Any, y: Floats) -> Floats:
+    """Solve least squares with a penalty. Returns a coefficient for each column."""
+    norm = np.sqrt(x.multiply(x).sum(axis=0))
+    kept = (x != 0).sum(axis=0) > RAREST * len(y)
+    scale = np.zeros(len(norm))
+    scale[kept] = norm[kept] ** -SCALING
+    found = lsmr(x @ sparse.diags_array(scale), y, damp=PENALTY * float((norm * scale).max()), maxiter=ITERATIONS)
+    return np.asarray(found[0] * scale)
 
 
 def _design(
-    reader: ShardReader, chosen: NDArray[np.int64], neighbourhood: Neighbourhood, elements: NDArray[np.uint8]
+    neighbourhood: Neighbourhood,
+    elements: NDArray[np.uint8],
+    reader: ShardReader,
+    chosen: NDArray[np.int64],
+    *,
+    embedded: bool,
 ) -> tuple[Any, Floats, NDArray[np.int64]]:
     """Compute the design matrix of free atoms' force components, their true values, and each atom's structure."""
     arrays = reader.read(chosen)
@@ -83,23 +102,55 @@ def _design(
     edges = join_edges(parts, np.diff(offsets).tolist())
     vector = position[edges.source] + edges.shift - position[edges.target]
     distance = np.linalg.norm(vector, axis=1)
+    direction = vector / distance[:, None]
     # an element that the training split lacks counts as one that it has
     kind = np.searchsorted(elements, arrays["atom.number"]).clip(max=len(elements) - 1)
     low, high = np.sort([kind[edges.source], kind[edges.target]], axis=0)
     # number of the pair in the upper triangle, row by row
     pair = low * len(elements) - low * (low - 1) // 2 + high - low
-    centres = np.linspace(0.8, neighbourhood.cutoff_angstrom, RADIAL_FUNCTIONS)
-    radial = np.exp(-(((distance[:, None] - centres) / (centres[1] - centres[0])) ** 2))
-    values = radial[:, :, None] * (vector / distance[:, None])[:, None, :]
-    rows = np.broadcast_to(3 * edges.target[:, None, None] + np.arange(3), values.shape)
-    columns = np.broadcast_to(
-        RADIAL_FUNCTIONS * pair[:, None, None] + np.arange(RADIAL_FUNCTIONS)[:, None], values.shape
-    )
-    width = len(elements) * (len(elements) + 1) // 2 * RADIAL_FUNCTIONS
-    design = sparse.csr_array((values.ravel(), (rows.ravel(), columns.ravel())), shape=(3 * len(position), width))
+    cutoff = neighbourhood.cutoff_angstrom
+    # (edges, first column in the pair's block, radial functions of these edges)
+    every = np.arange(len(edges))
+    terms = [(every, np.zeros_like(every), _radial(distance, RADIAL_FUNCTIONS, cutoff))]
+    width = RADIAL_FUNCTIONS
+    if embedded:
+        density = np.zeros((len(position), len(elements) + 1))
+        weight = np.exp(-distance / DENSITY_DECAY_ANGSTROM) * (1 - (distance / cutoff) ** 2) ** 2
+        np.add.at(density, (edges.target, kind[edges.source]), weight)
+        density[:, -1] = density.sum(axis=1)
+        # the atom of the smaller kind first, so that both directions of an edge have the same columns
+        swapped = (kind[edges.target] > kind[edges.source])[:, None]
+        ends = density[edges.target], density[edges.source]
+        around = np.concatenate([np.where(swapped, *ends[::-1]), np.where(swapped, *ends)], axis=1)
+        edge, which = np.nonzero(around)
+        radial = _radial(distance[edge], EMBEDDED_FUNCTIONS, cutoff) * around[edge, which][:, None]
+        terms.append((edge, RADIAL_FUNCTIONS + EMBEDDED_FUNCTIONS * which, radial))
+        width += EMBEDDED_FUNCTIONS * around.shape[1]
+    entries = [
+        _entries(radial, direction[edge], edges.target[edge], width * pair[edge] + first)
+        for edge, first, radial in terms
+    ]
+    values, rows, columns = (np.concatenate(each) for each in zip(*entries, strict=True))
+    pairs = len(elements) * (len(elements) + 1) // 2
+    design = sparse.csr_array((values, (rows, columns)), shape=(3 * len(position), width * pairs))
     free = arrays["atom.fixed"] == 0
     components = np.repeat(free, 3)
     return design[components], arrays["atom.force"].astype(np.float64).ravel()[components], _structures(arrays)[free]
+
+
+def _radial(distance: Floats, functions: int, cutoff: float) -> Floats:
+    centres = np.linspace(0.8, cutoff, functions)
+    return np.asarray(np.exp(-(((distance[:, None] - centres) / (centres[1] - centres[0])) ** 2)))
+
+
+def _entries(
+    radial_EF: Floats, direction_E3: Floats, target_E: NDArray[np.int64], first_E: NDArray[np.int64]
+) -> tuple[Floats, NDArray[np.int64], NDArray[np.int64]]:
+    """List values, rows and columns of forces along edges, one column per radial function."""
+    values = radial_EF[:, :, None] * direction_E3[:, None, :]
+    rows = np.broadcast_to(3 * target_E[:, None, None] + np.arange(3), values.shape)
+    columns = np.broadcast_to(first_E[:, None, None] + np.arange(values.shape[1])[:, None], values.shape)
+    return values.ravel(), rows.ravel(), columns.ravel()
 
 
 def _structures(arrays: dict[str, NDArray[Any]]) -> NDArray[np.int64]:

@@ -285,11 +285,15 @@ def test_baselines_are_computed_from_the_data(tiny_data: Path) -> None:
     force = truth["atom.force"][truth["atom.fixed"] == 0]
     assert values["zero_force"] == pytest.approx(np.abs(force).mean(), rel=1e-6)
     assert values["mean_force"] == pytest.approx(values["zero_force"], rel=0.3)
-    assert values["pair_potential"] > 0
+    assert min(values["pair_potential"], values["embedded_atom"]) > 0
 
 
-def test_a_pair_potential_finds_forces_that_are_one(tiny_data: Path, tmp_path: Path) -> None:
-    """Forces of a repulsion by pairs, well inside the cutoff, are found again on the structures they were fitted to."""
+@pytest.mark.parametrize("embedded", [False, True])
+def test_fits_find_forces_of_their_form(tiny_data: Path, tmp_path: Path, embedded: bool) -> None:
+    """A repulsion by pairs, or one that grows with both atoms' densities, is found again where it was fitted.
+
+    The second is none of pairs alone.
+    """
     manifest = read_manifest(tiny_data)
     splits = {}
     for split in ("train", "validation"):
@@ -303,11 +307,19 @@ def test_a_pair_potential_finds_forces_that_are_one(tiny_data: Path, tmp_path: P
             edges = TINY["open_catalyst"].settings.neighbourhood.edges(position, arrays["cell"][place].astype(float))
             vector = position[edges.source] + edges.shift - position[edges.target]
             distance = np.linalg.norm(vector, axis=1, keepdims=True)
-            np.add.at(force[here], edges.target, -vector / distance * np.exp(-((distance / 2.0) ** 2)))
+            size = np.exp(-((distance / 2.0) ** 2))
+            if embedded:
+                density = np.bincount(edges.target, np.exp(-distance[:, 0] / 0.7), len(position))[:, None]
+                size *= density[edges.source] + density[edges.target]
+            np.add.at(force[here], edges.target, -vector / distance * size)
         arrays["atom.force"] = force.astype(np.float32)
         splits[split] = (write_shard(build_shard_path(tmp_path, split, 0), arrays),)
     write_manifest(tmp_path, structs.replace(manifest, splits=splits))
     own = config().hyperparameters
     assert isinstance(own, OpenCatalystConfig)
     values = measure_baselines(tmp_path, own)
-    assert values["pair_potential"] < 0.1 * values["zero_force"]
+    assert values["embedded_atom"] < 0.1 * values["zero_force"]
+    if embedded:
+        assert values["embedded_atom"] < 0.5 * values["pair_potential"]
+    else:
+        assert values["pair_potential"] < 0.1 * values["zero_force"]
