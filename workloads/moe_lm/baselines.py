@@ -14,15 +14,16 @@ import numpy as np
 from suite.data.shards import ShardReader
 from suite.workload import Baseline
 from workloads.moe_lm.language import Language, Lexicon
-from workloads.moe_lm.ppm import Bytes, compute_ppm_bits
+from workloads.moe_lm.ppm import Bytes, compute_ppm_bits, compute_tree_bits
 
 ORDERS = (0, 1, 2, 3, 4, 5, 6, 8, 12)  # bytes of context
 BLOCK_BYTES = 2**22  # of training text in memory at once
+TREE_BYTES = 2**21  # of training text that the context tree counts
 GZIP_REACH, BZIP2_REACH, XZ_REACH = 2**15, 900_000, 2**26  # bytes that gzip -9, bzip2 -9 and xz -9 look back
 
 
 def measure_baselines(root: Path) -> dict[str, float]:
-    """Measure ``gzip``, ``bzip2``, ``xz``, ``ppm_<bytes of context>`` and ``ppm_mixed`` on the validation rows.
+    """Measure ``gzip``, ``bzip2``, ``xz``, ``ppm_<bytes of context>``, ``ppm_mixed`` and ``context_tree`` on the validation rows.
 
     Byte models have standard errors over the rows; a compressor adds one number for all rows. In a generated language
     ``known_language`` is the oracle.
@@ -36,7 +37,10 @@ def measure_baselines(root: Path) -> dict[str, float]:
             yield train.read(np.arange(begin, min(begin + step, len(train))))["text"]
 
     found = compute_compressor_bits(_last(train, XZ_REACH), rows.tobytes())
-    found |= {name: Baseline.mean(bits.mean(axis=1)) for name, bits in compute_ppm_bits(blocks, rows, ORDERS).items()}
+    models = compute_ppm_bits(blocks, rows, ORDERS)
+    first = max(2, TREE_BYTES // train.read([0])["text"].shape[1])
+    models["context_tree"] = compute_tree_bits(train.read(np.arange(min(first, len(train))))["text"], rows)
+    found |= {name: Baseline.mean(bits.mean(axis=1)) for name, bits in models.items()}
     return found | _measure_oracle(validation.manifest.generator, rows)
 
 

@@ -1,4 +1,7 @@
-"""Byte models that mix counts of contexts of several lengths, as PPM does: what text predicts without a network."""
+"""Byte models that mix counts of contexts of several lengths, as PPM does: what text predicts without a network.
+
+The contexts are the last bytes (`compute_ppm_bits`), or earlier bytes that a search picks (`compute_tree_bits`).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,14 @@ FORGETTING_FACTOR = 0.98  # of the mixture: how much of its past a row's next by
 MULTIPLIER = 0x9E3779B97F4A7C15  # odd, so that no byte of a context is lost modulo 2^64
 FILTER_BITS = 22  # of a context's key, to pass over most that the rows do not have
 
+LAGS = range(1, 13)  # bytes back that may extend a context of the tree, beside the first byte of the row
+BEFORE = 256  # stands for a byte before the row
+DEPTH = 8  # bytes of the tree's longest context
+LEAST_GAIN = 5.0  # bits that an extension must save on the held-out rows
+
 Bytes = NDArray[np.uint8]
+Numbers = NDArray[np.int64]
+Chances = NDArray[np.float64]
 
 
 def compute_ppm_bits(
@@ -107,3 +117,77 @@ def _mix(bits: NDArray[np.float64]) -> NDArray[np.float64]:
         mixed[:, position] = -np.log2(chances)
         past = FORGETTING_FACTOR * past + bits[:, :, position]
     return mixed
+
+
+def compute_tree_bits(training: Bytes, rows: Bytes) -> NDArray[np.float64]:
+    """Compute the bits of each byte of ``rows`` (N, L). The first byte of a row has none: (N, L - 1).
+
+    A context is the values of some earlier bytes. A greedy search extends each context by the byte that saves most bits,
+    until none saves ``LEAST_GAIN``. It counts in one half of the training rows and tries on the other. Then all are
+    counted. Counts are mixed with those of the shorter context.
+    """
+    parts = (training[::2], training[1::2], rows)
+    part = np.repeat(np.arange(3), [each[:, 1:].size for each in parts])
+    following = np.concatenate([each[:, 1:].ravel() for each in parts]).astype(np.int64)
+    earlier = np.stack([np.concatenate([_find_earlier(each, lag) for each in parts]) for lag in (0, *LAGS)])
+    # of the held-out rows by one half, of `rows` by all training rows
+    chances, context = np.full(len(following), 1 / 256), np.zeros(len(following), dtype=np.int64)
+    alive = np.arange(len(following))  # what is in a context that was extended
+    for _ in range(DEPTH + 1):
+        keys = context[alive]
+        for counted, wanted in ((part == 0, part == 1), (part < 2, part == 2)):
+            of, to = counted[alive], wanted[alive]
+            place = alive[to]
+            chances[place] = _extend(keys[of], following[alive[of]], keys[to], following[place], chances[place])
+        choice = _choose_extensions(keys, following[alive], part[alive], chances[alive], earlier[:, alive])
+        extended = choice[keys] >= 0
+        alive, chosen = alive[extended], choice[keys[extended]]
+        if not len(alive):
+            break
+        longer = keys[extended] * (BEFORE + 1) + earlier[chosen, alive]
+        context[alive] = np.unique(longer, return_inverse=True)[1]
+    bits: NDArray[np.float64] = -np.log2(chances[part == 2]).reshape(len(rows), -1)
+    return bits
+
+
+def _find_earlier(rows: Bytes, lag: int) -> NDArray[np.uint16]:
+    """Find what is ``lag`` bytes before each byte but the first of its row. Lag 0: the first byte of the row."""
+    found = np.full((len(rows), rows.shape[1] - 1), BEFORE, dtype=np.uint16)
+    found[:, max(lag - 1, 0) :] = rows[:, : rows.shape[1] - lag] if lag else rows[:, :1]
+    return found.ravel()
+
+
+def _choose_extensions(
+    keys: Numbers, following: Numbers, part: Numbers, chances: Chances, earlier: NDArray[np.uint16]
+) -> Numbers:
+    """Choose the row of ``earlier`` that extends each context, or -1."""
+    of, to = part == 0, part == 1
+    contexts = keys.max() + 1
+    choice, best = np.full(contexts, -1), np.full(contexts, LEAST_GAIN)
+    for number, values in enumerate(earlier):
+        longer = keys * (BEFORE + 1) + values
+        found = _extend(longer[of], following[of], longer[to], following[to], chances[to])
+        gain = np.bincount(keys[to], np.log2(found / chances[to]), contexts)
+        choice[gain > best] = number
+        best = np.maximum(best, gain)
+    return choice
+
+
+def _extend(keys: Numbers, following: Numbers, wanted: Numbers, then: Numbers, shorter: Chances) -> Chances:
+    """Compute the chances of ``then`` in the contexts ``wanted``, by what follows ``keys`` and by ``shorter``."""
+    if not len(keys):
+        return shorter
+    pairs, count = np.unique(keys * 256 + following, return_counts=True)
+    known, first = np.unique(pairs >> 8, return_index=True)
+    total, distinct = np.add.reduceat(count, first), np.diff(first, append=len(pairs))
+    place, same = _look_up(known, wanted)
+    pair, met = _look_up(pairs, wanted * 256 + then)
+    hits = np.where(met, count[pair], 0)
+    found = (np.maximum(hits - DISCOUNT, 0) + DISCOUNT * distinct[place] * shorter) / total[place]
+    return np.where(same, found, shorter)
+
+
+def _look_up(known: Numbers, wanted: Numbers) -> tuple[Numbers, NDArray[np.bool_]]:
+    """Look up the place of each number among ``known``, which ascend, and whether it is there."""
+    place = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+    return place, known[place] == wanted
