@@ -1,6 +1,6 @@
 """Step time through the harness over that of a bare PyTorch loop: same model, data and batches, interleaved blocks.
 
-    python benchmarks/harness_overhead.py [--size mini] [--blocks 24] [--steps 500]           one rank
+    python benchmarks/harness_overhead.py [--size mini] [--blocks 24] [--steps 250]           one rank
     mpiexec -n 2 python benchmarks/harness_overhead.py                                        two ranks, DDP in both loops
     mpiexec -n 2 python benchmarks/harness_overhead.py --torchs-collectives                   the bare loop's by gloo
 
@@ -50,7 +50,7 @@ def main() -> int:
     parser.add_argument("--size", default="mini")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--blocks", type=int, default=24)
-    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=250)
     parser.add_argument("--global-batch-size", type=int, default=16)
     parser.add_argument("--torchs-collectives", action="store_true")
     args = parser.parse_args()

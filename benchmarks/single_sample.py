@@ -23,7 +23,7 @@ from workloads.cosmoflow.model import Convolution
 def main() -> None:
     """Print a row for each size."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("sizes", nargs="*", default=["mini", "mini32", "small"])
+    parser.add_argument("sizes", nargs="*", default=["smoke", "mini", "small"])
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()
     keep_freed_memory()

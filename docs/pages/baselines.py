@@ -27,8 +27,6 @@ These predictors are told the rule that made the data. They are no baselines: th
 | size | target | predictor | value | standard error |
 | --- | --- | --- | --- | --- |"""
 NOTES = {
-    "cosmoflow": """`snapshot_products_ridge` sees the mean products of every three snapshots at one voxel, and only these: the
-rule of `mini` ([cosmoflow.md](cosmoflow.md)).""",
     "moe_lm": "`known_language` is told which words may follow a word in each topic, and their odds ([moe.md](moe.md)).",
 }
 

@@ -72,13 +72,13 @@ class StepResult:
 @click.command(
     epilog="""\b
 Examples:
-  mlhpc demo                          CosmoFlow mini: as many runs as a score needs, 2 ranks
-  mlhpc demo --size smoke --runs 2    takes a minute; too few runs for a score, so exit code 1
+  mlhpc demo                          CosmoFlow smoke: as many runs as a score needs, 2 ranks
+  mlhpc demo --runs 2                 takes a minute; too few runs for a score, so exit code 1
   mlhpc demo all --size smoke --runs 1    every workload once, and one report of all
 """
 )
 @click.argument("workload", default="cosmoflow", metavar="[WORKLOAD|all]")
-@size_option(text="Size of the workload; choose one that fits this machine (mlhpc workload list).")
+@size_option("smoke", "Size of the workload; choose one that fits this machine (mlhpc workload list).")
 @runs_option(None, "Number of runs. [as many as a score of this size needs]")
 @ranks_option(2)
 @output_option("New folder for data, runs, package and report.", "demo/<workload>-<size>-<time>")

@@ -105,8 +105,8 @@ def test_a_bad_file_is_one_line_with_the_place(tmp_path: Path, text: str, expect
         ("hyperparameters.dropout=1", "dropout = 1: expected float < 1.0"),
         ("hyperparameters.momentum=0.8", "momentum = 0.8: expected float >= 0.9"),
         ("hyperparameters.conv_channels=[]", "conv_channels = []: expected a list of length >= 1"),
-        ("hyperparameters.targets=[a, b, c]", "targets = ['a', 'b', 'c']: expected a list of length 4, got 3"),
-        ("hyperparameters.targets=[a, b, c, d, e]", "expected a list of length 4, got 5"),
+        ("hyperparameters.input_std=[1, 2, 3]", "input_std = [1, 2, 3]: expected a list of length 4, got 3"),
+        ("hyperparameters.input_std=[1, 2, 3, 4, 5]", "expected a list of length 4, got 5"),
         ("hyperparameters.decay_factors=[1.5]", "hyperparameters.decay_factors.0 = 1.5: expected float < 1.0"),
         (
             "hyperparameters.input_size=7",

@@ -80,7 +80,7 @@ def test_the_forward_pass_of_moe_lm_executes_both_halves_of_its_attention() -> N
     ("name", "size", "overrides"),
     [
         ("cosmoflow", "smoke", ()),
-        ("cosmoflow", "mini32", ()),
+        ("cosmoflow", "mini", ()),
         ("deepcam", "smoke", ()),
         ("moe_lm", "smoke", ()),
         ("moe_lm", "mini", ()),

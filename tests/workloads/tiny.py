@@ -48,7 +48,6 @@ TINY = {
         4,
         overrides=lambda found: [
             "hyperparameters.input_size=8",
-            f"hyperparameters.targets={found['targets']}",
             f"hyperparameters.input_mean={found['log1p_mean']}",
             f"hyperparameters.input_std={found['log1p_std']}",
         ],

@@ -1,6 +1,6 @@
 """Baselines without a network: the mean of the targets; ridge regressions and boosting on moments and spectra.
 
-They read the counts alone and use nothing of the generator but the names of its targets.
+They read the counts alone and use nothing of the generator.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 from importlib.util import find_spec
-from itertools import combinations, combinations_with_replacement
+from itertools import combinations_with_replacement
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from scipy import fft
 from suite.data.shards import ShardReader
 from suite.workload import Baseline
 from workloads.cosmoflow.config import REDSHIFTS
-from workloads.cosmoflow.snapshots import COUPLINGS
 
 MAX_TRAIN_VOXELS = 1 << 27  # bounds the time of the regressor: seconds at mini, a minute at small
 MIN_TRAIN_SAMPLES = 200  # with fewer the regression cannot be fitted and is left out
@@ -39,7 +38,6 @@ BOOSTING = {
     "verbose": -1,
     "seed": 0,
 }
-ORACLE = "snapshot_products_ridge"
 VARIANCE_EPS = 1e-6  # added to variances: a channel where no particle has left its voxel has none
 
 Floats = NDArray[np.floating[Any]]
@@ -48,13 +46,11 @@ Floats = NDArray[np.floating[Any]]
 def measure_baselines(root: Path) -> dict[str, Baseline]:
     """Measure the mean absolute error on the validation split of predictors without a network.
 
-    They are the mean of the targets, five ridge regressions and, if LightGBM is installed, one boosting.
+    They are the mean of the targets, four ridge regressions and, if LightGBM is installed, one boosting.
 
     ``one_point_ridge`` sees moments of the counts and of their logarithms, ``joint_moments_ridge`` the joint moments of
     the four logarithms at one voxel, ``power_spectrum_ridge`` auto and cross spectra of counts and logarithms.
-    ``all_statistics_ridge`` and ``all_statistics_boosting`` see them all. ``snapshot_products_ridge`` sees only the
-    mean products of every three snapshots at one voxel. Data from `snapshots` are made by that rule, so there it is an
-    oracle.
+    ``all_statistics_ridge`` and ``all_statistics_boosting`` see them all.
 
     Each is fitted to evenly spaced samples of the training split, at most `MAX_TRAIN_VOXELS`. It is left out if these
     are fewer than `MIN_TRAIN_SAMPLES` samples.
@@ -62,7 +58,6 @@ def measure_baselines(root: Path) -> dict[str, Baseline]:
     train, validation = ShardReader(root, "train"), ShardReader(root, "validation")
     y_train, y_validation = _targets(train), _targets(validation)
     results = {"train_mean": _mean_error(y_train.mean(axis=0), y_validation)}
-    made_of_products = train.manifest.attributes.get("targets") == list(COUPLINGS)
     voxels = int(np.prod(train.read([0])["x"].shape[1:4]))
     affordable = min(len(train), MAX_TRAIN_VOXELS // voxels)
     if affordable < MIN_TRAIN_SAMPLES:
@@ -70,23 +65,20 @@ def measure_baselines(root: Path) -> dict[str, Baseline]:
     chosen = np.linspace(0, len(train) - 1, affordable).astype(np.int64)
     fitted, tested = _read_features(train, chosen), _read_features(validation, np.arange(len(validation)))
     moments, joint = count_moments(len(REDSHIFTS)), count_joint_moments(len(REDSHIFTS))
-    products = -math.comb(len(REDSHIFTS), 3)
-    everything = slice(0, products)
+    everything = slice(None)
     predictors = [
         # the columns of `compute_features`, in its order
         ("one_point_ridge", slice(0, moments), fit_best_ridge),
         ("joint_moments_ridge", slice(moments, moments + joint), fit_best_ridge),
-        ("power_spectrum_ridge", slice(moments + joint, products), fit_best_ridge),
+        ("power_spectrum_ridge", slice(moments + joint, None), fit_best_ridge),
         ("all_statistics_ridge", everything, fit_best_ridge),
-        (ORACLE, slice(products, None), fit_best_ridge),
     ]
     if find_spec("lightgbm"):  # the extra `baselines`
         predictors.append(("all_statistics_boosting", everything, fit_boosting))
     for name, columns, fit in predictors:
         predict = fit(fitted[:, columns], y_train[chosen])
         # targets lie in [-1, 1], and a linear predictor may leave that interval
-        error = _mean_error(predict(tested[:, columns]).clip(-1, 1), y_validation)
-        results[name] = Baseline(error, error.standard_error, told=name == ORACLE and made_of_products)
+        results[name] = _mean_error(predict(tested[:, columns]).clip(-1, 1), y_validation)
     return results
 
 
@@ -95,15 +87,14 @@ def compute_features(counts_NDHWC: NDArray[np.int16]) -> Floats:
 
     One-point moments, of the counts and of log(1 + counts): log variance, skewness and log kurtosis of every channel.
     Joint moments: the mean over voxels of every product of up to `JOINT_DEGREE` logarithms. Spectra, of counts and
-    logarithms: log auto spectra, and correlation coefficients of every two channels, per shell of |k|. Then the mean
-    products of every three channels' standardised logarithms.
+    logarithms: log auto spectra, and correlation coefficients of every two channels, per shell of |k|.
     """
     samples, n, *_, channels = counts_NDHWC.shape
     x_NCV = np.ascontiguousarray(np.moveaxis(counts_NDHWC, -1, 1), dtype=np.float32).reshape(samples, channels, -1)
     logs_NCV = np.log1p(x_NCV)
     contrast = x_NCV / x_NCV.mean(axis=2, keepdims=True) - 1
     one_point = [_moments(x_NCV), _moments(logs_NCV), _joint_moments(logs_NCV)]
-    columns = [*one_point, *_spectra(contrast, n), *_spectra(logs_NCV, n), _products(logs_NCV)]
+    columns = [*one_point, *_spectra(contrast, n), *_spectra(logs_NCV, n)]
     return np.concatenate([column.reshape(samples, -1) for column in columns], axis=1)
 
 
@@ -203,14 +194,6 @@ def _joint_moments(x_NCV: Floats) -> Floats:
         chosen for degree in range(1, JOINT_DEGREE + 1) for chosen in combinations_with_replacement(channels, degree)
     ]
     return np.stack([np.prod(x_NCV[:, chosen], axis=1).mean(axis=1) for chosen in wanted], axis=-1)
-
-
-def _products(x_NCV: Floats) -> Floats:
-    """Compute the mean over voxels of the product of every three channels, each standardised over the voxels."""
-    centred = x_NCV - x_NCV.mean(axis=2, keepdims=True)
-    scaled = centred / np.sqrt((centred * centred).mean(axis=2, keepdims=True) + VARIANCE_EPS)
-    triples = combinations(range(x_NCV.shape[1]), 3)
-    return np.stack([(scaled[:, a] * scaled[:, b] * scaled[:, c]).mean(axis=1) for a, b, c in triples], axis=-1)
 
 
 @lru_cache(maxsize=2)

@@ -11,7 +11,7 @@ from suite.config import Hyperparameters
 from suite.errors import InputError
 
 REDSHIFTS = (3.0, 1.5, 0.5, 0.0)  # the four channels of a sample, in the order of the public data
-TARGETS = ("omega_m", "sigma_8", "n_s", "h_0")  # of simulated universes and of the public data
+TARGETS = ("omega_m", "sigma_8", "n_s", "h_0")
 
 Factor = Annotated[float, Meta(gt=0, lt=1)]
 PerChannel = tuple[float, float, float, float]
@@ -25,7 +25,6 @@ class CosmoFlowConfig(Hyperparameters, frozen=True, kw_only=True):
     """
 
     input_size: Annotated[int, Meta(ge=2), "voxels along one side of a sample"]
-    targets: Annotated[tuple[str, str, str, str], "names of the targets, as the data set states them"] = TARGETS
     conv_channels: Annotated[tuple[int, ...], Meta(min_length=1), "output channels of the convolutions, in order"]
     dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     l2: Annotated[float, Meta(ge=0), "the loss gains l2 * sum(w^2) of the two hidden dense kernels"] = 0.0

@@ -31,8 +31,8 @@ SUMS_NAME = "SHA256SUMS"
 VALIDATION_EVERY = 9  # if a folder has no splits, every ninth universe: 8 : 1, as in the MLPerf data set
 MAX_SHARD_BYTES, MAX_SHARD_FILES = 1 << 30, 256
 SIZE_OF_CUBE: dict[int, tuple[str, Compression]] = {
-    16: ("mini", "none"),
-    32: ("mini32", "none"),
+    16: ("smoke", "none"),
+    32: ("mini", "none"),
     64: ("small", "none"),
     128: ("full", "gzip"),
 }

@@ -68,7 +68,7 @@ class CosmoFlowData:
 
 
 def check_data(reader: ShardReader, root: Path, config: CosmoFlowConfig) -> None:
-    """Check shapes, targets, input means and, if the config augments, periodicity. InputError if they do not fit."""
+    """Check shapes, input means and, if the config augments, periodicity. InputError if they do not fit."""
     shapes = {name: (array.shape[1:], str(array.dtype)) for name, array in reader.read([0]).items()}
     required = {
         "x": ((*(config.input_size,) * 3, len(REDSHIFTS)), "int16"),
@@ -78,12 +78,6 @@ def check_data(reader: ShardReader, root: Path, config: CosmoFlowConfig) -> None
         if shapes.get(name) != expected:
             raise InputError(f"{root}: dataset {name!r} is {shapes.get(name)}, the config expects {expected}")
     attributes = reader.manifest.attributes
-    targets = attributes.get("targets", list(TARGETS))
-    if targets != list(config.targets):
-        raise InputError(
-            f"{root}: its targets are {', '.join(targets)}, hyperparameters.targets says {', '.join(config.targets)}: "
-            "other data than the config is for"
-        )
     if config.augmentation and not attributes.get("periodic", False):
         raise InputError(
             f"{root}: the samples are not periodic, and hyperparameters.augmentation true shifts periodic boxes; "

@@ -1,4 +1,4 @@
-"""Generates CosmoFlow data sets: snapshots (snapshots.py) or simulated universes (cosmology.py).
+"""Generates CosmoFlow data sets of simulated universes (cosmology.py).
 
 convert.py reads the public data. The workload's descriptor names this module, so it also offers ``convert`` and
 ``fetch``.
@@ -10,31 +10,25 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from suite.data.build import Arrays, Count
 from suite.data.generate import Generator, Synthetic
 from suite.data.shards import Compression
-from workloads.cosmoflow import cosmology, snapshots
 from workloads.cosmoflow.config import REDSHIFTS, TARGETS
 from workloads.cosmoflow.convert import convert, fetch, split_cubes
-from workloads.cosmoflow.cosmology import Simulation
-from workloads.cosmoflow.snapshots import COUPLINGS, Snapshots
+from workloads.cosmoflow.cosmology import Simulation, make_universe
 from workloads.cosmoflow.summary import Summary, compute_attributes, summarise
 
 __all__ = ["SIZES", "DataSize", "convert", "fetch", "generate"]
 
 GENERATOR_VERSION = 2  # raised when the same seed gives other data
 
-Counts = NDArray[np.int16]
-Targets = NDArray[np.float32]
-
 
 @dataclass(frozen=True)
 class DataSize:
     """The synthetic data set of one size. A universe gives (mesh / cube)^3 samples of cube^3 voxels."""
 
-    simulation: Simulation | Snapshots
+    simulation: Simulation
     cube: int
     train_universes: int
     validation_universes: int
@@ -46,8 +40,7 @@ class DataSize:
 # full: the box, the voxels of 1 Mpc/h and the numbers of samples of the public data (524,288 + 65,536)
 SIZES: dict[str, DataSize] = {
     "smoke": DataSize(Simulation(16, 16, 128.0, "cola4", "float64"), 16, 2_000, 1_000, 250),
-    "mini": DataSize(Snapshots(16), 16, 8_000, 1_000, 250),
-    "mini32": DataSize(Snapshots(32), 32, 2_000, 500, 50),
+    "mini": DataSize(Simulation(32, 32, 256.0, "cola4", "float64"), 32, 2_000, 500, 50),
     "small": DataSize(Simulation(64, 64, 256.0, "cola10"), 64, 4_096, 512, 32),
     "full": DataSize(Simulation(512, 512, 512.0, "cola10"), 128, 8_192, 1_024, 1, "gzip"),
 }
@@ -59,16 +52,10 @@ def _shard(settings: DataSize, seed: int, universes: range, count: Count) -> Arr
     y = np.empty((len(x), len(TARGETS)), dtype=np.float32)
     for position, number in enumerate(universes):
         here = slice(position * cubes, (position + 1) * cubes)
-        counts, y[here] = _universe(settings.simulation, seed, number)
+        counts, y[here] = make_universe(settings.simulation, seed, number)
         x[here] = split_cubes(counts, settings.cube)
         count(1)
     return {"x": x, "y": y, "universe": np.repeat(np.array(universes, dtype=np.int64), cubes)}
-
-
-def _universe(simulation: Simulation | Snapshots, seed: int, number: int) -> tuple[Counts, Targets]:
-    if isinstance(simulation, Snapshots):
-        return snapshots.make_universe(simulation, seed, number)
-    return cosmology.make_universe(simulation, seed, number)
 
 
 def _universes(settings: DataSize, seed: int) -> Synthetic[Summary]:
@@ -78,7 +65,7 @@ def _universes(settings: DataSize, seed: int) -> Synthetic[Summary]:
         settings.universes_per_shard,
         partial(_shard, settings, seed),
         summarise,
-        partial(compute_attributes, targets=COUPLINGS if isinstance(settings.simulation, Snapshots) else TARGETS),
+        compute_attributes,
         settings.compression,
     )
 

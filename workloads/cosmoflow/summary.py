@@ -31,7 +31,7 @@ def summarise(arrays: Arrays) -> Summary:
     return Summary(len(x), x.shape[1:], compute_histogram(x), frozenset(arrays["universe"].tolist()))
 
 
-def compute_attributes(splits: Mapping[str, Sequence[Summary]], targets: Sequence[str] = TARGETS) -> dict[str, Any]:
+def compute_attributes(splits: Mapping[str, Sequence[Summary]]) -> dict[str, Any]:
     """Sample shape, names of the targets, number of universes per split, input statistics of the training split.
 
     ValueError if a universe is in both splits.
@@ -41,7 +41,7 @@ def compute_attributes(splits: Mapping[str, Sequence[Summary]], targets: Sequenc
     samples = sum(shard.samples for split in SPLITS for shard in splits[split])
     return {
         "sample_shape": list(splits["train"][0].sample_shape),
-        "targets": list(targets),
+        "targets": list(TARGETS),
         # one sample per universe: it is the whole periodic box, not a cube cut from it
         "periodic": samples == sum(map(len, universes.values())),
         **{f"{split}_universes": len(universes[split]) for split in SPLITS},

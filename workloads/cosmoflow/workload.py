@@ -15,7 +15,7 @@ from suite.config import RunConfig
 from suite.machine.choice.layout import choose_layout
 from suite.workload import ChooserProtocol, Optimization, Work, Workload
 from suite.world import World
-from workloads.cosmoflow.config import CosmoFlowConfig, learning_rate
+from workloads.cosmoflow.config import TARGETS, CosmoFlowConfig, learning_rate
 from workloads.cosmoflow.data import CosmoFlowData
 from workloads.cosmoflow.model import CHANNELS, CosmoFlowNet, KerasSGD, compute_work, list_regularised_weights
 
@@ -42,7 +42,7 @@ class CosmoFlow(Workload):
         """Make counts like those of a training pass."""
         side, generator = self._settings.input_size, torch.Generator().manual_seed(0)
         counts = torch.randint(0, 16, (samples, side, side, side, CHANNELS), generator=generator, dtype=torch.int16)
-        return {"x": counts, "y": torch.zeros(samples, len(self._settings.targets))}
+        return {"x": counts, "y": torch.zeros(samples, len(TARGETS))}
 
     def choose(self, model: nn.Module, chooser: ChooserProtocol) -> None:
         """Choose memory format, convolutions and threads on an example."""
@@ -70,7 +70,7 @@ class CosmoFlow(Workload):
         absolute_NT = error_NT.abs()
         count = error_NT.new_full((), len(error_NT))
         stats = {"samples": count, "of_samples_squared": absolute_NT.mean(dim=1).square().sum()}
-        for name, absolute_N in zip(self._settings.targets, absolute_NT.unbind(dim=1), strict=True):
+        for name, absolute_N in zip(TARGETS, absolute_NT.unbind(dim=1), strict=True):
             stats |= {f"absolute_{name}": absolute_N.sum(), f"squared_{name}": absolute_N.square().sum()}
         return stats
 
@@ -83,14 +83,14 @@ class CosmoFlow(Workload):
         """
         samples = totals["samples"]
         found = {}
-        for name in self._settings.targets:
+        for name in TARGETS:
             mean, square = totals[f"absolute_{name}"] / samples, totals[f"squared_{name}"] / samples
             found[f"mae_{name}"] = mean
             found[f"rmse_{name}"] = math.sqrt(square)
             found[f"mae_se_{name}"] = _standard_error(mean, square, samples)
-        error = sum(found[f"mae_{name}"] for name in self._settings.targets) / len(self._settings.targets)
+        error = sum(found[f"mae_{name}"] for name in TARGETS) / len(TARGETS)
         spread = _standard_error(error, totals["of_samples_squared"] / samples, samples)
-        mse = sum(found[f"rmse_{name}"] ** 2 for name in self._settings.targets) / len(self._settings.targets)
+        mse = sum(found[f"rmse_{name}"] ** 2 for name in TARGETS) / len(TARGETS)
         return {"eval_error": error, "eval_error_se": spread, **found, "mse": mse}
 
     def hyperparameters(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from suite.data.manifest import compare_files, read_manifest
 from suite.data.shards import ShardReader
 from suite.world import World
 from workloads.cosmoflow import generate as generator
+from workloads.cosmoflow.config import TARGETS
 from workloads.cosmoflow.cosmology import Simulation, make_universe
 
 
@@ -19,6 +20,7 @@ def test_the_result_is_complete_and_described(tiny_data: Path) -> None:
     assert compare_files(tiny_data, deep=True) == []
     assert {split: manifest.samples(split) for split in manifest.splits} == {"train": 12, "validation": 5}
     assert manifest.attributes["periodic"] is True
+    assert manifest.attributes["targets"] == list(TARGETS)
     counts = ShardReader(tiny_data, "train").read(range(12))["x"]
     logs = np.log1p(counts.astype(float)).reshape(-1, 4)
     np.testing.assert_allclose(manifest.attributes["log1p_mean"], logs.mean(axis=0), rtol=1e-9)
@@ -48,8 +50,8 @@ def test_cubes_of_a_universe_stay_in_one_split(monkeypatch: pytest.MonkeyPatch, 
     assert not set(train.read(range(24))["universe"].tolist()) & set(validation.read(range(16))["universe"].tolist())
 
 
-def test_smoke_shows_simulated_universes_in_voxels_of_8_mpc_h() -> None:
-    smoke = generator.SIZES["smoke"]
-    assert isinstance(smoke.simulation, Simulation)
-    assert smoke.simulation.box_mpc_h / smoke.simulation.mesh == 8
-    assert smoke.simulation.mesh == smoke.cube, "one sample is a whole periodic box, which augmentation shifts"
+@pytest.mark.parametrize("name", ["smoke", "mini"])
+def test_smoke_and_mini_show_whole_boxes_in_voxels_of_8_mpc_h(name: str) -> None:
+    size = generator.SIZES[name]
+    assert size.simulation.box_mpc_h / size.simulation.mesh == 8
+    assert size.simulation.mesh == size.cube, "one sample is a whole periodic box, which augmentation shifts"
