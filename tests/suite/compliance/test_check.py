@@ -744,7 +744,13 @@ def test_so_many_reference_runs_leave_little_more_unseen_than_endless_ones(requi
 
 
 def test_a_result_says_how_many_epochs_the_reference_lets_be_cut_unseen(tmp_path: Path) -> None:
-    runs = results(tmp_path / "mini", 5, lambda n: our_run("mini", seed=n, values=(0.3, 0.27 + n / 1000, 0.25)))
+    runs = results(
+        tmp_path / "mini",
+        5,
+        lambda n: our_run(
+            "mini", seed=n, values=(0.3, 0.27 + n / 1000, 0.25), hyperparameters={"global_batch_size": 8}
+        ),
+    )
     (note,) = [item for item in check([runs]).findings if item.rule == "rcp-wide"]
     assert note.severity == "info"
     assert re.fullmatch(
