@@ -69,7 +69,7 @@ TINY = {
     ),
     "openfold": Tiny(openfold.DataSize(Families(8, 12, 6, 2), 6, 4, 2), {"train": 6, "validation": 4}, 2),
     "swinv2_moe": Tiny(
-        swinv2_moe.DataSize(16, 40, 20, 15, ("scale_free", "allen_cahn")),
+        swinv2_moe.DataSize(16, 40, 20, 15),
         {"train": 40, "validation": 20},
         15,
         overrides=lambda found: [

@@ -1,4 +1,4 @@
-"""SwinV2-MoE: a SwinV2 with MoE layers classifies images by the process that generated them. No torch."""
+"""SwinV2-MoE: a SwinV2 with MoE layers classifies images by the regime that made their pattern. No torch."""
 
 from pathlib import Path
 

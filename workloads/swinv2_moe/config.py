@@ -12,18 +12,8 @@ from suite.errors import InputError
 from suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
 from workloads.moe.config import Beta, Layout, MoEConfig, Training
 
-CLASSES = (  # the generating processes, in the order of the labels
-    "scale_free",
-    "anisotropic",
-    "banded",
-    "ising",
-    "allen_cahn",
-    "spinodal",
-    "droplets",
-    "spots",
-    "stripes",
-    "turbulence",
-)
+# regimes of Gray-Scott, named as Pearson did, in the order of the labels
+CLASSES = ("delta", "theta", "kappa", "mu", "lambda")
 BIAS_HIDDEN = 512  # hidden width of the position bias's network, arXiv:2111.09883
 COSINE_WIDTH = 256  # of the cosine router, workloads/moe/router.py (which needs torch)
 

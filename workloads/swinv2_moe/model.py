@@ -244,10 +244,7 @@ class DenseFFN(nn.Module):
 
 
 def convert_images(images: Tensor, dtype: torch.dtype) -> Tensor:
-    """Scale bytes to mean 0 and variance 1, and add a channel dimension.
-
-    The histogram of every image is uniform.
-    """
+    """Scale bytes to [-1.73, 1.73], variance 1 if they were uniform, and add a channel dimension."""
     if images.ndim == 3:
         images = images[:, None]
     return (images.to(dtype) - 127.5) * (math.sqrt(12) / 256)

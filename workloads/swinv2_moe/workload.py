@@ -133,7 +133,7 @@ class SwinV2MoEWorkload(MoEWorkload):
         )
 
     def baselines(self, root: Path) -> Mapping[str, float]:
-        """Measure the accuracy of the commonest class and of linear classifiers on pixels and power spectra."""
+        """Measure the accuracy of the commonest class, of linear classifiers and of boosting."""
         from workloads.swinv2_moe.baselines import measure_baselines  # loads scipy, which no run needs
 
         return measure_baselines(root)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
@@ -17,8 +18,8 @@ from suite.errors import InputError
 from suite.world import World
 from workloads.swinv2_moe import DESCRIPTOR
 from workloads.swinv2_moe import generate as generator
-from workloads.swinv2_moe.baselines import compute_log_spectrum, measure_best_ridge
-from workloads.swinv2_moe.config import SwinV2MoEConfig
+from workloads.swinv2_moe.baselines import compute_statistics, measure_best_ridge, measure_boosting
+from workloads.swinv2_moe.config import CLASSES, SwinV2MoEConfig
 from workloads.swinv2_moe.data import ImageData, augment
 
 
@@ -29,9 +30,9 @@ def own(*overrides: str) -> SwinV2MoEConfig:
 
 def test_the_data_set_is_described(tiny_data: Path) -> None:
     manifest = read_manifest(tiny_data)
-    assert manifest.attributes["classes"] == ["scale_free", "allen_cahn"]
-    assert manifest.attributes["train_per_class"] == [20, 20]
-    assert manifest.attributes["validation_per_class"] == [10, 10]
+    assert manifest.attributes["classes"] == list(CLASSES)
+    assert manifest.attributes["train_per_class"] == [8] * 5
+    assert manifest.attributes["validation_per_class"] == [4] * 5
     assert [entry.samples for entry in manifest.splits["train"]] == [15, 15, 10]
 
 
@@ -41,7 +42,7 @@ def test_the_card_counts_the_samples(size: str) -> None:
     assert (settings.train_samples, settings.validation_samples) == (card.train_samples, card.eval_samples)
     assert settings.pixels**2 + 1 == card.sample_bytes
     own: SwinV2MoEConfig = load_config(DESCRIPTOR, size).hyperparameters  # type: ignore[assignment]
-    assert (own.pixels, own.classes) == (settings.pixels, settings.classes)
+    assert (own.pixels, own.classes) == (settings.pixels, CLASSES)
     assert settings.train_samples % len(own.classes) == settings.validation_samples % len(own.classes) == 0
 
 
@@ -65,7 +66,7 @@ def test_augmentation_depends_on_seed_epoch_and_index_alone(tiny_data: Path) -> 
     assert not torch.equal(one, data.load([3], seed=1, epoch=3)["image"][0])
     plain = ImageData(tiny_data, "train", own("hyperparameters.augmentation=false")).load([3], seed=1, epoch=2)
     assert torch.equal(plain["image"][0], torch.from_numpy(ShardReader(tiny_data, "train").read([3])["image"][0]))
-    assert plain["label"].tolist() == [1]
+    assert plain["label"].tolist() == [3]
     validation = ImageData(tiny_data, "validation", own())
     assert torch.equal(validation.load([1], seed=0, epoch=0)["image"], validation.load([1], seed=5, epoch=3)["image"])
 
@@ -74,26 +75,30 @@ def test_data_that_do_not_fit_the_config_are_refused(tiny_data: Path, tmp_path: 
     with pytest.raises(InputError, match="the config expects"):
         ImageData(tiny_data, "train", own("hyperparameters.pixels=32"))
     with pytest.raises(
-        InputError,
-        match="the data have the classes scale_free, allen_cahn; hyperparameters.classes expects ising, spots",
+        InputError, match="the data have the classes delta, theta, .*; hyperparameters.classes expects mu, beta"
     ):
-        ImageData(tiny_data, "train", own("hyperparameters.classes=[ising, spots]"))
+        ImageData(tiny_data, "train", own("hyperparameters.classes=[mu, beta]"))
     with pytest.raises(InputError, match="no public data"):
         generator.convert(tmp_path, tmp_path / "new", world=world)
     with pytest.raises(InputError, match="no public data"):
         generator.fetch(tmp_path)
 
 
-def test_the_ridge_classifier_finds_what_is_linear_and_nothing_else() -> None:
+@pytest.mark.parametrize("measure", [measure_best_ridge, measure_boosting])
+def test_the_classifiers_find_what_is_there_and_nothing_else(measure: Callable[..., float]) -> None:
+    if measure is measure_boosting:
+        pytest.importorskip("lightgbm")
     random = np.random.default_rng(0)
     x, y = random.standard_normal((900, 6)), np.repeat([0, 1, 2], 300)
     x[np.arange(900), y] += 4
-    assert measure_best_ridge(x[::2], y[::2], x[1::2], y[1::2]) > 0.95
-    assert measure_best_ridge(x[::2], random.permutation(y[::2]), x[1::2], y[1::2]) < 0.5
+    assert measure(x[::2], y[::2], x[1::2], y[1::2]) > 0.95
+    assert measure(x[::2], random.permutation(y[::2]), x[1::2], y[1::2]) < 0.5
 
 
-def test_the_spectrum_is_of_the_image() -> None:
-    row = (127.5 + 100 * np.cos(2 * np.pi * 3 * np.arange(16) / 16)).astype(np.uint8)
-    features = compute_log_spectrum(np.tile(row, (16, 1))[None])
-    assert features.shape == (1, 16 * 9)
-    assert features[0].argmax() == 3
+def test_statistics_are_of_pixels_differences_and_gradients() -> None:
+    images = np.array([[[10, 10], [40, 40]], [[7, 7], [7, 7]]], dtype=np.uint8)
+    moments = compute_statistics(images).reshape(2, 4, 4 + 64)
+    np.testing.assert_allclose(moments[0, :, :2], [[25, 15], [0, 30], [0, 0], [30, 0]], atol=1e-4)
+    np.testing.assert_allclose(moments[1, :, :2], [[7, 0], [0, 0], [0, 0], [0, 0]], atol=1e-4)
+    np.testing.assert_allclose(moments[:, :, 4:].sum(axis=2), 1)
+    assert moments[0, 0, 4 + np.array([33, 37])].tolist() == [0.5, 0.5]  # bins of eight: 10 and 40
