@@ -39,7 +39,7 @@ class DataSize:
 # height, width, south, north, degrees east, mean numbers of events and decoys in the order of `Domain`;
 # training and validation samples, samples per shard. full: the shape and numbers of the public data
 SIZES: dict[str, DataSize] = {
-    "smoke": DataSize(Domain(64, 96, 4, 52, 72, 1.2, 1.4, 1.5, 2, 2, 2), 192, 64, 16),
+    "smoke": DataSize(Domain(64, 96, 4, 52, 72, 1.2, 1.4, 1.5, 2, 2, 2), 384, 128, 16),
     "mini": DataSize(Domain(96, 144, 4, 52, 72, 1.2, 1.4, 1.5, 2, 2, 2), 512, 128, 16),
     "small": DataSize(Domain(384, 576, -48, 48, 144, 3, 5, 6, 6, 6, 6), 1_024, 128, 16),
     "full": DataSize(Domain(768, 1152, -90, 90, 360, 0.6, 6, 10, 6, 8, 6), 121_266, 15_158, 8),
