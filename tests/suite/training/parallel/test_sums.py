@@ -154,7 +154,11 @@ WRONG = {
         "ffn.up.weight: {split: 0}\n  stages.*.ffn.up.bias: {after: sum}",
         r"up.bias' has after: sum, but no weight",
     ),
-    "a bias outside of regions": ("head.*: shard", "head.*: {after: sum}", r"'head.weight' is added after a sum"),
+    "a weight outside of regions": (
+        "head.*: shard",
+        "head.bias: shard\n  head.weight: {after: sum}",
+        r"'head.weight' is added after a sum",
+    ),
     "a bias of a whole product": (
         "position_bias.hidden.*: shard",
         "position_bias.hidden.*: {after: sum}",
