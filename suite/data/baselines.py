@@ -24,6 +24,17 @@ from suite.workload import Baseline, load_workload
 
 BASELINES_VERSION: Final = 1
 BASELINES_NAME = "baselines.json"
+# Parameters that every workload's boosting gives to LightGBM. One thread and one seed, so that its trees repeat.
+LIGHTGBM: Final = {
+    "learning_rate": 0.05,
+    "num_leaves": 15,
+    "bagging_fraction": 0.7,
+    "bagging_freq": 1,
+    "feature_fraction": 0.3,
+    "num_threads": 1,
+    "verbose": -1,
+    "seed": 0,
+}
 
 
 class _File(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
+from suite.data.baselines import LIGHTGBM
 from suite.data.shards import ShardReader
 from suite.workload import Baseline
 from workloads.cosmoflow.config import REDSHIFTS
@@ -27,17 +28,7 @@ RIDGE_PENALTIES = (1e-3, 1e-2, 1e-1, 1.0)  # penalties on standardised features,
 HELD_OUT_EVERY = 5  # every fifth training sample chooses the penalty
 JOINT_DEGREE = 3  # the largest degree of a joint moment: 34 products of four channels
 BOOSTING_TREES = 300
-BOOSTING = {
-    "objective": "l1",  # the metric
-    "learning_rate": 0.05,
-    "num_leaves": 15,
-    "bagging_fraction": 0.7,
-    "bagging_freq": 1,
-    "feature_fraction": 0.3,
-    "num_threads": 1,
-    "verbose": -1,
-    "seed": 0,
-}
+BOOSTING = LIGHTGBM | {"objective": "l1"}  # the metric
 VARIANCE_EPS = 1e-6  # added to variances: a channel where no particle has left its voxel has none
 
 Floats = NDArray[np.floating[Any]]

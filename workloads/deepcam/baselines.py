@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy.ndimage import uniform_filter
 from torch import nn
 
+from suite.data.baselines import LIGHTGBM
 from suite.data.shards import ShardReader
 from suite.workload import Baseline
 from workloads.deepcam import metric
@@ -29,18 +30,14 @@ HELD_OUT_EVERY = 10  # every tenth training sample chooses the smoothing
 STEPS, BATCH, RATE = 500, 4096, 1e-2
 HIDDEN = 32
 BOOSTING_ROUNDS = 60
-BOOSTING = {
+BOOSTING = LIGHTGBM | {
     "objective": "multiclass",
     "num_class": len(CLASSES),
     "learning_rate": 0.1,
     "num_leaves": 31,
     "bagging_fraction": 0.5,
-    "bagging_freq": 1,
     "feature_fraction": 0.5,
     "max_bin": 63,
-    "num_threads": 1,
-    "verbose": -1,
-    "seed": 0,
 }
 
 Floats = NDArray[np.floating[Any]]

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from suite.data.baselines import LIGHTGBM
 from suite.data.shards import ShardReader
 from suite.workload import Baseline
 from workloads.openfold import residues
@@ -32,17 +33,7 @@ COUPLED_WINDOW = 6  # columns on each side whose affinities a torsion is predict
 CONTACT, CONTACT_SEPARATION = 8.0, 3  # angstrom between the CA of residues in contact, at least as far along the chain
 PENALTY = 1.0  # of the ridge regressions
 BOOSTING_TREES = 100
-BOOSTING = {
-    "objective": "l2",
-    "learning_rate": 0.1,
-    "num_leaves": 15,
-    "bagging_fraction": 0.7,
-    "bagging_freq": 1,
-    "feature_fraction": 0.3,
-    "num_threads": 1,
-    "verbose": -1,
-    "seed": 0,
-}
+BOOSTING = LIGHTGBM | {"objective": "l2", "learning_rate": 0.1}
 CLASSES = residues.GAP + 1
 
 Fit = Callable[[Floats, Floats], Callable[[Floats], Floats]]  # features and targets to a predictor of targets

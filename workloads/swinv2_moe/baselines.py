@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
+from suite.data.baselines import LIGHTGBM
 from suite.data.shards import ShardReader
 from suite.workload import Baseline
 
@@ -20,17 +21,7 @@ MAX_FEATURES = 4096  # with more features a classifier would need more samples t
 RIDGE_PENALTIES = (1e-2, 1e-1, 1.0, 10.0)
 HISTOGRAM_BINS = 64  # over the range -256 to 256 of values, differences and gradients
 BOOSTING_TREES = 200
-BOOSTING = {
-    "objective": "multiclass",
-    "learning_rate": 0.05,
-    "num_leaves": 15,
-    "bagging_fraction": 0.7,
-    "bagging_freq": 1,
-    "feature_fraction": 0.3,
-    "num_threads": 1,
-    "verbose": -1,
-    "seed": 0,
-}
+BOOSTING = LIGHTGBM | {"objective": "multiclass"}
 
 Floats = NDArray[np.floating[Any]]
 
