@@ -54,8 +54,8 @@ def test_a_hybrid_job_gives_a_compliant_package(cluster: Cluster, smoke_data: Pa
             f"trial {trial}: {one.status}, {one.nodes} nodes, {one.ranks} ranks, {len(one.epochs)} epochs, {plan_of(log)}"
         )
     assert failed <= 1, explain(tmp_path)  # one may fail by the rules; seed 5 does, with and without the plan
-    package = tmp_path / "packages" / "unknown"
-    mlhpc("package", str(run), "--system", "slurm-two-node", "--submitter", "unknown", "-o", str(package), cwd=ROOT)
+    package = tmp_path / "packages" / "ACME"
+    mlhpc("package", str(run), "--system", "slurm-two-node", "--submitter", "ACME", "-o", str(package), cwd=ROOT)
     checked = mlhpc("check", str(package), cwd=ROOT, check=False)
     print(checked.stdout)
     assert checked.returncode == 0, checked.stdout + checked.stderr

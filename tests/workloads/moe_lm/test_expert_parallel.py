@@ -91,8 +91,8 @@ def test_a_run_of_four_ranks_logs_its_phases_is_packaged_and_resumes_where_it_wa
     logged = {event.key: event.value for event in whole.events}
     assert logged["expert_parallelism"] == RANKS
     assert logged["model_parameters"] == 115264  # of all ranks together
-    mlhpc("package", tmp_path / "whole", "--system", "bed", "--submitter", "unknown", "-o", tmp_path / "unknown")
-    assert list((tmp_path / "unknown").rglob("result_0.txt"))
+    mlhpc("package", tmp_path / "whole", "--system", "bed", "--submitter", "ACME", "-o", tmp_path / "ACME")
+    assert list((tmp_path / "ACME").rglob("result_0.txt"))
 
 
 @pytest.mark.long
