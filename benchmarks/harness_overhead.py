@@ -1,6 +1,6 @@
 """Step time through the harness over that of a bare PyTorch loop: same model, data and batches, interleaved blocks.
 
-    python benchmarks/harness_overhead.py [--size mini] [--blocks 24] [--steps 250]           one rank
+    python benchmarks/harness_overhead.py [--size mini] [--blocks 24]                         one rank
     mpiexec -n 2 python benchmarks/harness_overhead.py                                        two ranks, DDP in both loops
     mpiexec -n 2 python benchmarks/harness_overhead.py --torchs-collectives                   the bare loop's by gloo
 
@@ -8,7 +8,8 @@ The bare loop is the best that a person would write: it keeps freed memory, load
 by itself where ranks compute on every core) and has the memory format, convolutions, threads and, if nothing else is said, what
 carries collectives, as the harness chose them. Both loops train one model in turn: two equal models at different places in memory
 differ by up to 2 %. With ``--torchs-collectives`` the bare loop has a copy of the model in DDP over gloo, which is what torch has
-on a processor. A block is an epoch of `mini`, so what an epoch begins and ends with counts as in a run.
+on a processor. The batch is the size's, and a block is an epoch: what an epoch begins and ends with counts as in a run.
+``--global-batch-size`` sets another batch, ``--steps`` fewer steps.
 
 Prints the geometric mean of the pairs' ratios with its 95 % interval (t on log ratios), by the wall clock and by CPU time,
 which other processes disturb less. "inconclusive" when the interval holds the limit: it is printed, not passed.
@@ -50,15 +51,19 @@ def main() -> int:
     parser.add_argument("--size", default="mini")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--blocks", type=int, default=24)
-    parser.add_argument("--steps", type=int, default=250)
-    parser.add_argument("--global-batch-size", type=int, default=16)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--global-batch-size", type=int)
     parser.add_argument("--torchs-collectives", action="store_true")
     args = parser.parse_args()
     world = World.create()
     if args.torchs_collectives and world.size == 1:
         parser.error("--torchs-collectives needs several ranks: mpiexec -n 2 python benchmarks/harness_overhead.py …")
-    workload, config = open_workload("cosmoflow", args.size, [f"global_batch_size={args.global_batch_size}"], world)
+    stated = [f"global_batch_size={args.global_batch_size}"] if args.global_batch_size else []
+    workload, config = open_workload("cosmoflow", args.size, stated, world)
+    args.global_batch_size = config.global_batch_size
     whole = workload.dataset("train", args.data or choose_default_data_root("cosmoflow", args.size))
+    epoch_steps = len(whole) // config.global_batch_size
+    args.steps = min(args.steps or epoch_steps, epoch_steps)
     data = Head(whole, args.steps * args.global_batch_size)
     log = EventLog(Path(tempfile.mkdtemp()) / "log.txt" if world.is_first else None)
     through_harness = trainer(workload, config, world, log, data, data, seed=1)
