@@ -48,7 +48,7 @@ Examples:
   mlhpc moe fit sweep.json --format json > network.json
   mlhpc plan cosmoflow --size mini --nodes 4 --sweep --ceilings ceilings.json --network network.json --reached 0.2-0.5
   mlhpc plan cosmoflow --plan ./mine.yaml --size small --mesh spatial=2x2x2 --memory 16
-  mlhpc plan moe_lm --size mini --plan pipeline --mesh pipeline=4 --fill kfac
+  mlhpc plan moe_lm --size mini --plan pipeline --mesh pipeline=2 --fill kfac
 """
 )
 @click.argument("workload")

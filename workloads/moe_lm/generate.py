@@ -1,4 +1,4 @@
-"""Makes the data sets of the language model: ``generate`` (smoke, mini), ``fetch`` and ``convert`` (real text).
+"""Makes the data sets of the language model: ``generate`` (a language, or SymPy), ``fetch`` and ``convert`` (packages).
 
 The items are rows of a text, not numbered ones, so `generate` does not use suite/data/generate.py.
 """
@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -18,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suite.data.build import SPLITS, Arrays, DataSetPlan, Progress, ShardPlan, build_data_set, find_size_settings
+from suite.data.sampling import draws
 from suite.errors import InputError
 from suite.files import make_folder, make_scratch_folder
 from suite.world import World
 from workloads.moe_lm.language import Language, Lexicon
-from workloads.moe_lm.text import Package, Split, check_package, is_corpus, read_corpus, read_text
+from workloads.moe_lm.text import Package, Split, check_package, is_corpus, read_corpus, read_sympy, read_text
 
 __all__ = ["SIZES", "DataSize", "convert", "fetch", "generate"]
 
@@ -36,8 +38,8 @@ ANY_MACHINE = ("--platform", "any", "--implementation", "py", "--abi", "none", "
 class DataSize:
     """Training rows of ``row_bytes``, evaluation rows of ``context`` + 1 bytes (the first byte is not predicted).
 
-    With a ``language`` rows are generated passages: ``train_rows`` and ``split_validation_rows``. Real text gives all
-    its training rows, and ``split_validation_rows`` spread evenly over the validation text.
+    With a ``language`` rows are generated passages. Else they are real text: of SymPy ``train_rows`` that the seed draws,
+    of packages (None) all. The validation rows are spread evenly over the validation text, whatever the seed.
     """
 
     context: int
@@ -50,8 +52,8 @@ class DataSize:
 # context, bytes of a training row, training rows (None: all there are), validation rows, language
 SIZES: dict[str, DataSize] = {
     "smoke": DataSize(64, 65, 1600, 256, Lexicon(topics=8, words=32)),
-    "mini": DataSize(128, 129, 3200, 512, Lexicon(topics=16, words=64)),
-    "mini_dense": DataSize(128, 129, 3200, 512, Lexicon(topics=16, words=64)),
+    "mini": DataSize(128, 768, 1024, 256),
+    "mini_dense": DataSize(128, 768, 1024, 256),
     "mini_facts": DataSize(64, 65, 25_600, 1024, Lexicon(topics=32, words=128)),
     "mini_facts_dense": DataSize(64, 65, 25_600, 1024, Lexicon(topics=32, words=128)),
     "middle": DataSize(1024, 8192, None, 256),
@@ -60,15 +62,19 @@ SIZES: dict[str, DataSize] = {
 
 
 def generate(root: Path, size: str, *, seed: int, world: World, progress: Progress | None = None) -> None:
-    """Generate the passages of ``smoke`` or ``mini``. InputError for sizes with real text, which says how to get it."""
+    """Generate passages, or draw rows of SymPy. InputError for sizes of packages, which says how to get them."""
     settings = find_size_settings("moe_lm", SIZES, size, seed)
-    if settings.language is None:
+    if settings.train_rows is None:
         raise InputError(
             f"moe_lm {size} is real text: mlhpc data fetch moe_lm -o text, "
             f"then mlhpc data convert moe_lm text --size {size} -o {shlex.quote(str(root))}"
         )
+    if settings.language is None:
+        text = _read_on_every_rank(read_sympy, world)
+        origin = {"name": "sympy", "seed": seed, "sha256": text.sha256}
+        _build(root, size, _cut(text, settings, seed), origin, text.facts, seed, world, progress)
+        return
     language = Language(seed, settings.language)
-    assert settings.train_rows is not None
     shapes = (settings.train_rows, settings.row_bytes), (settings.validation_rows, settings.context + 1)
     pieces = [
         ShardPlan(split, 0, partial(_passages, language, *shape, stream))
@@ -84,24 +90,33 @@ def convert(
     """Convert the folder that ``fetch`` filled, or a folder of text with a project in each entry, to shards."""
     size = size or "middle"
     settings = find_size_settings("moe_lm", SIZES, size, 0)
-    if settings.language is not None:
-        raise InputError(f"moe_lm {size} is generated text: mlhpc data generate moe_lm --size {size}")
-    # every rank reads the text: its rows are cut from memory
+    if settings.train_rows is not None:
+        raise InputError(f"moe_lm {size} needs no source: mlhpc data generate moe_lm --size {size}")
+    text = _read_on_every_rank(partial(read_text, source), world)
+    origin = {"name": "corpus" if is_corpus(source) else "folder", "sha256": text.sha256}
+    _build(root, size, _cut(text, settings, 0), origin, text.facts, 0, world, progress)
+
+
+def _read_on_every_rank(read: Callable[[], Split], world: World) -> Split:
+    """Read the text on every rank, which cuts its rows from memory."""
     text, problem = Split(b"", b"", {}), None
     try:
-        text = read_text(source)
+        text = read()
     except (OSError, ValueError) as error:
         problem = error
     world.check_together(problem)
-    rows = split_training_rows(text.train, settings)
+    return text
+
+
+def _cut(text: Split, settings: DataSize, seed: int) -> list[ShardPlan]:
+    rows = split_training_rows(text.train, settings, seed)
     pieces = [
         # partial: a bare lambda would see the loop's last `begin`
         ShardPlan("train", shard, partial(lambda begin: {"text": rows[begin : begin + ROWS_PER_SHARD]}, begin))
         for shard, begin in enumerate(range(0, len(rows), ROWS_PER_SHARD))
     ]
     pieces.append(ShardPlan("validation", 0, lambda: {"text": split_validation_rows(text.validation, settings)}))
-    origin = {"name": "corpus" if is_corpus(source) else "folder", "sha256": text.sha256}
-    _build(root, size, pieces, origin, text.facts, 0, world, progress)
+    return pieces
 
 
 def fetch(destination: Path, *, source: str | None = None, progress: Progress | None = None) -> None:
@@ -142,11 +157,14 @@ def _download(package: Package, destination: Path) -> None:
         check_package(folder, package).rename(destination / package.file)
 
 
-def split_training_rows(text: bytes, settings: DataSize) -> NDArray[np.uint8]:
-    """Cut the text into consecutive rows; the remainder is dropped."""
-    rows = len(text) // settings.row_bytes
-    rows = rows if settings.train_rows is None else min(rows, settings.train_rows)
-    return _convert_to_array(text, rows * settings.row_bytes).reshape(rows, settings.row_bytes)
+def split_training_rows(text: bytes, settings: DataSize, seed: int) -> NDArray[np.uint8]:
+    """Cut the text into rows; the remainder is dropped. Of more than ``train_rows`` the seed draws that many."""
+    count = len(text) // settings.row_bytes
+    rows = _convert_to_array(text, count * settings.row_bytes).reshape(count, settings.row_bytes)
+    if settings.train_rows is None or count <= settings.train_rows:
+        return rows
+    order = np.argsort(draws(seed, 0, np.arange(count)), kind="stable")
+    return rows[np.sort(order[: settings.train_rows])]
 
 
 def split_validation_rows(text: bytes, settings: DataSize) -> NDArray[np.uint8]:

@@ -1,12 +1,16 @@
-"""Real text: the packages of corpus.yaml, or a folder, split by project and without near copies."""
+"""Real text: the packages of corpus.yaml or a folder, split by project, or SymPy as installed, split by file.
+
+Near copies are left out.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
+from importlib import metadata
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -18,6 +22,9 @@ CORPUS_PATH = Path(__file__).with_name("corpus.yaml")
 SUFFIXES = frozenset((".py", ".pyi", ".rst", ".md", ".txt"))
 LARGEST_FILE = 2**19  # bytes: larger ones are tables and generated code
 SEPARATOR = b"\x00"  # between files; it never occurs in text
+SYMPY = "1.14.0"  # torch requires SymPy, so it is installed; its licence is BSD-3-Clause
+SYMPY_FACTS = ("files", "near_copies", "near_copies_byte_share", "shared_shingles_of_validation")
+SYMPY_SHA256 = "1be0a59f5e2ed938a6ec30bb438c76f2d7bc771e140feaa4ac45a1d41f4cda6f"  # of its training and validation text
 VALIDATION_OF_256 = 23  # a project goes to validation if the first byte of its name's hash is below this: 9 %
 
 
@@ -93,7 +100,26 @@ def read_text(source: Path) -> Split:
     """
     if not source.is_dir():
         raise InputError(f"{source}: expected a folder of text, or of packages that `mlhpc data fetch moe_lm` brought")
-    documents = list(_packages(source) if is_corpus(source) else _folder(source))
+    return _split(source, list(_packages(source) if is_corpus(source) else _folder(source)))
+
+
+def read_sympy() -> Split:
+    """Read the files of the installed SymPy, each as a project of its own. InputError if it is not the pinned one."""
+    wanted = f"expected {SYMPY}: pip install --force-reinstall --no-deps sympy=={SYMPY}"
+    try:
+        installed = metadata.distribution("sympy")
+    except metadata.PackageNotFoundError:
+        raise InputError(f"SymPy, the text of this size, is not installed; {wanted}") from None
+    source = Path(str(installed.locate_file("sympy")))
+    if installed.version != SYMPY or not source.is_dir():
+        raise InputError(f"{source}: SymPy, the text of this size, is {installed.version}; {wanted}")
+    found = _split(source, [replace(each, project=each.name) for each in _folder(source)])
+    if found.sha256 != SYMPY_SHA256:
+        raise InputError(f"{source}: files were changed or added: sha256 of the text is {found.sha256}; {wanted}")
+    return replace(found, facts={name: found.facts[name] for name in SYMPY_FACTS})
+
+
+def _split(source: Path, documents: list[Document]) -> Split:
     # training first: of two near copies the first in this order stays
     documents.sort(key=lambda each: (is_validation(each.project), each.project, each.name))
     parts: tuple[list[bytes], list[bytes]] = ([], [])

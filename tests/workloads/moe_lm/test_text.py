@@ -1,4 +1,4 @@
-"""Real text: the pinned packages only, split by project, near copies left out, rows as the sizes have them."""
+"""Real text: the pinned packages only, split by project (SymPy by file), near copies left out, rows as the sizes have them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import random
 import shutil
 import subprocess
 import zipfile
+from collections import Counter
+from functools import partial
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +25,7 @@ from workloads.moe_lm import generate as generator
 from workloads.moe_lm.data import TextData
 from workloads.moe_lm.duplicates import compute_shingles, find_near_copies
 from workloads.moe_lm.generate import SIZES, DataSize, convert, fetch, split_training_rows, split_validation_rows
-from workloads.moe_lm.text import Package, is_validation, read_corpus, read_text
+from workloads.moe_lm.text import Package, is_validation, read_corpus, read_sympy, read_text
 
 PROSE = random.Random(1).choices([f"word{number}" for number in range(900)], k=40_000)
 
@@ -112,10 +115,19 @@ def test_validation_rows_predict_disjoint_bytes() -> None:
 
 
 def test_training_rows_are_the_text() -> None:
-    assert split_training_rows(bytes(range(20)), DataSize(4, 8, None, 1)).tolist() == [
-        list(range(8)),
-        list(range(8, 16)),
-    ]
+    rows = split_training_rows(bytes(range(20)), DataSize(4, 8, None, 1), 0)
+    assert rows.tolist() == [list(range(8)), list(range(8, 16))]
+
+
+def test_a_seed_draws_training_rows() -> None:
+    text, settings = bytes(range(200)), DataSize(1, 2, 30, 1)
+    drawn = [split_training_rows(text, settings, seed)[:, 0].tolist() for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] == sorted(set(drawn[0]))
+    assert len(drawn[0]) == 30
+    assert len(set(drawn[0]) & set(drawn[2])) < 20
+    every = Counter(row for seed in range(400) for row in split_training_rows(text, settings, seed)[:, 0].tolist())
+    assert len(every) == 100
+    assert max(every.values()) < 2 * min(every.values())
 
 
 def test_a_folder_is_converted_in_shards(projects: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,9 +234,59 @@ def test_generated_and_real_text_are_not_confused(tmp_path: Path, projects: Path
     world = World.create(None)
     with pytest.raises(InputError, match="mlhpc data fetch moe_lm"):
         generator.generate(tmp_path / "a", "middle", seed=0, world=world)
-    with pytest.raises(InputError, match="generated text: mlhpc data generate moe_lm --size mini"):
-        convert(projects, tmp_path / "b", world=world, size="mini")
+    for size in ("smoke", "mini"):
+        with pytest.raises(InputError, match=f"needs no source: mlhpc data generate moe_lm --size {size}"):
+            convert(projects, tmp_path / "b", world=world, size=size)
     with pytest.raises(InputError, match="sizes: smoke"):
         generator.generate(tmp_path / "c", "huge", seed=0, world=world)
     with pytest.raises(InputError, match="expected a folder of text"):
         read_text(projects / "none")
+
+
+def test_mini_is_the_card_s_and_its_files_are_in_one_split(tmp_path: Path) -> None:
+    for size, seed in (("mini", 0), ("mini", 1)):
+        generator.generate(tmp_path / str(seed), size, seed=seed, world=World.create(None))
+    manifests = [read_manifest(tmp_path / str(seed)) for seed in (0, 1)]
+    assert manifests[0].sha256 == DESCRIPTOR.card().size("mini").data_sha256
+    shards = [{shard.file: shard.sha256 for shard in manifest.shards} for manifest in manifests]
+    assert [a == b for a, b in zip(*(shard.values() for shard in shards), strict=True)] == [False, True]
+    found = read_sympy()
+    assert found.sha256 == text.SYMPY_SHA256
+    assert found.facts == manifests[0].attributes
+    assert found.facts["shared_shingles_of_validation"] < 0.05
+    assert (b"class Add(" in found.train, b"class Add(" in found.validation) == (True, False)
+    assert (b"class FiniteSet(" in found.train, b"class FiniteSet(" in found.validation) == (False, True)
+
+
+class Installed:
+    """A distribution of SymPy in a folder."""
+
+    def __init__(self, version: str, folder: Path, name: str) -> None:
+        assert name == "sympy"
+        self.version, self._folder = version, folder
+
+    def locate_file(self, path: str) -> Path:
+        return self._folder / path
+
+
+def test_another_sympy_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sympy" / "core").mkdir(parents=True)
+    names = [f"core/part{number}.py" for number in range(300)]
+    for name in next(n for n in names if is_validation(n)), next(n for n in names if not is_validation(n)):
+        (tmp_path / "sympy" / name).write_text(prose(0 if is_validation(name) else 1000))
+    remedy = r"expected 1\.14\.0: pip install .*sympy==1\.14\.0$"
+    for version, folder, problem in (
+        ("1.13.3", tmp_path, r"is 1\.13\.3"),
+        ("1.14.0", tmp_path / "none", r"none/sympy: SymPy"),
+        ("1.14.0", tmp_path, "files were changed or added"),
+    ):
+        monkeypatch.setattr(metadata, "distribution", partial(Installed, version, folder))
+        with pytest.raises(InputError, match=f"{problem}.*{remedy}"):
+            read_sympy()
+
+    def absent(name: str) -> None:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", absent)
+    with pytest.raises(InputError, match=f"not installed; {remedy}"):
+        generator.generate(tmp_path / "data", "mini", seed=0, world=World.create(None))

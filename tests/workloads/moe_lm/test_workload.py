@@ -83,10 +83,11 @@ def test_rotary_products_depend_on_the_distance_alone() -> None:
 
 def test_the_schedule_warms_up_falls_and_stays() -> None:
     settings = own("mini")
-    rates = [learning_rate(settings, step) for step in range(1200)]
-    assert rates[19] == rates[20] == settings.learning_rate
-    assert rates[0] == pytest.approx(settings.learning_rate / 20)
-    assert all(a >= b for a, b in pairwise(rates[20:]))
+    warm = settings.warmup_steps
+    rates = [learning_rate(settings, step) for step in range(settings.schedule_steps + 200)]
+    assert rates[warm - 1] == rates[warm] == settings.learning_rate
+    assert rates[0] == pytest.approx(settings.learning_rate / warm)
+    assert all(a >= b for a, b in pairwise(rates[warm:]))
     assert rates[-1] == pytest.approx(0.1 * settings.learning_rate)
 
 
