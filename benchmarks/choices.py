@@ -50,7 +50,7 @@ ON_CPU = (  # what: T, d, h, E, k, activation, dispatch, data type
     ("reference, E 64", 4096, 256, 1024, 64, 2, "relu", "dropless", "float32"),
     ("reference, E 8", 4096, 256, 1024, 8, 2, "relu", "dropless", "float32"),
     ("few rows, E 64", 512, 256, 1024, 64, 2, "relu", "dropless", "float32"),
-    ("moe_lm mini", 2048, 128, 256, 8, 2, "gelu", "dropless", "float32"),
+    ("moe_lm mini", 1024, 128, 128, 8, 2, "gelu", "dropless", "float32"),
     ("moe_lm smoke", 1024, 64, 64, 4, 2, "gelu", "dropless", "float32"),
     ("capacity, E 16", 2048, 128, 256, 16, 2, "gelu", "capacity", "float32"),
 )
@@ -60,7 +60,7 @@ ON_GPU = (
     ("wide, E 8", 16384, 2048, 2048, 8, 2, "swiglu", "dropless", "bfloat16"),
     ("OLMoE, E 64", 16384, 2048, 1024, 64, 8, "swiglu", "dropless", "bfloat16"),
     ("capacity, E 64", 16384, 2048, 1024, 64, 2, "swiglu", "capacity", "bfloat16"),
-    ("moe_lm mini", 2048, 128, 256, 8, 2, "gelu", "dropless", "float32"),
+    ("moe_lm mini", 1024, 128, 128, 8, 2, "gelu", "dropless", "float32"),
 )
 
 

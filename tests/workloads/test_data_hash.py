@@ -25,10 +25,14 @@ def test_some_cards_name_their_data() -> None:
 
 
 @pytest.mark.parametrize(
-    "workload", [pytest.param(name, marks=pytest.mark.long) if name == "swinv2_moe" else name for name in NAMED]
+    ("workload", "size"),
+    [
+        ("moe_lm", "mini"),
+        *(pytest.param(name, "smoke", marks=[pytest.mark.long] if name == "swinv2_moe" else []) for name in NAMED),
+    ],
 )
 def test_the_generator_makes_the_data_that_the_card_names(
-    tmp_path: Path, workload: str, request: pytest.FixtureRequest
+    tmp_path: Path, workload: str, size: str, request: pytest.FixtureRequest
 ) -> None:
     pinned = re.search(r"^h5py==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert pinned is not None
@@ -39,8 +43,8 @@ def test_the_generator_makes_the_data_that_the_card_names(
         data = request.getfixturevalue("smoke_data") / "cosmoflow-smoke"
     else:
         data = tmp_path / "data"
-        chosen.load_generator().generate(data, "smoke", seed=0, world=World.create())
-    assert read_manifest(data).sha256 == chosen.card().size("smoke").data_sha256
+        chosen.load_generator().generate(data, size, seed=0, world=World.create())
+    assert read_manifest(data).sha256 == chosen.card().size(size).data_sha256
 
 
 PROCESSORS = {"Prescott": "sse2", "Haswell": "avx2", "SkylakeX": "avx512f"}  # kernels of OpenBLAS, and what they need
