@@ -49,8 +49,9 @@ class Anatomy:
 
     ``head`` is the last layer, ``layer`` the one that is not updated. ``classes`` are two classes that a fault swaps;
     None if labels are measured numbers. ``known`` says which labels are known. ``lost`` is an input, or one channel of
-    it, that a fault replaces by zeros. ``width`` is the dimension in which inputs and labels can be mirrored. A text
-    has no ``inputs`` and no ``labels``: its labels are its next bytes.
+    it, that a fault replaces by zeros. ``width`` is the dimension in which inputs and labels can be mirrored, ``chain``
+    the one along which labels follow each other. ``columns`` are two labels of a sample that a fault swaps. A text has
+    no ``inputs`` and no ``labels``: its labels are its next bytes.
     """
 
     inputs: Sequence[str]
@@ -61,10 +62,12 @@ class Anatomy:
     known: Sequence[str] = ()
     lost: tuple[str, int | None] | None = None
     width: int | None = None
+    chain: int | None = None
+    columns: tuple[int, int] | None = None
 
 
 ANATOMIES = {
-    "cosmoflow": Anatomy(inputs=["x"], labels=["y"], head="output", layer="hidden.0", lost=("x", 3)),
+    "cosmoflow": Anatomy(inputs=["x"], labels=["y"], head="output", layer="hidden.0", lost=("x", 3), columns=(0, 1)),
     "deepcam": Anatomy(
         inputs=["x"],
         labels=["y"],
@@ -89,6 +92,7 @@ ANATOMIES = {
         head="structure_module.bb_update",
         layer="evoformer.blocks.0.outer_product_mean",
         lost=("extra_msa", None),
+        chain=1,
     ),
     "swinv2_moe": Anatomy(inputs=["image"], labels=["label"], head="head", layer="stages.0.0", classes=(0, 1)),
 }
@@ -167,15 +171,23 @@ class Shuffled(Fault):
 
 
 class OffByOne(Fault):
-    """The model learns to predict the byte after the next one."""
+    """The model learns to predict the byte after the next one, or the residue before its own."""
 
-    name = "labels one byte late"
+    name = "labels one place late"
 
     def applies(self, model: nn.Module) -> bool:
-        return not self.anatomy.labels
+        return not self.anatomy.labels or self.anatomy.chain is not None
+
+    def train(self, data: Any) -> Any:
+        def change(batch: Batch, *_: Any) -> Batch:
+            assert self.anatomy.chain is not None
+            names = [*self.anatomy.labels, *self.anatomy.known]
+            return batch | {name: batch[name].roll(1, dims=self.anatomy.chain) for name in names}
+
+        return Shown(data, change) if self.anatomy.labels else data
 
     def loss(self, workload: Workload, model: nn.Module, batch: Batch) -> Tensor:
-        return workload.loss(Moved(model, 1), batch)
+        return workload.loss(model if self.anatomy.labels else Moved(model, 1), batch)
 
 
 class LinearHead(Fault):
@@ -281,6 +293,28 @@ class WrongClasses(Fault):
         return Shown(data, lambda batch, *_: batch | {name: order[batch[name].long()] for name in self.anatomy.labels})
 
 
+class WrongColumns(Fault):
+    """Two labels of each training sample have each other's place."""
+
+    name = "two labels of a sample swapped in training"
+
+    def applies(self, model: nn.Module) -> bool:
+        return self.anatomy.columns is not None
+
+    def train(self, data: Any) -> Any:
+        assert self.anatomy.columns is not None
+        first, second = self.anatomy.columns
+
+        def change(batch: Batch, *_: Any) -> Batch:
+            swapped = {}
+            for name in self.anatomy.labels:
+                swapped[name] = batch[name].clone()
+                swapped[name][:, [first, second]] = batch[name][:, [second, first]]
+            return batch | swapped
+
+        return Shown(data, change)
+
+
 class Mirrored(Fault):
     """The training's augmentation mirrors the inputs and forgets the labels."""
 
@@ -375,7 +409,8 @@ class SameExperts(Fault):
 
 FAULTS = (
     *(Shuffled, OffByOne, LinearHead, FrozenLayer, OneRank, NeverCleared, NoState, HighRate, LowRate, HalfTheData),
-    *(WrongUnits, WrongClasses, Mirrored, WrongNormalisation, LostInput, DropoutKept, StaleStatistics, SameExperts),
+    *(WrongUnits, WrongClasses, WrongColumns, Mirrored, WrongNormalisation, LostInput, DropoutKept, StaleStatistics),
+    SameExperts,
 )
 
 

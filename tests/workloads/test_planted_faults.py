@@ -144,6 +144,23 @@ def test_inputs_are_mirrored_and_labels_are_not() -> None:
     assert not planted_faults.Mirrored(ANATOMY).applies(nn.Linear(1, 1))
 
 
+def test_labels_move_along_a_chain_or_swap_their_columns() -> None:
+    class Chains(Numbers):
+        def load(self, indices: Any, *, seed: int, epoch: int) -> dict[str, torch.Tensor]:
+            return {"x": torch.tensor([[1, 2, 3]]), "y": torch.tensor([[1, 2, 3]]), "known": torch.tensor([[1, 1, 0]])}
+
+    chain = replace(ANATOMY, known=["known"], chain=1)
+    late = planted_faults.OffByOne(chain).train(Chains()).load([0], seed=0, epoch=1)
+    assert {name: values[0].tolist() for name, values in late.items()} == {
+        "x": [1, 2, 3],
+        "y": [3, 1, 2],
+        "known": [0, 1, 1],
+    }
+    swapped = planted_faults.WrongColumns(replace(ANATOMY, columns=(0, 2))).train(Chains())
+    assert swapped.load([0], seed=0, epoch=1)["y"].tolist() == [[3, 2, 1]]
+    assert not planted_faults.WrongColumns(ANATOMY).applies(nn.Linear(1, 1))
+
+
 def test_all_tokens_go_to_the_same_experts() -> None:
     router = Router(4, MoEConfig(experts=4, top_k=2, hidden=8))
     model = nn.Sequential(router)
