@@ -239,8 +239,8 @@ VIEWS = (
             ("epochs_to_target.mean", "epochs_to_target.std", "target"),
         ),
         "A row per result: mean epochs to the first evaluation that meets the target, with one standard deviation over "
-        "the runs. Green: mean epochs of the reference at this batch size, and the band from the least mean that the "
-        "rules allow to as far above.",
+        "the runs. Green: mean epochs of the reference at this batch size. Its band begins at the least mean that the "
+        "rules allow, and ends as far above the reference.",
         build_epochs_table, render_epochs_answer, draw_epochs_chart,
     ),
     View(

@@ -127,7 +127,7 @@ class Bounds:
         if not self.terms:
             return "no resource has both a quantity and a ceiling"
         if self.step_s > self.upper_s * (1 + TOLERANCE):
-            return "above the band: not explained by these roofs"
+            return "the step takes longer than its roofs explain"
         return "within the band"
 
 

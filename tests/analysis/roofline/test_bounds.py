@@ -56,7 +56,7 @@ def test_the_band_is_from_the_longest_resource_to_their_sum(work: dict[Resource,
 
 def test_a_step_slower_than_all_resources_in_a_row_is_not_explained() -> None:
     found = compute_bounds(1.0, {"compute": logged(10.0)}, {"compute": roof(100.0)})
-    assert found.verdict.startswith("above the band")
+    assert found.verdict.startswith("the step takes longer")
     assert found.distance == pytest.approx(10.0)
 
 
