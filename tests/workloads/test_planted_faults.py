@@ -241,9 +241,13 @@ def test_the_anatomy_names_parts_that_exist(workload: str, world: Any) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(7200)
+@pytest.mark.timeout(10_800)
 @pytest.mark.parametrize(
-    ("workload", "size"), [("cosmoflow", "smoke"), ("deepcam", "smoke"), ("open_catalyst", "smoke")]
+    ("workload", "size"),
+    [
+        *(("cosmoflow", "smoke"), ("cosmoflow", "mini"), ("deepcam", "smoke"), ("open_catalyst", "smoke")),
+        *(("open_catalyst", "mini"), ("swinv2_moe", "smoke"), ("moe_lm", "smoke"), ("moe_lm", "mini")),
+    ],
 )
 def test_healthy_runs_reach_the_target_and_broken_ones_miss_it(tmp_path: Path, workload: str, size: str) -> None:
     """25 healthy runs on five data sets, and three of each fault: at least nine faults miss in most of their runs.
