@@ -248,7 +248,6 @@ def test_the_anatomy_names_parts_that_exist(workload: str, world: Any) -> None:
         ("cosmoflow", "smoke"),
         ("cosmoflow", "mini"),
         ("deepcam", "smoke"),
-        ("moe_lm", "smoke"),
         ("moe_lm", "mini"),
         ("open_catalyst", "smoke"),
         ("open_catalyst", "mini"),
