@@ -257,7 +257,8 @@ def test_the_anatomy_names_parts_that_exist(workload: str, world: Any) -> None:
 def test_healthy_runs_reach_the_target_and_broken_ones_miss_it(tmp_path: Path, workload: str, size: str) -> None:
     """25 healthy runs on five data sets, and three of each fault: at least nine faults miss in most of their runs.
 
-    On these seeds eight faults of cosmoflow smoke missed in every run, and missing gradients of one rank in two of three.
+    On these seeds eight faults of cosmoflow smoke missed in every run. Missing gradients of one rank missed in two of
+    three.
     """
     kept, target = tmp_path / "faults.jsonl", load_descriptor(workload).card().target(size)
     options = ["--healthy", "25", "--seeds", "3", "--sets", "5", "--first", "70000"]

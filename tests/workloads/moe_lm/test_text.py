@@ -1,4 +1,4 @@
-"""Real text: the pinned packages only, split by project (SymPy by file), near copies left out, rows as the sizes have them."""
+"""Real text: pinned packages only, split by project (SymPy by file), without near copies, rows as the sizes have them."""
 
 from __future__ import annotations
 
