@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import subprocess
+import threading
 import zipfile
 from collections import Counter
 from functools import partial
@@ -20,12 +21,13 @@ from suite.data.manifest import read_manifest
 from suite.data.shards import ShardReader
 from suite.errors import InputError
 from suite.world import World
+from tests.fixtures.thread_ranks import on_parts
 from workloads.moe_lm import DESCRIPTOR, text
 from workloads.moe_lm import generate as generator
 from workloads.moe_lm.data import TextData
 from workloads.moe_lm.duplicates import compute_shingles, find_near_copies
 from workloads.moe_lm.generate import SIZES, DataSize, convert, fetch, split_training_rows, split_validation_rows
-from workloads.moe_lm.text import Package, is_validation, read_corpus, read_sympy, read_text
+from workloads.moe_lm.text import Package, Split, is_validation, read_corpus, read_sympy, read_text
 
 PROSE = random.Random(1).choices([f"word{number}" for number in range(900)], k=40_000)
 
@@ -140,6 +142,23 @@ def test_a_folder_is_converted_in_shards(projects: Path, tmp_path: Path, monkeyp
     joined = ShardReader(tmp_path / "data", "train").read(range(manifest.samples("train")))["text"].tobytes()
     assert joined == read_text(projects).train[: len(joined)]
     assert len(manifest.shards) == -(-manifest.samples("train") // 300) + 1 > 3
+
+
+def test_one_rank_of_two_reads_the_text(projects: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SIZES, "middle", DataSize(16, 64, None, 4))
+    readers = []
+
+    def read_and_note(source: Path) -> Split:
+        readers.append(threading.current_thread())
+        return read_text(source)
+
+    monkeypatch.setattr(generator, "read_text", read_and_note)
+    on_parts((2,), ("width",), lambda rank, _: convert(projects, tmp_path / "two", world=rank.world))
+    assert len(readers) == 1
+    convert(projects, tmp_path / "one", world=World.create(None))
+    assert read_manifest(tmp_path / "two").shards == read_manifest(tmp_path / "one").shards
+    with pytest.raises(InputError, match="expected a folder of text"):
+        on_parts((2,), ("width",), lambda rank, _: convert(projects / "none", tmp_path / "no", world=rank.world))
 
 
 def test_a_piece_depends_on_seed_epoch_and_index_alone(
