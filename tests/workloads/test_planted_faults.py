@@ -248,6 +248,8 @@ def test_the_anatomy_names_parts_that_exist(workload: str, world: Any) -> None:
         ("cosmoflow", "smoke"),
         ("cosmoflow", "mini"),
         ("deepcam", "smoke"),
+        ("deepcam", "mini"),
+        ("moe_lm", "smoke"),
         ("moe_lm", "mini"),
         ("open_catalyst", "smoke"),
         ("open_catalyst", "mini"),

@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from suite.descriptor import load_descriptor
 from suite.errors import InputError
+from suite.performance.tune import candidates
 from suite.performance.tune.candidates import (
     Candidates,
     Limits,
@@ -99,22 +101,25 @@ def test_shipped_plans_are_tried_with_every_mesh_that_uses_an_axis() -> None:
     assert list_plan_values(MOE, []) == []
 
 
-def test_time_to_quality_counts_the_epochs_of_reference_points_and_takes_no_other_batch() -> None:
+def test_time_to_quality_counts_the_epochs_of_reference_points_and_takes_no_other_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     deepcam = load_descriptor("deepcam")
-    batches = tuple(read_references(deepcam, "mini"))
-    assert batches == (4, 8)
-    space = build_space({}, places=1, cores=1, gpu=False, batch=4, plans=[], batches=batches)
+    of_8 = read_references(deepcam, "mini")[8]
+    of_4 = structs.replace(of_8, global_batch_size=4, hyperparameters=of_8.hyperparameters | {"scheduler_t_max": 304})
+    monkeypatch.setattr(candidates, "read_references", lambda *_: {4: of_4, 8: of_8})
+    space = build_space({}, places=1, cores=1, gpu=False, batch=8, plans=[], batches=(4, 8))
     assert space.tunables["global_batch_size"].values == (4, 8)
     timed = Candidates(deepcam, "mini", (), space, Limits(1, None), "time-to-quality")
-    point = {"ranks": 1, "threads": 1, "global_batch_size": 4}
+    point = {"ranks": 1, "threads": 1, "global_batch_size": 8}
     assert timed.explain_refused(point) == ""
-    assert timed.count_steps(point) == pytest.approx(timed.references[4].mean * 512 / 4)
-    # The points of 8 were recorded with another schedule: their epochs are not those of this configuration.
-    assert "scheduler_milestones = (160, 320, 448), but the reference points for a batch of 8 have [288, 416, 544]" in (
-        timed.explain_refused(point | {"global_batch_size": 8}).replace("[160, 320, 448]", "(160, 320, 448)")
+    assert timed.count_steps(point) == pytest.approx(of_8.mean * 512 / 8)
+    # The points of 4 have another schedule: their epochs are not those of this configuration.
+    assert "scheduler_t_max = 152, but the reference points for a batch of 4 have 304" in timed.explain_refused(
+        point | {"global_batch_size": 4}
     )
-    other = replace(timed, overrides=("hyperparameters.milestones=[288,416,544]",))
-    assert other.explain_refused(point | {"global_batch_size": 8}) == ""
+    other = replace(timed, overrides=("hyperparameters.t_max=304",))
+    assert other.explain_refused(point | {"global_batch_size": 4}) == ""
     assert "no reference points for a batch of 16; there are some for 4, 8" in timed.explain_refused(
         point | {"global_batch_size": 16}
     )
