@@ -105,12 +105,22 @@ def _select_hiding(files: Mapping[str, str], environ: Mapping[str, str]) -> dict
     return {
         name: file
         for name, file in files.items()
-        if any(file.startswith(folder + os.sep) for folder in folders)
+        if _is_from(folders, file, rest)
         and (
             (name in OURS and not file.startswith(_find_suite_root()))
             or importlib.machinery.PathFinder.find_spec(name, rest)
         )
     }
+
+
+def _is_from(folders: set[str], file: str, rest: list[str]) -> bool:
+    """Check that a file is found through a folder of PYTHONPATH, not through a place of this Python's own inside it.
+
+    A folder may hold the whole environment, as a home or a checkout with a .venv does.
+    """
+    around = [folder for folder in folders if file.startswith(folder + os.sep)]
+    inside = [each for each in rest if any(each.startswith(folder + os.sep) for folder in around)]
+    return bool(around) and not any(file.startswith(each + os.sep) for each in inside)
 
 
 def _list_pythonpath(environ: Mapping[str, str]) -> set[str]:

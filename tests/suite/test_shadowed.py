@@ -62,6 +62,13 @@ def test_a_module_that_cannot_be_imported_is_named_too(name: str, content: str, 
         assert done.stderr.count("\n") == 1
 
 
+def test_a_folder_that_holds_the_environment_itself_hides_nothing() -> None:
+    """As PYTHONPATH=$HOME with a .venv there. The error is about memory."""
+    environment = Path(sys.prefix).parent
+    done = run(warm_python(), ["moe", "--tokens", "100000000000"], {"PYTHONPATH": str(environment)})
+    assert (done.returncode, "not enough memory here" in done.stderr) == (1, True), done.stderr
+
+
 @pytest.mark.parametrize("content", ["", "raise RuntimeError('a program of mine')\n"])
 def test_a_hidden_folder_of_workloads_is_named(content: str, tmp_path: Path) -> None:
     (tmp_path / "workloads.py").write_text(content)
