@@ -160,6 +160,21 @@ class World:
         if first is not None:
             raise InputError(first)
 
+    def compute_on_first(self, compute: Callable[[], Any], kind: Any = Any) -> Any:
+        """Return on every rank what rank 0 alone computes, such as what a file says, as a value of type ``kind``.
+
+        An OSError or ValueError of rank 0 is an InputError on every rank.
+        """
+        value, error = None, None
+        if self.is_first:
+            try:
+                value = compute()
+            except (OSError, ValueError) as caught:
+                error = caught
+        # Without this the other ranks would wait in the broadcast for a rank that has failed.
+        self.check_together(error)
+        return self.broadcast(value, kind)
+
     def init_torch(self, device: torch.device, backend: str = "gloo") -> None:
         """Start torch.distributed with ``backend``, and NCCL on CUDA. Do nothing on one rank or if it is started."""
         import torch.distributed as dist

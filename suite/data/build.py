@@ -178,14 +178,7 @@ class _WrittenShard(Generic[Summary]):
 
 def _start_build(root: Path, recipe: dict[str, Any], world: World) -> bool:
     """Return True on every rank if the data set is complete. Otherwise rank 0 writes the recipe into the folder."""
-    complete, problem = False, None
-    if world.is_first:
-        try:
-            complete = _write_or_compare_recipe(root, recipe)
-        except (OSError, ValueError) as error:
-            problem = error
-    world.check_together(problem)
-    return bool(world.broadcast(complete))
+    return bool(world.compute_on_first(partial(_write_or_compare_recipe, root, recipe)))
 
 
 def _write_or_compare_recipe(root: Path, recipe: dict[str, Any]) -> bool:

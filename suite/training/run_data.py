@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from suite.config import RunConfig, choose_default_data_root
@@ -24,15 +25,7 @@ from suite.world import World
 def open_data(config: RunConfig, world: World) -> tuple[Path, Manifest]:
     """Find the data root and read its manifest, on rank 0 only. ValueError says how to make the data."""
     root = config.data or choose_default_data_root(config.workload, config.size)
-    manifest, error = None, None
-    # One read instead of one per rank; check_together raises the same error on all.
-    if world.is_first:
-        try:
-            manifest = find_data(root, config.workload, config.size)
-        except (ValueError, OSError) as caught:
-            error = caught
-    world.check_together(error)
-    return root, world.broadcast(manifest, Manifest)
+    return root, world.compute_on_first(partial(find_data, root, config.workload, config.size), Manifest)
 
 
 def verify_source(

@@ -55,15 +55,7 @@ def convert(
     Subfolders ``train`` and ``validation`` are the splits. Without them every ninth universe, by name, goes to
     validation. All cubes of a universe go to the same split. ``size`` defaults to the size with cubes of this side.
     """
-    sources, problem = None, None
-    if world.is_first:
-        try:
-            sources = _list_files(source)
-        except (OSError, ValueError) as error:
-            problem = error
-    # without this the other ranks would wait in the broadcast for a rank that has failed
-    world.check_together(problem)
-    survey: _Source = world.broadcast(sources, _Source)
+    survey: _Source = world.compute_on_first(partial(_list_files, source), _Source)
     if survey.cube not in SIZE_OF_CUBE:
         raise InputError(
             f"{source}: samples of {survey.cube}^3 voxels; expected a side of "

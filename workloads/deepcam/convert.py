@@ -43,15 +43,7 @@ def convert(
     Subfolders ``train`` and ``validation`` are the splits. Without them every ninth file, by name, goes to validation.
     ``size`` defaults to the size with samples of this shape.
     """
-    surveyed, problem = None, None
-    if world.is_first:
-        try:
-            surveyed = _list_files(source)
-        except (OSError, ValueError) as error:
-            problem = error
-    # without this the other ranks would wait in the broadcast for a rank that has failed
-    world.check_together(problem)
-    survey: _Source = world.broadcast(surveyed, _Source)
+    survey: _Source = world.compute_on_first(partial(_list_files, source), _Source)
     name = size or SIZE_OF_SHAPE.get(survey.shape)
     if name is None:
         known = ", ".join(f"{height} x {width}" for height, width in SIZE_OF_SHAPE)

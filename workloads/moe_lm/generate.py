@@ -9,7 +9,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -70,7 +69,7 @@ def generate(root: Path, size: str, *, seed: int, world: World, progress: Progre
             f"then mlhpc data convert moe_lm text --size {size} -o {shlex.quote(str(root))}"
         )
     if settings.language is None:
-        text = _read_on_first_rank(read_sympy, world)
+        text: Split = world.compute_on_first(read_sympy, Split)
         origin = {"name": "sympy", "seed": seed, "sha256": text.sha256}
         _build(root, size, _cut(text, settings, seed), origin, text.facts, seed, world, progress)
         return
@@ -92,21 +91,9 @@ def convert(
     settings = find_size_settings("moe_lm", SIZES, size, 0)
     if settings.train_rows is not None:
         raise InputError(f"moe_lm {size} needs no source: mlhpc data generate moe_lm --size {size}")
-    text = _read_on_first_rank(partial(read_text, source), world)
+    text: Split = world.compute_on_first(partial(read_text, source), Split)
     origin = {"name": "corpus" if is_corpus(source) else "folder", "sha256": text.sha256}
     _build(root, size, _cut(text, settings, 0), origin, text.facts, 0, world, progress)
-
-
-def _read_on_first_rank(read: Callable[[], Split], world: World) -> Split:
-    """Read the text on rank 0 and send it to the others, which cut rows of their own. Each file is opened once."""
-    text, problem = None, None
-    if world.is_first:
-        try:
-            text = read()
-        except (OSError, ValueError) as error:
-            problem = error
-    world.check_together(problem)
-    return world.broadcast(text, Split)  # type: ignore[no-any-return]
 
 
 def _cut(text: Split, settings: DataSize, seed: int) -> list[ShardPlan]:

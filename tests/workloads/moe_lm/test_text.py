@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import shutil
 import subprocess
-import threading
 import zipfile
 from collections import Counter
 from functools import partial
@@ -146,15 +145,15 @@ def test_a_folder_is_converted_in_shards(projects: Path, tmp_path: Path, monkeyp
 
 def test_one_rank_of_two_reads_the_text(projects: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SIZES, "middle", DataSize(16, 64, None, 4))
-    readers = []
+    reads = []
 
     def read_and_note(source: Path) -> Split:
-        readers.append(threading.current_thread())
+        reads.append(source)
         return read_text(source)
 
     monkeypatch.setattr(generator, "read_text", read_and_note)
     on_parts((2,), ("width",), lambda rank, _: convert(projects, tmp_path / "two", world=rank.world))
-    assert len(readers) == 1
+    assert len(reads) == 1
     convert(projects, tmp_path / "one", world=World.create(None))
     assert read_manifest(tmp_path / "two").shards == read_manifest(tmp_path / "one").shards
     with pytest.raises(InputError, match="expected a folder of text"):
