@@ -11,7 +11,7 @@ import sys
 
 TYPE_CHECKING = False  # typing's own can be hidden
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from types import ModuleType
 
 OURS = ("suite", "workloads", "analysis", "mlhpc")
@@ -105,7 +105,7 @@ def _select_hiding(files: Mapping[str, str], environ: Mapping[str, str]) -> dict
     return {
         name: file
         for name, file in files.items()
-        if _is_from(folders, file, rest)
+        if _find_innermost(file, [*folders, *rest]) in folders
         and (
             (name in OURS and not file.startswith(_find_suite_root()))
             or importlib.machinery.PathFinder.find_spec(name, rest)
@@ -113,14 +113,12 @@ def _select_hiding(files: Mapping[str, str], environ: Mapping[str, str]) -> dict
     }
 
 
-def _is_from(folders: set[str], file: str, rest: list[str]) -> bool:
-    """Check that a file is found through a folder of PYTHONPATH, not through a place of this Python's own inside it.
+def _find_innermost(file: str, places: Iterable[str]) -> str:
+    """Return the innermost of the places that hold a file; "" if none does.
 
-    A folder may hold the whole environment, as a home or a checkout with a .venv does.
+    A folder of PYTHONPATH may hold the whole environment, as a home or a checkout with a .venv does.
     """
-    around = [folder for folder in folders if file.startswith(folder + os.sep)]
-    inside = [each for each in rest if any(each.startswith(folder + os.sep) for folder in around)]
-    return bool(around) and not any(file.startswith(each + os.sep) for each in inside)
+    return max((place for place in places if file.startswith(place + os.sep)), key=len, default="")
 
 
 def _list_pythonpath(environ: Mapping[str, str]) -> set[str]:
