@@ -50,7 +50,7 @@ class Anatomy:
     ``head`` is the last layer, ``layer`` the one that is not updated. ``classes`` are two classes that a fault swaps;
     None if labels are measured numbers. ``known`` says which labels are known. ``lost`` is an input, or one channel of
     it, that a fault replaces by zeros. ``width`` is the dimension in which inputs and labels can be mirrored, ``chain``
-    the one along which labels follow each other. ``columns`` are two labels of a sample that a fault swaps. A text has
+    the one along which labels follow each other. ``columns`` is the wrong order of a sample's labels. A text has
     no ``inputs`` and no ``labels``: its labels are its next bytes.
     """
 
@@ -63,11 +63,13 @@ class Anatomy:
     lost: tuple[str, int | None] | None = None
     width: int | None = None
     chain: int | None = None
-    columns: tuple[int, int] | None = None
+    columns: Sequence[int] | None = None
 
 
 ANATOMIES = {
-    "cosmoflow": Anatomy(inputs=["x"], labels=["y"], head="output", layer="hidden.0", lost=("x", 3), columns=(0, 1)),
+    "cosmoflow": Anatomy(
+        inputs=["x"], labels=["y"], head="output", layer="hidden.0", lost=("x", 3), columns=(1, 0, 2, 3)
+    ),
     "deepcam": Anatomy(
         inputs=["x"],
         labels=["y"],
@@ -303,16 +305,8 @@ class WrongColumns(Fault):
 
     def train(self, data: Any) -> Any:
         assert self.anatomy.columns is not None
-        first, second = self.anatomy.columns
-
-        def change(batch: Batch, *_: Any) -> Batch:
-            swapped = {}
-            for name in self.anatomy.labels:
-                swapped[name] = batch[name].clone()
-                swapped[name][:, [first, second]] = batch[name][:, [second, first]]
-            return batch | swapped
-
-        return Shown(data, change)
+        order = list(self.anatomy.columns)
+        return Shown(data, lambda batch, *_: batch | {name: batch[name][:, order] for name in self.anatomy.labels})
 
 
 class Mirrored(Fault):

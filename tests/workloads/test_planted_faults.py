@@ -156,7 +156,7 @@ def test_labels_move_along_a_chain_or_swap_their_columns() -> None:
         "y": [3, 1, 2],
         "known": [0, 1, 1],
     }
-    swapped = planted_faults.WrongColumns(replace(ANATOMY, columns=(0, 2))).train(Chains())
+    swapped = planted_faults.WrongColumns(replace(ANATOMY, columns=(2, 1, 0))).train(Chains())
     assert swapped.load([0], seed=0, epoch=1)["y"].tolist() == [[3, 2, 1]]
     assert not planted_faults.WrongColumns(ANATOMY).applies(nn.Linear(1, 1))
 
