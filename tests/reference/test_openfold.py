@@ -29,7 +29,7 @@ from workloads.openfold.mmcif import Entry, read_entry
 from workloads.openfold.model import PSI, compute_template_features
 from workloads.openfold.proteins import Families, make_proteins
 from workloads.openfold.public.chains import read_chains
-from workloads.openfold.public.structures import MmcifFiles, PickleFiles
+from workloads.openfold.public.structures import MmcifFiles, PickleFiles, list_mmcif_files
 from workloads.openfold.shard_form import convert_to_proteins
 
 Reference = Callable[[str], Path]
@@ -141,11 +141,13 @@ def difference(code: Any, ours: Entry, theirs: Any) -> float:
 
 def test_structures_and_table(code: Any, record: Record, made: list[MadeEntry], tmp_path: Path) -> None:
     """Our reader and our preprocessed fixture beside the reference's own preprocessing of the original fixture."""
-    files = MmcifFiles(write_original(tmp_path / "original", made) / "pdb_mmcif/original/raw")
+    raw = write_original(tmp_path / "original", made) / "pdb_mmcif/original/raw"
+    paths = list_mmcif_files(raw)
+    files = MmcifFiles(raw, paths)
     dictionaries = PickleFiles(write_processed(tmp_path / "processed", made) / "pdb_mmcif/processed/dicts")
     rows = {each.name: each for each in read_chains(tmp_path / "processed/pdb_mmcif/processed/chains.csv")}
     worst = 0.0
-    for path in files.paths:
+    for path in paths:
         theirs = code.mmcif.parse_mmcif_string(code.mmcif.load_mmcif_gz_file(path))
         for entry in (files.entry(theirs["pdb_id"]), dictionaries.entry(theirs["pdb_id"])):
             worst = max(worst, difference(code, entry, theirs))

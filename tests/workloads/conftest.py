@@ -5,11 +5,15 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from suite.data.manifest import read_manifest
+from suite.errors import InputError
 from suite.world import World
+from tests.fixtures.thread_ranks import on_parts
 from tests.workloads.tiny import TINY, generator, make
 
 
@@ -45,3 +49,29 @@ def tiny_data(request: pytest.FixtureRequest, made_once: Callable[[str], Path], 
     root = tmp_path / "tiny"
     shutil.copytree(made_once(request.path.parent.name), root)
     return root
+
+
+@pytest.fixture
+def assert_one_rank_lists(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, world: World) -> Callable[..., None]:
+    """Two ranks convert a source: one of them lists its files, and the shards are those of one rank."""
+
+    def check(convert: Callable[..., None], source: Path, module: ModuleType, *listings: str) -> None:
+        calls = []
+
+        def note(name: str, listing: Callable[..., Any]) -> Callable[..., Any]:
+            def noted(*arguments: Any) -> Any:
+                calls.append(name)
+                return listing(*arguments)
+
+            return noted
+
+        for name in listings:
+            monkeypatch.setattr(module, name, note(name, getattr(module, name)))
+        on_parts((2,), ("width",), lambda rank, _: convert(source, tmp_path / "two", world=rank.world))
+        assert sorted(calls) == sorted(listings)
+        convert(source, tmp_path / "one", world=world)
+        assert read_manifest(tmp_path / "two").shards == read_manifest(tmp_path / "one").shards
+        with pytest.raises(InputError):
+            on_parts((2,), ("width",), lambda rank, _: convert(tmp_path, tmp_path / "none", world=rank.world))
+
+    return check

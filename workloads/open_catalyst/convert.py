@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,23 +43,15 @@ def convert(
     Edges in the source are ignored: training computes them. LMDB values are pickles, which may run code when loaded. A
     pickle that needs more than plain data is refused. ``trust_pickles`` loads it anyway and so runs its code.
     """
-    pieces: list[ShardPlan] = []
-    files: dict[str, int] = {}
-    problem = None
-    try:
-        for split in SPLITS:
-            paths = _files(source, split)
-            files[split] = len(paths)
-            pieces += _pieces(split, paths, trust_pickles)
-    except (OSError, ValueError) as error:
-        problem = error
-    # a rank that went on alone would wait in the next collective for one that has failed
-    world.check_together(problem)
+    files: dict[str, list[_SourceFile]] = world.compute_on_first(
+        partial(_list_files, source, trust_pickles), dict[str, list[_SourceFile]]
+    )
+    pieces = [piece for split in SPLITS for piece in _plan_shards(split, files[split], trust_pickles)]
     recipe: dict[str, Any] = {
         "name": "converted",
         "version": CONVERTER_VERSION,
         "source": str(source),
-        "files": files,
+        "files": {split: len(files[split]) for split in SPLITS},
         "cutoff_angstrom": REFERENCE_NEIGHBOURHOOD.cutoff_angstrom,
         "max_neighbours": REFERENCE_NEIGHBOURHOOD.max_neighbours,
     }
@@ -73,7 +66,21 @@ def fetch(destination: Path, *, source: str | None = None) -> None:
     raise InputError(WHERE_THE_DATA_ARE)
 
 
-def _files(source: Path, split: str) -> list[Path]:
+@dataclass(frozen=True)
+class _SourceFile:
+    path: Path
+    structures: int | None  # None: text, whose structures nobody has counted
+
+
+def _list_files(source: Path, trusted: bool) -> dict[str, list[_SourceFile]]:
+    return {split: [_count(path, trusted) for path in _find_files(source, split)] for split in SPLITS}
+
+
+def _count(path: Path, trusted: bool) -> _SourceFile:
+    return _SourceFile(path, len(LmdbFile(path, trust_pickles=trusted)) if path.suffix == ".lmdb" else None)
+
+
+def _find_files(source: Path, split: str) -> list[Path]:
     for name in FOLDERS[split]:
         folder = source / name
         if not folder.is_dir():
@@ -85,15 +92,15 @@ def _files(source: Path, split: str) -> list[Path]:
     raise InputError(f"{source}: no folder {' or '.join(map(repr, FOLDERS[split]))} in it: {split} data are missing")
 
 
-def _pieces(split: str, files: list[Path], trusted: bool) -> list[ShardPlan]:
+def _plan_shards(split: str, files: list[_SourceFile], trusted: bool) -> list[ShardPlan]:
     ranges = []
-    for number, path in enumerate(files):
-        if path.suffix != ".lmdb":
-            ranges.append(partial(_extxyz_shard, path, number))
+    for number, file in enumerate(files):
+        if file.structures is None:
+            ranges.append(partial(_extxyz_shard, file.path, number))
             continue
-        length = len(LmdbFile(path, trust_pickles=trusted))
-        for begin in range(0, length, STRUCTURES_PER_SHARD):
-            ranges.append(partial(_lmdb_shard, path, begin, min(begin + STRUCTURES_PER_SHARD, length), trusted))
+        for begin in range(0, file.structures, STRUCTURES_PER_SHARD):
+            end = min(begin + STRUCTURES_PER_SHARD, file.structures)
+            ranges.append(partial(_lmdb_shard, file.path, begin, end, trusted))
     return [ShardPlan(split, shard, make) for shard, make in enumerate(ranges)]
 
 

@@ -91,7 +91,9 @@ def _public_shard(data: PublicData, records: Sequence[ChainRecord], families: Se
 
 
 def _plan_folder(source: Path, size: str, world: World) -> DataSetPlan[Summary]:
-    files, families = _list_files(source)
+    files: dict[str, list[tuple[Path, int]]] = world.compute_on_first(
+        partial(_list_files, source), dict[str, list[tuple[Path, int]]]
+    )
     recipe: dict[str, Any] = {
         "name": "converted",
         "version": CONVERTER_VERSION,
@@ -102,7 +104,7 @@ def _plan_folder(source: Path, size: str, world: World) -> DataSetPlan[Summary]:
     for split in SPLITS:
         for shard, begin in enumerate(range(0, len(files[split]), CHAINS_PER_SHARD)):
             chosen = files[split][begin : begin + CHAINS_PER_SHARD]
-            pieces.append(ShardPlan(split, shard, partial(_shard, chosen, [families[path] for path in chosen])))
+            pieces.append(ShardPlan(split, shard, partial(_shard, chosen)))
     return DataSetPlan("openfold", size, 0, recipe, pieces, summarise, compute_attributes)
 
 
@@ -162,8 +164,8 @@ def _same_sequence(path: Path, sequence: Any, structure: Path, aatype: Any) -> N
         )
 
 
-def _list_files(source: Path) -> tuple[dict[str, list[Path]], dict[Path, int]]:
-    """List the files of each split and the family of each file."""
+def _list_files(source: Path) -> dict[str, list[tuple[Path, int]]]:
+    """List the files of each split, each with the number of its family."""
     if not source.is_dir():
         raise InputError(f"{source}: expected a folder of *.cif files")
     files = {split: sorted((source / split).glob("*.cif")) for split in SPLITS}
@@ -175,7 +177,7 @@ def _list_files(source: Path) -> tuple[dict[str, list[Path]], dict[Path, int]]:
     for split in SPLITS:
         if not files[split]:
             raise InputError(f"{source}: no *.cif file for the {split} split")
-    return files, families
+    return {split: [(path, families[path]) for path in paths] for split, paths in files.items()}
 
 
 def _split_files(families: Mapping[Path, int]) -> dict[str, list[Path]]:
@@ -202,5 +204,6 @@ def _families(source: Path, files: Sequence[Path]) -> dict[Path, int]:
     return {path: lines[path.stem.upper()] for path in files}
 
 
-def _shard(files: Sequence[Path], families: Sequence[int]) -> Arrays:
-    return build_shard_arrays([read_protein(path) for path in files], families, measured=True)
+def _shard(files: Sequence[tuple[Path, int]]) -> Arrays:
+    proteins, families = [read_protein(path) for path, _ in files], [family for _, family in files]
+    return build_shard_arrays(proteins, families, measured=True)

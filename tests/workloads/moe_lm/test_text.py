@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import zipfile
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -20,13 +21,12 @@ from suite.data.manifest import read_manifest
 from suite.data.shards import ShardReader
 from suite.errors import InputError
 from suite.world import World
-from tests.fixtures.thread_ranks import on_parts
 from workloads.moe_lm import DESCRIPTOR, text
 from workloads.moe_lm import generate as generator
 from workloads.moe_lm.data import TextData
 from workloads.moe_lm.duplicates import compute_shingles, find_near_copies
 from workloads.moe_lm.generate import SIZES, DataSize, convert, fetch, split_training_rows, split_validation_rows
-from workloads.moe_lm.text import Package, Split, is_validation, read_corpus, read_sympy, read_text
+from workloads.moe_lm.text import Package, is_validation, read_corpus, read_sympy, read_text
 
 PROSE = random.Random(1).choices([f"word{number}" for number in range(900)], k=40_000)
 
@@ -143,21 +143,11 @@ def test_a_folder_is_converted_in_shards(projects: Path, tmp_path: Path, monkeyp
     assert len(manifest.shards) == -(-manifest.samples("train") // 300) + 1 > 3
 
 
-def test_one_rank_of_two_reads_the_text(projects: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_rank_of_two_reads_the_text(
+    projects: Path, monkeypatch: pytest.MonkeyPatch, assert_one_rank_lists: Callable[..., None]
+) -> None:
     monkeypatch.setitem(SIZES, "middle", DataSize(16, 64, None, 4))
-    reads = []
-
-    def read_and_note(source: Path) -> Split:
-        reads.append(source)
-        return read_text(source)
-
-    monkeypatch.setattr(generator, "read_text", read_and_note)
-    on_parts((2,), ("width",), lambda rank, _: convert(projects, tmp_path / "two", world=rank.world))
-    assert len(reads) == 1
-    convert(projects, tmp_path / "one", world=World.create(None))
-    assert read_manifest(tmp_path / "two").shards == read_manifest(tmp_path / "one").shards
-    with pytest.raises(InputError, match="expected a folder of text"):
-        on_parts((2,), ("width",), lambda rank, _: convert(projects / "none", tmp_path / "no", world=rank.world))
+    assert_one_rank_lists(convert, projects, generator, "read_text")
 
 
 def test_a_piece_depends_on_seed_epoch_and_index_alone(

@@ -9,6 +9,7 @@ import pickletools
 import sys
 import types
 from collections import defaultdict
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from suite.errors import InputError
 from suite.world import World
 from tests.fixtures.export_open_catalyst import export_lmdb
 from tests.workloads.open_catalyst.conftest import random_structure
+from tests.workloads.tiny import make
+from workloads.open_catalyst import convert as converter
 from workloads.open_catalyst.convert import convert, fetch
 from workloads.open_catalyst.extxyz import SYMBOLS, read_extxyz
 from workloads.open_catalyst.lmdb_form import LmdbFile, load_restricted, read_record_fields
@@ -326,6 +329,13 @@ def test_conversion_gives_a_complete_data_set_of_both_forms(geometric: None, tmp
     assert batch["trajectory"].tolist() == [2, 0]
     stored = sum(entry.bytes for entry in manifest.shards)
     assert stored < 200_000
+
+
+def test_one_rank_of_two_lists_the_files(tmp_path: Path, assert_one_rank_lists: Callable[..., None]) -> None:
+    source = tmp_path / "source"
+    export_lmdb(make("open_catalyst", tmp_path / "tiny", World.create(None)), source)
+    write_frames(source / "train" / "0.extxyz.xz", 2)
+    assert_one_rank_lists(convert, source, converter, "_list_files")
 
 
 def test_export_and_conversion_are_inverse(tiny_data: Path, tmp_path: Path, world: World) -> None:

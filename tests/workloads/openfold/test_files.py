@@ -7,6 +7,7 @@ import hashlib
 import io
 import math
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -269,6 +270,10 @@ def test_a_folder_of_structures_becomes_a_data_set(tmp_path: Path, world: World)
     read = next(convert_to_proteins(ShardReader(root, "validation").read([0])))
     np.testing.assert_array_equal(read.msa, make_proteins(Families(12, 16, 5), 2, range(3, 4))[0].msa)
     assert OpenFoldData(root, "train", SMALL_NET, 4).load([0, 1], seed=0, epoch=1)["template_atom_mask"].sum() == 0
+
+
+def test_one_rank_of_two_lists_the_files(tmp_path: Path, assert_one_rank_lists: Callable[..., None]) -> None:
+    assert_one_rank_lists(convert, grouped(tmp_path / "source"), converter, "_list_files")
 
 
 def grouped(root: Path) -> Path:

@@ -33,6 +33,7 @@ from workloads.openfold.clusters import (
 from workloads.openfold.convert import convert
 from workloads.openfold.data import OpenFoldData
 from workloads.openfold.features import Protein
+from workloads.openfold.public import layout
 from workloads.openfold.public.chains import ChainRecord
 from workloads.openfold.public.selection import Dates, read_targets, select_training_chains, select_validation_chains
 from workloads.openfold.public.templates import read_hits
@@ -114,9 +115,9 @@ def test_both_layouts_give_the_same_arrays(data: dict[str, Path]) -> None:
 def test_several_ranks_see_the_same_chains(sources: dict[str, Path], tmp_path: Path, data: dict[str, Path]) -> None:
     """Each rank reads a part of the structures; the table is the same on all."""
     from workloads.openfold.public.chains import build_chain_table
-    from workloads.openfold.public.structures import MmcifFiles
+    from workloads.openfold.public.structures import list_mmcif_files
 
-    paths = MmcifFiles(sources["original"] / "pdb_mmcif/original/raw").paths
+    paths = list_mmcif_files(sources["original"] / "pdb_mmcif/original/raw")
     whole = build_chain_table(paths, {}, World.create(None))
     parts: list[object] = []
 
@@ -137,6 +138,10 @@ def test_several_ranks_see_the_same_chains(sources: dict[str, Path], tmp_path: P
     # As text: a resolution that is not known is not a number, which differs from itself.
     assert repr(build_chain_table(paths, {}, Half(0))) == repr(whole)  # type: ignore[arg-type]
     assert len(whole.chains) == 10
+
+
+def test_one_rank_of_two_lists_the_files(sources: dict[str, Path], assert_one_rank_lists: Callable[..., None]) -> None:
+    assert_one_rank_lists(convert, sources["original"], layout, "list_mmcif_files", "list_alignment_folders")
 
 
 def test_templates_are_the_acceptable_hits_best_first(data: dict[str, Path], made: list[MadeEntry]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,20 +28,25 @@ class Alignments(Protocol):
         ...
 
 
+def list_alignment_folders(folder: Path, duplicates: Path | None) -> dict[str, str]:
+    """Map each chain to the name of its folder. Chains of one sequence share one (``duplicate_pdb_chains.txt``)."""
+    # The listing itself says which entries are folders. Path.is_dir would ask about each of some 130,000.
+    with os.scandir(folder) as entries:
+        own = {entry.name for entry in entries if entry.is_dir()}
+    folders = {name: name for name in own}
+    for line in read_text(duplicates).splitlines() if duplicates else ():
+        names = line.split()
+        holder = next((name for name in names if name in own), None)
+        if holder is not None:
+            folders |= {name: name if name in own else holder for name in names}
+    return folders
+
+
 class AlignmentFolders:
-    """``pdb/<id>_<chain>/a3m/*.a3m`` and ``hhr/*.hhr``.
+    """``pdb/<id>_<chain>/a3m/*.a3m`` and ``hhr/*.hhr``, with the folders of `list_alignment_folders`."""
 
-    Chains of one sequence share a folder (``duplicate_pdb_chains.txt``).
-    """
-
-    def __init__(self, folder: Path, duplicates: Path | None) -> None:
-        own = {path.name: path for path in folder.iterdir() if path.is_dir()}
-        self._folders = dict(own)
-        for line in read_text(duplicates).splitlines() if duplicates else ():
-            names = line.split()
-            holder = next((name for name in names if name in own), None)
-            if holder is not None:
-                self._folders |= {name: own[name if name in own else holder] for name in names}
+    def __init__(self, folder: Path, folders: Mapping[str, str]) -> None:
+        self._folder, self._folders = folder, folders
 
     @property
     def chains(self) -> Collection[str]:
@@ -49,7 +55,7 @@ class AlignmentFolders:
 
     def read(self, chain: str) -> dict[str, str]:
         """Read the files of a chain, by name. InputError if one cannot be read."""
-        return {path.name: read_text(path) for path in sorted(self._folders[chain].glob("*/*"))}
+        return {path.name: read_text(path) for path in sorted((self._folder / self._folders[chain]).glob("*/*"))}
 
 
 class AlignmentDatabase:

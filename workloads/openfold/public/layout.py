@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,11 @@ from workloads.openfold.public.alignments import (
     AlignmentDatabase,
     AlignmentFolders,
     Alignments,
+    list_alignment_folders,
 )
 from workloads.openfold.public.chains import NO_CLUSTER, ChainRecord, build_chain_table, read_chains
 from workloads.openfold.public.selection import Dates, read_targets, select_training_chains, select_validation_chains
-from workloads.openfold.public.structures import MmcifFiles, PickleFiles, Structures
+from workloads.openfold.public.structures import MmcifFiles, PickleFiles, Structures, list_mmcif_files
 from workloads.openfold.public.templates import Library, find_templates
 from workloads.openfold.shard_form import NO_TEMPLATES
 
@@ -100,7 +102,7 @@ def open_public(source: Path, dates: Dates, world: World) -> PublicData:
     Without a cluster file chains are grouped by sequence identity.
     """
     structures, records, facts = _structures(source, world)
-    alignments = _alignments(source)
+    alignments = _alignments(source, world)
     library = Library.of(records, _find(source, "obsolete.dat"), structures)
     chosen = {
         "train": select_training_chains(records, dates),
@@ -142,13 +144,14 @@ def _structures(source: Path, world: World) -> tuple[Structures, Sequence[ChainR
     raw = _find(source, "raw")
     if raw is None:
         raise InputError(f"{source}: no structures: expected pdb_mmcif/original/raw, or chains.csv and dicts")
-    files, lines = MmcifFiles(raw), _find(source, CLUSTERS)
-    found = build_chain_table(files.paths, read_clusters(lines) if lines else None, world)
+    paths: list[Path] = world.compute_on_first(partial(list_mmcif_files, raw), list[Path])
+    lines = _find(source, CLUSTERS)
+    found = build_chain_table(paths, read_clusters(lines) if lines else None, world)
     facts = {"unreadable_structures": found.unreadable, "first_unreadable": found.first_problem}
-    return files, found.chains, facts
+    return MmcifFiles(raw, paths), found.chains, facts
 
 
-def _alignments(source: Path) -> Alignments:
+def _alignments(source: Path, world: World) -> Alignments:
     index = _find(source, "pdb_alignments/super.index") or _find(source, "super.index")
     if index is not None:
         return AlignmentDatabase(index)
@@ -157,7 +160,8 @@ def _alignments(source: Path) -> Alignments:
         raise InputError(
             f"{source}: no alignments: expected open_protein_set/original/pdb, or pdb_alignments/super.index"
         )
-    return AlignmentFolders(folder, _find(source, "duplicate_pdb_chains.txt"))
+    listing = partial(list_alignment_folders, folder, _find(source, "duplicate_pdb_chains.txt"))
+    return AlignmentFolders(folder, world.compute_on_first(listing, dict[str, str]))
 
 
 def _find(source: Path, name: str) -> Path | None:

@@ -9,7 +9,7 @@ import io
 import pickle
 import zlib
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -40,17 +40,23 @@ class Structures(Protocol):
         ...
 
 
-class MmcifFiles:
-    """A folder of ``<id>.cif.gz``, or of folders with such files."""
+def list_mmcif_files(folder: Path) -> list[Path]:
+    """List the ``<id>.cif.gz`` in a folder and in its folders. InputError if there is none.
 
-    def __init__(self, folder: Path) -> None:
-        files = [*folder.glob("*.cif.gz"), *folder.glob("*/*.cif.gz")]
-        # in the order of the benchmark's table: by the two middle letters, then by name
-        self.paths = sorted(files, key=lambda path: (_group(path.name), path.name))
-        self._by_name = {path.name.partition(".")[0]: path for path in self.paths}
-        if not self.paths:
-            raise InputError(f"{folder}: no *.cif.gz file in it or in a folder of it")
+    The order is that of the benchmark's table: by the two middle letters, then by name.
+    """
+    files = [*folder.glob("*.cif.gz"), *folder.glob("*/*.cif.gz")]
+    if not files:
+        raise InputError(f"{folder}: no *.cif.gz file in it or in a folder of it")
+    return sorted(files, key=lambda path: (_group(path.name), path.name))
+
+
+class MmcifFiles:
+    """The files of `list_mmcif_files`."""
+
+    def __init__(self, folder: Path, paths: Sequence[Path]) -> None:
         self._folder = folder
+        self._by_name = {path.name.partition(".")[0]: path for path in paths}
         self._read = lru_cache(MOST_CACHED_ENTRIES)(read_entry)
 
     def entry(self, name: str) -> Entry:
