@@ -259,7 +259,7 @@ def test_the_anatomy_names_parts_that_exist(workload: str, world: Any) -> None:
 def test_healthy_runs_reach_the_target_and_broken_ones_miss_it(tmp_path: Path, workload: str, size: str) -> None:
     """25 healthy runs on five data sets, and three of each fault: at least nine faults miss in most of their runs.
 
-    On these seeds eight faults of cosmoflow smoke missed in every run. Missing gradients of one rank missed in two of
+    On these seeds ten faults of cosmoflow smoke missed in every run. Missing gradients of one rank missed in two of
     three.
     """
     kept, target = tmp_path / "faults.jsonl", load_descriptor(workload).card().target(size)
