@@ -53,9 +53,9 @@ def tiny_data(request: pytest.FixtureRequest, made_once: Callable[[str], Path], 
 
 @pytest.fixture
 def assert_one_rank_lists(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, world: World) -> Callable[..., None]:
-    """Two ranks convert a source: one of them lists its files, and the shards are those of one rank."""
+    """Two ranks convert a source: one of them lists its files, the shards are those of one rank. Both refuse an absent source."""
 
-    def check(convert: Callable[..., None], source: Path, module: ModuleType, *listings: str) -> None:
+    def check(convert: Callable[..., None], source: Path, refusal: str, module: ModuleType, *listings: str) -> None:
         calls = []
 
         def note(name: str, listing: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,7 +71,7 @@ def assert_one_rank_lists(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, world
         assert sorted(calls) == sorted(listings)
         convert(source, tmp_path / "one", world=world)
         assert read_manifest(tmp_path / "two").shards == read_manifest(tmp_path / "one").shards
-        with pytest.raises(InputError):
-            on_parts((2,), ("width",), lambda rank, _: convert(tmp_path, tmp_path / "none", world=rank.world))
+        with pytest.raises(InputError, match=refusal):
+            on_parts((2,), ("width",), lambda rank, _: convert(source / "none", tmp_path / "no", world=rank.world))
 
     return check

@@ -147,7 +147,7 @@ def test_one_rank_of_two_reads_the_text(
     projects: Path, monkeypatch: pytest.MonkeyPatch, assert_one_rank_lists: Callable[..., None]
 ) -> None:
     monkeypatch.setitem(SIZES, "middle", DataSize(16, 64, None, 4))
-    assert_one_rank_lists(convert, projects, generator, "read_text")
+    assert_one_rank_lists(convert, projects, "expected a folder of text", generator, "read_text")
 
 
 def test_a_piece_depends_on_seed_epoch_and_index_alone(

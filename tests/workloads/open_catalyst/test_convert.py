@@ -335,7 +335,7 @@ def test_one_rank_of_two_lists_the_files(tmp_path: Path, assert_one_rank_lists: 
     source = tmp_path / "source"
     export_lmdb(make("open_catalyst", tmp_path / "tiny", World.create(None)), source)
     write_frames(source / "train" / "0.extxyz.xz", 2)
-    assert_one_rank_lists(convert, source, converter, "_list_files")
+    assert_one_rank_lists(convert, source, "train data are missing", converter, "_list_files")
 
 
 def test_export_and_conversion_are_inverse(tiny_data: Path, tmp_path: Path, world: World) -> None:

@@ -273,7 +273,8 @@ def test_a_folder_of_structures_becomes_a_data_set(tmp_path: Path, world: World)
 
 
 def test_one_rank_of_two_lists_the_files(tmp_path: Path, assert_one_rank_lists: Callable[..., None]) -> None:
-    assert_one_rank_lists(convert, grouped(tmp_path / "source"), converter, "_list_files")
+    source = grouped(tmp_path / "source")
+    assert_one_rank_lists(convert, source, r"expected a folder of \*\.cif files", converter, "_list_files")
 
 
 def grouped(root: Path) -> Path:

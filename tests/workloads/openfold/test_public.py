@@ -141,7 +141,8 @@ def test_several_ranks_see_the_same_chains(sources: dict[str, Path], tmp_path: P
 
 
 def test_one_rank_of_two_lists_the_files(sources: dict[str, Path], assert_one_rank_lists: Callable[..., None]) -> None:
-    assert_one_rank_lists(convert, sources["original"], layout, "list_mmcif_files", "list_alignment_folders")
+    listings = "list_mmcif_files", "list_alignment_folders"
+    assert_one_rank_lists(convert, sources["original"], r"expected a folder of \*\.cif files", layout, *listings)
 
 
 def test_templates_are_the_acceptable_hits_best_first(data: dict[str, Path], made: list[MadeEntry]) -> None:
