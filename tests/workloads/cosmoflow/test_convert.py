@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -77,6 +78,14 @@ def test_cubes_of_one_universe_in_both_splits_are_refused(tmp_path: Path, world:
         write_tfrecord(tmp_path / "tf" / split / f"{name}.tfrecord", [sample])
     with pytest.raises(InputError, match="universe 0 is in the training and in the validation split"):
         convert(tmp_path / "tf", tmp_path / "d", world=world)
+
+
+def test_one_rank_of_two_lists_the_files(tmp_path: Path, assert_one_rank_lists: Callable[..., None]) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(9):
+        write_universe(source / f"univ_{number}.hdf5", number)
+    assert_one_rank_lists(convert, source, "expected a folder of", converter, "_list_files")
 
 
 def test_a_folder_without_splits_is_split_by_universe(tmp_path: Path, world: World) -> None:

@@ -14,6 +14,7 @@ from suite.data.shards import ShardReader
 from suite.errors import InputError
 from suite.world import World
 from tests.fixtures.export_deepcam import export_hdf5, write_snapshot, write_statistics
+from workloads.deepcam import convert as converter
 from workloads.deepcam.convert import convert, fetch
 from workloads.deepcam.fields import Statistics, read_snapshot, read_statistics
 
@@ -81,6 +82,10 @@ def test_shards_become_public_files_and_shards_again(source: Path, tmp_path: Pat
         assert names[0].read_bytes() == names[1].read_bytes()
     first, second = (read_manifest(tmp_path / which).attributes for which in ("one", "two"))
     assert first == second
+
+
+def test_one_rank_of_two_lists_the_files(source: Path, assert_one_rank_lists: Callable[..., None]) -> None:
+    assert_one_rank_lists(convert, source, "expected a folder", converter, "_list_files")
 
 
 def test_the_small_set_of_2019_has_one_folder_and_another_key(tmp_path: Path, world: World) -> None:
