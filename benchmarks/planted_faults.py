@@ -3,6 +3,7 @@
     python -m benchmarks.planted_faults cosmoflow --size smoke --healthy 25 --seeds 5 -o faults.jsonl    trains and tables
     python -m benchmarks.planted_faults cosmoflow --table faults.jsonl                                   the table alone
     python -m benchmarks.planted_faults cosmoflow --table faults.jsonl --target 0.3                      of another target
+    python -m benchmarks.planted_faults --join benchmarks/results/*-planted_faults_*.txt                 one of all sizes
 
 A target's job is that a broken training misses it. Each row is one fault of FAULTS, planted into the harness's own trainer: its
 data, model, loss or optimizer. Run i has the run seed --first + i. Its data have that seed too, or, with --sets N, the seed
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -521,9 +523,37 @@ def render_table(lines: Iterable[Mapping[str, Any]], target: Target) -> str:
     return "\n".join(text)
 
 
+def join_tables(texts: Iterable[str]) -> str:
+    """A row per fault, a column per result file: how many of n runs reach the target. A file's first line names its size.
+
+    The counts are those of each file's table, because its curves are rounded. A dash: the size has no row of that fault.
+    """
+    counts: dict[str, dict[str, tuple[int, int]]] = {}  # by size and fault: runs that reach the target, runs
+    for text in texts:
+        title = re.match(r"Planted faults in (.+?):", text)
+        assert title, f"expected 'Planted faults in WORKLOAD SIZE:', not {text[:60]!r}"
+        rows = re.findall(r"^\| (.+?) \| (\d+) \| (\d+) \|", text, re.MULTILINE)
+        counts[title[1]] = {fault: (int(reached), int(runs)) for fault, runs, reached in rows}
+
+    def row(name: str, cells: Iterable[str]) -> str:
+        return f"| {name} | {' | '.join(cells)} |"
+
+    def count(missed: Callable[[int, int], bool]) -> list[str]:
+        faults = [[of[name] for name in of if name != HEALTHY] for of in counts.values()]
+        return [f"{sum(missed(*each) for each in of)} of {len(of)}" for of in faults]
+
+    table = [row("runs that reach the target, of n", counts), row("---", ["---"] * len(counts))]
+    for name in [HEALTHY, *(fault.name for fault in FAULTS)]:
+        cells = [of.get(name) for of in counts.values()]
+        table.append(row(name, ["-" if cell is None else f"{cell[0]} of {cell[1]}" for cell in cells]))
+    table.append(row("faults that miss it in most runs", count(lambda reached, runs: 2 * reached < runs)))
+    table.append(row("faults that miss it in every run", count(lambda reached, runs: reached == 0)))
+    return "\n".join(table)
+
+
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workload", choices=sorted(ANATOMIES))
+    parser.add_argument("workload", nargs="?", choices=sorted(ANATOMIES))
     parser.add_argument("--size", default="smoke")
     parser.add_argument("--healthy", type=int, default=25, help="healthy runs")
     parser.add_argument("--seeds", type=int, default=5, help="runs of each fault")
@@ -535,8 +565,14 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--whole", action="store_true", help="train all epochs")
     parser.add_argument("--target", type=float, help="another target than the card's")
     parser.add_argument("--table", type=Path, help="train nothing: the table of this file")
+    parser.add_argument("--join", type=Path, nargs="+", metavar="FILE", help="train nothing: one table of result files")
     parser.add_argument("-o", "--output", type=Path, default=Path("planted_faults.jsonl"))
     arguments = parser.parse_args(words)
+    if arguments.join:
+        print(join_tables(path.read_text() for path in arguments.join))
+        return 0
+    if arguments.workload is None:
+        parser.error("expected a workload, or --join")
     path = arguments.table or arguments.output
     done = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     if arguments.table is None:

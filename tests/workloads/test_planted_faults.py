@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from benchmarks import planted_faults
-from benchmarks.planted_faults import ANATOMIES, FAULTS, Anatomy, Broken, Fault, render_table
+from benchmarks.planted_faults import ANATOMIES, FAULTS, Anatomy, Broken, Fault, join_tables, render_table
 from suite.card import Target
 from suite.descriptor import load_descriptor
 from suite.workload import Optimization
@@ -224,6 +224,27 @@ def test_the_table_counts_the_runs_that_reach_the_target_in_time() -> None:
     assert "| none | 2 | 2 | 1 to 2 | 0.290 to 0.300 |" in text
     assert "| rate | 1 | 0 | - | 0.400 to 0.400 |" in text
     assert "| wild | 1 | 0 | - | not finite |" in text
+
+
+def test_result_files_join_to_a_column_each() -> None:
+    head = "| fault | n | reach the target | in epochs | best values |\n| --- | --- | --- | --- | --- |\n"
+    one = f"Planted faults in A smoke: text\n\n{head}| none | 3 | 3 | 1 to 2 | 0 |\n| learning rate x 10 | 3 | 1 | 2 | 0 |\n"
+    two = f"Planted faults in B mini: text\n\n{head}| none | 2 | 1 | 1 | 0 |\n| one input lost | 2 | 0 | - | 0 |\n"
+    lines = join_tables([one, two]).splitlines()
+    assert lines[0] == "| runs that reach the target, of n | A smoke | B mini |"
+    assert "| none | 3 of 3 | 1 of 2 |" in lines
+    assert "| learning rate x 10 | 1 of 3 | - |" in lines
+    assert lines[-2:] == [
+        "| faults that miss it in most runs | 1 of 1 | 1 of 1 |",
+        "| faults that miss it in every run | 0 of 1 | 1 of 1 |",
+    ]
+
+
+def test_the_joined_table_in_the_results_is_that_of_its_tables() -> None:
+    results = Path(planted_faults.__file__).parent / "results"
+    joined = max(results.glob("*-planted_faults.txt"))
+    tables = sorted(results.glob(f"{joined.stem}_*.txt"))
+    assert join_tables(path.read_text() for path in tables) in joined.read_text()
 
 
 @pytest.mark.parametrize("workload", sorted(ANATOMIES))
