@@ -17,6 +17,7 @@ from suite.workload import ChooserProtocol, Optimization, Work, Workload
 from suite.world import World
 from workloads.openfold import DESCRIPTOR, residues
 from workloads.openfold.baselines import measure_baselines
+from workloads.openfold.checkpoint import compute_checkpoint_sha256, load_checkpoint
 from workloads.openfold.config import OpenFoldConfig, learning_rate
 from workloads.openfold.data import OpenFoldData, compute_batch_work
 from workloads.openfold.losses import compute_losses, compute_sample_lddt_ca
@@ -38,20 +39,18 @@ class OpenFold(Workload):
         self._settings = cast(OpenFoldConfig, config.hyperparameters)
         self._ranks = 1
         self._work: list[float] = []  # of this rank's batches since the last window
-        if self._settings.init_checkpoint_sha256sum:
-            raise InputError(
-                "openfold: hyperparameters.init_checkpoint_sha256sum: starting from the official checkpoint is not "
-                "supported; leave it empty for the suite's own initialisation (open division)"
-            )
 
     def dataset(self, split: str, root: Path) -> OpenFoldData:
         """Open one split. InputError if the data are damaged, have other arrays or too long chains."""
         return OpenFoldData(root, split, self._settings, self.config.global_batch_size)
 
     def build_model(self, world: World) -> nn.Module:
-        """Build the network, initialised from torch's current seed."""
+        """Build the network with the weights of ``init_checkpoint``, or random ones from torch's current seed."""
         self._ranks = world.size
-        return OpenFoldNet(self._settings)
+        model = OpenFoldNet(self._settings)
+        if self._settings.init_checkpoint is not None:
+            load_checkpoint(model, self._settings.init_checkpoint)
+        return model
 
     def choose(self, model: nn.Module, chooser: ChooserProtocol) -> None:
         """Choose the library of the dense layers' products by timing one with a row for each pair of residues."""
@@ -130,7 +129,7 @@ class OpenFold(Workload):
             "val_max_sequence_length": settings.val_max_sequence_length,
             "val_every_iters": card.eval_every_steps or 0,
             "model_parameters_count": card.model_parameters,
-            "init_checkpoint_sha256sum": settings.init_checkpoint_sha256sum,
+            "init_checkpoint_sha256sum": compute_checkpoint_sha256(settings.init_checkpoint),
             "train_sequence_crop_size": settings.crop_size,
             "num_recycling_iters": settings.num_recycling_iters,
             "max_msa_clusters": settings.max_msa_clusters,

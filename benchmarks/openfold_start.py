@@ -1,0 +1,51 @@
+"""Makes the weights that OpenFold's small sizes start from: smoke, trained from random weights until it leaves lDDT-CA 0.5.
+
+    python -m benchmarks.openfold_start -o workloads/openfold/start.npz
+
+When that happens is chance (benchmarks/results/2026-11-28-openfold_plateau.txt). The averaged weights are written, after the first
+epoch that ends above --above. Data and run have the seed --seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from benchmarks.block import open_workload, trainer
+from benchmarks.planted_faults import generate
+from suite.log.mllog import EventLog
+from suite.training.agreement import StopAgreement
+from suite.world import World
+from workloads.openfold.checkpoint import save_checkpoint
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--above", type=float, default=0.6, help="lDDT-CA")
+    parser.add_argument("--epochs", type=int, default=20, help="at most")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="folder of the data set")
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    arguments = parser.parse_args()
+    world = World.create(None)
+    overrides = ["choices.measure=false", "hyperparameters.init_checkpoint=null"]
+    workload, config = open_workload("openfold", "smoke", overrides, world)
+    root = generate("openfold", "smoke", arguments.seed, arguments.data)
+    train, validation = (workload.dataset(split, root) for split in ("train", "validation"))
+    loop = trainer(workload, config, world, EventLog(None), train, validation, seed=arguments.seed)
+    watch = StopAgreement(world, lambda: None)
+    for epoch in range(1, arguments.epochs + 1):
+        loop.train_block(epoch, 0, watch)
+        value = loop.evaluate_block(epoch)
+        print(f"epoch {epoch}: lDDT-CA {value:.3f}", flush=True)
+        if value > arguments.above:
+            with loop.state.evaluated() as model:
+                save_checkpoint(model, arguments.output)
+            return 0
+    print(f"no epoch ended above {arguments.above:g}; try another --seed", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

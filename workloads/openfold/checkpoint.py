@@ -1,0 +1,51 @@
+"""The weights that training starts from: a file of NumPy arrays, one for each parameter, by its name in the network.
+
+MLPerf's OpenFold starts from a provided checkpoint too. Without one, chance decides when a network leaves lDDT-CA 0.5.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from suite.errors import InputError
+
+SETTING = "hyperparameters.init_checkpoint"
+
+
+def find_checkpoint(name: str) -> Path:
+    """Return the path of a checkpoint: a file beside this module, or an absolute path."""
+    return Path(__file__).parent / name
+
+
+def compute_checkpoint_sha256(name: str | None) -> str:
+    """Compute the sum of the file, hexadecimal; empty without a file."""
+    return hashlib.sha256(find_checkpoint(name).read_bytes()).hexdigest() if name is not None else ""
+
+
+def load_checkpoint(model: nn.Module, name: str) -> None:
+    """Give the model the weights of a checkpoint. InputError if the file is no such file, or of another network."""
+    path = find_checkpoint(name)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            weights = {key: torch.from_numpy(file[key]) for key in file.files}
+    except (OSError, ValueError, EOFError, KeyError) as error:
+        raise InputError(f"{path}: {SETTING} expects a .npz file of weights ({error})") from error
+    expected = {key: tuple(value.shape) for key, value in model.state_dict().items()}
+    found = {key: tuple(value.shape) for key, value in weights.items()}
+    if found != expected:
+        first = min(key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key))
+        raise InputError(
+            f"{path}: weights of another network: {first} is {found.get(first, 'missing')}, expected "
+            f"{expected.get(first, 'none')}; set {SETTING}=null to start from random weights"
+        )
+    model.load_state_dict(weights)
+
+
+def save_checkpoint(model: nn.Module, path: Path) -> None:
+    """Write the weights of a model as float32."""
+    np.savez_compressed(path, **{key: value.float().numpy() for key, value in model.state_dict().items()})
