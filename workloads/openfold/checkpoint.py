@@ -6,6 +6,7 @@ MLPerf's OpenFold starts from a provided checkpoint too. Without one, chance dec
 from __future__ import annotations
 
 import hashlib
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -31,9 +32,12 @@ def load_checkpoint(model: nn.Module, name: str) -> None:
     """Give the model the weights of a checkpoint. InputError if the file is no such file, or of another network."""
     path = find_checkpoint(name)
     try:
-        with np.load(path, allow_pickle=False) as file:
-            weights = {key: torch.from_numpy(file[key]) for key in file.files}
-    except (OSError, ValueError, EOFError, KeyError) as error:
+        with path.open("rb") as stream:
+            arrays = np.load(stream, allow_pickle=False)
+            if not isinstance(arrays, np.lib.npyio.NpzFile):
+                raise ValueError("it is a single array")
+            weights = {key: torch.from_numpy(arrays[key]) for key in arrays.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(f"{path}: {SETTING} expects a .npz file of weights ({error})") from error
     expected = {key: tuple(value.shape) for key, value in model.state_dict().items()}
     found = {key: tuple(value.shape) for key, value in weights.items()}
