@@ -274,6 +274,8 @@ def test_the_anatomy_names_parts_that_exist(workload: str, world: Any) -> None:
         ("moe_lm", "mini"),
         ("open_catalyst", "smoke"),
         ("open_catalyst", "mini"),
+        ("openfold", "smoke"),
+        ("openfold", "mini"),
         ("swinv2_moe", "smoke"),
     ],
 )
