@@ -47,7 +47,9 @@ def load_checkpoint(model: nn.Module, name: str) -> None:
             f"{path}: weights of another network: {first} is {found.get(first, 'missing')}, expected "
             f"{expected.get(first, 'none')}; set {SETTING}=null to start from random weights"
         )
-    model.load_state_dict(weights)
+    with torch.no_grad():
+        for key, value in model.state_dict().items():
+            value.copy_(weights[key])  # load_state_dict warns if the model is on the meta device
 
 
 def save_checkpoint(model: nn.Module, path: Path) -> None:
