@@ -19,7 +19,7 @@ from suite.errors import InputError
 SOURCES_VERSION: Final = 1
 DIFF_BYTES = 2**20  # of the uncommitted changes that are kept; their sha256 is that of all
 OURS = ("suite", "workloads", "analysis")
-KINDS = frozenset({".py", ".yaml", ".json", ".j2", ".sbatch", ".html", ".css", ".js"})
+KINDS = frozenset({".py", ".yaml", ".json", ".j2", ".sbatch", ".html", ".css", ".js", ".npz"})
 # Without the configuration of a checkout that could make git run a program of its own on the files
 _DIFF = ("-c", "core.fsmonitor=", "diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD")
 

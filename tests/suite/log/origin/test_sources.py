@@ -78,7 +78,9 @@ def test_the_digest_of_the_suite_changes_with_any_of_its_files(tmp_path: Path) -
     assert list(first["files"]) == ["suite/a.py", "suite/inner/b.yaml"]
     (tmp_path / "inner" / "b.yaml").write_text("4")
     assert compute_suite_digests({"suite": tmp_path})["sha256"] != first["sha256"]
-    assert "suite/log/origin/sources.py" in compute_suite_digests()["files"]
+    found = compute_suite_digests()["files"]
+    assert "suite/log/origin/sources.py" in found
+    assert "workloads/openfold/start.npz" in found
 
 
 WHEEL = (
