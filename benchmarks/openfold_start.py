@@ -29,7 +29,9 @@ def main() -> int:
     parser.add_argument("-o", "--output", type=Path, required=True)
     arguments = parser.parse_args()
     world = World.create(None)
-    overrides = ["choices.measure=false", "hyperparameters.init_checkpoint=null"]
+    # the rate of smoke before it had this file
+    settings = ("init_checkpoint=null", "learning_rate=0.005")
+    overrides = ["choices.measure=false", *(f"hyperparameters.{setting}" for setting in settings)]
     workload, config = open_workload("openfold", "smoke", overrides, world)
     root = generate("openfold", "smoke", arguments.seed, arguments.data)
     train, validation = (workload.dataset(split, root) for split in ("train", "validation"))
