@@ -136,7 +136,12 @@ def test_openfold_executes_what_is_counted(
 ) -> None:
     """One iteration: the number of recycles is drawn per sample. Recomputed blocks leave out what nothing needs."""
     checkpointed = str(checkpointing).lower()
-    sets = ("init_checkpoint=null", "num_recycling_iters=0", f"max_templates={templates}", f"checkpointing={checkpointed}")
+    sets = (
+        "init_checkpoint=null",
+        "num_recycling_iters=0",
+        f"max_templates={templates}",
+        f"checkpointing={checkpointed}",
+    )
     overrides = ["global_batch_size=2", *(f"hyperparameters.{text}" for text in sets)]
     config = load_config(load_descriptor("openfold"), "smoke", overrides)
     workload = load_workload(load_descriptor("openfold"))(config)

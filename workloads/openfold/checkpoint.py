@@ -19,7 +19,7 @@ SETTING = "hyperparameters.init_checkpoint"
 
 
 def find_checkpoint(name: str) -> Path:
-    """Return the path of a checkpoint: a file beside this module, or an absolute path."""
+    """Return the path of a checkpoint: a file in this package, or an absolute path."""
     return Path(__file__).parent / name
 
 
