@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from suite.log.mllog import EventLog
 from suite.log.run_folder import RunFolder
 from suite.machine.choice.chooser import make_chooser
 from suite.machine.choice.collectives import start_collectives
+from suite.training.agreement import StopAgreement
 from suite.training.checkpoint import Checkpoint
 from suite.training.devices import choose_device, set_up_rank
 from suite.training.loop import Trainer
@@ -95,3 +96,11 @@ def trainer(
     out_of_reach = float("inf") if plan.target.direction == "max" else float("-inf")
     prepared.target = structs.replace(plan.target, threshold=out_of_reach)
     return prepared
+
+
+def train_epochs(loop: Trainer, epochs: int) -> Iterator[float]:
+    """Train epoch after epoch, and yield the metric after each."""
+    watch = StopAgreement(loop.world, lambda: None)
+    for epoch in range(1, epochs + 1):
+        loop.train_block(epoch, 0, watch)
+        yield loop.evaluate_block(epoch)

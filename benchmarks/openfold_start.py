@@ -2,8 +2,8 @@
 
     python -m benchmarks.openfold_start -o workloads/openfold/start.npz
 
-When that happens is chance (benchmarks/results/2026-11-28-openfold_plateau.txt). The averaged weights are written, after the first
-epoch that ends above --above. Data and run have the seed --seed.
+Chance decides in which epoch that is (benchmarks/results/2026-11-28-openfold_plateau.txt). The averaged weights are written after
+the first epoch that ends above --above. --seed is the seed of the data and of the run.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks.block import open_workload, trainer
+from benchmarks.block import open_workload, train_epochs, trainer
 from benchmarks.planted_faults import generate
 from suite.log.mllog import EventLog
-from suite.training.agreement import StopAgreement
 from suite.world import World
 from workloads.openfold.checkpoint import save_checkpoint
 
@@ -36,10 +35,7 @@ def main() -> int:
     root = generate("openfold", "smoke", arguments.seed, arguments.data)
     train, validation = (workload.dataset(split, root) for split in ("train", "validation"))
     loop = trainer(workload, config, world, EventLog(None), train, validation, seed=arguments.seed)
-    watch = StopAgreement(world, lambda: None)
-    for epoch in range(1, arguments.epochs + 1):
-        loop.train_block(epoch, 0, watch)
-        value = loop.evaluate_block(epoch)
+    for epoch, value in enumerate(train_epochs(loop, arguments.epochs), 1):
         print(f"epoch {epoch}: lDDT-CA {value:.3f}", flush=True)
         if value > arguments.above:
             with loop.state.evaluated() as model:

@@ -30,11 +30,10 @@ import torch.nn.functional as F
 from msgspec import structs
 from torch import Tensor, nn
 
-from benchmarks.block import open_workload, trainer
+from benchmarks.block import open_workload, train_epochs, trainer
 from suite.card import Target
 from suite.descriptor import load_descriptor
 from suite.log.mllog import EventLog
-from suite.training.agreement import StopAgreement
 from suite.workload import Workload
 from suite.world import World
 from workloads.moe.router import Router
@@ -479,12 +478,10 @@ def train(
     splits = [workload.dataset(split, data) for split in ("train", "validation")]
     shown = planted.train(splits[0]), planted.validation(splits[1])
     loop = trainer(Broken(workload, planted), config, world, EventLog(None), *shown, seed=seed)  # type: ignore[arg-type]
-    watch = StopAgreement(world, lambda: None)
     values: list[float] = []
-    for epoch in range(1, config.max_epochs + 1):
-        loop.train_block(epoch, 0, watch)
-        values.append(loop.evaluate_block(epoch))
-        if not np.isfinite(values[-1]) or (stop is not None and stop.reached(values[-1])):
+    for value in train_epochs(loop, config.max_epochs):
+        values.append(value)
+        if not np.isfinite(value) or (stop is not None and stop.reached(value)):
             break
     return values
 

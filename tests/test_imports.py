@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from suite.log.origin.sources import KINDS
+
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = {"torch", "mpi4py", "h5py", "numpy", "scipy", "pandas", "altair"}
 
@@ -377,6 +379,7 @@ def test_an_installed_package_has_every_kind_of_file_that_the_source_has() -> No
     files = [path for top in tops for path in (ROOT / top).rglob("*") if path.is_file()]
     suffixes = {path.suffix for path in files if "__pycache__" not in path.parts} - {".py"}
     assert {f"*{suffix}" for suffix in suffixes} == set(data)
+    assert suffixes == KINDS - {".py"}  # and a run keeps the digest of each kind
 
 
 def test_extras_have_normal_names_and_make_installs_all() -> None:

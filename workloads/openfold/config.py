@@ -82,7 +82,9 @@ class OpenFoldConfig(Hyperparameters, frozen=True, kw_only=True):
     adam_eps: Annotated[float, Meta(gt=0)] = 1e-6
     gradient_clip_norm: Annotated[float, Meta(gt=0)] = 0.1
     swa_decay_rate: Annotated[float, Meta(ge=0, lt=1), "decay of the averaged weights, which are evaluated"] = 0.9
-    init_checkpoint: Annotated[str | None, "file of the weights that training starts from; null: random weights"] = None
+    init_checkpoint: Annotated[
+        str | None, "file of the first weights, in workloads/openfold or by an absolute path; null: random weights"
+    ] = None
 
     def __post_init__(self) -> None:
         steps = list(self.decay_steps)
