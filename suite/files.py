@@ -443,9 +443,10 @@ def print_line(text: str = "", *, error: bool = False, end: str = "\n", result: 
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         print(text, file=stream, flush=True, end=end)
     except OSError as failure:
-        _discard_stream(stream)
-        if not error:
-            _StandardOutput.broken = failure
+        if error:
+            _discard_stream(stream)
+        else:
+            give_up_output(failure, result=result)
     if result and not error and _StandardOutput.broken is not None:
         _StandardOutput.lost = _StandardOutput.broken
 
@@ -454,6 +455,17 @@ def print_progress(text: str = "", *, error: bool = False) -> None:
     """Print, with `print_line`, how far a command is. Prints nothing under --quiet."""
     if not os.environ.get(QUIET):
         print_line(text, error=error, result=False)
+
+
+def give_up_output(failure: OSError, *, result: bool = True) -> None:
+    """Let later output go nowhere: standard output failed. What a buffer still holds must not fail again.
+
+    With ``result`` the output that failed is one that `find_output_error` reports.
+    """
+    _discard_stream(sys.stdout)
+    _StandardOutput.broken = failure
+    if result:
+        _StandardOutput.lost = failure
 
 
 def find_output_error() -> OSError | None:
@@ -466,8 +478,7 @@ def find_output_error() -> OSError | None:
         os.close(os.dup(sys.stdout.fileno()))
     except OSError as failure:
         if failure.errno is not None:  # else a stream without a descriptor
-            _discard_stream(sys.stdout)
-            _StandardOutput.lost = failure
+            give_up_output(failure)
     except (AttributeError, ValueError):  # no stream, or a closed one
         pass
     lost, _StandardOutput.broken, _StandardOutput.lost = _StandardOutput.lost, None, None

@@ -14,7 +14,7 @@ from suite.cli.options import make_shared_options
 from suite.cli.usage_errors import explain_usage
 from suite.errors import DEBUG, InputError, explain_missing, is_of_memory, write_traceback
 from suite.exit_codes import ExitCode, choose_exit_code
-from suite.files import find_output_error, print_line, render_error, set_missing_home
+from suite.files import find_output_error, give_up_output, print_line, render_error, set_missing_home
 from suite.shadowed import explain_shadowed
 
 EPILOG = """\b
@@ -49,10 +49,12 @@ group.params += make_shared_options()
 def main() -> None:
     """Run the command line and exit with its code. The code is 1 instead of 0 if a result could not be printed."""
     set_missing_home()
+    output = sys.stdout
     try:
         code: object = _run()
     except SystemExit as end:
-        code = end.code
+        # Click ends with 1, behind a stream of its own, if the reader of help or version had enough
+        code = end.code if sys.stdout is output else ExitCode.OK
     if (lost := find_output_error()) is not None:
         print_line(f"mlhpc: standard output: {render_error(lost)}: the result was not written", error=True)
         code = code or ExitCode.FAILED
@@ -68,15 +70,24 @@ def _run() -> int:
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.exceptions.NoArgsIsHelpError as usage:
-        usage.show()
+        print_line(usage.format_message(), error=True)
         return ExitCode.USAGE
     except (Exception, KeyboardInterrupt) as error:
         # A library may have made another error of the interrupt
         if isinstance(error, KeyboardInterrupt | click.Abort) or stopping.find_first_signal() is not None:
             return _print_stopped()
+        if isinstance(error, OSError) and _is_of_click(error):
+            give_up_output(error)  # `main` looks at the end, whatever printed
+            return ExitCode.OK
         text, code = _explain(error)
         print_line(f"mlhpc: {text}", error=True)
         return code
+
+
+def _is_of_click(error: OSError) -> bool:
+    """Return whether click itself, which prints help and version, could not write to standard output."""
+    *_, (last, _) = walk_tb(error.__traceback__)
+    return last.f_code is click.echo.__code__
 
 
 def _explain(error: BaseException) -> tuple[str, ExitCode]:
@@ -87,9 +98,7 @@ def _explain(error: BaseException) -> tuple[str, ExitCode]:
     if isinstance(error, InputError):
         return render_error(error), ExitCode.USAGE
     if isinstance(error, OSError):
-        *_, (last, _) = walk_tb(error.__traceback__)
-        where = "standard output: " if last.f_code is click.echo.__code__ else ""  # click itself prints help
-        return f"{where}{render_error(error)}", choose_exit_code(error)
+        return render_error(error), choose_exit_code(error)
     if DEBUG in os.environ:
         raise error
     if text := explain_shadowed(error) or explain_missing(error):

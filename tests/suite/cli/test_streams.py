@@ -69,7 +69,20 @@ def test_a_result_that_could_not_be_written_is_an_error(place: Path, command: st
     assert "Exception ignored" not in errors
 
 
-@pytest.mark.parametrize("command", ["score R --format json", "workload list", "check R"])
+@pytest.mark.parametrize("command", ["--help", "workload list", "score R --format json"])
+def test_it_is_one_error_whether_python_keeps_output_in_a_buffer_or_not(
+    place: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """A buffer fails when it is flushed, which once was a second time."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    with Path("/dev/full").open("wb") as full:
+        unbuffered = run(command, place, full.fileno())
+        monkeypatch.delenv("PYTHONUNBUFFERED")
+        assert run(command, place, full.fileno()) == unbuffered
+    assert unbuffered == (1, "mlhpc: standard output: No space left on device: the result was not written\n")
+
+
+@pytest.mark.parametrize("command", ["score R --format json", "workload list", "check R", "--help", "--version"])
 def test_a_reader_that_had_enough_is_no_error(place: Path, command: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
