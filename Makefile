@@ -16,7 +16,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: demo test test-long test-reference test-matrix lint docs env wheelhouse slurm clean
 
 demo: $(READY)
-	@$(PY) -m suite demo $(ARGS)
+	@$(PY) -m mlhpc demo $(ARGS)
 
 test: $(READY) slurm
 	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" OMP_NUM_THREADS=1 $(PY) $(PYTEST) -m "not long" $(ARGS)

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 import click
 import pandas as pd
 
-from analysis.sources.readers import read_sources
-from analysis.study import Study, read_study
-from suite.descriptor import list_installed_cards, use_cards
-from suite.errors import InputError, explain_unknown_name
-from suite.files import convert_to_path, render_duration
+from mlhpc.analysis.sources.readers import read_sources
+from mlhpc.analysis.study import Study, read_study
+from mlhpc.suite.descriptor import list_installed_cards, use_cards
+from mlhpc.suite.errors import InputError, explain_unknown_name
+from mlhpc.suite.files import convert_to_path, render_duration
 
 if TYPE_CHECKING:
     import altair as alt
 
-    from analysis.drawing.view import View
+    from mlhpc.analysis.drawing.view import View
 
 NOTEBOOK_COLUMNS = {  # in a notebook: column of results, and its heading
     "label": "result",
@@ -56,7 +56,7 @@ def find_paths(patterns: Iterable[str | Path]) -> list[Path]:
 
 
 def _view(name: str) -> View:
-    from analysis.figures import list_views
+    from mlhpc.analysis.figures import list_views
 
     if name not in list_views():
         raise InputError(explain_unknown_name("figure", name, tuple(list_views())))
@@ -119,7 +119,7 @@ class Results:
     @property
     def figures(self) -> tuple[str, ...]:
         """Return the names of all views of figures, in the order of a report."""
-        from analysis.figures import list_views
+        from mlhpc.analysis.figures import list_views
 
         return tuple(list_views())
 
@@ -134,7 +134,7 @@ class Results:
         """
         import altair as alt
 
-        from analysis.drawing.charts import THEME
+        from mlhpc.analysis.drawing.charts import THEME
 
         drawn = _view(name).chart(self.table(name).reset_index(drop=True))
         return drawn.properties(config=alt.Config(**THEME))
@@ -144,7 +144,7 @@ class Results:
 
         Raises InputError if the folder holds a report already, unless ``force``.
         """
-        from analysis.commands.report import report
+        from mlhpc.analysis.commands.report import report
 
         # Through the command, so that both write the same files and refuse the same things
         words = [*map(str, self._paths), "-o", str(folder), *(["--force"] if force else [])]

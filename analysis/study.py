@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.network.fit import Fit
-from analysis.results.copies import find_copies, list_rounds
-from analysis.results.decompose import add_time_parts, build_results, select_scored_runs
-from analysis.results.extent import find_unit_names
-from analysis.results.index import Index
-from analysis.results.names import (
+from mlhpc.analysis.network.fit import Fit
+from mlhpc.analysis.results.copies import find_copies, list_rounds
+from mlhpc.analysis.results.decompose import add_time_parts, build_results, select_scored_runs
+from mlhpc.analysis.results.extent import find_unit_names
+from mlhpc.analysis.results.index import Index
+from mlhpc.analysis.results.names import (
     CLASS_COLUMNS,
     Task,
     build_result_names,
@@ -23,12 +23,12 @@ from analysis.results.names import (
     group_tasks,
     render_heading,
 )
-from analysis.results.prices import Prices
-from analysis.results.selection import Selection, add_energy
-from analysis.sources.ceilings import Inputs
-from analysis.tables.ingest import Tables, read_tables
-from suite.card import Card
-from suite.errors import InputError
+from mlhpc.analysis.results.prices import Prices
+from mlhpc.analysis.results.selection import Selection, add_energy
+from mlhpc.analysis.sources.ceilings import Inputs
+from mlhpc.analysis.tables.ingest import Tables, read_tables
+from mlhpc.suite.card import Card
+from mlhpc.suite.errors import InputError
 
 
 class NotAnswerableError(InputError):

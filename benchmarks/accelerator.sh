@@ -65,33 +65,33 @@ ranks=$(nproc) # of the generators; a run has one rank: NCCL wants a GPU for eac
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
 [ "$device" = cpu ] || step nvidia-smi nvidia-smi
-step doctor "$python" -m suite doctor
+step doctor "$python" -m mlhpc doctor
 MLHPC_TEST_DEVICE=$device step tests "$python" -m pytest -q -p no:cacheprovider -p no:benchmark -n 4 -m "not long" tests/workloads/test_device.py \
   tests/workloads/test_steps.py tests/workloads/test_device_steps.py tests/workloads/moe/test_gpu.py tests/workloads/moe/kernels
-step ceilings "$python" -m suite ceilings --quick --device "$device" --directory "$folder" -o "$folder/ceilings.json"
+step ceilings "$python" -m mlhpc ceilings --quick --device "$device" --directory "$folder" -o "$folder/ceilings.json"
 step moe "$python" benchmarks/moe.py --tables "$device" -o "$folder/moe.json"
 small=()
 [ "$device" = cuda ] || small=(--small)
 [ "$device" = cpu ] || step kernels "$python" benchmarks/kernels.py
 step choices "$python" benchmarks/choices.py --device "$device" --rounds 5 "${small[@]}"
 step layouts "$python" benchmarks/choices.py --device "$device" --rounds 5 --layouts "${small[@]}"
-for name in "${names[@]}"; do step "data-$name" "$python" -m suite data generate "$name" --size "$size" --ranks "$ranks"; done
+for name in "${names[@]}"; do step "data-$name" "$python" -m mlhpc data generate "$name" --size "$size" --ranks "$ranks"; done
 step training-steps "$python" benchmarks/workload_steps.py "${subjects[@]}" --set "device=$device"
 for name in "${names[@]}"; do
-  step "run-$name" "$python" -m suite run "$name" --size "$size" --runs "$runs" --seed 1 \
+  step "run-$name" "$python" -m mlhpc run "$name" --size "$size" --runs "$runs" --seed 1 \
     --set "device=$device" --set submission.org=accelerator -o "$folder/run-$name"
 done
 folders=()
 for name in "${names[@]}"; do [ ! -d "$folder/run-$name" ] || folders+=("$folder/run-$name"); done
 package=$folder/submissions/accelerator
-step package "$python" -m suite package "${folders[@]}" --system this-machine --submitter accelerator -o "$package"
-step check "$python" -m suite check --official "$package"
-step score "$python" -m suite score "$package"
+step package "$python" -m mlhpc package "${folders[@]}" --system this-machine --submitter accelerator -o "$package"
+step check "$python" -m mlhpc check --official "$package"
+step score "$python" -m mlhpc score "$package"
 for name in "${names[@]}"; do
-  step "reproduce-$name" "$python" -m suite reproduce "$package" --result "$name" --level 2 --run \
+  step "reproduce-$name" "$python" -m mlhpc reproduce "$package" --result "$name" --level 2 --run \
     --data "data/$name-$size" -o "$folder/reproduce-$name"
 done
-step report "$python" -m suite report "$package" "$folder/ceilings.json" -o "$folder/report"
+step report "$python" -m mlhpc report "$package" "$folder/ceilings.json" -o "$folder/report"
 
 echo
 cat "$folder/steps.txt"

@@ -64,11 +64,11 @@ def worker(subject: str, keep: bool, steps: int) -> None:
     import numpy as np
     import torch
 
-    from suite.config import load_config
-    from suite.descriptor import load_descriptor
-    from suite.training.startup import keep_freed_memory
-    from suite.workload import load_workload
-    from suite.world import World
+    from mlhpc.suite.config import load_config
+    from mlhpc.suite.descriptor import load_descriptor
+    from mlhpc.suite.training.startup import keep_freed_memory
+    from mlhpc.suite.workload import load_workload
+    from mlhpc.suite.world import World
 
     torch.set_num_threads(1)
     if keep and not keep_freed_memory():

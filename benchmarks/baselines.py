@@ -16,10 +16,10 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from suite.data.baselines import BASELINES_NAME
-from suite.data.manifest import read_manifest
-from suite.descriptor import load_descriptor
-from suite.files import print_line, write_file_atomically
+from mlhpc.suite.data.baselines import BASELINES_NAME
+from mlhpc.suite.data.manifest import read_manifest
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.files import print_line, write_file_atomically
 
 RESULTS = Path(__file__).resolve().parent / "results"
 VERSION = 1
@@ -28,7 +28,7 @@ VERSION = 1
 def measure(workload: str, size: str, seed: int, ranks: int, root: Path) -> dict[str, object]:
     """Generate the data set under ``root`` (a complete one is kept) and read its baselines."""
     options = ["--size", size, "--seed", str(seed), "--ranks", str(ranks), "-o", str(root)]
-    subprocess.run([sys.executable, "-P", "-m", "suite", "data", "generate", workload, *options], check=True)
+    subprocess.run([sys.executable, "-P", "-m", "mlhpc", "data", "generate", workload, *options], check=True)
     manifest = read_manifest(root)
     found = json.loads((root / BASELINES_NAME).read_text())
     return {

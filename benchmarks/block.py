@@ -10,20 +10,20 @@ from typing import Any
 import torch
 from msgspec import structs
 
-from suite.config import RunConfig, load_config
-from suite.descriptor import load_descriptor
-from suite.log.mllog import EventLog
-from suite.log.run_folder import RunFolder
-from suite.machine.choice.chooser import make_chooser
-from suite.machine.choice.collectives import start_collectives
-from suite.training.agreement import StopAgreement
-from suite.training.checkpoint import Checkpoint
-from suite.training.devices import choose_device, set_up_rank
-from suite.training.loop import Trainer
-from suite.training.plan import TrialPlan
-from suite.training.state import TrainingState
-from suite.workload import Workload, load_workload
-from suite.world import World
+from mlhpc.suite.config import RunConfig, load_config
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.log.mllog import EventLog
+from mlhpc.suite.log.run_folder import RunFolder
+from mlhpc.suite.machine.choice.chooser import make_chooser
+from mlhpc.suite.machine.choice.collectives import start_collectives
+from mlhpc.suite.training.agreement import StopAgreement
+from mlhpc.suite.training.checkpoint import Checkpoint
+from mlhpc.suite.training.devices import choose_device, set_up_rank
+from mlhpc.suite.training.loop import Trainer
+from mlhpc.suite.training.plan import TrialPlan
+from mlhpc.suite.training.state import TrainingState
+from mlhpc.suite.workload import Workload, load_workload
+from mlhpc.suite.world import World
 
 
 class Head:

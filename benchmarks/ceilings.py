@@ -1,4 +1,4 @@
-"""Compares the GEMM ceiling of `suite.performance.ceilings.compute` with a plain loop over the same BLAS, in one run.
+"""Compares the GEMM ceiling of `mlhpc.suite.performance.ceilings.compute` with a plain loop over the same BLAS, in one run.
 
 python benchmarks/ceilings.py [--rounds N]      threads: OMP_NUM_THREADS
 
@@ -17,9 +17,9 @@ import numpy as np
 import scipy.linalg.blas
 import torch
 
-from suite.performance.ceilings import compute
-from suite.performance.ceilings.samples import QUICK
-from suite.world import World
+from mlhpc.suite.performance.ceilings import compute
+from mlhpc.suite.performance.ceilings.samples import QUICK
+from mlhpc.suite.world import World
 
 SHAPES = (
     (320, 320, 320),

@@ -22,7 +22,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from suite.log.results_tree import find_results
+from mlhpc.suite.log.results_tree import find_results
 
 RULESETS = {"v0.7": "1.0.0", "v1.0": "1.0.0", "v2.0": "2.0.0", "v3.0": "3.0.0"}
 
@@ -151,7 +151,7 @@ def speed(rounds: Path, logs: list[Path], sample: int, folder: Path) -> list[tup
     ]
 
 
-MLHPC = (sys.executable, "-m", "suite")
+MLHPC = (sys.executable, "-m", "mlhpc")
 
 
 def run(command: list[str] | tuple[str, ...], output: Path) -> Cost:

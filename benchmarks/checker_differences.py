@@ -30,13 +30,13 @@ from mlperf_logging.compliance_checker import mlp_compliance
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is not installed
 
-from suite.compliance import official
-from suite.compliance.check import check, check_log
-from suite.compliance.official_rules import render_official_rules
-from suite.compliance.ruleset import read_ruleset
-from suite.log.reader import read_events
-from suite.log.record import summarise_log
-from suite.log.score import find_failure
+from mlhpc.suite.compliance import official
+from mlhpc.suite.compliance.check import check, check_log
+from mlhpc.suite.compliance.official_rules import render_official_rules
+from mlhpc.suite.compliance.ruleset import read_ruleset
+from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.log.record import summarise_log
+from mlhpc.suite.log.score import find_failure
 from tests.fixtures.logs import Line, Lines, write
 from tests.fixtures.mutations import ours
 from tests.fixtures.package_mutations import lines_of, package_cases, package_of
@@ -192,7 +192,7 @@ def accepted(rows: Sequence[Row], side: str) -> int:
 
 
 def forked_tool(folder: Path, name: str, *arguments: str) -> str:
-    """`suite.compliance.official._run_tool` without the start of an interpreter: same arguments, same text."""
+    """`mlhpc.suite.compliance.official._run_tool` without the start of an interpreter: same arguments, same text."""
 
     def run() -> None:
         logged = [] if name == "system_desc_checker" else ["--log_output", str(folder / "tool.log")]

@@ -26,8 +26,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is not installed
 
-from suite.compliance.check import check
-from suite.package.build import write_package_manifest
+from mlhpc.suite.compliance.check import check
+from mlhpc.suite.package.build import write_package_manifest
 from tests.suite.compliance.forensics import test_statements as own
 
 Event = dict[str, Any]

@@ -20,14 +20,14 @@ from pathlib import Path
 
 import torch
 
-from suite.config import load_config
-from suite.descriptor import load_descriptor
-from suite.training.checkpoint import Checkpoint
-from suite.training.parallel.apply import build
-from suite.training.parallel.sharing import Parallel
-from suite.training.state import Position, TrainingState
-from suite.workload import load_workload
-from suite.world import World
+from mlhpc.suite.config import load_config
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.training.checkpoint import Checkpoint
+from mlhpc.suite.training.parallel.apply import build
+from mlhpc.suite.training.parallel.sharing import Parallel
+from mlhpc.suite.training.state import Position, TrainingState
+from mlhpc.suite.workload import load_workload
+from mlhpc.suite.world import World
 
 
 def main(name: str, size: str, *overrides: str) -> None:

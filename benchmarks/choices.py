@@ -31,20 +31,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from torch import Tensor, nn
 
-from suite.config import load_config
-from suite.descriptor import load_descriptor
-from suite.machine.choice.chooser import Chooser, Question
-from suite.machine.choice.layout import use_onednn
-from suite.machine.choice.store import ChoiceCache
-from suite.machine.choice.timing import make_clock
-from suite.machine.probes.processor import read_cpu
-from suite.training.startup import keep_freed_memory
-from suite.workload import load_workload
-from suite.world import World
-from workloads.moe.backend_selection import ExpertShape, choose_backend
-from workloads.moe.bench import DTYPES, DenseFFN, Shape, make_layer, make_training_pass
-from workloads.moe.config import MoEConfig
-from workloads.moe.experts import BACKENDS, SelectedBackend, Weights, run_experts
+from mlhpc.suite.config import load_config
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.machine.choice.chooser import Chooser, Question
+from mlhpc.suite.machine.choice.layout import use_onednn
+from mlhpc.suite.machine.choice.store import ChoiceCache
+from mlhpc.suite.machine.choice.timing import make_clock
+from mlhpc.suite.machine.probes.processor import read_cpu
+from mlhpc.suite.training.startup import keep_freed_memory
+from mlhpc.suite.workload import load_workload
+from mlhpc.suite.world import World
+from mlhpc.workloads.moe.backend_selection import ExpertShape, choose_backend
+from mlhpc.workloads.moe.bench import DTYPES, DenseFFN, Shape, make_layer, make_training_pass
+from mlhpc.workloads.moe.config import MoEConfig
+from mlhpc.workloads.moe.experts import BACKENDS, SelectedBackend, Weights, run_experts
 
 ON_CPU = (  # what: T, d, h, E, k, activation, dispatch, data type
     ("reference, E 64", 4096, 256, 1024, 64, 2, "relu", "dropless", "float32"),

@@ -22,10 +22,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from suite.compliance.forensics.similarity import FALSE_ALARMS, RunIndex, Series, build_series, find_similarity
-from suite.log.reader import read_events
-from suite.log.record import MetricValue, RunRecord, summarise_log
-from suite.log.results_tree import find_results
+from mlhpc.suite.compliance.forensics.similarity import FALSE_ALARMS, RunIndex, Series, build_series, find_similarity
+from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.log.record import MetricValue, RunRecord, summarise_log
+from mlhpc.suite.log.results_tree import find_results
 
 LEVELS = (0.1, 0.01, 1e-3, 1e-4, 1e-5)
 CLOSE = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01)

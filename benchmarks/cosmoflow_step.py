@@ -18,11 +18,11 @@ import torch
 from interleaved import compare, timed
 from msgspec import structs
 
-from suite.config import RunConfig, load_config
-from suite.world import World
-from workloads.cosmoflow import DESCRIPTOR
-from workloads.cosmoflow import generate as generator
-from workloads.cosmoflow.workload import CosmoFlow
+from mlhpc.suite.config import RunConfig, load_config
+from mlhpc.suite.world import World
+from mlhpc.workloads.cosmoflow import DESCRIPTOR
+from mlhpc.workloads.cosmoflow import generate as generator
+from mlhpc.workloads.cosmoflow.workload import CosmoFlow
 
 # name: (channels_last, torch.compile, bfloat16 autocast)
 FORMULATIONS: dict[str, tuple[bool, bool, bool]] = {

@@ -22,11 +22,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from suite.compliance.check import check  # noqa: E402
-from suite.log.energy.integrate import build_curve  # noqa: E402
-from suite.log.energy.power_log import read_power_log  # noqa: E402
-from suite.log.energy.score import read_power_logs  # noqa: E402
-from suite.machine.probes.processor import read_cpu  # noqa: E402
+from mlhpc.suite.compliance.check import check  # noqa: E402
+from mlhpc.suite.log.energy.integrate import build_curve  # noqa: E402
+from mlhpc.suite.log.energy.power_log import read_power_log  # noqa: E402
+from mlhpc.suite.log.energy.score import read_power_logs  # noqa: E402
+from mlhpc.suite.machine.probes.processor import read_cpu  # noqa: E402
 from tests.fixtures.zoo import machine  # noqa: E402
 from tests.suite.log.energy.test_integrate import covered  # noqa: E402
 
@@ -102,7 +102,16 @@ def coverage(runs: int = 1000) -> Iterator[str]:
 def sampler(seconds: float) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         root = machine("xeon_with_counters").lay_out(Path(folder) / "root")
-        words = [sys.executable, "-P", "-m", "suite.machine.power.sampler", f"{folder}/power", "0", "--root", str(root)]
+        words = [
+            sys.executable,
+            "-P",
+            "-m",
+            "mlhpc.suite.machine.power.sampler",
+            f"{folder}/power",
+            "0",
+            "--root",
+            str(root),
+        ]
         with subprocess.Popen(words, stdin=subprocess.PIPE) as process:
             stat = Path(f"/proc/{process.pid}/stat")
             time.sleep(10.0)

@@ -22,11 +22,11 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.verdict_rates import wilson
-from suite.log.energy.keys import START, STOP
-from suite.log.energy.power_log import PowerLog, PowerLogEvent
-from suite.log.energy.score import PowerLogs, compute_energy_of_run
-from suite.log.record import RunRecord
-from suite.machine.power.sampler import INTERVAL_S, JITTER
+from mlhpc.suite.log.energy.keys import START, STOP
+from mlhpc.suite.log.energy.power_log import PowerLog, PowerLogEvent
+from mlhpc.suite.log.energy.score import PowerLogs, compute_energy_of_run
+from mlhpc.suite.log.record import RunRecord
+from mlhpc.suite.machine.power.sampler import INTERVAL_S, JITTER
 
 BEGIN_S = 1_700_000_000.0
 IDLE_W, LOW_W, HIGH_W, RATING_W = 150.0, 400.0, 1200.0, 1600.0

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from suite.training.parallel.mesh import ranks_of
+from mlhpc.suite.training.parallel.mesh import ranks_of
 
 LIMIT = 1e-12
 EXCHANGES = ("all_gather", "all_to_all", "reduce_scatter", "all_reduce")
@@ -166,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wanted = [case for case in chosen if not args.plan or case.plan in args.plan]
     for name in sorted({case.workload for case in wanted if case.data}):
         if not (args.data / f"{name}-smoke").exists():
-            command = [sys.executable, "-m", "suite", "data", "generate", name, "--size", "smoke", "-o"]
+            command = [sys.executable, "-m", "mlhpc", "data", "generate", name, "--size", "smoke", "-o"]
             subprocess.run([*command, str(args.data / f"{name}-smoke")], check=True)
     good = True
     with args.output.open("a") as table:

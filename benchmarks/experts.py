@@ -17,11 +17,11 @@ from pathlib import Path
 from block import Head, open_workload, trainer
 from subject import data_root, subject_parser
 
-from suite.descriptor import load_descriptor
-from suite.log.mllog import EventLog
-from suite.statistics import student_t
-from suite.training.checkpoint import Position
-from suite.world import World
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.log.mllog import EventLog
+from mlhpc.suite.statistics import student_t
+from mlhpc.suite.training.checkpoint import Position
+from mlhpc.suite.world import World
 
 TWINS = {"experts": "hyperparameters.dense=false", "dense": "hyperparameters.dense=true"}
 

@@ -4,7 +4,7 @@
 
 Each workload's smoke run is repeated with the same seed under other roundings: two threads, vector instructions of AVX2 and of
 SSE4, without oneDNN, initial weights one unit in the last place higher and lower. Of each step the largest relative difference
-over seeds and roundings is printed: what the bounds of `mlhpc reproduce`, level 2, come from (suite.package.reproduction.levels).
+over seeds and roundings is printed: what the bounds of `mlhpc reproduce`, level 2, come from.
 Beside it is what must not pass: another seed, rates and batches that are changed a little. FOLDER has <workload>-smoke.
 
 With --evaluations N each run goes on to its N-th evaluation, on two ranks too, and with settings that the first losses hardly
@@ -25,8 +25,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from suite.config import choose_default_data_root
-from suite.package.reproduction.levels import compute_relative_differences
+from mlhpc.suite.config import choose_default_data_root
+from mlhpc.suite.package.reproduction.levels import compute_relative_differences
 
 WORKLOADS = ("cosmoflow", "deepcam", "open_catalyst", "openfold", "moe_lm", "swinv2_moe")
 PRECISIONS = ("float32", "bfloat16")
@@ -139,7 +139,7 @@ def worker(workload: str, args: argparse.Namespace) -> None:
     """Print the losses and evaluations of every variant of one process, as the first of its ranks has them."""
     import torch
 
-    from suite.world import World
+    from mlhpc.suite.world import World
 
     world = World.create()
     root = args.data / f"{workload}-smoke" if args.data else choose_default_data_root(workload, "smoke")
@@ -188,9 +188,9 @@ def losses_of(
     import torch
     from block import Head, open_workload, trainer
 
-    from suite.log import mllog
-    from suite.log.mllog import EventLog
-    from suite.training.checkpoint import Position
+    from mlhpc.suite.log import mllog
+    from mlhpc.suite.log.mllog import EventLog
+    from mlhpc.suite.training.checkpoint import Position
 
     class Until(EventLog):
         def event(self, key: str, value: Any = None, **more: Any) -> None:

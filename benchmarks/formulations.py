@@ -22,10 +22,10 @@ from interleaved import compare
 from scipy.sparse import csr_array
 from torch import Tensor
 
-from workloads.open_catalyst.graph import Edges, find_neighbours, join_edges, list_triplets
-from workloads.open_catalyst.model import ConstantAngles, ExactAngles
-from workloads.open_catalyst.slabs import ALL_ADSORBATES, ALL_METALS, Surfaces, make_trajectory
-from workloads.open_catalyst.structures import Structure
+from mlhpc.workloads.open_catalyst.graph import Edges, find_neighbours, join_edges, list_triplets
+from mlhpc.workloads.open_catalyst.model import ConstantAngles, ExactAngles
+from mlhpc.workloads.open_catalyst.slabs import ALL_ADSORBATES, ALL_METALS, Surfaces, make_trajectory
+from mlhpc.workloads.open_catalyst.structures import Structure
 
 IN_A_ROW = 16  # structures
 
@@ -242,8 +242,8 @@ def outer_product_mean(residues: int, rows: int, channels: int, args: argparse.N
 
 def sidechain_fape(residues: int, args: argparse.Namespace) -> None:
     """The mean of the clamped distances of all atoms seen from all rigid groups."""
-    from workloads.openfold.geometry import Frame
-    from workloads.openfold.losses import EPS, FAPE_CLAMP, compute_fape, compute_mean_distance
+    from mlhpc.workloads.openfold.geometry import Frame
+    from mlhpc.workloads.openfold.losses import EPS, FAPE_CLAMP, compute_fape, compute_mean_distance
 
     frames, points = 6 * residues, 14 * residues
     turns = [torch.linalg.qr(torch.randn(2, frames, 3, 3))[0] for _ in range(2)]

@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import product
 
-from analysis.roofline.published import read_roofs
-from suite.config import load_config
-from suite.descriptor import load_descriptor
-from suite.performance.plans.machine import Estimate, Machine, make_uniform_network
-from suite.performance.plans.predict import GRADIENTS, Cost, predict_largest_cost
-from suite.performance.plans.step_time import predict_time
-from suite.training.parallel.sharing import Parallel
+from mlhpc.analysis.roofline.published import read_roofs
+from mlhpc.suite.config import load_config
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.performance.plans.machine import Estimate, Machine, make_uniform_network
+from mlhpc.suite.performance.plans.predict import GRADIENTS, Cost, predict_largest_cost
+from mlhpc.suite.performance.plans.step_time import predict_time
+from mlhpc.suite.training.parallel.sharing import Parallel
 
 LATENCY_S = (0.5e-6, 5e-6)  # a put of TofuD by its designers; an MPI message of the same link with its software
 

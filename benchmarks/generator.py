@@ -40,8 +40,8 @@ def main() -> None:
 
 def measure_core(size: str) -> None:
     """CPU time of the physics alone, without files."""
-    from workloads.cosmoflow.cosmology import make_universe
-    from workloads.cosmoflow.generate import SIZES
+    from mlhpc.workloads.cosmoflow.cosmology import make_universe
+    from mlhpc.workloads.cosmoflow.generate import SIZES
 
     simulation = SIZES[size].simulation
     make_universe(simulation, 0, 0)
@@ -89,9 +89,9 @@ def run(side: str, size: str, folder: Path) -> float:
 
 def worker(root: Path, size: str, share: int) -> None:
     """Generate 1/share of the universes of a size and note beside the data set when this began and ended."""
-    from suite.world import World
-    from workloads.cosmoflow import generate as generator
-    from workloads.cosmoflow.cosmology import make_universe
+    from mlhpc.suite.world import World
+    from mlhpc.workloads.cosmoflow import generate as generator
+    from mlhpc.workloads.cosmoflow.cosmology import make_universe
 
     full = generator.SIZES[size]
     generator.SIZES[size] = dataclasses.replace(

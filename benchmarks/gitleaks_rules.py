@@ -15,7 +15,7 @@ import tomllib
 from pathlib import Path
 
 TARGET = Path(__file__).parent.parent / "suite" / "machine" / "gitleaks_rules.json"
-# suite.machine.secrets has rules of its own for names, headers and flags, which these are a part of.
+# mlhpc.suite.machine.secrets has rules of its own for names, headers and flags, which these are a part of.
 LEFT_OUT = {"generic-api-key", "curl-auth-header", "curl-auth-user", "hashicorp-tf-password"}
 
 

@@ -25,9 +25,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.verdict_rates import wilson
-from suite.log.checkpoint_interval import estimate_mtbf_s
-from suite.log.goodput import find_goodput
-from suite.log.run_folder import RunFolder
+from mlhpc.suite.log.checkpoint_interval import estimate_mtbf_s
+from mlhpc.suite.log.goodput import find_goodput
+from mlhpc.suite.log.run_folder import RunFolder
 from tests.fixtures.runs import describe
 
 BEGIN_MS = 1_700_000_000_000

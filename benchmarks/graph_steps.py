@@ -26,11 +26,11 @@ import torch
 from block import Head, open_workload, trainer
 from torch import Tensor
 
-from suite.config import choose_default_data_root
-from suite.errors import InputError
-from suite.log.mllog import EventLog
-from suite.training.graphs import WARM_UPS
-from suite.world import World
+from mlhpc.suite.config import choose_default_data_root
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.log.mllog import EventLog
+from mlhpc.suite.training.graphs import WARM_UPS
+from mlhpc.suite.world import World
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = ("cosmoflow", "deepcam", "open_catalyst", "openfold", "moe_lm", "swinv2_moe")

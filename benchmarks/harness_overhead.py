@@ -32,15 +32,15 @@ import torch.distributed as dist
 from block import Head, open_workload, trainer
 from torch.nn.parallel import DistributedDataParallel
 
-from suite.config import choose_default_data_root
-from suite.data.sampling import list_train_batches
-from suite.log.mllog import EventLog
-from suite.machine.choice.chooser import make_chooser
-from suite.statistics.student_t import compute_quantile
-from suite.training.agreement import StopAgreement
-from suite.training.devices import BatchCopier, has_no_idle_core, load_with_prefetch
-from suite.training.state import TrainingState
-from suite.world import World
+from mlhpc.suite.config import choose_default_data_root
+from mlhpc.suite.data.sampling import list_train_batches
+from mlhpc.suite.log.mllog import EventLog
+from mlhpc.suite.machine.choice.chooser import make_chooser
+from mlhpc.suite.statistics.student_t import compute_quantile
+from mlhpc.suite.training.agreement import StopAgreement
+from mlhpc.suite.training.devices import BatchCopier, has_no_idle_core, load_with_prefetch
+from mlhpc.suite.training.state import TrainingState
+from mlhpc.suite.world import World
 
 LIMIT = 1.01
 UNREAD = 1_000_000  # steps between two readings of DDP's times

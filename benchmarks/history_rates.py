@@ -20,10 +20,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.history.judge import SeriesVerdict, judge_all
-from analysis.history.record import Record, Series
 from benchmarks.verdict_rates import Noise, rounded, steady, student, tailed, wilson
-from suite.statistics import Outcome
+from mlhpc.analysis.history.judge import SeriesVerdict, judge_all
+from mlhpc.analysis.history.record import Record, Series
+from mlhpc.suite.statistics import Outcome
 
 COUNTS = (8, 20, 60)
 EFFECTS = (1.01, 1.015, 1.02, 1.03, 1.05, 1.07, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0, 3.0)

@@ -17,10 +17,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from analysis.tables.ingest import read_tables
-from suite.descriptor import list_installed_cards
-from suite.log.reader import read_events
-from suite.log.results_tree import find_logs
+from mlhpc.analysis.tables.ingest import read_tables
+from mlhpc.suite.descriptor import list_installed_cards
+from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.log.results_tree import find_logs
 
 
 def main() -> None:

@@ -25,14 +25,14 @@ from pathlib import Path
 import torch
 from block import Head, open_workload, trainer
 
-from suite.config import choose_default_data_root
-from suite.log.mllog import EventLog
-from suite.statistics.student_t import compute_quantile
-from suite.training.agreement import StopAgreement
-from suite.training.loop import Trainer
-from suite.training.rank_stats import compute_rank_distribution
-from suite.training.timing import PHASES
-from suite.world import World
+from mlhpc.suite.config import choose_default_data_root
+from mlhpc.suite.log.mllog import EventLog
+from mlhpc.suite.statistics.student_t import compute_quantile
+from mlhpc.suite.training.agreement import StopAgreement
+from mlhpc.suite.training.loop import Trainer
+from mlhpc.suite.training.rank_stats import compute_rank_distribution
+from mlhpc.suite.training.timing import PHASES
+from mlhpc.suite.world import World
 
 LIMIT = 1.01
 STEPS = 50

@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.kernel_traffic import KEPT
 from benchmarks.kernels import SHAPES, Shape
-from suite.errors import InputError
-from suite.performance.counters import Kernel, read
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.performance.counters import Kernel, read
 
 NEAR = 0.05
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workloads.moe.config import Activation
+from mlhpc.workloads.moe.config import Activation
 
 KEPT = {"relu": 1, "gelu": 1, "silu": 1, "swiglu": 2}  # rows (N, H) that the backward pass reads of the forward pass
 

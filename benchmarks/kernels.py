@@ -34,7 +34,7 @@ if (
         def __getattr__(self, name: str) -> object:
             return object
 
-    sys.modules["workloads.moe.config"] = Names("workloads.moe.config")
+    sys.modules["mlhpc.workloads.moe.config"] = Names("mlhpc.workloads.moe.config")
 
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
@@ -42,13 +42,13 @@ from torch import Tensor  # noqa: E402
 
 from benchmarks.kernel_traffic import Sizes  # noqa: E402
 from benchmarks.peers import list_peers  # noqa: E402
-from workloads.moe.activations import compute_activation  # noqa: E402
-from workloads.moe.dispatch import Dropless  # noqa: E402
-from workloads.moe.experts import Weights, run_experts  # noqa: E402
-from workloads.moe.kernels import fused  # noqa: E402
-from workloads.moe.kernels.blocks import list_candidates  # noqa: E402
-from workloads.moe.kernels.fused import Source, run_fused  # noqa: E402
-from workloads.moe.router import Routing  # noqa: E402
+from mlhpc.workloads.moe.activations import compute_activation  # noqa: E402
+from mlhpc.workloads.moe.dispatch import Dropless  # noqa: E402
+from mlhpc.workloads.moe.experts import Weights, run_experts  # noqa: E402
+from mlhpc.workloads.moe.kernels import fused  # noqa: E402
+from mlhpc.workloads.moe.kernels.blocks import list_candidates  # noqa: E402
+from mlhpc.workloads.moe.kernels.fused import Source, run_fused  # noqa: E402
+from mlhpc.workloads.moe.router import Routing  # noqa: E402
 
 ROUNDS, WARM_UPS = 7, 2
 EXACT_CASES = 24

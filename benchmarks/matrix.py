@@ -49,15 +49,9 @@ def environment(python: str, versions: str, folder: Path) -> Path:
     uv = [str(folder / "bin" / "uv"), "pip", "install", "-q", "--python", str(inside), "--only-binary", ":all:"]
     subprocess.run([*uv, "--resolution", resolution, *requirements()], check=True)
     copy = folder / "source"  # an editable install would leave its metadata in the checkout
-    folders, modules = ("suite", "workloads", "analysis", "submissions"), ("mlhpc.py", "mlhpc_start.py")
-    names = (*folders, *modules, "pyproject.toml", "README.md", "LICENSE")
-    copy.mkdir()
-    for name in names:
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(source, copy / name)
+    shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy / name)
     subprocess.run([*pip, "--no-deps", "--no-build-isolation", str(copy)], check=True)
     return inside
 

@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from suite.performance.plans.remembered import CachingFakeTensorMode
-from suite.training.counts.flops import list_flop_formulas
-from suite.training.counts.memory import LiveBytes
-from suite.training.parallel.plan import Budget, Recompute
-from suite.training.parallel.recompute import recompute_blocks, recomputed_of
+from mlhpc.suite.performance.plans.remembered import CachingFakeTensorMode
+from mlhpc.suite.training.counts.flops import list_flop_formulas
+from mlhpc.suite.training.counts.memory import LiveBytes
+from mlhpc.suite.training.parallel.plan import Budget, Recompute
+from mlhpc.suite.training.parallel.recompute import recompute_blocks, recomputed_of
 
 BATCH, LENGTH, WIDTH, HEADS, BLOCKS = 2, 128, 256, 4, 4
 FORWARD = BLOCKS * BATCH * (24 * LENGTH * WIDTH**2 + 4 * LENGTH**2 * WIDTH)

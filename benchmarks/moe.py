@@ -28,7 +28,7 @@ from msgspec import structs
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.references import find_clone
-from suite.training.startup import keep_freed_memory
+from mlhpc.suite.training.startup import keep_freed_memory
 
 SHAPE = {"tokens": 4096, "width": 256, "hidden": 1024, "experts": 64, "top_k": 2}
 SMALL = {"tokens": 64, "width": 32, "hidden": 64, "experts": 4, "top_k": 2}
@@ -45,8 +45,8 @@ GPU_ROWS = (  # T, d, h, E, k, activation: docs/moe.md
 def parts(load: str, backend: str, mode: str, factor: float | None, sizes: dict[str, int] = SHAPE):
     import torch
 
-    from workloads.moe.bench import Shape, make_layer
-    from workloads.moe.config import MoEConfig
+    from mlhpc.workloads.moe.bench import Shape, make_layer
+    from mlhpc.workloads.moe.config import MoEConfig
 
     torch.set_num_threads(1)
     config = MoEConfig(
@@ -67,7 +67,7 @@ def pairs_with_dense(backend: str, pairs: int) -> dict:
     """Median over pairs of dense / layer, in wall time and in CPU time (what another process takes away does not count)."""
     import torch
 
-    from workloads.moe.bench import DenseFFN, make_training_pass
+    from mlhpc.workloads.moe.bench import DenseFFN, make_training_pass
 
     keep_freed_memory()
     shape, layer, x = parts("uniform", backend, "dropless", None)
@@ -138,7 +138,7 @@ def planted(backend: str, bias: bool):
     """Shape, our layer and tokens, planted so that every expert is chosen equally often by the same gate in both codes."""
     import torch
 
-    from workloads.moe.bench import choose_fixed_experts, make_layer
+    from mlhpc.workloads.moe.bench import choose_fixed_experts, make_layer
 
     keep_freed_memory()
     shape, _, x = parts("uniform", backend, "dropless", None)
@@ -159,7 +159,7 @@ def beside(ours, theirs, same: dict, x, pairs: int) -> dict:
     """
     import torch
 
-    from workloads.moe.bench import make_training_pass
+    from mlhpc.workloads.moe.bench import make_training_pass
 
     with torch.no_grad():
         for there, here in same.items():
@@ -190,7 +190,7 @@ def _ProductsAlone(layer):
     import torch
     from torch import nn
 
-    from workloads.moe.experts import run_experts
+    from mlhpc.workloads.moe.experts import run_experts
 
     class ProductsAlone(nn.Module):
         def __init__(self) -> None:
@@ -209,7 +209,7 @@ def _OneExpert(dense):
     import torch
     from torch import nn
 
-    from workloads.moe.experts import Weights, run_experts
+    from mlhpc.workloads.moe.experts import Weights, run_experts
 
     class OneExpert(nn.Module):
         def __init__(self) -> None:
@@ -230,7 +230,7 @@ def spent(call) -> tuple[float, float]:
 
 
 def skewed(backend: str, mode: str, factor: float | None, repeats: int) -> dict:
-    from workloads.moe.bench import make_training_pass
+    from mlhpc.workloads.moe.bench import make_training_pass
 
     make_training_pass(
         *parts("skewed", backend, mode, factor, SMALL)[1:]
@@ -270,9 +270,9 @@ def tables(device_type: str, output: Path | None) -> None:
     """
     import torch
 
-    from suite.world import World
-    from workloads.moe.bench import Shape, measure
-    from workloads.moe.config import MoEConfig
+    from mlhpc.suite.world import World
+    from mlhpc.workloads.moe.bench import Shape, measure
+    from mlhpc.workloads.moe.config import MoEConfig
 
     world, device = World.create(None), torch.device(device_type)
     cuda = device.type == "cuda"
@@ -329,7 +329,7 @@ def _short(result) -> dict:
 
 
 def _median_s(call, device, repeats: int = 10) -> float:
-    from workloads.moe.bench import measure_calls
+    from mlhpc.workloads.moe.bench import measure_calls
 
     return statistics.median(measure_calls([call] * (2 + repeats), None, device)[2:])
 

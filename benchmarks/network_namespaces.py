@@ -23,10 +23,10 @@ from pathlib import Path
 
 import numpy as np
 
-from analysis.network.fit import fit_sweep
-from analysis.network.intervals import find_crossover, predict_all_to_all_band
-from analysis.network.sweep import KIB, Sweep, read_sweep
-from suite.performance.cost_model import ALGORITHMS
+from mlhpc.analysis.network.fit import fit_sweep
+from mlhpc.analysis.network.intervals import find_crossover, predict_all_to_all_band
+from mlhpc.analysis.network.sweep import KIB, Sweep, read_sweep
+from mlhpc.suite.performance.cost_model import ALGORITHMS
 
 HOSTS, PER_HOST = 8, 2
 WIRE = "wire"
@@ -86,7 +86,7 @@ def hosts(rate: str) -> Iterator[list[list[str]]]:
 def measure(commands: Sequence[Sequence[str]], path: Path, repeats: int, up_to_mib: float) -> None:
     """Sweep the network with one process per rank; SystemExit with its error where one fails."""
     bench = [
-        sys.executable, "-P", "-m", "suite", "moe", "--sweep-network", "--ranks-per-node", str(PER_HOST),
+        sys.executable, "-P", "-m", "mlhpc", "moe", "--sweep-network", "--ranks-per-node", str(PER_HOST),
         "--tokens", "256", "--width", "64", "--hidden", "64", "--experts", str(HOSTS * PER_HOST), "--top-k", "1",
         "--repeats", str(repeats), "--up-to-mib", str(up_to_mib), "-o", str(path),
     ]  # fmt: skip

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from benchmarks.block import open_workload, train_epochs, trainer
 from benchmarks.planted_faults import generate
-from suite.log.mllog import EventLog
-from suite.world import World
-from workloads.openfold.checkpoint import save_checkpoint
+from mlhpc.suite.log.mllog import EventLog
+from mlhpc.suite.world import World
+from mlhpc.workloads.openfold.checkpoint import save_checkpoint
 
 
 def main() -> int:

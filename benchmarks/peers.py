@@ -20,9 +20,9 @@ from torch import Tensor
 
 from benchmarks import megablocks_layer
 from benchmarks.references import find_clone
-from workloads.moe.dispatch import DispatchPlan
-from workloads.moe.experts import Weights
-from workloads.moe.router import Routing
+from mlhpc.workloads.moe.dispatch import DispatchPlan
+from mlhpc.workloads.moe.experts import Weights
+from mlhpc.workloads.moe.router import Routing
 
 Contestant = tuple[Callable[[], Tensor], list[Tensor]]
 SCATTERMOE = "shawntan/scattermoe"

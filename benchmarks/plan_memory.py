@@ -33,22 +33,22 @@ from typing import Any
 import torch
 import yaml
 
-from suite.config import RunConfig, load_config
-from suite.descriptor import load_descriptor
-from suite.machine.probes.processor import read_cpu
-from suite.performance.plans.predict import predict_largest_cost
-from suite.training.counts.memory import LiveBytes
-from suite.training.parallel.apply import apply
-from suite.training.parallel.data import wrap
-from suite.training.parallel.mesh import ranks_of
-from suite.training.parallel.plan import find_plan
-from suite.training.parallel.sharing import Parallel
-from suite.training.parallel.skeleton import build_on_meta
-from suite.training.parallel.slabs import cut
-from suite.training.parallel.states import local
-from suite.training.state import TrainingState
-from suite.workload import Workload, load_workload
-from suite.world import World
+from mlhpc.suite.config import RunConfig, load_config
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.machine.probes.processor import read_cpu
+from mlhpc.suite.performance.plans.predict import predict_largest_cost
+from mlhpc.suite.training.counts.memory import LiveBytes
+from mlhpc.suite.training.parallel.apply import apply
+from mlhpc.suite.training.parallel.data import wrap
+from mlhpc.suite.training.parallel.mesh import ranks_of
+from mlhpc.suite.training.parallel.plan import find_plan
+from mlhpc.suite.training.parallel.sharing import Parallel
+from mlhpc.suite.training.parallel.skeleton import build_on_meta
+from mlhpc.suite.training.parallel.slabs import cut
+from mlhpc.suite.training.parallel.states import local
+from mlhpc.suite.training.state import TrainingState
+from mlhpc.suite.workload import Workload, load_workload
+from mlhpc.suite.world import World
 
 MIB = 2.0**20
 POLICIES = ("none", "selective", "full")

@@ -32,7 +32,7 @@ def answer(root: Path, workload: str, options: list[str]) -> tuple[float, Any]:
     """CPU-seconds of one process of the tree at ``root``, and what it printed."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
-        [sys.executable, "-m", "suite", "plan", workload, "--size", "full", *options, *MACHINE],
+        [sys.executable, "-m", "mlhpc", "plan", workload, "--size", "full", *options, *MACHINE],
         cwd=root,
         env=os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
         capture_output=True,

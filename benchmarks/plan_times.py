@@ -24,13 +24,13 @@ from pathlib import Path
 import torch
 from random_steps import Training
 
-from suite.config import load_config
-from suite.descriptor import load_descriptor
-from suite.performance.plans.machine import Estimate, read_machine
-from suite.performance.plans.predict import Cost, predict_largest_cost
-from suite.performance.plans.step_time import predict_time
-from suite.training.parallel.sharing import Parallel
-from suite.world import World
+from mlhpc.suite.config import load_config
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.performance.plans.machine import Estimate, read_machine
+from mlhpc.suite.performance.plans.predict import Cost, predict_largest_cost
+from mlhpc.suite.performance.plans.step_time import predict_time
+from mlhpc.suite.training.parallel.sharing import Parallel
+from mlhpc.suite.world import World
 
 MESHES = {
     "cosmoflow": (("spatial", "data=1"), ("spatial", "data=2"), ("spatial", "spatial=2x1x1"), ("sharded", "shard=2")),

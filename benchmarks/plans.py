@@ -33,22 +33,22 @@ import torch.distributed as dist
 from msgspec import structs
 from torch import Tensor, nn
 
-from suite.config import RunConfig, load_config
-from suite.descriptor import Descriptor, load_descriptor
-from suite.training.instrument import CollectiveCounter, count_collectives
-from suite.training.loop import run_evaluation
-from suite.training.parallel.apply import apply
-from suite.training.parallel.data import Clipping, adapt_optimizer, wrap
-from suite.training.parallel.mesh import Mesh
-from suite.training.parallel.pipeline import Pipeline
-from suite.training.parallel.places import slices, stages_of
-from suite.training.parallel.sharing import Parallel
-from suite.training.parallel.skeleton import build_on_meta
-from suite.training.parallel.slabs import cut
-from suite.training.parallel.states import local
-from suite.transport import SingleProcessTransport
-from suite.workload import Dataset, ExpertSpread, Workload, load_workload
-from suite.world import World
+from mlhpc.suite.config import RunConfig, load_config
+from mlhpc.suite.descriptor import Descriptor, load_descriptor
+from mlhpc.suite.training.instrument import CollectiveCounter, count_collectives
+from mlhpc.suite.training.loop import run_evaluation
+from mlhpc.suite.training.parallel.apply import apply
+from mlhpc.suite.training.parallel.data import Clipping, adapt_optimizer, wrap
+from mlhpc.suite.training.parallel.mesh import Mesh
+from mlhpc.suite.training.parallel.pipeline import Pipeline
+from mlhpc.suite.training.parallel.places import slices, stages_of
+from mlhpc.suite.training.parallel.sharing import Parallel
+from mlhpc.suite.training.parallel.skeleton import build_on_meta
+from mlhpc.suite.training.parallel.slabs import cut
+from mlhpc.suite.training.parallel.states import local
+from mlhpc.suite.transport import SingleProcessTransport
+from mlhpc.suite.workload import Dataset, ExpertSpread, Workload, load_workload
+from mlhpc.suite.world import World
 
 LIMIT = 1e-12
 # A weight below it has not moved by a thousandth of a step: its gradient is rounding alone, and so is its difference
@@ -237,7 +237,7 @@ def relative(found: Sequence[float], expected: Sequence[float]) -> float:
 
 def predict_exchanges(args: argparse.Namespace, world: World) -> dict[str, dict[str, float]]:
     """What a plan says of each mesh. Before the ranks are connected, since a prediction has ranks of its own."""
-    from suite.performance.plans.predict import predict
+    from mlhpc.suite.performance.plans.predict import predict
 
     chosen, found = load_descriptor(args.workload), {}
     for mesh in args.mesh:

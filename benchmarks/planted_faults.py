@@ -31,12 +31,12 @@ from msgspec import structs
 from torch import Tensor, nn
 
 from benchmarks.block import open_workload, train_epochs, trainer
-from suite.card import Target
-from suite.descriptor import load_descriptor
-from suite.log.mllog import EventLog
-from suite.workload import Workload
-from suite.world import World
-from workloads.moe.router import Router
+from mlhpc.suite.card import Target
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.log.mllog import EventLog
+from mlhpc.suite.workload import Workload
+from mlhpc.suite.world import World
+from mlhpc.workloads.moe.router import Router
 
 HEALTHY = "none"
 RATE = 10  # by which the learning rate is too high or too low

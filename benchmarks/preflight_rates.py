@@ -22,11 +22,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from analysis.fleet.one_metric import FEW_REPETITIONS
-from analysis.fleet.samples import Metric
-from analysis.fleet.slow_nodes import EFFECT, FALSE_ALARM_RATE, FleetVerdict, judge
 from benchmarks.verdict_rates import wilson
-from suite.statistics.outliers import MIN_FOR_SPREAD, MIN_SAMPLE_FOR_TAILS, HealthyTails, count_outliers
+from mlhpc.analysis.fleet.one_metric import FEW_REPETITIONS
+from mlhpc.analysis.fleet.samples import Metric
+from mlhpc.analysis.fleet.slow_nodes import EFFECT, FALSE_ALARM_RATE, FleetVerdict, judge
+from mlhpc.suite.statistics.outliers import MIN_FOR_SPREAD, MIN_SAMPLE_FOR_TAILS, HealthyTails, count_outliers
 
 Shape = tuple[int, int, int]  # metrics, nodes, repetitions
 Noise = Callable[[np.random.Generator, Shape], np.ndarray]  # logarithms of times

@@ -12,10 +12,10 @@ from typing import Any
 
 import click
 
-from analysis.published.scores import ROUNDS, SOURCE, VERSION, count_rounds
-from analysis.study import Study, read_study
-from suite.cli.options import output_option
-from suite.files import print_line, write_file_atomically
+from mlhpc.analysis.published.scores import ROUNDS, SOURCE, VERSION, count_rounds
+from mlhpc.analysis.study import Study, read_study
+from mlhpc.suite.cli.options import output_option
+from mlhpc.suite.files import print_line, write_file_atomically
 
 COLUMNS = {  # column of the table: column of Study.results
     "group": "group",

@@ -10,14 +10,14 @@ import torch
 from msgspec import structs
 from torch import Tensor, nn
 
-from suite.config import load_config
-from suite.descriptor import load_descriptor
-from suite.training.parallel.apply import apply
-from suite.training.parallel.data import adapt_optimizer, wrap
-from suite.training.parallel.sharing import Parallel
-from suite.training.parallel.skeleton import build_on_meta
-from suite.workload import Optimization, Workload, load_workload
-from suite.world import World
+from mlhpc.suite.config import load_config
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.training.parallel.apply import apply
+from mlhpc.suite.training.parallel.data import adapt_optimizer, wrap
+from mlhpc.suite.training.parallel.sharing import Parallel
+from mlhpc.suite.training.parallel.skeleton import build_on_meta
+from mlhpc.suite.workload import Optimization, Workload, load_workload
+from mlhpc.suite.world import World
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ def main() -> int:
 
 def collect(out: Path) -> tuple[list[float], float]:
     """Each step's loss, the mean over ranks, and the metric before training."""
-    from suite.log.reader import read_events
+    from mlhpc.suite.log.reader import read_events
 
     events = read_events(out / "log.txt").events
     (metric,) = (event.value for event in events if event.key == "metric")
@@ -76,10 +76,10 @@ def worker(args: argparse.Namespace) -> int:
     import torch
     from block import Head, open_workload, trainer
 
-    from suite.log.mllog import EventLog
-    from suite.training.checkpoint import Position
-    from suite.training.loop import run_evaluation
-    from suite.world import World
+    from mlhpc.suite.log.mllog import EventLog
+    from mlhpc.suite.training.checkpoint import Position
+    from mlhpc.suite.training.loop import run_evaluation
+    from mlhpc.suite.world import World
 
     world = World.create()
     dtype = None

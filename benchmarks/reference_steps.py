@@ -276,10 +276,10 @@ def ours(args: argparse.Namespace, folder: Path) -> tuple[Step, int, str]:
     import torch
     from block import open_workload
 
-    from suite.machine.choice.chooser import make_chooser
-    from suite.training.loop import make_autocast
-    from suite.training.parallel.data import Clipping
-    from suite.world import World
+    from mlhpc.suite.machine.choice.chooser import make_chooser
+    from mlhpc.suite.training.loop import make_autocast
+    from mlhpc.suite.training.parallel.data import Clipping
+    from mlhpc.suite.world import World
 
     name, world = args.workloads[0], World.create(None)
     size, samples, overrides, _ = sizes_of(args)[name]
@@ -357,7 +357,7 @@ def theirs_deepcam(args: argparse.Namespace, folder: Path) -> tuple[Step, int, s
     """The network and loss of the reference."""
     import torch
 
-    from workloads.deepcam.config import LOSS_WEIGHTS
+    from mlhpc.workloads.deepcam.config import LOSS_WEIGHTS
 
     given = torch.load(folder / "given.pt")
     sys.path.insert(0, str(folder / "clone" / "deepcam" / "src" / "deepCam"))
@@ -427,8 +427,8 @@ def inputs_openfold(workload: Any, samples: int, data: Path, folder: Path) -> tu
     import numpy as np
     import torch
 
-    from workloads.openfold.features import build_sample
-    from workloads.openfold.proteins import Families, make_proteins
+    from mlhpc.workloads.openfold.features import build_sample
+    from mlhpc.workloads.openfold.proteins import Families, make_proteins
 
     length = settings.crop_size
     proteins = make_proteins(Families(length, length, 24, max(1, settings.max_templates)), 8, range(samples))
@@ -446,8 +446,8 @@ def theirs_openfold(args: argparse.Namespace, folder: Path) -> tuple[Step, int, 
 
     import torch
 
-    from suite.config import load_config
-    from suite.descriptor import load_descriptor
+    from mlhpc.suite.config import load_config
+    from mlhpc.suite.descriptor import load_descriptor
     from tests.reference.openfold_code import openfold_code
     from tests.reference.openfold_inputs import their_batch, their_net
 
@@ -479,11 +479,11 @@ def ours_swinv2_moe(args: argparse.Namespace, folder: Path) -> tuple[Step, int, 
     from block import open_workload
     from torch import nn
 
-    from suite.machine.choice.chooser import make_chooser
-    from suite.training.loop import make_autocast
-    from suite.world import World
-    from workloads.moe.layer import MoELayer
-    from workloads.swinv2_moe.model import SwinBlock
+    from mlhpc.suite.machine.choice.chooser import make_chooser
+    from mlhpc.suite.training.loop import make_autocast
+    from mlhpc.suite.world import World
+    from mlhpc.workloads.moe.layer import MoELayer
+    from mlhpc.workloads.swinv2_moe.model import SwinBlock
 
     world, device = World.create(None), torch.device(args.device)
     size, samples, overrides, _ = sizes_of(args)["swinv2_moe"]

@@ -18,12 +18,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from analysis.loaded import Results
-from analysis.roofline.cases import list_measured_cases
+from mlhpc.analysis.loaded import Results
+from mlhpc.analysis.roofline.cases import list_measured_cases
 
 WORKLOADS = ("cosmoflow", "deepcam", "open_catalyst", "openfold", "swinv2_moe", "moe_lm")
 PHASES = ("data_wait", "forward_backward", "exposed_communication", "optimizer", "other")
-SUITE = [sys.executable, "-m", "suite"]
+SUITE = [sys.executable, "-m", "mlhpc"]
 
 
 def main() -> int:

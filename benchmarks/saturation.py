@@ -14,13 +14,13 @@ from pathlib import Path
 
 import torch
 
-from suite.config import choose_default_data_root, load_config
-from suite.data.sampling import list_train_batches
-from suite.statistics.intervals import compute_share_interval
-from suite.world import World
-from workloads.cosmoflow import DESCRIPTOR
-from workloads.cosmoflow.model import OUTPUT_SCALE
-from workloads.cosmoflow.workload import CosmoFlow
+from mlhpc.suite.config import choose_default_data_root, load_config
+from mlhpc.suite.data.sampling import list_train_batches
+from mlhpc.suite.statistics.intervals import compute_share_interval
+from mlhpc.suite.world import World
+from mlhpc.workloads.cosmoflow import DESCRIPTOR
+from mlhpc.workloads.cosmoflow.model import OUTPUT_SCALE
+from mlhpc.workloads.cosmoflow.workload import CosmoFlow
 
 
 def main() -> None:

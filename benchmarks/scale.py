@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from suite.statistics.student_t import compute_quantile
+from mlhpc.suite.statistics.student_t import compute_quantile
 
 SETTINGS = ("max_epochs=1", "global_batch_size=64", "submission.division=open")
 QUANTITIES = {
@@ -39,12 +39,12 @@ QUANTITIES = {
 def be_a_rank(data: str, run: str) -> None:
     """Train one epoch as one rank, counting; rank 0 prints a line of JSON."""
     first_line = time.perf_counter()
-    from suite import world as worlds
-    from suite.config import load_config
-    from suite.descriptor import load_descriptor
-    from suite.log.run_folder import RunFolder
-    from suite.training.plan import TrialPlan
-    from suite.training.worker import run_worker
+    from mlhpc.suite import world as worlds
+    from mlhpc.suite.config import load_config
+    from mlhpc.suite.descriptor import load_descriptor
+    from mlhpc.suite.log.run_folder import RunFolder
+    from mlhpc.suite.training.plan import TrialPlan
+    from mlhpc.suite.training.worker import run_worker
 
     counts = {"given": 0, "received": 0, "collectives": 0}
     original = worlds.MpiTransport
@@ -148,7 +148,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="mlhpc-scale-") as scratch:
         root = Path(scratch)
         words = ["data", "generate", "cosmoflow", "--size", "smoke", "-o", str(root / "data")]
-        subprocess.run([sys.executable, "-P", "-m", "suite", *words], check=True, capture_output=True)
+        subprocess.run([sys.executable, "-P", "-m", "mlhpc", *words], check=True, capture_output=True)
         rows = {}
         print("| ranks |", " | ".join(QUANTITIES.values()), "| collectives | resident MiB of a rank | wall s |")
         print("|" + " --- |" * (len(QUANTITIES) + 4))

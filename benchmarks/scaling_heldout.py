@@ -12,8 +12,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from analysis.results.scaling import Model, fit
-from analysis.study import Study, read_study
+from mlhpc.analysis.results.scaling import Model, fit
+from mlhpc.analysis.study import Study, read_study
 
 LEAST_TO_FIT = 2
 

@@ -12,12 +12,12 @@ import time
 import torch
 from torch import nn
 
-from suite.config import load_config
-from suite.descriptor import load_descriptor
-from suite.training.startup import keep_freed_memory
-from suite.workload import load_workload
-from suite.world import World
-from workloads.cosmoflow.model import Convolution
+from mlhpc.suite.config import load_config
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.training.startup import keep_freed_memory
+from mlhpc.suite.workload import load_workload
+from mlhpc.suite.world import World
+from mlhpc.workloads.cosmoflow.model import Convolution
 
 
 def main() -> None:

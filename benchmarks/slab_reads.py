@@ -27,14 +27,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from suite.config import load_config
-from suite.data.manifest import Manifest, write_manifest
-from suite.data.shards import build_shard_path, count_read_bytes, write_shard
-from suite.descriptor import load_descriptor
-from suite.machine.probes.processor import read_cpu
-from suite.training.parallel.mesh import part_of
-from suite.training.parallel.slabs import cut
-from suite.workload import load_workload
+from mlhpc.suite.config import load_config
+from mlhpc.suite.data.manifest import Manifest, write_manifest
+from mlhpc.suite.data.shards import build_shard_path, count_read_bytes, write_shard
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.machine.probes.processor import read_cpu
+from mlhpc.suite.training.parallel.mesh import part_of
+from mlhpc.suite.training.parallel.slabs import cut
+from mlhpc.suite.workload import load_workload
 
 MIB = 1 << 20
 MARGIN = 1.02

@@ -25,10 +25,10 @@ from pathlib import Path
 
 import numpy as np
 
-from suite.data.manifest import Manifest, write_manifest
-from suite.data.shards import build_shard_path, write_shard
-from suite.data.staging import stage
-from suite.world import World
+from mlhpc.suite.data.manifest import Manifest, write_manifest
+from mlhpc.suite.data.shards import build_shard_path, write_shard
+from mlhpc.suite.data.staging import stage
+from mlhpc.suite.world import World
 
 LIMIT = 0.9
 SHARD_MIB = 64

@@ -44,13 +44,13 @@ def main() -> None:
     parser.add_argument("--instructions", action="store_true")
     given = parser.parse_args()
     ours = [["--help"], ["workload", "list"], DRY_RUN, *([name, "--help"] for name in HELP)]
-    commands = {f"mlhpc {' '.join(words if len(words) < 3 else words[:1])}": ["-m", "suite", *words] for words in ours}
+    commands = {f"mlhpc {' '.join(words if len(words) < 3 else words[:1])}": ["-m", "mlhpc", *words] for words in ours}
     first = next(iter(commands))
     if given.log is not None:
         log = str(given.log.resolve())
         first = "official checker LOG"
         official = ["-m", OFFICIAL, "--usage", "hpc", "--ruleset", "3.0.0", log]
-        commands = {first: official, "mlhpc check LOG": ["-m", "suite", "check", log], **commands}
+        commands = {first: official, "mlhpc check LOG": ["-m", "mlhpc", "check", log], **commands}
     commands["python -c pass"] = ["-c", "pass"]
     with tempfile.TemporaryDirectory() as folder:  # the official checker writes into the working directory
         times: dict[str, list[float]] = {name: [] for name in commands}

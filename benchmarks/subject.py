@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from suite.config import choose_default_data_root
+from mlhpc.suite.config import choose_default_data_root
 
 
 def subject_parser(description: str | None) -> argparse.ArgumentParser:

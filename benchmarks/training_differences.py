@@ -24,9 +24,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from suite.compliance.check import check, check_log
-from suite.compliance.ruleset import read_ruleset
-from suite.log.results_tree import Group, find_results
+from mlhpc.suite.compliance.check import check, check_log
+from mlhpc.suite.compliance.ruleset import read_ruleset
+from mlhpc.suite.log.results_tree import Group, find_results
 
 # Why the two verdicts differ: (place, rule of ours or the beginning of their complaint, reason). The first that fits is printed.
 EXPLAINED = (

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from analysis.published.scores import read_scores
-from suite.card import Tunable
-from suite.performance.tune.predict import NORMAL_90
-from suite.performance.tune.proxy import Proxy
-from suite.performance.tune.space import Point, Space
+from mlhpc.analysis.published.scores import read_scores
+from mlhpc.suite.card import Tunable
+from mlhpc.suite.performance.tune.predict import NORMAL_90
+from mlhpc.suite.performance.tune.proxy import Proxy
+from mlhpc.suite.performance.tune.space import Point, Space
 
 FEATURES = ("benchmark", "device", "round", "units", "global_batch_size")
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from analysis.network.sweep import MIB
-from suite.performance.cost_model import (
+from mlhpc.analysis.network.sweep import MIB
+from mlhpc.suite.performance.cost_model import (
     ALGORITHMS,
     AZURE_NDV4,
     LayerShape,

@@ -19,8 +19,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from suite.statistics import Outcome
-from suite.statistics.comparison import TimedRun, compare_times
+from mlhpc.suite.statistics import Outcome
+from mlhpc.suite.statistics.comparison import TimedRun, compare_times
 
 Noise = Callable[[np.random.Generator, int], np.ndarray]  # factors of the times of runs in their order
 

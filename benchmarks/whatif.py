@@ -22,16 +22,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from analysis.published.scores import read_scores
-from analysis.results.convergence import compute_reference_limit
-from analysis.roofline.bounds import Bounds
-from analysis.roofline.cases import Case, list_measured_cases
-from analysis.roofline.published import predict_bounds
-from analysis.roofline.regime import compute_term_seconds
-from analysis.roofline.whatif import Prediction, compute_phase_factor, predict, predict_solution, sum_phases
-from analysis.sources.readers import read_inputs
-from analysis.study import read_study
-from suite.descriptor import list_installed_cards
+from mlhpc.analysis.published.scores import read_scores
+from mlhpc.analysis.results.convergence import compute_reference_limit
+from mlhpc.analysis.roofline.bounds import Bounds
+from mlhpc.analysis.roofline.cases import Case, list_measured_cases
+from mlhpc.analysis.roofline.published import predict_bounds
+from mlhpc.analysis.roofline.regime import compute_term_seconds
+from mlhpc.analysis.roofline.whatif import Prediction, compute_phase_factor, predict, predict_solution, sum_phases
+from mlhpc.analysis.sources.readers import read_inputs
+from mlhpc.analysis.study import read_study
+from mlhpc.suite.descriptor import list_installed_cards
 
 HEAD = "| from | to | step seen [ms] | predicted | band | error | in band | solution seen [s] | predicted | error | in band |"
 
@@ -80,7 +80,7 @@ def measured(folder: Path) -> list[list[Path]]:
 def suite(*arguments: str) -> None:
     """One `mlhpc` command with one thread a rank, its output on standard error. A run may miss its target: its steps count."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-m", "suite", *arguments], env=environment, stdout=sys.stderr)
+    done = subprocess.run([sys.executable, "-m", "mlhpc", *arguments], env=environment, stdout=sys.stderr)
     if done.returncode not in (0, 1):
         sys.exit(f"mlhpc {' '.join(arguments)}: exit code {done.returncode}")
 

@@ -80,7 +80,7 @@ def main() -> int:
 
 def show(subject: str, args: argparse.Namespace, folder: Path) -> float:
     """One line; the median share of waiting for data."""
-    from suite.log.reader import read_events
+    from mlhpc.suite.log.reader import read_events
 
     log = read_events(folder / "log.txt").events
     facts = [json.loads(path.read_text()) for path in sorted(folder.glob("rank_*.json"))]
@@ -111,10 +111,10 @@ def worker(args: argparse.Namespace) -> int:
     import torch
     from block import Head, open_workload, trainer
 
-    from suite.config import choose_default_data_root
-    from suite.log.mllog import EventLog
-    from suite.training.checkpoint import Position
-    from suite.world import World
+    from mlhpc.suite.config import choose_default_data_root
+    from mlhpc.suite.log.mllog import EventLog
+    from mlhpc.suite.training.checkpoint import Position
+    from mlhpc.suite.world import World
 
     name, _, size = args.subjects[0].partition("/")
     world = World.create()

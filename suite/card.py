@@ -14,8 +14,8 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
-from suite.documents import YamlSource, read_json_document
-from suite.errors import InputError, explain_unknown_name
+from mlhpc.suite.documents import YamlSource, read_json_document
+from mlhpc.suite.errors import InputError, explain_unknown_name
 
 FULL = "full"  # the size that MLPerf HPC names; published logs state none
 RCP_VERSION: Final = 1
@@ -100,7 +100,7 @@ class OfficialRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class SizeCard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One size of one workload. A multiply-add is 2 FLOPs; ``sample_bytes`` is a stored sample's, uncompressed.
 
-    FLOPs are those of the model (`suite.workload.Work`). ``forward_flops_per_sample`` is the forward pass's part of the
+    FLOPs are those of the model (`mlhpc.suite.workload.Work`). ``forward_flops_per_sample`` is the forward pass's part of the
     training FLOPs. It includes what a prediction needs, such as OpenFold's recycles and OpenCatalyst's forces.
 
     The four counts from ``model_parameters`` on are 0 until `mlhpc workload card` counts them. ``required_runs`` are

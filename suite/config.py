@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal, cast
 import yaml
 from msgspec import Meta, Struct, ValidationError, defstruct, structs, to_builtins
 
-from suite import NO_SUBMITTER
-from suite.descriptor import Descriptor
-from suite.documents import Count, YamlSource, convert, convert_to_plain_data, find_mistake, parse_yaml
-from suite.errors import InputError, explain_unknown_name
-from suite.files import render_repr
+from mlhpc.suite import NO_SUBMITTER
+from mlhpc.suite.descriptor import Descriptor
+from mlhpc.suite.documents import Count, YamlSource, convert, convert_to_plain_data, find_mistake, parse_yaml
+from mlhpc.suite.errors import InputError, explain_unknown_name
+from mlhpc.suite.files import render_repr
 
 
 class Hyperparameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -19,9 +19,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from suite.card import Card, read_card
-from suite.errors import InputError, explain_unknown_name
-from suite.plugins import CARDS, WORKLOADS, explain_unusable, find_plugins, print_skipped
+from mlhpc.suite.card import Card, read_card
+from mlhpc.suite.errors import InputError, explain_unknown_name
+from mlhpc.suite.plugins import CARDS, WORKLOADS, explain_unusable, find_plugins, print_skipped
 
 CARD_NAME = "card.yaml"  # in a workload's folder
 
@@ -31,7 +31,7 @@ class Descriptor:
     """A workload without its code. ``implementation`` and ``generator`` are import paths, ``module[:name]``.
 
     Without these it is a card-only benchmark, for a person's own loop (`mlhpc.Run`). ``hyperparameters`` is a class
-    derived from `suite.config.Hyperparameters`, or its name as ``module:name``. A name is not imported to read the
+    derived from `mlhpc.suite.config.Hyperparameters`, or its name as ``module:name``. A name is not imported to read the
     card. ``folder`` holds the card, named ``card_name``, and the folders ``rcp/`` and ``config/``.
     ``no_stages``: why a pipeline cannot divide the model into stages; empty if it can.
     """
@@ -135,13 +135,13 @@ def list_card_files() -> tuple[tuple[Path, int], ...]:
 
 
 @contextmanager
-def use_cards(paths: Iterable[Path]) -> Iterator[None]:
+def use_cards(paths: Iterable[str | Path]) -> Iterator[None]:
     """Add the benchmarks of the card files in the body, also for processes that it starts.
 
     InputError for a file that is no card.
     """
     before = os.environ.get(CARDS)
-    names = [*filter(None, [before]), *(str(describe_card(path).card_path) for path in paths)]
+    names = [*filter(None, [before]), *(str(describe_card(Path(path)).card_path) for path in paths)]
     if names:
         os.environ[CARDS] = os.pathsep.join(names)
     try:
@@ -203,7 +203,7 @@ def _load_entry_point(point: EntryPoint) -> Descriptor:
     loaded = point.load()
     if not isinstance(loaded, Descriptor):
         raise InputError(
-            f"entry point {point.value} names an object of type {type(loaded).__name__}; expected a suite.descriptor.Descriptor"
+            f"entry point {point.value} names an object of type {type(loaded).__name__}; expected a mlhpc.Descriptor"
         )
     if loaded.name != point.name:
         raise InputError(

@@ -20,9 +20,9 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import msgspec
 import yaml
 
-from suite import LARGEST_NUMBER
-from suite.errors import InputError, explain_near_names
-from suite.files import read_json, render_bytes, render_repr
+from mlhpc.suite import LARGEST_NUMBER
+from mlhpc.suite.errors import InputError, explain_near_names
+from mlhpc.suite.files import read_json, render_bytes, render_repr
 
 Data = TypeVar("Data")
 Positive = Annotated[float, msgspec.Meta(gt=0)]

@@ -18,7 +18,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, TextIO
 
-from suite.errors import InputError
+from mlhpc.suite.errors import InputError
 
 PART_SUFFIX = ".part"  # of a file that is being written, in the folder of the whole one
 QUIET = "MLHPC_QUIET"  # environment variable: print results and errors, no progress (--quiet)
@@ -322,7 +322,7 @@ def read_json(path: Path, largest: int) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-LIMITS = "MLHPC_LIMITS"  # environment variable: the sizes that suite.log.limits reads
+LIMITS = "MLHPC_LIMITS"  # environment variable: the sizes that mlhpc.suite.log.limits reads
 _SPARSE_FROM = 64 * 2**20  # bytes; smaller ones cost nothing to read
 _SPARSE_PART = 100  # a file system that compresses stores no text in a hundredth of its size
 _BLOCK = 512  # bytes: the unit of st_blocks

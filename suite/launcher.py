@@ -11,7 +11,7 @@ import stat
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
-from suite.errors import InputError
+from mlhpc.suite.errors import InputError
 
 # Rank and size variables of each launcher: one that may start inside another stands before it
 LAUNCHERS: tuple[tuple[str, str, str], ...] = (

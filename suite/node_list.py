@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from suite.errors import InputError
+from mlhpc.suite.errors import InputError
 
 MAX_NODES = 1_000_000  # nodes of one list
 _NAME = re.compile(r"(?:[^\s\[\],]|\[[^\s\[\]]*\])+")  # characters and brackets, in any order

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import Distribution, EntryPoint, entry_points
 
-from suite.errors import explain_missing
-from suite.files import print_line, render_error
-from suite.shadowed import explain_shadowed
+from mlhpc.suite.errors import explain_missing
+from mlhpc.suite.files import print_line, render_error
+from mlhpc.suite.shadowed import explain_shadowed
 
 COMMANDS = "mlhpc.commands"
 WORKLOADS = "mlhpc.workloads"

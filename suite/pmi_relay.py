@@ -21,7 +21,7 @@ CONTINUATION = b"+"  # ends a value whose rest stands under the key with the sam
 RELAY = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from suite.pmi_relay import LineStream, run_pmi_relay
+from mlhpc.suite.pmi_relay import LineStream, run_pmi_relay
 run_pmi_relay(LineStream(int(sys.argv[2])), LineStream(int(sys.argv[3])))
 """
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from suite import LAUNCH
+from mlhpc.suite import LAUNCH
 
 if TYPE_CHECKING:
     import psutil

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from types import ModuleType
 
-OURS = ("suite", "workloads", "analysis", "mlhpc")
-
 
 def find_shadowed(
     modules: Mapping[str, ModuleType] = sys.modules, environ: Mapping[str, str] = os.environ
@@ -105,11 +103,7 @@ def _select_hiding(files: Mapping[str, str], environ: Mapping[str, str]) -> dict
     return {
         name: file
         for name, file in files.items()
-        if _find_innermost(file, [*folders, *rest]) in folders
-        and (
-            (name in OURS and not file.startswith(_find_suite_root()))
-            or importlib.machinery.PathFinder.find_spec(name, rest)
-        )
+        if _find_innermost(file, [*folders, *rest]) in folders and importlib.machinery.PathFinder.find_spec(name, rest)
     }
 
 
@@ -124,7 +118,3 @@ def _find_innermost(file: str, places: Iterable[str]) -> str:
 def _list_pythonpath(environ: Mapping[str, str]) -> set[str]:
     given = environ.get("PYTHONPATH", "").split(os.pathsep)
     return {os.path.abspath(folder) for folder in given if folder}  # noqa: PTH100
-
-
-def _find_suite_root() -> str:
-    return os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # noqa: PTH100, PTH120

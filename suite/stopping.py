@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from suite import LAUNCH
+from mlhpc.suite import LAUNCH
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 REPEAT_WINDOW_S = (
@@ -94,7 +94,7 @@ def render_end_line() -> str:
     The process then exits with `compute_exit_code`.
     """
     _State.stopped = True
-    launcher = sys.modules.get("suite.launcher")
+    launcher = sys.modules.get("mlhpc.suite.launcher")
     launch = launcher.find_launch() if launcher is not None else None
     return "" if launch is not None and launch.rank else f"mlhpc: stopped by {signal.Signals(_State.number or 2).name}"
 

@@ -1,6 +1,6 @@
 """Carries collectives between ranks: in one process alone, through MPI, or through torch.distributed.
 
-It carries bytes (suite.messages) and arrays of numbers.
+It carries bytes (mlhpc.suite.messages) and arrays of numbers.
 """
 
 from __future__ import annotations

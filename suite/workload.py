@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from suite.descriptor import Descriptor, load_object
-from suite.errors import InputError
+from mlhpc.suite.descriptor import Descriptor, load_object
+from mlhpc.suite.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn, optim
 
-    from suite.config import RunConfig
-    from suite.world import World
+    from mlhpc.suite.config import RunConfig
+    from mlhpc.suite.world import World
 
     Batch = Mapping[str, Tensor]
 
@@ -144,7 +144,7 @@ class SlabDataset(Dataset, Protocol):
 
 
 class ChooserProtocol(Protocol):
-    """Answers what is fastest on this machine, the same on all ranks: `suite.machine.choice.chooser.Chooser`."""
+    """Answers what is fastest on this machine, the same on all ranks: `mlhpc.suite.machine.choice.chooser.Chooser`."""
 
     device: torch.device
     threads: int  # of the rank that has fewest
@@ -155,7 +155,7 @@ class ChooserProtocol(Protocol):
         ...
 
     def choose(self, question: Any) -> str:
-        """Answer a `suite.machine.choice.chooser.Question`. Every rank asks the same ones in the same order."""
+        """Answer a `mlhpc.suite.machine.choice.chooser.Question`. Every rank asks the same ones in the same order."""
         ...
 
 
@@ -289,7 +289,7 @@ class Workload(Protocol):
         """Find why a training pass cannot be a CUDA graph. None, the default: nothing is known.
 
         In a graph shapes are fixed and the host reads nothing. Python does not run again, see `after_pass` in
-        suite.training.graphs.
+        mlhpc.suite.training.graphs.
         """
         return None
 
@@ -311,7 +311,7 @@ def load_workload(descriptor: Descriptor) -> Callable[[RunConfig], Workload]:
         raise InputError(
             f"workload {descriptor.name!r}: {descriptor.implementation} "
             f"lacks the method{'s' * (len(missing) > 1)} {', '.join(missing)} "
-            "(see suite.workload.Workload)"
+            "(see mlhpc.suite.workload.Workload)"
         )
     return implementation  # type: ignore[no-any-return]
 

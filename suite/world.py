@@ -1,10 +1,10 @@
 """Connects the ranks of a run, for communication outside the gradient path, through MPI or torch's gloo.
 
-`World.create` connects the ranks of a launch (suite.launcher). Control messages, sums of a few numbers and staged bytes
+`World.create` connects the ranks of a launch (mlhpc.suite.launcher). Control messages, sums of a few numbers and staged bytes
 go through `World`. Gradients go through torch.distributed, which `World.init_torch` starts.
 
 Nothing between ranks is signed. Anybody who can reach their ports can disturb a run, but cannot make it execute
-anything (suite.messages).
+anything (mlhpc.suite.messages).
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from suite.errors import InputError, explain_missing
-from suite.files import print_line, render_duration, render_error
-from suite.launcher import Launch, describe_launcher, find_launch, remove_stale_variables, render_unset_command
-from suite.messages import decode, encode
-from suite.node_list import parse_first_node
-from suite.pmi_relay import start_pmi_relay
-from suite.processes import is_running_here
-from suite.stopping import use_default_handlers
-from suite.transport import MpiTransport, SingleProcessTransport, TorchTransport, Transport
+from mlhpc.suite.errors import InputError, explain_missing
+from mlhpc.suite.files import print_line, render_duration, render_error
+from mlhpc.suite.launcher import Launch, describe_launcher, find_launch, remove_stale_variables, render_unset_command
+from mlhpc.suite.messages import decode, encode
+from mlhpc.suite.node_list import parse_first_node
+from mlhpc.suite.pmi_relay import start_pmi_relay
+from mlhpc.suite.processes import is_running_here
+from mlhpc.suite.stopping import use_default_handlers
+from mlhpc.suite.transport import MpiTransport, SingleProcessTransport, TorchTransport, Transport
 
 if TYPE_CHECKING:
     import torch
@@ -119,7 +119,7 @@ class World:
         self.transport.barrier()
 
     def broadcast(self, value: Any, kind: Any = Any) -> Any:
-        """Return rank 0's value on every rank, as a value of type ``kind`` (see `suite.messages.decode`)."""
+        """Return rank 0's value on every rank, as a value of type ``kind`` (see `mlhpc.suite.messages.decode`)."""
         return decode(self.transport.broadcast(encode(value) if self.is_first else b"", 0), kind)
 
     def allgather(self, value: Any, kind: Any = Any) -> list[Any]:
@@ -375,7 +375,7 @@ def _open_store(place: tuple[str, int], rank: int, size: int) -> Any:
 
 
 def _end_process_groups() -> None:
-    """End the process groups, and with them the threads of unreferenced ones (suite.transport)."""
+    """End the process groups, and with them the threads of unreferenced ones (mlhpc.suite.transport)."""
     import torch.distributed as dist
 
     if dist.is_initialized():

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 import mlhpc
-from suite.files import render_duration
+from mlhpc.suite.files import render_duration
 from tests.fixtures.cli import mlhpc as command
 from tests.fixtures.once import made_once
 from tests.fixtures.published import published_results
@@ -72,8 +72,8 @@ def test_importing_it_loads_nothing_heavy_and_no_checker() -> None:
         "altair",
         "click",
         "msgspec",
-        "suite",
-        "analysis",
+        "mlhpc.suite",
+        "mlhpc.analysis",
     ]
     probe = f"import mlhpc, sys; dir(mlhpc); print([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=300)

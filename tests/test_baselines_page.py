@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from docs.pages import baselines
-from suite.descriptor import load_descriptors
+from mlhpc.suite.descriptor import load_descriptors
 
 
 def test_the_page_has_every_workload_and_every_row() -> None:

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from suite.card import ReferencePoint, read_reference_points
-from suite.descriptor import load_descriptor, load_descriptors
-from suite.log.reader import read_events
-from suite.log.record import RunRecord, find_first_on_target, summarise_log
+from mlhpc.suite.card import ReferencePoint, read_reference_points
+from mlhpc.suite.descriptor import load_descriptor, load_descriptors
+from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.log.record import RunRecord, find_first_on_target, summarise_log
 
 SEEDS = 5
-MLHPC = (sys.executable, "-m", "suite")
+MLHPC = (sys.executable, "-m", "mlhpc")
 OF_AN_EPOCH = 1 / 12  # variance that counting whole epochs adds
 
 SMOKES = [name for name, chosen in load_descriptors().items() if "smoke" in chosen.card().sizes]

@@ -113,7 +113,7 @@ def test_the_figure_of_the_page_is_in_a_report(tmp_path: Path) -> None:
     for file, text in (("__init__", 'FIGURES = ("evaluation_share",)\n'), ("evaluation_share", found["python"])):
         (site / "site_figures" / f"{file}.py").write_text(text)
     run = run_folder(tmp_path / "run")
-    command = [sys.executable, "-m", "suite", "report", str(run), "-o", str(tmp_path / "report"), "--quiet"]
+    command = [sys.executable, "-m", "mlhpc", "report", str(run), "-o", str(tmp_path / "report"), "--quiet"]
     environment = os.environ | {"PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=DOCS.parent, env=environment, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from docs.pages import events, gallery
-from suite.cli.main import group
+from mlhpc.suite.cli.main import group
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

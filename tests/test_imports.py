@@ -1,7 +1,7 @@
 """Which folder may import which, what may load torch, and that no import runs in a circle. No file is named here.
 
 The folders of ``suite`` are layers: a folder imports those listed for it and nothing else. ``suite`` itself stands for the
-modules directly in it, the contract that everything else is built on.
+modules directly in it, the contract that everything else is built on. Names stand here without their ``mlhpc.``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.log.origin.sources import KINDS
+from mlhpc.suite.log.origin.sources import KINDS
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = {"torch", "mpi4py", "h5py", "numpy", "scipy", "pandas", "altair"}
@@ -196,6 +196,15 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+def raw_imports(path: Path) -> Iterator[str]:
+    """The modules that a file imports anywhere, by their full names."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
 @cache
 def imports(path: Path, *, top_level_only: bool = False, types: bool = False) -> tuple[str, ...]:
     """Full dotted names a module imports. Blocks under TYPE_CHECKING are not run and count only with ``types``."""
@@ -215,7 +224,7 @@ def imports(path: Path, *, top_level_only: bool = False, types: bool = False) ->
                 yield from (f"{child.module}.{alias.name}" for alias in child.names)
             yield from visit(child)
 
-    return tuple(visit(tree_of(path)))
+    return tuple(name.removeprefix("mlhpc.") for name in visit(tree_of(path)))
 
 
 def heads(path: Path, *, top_level_only: bool = False) -> set[str]:
@@ -242,7 +251,7 @@ def test_the_suite_knows_no_workload_and_no_analysis(path: Path) -> None:
 @pytest.mark.parametrize("path", modules("suite"), ids=lambda p: str(p.relative_to(ROOT)))
 def test_a_folder_imports_only_the_layers_below_it(path: Path) -> None:
     allowed = LAYERS.get(folder(dotted(path)))
-    if allowed is not None and path.name != "__main__.py":  # commands may use everything, the start of a process too
+    if allowed is not None:  # commands may use everything
         assert used_folders(path, "suite") <= allowed
 
 
@@ -279,7 +288,7 @@ def test_the_layers_of_the_analysis_are_in_order() -> None:
 
 
 def test_no_module_of_the_analysis_loads_torch_by_way_of_another() -> None:
-    names = [dotted(path) for path in modules("analysis")]
+    names = [f"mlhpc.{dotted(path)}" for path in modules("analysis")]
     probe = f"import importlib, sys\nfor name in {names!r}: importlib.import_module(name)\nassert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, cwd=ROOT, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -293,6 +302,16 @@ def test_a_workload_uses_the_narrow_waist_and_no_other_workload(path: Path) -> N
     assert used_folders(path, "suite") <= WORKLOADS_MAY_USE
     if path.name in {"__init__.py", "config.py"}:
         assert not heads(path) & HEAVY
+
+
+@pytest.mark.parametrize(
+    "top", ["suite", "workloads", "analysis", "submissions", "tests", "benchmarks", "docs", "examples", "src"]
+)
+def test_every_import_is_of_the_one_package(top: str) -> None:
+    """In a checkout the folders could be imported by their own names: twice, and not from a wheel."""
+    for path in modules(top):
+        names = {name.split(".")[0] for name in raw_imports(path)}
+        assert not names & {"suite", "workloads", "analysis", "submissions"}, path
 
 
 def cycle(graph: Mapping[str, set[str]]) -> list[str]:
@@ -361,7 +380,7 @@ def test_a_command_that_imports_torch_at_the_top_is_found(tmp_path: Path) -> Non
 def test_login_node_commands_load_nothing_heavy(arguments: list[str]) -> None:
     probe = (
         "import sys; sys.argv = ['mlhpc', *sys.argv[1:]]\n"
-        "from suite.cli.main import main\n"
+        "from mlhpc.suite.cli.main import main\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
         f"loaded = {sorted(HEAVY - {'numpy'})!r}\n"
         "print('LOADED', [name for name in loaded if name in sys.modules])"
@@ -422,7 +441,6 @@ def test_the_wheelhouse_holds_what_make_installs_and_what_builds_the_package() -
 PRINTERS = {
     "suite/files.py",  # print_line itself
     "suite/launch/mpi.py",  # text of programs that a child process runs
-    "suite/__main__.py",  # where nothing of ours can be imported; it takes the escapes away too
 }
 
 

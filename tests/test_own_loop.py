@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.log.reader import read_events
+from mlhpc.suite.log.reader import read_events
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.once import made_once
 from tests.fixtures.warm import warm_python

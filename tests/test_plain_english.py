@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 import pytest
 
-from suite.cli.main import group
+from mlhpc.suite.cli.main import group
 
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST = 35  # words of a sentence

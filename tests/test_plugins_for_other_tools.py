@@ -11,10 +11,10 @@ from typing import Any
 import click
 import yaml
 
-from suite.cli.main import group
-from suite.compliance.check import check
-from suite.compliance.exchange.merit import FOM_PATTERN, compute_figures_of_merit, render_lines
-from suite.descriptor import load_descriptors
+from mlhpc.suite.cli.main import group
+from mlhpc.suite.compliance.check import check
+from mlhpc.suite.compliance.exchange.merit import FOM_PATTERN, compute_figures_of_merit, render_lines
+from mlhpc.suite.descriptor import load_descriptors
 from tests.fixtures.logs import our_runs
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -13,8 +13,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from suite.cli.main import group
-from suite.commands.demo import ORG, demo
+from mlhpc.suite.cli.main import group
+from mlhpc.suite.commands.demo import ORG, demo
 from tests.fixtures.readme import COMMANDS, MLHPC_COMMANDS, ROOT
 from tests.fixtures.warm import warm_folder, warm_python
 
@@ -79,7 +79,7 @@ def test_the_three_jobs_work_with_one_run(followed: tuple[Path, dict[str, str]])
 def test_the_demo_runs_small_and_says_what_one_run_is_not(tmp_path: Path) -> None:
     """With another workload than the README's commands."""
     done = subprocess.run(
-        [sys.executable, "-m", "suite", "demo", "moe_lm", "--size", "smoke", "--runs", "1", "-o", "out"],
+        [sys.executable, "-m", "mlhpc", "demo", "moe_lm", "--size", "smoke", "--runs", "1", "-o", "out"],
         cwd=tmp_path,
         env=ENV,
         capture_output=True,
@@ -107,7 +107,7 @@ def test_the_demos_commands_are_understood_and_make_a_package_and_a_report_of_a_
     """What takes long is parsed only, and the run is that of the README's commands; the rest is executed."""
 
     def execute(command: list[str], limit_s: float | None) -> tuple[int, str]:
-        name, *words = command[command.index("suite") + 1 :]
+        name, *words = command[command.index("mlhpc") + 1 :]
         if name in {"data", "run", "ceilings"}:
             loaded = group.get_command(click.Context(group), name)
             assert loaded is not None
@@ -121,7 +121,7 @@ def test_the_demos_commands_are_understood_and_make_a_package_and_a_report_of_a_
         words = [*warm_python(), *command[command.index("-m") :]]
         return subprocess.run(words, capture_output=True, text=True, timeout=600).returncode, ""
 
-    monkeypatch.setattr("suite.commands.demo._execute", execute)
+    monkeypatch.setattr("mlhpc.suite.commands.demo._execute", execute)
     done = CliRunner().invoke(demo, ["--size", "smoke", "--runs", "1", "-o", str(tmp_path / "out")])
     assert done.exit_code == 1, (done.output, done.exception)
     failed = [line.split("`")[1] for line in done.output.splitlines() if line.startswith("  failed:")]

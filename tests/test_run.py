@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from suite.launch.local import make_suite_command
-from suite.log.reader import read_events
-from suite.log.record import summarise_log
+from mlhpc.suite.launch.local import make_suite_command
+from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.log.record import summarise_log
 from tests.fixtures.foreign import foreign_folders
 from tests.fixtures.warm import warm_python
 
@@ -35,7 +35,7 @@ def environment(data: Path) -> dict[str, str]:
 
 def mlhpc(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A run that no signal meets: in a fork of a Python that has loaded torch, as its ranks are."""
-    command = [*warm_python(), "-P", "-m", "suite", *arguments]
+    command = [*warm_python(), "-P", "-m", "mlhpc", *arguments]
     return subprocess.run(command, env=environment(data), capture_output=True, text=True, timeout=600)
 
 
@@ -123,7 +123,7 @@ def test_a_reader_that_closes_the_output_does_not_end_the_run(smoke_data: Path, 
     words = ("run", "cosmoflow", "--size", "smoke", "-o", str(folder), "--set", "max_epochs=2")
     never = ("--set", "hyperparameters.base_learning_rate=1e-9")
     with subprocess.Popen(
-        [*warm_python(), "-P", "-m", "suite", *words, *never],
+        [*warm_python(), "-P", "-m", "mlhpc", *words, *never],
         env=environment(smoke_data) | {"MLHPC_ORG": "ACME"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -175,7 +175,7 @@ def test_torchrun_is_a_launcher_too(smoke_data: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
-            *("-m", "suite", "run", "cosmoflow", "--size", "smoke", "--output", str(folder), "--trial", "0"),
+            *("-m", "mlhpc", "run", "cosmoflow", "--size", "smoke", "--output", str(folder), "--trial", "0"),
             *("--seed", "1", "--set", "max_epochs=1", "--set", f"staging.directory={tmp_path}/local"),
         ],
         env=environment(smoke_data) | {"PYTHONSAFEPATH": "1"},
@@ -206,7 +206,7 @@ def test_one_and_two_ranks_have_the_same_losses_and_the_same_metric(smoke_data: 
 
 
 def test_a_user_s_folders_of_our_names_are_not_imported(tmp_path: Path) -> None:
-    """By the console script, by python -P -m and, but for a folder suite/, by python -m."""
+    """By the console script, by python -P -m and by python -m."""
     from tests.fixtures import runs
 
     folder = runs.our_runs(tmp_path / "run", 1)
@@ -214,9 +214,7 @@ def test_a_user_s_folders_of_our_names_are_not_imported(tmp_path: Path) -> None:
     for command in ([MLHPC, "workload", "list"], make_suite_command("workload", "list"), [MLHPC, *report]):
         done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr
-    Path("suite", "__init__.py").unlink()
-    Path("suite").rmdir()
     done = subprocess.run(
-        [sys.executable, "-m", "suite", "workload", "list"], capture_output=True, text=True, timeout=600
+        [sys.executable, "-m", "mlhpc", "workload", "list"], capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr

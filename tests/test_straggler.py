@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from suite.log.reader import read_events
+from mlhpc.suite.log.reader import read_events
 
 ROOT = Path(__file__).resolve().parents[1]
 SLOW = 1
@@ -31,7 +31,7 @@ def test_a_rank_that_is_stopped_most_of_the_time_is_named_by_the_smallest_wait(
     words = ["run", "cosmoflow", "--size", "smoke", "--ranks", "2", "--runs", "1", "-o", str(run), *STEADY]
     with (tmp_path / "output").open("w") as output:
         training = subprocess.Popen(
-            [sys.executable, "-m", "suite", *words], cwd=ROOT, env=environment, stdout=output, stderr=output
+            [sys.executable, "-m", "mlhpc", *words], cwd=ROOT, env=environment, stdout=output, stderr=output
         )
         try:
             _hold_up(training, run / "result_0.txt")
@@ -43,7 +43,7 @@ def test_a_rank_that_is_stopped_most_of_the_time_is_named_by_the_smallest_wait(
     waits = np.array([epoch["exposed_communication_s"]["values"] for epoch in stats])
     assert waits.mean(axis=0).argmin() == SLOW, waits
     done = subprocess.run(
-        [sys.executable, "-m", "suite", "report", str(run), "-o", str(report)], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-m", "mlhpc", "report", str(run), "-o", str(report)], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
     table = pd.read_csv(report / "tables" / "figure_stragglers.csv")

@@ -1,1 +1,1 @@
-"""The workloads, one folder each. No workload imports another; those with experts share `workloads.moe`."""
+"""The workloads, one folder each. No workload imports another; those with experts share `mlhpc.workloads.moe`."""

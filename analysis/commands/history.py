@@ -9,15 +9,15 @@ from pathlib import Path
 
 import click
 
-from analysis.history import judge, record
-from analysis.history.judge import SeriesVerdict
-from suite.cli.group import Subcommands
-from suite.cli.options import JSON, FiniteRange, format_option, output_option, tolerance_option
-from suite.compliance.check import check as check_paths
-from suite.errors import InputError
-from suite.exit_codes import ExitCode
-from suite.files import print_line, render_printable
-from suite.statistics import Outcome
+from mlhpc.analysis.history import judge, record
+from mlhpc.analysis.history.judge import SeriesVerdict
+from mlhpc.suite.cli.group import Subcommands
+from mlhpc.suite.cli.options import JSON, FiniteRange, format_option, output_option, tolerance_option
+from mlhpc.suite.compliance.check import check as check_paths
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.files import print_line, render_printable
+from mlhpc.suite.statistics import Outcome
 
 DEFAULT_FOLDER = Path("history")
 

@@ -12,23 +12,23 @@ from typing import Any
 
 import click
 
-from analysis.commands.select import select
-from analysis.commands.simulate import simulate_
-from analysis.commands.watch import watch
-from analysis.fleet import slow_nodes
-from analysis.fleet.levels import read_ceilings, read_history
-from analysis.fleet.one_metric import LEAST_FACTOR, MetricReport
-from analysis.fleet.samples import Metric, group_by_metric, read_samples
-from suite.cli.group import Subcommands
-from suite.cli.options import JSON, FiniteRange, IntegerRange, format_option, output_option
-from suite.documents import YamlSource
-from suite.errors import InputError
-from suite.exit_codes import ExitCode
-from suite.files import make_folder, print_line, render_printable, write_file_atomically
-from suite.machine.node_samples import Sample, render_samples
-from suite.node_list import parse_node_list
-from suite.plugins import explain_unusable, find_plugins, print_skipped
-from suite.statistics.outliers import MIN_FOR_SPREAD
+from mlhpc.analysis.commands.select import select
+from mlhpc.analysis.commands.simulate import simulate_
+from mlhpc.analysis.commands.watch import watch
+from mlhpc.analysis.fleet import slow_nodes
+from mlhpc.analysis.fleet.levels import read_ceilings, read_history
+from mlhpc.analysis.fleet.one_metric import LEAST_FACTOR, MetricReport
+from mlhpc.analysis.fleet.samples import Metric, group_by_metric, read_samples
+from mlhpc.suite.cli.group import Subcommands
+from mlhpc.suite.cli.options import JSON, FiniteRange, IntegerRange, format_option, output_option
+from mlhpc.suite.documents import YamlSource
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.files import make_folder, print_line, render_printable, write_file_atomically
+from mlhpc.suite.machine.node_samples import Sample, render_samples
+from mlhpc.suite.node_list import parse_node_list
+from mlhpc.suite.plugins import explain_unusable, find_plugins, print_skipped
+from mlhpc.suite.statistics.outliers import MIN_FOR_SPREAD
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _SAMPLES = click.Path(exists=True, path_type=Path)

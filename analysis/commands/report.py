@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from suite.cli.options import card_option, output_option
-from suite.cli.progress import make_plain_progress
-from suite.errors import explain_not_installed
-from suite.exit_codes import ExitCode
-from suite.files import add_path_to_errors, make_folder, print_line, write_file_atomically
+from mlhpc.suite.cli.options import card_option, output_option
+from mlhpc.suite.cli.progress import make_plain_progress
+from mlhpc.suite.errors import explain_not_installed
+from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.files import add_path_to_errors, make_folder, print_line, write_file_atomically
 
 if TYPE_CHECKING:
-    from analysis.page.pictures import ChartFiles
-    from analysis.page.report import Report
-    from analysis.sources.readers import Sources
-    from analysis.study import Study
+    from mlhpc.analysis.page.pictures import ChartFiles
+    from mlhpc.analysis.page.report import Report
+    from mlhpc.analysis.sources.readers import Sources
+    from mlhpc.analysis.study import Study
 
 OUTPUT_NAMES = ("report.html", "report.json", "tables")
 LEAST_REPORT_BYTES = 2**20  # what a report takes at least on the disk, with its tables
@@ -131,8 +131,8 @@ def report(
     """
     if tool is not None:
         # Imports stand inside of functions, so that `mlhpc report --help` needs no pandas
-        from suite.log.export import FORMS as tools
-        from suite.log.export import read_series
+        from mlhpc.suite.log.export import FORMS as tools
+        from mlhpc.suite.log.export import read_series
 
         for text in tools[tool](read_series(paths), output):
             print_line(text)
@@ -143,8 +143,8 @@ def report(
     output = output or Path("report")
     wanted = _parse_formats(forms)
     _refuse(output, form, wanted, force)
-    from analysis.page.pictures import ChartFiles
-    from analysis.sources.readers import read_sources
+    from mlhpc.analysis.page.pictures import ChartFiles
+    from mlhpc.analysis.sources.readers import read_sources
 
     with _make_output_folder(output):
         found = read_sources(paths, what_if)
@@ -159,7 +159,7 @@ def report(
     )
     for _, text in rendered.defects:
         print_line(f"mlhpc: {text}", error=True)
-    from analysis.figures import is_ours
+    from mlhpc.analysis.figures import is_ours
 
     # A figure of another package that fails is no defect of ours
     if any(is_ours(figure) for figure, _ in rendered.defects):
@@ -170,10 +170,10 @@ def _read_study(
     found: Sources, between: tuple[tuple[str, str], ...], price: tuple[str, ...], index: tuple[Path, str] | None
 ) -> Study:
     """Read the logs, with a line of progress every few seconds. What the user states is tried before that."""
-    from analysis.results.index import compute_index, read_weights
-    from analysis.results.prices import read_prices
-    from analysis.study import read_study
-    from suite.descriptor import list_installed_cards
+    from mlhpc.analysis.results.index import compute_index, read_weights
+    from mlhpc.analysis.results.prices import read_prices
+    from mlhpc.analysis.study import read_study
+    from mlhpc.suite.descriptor import list_installed_cards
 
     # Before the logs, which take minutes: a typing error is reported at once
     prices = read_prices(price)
@@ -192,8 +192,8 @@ def _read_study(
 
 def _render(found: Sources, read: Study, form: str, files: ChartFiles) -> Report:
     """Check the paths and render their report, with a line of progress every few seconds."""
-    from analysis.page.checked import check_paths
-    from analysis.page.report import render_report
+    from mlhpc.analysis.page.checked import check_paths
+    from mlhpc.analysis.page.report import render_report
 
     checked = check_paths(found.logs, read.tables.judged)
     tell = make_plain_progress("drawing figures", time.monotonic)

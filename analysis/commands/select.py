@@ -10,10 +10,10 @@ from pathlib import Path
 
 import click
 
-from analysis.commands.hours import parse_hours
-from analysis.fleet import select as model
-from suite.cli.options import JSON, format_option
-from suite.files import print_line, render_duration, render_printable
+from mlhpc.analysis.commands.hours import parse_hours
+from mlhpc.analysis.fleet import select as model
+from mlhpc.suite.cli.options import JSON, format_option
+from mlhpc.suite.files import print_line, render_duration, render_printable
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 MOST_NAMED_NODES = 12  # of which the names are printed

@@ -10,9 +10,9 @@ from dataclasses import replace
 import click
 import msgspec
 
-from analysis.commands.hours import parse_hours
-from analysis.drawing.digits import render_interval
-from analysis.fleet.simulate import (
+from mlhpc.analysis.commands.hours import parse_hours
+from mlhpc.analysis.drawing.digits import render_interval
+from mlhpc.analysis.fleet.simulate import (
     LEAST_INCIDENTS,
     POLICIES,
     Estimate,
@@ -22,9 +22,9 @@ from analysis.fleet.simulate import (
     read_fleets,
     run_simulation,
 )
-from suite.cli.options import JSON, FiniteRange, IntegerRange, format_option
-from suite.errors import explain_unknown_name
-from suite.files import print_line, render_duration
+from mlhpc.suite.cli.options import JSON, FiniteRange, IntegerRange, format_option
+from mlhpc.suite.errors import explain_unknown_name
+from mlhpc.suite.files import print_line, render_duration
 
 MOST_NODES = 4_000_000  # nodes times replicas: 1 GiB
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from analysis.study import Study
+from mlhpc.analysis.study import Study
 
 if TYPE_CHECKING:
     import altair as alt

@@ -13,10 +13,10 @@ from functools import cache
 from types import ModuleType
 from typing import Protocol, cast
 
-from analysis.drawing.view import GOALS, Goal, View
-from suite.errors import InputError
-from suite.plugins import FIGURES as GROUP
-from suite.plugins import OURS, Plugin, explain_unusable, find_plugins, print_skipped
+from mlhpc.analysis.drawing.view import GOALS, Goal, View
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.plugins import FIGURES as GROUP
+from mlhpc.suite.plugins import OURS, Plugin, explain_unusable, find_plugins, print_skipped
 
 
 class FigureModule(Protocol):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import altair as alt
 import pandas as pd
 
-from analysis.drawing.charts import (
+from mlhpc.analysis.drawing.charts import (
     BLUE,
     GREEN,
     GREY,
@@ -25,12 +25,12 @@ from analysis.drawing.charts import (
     make_number_channel,
     make_span_channels,
 )
-from analysis.drawing.digits import join_statements, render_seconds_interval
-from analysis.drawing.view import UNDERSTAND_TIME, Question, View
-from analysis.roofline.bounds import RESOURCE_NAMES, RESOURCES, UNITS, describe_roof_share, is_binding, render_si
-from analysis.roofline.cases import Case, list_measured_cases, list_published_cases
-from analysis.roofline.regime import compute_term_seconds
-from analysis.roofline.whatif import (
+from mlhpc.analysis.drawing.digits import join_statements, render_seconds_interval
+from mlhpc.analysis.drawing.view import UNDERSTAND_TIME, Question, View
+from mlhpc.analysis.roofline.bounds import RESOURCE_NAMES, RESOURCES, UNITS, describe_roof_share, is_binding, render_si
+from mlhpc.analysis.roofline.cases import Case, list_measured_cases, list_published_cases
+from mlhpc.analysis.roofline.regime import compute_term_seconds
+from mlhpc.analysis.roofline.whatif import (
     Phase,
     Prediction,
     compute_phase_factor,
@@ -39,8 +39,8 @@ from analysis.roofline.whatif import (
     predict_solution,
     sum_phases,
 )
-from analysis.sources.ceilings import Ceilings
-from analysis.study import NotAnswerableError, Study
+from mlhpc.analysis.sources.ceilings import Ceilings
+from mlhpc.analysis.study import NotAnswerableError, Study
 
 TITLE = "What bounds a step"
 MOST_SHOWN = 14  # results of a panel

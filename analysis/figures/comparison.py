@@ -8,12 +8,19 @@ from functools import lru_cache
 import altair as alt
 import pandas as pd
 
-from analysis.drawing.charts import BLUE, GREY, Chart, draw_intervals, draw_panels
-from analysis.drawing.digits import join_statements, render_label
-from analysis.drawing.view import CHOOSE_SYSTEMS, Question, View
-from analysis.study import NotAnswerableError, Study
-from suite.statistics import Outcome
-from suite.statistics.comparison import CONFIDENCE, Comparison, TimedRun, compare_times, estimate_runs_needed, holm
+from mlhpc.analysis.drawing.charts import BLUE, GREY, Chart, draw_intervals, draw_panels
+from mlhpc.analysis.drawing.digits import join_statements, render_label
+from mlhpc.analysis.drawing.view import CHOOSE_SYSTEMS, Question, View
+from mlhpc.analysis.study import NotAnswerableError, Study
+from mlhpc.suite.statistics import Outcome
+from mlhpc.suite.statistics.comparison import (
+    CONFIDENCE,
+    Comparison,
+    TimedRun,
+    compare_times,
+    estimate_runs_needed,
+    holm,
+)
 
 TITLE = "Is the difference real?"
 QUESTION = Question(

@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from analysis.drawing.charts import (
+from mlhpc.analysis.drawing.charts import (
     BLUE,
     GREEN,
     VERMILION,
@@ -21,13 +21,13 @@ from analysis.drawing.charts import (
     make_number_channel,
     make_span_channels,
 )
-from analysis.drawing.digits import join_statements, render_label
-from analysis.drawing.view import UNDERSTAND_CONVERGENCE, Question, View
-from analysis.results.convergence import compute_reference_limit
-from analysis.results.names import PROBLEM_COLUMNS, build_result_table
-from analysis.study import NotAnswerableError, Study
-from analysis.tables.epochs import LARGEST_PLAUSIBLE
-from analysis.tables.ingest import parse_mapping
+from mlhpc.analysis.drawing.digits import join_statements, render_label
+from mlhpc.analysis.drawing.view import UNDERSTAND_CONVERGENCE, Question, View
+from mlhpc.analysis.results.convergence import compute_reference_limit
+from mlhpc.analysis.results.names import PROBLEM_COLUMNS, build_result_table
+from mlhpc.analysis.study import NotAnswerableError, Study
+from mlhpc.analysis.tables.epochs import LARGEST_PLAUSIBLE
+from mlhpc.analysis.tables.ingest import parse_mapping
 
 TITLE = "Convergence"
 MOST_NAMED = 6  # results that the answer names

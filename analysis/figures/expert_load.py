@@ -10,7 +10,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from analysis.drawing.charts import (
+from mlhpc.analysis.drawing.charts import (
     BLUE,
     ORANGE,
     VERMILION,
@@ -21,10 +21,10 @@ from analysis.drawing.charts import (
     make_kind_channels,
     make_number_channel,
 )
-from analysis.drawing.digits import join_statements, render_label
-from analysis.drawing.view import UNDERSTAND_TIME, Question, View
-from analysis.study import NotAnswerableError, Study
-from analysis.tables.ingest import parse_counts
+from mlhpc.analysis.drawing.digits import join_statements, render_label
+from mlhpc.analysis.drawing.view import UNDERSTAND_TIME, Question, View
+from mlhpc.analysis.study import NotAnswerableError, Study
+from mlhpc.analysis.tables.ingest import parse_counts
 
 TITLE = "Expert load"
 

@@ -9,7 +9,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from analysis.drawing.charts import (
+from mlhpc.analysis.drawing.charts import (
     BLUE,
     GREEN,
     ORANGE,
@@ -19,10 +19,10 @@ from analysis.drawing.charts import (
     make_number_channel,
     make_span_channels,
 )
-from analysis.drawing.digits import render_label
-from analysis.drawing.view import RUN_EXPERTS, Question, View
-from analysis.network.fit import LAYER_VARIANTS, Fit, choose_execution, find_measured_variants, predict_variants_s
-from analysis.network.intervals import (
+from mlhpc.analysis.drawing.digits import render_label
+from mlhpc.analysis.drawing.view import RUN_EXPERTS, Question, View
+from mlhpc.analysis.network.fit import LAYER_VARIANTS, Fit, choose_execution, find_measured_variants, predict_variants_s
+from mlhpc.analysis.network.intervals import (
     compute_gain_interval,
     compute_layer_interval,
     find_crossover,
@@ -30,8 +30,8 @@ from analysis.network.intervals import (
     list_supported_ranks,
     predict_all_to_all_band,
 )
-from analysis.study import Study
-from suite.performance.cost_model import predict_layer_time_s
+from mlhpc.analysis.study import Study
+from mlhpc.suite.performance.cost_model import predict_layer_time_s
 
 TITLE = "MoE layer"
 LOADS = (0.25, 1.0, 2.0, 4.0, 8.0, 16.0)  # rows per token: top-k times the capacity factor

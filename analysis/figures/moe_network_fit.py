@@ -5,11 +5,11 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from analysis.drawing.charts import TEXT_COLOUR, Chart, draw_panels, draw_points, make_number_channel
-from analysis.drawing.digits import render_label
-from analysis.drawing.view import RUN_EXPERTS, Question, View
-from analysis.network.fit import compute_median_max_error
-from analysis.study import Study
+from mlhpc.analysis.drawing.charts import TEXT_COLOUR, Chart, draw_panels, draw_points, make_number_channel
+from mlhpc.analysis.drawing.digits import render_label
+from mlhpc.analysis.drawing.view import RUN_EXPERTS, Question, View
+from mlhpc.analysis.network.fit import compute_median_max_error
+from mlhpc.analysis.study import Study
 
 TITLE = "All-to-all: measured and fitted"
 QUESTION = Question(

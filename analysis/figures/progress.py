@@ -5,10 +5,10 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from analysis.drawing.charts import WIDTH, Chart, make_marker_channels, make_minutes_channel
-from analysis.drawing.view import CHOOSE_SYSTEMS, Question, View
-from analysis.published.scores import ROUNDS, describe_missing_results, read_scores
-from analysis.study import NotAnswerableError, Study
+from mlhpc.analysis.drawing.charts import WIDTH, Chart, make_marker_channels, make_minutes_channel
+from mlhpc.analysis.drawing.view import CHOOSE_SYSTEMS, Question, View
+from mlhpc.analysis.published.scores import ROUNDS, describe_missing_results, read_scores
+from mlhpc.analysis.study import NotAnswerableError, Study
 
 TITLE = "From round to round"
 QUESTION = Question(

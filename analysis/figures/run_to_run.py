@@ -6,7 +6,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from analysis.drawing.charts import (
+from mlhpc.analysis.drawing.charts import (
     BLUE,
     GREEN,
     VERMILION,
@@ -18,11 +18,11 @@ from analysis.drawing.charts import (
     make_names_axis,
     make_number_channel,
 )
-from analysis.drawing.digits import render_count, render_percent
-from analysis.drawing.view import UNDERSTAND_CONVERGENCE, Question, View
-from analysis.results.names import render_short_heading
-from analysis.results.spread import compute_run_spread
-from analysis.study import NotAnswerableError, Study
+from mlhpc.analysis.drawing.digits import render_count, render_percent
+from mlhpc.analysis.drawing.view import UNDERSTAND_CONVERGENCE, Question, View
+from mlhpc.analysis.results.names import render_short_heading
+from mlhpc.analysis.results.spread import compute_run_spread
+from mlhpc.analysis.study import NotAnswerableError, Study
 
 TITLE = "How much runs differ"
 QUESTION = Question(

@@ -9,7 +9,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from analysis.drawing.charts import (
+from mlhpc.analysis.drawing.charts import (
     BLUE,
     GREY,
     ORANGE,
@@ -21,11 +21,11 @@ from analysis.drawing.charts import (
     make_kind_channels,
     make_number_channel,
 )
-from analysis.drawing.digits import join_statements, render_seconds_interval
-from analysis.drawing.view import SCALE, Question, View
-from analysis.results.decompose import build_split
-from analysis.results.extent import choose_extent
-from analysis.results.scaling import (
+from mlhpc.analysis.drawing.digits import join_statements, render_seconds_interval
+from mlhpc.analysis.drawing.view import SCALE, Question, View
+from mlhpc.analysis.results.decompose import build_split
+from mlhpc.analysis.results.extent import choose_extent
+from mlhpc.analysis.results.scaling import (
     SOLID_REACH,
     Factors,
     Model,
@@ -34,7 +34,7 @@ from analysis.results.scaling import (
     fit,
     predict_time,
 )
-from analysis.study import NotAnswerableError, Study
+from mlhpc.analysis.study import NotAnswerableError, Study
 
 TITLE = "Scaling"
 QUESTION = Question(

@@ -7,12 +7,12 @@ import math
 import altair as alt
 import pandas as pd
 
-from analysis.drawing.charts import BLUE, Chart, draw_intervals, draw_result_panels, draw_stacked_bars
-from analysis.drawing.digits import join_statements
-from analysis.drawing.view import SCALE, UNDERSTAND_TIME, Question, View
-from analysis.results.extent import PLURAL, add_extent
-from analysis.results.names import CLASS_COLUMNS, PROBLEM_COLUMNS, build_result_table, group_tasks
-from analysis.study import NotAnswerableError, Study
+from mlhpc.analysis.drawing.charts import BLUE, Chart, draw_intervals, draw_result_panels, draw_stacked_bars
+from mlhpc.analysis.drawing.digits import join_statements
+from mlhpc.analysis.drawing.view import SCALE, UNDERSTAND_TIME, Question, View
+from mlhpc.analysis.results.extent import PLURAL, add_extent
+from mlhpc.analysis.results.names import CLASS_COLUMNS, PROBLEM_COLUMNS, build_result_table, group_tasks
+from mlhpc.analysis.study import NotAnswerableError, Study
 
 TITLE = "Throughput"
 RATE = "train [samples/s], harmonic mean"

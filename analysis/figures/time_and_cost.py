@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from analysis.drawing.charts import (
+from mlhpc.analysis.drawing.charts import (
     Chart,
     draw_panels,
     draw_points,
@@ -13,11 +13,11 @@ from analysis.drawing.charts import (
     make_minutes_channel,
     make_number_channel,
 )
-from analysis.drawing.digits import join_statements, render_seconds
-from analysis.drawing.view import CHOOSE_SYSTEMS, Question, View
-from analysis.results.extent import PLURAL, add_extent
-from analysis.results.names import PROBLEM_COLUMNS, build_result_table, group_tasks
-from analysis.study import NotAnswerableError, Study
+from mlhpc.analysis.drawing.digits import join_statements, render_seconds
+from mlhpc.analysis.drawing.view import CHOOSE_SYSTEMS, Question, View
+from mlhpc.analysis.results.extent import PLURAL, add_extent
+from mlhpc.analysis.results.names import PROBLEM_COLUMNS, build_result_table, group_tasks
+from mlhpc.analysis.study import NotAnswerableError, Study
 
 TITLE = "Time and cost"
 _MJ = 1e6  # joules

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.drawing.charts import (
+from mlhpc.analysis.drawing.charts import (
     BLUE,
     GREEN,
     GREY,
@@ -19,11 +19,11 @@ from analysis.drawing.charts import (
     draw_result_panels,
     draw_stacked_bars,
 )
-from analysis.drawing.digits import join_statements, render_seconds
-from analysis.drawing.view import UNDERSTAND_TIME, Question, View
-from analysis.results.names import render_short_heading
-from analysis.roofline.cases import count_steps
-from analysis.study import NotAnswerableError, Study
+from mlhpc.analysis.drawing.digits import join_statements, render_seconds
+from mlhpc.analysis.drawing.view import UNDERSTAND_TIME, Question, View
+from mlhpc.analysis.results.names import render_short_heading
+from mlhpc.analysis.roofline.cases import count_steps
+from mlhpc.analysis.study import NotAnswerableError, Study
 
 TITLE = "Where the time goes"
 RUN_PARTS = (  # column of the results, of the table, and its colour

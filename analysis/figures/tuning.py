@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from analysis.drawing.charts import (
+from mlhpc.analysis.drawing.charts import (
     BLUE,
     GREEN,
     GREY,
@@ -18,13 +18,13 @@ from analysis.drawing.charts import (
     encode_column,
     make_number_channel,
 )
-from analysis.drawing.digits import join_statements, render_label
-from analysis.drawing.view import UNDERSTAND_TIME, Question, View
-from analysis.study import NotAnswerableError, Study
-from suite.files import render_duration
-from suite.performance.tune.result import TuneResult
-from suite.performance.tune.space import key_of, render_point
-from suite.statistics import Outcome
+from mlhpc.analysis.drawing.digits import join_statements, render_label
+from mlhpc.analysis.drawing.view import UNDERSTAND_TIME, Question, View
+from mlhpc.analysis.study import NotAnswerableError, Study
+from mlhpc.suite.files import render_duration
+from mlhpc.suite.performance.tune.result import TuneResult
+from mlhpc.suite.performance.tune.space import key_of, render_point
+from mlhpc.suite.statistics import Outcome
 
 TITLE = "Search for the fastest settings"
 NEEDS = "the tune.json of a search (mlhpc tune)"

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from analysis.fleet.one_metric import compute_node_value
-from analysis.fleet.samples import Metric, read_samples
-from analysis.sources.ceilings import Ceilings, Curve
-from suite.documents import read_json_document
-from suite.machine.node_samples import Sample
+from mlhpc.analysis.fleet.one_metric import compute_node_value
+from mlhpc.analysis.fleet.samples import Metric, read_samples
+from mlhpc.analysis.sources.ceilings import Ceilings, Curve
+from mlhpc.suite.documents import read_json_document
+from mlhpc.suite.machine.node_samples import Sample
 
 ORDERS = {"cpu": 512, "cuda": 4096}  # of the products that `preflight node` times
 KERNELS = {"cpu": "update", "cuda": "triad"}  # that it times on main memory

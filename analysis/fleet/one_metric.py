@@ -3,7 +3,7 @@
 A node's value is the median logarithm of its repetitions, with the sign that makes more worse. A node is bad if both
 of two tests say so.
 
-- Its value lies further from the rest of the nodes than nodes differ (`suite.statistics.outliers`).
+- Its value lies further from the rest of the nodes than nodes differ (`mlhpc.suite.statistics.outliers`).
 - Its repetitions are later than repetitions drawn at random from those seen. They are drawn from all nodes in this
   metric, and from all metrics in units of each metric's spread.
 
@@ -23,9 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from analysis.fleet.samples import Metric
-from suite.statistics.lateness import DelayDistribution, compute_late_median_chance
-from suite.statistics.outliers import (
+from mlhpc.analysis.fleet.samples import Metric
+from mlhpc.suite.statistics.lateness import DelayDistribution, compute_late_median_chance
+from mlhpc.suite.statistics.outliers import (
     MIN_FOR_SPREAD,
     MIN_REST,
     MIN_SAMPLE_FOR_TAILS,

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from msgspec import DecodeError, json
 
-from analysis.fleet.superbench import convert_to_samples, parse_results
-from suite.errors import InputError
-from suite.files import read_bytes
-from suite.log.limits import read_limits
-from suite.machine.node_samples import Better, Sample, parse_samples
+from mlhpc.analysis.fleet.superbench import convert_to_samples, parse_results
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import read_bytes
+from mlhpc.suite.log.limits import read_limits
+from mlhpc.suite.machine.node_samples import Better, Sample, parse_samples
 
 
 @dataclass(frozen=True)

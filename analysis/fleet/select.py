@@ -24,9 +24,9 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 from scipy import stats
 
-from suite.documents import YamlSource
-from suite.errors import InputError, explain_not_installed, explain_unknown_name
-from suite.files import render_repr
+from mlhpc.suite.documents import YamlSource
+from mlhpc.suite.errors import InputError, explain_not_installed, explain_unknown_name
+from mlhpc.suite.files import render_repr
 
 Floats = NDArray[np.float64]
 COLUMNS = ("node", "hours", "incidents", "ended")

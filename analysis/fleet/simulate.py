@@ -23,7 +23,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 from scipy import optimize, stats
 
-from analysis.fleet import select
+from mlhpc.analysis.fleet import select
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -1,7 +1,7 @@
 """Judges every node of a fleet as good, bad or inconclusive over all metrics, at a given false-alarm rate.
 
 Nodes of one hardware are compared with each other, and with earlier values of the same hardware, metric by metric
-(`analysis.fleet.one_metric`). A bad node is surely slower than ``effect``. ``rate`` is per healthy node and over all
+(`mlhpc.analysis.fleet.one_metric`). A bad node is surely slower than ``effect``. ``rate`` is per healthy node and over all
 metrics. Each metric gets an equal part of it. The rate holds if repetitions are independent and late no more often than
 was seen, and if nodes differ normally. Few nodes do not show whether they do. For them, and for heavier tails, it holds
 up to the tails of Student's t with 3 degrees of freedom.
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.fleet.one_metric import (
+from mlhpc.analysis.fleet.one_metric import (
     Criteria,
     MetricReport,
     MetricVerdict,
@@ -24,10 +24,10 @@ from analysis.fleet.one_metric import (
     is_beyond,
     judge_metric,
 )
-from analysis.fleet.samples import Metric
-from suite.machine.node_samples import END_METRIC
-from suite.statistics.lateness import DelayDistribution
-from suite.statistics.outliers import find_outliers, has_heavy_tails
+from mlhpc.analysis.fleet.samples import Metric
+from mlhpc.suite.machine.node_samples import END_METRIC
+from mlhpc.suite.statistics.lateness import DelayDistribution
+from mlhpc.suite.statistics.outliers import find_outliers, has_heavy_tails
 
 FALSE_ALARM_RATE = 1e-3  # of false alarms per node, over all metrics
 EFFECT = 0.05  # the slowdown that a good node must not have

@@ -15,10 +15,10 @@ from typing import Any
 
 from msgspec import structs
 
-from analysis.history.record import Record, Series, group_by_series, list_changed_facts
-from suite.files import render_duration
-from suite.statistics import Outcome, judge_interval
-from suite.statistics.changes import (
+from mlhpc.analysis.history.record import Record, Series, group_by_series, list_changed_facts
+from mlhpc.suite.files import render_duration
+from mlhpc.suite.statistics import Outcome, judge_interval
+from mlhpc.suite.statistics.changes import (
     CONFIDENCE,
     MIN_LEVEL_RESULTS,
     Change,

@@ -14,15 +14,15 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
-from suite.compliance.result import Result, find_named_run
-from suite.documents import convert_to_plain_data, read_json_document
-from suite.errors import InputError
-from suite.files import render_duration, write_file_atomically
-from suite.log.comparable import find_round_group
-from suite.log.record import RunRecord
-from suite.log.run_folder import RunFolder
-from suite.log.score import Throughput
-from suite.machine.facts import UNKNOWN, Facts, read_facts
+from mlhpc.suite.compliance.result import Result, find_named_run
+from mlhpc.suite.documents import convert_to_plain_data, read_json_document
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import render_duration, write_file_atomically
+from mlhpc.suite.log.comparable import find_round_group
+from mlhpc.suite.log.record import RunRecord
+from mlhpc.suite.log.run_folder import RunFolder
+from mlhpc.suite.log.score import Throughput
+from mlhpc.suite.machine.facts import UNKNOWN, Facts, read_facts
 
 VERSION: Final = 1
 SUFFIX = ".json"

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.network.held_out import Errors, Quantity, compute_back_test
-from analysis.network.law import Law, build_points, fit_law
-from analysis.network.sweep import Layer, LayerRun, Measurement, Sweep
-from suite.errors import InputError
-from suite.performance.cost_model import (
+from mlhpc.analysis.network.held_out import Errors, Quantity, compute_back_test
+from mlhpc.analysis.network.law import Law, build_points, fit_law
+from mlhpc.analysis.network.sweep import Layer, LayerRun, Measurement, Sweep
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.performance.cost_model import (
     Execution,
     LayerShape,
     Network,

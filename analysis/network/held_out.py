@@ -15,10 +15,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.network.law import Law, build_points, fit_law
-from analysis.network.sweep import Layer, Measurement, Sweep
-from suite.performance.cost_model import Algorithm, Network, predict_layer_time_s
-from suite.statistics import student_t
+from mlhpc.analysis.network.law import Law, build_points, fit_law
+from mlhpc.analysis.network.sweep import Layer, Measurement, Sweep
+from mlhpc.suite.performance.cost_model import Algorithm, Network, predict_layer_time_s
+from mlhpc.suite.statistics import student_t
 
 Quantity = Literal["linear", "2dh", "ratio", "layer"]
 CONFIDENCE = 0.9

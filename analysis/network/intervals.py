@@ -14,12 +14,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.network.fit import Fit
-from analysis.network.held_out import CONFIDENCE, PRIOR_ERROR, Quantity
-from analysis.network.law import Points
-from analysis.network.sweep import MIB
-from suite.performance.cost_model import ALGORITHMS, Algorithm
-from suite.statistics import student_t
+from mlhpc.analysis.network.fit import Fit
+from mlhpc.analysis.network.held_out import CONFIDENCE, PRIOR_ERROR, Quantity
+from mlhpc.analysis.network.law import Points
+from mlhpc.analysis.network.sweep import MIB
+from mlhpc.suite.performance.cost_model import ALGORITHMS, Algorithm
+from mlhpc.suite.statistics import student_t
 
 SUPPORTED_DOUBLINGS = 2  # the data carry 4 times the measured ranks, whatever the back tests say
 ALLOWED_ERROR = 0.2  # to go beyond, nine in ten predictions over as many doublings err by at most this

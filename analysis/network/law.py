@@ -1,4 +1,4 @@
-"""Fits the parameters of the closed forms of `suite.performance.cost_model`, written as matrices, to all-to-alls.
+"""Fits the parameters of the closed forms of `mlhpc.suite.performance.cost_model`, written as matrices, to all-to-alls.
 
 Two numbers are found by search: the onset of congestion, and the size from which messages wait for their receiver.
 Given these, two sums are linear in the parameters. The seconds are the larger of them.
@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from analysis.network.sweep import KIB, MIB, Measurement, Sweep
-from suite.performance.cost_model import ALGORITHMS, Algorithm, Network
-from suite.statistics import student_t
+from mlhpc.analysis.network.sweep import KIB, MIB, Measurement, Sweep
+from mlhpc.suite.performance.cost_model import ALGORITHMS, Algorithm, Network
+from mlhpc.suite.statistics import student_t
 
 # Parameters are seconds or seconds per byte. These six are positive and fitted as logarithms.
 POSITIVE = ("launch", "intra_latency", "intra_byte", "inter_latency", "inter_byte", "two_level_latency")

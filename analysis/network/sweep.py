@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from suite.errors import InputError
-from suite.files import read_json
-from suite.log.limits import read_limits
-from suite.performance.cost_model import ALGORITHMS, Algorithm, LayerShape
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import read_json
+from mlhpc.suite.log.limits import read_limits
+from mlhpc.suite.performance.cost_model import ALGORITHMS, Algorithm, LayerShape
 
 SWEEP_KIND = "mlhpc all-to-all sweep"
 SWEEP_VERSION = 2

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from analysis.page.cells import HtmlTable, build_html_table
-from suite.compliance.check import JudgedLogs, Verdict, check
-from suite.compliance.rules.base import Finding
+from mlhpc.analysis.page.cells import HtmlTable, build_html_table
+from mlhpc.suite.compliance.check import JudgedLogs, Verdict, check
+from mlhpc.suite.compliance.rules.base import Finding
 
 GROUPS_SHOWN = 100  # rows of the table; a package with one fault in every log has thousands of findings
 SEVERITY_ORDER = {"error": 0, "warning": 1, "info": 2}
@@ -39,7 +39,7 @@ class CheckedPath:
 def check_paths(paths: Sequence[Path], judged: JudgedLogs | None = None) -> list[CheckedPath]:
     """Check each path that exists. A missing path is left to the reader of logs, which names it.
 
-    ``judged`` has the logs that were judged by themselves already (`analysis.tables.ingest`); others are read.
+    ``judged`` has the logs that were judged by themselves already (`mlhpc.analysis.tables.ingest`); others are read.
     """
     return [check_path(path, judged) for path in paths if path.exists()]
 

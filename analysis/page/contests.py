@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.page.cells import HtmlTable, build_html_table
-from suite.performance.ab.ranking import Ranking, render_ratio, render_verdict
+from mlhpc.analysis.page.cells import HtmlTable, build_html_table
+from mlhpc.suite.performance.ab.ranking import Ranking, render_ratio, render_verdict
 
 LONGEST_FINDING = 300  # characters
 

@@ -12,12 +12,12 @@ from typing import Literal
 
 import pandas as pd
 
-from analysis.results.names import CLASS_COLUMNS, render_heading
-from analysis.sources.readers import Step
-from analysis.study import Study
-from analysis.tables.ingest import parse_mapping
-from suite.log.other_work import render_percent
-from suite.log.results_tree import CODE
+from mlhpc.analysis.results.names import CLASS_COLUMNS, render_heading
+from mlhpc.analysis.sources.readers import Step
+from mlhpc.analysis.study import Study
+from mlhpc.analysis.tables.ingest import parse_mapping
+from mlhpc.suite.log.other_work import render_percent
+from mlhpc.suite.log.results_tree import CODE
 
 SAME_CURVE_EVALS = 3  # two runs may agree in one or two rounded values by chance
 LONGEST_REASON = 300  # characters

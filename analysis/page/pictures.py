@@ -15,13 +15,14 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.drawing.digits import render_count
-from analysis.drawing.view import Question, View
-from analysis.page.cells import HtmlTable, build_html_table
-from analysis.study import NotAnswerableError, Study
-from analysis.tables.workers import run_in_processes
-from suite.errors import explain_not_installed, write_traceback
-from suite.files import render_error
+from mlhpc.analysis.drawing.digits import render_count
+from mlhpc.analysis.drawing.view import Question, View
+from mlhpc.analysis.page.cells import HtmlTable, build_html_table
+from mlhpc.analysis.study import NotAnswerableError, Study
+from mlhpc.analysis.tables.workers import run_in_processes
+from mlhpc.suite.errors import explain_not_installed, write_traceback
+from mlhpc.suite.files import render_error
+from mlhpc.suite.plugins import OURS
 
 POOL_FROM_RESULTS = 8  # with fewer results one process draws the figures faster than a pool starts
 
@@ -114,7 +115,7 @@ def draw_pictures(
     """
     if explain_missing_charts():
         return []
-    from analysis.figures import list_views
+    from mlhpc.analysis.figures import list_views
 
     names = list(list_views())
     many = len(study.results) >= POOL_FROM_RESULTS
@@ -125,7 +126,7 @@ def group_pictures(pictures: Sequence[Picture]) -> list[PageFigure]:
     """Group the views with data by figure, in the order of the page."""
     if not pictures:
         return []
-    from analysis.figures import load_figure_modules
+    from mlhpc.analysis.figures import load_figure_modules
 
     known = {picture.name: picture for picture in pictures if not picture.missing and not picture.hidden}
     found = []
@@ -137,9 +138,9 @@ def group_pictures(pictures: Sequence[Picture]) -> list[PageFigure]:
 
 
 def _picture(study: Study, wanted: ChartFiles, name: str) -> Picture:
-    from analysis.drawing.charts import build_specification
-    from analysis.figures import list_views
-    from analysis.page.vega import encode_chart
+    from mlhpc.analysis.drawing.charts import build_specification
+    from mlhpc.analysis.figures import list_views
+    from mlhpc.analysis.page.vega import encode_chart
 
     view = list_views()[name]
     picture = Picture(name, view.title, view.question.text, view.caption)
@@ -165,7 +166,7 @@ def _picture(study: Study, wanted: ChartFiles, name: str) -> Picture:
 
 def _authors(view: View) -> str:
     package = view.table.__module__.partition(".")[0]
-    return "" if package == "analysis" else f" to the authors of {package}"
+    return "" if package == OURS else f" to the authors of {package}"
 
 
 def _find_results(study: Study, numbers: pd.DataFrame) -> list[list[int]]:
@@ -192,7 +193,7 @@ def build_answered_goals(pictures: Sequence[Picture]) -> list[AnsweredGoal]:
     """Build the question of every view with its answer, or with what is missing. Empty if charts cannot be drawn."""
     if not pictures:
         return []
-    from analysis.figures import group_views_by_goal
+    from mlhpc.analysis.figures import group_views_by_goal
 
     by_name = {picture.name: picture for picture in pictures}
     return [

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.drawing.digits import render_interval, render_number
-from analysis.page.cells import HtmlTable, build_html_table
-from analysis.results.index import ANY_TIER, Index, build_index_tables
+from mlhpc.analysis.drawing.digits import render_interval, render_number
+from mlhpc.analysis.page.cells import HtmlTable, build_html_table
+from mlhpc.analysis.results.index import ANY_TIER, Index, build_index_tables
 
 MOST_NAMED = 5  # of results without a tier
 CAPTIONS = {

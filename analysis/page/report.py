@@ -15,12 +15,12 @@ from typing import Any
 import jinja2
 import pandas as pd
 
-from analysis.drawing.digits import render_count
-from analysis.page.cells import is_absent
-from analysis.page.checked import GROUPS_SHOWN, CheckedPath, build_findings_table, group_findings
-from analysis.page.contests import ContestSection, build_contest_section
-from analysis.page.issues import Issue, group_issues, list_failed_steps, list_issues
-from analysis.page.pictures import (
+from mlhpc.analysis.drawing.digits import render_count
+from mlhpc.analysis.page.cells import is_absent
+from mlhpc.analysis.page.checked import GROUPS_SHOWN, CheckedPath, build_findings_table, group_findings
+from mlhpc.analysis.page.contests import ContestSection, build_contest_section
+from mlhpc.analysis.page.issues import Issue, group_issues, list_failed_steps, list_issues
+from mlhpc.analysis.page.pictures import (
     NO_CHART_FILES,
     ChartFiles,
     Picture,
@@ -31,23 +31,23 @@ from analysis.page.pictures import (
     group_pictures,
     render_needs,
 )
-from analysis.page.procurement import build_procurement_section
-from analysis.page.scores import build_score_sections
-from analysis.page.summary import build_summary
-from analysis.page.systems import (
+from mlhpc.analysis.page.procurement import build_procurement_section
+from mlhpc.analysis.page.scores import build_score_sections
+from mlhpc.analysis.page.summary import build_summary
+from mlhpc.analysis.page.systems import (
     build_logs_table,
     build_setting_differences,
     build_settings_tables,
     build_system_differences,
     build_systems_table,
 )
-from analysis.page.tiles import build_tiles
-from analysis.results.index import build_index_tables
-from analysis.sources.readers import Step
-from analysis.study import Study
-from suite import VERSION
-from suite.files import encode_csv_cell
-from suite.performance.ab.ranking import Ranking
+from mlhpc.analysis.page.tiles import build_tiles
+from mlhpc.analysis.results.index import build_index_tables
+from mlhpc.analysis.sources.readers import Step
+from mlhpc.analysis.study import Study
+from mlhpc.suite import VERSION
+from mlhpc.suite.files import encode_csv_cell
+from mlhpc.suite.performance.ab.ranking import Ranking
 
 REPORT_VERSION = 1
 VEGA_PLACEHOLDER = "/* vega */"  # where the page has the script that draws charts
@@ -139,13 +139,13 @@ def render_report(
 
 
 def _page(content: _Content, form: str) -> str:
-    from analysis.page.vega import build_vega_script
+    from mlhpc.analysis.page.vega import build_vega_script
 
     study, checked, pictures = content.study, content.checked, content.pictures
     goals = build_answered_goals(pictures)
     unanswered = collect_unanswered(goals)
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("analysis.page"),
+        loader=jinja2.PackageLoader("mlhpc.analysis.page"),
         # Labels and notes come from logs, which may be a stranger's
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -218,7 +218,7 @@ def _title(study: Study) -> str:
 
 def _render_dark_style() -> str:
     """Render the style that gives marks of charts their colours on a dark page."""
-    from analysis.drawing.charts import DARK_COLOURS
+    from mlhpc.analysis.drawing.charts import DARK_COLOURS
 
     rules = [
         f'.chart [{how}="{light}"] {{ {how}: {dark}; }}'

@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.drawing.digits import render_number
-from analysis.page.cells import (
+from mlhpc.analysis.drawing.digits import render_number
+from mlhpc.analysis.page.cells import (
     HtmlTable,
     build_html_table,
     build_time_cells,
@@ -18,12 +18,12 @@ from analysis.page.cells import (
     render_ranges,
     render_spreads,
 )
-from analysis.published.scores import read_stated_minutes
-from analysis.results.extent import choose_extent
-from analysis.results.names import CLASS_COLUMNS, render_heading
-from analysis.study import Study
-from analysis.tables.ingest import parse_mapping
-from suite.log.comparable import GROUP_MEANINGS, find_round_group
+from mlhpc.analysis.published.scores import read_stated_minutes
+from mlhpc.analysis.results.extent import choose_extent
+from mlhpc.analysis.results.names import CLASS_COLUMNS, render_heading
+from mlhpc.analysis.study import Study
+from mlhpc.analysis.tables.ingest import parse_mapping
+from mlhpc.suite.log.comparable import GROUP_MEANINGS, find_round_group
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis.drawing.digits import render_count, render_number, render_seconds
-from analysis.page.cells import HtmlTable, build_html_table, is_absent
-from analysis.results.extent import find_system_units
-from analysis.results.names import Task
-from analysis.study import Study
-from suite.files import render_duration_range
+from mlhpc.analysis.drawing.digits import render_count, render_number, render_seconds
+from mlhpc.analysis.page.cells import HtmlTable, build_html_table, is_absent
+from mlhpc.analysis.results.extent import find_system_units
+from mlhpc.analysis.results.names import Task
+from mlhpc.analysis.study import Study
+from mlhpc.suite.files import render_duration_range
 
 SAME_COST = 1.05  # a cost within 5 % of the least is the least
 MOST_LISTED = 3  # results that a sentence names

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from analysis.page.cells import HtmlTable, build_html_table, build_time_cells, drop_empty
-from analysis.study import Study
-from analysis.tables.ingest import parse_mapping
+from mlhpc.analysis.page.cells import HtmlTable, build_html_table, build_time_cells, drop_empty
+from mlhpc.analysis.study import Study
+from mlhpc.analysis.tables.ingest import parse_mapping
 
 SYSTEM_FIELDS = (
     "system", "round", "submitter", "name", "nodes", "accelerators_per_node", "accelerator", "accelerator_memory",

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from analysis.drawing.digits import render_count
-from analysis.page.checked import CheckedPath, render_error
-from analysis.study import Study
-from suite.compliance.rules.base import Finding
-from suite.log.other_work import render_percent
-from suite.log.results_tree import parse_round
+from mlhpc.analysis.drawing.digits import render_count
+from mlhpc.analysis.page.checked import CheckedPath, render_error
+from mlhpc.analysis.study import Study
+from mlhpc.suite.compliance.rules.base import Finding
+from mlhpc.suite.log.other_work import render_percent
+from mlhpc.suite.log.results_tree import parse_round
 
 
 @dataclass(frozen=True)

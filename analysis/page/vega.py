@@ -11,7 +11,7 @@ from typing import Any
 
 import vl_convert
 
-from suite.files import find_cache_folder, read_bytes, write_file_atomically
+from mlhpc.suite.files import find_cache_folder, read_bytes, write_file_atomically
 
 PNG_SCALE = 2.0  # pixels of a file for one of the page
 SLIDES = "slides"

@@ -13,14 +13,14 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from suite.documents import parse_yaml
-from suite.errors import InputError
+from mlhpc.suite.documents import parse_yaml
+from mlhpc.suite.errors import InputError
 
 if TYPE_CHECKING:
     import pandas as pd
 
 VERSION = 1
-FOLDER = files("analysis.published")
+FOLDER = files("mlhpc.analysis.published")
 TABLE = "scores.json"
 SOURCE = "https://github.com/mlcommons/hpc_results_"
 # Counted in the public repositories; the shipped table may have fewer

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from suite import RULESET
-from suite.compliance.rcp_limit import RcpLimit, compute_limit
-from suite.compliance.ruleset import list_rulesets, read_ruleset
+from mlhpc.suite import RULESET
+from mlhpc.suite.compliance.rcp_limit import RcpLimit, compute_limit
+from mlhpc.suite.compliance.ruleset import list_rulesets, read_ruleset
 
 
 def find_reference_points(

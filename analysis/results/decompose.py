@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.results.scaling import Split
-from analysis.results.selection import Convergence, Selection, select
-from analysis.tables.ingest import Tables
+from mlhpc.analysis.results.scaling import Split
+from mlhpc.analysis.results.selection import Convergence, Selection, select
+from mlhpc.analysis.tables.ingest import Tables
 
 # These four sum to the time of the run
 TIME_PARTS = ("staging_exposed_s", "train_s", "eval_s", "other_s")

@@ -20,12 +20,12 @@ import numpy as np
 import pandas as pd
 from msgspec import Meta, Struct
 
-from analysis.results.extent import find_system_units
-from analysis.results.names import render_short_heading
-from suite.documents import Count, Positive, YamlSource
-from suite.errors import InputError, explain_near_names
-from suite.log.comparable import find_round_group
-from suite.statistics import student_t
+from mlhpc.analysis.results.extent import find_system_units
+from mlhpc.analysis.results.names import render_short_heading
+from mlhpc.suite.documents import Count, Positive, YamlSource
+from mlhpc.suite.errors import InputError, explain_near_names
+from mlhpc.suite.log.comparable import find_round_group
+from mlhpc.suite.statistics import student_t
 
 CONFIDENCE = 0.95
 LEAST_VARIANCE = 1e-18  # of the log of an index: less is rounding, so all runs took the same time

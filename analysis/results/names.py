@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from analysis.results.extent import find_system_units
-from suite.errors import InputError
-from suite.log.comparable import find_round_group
+from mlhpc.analysis.results.extent import find_system_units
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.log.comparable import find_round_group
 
 CLASS_COLUMNS = ["benchmark", "size", "mode"]
 PROBLEM_COLUMNS = ["benchmark", "size"]
@@ -56,7 +56,7 @@ class Task(NamedTuple):
 def group_tasks(rows: pd.DataFrame) -> list[Task]:
     """Return the sets of results that may be ranked against each other.
 
-    A set has one benchmark, size, mode and division, and rounds with the same rules (`suite.log.comparable`). Headings
+    A set has one benchmark, size, mode and division, and rounds with the same rules (`mlhpc.suite.log.comparable`). Headings
     name division and rounds where a class has several.
     """
     parts = []

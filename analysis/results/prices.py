@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from suite.errors import InputError
+from mlhpc.suite.errors import InputError
 
 PRICE_FORMAT = "expected DEVICE=NUMBER UNIT/h, such as H100=2.50 USD/h or A64FX=0.12 kWh/h"
 _RATE = re.compile(r"\s*(?P<amount>[0-9.eE+-]+)\s*(?P<unit>[^\s/0-9]+)\s*/\s*h\s*")

@@ -17,7 +17,7 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 
-from suite.errors import InputError
+from mlhpc.suite.errors import InputError
 
 LEAST_SCALES = 5  # as Extra-P asks (Calotoiu et al., SC 2013)
 SOLID_REACH, DASHED_REACH = 2.0, 4.0  # a model is drawn up to these multiples of the largest measured scale

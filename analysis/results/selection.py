@@ -1,4 +1,4 @@
-"""Selects the scored runs of a result and computes its score, with `suite.log.score`.
+"""Selects the scored runs of a result and computes its score, with `mlhpc.suite.log.score`.
 
 Runs have their names in the table.
 """
@@ -11,10 +11,10 @@ from typing import Literal
 
 import pandas as pd
 
-from suite.card import Target
-from suite.log.energy.score import EnergyToSolution, find_energy
-from suite.log.record import RunRecord
-from suite.log.score import JudgedRun, compute_throughput, compute_time_to_train
+from mlhpc.suite.card import Target
+from mlhpc.suite.log.energy.score import EnergyToSolution, find_energy
+from mlhpc.suite.log.record import RunRecord
+from mlhpc.suite.log.score import JudgedRun, compute_throughput, compute_time_to_train
 
 Convergence = Literal["rules", "status"]
 ENERGY_COLUMNS = (

@@ -1,7 +1,7 @@
 """Makes cases for the rooflines of results.
 
 A case has what one rank asked of each resource in a step, the roofs, and the time of the step. Own results are compared
-with measured ceilings (analysis.sources.ceilings), published ones with analysis.roofline.published.
+with measured ceilings (mlhpc.analysis.sources.ceilings), published ones with mlhpc.analysis.roofline.published.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.published.scores import read_scores
-from analysis.roofline.bounds import (
+from mlhpc.analysis.published.scores import read_scores
+from mlhpc.analysis.roofline.bounds import (
     ALL_REDUCE,
     Bounds,
     Demand,
@@ -24,12 +24,12 @@ from analysis.roofline.bounds import (
     compute_ring_traffic,
     find_scale_range,
 )
-from analysis.roofline.published import predict_bounds
-from analysis.roofline.regime import COLD, COLLECTIVES, WARM, Work, find_roofs_of, find_scale_of
-from analysis.sources.ceilings import Ceilings
-from analysis.study import NotAnswerableError, Study
-from analysis.tables.epochs import LARGEST_PLAUSIBLE
-from analysis.tables.run_row import STEP_PARTS
+from mlhpc.analysis.roofline.published import predict_bounds
+from mlhpc.analysis.roofline.regime import COLD, COLLECTIVES, WARM, Work, find_roofs_of, find_scale_of
+from mlhpc.analysis.sources.ceilings import Ceilings
+from mlhpc.analysis.study import NotAnswerableError, Study
+from mlhpc.analysis.tables.epochs import LARGEST_PLAUSIBLE
+from mlhpc.analysis.tables.run_row import STEP_PARTS
 
 COLD_SHARE = 0.1  # share of the loaded bytes that came from the device; below it the page cache served the step
 # Limits of what is believed: a log may hold any number, and one false value would decide a mean

@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from analysis.roofline.bounds import Complexity, Point, Roof, compute_attainable, compute_complexity, explain_above_roof
-from analysis.roofline.cases import Case, list_measured_cases
-from analysis.roofline.regime import compute_rank_roof, find_holding_level, list_memory_levels, list_peaks
-from analysis.sources.ceilings import Ceilings, Counters, MeasuredRoof
-from analysis.study import Study
+from mlhpc.analysis.roofline.bounds import (
+    Complexity,
+    Point,
+    Roof,
+    compute_attainable,
+    compute_complexity,
+    explain_above_roof,
+)
+from mlhpc.analysis.roofline.cases import Case, list_measured_cases
+from mlhpc.analysis.roofline.regime import compute_rank_roof, find_holding_level, list_memory_levels, list_peaks
+from mlhpc.analysis.sources.ceilings import Ceilings, Counters, MeasuredRoof
+from mlhpc.analysis.study import Study
 
 TOP_KERNELS = 8  # more signs would hide each other; the others are one point
 TINY_ORDER = 64  # a matrix product of this order or less takes only the time of issuing it

@@ -14,9 +14,17 @@ from typing import Annotated, Any, Literal
 import pandas as pd
 from msgspec import Meta, Struct
 
-from analysis.roofline.bounds import ALL_REDUCE, Bounds, Demand, Resource, Roof, compute_bounds, compute_ring_traffic
-from suite.documents import convert, parse_yaml
-from suite.errors import InputError
+from mlhpc.analysis.roofline.bounds import (
+    ALL_REDUCE,
+    Bounds,
+    Demand,
+    Resource,
+    Roof,
+    compute_bounds,
+    compute_ring_traffic,
+)
+from mlhpc.suite.documents import convert, parse_yaml
+from mlhpc.suite.errors import InputError
 
 VERSION = 1
 NO_STORAGE = "published packages state no storage bandwidth"
@@ -80,7 +88,7 @@ class PublishedRoofs(_DocumentPart, frozen=True, kw_only=True):
 @cache
 def read_roofs() -> PublishedRoofs:
     """Read published.yaml. Raises InputError if the source of a number is missing."""
-    text = (files("analysis.roofline") / "published.yaml").read_text("utf-8")
+    text = (files("mlhpc.analysis.roofline") / "published.yaml").read_text("utf-8")
     file = convert(parse_yaml(text), PublishedRoofs)
     # A number without its source must not be drawn: nobody could check it
     missing = {number.source for _, _, number in list_ceilings(file)} - set(file.sources)
@@ -109,7 +117,7 @@ def list_ceilings(file: PublishedRoofs) -> list[tuple[str, str, Number]]:
 
 
 def predict_bounds(row: Mapping[str, Any]) -> Bounds | None:
-    """Predict the modelled extended roofline of a row of `analysis.published.scores.read_scores`.
+    """Predict the modelled extended roofline of a row of `mlhpc.analysis.published.scores.read_scores`.
 
     None: the row lacks a number, or published.yaml its device or benchmark.
     """

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.roofline.bounds import (
+from mlhpc.analysis.roofline.bounds import (
     ALL_REDUCE,
     ALL_TO_ALL,
     Demand,
@@ -23,8 +23,8 @@ from analysis.roofline.bounds import (
     fit_ring,
     render_si,
 )
-from analysis.roofline.whatif import UPDATE_PHASE, compute_resource_seconds
-from analysis.sources.ceilings import Ceilings, Curve, MeasuredRoof
+from mlhpc.analysis.roofline.whatif import UPDATE_PHASE, compute_resource_seconds
+from mlhpc.analysis.sources.ceilings import Ceilings, Curve, MeasuredRoof
 
 COLD, WARM = "read from the device, as the kernel counts", "samples read, from the page cache"
 # The spread widens what is believed (`Roof.most_per_s`); a noisier roof would refute nothing any more

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from analysis.roofline.bounds import Resource, Roof
+from mlhpc.analysis.roofline.bounds import Resource, Roof
 
 PHASE_RESOURCES: Mapping[str, tuple[str, ...]] = {  # the resources that can bound each phase
     "data_wait": ("storage",),

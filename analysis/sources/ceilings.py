@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from suite.documents import NotNegative, Positive
-from suite.performance.tune.result import TuneResult
+from mlhpc.suite.documents import NotNegative, Positive
+from mlhpc.suite.performance.tune.result import TuneResult
 
 
 class MeasuredRoof(Struct, frozen=True, kw_only=True):

@@ -12,18 +12,18 @@ from typing import Any, Literal, TypeVar
 
 from msgspec import Struct
 
-from analysis.network.fit import Fit, fit_sweep
-from analysis.network.sweep import SWEEP_KIND, Sweep, parse_sweep
-from analysis.sources.ceilings import Ceilings, Counters, Inputs
-from suite.documents import YamlSource
-from suite.errors import InputError
-from suite.files import open_regular_file, read_json
-from suite.log import mllog
-from suite.log.limits import read_limits
-from suite.performance.ab.ranking import KIND as RANKING_KIND
-from suite.performance.ab.ranking import Ranking
-from suite.performance.tune.result import KIND as TUNE_KIND
-from suite.performance.tune.result import TuneResult
+from mlhpc.analysis.network.fit import Fit, fit_sweep
+from mlhpc.analysis.network.sweep import SWEEP_KIND, Sweep, parse_sweep
+from mlhpc.analysis.sources.ceilings import Ceilings, Counters, Inputs
+from mlhpc.suite.documents import YamlSource
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import open_regular_file, read_json
+from mlhpc.suite.log import mllog
+from mlhpc.suite.log.limits import read_limits
+from mlhpc.suite.performance.ab.ranking import KIND as RANKING_KIND
+from mlhpc.suite.performance.ab.ranking import Ranking
+from mlhpc.suite.performance.tune.result import KIND as TUNE_KIND
+from mlhpc.suite.performance.tune.result import TuneResult
 
 VERSION = 1  # of all kinds that are Structs
 _TOKEN = mllog.TOKEN.strip().encode()  # begins an event of a log

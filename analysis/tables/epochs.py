@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from suite.log.record import RunRecord
-from suite.log.timeline import Evaluation, Interval, Timeline
+from mlhpc.suite.log.record import RunRecord
+from mlhpc.suite.log.timeline import Evaluation, Interval, Timeline
 
 LARGEST_PLAUSIBLE = 1e12  # of any count or time that a log states; larger numbers are left out and named
 

@@ -2,7 +2,7 @@
 docs/tables.md.
 
 Nothing is repaired silently and nothing is dropped. A log that ended early, was resumed or pruned is a row with a
-column that says so. Scores are not computed here (see analysis.results.decompose).
+column that says so. Scores are not computed here (see mlhpc.analysis.results.decompose).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.tables.reading import (
+from mlhpc.analysis.tables.reading import (
     EPOCH_COLUMNS,
     EVAL_COLUMNS,
     EXPERT_COLUMNS,
@@ -28,16 +28,16 @@ from analysis.tables.reading import (
     Columns,
     read_log,
 )
-from analysis.tables.run_row import remove_surrogates, render_text
-from analysis.tables.workers import run_in_processes
-from suite.card import Card, Target
-from suite.compliance.check import CheckedLog, find_rulesets_of_logs
-from suite.files import read_bytes
-from suite.log.limits import read_limits
-from suite.log.record import RunRecord
-from suite.log.results_tree import LogFile, SkippedPath, find_logs
-from suite.log.values import parse_float
-from suite.machine.system import describe_system, make_system_description, read_nodes
+from mlhpc.analysis.tables.run_row import remove_surrogates, render_text
+from mlhpc.analysis.tables.workers import run_in_processes
+from mlhpc.suite.card import Card, Target
+from mlhpc.suite.compliance.check import CheckedLog, find_rulesets_of_logs
+from mlhpc.suite.files import read_bytes
+from mlhpc.suite.log.limits import read_limits
+from mlhpc.suite.log.record import RunRecord
+from mlhpc.suite.log.results_tree import LogFile, SkippedPath, find_logs
+from mlhpc.suite.log.values import parse_float
+from mlhpc.suite.machine.system import describe_system, make_system_description, read_nodes
 
 CHUNK_LOGS = 12  # logs that a worker is given at a time
 POOL_FROM_LOGS = 100  # fewer are read sooner by one process
@@ -47,7 +47,7 @@ POOL_FROM_LOGS = 100  # fewer are read sooner by one process
 class Tables:
     """Holds the tidy tables. Keys are ``run`` of a log, ``group`` of a result and ``system_key`` of a system.
 
-    ``records`` by run and ``targets`` by group are the input of suite.log.score. ``skipped``: paths that were not
+    ``records`` by run and ``targets`` by group are the input of mlhpc.suite.log.score. ``skipped``: paths that were not
     followed. ``judged`` has what the checker says of each log by itself, by the log's path, if it was asked.
     """
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from analysis.tables.epochs import LARGEST_PLAUSIBLE, EpochCount
-from analysis.tables.run_row import (
+from mlhpc.analysis.tables.epochs import LARGEST_PLAUSIBLE, EpochCount
+from mlhpc.analysis.tables.run_row import (
     OVERLAPPED_PARTS,
     STEP_PARTS,
     UNKNOWN,
@@ -22,16 +22,16 @@ from analysis.tables.run_row import (
     remove_surrogates,
     render_text,
 )
-from suite.card import FULL, Card, Target
-from suite.compliance.check import CheckedLog, judge_log
-from suite.compliance.manifest import compute_sha256
-from suite.compliance.ruleset import find_target, read_ruleset
-from suite.log import mllog
-from suite.log.reader import Log, read_events
-from suite.log.record import RunRecord, summarise_log
-from suite.log.results_tree import LogFile
-from suite.log.timeline import Timeline, compute_timeline
-from suite.log.values import parse_float
+from mlhpc.suite.card import FULL, Card, Target
+from mlhpc.suite.compliance.check import CheckedLog, judge_log
+from mlhpc.suite.compliance.manifest import compute_sha256
+from mlhpc.suite.compliance.ruleset import find_target, read_ruleset
+from mlhpc.suite.log import mllog
+from mlhpc.suite.log.reader import Log, read_events
+from mlhpc.suite.log.record import RunRecord, summarise_log
+from mlhpc.suite.log.results_tree import LogFile
+from mlhpc.suite.log.timeline import Timeline, compute_timeline
+from mlhpc.suite.log.values import parse_float
 
 EPOCH_COLUMNS = ["run", "epoch", "epoch_num", "start_s", "stop_s", "duration_s", "after_run_stop", "samples_per_s"]
 EVAL_COLUMNS = [

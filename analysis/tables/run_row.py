@@ -9,16 +9,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from analysis.tables.epochs import LARGEST_PLAUSIBLE, EpochCount
-from suite.card import FULL, Target
-from suite.files import read_json
-from suite.log import mllog
-from suite.log.limits import read_limits
-from suite.log.reader import Log
-from suite.log.record import RunRecord
-from suite.log.results_tree import LogFile
-from suite.log.timeline import Evaluation, Timeline
-from suite.log.values import parse_float
+from mlhpc.analysis.tables.epochs import LARGEST_PLAUSIBLE, EpochCount
+from mlhpc.suite.card import FULL, Target
+from mlhpc.suite.files import read_json
+from mlhpc.suite.log import mllog
+from mlhpc.suite.log.limits import read_limits
+from mlhpc.suite.log.reader import Log
+from mlhpc.suite.log.record import RunRecord
+from mlhpc.suite.log.results_tree import LogFile
+from mlhpc.suite.log.timeline import Evaluation, Timeline
+from mlhpc.suite.log.values import parse_float
 
 STEP_PARTS = ("data_wait", "forward_backward", "exposed_communication", "optimizer", "other")
 OVERLAPPED_PARTS = ("overlapped_communication",)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from suite.card import SizeCard
-from suite.descriptor import load_descriptors
+from mlhpc.suite.card import SizeCard
+from mlhpc.suite.descriptor import load_descriptors
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

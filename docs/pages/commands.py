@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import click
 
-from suite.cli.commands import SECTIONS
-from suite.cli.main import group
+from mlhpc.suite.cli.commands import SECTIONS
+from mlhpc.suite.cli.main import group
 
 VERBATIM = "\b"  # click: the paragraph that follows keeps its lines
 

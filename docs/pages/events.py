@@ -6,14 +6,14 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from suite.log import mllog
+from mlhpc.suite.log import mllog
 
 HEAD = """# Events of a log
 
 A log is one file per trial, `result_<i>.txt`. One event is one line, `:::MLLOG {json}`, with the keys `namespace`, `time_ms` (Unix
 milliseconds), `event_type` (`INTERVAL_START`, `INTERVAL_END`, `POINT_IN_TIME`), `key`, `value` and `metadata` (format:
 mlcommons/logging). Each line is written before training goes on, so that a killed run leaves whole lines. In Python:
-`suite.log.reader.read_events`.
+`mlhpc.suite.log.reader.read_events`.
 
 Events of a step stand between `run_start` and `run_stop`; the reader leaves them out where nobody asks for them.
 
@@ -64,7 +64,7 @@ VALUES = {
         "seconds over ranks: `interpreter` (process start to our first line), `imports` (torch, workload), "
         "`init` (the rest)"
     ),
-    "work_per_sample": "the fields of `suite.workload.Work`, and `sample_bytes` as stored",
+    "work_per_sample": "the fields of `mlhpc.suite.workload.Work`, and `sample_bytes` as stored",
     "run_stop": "metadata `status`: success or aborted",
 }
 TITLES = {

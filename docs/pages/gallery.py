@@ -13,16 +13,16 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from analysis.drawing.charts import build_specification
-from analysis.drawing.view import View
-from analysis.figures import list_views, load_figure_modules
-from analysis.network.fit import fit_sweep
-from analysis.network.sweep import read_sweep
-from analysis.page.report import render_report
-from analysis.page.vega import encode_chart
-from analysis.sources.readers import read_inputs
-from analysis.study import Study, read_study
-from suite.descriptor import list_installed_cards
+from mlhpc.analysis.drawing.charts import build_specification
+from mlhpc.analysis.drawing.view import View
+from mlhpc.analysis.figures import list_views, load_figure_modules
+from mlhpc.analysis.network.fit import fit_sweep
+from mlhpc.analysis.network.sweep import read_sweep
+from mlhpc.analysis.page.report import render_report
+from mlhpc.analysis.page.vega import encode_chart
+from mlhpc.analysis.sources.readers import read_inputs
+from mlhpc.analysis.study import Study, read_study
+from mlhpc.suite.descriptor import list_installed_cards
 from tests.analysis.conftest import (
     START_MS,
     LogText,

@@ -30,16 +30,11 @@ def imports(names: list[str]) -> dict[str, set[str]]:
     graph: dict[str, set[str]] = {name: set() for name in names}
     for top in ("suite", "workloads", "analysis"):
         for path in sorted((ROOT / top).rglob("*.py")):
-            if path.name == "__main__.py":  # the start of a process, no part of the contract
-                continue
             here = _room(".".join(path.relative_to(ROOT).with_suffix("").parts), names)
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if (
-                    isinstance(node, ast.ImportFrom)
-                    and node.module
-                    and node.module.split(".")[0] in ("suite", "workloads", "analysis")
-                ):
-                    targets = [f"{node.module}.{alias.name}" for alias in node.names]
+                if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("mlhpc."):
+                    module = node.module.removeprefix("mlhpc.")
+                    targets = [f"{module}.{alias.name}" for alias in node.names]
                     graph[here] |= {_room(target, names) for target in targets} - {here}
     return graph
 

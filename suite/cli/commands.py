@@ -22,103 +22,107 @@ SECTIONS: dict[str, tuple[Command, ...]] = {
     "Run": (
         Command(
             "demo",
-            "suite.commands.demo:demo",
+            "mlhpc.suite.commands.demo:demo",
             "Run a benchmark end to end on this machine, from making data to a report",
         ),
         Command(
             "doctor",
-            "suite.commands.machine.doctor:doctor",
+            "mlhpc.suite.commands.machine.doctor:doctor",
             "Check this machine for local, multi-node and Slurm runs; say what is missing and how to get it",
         ),
         Command(
             "workload",
-            "suite.commands.workload:workload",
+            "mlhpc.suite.commands.workload:workload",
             "List workloads with sizes and targets, or create one of your own",
         ),
-        Command("data", "suite.commands.data:data", "Generate, convert and check data sets"),
+        Command("data", "mlhpc.suite.commands.data:data", "Generate, convert and check data sets"),
         Command(
-            "run", "suite.commands.run:run", "Train a workload to its target, N times, and write a log of each run"
+            "run",
+            "mlhpc.suite.commands.run:run",
+            "Train a workload to its target, N times, and write a log of each run",
         ),
         Command(
             "submit",
-            "suite.commands.submit:submit",
+            "mlhpc.suite.commands.submit:submit",
             "Submit runs of a workload to Slurm: one job and one run folder per node count",
         ),
         Command(
             "plan",
-            "suite.commands.plan:plan",
+            "mlhpc.suite.commands.plan:plan",
             "Predict memory, messages and time of a step under a parallel plan; check that the plan is valid",
         ),
         Command(
             "status",
-            "suite.commands.status:status",
+            "mlhpc.suite.commands.status:status",
             "Show state, epoch, last evaluation and time left of runs; with --goodput, where their time went",
         ),
     ),
     "Judge": (
-        Command("package", "suite.commands.package:package", "Build a submitter's results package from run folders"),
+        Command(
+            "package", "mlhpc.suite.commands.package:package", "Build a submitter's results package from run folders"
+        ),
         Command(
             "check",
-            "suite.commands.check:check",
+            "mlhpc.suite.commands.check:check",
             "Check logs, packages or a whole round against the rules, and list what breaks them",
         ),
         Command(
             "score",
-            "suite.commands.score:score",
+            "mlhpc.suite.commands.score:score",
             "Compute scores by the MLPerf HPC rules: olympic mean of time to train, or throughput of instances",
         ),
         Command(
             "reproduce",
-            "suite.commands.reproduce:reproduce",
+            "mlhpc.suite.commands.reproduce:reproduce",
             "Judge whether the results of a package can be reproduced here, and name the first cause if not",
         ),
     ),
     "Compare": (
         Command(
             "compare",
-            "suite.commands.compare:compare",
+            "mlhpc.suite.commands.compare:compare",
             "Say whether results are faster or slower than a baseline of the same benchmark and size",
         ),
         Command(
             "report",
-            "analysis.commands.report:report",
+            "mlhpc.analysis.commands.report:report",
             "Write one HTML page that compares run folders, packages and published rounds",
         ),
         Command(
             "history",
-            "analysis.commands.history:history",
+            "mlhpc.analysis.commands.history:history",
             "Keep results of a machine in a folder, show them over time, and say whether it became slower",
         ),
         Command(
             "ab",
-            "suite.commands.machine.ab:ab",
+            "mlhpc.suite.commands.machine.ab:ab",
             "Compare plans or settings by running them in turn: steps in one job, or whole runs",
         ),
         Command(
             "tune",
-            "suite.commands.machine.tune:tune",
+            "mlhpc.suite.commands.machine.tune:tune",
             "Find the fastest setting of a workload on this machine",
         ),
     ),
     "Machine": (
         Command(
             "ceilings",
-            "suite.commands.machine.ceilings:ceilings",
+            "mlhpc.suite.commands.machine.ceilings:ceilings",
             "Measure peak rates of this machine: GEMM, memory levels, host link, storage, all-reduce, all-to-all",
         ),
         Command(
             "profile",
-            "suite.commands.machine.profile:profile",
+            "mlhpc.suite.commands.machine.profile:profile",
             "Profile a few training steps with torch: time by layer and phase, and the slowest rank",
         ),
         Command(
             "moe",
-            "workloads.commands.moe:moe",
+            "mlhpc.workloads.commands.moe:moe",
             "Time the phases of a mixture-of-experts layer, and compare it with a dense FFN of equal FLOPs",
         ),
         Command(
             "preflight",
-            "analysis.commands.preflight:preflight",
+            "mlhpc.analysis.commands.preflight:preflight",
             "Find slow nodes before a run: measure each node, then judge them at a stated false-alarm rate",
         ),
     ),

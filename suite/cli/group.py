@@ -7,10 +7,10 @@ from pkgutil import resolve_name
 
 import click
 
-from suite.cli.commands import SECTIONS, Command
-from suite.cli.options import add_shared
-from suite.errors import explain_unknown_name
-from suite.plugins import COMMANDS, OURS, Plugin, explain_unusable, find_plugins, print_skipped
+from mlhpc.suite.cli.commands import SECTIONS, Command
+from mlhpc.suite.cli.options import add_shared
+from mlhpc.suite.errors import explain_unknown_name
+from mlhpc.suite.plugins import COMMANDS, OURS, Plugin, explain_unusable, find_plugins, print_skipped
 
 OTHER = "Other commands"  # the heading of commands of other packages
 HELP = "help"  # `mlhpc help X` is `mlhpc X --help`
@@ -33,7 +33,7 @@ class Subcommands(click.Group):
 
 
 class LazyGroup(Subcommands):
-    """The group of our commands (`suite.cli.commands`) and of other packages' commands (entry points)."""
+    """The group of our commands (`mlhpc.suite.cli.commands`) and of other packages' commands (entry points)."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """List our commands in the order of the first page, then those of other packages."""

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from suite import LARGEST_NUMBER, MOST_RUNS
-from suite.descriptor import use_cards
-from suite.files import QUIET, render_repr
-from suite.plugins import CARDS
+from mlhpc.suite import LARGEST_NUMBER, MOST_RUNS
+from mlhpc.suite.descriptor import use_cards
+from mlhpc.suite.files import QUIET, render_repr
+from mlhpc.suite.plugins import CARDS
 
 Function = Callable[..., Any]  # of a command
 Decorator = Callable[[Function], Function]
@@ -116,7 +116,7 @@ def convert_plan_to_settings(plan: str | None, mesh: str | None) -> tuple[str, .
 
 
 def choose_config_name(size: str | None, config: str | None) -> str | None:
-    """Return the name of a shipped config, or a YAML path, for `suite.config.load_config`. None if neither is given.
+    """Return the name of a shipped config, or a YAML path, for `mlhpc.suite.config.load_config`. None if neither is given.
 
     UsageError if both are given, a file as ``--size`` or a name as ``--config``.
     """

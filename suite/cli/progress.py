@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from suite.files import QUIET, print_progress, render_duration
+from mlhpc.suite.files import QUIET, print_progress, render_duration
 
 PLAIN_INTERVAL_S = 5.0  # between two lines where there is no terminal
 TERMINAL_NAME = "MLHPC_TERMINAL"  # set for the ranks when the command that started them had a terminal

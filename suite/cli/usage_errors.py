@@ -6,7 +6,7 @@ import re
 
 import click
 
-from suite.errors import explain_near_names, find_near
+from mlhpc.suite.errors import explain_near_names, find_near
 
 # Messages of click, whose classes do not carry these values.
 _EXTRA = re.compile(r"Got unexpected extra arguments? \((.*)\)", re.DOTALL)

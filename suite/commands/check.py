@@ -8,19 +8,19 @@ from pathlib import Path
 
 import click
 
-from suite.cli.options import JSON, TEXT, card_option, format_option
-from suite.compliance.check import Verdict
-from suite.compliance.check import check as check_paths
-from suite.compliance.exchange.document import render_json
-from suite.compliance.exchange.rcp_file import read_reference_points
-from suite.compliance.exchange.waivers import add_waivers, read_waivers
-from suite.compliance.explanations import explain_rule, render_rule_list
-from suite.compliance.official import run_official
-from suite.compliance.official_rules import write_rules
-from suite.compliance.output import print_table, render_junit, render_table
-from suite.compliance.ruleset import list_rulesets, read_ruleset
-from suite.exit_codes import ExitCode
-from suite.files import print_line
+from mlhpc.suite.cli.options import JSON, TEXT, card_option, format_option
+from mlhpc.suite.compliance.check import Verdict
+from mlhpc.suite.compliance.check import check as check_paths
+from mlhpc.suite.compliance.exchange.document import render_json
+from mlhpc.suite.compliance.exchange.rcp_file import read_reference_points
+from mlhpc.suite.compliance.exchange.waivers import add_waivers, read_waivers
+from mlhpc.suite.compliance.explanations import explain_rule, render_rule_list
+from mlhpc.suite.compliance.official import run_official
+from mlhpc.suite.compliance.official_rules import write_rules
+from mlhpc.suite.compliance.output import print_table, render_junit, render_table
+from mlhpc.suite.compliance.ruleset import list_rulesets, read_ruleset
+from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.files import print_line
 
 FORMATS: dict[str, Callable[[Verdict], str]] = {
     "text": render_table,

@@ -11,18 +11,24 @@ from typing import Any
 
 import click
 
-from suite.cli.options import JSON, card_option, format_option, tolerance_option
-from suite.compliance.check import check
-from suite.compliance.result import Result, find_named_run
-from suite.errors import InputError
-from suite.exit_codes import ExitCode
-from suite.files import print_line, render_duration, render_printable
-from suite.log.comparable import list_differences
-from suite.log.other_work import render_busy_warning
-from suite.log.score import Throughput
-from suite.statistics import Outcome
-from suite.statistics.comparison import MAX_PROPOSED_RUNS, TimedRun, TimeRatio, compare_times, estimate_runs_needed
-from suite.statistics.comparison import Comparison as TimeComparison
+from mlhpc.suite.cli.options import JSON, card_option, format_option, tolerance_option
+from mlhpc.suite.compliance.check import check
+from mlhpc.suite.compliance.result import Result, find_named_run
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.files import print_line, render_duration, render_printable
+from mlhpc.suite.log.comparable import list_differences
+from mlhpc.suite.log.other_work import render_busy_warning
+from mlhpc.suite.log.score import Throughput
+from mlhpc.suite.statistics import Outcome
+from mlhpc.suite.statistics.comparison import (
+    MAX_PROPOSED_RUNS,
+    TimedRun,
+    TimeRatio,
+    compare_times,
+    estimate_runs_needed,
+)
+from mlhpc.suite.statistics.comparison import Comparison as TimeComparison
 
 CONFIDENCE = 0.95  # of all intervals of one command together
 ALLOWED_TO_MISS = 1  # runs that may miss the target: the rules count one as the slowest

@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from suite.card import render_metric_value
-from suite.cli.group import Subcommands
-from suite.cli.options import IntegerRange, output_option, ranks_option, size_option
-from suite.cli.progress import TERMINAL_NAME, start_progress
-from suite.config import choose_default_data_root
-from suite.descriptor import load_descriptor
-from suite.errors import InputError
-from suite.exit_codes import ExitCode
-from suite.files import print_line, print_progress, render_bytes, render_duration, write_file_atomically
-from suite.launch.local import make_suite_command, run_attached
-from suite.launcher import find_world
+from mlhpc.suite.card import render_metric_value
+from mlhpc.suite.cli.group import Subcommands
+from mlhpc.suite.cli.options import IntegerRange, output_option, ranks_option, size_option
+from mlhpc.suite.cli.progress import TERMINAL_NAME, start_progress
+from mlhpc.suite.config import choose_default_data_root
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.files import print_line, print_progress, render_bytes, render_duration, write_file_atomically
+from mlhpc.suite.launch.local import make_suite_command, run_attached
+from mlhpc.suite.launcher import find_world
 
 if TYPE_CHECKING:
-    from suite.data.manifest import Manifest
-    from suite.descriptor import Descriptor
-    from suite.world import World
+    from mlhpc.suite.data.manifest import Manifest
+    from mlhpc.suite.descriptor import Descriptor
+    from mlhpc.suite.world import World
 
 LARGE_BYTES = 2**26  # bytes of a data set whose baselines may take minutes
 
@@ -80,7 +80,7 @@ def generate(workload: str, size: str, seed: int, ranks: int, output: Path | Non
     _start_ranks(ranks, words)
     with _connect_ranks() as world:
         if world.is_first:
-            from suite.workload import load_workload
+            from mlhpc.suite.workload import load_workload
 
             # Baselines need it at the end: an incomplete workload is refused here, not after hours of generating.
             load_workload(chosen)
@@ -129,7 +129,7 @@ def convert(
 @click.option("--deep", is_flag=True, help="Also read every byte and compare checksums. [only existence and sizes]")
 def verify(root: Path, deep: bool) -> None:
     """Check that the files of a data set are complete and unchanged. Exit code 1 if one is missing or damaged."""
-    from suite.data.manifest import MANIFEST_NAME, compare_files, read_manifest
+    from mlhpc.suite.data.manifest import MANIFEST_NAME, compare_files, read_manifest
 
     if not root.exists():
         raise InputError(f"{root}: does not exist; expected the folder of a data set")
@@ -164,8 +164,8 @@ def verify(root: Path, deep: bool) -> None:
 @output_option("File to write.", "croissant.json in the data set")
 def describe(root: Path, output: Path | None) -> None:
     """Write a description of a data set in the format Croissant 1.1, which other tools read."""
-    from suite.data.croissant import CROISSANT_NAME, render_croissant
-    from suite.data.manifest import read_manifest
+    from mlhpc.suite.data.croissant import CROISSANT_NAME, render_croissant
+    from mlhpc.suite.data.manifest import read_manifest
 
     if not root.exists():
         raise InputError(f"{root}: does not exist; expected the folder of a data set")
@@ -202,7 +202,7 @@ def fetch(workload: str, source: str | None, output: Path | None) -> None:
 
 def _is_made_already(root: Path, workload: str, size: str, seed: int) -> bool:
     """Return True if the folder holds this data set, by presence and sizes. InputError for another or damaged one."""
-    from suite.data.manifest import MANIFEST_NAME, compare_files, read_manifest
+    from mlhpc.suite.data.manifest import MANIFEST_NAME, compare_files, read_manifest
 
     if not (root / MANIFEST_NAME).exists():
         return False
@@ -250,7 +250,7 @@ def _start_ranks(ranks: int, words: Sequence[str]) -> None:
 @contextmanager
 def _connect_ranks() -> Iterator[World]:
     """Return the ranks of this command. Rank 0 reports an error that all ranks raise; any other error aborts all."""
-    from suite.world import World
+    from mlhpc.suite.world import World
 
     world = World.create()
     try:
@@ -273,7 +273,7 @@ def _connect_ranks() -> Iterator[World]:
 
 def _print_data_set(root: Path, world: World) -> None:
     if world.is_first:
-        from suite.data.manifest import read_manifest
+        from mlhpc.suite.data.manifest import read_manifest
 
         print_line(f"{_render_summary(root, read_manifest(root))}: complete")
 
@@ -292,8 +292,8 @@ def _print_baselines(chosen: Descriptor, root: Path, world: World) -> None:
 
 
 def _measure_baselines(chosen: Descriptor, root: Path) -> None:
-    from suite.data.baselines import find_standard_error, is_oracle, measure_baselines
-    from suite.data.manifest import read_manifest
+    from mlhpc.suite.data.baselines import find_standard_error, is_oracle, measure_baselines
+    from mlhpc.suite.data.manifest import read_manifest
 
     manifest = read_manifest(root)
     if manifest.size not in chosen.card().sizes:  # converted data of a shape that no size has

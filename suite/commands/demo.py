@@ -17,15 +17,15 @@ from pathlib import Path
 
 import click
 
-from suite.cli.options import output_option, ranks_option, runs_option, size_option
-from suite.descriptor import load_descriptor, load_descriptors
-from suite.errors import InputError
-from suite.exit_codes import ExitCode
-from suite.files import make_folder, print_line, print_progress, render_duration, write_file_atomically
-from suite.launch.local import make_suite_command
-from suite.launcher import refuse_several_ranks
-from suite.log.run_folder import choose_default_folder
-from suite.stopping import compute_exit_code
+from mlhpc.suite.cli.options import output_option, ranks_option, runs_option, size_option
+from mlhpc.suite.descriptor import load_descriptor, load_descriptors
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.files import make_folder, print_line, print_progress, render_duration, write_file_atomically
+from mlhpc.suite.launch.local import make_suite_command
+from mlhpc.suite.launcher import refuse_several_ranks
+from mlhpc.suite.log.run_folder import choose_default_folder
+from mlhpc.suite.stopping import compute_exit_code
 
 ALL = "all"  # in place of a workload
 ORG = "demo"  # the submitter of the package

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import click
 
-from suite.cli.options import FiniteRange, card_option, output_option
-from suite.compliance.manifest import check_manifest
-from suite.errors import InputError
-from suite.exit_codes import ExitCode
-from suite.files import print_line
-from suite.launch.slurm import read_system
-from suite.log.energy.power_csv import read_power_columns, read_power_csv
-from suite.log.results_tree import MANIFEST
-from suite.machine.system import read_description
-from suite.package.build import Package, build_package
-from suite.package.redaction import KINDS
+from mlhpc.suite.cli.options import FiniteRange, card_option, output_option
+from mlhpc.suite.compliance.manifest import check_manifest
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.files import print_line
+from mlhpc.suite.launch.slurm import read_system
+from mlhpc.suite.log.energy.power_csv import read_power_columns, read_power_csv
+from mlhpc.suite.log.results_tree import MANIFEST
+from mlhpc.suite.machine.system import read_description
+from mlhpc.suite.package.build import Package, build_package
+from mlhpc.suite.package.redaction import KINDS
 
 _SYSTEMS = Path("submissions") / "systems"  # as in the repository; another place is a path to --system
 

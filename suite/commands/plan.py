@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 from msgspec import structs
 
-from suite.cli.options import (
+from mlhpc.suite.cli.options import (
     DEFAULT_SIZE,
     JSON,
     FiniteRange,
@@ -23,16 +23,16 @@ from suite.cli.options import (
     plan_options,
     settings_options,
 )
-from suite.config import RunConfig, load_config
-from suite.descriptor import Descriptor, load_descriptor
-from suite.errors import InputError
-from suite.exit_codes import ExitCode
-from suite.files import print_line, render_bytes
+from mlhpc.suite.config import RunConfig, load_config
+from mlhpc.suite.descriptor import Descriptor, load_descriptor
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.files import print_line, render_bytes
 
 if TYPE_CHECKING:
-    from suite.performance.plans.machine import Estimate, Machine
-    from suite.performance.plans.predict import Cost, PredictionCache
-    from suite.performance.plans.step_time import StepTime
+    from mlhpc.suite.performance.plans.machine import Estimate, Machine
+    from mlhpc.suite.performance.plans.predict import Cost, PredictionCache
+    from mlhpc.suite.performance.plans.step_time import StepTime
 
 DEFAULT_PLANS = ("spatial", "sharded")  # the first that a workload ships
 VERSION = 1
@@ -187,7 +187,7 @@ def _choose_machine(stated: StatedOptions, measured: MeasuredOptions, precision:
 
 
 def _make_stated_machine(tflops: str | None, gigabytes_per_s: float | None, latency_us: float | None) -> Machine:
-    from suite.performance.plans.machine import Estimate, Machine, make_uniform_network
+    from mlhpc.suite.performance.plans.machine import Estimate, Machine, make_uniform_network
 
     if tflops is None or gigabytes_per_s is None or latency_us is None:
         raise click.UsageError("--tflops, --gigabytes-per-s and --latency-us belong together: give all or none")
@@ -198,7 +198,7 @@ def _make_stated_machine(tflops: str | None, gigabytes_per_s: float | None, late
 def _read_measured_machine(
     ceilings: Path | None, network: Path | None, reached: str | None, precision: str
 ) -> Machine | None:
-    from suite.performance.plans.machine import read_machine
+    from mlhpc.suite.performance.plans.machine import read_machine
 
     if (ceilings is None) != (network is None) or (reached is not None and ceilings is None):
         raise click.UsageError("--ceilings needs --network, --network needs --ceilings, and --reached needs both")
@@ -212,7 +212,7 @@ def _read_measured_machine(
 
 def _parse_span(option: str, text: str) -> Estimate:
     """Parse one number or two, ``LOW-HIGH``. UsageError names the option."""
-    from suite.performance.plans.machine import Estimate
+    from mlhpc.suite.performance.plans.machine import Estimate
 
     try:
         low, _, high = text.partition("-")
@@ -227,7 +227,7 @@ def _parse_span(option: str, text: str) -> Estimate:
 
 def _predict_times(machine: Machine | None, costs: Sequence[Cost]) -> list[Row]:
     """Predict a step's time for each plan. Sort by time, or without a machine by memory."""
-    from suite.performance.plans.step_time import predict_time
+    from mlhpc.suite.performance.plans.step_time import predict_time
 
     rows = [(cost, None if machine is None else predict_time(machine, cost)) for cost in costs]
     # Without a machine all times are equal, so that memory decides.
@@ -260,12 +260,12 @@ def _predict_cost(
 
     ``memory`` is the limit in GiB. ``common`` caches what the meshes of a sweep share.
     """
-    from suite.data.sampling import check_batch
-    from suite.performance.plans.predict import predict_largest_cost
-    from suite.performance.plans.sweep import NotLegalError
-    from suite.training.parallel.mesh import ranks_of
-    from suite.training.parallel.plan import find_plan, read_plan
-    from suite.training.parallel.sharing import Parallel
+    from mlhpc.suite.data.sampling import check_batch
+    from mlhpc.suite.performance.plans.predict import predict_largest_cost
+    from mlhpc.suite.performance.plans.sweep import NotLegalError
+    from mlhpc.suite.training.parallel.mesh import ranks_of
+    from mlhpc.suite.training.parallel.plan import find_plan, read_plan
+    from mlhpc.suite.training.parallel.sharing import Parallel
 
     assert config.plan is not None
     text = config.mesh or read_plan(find_plan(chosen, config.plan))[0].mesh
@@ -288,8 +288,8 @@ def _predict_cost(
 
 def _describe_fill(chosen: Descriptor, config: RunConfig, cost: Cost) -> str:
     """Describe what of K-FAC's work fits into the gaps of a plan's pipeline."""
-    from suite.performance.plans.fill import predict_fill
-    from suite.training.parallel.sharing import Parallel
+    from mlhpc.suite.performance.plans.fill import predict_fill
+    from mlhpc.suite.training.parallel.sharing import Parallel
 
     filled = predict_fill(chosen, config, Parallel.of(config, chosen, 0, cost.ranks), cost.flops)
     return f"  K-FAC in the gaps: {filled.describe()}"
@@ -299,11 +299,11 @@ def _sweep(
     chosen: Descriptor, config: RunConfig, plans: list[str], ranks: int, memory: float | None
 ) -> tuple[list[Cost], list[dict[str, str]]]:
     """Find the legal plans and meshes of this many ranks. Also return why the others are not legal."""
-    from suite.performance.plans.predict import PredictionCache
-    from suite.performance.plans.sweep import list_plan_costs
-    from suite.training.parallel.plan import find_plan, read_plan
-    from suite.training.parallel.sharing import placements
-    from suite.training.parallel.skeleton import build_on_meta
+    from mlhpc.suite.performance.plans.predict import PredictionCache
+    from mlhpc.suite.performance.plans.sweep import list_plan_costs
+    from mlhpc.suite.training.parallel.plan import find_plan, read_plan
+    from mlhpc.suite.training.parallel.sharing import placements
+    from mlhpc.suite.training.parallel.skeleton import build_on_meta
 
     found = {name: read_plan(find_plan(chosen, name))[0] for name in plans}
     common = PredictionCache()

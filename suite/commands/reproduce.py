@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from suite import VERSION
-from suite.cli.options import (
+from mlhpc.suite import VERSION
+from mlhpc.suite.cli.options import (
     JSON,
     FiniteRange,
     IntegerRange,
@@ -23,13 +23,13 @@ from suite.cli.options import (
     ranks_option,
     runs_option,
 )
-from suite.compliance.manifest import compute_sha256
-from suite.data.lock import create_lock
-from suite.errors import InputError
-from suite.exit_codes import ExitCode
-from suite.files import PART_SUFFIX, make_folder, print_line, print_progress, write_file_atomically
-from suite.log.results_tree import MANIFEST
-from suite.package.reproduction.document import (
+from mlhpc.suite.compliance.manifest import compute_sha256
+from mlhpc.suite.data.lock import create_lock
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.files import PART_SUFFIX, make_folder, print_line, print_progress, write_file_atomically
+from mlhpc.suite.log.results_tree import MANIFEST
+from mlhpc.suite.package.reproduction.document import (
     LEVELS,
     Difference,
     LevelOutcome,
@@ -41,11 +41,11 @@ from suite.package.reproduction.document import (
     render_table,
     write_reproduction,
 )
-from suite.package.reproduction.original import Original, read_originals
-from suite.package.reproduction.stored import judge_log, list_changes
+from mlhpc.suite.package.reproduction.original import Original, read_originals
+from mlhpc.suite.package.reproduction.stored import judge_log, list_changes
 
 if TYPE_CHECKING:
-    from suite.package.reproduction.rerun import Rerun
+    from mlhpc.suite.package.reproduction.rerun import Rerun
 
 LOCK = "reproduction.lock"  # there while a reproduction runs, and if it was killed
 _RESULT_NAME = re.compile(r"result_\d+")  # what was made for a result
@@ -235,7 +235,7 @@ def _choose_highest_level(level: int | None, beside: Path | None, overrides: tup
 
 def _write_requirements(package: Path, path: Path) -> None:
     """Write the Python environment of the package's runs, and print how to install it."""
-    from suite.package.environment import find_environment, render_requirements
+    from mlhpc.suite.package.environment import find_environment, render_requirements
 
     environment = find_environment(package)
     write_file_atomically(path, render_requirements(environment))
@@ -288,7 +288,7 @@ def _judge(original: Original, changes: list[Difference], asked: _Options, folde
         if why is not None:
             levels += [make_level_verdict(number, LevelOutcome.CANNOT, why) for number in range(1, asked.level + 1)]
         else:
-            from suite.package.reproduction.rerun import Rerun
+            from mlhpc.suite.package.reproduction.rerun import Rerun
 
             rerun = Rerun(original, folder, asked.ranks, asked.seed, asked.data, asked.beside, may_run=asked.run)
             rerun.limit_s = asked.limit_s

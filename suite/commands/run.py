@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from suite.cli.options import (
+from mlhpc.suite.cli.options import (
     DEFAULT_SIZE,
     FiniteRange,
     IntegerRange,
@@ -24,22 +24,28 @@ from suite.cli.options import (
     runs_option,
     settings_options,
 )
-from suite.config import choose_default_data_root, explain_missing_submitter, load_config
-from suite.descriptor import load_descriptor
-from suite.errors import InputError, explain_near_names
-from suite.files import make_folder, print_line, print_progress
-from suite.launch.quiet import wait_for_quiet
-from suite.launch.trials import run_trials
-from suite.launcher import find_world, refuse_several_ranks
-from suite.log.checkpoint_index import find_damage_quickly
-from suite.log.other_work import render_busy_warning
-from suite.log.reader import read_events
-from suite.log.record import summarise_log
-from suite.log.resume import has_run_start, plan_resume
-from suite.log.run_folder import RunFolder, choose_default_folder, create_run_folder, refuse_existing, write_run_info
+from mlhpc.suite.config import choose_default_data_root, explain_missing_submitter, load_config
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.errors import InputError, explain_near_names
+from mlhpc.suite.files import make_folder, print_line, print_progress
+from mlhpc.suite.launch.quiet import wait_for_quiet
+from mlhpc.suite.launch.trials import run_trials
+from mlhpc.suite.launcher import find_world, refuse_several_ranks
+from mlhpc.suite.log.checkpoint_index import find_damage_quickly
+from mlhpc.suite.log.other_work import render_busy_warning
+from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.log.record import summarise_log
+from mlhpc.suite.log.resume import has_run_start, plan_resume
+from mlhpc.suite.log.run_folder import (
+    RunFolder,
+    choose_default_folder,
+    create_run_folder,
+    refuse_existing,
+    write_run_info,
+)
 
 if TYPE_CHECKING:
-    from suite.training.plan import TrialPlan
+    from mlhpc.suite.training.plan import TrialPlan
 
 WAIT_MINUTES = 60.0  # of --wait-for-quiet, before each run
 
@@ -52,7 +58,7 @@ Examples:
   mlhpc run cosmoflow --size mini --set hyperparameters.dropout=0.1 --set submission.org=ACME
   mlhpc run cosmoflow --size mini --ranks 4 --plan spatial --mesh data=2,spatial=2x1x1
   mlhpc run cosmoflow --output runs/mine --resume               continue what is unfinished; --trial 3: only run 3
-  srun python -P -m suite run cosmoflow --size mini --output runs/mine --trial 0
+  srun python -P -m mlhpc run cosmoflow --size mini --output runs/mine --trial 0
 """
 )
 @click.argument("workload")
@@ -134,7 +140,7 @@ def run(
         name = str(RunFolder(output).config_path) if resume and output is not None else DEFAULT_SIZE
     resolved = load_config(chosen, name, overrides)
 
-    from suite.training.plan import TrialPlan
+    from mlhpc.suite.training.plan import TrialPlan
 
     root = output or choose_default_folder(resolved.workload, resolved.size, datetime.now(UTC))
     plan = TrialPlan(
@@ -181,7 +187,7 @@ def _start_trials(
     launch = find_world(ranks)
     # One rank needs no launcher: this process is the trial, as it is inside srun, mpiexec or torchrun.
     if trial is not None and (launch is not None or ranks in (None, 1)):
-        from suite.training.worker import run_worker
+        from mlhpc.suite.training.worker import run_worker
 
         if wait_s is not None and launch is not None:
             raise click.UsageError(
@@ -200,9 +206,9 @@ def _start_trials(
 
 def _check_before_launch(plan: TrialPlan, ranks: int) -> None:
     """Raise ValueError if every trial would fail: by its batch size or its data."""
-    from suite.data.build import find_data
-    from suite.data.sampling import check_batch
-    from suite.training.parallel.sharing import Parallel
+    from mlhpc.suite.data.build import find_data
+    from mlhpc.suite.data.sampling import check_batch
+    from mlhpc.suite.training.parallel.sharing import Parallel
 
     config = plan.config
     groups = Parallel.of(config, plan.descriptor, 0, ranks).mesh.data_size

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from suite.cli.options import JSON, card_option, format_option
-from suite.compliance.check import check
-from suite.compliance.exchange.merit import render_lines
-from suite.compliance.exchange.result_document import build_result_documents
-from suite.compliance.result import Result, find_named_run
-from suite.compliance.ruleset import list_rulesets, read_ruleset
-from suite.errors import InputError
-from suite.exit_codes import ExitCode
-from suite.files import print_line, render_duration, render_duration_range, render_printable
-from suite.log.other_work import render_busy_warning
-from suite.log.score import JudgedRun, Throughput, TimeToTrain, find_log_name
+from mlhpc.suite.cli.options import JSON, card_option, format_option
+from mlhpc.suite.compliance.check import check
+from mlhpc.suite.compliance.exchange.merit import render_lines
+from mlhpc.suite.compliance.exchange.result_document import build_result_documents
+from mlhpc.suite.compliance.result import Result, find_named_run
+from mlhpc.suite.compliance.ruleset import list_rulesets, read_ruleset
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.files import print_line, render_duration, render_duration_range, render_printable
+from mlhpc.suite.log.other_work import render_busy_warning
+from mlhpc.suite.log.score import JudgedRun, Throughput, TimeToTrain, find_log_name
 
 if TYPE_CHECKING:
-    from suite.log.energy.score import EnergyToSolution
+    from mlhpc.suite.log.energy.score import EnergyToSolution
 
 FOM = "fom"
 _KWH_J = 3.6e6  # joules of a kilowatt hour
@@ -106,7 +106,7 @@ def _is_scored(item: Result, *, energy: bool) -> bool:
 
 def render_result(scored: Result, *, explain: bool) -> list[str]:
     """Render one result for a terminal. With ``explain`` each run has a line."""
-    from suite.data.baselines import render_baselines
+    from mlhpc.suite.data.baselines import render_baselines
 
     first, runs = find_named_run(scored.runs), scored.score.runs
     benchmark = scored.group.benchmark or first.benchmark or "no benchmark"

@@ -12,23 +12,23 @@ from pathlib import Path
 
 import click
 
-from suite.card import render_metric_value
-from suite.cli.options import JSON, TEXT, FiniteRange, card_option, format_option
-from suite.data.lock import find_living_owner
-from suite.errors import InputError
-from suite.exit_codes import ExitCode
-from suite.files import print_line, read_json, render_duration, render_error, render_printable
-from suite.launch import jobs
-from suite.launch.heartbeat import AttemptState, read_attempt_state
-from suite.launch.time_left import Expectation, estimate_eta_s, find_expectation
-from suite.log.checkpoint_index import find_damage_quickly
-from suite.log.checkpoint_interval import compute_advice, render_advice
-from suite.log.goodput import Goodput, find_goodput
-from suite.log.limits import read_limits
-from suite.log.reader import read_events
-from suite.log.record import RunRecord, summarise_log
-from suite.log.resume import REPLACE, find_newest_log, find_newest_run_log
-from suite.log.run_folder import RunFolder
+from mlhpc.suite.card import render_metric_value
+from mlhpc.suite.cli.options import JSON, TEXT, FiniteRange, card_option, format_option
+from mlhpc.suite.data.lock import find_living_owner
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.files import print_line, read_json, render_duration, render_error, render_printable
+from mlhpc.suite.launch import jobs
+from mlhpc.suite.launch.heartbeat import AttemptState, read_attempt_state
+from mlhpc.suite.launch.time_left import Expectation, estimate_eta_s, find_expectation
+from mlhpc.suite.log.checkpoint_index import find_damage_quickly
+from mlhpc.suite.log.checkpoint_interval import compute_advice, render_advice
+from mlhpc.suite.log.goodput import Goodput, find_goodput
+from mlhpc.suite.log.limits import read_limits
+from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.log.record import RunRecord, summarise_log
+from mlhpc.suite.log.resume import REPLACE, find_newest_log, find_newest_run_log
+from mlhpc.suite.log.run_folder import RunFolder
 
 UNREADABLE = "unreadable"
 STALE_S = 300.0  # a run without job and launcher that wrote nothing to log and output for so long counts as dead

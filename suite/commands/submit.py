@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import click
 from msgspec import structs
 
-from suite import MOST_RUNS, NO_SUBMITTER
-from suite.card import SizeCard, read_reference_points
-from suite.cli.options import (
+from mlhpc.suite import MOST_RUNS, NO_SUBMITTER
+from mlhpc.suite.card import SizeCard, read_reference_points
+from mlhpc.suite.cli.options import (
     DEFAULT_SIZE,
     IntegerRange,
     choose_config_name,
@@ -28,17 +28,17 @@ from suite.cli.options import (
     runs_option,
     settings_options,
 )
-from suite.config import RunConfig, choose_default_data_root, explain_missing_submitter, load_config
-from suite.descriptor import Descriptor, load_descriptor
-from suite.documents import convert_to_plain_data, parse_yaml
-from suite.errors import InputError
-from suite.exit_codes import ExitCode
-from suite.files import make_folder, print_line, write_file_atomically
-from suite.launch import cost, jobs
-from suite.launch.slurm import Job, SystemFile, find_system, parse_time_limit_s, read_system, render_sbatch_script
-from suite.log.reader import read_events
-from suite.log.record import summarise_log
-from suite.log.run_folder import (
+from mlhpc.suite.config import RunConfig, choose_default_data_root, explain_missing_submitter, load_config
+from mlhpc.suite.descriptor import Descriptor, load_descriptor
+from mlhpc.suite.documents import convert_to_plain_data, parse_yaml
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.files import make_folder, print_line, write_file_atomically
+from mlhpc.suite.launch import cost, jobs
+from mlhpc.suite.launch.slurm import Job, SystemFile, find_system, parse_time_limit_s, read_system, render_sbatch_script
+from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.log.record import summarise_log
+from mlhpc.suite.log.run_folder import (
     JobInfo,
     RunFolder,
     choose_default_folder,
@@ -48,7 +48,7 @@ from suite.log.run_folder import (
 )
 
 if TYPE_CHECKING:  # only --estimate-from reads a log
-    from suite.log.record import RunRecord
+    from mlhpc.suite.log.record import RunRecord
 
 PREFLIGHT_S, MIN_PREFLIGHT_S = 60, 18  # a third is for the nodes, whose ranks take seconds to start
 
@@ -253,11 +253,11 @@ def plan_job(template: Job, config: RunConfig, nodes: int, folder: Path) -> Job:
     # Without a plan every rank has samples of its own.
     groups = job.ranks
     if config.plan is not None or config.mesh is not None:
-        from suite.training.parallel.sharing import Parallel
+        from mlhpc.suite.training.parallel.sharing import Parallel
 
         groups = Parallel.of(config, load_descriptor(config.workload), 0, job.ranks).mesh.data_size
     if config.global_batch_size % (groups * accumulation):
-        from suite.data.sampling import check_batch  # numpy is imported only for its message
+        from mlhpc.suite.data.sampling import check_batch  # numpy is imported only for its message
 
         try:
             check_batch(config.global_batch_size, groups, accumulation)

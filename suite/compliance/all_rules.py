@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import TypeVar
 
-from suite.compliance import selection
-from suite.compliance.forensics import copy_rules, course_rules, provenance_rules, statement_rules
-from suite.compliance.rules import (
+from mlhpc.suite.compliance import selection
+from mlhpc.suite.compliance.forensics import copy_rules, course_rules, provenance_rules, statement_rules
+from mlhpc.suite.compliance.rules import (
     eval_rules,
     log_rules,
     mlhpc_rules,
@@ -17,7 +17,7 @@ from suite.compliance.rules import (
     result_rules,
     stated_rules,
 )
-from suite.compliance.rules.base import LogRule, ResultRule, Rule
+from mlhpc.suite.compliance.rules.base import LogRule, ResultRule, Rule
 
 Kind = TypeVar("Kind", bound=Rule)
 

@@ -11,13 +11,19 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from suite.compliance.all_rules import LOG_RULES, RESULT_RULES
-from suite.compliance.forensics.copy_rules import SeenRuns
-from suite.compliance.metric import summarise_for_benchmark
-from suite.compliance.result import Result
-from suite.compliance.rules.base import EMPTY_LOG_RULE, Finding, LogContext, judge_breach, make_other_suite_finding
-from suite.compliance.rules.package_rules import judge_package, judge_system
-from suite.compliance.ruleset import (
+from mlhpc.suite.compliance.all_rules import LOG_RULES, RESULT_RULES
+from mlhpc.suite.compliance.forensics.copy_rules import SeenRuns
+from mlhpc.suite.compliance.metric import summarise_for_benchmark
+from mlhpc.suite.compliance.result import Result
+from mlhpc.suite.compliance.rules.base import (
+    EMPTY_LOG_RULE,
+    Finding,
+    LogContext,
+    judge_breach,
+    make_other_suite_finding,
+)
+from mlhpc.suite.compliance.rules.package_rules import judge_package, judge_system
+from mlhpc.suite.compliance.ruleset import (
     Benchmark,
     ExtraReferencePoints,
     KnownResult,
@@ -26,13 +32,13 @@ from suite.compliance.ruleset import (
     list_rulesets,
     read_ruleset,
 )
-from suite.compliance.selection import SelectedRuleset, select_ruleset
-from suite.log import mllog
-from suite.log.limits import HEAD_BYTES
-from suite.log.reader import Log, read_events
-from suite.log.record import RunRecord
-from suite.log.results_tree import LINK, Group, Tree, find_results, list_files, list_system_files, read_system
-from suite.log.score import find_failure
+from mlhpc.suite.compliance.selection import SelectedRuleset, select_ruleset
+from mlhpc.suite.log import mllog
+from mlhpc.suite.log.limits import HEAD_BYTES
+from mlhpc.suite.log.reader import Log, read_events
+from mlhpc.suite.log.record import RunRecord
+from mlhpc.suite.log.results_tree import LINK, Group, Tree, find_results, list_files, list_system_files, read_system
+from mlhpc.suite.log.score import find_failure
 
 
 @dataclass(frozen=True)

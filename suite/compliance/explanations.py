@@ -11,11 +11,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from suite.compliance.all_rules import LOG_RULES, RESULT_RULES, RULES
-from suite.compliance.rules.base import OURS, Rule, render_rule_link
-from suite.compliance.ruleset import Ruleset, Severity, list_rulesets, read_ruleset
-from suite.documents import YamlSource
-from suite.errors import InputError, explain_near_names
+from mlhpc.suite.compliance.all_rules import LOG_RULES, RESULT_RULES, RULES
+from mlhpc.suite.compliance.rules.base import OURS, Rule, render_rule_link
+from mlhpc.suite.compliance.ruleset import Ruleset, Severity, list_rulesets, read_ruleset
+from mlhpc.suite.documents import YamlSource
+from mlhpc.suite.errors import InputError, explain_near_names
 
 RULE_TEXTS_FILE = Path(__file__).parent / "rules.yaml"
 SCOPES = ("one log", "the runs of a result", "a package")

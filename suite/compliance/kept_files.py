@@ -8,19 +8,19 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from suite.card import read_card
-from suite.data.manifest import read_manifest_file
-from suite.documents import YamlSource, read_json_document
-from suite.errors import InputError
-from suite.files import read_bytes, read_json
-from suite.log.limits import read_limits
-from suite.log.origin.installed import ENVIRONMENT_VERSION, Environment
-from suite.log.origin.sources import DIFF_BYTES, read_sources
-from suite.log.reader import read_events
-from suite.log.record import RunRecord
-from suite.log.run_folder import JOB_VERSION, JobInfo, RunFolder
-from suite.machine.facts import read_facts
-from suite.machine.node_samples import parse_samples
+from mlhpc.suite.card import read_card
+from mlhpc.suite.data.manifest import read_manifest_file
+from mlhpc.suite.documents import YamlSource, read_json_document
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import read_bytes, read_json
+from mlhpc.suite.log.limits import read_limits
+from mlhpc.suite.log.origin.installed import ENVIRONMENT_VERSION, Environment
+from mlhpc.suite.log.origin.sources import DIFF_BYTES, read_sources
+from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.log.record import RunRecord
+from mlhpc.suite.log.run_folder import JOB_VERSION, JobInfo, RunFolder
+from mlhpc.suite.machine.facts import read_facts
+from mlhpc.suite.machine.node_samples import parse_samples
 
 ORIGIN_FILE = "origin.json"  # only in a package: which files redaction changed
 # Only a script that the template made has these two lines; a person's own script may begin and end otherwise.

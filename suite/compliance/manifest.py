@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from suite.files import open_regular_file, render_repr
-from suite.log.limits import read_limits
-from suite.log.results_tree import MANIFEST, list_files
+from mlhpc.suite.files import open_regular_file, render_repr
+from mlhpc.suite.log.limits import read_limits
+from mlhpc.suite.log.results_tree import MANIFEST, list_files
 
 MANIFEST_VERSION = 1
 _SHA256_DIGITS = 64
@@ -44,7 +44,7 @@ def read_package_manifest(path: Path) -> dict[str, str] | None:
 
 
 def compute_sha256(path: Path) -> str:
-    """Compute the sha256 of a file, in hexadecimal. OSError if the file exceeds the limit in suite.log.limits."""
+    """Compute the sha256 of a file, in hexadecimal. OSError if the file exceeds the limit in mlhpc.suite.log.limits."""
     with open_regular_file(path, read_limits().file) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from suite.compliance.ruleset import Benchmark, KeyRule, Ruleset
-from suite.log.reader import Log
-from suite.log.record import MetricValue, RunRecord, summarise_log
-from suite.log.values import convert_to_float
+from mlhpc.suite.compliance.ruleset import Benchmark, KeyRule, Ruleset
+from mlhpc.suite.log.reader import Log
+from mlhpc.suite.log.record import MetricValue, RunRecord, summarise_log
+from mlhpc.suite.log.values import convert_to_float
 
 
 def summarise_for_benchmark(

@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from suite.card import OfficialRules
-from suite.compliance.official_rules import render_official_rules
-from suite.compliance.ruleset import LAST_ROUND, Benchmark, Ruleset, read_ruleset
-from suite.compliance.selection import select_ruleset
-from suite.errors import InputError
-from suite.log.reader import Log, read_events
-from suite.log.record import summarise_log
-from suite.log.results_tree import Group, find_results, list_system_files
-from suite.log.score import find_failure
+from mlhpc.suite.card import OfficialRules
+from mlhpc.suite.compliance.official_rules import render_official_rules
+from mlhpc.suite.compliance.ruleset import LAST_ROUND, Benchmark, Ruleset, read_ruleset
+from mlhpc.suite.compliance.selection import select_ruleset
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.log.reader import Log, read_events
+from mlhpc.suite.log.record import summarise_log
+from mlhpc.suite.log.results_tree import Group, find_results, list_system_files
+from mlhpc.suite.log.score import find_failure
 
 TOOLS_VERSION = "4.1.68"
 # The last round of MLPerf HPC that the tools know.

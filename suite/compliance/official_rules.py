@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from suite import RULESET
-from suite.compliance.ruleset import Benchmark, KeyRule, build_card_benchmark, read_ruleset
-from suite.descriptor import load_descriptors
-from suite.files import make_folder, write_file_atomically
+from mlhpc.suite import RULESET
+from mlhpc.suite.compliance.ruleset import Benchmark, KeyRule, build_card_benchmark, read_ruleset
+from mlhpc.suite.descriptor import load_descriptors
+from mlhpc.suite.files import make_folder, write_file_atomically
 
 
 def render_official_rules(benchmark: Benchmark, division: str = "closed") -> str:

@@ -6,11 +6,11 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator
 
-from suite.compliance.check import Verdict
-from suite.compliance.explanations import read_rule_texts
-from suite.compliance.rules.base import EMPTY_LOG_RULE, Finding, render_rule_link
-from suite.compliance.ruleset import Severity
-from suite.files import render_printable
+from mlhpc.suite.compliance.check import Verdict
+from mlhpc.suite.compliance.explanations import read_rule_texts
+from mlhpc.suite.compliance.rules.base import EMPTY_LOG_RULE, Finding, render_rule_link
+from mlhpc.suite.compliance.ruleset import Severity
+from mlhpc.suite.files import render_printable
 
 # Errors are always listed in full: each one has to be mended.
 _LISTED_PER_RULE = 5

@@ -16,7 +16,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from suite.statistics import student_t
+from mlhpc.suite.statistics import student_t
 
 _NEAR = 1.1  # times what endless reference runs would leave unseen
 

@@ -1,6 +1,6 @@
 """Holds the runs of one result, their ruleset and their score. Rules read it; `check` returns it with its errors.
 
-A score exists only together with a verdict. The arithmetic of scores is in suite.log.score.
+A score exists only together with a verdict. The arithmetic of scores is in mlhpc.suite.log.score.
 """
 
 from __future__ import annotations
@@ -11,17 +11,24 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from suite.compliance.ruleset import Benchmark, Ruleset
-from suite.log.energy.score import find_energy, read_power_logs
-from suite.log.provenance import Provenance, find_added_submitter, read_provenance
-from suite.log.record import RunRecord
-from suite.log.results_tree import Group, SystemFile, read_system
-from suite.log.run_folder import RunFolder, parse_trial
-from suite.log.score import JudgedRun, Throughput, TimeToTrain, compute_throughput, compute_time_to_train, find_failure
-from suite.log.values import convert_to_float
+from mlhpc.suite.compliance.ruleset import Benchmark, Ruleset
+from mlhpc.suite.log.energy.score import find_energy, read_power_logs
+from mlhpc.suite.log.provenance import Provenance, find_added_submitter, read_provenance
+from mlhpc.suite.log.record import RunRecord
+from mlhpc.suite.log.results_tree import Group, SystemFile, read_system
+from mlhpc.suite.log.run_folder import RunFolder, parse_trial
+from mlhpc.suite.log.score import (
+    JudgedRun,
+    Throughput,
+    TimeToTrain,
+    compute_throughput,
+    compute_time_to_train,
+    find_failure,
+)
+from mlhpc.suite.log.values import convert_to_float
 
 if TYPE_CHECKING:  # few results have power readings
-    from suite.log.energy.score import EnergyToSolution, PowerLogs
+    from mlhpc.suite.log.energy.score import EnergyToSolution, PowerLogs
 
 
 @dataclass(frozen=True)

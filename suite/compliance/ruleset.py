@@ -13,16 +13,16 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field, structs
 
-from suite import RULESET
-from suite.card import FULL, Card, Constraint, SizeCard, Target, read_reference_points
-from suite.compliance.derived import EvalInterval, EvalSchedule, ScaledValue
-from suite.descriptor import Descriptor, list_card_files, load_descriptors
-from suite.documents import YamlSource, convert
-from suite.errors import InputError, explain_unknown_name
-from suite.files import read_bytes
-from suite.log.limits import read_limits
-from suite.log.record import RunRecord
-from suite.log.values import convert_to_float
+from mlhpc.suite import RULESET
+from mlhpc.suite.card import FULL, Card, Constraint, SizeCard, Target, read_reference_points
+from mlhpc.suite.compliance.derived import EvalInterval, EvalSchedule, ScaledValue
+from mlhpc.suite.descriptor import Descriptor, list_card_files, load_descriptors
+from mlhpc.suite.documents import YamlSource, convert
+from mlhpc.suite.errors import InputError, explain_unknown_name
+from mlhpc.suite.files import read_bytes
+from mlhpc.suite.log.limits import read_limits
+from mlhpc.suite.log.record import RunRecord
+from mlhpc.suite.log.values import convert_to_float
 
 RULESETS_FOLDER = Path(__file__).parent / "rulesets"
 LAST_ROUND = "3.0.0"  # of MLPerf HPC

@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from suite import RULESET
-from suite.compliance.rules.base import OURS, Rule
-from suite.compliance.ruleset import (
+from mlhpc.suite import RULESET
+from mlhpc.suite.compliance.rules.base import OURS, Rule
+from mlhpc.suite.compliance.ruleset import (
     LAST_ROUND,
     find_newest_training_ruleset,
     find_round_ruleset,
@@ -22,11 +22,11 @@ from suite.compliance.ruleset import (
     list_training_rounds,
     read_ruleset,
 )
-from suite.files import render_repr
-from suite.log.limits import HEAD_BYTES
-from suite.log.reader import read_events
-from suite.log.record import RunRecord, summarise_log
-from suite.log.results_tree import Group, parse_round, parse_suite
+from mlhpc.suite.files import render_repr
+from mlhpc.suite.log.limits import HEAD_BYTES
+from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.log.record import RunRecord, summarise_log
+from mlhpc.suite.log.results_tree import Group, parse_round, parse_suite
 
 SELECTION_RULES: tuple[Rule, ...] = (
     Rule("round-agrees", "a folder that gives a package its round is in no other round and in no other package", OURS),

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.data.sampling import compute_epoch_order
+from mlhpc.suite.data.sampling import compute_epoch_order
 
 # Least cost of a sample: one with a stated cost of 0 still takes time, and not all of them may go to one rank.
 SMALLEST = 1.0

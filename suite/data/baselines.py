@@ -15,12 +15,12 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from suite.config import load_config
-from suite.descriptor import Descriptor
-from suite.documents import read_json_document
-from suite.errors import InputError
-from suite.files import write_file_atomically
-from suite.workload import Baseline, load_workload
+from mlhpc.suite.config import load_config
+from mlhpc.suite.descriptor import Descriptor
+from mlhpc.suite.documents import read_json_document
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import write_file_atomically
+from mlhpc.suite.workload import Baseline, load_workload
 
 BASELINES_VERSION: Final = 1
 BASELINES_NAME = "baselines.json"

@@ -19,13 +19,13 @@ import h5py
 import msgspec
 from numpy.typing import NDArray
 
-from suite.data.lock import create_lock_for_all_ranks
-from suite.data.manifest import MANIFEST_NAME, Manifest, ShardEntry, check_shard, read_manifest, write_manifest
-from suite.data.shards import Compression, build_shard_path, write_shard
-from suite.documents import render_json
-from suite.errors import InputError, explain_unknown_name
-from suite.files import PART_SUFFIX, add_path_to_errors, write_file_atomically
-from suite.world import World
+from mlhpc.suite.data.lock import create_lock_for_all_ranks
+from mlhpc.suite.data.manifest import MANIFEST_NAME, Manifest, ShardEntry, check_shard, read_manifest, write_manifest
+from mlhpc.suite.data.shards import Compression, build_shard_path, write_shard
+from mlhpc.suite.documents import render_json
+from mlhpc.suite.errors import InputError, explain_unknown_name
+from mlhpc.suite.files import PART_SUFFIX, add_path_to_errors, write_file_atomically
+from mlhpc.suite.world import World
 
 # The recipe of an incomplete data set; removed when the manifest is written.
 UNFINISHED_NAME = "generation.json"

@@ -21,8 +21,8 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.errors import InputError
-from suite.files import render_repr
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import render_repr
 
 OFFSETS = ".offsets"  # ends the name of the dataset that makes the others of its axis ragged
 Part = Sequence[NDArray[np.int64]]  # positions along the leading dimensions of a sample

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from suite.data.columns import OFFSETS, Column, build_offsets_name, map_columns
-from suite.data.manifest import Manifest, ShardEntry
-from suite.errors import InputError
+from mlhpc.suite.data.columns import OFFSETS, Column, build_offsets_name, map_columns
+from mlhpc.suite.data.manifest import Manifest, ShardEntry
+from mlhpc.suite.errors import InputError
 
 CROISSANT_NAME = "croissant.json"
 _HDF5 = "application/x-hdf5"

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from suite.data.manifest import MANIFEST_NAME, Manifest, compute_checksums, read_manifest
-from suite.data.verification import Verification, verify_shards
-from suite.errors import InputError
-from suite.messages import convert
-from suite.world import World
+from mlhpc.suite.data.manifest import MANIFEST_NAME, Manifest, compute_checksums, read_manifest
+from mlhpc.suite.data.verification import Verification, verify_shards
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.messages import convert
+from mlhpc.suite.world import World
 
 
 def compute_fingerprint(root: Path, world: World, tick: Callable[[], None] = lambda: None) -> tuple[str, Verification]:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from suite.data.build import (
+from mlhpc.suite.data.build import (
     Arrays,
     Count,
     DataSetPlan,
@@ -21,9 +21,9 @@ from suite.data.build import (
     find_size_settings,
     plan_numbered_shards,
 )
-from suite.data.manifest import MANIFEST_NAME
-from suite.data.shards import Compression
-from suite.world import World
+from mlhpc.suite.data.manifest import MANIFEST_NAME
+from mlhpc.suite.data.shards import Compression
+from mlhpc.suite.world import World
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from msgspec import DecodeError, Struct, json
 
-from suite.documents import render_json
-from suite.errors import InputError
-from suite.files import PART_SUFFIX, add_path_to_errors, create_hard_link, make_folder, print_line, render_error
-from suite.processes import read_start_time
-from suite.world import World, find_node_name
+from mlhpc.suite.documents import render_json
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import PART_SUFFIX, add_path_to_errors, create_hard_link, make_folder, print_line, render_error
+from mlhpc.suite.processes import read_start_time
+from mlhpc.suite.world import World, find_node_name
 
 REFRESH_S = 20.0
 # An owner on another host is gone if its lock is older: nine refreshes are missing.

@@ -1,7 +1,7 @@
 """Reads, writes and verifies the manifest of a data set: the list of its shards with sizes and checksums.
 
 <root>/manifest.json              version 1, written last: a data set with a manifest is complete
-<root>/<split>/shard_00000.h5     the shards (`suite.data.shards`)
+<root>/<split>/shard_00000.h5     the shards (`mlhpc.suite.data.shards`)
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
-from suite.documents import convert_to_plain_data, read_json_document
-from suite.errors import InputError
-from suite.files import fsync_path, render_repr, write_file_atomically
+from mlhpc.suite.documents import convert_to_plain_data, read_json_document
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import fsync_path, render_repr, write_file_atomically
 
 MANIFEST_VERSION: Final = 1
 MANIFEST_NAME = "manifest.json"

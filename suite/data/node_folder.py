@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from suite.errors import InputError
-from suite.files import verify_folder
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import verify_folder
 
 SPARE_BYTES = 64 << 20  # must remain free on the node
 PRIVATE = 0o700

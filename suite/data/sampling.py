@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.errors import InputError
+from mlhpc.suite.errors import InputError
 
 
 def compute_epoch_order(n: int, *, seed: int, epoch: int) -> NDArray[np.int64]:

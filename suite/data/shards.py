@@ -1,6 +1,6 @@
 """Writes and reads shards of a data set: HDF5 files with some samples of one split. Knows no workload.
 
-Every dataset has the samples in its first dimension, or is ragged (`suite.data.columns`). Large datasets begin on a
+Every dataset has the samples in its first dimension, or is ragged (`mlhpc.suite.data.columns`). Large datasets begin on a
 page and are contiguous, or gzip with one chunk per sample. So the reader can map the file.
 """
 
@@ -19,10 +19,10 @@ import h5py
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from suite.data.columns import OFFSETS, Column, Part, build_offsets_name, check_offsets, map_columns
-from suite.data.manifest import MANIFEST_NAME, ShardEntry, check_shard, compute_checksums, read_manifest
-from suite.errors import InputError
-from suite.files import render_repr, write_atomically
+from mlhpc.suite.data.columns import OFFSETS, Column, Part, build_offsets_name, check_offsets, map_columns
+from mlhpc.suite.data.manifest import MANIFEST_NAME, ShardEntry, check_shard, compute_checksums, read_manifest
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import render_repr, write_atomically
 
 ALIGNMENT_BYTES = 4096  # datasets of at least a page begin on a page
 CHUNKED_FROM_BYTES = 1024  # smaller samples stay uncompressed: a chunk of their own would cost more than it saves

@@ -23,13 +23,13 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.data.manifest import MANIFEST_NAME, Manifest, ShardEntry, check_shard, read_manifest, write_manifest
-from suite.data.node_folder import check_space, create_part, make_folders
-from suite.data.verification import check_crc32c
-from suite.errors import InputError
-from suite.files import fsync_path
-from suite.messages import decode, encode
-from suite.world import World
+from mlhpc.suite.data.manifest import MANIFEST_NAME, Manifest, ShardEntry, check_shard, read_manifest, write_manifest
+from mlhpc.suite.data.node_folder import check_space, create_part, make_folders
+from mlhpc.suite.data.verification import check_crc32c
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import fsync_path
+from mlhpc.suite.messages import decode, encode
+from mlhpc.suite.world import World
 
 # Small enough to stay in the cache between read and write.
 BLOCK_BYTES = 1 << 20

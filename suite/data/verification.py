@@ -14,9 +14,9 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from suite.data.manifest import ShardEntry, check_shard
-from suite.errors import InputError
-from suite.world import World
+from mlhpc.suite.data.manifest import ShardEntry, check_shard
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.world import World
 
 READ_BYTES = 256 << 10  # stays in the second-level cache between the read and the checksum
 

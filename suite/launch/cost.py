@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from suite.card import ReferencePoints, SizeCard
-from suite.errors import InputError
-from suite.files import render_bytes, render_duration
+from mlhpc.suite.card import ReferencePoints, SizeCard
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import render_bytes, render_duration
 
 if TYPE_CHECKING:
-    from suite.log.record import RunRecord
+    from mlhpc.suite.log.record import RunRecord
 
 FILES_PER_TRIAL = 2  # log and output
 FILES_PER_RUN = 5  # run.json, config.yaml, job.sbatch, job.json, exit file

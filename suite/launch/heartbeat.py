@@ -9,13 +9,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from suite.data.lock import create_lock
-from suite.exit_codes import WORKER_CODES
-from suite.files import make_folder, read_bytes, read_json
-from suite.log.limits import EXIT_CODE_BYTES, read_limits
-from suite.log.run_folder import RunFolder
-from suite.processes import read_start_time
-from suite.world import find_node_name
+from mlhpc.suite.data.lock import create_lock
+from mlhpc.suite.exit_codes import WORKER_CODES
+from mlhpc.suite.files import make_folder, read_bytes, read_json
+from mlhpc.suite.log.limits import EXIT_CODE_BYTES, read_limits
+from mlhpc.suite.log.run_folder import RunFolder
+from mlhpc.suite.processes import read_start_time
+from mlhpc.suite.world import find_node_name
 
 DEAD_AFTER_S = 60.0  # of no heartbeat, where the process cannot be looked at
 

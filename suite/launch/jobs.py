@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from suite.errors import InputError
-from suite.files import read_bytes
-from suite.log.limits import EXIT_CODE_BYTES
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import read_bytes
+from mlhpc.suite.log.limits import EXIT_CODE_BYTES
 
 # Settings of a job script that `mlhpc submit` does not pass on from its environment; a person who calls sbatch may set
 # them.

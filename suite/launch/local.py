@@ -24,15 +24,15 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from suite import LAUNCH
-from suite.errors import InputError
-from suite.exit_codes import WORKER_CODES
-from suite.files import make_folder, print_line, render_duration
-from suite.launch.heartbeat import read_exit_code
-from suite.launcher import drop_launcher_variables
-from suite.machine.probes.allowance import find_usable_resources
-from suite.processes import find_by_token, has_children, kill_by_token, make_parent_death_hook, signal_by_token
-from suite.stopping import REPEAT_WINDOW_S, end_by_signal
+from mlhpc.suite import LAUNCH
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import WORKER_CODES
+from mlhpc.suite.files import make_folder, print_line, render_duration
+from mlhpc.suite.launch.heartbeat import read_exit_code
+from mlhpc.suite.launcher import drop_launcher_variables
+from mlhpc.suite.machine.probes.allowance import find_usable_resources
+from mlhpc.suite.processes import find_by_token, has_children, kill_by_token, make_parent_death_hook, signal_by_token
+from mlhpc.suite.stopping import REPEAT_WINDOW_S, end_by_signal
 
 START_S = 3.0  # so long mpiexec may take to start its proxy
 LAST_LINES_S = 5.0  # for what ranks printed before they ended
@@ -45,7 +45,7 @@ def make_suite_command(*words: str, python: str = sys.executable) -> list[str]:
 
     With -P the working directory is not on the import path. A user's folder ``workloads/`` there is not taken for ours.
     """
-    return [python, "-P", "-m", "suite", *words]
+    return [python, "-P", "-m", "mlhpc", *words]
 
 
 def make_worker_command(
@@ -124,7 +124,7 @@ def parse_rank_signal(line: str) -> int | None:
 
 
 def is_connection_timeout(line: str) -> bool:
-    """Return True for the line before the stack of a rank that could not connect (suite.training.startup)."""
+    """Return True for the line before the stack of a rank that could not connect (mlhpc.suite.training.startup)."""
     return bool(_CONNECTION_TIMEOUT.fullmatch(line))
 
 
@@ -169,7 +169,7 @@ def run_local(
     ``told``: the file in which rank 0 leaves the exit code. It counts if mpiexec itself failed.
     """
     token = uuid.uuid4().hex
-    # mpiexec starts ranks in sessions of their own, so they are found by this token (suite.processes).
+    # mpiexec starts ranks in sessions of their own, so they are found by this token (mlhpc.suite.processes).
     environment = make_trial_environment(environ, ranks=ranks) | {LAUNCH: token}
     make_folder(log.parent)
     log.touch()
@@ -243,7 +243,7 @@ def _print_all(lines: IO[bytes] | None) -> None:
 
 
 class _OutputRelay:
-    """The relay between the ranks and this process (suite.launch.relay). It outlives this process."""
+    """The relay between the ranks and this process (mlhpc.suite.launch.relay). It outlives this process."""
 
     def __init__(self, log: Path, token: str, grace_s: float) -> None:
         self._arguments = (str(log), token, str(grace_s))
@@ -251,7 +251,7 @@ class _OutputRelay:
 
     def __enter__(self) -> _OutputRelay:
         self._relay = subprocess.Popen(
-            [sys.executable, "-P", "-m", "suite.launch.relay", *self._arguments],
+            [sys.executable, "-P", "-m", "mlhpc.suite.launch.relay", *self._arguments],
             stdin=self._reader,
             stdout=subprocess.PIPE,
             start_new_session=True,

@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from suite.exit_codes import ExitCode, choose_exit_code
-from suite.files import print_line, render_error
-from suite.launch.local import make_suite_command, run_local
-from suite.stopping import end_by_signal
+from mlhpc.suite.exit_codes import ExitCode, choose_exit_code
+from mlhpc.suite.files import print_line, render_error
+from mlhpc.suite.launch.local import make_suite_command, run_local
+from mlhpc.suite.stopping import end_by_signal
 
 if TYPE_CHECKING:
-    from suite.launcher import Launch
-    from suite.world import World
+    from mlhpc.suite.launcher import Launch
+    from mlhpc.suite.world import World
 
 GRACE_S = 1.0  # between SIGTERM and SIGKILL to ranks that are stopped: they have nothing to save
 
@@ -79,7 +79,7 @@ def run_as_rank(launch: Launch | None, check: Callable[[], None], body: Callable
     A ValueError or OSError of ``check`` is printed once and ends all ranks. An error of ``body`` on one rank is printed
     by that rank and ends all.
     """
-    from suite.world import World
+    from mlhpc.suite.world import World
 
     world = World.create(launch)
     problem: Exception | None = None

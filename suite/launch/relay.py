@@ -13,8 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-from suite.files import render_error
-from suite.processes import kill_by_token
+from mlhpc.suite.files import render_error
+from mlhpc.suite.processes import kill_by_token
 
 CHUNK_BYTES = 65536
 

@@ -16,10 +16,10 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-import suite
-from suite.documents import YamlSource
-from suite.errors import InputError, explain_unknown_name
-from suite.files import render_repr
+from mlhpc import suite
+from mlhpc.suite.documents import YamlSource
+from mlhpc.suite.errors import InputError, explain_unknown_name
+from mlhpc.suite.files import render_repr
 
 TIME_LIMIT = re.compile(r"\A(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?\Z")
 
@@ -92,7 +92,7 @@ class Launcher(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class SystemFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A system file. ``description`` is parsed by suite.machine.system.
+    """A system file. ``description`` is parsed by mlhpc.suite.machine.system.
 
     ``submitter`` is used for runs on this system whose configuration names none.
     """
@@ -309,12 +309,12 @@ def _render_site_options(launcher: Launcher) -> Iterator[str]:
 def _render_suite_command(container: Container) -> str:
     """Return the lines that start the suite: in a container by apptainer, or directly."""
     if container.runtime != "apptainer":
-        return 'suite=("$MLHPC_PYTHON" -P -m suite)'
+        return 'suite=("$MLHPC_PYTHON" -P -m mlhpc)'
     assert container.image is not None
     lines = ['suite=(apptainer exec --pwd "$PWD")']
     lines += [f'suite+=(--bind "{_escape_quoted(mount)}")' for mount in container.mounts]
     lines += [f'suite+=("{_escape_quoted(option)}")' for option in container.options]
-    return "\n".join([*lines, f'suite+=("{_escape_quoted(container.image)}" "$MLHPC_PYTHON" -P -m suite)'])
+    return "\n".join([*lines, f'suite+=("{_escape_quoted(container.image)}" "$MLHPC_PYTHON" -P -m mlhpc)'])
 
 
 def _render_setup(launcher: Launcher) -> str:

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import yaml
 
-from suite.card import SizeCard, read_reference_points
-from suite.descriptor import describe_card, load_descriptor
-from suite.documents import parse_yaml
-from suite.errors import InputError
-from suite.files import read_bytes, render_duration
-from suite.launch.cost import Epochs, estimate_epochs
-from suite.log.limits import read_limits
-from suite.log.record import RunRecord
-from suite.log.run_folder import RunFolder
+from mlhpc.suite.card import SizeCard, read_reference_points
+from mlhpc.suite.descriptor import describe_card, load_descriptor
+from mlhpc.suite.documents import parse_yaml
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import read_bytes, render_duration
+from mlhpc.suite.launch.cost import Epochs, estimate_epochs
+from mlhpc.suite.log.limits import read_limits
+from mlhpc.suite.log.record import RunRecord
+from mlhpc.suite.log.run_folder import RunFolder
 
 MIN_CONVERGED_TRIALS = 3  # runs that reached the target, from which they say more than the reference points
-_EPOCH = re.compile(r"epoch (\d+):")  # how a line of a rank about an evaluation begins (suite.training.loop)
+_EPOCH = re.compile(r"epoch (\d+):")  # how a line of a rank about an evaluation begins (mlhpc.suite.training.loop)
 
 
 @dataclass(frozen=True)

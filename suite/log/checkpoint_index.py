@@ -16,8 +16,8 @@ import google_crc32c
 import msgspec
 from msgspec import Meta, Struct
 
-from suite.errors import InputError
-from suite.files import read_bytes
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import read_bytes
 
 CHECKPOINT_VERSION = 9
 READ_BYTES = 2**22

@@ -9,9 +9,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from suite.errors import InputError, explain_not_installed
-from suite.files import render_duration, render_duration_range
-from suite.log.goodput import Goodput
+from mlhpc.suite.errors import InputError, explain_not_installed
+from mlhpc.suite.files import render_duration, render_duration_range
+from mlhpc.suite.log.goodput import Goodput
 
 
 def compute_young_interval_s(save_s: float, mtbf_s: float) -> float:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from suite.log import mllog
-from suite.log.reader import Event, read_events
-from suite.log.run_folder import RunFolder
-from suite.log.values import convert_to_float
+from mlhpc.suite.log import mllog
+from mlhpc.suite.log.reader import Event, read_events
+from mlhpc.suite.log.run_folder import RunFolder
+from mlhpc.suite.log.values import convert_to_float
 
 _RUN_BEGIN_KEYS = (mllog.RUN_RESUMED, mllog.RUN_START)
 

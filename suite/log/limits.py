@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass, fields
 from functools import cache
 
-from suite.errors import InputError
-from suite.files import LIMITS
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import LIMITS
 
 EXIT_CODE_BYTES = 64  # the largest file that is read as an exit code
 HEAD_BYTES = 2**18  # the beginning of a log: enough for the events that name the ruleset and for run_start

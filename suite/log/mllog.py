@@ -1,4 +1,4 @@
-"""Defines the MLPerf log format: names of events, and the writer. The reader is suite.log.reader.
+"""Defines the MLPerf log format: names of events, and the writer. The reader is mlhpc.suite.log.reader.
 
 One event is one line, ``:::MLLOG {json}``, with the keys namespace, time_ms, event_type, key, value, metadata (format:
 mlcommons/logging, mllog). Key names follow the MLPerf HPC 3.0 rules. Names that MLPerf does not have are listed under
@@ -18,7 +18,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from suite.files import print_line
+from mlhpc.suite.files import print_line
 
 TOKEN = ":::MLLOG "
 INTERVAL_START = "INTERVAL_START"
@@ -73,7 +73,7 @@ STAGING_STATS = "staging_stats"  # bytes, seconds, gb_per_s, files, nodes, reuse
 DATA_MANIFEST = "data_manifest"  # sha256 of the data set's manifest
 DATA_VERIFIED = "data_verified"  # {"bytes", "files", "seconds", "gb_per_s"}; null: the run was told not to
 MODEL_PARAMETERS = "model_parameters"  # trainable numbers of the model
-WORK_PER_SAMPLE = "work_per_sample"  # model and executed FLOPs, algorithmic bytes (see suite.workload.Work)
+WORK_PER_SAMPLE = "work_per_sample"  # model and executed FLOPs, algorithmic bytes (see mlhpc.suite.workload.Work)
 BASELINE = "baseline"  # what trivial and analytic predictors reach on this data; apart, what those told its rule reach
 WINDOW_STATS = "window_stats"  # what the workload counts over a logging window (experts' load, imbalance of samples)
 FIRST_LOSSES = "first_losses"  # losses of the first 20 steps, mean over ranks, each the shortest text of its float64

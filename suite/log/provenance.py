@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from suite import NO_SUBMITTER, REDACTED
-from suite.documents import YamlSource
-from suite.errors import InputError
-from suite.files import read_bytes, render_repr
-from suite.log.limits import read_limits
-from suite.log.record import RunRecord
-from suite.log.results_tree import Group, SystemFile, read_system
+from mlhpc.suite import NO_SUBMITTER, REDACTED
+from mlhpc.suite.documents import YamlSource
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import read_bytes, render_repr
+from mlhpc.suite.log.limits import read_limits
+from mlhpc.suite.log.record import RunRecord
+from mlhpc.suite.log.results_tree import Group, SystemFile, read_system
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,15 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from suite.files import LIMITS, DuplicateKeyError, open_regular_file, refuse_duplicate_keys, render_bytes, render_repr
-from suite.log.limits import read_limits
+from mlhpc.suite.files import (
+    LIMITS,
+    DuplicateKeyError,
+    open_regular_file,
+    refuse_duplicate_keys,
+    render_bytes,
+    render_repr,
+)
+from mlhpc.suite.log.limits import read_limits
 
 STEP_KEYS = frozenset({"learning_rate", "train_accuracy", "train_loss"})
 LISTED_PROBLEMS = 100  # of a log; every few bytes of a damaged file may be a problem
@@ -102,7 +109,7 @@ def read_events(path: Path, *, steps: bool = True, first_bytes: int | None = Non
     uses. With ``steps`` false only the first and the last of consecutive step events are kept. They still show times
     that go back.
 
-    OSError, with the file's name, if it cannot be read, is no regular file or is above the limits (suite.log.limits).
+    OSError, with the file's name, if it cannot be read, is no regular file or is above the limits (mlhpc.suite.log.limits).
     """
     most = read_limits()
     events: list[Event] = []

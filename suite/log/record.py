@@ -1,4 +1,4 @@
-"""Summarises one log as a RunRecord: what it says about one run. Applies no rule; times come from suite.log.timeline.
+"""Summarises one log as a RunRecord: what it says about one run. Applies no rule; times come from mlhpc.suite.log.timeline.
 
 Only the keys of events are trusted: event_type is wrong in thousands of published lines. The first run_start and the
 first run_stop count; events after run_stop are ignored. Every field that some published log lacks is optional.
@@ -15,11 +15,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from suite.card import Target
-from suite.log import mllog
-from suite.log.other_work import OtherWork, read_other_work
-from suite.log.reader import Event, Log
-from suite.log.timeline import (
+from mlhpc.suite.card import Target
+from mlhpc.suite.log import mllog
+from mlhpc.suite.log.other_work import OtherWork, read_other_work
+from mlhpc.suite.log.reader import Event, Log
+from mlhpc.suite.log.timeline import (
     Epoch,
     TimeParts,
     TimeShares,
@@ -28,7 +28,7 @@ from suite.log.timeline import (
     find_time_parts,
     list_ended_epochs,
 )
-from suite.log.values import Span, convert_to_float, parse_int, parse_int64
+from mlhpc.suite.log.values import Span, convert_to_float, parse_int, parse_int64
 
 _PLAIN_NAME = r"\w[\w.+-]{0,199}"  # of a file: no folder, and not hidden
 

@@ -18,9 +18,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
-from suite.errors import InputError
-from suite.files import DuplicateKeyError, read_json
-from suite.log.limits import read_limits
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import DuplicateKeyError, read_json
+from mlhpc.suite.log.limits import read_limits
 
 MANIFEST = "manifest.sha256"
 PRUNED = "pruned_results"

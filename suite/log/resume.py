@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from suite.log import mllog
-from suite.log.reader import read_events
-from suite.log.record import summarise_log
-from suite.log.run_folder import RunFolder
+from mlhpc.suite.log import mllog
+from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.log.record import summarise_log
+from mlhpc.suite.log.run_folder import RunFolder
 
 REPLACE = "--replace-failed"
 
@@ -54,7 +54,7 @@ def plan_resume(
 ) -> ResumeDecision:
     """Decide how a trial goes on. Changes nothing.
 
-    ``damage``: why its checkpoint cannot be used (`suite.log.checkpoint_index.find_damage`), in one line.
+    ``damage``: why its checkpoint cannot be used (`mlhpc.suite.log.checkpoint_index.find_damage`), in one line.
     """
     log = find_newest_run_log(folder, trial)
     record = None if log is None else summarise_log(read_events(log))

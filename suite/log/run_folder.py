@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Annotated
 import yaml
 from msgspec import Meta, Struct
 
-from suite import MOST_RUNS, VERSION
-from suite.documents import Count, convert_to_plain_data, read_json_document
-from suite.errors import InputError
-from suite.files import PART_SUFFIX, make_folder, write_file_atomically
-from suite.log.limits import read_limits
-from suite.log.origin.installed import read_environment
-from suite.log.origin.sources import compute_suite_digests, read_git_state
+from mlhpc.suite import MOST_RUNS, VERSION
+from mlhpc.suite.documents import Count, convert_to_plain_data, read_json_document
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import PART_SUFFIX, make_folder, write_file_atomically
+from mlhpc.suite.log.limits import read_limits
+from mlhpc.suite.log.origin.installed import read_environment
+from mlhpc.suite.log.origin.sources import compute_suite_digests, read_git_state
 
 if TYPE_CHECKING:  # to read a folder takes no YAML
-    from suite.config import RunConfig
+    from mlhpc.suite.config import RunConfig
 
 RUN_VERSION = 1
 JOB_VERSION = 1
-_REFRESHED_S = 60.0  # an owner refreshes its lock every 20 s (suite.data.lock)
+_REFRESHED_S = 60.0  # an owner refreshes its lock every 20 s (mlhpc.suite.data.lock)
 
 
 class GitInfo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -99,7 +99,7 @@ class RunFolder:
 
     @property
     def environment_path(self) -> Path:
-        """The installed distributions (suite.log.origin.installed)."""
+        """The installed distributions (mlhpc.suite.log.origin.installed)."""
         return self.root / "environment.json"
 
     @property
@@ -131,7 +131,7 @@ class RunFolder:
         return self.root / "checkpoint" / f"trial_{trial}.pt"
 
     def lock(self, trial: int) -> Path:
-        """Return the path of a trial's lock (suite.data.lock). It exists while the trial runs."""
+        """Return the path of a trial's lock (mlhpc.suite.data.lock). It exists while the trial runs."""
         return self.root / f"trial_{trial}.lock"
 
     def output(self, trial: int) -> Path:

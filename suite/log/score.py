@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from suite.card import Target
-from suite.files import render_duration, render_repr
-from suite.log.record import RunRecord, find_first_on_target
-from suite.statistics.intervals import compute_log_interval
+from mlhpc.suite.card import Target
+from mlhpc.suite.files import render_duration, render_repr
+from mlhpc.suite.log.record import RunRecord, find_first_on_target
+from mlhpc.suite.statistics.intervals import compute_log_interval
 
 MINUTE_S = 60.0
 

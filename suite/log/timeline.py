@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from suite.log import mllog
-from suite.log.reader import Event, Log
-from suite.log.values import (
+from mlhpc.suite.log import mllog
+from mlhpc.suite.log.reader import Event, Log
+from mlhpc.suite.log.values import (
     Span,
     compute_spans_inside,
     convert_to_float,

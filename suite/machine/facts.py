@@ -11,8 +11,8 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
-from suite.documents import convert_to_plain_data, read_json_document
-from suite.files import write_file_atomically
+from mlhpc.suite.documents import convert_to_plain_data, read_json_document
+from mlhpc.suite.files import write_file_atomically
 
 FACTS_VERSION: Final = 1
 UNKNOWN = "unknown"

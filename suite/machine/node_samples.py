@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from msgspec import DecodeError, Meta, Struct, json
 
-from suite.documents import Positive, YamlSource, render_json
-from suite.errors import InputError
+from mlhpc.suite.documents import Positive, YamlSource, render_json
+from mlhpc.suite.errors import InputError
 
 END_METRIC = "measuring"  # the last metric of a node's own file: how long measuring took, or why it did not end
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from suite.world import World
+from mlhpc.suite.world import World
 
 COLD_BY_SIZE_FACTOR = 5  # data over memory from which no cache can hold it (rule of MLPerf Storage)
 COMMAND_TIMEOUT_S = 300

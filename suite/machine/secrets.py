@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from suite import REDACTED
+from mlhpc.suite import REDACTED
 
 # A name is of a secret if one of its words is one of these: HF_TOKEN, wandb.api_key and authToken, not
 # TOKENIZERS_PARALLELISM or max_tokens.

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct, structs
 
-from suite.documents import YamlSource
-from suite.errors import InputError
-from suite.machine.facts import UNKNOWN, Accelerator, Cpu, Facts, FileSystem, NetworkInterface, read_facts
+from mlhpc.suite.documents import YamlSource
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.machine.facts import UNKNOWN, Accelerator, Cpu, Facts, FileSystem, NetworkInterface, read_facts
 
 LOCAL_FILE_SYSTEMS = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs")
 SIMULATED = "simulated machine"

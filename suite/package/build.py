@@ -16,25 +16,25 @@ from pathlib import Path
 
 from msgspec import structs
 
-from suite import NO_SUBMITTER
-from suite.compliance.kept_files import check_kept_files
-from suite.compliance.manifest import check_manifest, render_package_manifest
-from suite.compliance.rules.package_rules import list_blank_fields
-from suite.config import SUBMITTER_HINT, check_folder_name, find_default_submitter
-from suite.errors import InputError
-from suite.files import add_path_to_errors, make_folder, make_scratch_folder, write_file_atomically
-from suite.log.energy.power_csv import MeterReadings
-from suite.log.provenance import find_config_problem
-from suite.log.record import RunRecord
-from suite.log.results_tree import MANIFEST, POWER
-from suite.log.score import find_failure
-from suite.machine.secrets import remove_secrets
-from suite.machine.system import System, describe_system, make_system_description
-from suite.package.crate import write_crate
-from suite.package.implementation import write_implementation
-from suite.package.power import write_power
-from suite.package.redaction import describe_personal_words
-from suite.package.results import NO_SUBMITTERS, Result, Run, compute_score, group_results, list_notes, read_run
+from mlhpc.suite import NO_SUBMITTER
+from mlhpc.suite.compliance.kept_files import check_kept_files
+from mlhpc.suite.compliance.manifest import check_manifest, render_package_manifest
+from mlhpc.suite.compliance.rules.package_rules import list_blank_fields
+from mlhpc.suite.config import SUBMITTER_HINT, check_folder_name, find_default_submitter
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import add_path_to_errors, make_folder, make_scratch_folder, write_file_atomically
+from mlhpc.suite.log.energy.power_csv import MeterReadings
+from mlhpc.suite.log.provenance import find_config_problem
+from mlhpc.suite.log.record import RunRecord
+from mlhpc.suite.log.results_tree import MANIFEST, POWER
+from mlhpc.suite.log.score import find_failure
+from mlhpc.suite.machine.secrets import remove_secrets
+from mlhpc.suite.machine.system import System, describe_system, make_system_description
+from mlhpc.suite.package.crate import write_crate
+from mlhpc.suite.package.implementation import write_implementation
+from mlhpc.suite.package.power import write_power
+from mlhpc.suite.package.redaction import describe_personal_words
+from mlhpc.suite.package.results import NO_SUBMITTERS, Result, Run, compute_score, group_results, list_notes, read_run
 
 # The option that states what the logs do not agree on, by the key of the logs.
 _OPTIONS = {
@@ -81,7 +81,7 @@ def build_package(
     Then its default is the person's own, else ``system_submitter``. ``stated`` is the description block of a system
     file.
 
-    ``count_failed`` accepts logs without run_stop as failed runs. ``redact`` names the `suite.package.redaction.KINDS`
+    ``count_failed`` accepts logs without run_stop as failed runs. ``redact`` names the `mlhpc.suite.package.redaction.KINDS`
     to remove; secrets are always removed. ``meter`` has readings of an external meter. ``network_w`` is the network's
     estimated power in W. InputError, before anything is written, if the runs cannot be packaged together.
     """

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from suite.errors import InputError
-from suite.files import read_json, render_printable, write_file_atomically
-from suite.log.limits import read_limits
-from suite.log.reader import read_events
-from suite.log.record import RunRecord, summarise_log
-from suite.log.results_tree import MANIFEST, Group, find_results, list_files
-from suite.machine.facts import Facts, read_facts
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import read_json, render_printable, write_file_atomically
+from mlhpc.suite.log.limits import read_limits
+from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.log.record import RunRecord, summarise_log
+from mlhpc.suite.log.results_tree import MANIFEST, Group, find_results, list_files
+from mlhpc.suite.machine.facts import Facts, read_facts
 
 CRATE = "ro-crate-metadata.json"
 CONTEXT = ("https://w3id.org/ro/crate/1.1/context", "https://w3id.org/ro/terms/workflow-run/context")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from suite.documents import read_json_document
-from suite.errors import InputError
-from suite.log.limits import read_limits
-from suite.log.origin.installed import ENVIRONMENT_VERSION, Environment, convert_distribution_name
+from mlhpc.suite.documents import read_json_document
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.log.limits import read_limits
+from mlhpc.suite.log.origin.installed import ENVIRONMENT_VERSION, Environment, convert_distribution_name
 
 SUITE = "mlhpc"
 _IN_PACKAGE = "benchmarks/*/implementations/mlhpc-*/*/*/provenance/run_*/environment.json"

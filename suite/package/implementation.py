@@ -8,16 +8,16 @@ import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from suite.compliance.kept_files import ORIGIN_FILE, list_kept_files
-from suite.files import make_folder, render_printable, write_file_atomically
-from suite.log.provenance import LATE_SUBMITTER
-from suite.log.results_tree import PRUNED
-from suite.log.resume import has_run_start
-from suite.log.run_folder import RunInfo
-from suite.machine.secrets import remove_random_words, remove_secrets
-from suite.package.redaction import PersonalNames, Redaction
-from suite.package.results import Result, Run, compute_score
-from suite.package.stated import STATED, build_stated_result
+from mlhpc.suite.compliance.kept_files import ORIGIN_FILE, list_kept_files
+from mlhpc.suite.files import make_folder, render_printable, write_file_atomically
+from mlhpc.suite.log.provenance import LATE_SUBMITTER
+from mlhpc.suite.log.results_tree import PRUNED
+from mlhpc.suite.log.resume import has_run_start
+from mlhpc.suite.log.run_folder import RunInfo
+from mlhpc.suite.machine.secrets import remove_random_words, remove_secrets
+from mlhpc.suite.package.redaction import PersonalNames, Redaction
+from mlhpc.suite.package.results import Result, Run, compute_score
+from mlhpc.suite.package.stated import STATED, build_stated_result
 
 
 def write_implementation(
@@ -170,8 +170,8 @@ set -euo pipefail
 found=$(python3 - "$DATA" <<'END'
 import sys
 from pathlib import Path
-from suite.data.fingerprint import compute_fingerprint
-from suite.world import World
+from mlhpc.suite.data.fingerprint import compute_fingerprint
+from mlhpc.suite.world import World
 print(compute_fingerprint(Path(sys.argv[1]), World.create())[0])
 END
 )

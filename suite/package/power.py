@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from suite.errors import InputError
-from suite.files import make_folder
-from suite.log.energy.keys import SCOPES
-from suite.log.energy.power_csv import MeterReadings, render_estimate, render_power_log
-from suite.log.energy.power_log import read_power_log
-from suite.log.record import RunRecord
-from suite.log.results_tree import POWER
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import make_folder
+from mlhpc.suite.log.energy.keys import SCOPES
+from mlhpc.suite.log.energy.power_csv import MeterReadings, render_estimate, render_power_log
+from mlhpc.suite.log.energy.power_log import read_power_log
+from mlhpc.suite.log.record import RunRecord
+from mlhpc.suite.log.results_tree import POWER
 
 _MARGIN_S = 60.0  # of an external meter's readings before and after a run, to show the idle power
 

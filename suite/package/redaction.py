@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from suite import REDACTED
-from suite.errors import InputError
-from suite.machine.facts import Facts
-from suite.machine.secrets import find_secret_forms, remove_secrets
+from mlhpc.suite import REDACTED
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.machine.facts import Facts
+from mlhpc.suite.machine.secrets import find_secret_forms, remove_secrets
 
 KINDS = ("hosts", "paths", "account")
 

@@ -6,18 +6,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from suite import NO_SUBMITTER
-from suite.compliance.ruleset import Benchmark, build_card_benchmark
-from suite.descriptor import load_descriptor
-from suite.errors import InputError
-from suite.log.reader import read_events
-from suite.log.record import RunRecord, summarise_log
-from suite.log.results_tree import PRUNED
-from suite.log.resume import has_run_start
-from suite.log.run_folder import RunFolder, RunInfo
-from suite.log.score import Throughput, TimeToTrain, compute_throughput, compute_time_to_train, find_failure
-from suite.machine.facts import Facts
-from suite.machine.system import list_differences, read_nodes
+from mlhpc.suite import NO_SUBMITTER
+from mlhpc.suite.compliance.ruleset import Benchmark, build_card_benchmark
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.log.record import RunRecord, summarise_log
+from mlhpc.suite.log.results_tree import PRUNED
+from mlhpc.suite.log.resume import has_run_start
+from mlhpc.suite.log.run_folder import RunFolder, RunInfo
+from mlhpc.suite.log.score import Throughput, TimeToTrain, compute_throughput, compute_time_to_train, find_failure
+from mlhpc.suite.machine.facts import Facts
+from mlhpc.suite.machine.system import list_differences, read_nodes
 
 NO_SUBMITTERS = (None, NO_SUBMITTER)  # submission_org of a log that names no submitter
 

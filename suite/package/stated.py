@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from suite.compliance.manifest import compute_sha256
-from suite.compliance.ruleset import Benchmark
-from suite.log.energy.score import find_energy
-from suite.log.record import RunRecord, find_first_on_target
-from suite.log.score import Throughput, TimeToTrain
+from mlhpc.suite.compliance.manifest import compute_sha256
+from mlhpc.suite.compliance.ruleset import Benchmark
+from mlhpc.suite.log.energy.score import find_energy
+from mlhpc.suite.log.record import RunRecord, find_first_on_target
+from mlhpc.suite.log.score import Throughput, TimeToTrain
 
 STATED = "result.json"
 STATED_VERSION = 1

@@ -9,15 +9,15 @@ from pathlib import Path
 import torch
 from msgspec import structs
 
-from suite.config import RunConfig
-from suite.data.manifest import Manifest, read_manifest
-from suite.data.shards import count_stored_bytes
-from suite.descriptor import Descriptor
-from suite.errors import InputError
-from suite.training.counts.flops import count
-from suite.training.trial import count_parameters
-from suite.workload import Work, Workload, load_workload
-from suite.world import World
+from mlhpc.suite.config import RunConfig
+from mlhpc.suite.data.manifest import Manifest, read_manifest
+from mlhpc.suite.data.shards import count_stored_bytes
+from mlhpc.suite.descriptor import Descriptor
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.training.counts.flops import count
+from mlhpc.suite.training.trial import count_parameters
+from mlhpc.suite.workload import Work, Workload, load_workload
+from mlhpc.suite.world import World
 
 SAMPLES = 8  # of one counted step
 SEED = 0  # of weights and of the sampled order: counts do not depend on them

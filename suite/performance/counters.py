@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from suite.errors import InputError
+from mlhpc.suite.errors import InputError
 
 VERSION = 1
 WHOLE_PROGRAM = "(whole program)"  # the kernel of tools that do not distinguish kernels

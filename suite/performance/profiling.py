@@ -18,21 +18,21 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from suite.config import RunConfig
-from suite.data.sampling import list_train_batches
-from suite.machine.choice.chooser import make_chooser
-from suite.machine.choice.collectives import start_collectives
-from suite.performance.stragglers import StragglerTest, find_straggler
-from suite.training.counts.flops import Count, count
-from suite.training.devices import BatchCopier, has_no_idle_core, load_with_prefetch
-from suite.training.gradients import register_exchange_timing
-from suite.training.instrument import CollectiveCounter
-from suite.training.loop import make_autocast
-from suite.training.parallel.data import wrap
-from suite.training.state import TrainingState
-from suite.training.timing import DATA_WAIT, EXPOSED_COMMUNICATION, OPTIMIZER, PhaseTimer, make_device_clock
-from suite.workload import Dataset, Workload
-from suite.world import World
+from mlhpc.suite.config import RunConfig
+from mlhpc.suite.data.sampling import list_train_batches
+from mlhpc.suite.machine.choice.chooser import make_chooser
+from mlhpc.suite.machine.choice.collectives import start_collectives
+from mlhpc.suite.performance.stragglers import StragglerTest, find_straggler
+from mlhpc.suite.training.counts.flops import Count, count
+from mlhpc.suite.training.devices import BatchCopier, has_no_idle_core, load_with_prefetch
+from mlhpc.suite.training.gradients import register_exchange_timing
+from mlhpc.suite.training.instrument import CollectiveCounter
+from mlhpc.suite.training.loop import make_autocast
+from mlhpc.suite.training.parallel.data import wrap
+from mlhpc.suite.training.state import TrainingState
+from mlhpc.suite.training.timing import DATA_WAIT, EXPOSED_COMMUNICATION, OPTIMIZER, PhaseTimer, make_device_clock
+from mlhpc.suite.workload import Dataset, Workload
+from mlhpc.suite.world import World
 
 LAYER = "layer "  # begins the name of a module's range on the trace; its path follows
 PHASE = "phase "

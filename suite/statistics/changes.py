@@ -5,7 +5,7 @@ and divided by their median deviation. They are clipped: no outlier weighs more 
 the largest sum of scores before a place, over its deviation. Random orders of the series show its distribution without
 a change. So the rate holds for every distribution of independent results.
 
-The second test (`suite.statistics.dependence`) covers results that depend on each other, as much as the series allows.
+The second test (`mlhpc.suite.statistics.dependence`) covers results that depend on each other, as much as the series allows.
 It asks whether they look like this without a change. A second statistic gets `SEGMENT_RATE_SHARE` of the rate. It looks
 for a part in the middle that differs from both ends.
 """
@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from suite.statistics import student_t
-from suite.statistics.dependence import (
+from mlhpc.suite.statistics import student_t
+from mlhpc.suite.statistics.dependence import (
     ROUNDING,
     SEED,
     SHORTEST_LEVEL,
@@ -32,10 +32,10 @@ from suite.statistics.dependence import (
     find_largest_correlation,
     make_correlated_noise,
 )
-from suite.statistics.intervals import LARGEST_LOG
+from mlhpc.suite.statistics.intervals import LARGEST_LOG
 
 if TYPE_CHECKING:
-    from suite.statistics.dependence import Rows
+    from mlhpc.suite.statistics.dependence import Rows
 
 CLIP = 3.0  # deviations that one result weighs at most
 MAD_FACTOR = 1.4826  # standard deviation of a normal distribution in units of its median deviation

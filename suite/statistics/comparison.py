@@ -14,9 +14,9 @@ from functools import lru_cache
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from suite.files import render_duration
-from suite.statistics import Outcome, judge_interval, student_t
-from suite.statistics.intervals import LARGEST_LOG, compute_mean_interval
+from mlhpc.suite.files import render_duration
+from mlhpc.suite.statistics import Outcome, judge_interval, student_t
+from mlhpc.suite.statistics.intervals import LARGEST_LOG, compute_mean_interval
 
 if TYPE_CHECKING:
     import numpy as np

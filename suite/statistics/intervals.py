@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from suite.statistics import student_t
+from mlhpc.suite.statistics import student_t
 
 LARGEST_LOG = 700.0  # exp of more is no float; logs may claim any time
 

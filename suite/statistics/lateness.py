@@ -6,7 +6,7 @@ import math
 from functools import cache
 from typing import TYPE_CHECKING
 
-from suite.statistics.outliers import PARETO_EXPONENT
+from mlhpc.suite.statistics.outliers import PARETO_EXPONENT
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,7 +1,7 @@
 """Runs a race of entries over blocks. Drops entries that are not the best, at a given chance of a wrong answer.
 
 The best entry is the one that no other beats in more than half of the blocks. Before each block the leader of the
-earlier blocks is named. The bet is that the leader is faster (`suite.statistics.bets`). An entry is dropped when the
+earlier blocks is named. The bet is that the leader is faster (`mlhpc.suite.statistics.bets`). An entry is dropped when the
 bets against it reach the threshold.
 """
 
@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from suite.errors import InputError
-from suite.statistics.bets import BettingTest, compute_sign
-from suite.statistics.blocks import Turn, make_random_order, run_block
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.statistics.bets import BettingTest, compute_sign
+from mlhpc.suite.statistics.blocks import Turn, make_random_order, run_block
 
 Times = Mapping[str, float]  # of a block, by entry; infinite: did not finish within its budget
 

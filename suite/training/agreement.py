@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from suite.training.saver import DUE, CheckpointSaver
-from suite.world import World
+from mlhpc.suite.training.saver import DUE, CheckpointSaver
+from mlhpc.suite.world import World
 
 # A stop signal or a due checkpoint waits at most about this long; each check costs one small sum over all ranks.
 CHECK_INTERVAL_S = 1.0

@@ -1,9 +1,9 @@
 """Writes and reads the checkpoint of a trial, between two optimizer steps. Continued training has the same losses.
 
-The folder ``trial_<i>.<token>`` has the files of torch.distributed.checkpoint (suite.training.dcp): each rank writes
+The folder ``trial_<i>.<token>`` has the files of torch.distributed.checkpoint (mlhpc.suite.training.dcp): each rank writes
 its parts of tensors, its buffers and random state; rank 0 also what is the same on every rank. ``trial_<i>.pt`` is the
-index (suite.log.checkpoint_index): the checksum of each file. It gets its name after all files are on the disk. So a
-crash at any moment leaves the former checkpoint whole, or none. suite.training.saver decides when to write one, and
+index (mlhpc.suite.log.checkpoint_index): the checksum of each file. It gets its name after all files are on the disk. So a
+crash at any moment leaves the former checkpoint whole, or none. mlhpc.suite.training.saver decides when to write one, and
 writes it in the background.
 """
 
@@ -24,16 +24,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from suite.errors import InputError
-from suite.files import fsync_path, make_folder
-from suite.log.checkpoint_index import CheckpointIndex, build_folder_path, check_file, read_index
-from suite.training.parallel.mesh import Mesh
-from suite.training.parallel.places import Layout
-from suite.training.state import Position, TrainingState
-from suite.world import World
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import fsync_path, make_folder
+from mlhpc.suite.log.checkpoint_index import CheckpointIndex, build_folder_path, check_file, read_index
+from mlhpc.suite.training.parallel.mesh import Mesh
+from mlhpc.suite.training.parallel.places import Layout
+from mlhpc.suite.training.state import Position, TrainingState
+from mlhpc.suite.world import World
 
 if TYPE_CHECKING:
-    from suite.training.dcp import Saved  # loads torch.distributed.checkpoint, in a second: only when it is used
+    from mlhpc.suite.training.dcp import Saved  # loads torch.distributed.checkpoint, in a second: only when it is used
 
 TOKEN_BYTES = 4
 TRIAL = "trial"  # what is the same on every rank and no tensor
@@ -55,7 +55,7 @@ class Snapshot:
         """
         with _named(self._own_file):
             make_folder(self._folder)
-            from suite.training import dcp
+            from mlhpc.suite.training import dcp
 
             return dcp.write(self._folder, self.rank, self.contents)
 
@@ -64,7 +64,7 @@ class Snapshot:
 
         Returns the bytes of all files.
         """
-        from suite.training import dcp
+        from mlhpc.suite.training import dcp
 
         with _named(self._unfinished) as path:
             index = CheckpointIndex(token=self.token, files=dcp.finish(self._folder, every))
@@ -201,7 +201,7 @@ class Checkpoint:
         return Restored(position, trial["ranks"], rederived)
 
     def _open(self) -> Saved:
-        from suite.training import dcp
+        from mlhpc.suite.training import dcp
 
         if not self.path.exists():
             raise InputError(f"{self.path}: there is no checkpoint to resume from")

@@ -40,9 +40,9 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.storage import WriteResult
 
-from suite.errors import InputError
-from suite.log.checkpoint_index import DamagedCheckpointError, FileSum
-from suite.training.parallel.places import Held
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.log.checkpoint_index import DamagedCheckpointError, FileSum
+from mlhpc.suite.training.parallel.places import Held
 
 METADATA = ".metadata"
 # What a pickle of DCP's records may name besides its own classes

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from suite.errors import InputError
-from suite.machine.probes.allowance import find_usable_resources
-from suite.training.startup import keep_compiler_unloaded, keep_freed_memory
-from suite.world import World
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.machine.probes.allowance import find_usable_resources
+from mlhpc.suite.training.startup import keep_compiler_unloaded, keep_freed_memory
+from mlhpc.suite.world import World
 
 if TYPE_CHECKING:
-    from suite.config import RunConfig
-    from suite.workload import Batch
+    from mlhpc.suite.config import RunConfig
+    from mlhpc.suite.workload import Batch
 
 Item = TypeVar("Item")
 # The caller checks after this many loads whether they waited for storage.

@@ -14,8 +14,8 @@ from torch import nn
 from torch._C._distributed_c10d import GradBucket  # what torch.distributed.GradBucket is, for type checkers
 from torch.nn.parallel import DistributedDataParallel
 
-from suite.training.instrument import CollectiveCounter, ReducerTimes
-from suite.training.timing import EXPOSED_COMMUNICATION, FORWARD_BACKWARD, NoTimer, PhaseTimer
+from mlhpc.suite.training.instrument import CollectiveCounter, ReducerTimes
+from mlhpc.suite.training.timing import EXPOSED_COMMUNICATION, FORWARD_BACKWARD, NoTimer, PhaseTimer
 
 
 def register_exchange_timing(

@@ -16,16 +16,16 @@ import torch
 from msgspec import structs
 from torch import Tensor, nn
 
-from suite.config import RunConfig
-from suite.documents import convert_to_plain_data
-from suite.errors import InputError
-from suite.machine.choice.chooser import Chooser, Question, make_threshold_rule
-from suite.machine.choice.precision import build_network
-from suite.machine.choice.timing import Candidate
-from suite.workload import Workload
+from mlhpc.suite.config import RunConfig
+from mlhpc.suite.documents import convert_to_plain_data
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.machine.choice.chooser import Chooser, Question, make_threshold_rule
+from mlhpc.suite.machine.choice.precision import build_network
+from mlhpc.suite.machine.choice.timing import Candidate
+from mlhpc.suite.workload import Workload
 
 if TYPE_CHECKING:
-    from suite.workload import Batch
+    from mlhpc.suite.workload import Batch
 
 EAGER, GRAPH = "eager", "graph"
 MAX_TIME_RATIO = 0.9  # of the time without a graph

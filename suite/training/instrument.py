@@ -1,6 +1,6 @@
 """Measures what a rank communicates and consumes in energy. It counts and never waits.
 
-suite.training.timing measures where a step's time goes. suite.training.rank_stats has what a rank reads and holds.
+mlhpc.suite.training.timing measures where a step's time goes. mlhpc.suite.training.rank_stats has what a rank reads and holds.
 Rank 0 gathers and logs everything once per block of steps.
 """
 
@@ -20,7 +20,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.nn.parallel import DistributedDataParallel
 
-from suite.machine.power.counters import (
+from mlhpc.suite.machine.power.counters import (
     EnergyMeter,
     EnergyReading,
     EnergyUse,
@@ -28,11 +28,11 @@ from suite.machine.power.counters import (
     find_node_counters,
     sum_readings,
 )
-from suite.machine.probes.root import find_machine_root
-from suite.training.rank_stats import RankCounters
-from suite.training.timing import EXPOSED_COMMUNICATION, FORWARD_BACKWARD, Clock, PhaseTimer
-from suite.transport import ObservedTransport, Transport
-from suite.world import World
+from mlhpc.suite.machine.probes.root import find_machine_root
+from mlhpc.suite.training.rank_stats import RankCounters
+from mlhpc.suite.training.timing import EXPOSED_COMMUNICATION, FORWARD_BACKWARD, Clock, PhaseTimer
+from mlhpc.suite.transport import ObservedTransport, Transport
+from mlhpc.suite.world import World
 
 CONTROL = "control"
 # Two clocks read within the tolerance show the same moment. Otherwise the closest of a few readings counts.

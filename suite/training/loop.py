@@ -24,29 +24,29 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from suite.card import render_metric_value
-from suite.config import RunConfig
-from suite.data.sampling import count_steps_per_epoch, list_train_batches
-from suite.errors import InputError
-from suite.log import mllog
-from suite.log.mllog import EventLog
-from suite.training.agreement import CHECK_INTERVAL_S, DIVERGED, StepDecision, StopAgreement
-from suite.training.checkpoint import Checkpoint
-from suite.training.devices import BatchCopier, has_no_idle_core, load_with_prefetch
-from suite.training.gradients import register_exchange_timing
-from suite.training.graphs import Capture, CudaCapture, StepGraphs, find_graph_problem
-from suite.training.instrument import CollectiveCounter
-from suite.training.parallel.data import eval_turns, wrap
-from suite.training.parallel.mesh import Mesh
-from suite.training.parallel.recompute import recomputed_of
-from suite.training.parallel.sharing import Parallel
-from suite.training.parallel.states import evaluating
-from suite.training.plan import TrialPlan
-from suite.training.progress import ProgressMarks
-from suite.training.records import FIRST_LOSSES, TrainingLog
-from suite.training.saver import CheckpointSaver
-from suite.training.state import Position, TrainingState
-from suite.training.timing import (
+from mlhpc.suite.card import render_metric_value
+from mlhpc.suite.config import RunConfig
+from mlhpc.suite.data.sampling import count_steps_per_epoch, list_train_batches
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.log import mllog
+from mlhpc.suite.log.mllog import EventLog
+from mlhpc.suite.training.agreement import CHECK_INTERVAL_S, DIVERGED, StepDecision, StopAgreement
+from mlhpc.suite.training.checkpoint import Checkpoint
+from mlhpc.suite.training.devices import BatchCopier, has_no_idle_core, load_with_prefetch
+from mlhpc.suite.training.gradients import register_exchange_timing
+from mlhpc.suite.training.graphs import Capture, CudaCapture, StepGraphs, find_graph_problem
+from mlhpc.suite.training.instrument import CollectiveCounter
+from mlhpc.suite.training.parallel.data import eval_turns, wrap
+from mlhpc.suite.training.parallel.mesh import Mesh
+from mlhpc.suite.training.parallel.recompute import recomputed_of
+from mlhpc.suite.training.parallel.sharing import Parallel
+from mlhpc.suite.training.parallel.states import evaluating
+from mlhpc.suite.training.plan import TrialPlan
+from mlhpc.suite.training.progress import ProgressMarks
+from mlhpc.suite.training.records import FIRST_LOSSES, TrainingLog
+from mlhpc.suite.training.saver import CheckpointSaver
+from mlhpc.suite.training.state import Position, TrainingState
+from mlhpc.suite.training.timing import (
     DATA_WAIT,
     EXPOSED_COMMUNICATION,
     FORWARD_BACKWARD,
@@ -54,12 +54,12 @@ from suite.training.timing import (
     OTHER,
     PhaseTimer,
 )
-from suite.workload import Dataset, Workload
-from suite.world import World
+from mlhpc.suite.workload import Dataset, Workload
+from mlhpc.suite.world import World
 
 if TYPE_CHECKING:
-    from suite.training.parallel.pipeline import Pipeline
-    from suite.workload import Batch
+    from mlhpc.suite.training.parallel.pipeline import Pipeline
+    from mlhpc.suite.workload import Batch
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Trainer:
             self.wrapped = wrap(self.state.model, self.state.sharded, self.world, self.device)
         compressed = self.shared.plan.compress if self.shared.plan is not None else None
         if compressed is not None and isinstance(self.wrapped, DistributedDataParallel):
-            from suite.training.parallel.compression import compress_gradients  # loads torch's hooks
+            from mlhpc.suite.training.parallel.compression import compress_gradients  # loads torch's hooks
 
             compress_gradients(self.wrapped, compressed)
         self._recomputed = recomputed_of(self.state.model)
@@ -154,7 +154,7 @@ class Trainer:
         )
 
     def _make_pipeline(self) -> Pipeline:
-        from suite.training.parallel.pipeline import Pipeline  # loads torch's pipelines, in seconds
+        from mlhpc.suite.training.parallel.pipeline import Pipeline  # loads torch's pipelines, in seconds
 
         if self.state.optimization.clip_norm is not None:
             raise InputError("plan: stages of a pipeline do not clip gradients: leave pipeline out of --mesh")

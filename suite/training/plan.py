@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from suite.card import SizeCard, Target
-from suite.config import RunConfig
-from suite.descriptor import Descriptor
-from suite.log.run_folder import RunFolder
+from mlhpc.suite.card import SizeCard, Target
+from mlhpc.suite.config import RunConfig
+from mlhpc.suite.descriptor import Descriptor
+from mlhpc.suite.log.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class TrialPlan:
     """Trial number ``trial`` of the ``runs`` of a run folder.
 
     ``mode``: strong (time to train) or weak (throughput). ``base_seed`` None: the operating system draws the seed.
-    ``resume``: continue the trial. The worker decides from where (suite.log.resume); `run_trial` loads its checkpoint.
+    ``resume``: continue the trial. The worker decides from where (mlhpc.suite.log.resume); `run_trial` loads its checkpoint.
     ``replace_failed``: repeat a run that began and failed.
     """
 

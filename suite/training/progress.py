@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from suite.transport import ObservedTransport, Transport
+from mlhpc.suite.transport import ObservedTransport, Transport
 
 RETURNED_PREFIX = "after "  # begins the label of what has returned
 TRAINING, STAGING = "training", "staging"  # both go on at the same time where staging overlaps

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from suite.data.shards import count_read_bytes
+from mlhpc.suite.data.shards import count_read_bytes
 
 PROC_IO = Path("/proc/self/io")
 # Above this, a log with one value per rank and quantity would grow with the machine.

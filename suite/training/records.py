@@ -13,17 +13,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from suite.log import mllog
-from suite.log.mllog import EventLog
-from suite.log.other_work import MAX_LISTED_NODES, compute_share
-from suite.machine.probes.allowance import read_usable_resources
-from suite.machine.probes.cpu_time import NodeTimes, NodeUse, compute_use, read_node_times, read_own_s
-from suite.machine.probes.root import find_machine_root
-from suite.training.instrument import Instruments
-from suite.training.progress import ProgressMarks
-from suite.training.rank_stats import compute_rank_distribution
-from suite.training.timing import OTHER, NoTimer, PhaseTimer, make_device_clock
-from suite.world import World
+from mlhpc.suite.log import mllog
+from mlhpc.suite.log.mllog import EventLog
+from mlhpc.suite.log.other_work import MAX_LISTED_NODES, compute_share
+from mlhpc.suite.machine.probes.allowance import read_usable_resources
+from mlhpc.suite.machine.probes.cpu_time import NodeTimes, NodeUse, compute_use, read_node_times, read_own_s
+from mlhpc.suite.machine.probes.root import find_machine_root
+from mlhpc.suite.training.instrument import Instruments
+from mlhpc.suite.training.progress import ProgressMarks
+from mlhpc.suite.training.rank_stats import compute_rank_distribution
+from mlhpc.suite.training.timing import OTHER, NoTimer, PhaseTimer, make_device_clock
+from mlhpc.suite.world import World
 
 LOSS_SUM = "loss_sum"
 # The losses of so many steps are logged one by one; later ones as means of windows.

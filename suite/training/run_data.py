@@ -8,18 +8,18 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from suite.config import RunConfig, choose_default_data_root
-from suite.data.build import find_data
-from suite.data.manifest import Manifest
-from suite.data.staging import StagingReport, create_own_world, stage
-from suite.data.verification import Verification, verify_shards
-from suite.log import mllog
-from suite.log.mllog import EventLog
-from suite.training.parallel.sharing import Parallel
-from suite.training.parallel.slabs import cut
-from suite.training.plan import TrialPlan
-from suite.workload import Dataset, Workload
-from suite.world import World
+from mlhpc.suite.config import RunConfig, choose_default_data_root
+from mlhpc.suite.data.build import find_data
+from mlhpc.suite.data.manifest import Manifest
+from mlhpc.suite.data.staging import StagingReport, create_own_world, stage
+from mlhpc.suite.data.verification import Verification, verify_shards
+from mlhpc.suite.log import mllog
+from mlhpc.suite.log.mllog import EventLog
+from mlhpc.suite.training.parallel.sharing import Parallel
+from mlhpc.suite.training.parallel.slabs import cut
+from mlhpc.suite.training.plan import TrialPlan
+from mlhpc.suite.workload import Dataset, Workload
+from mlhpc.suite.world import World
 
 
 def open_data(config: RunConfig, world: World) -> tuple[Path, Manifest]:

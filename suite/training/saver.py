@@ -1,7 +1,7 @@
 """Saves checkpoints of a trial in the background: at intervals, or when it has to stop.
 
 All ranks copy their part to host memory before the same step. A thread of each writes it while training goes on.
-About once a second the ranks agree whether all have written (suite.training.agreement). A checkpoint that cannot be
+About once a second the ranks agree whether all have written (mlhpc.suite.training.agreement). A checkpoint that cannot be
 written is a warning. Training goes on, and the next one is tried when it is due.
 """
 
@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from suite.files import print_line, render_error
-from suite.log import mllog
-from suite.log.mllog import EventLog
-from suite.training.checkpoint import Checkpoint, Snapshot
-from suite.training.state import Position, TrainingState
-from suite.world import World
+from mlhpc.suite.files import print_line, render_error
+from mlhpc.suite.log import mllog
+from mlhpc.suite.log.mllog import EventLog
+from mlhpc.suite.training.checkpoint import Checkpoint, Snapshot
+from mlhpc.suite.training.state import Position, TrainingState
+from mlhpc.suite.world import World
 
 DUE, WRITTEN, FAILED = "checkpoint_due", "checkpoint_written", "checkpoint_failed"
 

@@ -18,10 +18,10 @@ from contextlib import contextmanager
 from types import FrameType, ModuleType
 from typing import Any
 
-from suite import LAUNCH
-from suite.config import WatchdogSettings
-from suite.files import print_line
-from suite.processes import load_parent_signal, read_start_time
+from mlhpc.suite import LAUNCH
+from mlhpc.suite.config import WatchdogSettings
+from mlhpc.suite.files import print_line
+from mlhpc.suite.processes import load_parent_signal, read_start_time
 
 # From malloc.h of glibc; mallopt takes an int.
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from suite.training.parallel.data import Clipping, adapt_optimizer
-from suite.training.parallel.places import Held, Layout, SharePlace, slices, stages_of
-from suite.training.parallel.states import local, states_of
-from suite.workload import Optimization, Workload
+from mlhpc.suite.training.parallel.data import Clipping, adapt_optimizer
+from mlhpc.suite.training.parallel.places import Held, Layout, SharePlace, slices, stages_of
+from mlhpc.suite.training.parallel.states import local, states_of
+from mlhpc.suite.workload import Optimization, Workload
 
 
 @dataclass(frozen=True)

@@ -12,21 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from suite import RULESET, VERSION
-from suite.documents import convert_to_plain_data
-from suite.errors import InputError
-from suite.files import read_bytes, write_file_atomically
-from suite.log import mllog
-from suite.log.goodput import find_goodput
-from suite.log.limits import read_limits
-from suite.log.mllog import EventLog
-from suite.log.resume import list_replaced_runs
-from suite.log.run_folder import RunFolder
-from suite.machine.facts import write_facts
-from suite.machine.probes.collect import collect_facts
-from suite.machine.probes.root import find_machine_root, is_simulated
-from suite.training.plan import TrialPlan
-from suite.world import World
+from mlhpc.suite import RULESET, VERSION
+from mlhpc.suite.documents import convert_to_plain_data
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import read_bytes, write_file_atomically
+from mlhpc.suite.log import mllog
+from mlhpc.suite.log.goodput import find_goodput
+from mlhpc.suite.log.limits import read_limits
+from mlhpc.suite.log.mllog import EventLog
+from mlhpc.suite.log.resume import list_replaced_runs
+from mlhpc.suite.log.run_folder import RunFolder
+from mlhpc.suite.machine.facts import write_facts
+from mlhpc.suite.machine.probes.collect import collect_facts
+from mlhpc.suite.machine.probes.root import find_machine_root, is_simulated
+from mlhpc.suite.training.plan import TrialPlan
+from mlhpc.suite.world import World
 
 # run_trial adds the rank's number above these bits, so the seeds of ranks do not meet.
 SEED_BITS = 31

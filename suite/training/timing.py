@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from suite.log.values import Span, merge_spans, remove_holes, sum_lengths
+from mlhpc.suite.log.values import Span, merge_spans, remove_holes, sum_lengths
 
 if TYPE_CHECKING:
     import torch

@@ -13,37 +13,37 @@ from typing import Any
 import torch
 from torch import nn
 
-from suite import VERSION
-from suite.data.baselines import find_baselines_problem, read_baselines, render_baselines
-from suite.data.manifest import Manifest
-from suite.data.sampling import check_batch, count_steps_per_epoch
-from suite.data.verification import Verification
-from suite.documents import convert_to_plain_data
-from suite.exit_codes import ExitCode
-from suite.files import print_line
-from suite.log import mllog
-from suite.log.mllog import EventLog
-from suite.log.reader import read_events
-from suite.log.record import read_choices
-from suite.log.resume import find_newest_log
-from suite.machine.choice.chooser import Chooser, make_chooser
-from suite.machine.choice.collectives import start_collectives
-from suite.machine.choice.precision import choose_precision
-from suite.machine.page_cache import drop_page_caches
-from suite.machine.power.beside import run_power_sampler
-from suite.training.checkpoint import Checkpoint
-from suite.training.devices import set_up_rank
-from suite.training.graphs import choose_graphs, find_graph_problem
-from suite.training.loop import Trainer, TrainingOutcome
-from suite.training.parallel.apply import build
-from suite.training.parallel.sharing import Parallel
-from suite.training.plan import TrialPlan
-from suite.training.progress import ProgressMarks
-from suite.training.records import OtherWork
-from suite.training.run_data import RunData, open_data, verify_source
-from suite.training.startup import StopSignals
-from suite.training.state import Position, TrainingState
-from suite.training.statement import (
+from mlhpc.suite import VERSION
+from mlhpc.suite.data.baselines import find_baselines_problem, read_baselines, render_baselines
+from mlhpc.suite.data.manifest import Manifest
+from mlhpc.suite.data.sampling import check_batch, count_steps_per_epoch
+from mlhpc.suite.data.verification import Verification
+from mlhpc.suite.documents import convert_to_plain_data
+from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.files import print_line
+from mlhpc.suite.log import mllog
+from mlhpc.suite.log.mllog import EventLog
+from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.log.record import read_choices
+from mlhpc.suite.log.resume import find_newest_log
+from mlhpc.suite.machine.choice.chooser import Chooser, make_chooser
+from mlhpc.suite.machine.choice.collectives import start_collectives
+from mlhpc.suite.machine.choice.precision import choose_precision
+from mlhpc.suite.machine.page_cache import drop_page_caches
+from mlhpc.suite.machine.power.beside import run_power_sampler
+from mlhpc.suite.training.checkpoint import Checkpoint
+from mlhpc.suite.training.devices import set_up_rank
+from mlhpc.suite.training.graphs import choose_graphs, find_graph_problem
+from mlhpc.suite.training.loop import Trainer, TrainingOutcome
+from mlhpc.suite.training.parallel.apply import build
+from mlhpc.suite.training.parallel.sharing import Parallel
+from mlhpc.suite.training.plan import TrialPlan
+from mlhpc.suite.training.progress import ProgressMarks
+from mlhpc.suite.training.records import OtherWork
+from mlhpc.suite.training.run_data import RunData, open_data, verify_source
+from mlhpc.suite.training.startup import StopSignals
+from mlhpc.suite.training.state import Position, TrainingState
+from mlhpc.suite.training.statement import (
     SEED_BITS,
     RunHeader,
     Startup,
@@ -56,9 +56,9 @@ from suite.training.statement import (
     log_startup,
     open_log,
 )
-from suite.training.watchdog import Watchdog
-from suite.workload import Workload, load_workload
-from suite.world import World
+from mlhpc.suite.training.watchdog import Watchdog
+from mlhpc.suite.workload import Workload, load_workload
+from mlhpc.suite.world import World
 
 # Settings that change the losses. A checkpoint made with other values must not be continued.
 IDENTITY_SETTINGS = {

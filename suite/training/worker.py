@@ -13,28 +13,28 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from suite import FIRST_LINE_S
-from suite.data.lock import LockedError, create_lock_for_all_ranks
-from suite.errors import InputError, explain_missing
-from suite.exit_codes import ExitCode
-from suite.files import make_folder, print_line, render_error, write_file_atomically
-from suite.log.checkpoint_index import find_damage
-from suite.log.resume import ResumeDecision, plan_and_prepare_resume, plan_resume
-from suite.log.run_folder import write_run_info
-from suite.shadowed import explain_shadowed
-from suite.training.plan import TrialPlan
-from suite.training.startup import (
+from mlhpc.suite import FIRST_LINE_S
+from mlhpc.suite.data.lock import LockedError, create_lock_for_all_ranks
+from mlhpc.suite.errors import InputError, explain_missing
+from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.files import make_folder, print_line, render_error, write_file_atomically
+from mlhpc.suite.log.checkpoint_index import find_damage
+from mlhpc.suite.log.resume import ResumeDecision, plan_and_prepare_resume, plan_resume
+from mlhpc.suite.log.run_folder import write_run_info
+from mlhpc.suite.shadowed import explain_shadowed
+from mlhpc.suite.training.plan import TrialPlan
+from mlhpc.suite.training.startup import (
     InterruptedTrialError,
     StopSignals,
     compute_process_age_s,
     end_hung_start,
     end_with_launcher,
 )
-from suite.workload import load_workload
-from suite.world import World, find_node_name
+from mlhpc.suite.workload import load_workload
+from mlhpc.suite.world import World, find_node_name
 
 if TYPE_CHECKING:  # torch is imported once the ranks are connected
-    from suite.training.progress import ProgressMarks
+    from mlhpc.suite.training.progress import ProgressMarks
 
 
 def run_worker(plan: TrialPlan) -> int:
@@ -46,9 +46,9 @@ def run_worker(plan: TrialPlan) -> int:
         world = World.create()
     watchdog = None
     try:
-        from suite.training import statement, trial
-        from suite.training.progress import ProgressMarks
-        from suite.training.watchdog import start_watchdog
+        from mlhpc.suite.training import statement, trial
+        from mlhpc.suite.training.progress import ProgressMarks
+        from mlhpc.suite.training.watchdog import start_watchdog
 
         load_workload(plan.descriptor)
         # Imports leave about 200,000 objects. A full collection would look through them in the middle of a step.

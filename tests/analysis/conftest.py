@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from suite.card import Card, OfficialRules, SizeCard
+from mlhpc.suite.card import Card, OfficialRules, SizeCard
 
 START_MS = 1_700_000_000_000
 

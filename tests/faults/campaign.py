@@ -29,8 +29,8 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from suite.log import mllog
-from suite.log.reader import Log, read_events
+from mlhpc.suite.log import mllog
+from mlhpc.suite.log.reader import Log, read_events
 
 RANKS = 2
 CHAIN = 6  # kills of one trial
@@ -101,7 +101,7 @@ class Chain:
 
     def start(self) -> Attempt:
         """Start the run, or continue it."""
-        words = [sys.executable, "-P", "-m", "suite", "run", "cosmoflow"]
+        words = [sys.executable, "-P", "-m", "mlhpc", "run", "cosmoflow"]
         if (self.root / "run.json").exists():
             words += ["--output", str(self.root), "--resume", *(["--replace-failed"] if self.replace else [])]
         else:
@@ -281,7 +281,7 @@ def check_folder(chain: Chain) -> list[str]:
         log = read_events(path)
         problems += [f"{path.name}:{problem.line}: {problem.message}" for problem in log.problems]
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "suite", "status", str(chain.root), "--format", "json"],
+        [sys.executable, "-P", "-m", "mlhpc", "status", str(chain.root), "--format", "json"],
         env=chain.environment,  # which Slurm to ask: a job that was cancelled leaves no exit code in the folder
         capture_output=True,
         text=True,
@@ -427,7 +427,7 @@ def campaign(
 def make_data(root: Path) -> Path:
     """Make the data set of the runs."""
     words = ["data", "generate", "cosmoflow", "--size", "smoke", "-o", str(root / "data")]
-    subprocess.run([sys.executable, "-P", "-m", "suite", *words], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-P", "-m", "mlhpc", *words], check=True, capture_output=True)
     return root / "data"
 
 

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from suite.commands.check import check
-from suite.commands.package import package
-from suite.commands.reproduce import reproduce
-from suite.commands.score import score
-from suite.commands.status import status
-from suite.errors import InputError
-from suite.package.build import build_package
+from mlhpc.suite.commands.check import check
+from mlhpc.suite.commands.package import package
+from mlhpc.suite.commands.reproduce import reproduce
+from mlhpc.suite.commands.score import score
+from mlhpc.suite.commands.status import status
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.package.build import build_package
 from tests.fixtures.once import made_once
 from tests.suite.package.test_kept_files import full_run
 

@@ -79,7 +79,7 @@ def prepare(root: Path) -> dict[str, str]:
 
 
 def suite(words: Sequence[str]) -> list[str]:
-    return [sys.executable, "-P", "-m", "suite", *words]
+    return [sys.executable, "-P", "-m", "mlhpc", *words]
 
 
 def living(token: str) -> list[str]:

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from workloads.openfold import residues
-from workloads.openfold.config import OpenFoldConfig
-from workloads.openfold.model import compute_extra_msa_features, compute_msa_features, compute_target_features
-from workloads.openfold.public.structures import ATOMS_37
+from mlhpc.workloads.openfold import residues
+from mlhpc.workloads.openfold.config import OpenFoldConfig
+from mlhpc.workloads.openfold.model import compute_extra_msa_features, compute_msa_features, compute_target_features
+from mlhpc.workloads.openfold.public.structures import ATOMS_37
 
 
 def their_net(code: Any, own: OpenFoldConfig) -> nn.Module:

@@ -27,7 +27,7 @@ sys.modules["scattermoe"] = package
 
 from scattermoe.parallel_experts import flatten_sort_count, parallel_linear  # noqa: E402
 
-from workloads.moe.kernels.fused import Source, run_fused  # noqa: E402
+from mlhpc.workloads.moe.kernels.fused import Source, run_fused  # noqa: E402
 
 
 def compare(seed: int) -> float:

@@ -22,13 +22,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from suite.config import load_config
-from suite.world import World
+from mlhpc.suite.config import load_config
+from mlhpc.suite.world import World
+from mlhpc.workloads.cosmoflow import DESCRIPTOR, generate
+from mlhpc.workloads.cosmoflow.config import CosmoFlowConfig, learning_rate
+from mlhpc.workloads.cosmoflow.cosmology import Simulation
+from mlhpc.workloads.cosmoflow.workload import CosmoFlow
 from tests.fixtures.export_cosmoflow import export_tfrecord
-from workloads.cosmoflow import DESCRIPTOR, generate
-from workloads.cosmoflow.config import CosmoFlowConfig, learning_rate
-from workloads.cosmoflow.cosmology import Simulation
-from workloads.cosmoflow.workload import CosmoFlow
 
 SIDE, SAMPLES, BATCH = 64, 4, 2  # the widths of full, on an eighth of its voxels
 EPOCHS, FULL_BATCH = 30, 512

@@ -14,16 +14,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from suite.config import load_config
-from suite.world import World
+from mlhpc.suite.config import load_config
+from mlhpc.suite.world import World
+from mlhpc.workloads.deepcam import DESCRIPTOR
+from mlhpc.workloads.deepcam.config import CHANNELS, LOSS_WEIGHTS
+from mlhpc.workloads.deepcam.data import DeepCamData
+from mlhpc.workloads.deepcam.metric import compute_metrics, compute_statistics
+from mlhpc.workloads.deepcam.model import DeepLabV3Plus
+from mlhpc.workloads.deepcam.workload import DeepCam
 from tests.fixtures.export_deepcam import export_hdf5
 from tests.workloads.tiny import make
-from workloads.deepcam import DESCRIPTOR
-from workloads.deepcam.config import CHANNELS, LOSS_WEIGHTS
-from workloads.deepcam.data import DeepCamData
-from workloads.deepcam.metric import compute_metrics, compute_statistics
-from workloads.deepcam.model import DeepLabV3Plus
-from workloads.deepcam.workload import DeepCam
 
 REPOSITORY, CODE = "mlcommons/hpc", "deepcam/src/deepCam"
 GLOBAL, PROJECT = "bottleneck.global_branch.", "bottleneck.project."

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 import torch
 
-from suite.config import load_config
-from suite.data.shards import ShardReader
-from suite.world import World
+from mlhpc.suite.config import load_config
+from mlhpc.suite.data.shards import ShardReader
+from mlhpc.suite.world import World
+from mlhpc.workloads.open_catalyst import DESCRIPTOR
+from mlhpc.workloads.open_catalyst.lmdb_form import LmdbFile
+from mlhpc.workloads.open_catalyst.workload import OpenCatalyst
 from tests.fixtures.export_open_catalyst import export_lmdb
 from tests.workloads.open_catalyst.conftest import random_structure
 from tests.workloads.tiny import make
-from workloads.open_catalyst import DESCRIPTOR
-from workloads.open_catalyst.lmdb_form import LmdbFile
-from workloads.open_catalyst.workload import OpenCatalyst
 
 REPOSITORY = "mlcommons/hpc"
 

@@ -14,23 +14,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from suite.data.sampling import list_train_batches
-from suite.data.shards import ShardReader
-from suite.world import World
+from mlhpc.suite.data.sampling import list_train_batches
+from mlhpc.suite.data.shards import ShardReader
+from mlhpc.suite.world import World
+from mlhpc.workloads.openfold import residues
+from mlhpc.workloads.openfold.cluster_sampling import ClusterSampling, compute_weights
+from mlhpc.workloads.openfold.clusters import find_alignment
+from mlhpc.workloads.openfold.config import OpenFoldConfig, learning_rate
+from mlhpc.workloads.openfold.convert import convert
+from mlhpc.workloads.openfold.features import Protein, build_alignment, build_sample
+from mlhpc.workloads.openfold.mmcif import Entry, read_entry
+from mlhpc.workloads.openfold.model import PSI, compute_template_features
+from mlhpc.workloads.openfold.proteins import Families, make_proteins
+from mlhpc.workloads.openfold.public.chains import read_chains
+from mlhpc.workloads.openfold.public.structures import MmcifFiles, PickleFiles, list_mmcif_files
+from mlhpc.workloads.openfold.shard_form import convert_to_proteins
 from tests.fixtures.openfold_layouts import MadeEntry, entries, write_original, write_processed
 from tests.reference.openfold_code import openfold_code
-from workloads.openfold import residues
-from workloads.openfold.cluster_sampling import ClusterSampling, compute_weights
-from workloads.openfold.clusters import find_alignment
-from workloads.openfold.config import OpenFoldConfig, learning_rate
-from workloads.openfold.convert import convert
-from workloads.openfold.features import Protein, build_alignment, build_sample
-from workloads.openfold.mmcif import Entry, read_entry
-from workloads.openfold.model import PSI, compute_template_features
-from workloads.openfold.proteins import Families, make_proteins
-from workloads.openfold.public.chains import read_chains
-from workloads.openfold.public.structures import MmcifFiles, PickleFiles, list_mmcif_files
-from workloads.openfold.shard_form import convert_to_proteins
 
 Reference = Callable[[str], Path]
 Record = Callable[[str, str, float, float], None]

@@ -14,16 +14,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from mlhpc.workloads.openfold import geometry, residues
+from mlhpc.workloads.openfold.features import Protein, build_sample
+from mlhpc.workloads.openfold.geometry import Frame, compute_atoms, compute_group_frames
+from mlhpc.workloads.openfold.losses import compute_losses, compute_sample_lddt_ca
+from mlhpc.workloads.openfold.model import OpenFoldNet
+from mlhpc.workloads.openfold.proteins import Families, make_proteins
+from mlhpc.workloads.openfold.structure import compute_frame_update
 from tests.reference.openfold_code import openfold_code
 from tests.reference.openfold_inputs import their_batch, their_net
 from tests.workloads.openfold.conftest import SMALL_NET
-from workloads.openfold import geometry, residues
-from workloads.openfold.features import Protein, build_sample
-from workloads.openfold.geometry import Frame, compute_atoms, compute_group_frames
-from workloads.openfold.losses import compute_losses, compute_sample_lddt_ca
-from workloads.openfold.model import OpenFoldNet
-from workloads.openfold.proteins import Families, make_proteins
-from workloads.openfold.structure import compute_frame_update
 
 Record = Callable[[str, str, float, float], None]
 RENAMED = (  # theirs to ours, in this order

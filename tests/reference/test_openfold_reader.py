@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from suite.data.shards import ShardReader
-from suite.world import World
+from mlhpc.suite.data.shards import ShardReader
+from mlhpc.suite.world import World
+from mlhpc.workloads.openfold import generate, residues
+from mlhpc.workloads.openfold.proteins import Families
+from mlhpc.workloads.openfold.public.structures import ATOMS_37
+from mlhpc.workloads.openfold.shard_form import convert_to_proteins
 from tests.fixtures.export_openfold import ALIGNMENTS, RELEASED, STRUCTURES, export_preprocessed
-from workloads.openfold import generate, residues
-from workloads.openfold.proteins import Families
-from workloads.openfold.public.structures import ATOMS_37
-from workloads.openfold.shard_form import convert_to_proteins
 
 # Biopython parses mmCIF text only; what is read here is preprocessed.
 READ = """

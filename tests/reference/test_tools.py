@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from suite.data.manifest import Manifest, write_manifest
-from suite.data.shards import write_shard
+from mlhpc.suite.data.manifest import Manifest, write_manifest
+from mlhpc.suite.data.shards import write_shard
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.package_mutations import example
 

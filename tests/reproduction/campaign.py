@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from suite.package.build import write_package_manifest
-from suite.package.reproduction.document import LevelOutcome, Reproduction, read_reproduction
+from mlhpc.suite.package.build import write_package_manifest
+from mlhpc.suite.package.reproduction.document import LevelOutcome, Reproduction, read_reproduction
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("max_epochs=1", "hyperparameters.width=16", "hyperparameters.moe.hidden=16", "submission.division=open")
@@ -68,7 +68,7 @@ class Stage:
         """One command of the clone, or of another tree that ``environ`` names."""
         here = {"PYTHONPATH": str(self.clone)} | ENVIRONMENT | dict(environ or {})
         base = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-        command = [*prefix, sys.executable, "-P", "-m", "suite", *map(str, words)]
+        command = [*prefix, sys.executable, "-P", "-m", "mlhpc", *map(str, words)]
         done = subprocess.run(command, env=base | here, capture_output=True, text=True, cwd=self.root, check=False)
         if done.returncode not in codes:
             raise RuntimeError(f"{words}: exit code {done.returncode}: {done.stdout[-500:]}{done.stderr[-1500:]}")

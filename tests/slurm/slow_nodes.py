@@ -25,11 +25,11 @@ from pathlib import Path
 
 from scipy import stats
 
-from analysis.fleet.one_metric import compute_node_value
-from analysis.fleet.samples import group_by_metric, read_samples
-from analysis.fleet.slow_nodes import FALSE_ALARM_RATE, judge, merge_verdicts
-from suite.launch.slurm import Job, Launcher, render_sbatch_script
-from suite.machine.probes.processor import read_cpu
+from mlhpc.analysis.fleet.one_metric import compute_node_value
+from mlhpc.analysis.fleet.samples import group_by_metric, read_samples
+from mlhpc.analysis.fleet.slow_nodes import FALSE_ALARM_RATE, judge, merge_verdicts
+from mlhpc.suite.launch.slurm import Job, Launcher, render_sbatch_script
+from mlhpc.suite.machine.probes.processor import read_cpu
 from tests.slurm.conftest import Cluster, running_cluster, slurm_path
 
 SLOW = "node2"
@@ -39,9 +39,9 @@ LOOKS_PROGRAM = """
 import sys
 from pathlib import Path
 import torch
-from suite.performance.preflight.node import measure
-from suite.launcher import Launch
-from suite.world import World, find_node_name
+from mlhpc.suite.performance.preflight.node import measure
+from mlhpc.suite.launcher import Launch
+from mlhpc.suite.world import World, find_node_name
 torch.set_num_threads(1)
 tell = lambda text: None
 world = World.create(Launch("none", 0, 1))
@@ -84,7 +84,7 @@ def main() -> int:
 def make_data(root: Path) -> Path:
     """The smoke data of CosmoFlow, whose step is measured, below a new working folder."""
     data = root / "data/cosmoflow-smoke"
-    words = ["-P", "-m", "suite", "data", "generate", "cosmoflow", "--size", "smoke", "-o", str(data)]
+    words = ["-P", "-m", "mlhpc", "data", "generate", "cosmoflow", "--size", "smoke", "-o", str(data)]
     subprocess.run([sys.executable, *words], check=True, capture_output=True, cwd=root)
     return data
 

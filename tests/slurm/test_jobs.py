@@ -12,10 +12,10 @@ from typing import Protocol
 
 import pytest
 
-from suite.commands.status import read_folder_status
-from suite.log.reader import read_events
-from suite.log.record import RunRecord, summarise_log
-from suite.log.run_folder import RunFolder
+from mlhpc.suite.commands.status import read_folder_status
+from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.log.record import RunRecord, summarise_log
+from mlhpc.suite.log.run_folder import RunFolder
 from tests.fixtures.foreign import foreign_folders
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,7 +48,7 @@ def settings(smoke_data: Path, run: Path, **more: str) -> dict[str, str]:
 
 def mlhpc(*arguments: str, cwd: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, "-m", "suite", *arguments], cwd=cwd, capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", "mlhpc", *arguments], cwd=cwd, capture_output=True, text=True, timeout=300
     )
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done
@@ -255,11 +255,11 @@ def test_mlhpc_submit_gives_a_job_whose_status_is_known(cluster: Cluster, smoke_
     command = ["submit", "cosmoflow", "--system", "slurm-two-node", "--size", "smoke", "--nodes", "2", "--array"]
     command += ["--runs", "2", "--set", "max_epochs=1", "--set", "hyperparameters.base_learning_rate=1e-9"]
     variables = {"MLHPC_DATA": str(smoke_data)}
-    said = cluster.call(sys.executable, "-m", "suite", *command, "-o", str(run), cwd=tmp_path, **variables)
+    said = cluster.call(sys.executable, "-m", "mlhpc", *command, "-o", str(run), cwd=tmp_path, **variables)
     job = json.loads((run / "job.json").read_text())["job_ids"][0]
     assert f"job {job}: cosmoflow smoke, 2 nodes x 1 rank, 2 runs" in said
     wait_for_text(run / "exit" / f"{job}_1", r"^\d+\n$", timeout_s=300)
-    text = cluster.call(sys.executable, "-m", "suite", "status", str(run), "--format", "json")
+    text = cluster.call(sys.executable, "-m", "mlhpc", "status", str(run), "--format", "json")
     assert [(row["trial"], row["state"], row["epoch"]) for row in json.loads(text)] == [
         (0, "aborted", 1),
         (1, "aborted", 1),
@@ -316,7 +316,7 @@ def test_a_job_that_is_submitted_again_leaves_a_trial_alone_that_runs(
     assert not (run / "exit" / "trial_0").exists()
     assert sorted(path.name for path in run.glob("*.txt")) == ["result_0.txt"]
     assert "in use" not in (run / "output" / "trial_0.log").read_text()
-    rows = json.loads(cluster.call(sys.executable, "-m", "suite", "status", str(run), "--format", "json"))
+    rows = json.loads(cluster.call(sys.executable, "-m", "mlhpc", "status", str(run), "--format", "json"))
     assert [row["state"] for row in rows] == ["running", "queued"]
     cluster.call("scancel", first)
     cluster.wait(first)
@@ -350,7 +350,7 @@ launcher:
     run = tmp_path / "run"
     command = ["submit", "cosmoflow", "--system", str(system), "--size", "smoke", "--nodes", "2"]
     command += ["--set", "max_epochs=1", "--set", "hyperparameters.base_learning_rate=1e-9", "-o", str(run)]
-    cluster.call(sys.executable, "-P", "-m", "suite", *command, cwd=tmp_path, MLHPC_DATA=str(smoke_data))
+    cluster.call(sys.executable, "-P", "-m", "mlhpc", *command, cwd=tmp_path, MLHPC_DATA=str(smoke_data))
     job = json.loads((run / "job.json").read_text())["job_ids"][0]
     cluster.wait(job)
     assert (run / "exit" / "trial_0").read_text() == "1\n", explain(tmp_path)  # it ran; the target is out of its reach
@@ -366,7 +366,7 @@ def test_the_network_of_two_nodes_is_swept_under_srun(cluster: Cluster, tmp_path
     bench = [
         sys.executable,
         "-m",
-        "suite",
+        "mlhpc",
         "moe",
         "--sweep-network",
         *small,
@@ -388,7 +388,7 @@ DENSE_MEMORY = """
 import os
 blocks = [os.urandom(size) for size in range(520, 6000) for _ in range(6)]
 del blocks[::2]
-from suite.world import World
+from mlhpc.suite.world import World
 world = World.create()
 assert type(world.transport).__name__ == "MpiTransport"
 print(world.allgather(world.rank), flush=True)

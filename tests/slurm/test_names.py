@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from suite.launch.slurm import Job, Launcher, render_sbatch_script
+from mlhpc.suite.launch.slurm import Job, Launcher, render_sbatch_script
 from tests.slurm.conftest import Cluster
 
 

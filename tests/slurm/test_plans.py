@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.log.reader import read_events
+from mlhpc.suite.log.reader import read_events
 from tests.slurm.conftest import Cluster
 from tests.slurm.test_jobs import ROOT, explain, mlhpc, record, wait_for_text
 
@@ -23,7 +23,7 @@ def submit(cluster: Cluster, data: Path, run: Path, *options: str) -> str:
     words = ["submit", "cosmoflow", "--system", "slurm-two-node", "--size", "smoke", "--nodes", "2"]
     words += ["--ranks-per-node", "2", *options, "-o", str(run)]
     variables = {"MLHPC_DATA": str(data)}
-    print(cluster.call(sys.executable, "-P", "-m", "suite", *words, cwd=run.parent, **variables))
+    print(cluster.call(sys.executable, "-P", "-m", "mlhpc", *words, cwd=run.parent, **variables))
     return str(json.loads((run / "job.json").read_text())["job_ids"][0])
 
 

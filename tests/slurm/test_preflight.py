@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from suite.log.reader import read_events
-from suite.log.run_folder import RunFolder
+from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.log.run_folder import RunFolder
 from tests.fixtures.cli import mlhpc
 from tests.slurm.conftest import Cluster
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from suite.card import read_card, render_metric_value
-from suite.descriptor import CARDS, describe_card, list_card_files, load_descriptor, load_descriptors, use_cards
-from suite.errors import InputError
-from suite.workload import load_workload
+from mlhpc.suite.card import read_card, render_metric_value
+from mlhpc.suite.descriptor import CARDS, describe_card, list_card_files, load_descriptor, load_descriptors, use_cards
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.workload import load_workload
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.runs import run_folder
 

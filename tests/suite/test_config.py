@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from suite.config import explain_missing_submitter, load_config, resolve_config
-from suite.descriptor import load_descriptor, load_descriptors
-from suite.documents import YamlSource, convert_to_plain_data, read_json_document
-from suite.errors import InputError
-from suite.machine.system import read_description
+from mlhpc.suite.config import explain_missing_submitter, load_config, resolve_config
+from mlhpc.suite.descriptor import load_descriptor, load_descriptors
+from mlhpc.suite.documents import YamlSource, convert_to_plain_data, read_json_document
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.machine.system import read_description
 
 COSMOFLOW = load_descriptor("cosmoflow")
 CONFIG = COSMOFLOW.folder / "config" / "smoke.yaml"

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 import pytest
 from msgspec import Meta, Struct, ValidationError
 
-from suite import files
-from suite.documents import LARGEST_YAML, Mistake, YamlSource, convert, find_mistake, parse_yaml
-from suite.errors import InputError
-from suite.training.parallel.plan import ParallelPlan
+from mlhpc.suite import files
+from mlhpc.suite.documents import LARGEST_YAML, Mistake, YamlSource, convert, find_mistake, parse_yaml
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.training.parallel.plan import ParallelPlan
 
 ROOT = Path(files.__file__).parents[1]
 
@@ -154,7 +154,7 @@ def test_no_text_renders_a_time_in_its_own_way() -> None:
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if own.search(line)
     ]
-    assert found == [], "use suite.files.render_duration"
+    assert found == [], "use mlhpc.suite.files.render_duration"
 
 
 def test_a_user_without_a_home_has_one_in_the_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from suite.commands.machine.doctor import check_launch
-from suite.errors import InputError
-from suite.launcher import (
+from mlhpc.suite.commands.machine.doctor import check_launch
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.launcher import (
     LAUNCHERS,
     Launch,
     describe_launcher,
@@ -134,9 +134,7 @@ KEPT = {
 
 @pytest.mark.parametrize("kept", KEPT.values(), ids=KEPT)
 def test_mpiexec_makes_one_world_of_two_whatever_the_shell_kept(kept: dict[str, str]) -> None:
-    program = (
-        "from suite.world import World; w = World.create(); print(f'{w.launcher} {w.size}\\n', end='', flush=True)"
-    )
+    program = "from mlhpc.suite.world import World; w = World.create(); print(f'{w.launcher} {w.size}\\n', end='', flush=True)"
     words = [str(Path(sys.executable).with_name("mpiexec")), "-n", "2", *warm_python(), "-c", program]
     done = subprocess.run(words, capture_output=True, text=True, env=os.environ | kept, check=True)
     assert done.stdout.split() == ["pmi", "2", "pmi", "2"]
@@ -144,7 +142,7 @@ def test_mpiexec_makes_one_world_of_two_whatever_the_shell_kept(kept: dict[str, 
 
 def test_a_step_of_two_ranks_is_one_world_where_the_shell_kept_an_mpiexec_of_one() -> None:
     """The library would look for that mpiexec, and end the process."""
-    program = "from suite.world import World; w = World.create(); print(w.launcher, w.size)"
+    program = "from mlhpc.suite.world import World; w = World.create(); print(w.launcher, w.size)"
     kept = variables("pmi", 0, 1) | {"PMI_FD": "99"}
     step = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NODELIST": "localhost"}
     ranks = [
@@ -250,7 +248,7 @@ def test_two_ranks_start_in_a_world_of_one(
         "1",
     ]
     done = subprocess.run(
-        [*warm_python(), "-P", "-m", "suite", *words, "--format", "json"], cwd=tmp_path, capture_output=True, text=True
+        [*warm_python(), "-P", "-m", "mlhpc", *words, "--format", "json"], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["ranks"] == 2

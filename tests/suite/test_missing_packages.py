@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from suite.errors import PACKAGES, explain_missing
-from suite.plugins import explain_unusable
+from mlhpc.suite.errors import PACKAGES, explain_missing
+from mlhpc.suite.plugins import explain_unusable
 
 ROOT = Path(__file__).resolve().parents[2]
 FINDER = """
@@ -31,7 +31,7 @@ sys.meta_path.insert(0, Missing())
 def without(names: list[str], *words: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run ``mlhpc WORDS`` with a Python in which some packages are not installed."""
     (folder / "sitecustomize.py").write_text(FINDER.format(names=names))
-    command = [sys.executable, "-P", "-m", "suite", *words]
+    command = [sys.executable, "-P", "-m", "mlhpc", *words]
     environ = {**os.environ, "PYTHONPATH": str(folder)}
     return subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, timeout=120)
 

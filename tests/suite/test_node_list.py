@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.errors import InputError
-from suite.node_list import parse_first_node, parse_node_list
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.node_list import parse_first_node, parse_node_list
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from suite.descriptor import load_descriptor
-from suite.errors import InputError
-from suite.workload import Workload, load_workload
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.workload import Workload, load_workload
 from tests.fixtures.runs import run_folder
 from tests.fixtures.warm import warm_python
 
@@ -23,14 +23,14 @@ ROOT = Path(__file__).resolve().parents[2]
 CARD = (ROOT / "workloads" / "cosmoflow" / "card.yaml").read_text()
 DESCRIPTOR = """
     from pathlib import Path
-    from suite.config import Hyperparameters
-    from suite.descriptor import Descriptor
+    from mlhpc.suite.config import Hyperparameters
+    from mlhpc.suite.descriptor import Descriptor
     DESCRIPTOR = Descriptor("{name}", Path(__file__).parent, Hyperparameters, "stranger.work:Work", "stranger.generate")
 """
 FIGURE = """
     import altair as alt
     import pandas as pd
-    from analysis.drawing.view import CHOOSE_SYSTEMS, Question, View
+    from mlhpc.analysis.drawing.view import CHOOSE_SYSTEMS, Question, View
     TITLE = "Strange figure"
     def table(study): return pd.DataFrame({"n": [len(study.runs)]})
     def answer(study): return f"There are {len(study.runs)} strange runs."
@@ -60,7 +60,7 @@ class Site:
 
     def mlhpc(self, *arguments: object) -> subprocess.CompletedProcess[str]:
         environment = os.environ | {"PYTHONPATH": str(self.folder), "TMPDIR": str(self.folder)}
-        words = [*warm_python(), "-m", "suite", *map(str, arguments)]
+        words = [*warm_python(), "-m", "mlhpc", *map(str, arguments)]
         return subprocess.run(
             words, capture_output=True, text=True, timeout=300, env=environment, check=False, cwd=ROOT
         )
@@ -84,7 +84,10 @@ BROKEN_WORKLOADS = {
     "syntax error": ({"__init__.py": "def"}, "SyntaxError"),
     "raises": ({"__init__.py": "1 / 0"}, "ZeroDivisionError"),
     "no descriptor there": ({"__init__.py": ""}, "DESCRIPTOR"),
-    "another kind of object": ({"__init__.py": "DESCRIPTOR = 3"}, "names an object of type int; expected a suite"),
+    "another kind of object": (
+        {"__init__.py": "DESCRIPTOR = 3"},
+        "names an object of type int; expected a mlhpc.Descriptor",
+    ),
     "another name": ({"__init__.py": DESCRIPTOR.format(name="other"), "card.yaml": CARD}, "calls itself 'other'"),
     "our benchmark's name": ({"__init__.py": GOOD, "card.yaml": CARD}, "is that of workload 'cosmoflow'"),
 }
@@ -128,7 +131,7 @@ def test_a_workload_with_the_name_of_ours_does_not_replace_it(site: Site) -> Non
     done = site.mlhpc("workload", "list", "cosmoflow")
     assert done.returncode == 0
     assert "0.124" in done.stdout
-    assert "is left out: its name is taken by workloads.cosmoflow:DESCRIPTOR of mlhpc" in done.stderr
+    assert "is left out: its name is taken by mlhpc.workloads.cosmoflow:DESCRIPTOR of mlhpc" in done.stderr
 
 
 def test_a_good_workload_is_listed(site: Site) -> None:
@@ -181,7 +184,7 @@ def test_a_broken_command_stands_in_the_help_with_its_reason_and_fails_alone(sit
     assert done.returncode == 0
     assert re.search(r"good +Say hello", done.stdout)
     assert "(command 'strange' of package stranger cannot be loaded: " in " ".join(done.stdout.split())
-    assert "command 'check' of package stranger is left out: its name is taken by suite." in done.stderr
+    assert "command 'check' of package stranger is left out: its name is taken by mlhpc.suite." in done.stderr
     assert site.mlhpc("good").stdout == "hello\n"
     called = site.mlhpc("hurt")
     assert called.returncode == 2
@@ -253,7 +256,7 @@ def test_a_faulty_figure_is_named_and_the_rest_of_the_report_is_there(site: Site
 def test_a_faulty_figure_of_ours_ends_with_the_code_of_a_defect_after_the_report_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from analysis.figures import list_views
+    from mlhpc.analysis.figures import list_views
     from tests.fixtures.cli import mlhpc
 
     def fail(study: object) -> None:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from suite import processes
+from mlhpc.suite import processes
 
 ROOT = Path(__file__).resolve().parents[2]
 ASKED = """
 import ctypes
-from suite.processes import load_parent_signal
+from mlhpc.suite.processes import load_parent_signal
 ask, kept = load_parent_signal(), ctypes.c_int()
 for number in (15, 0):
     ask(number)
@@ -55,7 +55,7 @@ def test_no_process_that_we_start_reads_what_is_typed_for_the_next_command() -> 
 def test_doctor_leaves_what_is_typed_meanwhile_to_the_shell() -> None:
     keyboard, terminal = pty.openpty()
     os.write(keyboard, b"next command\n")
-    code = "from suite.commands.machine import doctor; print(doctor._run_command(['head', '-n', '1']))"
+    code = "from mlhpc.suite.commands.machine import doctor; print(doctor._run_command(['head', '-n', '1']))"
     done = subprocess.run([sys.executable, "-c", code], stdin=terminal, capture_output=True, text=True, timeout=300)
     assert done.stdout == "CommandResult(code=0, output='')\n"
     assert os.read(terminal, 100) == b"next command\n"

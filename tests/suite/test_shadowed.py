@@ -13,16 +13,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from suite import VERSION
-from suite.__main__ import USAGE
-from suite.commands.machine import doctor
-from suite.errors import InputError
-from suite.exit_codes import ExitCode
-from suite.shadowed import describe_location
-from suite.world import resolve_address
+from mlhpc.__main__ import USAGE
+from mlhpc.suite import VERSION
+from mlhpc.suite.commands.machine import doctor
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.shadowed import describe_location
+from mlhpc.suite.world import resolve_address
 from tests.fixtures.warm import warm_python
 
-ROOT = Path(__file__).resolve().parents[2]
 MOE = ["moe", "--tokens", "8", "--width", "8", "--hidden", "8", "--experts", "2", "--repeats", "1"]
 
 
@@ -36,7 +35,7 @@ def on_a_rank(**environ: str) -> subprocess.CompletedProcess[str]:
 
 
 def run(python: list[str], words: Sequence[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    command = [*python, "-P", "-m", "suite", *words]
+    command = [*python, "-P", "-m", "mlhpc", *words]
     return subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True)
 
 
@@ -69,30 +68,24 @@ def test_a_folder_that_holds_the_environment_itself_hides_nothing() -> None:
     assert (done.returncode, "not enough memory here" in done.stderr) == (1, True), done.stderr
 
 
-@pytest.mark.parametrize("content", ["", "raise RuntimeError('a program of mine')\n"])
-def test_a_hidden_folder_of_workloads_is_named(content: str, tmp_path: Path) -> None:
-    (tmp_path / "workloads.py").write_text(content)
-    done = suite("run", "cosmoflow", "--size", "smoke", "-o", str(tmp_path / "run"), PYTHONPATH=str(tmp_path))
-    assert done.returncode == 2, done.stderr
-    assert f"workloads is loaded from {tmp_path}/workloads.py, which PYTHONPATH puts before" in done.stderr
-
-
-@pytest.mark.parametrize("content", ["", "raise RuntimeError('a program of mine')\n", "def\n", None])
-def test_another_package_of_our_name_is_named_by_the_program(content: str | None, tmp_path: Path) -> None:
-    (tmp_path / "suite").mkdir()
-    if content is not None:
-        (tmp_path / "suite" / "__init__.py").write_text(content)
-    program = [sys.executable, "-P", str(ROOT / "mlhpc_start.py"), "workload", "list"]
-    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(program, env=environ, capture_output=True, text=True)
-    assert done.returncode == 2, done.stderr
-    assert f"mlhpc: suite is loaded from {tmp_path}/suite" in done.stderr
-    assert done.stderr.count("\n") == 1
+@pytest.mark.parametrize("name", ["suite", "workloads", "analysis", "submissions"])
+def test_folders_of_a_user_that_have_our_names_hide_nothing(name: str, tmp_path: Path) -> None:
+    """They once were top-level packages of ours."""
+    for file in (tmp_path / "there" / f"{name}.py", tmp_path / name / "__init__.py"):
+        file.parent.mkdir()
+        file.write_text("raise RuntimeError('a program of mine')")
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path / "there")}
+    program = "import mlhpc, mlhpc.suite, mlhpc.workloads, mlhpc.analysis; print(mlhpc.published().shape[0] > 80)"
+    for words in (["-m", "mlhpc", "workload", "list"], ["-c", program]):
+        done = subprocess.run([sys.executable, *words], cwd=tmp_path, env=environ, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "cosmoflow" in done.stdout or done.stdout == "True\n"
 
 
 def test_the_program_is_the_command_line(tmp_path: Path) -> None:
-    program = [sys.executable, "-P", str(ROOT / "mlhpc_start.py"), "--version"]
-    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [Path(sys.executable).with_name("mlhpc"), "--version"], cwd=tmp_path, capture_output=True, text=True
+    )
     assert (done.stdout, done.stderr) == (f"mlhpc, version {VERSION}\n", "")
 
 
@@ -100,7 +93,7 @@ def test_a_module_that_is_merely_loaded_is_not_blamed_for_a_plug_in(tmp_path: Pa
     (tmp_path / "yaml").mkdir()
     shutil.copytree(Path(yaml.__file__).parent, tmp_path / "yaml", dirs_exist_ok=True)
     code = (
-        "import yaml, suite.plugins as p; print(p.explain_unusable(ValueError('x'))); from suite.shadowed import *; "
+        "import yaml, mlhpc.suite.plugins as p; print(p.explain_unusable(ValueError('x'))); from mlhpc.suite.shadowed import *; "
         "print(explain_shadowed(ValueError('x')))"
     )
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.files import make_folder, write_atomically, write_file_atomically
+from mlhpc.suite.files import make_folder, write_atomically, write_file_atomically
 from tests.fixtures.runs import run_folder
 from tests.fixtures.shared_disk import shared_disk
 
@@ -31,7 +31,7 @@ def python(program: str, environment: object, *arguments: Path) -> str:
     return str(done.stdout)
 
 
-HEAD = "import sys; from pathlib import Path; from suite.files import *; disk = Path(sys.argv[1])\n"
+HEAD = "import sys; from pathlib import Path; from mlhpc.suite.files import *; disk = Path(sys.argv[1])\n"
 
 
 def test_a_folder_that_stat_does_not_know_yet_is_made(library: Path, tmp_path: Path) -> None:
@@ -48,16 +48,16 @@ def test_a_folder_that_stat_does_not_know_yet_is_made(library: Path, tmp_path: P
 @pytest.mark.parametrize(
     "program",
     [
-        "from suite.machine.power.sampler import main; from unittest import mock\n"
-        "with mock.patch('suite.machine.power.sampler.list_scopes', return_value=[]): main([str(disk / 'p'), '0'])",
-        "from suite.data.node_folder import make_folders; make_folders(disk / 'copy', ['train'])",
-        "from suite.log.run_folder import create_run_folder; create_run_folder(disk / 'runs' / 'R')",
-        "from suite.data.lock import create_lock_for_all_ranks; from suite.world import World\n"
+        "from mlhpc.suite.machine.power.sampler import main; from unittest import mock\n"
+        "with mock.patch('mlhpc.suite.machine.power.sampler.list_scopes', return_value=[]): main([str(disk / 'p'), '0'])",
+        "from mlhpc.suite.data.node_folder import make_folders; make_folders(disk / 'copy', ['train'])",
+        "from mlhpc.suite.log.run_folder import create_run_folder; create_run_folder(disk / 'runs' / 'R')",
+        "from mlhpc.suite.data.lock import create_lock_for_all_ranks; from mlhpc.suite.world import World\n"
         "with create_lock_for_all_ranks(disk / 'data' / 'lock', 'it', World.create()): pass",
-        "from suite.package.power import make_folder; make_folder(disk / 'power' / 'result_0')",
-        "from suite.launch.heartbeat import keep_heartbeat\n"
+        "from mlhpc.suite.package.power import make_folder; make_folder(disk / 'power' / 'result_0')",
+        "from mlhpc.suite.launch.heartbeat import keep_heartbeat\n"
         "with keep_heartbeat(disk / 'exit' / 'trial_0.running', 'it'): assert (disk / 'exit' / 'trial_0.running').exists()",
-        "from suite.log.run_folder import RunFolder; RunFolder(disk).move_checkpoint_aside(0)",
+        "from mlhpc.suite.log.run_folder import RunFolder; RunFolder(disk).move_checkpoint_aside(0)",
         "with make_scratch_folder(disk, '.ACME-') as folder: (folder / 'x').write_text('x')\nassert not list(disk.glob('.ACME*'))",
     ],
     ids=["power", "staging", "run", "lock", "package", "heartbeat", "checkpoint", "scratch"],
@@ -98,8 +98,8 @@ def test_data_are_written_and_staged_where_files_cannot_be_locked(library: Path,
     """ENOLCK, EAGAIN, EOPNOTSUPP and ENOSYS of flock: a part file has one writer, and needs no lock."""
     program = """
 import numpy as np
-from suite.data.shards import write_shard, count_stored_bytes
-from suite.data.node_folder import create_part, remove_abandoned
+from mlhpc.suite.data.shards import write_shard, count_stored_bytes
+from mlhpc.suite.data.node_folder import create_part, remove_abandoned
 path = disk / "train" / "shard_00000.h5"
 write_shard(path, {"x": np.ones((2, 3), np.float32)})
 print(count_stored_bytes(path))
@@ -117,7 +117,7 @@ def test_an_abandoned_part_goes_also_where_files_cannot_be_locked(library: Path,
     for path in (old, new):
         path.write_text("x")
     os.utime(old, (0, 0))
-    program = "from suite.data.node_folder import remove_abandoned; remove_abandoned(disk)"
+    program = "from mlhpc.suite.data.node_folder import remove_abandoned; remove_abandoned(disk)"
     python(HEAD + program, shared_disk(library, tmp_path, locks=37), tmp_path)
     assert (old.exists(), new.exists()) == (False, True)
 
@@ -131,7 +131,7 @@ def test_a_new_file_is_written_once_whatever_link_answers(library: Path, tmp_pat
     with pytest.raises(AssertionError, match=r"FileExistsError: .*new'\n"):
         python(HEAD + program, environment, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
-    lock = "from suite.data.lock import create_lock\nwith create_lock(disk / 'lock', 'it'): print((disk / 'lock').exists())"
+    lock = "from mlhpc.suite.data.lock import create_lock\nwith create_lock(disk / 'lock', 'it'): print((disk / 'lock').exists())"
     assert python(HEAD + lock, environment, tmp_path) == "True\n"
 
 
@@ -142,7 +142,7 @@ def test_an_error_of_the_disk_names_the_file_that_was_asked_for(library: Path, t
     program = """
 import shutil
 import numpy as np
-from suite.data.shards import write_shard
+from mlhpc.suite.data.shards import write_shard
 def copy():
     with write_atomically(disk / "copy") as part: shutil.copyfile(sys.argv[2], part)
 def shard(): write_shard(disk / "train" / "s.h5", {"x": np.ones((64, 4096), np.float32)})

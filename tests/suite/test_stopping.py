@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from suite.processes import has_children
+from mlhpc.suite.processes import has_children
 from tests.fixtures.cli import handles_signals
 
 PROGRAM = """
 import sys, weakref
 sys.argv = ["mlhpc", "wait"]
-from suite import stopping
+from mlhpc.suite import stopping
 stopping.register_handlers()
 import click
-from suite.cli.main import group, main
+from mlhpc.suite.cli.main import group, main
 {body}
 group.commands["wait"] = click.Command("wait", callback=wait)
 group.get_command = lambda context, name: group.commands[name]
@@ -93,7 +93,7 @@ def test_ranks_that_are_started_end_with_their_command(tmp_path: Path) -> None:
     words = ["data", "generate", "deepcam", "--size", "smoke", "--ranks", "2", "-o", str(tmp_path / "d")]
     for moment in (handles_signals, has_children):
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "suite", *words], stderr=subprocess.PIPE, text=True, start_new_session=True
+            [sys.executable, "-P", "-m", "mlhpc", *words], stderr=subprocess.PIPE, text=True, start_new_session=True
         )
         while process.poll() is None and not moment(process.pid):
             time.sleep(0.001)
@@ -108,14 +108,14 @@ def test_an_interrupt_before_anything_is_imported_leaves_no_traceback(tmp_path: 
         "import sys, time\n"
         "class Slow:\n"
         "    def find_spec(self, name, *_):\n"
-        "        if name in ('suite.shadowed', 'suite.stopping'):\n"
+        "        if name in ('mlhpc.suite.shadowed', 'mlhpc.suite.stopping'):\n"
         "            print('in', flush=True)\n"
         "            time.sleep(60)\n"
         "sys.meta_path.insert(0, Slow())\n"
     )
     signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "suite", "workload", "list"],
+        [sys.executable, "-P", "-m", "mlhpc", "workload", "list"],
         env={**os.environ, "PYTHONPATH": str(tmp_path)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None

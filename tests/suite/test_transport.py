@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from suite.errors import InputError
-from suite.launcher import Launch
-from suite.messages import decode, encode
-from suite.transport import MpiTransport
-from suite.world import (
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.launcher import Launch
+from mlhpc.suite.messages import decode, encode
+from mlhpc.suite.transport import MpiTransport
+from mlhpc.suite.world import (
     compute_port_of_step,
     find_own_address,
     make_refusal_warning,
@@ -119,7 +119,7 @@ def test_steps_of_a_job_meet_at_ports_of_their_own() -> None:
 RANK = """
 import sys, time
 from pathlib import Path
-from suite.world import World
+from mlhpc.suite.world import World
 world = World.create()
 for number in range(int(sys.argv[1])):
     everyone = [[rank, number] for rank in range(world.size)]

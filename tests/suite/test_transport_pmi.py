@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from suite.pmi_relay import PMI_LINE, LineStream, run_pmi_relay, start_pmi_relay
+from mlhpc.suite.pmi_relay import PMI_LINE, LineStream, run_pmi_relay, start_pmi_relay
 
 
 class Slurm:

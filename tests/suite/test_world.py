@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from suite.errors import InputError
-from suite.launcher import Launch
-from suite.transport import SingleProcessTransport
-from suite.workload import set_mean_buffers
-from suite.world import World
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.launcher import Launch
+from mlhpc.suite.transport import SingleProcessTransport
+from mlhpc.suite.workload import set_mean_buffers
+from mlhpc.suite.world import World
 from tests.fixtures.warm import warm_python
 
 
@@ -29,7 +29,7 @@ def test_one_process_is_a_world_of_its_own() -> None:
 MEETING = """
 import sys
 import torch.distributed as dist
-from suite.world import World
+from mlhpc.suite.world import World
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]), world_size=2)
 world = World.create()
 print(world.rank, world.size, world.nodes, world.sum({"rank": world.rank + 1.0})["rank"])

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from suite.data.manifest import read_manifest
-from suite.errors import InputError
-from suite.world import World
+from mlhpc.suite.data.manifest import read_manifest
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.world import World
 from tests.fixtures.thread_ranks import on_parts
 from tests.workloads.tiny import TINY, generator, make
 

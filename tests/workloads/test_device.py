@@ -15,13 +15,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from suite.config import load_config
-from suite.data.manifest import read_manifest
-from suite.descriptor import load_descriptor
-from suite.machine.choice import products
-from suite.training.devices import use_precision
-from suite.workload import Workload, load_workload
-from suite.world import World
+from mlhpc.suite.config import load_config
+from mlhpc.suite.data.manifest import read_manifest
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.machine.choice import products
+from mlhpc.suite.training.devices import use_precision
+from mlhpc.suite.workload import Workload, load_workload
+from mlhpc.suite.world import World
 from tests.workloads.tiny import TINY
 
 DEVICE = torch.device(os.environ.get("MLHPC_TEST_DEVICE", "cpu"))

@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from suite.config import RunConfig, load_config
-from suite.descriptor import load_descriptor
-from suite.performance.plans.predict import predict
-from suite.training.parallel.sharing import Parallel
-from suite.training.parallel.skeleton import build_on_meta
-from suite.workload import Workload
+from mlhpc.suite.config import RunConfig, load_config
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.performance.plans.predict import predict
+from mlhpc.suite.training.parallel.sharing import Parallel
+from mlhpc.suite.training.parallel.skeleton import build_on_meta
+from mlhpc.suite.workload import Workload
 from tests.fixtures.device_steps import META, pretend_meta_computes, step_of, watching
 
 SAMPLES = 2

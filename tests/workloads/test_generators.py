@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from suite.data.manifest import compare_files, read_manifest
-from suite.data.shards import ShardReader
-from suite.errors import InputError
-from suite.world import World
+from mlhpc.suite.data.manifest import compare_files, read_manifest
+from mlhpc.suite.data.shards import ShardReader
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.world import World
 from tests.fixtures.warm import warm_python
 from tests.workloads.tiny import TINY, generator, make
 
@@ -22,7 +22,7 @@ MPIEXEC = Path(sys.executable).parent / "mpiexec"
 ON_RANKS = """
 import sys
 from pathlib import Path
-from suite.world import World
+from mlhpc.suite.world import World
 from tests.workloads.tiny import make
 world = World.create()
 for workload in sys.argv[2:]:

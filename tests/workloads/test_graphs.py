@@ -14,20 +14,20 @@ from msgspec import structs
 from torch import Tensor
 
 from benchmarks.block import Fixed
-from suite.config import RunConfig, load_config
-from suite.data.manifest import read_manifest
-from suite.descriptor import load_descriptor
-from suite.errors import InputError
-from suite.log.mllog import EventLog
-from suite.log.reader import read_events
-from suite.log.run_folder import RunFolder
-from suite.training.checkpoint import Checkpoint
-from suite.training.graphs import WARM_UPS
-from suite.training.loop import Trainer
-from suite.training.plan import TrialPlan
-from suite.training.state import Position, TrainingState
-from suite.workload import Workload, load_workload
-from suite.world import World
+from mlhpc.suite.config import RunConfig, load_config
+from mlhpc.suite.data.manifest import read_manifest
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.log.mllog import EventLog
+from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.log.run_folder import RunFolder
+from mlhpc.suite.training.checkpoint import Checkpoint
+from mlhpc.suite.training.graphs import WARM_UPS
+from mlhpc.suite.training.loop import Trainer
+from mlhpc.suite.training.plan import TrialPlan
+from mlhpc.suite.training.state import Position, TrainingState
+from mlhpc.suite.workload import Workload, load_workload
+from mlhpc.suite.world import World
 from tests.fixtures.recorded_graph import record
 from tests.workloads.tiny import TINY
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from suite.config import load_config
-from suite.descriptor import load_descriptor
-from suite.training.parallel.data import Clipping
-from suite.workload import load_workload
-from suite.world import World
+from mlhpc.suite.config import load_config
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.training.parallel.data import Clipping
+from mlhpc.suite.workload import load_workload
+from mlhpc.suite.world import World
 
 
 @pytest.mark.parametrize(

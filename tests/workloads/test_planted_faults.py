@@ -14,11 +14,11 @@ from torch import nn
 
 from benchmarks import planted_faults
 from benchmarks.planted_faults import ANATOMIES, FAULTS, Anatomy, Broken, Fault, join_tables, render_table
-from suite.card import Target
-from suite.descriptor import load_descriptor
-from suite.workload import Optimization
-from workloads.moe.config import MoEConfig
-from workloads.moe.router import Router
+from mlhpc.suite.card import Target
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.workload import Optimization
+from mlhpc.workloads.moe.config import MoEConfig
+from mlhpc.workloads.moe.router import Router
 
 ANATOMY = Anatomy(inputs=["x"], labels=["y"], head="2", layer="0")
 
@@ -249,8 +249,8 @@ def test_the_joined_table_in_the_results_is_that_of_its_tables() -> None:
 
 @pytest.mark.parametrize("workload", sorted(ANATOMIES))
 def test_the_anatomy_names_parts_that_exist(workload: str, world: Any) -> None:
-    from suite.config import load_config
-    from suite.workload import load_workload
+    from mlhpc.suite.config import load_config
+    from mlhpc.suite.workload import load_workload
 
     chosen = load_descriptor(workload)
     for size in ("smoke", "mini"):

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from suite.config import load_config
-from suite.data.manifest import read_manifest
-from suite.descriptor import load_descriptor
-from suite.workload import Workload, load_workload
-from suite.world import World
+from mlhpc.suite.config import load_config
+from mlhpc.suite.data.manifest import read_manifest
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.workload import Workload, load_workload
+from mlhpc.suite.world import World
 from tests.workloads.tiny import TINY
 
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import nn
 
-from suite.config import RunConfig, load_config
-from suite.data.manifest import read_manifest
-from suite.descriptor import load_descriptor, load_descriptors
-from suite.log.reader import read_events
-from suite.performance.card_counts import count_size
-from suite.training.counts.flops import count
-from suite.workload import Work, Workload, load_workload
+from mlhpc.suite.config import RunConfig, load_config
+from mlhpc.suite.data.manifest import read_manifest
+from mlhpc.suite.descriptor import load_descriptor, load_descriptors
+from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.performance.card_counts import count_size
+from mlhpc.suite.training.counts.flops import count
+from mlhpc.suite.workload import Work, Workload, load_workload
 from tests.workloads.open_catalyst.conftest import random_structure
 from tests.workloads.open_catalyst.test_model import batch as graph_of
 from tests.workloads.tiny import TINY
@@ -178,7 +178,7 @@ def test_a_card_s_count_is_compared_with_the_closed_form_of_the_samples_that_wer
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("moe_lm") / "data"
     words = ("data", "generate", "moe_lm", "--size", "smoke", "-o", str(root))
-    subprocess.run([sys.executable, "-m", "suite", *words], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "mlhpc", *words], check=True, capture_output=True)
     return root
 
 
@@ -200,7 +200,7 @@ def test_ranks_communicate_what_the_closed_form_says(
     settings += [f"hyperparameters.moe.{item}" for item in ("expert_parallel=true", *moe)]
     words = ["run", "moe_lm", "--size", "smoke", "--ranks", str(ranks), "-o", str(run)]
     words += [word for setting in settings for word in ("--set", setting)]
-    subprocess.run([sys.executable, "-m", "suite", *words], capture_output=True, timeout=300)
+    subprocess.run([sys.executable, "-m", "mlhpc", *words], capture_output=True, timeout=300)
     events = read_events(run / "result_0.txt").events
     by_key = {event.key: event for event in events}
     work, counted = by_key["work_per_sample"].value, by_key["rank_stats"]

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from suite.world import World
-from workloads.cosmoflow import generate as cosmoflow
-from workloads.cosmoflow.cosmology import Simulation
-from workloads.deepcam import generate as deepcam
-from workloads.deepcam.climate import Domain
-from workloads.open_catalyst import generate as open_catalyst
-from workloads.open_catalyst.slabs import Surfaces
-from workloads.open_catalyst.structures import Neighbourhood
-from workloads.openfold import generate as openfold
-from workloads.openfold.proteins import Families
-from workloads.swinv2_moe import generate as swinv2_moe
+from mlhpc.suite.world import World
+from mlhpc.workloads.cosmoflow import generate as cosmoflow
+from mlhpc.workloads.cosmoflow.cosmology import Simulation
+from mlhpc.workloads.deepcam import generate as deepcam
+from mlhpc.workloads.deepcam.climate import Domain
+from mlhpc.workloads.open_catalyst import generate as open_catalyst
+from mlhpc.workloads.open_catalyst.slabs import Surfaces
+from mlhpc.workloads.open_catalyst.structures import Neighbourhood
+from mlhpc.workloads.openfold import generate as openfold
+from mlhpc.workloads.openfold.proteins import Families
+from mlhpc.workloads.swinv2_moe import generate as swinv2_moe
 
 SEED = 3
 

@@ -17,22 +17,30 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec import ValidationError
 
-from suite.cli.group import Subcommands
-from suite.cli.options import JSON, FiniteRange, IntegerRange, device_option, format_option, output_option, ranks_option
-from suite.cli.progress import start_progress
-from suite.documents import convert, find_mistake
-from suite.errors import InputError, is_of_memory
-from suite.exit_codes import ExitCode
-from suite.files import print_line, render_error, write_file_atomically
-from suite.launch.local import make_suite_command, run_attached
-from suite.launcher import find_world
+from mlhpc.suite.cli.group import Subcommands
+from mlhpc.suite.cli.options import (
+    JSON,
+    FiniteRange,
+    IntegerRange,
+    device_option,
+    format_option,
+    output_option,
+    ranks_option,
+)
+from mlhpc.suite.cli.progress import start_progress
+from mlhpc.suite.documents import convert, find_mistake
+from mlhpc.suite.errors import InputError, is_of_memory
+from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.files import print_line, render_error, write_file_atomically
+from mlhpc.suite.launch.local import make_suite_command, run_attached
+from mlhpc.suite.launcher import find_world
 
 if TYPE_CHECKING:
     import torch
 
-    from suite.world import World
-    from workloads.moe.bench import Shape
-    from workloads.moe.config import MoEConfig
+    from mlhpc.suite.world import World
+    from mlhpc.workloads.moe.bench import Shape
+    from mlhpc.workloads.moe.config import MoEConfig
 
 MIB = 1 << 20
 
@@ -197,7 +205,7 @@ def moe(  # one parameter per option
         sys.exit(run_attached(make_suite_command(*sys.argv[1:]), ranks=ranks))
     world, chosen = _join_world(device, threads)
     with _end_all_on_error(world):
-        from workloads.moe import bench
+        from mlhpc.workloads.moe import bench
 
         shape = bench.Shape(tokens, width, config, load, dtype)  # type: ignore[arg-type]
         if sweep_network:
@@ -229,14 +237,14 @@ def fit(sweeps: tuple[Path, ...], style: str) -> None:
         raise click.UsageError(
             "no file of a sweep: mlhpc moe fit FILE; `mlhpc moe --ranks 4 --sweep-network -o FILE` makes one"
         )
-    from analysis.commands.moe_fit import print_fits  # the analysis is no part of a benchmark: no rank imports it
+    from mlhpc.analysis.commands.moe_fit import print_fits  # the analysis is no part of a benchmark: no rank imports it
 
     print_fits(sweeps, style)
 
 
 def _make_layer_config(settings: dict[str, Any]) -> MoEConfig:
     """Make the configuration of the layer by the rules that `mlhpc run` has for it. InputError is one line."""
-    from workloads.moe.config import MoEConfig
+    from mlhpc.workloads.moe.config import MoEConfig
 
     try:
         return convert(settings, MoEConfig)
@@ -249,8 +257,8 @@ def _join_world(device: str, threads: int) -> tuple[World, torch.device]:
     # imported here: it takes 3 s, which --help should not wait for
     import torch
 
-    from suite.machine.choice.collectives import start_measured
-    from suite.world import World
+    from mlhpc.suite.machine.choice.collectives import start_measured
+    from mlhpc.suite.world import World
 
     torch.set_num_threads(threads)
     world = World.create()
@@ -265,7 +273,7 @@ def _join_world(device: str, threads: int) -> tuple[World, torch.device]:
 
 def _sweep(world: World, device: torch.device, shape: Shape, up_to_bytes: int, repeats: int) -> dict[str, Any]:
     """Sweep the network. InputError on one rank: there is nothing to send."""
-    from workloads.moe import bench
+    from mlhpc.workloads.moe import bench
 
     if world.size == 1:
         raise InputError(

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from suite.descriptor import Descriptor
+from mlhpc.suite.descriptor import Descriptor
 
 DESCRIPTOR = Descriptor(
     name="cosmoflow",
     folder=Path(__file__).parent,
-    hyperparameters="workloads.cosmoflow.config:CosmoFlowConfig",
-    implementation="workloads.cosmoflow.workload:CosmoFlow",
-    generator="workloads.cosmoflow.generate",
+    hyperparameters="mlhpc.workloads.cosmoflow.config:CosmoFlowConfig",
+    implementation="mlhpc.workloads.cosmoflow.workload:CosmoFlow",
+    generator="mlhpc.workloads.cosmoflow.generate",
     no_stages="its activations shrink from layer to layer, so stages would not be equal",
 )

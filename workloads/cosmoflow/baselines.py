@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
-from suite.data.baselines import LIGHTGBM
-from suite.data.shards import ShardReader
-from suite.workload import Baseline
-from workloads.cosmoflow.config import REDSHIFTS
+from mlhpc.suite.data.baselines import LIGHTGBM
+from mlhpc.suite.data.shards import ShardReader
+from mlhpc.suite.workload import Baseline
+from mlhpc.workloads.cosmoflow.config import REDSHIFTS
 
 MAX_TRAIN_VOXELS = 1 << 27  # bounds the time of the regressor: seconds at mini, a minute at small
 MIN_TRAIN_SAMPLES = 200  # with fewer the regression cannot be fitted and is left out

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from suite.config import Hyperparameters
-from suite.errors import InputError
+from mlhpc.suite.config import Hyperparameters
+from mlhpc.suite.errors import InputError
 
 REDSHIFTS = (3.0, 1.5, 0.5, 0.0)  # the four channels of a sample, in the order of the public data
 TARGETS = ("omega_m", "sigma_8", "n_s", "h_0")

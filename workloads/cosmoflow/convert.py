@@ -16,14 +16,14 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.data.build import SPLITS, Arrays, DataSetPlan, Progress, ShardPlan, build_data_set
-from suite.data.shards import Compression
-from suite.errors import InputError
-from suite.files import make_folder, write_atomically
-from suite.world import World
-from workloads.cosmoflow.config import REDSHIFTS, TARGETS
-from workloads.cosmoflow.summary import compute_attributes, summarise
-from workloads.cosmoflow.tfrecord import Sample, read_tfrecord
+from mlhpc.suite.data.build import SPLITS, Arrays, DataSetPlan, Progress, ShardPlan, build_data_set
+from mlhpc.suite.data.shards import Compression
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import make_folder, write_atomically
+from mlhpc.suite.world import World
+from mlhpc.workloads.cosmoflow.config import REDSHIFTS, TARGETS
+from mlhpc.workloads.cosmoflow.summary import compute_attributes, summarise
+from mlhpc.workloads.cosmoflow.tfrecord import Sample, read_tfrecord
 
 CONVERTER_VERSION = 1  # raised when the same files give other shards
 PUBLIC_CUBE = 128

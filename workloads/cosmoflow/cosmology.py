@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
-from workloads.cosmoflow.config import REDSHIFTS
+from mlhpc.workloads.cosmoflow.config import REDSHIFTS
 
 Floats = NDArray[np.floating[Any]]
 

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from suite.data.sampling import draws
-from suite.data.shards import ShardReader
-from suite.errors import InputError
-from workloads.cosmoflow.config import REDSHIFTS, TARGETS, CosmoFlowConfig
+from mlhpc.suite.data.sampling import draws
+from mlhpc.suite.data.shards import ShardReader
+from mlhpc.suite.errors import InputError
+from mlhpc.workloads.cosmoflow.config import REDSHIFTS, TARGETS, CosmoFlowConfig
 
 if TYPE_CHECKING:
-    from suite.workload import Batch, Slab
+    from mlhpc.suite.workload import Batch, Slab
 
 # largest difference of the configured input means from those of the data, in standard deviations
 INPUT_TOLERANCE = 0.05

@@ -11,13 +11,13 @@ from functools import partial
 
 import numpy as np
 
-from suite.data.build import Arrays, Count
-from suite.data.generate import Generator, Synthetic
-from suite.data.shards import Compression
-from workloads.cosmoflow.config import REDSHIFTS, TARGETS
-from workloads.cosmoflow.convert import convert, fetch, split_cubes
-from workloads.cosmoflow.cosmology import Simulation, make_universe
-from workloads.cosmoflow.summary import Summary, compute_attributes, summarise
+from mlhpc.suite.data.build import Arrays, Count
+from mlhpc.suite.data.generate import Generator, Synthetic
+from mlhpc.suite.data.shards import Compression
+from mlhpc.workloads.cosmoflow.config import REDSHIFTS, TARGETS
+from mlhpc.workloads.cosmoflow.convert import convert, fetch, split_cubes
+from mlhpc.workloads.cosmoflow.cosmology import Simulation, make_universe
+from mlhpc.workloads.cosmoflow.summary import Summary, compute_attributes, summarise
 
 __all__ = ["SIZES", "DataSize", "convert", "fetch", "generate"]
 

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from suite.machine.choice.products import is_float32_on_cpu
-from suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
-from workloads.cosmoflow.config import REDSHIFTS, TARGETS, CosmoFlowConfig
+from mlhpc.suite.machine.choice.products import is_float32_on_cpu
+from mlhpc.suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
+from mlhpc.workloads.cosmoflow.config import REDSHIFTS, TARGETS, CosmoFlowConfig
 
 KERNEL = 3
 # channels * depth * height of one sample above which torch takes oneDNN (aten/src/ATen/native/Convolution.cpp)

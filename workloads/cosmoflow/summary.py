@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.data.build import SPLITS, Arrays, check_disjoint
-from workloads.cosmoflow.config import TARGETS
+from mlhpc.suite.data.build import SPLITS, Arrays, check_disjoint
+from mlhpc.workloads.cosmoflow.config import TARGETS
 
 STATISTICS_DIGITS = 10  # of input statistics: sums in another order, on another processor, differ after the fifteenth
 

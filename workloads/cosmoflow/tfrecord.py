@@ -16,8 +16,8 @@ import google_crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.errors import InputError
-from workloads.cosmoflow.config import REDSHIFTS, TARGETS
+from mlhpc.suite.errors import InputError
+from mlhpc.workloads.cosmoflow.config import REDSHIFTS, TARGETS
 
 GZIP_MAGIC = b"\x1f\x8b"
 HEADER_BYTES, FOOTER_BYTES = 12, 4

@@ -11,20 +11,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from suite.config import RunConfig
-from suite.machine.choice.layout import choose_layout
-from suite.workload import ChooserProtocol, Optimization, Work, Workload
-from suite.world import World
-from workloads.cosmoflow.config import TARGETS, CosmoFlowConfig, learning_rate
-from workloads.cosmoflow.data import CosmoFlowData
-from workloads.cosmoflow.model import CHANNELS, CosmoFlowNet, KerasSGD, compute_work, list_regularised_weights
+from mlhpc.suite.config import RunConfig
+from mlhpc.suite.machine.choice.layout import choose_layout
+from mlhpc.suite.workload import ChooserProtocol, Optimization, Work, Workload
+from mlhpc.suite.world import World
+from mlhpc.workloads.cosmoflow.config import TARGETS, CosmoFlowConfig, learning_rate
+from mlhpc.workloads.cosmoflow.data import CosmoFlowData
+from mlhpc.workloads.cosmoflow.model import CHANNELS, CosmoFlowNet, KerasSGD, compute_work, list_regularised_weights
 
 if TYPE_CHECKING:
-    from suite.workload import Batch
+    from mlhpc.suite.workload import Batch
 
 
 class CosmoFlow(Workload):
-    """Implements `suite.workload.Workload` for CosmoFlow."""
+    """Implements `mlhpc.suite.workload.Workload` for CosmoFlow."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -125,7 +125,7 @@ class CosmoFlow(Workload):
 
     def baselines(self, root: Path) -> Mapping[str, float]:
         """Measure the mean absolute error of the training mean and of ridge regressions."""
-        from workloads.cosmoflow.baselines import measure_baselines  # loads scipy, which no run needs
+        from mlhpc.workloads.cosmoflow.baselines import measure_baselines  # loads scipy, which no run needs
 
         return measure_baselines(root)
 

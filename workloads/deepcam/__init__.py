@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from suite.descriptor import Descriptor
+from mlhpc.suite.descriptor import Descriptor
 
 DESCRIPTOR = Descriptor(
     name="deepcam",
     folder=Path(__file__).parent,
-    hyperparameters="workloads.deepcam.config:DeepCamConfig",
-    implementation="workloads.deepcam.workload:DeepCam",
-    generator="workloads.deepcam.generate",
+    hyperparameters="mlhpc.workloads.deepcam.config:DeepCamConfig",
+    implementation="mlhpc.workloads.deepcam.workload:DeepCam",
+    generator="mlhpc.workloads.deepcam.generate",
     no_stages="its decoder reads activations of its encoder, which lies on other stages",
 )

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from scipy.ndimage import uniform_filter
 from torch import nn
 
-from suite.data.baselines import LIGHTGBM
-from suite.data.shards import ShardReader
-from suite.workload import Baseline
-from workloads.deepcam import metric
-from workloads.deepcam.config import CLASSES, LOSS_WEIGHTS
-from workloads.deepcam.data import read_input_statistics
-from workloads.deepcam.fields import Statistics
+from mlhpc.suite.data.baselines import LIGHTGBM
+from mlhpc.suite.data.shards import ShardReader
+from mlhpc.suite.workload import Baseline
+from mlhpc.workloads.deepcam import metric
+from mlhpc.workloads.deepcam.config import CLASSES, LOSS_WEIGHTS
+from mlhpc.workloads.deepcam.data import read_input_statistics
+from mlhpc.workloads.deepcam.fields import Statistics
 
 MAX_PIXELS = 1 << 24  # read from each split: whole samples, evenly spaced
 FIT_PIXELS = 1 << 17  # of the training split that the predictors are fitted to

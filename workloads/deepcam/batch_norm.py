@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import nn
 
-from suite.errors import InputError
-from suite.training.parallel.batch_norm import GroupBatchNorm2d
-from suite.training.parallel.exchange import Axis
-from suite.world import World
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.training.parallel.batch_norm import GroupBatchNorm2d
+from mlhpc.suite.training.parallel.exchange import Axis
+from mlhpc.suite.world import World
 
 
 def group_ranks(ranks: int, size: int) -> list[list[int]]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy import fft
 from scipy.special import expit
 
-from workloads.deepcam.config import CHANNELS
+from mlhpc.workloads.deepcam.config import CHANNELS
 
 Field = NDArray[np.float32]
 

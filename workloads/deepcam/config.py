@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from suite.config import Hyperparameters
-from suite.errors import InputError
+from mlhpc.suite.config import Hyperparameters
+from mlhpc.suite.errors import InputError
 
 CHANNELS = (  # of a sample, in the order of the public data (CAM5 names)
     *("TMQ", "U850", "V850", "UBOT", "VBOT", "QREFHT", "PS", "PSL"),

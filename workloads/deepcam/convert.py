@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from suite.data.build import SPLITS, Arrays, DataSetPlan, Progress, ShardPlan, build_data_set
-from suite.errors import InputError
-from suite.world import World
-from workloads.deepcam.fields import (
+from mlhpc.suite.data.build import SPLITS, Arrays, DataSetPlan, Progress, ShardPlan, build_data_set
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.world import World
+from mlhpc.workloads.deepcam.fields import (
     STATISTICS_NAME,
     Statistics,
     read_shape,
     read_snapshot,
     read_statistics,
 )
-from workloads.deepcam.summary import Summary, merge, summarise
+from mlhpc.workloads.deepcam.summary import Summary, merge, summarise
 
 CONVERTER_VERSION = 1  # raised when the same files give other shards
 VALIDATION_EVERY = 9  # if a folder has no splits, every ninth file: 8 : 1, as in the MLPerf data set

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from suite.data.shards import ShardReader
-from suite.errors import InputError
-from workloads.deepcam.config import CHANNELS, DeepCamConfig
-from workloads.deepcam.fields import Statistics, check_statistics
+from mlhpc.suite.data.shards import ShardReader
+from mlhpc.suite.errors import InputError
+from mlhpc.workloads.deepcam.config import CHANNELS, DeepCamConfig
+from mlhpc.workloads.deepcam.fields import Statistics, check_statistics
 
 if TYPE_CHECKING:
-    from suite.workload import Batch, Slab
+    from mlhpc.suite.workload import Batch, Slab
 
 
 class DeepCamData:

@@ -17,8 +17,8 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.errors import InputError
-from workloads.deepcam.config import CHANNELS, CLASSES
+from mlhpc.suite.errors import InputError
+from mlhpc.workloads.deepcam.config import CHANNELS, CLASSES
 
 DATA, LABELS = "climate/data", ("climate/labels_0", "climate/labels")
 STATISTICS_NAME = "stats.h5"

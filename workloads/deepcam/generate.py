@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from suite.data.build import SPLITS, Arrays, Count
-from suite.data.generate import Generator, Synthetic
-from workloads.deepcam.climate import Domain, make_snapshot
-from workloads.deepcam.config import CHANNELS, CLASSES
-from workloads.deepcam.convert import convert, fetch
-from workloads.deepcam.fields import check_fields
-from workloads.deepcam.summary import Summary, merge, summarise
+from mlhpc.suite.data.build import SPLITS, Arrays, Count
+from mlhpc.suite.data.generate import Generator, Synthetic
+from mlhpc.workloads.deepcam.climate import Domain, make_snapshot
+from mlhpc.workloads.deepcam.config import CHANNELS, CLASSES
+from mlhpc.workloads.deepcam.convert import convert, fetch
+from mlhpc.workloads.deepcam.fields import check_fields
+from mlhpc.workloads.deepcam.summary import Summary, merge, summarise
 
 __all__ = ["SIZES", "DataSize", "convert", "fetch", "generate"]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from workloads.deepcam.config import CLASSES
+from mlhpc.workloads.deepcam.config import CLASSES
 
 N_CLASSES = len(CLASSES)
 

@@ -12,8 +12,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from suite.training.parallel.batch_norm import GroupBatchNorm2d
-from workloads.deepcam.config import CHANNELS, CLASSES, DeepCamConfig
+from mlhpc.suite.training.parallel.batch_norm import GroupBatchNorm2d
+from mlhpc.workloads.deepcam.config import CHANNELS, CLASSES, DeepCamConfig
 
 
 class DeepLabV3Plus(nn.Module):

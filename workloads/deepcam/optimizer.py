@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workloads.deepcam.config import EPS, MAX_GRAD_NORM, DeepCamConfig
+from mlhpc.workloads.deepcam.config import EPS, MAX_GRAD_NORM, DeepCamConfig
 
 BIAS_CORRECTION = GRAD_AVERAGING = True  # fixed by the benchmark
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.data.build import Arrays
-from workloads.deepcam.config import CHANNELS, CLASSES
-from workloads.deepcam.fields import Statistics
+from mlhpc.suite.data.build import Arrays
+from mlhpc.workloads.deepcam.config import CHANNELS, CLASSES
+from mlhpc.workloads.deepcam.fields import Statistics
 
 Numbers = NDArray[np.float64]
 

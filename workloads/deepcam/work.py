@@ -12,9 +12,9 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
-from workloads.deepcam.config import CHANNELS, DeepCamConfig
-from workloads.deepcam.model import DeepLabV3Plus
+from mlhpc.suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
+from mlhpc.workloads.deepcam.config import CHANNELS, DeepCamConfig
+from mlhpc.workloads.deepcam.model import DeepLabV3Plus
 
 STATE_TENSORS = 2  # of Adam, AdamW and LAMB
 

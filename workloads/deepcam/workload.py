@@ -10,24 +10,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from suite.config import RunConfig
-from suite.machine.choice.layout import choose_layout
-from suite.workload import ChooserProtocol, Optimization, Work, Workload
-from suite.world import World
-from workloads.deepcam import metric
-from workloads.deepcam.batch_norm import join_groups
-from workloads.deepcam.config import CHANNELS, LOSS_WEIGHTS, MAX_GRAD_NORM, DeepCamConfig, learning_rate
-from workloads.deepcam.data import DeepCamData
-from workloads.deepcam.model import DeepLabV3Plus
-from workloads.deepcam.optimizer import BIAS_CORRECTION, GRAD_AVERAGING, build_optimizer
-from workloads.deepcam.work import compute_work
+from mlhpc.suite.config import RunConfig
+from mlhpc.suite.machine.choice.layout import choose_layout
+from mlhpc.suite.workload import ChooserProtocol, Optimization, Work, Workload
+from mlhpc.suite.world import World
+from mlhpc.workloads.deepcam import metric
+from mlhpc.workloads.deepcam.batch_norm import join_groups
+from mlhpc.workloads.deepcam.config import CHANNELS, LOSS_WEIGHTS, MAX_GRAD_NORM, DeepCamConfig, learning_rate
+from mlhpc.workloads.deepcam.data import DeepCamData
+from mlhpc.workloads.deepcam.model import DeepLabV3Plus
+from mlhpc.workloads.deepcam.optimizer import BIAS_CORRECTION, GRAD_AVERAGING, build_optimizer
+from mlhpc.workloads.deepcam.work import compute_work
 
 if TYPE_CHECKING:
-    from suite.workload import Batch
+    from mlhpc.suite.workload import Batch
 
 
 class DeepCam(Workload):
-    """Implements `suite.workload.Workload` for DeepCAM."""
+    """Implements `mlhpc.suite.workload.Workload` for DeepCAM."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -125,6 +125,6 @@ class DeepCam(Workload):
 
     def baselines(self, root: Path) -> Mapping[str, float]:
         """Measure the metric of background everywhere and of predictors of one pixel's class."""
-        from workloads.deepcam.baselines import measure_baselines  # loads scipy, which no run needs
+        from mlhpc.workloads.deepcam.baselines import measure_baselines  # loads scipy, which no run needs
 
         return measure_baselines(root)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from workloads.moe.config import Activation
+from mlhpc.workloads.moe.config import Activation
 
 ACTIVATION_GRADIENTS: dict[str, Callable[..., Tensor]] = {
     "relu": lambda gradient, value, grad_input: torch.ops.aten.threshold_backward(

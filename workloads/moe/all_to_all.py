@@ -4,7 +4,7 @@ A `Route` says which rows of one chunk go where and in what order they arrive. A
 in transfer. Beginning and ending a transfer are two autograd nodes. The backward pass walks the graph in reverse. So
 transfers that overlap in the forward pass overlap there too.
 
-Row indices are computed on the rows' device. `workloads.moe.routes` plans what goes where.
+Row indices are computed on the rows' device. `mlhpc.workloads.moe.routes` plans what goes where.
 
 L experts per rank, J chunks. W ranks = nodes x devices (node-major), N nodes, D devices of a node.
 """
@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from workloads.moe.dispatch import add_choices
-from workloads.moe.mesh import DryRunGroup, Group, count_ranks
+from mlhpc.workloads.moe.dispatch import add_choices
+from mlhpc.workloads.moe.mesh import DryRunGroup, Group, count_ranks
 
 # torch 2.13 renamed these functions and warns about the old names; torch 2.11 has only the old ones. They are looked up
 # by name at each call, because the harness counts calls by replacing the functions of torch.distributed

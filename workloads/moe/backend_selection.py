@@ -1,6 +1,6 @@
 """Selects the back end of the experts by a short measurement before a run, where the configuration says ``auto``.
 
-All back ends of `workloads.moe.experts.BACKENDS` take part, registered ones too. Each runs what a layer would run with
+All back ends of `mlhpc.workloads.moe.experts.BACKENDS` take part, registered ones too. Each runs what a layer would run with
 it, from tokens to weighted sums and back: the fused kernels gather the tokens, other back ends need copies. Only rows
 that come from other ranks are sorted already. The load is uneven, as a router's is. A back end that pads is selected
 only up to a load imbalance: up to it, it wins by the measured seconds.
@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from suite.machine.choice.chooser import Question, choose_fastest, compute_nearest_power_of_two
-from suite.machine.choice.timing import measure_candidates
-from suite.workload import ChooserProtocol
-from workloads.moe.config import Activation, MoEConfig, count_ranks_per_expert
-from workloads.moe.dispatch import Capacity, Dropless
-from workloads.moe.experts import (
+from mlhpc.suite.machine.choice.chooser import Question, choose_fastest, compute_nearest_power_of_two
+from mlhpc.suite.machine.choice.timing import measure_candidates
+from mlhpc.suite.workload import ChooserProtocol
+from mlhpc.workloads.moe.config import Activation, MoEConfig, count_ranks_per_expert
+from mlhpc.workloads.moe.dispatch import Capacity, Dropless
+from mlhpc.workloads.moe.experts import (
     BACKENDS,
     SelectedBackend,
     Weights,
@@ -32,7 +32,7 @@ from workloads.moe.experts import (
     run_experts,
     run_experts_on_tokens,
 )
-from workloads.moe.router import Routing
+from mlhpc.workloads.moe.router import Routing
 
 MOST_FLOPS = 4e9  # of a measured pass on a processor: a larger problem is measured on fewer of its experts and rows
 # a problem is not cut below these: so far the order of the back ends was measured to be that of the whole problem

@@ -18,25 +18,25 @@ import torch.distributed as dist
 from msgspec import structs
 from torch import Tensor, nn
 
-from suite import VERSION
-from suite.documents import convert_to_plain_data
-from suite.errors import InputError
-from suite.machine.choice.chooser import make_measuring_chooser
-from suite.performance.cost_model import ALGORITHMS
-from suite.training.timing import CudaClock, HostClock
-from suite.world import World
-from workloads.moe import phases
-from workloads.moe.activations import compute_activation
-from workloads.moe.all_to_all import MultiHopTransfer
-from workloads.moe.autotune import measure_flops, measure_memory
-from workloads.moe.backend_selection import ExpertShape, choose_backend
-from workloads.moe.config import Layout, MoEConfig, list_valid_r
-from workloads.moe.layer import Execution, MoELayer
-from workloads.moe.mesh import ExpertMesh, resolve_process_group
-from workloads.moe.parallel import make_expert_mesh
-from workloads.moe.phases import LayerTimer, NoMarker
-from workloads.moe.router import Router
-from workloads.moe.routes import gather_counts, plan_routes
+from mlhpc.suite import VERSION
+from mlhpc.suite.documents import convert_to_plain_data
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.machine.choice.chooser import make_measuring_chooser
+from mlhpc.suite.performance.cost_model import ALGORITHMS
+from mlhpc.suite.training.timing import CudaClock, HostClock
+from mlhpc.suite.world import World
+from mlhpc.workloads.moe import phases
+from mlhpc.workloads.moe.activations import compute_activation
+from mlhpc.workloads.moe.all_to_all import MultiHopTransfer
+from mlhpc.workloads.moe.autotune import measure_flops, measure_memory
+from mlhpc.workloads.moe.backend_selection import ExpertShape, choose_backend
+from mlhpc.workloads.moe.config import Layout, MoEConfig, list_valid_r
+from mlhpc.workloads.moe.layer import Execution, MoELayer
+from mlhpc.workloads.moe.mesh import ExpertMesh, resolve_process_group
+from mlhpc.workloads.moe.parallel import make_expert_mesh
+from mlhpc.workloads.moe.phases import LayerTimer, NoMarker
+from mlhpc.workloads.moe.router import Router
+from mlhpc.workloads.moe.routes import gather_counts, plan_routes
 
 BENCH_VERSION = 2
 SWEEP_VERSION = 2  # read by analysis/network/sweep.py

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from suite.config import Hyperparameters
-from suite.errors import InputError
+from mlhpc.suite.config import Hyperparameters
+from mlhpc.suite.errors import InputError
 
 DEFAULT_CAPACITY_FACTOR = 1.0
 LOAD_MARGIN = 2.0  # one expert may have the usual factors above 1

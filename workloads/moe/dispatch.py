@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from suite.training.parallel.skeleton import has_values
-from workloads.moe.config import DispatchMode, compute_capacity
-from workloads.moe.router import Routing, count_experts
+from mlhpc.suite.training.parallel.skeleton import has_values
+from mlhpc.workloads.moe.config import DispatchMode, compute_capacity
+from mlhpc.workloads.moe.router import Routing, count_experts
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from suite.errors import InputError
-from suite.machine.choice.products import compute_onednn_product, has_onednn
-from suite.training.parallel.skeleton import has_values
-from workloads.moe import phases
-from workloads.moe.activations import ACTIVATION_GRADIENTS, compute_activation
-from workloads.moe.config import Activation, Backend
-from workloads.moe.dispatch import DispatchPlan, Permutation, list_counts_on_host
-from workloads.moe.kernels.fused import Source, find_problem, run_fused
-from workloads.moe.phases import Marker, NoMarker
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.machine.choice.products import compute_onednn_product, has_onednn
+from mlhpc.suite.training.parallel.skeleton import has_values
+from mlhpc.workloads.moe import phases
+from mlhpc.workloads.moe.activations import ACTIVATION_GRADIENTS, compute_activation
+from mlhpc.workloads.moe.config import Activation, Backend
+from mlhpc.workloads.moe.dispatch import DispatchPlan, Permutation, list_counts_on_host
+from mlhpc.workloads.moe.kernels.fused import Source, find_problem, run_fused
+from mlhpc.workloads.moe.phases import Marker, NoMarker
 
 GROUPED_ALIGNMENT_BYTES = 16  # F.grouped_mm refuses other strides
 ONEDNN_ROWS = 8  # oneDNN compiles a kernel per shape, 0.4 ms each, so the number of rows is a multiple of this

@@ -18,14 +18,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from suite.errors import InputError
-from suite.training.graphs import after_pass
-from suite.training.parallel.recompute import is_computed_again
-from workloads.moe import phases
-from workloads.moe.all_to_all import Copies, MultiHopTransfer, Route, SumOverReplicas, gather_slices, join_ranges
-from workloads.moe.config import Algorithm, Backend, MoEConfig, count_ranks_per_expert, list_valid_r
-from workloads.moe.dispatch import DispatchPlan, Permutation, list_counts_on_host, make_permutation
-from workloads.moe.experts import (
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.training.graphs import after_pass
+from mlhpc.suite.training.parallel.recompute import is_computed_again
+from mlhpc.workloads.moe import phases
+from mlhpc.workloads.moe.all_to_all import Copies, MultiHopTransfer, Route, SumOverReplicas, gather_slices, join_ranges
+from mlhpc.workloads.moe.config import Algorithm, Backend, MoEConfig, count_ranks_per_expert, list_valid_r
+from mlhpc.workloads.moe.dispatch import DispatchPlan, Permutation, list_counts_on_host, make_permutation
+from mlhpc.workloads.moe.experts import (
     Experts,
     SelectedBackend,
     Weights,
@@ -33,10 +33,10 @@ from workloads.moe.experts import (
     run_experts,
     run_experts_on_tokens,
 )
-from workloads.moe.mesh import ExpertMesh, Group
-from workloads.moe.phases import ExpertLoad, Marker, NoMarker
-from workloads.moe.router import Router, Routing
-from workloads.moe.routes import (
+from mlhpc.workloads.moe.mesh import ExpertMesh, Group
+from mlhpc.workloads.moe.phases import ExpertLoad, Marker, NoMarker
+from mlhpc.workloads.moe.router import Router, Routing
+from mlhpc.workloads.moe.routes import (
     Traffic,
     compute_even_traffic,
     compute_known_traffic,

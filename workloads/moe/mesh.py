@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from suite.errors import InputError
-from suite.training.parallel.exchange import Note
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.training.parallel.exchange import Note
 
 # torch 2.13 renamed this function and warns about the old name; torch 2.11 has only the old one. It is looked up by
 # name at each call, because the harness counts calls by replacing the functions of torch.distributed

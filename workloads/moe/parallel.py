@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from suite.errors import InputError
-from suite.training.timing import Clock
-from suite.world import World
-from workloads.moe.autotune import Autotuner, make_trial_timer, measure_flops, measure_network
-from workloads.moe.config import MoEConfig, count_ranks_per_expert, list_valid_r
-from workloads.moe.layer import MoELayer
-from workloads.moe.mesh import ExpertMesh
-from workloads.moe.phases import COMMUNICATION, EXPERTS, ExpertLoad, LayerTimer, LoadTotals
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.training.timing import Clock
+from mlhpc.suite.world import World
+from mlhpc.workloads.moe.autotune import Autotuner, make_trial_timer, measure_flops, measure_network
+from mlhpc.workloads.moe.config import MoEConfig, count_ranks_per_expert, list_valid_r
+from mlhpc.workloads.moe.layer import MoELayer
+from mlhpc.workloads.moe.mesh import ExpertMesh
+from mlhpc.workloads.moe.phases import COMMUNICATION, EXPERTS, ExpertLoad, LayerTimer, LoadTotals
 
 
 def make_expert_mesh(

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from suite.training.graphs import after_pass, is_captured
-from suite.training.timing import Clock
+from mlhpc.suite.training.graphs import after_pass, is_captured
+from mlhpc.suite.training.timing import Clock
 
 GATE = "gate"
 PERMUTE = "permute"

@@ -14,8 +14,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from workloads.moe.config import MoEConfig
-from workloads.moe.mesh import DryRunGroup, Group
+from mlhpc.workloads.moe.config import MoEConfig
+from mlhpc.workloads.moe.mesh import DryRunGroup, Group
 
 COSINE_WIDTH = 256  # Tutel's proj_dim, initial temperature and bound of 1 / temperature
 COSINE_TEMPERATURE = 0.5

@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from workloads.moe.all_to_all import Hop, Reorder, Route
-from workloads.moe.config import Algorithm
-from workloads.moe.mesh import DryRunGroup, ExpertMesh, Group
+from mlhpc.workloads.moe.all_to_all import Hop, Reorder, Route
+from mlhpc.workloads.moe.config import Algorithm
+from mlhpc.workloads.moe.mesh import DryRunGroup, ExpertMesh, Group
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,18 @@ from typing import Any, Protocol, cast
 import torch
 from torch import nn
 
-from suite.config import RunConfig
-from suite.errors import InputError
-from suite.machine.choice.products import choose_products
-from suite.training.timing import CudaClock, HostClock
-from suite.workload import ChooserProtocol, Optimization, Workload
-from suite.world import World
-from workloads.moe.autotune import Autotuner
-from workloads.moe.backend_selection import ExpertShape, choose_backend
-from workloads.moe.config import Layout, Training, learning_rate
-from workloads.moe.layer import MoELayer
-from workloads.moe.mesh import DryRunGroup, ExpertMesh, make_dry_run_mesh
-from workloads.moe.parallel import (
+from mlhpc.suite.config import RunConfig
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.machine.choice.products import choose_products
+from mlhpc.suite.training.timing import CudaClock, HostClock
+from mlhpc.suite.workload import ChooserProtocol, Optimization, Workload
+from mlhpc.suite.world import World
+from mlhpc.workloads.moe.autotune import Autotuner
+from mlhpc.workloads.moe.backend_selection import ExpertShape, choose_backend
+from mlhpc.workloads.moe.config import Layout, Training, learning_rate
+from mlhpc.workloads.moe.layer import MoELayer
+from mlhpc.workloads.moe.mesh import DryRunGroup, ExpertMesh, make_dry_run_mesh
+from mlhpc.workloads.moe.parallel import (
     MoEMonitor,
     build_hyperparameter_events,
     count_node_ranks,

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from suite.descriptor import Descriptor
+from mlhpc.suite.descriptor import Descriptor
 
 DESCRIPTOR = Descriptor(
     name="moe_lm",
     folder=Path(__file__).parent,
-    hyperparameters="workloads.moe_lm.config:MoELMConfig",
-    implementation="workloads.moe_lm.workload:MoELM",
-    generator="workloads.moe_lm.generate",
+    hyperparameters="mlhpc.workloads.moe_lm.config:MoELMConfig",
+    implementation="mlhpc.workloads.moe_lm.workload:MoELM",
+    generator="mlhpc.workloads.moe_lm.generate",
     no_stages="",
 )

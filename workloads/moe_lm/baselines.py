@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from suite.data.shards import ShardReader
-from suite.workload import Baseline
-from workloads.moe_lm.language import Language, Lexicon
-from workloads.moe_lm.ppm import Bytes, compute_ppm_bits, compute_tree_bits
+from mlhpc.suite.data.shards import ShardReader
+from mlhpc.suite.workload import Baseline
+from mlhpc.workloads.moe_lm.language import Language, Lexicon
+from mlhpc.workloads.moe_lm.ppm import Bytes, compute_ppm_bits, compute_tree_bits
 
 ORDERS = (0, 1, 2, 3, 4, 5, 6, 8, 12)  # bytes of context
 BLOCK_BYTES = 2**22  # of training text in memory at once

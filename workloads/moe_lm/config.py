@@ -6,9 +6,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from suite.errors import InputError
-from suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
-from workloads.moe.config import Layout, Training
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
+from mlhpc.workloads.moe.config import Layout, Training
 
 # a pass is two products, scores and values; the backward pass does five: the scores again and four gradients
 ATTENTION_PASSES = 3.5

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.data.build import SPLITS, Arrays, DataSetPlan, Progress, ShardPlan, build_data_set, find_size_settings
-from suite.data.sampling import draws
-from suite.errors import InputError
-from suite.files import make_folder, make_scratch_folder
-from suite.world import World
-from workloads.moe_lm.language import Language, Lexicon
-from workloads.moe_lm.text import Package, Split, check_package, is_corpus, read_corpus, read_sympy, read_text
+from mlhpc.suite.data.build import SPLITS, Arrays, DataSetPlan, Progress, ShardPlan, build_data_set, find_size_settings
+from mlhpc.suite.data.sampling import draws
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import make_folder, make_scratch_folder
+from mlhpc.suite.world import World
+from mlhpc.workloads.moe_lm.language import Language, Lexicon
+from mlhpc.workloads.moe_lm.text import Package, Split, check_package, is_corpus, read_corpus, read_sympy, read_text
 
 __all__ = ["SIZES", "DataSize", "convert", "fetch", "generate"]
 

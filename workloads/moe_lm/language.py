@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.errors import InputError
+from mlhpc.suite.errors import InputError
 
 LETTERS = b"abcdefghijklmnop"  # of words: two letters each
 ENDINGS = b"qrstuvwxyz.,;:!?"  # of words: one byte that says nothing of the next word

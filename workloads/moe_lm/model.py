@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from suite.machine.choice.products import Dense
-from workloads.moe.activations import compute_activation
-from workloads.moe.layer import MoELayer
-from workloads.moe.mesh import ExpertMesh
-from workloads.moe_lm.config import VOCABULARY, MoELMConfig
+from mlhpc.suite.machine.choice.products import Dense
+from mlhpc.workloads.moe.activations import compute_activation
+from mlhpc.workloads.moe.layer import MoELayer
+from mlhpc.workloads.moe.mesh import ExpertMesh
+from mlhpc.workloads.moe_lm.config import VOCABULARY, MoELMConfig
 
 ROTARY_BASE = 10_000.0  # arXiv:2104.09864
 INIT_STD = 0.02

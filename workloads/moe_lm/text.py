@@ -14,9 +14,9 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from suite.documents import parse_yaml
-from suite.errors import InputError
-from workloads.moe_lm.duplicates import Shingles, compute_shingles, find_near_copies
+from mlhpc.suite.documents import parse_yaml
+from mlhpc.suite.errors import InputError
+from mlhpc.workloads.moe_lm.duplicates import Shingles, compute_shingles, find_near_copies
 
 CORPUS_PATH = Path(__file__).with_name("corpus.yaml")
 SUFFIXES = frozenset((".py", ".pyi", ".rst", ".md", ".txt"))

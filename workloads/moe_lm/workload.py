@@ -11,21 +11,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from suite.config import RunConfig
-from suite.workload import Optimization, Work
-from suite.world import World
-from workloads.moe.workload import HasMoELayers, MoEWorkload
-from workloads.moe_lm.baselines import measure_baselines
-from workloads.moe_lm.config import MoELMConfig, compute_work
-from workloads.moe_lm.data import TextData
-from workloads.moe_lm.model import MoELanguageModel
+from mlhpc.suite.config import RunConfig
+from mlhpc.suite.workload import Optimization, Work
+from mlhpc.suite.world import World
+from mlhpc.workloads.moe.workload import HasMoELayers, MoEWorkload
+from mlhpc.workloads.moe_lm.baselines import measure_baselines
+from mlhpc.workloads.moe_lm.config import MoELMConfig, compute_work
+from mlhpc.workloads.moe_lm.data import TextData
+from mlhpc.workloads.moe_lm.model import MoELanguageModel
 
 if TYPE_CHECKING:
-    from suite.workload import Batch
+    from mlhpc.suite.workload import Batch
 
 
 class MoELM(MoEWorkload):
-    """Implements `suite.workload.Workload` for the language model."""
+    """Implements `mlhpc.suite.workload.Workload` for the language model."""
 
     initialises_by_operators = True
 

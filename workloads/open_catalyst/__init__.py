@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from suite.descriptor import Descriptor
+from mlhpc.suite.descriptor import Descriptor
 
 DESCRIPTOR = Descriptor(
     name="open_catalyst",
     folder=Path(__file__).parent,
-    hyperparameters="workloads.open_catalyst.config:OpenCatalystConfig",
-    implementation="workloads.open_catalyst.workload:OpenCatalyst",
-    generator="workloads.open_catalyst.generate",
+    hyperparameters="mlhpc.workloads.open_catalyst.config:OpenCatalystConfig",
+    implementation="mlhpc.workloads.open_catalyst.workload:OpenCatalyst",
+    generator="mlhpc.workloads.open_catalyst.generate",
     no_stages="its forces are derivatives of the energy, which the forward pass takes through all blocks",
 )

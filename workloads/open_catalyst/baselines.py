@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.sparse.linalg import lsmr
 
-from suite.data.shards import ShardReader
-from suite.workload import Baseline
-from workloads.open_catalyst.config import OpenCatalystConfig
-from workloads.open_catalyst.graph import join_edges
-from workloads.open_catalyst.structures import Neighbourhood
+from mlhpc.suite.data.shards import ShardReader
+from mlhpc.suite.workload import Baseline
+from mlhpc.workloads.open_catalyst.config import OpenCatalystConfig
+from mlhpc.workloads.open_catalyst.graph import join_edges
+from mlhpc.workloads.open_catalyst.structures import Neighbourhood
 
 MAX_SAMPLES = 2_500  # read from each split for the fits: suffices for their coefficients
 MAX_SAMPLES_OF_CONSTANTS = 200_000

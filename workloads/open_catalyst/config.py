@@ -7,8 +7,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from suite.config import Hyperparameters
-from suite.errors import InputError
+from mlhpc.suite.config import Hyperparameters
+from mlhpc.suite.errors import InputError
 
 ELEMENTS = 95  # rows of the embedding; atomic numbers are 1..94
 OUTPUT_SCALE_STD = 2.887317180633545  # eV: standard deviation of the energies of the OC20-2M training split

@@ -7,13 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from suite.data.build import SPLITS, Arrays, DataSetPlan, Progress, ShardPlan, build_data_set
-from suite.errors import InputError
-from suite.world import World
-from workloads.open_catalyst.extxyz import SUFFIXES, read_extxyz
-from workloads.open_catalyst.lmdb_form import LmdbFile
-from workloads.open_catalyst.structures import Neighbourhood, Structure, build_shard_arrays
-from workloads.open_catalyst.summary import compute_attributes, summarise
+from mlhpc.suite.data.build import SPLITS, Arrays, DataSetPlan, Progress, ShardPlan, build_data_set
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.world import World
+from mlhpc.workloads.open_catalyst.extxyz import SUFFIXES, read_extxyz
+from mlhpc.workloads.open_catalyst.lmdb_form import LmdbFile
+from mlhpc.workloads.open_catalyst.structures import Neighbourhood, Structure, build_shard_arrays
+from mlhpc.workloads.open_catalyst.summary import compute_attributes, summarise
 
 CONVERTER_VERSION = 1  # raised when the same files give other shards
 REFERENCE_NEIGHBOURHOOD = Neighbourhood(6.0, 50)

@@ -14,16 +14,16 @@ import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from suite.config import RunConfig
-from suite.data.balance import BalancedShares, EvenShares, split_by_sum
-from suite.data.shards import ShardReader
-from suite.errors import InputError
-from workloads.open_catalyst.config import OpenCatalystConfig
-from workloads.open_catalyst.graph import Edges, join_edges, list_triplets
-from workloads.open_catalyst.structures import PER_ATOM, Neighbourhood
+from mlhpc.suite.config import RunConfig
+from mlhpc.suite.data.balance import BalancedShares, EvenShares, split_by_sum
+from mlhpc.suite.data.shards import ShardReader
+from mlhpc.suite.errors import InputError
+from mlhpc.workloads.open_catalyst.config import OpenCatalystConfig
+from mlhpc.workloads.open_catalyst.graph import Edges, join_edges, list_triplets
+from mlhpc.workloads.open_catalyst.structures import PER_ATOM, Neighbourhood
 
 if TYPE_CHECKING:
-    from suite.workload import Batch
+    from mlhpc.suite.workload import Batch
 
 READ_AT_ONCE = 1 << 16
 TRAINING_ARRAYS = ("atom.offsets", "atom.position", "atom.force", "atom.number", "atom.fixed", "cell", "energy")

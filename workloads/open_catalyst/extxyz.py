@@ -21,8 +21,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.errors import InputError
-from workloads.open_catalyst.structures import Structure
+from mlhpc.suite.errors import InputError
+from mlhpc.workloads.open_catalyst.structures import Structure
 
 # X stands at 0, so that the position of a symbol is its atomic number
 SYMBOLS = re.findall(

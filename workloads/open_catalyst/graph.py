@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
-from suite.errors import InputError
+from mlhpc.suite.errors import InputError
 
 OFFSET_BASE = 1 << 16  # an image further away than a quarter of this, in cells, means a broken cell
 COINCIDENT_ANGSTROM = 1e-6

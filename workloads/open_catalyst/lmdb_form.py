@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from suite.errors import InputError, explain_not_installed
-from workloads.open_catalyst.structures import Structure
+from mlhpc.suite.errors import InputError, explain_not_installed
+from mlhpc.workloads.open_catalyst.structures import Structure
 
 FIELDS = ("pos", "cell", "atomic_numbers", "force", "fixed", "tags", "y")
 

@@ -15,16 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from suite.machine.choice.products import Dense, compute_linear
-from suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
-from workloads.open_catalyst.basis import (
+from mlhpc.suite.machine.choice.products import Dense, compute_linear
+from mlhpc.suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
+from mlhpc.workloads.open_catalyst.basis import (
     Envelope,
     RadialBasis,
     SphericalRadialBasis,
     compute_angular_basis,
     count_waves,
 )
-from workloads.open_catalyst.config import ELEMENTS, OpenCatalystConfig
+from mlhpc.workloads.open_catalyst.config import ELEMENTS, OpenCatalystConfig
 
 SparseMatrix = tuple[Tensor, Tensor, Tensor]
 

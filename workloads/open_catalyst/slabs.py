@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.random import Generator, Philox
 
-from suite.errors import InputError, explain_not_installed
-from workloads.open_catalyst.structures import Structure
+from mlhpc.suite.errors import InputError, explain_not_installed
+from mlhpc.workloads.open_catalyst.structures import Structure
 
 ALL_METALS = ("Al", "Cu", "Ag", "Au", "Ni", "Pd", "Pt")
 ALL_ADSORBATES = ("H", "C", "N", "O", "CO", "OH", "NO", "H2O")

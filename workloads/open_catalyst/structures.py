@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.errors import InputError
-from workloads.open_catalyst.config import ELEMENTS
-from workloads.open_catalyst.graph import Edges, find_neighbours
-from workloads.open_catalyst.graph import list_triplets as triplets_of
+from mlhpc.suite.errors import InputError
+from mlhpc.workloads.open_catalyst.config import ELEMENTS
+from mlhpc.workloads.open_catalyst.graph import Edges, find_neighbours
+from mlhpc.workloads.open_catalyst.graph import list_triplets as triplets_of
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.data.build import SPLITS, Arrays, check_disjoint
-from workloads.open_catalyst.structures import Neighbourhood
+from mlhpc.suite.data.build import SPLITS, Arrays, check_disjoint
+from mlhpc.workloads.open_catalyst.structures import Neighbourhood
 
 
 @dataclass(frozen=True)

@@ -11,21 +11,21 @@ import torch.distributed as dist
 from msgspec import structs
 from torch import Tensor, nn
 
-from suite.config import RunConfig
-from suite.errors import InputError
-from suite.machine.choice.products import choose_products
-from suite.workload import ChooserProtocol, Optimization, Work, Workload
-from suite.world import World
-from workloads.open_catalyst.config import OpenCatalystConfig, learning_rate
-from workloads.open_catalyst.data import OpenCatalystData
-from workloads.open_catalyst.model import DimeNetPlusPlus, compute_work
+from mlhpc.suite.config import RunConfig
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.machine.choice.products import choose_products
+from mlhpc.suite.workload import ChooserProtocol, Optimization, Work, Workload
+from mlhpc.suite.world import World
+from mlhpc.workloads.open_catalyst.config import OpenCatalystConfig, learning_rate
+from mlhpc.workloads.open_catalyst.data import OpenCatalystData
+from mlhpc.workloads.open_catalyst.model import DimeNetPlusPlus, compute_work
 
 if TYPE_CHECKING:
-    from suite.workload import Batch
+    from mlhpc.suite.workload import Batch
 
 
 class OpenCatalyst(Workload):
-    """Implements `suite.workload.Workload` for OpenCatalyst."""
+    """Implements `mlhpc.suite.workload.Workload` for OpenCatalyst."""
 
     def __init__(self, config: RunConfig) -> None:
         if config.compile:
@@ -150,7 +150,7 @@ class OpenCatalyst(Workload):
 
     def baselines(self, root: Path) -> Mapping[str, float]:
         """Measure the force error of zero force, the mean force and a fitted pair potential."""
-        from workloads.open_catalyst.baselines import measure_baselines  # loads scipy, which no run needs
+        from mlhpc.workloads.open_catalyst.baselines import measure_baselines  # loads scipy, which no run needs
 
         return measure_baselines(root, self._settings)
 

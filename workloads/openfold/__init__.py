@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from suite.descriptor import Descriptor
+from mlhpc.suite.descriptor import Descriptor
 
 DESCRIPTOR = Descriptor(
     name="openfold",
     folder=Path(__file__).parent,
-    hyperparameters="workloads.openfold.config:OpenFoldConfig",
-    implementation="workloads.openfold.workload:OpenFold",
-    generator="workloads.openfold.generate",
+    hyperparameters="mlhpc.workloads.openfold.config:OpenFoldConfig",
+    implementation="mlhpc.workloads.openfold.workload:OpenFold",
+    generator="mlhpc.workloads.openfold.generate",
     no_stages="its recycling runs all blocks several times in one forward pass",
 )

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.errors import InputError
-from workloads.openfold import residues
+from mlhpc.suite.errors import InputError
+from mlhpc.workloads.openfold import residues
 
 MOST_DELETIONS = 255
 LOWER_CASE = (ord("a"), ord("z"))

@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from suite.data.baselines import LIGHTGBM
-from suite.data.shards import ShardReader
-from suite.workload import Baseline
-from workloads.openfold import residues
-from workloads.openfold.features import Protein
-from workloads.openfold.geometry import compute_torsions_of
-from workloads.openfold.losses import compute_distance_lddt_ca
-from workloads.openfold.proteins import HELIX, STRAND, TORSIONS, Floats, build_backbone
-from workloads.openfold.shard_form import convert_to_proteins
+from mlhpc.suite.data.baselines import LIGHTGBM
+from mlhpc.suite.data.shards import ShardReader
+from mlhpc.suite.workload import Baseline
+from mlhpc.workloads.openfold import residues
+from mlhpc.workloads.openfold.features import Protein
+from mlhpc.workloads.openfold.geometry import compute_torsions_of
+from mlhpc.workloads.openfold.losses import compute_distance_lddt_ca
+from mlhpc.workloads.openfold.proteins import HELIX, STRAND, TORSIONS, Floats, build_backbone
+from mlhpc.workloads.openfold.shard_form import convert_to_proteins
 
 MOST_CHAINS = 1024
 MOST_ROWS = 64  # of an alignment

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from suite.errors import InputError
+from mlhpc.suite.errors import InputError
 
 SETTING = "hyperparameters.init_checkpoint"
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from suite.data.sampling import compute_epoch_order
+from mlhpc.suite.data.sampling import compute_epoch_order
 
 SAMPLING, BY_CLUSTER = "train_sampling", "by cluster, with replacement"  # attribute of a data set, and its value
 SHORTEST, LONGEST = 256, 512  # residues: weights rise between these

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.errors import InputError
-from workloads.openfold import residues
-from workloads.openfold.alignment_files import read_text
+from mlhpc.suite.errors import InputError
+from mlhpc.workloads.openfold import residues
+from mlhpc.workloads.openfold.alignment_files import read_text
 
 IDENTITY = 0.4  # as in the cluster file of the benchmark
 COVERAGE = 0.5  # of the shorter chain that must be aligned

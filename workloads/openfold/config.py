@@ -6,8 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from suite.config import Hyperparameters
-from suite.errors import InputError
+from mlhpc.suite.config import Hyperparameters
+from mlhpc.suite.errors import InputError
 
 
 class OpenFoldConfig(Hyperparameters, frozen=True, kw_only=True):

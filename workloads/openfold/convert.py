@@ -12,21 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from suite.data.build import SPLITS, Arrays, DataSetPlan, Progress, ShardPlan, build_data_set
-from suite.errors import InputError
-from suite.files import make_folder, write_file_atomically
-from suite.world import World
-from workloads.openfold import residues
-from workloads.openfold.alignment_files import read_a3m, read_fasta
-from workloads.openfold.cluster_sampling import BY_CLUSTER, SAMPLING
-from workloads.openfold.clusters import group_by_similarity, read_clusters
-from workloads.openfold.features import Protein
-from workloads.openfold.mmcif import read_chain
-from workloads.openfold.public.chains import ChainRecord
-from workloads.openfold.public.layout import PublicData, is_public, open_public
-from workloads.openfold.public.selection import Dates
-from workloads.openfold.shard_form import NO_TEMPLATES, build_shard_arrays
-from workloads.openfold.summary import Summary, compute_attributes, compute_measures, summarise
+from mlhpc.suite.data.build import SPLITS, Arrays, DataSetPlan, Progress, ShardPlan, build_data_set
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import make_folder, write_file_atomically
+from mlhpc.suite.world import World
+from mlhpc.workloads.openfold import residues
+from mlhpc.workloads.openfold.alignment_files import read_a3m, read_fasta
+from mlhpc.workloads.openfold.cluster_sampling import BY_CLUSTER, SAMPLING
+from mlhpc.workloads.openfold.clusters import group_by_similarity, read_clusters
+from mlhpc.workloads.openfold.features import Protein
+from mlhpc.workloads.openfold.mmcif import read_chain
+from mlhpc.workloads.openfold.public.chains import ChainRecord
+from mlhpc.workloads.openfold.public.layout import PublicData, is_public, open_public
+from mlhpc.workloads.openfold.public.selection import Dates
+from mlhpc.workloads.openfold.shard_form import NO_TEMPLATES, build_shard_arrays
+from mlhpc.workloads.openfold.summary import Summary, compute_attributes, compute_measures, summarise
 
 CONVERTER_VERSION = 2  # raised when the same files give other shards
 CHAINS_PER_SHARD = 32  # with deep alignments and 20 templates some 10 MB each

@@ -11,17 +11,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from suite.data.balance import BalancedShares, split_by_padding
-from suite.data.shards import ShardReader
-from suite.errors import InputError
-from workloads.openfold.cluster_sampling import BY_CLUSTER, SAMPLING, ClusterSampling, compute_weights
-from workloads.openfold.config import OpenFoldConfig
-from workloads.openfold.features import SLOT_ARRAYS, Arrays, build_sample, choose_recycles
-from workloads.openfold.shard_form import ARRAYS, MEASURED_ARRAYS, TEMPLATE_ARRAYS, convert_to_proteins
-from workloads.openfold.work import count_forward
+from mlhpc.suite.data.balance import BalancedShares, split_by_padding
+from mlhpc.suite.data.shards import ShardReader
+from mlhpc.suite.errors import InputError
+from mlhpc.workloads.openfold.cluster_sampling import BY_CLUSTER, SAMPLING, ClusterSampling, compute_weights
+from mlhpc.workloads.openfold.config import OpenFoldConfig
+from mlhpc.workloads.openfold.features import SLOT_ARRAYS, Arrays, build_sample, choose_recycles
+from mlhpc.workloads.openfold.shard_form import ARRAYS, MEASURED_ARRAYS, TEMPLATE_ARRAYS, convert_to_proteins
+from mlhpc.workloads.openfold.work import count_forward
 
 if TYPE_CHECKING:
-    from suite.workload import Batch
+    from mlhpc.suite.workload import Batch
 
 READ_AT_ONCE = 1 << 16  # samples whose lengths are read by one call
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from workloads.openfold.config import OpenFoldConfig
-from workloads.openfold.primitives import (
+from mlhpc.workloads.openfold.config import OpenFoldConfig
+from mlhpc.workloads.openfold.primitives import (
     Attention,
     Linear,
     SharedDropout,

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from workloads.openfold import residues
-from workloads.openfold.config import OpenFoldConfig
-from workloads.openfold.geometry import compute_torsions_of
+from mlhpc.workloads.openfold import residues
+from mlhpc.workloads.openfold.config import OpenFoldConfig
+from mlhpc.workloads.openfold.geometry import compute_torsions_of
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from suite.data.build import Arrays, Count
-from suite.data.generate import Generator, Synthetic
-from workloads.openfold.convert import convert, fetch
-from workloads.openfold.proteins import Families, make_proteins
-from workloads.openfold.shard_form import build_shard_arrays
-from workloads.openfold.summary import Summary, compute_attributes, summarise
+from mlhpc.suite.data.build import Arrays, Count
+from mlhpc.suite.data.generate import Generator, Synthetic
+from mlhpc.workloads.openfold.convert import convert, fetch
+from mlhpc.workloads.openfold.proteins import Families, make_proteins
+from mlhpc.workloads.openfold.shard_form import build_shard_arrays
+from mlhpc.workloads.openfold.summary import Summary, compute_attributes, summarise
 
 __all__ = ["SIZES", "DataSize", "convert", "fetch", "generate"]
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from workloads.openfold import residues
+from mlhpc.workloads.openfold import residues
 
 EPS = 1e-8
 

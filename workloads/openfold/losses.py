@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from workloads.openfold import residues
-from workloads.openfold.config import OpenFoldConfig
-from workloads.openfold.geometry import (
+from mlhpc.workloads.openfold import residues
+from mlhpc.workloads.openfold.config import OpenFoldConfig
+from mlhpc.workloads.openfold.geometry import (
     Frame,
     compute_backbone_frames,
     compute_known_groups,
@@ -23,10 +23,10 @@ from workloads.openfold.geometry import (
     load_residue_table,
     select_pseudo_beta,
 )
-from workloads.openfold.model import DISTOGRAM_BINS, PLDDT_BINS, Prediction
+from mlhpc.workloads.openfold.model import DISTOGRAM_BINS, PLDDT_BINS, Prediction
 
 if TYPE_CHECKING:
-    from suite.workload import Batch
+    from mlhpc.suite.workload import Batch
 
 FAPE_CLAMP = 10.0  # angstrom
 FAPE_UNIT = 10.0

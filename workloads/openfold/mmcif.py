@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.errors import InputError, explain_not_installed
-from workloads.openfold import residues
+from mlhpc.suite.errors import InputError, explain_not_installed
+from mlhpc.workloads.openfold import residues
 
 MODIFIED = {"MSE": "MET"}  # the modified residue OpenFold reads as its parent
 _RENAMED_ATOMS = {("MSE", "SE"): "SD"}

@@ -12,21 +12,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from workloads.openfold import residues
-from workloads.openfold.config import OpenFoldConfig
-from workloads.openfold.evoformer import (
+from mlhpc.workloads.openfold import residues
+from mlhpc.workloads.openfold.config import OpenFoldConfig
+from mlhpc.workloads.openfold.evoformer import (
     TEMPLATE_ANGLE_FEATURES,
     EvoformerStack,
     TemplateStack,
     compute_pair_mask,
     encode_distances,
 )
-from workloads.openfold.geometry import rename_torsions, select_pseudo_beta
-from workloads.openfold.primitives import Linear
-from workloads.openfold.structure import Structure, StructureModule
+from mlhpc.workloads.openfold.geometry import rename_torsions, select_pseudo_beta
+from mlhpc.workloads.openfold.primitives import Linear
+from mlhpc.workloads.openfold.structure import Structure, StructureModule
 
 if TYPE_CHECKING:
-    from suite.workload import Batch
+    from mlhpc.suite.workload import Batch
 
 TARGET_FEATURES = 22
 MSA_FEATURES = 49

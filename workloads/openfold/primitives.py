@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from suite.machine.choice.products import Dense, compute_linear
+from mlhpc.suite.machine.choice.products import Dense, compute_linear
 
 Init = Literal["lecun", "relu", "glorot", "gating", "normal", "final"]
 

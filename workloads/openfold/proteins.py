@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from workloads.openfold import residues
-from workloads.openfold.features import Protein
-from workloads.openfold.geometry import Frame, compute_atoms, compute_backbone_frames, compute_group_frames
-from workloads.openfold.shard_form import NO_TEMPLATES
+from mlhpc.workloads.openfold import residues
+from mlhpc.workloads.openfold.features import Protein
+from mlhpc.workloads.openfold.geometry import Frame, compute_atoms, compute_backbone_frames, compute_group_frames
+from mlhpc.workloads.openfold.shard_form import NO_TEMPLATES
 
 Floats = NDArray[np.floating[Any]]
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.errors import InputError
+from mlhpc.suite.errors import InputError
 
 Floats = NDArray[np.floating[Any]]
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.errors import InputError
-from workloads.openfold import residues
-from workloads.openfold.features import SYNTHETIC_RESOLUTION, Protein
+from mlhpc.suite.errors import InputError
+from mlhpc.workloads.openfold import residues
+from mlhpc.workloads.openfold.features import SYNTHETIC_RESOLUTION, Protein
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -36,7 +36,7 @@ NO_TEMPLATES = (
 
 
 def build_shard_arrays(proteins: Sequence[Protein], numbers: Sequence[int], *, measured: bool = False) -> Arrays:
-    """Build the arrays for `suite.data.shards.write_shard`; ``numbers`` are family numbers.
+    """Build the arrays for `mlhpc.suite.data.shards.write_shard`; ``numbers`` are family numbers.
 
     ``measured`` structures have resolutions and may have templates. Templates of others are written if there are any.
     """

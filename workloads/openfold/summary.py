@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from suite.data.build import SPLITS, Arrays, check_disjoint
+from mlhpc.suite.data.build import SPLITS, Arrays, check_disjoint
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
-from workloads.openfold.config import OpenFoldConfig
+from mlhpc.suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
+from mlhpc.workloads.openfold.config import OpenFoldConfig
 
 # of a weight: gradient, weight, two moments and average are read; weight, moments, average and gradient are written
 OPTIMIZER_ELEMENTS = 10

@@ -10,27 +10,27 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from suite.config import RunConfig
-from suite.errors import InputError
-from suite.machine.choice.products import choose_products
-from suite.workload import ChooserProtocol, Optimization, Work, Workload
-from suite.world import World
-from workloads.openfold import DESCRIPTOR, residues
-from workloads.openfold.baselines import measure_baselines
-from workloads.openfold.checkpoint import compute_checkpoint_sha256, load_checkpoint
-from workloads.openfold.config import OpenFoldConfig, learning_rate
-from workloads.openfold.data import OpenFoldData, compute_batch_work
-from workloads.openfold.losses import compute_losses, compute_sample_lddt_ca
-from workloads.openfold.model import OpenFoldNet
-from workloads.openfold.public.selection import Dates
-from workloads.openfold.work import compute_work
+from mlhpc.suite.config import RunConfig
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.machine.choice.products import choose_products
+from mlhpc.suite.workload import ChooserProtocol, Optimization, Work, Workload
+from mlhpc.suite.world import World
+from mlhpc.workloads.openfold import DESCRIPTOR, residues
+from mlhpc.workloads.openfold.baselines import measure_baselines
+from mlhpc.workloads.openfold.checkpoint import compute_checkpoint_sha256, load_checkpoint
+from mlhpc.workloads.openfold.config import OpenFoldConfig, learning_rate
+from mlhpc.workloads.openfold.data import OpenFoldData, compute_batch_work
+from mlhpc.workloads.openfold.losses import compute_losses, compute_sample_lddt_ca
+from mlhpc.workloads.openfold.model import OpenFoldNet
+from mlhpc.workloads.openfold.public.selection import Dates
+from mlhpc.workloads.openfold.work import compute_work
 
 if TYPE_CHECKING:
-    from suite.workload import Batch
+    from mlhpc.suite.workload import Batch
 
 
 class OpenFold(Workload):
-    """Implements `suite.workload.Workload` for OpenFold."""
+    """Implements `mlhpc.suite.workload.Workload` for OpenFold."""
 
     def __init__(self, config: RunConfig) -> None:
         if config.channels_last:

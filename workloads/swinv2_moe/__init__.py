@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from suite.descriptor import Descriptor
+from mlhpc.suite.descriptor import Descriptor
 
 DESCRIPTOR = Descriptor(
     name="swinv2_moe",
     folder=Path(__file__).parent,
-    hyperparameters="workloads.swinv2_moe.config:SwinV2MoEConfig",
-    implementation="workloads.swinv2_moe.workload:SwinV2MoEWorkload",
-    generator="workloads.swinv2_moe.generate",
+    hyperparameters="mlhpc.workloads.swinv2_moe.config:SwinV2MoEConfig",
+    implementation="mlhpc.workloads.swinv2_moe.workload:SwinV2MoEWorkload",
+    generator="mlhpc.workloads.swinv2_moe.generate",
     no_stages="its maps shrink between blocks, so stages would not be equal",
 )

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
-from suite.data.baselines import LIGHTGBM
-from suite.data.shards import ShardReader
-from suite.workload import Baseline
+from mlhpc.suite.data.baselines import LIGHTGBM
+from mlhpc.suite.data.shards import ShardReader
+from mlhpc.suite.workload import Baseline
 
 MAX_TRAIN_PIXELS = 1 << 25  # bounds the time of the classifiers: seconds
 MAX_FEATURES = 4096  # with more features a classifier would need more samples than it gets

@@ -8,9 +8,9 @@ from typing import Annotated
 
 from msgspec import Meta, structs
 
-from suite.errors import InputError
-from suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
-from workloads.moe.config import Beta, Layout, MoEConfig, Training
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
+from mlhpc.workloads.moe.config import Beta, Layout, MoEConfig, Training
 
 # regimes of Gray-Scott, named as Pearson did, in the order of the labels
 CLASSES = ("delta", "theta", "kappa", "mu", "lambda")

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from suite.data.sampling import draws
-from suite.data.shards import ShardReader
-from suite.errors import InputError
-from workloads.swinv2_moe.config import SwinV2MoEConfig
+from mlhpc.suite.data.sampling import draws
+from mlhpc.suite.data.shards import ShardReader
+from mlhpc.suite.errors import InputError
+from mlhpc.workloads.swinv2_moe.config import SwinV2MoEConfig
 
 if TYPE_CHECKING:
-    from suite.workload import Batch
+    from mlhpc.suite.workload import Batch
 
 
 class ImageData:

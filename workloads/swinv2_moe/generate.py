@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from suite.data.build import Arrays, Count, Progress
-from suite.data.generate import Generator, Synthetic
-from suite.errors import InputError
-from suite.world import World
-from workloads.swinv2_moe.config import CLASSES
-from workloads.swinv2_moe.processes import AT_ONCE, make_snapshots
+from mlhpc.suite.data.build import Arrays, Count, Progress
+from mlhpc.suite.data.generate import Generator, Synthetic
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.world import World
+from mlhpc.workloads.swinv2_moe.config import CLASSES
+from mlhpc.workloads.swinv2_moe.processes import AT_ONCE, make_snapshots
 
 __all__ = ["SIZES", "DataSize", "convert", "fetch", "generate"]
 

@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from suite.machine.choice.products import Dense, compute_linear
-from workloads.moe.layer import MoELayer
-from workloads.moe.mesh import ExpertMesh
-from workloads.moe.router import Router
-from workloads.swinv2_moe.config import BIAS_HIDDEN, Block, SwinV2MoEConfig
+from mlhpc.suite.machine.choice.products import Dense, compute_linear
+from mlhpc.workloads.moe.layer import MoELayer
+from mlhpc.workloads.moe.mesh import ExpertMesh
+from mlhpc.workloads.moe.router import Router
+from mlhpc.workloads.swinv2_moe.config import BIAS_HIDDEN, Block, SwinV2MoEConfig
 
 INIT_STD = 0.02
 FIRST_SCALE = 10.0  # of the cosine attention; its bound is 1 / tau with tau >= 0.01

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.swinv2_moe.config import CLASSES
+from mlhpc.workloads.swinv2_moe.config import CLASSES
 
 Fields = NDArray[np.float32]
 

@@ -11,24 +11,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from suite.config import RunConfig
-from suite.errors import InputError
-from suite.workload import Optimization, Work
-from suite.world import World
-from workloads.moe.workload import HasMoELayers, MoEWorkload
-from workloads.swinv2_moe.config import SwinV2MoEConfig, compute_work
-from workloads.swinv2_moe.data import ImageData
-from workloads.swinv2_moe.model import SwinV2MoE
+from mlhpc.suite.config import RunConfig
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.workload import Optimization, Work
+from mlhpc.suite.world import World
+from mlhpc.workloads.moe.workload import HasMoELayers, MoEWorkload
+from mlhpc.workloads.swinv2_moe.config import SwinV2MoEConfig, compute_work
+from mlhpc.workloads.swinv2_moe.data import ImageData
+from mlhpc.workloads.swinv2_moe.model import SwinV2MoE
 
 if TYPE_CHECKING:
-    from suite.workload import Batch
+    from mlhpc.suite.workload import Batch
 
 # and all parameters of one dimension, as in the SwinV2 reference
 NOT_DECAYED = ("position_bias", "log_scale", "_bias_E")
 
 
 class SwinV2MoEWorkload(MoEWorkload):
-    """Implements `suite.workload.Workload` for SwinV2-MoE."""
+    """Implements `mlhpc.suite.workload.Workload` for SwinV2-MoE."""
 
     def __init__(self, config: RunConfig) -> None:
         if config.channels_last:
@@ -134,7 +134,7 @@ class SwinV2MoEWorkload(MoEWorkload):
 
     def baselines(self, root: Path) -> Mapping[str, float]:
         """Measure the accuracy of the commonest class, of linear classifiers and of boosting."""
-        from workloads.swinv2_moe.baselines import measure_baselines  # loads scipy, which no run needs
+        from mlhpc.workloads.swinv2_moe.baselines import measure_baselines  # loads scipy, which no run needs
 
         return measure_baselines(root)
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from suite.cli.group import Subcommands
-from suite.cli.options import (
+from mlhpc.suite.cli.group import Subcommands
+from mlhpc.suite.cli.options import (
     DEFAULT_SIZE,
     JSON,
     IntegerRange,
@@ -27,20 +27,20 @@ from suite.cli.options import (
     render_option_words,
     settings_options,
 )
-from suite.commands.machine.ab_runs import runs
-from suite.config import RunConfig, choose_default_data_root, load_config
-from suite.descriptor import Descriptor, load_descriptor
-from suite.errors import InputError
-from suite.files import make_folder, print_line, write_file_atomically
-from suite.launch.ranks import run_as_rank, start_ranks
-from suite.launcher import find_world
-from suite.log.run_folder import RunFolder, choose_default_folder
-from suite.machine.probes.processor import read_cpu
-from suite.machine.probes.root import find_machine_root
+from mlhpc.suite.commands.machine.ab_runs import runs
+from mlhpc.suite.config import RunConfig, choose_default_data_root, load_config
+from mlhpc.suite.descriptor import Descriptor, load_descriptor
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import make_folder, print_line, write_file_atomically
+from mlhpc.suite.launch.ranks import run_as_rank, start_ranks
+from mlhpc.suite.launcher import find_world
+from mlhpc.suite.log.run_folder import RunFolder, choose_default_folder
+from mlhpc.suite.machine.probes.processor import read_cpu
+from mlhpc.suite.machine.probes.root import find_machine_root
 
 if TYPE_CHECKING:
-    from suite.performance.ab.sides import Schedule, Side
-    from suite.world import World
+    from mlhpc.suite.performance.ab.sides import Schedule, Side
+    from mlhpc.suite.world import World
 
 VERSION = 2
 NO_PLAN = "none"  # as a plan: no plan
@@ -184,7 +184,7 @@ def steps(
             }
         )
         sys.exit(start_ranks(["ab", "steps", workload, *render_config_words(name, overrides), *words], ranks))
-    from suite.performance.ab.sides import Schedule
+    from mlhpc.suite.performance.ab.sides import Schedule
 
     schedule = Schedule(pairs, timed, warmup)
     stated = own_a, own_b
@@ -227,9 +227,9 @@ def _load_side_config(
 
 def _check_sides(chosen: Descriptor, sides: list[RunConfig], folder: Path, ranks: int) -> None:
     """Raise InputError for what would fail on the ranks: an existing folder, the data, plans that do not fit."""
-    from suite.data.build import find_data
-    from suite.data.sampling import check_batch
-    from suite.training.parallel.sharing import Parallel
+    from mlhpc.suite.data.build import find_data
+    from mlhpc.suite.data.sampling import check_batch
+    from mlhpc.suite.training.parallel.sharing import Parallel
 
     if folder.exists():
         raise InputError(f"{folder}: exists already; choose another folder with -o")
@@ -253,7 +253,7 @@ def _check_sides(chosen: Descriptor, sides: list[RunConfig], folder: Path, ranks
 
 def _check_parameters(chosen: Descriptor, sides: list[RunConfig]) -> None:
     """Raise InputError if the sides' parameters have different shapes. Both begin at one checkpoint."""
-    from suite.training.parallel.skeleton import build_on_meta
+    from mlhpc.suite.training.parallel.skeleton import build_on_meta
 
     def shapes(side: RunConfig) -> dict[str, tuple[int, ...]]:
         _, model = build_on_meta(chosen, side)
@@ -283,12 +283,12 @@ def _run_sides(
     style: str,
 ) -> None:
     """Run both sides on all ranks; rank 0 writes and prints."""
-    from suite.data.build import find_data
-    from suite.machine.choice.chooser import make_chooser
-    from suite.machine.choice.collectives import start_collectives
-    from suite.performance.ab.sides import Side, run_block_pairs
-    from suite.training.devices import set_up_rank, use_precision
-    from suite.training.plan import TrialPlan
+    from mlhpc.suite.data.build import find_data
+    from mlhpc.suite.machine.choice.chooser import make_chooser
+    from mlhpc.suite.machine.choice.collectives import start_collectives
+    from mlhpc.suite.performance.ab.sides import Side, run_block_pairs
+    from mlhpc.suite.training.devices import set_up_rank, use_precision
+    from mlhpc.suite.training.plan import TrialPlan
 
     config = configs[0]
     device, _ = set_up_rank(config, world)
@@ -339,7 +339,7 @@ def _write_and_print(
     shown: dict[str, Any], sides: list[Side], values: list[dict[str, list[float]]], folder: Path, style: str
 ) -> None:
     """Write what was measured and print it."""
-    from suite.performance.ab.verdicts import judge, render_rows
+    from mlhpc.suite.performance.ab.verdicts import judge, render_rows
 
     rows = judge(*values)
     stated = [

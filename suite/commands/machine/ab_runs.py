@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from suite.cli.group import Subcommands
-from suite.cli.options import (
+from mlhpc.suite.cli.group import Subcommands
+from mlhpc.suite.cli.options import (
     JSON,
     FiniteRange,
     IntegerRange,
@@ -20,13 +20,13 @@ from suite.cli.options import (
     settings_options,
     size_option,
 )
-from suite.config import choose_default_data_root
-from suite.descriptor import load_descriptor
-from suite.exit_codes import ExitCode
-from suite.files import print_line, print_progress, render_duration, render_printable, write_file_atomically
+from mlhpc.suite.config import choose_default_data_root
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.files import print_line, print_progress, render_duration, render_printable, write_file_atomically
 
 if TYPE_CHECKING:
-    from suite.performance.ab.runner import RunResult
+    from mlhpc.suite.performance.ab.runner import RunResult
 
 _FOLDER = click.argument("folder", type=click.Path(path_type=Path))
 
@@ -93,7 +93,7 @@ def new(folder: Path, workload: str, size: str, seed: int | None, data: Path | N
 
     These options hold for all entries (variants) and cannot be changed later.
     """
-    from suite.performance.ab.contest import ContestSettings, write_settings
+    from mlhpc.suite.performance.ab.contest import ContestSettings, write_settings
 
     # A card without code, or a size that it lacks, is refused before the folder is made.
     load_descriptor(workload).code()
@@ -118,7 +118,7 @@ def enter(folder: Path, name: str, size: str | None, config: str | None, overrid
 
     --config may name the config.yaml of a package. The configuration is copied, and no code in it is run.
     """
-    from suite.performance.ab.contest import read_config, read_contest, write_entry
+    from mlhpc.suite.performance.ab.contest import read_config, read_contest, write_entry
 
     contest = read_contest(folder)
     chosen = choose_config_name(size, config) or contest.settings.size
@@ -138,7 +138,7 @@ def run(folder: Path) -> None:
     Exit code 0: the contest is finished. Exit code 1: it was stopped and can be continued. Exit code 2: usage, or a run
     could not start.
     """
-    from suite.performance.ab.runner import run_contest
+    from mlhpc.suite.performance.ab.runner import run_contest
 
     race, count = run_contest(folder, _print_run)
     if race is None:
@@ -167,7 +167,7 @@ def show(folder: Path, output: Path | None, style: str) -> None:
     """
     import msgspec
 
-    from suite.performance.ab.ranking import read_ranking, render_ranking
+    from mlhpc.suite.performance.ab.ranking import read_ranking, render_ranking
 
     ranking = read_ranking(folder)
     document = msgspec.json.format(msgspec.json.encode(ranking), indent=1).decode()

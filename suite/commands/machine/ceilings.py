@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from suite.cli.group import Subcommands
-from suite.cli.options import device_option, output_option, ranks_option, render_option_words
-from suite.commands.machine.counters import counters
-from suite.files import print_line, print_progress
-from suite.launch.ranks import run_as_rank, start_ranks
-from suite.launcher import find_world
-from suite.performance.ceilings.document import refuse_existing, write
+from mlhpc.suite.cli.group import Subcommands
+from mlhpc.suite.cli.options import device_option, output_option, ranks_option, render_option_words
+from mlhpc.suite.commands.machine.counters import counters
+from mlhpc.suite.files import print_line, print_progress
+from mlhpc.suite.launch.ranks import run_as_rank, start_ranks
+from mlhpc.suite.launcher import find_world
+from mlhpc.suite.performance.ceilings.document import refuse_existing, write
 
 if TYPE_CHECKING:
-    from suite.world import World
+    from mlhpc.suite.world import World
 
 THIS_MACHINE = "this-machine"
 BUSY_SHARE = 0.1  # busy cores per allowed core above which a person is warned
@@ -98,8 +98,8 @@ def _measure(world: World, system: str, device: str, directory: Path, quick: boo
     """Measure on all ranks; rank 0 writes."""
     import torch
 
-    from suite.performance.ceilings.measure import measure
-    from suite.training.devices import choose_device, compute_threads_per_rank
+    from mlhpc.suite.performance.ceilings.measure import measure
+    from mlhpc.suite.training.devices import choose_device, compute_threads_per_rank
 
     torch.set_num_threads(compute_threads_per_rank(world))
     text = measure(

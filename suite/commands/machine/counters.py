@@ -8,11 +8,11 @@ from pathlib import Path
 
 import click
 
-from suite.cli.options import IntegerRange, output_option
-from suite.descriptor import load_descriptor
-from suite.files import print_line, render_duration
-from suite.performance.ceilings.document import refuse_existing, write
-from suite.performance.counters import TOOLS, VERSION, read
+from mlhpc.suite.cli.options import IntegerRange, output_option
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.files import print_line, render_duration
+from mlhpc.suite.performance.ceilings.document import refuse_existing, write
+from mlhpc.suite.performance.counters import TOOLS, VERSION, read
 
 
 @click.command(

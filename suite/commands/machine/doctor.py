@@ -22,19 +22,19 @@ from typing import Literal
 
 import click
 
-from suite import VERSION
-from suite.cli.options import JSON, format_option, ranks_option
-from suite.errors import PACKAGES, InputError, find_pip_requirement
-from suite.exit_codes import ExitCode
-from suite.files import print_line, render_bytes, render_duration
-from suite.launch import mpi
-from suite.launch.local import make_mpiexec_command, make_trial_environment
-from suite.launcher import describe_launcher, find_launch, render_unset_command
-from suite.machine.probes.allowance import UsableResources, find_usable_resources
-from suite.machine.probes.clock import is_synchronised, measure_clock_skew
-from suite.machine.probes.hosts import is_loopback, list_own_addresses, read_hostname
-from suite.machine.probes.root import find_machine_root, is_simulated
-from suite.shadowed import describe_location
+from mlhpc.suite import VERSION
+from mlhpc.suite.cli.options import JSON, format_option, ranks_option
+from mlhpc.suite.errors import PACKAGES, InputError, find_pip_requirement
+from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.files import print_line, render_bytes, render_duration
+from mlhpc.suite.launch import mpi
+from mlhpc.suite.launch.local import make_mpiexec_command, make_trial_environment
+from mlhpc.suite.launcher import describe_launcher, find_launch, render_unset_command
+from mlhpc.suite.machine.probes.allowance import UsableResources, find_usable_resources
+from mlhpc.suite.machine.probes.clock import is_synchronised, measure_clock_skew
+from mlhpc.suite.machine.probes.hosts import is_loopback, list_own_addresses, read_hostname
+from mlhpc.suite.machine.probes.root import find_machine_root, is_simulated
+from mlhpc.suite.shadowed import describe_location
 
 Purpose = Literal["local", "nodes", "slurm", "extra"]
 PYTHON_NEEDED = (3, 11)  # as pyproject.toml
@@ -62,7 +62,7 @@ NEEDED: Mapping[str, Purpose] = {
 # A module that a PYTHONPATH puts first has another file than the package whose metadata are found
 IMPORT_PROGRAM = """
 import importlib, importlib.util, sys
-from suite.shadowed import describe_shadowed
+from mlhpc.suite.shadowed import describe_shadowed
 for name in sys.argv[1:]:
     file, hidden, problem = "", "", ""
     try:

@@ -11,17 +11,24 @@ from typing import TYPE_CHECKING
 
 import click
 
-from suite.cli.options import FiniteRange, IntegerRange, device_option, output_option, ranks_option, render_option_words
-from suite.config import choose_default_data_root
-from suite.descriptor import load_descriptor, load_descriptors
-from suite.errors import InputError
-from suite.exit_codes import ExitCode
-from suite.files import make_folder, print_line, render_duration, write_file_atomically
-from suite.launch.ranks import run_as_rank, start_ranks
-from suite.machine.node_samples import END_METRIC, Sample, render_samples
+from mlhpc.suite.cli.options import (
+    FiniteRange,
+    IntegerRange,
+    device_option,
+    output_option,
+    ranks_option,
+    render_option_words,
+)
+from mlhpc.suite.config import choose_default_data_root
+from mlhpc.suite.descriptor import load_descriptor, load_descriptors
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.files import make_folder, print_line, render_duration, write_file_atomically
+from mlhpc.suite.launch.ranks import run_as_rank, start_ranks
+from mlhpc.suite.machine.node_samples import END_METRIC, Sample, render_samples
 
 if TYPE_CHECKING:
-    from suite.world import World
+    from mlhpc.suite.world import World
 
 BUDGET_S = 20
 SHORTEST_S = 5  # starting the ranks alone takes seconds
@@ -84,8 +91,8 @@ def node(
 
     Exit code 0: measured. Exit code 1: stopped before the end. Exit code 2: usage.
     """
-    from suite.launcher import find_launch
-    from suite.world import find_node_name
+    from mlhpc.suite.launcher import find_launch
+    from mlhpc.suite.world import find_node_name
 
     folder = output or Path("preflight")
     path = folder / f"{find_node_name()}.jsonl"
@@ -158,7 +165,7 @@ def links(device: str, budget: int, rounds: int | None, output: Path | None) -> 
 
     Exit code 0: measured, or there is only one node. Exit code 1: stopped before the end. Exit code 2: usage.
     """
-    from suite.launcher import find_launch
+    from mlhpc.suite.launcher import find_launch
 
     path = (output or Path("preflight")) / "links.jsonl"
     begin, where = time.time(), "the connection of the nodes"
@@ -184,9 +191,9 @@ def links(device: str, budget: int, rounds: int | None, output: Path | None) -> 
             raise InputError(
                 f"{world.size} ranks on {world.nodes} nodes: expected one rank on each (--ntasks-per-node=1)"
             )
-        from suite.performance.preflight import links as measuring
-        from suite.performance.preflight.node import describe_hardware
-        from suite.training.devices import choose_device
+        from mlhpc.suite.performance.preflight import links as measuring
+        from mlhpc.suite.performance.preflight.node import describe_hardware
+        from mlhpc.suite.training.devices import choose_device
 
         chosen = choose_device(device, world)
         left = budget - END_GRACE_S - (time.time() - begin)
@@ -211,8 +218,8 @@ def _measure_node(
     """Measure on all ranks of this node; rank 0 writes the file."""
     import torch
 
-    from suite.performance.preflight.node import measure
-    from suite.training.devices import choose_device, compute_threads_per_rank
+    from mlhpc.suite.performance.preflight.node import measure
+    from mlhpc.suite.training.devices import choose_device, compute_threads_per_rank
 
     torch.set_num_threads(compute_threads_per_rank(world))
     chosen, missing = _select_workloads(names)

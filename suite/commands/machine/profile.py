@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from suite.cli.options import (
+from mlhpc.suite.cli.options import (
     DEFAULT_SIZE,
     IntegerRange,
     choose_config_name,
@@ -22,18 +22,18 @@ from suite.cli.options import (
     render_option_words,
     settings_options,
 )
-from suite.config import RunConfig, choose_default_data_root, load_config
-from suite.descriptor import Descriptor, load_descriptor
-from suite.errors import InputError
-from suite.files import encode_csv_cell, make_folder, print_line, print_progress, write_file_atomically
-from suite.launch.ranks import run_as_rank, start_ranks
-from suite.launcher import find_world
-from suite.log.run_folder import choose_default_folder
-from suite.workload import load_workload
+from mlhpc.suite.config import RunConfig, choose_default_data_root, load_config
+from mlhpc.suite.descriptor import Descriptor, load_descriptor
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import encode_csv_cell, make_folder, print_line, print_progress, write_file_atomically
+from mlhpc.suite.launch.ranks import run_as_rank, start_ranks
+from mlhpc.suite.launcher import find_world
+from mlhpc.suite.log.run_folder import choose_default_folder
+from mlhpc.suite.workload import load_workload
 
 if TYPE_CHECKING:
-    from suite.performance.profiling import Profile
-    from suite.world import World
+    from mlhpc.suite.performance.profiling import Profile
+    from mlhpc.suite.world import World
 
 VERSION = 1
 LISTED_LAYERS = 25  # layers in the table on the screen; the file has all
@@ -95,7 +95,7 @@ def profile(
     def check() -> None:
         if folder.exists():
             raise InputError(f"{folder}: exists already; choose another folder with -o")
-        from suite.data.build import find_data
+        from mlhpc.suite.data.build import find_data
 
         find_data(root, resolved.workload, resolved.size)
 
@@ -116,9 +116,9 @@ def _profile(
     world: World, chosen: Descriptor, config: RunConfig, root: Path, steps: int, profiled_steps: int, output: Path
 ) -> None:
     """Train and profile on all ranks; rank 0 writes the files and prints the table."""
-    from suite.data.sampling import check_batch
-    from suite.performance import profiling
-    from suite.training.devices import set_up_rank
+    from mlhpc.suite.data.sampling import check_batch
+    from mlhpc.suite.performance import profiling
+    from mlhpc.suite.training.devices import set_up_rank
 
     check_batch(config.global_batch_size, world.size)
     device, _ = set_up_rank(config, world)

@@ -18,8 +18,8 @@ import click
 import yaml
 from msgspec import structs
 
-from suite import VERSION as SUITE_VERSION
-from suite.cli.options import (
+from mlhpc.suite import VERSION as SUITE_VERSION
+from mlhpc.suite.cli.options import (
     DEFAULT_SIZE,
     JSON,
     FiniteRange,
@@ -30,27 +30,27 @@ from suite.cli.options import (
     ranks_option,
     settings_options,
 )
-from suite.config import Tuned, choose_default_data_root, load_config
-from suite.data.lock import create_lock
-from suite.descriptor import load_descriptor
-from suite.documents import convert_to_plain_data, render_json
-from suite.errors import InputError
-from suite.files import make_folder, print_line, print_progress, render_duration, write_file_atomically
-from suite.launch.ranks import run_as_rank
-from suite.launcher import find_world, refuse_several_ranks
-from suite.log.run_folder import choose_default_folder
-from suite.machine.probes.allowance import find_usable_resources
-from suite.machine.probes.processor import read_cpu
-from suite.machine.probes.root import find_machine_root
-from suite.performance.tune.result import RESULT
-from suite.statistics import Outcome
+from mlhpc.suite.config import Tuned, choose_default_data_root, load_config
+from mlhpc.suite.data.lock import create_lock
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.documents import convert_to_plain_data, render_json
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import make_folder, print_line, print_progress, render_duration, write_file_atomically
+from mlhpc.suite.launch.ranks import run_as_rank
+from mlhpc.suite.launcher import find_world, refuse_several_ranks
+from mlhpc.suite.log.run_folder import choose_default_folder
+from mlhpc.suite.machine.probes.allowance import find_usable_resources
+from mlhpc.suite.machine.probes.processor import read_cpu
+from mlhpc.suite.machine.probes.root import find_machine_root
+from mlhpc.suite.performance.tune.result import RESULT
+from mlhpc.suite.statistics import Outcome
 
 if TYPE_CHECKING:
-    from suite.performance.tune.candidates import Candidates
-    from suite.performance.tune.result import TunedTrial, TuneResult
-    from suite.performance.tune.search import Decision, Search
-    from suite.performance.tune.space import Point
-    from suite.world import World
+    from mlhpc.suite.performance.tune.candidates import Candidates
+    from mlhpc.suite.performance.tune.result import TunedTrial, TuneResult
+    from mlhpc.suite.performance.tune.search import Decision, Search
+    from mlhpc.suite.performance.tune.space import Point
+    from mlhpc.suite.world import World
 
 LEAST_STEPS = 5  # of a block
 MOST_PREDICTED = 20  # configurations that are printed
@@ -198,7 +198,7 @@ def tune(
     import optuna  # noqa: F401  a search that cannot begin should not predict for minutes first
     import sklearn  # noqa: F401
 
-    from suite.data.build import find_data
+    from mlhpc.suite.data.build import find_data
 
     find_data(
         resolved.data or choose_default_data_root(resolved.workload, resolved.size), resolved.workload, resolved.size
@@ -237,16 +237,16 @@ def _prepare(workload: str, name: str, overrides: tuple[str, ...], ranks: int, o
     """Build the space and keep the points that can run. InputError if the default cannot."""
     import torch
 
-    from suite.performance.tune import space as spaces
-    from suite.performance.tune.candidates import (
+    from mlhpc.suite.performance.tune import space as spaces
+    from mlhpc.suite.performance.tune.candidates import (
         Candidates,
         Limits,
         list_plan_values,
         read_references,
         refuse_inadmissible,
     )
-    from suite.performance.tune.earlier import read_earlier_points
-    from suite.performance.tune.job import TIME_TO_QUALITY
+    from mlhpc.suite.performance.tune.earlier import read_earlier_points
+    from mlhpc.suite.performance.tune.job import TIME_TO_QUALITY
 
     chosen = load_descriptor(workload)
     chosen.code()
@@ -295,10 +295,10 @@ def _prepare(workload: str, name: str, overrides: tuple[str, ...], ranks: int, o
 
 
 def _search(setting: Setting, folder: Path, options: Mapping[str, Any]) -> tuple[Search, Decision, str]:
-    from suite.performance.tune.job import Blocks, FailedJobError
-    from suite.performance.tune.meter import Meter
-    from suite.performance.tune.proxy import Proxy
-    from suite.performance.tune.search import History, Search, SearchRules
+    from mlhpc.suite.performance.tune.job import Blocks, FailedJobError
+    from mlhpc.suite.performance.tune.meter import Meter
+    from mlhpc.suite.performance.tune.proxy import Proxy
+    from mlhpc.suite.performance.tune.search import History, Search, SearchRules
 
     candidates, default = setting.candidates, setting.default
     blocks = Blocks(options["blocks"], options["steps"] or LEAST_STEPS, options["seed"])
@@ -327,7 +327,7 @@ def _search(setting: Setting, folder: Path, options: Mapping[str, Any]) -> tuple
 
 
 def _render_trial(trial: TunedTrial, default: Point) -> str:
-    from suite.performance.tune.space import render_point
+    from mlhpc.suite.performance.tune.space import render_point
 
     result = f"cannot run: {trial.why}" if trial.ratio is None else f"{trial.ratio:.3f} of the default's time"
     return f"{render_point(trial.point, default)}: {result} ({render_duration(trial.seconds)})"
@@ -337,7 +337,7 @@ def _describe(
     setting: Setting, search: Search, decision: Decision, begun: str, options: Mapping[str, Any]
 ) -> TuneResult:
     """Return the document of the search."""
-    from suite.performance.tune.result import TuneResult
+    from mlhpc.suite.performance.tune.result import TuneResult
 
     trials, config = search.history.trials(), setting.candidates.config(setting.default)
     return TuneResult(
@@ -364,7 +364,7 @@ def _describe(
 
 def _write_best(setting: Setting, result: TuneResult, path: Path) -> None:
     """Write the settings file, which states how it was found."""
-    from suite.performance.tune.space import list_settings
+    from mlhpc.suite.performance.tune.space import list_settings
 
     candidates, point, ratio = setting.candidates, result.best, result.ratio
     assert ratio is not None  # a race that was won has pairs
@@ -395,7 +395,7 @@ def _render_use(setting: Setting, point: Point, path: Path) -> str:
 
 
 def _print_answer(setting: Setting, result: TuneResult, best: Path) -> None:
-    from suite.performance.tune.space import render_point
+    from mlhpc.suite.performance.tune.space import render_point
 
     trials, ratio = result.trials, result.ratio
     failed = sum(trial.ratio is None for trial in trials)
@@ -416,9 +416,9 @@ def _print_answer(setting: Setting, result: TuneResult, best: Path) -> None:
 
 def _print_predictions(setting: Setting, size: str, paths: Sequence[Path], style: str) -> None:
     """Predict all configurations, and print the fastest. InputError without a search to learn from."""
-    from suite.performance.tune.earlier import read_result
-    from suite.performance.tune.predict import predict_points
-    from suite.performance.tune.space import render_point
+    from mlhpc.suite.performance.tune.earlier import read_result
+    from mlhpc.suite.performance.tune.predict import predict_points
+    from mlhpc.suite.performance.tune.space import render_point
 
     results = [read_result(path) for path in paths]
     if not results:
@@ -444,7 +444,7 @@ def _print_predictions(setting: Setting, size: str, paths: Sequence[Path], style
 
 def _run_ranks(workload: str, path: Path) -> None:
     """Measure as one rank of a job, and end the process."""
-    from suite.performance.tune.job import measure_sides, read_job
+    from mlhpc.suite.performance.tune.job import measure_sides, read_job
 
     job = read_job(path)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from suite.cli.group import Subcommands
-from suite.commands.workload.card import card
-from suite.commands.workload.list import list_
-from suite.commands.workload.new import new
-from suite.commands.workload.rcp import rcp
+from mlhpc.suite.cli.group import Subcommands
+from mlhpc.suite.commands.workload.card import card
+from mlhpc.suite.commands.workload.list import list_
+from mlhpc.suite.commands.workload.new import new
+from mlhpc.suite.commands.workload.rcp import rcp
 
 
 @click.group(cls=Subcommands)

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from suite.card import SizeCard
-from suite.cli.options import output_option, size_option
-from suite.config import RunConfig, choose_default_data_root, load_config
-from suite.descriptor import Descriptor, load_descriptor
-from suite.documents import YamlSource
-from suite.errors import InputError
-from suite.exit_codes import ExitCode
-from suite.files import print_line, write_file_atomically
+from mlhpc.suite.card import SizeCard
+from mlhpc.suite.cli.options import output_option, size_option
+from mlhpc.suite.config import RunConfig, choose_default_data_root, load_config
+from mlhpc.suite.descriptor import Descriptor, load_descriptor
+from mlhpc.suite.documents import YamlSource
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.files import print_line, write_file_atomically
 
 if TYPE_CHECKING:
-    from suite.performance.card_counts import CardCounts
-    from suite.workload import Work
+    from mlhpc.suite.performance.card_counts import CardCounts
+    from mlhpc.suite.workload import Work
 
 EXACT_KEYS = ("train_samples", "eval_samples", "model_parameters")  # counted, so equal or wrong
 FORWARD, TRAINING = "forward_flops_per_sample", "training_flops_per_sample"
@@ -149,10 +149,10 @@ def _differs(one: float, other: float) -> bool:
 
 def _count_size(chosen: Descriptor, config: RunConfig) -> CardCounts:
     """Count with the data set at its usual place, or with one generated for this."""
-    from suite.data.build import find_data
-    from suite.data.manifest import MANIFEST_NAME
-    from suite.performance.card_counts import count_size
-    from suite.world import World
+    from mlhpc.suite.data.build import find_data
+    from mlhpc.suite.data.manifest import MANIFEST_NAME
+    from mlhpc.suite.performance.card_counts import count_size
+    from mlhpc.suite.world import World
 
     root = config.data or choose_default_data_root(config.workload, config.size)
     # The manifest is written last, so only a whole data set has one.

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from suite.card import read_reference_points
-from suite.cli.options import JSON, card_option, format_option
-from suite.descriptor import Descriptor, load_descriptor, load_descriptors
-from suite.files import print_line, render_bytes
+from mlhpc.suite.card import read_reference_points
+from mlhpc.suite.cli.options import JSON, card_option, format_option
+from mlhpc.suite.descriptor import Descriptor, load_descriptor, load_descriptors
+from mlhpc.suite.files import print_line, render_bytes
 
 
 @click.command(

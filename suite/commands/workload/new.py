@@ -9,10 +9,10 @@ from pathlib import Path
 
 import click
 
-from suite.cli.options import output_option
-from suite.descriptor import load_descriptors
-from suite.errors import InputError
-from suite.files import print_line, write_file_atomically
+from mlhpc.suite.cli.options import output_option
+from mlhpc.suite.descriptor import load_descriptors
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import print_line, write_file_atomically
 
 FILES = {  # file of the skeleton: template
     "pyproject.toml": "pyproject.toml",
@@ -40,7 +40,7 @@ def new(name: str, output: Path | None) -> None:
     import jinja2  # here, because `mlhpc workload list` imports this module and would wait for it
 
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("suite.commands.workload", "skeleton"),
+        loader=jinja2.PackageLoader("mlhpc.suite.commands.workload", "skeleton"),
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
         autoescape=False,  # noqa: S701  a name of letters, digits and _, in Python and YAML
@@ -60,9 +60,5 @@ def _check_name(name: str) -> None:
     """Raise InputError if no package can have the name, or if an installed module or workload has it."""
     if not name.isidentifier() or not name.isascii() or not name.islower() or keyword.iskeyword(name):
         raise InputError(f"{name!r}: expected the name of a Python package: lower-case letters, digits and _")
-    if (
-        name in load_descriptors()
-        or name in sys.stdlib_module_names
-        or name in ("mlhpc", "suite", "workloads", "analysis")
-    ):
+    if name in load_descriptors() or name in sys.stdlib_module_names or name == "mlhpc":
         raise InputError(f"{name!r}: is the name of an installed workload or module; choose another")

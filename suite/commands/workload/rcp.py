@@ -9,22 +9,22 @@ from pathlib import Path
 
 import click
 
-from suite import RULESET
-from suite.card import RCP_VERSION, ReferencePoint, ReferencePoints, read_reference_points
-from suite.cli.group import Subcommands
-from suite.cli.options import JSON, card_option, format_option, output_option
-from suite.compliance import rcp_limit
-from suite.compliance.ruleset import Benchmark, build_card_benchmark, read_ruleset
-from suite.descriptor import Descriptor, load_descriptor, load_descriptors
-from suite.documents import convert_to_plain_data
-from suite.errors import InputError
-from suite.files import print_line, write_file_atomically
-from suite.log.reader import read_events
-from suite.log.record import RunRecord, find_first_on_target, summarise_log
-from suite.log.results_tree import find_results
-from suite.log.run_folder import RunFolder
-from suite.log.score import find_failure
-from suite.machine.facts import read_facts
+from mlhpc.suite import RULESET
+from mlhpc.suite.card import RCP_VERSION, ReferencePoint, ReferencePoints, read_reference_points
+from mlhpc.suite.cli.group import Subcommands
+from mlhpc.suite.cli.options import JSON, card_option, format_option, output_option
+from mlhpc.suite.compliance import rcp_limit
+from mlhpc.suite.compliance.ruleset import Benchmark, build_card_benchmark, read_ruleset
+from mlhpc.suite.descriptor import Descriptor, load_descriptor, load_descriptors
+from mlhpc.suite.documents import convert_to_plain_data
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import print_line, write_file_atomically
+from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.log.record import RunRecord, find_first_on_target, summarise_log
+from mlhpc.suite.log.results_tree import find_results
+from mlhpc.suite.log.run_folder import RunFolder
+from mlhpc.suite.log.score import find_failure
+from mlhpc.suite.machine.facts import read_facts
 
 
 @click.group(cls=Subcommands)

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from suite.compliance.check import Verdict
-from suite.compliance.rules.base import Finding, render_rule_link
-from suite.compliance.ruleset import Severity
+from mlhpc.suite.compliance.check import Verdict
+from mlhpc.suite.compliance.rules.base import Finding, render_rule_link
+from mlhpc.suite.compliance.ruleset import Severity
 
 SCHEMA = Path(__file__).parent / "verdict.schema.json"
 

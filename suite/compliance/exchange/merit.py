@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from suite.compliance.result import Result, find_named_run
-from suite.log.score import MINUTE_S, Throughput, TimeToTrain
+from mlhpc.suite.compliance.result import Result, find_named_run
+from mlhpc.suite.log.score import MINUTE_S, Throughput, TimeToTrain
 
 # ReFrame and other harnesses match this expression, so names, units and form may not change within a version.
 FOM_VERSION = 1
@@ -80,7 +80,7 @@ def render_lines(scored: Sequence[Result]) -> str:
 
 
 def _compute_time_figures(result: TimeToTrain) -> Iterator[FigureOfMerit]:
-    """Yield the score with its interval, which is over all runs that converged (suite.log.score)."""
+    """Yield the score with its interval, which is over all runs that converged (mlhpc.suite.log.score)."""
     low, high = result.interval_s or (None, None)
     scored = len(result.scored)
     if result.mean_s is not None and result.mean_with_staging_s is not None:

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from suite.card import ReferencePoints
-from suite.compliance.ruleset import ExtraReferencePoints
-from suite.descriptor import load_descriptor
-from suite.documents import YamlSource
-from suite.errors import InputError
-from suite.files import read_json, render_repr
-from suite.log.limits import read_limits
-from suite.log.values import convert_to_float, parse_int64
+from mlhpc.suite.card import ReferencePoints
+from mlhpc.suite.compliance.ruleset import ExtraReferencePoints
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.documents import YamlSource
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import read_json, render_repr
+from mlhpc.suite.log.limits import read_limits
+from mlhpc.suite.log.values import convert_to_float, parse_int64
 
 
 def read_reference_points(path: Path) -> ExtraReferencePoints:

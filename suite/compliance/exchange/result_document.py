@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct, field
 
-from suite.compliance.exchange.merit import BetterDirection, compute_figures_of_merit, make_result_names
-from suite.compliance.result import Result, find_named_run
-from suite.log.score import JudgedRun, Throughput, TimeToTrain, convert_to_minutes, find_log_name
+from mlhpc.suite.compliance.exchange.merit import BetterDirection, compute_figures_of_merit, make_result_names
+from mlhpc.suite.compliance.result import Result, find_named_run
+from mlhpc.suite.log.score import JudgedRun, Throughput, TimeToTrain, convert_to_minutes, find_log_name
 
 RESULT_SCHEMA = Path(__file__).parent / "result.schema.json"
 SCHEMA_ID: Literal["mlhpc-result-1"] = "mlhpc-result-1"

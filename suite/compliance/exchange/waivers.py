@@ -19,11 +19,11 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, structs
 
-from suite.compliance.all_rules import RULES
-from suite.compliance.check import Verdict
-from suite.compliance.rules.base import Finding, Waiver
-from suite.documents import YamlSource
-from suite.errors import InputError, explain_near_names
+from mlhpc.suite.compliance.all_rules import RULES
+from mlhpc.suite.compliance.check import Verdict
+from mlhpc.suite.compliance.rules.base import Finding, Waiver
+from mlhpc.suite.documents import YamlSource
+from mlhpc.suite.errors import InputError, explain_near_names
 
 
 class _Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

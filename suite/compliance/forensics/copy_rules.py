@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from suite.compliance.forensics.similarity import DURATIONS, RunIndex, SeriesPair, build_series
-from suite.compliance.result import Result
-from suite.compliance.rules.base import (
+from mlhpc.suite.compliance.forensics.similarity import DURATIONS, RunIndex, SeriesPair, build_series
+from mlhpc.suite.compliance.result import Result
+from mlhpc.suite.compliance.rules.base import (
     OURS,
     TRAINING,
     ResultBreach,
@@ -20,11 +20,11 @@ from suite.compliance.rules.base import (
     render_log_name,
     result_rule,
 )
-from suite.compliance.rules.package_rules import is_same_submitter
-from suite.files import render_repr
-from suite.log import mllog
-from suite.log.record import RunRecord
-from suite.log.results_tree import PRUNED, Group, read_system
+from mlhpc.suite.compliance.rules.package_rules import is_same_submitter
+from mlhpc.suite.files import render_repr
+from mlhpc.suite.log import mllog
+from mlhpc.suite.log.record import RunRecord
+from mlhpc.suite.log.results_tree import PRUNED, Group, read_system
 
 Fingerprint = tuple[str, float, float, float]
 _TIMES = (mllog.TRACKED_STATS, mllog.STEP_PHASES)  # what follows from clocks

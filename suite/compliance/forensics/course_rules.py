@@ -9,8 +9,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 
-from suite.compliance.result import count_evaluated_samples
-from suite.compliance.rules.base import (
+from mlhpc.suite.compliance.result import count_evaluated_samples
+from mlhpc.suite.compliance.rules.base import (
     OURS,
     RUN_RESULTS,
     LogBreach,
@@ -20,11 +20,11 @@ from suite.compliance.rules.base import (
     list_finished_epochs,
     log_rule,
 )
-from suite.files import render_duration, render_repr
-from suite.log import mllog
-from suite.log.reader import Event
-from suite.log.timeline import Epoch
-from suite.log.values import convert_to_float
+from mlhpc.suite.files import render_duration, render_repr
+from mlhpc.suite.log import mllog
+from mlhpc.suite.log.reader import Event
+from mlhpc.suite.log.timeline import Epoch
+from mlhpc.suite.log.values import convert_to_float
 
 _RUN_KEYS = (  # none of them may come before run_start, nor any other event that has an epoch or a step
     *(mllog.EPOCH_START, mllog.EPOCH_STOP, f"{mllog.BLOCK}_start", f"{mllog.BLOCK}_stop"),

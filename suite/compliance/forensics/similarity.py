@@ -18,7 +18,7 @@ from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Generic, TypeVar
 
-from suite.log.record import RunRecord
+from mlhpc.suite.log.record import RunRecord
 
 # Limit of the chance that an honest run is called a copy: the bound above, times the number of all places compared.
 FALSE_ALARMS = 1e-5

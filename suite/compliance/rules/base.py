@@ -1,7 +1,7 @@
 """Defines rules, their inputs and their findings.
 
 A rule is a function that yields what is wrong. How bad that is, and every value a rule compares with, is data in the
-ruleset (rulesets/*.yaml). suite.compliance.all_rules collects the rules of all modules.
+ruleset (rulesets/*.yaml). mlhpc.suite.compliance.all_rules collects the rules of all modules.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from suite.card import SizeCard
-from suite.compliance.result import Result
-from suite.compliance.ruleset import Benchmark, KeyRule, Ruleset, Severity
-from suite.files import render_repr
-from suite.log import mllog
-from suite.log.reader import Event, Log
-from suite.log.record import RunRecord
-from suite.log.timeline import Epoch
-from suite.log.values import convert_to_float
+from mlhpc.suite.card import SizeCard
+from mlhpc.suite.compliance.result import Result
+from mlhpc.suite.compliance.ruleset import Benchmark, KeyRule, Ruleset, Severity
+from mlhpc.suite.files import render_repr
+from mlhpc.suite.log import mllog
+from mlhpc.suite.log.reader import Event, Log
+from mlhpc.suite.log.record import RunRecord
+from mlhpc.suite.log.timeline import Epoch
+from mlhpc.suite.log.values import convert_to_float
 
 # Where a rule comes from, as --explain prints it
 HPC = "hpc_training_rules.adoc"

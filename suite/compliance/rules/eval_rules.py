@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from suite.compliance.rules.base import (
+from mlhpc.suite.compliance.rules.base import (
     LOGGING,
     OURS,
     TRAINING,
@@ -18,10 +18,10 @@ from suite.compliance.rules.base import (
     find_steps_between_evals,
     log_rule,
 )
-from suite.files import render_repr
-from suite.log import mllog
-from suite.log.reader import Event
-from suite.log.values import convert_to_float, parse_int64
+from mlhpc.suite.files import render_repr
+from mlhpc.suite.log import mllog
+from mlhpc.suite.log.reader import Event
+from mlhpc.suite.log.values import convert_to_float, parse_int64
 
 SCHEDULES = f"{cite(TRAINING, '9.4')}; mlperf_logging training_*/closed_*.yaml"  # only logs of MLPerf Training
 

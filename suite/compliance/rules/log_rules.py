@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
-from suite.card import render_metric_value
-from suite.compliance.rules.base import (
+from mlhpc.suite.card import render_metric_value
+from mlhpc.suite.compliance.rules.base import (
     BENCHMARK_RESULTS,
     EMPTY_LOG_RULE,
     HPC,
@@ -20,11 +20,11 @@ from suite.compliance.rules.base import (
     find_epoch_num,
     log_rule,
 )
-from suite.compliance.ruleset import is_same_value
-from suite.files import render_duration, render_repr
-from suite.log import mllog
-from suite.log.reader import Event
-from suite.log.record import find_first_on_target
+from mlhpc.suite.compliance.ruleset import is_same_value
+from mlhpc.suite.files import render_duration, render_repr
+from mlhpc.suite.log import mllog
+from mlhpc.suite.log.reader import Event
+from mlhpc.suite.log.record import find_first_on_target
 
 _TRAINING_KEYS = (
     *(mllog.EPOCH_START, mllog.EPOCH_STOP),

@@ -10,15 +10,22 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from suite.card import SizeCard
-from suite.compliance.rules.base import OURS, LogBreach, LogContext, find_epoch_num, list_finished_epochs, log_rule
-from suite.compliance.ruleset import is_same_value
-from suite.files import render_duration, render_repr
-from suite.log import mllog
-from suite.log.other_work import find_problem
-from suite.log.reader import Event
-from suite.log.record import read_config_file
-from suite.log.values import convert_to_float
+from mlhpc.suite.card import SizeCard
+from mlhpc.suite.compliance.rules.base import (
+    OURS,
+    LogBreach,
+    LogContext,
+    find_epoch_num,
+    list_finished_epochs,
+    log_rule,
+)
+from mlhpc.suite.compliance.ruleset import is_same_value
+from mlhpc.suite.files import render_duration, render_repr
+from mlhpc.suite.log import mllog
+from mlhpc.suite.log.other_work import find_problem
+from mlhpc.suite.log.reader import Event
+from mlhpc.suite.log.record import read_config_file
+from mlhpc.suite.log.values import convert_to_float
 
 
 @log_rule("resumed", "a resumed run is not scored: its log is called resumed_<i>_<k>.txt, never result_<i>.txt", OURS)

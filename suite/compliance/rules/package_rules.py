@@ -8,15 +8,15 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from suite.compliance.manifest import check_manifest
-from suite.compliance.result import Result
-from suite.compliance.rules.base import HPC, OURS, PACKAGE, ResultBreach, Rule, cite, result_rule
-from suite.files import render_repr
-from suite.log.results_tree import POWER, SCENARIOS, Group, SystemFile, list_files
-from suite.log.score import compute_instance_scale, count_peak_use
+from mlhpc.suite.compliance.manifest import check_manifest
+from mlhpc.suite.compliance.result import Result
+from mlhpc.suite.compliance.rules.base import HPC, OURS, PACKAGE, ResultBreach, Rule, cite, result_rule
+from mlhpc.suite.files import render_repr
+from mlhpc.suite.log.results_tree import POWER, SCENARIOS, Group, SystemFile, list_files
+from mlhpc.suite.log.score import compute_instance_scale, count_peak_use
 
 _WEAK = cite(HPC, "7.2")
-NO_SUCH_FILE = "there is no such file"  # the problem of a missing system description (suite.log.results_tree)
+NO_SUCH_FILE = "there is no such file"  # the problem of a missing system description (mlhpc.suite.log.results_tree)
 BYPASS_FILE = "package_checker_params"  # a file of this name switches checks of MLCommons' package_checker off
 
 SYSTEM_FIELDS = (  # mlperf_logging 4.1.68, system_desc_checker
@@ -232,7 +232,7 @@ def check_weak_idle(result: Result) -> Iterator[ResultBreach]:
 
 _FIELDS = "mlperf_logging system_desc_checker"
 _POLICIES = "mlcommons/policies submission_rules.adoc, system description"
-# Rules without a function of their own: `judge_system`, `judge_package` and suite.compliance.check apply them.
+# Rules without a function of their own: `judge_system`, `judge_package` and mlhpc.suite.compliance.check apply them.
 PACKAGE_RULES: tuple[Rule, ...] = (
     Rule("system-valid", "a system description is a JSON object", PACKAGE),
     Rule("system-field", "a system description has all 33 fields, each a text or a count", _FIELDS),

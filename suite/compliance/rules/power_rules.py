@@ -1,7 +1,7 @@
 """The rules for power readings: every node, the whole run, plausible watts, one clock.
 
 A result without a power folder breaks none of them. Findings name the file, and the first line if one line is wrong.
-suite.log.energy explains which readings count and how they are integrated.
+mlhpc.suite.log.energy explains which readings count and how they are integrated.
 """
 # ruff: noqa: D103  the explanation of a rule is the second argument of its decorator, where --explain finds it
 
@@ -14,19 +14,19 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from suite.compliance.result import Result
-from suite.compliance.rules.base import OURS, ResultBreach, result_rule
-from suite.files import render_duration, render_repr
-from suite.log.energy.integrate import GAP_S, UNSTATED_ACCURACY
-from suite.log.energy.keys import EFFICIENCY, START, STOP
-from suite.log.energy.score import build_offset_curve
-from suite.log.record import RunRecord
-from suite.log.results_tree import POWER, list_files
-from suite.log.values import convert_to_float
+from mlhpc.suite.compliance.result import Result
+from mlhpc.suite.compliance.rules.base import OURS, ResultBreach, result_rule
+from mlhpc.suite.files import render_duration, render_repr
+from mlhpc.suite.log.energy.integrate import GAP_S, UNSTATED_ACCURACY
+from mlhpc.suite.log.energy.keys import EFFICIENCY, START, STOP
+from mlhpc.suite.log.energy.score import build_offset_curve
+from mlhpc.suite.log.record import RunRecord
+from mlhpc.suite.log.results_tree import POWER, list_files
+from mlhpc.suite.log.values import convert_to_float
 
 if TYPE_CHECKING:  # few results have power readings
-    from suite.log.energy.power_log import PowerLog
-    from suite.log.energy.score import PowerLogs
+    from mlhpc.suite.log.energy.power_log import PowerLog
+    from mlhpc.suite.log.energy.score import PowerLogs
 
 POWER_RULES = "mlperf_logging power_checker; training_policies power_measurement.adoc"
 _MAX_NODE_W = 1e5  # of a node that states no rating

@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from suite.compliance import rcp_limit
-from suite.compliance.result import Result
-from suite.compliance.rules.base import (
+from mlhpc.suite.compliance import rcp_limit
+from mlhpc.suite.compliance.result import Result
+from mlhpc.suite.compliance.rules.base import (
     BENCHMARK_RESULTS,
     OURS,
     PACKAGE,
@@ -18,9 +18,9 @@ from suite.compliance.rules.base import (
     render_log_name,
     result_rule,
 )
-from suite.files import render_repr
-from suite.log.record import RunRecord, find_first_on_target
-from suite.log.results_tree import PRUNED
+from mlhpc.suite.files import render_repr
+from mlhpc.suite.log.record import RunRecord, find_first_on_target
+from mlhpc.suite.log.results_tree import PRUNED
 
 _WIDE_SHARE = 0.2  # of the reference's epochs
 

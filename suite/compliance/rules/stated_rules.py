@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from suite.compliance.rules.base import OURS, LogBreach, LogContext, log_rule
-from suite.files import render_repr
-from suite.log import mllog
-from suite.log.values import convert_to_float
+from mlhpc.suite.compliance.rules.base import OURS, LogBreach, LogContext, log_rule
+from mlhpc.suite.files import render_repr
+from mlhpc.suite.log import mllog
+from mlhpc.suite.log.values import convert_to_float
 
 _REQUIRED_SETTINGS = (
     *("workload", "size", "global_batch_size", "gradient_accumulation_steps", "max_epochs"),
@@ -60,7 +60,7 @@ AXES = ("shard", "tensor", "axial", "expert", "pipeline")  # of a mesh, beside d
 
 
 def _is_placement(value: object) -> bool:
-    """True for a known name, a split of one dimension, or the result of a sum (Cut of suite.training.parallel.plan)."""
+    """True for a known name, a split of one dimension, or the result of a sum (Cut of mlhpc.suite.training.parallel.plan)."""
     if not isinstance(value, dict):
         return isinstance(value, str) and value in PLACEMENT_NAMES
     # type() instead of isinstance here and below: in Python True is an int.

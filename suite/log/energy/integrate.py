@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from suite.log.energy.keys import START
-from suite.log.energy.power_log import PowerLog
-from suite.statistics import student_t
+from mlhpc.suite.log.energy.keys import START
+from mlhpc.suite.log.energy.power_log import PowerLog
+from mlhpc.suite.statistics import student_t
 
 CONFIDENCE = 0.95
 UNSTATED_ACCURACY = 0.05  # of a reading: the most that the rules allow a meter at one reading a second

@@ -19,10 +19,10 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from suite.documents import Positive, YamlSource
-from suite.errors import InputError
-from suite.files import read_bytes, render_duration, render_repr
-from suite.log.energy.keys import ESTIMATE, READING, START, STOP
+from mlhpc.suite.documents import Positive, YamlSource
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import read_bytes, render_duration, render_repr
+from mlhpc.suite.log.energy.keys import ESTIMATE, READING, START, STOP
 
 _LARGEST_FILE = 256 * 2**20
 _WATTS = {"mW": 1e-3, "W": 1.0, "kW": 1e3}

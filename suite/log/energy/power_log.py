@@ -22,10 +22,17 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from suite.files import LIMITS, DuplicateKeyError, open_regular_file, refuse_duplicate_keys, render_bytes, render_repr
-from suite.log.energy.keys import EFFICIENCY, ESTIMATE, READING, SCOPES, START, STOP
-from suite.log.limits import read_limits
-from suite.log.values import convert_to_float
+from mlhpc.suite.files import (
+    LIMITS,
+    DuplicateKeyError,
+    open_regular_file,
+    refuse_duplicate_keys,
+    render_bytes,
+    render_repr,
+)
+from mlhpc.suite.log.energy.keys import EFFICIENCY, ESTIMATE, READING, SCOPES, START, STOP
+from mlhpc.suite.log.limits import read_limits
+from mlhpc.suite.log.values import convert_to_float
 
 LISTED_PROBLEMS = 20  # of damaged lines
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from suite.files import render_duration, render_repr
-from suite.log.energy.integrate import (
+from mlhpc.suite.files import render_duration, render_repr
+from mlhpc.suite.log.energy.integrate import (
     GAP_S,
     MIN_READINGS,
     PHASE_LOCK_LIMIT,
@@ -25,13 +25,13 @@ from suite.log.energy.integrate import (
     estimate_resolution_w,
     measure_phase_lock,
 )
-from suite.log.energy.keys import SCOPES
-from suite.log.energy.power_log import PowerLog, read_power_log
-from suite.log.record import RunRecord
-from suite.log.results_tree import POWER
-from suite.log.score import TimeToTrain
-from suite.log.timeline import STAGING_BEFORE
-from suite.statistics.intervals import compute_log_interval
+from mlhpc.suite.log.energy.keys import SCOPES
+from mlhpc.suite.log.energy.power_log import PowerLog, read_power_log
+from mlhpc.suite.log.record import RunRecord
+from mlhpc.suite.log.results_tree import POWER
+from mlhpc.suite.log.score import TimeToTrain
+from mlhpc.suite.log.timeline import STAGING_BEFORE
+from mlhpc.suite.statistics.intervals import compute_log_interval
 
 _IDLE_S = 10.0
 

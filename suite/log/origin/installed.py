@@ -18,8 +18,8 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
-from suite.documents import convert_to_plain_data
-from suite.plugins import read_name_and_version
+from mlhpc.suite.documents import convert_to_plain_data
+from mlhpc.suite.plugins import read_name_and_version
 
 ENVIRONMENT_VERSION: Final = 1
 NAME = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,98}[A-Za-z0-9])?"

@@ -6,19 +6,19 @@ import hashlib
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from msgspec import Struct
 
-from suite import VERSION
-from suite.documents import read_json_document
-from suite.errors import InputError
+import mlhpc
+from mlhpc.suite import VERSION
+from mlhpc.suite.documents import read_json_document
+from mlhpc.suite.errors import InputError
 
 SOURCES_VERSION: Final = 1
 DIFF_BYTES = 2**20  # of the uncommitted changes that are kept; their sha256 is that of all
-OURS = ("suite", "workloads", "analysis")
+PARTS = ("suite", "workloads", "analysis")  # folders of the package mlhpc; in a checkout they are links
 KINDS = frozenset({".py", ".yaml", ".json", ".j2", ".sbatch", ".html", ".css", ".js", ".npz"})
 # Without the configuration of a checkout that could make git run a program of its own on the files
 _DIFF = ("-c", "core.fsmonitor=", "diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD")
@@ -104,6 +104,5 @@ def compute_files_digest(files: Mapping[str, str]) -> str:
 
 
 def _list_package_folders() -> dict[str, Path]:
-    """Return the folders of this suite's installed packages, by name."""
-    found = {name: find_spec(name) for name in OURS}
-    return {name: Path(spec.origin).parent for name, spec in found.items() if spec is not None and spec.origin}
+    """Return the folders of the package mlhpc that is imported, by name."""
+    return {name: Path(mlhpc.__path__[0]) / name for name in PARTS}

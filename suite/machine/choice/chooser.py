@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from suite import VERSION
-from suite.files import find_cache_folder
-from suite.log import mllog
-from suite.log.mllog import EventLog
-from suite.machine.choice.store import ChoiceCache
-from suite.machine.choice.timing import Candidate, measure_candidates
-from suite.machine.probes.processor import read_cpu
-from suite.machine.probes.root import find_machine_root
-from suite.world import World, find_node_name
+from mlhpc.suite import VERSION
+from mlhpc.suite.files import find_cache_folder
+from mlhpc.suite.log import mllog
+from mlhpc.suite.log.mllog import EventLog
+from mlhpc.suite.machine.choice.store import ChoiceCache
+from mlhpc.suite.machine.choice.timing import Candidate, measure_candidates
+from mlhpc.suite.machine.probes.processor import read_cpu
+from mlhpc.suite.machine.probes.root import find_machine_root
+from mlhpc.suite.world import World, find_node_name
 
 if TYPE_CHECKING:
-    from suite.config import RunConfig
+    from mlhpc.suite.config import RunConfig
 
 Source = Literal["kept", "pinned", "cache", "measured", "rule"]
 BUSY_LOAD_RATIO = 1.25  # load over CPUs from which on a choice by the wall clock is not kept

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from suite.machine.choice.chooser import Question, make_measuring_chooser, make_threshold_rule
-from suite.machine.choice.mpi_group import MpiGroup, find_mpi_communicator, register_backend
-from suite.machine.choice.timing import Candidate
-from suite.workload import ChooserProtocol
-from suite.world import World
+from mlhpc.suite.machine.choice.chooser import Question, make_measuring_chooser, make_threshold_rule
+from mlhpc.suite.machine.choice.mpi_group import MpiGroup, find_mpi_communicator, register_backend
+from mlhpc.suite.machine.choice.timing import Candidate
+from mlhpc.suite.workload import ChooserProtocol
+from mlhpc.suite.world import World
 
 GLOO, MPI = "gloo", "mpi"
 MESSAGE_BYTES = 1 << 20  # what DDP sends first, and all that small models have

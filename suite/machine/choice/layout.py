@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from suite.machine.choice.chooser import Question
-from suite.machine.choice.timing import Candidate
-from suite.workload import ChooserProtocol
+from mlhpc.suite.machine.choice.chooser import Question
+from mlhpc.suite.machine.choice.timing import Candidate
+from mlhpc.suite.workload import ChooserProtocol
 
 if TYPE_CHECKING:
-    from suite.config import RunConfig
-    from suite.workload import Batch
+    from mlhpc.suite.config import RunConfig
+    from mlhpc.suite.workload import Batch
 
 
 class Layout(NamedTuple):

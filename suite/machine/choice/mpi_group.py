@@ -3,7 +3,7 @@
 Between ranks of a node MPI copies through shared memory, across nodes it uses the machine's network. gloo sends
 everything through TCP. An operation is done when its call returns, ``async_op`` or not, except ``send`` and ``recv``.
 MPI makes progress only while it is called, so nothing hides behind computing. Measuring decides which is faster
-(`suite.machine.choice.collectives`).
+(`mlhpc.suite.machine.choice.collectives`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from suite.transport import wait_for_all_ranks, wait_for_request
+from mlhpc.suite.transport import wait_for_all_ranks, wait_for_request
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from suite.world import World
+    from mlhpc.suite.world import World
 
 NAME = "mpi4py"
 

@@ -15,18 +15,18 @@ import torch
 from msgspec import structs
 from torch import Tensor, nn
 
-from suite.config import RunConfig
-from suite.documents import convert_to_plain_data
-from suite.machine.choice.chooser import Chooser, Question, make_threshold_rule
-from suite.machine.choice.layout import ProcessSettings, keep_process_settings, run_training_pass
-from suite.machine.choice.store import ChoiceCache
-from suite.machine.choice.timing import Candidate
-from suite.transport import SingleProcessTransport
-from suite.workload import Workload
-from suite.world import World
+from mlhpc.suite.config import RunConfig
+from mlhpc.suite.documents import convert_to_plain_data
+from mlhpc.suite.machine.choice.chooser import Chooser, Question, make_threshold_rule
+from mlhpc.suite.machine.choice.layout import ProcessSettings, keep_process_settings, run_training_pass
+from mlhpc.suite.machine.choice.store import ChoiceCache
+from mlhpc.suite.machine.choice.timing import Candidate
+from mlhpc.suite.transport import SingleProcessTransport
+from mlhpc.suite.workload import Workload
+from mlhpc.suite.world import World
 
 if TYPE_CHECKING:
-    from suite.workload import Batch
+    from mlhpc.suite.workload import Batch
 
 AUTO, FLOAT32, BFLOAT16 = "auto", "float32", "bfloat16"
 MAX_TIME_RATIO = 0.9  # of float32's time

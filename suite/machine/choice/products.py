@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from suite.config import RunConfig
-from suite.machine.choice.chooser import Question
-from suite.machine.choice.timing import Candidate
-from suite.workload import ChooserProtocol
+from mlhpc.suite.config import RunConfig
+from mlhpc.suite.machine.choice.chooser import Question
+from mlhpc.suite.machine.choice.timing import Candidate
+from mlhpc.suite.workload import ChooserProtocol
 
 RULE, ONEDNN = "torch", "onednn"
 MAX_TIMED_TOKENS = 4096  # of a product that is timed: more take longer, not other ways

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from suite.files import read_json, write_file_atomically
+from mlhpc.suite.files import read_json, write_file_atomically
 
 VERSION = 1
 NAME = "choices.json"  # in the user's cache folder

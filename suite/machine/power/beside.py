@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from suite import LAUNCH
-from suite.files import print_line
-from suite.log.results_tree import POWER
-from suite.machine.power.counters import find_node_counters
-from suite.machine.probes.root import find_machine_root
-from suite.world import World
+from mlhpc.suite import LAUNCH
+from mlhpc.suite.files import print_line
+from mlhpc.suite.log.results_tree import POWER
+from mlhpc.suite.machine.power.counters import find_node_counters
+from mlhpc.suite.machine.probes.root import find_machine_root
+from mlhpc.suite.world import World
 
 _ROUNDS = 5  # exchanges of which the shortest tells the clock's offset
 _END_S = 5.0  # for which a sampler may take to write its end
@@ -57,7 +57,7 @@ def _start_sampler(log: Path, world: World, gpu: str | None) -> subprocess.Popen
         sys.executable,
         "-P",
         "-m",
-        "suite.machine.power.sampler",
+        "mlhpc.suite.machine.power.sampler",
         str(log.parent / POWER / log.stem),
         str(world.node),
     ]

@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from suite.errors import InputError, explain_not_installed
-from suite.machine.probes.root import REAL_ROOT
+from mlhpc.suite.errors import InputError, explain_not_installed
+from mlhpc.suite.machine.probes.root import REAL_ROOT
 
 POWERCAP = Path("sys/class/powercap")
 PM_COUNTERS = Path("sys/cray/pm_counters")

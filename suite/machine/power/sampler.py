@@ -1,6 +1,6 @@
 """Reads the energy counters of a node about once a second, into official power logs. A process of its own.
 
-    python -P -m suite.machine.power.sampler FOLDER NODE --root / --gpu UUID ...
+    python -P -m mlhpc.suite.machine.power.sampler FOLDER NODE --root / --gpu UUID ...
 
 It runs until its standard input ends, which happens when the process that started it ends in any way. Each reading is
 one write. A killed sampler leaves whole lines and no ``power_measurement_stop``; a starved one leaves gaps. The checker
@@ -23,9 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from suite.files import make_folder
-from suite.log.energy.keys import READING, START, STOP
-from suite.machine.power.counters import EnergyCounter, EnergyMeter, find_gpu_counter, find_node_counters
+from mlhpc.suite.files import make_folder
+from mlhpc.suite.log.energy.keys import READING, START, STOP
+from mlhpc.suite.machine.power.counters import EnergyCounter, EnergyMeter, find_gpu_counter, find_node_counters
 
 INTERVAL_S = 0.9  # on average: the rules ask for a reading a second; a timer is late now and then
 JITTER = 0.5  # of the interval, either way: then no load is in step with the readings, whatever its period
@@ -125,7 +125,7 @@ def build_file_name(node: int, scope: str, widest: bool) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Sample until standard input ends. Returns 0 also without counters; then no file is written."""
-    parser = argparse.ArgumentParser(prog="suite.machine.power.sampler")
+    parser = argparse.ArgumentParser(prog="mlhpc.suite.machine.power.sampler")
     parser.add_argument("folder", type=Path)
     parser.add_argument("node", type=int)
     parser.add_argument("--root", type=Path, default=Path("/"))

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from suite.machine.facts import UNKNOWN, Accelerator
-from suite.machine.probes.sysfs import Run, convert_to_gib, parse_integer, parse_number, read_text
+from mlhpc.suite.machine.facts import UNKNOWN, Accelerator
+from mlhpc.suite.machine.probes.sysfs import Run, convert_to_gib, parse_integer, parse_number, read_text
 
 ACCELERATOR_CLASSES = ("0x0302", "0x0380", "0x1200")  # PCI: 3D controller, other display controller, accelerator
 NVIDIA_FIELDS = (

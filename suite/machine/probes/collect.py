@@ -12,17 +12,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from suite.machine.facts import UNKNOWN, Facts, Firmware
-from suite.machine.probes.accelerators import list_accelerators, read_accelerator_links
-from suite.machine.probes.hosts import read_hostname
-from suite.machine.probes.memory import read_memory
-from suite.machine.probes.network import list_network_interfaces
-from suite.machine.probes.processor import read_cpu
-from suite.machine.probes.root import find_machine_root, is_simulated
-from suite.machine.probes.software import read_limits, read_software
-from suite.machine.probes.storage import list_block_devices, list_file_systems
-from suite.machine.probes.sysfs import Run, read_text, run_command
-from suite.machine.secrets import remove_secret_value
+from mlhpc.suite.machine.facts import UNKNOWN, Facts, Firmware
+from mlhpc.suite.machine.probes.accelerators import list_accelerators, read_accelerator_links
+from mlhpc.suite.machine.probes.hosts import read_hostname
+from mlhpc.suite.machine.probes.memory import read_memory
+from mlhpc.suite.machine.probes.network import list_network_interfaces
+from mlhpc.suite.machine.probes.processor import read_cpu
+from mlhpc.suite.machine.probes.root import find_machine_root, is_simulated
+from mlhpc.suite.machine.probes.software import read_limits, read_software
+from mlhpc.suite.machine.probes.storage import list_block_devices, list_file_systems
+from mlhpc.suite.machine.probes.sysfs import Run, read_text, run_command
+from mlhpc.suite.machine.secrets import remove_secret_value
 
 TUNING = re.compile(  # variables that change how fast or how exactly a run computes, of the libraries that it may use
     "(?:NCCL|RCCL|OMP|GOMP|KMP|MKL|OPENBLAS|BLIS|TORCH|PYTORCH|TORCHINDUCTOR|TRITON|CUDA|CUDNN|CUBLAS"

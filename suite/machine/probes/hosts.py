@@ -6,7 +6,7 @@ import ipaddress
 import socket
 from pathlib import Path
 
-from suite.machine.probes.sysfs import read_text
+from mlhpc.suite.machine.probes.sysfs import read_text
 
 
 def read_hostname(root: Path) -> str:

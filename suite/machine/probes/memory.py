@@ -6,8 +6,8 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from suite.machine.facts import UNKNOWN, Memory
-from suite.machine.probes.sysfs import Run, convert_to_gib, parse_number, read_text
+from mlhpc.suite.machine.facts import UNKNOWN, Memory
+from mlhpc.suite.machine.probes.sysfs import Run, convert_to_gib, parse_number, read_text
 
 
 def read_memory(root: Path, run: Run) -> Memory:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from suite.machine.facts import UNKNOWN, NetworkInterface
-from suite.machine.probes.sysfs import parse_number, read_text
+from mlhpc.suite.machine.facts import UNKNOWN, NetworkInterface
+from mlhpc.suite.machine.probes.sysfs import parse_number, read_text
 
 LINKS = {"1": "ethernet", "32": "infiniband"}  # ARPHRD_* of the kernel's if_arp.h
 

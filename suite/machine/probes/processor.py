@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from suite.machine.facts import UNKNOWN, Cache, Cpu
-from suite.machine.probes.sysfs import parse_cpu_list, parse_number, read_text
+from mlhpc.suite.machine.facts import UNKNOWN, Cache, Cpu
+from mlhpc.suite.machine.probes.sysfs import parse_cpu_list, parse_number, read_text
 
 SIMD_FLAGS = ("sse4_2", "avx", "avx2", "fma", "avx512f", "avx512_bf16", "avx_vnni", "amx_bf16", "asimd", "sve", "sve2")
 CPUS = "sys/devices/system/cpu"  # below the file-system root

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from suite.errors import InputError
+from mlhpc.suite.errors import InputError
 
 VARIABLE: Final = "MLHPC_MACHINE_ROOT"
 REAL_ROOT: Final = Path("/")

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from importlib.metadata import distributions
 from pathlib import Path
 
-from suite.machine.facts import UNKNOWN, Limits, Software
-from suite.machine.probes.allowance import read_usable_resources
-from suite.machine.probes.sysfs import convert_to_gib, read_text
-from suite.plugins import read_name_and_version
+from mlhpc.suite.machine.facts import UNKNOWN, Limits, Software
+from mlhpc.suite.machine.probes.allowance import read_usable_resources
+from mlhpc.suite.machine.probes.sysfs import convert_to_gib, read_text
+from mlhpc.suite.plugins import read_name_and_version
 
 # Container runtimes, each with the environment variable it sets ("" for none) and a file that exists only inside it
 CONTAINERS: tuple[tuple[str, str, str], ...] = (

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from suite.machine.facts import UNKNOWN, BlockDevice, FileSystem
-from suite.machine.probes.sysfs import convert_to_gib, parse_number, read_text
+from mlhpc.suite.machine.facts import UNKNOWN, BlockDevice, FileSystem
+from mlhpc.suite.machine.probes.sysfs import convert_to_gib, parse_number, read_text
 
 
 def list_block_devices(root: Path) -> tuple[BlockDevice, ...]:

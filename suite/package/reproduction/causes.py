@@ -13,12 +13,12 @@ from typing import Any
 
 from msgspec import structs
 
-from suite import REDACTED
-from suite.files import render_repr
-from suite.log.origin.installed import InstalledPackage, convert_distribution_name
-from suite.machine.facts import UNKNOWN, Facts
-from suite.package.reproduction.document import Difference
-from suite.package.reproduction.run_facts import RunFacts
+from mlhpc.suite import REDACTED
+from mlhpc.suite.files import render_repr
+from mlhpc.suite.log.origin.installed import InstalledPackage, convert_distribution_name
+from mlhpc.suite.machine.facts import UNKNOWN, Facts
+from mlhpc.suite.package.reproduction.document import Difference
+from mlhpc.suite.package.reproduction.run_facts import RunFacts
 
 LOST, ALTERED, DATA = "lost file", "altered file", "data"
 CONFIGURATION, DEFAULT, SEED, RANKS = "configuration", "changed default", "seed", "ranks"

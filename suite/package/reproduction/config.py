@@ -7,12 +7,12 @@ from typing import Any
 
 import yaml
 
-from suite.config import RunConfig, resolve_config
-from suite.descriptor import Descriptor
-from suite.documents import YamlSource, convert_to_plain_data
-from suite.errors import InputError
-from suite.files import read_bytes
-from suite.package.reproduction.causes import OPERATIONAL
+from mlhpc.suite.config import RunConfig, resolve_config
+from mlhpc.suite.descriptor import Descriptor
+from mlhpc.suite.documents import YamlSource, convert_to_plain_data
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import read_bytes
+from mlhpc.suite.package.reproduction.causes import OPERATIONAL
 
 MAX_BYTES = 2**18  # bytes of a config.yaml; those of the shipped workloads have 2,000
 MAX_DEPTH = 12  # mappings and lists inside each other

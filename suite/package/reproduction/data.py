@@ -8,11 +8,11 @@ from typing import Any
 
 from msgspec import ValidationError
 
-from suite.data.manifest import Manifest, check_shard, read_manifest
-from suite.documents import convert
-from suite.errors import InputError
-from suite.package.reproduction.causes import DATA
-from suite.package.reproduction.document import Difference, LevelOutcome, LevelVerdict, make_level_verdict
+from mlhpc.suite.data.manifest import Manifest, check_shard, read_manifest
+from mlhpc.suite.documents import convert
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.package.reproduction.causes import DATA
+from mlhpc.suite.package.reproduction.document import Difference, LevelOutcome, LevelVerdict, make_level_verdict
 
 CONVERTED = ("converted", "public")  # names of generators that read files of others instead of making data
 

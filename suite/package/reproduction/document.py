@@ -10,8 +10,8 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
-from suite.documents import convert_to_plain_data, read_json_document
-from suite.files import write_file_atomically
+from mlhpc.suite.documents import convert_to_plain_data, read_json_document
+from mlhpc.suite.files import write_file_atomically
 
 REPRODUCTION_VERSION: Final = 1
 FILE_NAME = "reproduction.json"
@@ -33,7 +33,7 @@ class _Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Difference(_Part, frozen=True, kw_only=True):
-    """One fact that differs. ``kind`` is its place in the order of causes (suite.package.reproduction.causes)."""
+    """One fact that differs. ``kind`` is its place in the order of causes (mlhpc.suite.package.reproduction.causes)."""
 
     kind: str
     what: str

@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from suite.package.reproduction.document import Difference, LevelOutcome, LevelVerdict, make_level_verdict
-from suite.statistics import Outcome, student_t
-from suite.statistics.comparison import ALPHA, compute_equivalence
+from mlhpc.suite.package.reproduction.document import Difference, LevelOutcome, LevelVerdict, make_level_verdict
+from mlhpc.suite.statistics import Outcome, student_t
+from mlhpc.suite.statistics.comparison import ALPHA, compute_equivalence
 
 NUMERICS, CONVERGENCE, TIME = 2, 3, 4
 CONFIDENCE = 0.99  # of the interval of epochs: one in a hundred good reproductions with other seeds lies outside

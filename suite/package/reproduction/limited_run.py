@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from suite.errors import NO_MEMORY
-from suite.files import make_folder, render_bytes, render_duration
-from suite.launch.local import make_suite_command
-from suite.log.record import RunRecord
-from suite.processes import make_parent_death_hook
+from mlhpc.suite.errors import NO_MEMORY
+from mlhpc.suite.files import make_folder, render_bytes, render_duration
+from mlhpc.suite.launch.local import make_suite_command
+from mlhpc.suite.log.record import RunRecord
+from mlhpc.suite.processes import make_parent_death_hook
 
 LIMIT_FACTOR = 10.0  # a run may take this multiple of the package's longest run
 SHORTEST_S, LONGEST_S = 600.0, 7200.0  # bounds of that limit; --limit-minutes sets any other

@@ -9,15 +9,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from suite.compliance.check import check
-from suite.compliance.result import Result
-from suite.compliance.ruleset import Benchmark, build_card_benchmark
-from suite.descriptor import Descriptor, load_descriptors
-from suite.errors import InputError
-from suite.log.provenance import find_kept_folder, read_provenance
-from suite.log.record import RunRecord
-from suite.package.reproduction.run_facts import RunFacts, read_log, read_run_facts, read_small_json
-from suite.package.stated import STATED
+from mlhpc.suite.compliance.check import check
+from mlhpc.suite.compliance.result import Result
+from mlhpc.suite.compliance.ruleset import Benchmark, build_card_benchmark
+from mlhpc.suite.descriptor import Descriptor, load_descriptors
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.log.provenance import find_kept_folder, read_provenance
+from mlhpc.suite.log.record import RunRecord
+from mlhpc.suite.package.reproduction.run_facts import RunFacts, read_log, read_run_facts, read_small_json
+from mlhpc.suite.package.stated import STATED
 
 _PLAIN_TEXT = re.compile(r"[\w.+ -]{1,100}")
 

@@ -16,30 +16,36 @@ from pathlib import Path
 
 from msgspec import structs
 
-from suite.compliance.metric import summarise_for_benchmark
-from suite.compliance.ruleset import Benchmark, read_ruleset
-from suite.config import ChoiceSettings, RunConfig, choose_default_data_root, load_config
-from suite.data.fingerprint import compute_fingerprint
-from suite.data.manifest import MANIFEST_NAME
-from suite.descriptor import Descriptor
-from suite.documents import convert_to_plain_data
-from suite.errors import InputError
-from suite.files import make_folder, render_bytes, write_file_atomically
-from suite.log import mllog
-from suite.log.record import RunRecord, summarise_log
-from suite.log.run_folder import RunFolder
-from suite.machine.probes.allowance import find_usable_resources
-from suite.machine.probes.collect import collect_facts
-from suite.package.reproduction import levels
-from suite.package.reproduction.causes import CONFIGURATION, DEFAULT, compare_configs, compare_run_facts, group_by_cause
-from suite.package.reproduction.config import make_changed_config, read_package_config, render_config
-from suite.package.reproduction.data import explain_not_regenerated, judge_data, parse_kept
-from suite.package.reproduction.document import Difference, LevelOutcome, LevelVerdict, make_level_verdict
-from suite.package.reproduction.limited_run import RunLimits, find_run_limits, run_limited
-from suite.package.reproduction.original import Original
-from suite.package.reproduction.run_facts import RunFacts, collect_facts_of_this_machine, read_log, read_run_facts
-from suite.package.stated import find_epochs_to_target
-from suite.world import World
+from mlhpc.suite.compliance.metric import summarise_for_benchmark
+from mlhpc.suite.compliance.ruleset import Benchmark, read_ruleset
+from mlhpc.suite.config import ChoiceSettings, RunConfig, choose_default_data_root, load_config
+from mlhpc.suite.data.fingerprint import compute_fingerprint
+from mlhpc.suite.data.manifest import MANIFEST_NAME
+from mlhpc.suite.descriptor import Descriptor
+from mlhpc.suite.documents import convert_to_plain_data
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import make_folder, render_bytes, write_file_atomically
+from mlhpc.suite.log import mllog
+from mlhpc.suite.log.record import RunRecord, summarise_log
+from mlhpc.suite.log.run_folder import RunFolder
+from mlhpc.suite.machine.probes.allowance import find_usable_resources
+from mlhpc.suite.machine.probes.collect import collect_facts
+from mlhpc.suite.package.reproduction import levels
+from mlhpc.suite.package.reproduction.causes import (
+    CONFIGURATION,
+    DEFAULT,
+    compare_configs,
+    compare_run_facts,
+    group_by_cause,
+)
+from mlhpc.suite.package.reproduction.config import make_changed_config, read_package_config, render_config
+from mlhpc.suite.package.reproduction.data import explain_not_regenerated, judge_data, parse_kept
+from mlhpc.suite.package.reproduction.document import Difference, LevelOutcome, LevelVerdict, make_level_verdict
+from mlhpc.suite.package.reproduction.limited_run import RunLimits, find_run_limits, run_limited
+from mlhpc.suite.package.reproduction.original import Original
+from mlhpc.suite.package.reproduction.run_facts import RunFacts, collect_facts_of_this_machine, read_log, read_run_facts
+from mlhpc.suite.package.stated import find_epochs_to_target
+from mlhpc.suite.world import World
 
 ORDERS = ("AB", "BA")  # of a pair: it changes from pair to pair
 MAX_GENERATED_BYTES = 16 * 2**30  # bytes of a data set that is made anew without being asked for

@@ -12,17 +12,17 @@ from typing import Any, TypeVar
 
 from msgspec import Struct, ValidationError
 
-from suite.documents import convert
-from suite.files import read_bytes, read_json
-from suite.log import mllog
-from suite.log.limits import read_limits
-from suite.log.origin.installed import Environment, read_environment
-from suite.log.origin.sources import compute_suite_digests, read_git_state
-from suite.log.reader import Log, read_events
-from suite.log.record import RunRecord, read_choices
-from suite.log.run_folder import RunFolder
-from suite.log.values import convert_to_float, parse_int64
-from suite.machine.facts import Facts
+from mlhpc.suite.documents import convert
+from mlhpc.suite.files import read_bytes, read_json
+from mlhpc.suite.log import mllog
+from mlhpc.suite.log.limits import read_limits
+from mlhpc.suite.log.origin.installed import Environment, read_environment
+from mlhpc.suite.log.origin.sources import compute_suite_digests, read_git_state
+from mlhpc.suite.log.reader import Log, read_events
+from mlhpc.suite.log.record import RunRecord, read_choices
+from mlhpc.suite.log.run_folder import RunFolder
+from mlhpc.suite.log.values import convert_to_float, parse_int64
+from mlhpc.suite.machine.facts import Facts
 
 Model = TypeVar("Model", bound=Struct)
 

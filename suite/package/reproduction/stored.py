@@ -8,16 +8,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from suite.compliance.manifest import check_manifest, read_package_manifest
-from suite.files import render_duration, render_repr
-from suite.log.provenance import find_config_problem
-from suite.log.results_tree import MANIFEST, list_files
-from suite.log.score import Throughput
-from suite.package.reproduction.causes import ALTERED, LOST
-from suite.package.reproduction.document import Difference, LevelOutcome, LevelVerdict, make_level_verdict
-from suite.package.reproduction.original import Original
-from suite.package.stated import build_stated_result, list_differences
-from suite.plugins import SCORES, find_plugins
+from mlhpc.suite.compliance.manifest import check_manifest, read_package_manifest
+from mlhpc.suite.files import render_duration, render_repr
+from mlhpc.suite.log.provenance import find_config_problem
+from mlhpc.suite.log.results_tree import MANIFEST, list_files
+from mlhpc.suite.log.score import Throughput
+from mlhpc.suite.package.reproduction.causes import ALTERED, LOST
+from mlhpc.suite.package.reproduction.document import Difference, LevelOutcome, LevelVerdict, make_level_verdict
+from mlhpc.suite.package.reproduction.original import Original
+from mlhpc.suite.package.stated import build_stated_result, list_differences
+from mlhpc.suite.plugins import SCORES, find_plugins
 
 OFFICIAL_DIGITS = 1e-5  # relative: the table of the rounds has six digits
 _LISTED = 20

@@ -16,16 +16,16 @@ import msgspec
 import yaml
 from msgspec import Meta, Struct
 
-from suite.card import Target
-from suite.config import RunConfig, load_config
-from suite.descriptor import load_descriptor
-from suite.documents import YamlSource, convert_to_plain_data
-from suite.errors import InputError
-from suite.files import read_bytes, render_error, write_file_atomically
-from suite.log.limits import read_limits
-from suite.log.run_folder import RunFolder
-from suite.statistics.blocks import Turn
-from suite.statistics.race import RaceRules
+from mlhpc.suite.card import Target
+from mlhpc.suite.config import RunConfig, load_config
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.documents import YamlSource, convert_to_plain_data
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import read_bytes, render_error, write_file_atomically
+from mlhpc.suite.log.limits import read_limits
+from mlhpc.suite.log.run_folder import RunFolder
+from mlhpc.suite.statistics.blocks import Turn
+from mlhpc.suite.statistics.race import RaceRules
 
 ENTRY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 ENTRY_NAME_TEXT = "1 to 40 letters, digits, - and _, the first a letter or a digit"

@@ -15,17 +15,17 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from suite import RULESET
-from suite.compliance.check import judge_log
-from suite.compliance.ruleset import read_ruleset
-from suite.files import render_repr
-from suite.log.score import compute_olympic_mean
-from suite.performance.ab.contest import Contest, Journal, StartedRun, read_contest
-from suite.performance.ab.runner import RunResult, read_result
-from suite.statistics import Outcome
-from suite.statistics.bets import MedianRatio, compute_median_ratio
-from suite.statistics.blocks import Turn
-from suite.statistics.race import Race, build_race
+from mlhpc.suite import RULESET
+from mlhpc.suite.compliance.check import judge_log
+from mlhpc.suite.compliance.ruleset import read_ruleset
+from mlhpc.suite.files import render_repr
+from mlhpc.suite.log.score import compute_olympic_mean
+from mlhpc.suite.performance.ab.contest import Contest, Journal, StartedRun, read_contest
+from mlhpc.suite.performance.ab.runner import RunResult, read_result
+from mlhpc.suite.statistics import Outcome
+from mlhpc.suite.statistics.bets import MedianRatio, compute_median_ratio
+from mlhpc.suite.statistics.blocks import Turn
+from mlhpc.suite.statistics.race import Race, build_race
 
 KIND: Literal["ab-runs"] = "ab-runs"
 # MLPerf's score drops the fastest and the slowest run, so one must be left.

@@ -13,21 +13,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from suite.compliance.manifest import compute_sha256
-from suite.data.lock import create_lock
-from suite.errors import InputError
-from suite.exit_codes import ExitCode
-from suite.files import print_line, render_duration
-from suite.launch.local import make_suite_command
-from suite.log import mllog
-from suite.log.reader import Log, read_events
-from suite.log.record import RunRecord, summarise_log
-from suite.log.score import find_failure
-from suite.log.values import convert_to_float
-from suite.performance.ab.contest import Contest, Journal, StartedRun, read_contest
-from suite.processes import make_parent_death_hook
-from suite.statistics.blocks import Turn
-from suite.statistics.race import Race, run_race
+from mlhpc.suite.compliance.manifest import compute_sha256
+from mlhpc.suite.data.lock import create_lock
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.files import print_line, render_duration
+from mlhpc.suite.launch.local import make_suite_command
+from mlhpc.suite.log import mllog
+from mlhpc.suite.log.reader import Log, read_events
+from mlhpc.suite.log.record import RunRecord, summarise_log
+from mlhpc.suite.log.score import find_failure
+from mlhpc.suite.log.values import convert_to_float
+from mlhpc.suite.performance.ab.contest import Contest, Journal, StartedRun, read_contest
+from mlhpc.suite.processes import make_parent_death_hook
+from mlhpc.suite.statistics.blocks import Turn
+from mlhpc.suite.statistics.race import Race, run_race
 
 # Added to a run's limit for its start-up, and given to it to end: `mlhpc run` gives its ranks 30 s for that.
 GRACE_S = 60.0

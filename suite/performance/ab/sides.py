@@ -15,27 +15,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from suite.data.sampling import check_batch, count_steps_per_epoch
-from suite.errors import InputError
-from suite.log.mllog import EventLog
-from suite.machine.choice.chooser import make_chooser
-from suite.machine.choice.layout import ProcessSettings, keep_process_settings
-from suite.performance.ab.verdicts import LOSS
-from suite.statistics.blocks import Turn, make_alternating_order, run_block
-from suite.training.checkpoint import Checkpoint
-from suite.training.counts.flops import FlopSum
-from suite.training.counts.memory import LiveBytes
-from suite.training.devices import use_precision
-from suite.training.loop import StepWindow, Trainer
-from suite.training.parallel.apply import build
-from suite.training.parallel.sharing import Parallel
-from suite.training.parallel.slabs import cut
-from suite.training.parallel.states import local
-from suite.training.plan import TrialPlan
-from suite.training.state import Position, TrainingState
-from suite.training.statement import SEED_BITS
-from suite.workload import Dataset, Workload, load_workload
-from suite.world import World
+from mlhpc.suite.data.sampling import check_batch, count_steps_per_epoch
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.log.mllog import EventLog
+from mlhpc.suite.machine.choice.chooser import make_chooser
+from mlhpc.suite.machine.choice.layout import ProcessSettings, keep_process_settings
+from mlhpc.suite.performance.ab.verdicts import LOSS
+from mlhpc.suite.statistics.blocks import Turn, make_alternating_order, run_block
+from mlhpc.suite.training.checkpoint import Checkpoint
+from mlhpc.suite.training.counts.flops import FlopSum
+from mlhpc.suite.training.counts.memory import LiveBytes
+from mlhpc.suite.training.devices import use_precision
+from mlhpc.suite.training.loop import StepWindow, Trainer
+from mlhpc.suite.training.parallel.apply import build
+from mlhpc.suite.training.parallel.sharing import Parallel
+from mlhpc.suite.training.parallel.slabs import cut
+from mlhpc.suite.training.parallel.states import local
+from mlhpc.suite.training.plan import TrialPlan
+from mlhpc.suite.training.state import Position, TrainingState
+from mlhpc.suite.training.statement import SEED_BITS
+from mlhpc.suite.workload import Dataset, Workload, load_workload
+from mlhpc.suite.world import World
 
 START_POSITION = Position(1, 0)
 COUNTED_STEPS = 2  # steps of a block that are counted and not timed: one for memory and bytes, one for FLOPs
@@ -58,7 +58,7 @@ class BlockCost:
     loss: float
 
     def by_quantity(self) -> dict[str, float]:
-        """Return the numbers by the names of `suite.performance.ab.verdicts.QUANTITIES`."""
+        """Return the numbers by the names of `mlhpc.suite.performance.ab.verdicts.QUANTITIES`."""
         names = ("step time", "CPU time", "peak memory", "executed FLOPs", "bytes sent", LOSS)
         return dict(zip(names, asdict(self).values(), strict=True))
 

@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from suite.errors import InputError
-from suite.statistics import Outcome
-from suite.statistics.intervals import compute_mean_interval
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.statistics import Outcome
+from mlhpc.suite.statistics.intervals import compute_mean_interval
 
 CONFIDENCE = 0.95  # of all intervals of one comparison together (Bonferroni)
 MORE, LESS = "more", "less"  # of an amount; of a time it is slower and faster

@@ -8,12 +8,18 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from suite.machine.choice.collectives import start_measured
-from suite.performance.ceilings.document import Curve, Findings, NotMeasured, Point, Resource
-from suite.performance.ceilings.samples import Effort, Samples, count_calls_for, gather_maxima, measure_on_all_ranks
-from suite.performance.ceilings.sizes import may_allocate
-from suite.performance.ceilings.time_limit import TimeLimit
-from suite.world import World
+from mlhpc.suite.machine.choice.collectives import start_measured
+from mlhpc.suite.performance.ceilings.document import Curve, Findings, NotMeasured, Point, Resource
+from mlhpc.suite.performance.ceilings.samples import (
+    Effort,
+    Samples,
+    count_calls_for,
+    gather_maxima,
+    measure_on_all_ranks,
+)
+from mlhpc.suite.performance.ceilings.sizes import may_allocate
+from mlhpc.suite.performance.ceilings.time_limit import TimeLimit
+from mlhpc.suite.world import World
 
 # Bytes. At this size the time of a collective is its latency.
 SMALLEST_MESSAGE = 4 << 10

@@ -11,13 +11,19 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from suite.files import render_duration
-from suite.machine.choice.products import compute_onednn_product, has_onednn
-from suite.performance.ceilings.document import Curve, Findings, NotMeasured, Point
-from suite.performance.ceilings.samples import Effort, Samples, count_calls_for, gather_maxima, measure_on_all_ranks
-from suite.performance.ceilings.sizes import may_allocate
-from suite.performance.ceilings.time_limit import TimeLimit
-from suite.world import World
+from mlhpc.suite.files import render_duration
+from mlhpc.suite.machine.choice.products import compute_onednn_product, has_onednn
+from mlhpc.suite.performance.ceilings.document import Curve, Findings, NotMeasured, Point
+from mlhpc.suite.performance.ceilings.samples import (
+    Effort,
+    Samples,
+    count_calls_for,
+    gather_maxima,
+    measure_on_all_ranks,
+)
+from mlhpc.suite.performance.ceilings.sizes import may_allocate
+from mlhpc.suite.performance.ceilings.time_limit import TimeLimit
+from mlhpc.suite.world import World
 
 ONEDNN = "torch onednn"
 # So small that its time is the overhead of issuing an operator.

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from suite.errors import InputError
-from suite.files import write_file_atomically
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import write_file_atomically
 
 # Of the file's format; readers refuse other versions.
 VERSION = 1

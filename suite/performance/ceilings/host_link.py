@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import torch
 
-from suite.performance.ceilings.document import Findings, NotMeasured
-from suite.performance.ceilings.samples import Effort, count_calls_for, gather_maxima, measure_on_all_ranks
-from suite.performance.ceilings.time_limit import TimeLimit
-from suite.world import World
+from mlhpc.suite.performance.ceilings.document import Findings, NotMeasured
+from mlhpc.suite.performance.ceilings.samples import Effort, count_calls_for, gather_maxima, measure_on_all_ranks
+from mlhpc.suite.performance.ceilings.time_limit import TimeLimit
+from mlhpc.suite.world import World
 
 COPY_BYTES = 256 << 20  # bytes of a copy, large enough that its launch does not count
 

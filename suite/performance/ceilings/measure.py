@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from suite import VERSION
-from suite.files import render_duration
-from suite.machine.probes.allowance import UsableResources, find_usable_resources
-from suite.machine.probes.processor import CpuCache, list_data_caches, read_cpu
-from suite.machine.probes.root import find_machine_root, is_simulated
-from suite.performance.ceilings import collectives, compute, host_link, memory, storage
-from suite.performance.ceilings.document import Findings, NotMeasured, render_json
-from suite.performance.ceilings.samples import FULL, QUICK, Effort
-from suite.performance.ceilings.sizes import SweepPlan, find_free_bytes, plan_sweep
-from suite.performance.ceilings.time_limit import TimeLimit
-from suite.world import World
+from mlhpc.suite import VERSION
+from mlhpc.suite.files import render_duration
+from mlhpc.suite.machine.probes.allowance import UsableResources, find_usable_resources
+from mlhpc.suite.machine.probes.processor import CpuCache, list_data_caches, read_cpu
+from mlhpc.suite.machine.probes.root import find_machine_root, is_simulated
+from mlhpc.suite.performance.ceilings import collectives, compute, host_link, memory, storage
+from mlhpc.suite.performance.ceilings.document import Findings, NotMeasured, render_json
+from mlhpc.suite.performance.ceilings.samples import FULL, QUICK, Effort
+from mlhpc.suite.performance.ceilings.sizes import SweepPlan, find_free_bytes, plan_sweep
+from mlhpc.suite.performance.ceilings.time_limit import TimeLimit
+from mlhpc.suite.world import World
 
 # Share of a limited time that is over when each resource ends. What one resource leaves, the next may use.
 TIME_SHARE_ENDS = {"compute": 0.5, "memory": 0.75, "host link": 0.8, "storage": 0.9, "collectives": 1.0}

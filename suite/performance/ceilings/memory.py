@@ -22,8 +22,8 @@ import torch
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from suite.performance.ceilings.document import Ceiling, Curve, Findings, NotMeasured, Point
-from suite.performance.ceilings.plateaus import (
+from mlhpc.suite.performance.ceilings.document import Ceiling, Curve, Findings, NotMeasured, Point
+from mlhpc.suite.performance.ceilings.plateaus import (
     CacheShare,
     Plateau,
     find_plateaus,
@@ -31,8 +31,14 @@ from suite.performance.ceilings.plateaus import (
     make_level_names,
     merge_memory_plateaus,
 )
-from suite.performance.ceilings.samples import Effort, Samples, count_calls_for, gather_maxima, measure_on_all_ranks
-from suite.performance.ceilings.sizes import (
+from mlhpc.suite.performance.ceilings.samples import (
+    Effort,
+    Samples,
+    count_calls_for,
+    gather_maxima,
+    measure_on_all_ranks,
+)
+from mlhpc.suite.performance.ceilings.sizes import (
     ALIGNMENT,
     CACHE_LINE,
     SKEW,
@@ -41,8 +47,8 @@ from suite.performance.ceilings.sizes import (
     compute_visiting_order,
     count_mapped_bytes,
 )
-from suite.performance.ceilings.time_limit import TimeLimit
-from suite.world import World
+from mlhpc.suite.performance.ceilings.time_limit import TimeLimit
+from mlhpc.suite.world import World
 
 SMALLEST_GPU_SET = 64 << 10  # bytes of the first working set
 # Large sets are repeated for about this time, but at least this often.
@@ -176,7 +182,7 @@ def measure_gpu(world: World, effort: Effort, device: torch.device, budget: Time
     l2 = int(getattr(properties, "L2_cache_size", 0))
     shares = [CacheShare("L2", l2)] if l2 else []
     free, _ = torch.cuda.mem_get_info(device)
-    # A quarter of the free memory, as on the host (suite.performance.ceilings.sizes).
+    # A quarter of the free memory, as on the host (mlhpc.suite.performance.ceilings.sizes).
     largest = min(max(1 << 30, SWEEP_END_FACTOR * l2), free // 4)
     rates = {}
     sizes = list_sweep_sizes(SMALLEST_GPU_SET, largest, effort.points_per_octave, 4096)

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from suite.performance.ceilings.document import Ceiling, Resource, Unit
-from suite.performance.ceilings.time_limit import TimeLimit
-from suite.world import World
+from mlhpc.suite.performance.ceilings.document import Ceiling, Resource, Unit
+from mlhpc.suite.performance.ceilings.time_limit import TimeLimit
+from mlhpc.suite.world import World
 
 # A measurement that has begun gets this many repetitions, although the time is over. The median of three leaves a
 # disturbed one out.

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from suite.machine.probes.processor import CpuCache
-from suite.performance.ceilings.plateaus import CacheShare, list_sweep_sizes
+from mlhpc.suite.machine.probes.processor import CpuCache
+from mlhpc.suite.performance.ceilings.plateaus import CacheShare, list_sweep_sizes
 
 CACHE_LINE = 64  # bytes of a cache line
 PAGE = 4096

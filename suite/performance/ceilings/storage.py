@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from suite.files import render_duration
-from suite.performance.ceilings.document import Ceiling, Findings, NotMeasured, Resource
-from suite.performance.ceilings.samples import Effort, Samples, gather_maxima, measure_on_all_ranks
-from suite.performance.ceilings.time_limit import TimeLimit
-from suite.world import World
+from mlhpc.suite.files import render_duration
+from mlhpc.suite.performance.ceilings.document import Ceiling, Findings, NotMeasured, Resource
+from mlhpc.suite.performance.ceilings.samples import Effort, Samples, gather_maxima, measure_on_all_ranks
+from mlhpc.suite.performance.ceilings.time_limit import TimeLimit
+from mlhpc.suite.world import World
 
 BLOCK = 4 << 20  # bytes of one write or read
 REPETITIONS = 3

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 
-from suite.world import World
+from mlhpc.suite.world import World
 
 PROGRESS_INTERVAL_S = 5.0  # a line of progress about this often
 

@@ -10,7 +10,7 @@ from itertools import count
 
 from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
-from suite.training.parallel.plan import SINGLE_STAGE, PipelinePlan
+from mlhpc.suite.training.parallel.plan import SINGLE_STAGE, PipelinePlan
 
 FORWARD, INPUT, WEIGHT, BACKWARD = "F", "I", "W", "B"  # torch's letters; B is I and W together
 KINDS = (FORWARD, INPUT, WEIGHT, BACKWARD)

@@ -19,17 +19,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from suite.config import RunConfig
-from suite.descriptor import Descriptor
-from suite.errors import InputError
-from suite.performance.plans.bubbles import BACKWARD, FORWARD, INPUT, Timeline, plan_timeline
-from suite.performance.plans.predict import make_batch
-from suite.performance.plans.rehearsal import NEEDS_VALUES
-from suite.performance.plans.remembered import CachingFakeTensorMode
-from suite.training.parallel.mesh import part_of
-from suite.training.parallel.sharing import Parallel
-from suite.training.parallel.skeleton import build_without_memory
-from suite.workload import Workload, load_workload
+from mlhpc.suite.config import RunConfig
+from mlhpc.suite.descriptor import Descriptor
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.performance.plans.bubbles import BACKWARD, FORWARD, INPUT, Timeline, plan_timeline
+from mlhpc.suite.performance.plans.predict import make_batch
+from mlhpc.suite.performance.plans.rehearsal import NEEDS_VALUES
+from mlhpc.suite.performance.plans.remembered import CachingFakeTensorMode
+from mlhpc.suite.training.parallel.mesh import part_of
+from mlhpc.suite.training.parallel.sharing import Parallel
+from mlhpc.suite.training.parallel.skeleton import build_without_memory
+from mlhpc.suite.workload import Workload, load_workload
 
 FACTORS = {"A": (FORWARD,), "B": (INPUT, BACKWARD)}  # the actions of a microbatch after which a factor can be computed
 

@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from suite.documents import NotNegative, Positive, read_json_document
-from suite.errors import InputError
-from suite.performance.cost_model import Network, predict_all_reduce
+from mlhpc.suite.documents import NotNegative, Positive, read_json_document
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.performance.cost_model import Network, predict_all_reduce
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ import torch
 from msgspec import structs
 from torch import Tensor, nn
 
-from suite.config import RunConfig
-from suite.descriptor import Descriptor
-from suite.errors import InputError
-from suite.performance.plans.rehearsal import (
+from mlhpc.suite.config import RunConfig
+from mlhpc.suite.descriptor import Descriptor
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.performance.plans.rehearsal import (
     Passes,
     Update,
     pretended_ranks,
@@ -28,19 +28,19 @@ from suite.performance.plans.rehearsal import (
     run_update,
     scatter_parameters,
 )
-from suite.performance.plans.remembered import CachingFakeTensorMode
-from suite.training.devices import count_prefetched_batches
-from suite.training.instrument import count_functional_collectives
-from suite.training.parallel.apply import apply, explained, trace_unsplit
-from suite.training.parallel.exchange import Note
-from suite.training.parallel.mesh import TENSOR
-from suite.training.parallel.places import slices, stages_of
-from suite.training.parallel.plan import ParallelPlan
-from suite.training.parallel.sharing import Parallel
-from suite.training.parallel.skeleton import build_on_meta, build_without_memory
-from suite.training.parallel.spatial import Trace
-from suite.training.parallel.states import local, states_of
-from suite.workload import ExpertSpread, Work, Workload, load_workload
+from mlhpc.suite.performance.plans.remembered import CachingFakeTensorMode
+from mlhpc.suite.training.devices import count_prefetched_batches
+from mlhpc.suite.training.instrument import count_functional_collectives
+from mlhpc.suite.training.parallel.apply import apply, explained, trace_unsplit
+from mlhpc.suite.training.parallel.exchange import Note
+from mlhpc.suite.training.parallel.mesh import TENSOR
+from mlhpc.suite.training.parallel.places import slices, stages_of
+from mlhpc.suite.training.parallel.plan import ParallelPlan
+from mlhpc.suite.training.parallel.sharing import Parallel
+from mlhpc.suite.training.parallel.skeleton import build_on_meta, build_without_memory
+from mlhpc.suite.training.parallel.spatial import Trace
+from mlhpc.suite.training.parallel.states import local, states_of
+from mlhpc.suite.workload import ExpertSpread, Work, Workload, load_workload
 
 GRADIENTS = "gradients"
 MANY_STAGES = 8
@@ -258,7 +258,7 @@ def _compute_bubble(parallel: Parallel, parts: int) -> float:
     """Return the idle time of a pipeline over its computing time; 0 without one."""
     if parallel.mesh.pipeline == 1 or parallel.plan is None or parallel.plan.pipeline is None:
         return 0.0
-    from suite.performance.plans.bubbles import plan_timeline  # loads torch's pipelines, in seconds
+    from mlhpc.suite.performance.plans.bubbles import plan_timeline  # loads torch's pipelines, in seconds
 
     return float(plan_timeline(parallel.plan.pipeline, parallel.mesh.pipeline, parts).bubble)
 
@@ -272,8 +272,8 @@ def _run_stages(
     kept: list[nn.Parameter],
 ) -> Passes | None:
     """Run one microbatch through the stages of this rank; count activations of as many as the schedule holds at once."""
-    from suite.performance.plans.bubbles import plan_timeline
-    from suite.training.parallel.pipeline import Rehearsed
+    from mlhpc.suite.performance.plans.bubbles import plan_timeline
+    from mlhpc.suite.training.parallel.pipeline import Rehearsed
 
     stages, samples, parts = stages_of(model), len(next(iter(batch.values()))), config.gradient_accumulation_steps
     assert stages is not None
@@ -305,7 +305,7 @@ def _list_gradient_exchanges(
     replicas = parallel.mesh.data_size if parallel.mesh.pipeline > 1 else size
     compress = parallel.plan.compress if parallel.plan is not None else None
     if replicas > 1 and given and compress is not None:
-        from suite.training.parallel.compression import count_bytes  # loads torch's hooks
+        from mlhpc.suite.training.parallel.compression import count_bytes  # loads torch's hooks
 
         whole = [each for each in _list_unsharded_parameters(model, workload) if each.requires_grad]
         for kind, sent in count_bytes(compress, whole).items():
@@ -351,7 +351,7 @@ def _record_unrun_exchanges(parallel: Parallel, config: RunConfig, model: nn.Mod
         raise InputError(
             "plan: the bytes sent on the tensor axis are counted for float32 only: give --set precision=float32"
         )
-    from suite.training.parallel.products import note_exchanges  # loads torch's DTensors, in a second
+    from mlhpc.suite.training.parallel.products import note_exchanges  # loads torch's DTensors, in a second
 
     note_exchanges(model, plan.tensor, parallel.extents, samples, parallel.mesh.tensor, note)
 

@@ -16,14 +16,14 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-from suite.config import RunConfig
-from suite.training.counts.flops import list_flop_formulas
-from suite.training.counts.memory import LiveBytes
-from suite.training.parallel.data import Clipping, adapt_optimizer
-from suite.training.parallel.mesh import Mesh
-from suite.training.parallel.recompute import is_computed_again
-from suite.training.parallel.states import Group, States, local, states_of
-from suite.workload import Workload
+from mlhpc.suite.config import RunConfig
+from mlhpc.suite.training.counts.flops import list_flop_formulas
+from mlhpc.suite.training.counts.memory import LiveBytes
+from mlhpc.suite.training.parallel.data import Clipping, adapt_optimizer
+from mlhpc.suite.training.parallel.mesh import Mesh
+from mlhpc.suite.training.parallel.recompute import is_computed_again
+from mlhpc.suite.training.parallel.states import Group, States, local, states_of
+from mlhpc.suite.workload import Workload
 
 NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
 

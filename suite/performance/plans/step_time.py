@@ -1,7 +1,7 @@
 """Predicts the time of a step under a plan from a machine's rates, with an interval. Closed forms.
 
 Neighbours exchange at once: latency plus bytes over bandwidth per call. All-gather, reduce-scatter and all-reduce are
-the rings of `suite.performance.cost_model`. Ranks of one sample, and ranks that hold states together, are consecutive.
+the rings of `mlhpc.suite.performance.cost_model`. Ranks of one sample, and ranks that hold states together, are consecutive.
 As many as a node has exchange inside it.
 """
 
@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from suite.performance.cost_model import predict_all_gather, predict_all_reduce
-from suite.performance.plans.machine import Estimate, Machine
-from suite.performance.plans.predict import GRADIENTS, Cost, Exchange
+from mlhpc.suite.performance.cost_model import predict_all_gather, predict_all_reduce
+from mlhpc.suite.performance.plans.machine import Estimate, Machine
+from mlhpc.suite.performance.plans.predict import GRADIENTS, Cost, Exchange
 
 RING_COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from suite.errors import InputError
-from suite.training.parallel.mesh import AXIAL, EXPERT, PIPELINE, SHARD, SPATIAL, TENSOR
-from suite.training.parallel.plan import ParallelPlan, is_spread
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.training.parallel.mesh import AXIAL, EXPERT, PIPELINE, SHARD, SPATIAL, TENSOR
+from mlhpc.suite.training.parallel.plan import ParallelPlan, is_spread
 
 MAX_AXIS_RANKS = 64  # ranks of a sample, and ranks that share experts
 Found = TypeVar("Found")

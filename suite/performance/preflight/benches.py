@@ -16,17 +16,17 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from suite.config import load_config
-from suite.descriptor import load_descriptor
-from suite.launcher import Launch
-from suite.machine.node_samples import Better
-from suite.machine.probes.processor import CpuCache
-from suite.performance.ceilings import collectives, compute, memory, storage
-from suite.performance.ceilings.document import Resource
-from suite.performance.ceilings.samples import count_calls_for
-from suite.performance.ceilings.sizes import SKEW
-from suite.workload import load_workload
-from suite.world import World
+from mlhpc.suite.config import load_config
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.launcher import Launch
+from mlhpc.suite.machine.node_samples import Better
+from mlhpc.suite.machine.probes.processor import CpuCache
+from mlhpc.suite.performance.ceilings import collectives, compute, memory, storage
+from mlhpc.suite.performance.ceilings.document import Resource
+from mlhpc.suite.performance.ceilings.samples import count_calls_for
+from mlhpc.suite.performance.ceilings.sizes import SKEW
+from mlhpc.suite.workload import load_workload
+from mlhpc.suite.world import World
 
 REPETITION_S = 0.03  # short enough for many rounds, far above the resolution of the clock
 CPU_ORDER, GPU_ORDER = 512, 4096  # of the products, the same on all nodes

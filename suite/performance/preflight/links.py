@@ -16,11 +16,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from suite.files import write_file_atomically
-from suite.machine.node_samples import Sample, render_samples
-from suite.performance.ceilings.collectives import compute_bus_share
-from suite.performance.ceilings.time_limit import TimeLimit
-from suite.world import World
+from mlhpc.suite.files import write_file_atomically
+from mlhpc.suite.machine.node_samples import Sample, render_samples
+from mlhpc.suite.performance.ceilings.collectives import compute_bus_share
+from mlhpc.suite.performance.ceilings.time_limit import TimeLimit
+from mlhpc.suite.world import World
 
 PAIR_BYTES = 2 << 20  # bandwidth, not latency, decides at this size
 ALL_BYTES = 1 << 20

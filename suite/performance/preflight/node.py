@@ -13,15 +13,22 @@ from typing import Any
 
 import torch
 
-from suite.files import render_error, write_file_atomically
-from suite.machine.node_samples import Sample, render_samples
-from suite.machine.probes.allowance import find_usable_resources
-from suite.machine.probes.processor import list_data_caches, read_cpu
-from suite.machine.probes.root import find_machine_root
-from suite.performance.ceilings.sizes import find_free_bytes
-from suite.performance.ceilings.time_limit import TimeLimit
-from suite.performance.preflight.benches import BENCHES, Bench, BenchContext, Repeat, collect_facts, make_step_benches
-from suite.world import World, find_node_name
+from mlhpc.suite.files import render_error, write_file_atomically
+from mlhpc.suite.machine.node_samples import Sample, render_samples
+from mlhpc.suite.machine.probes.allowance import find_usable_resources
+from mlhpc.suite.machine.probes.processor import list_data_caches, read_cpu
+from mlhpc.suite.machine.probes.root import find_machine_root
+from mlhpc.suite.performance.ceilings.sizes import find_free_bytes
+from mlhpc.suite.performance.ceilings.time_limit import TimeLimit
+from mlhpc.suite.performance.preflight.benches import (
+    BENCHES,
+    Bench,
+    BenchContext,
+    Repeat,
+    collect_facts,
+    make_step_benches,
+)
+from mlhpc.suite.world import World, find_node_name
 
 MIN_ROUNDS = 2  # rounds, however short the time: one to warm up, one that counts
 # Preparing ends after this share of the time, so that something is left to repeat what is prepared.

@@ -14,22 +14,31 @@ from functools import cached_property
 
 from msgspec import structs
 
-from suite.card import ReferencePoint, Tunable, read_reference_points
-from suite.compliance.ruleset import KeyRule, build_card_benchmark
-from suite.config import RunConfig, load_config
-from suite.data.sampling import check_batch
-from suite.descriptor import Descriptor
-from suite.errors import InputError
-from suite.files import render_bytes, render_repr
-from suite.performance.plans.machine import Estimate, Machine, make_uniform_network
-from suite.performance.plans.predict import Cost, predict_largest_cost
-from suite.performance.plans.step_time import predict_time
-from suite.performance.plans.sweep import list_meshes, render_mesh
-from suite.performance.tune.job import CPU_TIME, TIME_TO_QUALITY, Launch
-from suite.performance.tune.space import RANKS, SAME_TRAINING, THREADS, Point, Space, Value, key_of_point, list_settings
-from suite.training.parallel.plan import find_plan, read_plan
-from suite.training.parallel.sharing import Parallel
-from suite.workload import load_workload
+from mlhpc.suite.card import ReferencePoint, Tunable, read_reference_points
+from mlhpc.suite.compliance.ruleset import KeyRule, build_card_benchmark
+from mlhpc.suite.config import RunConfig, load_config
+from mlhpc.suite.data.sampling import check_batch
+from mlhpc.suite.descriptor import Descriptor
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import render_bytes, render_repr
+from mlhpc.suite.performance.plans.machine import Estimate, Machine, make_uniform_network
+from mlhpc.suite.performance.plans.predict import Cost, predict_largest_cost
+from mlhpc.suite.performance.plans.step_time import predict_time
+from mlhpc.suite.performance.plans.sweep import list_meshes, render_mesh
+from mlhpc.suite.performance.tune.job import CPU_TIME, TIME_TO_QUALITY, Launch
+from mlhpc.suite.performance.tune.space import (
+    RANKS,
+    SAME_TRAINING,
+    THREADS,
+    Point,
+    Space,
+    Value,
+    key_of_point,
+    list_settings,
+)
+from mlhpc.suite.training.parallel.plan import find_plan, read_plan
+from mlhpc.suite.training.parallel.sharing import Parallel
+from mlhpc.suite.workload import load_workload
 
 UNPLANNED = "sharded"  # the plan whose data axis alone is data parallelism: its prediction is that of no plan
 # Rates of a core, or of a GPU, that nobody has measured. The proxy learns by what factor they are off, because it

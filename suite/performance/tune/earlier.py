@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from suite.config import load_config
-from suite.descriptor import Descriptor
-from suite.documents import read_json_document
-from suite.errors import InputError
-from suite.log.run_folder import RunFolder
-from suite.performance.tune.result import RESULT, TuneResult
-from suite.performance.tune.space import Point, Space, find_default, key_of_point
+from mlhpc.suite.config import load_config
+from mlhpc.suite.descriptor import Descriptor
+from mlhpc.suite.documents import read_json_document
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.log.run_folder import RunFolder
+from mlhpc.suite.performance.tune.result import RESULT, TuneResult
+from mlhpc.suite.performance.tune.space import Point, Space, find_default, key_of_point
 
 FASTEST = 3  # points that a search gives to the next one
 

@@ -1,4 +1,4 @@
-"""Measures settings in one job: each becomes a side of `suite.performance.ab`, and their blocks take turns.
+"""Measures settings in one job: each becomes a side of `mlhpc.suite.performance.ab`, and their blocks take turns.
 
 `run_job` starts the ranks and ends them after a time limit. `measure_sides` runs on every rank.
 """
@@ -17,13 +17,13 @@ import msgspec
 import yaml
 from msgspec import Meta, Struct
 
-from suite.config import RunConfig, choose_default_data_root, load_config
-from suite.descriptor import Descriptor, load_descriptor
-from suite.documents import convert_to_plain_data, read_json_document
-from suite.files import render_duration, write_file_atomically
-from suite.launch.ranks import start_ranks
-from suite.statistics.blocks import Turn, make_alternating_order, run_block
-from suite.world import World
+from mlhpc.suite.config import RunConfig, choose_default_data_root, load_config
+from mlhpc.suite.descriptor import Descriptor, load_descriptor
+from mlhpc.suite.documents import convert_to_plain_data, read_json_document
+from mlhpc.suite.files import render_duration, write_file_atomically
+from mlhpc.suite.launch.ranks import start_ranks
+from mlhpc.suite.statistics.blocks import Turn, make_alternating_order, run_block
+from mlhpc.suite.world import World
 
 VERSION = 1
 WARMUP_STEPS = 2
@@ -129,11 +129,11 @@ def measure_sides(world: World, job: Job, workload: str) -> None:
 
     Of each setting, a block of warm-up comes first. Nothing is loaded from a checkpoint: each side trains on.
     """
-    from suite.data.build import find_data
-    from suite.machine.choice.chooser import make_chooser
-    from suite.machine.choice.collectives import start_collectives
-    from suite.performance.ab.sides import COUNTED_STEPS, Side
-    from suite.training.devices import set_up_rank
+    from mlhpc.suite.data.build import find_data
+    from mlhpc.suite.machine.choice.chooser import make_chooser
+    from mlhpc.suite.machine.choice.collectives import start_collectives
+    from mlhpc.suite.performance.ab.sides import COUNTED_STEPS, Side
+    from mlhpc.suite.training.devices import set_up_rank
 
     descriptor = load_descriptor(workload)
     configs = [load_config(descriptor, str(path)) for path in job.settings]
@@ -169,8 +169,8 @@ def measure_sides(world: World, job: Job, workload: str) -> None:
 
 
 def _create_side(kind: Any, descriptor: Descriptor, config: RunConfig, job: Job, world: World, *where: Any) -> Any:
-    from suite.log.run_folder import RunFolder
-    from suite.training.plan import TrialPlan
+    from mlhpc.suite.log.run_folder import RunFolder
+    from mlhpc.suite.training.plan import TrialPlan
 
     device, root, manifest = where
     run = RunFolder(job.output.parent)

@@ -1,4 +1,4 @@
-"""Measures points and the default: jobs of `suite.performance.tune.job`, with a time limit."""
+"""Measures points and the default: jobs of `mlhpc.suite.performance.tune.job`, with a time limit."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from suite.performance.tune.candidates import Candidates
-from suite.performance.tune.job import OBJECTIVES, STEP_TIME, Blocks, FailedJobError, run_job
-from suite.performance.tune.result import TunedTrial
-from suite.performance.tune.search import DEFAULT, TUNED
-from suite.performance.tune.space import Point
-from suite.statistics.blocks import make_alternating_order
+from mlhpc.suite.performance.tune.candidates import Candidates
+from mlhpc.suite.performance.tune.job import OBJECTIVES, STEP_TIME, Blocks, FailedJobError, run_job
+from mlhpc.suite.performance.tune.result import TunedTrial
+from mlhpc.suite.performance.tune.search import DEFAULT, TUNED
+from mlhpc.suite.performance.tune.space import Point
+from mlhpc.suite.statistics.blocks import make_alternating_order
 
 LIMIT_FACTOR, LEAST_LIMIT_S = 10.0, 60.0  # of the default's first job: what takes longer is ended
 BLOCK_S, MOST_STEPS = 0.5, 100  # a shorter block is noisier than what is looked for

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-from suite.performance.tune.candidates import Candidates
-from suite.performance.tune.proxy import Proxy
-from suite.performance.tune.result import TuneResult
-from suite.performance.tune.space import Point, Value, key_of_point
+from mlhpc.suite.performance.tune.candidates import Candidates
+from mlhpc.suite.performance.tune.proxy import Proxy
+from mlhpc.suite.performance.tune.result import TuneResult
+from mlhpc.suite.performance.tune.space import Point, Value, key_of_point
 
 NORMAL_90 = 1.6449  # standard deviations on each side of 90 % of a normal distribution
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from suite.performance.tune.space import Point, Space, Value, key_of
+from mlhpc.suite.performance.tune.space import Point, Space, Value, key_of
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from suite.documents import NotNegative, Positive
-from suite.performance.tune.space import Value, key_of_point
-from suite.statistics import Outcome
-from suite.statistics.bets import MedianRatio
+from mlhpc.suite.documents import NotNegative, Positive
+from mlhpc.suite.performance.tune.space import Value, key_of_point
+from mlhpc.suite.statistics import Outcome
+from mlhpc.suite.statistics.bets import MedianRatio
 
 KIND: Literal["tune"] = "tune"
 RESULT = "tune.json"  # in the folder of a search

@@ -23,14 +23,14 @@ from optuna.storages import InMemoryStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
-from suite.errors import InputError
-from suite.performance.tune.proxy import Proxy, choose_expected_improvement
-from suite.performance.tune.result import TunedTrial
-from suite.performance.tune.space import Point, Space, key_of_point
-from suite.statistics import Outcome
-from suite.statistics.bets import MedianRatio, compute_median_ratio
-from suite.statistics.blocks import Turn
-from suite.statistics.race import Race, RaceRules, run_race
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.performance.tune.proxy import Proxy, choose_expected_improvement
+from mlhpc.suite.performance.tune.result import TunedTrial
+from mlhpc.suite.performance.tune.space import Point, Space, key_of_point
+from mlhpc.suite.statistics import Outcome
+from mlhpc.suite.statistics.bets import MedianRatio, compute_median_ratio
+from mlhpc.suite.statistics.blocks import Turn
+from mlhpc.suite.statistics.race import Race, RaceRules, run_race
 
 TUNED, DEFAULT = "tuned", "default"  # the entries of the last race
 STUDY = "tune"

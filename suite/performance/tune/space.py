@@ -16,11 +16,11 @@ from typing import Any, Literal
 
 from msgspec import Struct, structs
 
-from suite.card import Tunable
-from suite.config import RunConfig, parse_setting
-from suite.documents import YamlSource
-from suite.errors import InputError, explain_unknown_name
-from suite.files import render_repr
+from mlhpc.suite.card import Tunable
+from mlhpc.suite.config import RunConfig, parse_setting
+from mlhpc.suite.documents import YamlSource
+from mlhpc.suite.errors import InputError, explain_unknown_name
+from mlhpc.suite.files import render_repr
 
 RANKS, THREADS, PLAN, BATCH = "ranks", "threads", "plan", "global_batch_size"
 LAUNCH_TUNABLES = (RANKS, THREADS)  # of the launch: no setting of a run

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_iter
 
-from suite.training.counts.flops import FlopSum
+from mlhpc.suite.training.counts.flops import FlopSum
 
 DEVICE = torch.ops.prim.device.default
 
@@ -24,7 +24,7 @@ class LiveBytes(FlopSum):  # type: ignore[no-untyped-call]
     """Follows the bytes of storages that are made in the body: `now` living, `peak` their maximum.
 
     ``known``: tensors from before, which do not count. An operator's internal buffers are not seen. Bytes that are made
-    while `label` is set also count in `labelled`. With ``formulas`` (suite.training.counts.flops) `flops` are counted
+    while `label` is set also count in `labelled`. With ``formulas`` (mlhpc.suite.training.counts.flops) `flops` are counted
     in the same pass.
     """
 

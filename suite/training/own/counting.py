@@ -6,8 +6,8 @@ from contextlib import ExitStack
 
 from torch import nn
 
-from suite.card import SizeCard
-from suite.training.counts.flops import FlopSum
+from mlhpc.suite.card import SizeCard
+from mlhpc.suite.training.counts.flops import FlopSum
 
 FORWARD, TRAINING = "forward_flops_per_sample", "training_flops_per_sample"
 

@@ -10,17 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from suite.config import RunConfig, load_config, resolve_config
-from suite.data.lock import refuse_held
-from suite.descriptor import Descriptor, describe_card, load_descriptor
-from suite.documents import YamlSource, convert_to_plain_data
-from suite.errors import InputError
-from suite.files import make_folder, render_repr, write_file_atomically
-from suite.log.limits import read_limits
-from suite.log.record import NOT_HYPERPARAMETERS
-from suite.log.resume import has_run_start
-from suite.log.run_folder import RunFolder, may_be_used, parse_trial, write_run_info
-from suite.world import World
+from mlhpc.suite.config import RunConfig, load_config, resolve_config
+from mlhpc.suite.data.lock import refuse_held
+from mlhpc.suite.descriptor import Descriptor, describe_card, load_descriptor
+from mlhpc.suite.documents import YamlSource, convert_to_plain_data
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import make_folder, render_repr, write_file_atomically
+from mlhpc.suite.log.limits import read_limits
+from mlhpc.suite.log.record import NOT_HYPERPARAMETERS
+from mlhpc.suite.log.resume import has_run_start
+from mlhpc.suite.log.run_folder import RunFolder, may_be_used, parse_trial, write_run_info
+from mlhpc.suite.world import World
 
 CARD_SUFFIXES = (".yaml", ".yml")
 # Fields of RunConfig that an own loop may set: they describe the loop, or `mlhpc.Run` acts on them. The others steer

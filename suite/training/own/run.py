@@ -21,38 +21,38 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import nn, optim
 
-from suite import FIRST_LINE_S
-from suite.config import explain_missing_submitter
-from suite.data.fingerprint import compute_fingerprint
-from suite.data.lock import create_lock_for_all_ranks
-from suite.data.verification import Verification
-from suite.errors import InputError
-from suite.exit_codes import ExitCode
-from suite.files import print_line, write_file_atomically
-from suite.log import mllog
-from suite.log.mllog import EventLog
-from suite.log.run_folder import choose_default_folder
-from suite.machine.page_cache import drop_page_caches
-from suite.training.gradients import register_exchange_timing
-from suite.training.instrument import CollectiveCounter
-from suite.training.own.counting import CardCounter
-from suite.training.own.folder import (
+from mlhpc.suite import FIRST_LINE_S
+from mlhpc.suite.config import explain_missing_submitter
+from mlhpc.suite.data.fingerprint import compute_fingerprint
+from mlhpc.suite.data.lock import create_lock_for_all_ranks
+from mlhpc.suite.data.verification import Verification
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.files import print_line, write_file_atomically
+from mlhpc.suite.log import mllog
+from mlhpc.suite.log.mllog import EventLog
+from mlhpc.suite.log.run_folder import choose_default_folder
+from mlhpc.suite.machine.page_cache import drop_page_caches
+from mlhpc.suite.training.gradients import register_exchange_timing
+from mlhpc.suite.training.instrument import CollectiveCounter
+from mlhpc.suite.training.own.counting import CardCounter
+from mlhpc.suite.training.own.folder import (
     collect_hyperparameters,
     find_benchmark,
     make_run_folder,
     read_config,
     select_logged_config,
 )
-from suite.training.own.steps import OwnSteps
-from suite.training.plan import TrialPlan
-from suite.training.progress import ProgressMarks
-from suite.training.records import OtherWork, TrainingLog
-from suite.training.startup import (
+from mlhpc.suite.training.own.steps import OwnSteps
+from mlhpc.suite.training.plan import TrialPlan
+from mlhpc.suite.training.progress import ProgressMarks
+from mlhpc.suite.training.records import OtherWork, TrainingLog
+from mlhpc.suite.training.startup import (
     InterruptedTrialError,
     compute_process_age_s,
     end_hung_start,
 )
-from suite.training.statement import (
+from mlhpc.suite.training.statement import (
     RunHeader,
     Startup,
     check_parameters,
@@ -63,9 +63,9 @@ from suite.training.statement import (
     log_startup,
     open_log,
 )
-from suite.training.timing import DATA_WAIT, OPTIMIZER
-from suite.training.watchdog import start_watchdog
-from suite.world import World
+from mlhpc.suite.training.timing import DATA_WAIT, OPTIMIZER
+from mlhpc.suite.training.watchdog import start_watchdog
+from mlhpc.suite.world import World
 
 Batch = TypeVar("Batch")
 # At the import of this module: what the program does before mlhpc.Run counts as set-up, not as import.

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from suite.card import render_metric_value
-from suite.errors import InputError
-from suite.log import mllog
-from suite.log.mllog import EventLog
-from suite.training.plan import TrialPlan
-from suite.training.records import TrainingLog
-from suite.training.timing import OTHER, NoTimer, PhaseTimer
+from mlhpc.suite.card import render_metric_value
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.log import mllog
+from mlhpc.suite.log.mllog import EventLog
+from mlhpc.suite.training.plan import TrialPlan
+from mlhpc.suite.training.records import TrainingLog
+from mlhpc.suite.training.timing import OTHER, NoTimer, PhaseTimer
 
 
 class LogClock(Protocol):

@@ -1,7 +1,7 @@
 """Applies a plan to a model, in this order: check, split samples, products or rows, recompute, split states; `wrap`
 comes last.
 
-`suite.training.parallel.sharing` has the plan of a configuration before anything is built; `build` makes the model and
+`mlhpc.suite.training.parallel.sharing` has the plan of a configuration before anything is built; `build` makes the model and
 `apply` changes it.
 """
 
@@ -19,22 +19,22 @@ import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from suite.descriptor import Descriptor
-from suite.errors import InputError
-from suite.files import render_error
-from suite.training.parallel.axial import run_to_ends, split_axes
-from suite.training.parallel.deferred import build_deferred
-from suite.training.parallel.exchange import Axis, Note
-from suite.training.parallel.mesh import AXIAL, EXPERT, PIPELINE, SHARD, SPATIAL, TENSOR, Mesh
-from suite.training.parallel.places import slices
-from suite.training.parallel.plan import Budget, ParallelPlan, Placement, is_spread
-from suite.training.parallel.recompute import recompute_blocks
-from suite.training.parallel.sharing import Parallel, placements
-from suite.training.parallel.skeleton import batch_on_meta, build_on_meta
-from suite.training.parallel.spatial import Split, Trace, check_extents, split_model, trace
-from suite.training.parallel.states import shard_states
-from suite.workload import ExpertSpread, Workload
-from suite.world import World
+from mlhpc.suite.descriptor import Descriptor
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import render_error
+from mlhpc.suite.training.parallel.axial import run_to_ends, split_axes
+from mlhpc.suite.training.parallel.deferred import build_deferred
+from mlhpc.suite.training.parallel.exchange import Axis, Note
+from mlhpc.suite.training.parallel.mesh import AXIAL, EXPERT, PIPELINE, SHARD, SPATIAL, TENSOR, Mesh
+from mlhpc.suite.training.parallel.places import slices
+from mlhpc.suite.training.parallel.plan import Budget, ParallelPlan, Placement, is_spread
+from mlhpc.suite.training.parallel.recompute import recompute_blocks
+from mlhpc.suite.training.parallel.sharing import Parallel, placements
+from mlhpc.suite.training.parallel.skeleton import batch_on_meta, build_on_meta
+from mlhpc.suite.training.parallel.spatial import Split, Trace, check_extents, split_model, trace
+from mlhpc.suite.training.parallel.states import shard_states
+from mlhpc.suite.workload import ExpertSpread, Workload
+from mlhpc.suite.world import World
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -145,7 +145,7 @@ def apply(
         split_model(model, found, _split(parallel, note), plan.boundaries)
     where = placements(plan, [name for name, _ in model.named_parameters()])
     if parallel.mesh.tensor > 1:
-        from suite.training.parallel.products import split_products  # loads torch's DTensors, in a second
+        from mlhpc.suite.training.parallel.products import split_products  # loads torch's DTensors, in a second
 
         assert plan.tensor is not None
         cuts = {name: cut for name, cut in where.items() if not isinstance(cut, str)}
@@ -159,14 +159,14 @@ def apply(
         split_axes(model, plan.axial, parallel.extents, axis)
     recompute_blocks(model, plan.recompute)
     if parallel.mesh.pipeline > 1:
-        from suite.training.parallel.pipeline import divide  # loads torch's pipelines, in seconds
+        from mlhpc.suite.training.parallel.pipeline import divide  # loads torch's pipelines, in seconds
 
         axis = _axis(parallel.mesh, PIPELINE, lambda each: each.group, note)
         replicas = _axis(parallel.mesh, REPLICAS, lambda each: each.twins, note)
         divide(model, parallel, axis, replicas)
         workload.spread = replace(workload.spread, size=replicas.size, replicas=replicas.group)
     if parallel.mesh.tensor > 1:
-        from suite.training.parallel.products import sum_over_twins
+        from mlhpc.suite.training.parallel.products import sum_over_twins
 
         sum_over_twins(model, twins, parallel.mesh.size, workload.sharded_parameters(model))
     if parallel.is_sharded:

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from suite.errors import InputError
-from suite.training.parallel.exchange import Axis, Whole, gather
-from suite.training.parallel.mesh import AXIAL, Interval, part_of
-from suite.training.parallel.plan import AxialPlan, Operand
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.training.parallel.exchange import Axis, Whole, gather
+from mlhpc.suite.training.parallel.mesh import AXIAL, Interval, part_of
+from mlhpc.suite.training.parallel.plan import AxialPlan, Operand
 
 
 @dataclass(eq=False)

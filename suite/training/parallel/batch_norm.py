@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from suite.training.parallel.exchange import Axis
+from mlhpc.suite.training.parallel.exchange import Axis
 
 
 class GroupBatchNorm2d(nn.BatchNorm2d):

@@ -27,9 +27,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointPolicy
 
-from suite.errors import InputError
-from suite.files import render_error
-from suite.training.counts.flops import list_flop_formulas
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import render_error
+from mlhpc.suite.training.counts.flops import list_flop_formulas
 
 LEAST = 1e-9
 KINDS = 16  # kinds of inputs for which a block is traced

@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import GradBucket  # what torch.distributed.Grad
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from suite.training.parallel.plan import Compression
+from mlhpc.suite.training.parallel.plan import Compression
 
 WHOLE_STEPS = 2  # DDP arranges its buckets anew after the first step: what is remembered of a bucket must come later
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from suite.data.sampling import list_eval_batches
-from suite.training.parallel.places import slices
-from suite.training.parallel.sharing import Parallel
-from suite.training.parallel.states import local, states_of
-from suite.world import World
+from mlhpc.suite.data.sampling import list_eval_batches
+from mlhpc.suite.training.parallel.places import slices
+from mlhpc.suite.training.parallel.sharing import Parallel
+from mlhpc.suite.training.parallel.states import local, states_of
+from mlhpc.suite.world import World
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
-from suite.training.parallel.mesh import Interval
-from suite.training.parallel.states import local, states_of
+from mlhpc.suite.training.parallel.mesh import Interval
+from mlhpc.suite.training.parallel.states import local, states_of
 
 _MAKES = {"empty", "rand", "randn", "zeros", "ones", "full", "empty_strided", "empty_like", "zeros_like", "ones_like"}
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from suite.training.parallel.mesh import Interval, part_of
+from mlhpc.suite.training.parallel.mesh import Interval, part_of
 
 Note = Callable[[str, str, int, int], None]  # axis, kind of collective, bytes that this rank gives, ranks
 

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from suite.training.parallel.exchange import Axis
-from suite.training.parallel.mesh import Fetch, Interval
+from mlhpc.suite.training.parallel.exchange import Axis
+from mlhpc.suite.training.parallel.mesh import Fetch, Interval
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from suite.errors import InputError, explain_unknown_name
+from mlhpc.suite.errors import InputError, explain_unknown_name
 
 Interval = tuple[int, int]  # first position, one past the last
 DATA, SHARD, EXPERT, TENSOR, SPATIAL, AXIAL = "data", "shard", "expert", "tensor", "spatial", "axial"

@@ -21,18 +21,18 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineSchedule, get_schedule_class
 
-from suite.errors import InputError
-from suite.training.parallel.exchange import Axis
-from suite.training.parallel.mesh import part_of
-from suite.training.parallel.places import STAGES, stages_of
-from suite.training.parallel.plan import SAMPLE, SINGLE_STAGE, PipelinePlan
-from suite.training.parallel.sharing import Parallel
-from suite.training.parallel.skeleton import has_values
-from suite.training.parallel.states import local
-from suite.workload import Workload
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.training.parallel.exchange import Axis
+from mlhpc.suite.training.parallel.mesh import part_of
+from mlhpc.suite.training.parallel.places import STAGES, stages_of
+from mlhpc.suite.training.parallel.plan import SAMPLE, SINGLE_STAGE, PipelinePlan
+from mlhpc.suite.training.parallel.sharing import Parallel
+from mlhpc.suite.training.parallel.skeleton import has_values
+from mlhpc.suite.training.parallel.states import local
+from mlhpc.suite.workload import Workload
 
 if TYPE_CHECKING:
-    from suite.workload import Batch
+    from mlhpc.suite.workload import Batch
 
 Autocast = Callable[[], AbstractContextManager[Any]]
 Add = Callable[[str, int], None]  # kind of an exchange, and the bytes that this rank gives

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from suite.training.parallel.exchange import Axis
+from mlhpc.suite.training.parallel.exchange import Axis
 
 # Where a share begins in the whole tensor, in each dimension, and the shape of the whole
 SharePlace = tuple[Sequence[int], Sequence[int]]
@@ -101,7 +101,7 @@ class Slice:
         return every.transpose(0, 1).reshape(self.shape)
 
 
-def stages_of(model: nn.Module) -> Any:  # suite.training.parallel.pipeline.Stages, which imports this module
+def stages_of(model: nn.Module) -> Any:  # mlhpc.suite.training.parallel.pipeline.Stages, which imports this module
     """The stages of a model that is divided; None if every rank has all blocks."""
     return getattr(model, STAGES, None)
 

@@ -15,10 +15,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from suite.config import RunConfig
-from suite.descriptor import Descriptor
-from suite.documents import YamlSource, convert_to_plain_data
-from suite.errors import InputError, explain_unknown_name
+from mlhpc.suite.config import RunConfig
+from mlhpc.suite.descriptor import Descriptor
+from mlhpc.suite.documents import YamlSource, convert_to_plain_data
+from mlhpc.suite.errors import InputError, explain_unknown_name
 
 VERSION = 1
 SAMPLE = "sample"

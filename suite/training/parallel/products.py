@@ -36,12 +36,12 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from suite.errors import InputError
-from suite.training.parallel.exchange import Axis, Note
-from suite.training.parallel.mesh import TENSOR, part_of
-from suite.training.parallel.places import SLICES, Slice, slices
-from suite.training.parallel.plan import SAMPLE, Cut, Region, TensorPlan
-from suite.training.parallel.states import local
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.training.parallel.exchange import Axis, Note
+from mlhpc.suite.training.parallel.mesh import TENSOR, part_of
+from mlhpc.suite.training.parallel.places import SLICES, Slice, slices
+from mlhpc.suite.training.parallel.plan import SAMPLE, Cut, Region, TensorPlan
+from mlhpc.suite.training.parallel.states import local
 
 
 def split_products(

@@ -2,7 +2,7 @@
 
 ``full``: a block keeps its input and nothing else. ``selective``: it also keeps the results of products with parameters
 (linear layers, convolutions), so that what is computed again is cheap: attention's own products, normalisation,
-activations. A budget: torch's partitioner chooses (`suite.training.parallel.budget`).
+activations. A budget: torch's partitioner chooses (`mlhpc.suite.training.parallel.budget`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from suite.errors import InputError
-from suite.training.counts.flops import FlopSum
-from suite.training.parallel.plan import Budget, Recompute
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.training.counts.flops import FlopSum
+from mlhpc.suite.training.parallel.plan import Budget, Recompute
 
 RECOMPUTED = "_mlhpc_recomputed"  # of a model that has such blocks: what counts them
 aten = torch.ops.aten
@@ -97,7 +97,7 @@ def recompute_blocks(model: nn.Module, policies: Mapping[str, Recompute]) -> Non
                 f"plan: recompute: block {path!r} has batch normalisation, whose statistics would count twice"
             )
         if isinstance(policy, Budget):
-            from suite.training.parallel.budget import BudgetedForward  # loads torch's compiler
+            from mlhpc.suite.training.parallel.budget import BudgetedForward  # loads torch's compiler
 
             module.forward = BudgetedForward(path, module, policy.budget, recomputed.add)
         else:

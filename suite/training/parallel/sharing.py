@@ -10,11 +10,11 @@ from typing import Any
 
 from msgspec import structs
 
-from suite.config import RunConfig
-from suite.descriptor import Descriptor
-from suite.documents import convert_to_plain_data
-from suite.errors import InputError
-from suite.training.parallel.mesh import (
+from mlhpc.suite.config import RunConfig
+from mlhpc.suite.descriptor import Descriptor
+from mlhpc.suite.documents import convert_to_plain_data
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.training.parallel.mesh import (
     AXIAL,
     DATA,
     EXPERT,
@@ -27,7 +27,7 @@ from suite.training.parallel.mesh import (
     parse_mesh,
     part_of,
 )
-from suite.training.parallel.plan import (
+from mlhpc.suite.training.parallel.plan import (
     SAMPLE,
     SINGLE_STAGE,
     V_SCHEDULE,

@@ -10,12 +10,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from suite.config import RunConfig
-from suite.descriptor import Descriptor
-from suite.training.parallel.sharing import Parallel
-from suite.transport import SingleProcessTransport
-from suite.workload import Workload, load_workload
-from suite.world import World
+from mlhpc.suite.config import RunConfig
+from mlhpc.suite.descriptor import Descriptor
+from mlhpc.suite.training.parallel.sharing import Parallel
+from mlhpc.suite.transport import SingleProcessTransport
+from mlhpc.suite.workload import Workload, load_workload
+from mlhpc.suite.world import World
 
 aten = torch.ops.aten
 VALUES = {  # write values into their first argument, and change nothing else of it

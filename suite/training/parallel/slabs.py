@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from suite.workload import Dataset, Slab, SlabDataset
+from mlhpc.suite.workload import Dataset, Slab, SlabDataset
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from suite.workload import Batch
+    from mlhpc.suite.workload import Batch
 
 
 def cut(data: Dataset, slabs: Mapping[str, Slab]) -> Dataset:

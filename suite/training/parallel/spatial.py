@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from suite.errors import InputError
-from suite.training.parallel.batch_norm import GroupBatchNorm2d
-from suite.training.parallel.exchange import Axis, add_up, gather
-from suite.training.parallel.halo import Keep, Pad, Steps, Take, extend
-from suite.training.parallel.mesh import Fetch, Interval, part_of
-from suite.training.parallel.plan import SAMPLE, Boundary
-from suite.training.parallel.windows import LINEAR, NEAREST, NEAREST_EXACT, Transposed, Upsampled, Window
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.training.parallel.batch_norm import GroupBatchNorm2d
+from mlhpc.suite.training.parallel.exchange import Axis, add_up, gather
+from mlhpc.suite.training.parallel.halo import Keep, Pad, Steps, Take, extend
+from mlhpc.suite.training.parallel.mesh import Fetch, Interval, part_of
+from mlhpc.suite.training.parallel.plan import SAMPLE, Boundary
+from mlhpc.suite.training.parallel.windows import LINEAR, NEAREST, NEAREST_EXACT, Transposed, Upsampled, Window
 
 Extents = tuple[int, ...]
 CHANNELS_LAST = ((4, torch.channels_last), (5, torch.channels_last_3d))

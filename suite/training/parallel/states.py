@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from suite.errors import InputError
-from suite.training.parallel.exchange import Axis
-from suite.training.parallel.mesh import Interval
-from suite.training.parallel.plan import match_module
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.training.parallel.exchange import Axis
+from mlhpc.suite.training.parallel.mesh import Interval
+from mlhpc.suite.training.parallel.plan import match_module
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -10,7 +10,7 @@ import math
 import struct
 from dataclasses import dataclass
 
-from suite.training.parallel.mesh import Interval
+from mlhpc.suite.training.parallel.mesh import Interval
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import re
 import pandas as pd
 import pytest
 
-from analysis.drawing.charts import BLUE, build_specification, draw_result_panels, draw_stacked_bars
-from analysis.page.vega import encode_chart
+from mlhpc.analysis.drawing.charts import BLUE, build_specification, draw_result_panels, draw_stacked_bars
+from mlhpc.analysis.page.vega import encode_chart
 
 
 @pytest.mark.parametrize("sizes", [("mini",), ("mini", "full")])

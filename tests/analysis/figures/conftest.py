@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from analysis.network.fit import fit_sweep
-from analysis.network.sweep import read_sweep
-from analysis.sources.readers import read_inputs
-from analysis.study import Study, read_study
-from suite.card import Card
+from mlhpc.analysis.network.fit import fit_sweep
+from mlhpc.analysis.network.sweep import read_sweep
+from mlhpc.analysis.sources.readers import read_inputs
+from mlhpc.analysis.study import Study, read_study
+from mlhpc.suite.card import Card
 from tests.analysis.figures.test_energy_front import counted
 from tests.analysis.figures.test_tuning import write_search
 from tests.analysis.network.test_network import sweep, written

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from analysis.figures import list_views
-from analysis.page.scores import _headline_table
-from analysis.study import NotAnswerableError, read_study
-from suite.card import Card
+from mlhpc.analysis.figures import list_views
+from mlhpc.analysis.page.scores import _headline_table
+from mlhpc.analysis.study import NotAnswerableError, read_study
+from mlhpc.suite.card import Card
 from tests.fixtures.charts import drawn, panels
 
 FIGURE = "energy_front"

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from analysis.figures import expert_load, list_views
-from analysis.study import NotAnswerableError, Study, read_study
-from analysis.tables.ingest import parse_counts
-from suite.card import Card
+from mlhpc.analysis.figures import expert_load, list_views
+from mlhpc.analysis.study import NotAnswerableError, Study, read_study
+from mlhpc.analysis.tables.ingest import parse_counts
+from mlhpc.suite.card import Card
 from tests.analysis.conftest import LogText
 from tests.fixtures.charts import drawn, panels
 

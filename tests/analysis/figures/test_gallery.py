@@ -8,10 +8,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-import analysis.figures as figure_package
-from analysis.figures import FIGURES, list_views
-from analysis.figures import load_figure_modules as figure_modules
+import mlhpc.analysis.figures as figure_package
 from docs.pages import gallery
+from mlhpc.analysis.figures import FIGURES, list_views
+from mlhpc.analysis.figures import load_figure_modules as figure_modules
 
 
 def test_every_module_of_the_folder_is_a_figure_of_the_page() -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from analysis.figures import list_views
-from analysis.study import NotAnswerableError, read_study
-from suite.card import Card
+from mlhpc.analysis.figures import list_views
+from mlhpc.analysis.study import NotAnswerableError, read_study
+from mlhpc.suite.card import Card
 from tests.analysis.conftest import LogText
 
 Build = Callable[..., LogText]

@@ -11,12 +11,12 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.figures import list_views
-from analysis.figures.convergence import MOST_CURVES, MOST_RUNS
-from analysis.figures.scaling import SCALING
-from analysis.published.scores import ROUNDS, describe_missing_results, read_scores
-from analysis.study import Study, read_study
-from suite.card import Card
+from mlhpc.analysis.figures import list_views
+from mlhpc.analysis.figures.convergence import MOST_CURVES, MOST_RUNS
+from mlhpc.analysis.figures.scaling import SCALING
+from mlhpc.analysis.published.scores import ROUNDS, describe_missing_results, read_scores
+from mlhpc.analysis.study import Study, read_study
+from mlhpc.suite.card import Card
 from tests.fixtures.charts import drawn, panels
 
 Build = Callable[..., Any]
@@ -128,7 +128,7 @@ def test_a_predicted_step_has_the_digits_of_its_band(rich: Study) -> None:
 def test_what_the_page_holds_is_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     table = read_scores()
     part = table[table["round"] != "v2.0"]
-    monkeypatch.setattr("analysis.published.scores.read_scores", lambda: part)
+    monkeypatch.setattr("mlhpc.analysis.published.scores.read_scores", lambda: part)
     assert "v2.0 (22 of 22 results)" in describe_missing_results()
     held = table.loc[table["round"] == "v2.0", "group"]
     assert describe_missing_results(held) == ""

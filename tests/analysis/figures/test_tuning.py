@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from analysis.commands.report import report
-from analysis.figures import tuning
-from analysis.sources.ceilings import Inputs
-from analysis.sources.readers import read_file
-from analysis.study import NotAnswerableError, Study, read_study
-from suite.card import Card
-from suite.documents import render_json
-from suite.performance.tune.result import TunedTrial, TuneResult
-from suite.statistics import Outcome
-from suite.statistics.bets import MedianRatio
+from mlhpc.analysis.commands.report import report
+from mlhpc.analysis.figures import tuning
+from mlhpc.analysis.sources.ceilings import Inputs
+from mlhpc.analysis.sources.readers import read_file
+from mlhpc.analysis.study import NotAnswerableError, Study, read_study
+from mlhpc.suite.card import Card
+from mlhpc.suite.documents import render_json
+from mlhpc.suite.performance.tune.result import TunedTrial, TuneResult
+from mlhpc.suite.statistics import Outcome
+from mlhpc.suite.statistics.bets import MedianRatio
 
 DEFAULT = {"ranks": 1, "precision": "float32", "hyperparameters.moe.backend": "loop"}
 TRIALS = (

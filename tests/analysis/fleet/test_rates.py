@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from analysis.fleet.samples import Metric
-from analysis.fleet.slow_nodes import FALSE_ALARM_RATE, judge, merge_verdicts
 from benchmarks.preflight_rates import TRUTHS, bad_nodes, draw, verdict
+from mlhpc.analysis.fleet.samples import Metric
+from mlhpc.analysis.fleet.slow_nodes import FALSE_ALARM_RATE, judge, merge_verdicts
 
 DOUBLED = "1 repetition in 50 takes twice as long"
 

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from analysis.fleet.select import (
+from mlhpc.analysis.fleet.select import (
     FALSE_ALARM_RATE,
     Checks,
     NodeInterval,
@@ -23,7 +23,7 @@ from analysis.fleet.select import (
     plan_check_order,
     read_node_intervals,
 )
-from suite.errors import InputError
+from mlhpc.suite.errors import InputError
 from tests.fixtures.cli import mlhpc
 
 CHECKS = msgspec.convert(

@@ -10,11 +10,11 @@ import pytest
 from msgspec import structs
 from scipy import stats
 
-from analysis.fleet.samples import Metric, group_by_metric, read_samples
-from analysis.fleet.slow_nodes import judge
-from suite.errors import InputError
-from suite.machine.node_samples import Sample, render_samples
-from suite.statistics.outliers import (
+from mlhpc.analysis.fleet.samples import Metric, group_by_metric, read_samples
+from mlhpc.analysis.fleet.slow_nodes import judge
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.machine.node_samples import Sample, render_samples
+from mlhpc.suite.statistics.outliers import (
     compute_critical_value,
     compute_max_outliers,
     compute_prediction_std,

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from analysis.fleet.samples import group_by_metric, read_samples
-from analysis.fleet.slow_nodes import judge
-from analysis.fleet.superbench import parse_results
-from suite.errors import InputError
+from mlhpc.analysis.fleet.samples import group_by_metric, read_samples
+from mlhpc.analysis.fleet.slow_nodes import judge
+from mlhpc.analysis.fleet.superbench import parse_results
+from mlhpc.suite.errors import InputError
 from tests.fixtures.published import validation_fixtures
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.commands.watch import find_slowdowns, read_times
-from suite.errors import InputError
+from mlhpc.analysis.commands.watch import find_slowdowns, read_times
+from mlhpc.suite.errors import InputError
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.published import validation_fixtures
 

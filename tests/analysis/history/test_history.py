@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from analysis.history.record import Record, Series, _compute_digest, read_history, write_record
+from mlhpc.analysis.history.record import Record, Series, _compute_digest, read_history, write_record
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import START_MS, our_run, write
 from tests.fixtures.runs import describe, node

@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from analysis.commands.moe_fit import render_fit
-from analysis.network.fit import Fit, fit_sweep
-from analysis.network.held_out import Errors
-from analysis.network.intervals import (
+from mlhpc.analysis.commands.moe_fit import render_fit
+from mlhpc.analysis.network.fit import Fit, fit_sweep
+from mlhpc.analysis.network.held_out import Errors
+from mlhpc.analysis.network.intervals import (
     Crossover,
     Interval,
     compute_gain_interval,
@@ -23,7 +23,7 @@ from analysis.network.intervals import (
     list_supported_ranks,
     predict_all_to_all_band,
 )
-from analysis.network.sweep import MIB, Measurement, Sweep
+from mlhpc.analysis.network.sweep import MIB, Measurement, Sweep
 from tests.fixtures.hidden_networks import (
     FAMILIES,
     SIZES,
@@ -236,7 +236,7 @@ def test_verdicts_of_the_crossover(
             high=value * np.exp(half),
         )
 
-    monkeypatch.setattr("analysis.network.intervals.predict_all_to_all_band", band)
+    monkeypatch.setattr("mlhpc.analysis.network.intervals.predict_all_to_all_band", band)
     found = find_crossover(fit, 64)
     assert found.verdict == verdict
     if verdict == "at":

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.network.law import POSITIVE, Form, Law, Points, fit_law
-from analysis.network.sweep import KIB, Measurement, Sweep
-from suite.performance.cost_model import ALGORITHMS, Algorithm, Network, predict_all_to_all
+from mlhpc.analysis.network.law import POSITIVE, Form, Law, Points, fit_law
+from mlhpc.analysis.network.sweep import KIB, Measurement, Sweep
+from mlhpc.suite.performance.cost_model import ALGORITHMS, Algorithm, Network, predict_all_to_all
 
 MACHINE = Network(
     ranks_per_node=4,

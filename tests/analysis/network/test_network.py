@@ -15,14 +15,14 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.commands.report import report
-from analysis.figures import list_views
-from analysis.network.fit import fit_sweep
-from analysis.network.intervals import Interval
-from analysis.network.sweep import SWEEP_KIND, SWEEP_VERSION, read_sweep
 from benchmarks.tutel_paper import paper_rows
-from suite.errors import InputError
-from suite.performance.cost_model import (
+from mlhpc.analysis.commands.report import report
+from mlhpc.analysis.figures import list_views
+from mlhpc.analysis.network.fit import fit_sweep
+from mlhpc.analysis.network.intervals import Interval
+from mlhpc.analysis.network.sweep import SWEEP_KIND, SWEEP_VERSION, read_sweep
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.performance.cost_model import (
     AZURE_NDV4,
     LayerShape,
     Network,
@@ -30,9 +30,9 @@ from suite.performance.cost_model import (
     predict_all_to_all,
     predict_layer_time_s,
 )
+from mlhpc.workloads.commands.moe import moe
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.simulated_network import simulated_all_to_all, simulated_layer_s
-from workloads.commands.moe import moe
 
 MACHINE = Network(
     ranks_per_node=4,

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from analysis.page.checked import check_path
-from analysis.page.report import Report, render_report
-from analysis.sources.readers import read_inputs
-from analysis.study import Study, read_study
-from suite.card import Card
+from mlhpc.analysis.page.checked import check_path
+from mlhpc.analysis.page.report import Report, render_report
+from mlhpc.analysis.sources.readers import read_inputs
+from mlhpc.analysis.study import Study, read_study
+from mlhpc.suite.card import Card
 from tests.fixtures.once import made_once
 
 Build = Callable[..., Any]

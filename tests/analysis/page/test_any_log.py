@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from analysis.page.report import render_report
-from analysis.study import read_study
-from suite.card import Card
+from mlhpc.analysis.page.report import render_report
+from mlhpc.analysis.study import read_study
+from mlhpc.suite.card import Card
 
 ODD = [
     None,

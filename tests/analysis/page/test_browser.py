@@ -17,9 +17,9 @@ from urllib.parse import quote
 
 import pytest
 
-from analysis.page.report import Report, render_report
-from analysis.study import read_study
-from suite.descriptor import list_installed_cards
+from mlhpc.analysis.page.report import Report, render_report
+from mlhpc.analysis.study import read_study
+from mlhpc.suite.descriptor import list_installed_cards
 from tests.fixtures.published import published_results
 
 HERE = Path(__file__).parent

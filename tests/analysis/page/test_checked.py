@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from analysis.page.checked import build_findings_table, check_paths, group_findings
-from analysis.page.issues import Issue, IssueGroup, group_issues
-from analysis.tables.ingest import read_tables
-from suite.card import Card
-from suite.compliance.check import find_rulesets_of_logs
-from suite.compliance.rules.base import Finding
+from mlhpc.analysis.page.checked import build_findings_table, check_paths, group_findings
+from mlhpc.analysis.page.issues import Issue, IssueGroup, group_issues
+from mlhpc.analysis.tables.ingest import read_tables
+from mlhpc.suite.card import Card
+from mlhpc.suite.compliance.check import find_rulesets_of_logs
+from mlhpc.suite.compliance.rules.base import Finding
 
 Build = Callable[..., Any]
 
@@ -72,7 +72,7 @@ def test_a_log_is_judged_without_being_read_again(
     def fail(*_: object) -> None:
         raise AssertionError("read again")
 
-    monkeypatch.setattr("suite.compliance.check.check_log", fail)
+    monkeypatch.setattr("mlhpc.suite.compliance.check.check_log", fail)
     assert check_paths([folder], judged)[0].verdict.logs == 3
     with pytest.raises(AssertionError, match="read again"):
         check_paths([folder])

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from analysis.figures import list_views
-from analysis.page.checked import check_path
-from analysis.page.report import Report, render_report
-from analysis.study import read_study
-from suite.card import Card
+from mlhpc.analysis.figures import list_views
+from mlhpc.analysis.page.checked import check_path
+from mlhpc.analysis.page.report import Report, render_report
+from mlhpc.analysis.study import read_study
+from mlhpc.suite.card import Card
 
 SUMMARY, TILE, VIEW, SECTION, COLUMN, HEAD = "summary", "tile", "view", "section", "column", "head"
 QUESTIONS = {  # the question: the part of the page with its answer, and the name of a column, tile, view or section there

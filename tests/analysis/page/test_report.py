@@ -23,17 +23,17 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 
-from analysis.commands.report import report as command
-from analysis.drawing.view import GOALS
-from analysis.figures import group_views_by_goal, list_views
-from analysis.page.cells import render_ranges, render_spreads
-from analysis.page.checked import check_path
-from analysis.page.report import NOT_VERIFIED, Report, render_report
-from analysis.page.vega import build_vega_script
-from analysis.sources.ceilings import Inputs
-from analysis.study import NotAnswerableError, Study, read_study
-from suite.card import Card
-from suite.files import render_duration
+from mlhpc.analysis.commands.report import report as command
+from mlhpc.analysis.drawing.view import GOALS
+from mlhpc.analysis.figures import group_views_by_goal, list_views
+from mlhpc.analysis.page.cells import render_ranges, render_spreads
+from mlhpc.analysis.page.checked import check_path
+from mlhpc.analysis.page.report import NOT_VERIFIED, Report, render_report
+from mlhpc.analysis.page.vega import build_vega_script
+from mlhpc.analysis.sources.ceilings import Inputs
+from mlhpc.analysis.study import NotAnswerableError, Study, read_study
+from mlhpc.suite.card import Card
+from mlhpc.suite.files import render_duration
 from tests.fixtures.charts import drawn, panels
 
 Cards = dict[str, Card]
@@ -366,12 +366,12 @@ def test_tables_can_be_parquet(tmp_path: Path, run_folder: Build) -> None:
 
 
 def test_help_of_report_loads_neither_pandas_nor_matplotlib() -> None:
-    code = "import sys, analysis.commands.report; sys.exit(bool({'pandas', 'altair', 'torch', 'numpy'} & set(sys.modules)))"
+    code = "import sys, mlhpc.analysis.commands.report; sys.exit(bool({'pandas', 'altair', 'torch', 'numpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_the_whole_of_analysis_loads_no_torch() -> None:
-    code = "import sys, analysis.page.report, analysis.study; sys.exit('torch' in sys.modules)"
+    code = "import sys, mlhpc.analysis.page.report, mlhpc.analysis.study; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

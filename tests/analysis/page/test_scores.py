@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from analysis.figures import list_views
-from analysis.page.checked import CheckedPath
-from analysis.page.scores import build_score_sections
-from analysis.page.tiles import build_tiles
-from analysis.study import Study, read_study
-from suite.card import Card
-from suite.compliance.check import Verdict
-from suite.compliance.rules.base import Finding
+from mlhpc.analysis.figures import list_views
+from mlhpc.analysis.page.checked import CheckedPath
+from mlhpc.analysis.page.scores import build_score_sections
+from mlhpc.analysis.page.tiles import build_tiles
+from mlhpc.analysis.study import Study, read_study
+from mlhpc.suite.card import Card
+from mlhpc.suite.compliance.check import Verdict
+from mlhpc.suite.compliance.rules.base import Finding
 
 Build = Callable[..., Any]
 

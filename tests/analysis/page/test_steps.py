@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from analysis.commands.report import report
+from mlhpc.analysis.commands.report import report
 
 Build = Callable[..., Path]
 
@@ -45,7 +45,7 @@ find = importlib.machinery.PathFinder.find_spec
 def find_spec(name, *more):
     return None if name.partition(".")[0] == "altair" else find(name, *more)
 importlib.machinery.PathFinder.find_spec = find_spec
-from suite.cli.main import main
+from mlhpc.suite.cli.main import main
 main()
 """
 

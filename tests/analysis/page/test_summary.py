@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from analysis.figures import list_views
-from analysis.page.issues import list_issues
-from analysis.page.summary import Summary, build_summary
-from analysis.page.tiles import build_tiles
-from analysis.results.prices import read_prices
-from analysis.study import NotAnswerableError, Study, read_study
-from suite.card import Card
+from mlhpc.analysis.figures import list_views
+from mlhpc.analysis.page.issues import list_issues
+from mlhpc.analysis.page.summary import Summary, build_summary
+from mlhpc.analysis.page.tiles import build_tiles
+from mlhpc.analysis.results.prices import read_prices
+from mlhpc.analysis.study import NotAnswerableError, Study, read_study
+from mlhpc.suite.card import Card
 
 Build = Callable[..., Any]
 Cards = dict[str, Card]

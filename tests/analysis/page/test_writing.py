@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from analysis.commands.report import FIGURE_FORMATS
-from analysis.commands.report import report as command
+from mlhpc.analysis.commands.report import FIGURE_FORMATS
+from mlhpc.analysis.commands.report import report as command
 
 Build = Callable[..., Any]
 STARTS = {"svg": b"<svg", "png": b"\x89PNG", "pdf": b"%PDF"}
@@ -22,10 +22,10 @@ def invoke(*arguments: object) -> Any:
 
 
 def test_figures_are_written_for_slides(tmp_path: Path, run_folder: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    from analysis.figures import list_views
+    from mlhpc.analysis.figures import list_views
 
     kept = {name: list_views()[name] for name in ("time_split", "comparison", "startup")}
-    monkeypatch.setattr("analysis.figures.list_views", lambda: kept)
+    monkeypatch.setattr("mlhpc.analysis.figures.list_views", lambda: kept)
     folder, output = run_folder(tmp_path, runs=3), tmp_path / "report"
     said = invoke(folder, "-o", output, "--figures", "svg,png,pdf")
     assert said.exit_code == 0, said.output
@@ -63,8 +63,8 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("a log was read before the output was checked")
 
-    monkeypatch.setattr("analysis.study.read_study", fail)
-    monkeypatch.setattr("analysis.page.checked.check_paths", fail)
+    monkeypatch.setattr("mlhpc.analysis.study.read_study", fail)
+    monkeypatch.setattr("mlhpc.analysis.page.checked.check_paths", fail)
 
 
 @pytest.mark.usefixtures("unread")
@@ -99,7 +99,7 @@ def test_what_fails_leaves_no_empty_folder(tmp_path: Path) -> None:
 
 
 def test_a_long_report_says_how_far_it_is(tmp_path: Path, run_folder: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("suite.cli.progress.PLAIN_INTERVAL_S", 0.0)
+    monkeypatch.setattr("mlhpc.suite.cli.progress.PLAIN_INTERVAL_S", 0.0)
     said = invoke(run_folder(tmp_path, runs=4), "-o", tmp_path / "report").output
     for title in ("reading logs", "drawing figures"):
         shares = [int(share) for share in re.findall(rf"{title}: (\d+) %, about \d+ s left", said)]

@@ -10,9 +10,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.results.decompose import add_time_parts, build_results, select_scored_runs
-from analysis.results.spread import compute_run_spread
-from analysis.tables.ingest import Tables, read_tables
+from mlhpc.analysis.results.decompose import add_time_parts, build_results, select_scored_runs
+from mlhpc.analysis.results.spread import compute_run_spread
+from mlhpc.analysis.tables.ingest import Tables, read_tables
 from tests.fixtures.published import SHARED, published_results
 
 # Quantity of the first round's analysis: our column, and our unit in its unit.

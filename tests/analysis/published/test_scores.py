@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from analysis.published.scores import ROUNDS, describe_missing_results, read_scores, read_stated_minutes
 from benchmarks.published_scores import COLUMNS
 from benchmarks.published_scores import main as published_scores
+from mlhpc.analysis.published.scores import ROUNDS, describe_missing_results, read_scores, read_stated_minutes
 
 Build = Callable[..., Any]
 

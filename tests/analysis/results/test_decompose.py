@@ -9,9 +9,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.results.decompose import add_time_parts, compute_harmonic_mean
-from analysis.study import Study, read_study
-from suite.card import Card
+from mlhpc.analysis.results.decompose import add_time_parts, compute_harmonic_mean
+from mlhpc.analysis.study import Study, read_study
+from mlhpc.suite.card import Card
 
 Cards = dict[str, Card]
 Build = Callable[..., Any]

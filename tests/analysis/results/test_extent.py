@@ -10,10 +10,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.figures import list_views
-from analysis.results.extent import add_extent, choose_extent, find_unit_names
-from analysis.study import NotAnswerableError, Study, read_study
-from suite.card import Card
+from mlhpc.analysis.figures import list_views
+from mlhpc.analysis.results.extent import add_extent, choose_extent, find_unit_names
+from mlhpc.analysis.study import NotAnswerableError, Study, read_study
+from mlhpc.suite.card import Card
 from tests.fixtures.charts import drawn
 
 

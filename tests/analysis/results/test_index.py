@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.page.procurement import build_procurement_section
-from analysis.results.index import (
+from mlhpc.analysis.page.procurement import build_procurement_section
+from mlhpc.analysis.results.index import (
     Index,
     Ratio,
     SystemIndex,
@@ -23,10 +23,10 @@ from analysis.results.index import (
     compute_index,
     read_weights,
 )
-from analysis.study import Study, read_study
-from suite.card import Card
-from suite.errors import InputError
-from suite.statistics.comparison import compute_welch_ratio
+from mlhpc.analysis.study import Study, read_study
+from mlhpc.suite.card import Card
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.statistics.comparison import compute_welch_ratio
 
 Build = Callable[..., Any]
 Cards = dict[str, Card]

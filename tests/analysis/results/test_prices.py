@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from analysis.commands.report import report
-from analysis.figures import list_views
-from analysis.results.prices import read_prices
-from analysis.study import NotAnswerableError, read_study
-from suite.card import Card
-from suite.errors import InputError
+from mlhpc.analysis.commands.report import report
+from mlhpc.analysis.figures import list_views
+from mlhpc.analysis.results.prices import read_prices
+from mlhpc.analysis.study import NotAnswerableError, read_study
+from mlhpc.suite.card import Card
+from mlhpc.suite.errors import InputError
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from analysis.results.scaling import NotEnoughPointsError, Split, compute_factors, fit, predict_time
+from mlhpc.analysis.results.scaling import NotEnoughPointsError, Split, compute_factors, fit, predict_time
 from tests.fixtures.scaling_laws import TRUTHS, UNSEEN, extrapolations
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.roofline.bounds import (
+from mlhpc.analysis.roofline.bounds import (
     ALL_REDUCE,
     ALL_TO_ALL,
     RESOURCES,

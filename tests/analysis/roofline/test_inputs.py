@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from analysis.commands.report import report
-from analysis.drawing.view import View
-from analysis.figures import list_views
-from analysis.roofline.bounds import Demand, Resource
-from analysis.roofline.cases import Case, list_measured_cases, list_published_cases
-from analysis.roofline.points import list_machines
-from analysis.roofline.regime import Work, compute_rank_roof, find_roofs_of, list_memory_levels
-from analysis.sources.ceilings import Inputs, MeasuredRoof
-from analysis.sources.readers import read_ceilings, read_inputs
-from analysis.study import NotAnswerableError, Study, read_study
-from suite.card import Card
-from suite.commands.machine.counters import counters as counters_command
-from suite.errors import InputError
+from mlhpc.analysis.commands.report import report
+from mlhpc.analysis.drawing.view import View
+from mlhpc.analysis.figures import list_views
+from mlhpc.analysis.roofline.bounds import Demand, Resource
+from mlhpc.analysis.roofline.cases import Case, list_measured_cases, list_published_cases
+from mlhpc.analysis.roofline.points import list_machines
+from mlhpc.analysis.roofline.regime import Work, compute_rank_roof, find_roofs_of, list_memory_levels
+from mlhpc.analysis.sources.ceilings import Inputs, MeasuredRoof
+from mlhpc.analysis.sources.readers import read_ceilings, read_inputs
+from mlhpc.analysis.study import NotAnswerableError, Study, read_study
+from mlhpc.suite.card import Card
+from mlhpc.suite.commands.machine.counters import counters as counters_command
+from mlhpc.suite.errors import InputError
 from tests.fixtures.charts import drawn
 from tests.fixtures.cli import mlhpc
 

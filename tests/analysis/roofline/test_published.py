@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from analysis.published.scores import read_scores
-from analysis.results.names import DEVICE_FAMILY, MACHINES
-from analysis.roofline.published import list_ceilings, list_vendor_roofs, predict_bounds, read_roofs
-from suite.workload import load_workload
+from mlhpc.analysis.published.scores import read_scores
+from mlhpc.analysis.results.names import DEVICE_FAMILY, MACHINES
+from mlhpc.analysis.roofline.published import list_ceilings, list_vendor_roofs, predict_bounds, read_roofs
+from mlhpc.suite.workload import load_workload
 
 
 def test_every_number_has_a_source_that_is_written_out() -> None:
@@ -65,8 +65,8 @@ def test_an_unknown_device_has_no_model() -> None:
 @pytest.mark.parametrize("name", ["cosmoflow", "deepcam", "open_catalyst", "openfold"])
 def test_the_work_is_the_workloads_own(name: str) -> None:
     pytest.importorskip("torch")
-    from suite.config import load_config
-    from suite.descriptor import load_descriptors
+    from mlhpc.suite.config import load_config
+    from mlhpc.suite.descriptor import load_descriptors
 
     descriptor = load_descriptors()[name]
     card = descriptor.card()

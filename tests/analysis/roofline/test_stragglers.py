@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from analysis.figures import stragglers
-from suite.performance.stragglers import StragglerTest, find_straggler
+from mlhpc.analysis.figures import stragglers
+from mlhpc.suite.performance.stragglers import StragglerTest, find_straggler
 
 
 def job(ranks: int, blocks: int, *, jitter: float, slow: float = 0.0, seed: int = 0) -> StragglerTest | None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.roofline.whatif import (
+from mlhpc.analysis.roofline.whatif import (
     MODEL_ERROR,
     PHASE_RESOURCES,
     Prediction,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from analysis.sources.readers import READERS, read_file, read_sources
-from suite.errors import InputError
+from mlhpc.analysis.sources.readers import READERS, read_file, read_sources
+from mlhpc.suite.errors import InputError
 
 Build = Callable[..., Path]
 

@@ -9,9 +9,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from analysis.tables.ingest import Tables, read_tables
-from suite.card import Card
-from suite.errors import InputError
+from mlhpc.analysis.tables.ingest import Tables, read_tables
+from mlhpc.suite.card import Card
+from mlhpc.suite.errors import InputError
 
 Cards = dict[str, Card]
 Build = Callable[..., Any]
@@ -226,7 +226,7 @@ def test_many_logs_are_read_by_several_processes_in_the_same_order(
     for trial in range(6):
         log(seed=trial, start_s=1000.0 * trial).write(tmp_path / "logs" / f"result_{trial}.txt")
     alone = read_tables([tmp_path], cards)
-    monkeypatch.setattr("analysis.tables.ingest.POOL_FROM_LOGS", 2)
+    monkeypatch.setattr("mlhpc.analysis.tables.ingest.POOL_FROM_LOGS", 2)
     together = read_tables([tmp_path], cards)
     for name, table in alone.named().items():
         pd.testing.assert_frame_equal(table, together.named()[name])

@@ -10,10 +10,10 @@ from typing import Any, cast
 import pandas as pd
 import pytest
 
-from analysis.figures.waterfall import _plans
-from analysis.study import Study
-from analysis.tables.run_row import render_plan
-from suite.log.reader import read_events
+from mlhpc.analysis.figures.waterfall import _plans
+from mlhpc.analysis.study import Study
+from mlhpc.analysis.tables.run_row import render_plan
+from mlhpc.suite.log.reader import read_events
 
 MESH = {"data": 2, "shard": 1, "spatial": [2, 1, 1]}
 

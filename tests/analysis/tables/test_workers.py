@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from analysis.tables import workers
+from mlhpc.analysis.tables import workers
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from suite import VERSION
+from mlhpc.suite import VERSION
 
 ROOT = Path(__file__).resolve().parents[3]
 FILES = sorted((ROOT / "docs" / "ci").glob("*.yml"))

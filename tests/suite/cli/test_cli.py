@@ -13,10 +13,10 @@ from pathlib import Path
 import click
 import pytest
 
-from suite.cli.commands import SECTIONS
-from suite.cli.group import OTHER
-from suite.cli.main import group
-from suite.errors import InputError
+from mlhpc.suite.cli.commands import SECTIONS
+from mlhpc.suite.cli.group import OTHER
+from mlhpc.suite.cli.main import group
+from mlhpc.suite.errors import InputError
 from tests.fixtures.cli import mlhpc
 
 COMMANDS = [command.name for command in chain(*SECTIONS.values())]
@@ -24,7 +24,7 @@ ENTRIES = [command.entry for command in chain(*SECTIONS.values())]
 
 FIRST_PAGE = """
 import sys
-from suite.cli.main import main
+from mlhpc.suite.cli.main import main
 try:
     main()
 finally:
@@ -140,7 +140,7 @@ def test_a_defect_of_ours_is_not_the_users_mistake(
     def fail(*arguments: object, **options: object) -> None:
         raise error
 
-    monkeypatch.setattr("suite.commands.score.check", fail)
+    monkeypatch.setattr("mlhpc.suite.commands.score.check", fail)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     done = mlhpc("score", tmp_path)
     assert done.returncode == code

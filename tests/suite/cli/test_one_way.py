@@ -13,10 +13,10 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from suite.cli.main import group
-from suite.cli.options import FiniteRange, IntegerRange
-from suite.errors import explain_near_names
-from suite.files import QUIET, print_progress
+from mlhpc.suite.cli.main import group
+from mlhpc.suite.cli.options import FiniteRange, IntegerRange
+from mlhpc.suite.errors import explain_near_names
+from mlhpc.suite.files import QUIET, print_progress
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import our_runs
 from tests.fixtures.warm import warm_python
@@ -185,7 +185,7 @@ def test_quiet_and_no_color_hold_for_one_command_and_what_it_starts(monkeypatch:
         return []
 
     monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setattr("suite.commands.status.find_runs", look)
+    monkeypatch.setattr("mlhpc.suite.commands.status.find_runs", look)
     assert mlhpc("status", "--quiet", "--no-color").returncode == 0
     assert seen == {QUIET: "1", "NO_COLOR": "1"}
     assert mlhpc("status").returncode == 0
@@ -196,7 +196,7 @@ def on_a_terminal(*words: str, environment: dict[str, str] | None = None) -> str
     """What a command prints on a terminal."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(
-        [*warm_python(), "-m", "suite", *words],
+        [*warm_python(), "-m", "mlhpc", *words],
         stdout=theirs,
         stderr=theirs,
         env=os.environ | {"TERM": "xterm-256color"} | (environment or {}),
@@ -232,7 +232,7 @@ def test_a_strangers_command_gets_the_shared_options_and_keeps_its_own(monkeypat
     def theirs(shout: bool) -> None:
         click.echo(f"shout {shout}")
 
-    from suite.cli.options import add_shared
+    from mlhpc.suite.cli.options import add_shared
 
     command = add_shared(theirs)
     assert CliRunner().invoke(command, ["-q", "--no-color"]).output == "shout True\n"

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from docs.pages.commands import page
-from suite.cli.main import group
+from mlhpc.suite.cli.main import group
 
 ROOT = Path(__file__).resolve().parents[3]
 CI = sorted((ROOT / "docs" / "ci").glob("*.yml"))

@@ -32,7 +32,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(command: str, cwd: Path, stdout: int, **more: object) -> tuple[int, str]:
-    start = [MLHPC] if "env" in more else [*warm_python(), "-P", "-m", "suite"]  # a library is loaded by a whole start
+    start = [MLHPC] if "env" in more else [*warm_python(), "-P", "-m", "mlhpc"]  # a library is loaded by a whole start
     words = [*start, *command.split()]
     done = subprocess.run(words, cwd=cwd, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=300, **more)  # type: ignore[call-overload]
     return done.returncode, done.stderr
@@ -128,7 +128,7 @@ def test_a_closed_standard_output_and_an_error_of_the_disk_are_named(place: Path
 
 
 def test_what_only_tells_the_progress_may_be_lost(place: Path) -> None:
-    program = "import suite.files as f; f.print_progress('half'); raise SystemExit(f.find_output_error())"
+    program = "import mlhpc.suite.files as f; f.print_progress('half'); raise SystemExit(f.find_output_error())"
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run([sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, timeout=300)
     assert (done.returncode, done.stderr) == (0, b"")

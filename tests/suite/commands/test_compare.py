@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.statistics import judge_interval
-from suite.statistics.comparison import compute_welch_ratio
+from mlhpc.suite.statistics import judge_interval
+from mlhpc.suite.statistics.comparison import compute_welch_ratio
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import hpc_run, our_run, our_runs, results, write
 

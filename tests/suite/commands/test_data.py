@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from suite.cli.progress import make_plain_progress
-from suite.commands import data as module
-from suite.commands.data import data
-from suite.data.manifest import Manifest, read_manifest, write_manifest
-from suite.data.shards import build_shard_path, write_shard
-from suite.errors import InputError
-from suite.world import World
+from mlhpc.suite.cli.progress import make_plain_progress
+from mlhpc.suite.commands import data as module
+from mlhpc.suite.commands.data import data
+from mlhpc.suite.data.manifest import Manifest, read_manifest, write_manifest
+from mlhpc.suite.data.shards import build_shard_path, write_shard
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.world import World
 from tests.fixtures.warm import warm_python
 
 DATA_BYTES = {"full": 2**50}
@@ -47,8 +47,8 @@ def generator(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         name="toy",
         card=lambda: card,
         load_generator=lambda: functions,
-        implementation="workloads.cosmoflow.workload:CosmoFlow",
-        code=lambda: "workloads.cosmoflow.workload:CosmoFlow",
+        implementation="mlhpc.workloads.cosmoflow.workload:CosmoFlow",
+        code=lambda: "mlhpc.workloads.cosmoflow.workload:CosmoFlow",
     )
     monkeypatch.setattr(module, "load_descriptor", lambda name: chosen)
     monkeypatch.setattr(module, "_print_baselines", lambda *whatever: None)
@@ -61,7 +61,7 @@ def invoke(*words: object) -> Result:
 
 def test_importing_the_command_loads_nothing_heavy() -> None:
     heavy = "torch mpi4py h5py numpy pandas"
-    code = f"import sys, suite.commands.data; print([m for m in {heavy.split()!r} if m in sys.modules])"
+    code = f"import sys, mlhpc.suite.commands.data; print([m for m in {heavy.split()!r} if m in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 
@@ -155,7 +155,7 @@ def test_baselines_that_may_take_minutes_are_announced(
     toy_generate(tmp_path, "smoke", seed=0, world=World.create(None))
     size = SimpleNamespace(threshold=1.0, metric_name="error")
     card = SimpleNamespace(sizes={"smoke": size}, size=lambda name: size)
-    monkeypatch.setattr("suite.data.baselines.measure_baselines", lambda *whatever: {"mean": 2.0})
+    monkeypatch.setattr("mlhpc.suite.data.baselines.measure_baselines", lambda *whatever: {"mean": 2.0})
     monkeypatch.setattr(module, "LARGE_BYTES", large)
     said: list[str] = []
     monkeypatch.setattr(module, "print_progress", lambda text, **_: said.append(text))
@@ -205,10 +205,10 @@ def test_several_ranks_become_mpiexec_with_the_same_command(
         started.append([str(ranks), *command])
         return 0
 
-    monkeypatch.setattr("suite.commands.data.run_attached", run_attached)
+    monkeypatch.setattr("mlhpc.suite.commands.data.run_attached", run_attached)
     invoke("generate", "toy", "--size", "smoke", "--ranks", 3, "-o", tmp_path / "d")
     words = ["generate", "toy", "--size", "smoke", "--seed", "0", "-o", str(tmp_path / "d")]
-    assert started == [["3", sys.executable, "-P", "-m", "suite", "data", *words]]
+    assert started == [["3", sys.executable, "-P", "-m", "mlhpc", "data", *words]]
 
 
 def test_plain_progress_speaks_every_few_seconds(capsys: pytest.CaptureFixture[str]) -> None:
@@ -229,7 +229,7 @@ def test_plain_progress_speaks_every_few_seconds(capsys: pytest.CaptureFixture[s
     ],
 )
 def test_a_mistake_is_one_line_and_an_exit_code(words: tuple[str, ...], code: int, message: str) -> None:
-    command = [*warm_python(), "-m", "suite", *words]
+    command = [*warm_python(), "-m", "mlhpc", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == code, done.stderr
     assert done.stderr.startswith(message)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from suite.commands.demo import STEPS, _execute, demo
-from suite.machine.probes.root import VARIABLE
+from mlhpc.suite.commands.demo import STEPS, _execute, demo
+from mlhpc.suite.machine.probes.root import VARIABLE
 from tests.fixtures.zoo import machine
 
 
@@ -25,7 +25,7 @@ class Steps:
         self.ran: list[list[str]] = []
 
     def __call__(self, command: list[str], limit_s: float | None) -> tuple[int, str]:
-        words = command[command.index("suite") + 1 :]
+        words = command[command.index("mlhpc") + 1 :]
         self.ran.append(words)
         code = self.codes.get(words[0], 0)
         if words[0] in {"run", "package", "ceilings", "report"} and (code == 0 or (words[0], code) == ("run", 1)):
@@ -42,7 +42,7 @@ def follow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codes: Mapping[str, int], *words: str
 ) -> tuple[Result, Steps]:
     steps = Steps(tmp_path / "out", codes)
-    monkeypatch.setattr("suite.commands.demo._execute", steps)
+    monkeypatch.setattr("mlhpc.suite.commands.demo._execute", steps)
     done = CliRunner().invoke(demo, [*words, "--size", "smoke", "-o", str(steps.root)])
     return done, steps
 
@@ -85,7 +85,7 @@ def test_one_workload_that_fails_leaves_the_others_their_report(
 ) -> None:
     steps = Steps(tmp_path / "out", {})
     monkeypatch.setattr(
-        "suite.commands.demo._execute",
+        "mlhpc.suite.commands.demo._execute",
         lambda command, limit_s: (2, "no data") if "deepcam" in command else steps(command, limit_s),
     )
     done = CliRunner().invoke(demo, ["all", "--size", "smoke", "--runs", "1", "-o", str(steps.root)])
@@ -127,7 +127,7 @@ def test_the_whole_demo_on_machines_that_are_not_here(name: str, tmp_path: Path)
     root = machine(name).lay_out(tmp_path / "machine")
     environment = os.environ | {VARIABLE: str(root), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(
-        [sys.executable, "-m", "suite", "demo", "moe_lm", "--size", "smoke", "--runs", "1", "-o", "out"],
+        [sys.executable, "-m", "mlhpc", "demo", "moe_lm", "--size", "smoke", "--runs", "1", "-o", "out"],
         cwd=tmp_path,
         env=environment,
         capture_output=True,

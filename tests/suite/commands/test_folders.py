@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from suite.exit_codes import choose_exit_code
-from suite.launch.ranks import start_ranks
-from suite.log.run_folder import RunFolder, find_continue_command
+from mlhpc.suite.exit_codes import choose_exit_code
+from mlhpc.suite.launch.ranks import start_ranks
+from mlhpc.suite.log.run_folder import RunFolder, find_continue_command
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import our_run, write
 from tests.fixtures.reproduction import left_by_run

@@ -2,7 +2,7 @@
 
 import json
 
-from suite.descriptor import load_descriptors
+from mlhpc.suite.descriptor import load_descriptors
 from tests.fixtures.cli import mlhpc
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from suite.config import load_config
-from suite.descriptor import load_descriptor
-from suite.performance.plans.predict import Cost, PredictionCache, predict, predict_largest_cost
-from suite.training.parallel.plan import find_plan
-from suite.training.parallel.sharing import Parallel
-from suite.training.parallel.skeleton import build_on_meta
+from mlhpc.suite.config import load_config
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.performance.plans.predict import Cost, PredictionCache, predict, predict_largest_cost
+from mlhpc.suite.training.parallel.plan import find_plan
+from mlhpc.suite.training.parallel.sharing import Parallel
+from mlhpc.suite.training.parallel.skeleton import build_on_meta
+from mlhpc.workloads.cosmoflow.model import compute_work
 from tests.fixtures.cli import mlhpc
-from workloads.cosmoflow.model import compute_work
 
 
 def cosmoflow(*options: str) -> dict[str, object]:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from suite.card import ReferencePoints
-from suite.commands.workload.rcp import compute_reference_point
-from suite.compliance.ruleset import read_ruleset
-from suite.documents import convert
-from suite.errors import InputError
-from suite.log.reader import read_events
-from suite.log.record import RunRecord, summarise_log
+from mlhpc.suite.card import ReferencePoints
+from mlhpc.suite.commands.workload.rcp import compute_reference_point
+from mlhpc.suite.compliance.ruleset import read_ruleset
+from mlhpc.suite.documents import convert
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.log.record import RunRecord, summarise_log
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import edit, our_run, our_runs, write
 

@@ -16,11 +16,11 @@ import pytest
 import yaml
 from msgspec import structs
 
-from suite.data.lock import create_lock
-from suite.documents import convert
-from suite.log.limits import read_limits
-from suite.package.build import write_package_manifest
-from suite.package.reproduction.document import (
+from mlhpc.suite.data.lock import create_lock
+from mlhpc.suite.documents import convert
+from mlhpc.suite.log.limits import read_limits
+from mlhpc.suite.package.build import write_package_manifest
+from mlhpc.suite.package.reproduction.document import (
     LevelOutcome,
     Reproduction,
     ResultVerdict,
@@ -218,9 +218,9 @@ def test_other_evaluations_are_not_rounding(package: Path, tmp_path: Path) -> No
 
 
 def test_other_data_at_the_usual_place_are_said(stage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from suite.package.reproduction import rerun
-    from suite.package.reproduction.document import Difference
-    from suite.package.reproduction.original import read_originals
+    from mlhpc.suite.package.reproduction import rerun
+    from mlhpc.suite.package.reproduction.document import Difference
+    from mlhpc.suite.package.reproduction.original import read_originals
 
     attempt = rerun.Rerun(read_originals(stage / "ACME")[0], tmp_path / "out")
     made = make_level_verdict(1, LevelOutcome.REPRODUCED, "regenerated")
@@ -352,7 +352,7 @@ def test_a_run_that_fails_is_said_once_and_every_level_has_a_verdict(
     stage: Path, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     """A second attempt in the same folder once ended the command without a document."""
-    from suite.package.reproduction import limited_run, rerun
+    from mlhpc.suite.package.reproduction import limited_run, rerun
 
     fails = [sys.executable, "-c", f"print('no memory'); raise SystemExit({code})"]
     monkeypatch.setattr(limited_run, "make_suite_command", lambda *words: fails)
@@ -395,7 +395,7 @@ def test_nothing_of_a_hostile_package_runs_or_blocks(stage: Path, package: Path,
     code = (
         "import sys; sys.argv = ['mlhpc', *sys.argv[1:]]\n"
         "import resource; resource.setrlimit(resource.RLIMIT_CPU, (60, 60))\n"
-        "from suite.cli.main import main; main()"
+        "from mlhpc.suite.cli.main import main; main()"
     )
     for manifest in ("as it was", "none"):
         if manifest == "none":
@@ -416,8 +416,8 @@ def test_nothing_of_a_hostile_package_runs_or_blocks(stage: Path, package: Path,
 
 
 def test_settings_that_act_on_this_machine_are_not_followed(package: Path, tmp_path: Path) -> None:
-    from suite.descriptor import load_descriptor
-    from suite.package.reproduction.config import read_package_config
+    from mlhpc.suite.descriptor import load_descriptor
+    from mlhpc.suite.package.reproduction.config import read_package_config
 
     path = beside(package) / "config.yaml"
     document = json.loads(path.read_text())
@@ -451,10 +451,10 @@ def test_times_are_compared_in_pairs_whose_order_changes(
     factor: float,
     verdict: str,
 ) -> None:
-    from suite.config import RunConfig
-    from suite.log.record import RunRecord
-    from suite.package.reproduction import rerun
-    from suite.package.reproduction.run_facts import RunFacts
+    from mlhpc.suite.config import RunConfig
+    from mlhpc.suite.log.record import RunRecord
+    from mlhpc.suite.package.reproduction import rerun
+    from mlhpc.suite.package.reproduction.run_facts import RunFacts
 
     started: list[tuple[str, int, int]] = []
 
@@ -484,11 +484,11 @@ def test_a_run_that_is_repeated_keeps_the_choices_of_its_own_log(
     stage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the package's configuration says of choices is not followed: what was chosen is in the logs."""
-    from suite.config import ChoiceSettings
-    from suite.package.reproduction import rerun
-    from suite.package.reproduction.limited_run import CommandResult, RunLimits
-    from suite.package.reproduction.original import Original
-    from suite.package.reproduction.run_facts import RunFacts
+    from mlhpc.suite.config import ChoiceSettings
+    from mlhpc.suite.package.reproduction import rerun
+    from mlhpc.suite.package.reproduction.limited_run import CommandResult, RunLimits
+    from mlhpc.suite.package.reproduction.original import Original
+    from mlhpc.suite.package.reproduction.run_facts import RunFacts
 
     written: list[str] = []
 
@@ -531,7 +531,7 @@ def test_of_a_run_that_a_limit_ended_every_level_says_what_it_can(
     factor: float,
     verdicts_after: list[str],
 ) -> None:
-    from suite.package.reproduction import limited_run, rerun
+    from mlhpc.suite.package.reproduction import limited_run, rerun
 
     def command(*words: str) -> list[str]:
         folder = Path(words[words.index("-o") + 1])

@@ -9,17 +9,17 @@ from typing import Any
 import google_crc32c
 import pytest
 
-from suite.commands import status
-from suite.commands.status import JobStatus, TrialStatus, judge_trial, read_folder_status, render_table
-from suite.data.lock import create_lock
-from suite.launch import jobs
-from suite.launch.cost import Epochs
-from suite.launch.heartbeat import AttemptState, keep_heartbeat, read_attempt_state
-from suite.launch.time_left import estimate_eta_s
-from suite.log.checkpoint_index import CheckpointIndex, FileSum, build_folder_path
-from suite.log.record import RunRecord
-from suite.log.run_folder import RunFolder
-from suite.log.timeline import Epoch
+from mlhpc.suite.commands import status
+from mlhpc.suite.commands.status import JobStatus, TrialStatus, judge_trial, read_folder_status, render_table
+from mlhpc.suite.data.lock import create_lock
+from mlhpc.suite.launch import jobs
+from mlhpc.suite.launch.cost import Epochs
+from mlhpc.suite.launch.heartbeat import AttemptState, keep_heartbeat, read_attempt_state
+from mlhpc.suite.launch.time_left import estimate_eta_s
+from mlhpc.suite.log.checkpoint_index import CheckpointIndex, FileSum, build_folder_path
+from mlhpc.suite.log.record import RunRecord
+from mlhpc.suite.log.run_folder import RunFolder
+from mlhpc.suite.log.timeline import Epoch
 from tests.fixtures.warm import warm_python
 
 NO_JOB = JobStatus()
@@ -344,7 +344,7 @@ def test_notes_stand_below_a_table_that_a_terminal_cannot_hold(
 
 def command(cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*warm_python(), "-m", "suite", "status", *arguments],
+        [*warm_python(), "-m", "mlhpc", "status", *arguments],
         cwd=cwd,
         env=dict(os.environ),
         capture_output=True,
@@ -396,7 +396,7 @@ def copy_of(run: RunFolder, name: str, **changes: Any) -> RunFolder:
 
 
 def show(*words: object) -> subprocess.CompletedProcess[str]:
-    command = [*warm_python(), "-m", "suite", "status", *map(str, words)]
+    command = [*warm_python(), "-m", "mlhpc", "status", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3], timeout=300)
 
 

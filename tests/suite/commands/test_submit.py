@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from suite.card import ReferencePoint, ReferencePoints
-from suite.commands.submit import parse_nodes, submit
-from suite.descriptor import load_descriptor, load_descriptors
-from suite.errors import InputError
-from suite.launch import cost, jobs
-from suite.log.record import RunRecord
-from suite.log.timeline import Epoch
+from mlhpc.suite.card import ReferencePoint, ReferencePoints
+from mlhpc.suite.commands.submit import parse_nodes, submit
+from mlhpc.suite.descriptor import load_descriptor, load_descriptors
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.launch import cost, jobs
+from mlhpc.suite.log.record import RunRecord
+from mlhpc.suite.log.timeline import Epoch
 from tests.fixtures import cli
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -187,7 +187,7 @@ def test_a_refused_job_leaves_no_folder(tmp_path: Path, body: str | None, messag
 
 LIGHT = """
 import sys, time
-from suite.cli.main import main
+from mlhpc.suite.cli.main import main
 sys.argv = ["mlhpc", *sys.argv[1:]]
 try:
     main()

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from suite.card import read_card
-from suite.commands.workload.card import _judge_count, _select_card_value
-from suite.descriptor import load_descriptor
-from suite.performance.card_counts import CardCounts
-from suite.workload import Work
+from mlhpc.suite.card import read_card
+from mlhpc.suite.commands.workload.card import _judge_count, _select_card_value
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.performance.card_counts import CardCounts
+from mlhpc.suite.workload import Work
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.once import made_once
 
@@ -39,7 +39,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def suite(site: Path, *words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "suite", *map(str, words)]
+    command = [sys.executable, "-m", "mlhpc", *map(str, words)]
     environment = ENV | {"PYTHONPATH": str(site)}
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
 
@@ -125,7 +125,7 @@ def copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The card of CosmoFlow, as one that may be changed: the descriptor reads it for this test."""
     path = tmp_path / "card.yaml"
     path.write_text(CARD.read_text())
-    monkeypatch.setattr("suite.descriptor.Descriptor.card_path", path)
+    monkeypatch.setattr("mlhpc.suite.descriptor.Descriptor.card_path", path)
     return path
 
 

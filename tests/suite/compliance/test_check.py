@@ -18,16 +18,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-import suite.compliance
-from suite.commands.check import FORMATS
-from suite.compliance import rcp_limit
-from suite.compliance.all_rules import LOG_RULES, PACKAGE_RULES, RESULT_RULES, RULES
-from suite.compliance.check import Verdict, _check_group, check, check_log
-from suite.compliance.forensics.copy_rules import SeenRuns
-from suite.compliance.manifest import compute_sha256
-from suite.compliance.output import print_table
-from suite.compliance.rules.base import Finding, Rule
-from suite.compliance.ruleset import (
+import mlhpc.suite.compliance
+from mlhpc.suite.commands.check import FORMATS
+from mlhpc.suite.compliance import rcp_limit
+from mlhpc.suite.compliance.all_rules import LOG_RULES, PACKAGE_RULES, RESULT_RULES, RULES
+from mlhpc.suite.compliance.check import Verdict, _check_group, check, check_log
+from mlhpc.suite.compliance.forensics.copy_rules import SeenRuns
+from mlhpc.suite.compliance.manifest import compute_sha256
+from mlhpc.suite.compliance.output import print_table
+from mlhpc.suite.compliance.rules.base import Finding, Rule
+from mlhpc.suite.compliance.ruleset import (
     KnownResult,
     Ruleset,
     compute_fingerprint,
@@ -35,10 +35,10 @@ from suite.compliance.ruleset import (
     list_rulesets,
     read_ruleset,
 )
-from suite.errors import InputError
-from suite.log.reader import read_events
-from suite.log.record import summarise_log
-from suite.log.results_tree import find_results
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.log.record import summarise_log
+from mlhpc.suite.log.results_tree import find_results
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import START_MS, Line, edit, hpc_run, insert, our_run, our_runs, results, write
 from tests.fixtures.mutations import Case, hpc, ours
@@ -46,7 +46,7 @@ from tests.fixtures.package_mutations import example
 from tests.fixtures.published import published_results
 from tests.fixtures.systems import system_fields
 
-COMPLIANCE = Path(suite.compliance.__file__).parent
+COMPLIANCE = Path(mlhpc.suite.compliance.__file__).parent
 
 
 def errors(verdict: Verdict) -> list[str]:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from suite.compliance.check import check, judge_log
-from suite.compliance.ruleset import list_rulesets, read_ruleset
-from suite.log.reader import read_events
-from suite.log.record import summarise_log
-from suite.log.score import compute_throughput, compute_time_to_train
+from mlhpc.suite.compliance.check import check, judge_log
+from mlhpc.suite.compliance.ruleset import list_rulesets, read_ruleset
+from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.log.record import summarise_log
+from mlhpc.suite.log.score import compute_throughput, compute_time_to_train
 from tests.fixtures.logs import Line, chain, edit, hpc_run, insert, our_run
 
 MEASURED = insert(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from suite.compliance.check import check
+from mlhpc.suite.compliance.check import check
 from tests.fixtures.logs import Line, insert, our_run, results
 
 REASON = {"reason": "verify_data is false"}

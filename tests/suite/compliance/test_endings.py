@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from suite.compliance import ruleset as rulesets
-from suite.compliance.check import Verdict, check
-from suite.log.reader import read_events
+from mlhpc.suite.compliance import ruleset as rulesets
+from mlhpc.suite.compliance.check import Verdict, check
+from mlhpc.suite.log.reader import read_events
 from tests.fixtures.warm import warm_python
 
 TOY = Path(__file__).resolve().parents[1] / "training"

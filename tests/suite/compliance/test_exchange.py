@@ -15,17 +15,17 @@ import pytest
 import yaml
 from msgspec import ValidationError
 
-from suite.compliance.all_rules import RULES
-from suite.compliance.check import Verdict, check
-from suite.compliance.exchange.document import SCHEMA, VerdictDocument, render_json, render_schema
-from suite.compliance.exchange.rcp_file import read_reference_points
-from suite.compliance.exchange.waivers import add_waivers, read_waivers
-from suite.compliance.explanations import explain_rule, read_rule_texts, render_rules_page
-from suite.compliance.output import render_junit
-from suite.compliance.rules.base import OURS, RULES_PAGE, Finding, Waiver
-from suite.compliance.ruleset import list_rulesets, read_ruleset
-from suite.documents import convert
-from suite.errors import InputError
+from mlhpc.suite.compliance.all_rules import RULES
+from mlhpc.suite.compliance.check import Verdict, check
+from mlhpc.suite.compliance.exchange.document import SCHEMA, VerdictDocument, render_json, render_schema
+from mlhpc.suite.compliance.exchange.rcp_file import read_reference_points
+from mlhpc.suite.compliance.exchange.waivers import add_waivers, read_waivers
+from mlhpc.suite.compliance.explanations import explain_rule, read_rule_texts, render_rules_page
+from mlhpc.suite.compliance.output import render_junit
+from mlhpc.suite.compliance.rules.base import OURS, RULES_PAGE, Finding, Waiver
+from mlhpc.suite.compliance.ruleset import list_rulesets, read_ruleset
+from mlhpc.suite.documents import convert
+from mlhpc.suite.errors import InputError
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import edit, hpc_run, write
 from tests.fixtures.package_mutations import example, strong

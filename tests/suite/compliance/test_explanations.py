@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from suite.compliance.all_rules import RULES
-from suite.compliance.explanations import explain_rule
-from suite.compliance.rules.base import SECTIONS, cite
-from suite.compliance.ruleset import list_rulesets, read_ruleset
+from mlhpc.suite.compliance.all_rules import RULES
+from mlhpc.suite.compliance.explanations import explain_rule
+from mlhpc.suite.compliance.rules.base import SECTIONS, cite
+from mlhpc.suite.compliance.ruleset import list_rulesets, read_ruleset
 
 HEADINGS = Path(__file__).parents[2] / "fixtures" / "training_policies_headings.txt"
 

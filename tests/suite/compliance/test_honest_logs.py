@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from analysis.tables.reading import read_log
-from suite.compliance.check import check, check_log
-from suite.compliance.rules.package_rules import SYSTEM_FIELDS, list_blank_fields
-from suite.compliance.ruleset import read_ruleset
-from suite.log.results_tree import find_logs
+from mlhpc.analysis.tables.reading import read_log
+from mlhpc.suite.compliance.check import check, check_log
+from mlhpc.suite.compliance.rules.package_rules import SYSTEM_FIELDS, list_blank_fields
+from mlhpc.suite.compliance.ruleset import read_ruleset
+from mlhpc.suite.log.results_tree import find_logs
 from tests.fixtures.logs import (
     START_MS,
     Line,

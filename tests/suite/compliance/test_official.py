@@ -14,14 +14,14 @@ pytest.importorskip("mlperf_logging", reason="pip install 'mlhpc[official]'")
 
 from mlperf_logging.compliance_checker import mlp_compliance
 
-from suite.card import Constraint, OfficialRules, SizeCard
-from suite.compliance import official
-from suite.compliance.check import check_log
-from suite.compliance.official_rules import render_official_rules, write_rules
-from suite.compliance.ruleset import Benchmark, KeyRule, read_ruleset
-from suite.config import load_config
-from suite.descriptor import load_descriptor, load_descriptors
-from suite.workload import load_workload
+from mlhpc.suite.card import Constraint, OfficialRules, SizeCard
+from mlhpc.suite.compliance import official
+from mlhpc.suite.compliance.check import check_log
+from mlhpc.suite.compliance.official_rules import render_official_rules, write_rules
+from mlhpc.suite.compliance.ruleset import Benchmark, KeyRule, read_ruleset
+from mlhpc.suite.config import load_config
+from mlhpc.suite.descriptor import load_descriptor, load_descriptors
+from mlhpc.suite.workload import load_workload
 from tests.fixtures.logs import Line, edit, hpc_run, our_run, our_runs, results, write
 from tests.fixtures.mutations import Case, hpc, ours
 from tests.fixtures.systems import system_fields

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from suite.commands.run import _describe_busy
-from suite.commands.status import JobStatus, judge_trial
-from suite.compliance.check import check_log
-from suite.compliance.ruleset import read_ruleset
-from suite.launch.heartbeat import AttemptState
-from suite.log.reader import read_events
-from suite.log.record import summarise_log
-from suite.log.run_folder import RunFolder
+from mlhpc.suite.commands.run import _describe_busy
+from mlhpc.suite.commands.status import JobStatus, judge_trial
+from mlhpc.suite.compliance.check import check_log
+from mlhpc.suite.compliance.ruleset import read_ruleset
+from mlhpc.suite.launch.heartbeat import AttemptState
+from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.log.record import summarise_log
+from mlhpc.suite.log.run_folder import RunFolder
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import SHORT, Line, Lines, drop, insert, our_run, write
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from suite.compliance.all_rules import RESULT_RULES
-from suite.compliance.check import check
-from suite.compliance.result import Result
-from suite.compliance.ruleset import read_ruleset
-from suite.log.energy.score import compute_energy_of_run, compute_energy_to_solution, read_power_logs
-from suite.log.record import RunRecord
-from suite.log.results_tree import Group
-from suite.log.score import JudgedRun, TimeToTrain
+from mlhpc.suite.compliance.all_rules import RESULT_RULES
+from mlhpc.suite.compliance.check import check
+from mlhpc.suite.compliance.result import Result
+from mlhpc.suite.compliance.ruleset import read_ruleset
+from mlhpc.suite.log.energy.score import compute_energy_of_run, compute_energy_to_solution, read_power_logs
+from mlhpc.suite.log.record import RunRecord
+from mlhpc.suite.log.results_tree import Group
+from mlhpc.suite.log.score import JudgedRun, TimeToTrain
 from tests.fixtures.logs import edit, our_run, write
 from tests.fixtures.power import START_S, line, noisy, power_log
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.compliance.check import Verdict, check
+from mlhpc.suite.compliance.check import Verdict, check
 from tests.fixtures.logs import Line, Lines, Mutation, drop, edit, hpc_run, insert, our_run, our_runs, results
 from tests.fixtures.systems import system_fields
 

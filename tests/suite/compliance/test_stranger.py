@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from suite.compliance.check import check
-from suite.compliance.forensics.similarity import RunIndex, build_series
-from suite.compliance.rules.package_rules import is_same_submitter
-from suite.files import encode_csv_cell, print_line, render_printable
-from suite.log.record import MetricValue, RunRecord
-from suite.log.results_tree import find_results
+from mlhpc.suite.compliance.check import check
+from mlhpc.suite.compliance.forensics.similarity import RunIndex, build_series
+from mlhpc.suite.compliance.rules.package_rules import is_same_submitter
+from mlhpc.suite.files import encode_csv_cell, print_line, render_printable
+from mlhpc.suite.log.record import MetricValue, RunRecord
+from mlhpc.suite.log.results_tree import find_results
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import Line, hpc_run, insert, our_run, write
 from tests.fixtures.package_mutations import example

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from suite.compliance import rcp_limit
-from suite.compliance.check import check, check_log
-from suite.compliance.derived import EvalSchedule
-from suite.compliance.ruleset import list_rulesets, read_ruleset
+from mlhpc.suite.compliance import rcp_limit
+from mlhpc.suite.compliance.check import check, check_log
+from mlhpc.suite.compliance.derived import EvalSchedule
+from mlhpc.suite.compliance.ruleset import list_rulesets, read_ruleset
 from tests.fixtures.logs import Line, Lines, Mutation, drop, edit, hpc_run, our_run, results, write
 from tests.fixtures.mutations import Case
 from tests.fixtures.systems import system_fields

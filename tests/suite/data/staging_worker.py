@@ -16,8 +16,8 @@ FAULT = sys.argv[4] if len(sys.argv) > 4 else ""
 RANK = int(os.environ.get("RANK") or os.environ["PMI_RANK"])  # torchrun, mpiexec
 os.environ["SLURMD_NODENAME"] = NODES[RANK]
 
-from suite.data import staging  # noqa: E402
-from suite.world import World  # noqa: E402
+from mlhpc.suite.data import staging  # noqa: E402
+from mlhpc.suite.world import World  # noqa: E402
 
 read_bytes = 0
 writes = 0

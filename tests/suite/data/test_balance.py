@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from suite.data.balance import BalancedShares, split_by_padding, split_by_sum
-from suite.data.sampling import list_train_batches
+from mlhpc.suite.data.balance import BalancedShares, split_by_padding, split_by_sum
+from mlhpc.suite.data.sampling import list_train_batches
 
 LENGTHS = st.lists(st.integers(1, 1000), min_size=1, max_size=60)
 

@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from suite.commands.score import score
-from suite.data.baselines import (
+from mlhpc.suite.commands.score import score
+from mlhpc.suite.data.baselines import (
     BASELINES_NAME,
     find_standard_error,
     measure_baselines,
     read_baselines,
     render_baselines,
 )
-from suite.log.reader import read_events
-from suite.log.record import summarise_log
-from suite.workload import Baseline
+from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.log.record import summarise_log
+from mlhpc.suite.workload import Baseline
+from mlhpc.workloads.cosmoflow import DESCRIPTOR
 from tests.fixtures.logs import our_runs
-from workloads.cosmoflow import DESCRIPTOR
 
 
 def test_a_mean_has_the_standard_error_of_its_samples() -> None:
@@ -64,7 +64,7 @@ def test_the_folder_of_the_data_keeps_values_and_standard_errors(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     values = {"known": Baseline(0.5, 0.01), "plain": 0.25, "knows": Baseline(0.1, 0.002, told=True)}
-    monkeypatch.setattr("workloads.cosmoflow.workload.CosmoFlow.baselines", lambda *_: values)
+    monkeypatch.setattr("mlhpc.workloads.cosmoflow.workload.CosmoFlow.baselines", lambda *_: values)
     assert measure_baselines(DESCRIPTOR, "smoke", tmp_path, "ab") == values
     content = json.loads((tmp_path / BASELINES_NAME).read_text())
     assert content["values"] == {"known": 0.5, "plain": 0.25}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.data.baselines import BASELINES_NAME, find_baselines_problem, read_baselines
+from mlhpc.suite.data.baselines import BASELINES_NAME, find_baselines_problem, read_baselines
 
 GOOD = {"version": 1, "data_manifest": "a" * 64, "metric": "m", "values": {"mean": 0.5}, "attainable": {"oracle": 0.1}}
 TEXT = json.dumps(GOOD)

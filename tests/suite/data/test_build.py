@@ -10,10 +10,10 @@ import h5py
 import numpy as np
 import pytest
 
-from suite.data.build import Arrays, DataSetPlan, ShardPlan, build_data_set
-from suite.data.manifest import compare_files
-from suite.errors import InputError
-from suite.world import World
+from mlhpc.suite.data.build import Arrays, DataSetPlan, ShardPlan, build_data_set
+from mlhpc.suite.data.manifest import compare_files
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.world import World
 
 
 def plan(make: Callable[[int], Arrays]) -> DataSetPlan[int]:

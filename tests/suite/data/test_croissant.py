@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from suite.data.croissant import render_croissant
-from suite.data.manifest import Manifest, read_manifest, write_manifest
-from suite.data.shards import write_shard
-from suite.errors import InputError
+from mlhpc.suite.data.croissant import render_croissant
+from mlhpc.suite.data.manifest import Manifest, read_manifest, write_manifest
+from mlhpc.suite.data.shards import write_shard
+from mlhpc.suite.errors import InputError
 from tests.fixtures.cli import mlhpc
 
 OFFSETS = np.array([0, 2, 5, 9])

@@ -14,13 +14,13 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from suite.data.lock import BREAKING_S, SILENT_S, Owner, create_lock
-from suite.errors import InputError
+from mlhpc.suite.data.lock import BREAKING_S, SILENT_S, Owner, create_lock
+from mlhpc.suite.errors import InputError
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from suite.data.lock import create_lock
+from mlhpc.suite.data.lock import create_lock
 with create_lock(Path(sys.argv[1]), "trial 0"):
     print("held", flush=True)
     time.sleep(float(sys.argv[2]))

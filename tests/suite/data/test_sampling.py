@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.data.sampling import (
+from mlhpc.suite.data.sampling import (
     check_batch,
     compute_epoch_order,
     count_steps_per_epoch,
@@ -15,7 +15,7 @@ from suite.data.sampling import (
     list_eval_batches,
     list_train_batches,
 )
-from suite.errors import InputError
+from mlhpc.suite.errors import InputError
 
 
 @given(n=st.integers(8, 200), per_rank=st.integers(1, 4), size=st.sampled_from([1, 2, 4]), epoch=st.integers(1, 50))

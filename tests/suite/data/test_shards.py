@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from suite.data.columns import list_page_runs
-from suite.data.manifest import Manifest, compare_files, read_manifest, write_manifest
-from suite.data.shards import (
+from mlhpc.suite.data.columns import list_page_runs
+from mlhpc.suite.data.manifest import Manifest, compare_files, read_manifest, write_manifest
+from mlhpc.suite.data.shards import (
     Compression,
     ShardReader,
     build_shard_path,
@@ -23,7 +23,7 @@ from suite.data.shards import (
     read_shard_entry,
     write_shard,
 )
-from suite.errors import InputError
+from mlhpc.suite.errors import InputError
 
 SAMPLES = (5, 5, 3)
 

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from suite.data import node_folder
-from suite.data.manifest import Manifest, ShardEntry, compare_files, write_manifest
-from suite.data.shards import build_shard_path, write_shard
-from suite.data.staging import (
+from mlhpc.suite.data import node_folder
+from mlhpc.suite.data.manifest import Manifest, ShardEntry, compare_files, write_manifest
+from mlhpc.suite.data.shards import build_shard_path, write_shard
+from mlhpc.suite.data.staging import (
     ROUND_BLOCKS,
     count_rounds,
     find_staged_root,
@@ -28,8 +28,8 @@ from suite.data.staging import (
     plan_reads,
     stage,
 )
-from suite.errors import InputError
-from suite.world import World
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.world import World
 from tests.fixtures.warm import warm_python
 
 WORKER = Path(__file__).with_name("staging_worker.py")

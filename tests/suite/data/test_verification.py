@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from suite.data.manifest import ShardEntry
-from suite.data.shards import build_shard_path, write_shard
-from suite.data.verification import READ_BYTES, check_crc32c, verify_shards
-from suite.errors import InputError
-from suite.world import World
+from mlhpc.suite.data.manifest import ShardEntry
+from mlhpc.suite.data.shards import build_shard_path, write_shard
+from mlhpc.suite.data.verification import READ_BYTES, check_crc32c, verify_shards
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.world import World
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from suite.errors import InputError
-from suite.exit_codes import ExitCode
-from suite.launch import local
-from suite.stopping import REPEAT_WINDOW_S
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.launch import local
+from mlhpc.suite.stopping import REPEAT_WINDOW_S
 from tests.fixtures.disk import fill
 
 LONG_S = 100  # what takes a second, on a machine that is busy with other work
@@ -67,7 +67,7 @@ def test_worker_command_is_the_documented_one() -> None:
         "cosmoflow", config="mini", run=Path("r"), trial=3, seed=7, overrides=["max_epochs=2"], resume=True, python="py"
     )
     assert " ".join(command) == (
-        "py -P -m suite run cosmoflow --config mini --output r --trial 3 --seed 7 --set max_epochs=2 --resume"
+        "py -P -m mlhpc run cosmoflow --config mini --output r --trial 3 --seed 7 --set max_epochs=2 --resume"
     )
 
 
@@ -150,7 +150,7 @@ def test_ranks_that_were_not_connected_are_explained_in_one_line(tmp_path: Path)
 LAUNCHER = """
 import sys
 from pathlib import Path
-from suite.launch.local import run_local
+from mlhpc.suite.launch.local import run_local
 folder = Path(sys.argv[1])
 sys.exit(run_local([sys.executable, str(folder / "worker.py")], ranks=2, log=folder / "trial_0.log",
                    say=print, echo=lambda line: print(line, flush=True), grace_s=float(sys.argv[2])))

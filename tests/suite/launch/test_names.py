@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from suite.commands.submit import plan_job
-from suite.config import load_config
-from suite.descriptor import load_descriptor
-from suite.errors import InputError
-from suite.launch.slurm import Job, Launcher, render_sbatch_script
+from mlhpc.suite.commands.submit import plan_job
+from mlhpc.suite.config import load_config
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.launch.slurm import Job, Launcher, render_sbatch_script
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.runs import run_folder
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from suite.errors import InputError
-from suite.launch.quiet import measure_other_work, wait_for_quiet
-from suite.log.other_work import OtherWork
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.launch.quiet import measure_other_work, wait_for_quiet
+from mlhpc.suite.log.other_work import OtherWork
 from tests.fixtures.cli import mlhpc
 
 

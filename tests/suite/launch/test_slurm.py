@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from suite.cli.options import choose_config_name
-from suite.commands.run import run as run_command
-from suite.data.lock import Owner
-from suite.descriptor import load_descriptors
-from suite.documents import render_json
-from suite.errors import InputError
-from suite.launch.slurm import (
+from mlhpc.suite.cli.options import choose_config_name
+from mlhpc.suite.commands.run import run as run_command
+from mlhpc.suite.data.lock import Owner
+from mlhpc.suite.descriptor import load_descriptors
+from mlhpc.suite.documents import render_json
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.launch.slurm import (
     Container,
     Job,
     Launcher,

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from suite.files import QUIET
-from suite.launch import trials
-from suite.launch.cost import Epochs
-from suite.launch.time_left import SeriesTimeEstimator, find_expectation
-from suite.log.run_folder import RunFolder
+from mlhpc.suite.files import QUIET
+from mlhpc.suite.launch import trials
+from mlhpc.suite.launch.cost import Epochs
+from mlhpc.suite.launch.time_left import SeriesTimeEstimator, find_expectation
+from mlhpc.suite.log.run_folder import RunFolder
 from tests.fixtures.logs import our_run, write
 from tests.fixtures.runs import describe
 

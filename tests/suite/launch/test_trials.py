@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from suite.data.lock import LockedError, create_lock
-from suite.launch import trials
-from suite.log.run_folder import RunFolder
+from mlhpc.suite.data.lock import LockedError, create_lock
+from mlhpc.suite.launch import trials
+from mlhpc.suite.log.run_folder import RunFolder
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import Lines, our_run, write
 
@@ -171,8 +171,8 @@ def test_a_continued_folder_keeps_its_base_seed(tmp_path: Path, monkeypatch: pyt
         seeds.append(seed)
         return 0
 
-    monkeypatch.setattr("suite.commands.run.run_trials", note)
-    monkeypatch.setattr("suite.commands.run._check_before_launch", lambda plan, ranks: None)
+    monkeypatch.setattr("mlhpc.suite.commands.run.run_trials", note)
+    monkeypatch.setattr("mlhpc.suite.commands.run._check_before_launch", lambda plan, ranks: None)
     folder = tmp_path / "run"
     assert mlhpc("run", "cosmoflow", "--size", "smoke", "--seed", 7, "-o", folder).returncode == 0
     assert mlhpc("run", "cosmoflow", "-o", folder, "--resume").returncode == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.log.reader import read_events
+from mlhpc.suite.log.reader import read_events
 from tests.suite.compliance.test_check_fuzz import BASES, damage
 
 HEAD = b':::MLLOG {"namespace": "", "time_ms": 1700000000000, "event_type": "POINT_IN_TIME", "key": "'

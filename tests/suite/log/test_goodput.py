@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from benchmarks.goodput_rates import TRUTHS, look
-from suite.log.checkpoint_interval import (
+from mlhpc.suite.log.checkpoint_interval import (
     compute_advice,
     compute_daly_interval_s,
     compute_expected_ettr,
     compute_young_interval_s,
     estimate_mtbf_s,
 )
-from suite.log.goodput import Goodput, Interruption, find_goodput
-from suite.log.run_folder import RunFolder
+from mlhpc.suite.log.goodput import Goodput, Interruption, find_goodput
+from mlhpc.suite.log.run_folder import RunFolder
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.runs import describe
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from suite.errors import InputError
-from suite.log.limits import read_limits
-from suite.log.reader import LISTED_PROBLEMS, Log, read_events
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.log.limits import read_limits
+from mlhpc.suite.log.reader import LISTED_PROBLEMS, Log, read_events
 
 MIB = 2**20
 EVENT = b':::MLLOG {"key": "k", "value": 1, "time_ms": 1600000000000, "metadata": {}}\n'

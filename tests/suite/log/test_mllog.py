@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from suite.log.mllog import EventLog, convert_to_json
-from suite.log.reader import read_events
+from mlhpc.suite.log.mllog import EventLog, convert_to_json
+from mlhpc.suite.log.reader import read_events
 from tests.fixtures.disk import fill
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from suite.descriptor import load_descriptor
-from suite.log.reader import read_events
-from suite.log.record import RunRecord, find_first_on_target, summarise_log
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.log.record import RunRecord, find_first_on_target, summarise_log
 from tests.fixtures.logs import SHORT, Line, Lines, append, at, chain, drop, edit, hpc_run, our_run, raw, write
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from analysis.page.issues import Issue, list_issues
-from analysis.study import read_study
-from analysis.tables.ingest import read_tables
-from suite.compliance.check import check
-from suite.log.results_tree import LINK, SkippedPath, find_logs, find_results
+from mlhpc.analysis.page.issues import Issue, list_issues
+from mlhpc.analysis.study import read_study
+from mlhpc.analysis.tables.ingest import read_tables
+from mlhpc.suite.compliance.check import check
+from mlhpc.suite.log.results_tree import LINK, SkippedPath, find_logs, find_results
 from tests.fixtures.logs import our_run, our_runs, write
 
 

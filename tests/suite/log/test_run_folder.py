@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from suite.config import load_config
-from suite.descriptor import load_descriptor
-from suite.errors import InputError
-from suite.log.run_folder import create_run_folder, refuse_existing, write_run_info
+from mlhpc.suite.config import load_config
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.log.run_folder import create_run_folder, refuse_existing, write_run_info
 
 
 @pytest.mark.parametrize(

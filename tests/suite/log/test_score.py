@@ -14,20 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from suite.card import Target
-from suite.compliance.check import check
-from suite.compliance.exchange.result_document import build_result_documents
-from suite.compliance.ruleset import read_ruleset
-from suite.log.reader import read_events
-from suite.log.record import MetricValue, RunRecord, summarise_log
-from suite.log.score import (
+from mlhpc.suite.card import Target
+from mlhpc.suite.compliance.check import check
+from mlhpc.suite.compliance.exchange.result_document import build_result_documents
+from mlhpc.suite.compliance.ruleset import read_ruleset
+from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.log.record import MetricValue, RunRecord, summarise_log
+from mlhpc.suite.log.score import (
     compute_log_interval,
     compute_throughput,
     compute_time_to_train,
     count_concurrent_runs,
     find_failure,
 )
-from suite.statistics import student_t
+from mlhpc.suite.statistics import student_t
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import edit, our_run, our_runs, write
 from tests.fixtures.published import SCORES, published_results

@@ -10,7 +10,7 @@ import pytest
 @pytest.fixture
 def process_as_before() -> Iterator[None]:
     """Threads and oneDNN are as before when the test ends."""
-    from suite.machine.choice.layout import keep_process_settings
+    from mlhpc.suite.machine.choice.layout import keep_process_settings
 
     with keep_process_settings():
         yield

@@ -14,8 +14,8 @@ import torch.distributed._functional_collectives as collective
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from suite.machine.choice.mpi_group import MpiGroup, find_mpi_communicator, register_backend
-from suite.world import World
+from mlhpc.suite.machine.choice.mpi_group import MpiGroup, find_mpi_communicator, register_backend
+from mlhpc.suite.world import World
 
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8)
 

@@ -15,14 +15,14 @@ from typing import Any, cast
 import pytest
 import torch
 
-from suite.files import find_cache_folder
-from suite.log.mllog import EventLog
-from suite.log.reader import read_events
-from suite.log.record import read_choices
-from suite.machine.choice import timing
-from suite.machine.choice.chooser import Chooser, Question, choose_fastest, compute_nearest_power_of_two
-from suite.machine.choice.store import MAX_BYTES, MAX_ENTRIES, NAME, ChoiceCache
-from suite.world import World
+from mlhpc.suite.files import find_cache_folder
+from mlhpc.suite.log.mllog import EventLog
+from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.log.record import read_choices
+from mlhpc.suite.machine.choice import timing
+from mlhpc.suite.machine.choice.chooser import Chooser, Question, choose_fastest, compute_nearest_power_of_two
+from mlhpc.suite.machine.choice.store import MAX_BYTES, MAX_ENTRIES, NAME, ChoiceCache
+from mlhpc.suite.world import World
 from tests.fixtures.thread_ranks import Meeting
 
 CPU = torch.device("cpu")
@@ -57,7 +57,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> Any:
     def told(ways: Mapping[str, Any], device: torch.device, *, wall: bool, together: bool) -> dict[str, timing.Timing]:
         return {name: timing.Timing(way) if isinstance(way, float) else way for name, way in ways.items()}
 
-    monkeypatch.setattr("suite.machine.choice.chooser.measure_candidates", told)
+    monkeypatch.setattr("mlhpc.suite.machine.choice.chooser.measure_candidates", told)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -221,7 +221,7 @@ def test_ranks_that_time_a_step_together_call_each_way_equally_often() -> None:
 
 
 def test_what_is_chosen_was_truly_raced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("suite.machine.choice.chooser.measure_candidates", timing.measure_candidates)
+    monkeypatch.setattr("mlhpc.suite.machine.choice.chooser.measure_candidates", timing.measure_candidates)
     found = chooser(tmp_path)
     assert found.choose(question({"slow": busy(8), "fast": busy(1)})) == "fast"
     assert 0 < found.choices["toy"].seconds["fast"] < found.choices["toy"].seconds["slow"]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from suite.machine.probes.allowance import read_usable_resources
-from suite.machine.probes.cpu_time import (
+from mlhpc.suite.machine.probes.allowance import read_usable_resources
+from mlhpc.suite.machine.probes.cpu_time import (
     CONTROL_GROUP,
     PROC_STAT,
     TICKS,
@@ -160,7 +160,7 @@ def test_a_process_that_the_kernel_tells_nothing_of_used_nothing(tmp_path: Path)
 MEASURED = """
 import sys, time
 from pathlib import Path
-from suite.machine.probes.cpu_time import read_node_times, read_own_s, compute_use
+from mlhpc.suite.machine.probes.cpu_time import read_node_times, read_own_s, compute_use
 root, cpu = Path("/"), int(sys.argv[1])
 begin, own = read_node_times(root), read_own_s(root)
 sys.stdout.write("begun\\n"); sys.stdout.flush()

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from suite.errors import InputError
-from suite.machine.facts import UNKNOWN, read_facts, write_facts
-from suite.machine.probes import collect
-from suite.machine.probes.collect import collect_facts
-from suite.machine.probes.processor import CpuCache, list_data_caches
-from suite.machine.probes.storage import list_file_systems
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.machine.facts import UNKNOWN, read_facts, write_facts
+from mlhpc.suite.machine.probes import collect
+from mlhpc.suite.machine.probes.collect import collect_facts
+from mlhpc.suite.machine.probes.processor import CpuCache, list_data_caches
+from mlhpc.suite.machine.probes.storage import list_file_systems
 
 TWO_SOCKETS = {
     "proc/cpuinfo": "\n\n".join(

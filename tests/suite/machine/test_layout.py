@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from suite.config import RunConfig, load_config
-from suite.descriptor import load_descriptor
-from suite.machine.choice import layout
-from suite.machine.choice.chooser import Chooser
-from suite.machine.choice.layout import LAYOUTS, list_pointwise_convolutions
-from suite.machine.choice.store import ChoiceCache
-from suite.workload import Workload, load_workload
-from suite.world import World
+from mlhpc.suite.config import RunConfig, load_config
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.machine.choice import layout
+from mlhpc.suite.machine.choice.chooser import Chooser
+from mlhpc.suite.machine.choice.layout import LAYOUTS, list_pointwise_convolutions
+from mlhpc.suite.machine.choice.store import ChoiceCache
+from mlhpc.suite.workload import Workload, load_workload
+from mlhpc.suite.world import World
 
 pytestmark = pytest.mark.usefixtures("process_as_before")
 CPU = torch.device("cpu")

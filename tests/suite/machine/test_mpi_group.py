@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import pytest
 
-from suite.launch.local import make_mpiexec_command
-from suite.machine.choice.collectives import GLOO, MPI, _decide
-from suite.machine.choice.mpi_group import find_mpi_communicator
-from suite.world import World
+from mlhpc.suite.launch.local import make_mpiexec_command
+from mlhpc.suite.machine.choice.collectives import GLOO, MPI, _decide
+from mlhpc.suite.machine.choice.mpi_group import find_mpi_communicator
+from mlhpc.suite.world import World
 from tests.fixtures.warm import warm_python
 
 WORKER = Path(__file__).parent / "mpi_group_worker.py"

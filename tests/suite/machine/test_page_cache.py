@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from suite.machine.page_cache import CacheState, drop_page_caches
-from suite.world import World
+from mlhpc.suite.machine.page_cache import CacheState, drop_page_caches
+from mlhpc.suite.world import World
 
 OK = f"{sys.executable} -c pass"
 PETABYTE = 10**15

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from suite.config import RunConfig, load_config
-from suite.descriptor import load_descriptor
-from suite.errors import InputError
-from suite.log.reader import read_events
-from suite.machine.choice import precision
-from suite.machine.choice.chooser import Chooser
-from suite.machine.choice.precision import choose_precision
-from suite.machine.choice.store import ChoiceCache
-from suite.workload import load_workload
-from suite.world import World
+from mlhpc.suite.config import RunConfig, load_config
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.machine.choice import precision
+from mlhpc.suite.machine.choice.chooser import Chooser
+from mlhpc.suite.machine.choice.precision import choose_precision
+from mlhpc.suite.machine.choice.store import ChoiceCache
+from mlhpc.suite.workload import load_workload
+from mlhpc.suite.world import World
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.once import made_once
 
@@ -118,7 +118,7 @@ def test_a_plan_is_not_measured_whatever_the_cache_has_from_runs_without_one(tmp
 
 @pytest.mark.parametrize(("failing", "wanted"), [("bfloat16", "float32"), ("float32", "bfloat16")])
 def test_a_precision_whose_pass_fails_is_out(failing: str, wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from workloads.cosmoflow.workload import CosmoFlow
+    from mlhpc.workloads.cosmoflow.workload import CosmoFlow
 
     pass_of = CosmoFlow.loss
 

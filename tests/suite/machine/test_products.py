@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from suite.config import load_config
-from suite.descriptor import load_descriptor
-from suite.machine.choice.chooser import Chooser
-from suite.machine.choice.products import MIN_MULTIPLY_ADDS, Dense, choose_product, compute_linear, has_onednn
-from suite.machine.choice.store import ChoiceCache
-from suite.training.counts.flops import count
-from suite.workload import load_workload
-from suite.world import World
+from mlhpc.suite.config import load_config
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.machine.choice.chooser import Chooser
+from mlhpc.suite.machine.choice.products import MIN_MULTIPLY_ADDS, Dense, choose_product, compute_linear, has_onednn
+from mlhpc.suite.machine.choice.store import ChoiceCache
+from mlhpc.suite.training.counts.flops import count
+from mlhpc.suite.workload import load_workload
+from mlhpc.suite.world import World
 
 LARGE = (2, 256, 64), 64  # x (2, 256, 128) and 128 outputs: just enough
 pytestmark = pytest.mark.skipif(not has_onednn(), reason="this torch has no oneDNN product")

@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import suite
-from suite import REDACTED
-from suite.machine import secrets
-from suite.machine.probes.collect import SLURM, TUNING, collect_facts
-from suite.machine.secrets import has_random_word, remove_random_words, remove_secret_value, remove_secrets
+from mlhpc import suite
+from mlhpc.suite import REDACTED
+from mlhpc.suite.machine import secrets
+from mlhpc.suite.machine.probes.collect import SLURM, TUNING, collect_facts
+from mlhpc.suite.machine.secrets import has_random_word, remove_random_words, remove_secret_value, remove_secrets
 
 SECRETS = {
     "NCCL_AUTH_TOKEN": "abc",
@@ -62,11 +62,11 @@ def test_facts_hold_variables_by_their_form_and_no_secret() -> None:
 
 def test_changes_keep_their_checksums_and_lose_their_keys() -> None:
     text = 'index 0a1b2c3d4e5f60718293a4b5c6d7e8f901234567..1\n+key = "q8Zr2LmX0vTn5KbYw3Hd7Js"\n'
-    text += "+from suite.training.statement import x\n"
+    text += "+from mlhpc.suite.training.statement import x\n"
     redacted = remove_random_words(text)
     assert "0a1b2c3d4e5f" in redacted
     assert "q8Zr2LmX0vTn5KbYw3Hd7Js" not in redacted
-    assert "suite.training.statement" in redacted
+    assert "mlhpc.suite.training.statement" in redacted
     assert not has_random_word("workloads/moe_lm/config/smoke.yaml and CosmoFlowConfig2 of mlperf_hpc_results_v3")
 
 

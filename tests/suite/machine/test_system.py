@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from suite.errors import InputError
-from suite.machine.facts import Facts
-from suite.machine.probes.collect import collect_facts
-from suite.machine.system import (
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.machine.facts import Facts
+from mlhpc.suite.machine.probes.collect import collect_facts
+from mlhpc.suite.machine.system import (
     REQUIRED,
     System,
     describe_system,

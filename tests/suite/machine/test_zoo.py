@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from suite.errors import InputError
-from suite.launch.local import make_trial_environment
-from suite.machine.facts import read_facts, write_facts
-from suite.machine.probes import allowance
-from suite.machine.probes.allowance import find_usable_resources, read_usable_resources
-from suite.machine.probes.collect import collect_facts
-from suite.machine.probes.processor import list_data_caches
-from suite.machine.probes.root import VARIABLE, find_machine_root
-from suite.machine.system import System, describe_system, describe_system_of, make_system_description
-from suite.performance.ceilings.sizes import SweepPlan, plan_sweep
-from suite.training.devices import compute_threads_per_rank
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.launch.local import make_trial_environment
+from mlhpc.suite.machine.facts import read_facts, write_facts
+from mlhpc.suite.machine.probes import allowance
+from mlhpc.suite.machine.probes.allowance import find_usable_resources, read_usable_resources
+from mlhpc.suite.machine.probes.collect import collect_facts
+from mlhpc.suite.machine.probes.processor import list_data_caches
+from mlhpc.suite.machine.probes.root import VARIABLE, find_machine_root
+from mlhpc.suite.machine.system import System, describe_system, describe_system_of, make_system_description
+from mlhpc.suite.performance.ceilings.sizes import SweepPlan, plan_sweep
+from mlhpc.suite.training.devices import compute_threads_per_rank
 from tests.fixtures.zoo import GIB, Machine, every_machine, machine, machines
 
 MIB = 1 << 20

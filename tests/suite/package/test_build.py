@@ -12,15 +12,15 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from suite import VERSION
-from suite.compliance.check import check
-from suite.compliance.manifest import check_manifest, compute_sha256
-from suite.compliance.rules.package_rules import SYSTEM_FIELDS
-from suite.errors import InputError
-from suite.machine.facts import Cpu
-from suite.machine.system import System
-from suite.package.build import build_package
-from suite.package.results import read_run
+from mlhpc.suite import VERSION
+from mlhpc.suite.compliance.check import check
+from mlhpc.suite.compliance.manifest import check_manifest, compute_sha256
+from mlhpc.suite.compliance.rules.package_rules import SYSTEM_FIELDS
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.machine.facts import Cpu
+from mlhpc.suite.machine.system import System
+from mlhpc.suite.package.build import build_package
+from mlhpc.suite.package.results import read_run
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import START_MS, drop, edit, our_run, write
 from tests.fixtures.package_mutations import PackageCase, example, package_cases

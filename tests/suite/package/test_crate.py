@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from suite.compliance.check import check
-from suite.compliance.manifest import check_manifest
-from suite.package.build import build_package
-from suite.package.crate import CRATE, render_crate
+from mlhpc.suite.compliance.check import check
+from mlhpc.suite.compliance.manifest import check_manifest
+from mlhpc.suite.package.build import build_package
+from mlhpc.suite.package.crate import CRATE, render_crate
 from tests.fixtures.logs import drop, our_run, write
 from tests.fixtures.runs import node, run_folder
 

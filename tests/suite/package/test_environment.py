@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from suite.log.origin.installed import Environment, InstalledPackage, read_environment
-from suite.package.build import build_package
+from mlhpc.suite.log.origin.installed import Environment, InstalledPackage, read_environment
+from mlhpc.suite.package.build import build_package
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.reproduction import forge
 from tests.fixtures.runs import run_folder

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from suite.log.energy.power_log import read_power_log
-from suite.log.reader import read_events
-from suite.log.record import summarise_log
-from suite.package.build import build_package, write_package_manifest
+from mlhpc.suite.log.energy.power_log import read_power_log
+from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.log.record import summarise_log
+from mlhpc.suite.package.build import build_package, write_package_manifest
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.power import noisy, power_log
 from tests.fixtures.runs import run_folder

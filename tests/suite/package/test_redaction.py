@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from suite.compliance.check import check
-from suite.compliance.manifest import check_manifest
-from suite.config import load_config
-from suite.descriptor import load_descriptor
-from suite.documents import convert_to_plain_data
-from suite.machine.node_samples import Sample, render_samples
-from suite.machine.secrets import is_secret_name, remove_secrets
+from mlhpc.suite.compliance.check import check
+from mlhpc.suite.compliance.manifest import check_manifest
+from mlhpc.suite.config import load_config
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.documents import convert_to_plain_data
+from mlhpc.suite.machine.node_samples import Sample, render_samples
+from mlhpc.suite.machine.secrets import is_secret_name, remove_secrets
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import edit, our_run, write
 from tests.fixtures.runs import node, run_folder
@@ -26,7 +26,7 @@ seed=$(od -An -N2 -tu2 /dev/urandom)
 export HF_TOKEN="abcdefgh1234"
 export WANDB_API_KEY='00112233'
 export NCCL_DEBUG="WARN"
-srun --export=ALL,REGISTRY_PASSWORD=hunter2 /project/ab1234/mlhpc/bin/python -m suite run cosmoflow
+srun --export=ALL,REGISTRY_PASSWORD=hunter2 /project/ab1234/mlhpc/bin/python -m mlhpc run cosmoflow
 curl https://ada:geheim@example.org/x
 """
 

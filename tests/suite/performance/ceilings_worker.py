@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from suite.cli.main import main
-from suite.machine.probes.processor import CpuCache
-from suite.performance.ceilings import compute, measure
-from suite.performance.ceilings.samples import Effort
+from mlhpc.suite.cli.main import main
+from mlhpc.suite.machine.probes.processor import CpuCache
+from mlhpc.suite.performance.ceilings import compute, measure
+from mlhpc.suite.performance.ceilings.samples import Effort
 
 measure.QUICK = Effort(
     repetitions=3,

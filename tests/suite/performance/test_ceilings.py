@@ -18,22 +18,29 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.commands.machine.ceilings import ceilings
-from suite.machine.probes.allowance import read_usable_resources
-from suite.machine.probes.processor import CpuCache, list_data_caches
-from suite.performance.ceilings import memory, sizes, storage
-from suite.performance.ceilings.collectives import compute_bus_share, list_group_sizes
-from suite.performance.ceilings.document import Ceiling, Findings, NotMeasured, refuse_existing, render_json, write
-from suite.performance.ceilings.memory import CPU_KERNELS, Kernel
-from suite.performance.ceilings.plateaus import (
+from mlhpc.suite.commands.machine.ceilings import ceilings
+from mlhpc.suite.machine.probes.allowance import read_usable_resources
+from mlhpc.suite.machine.probes.processor import CpuCache, list_data_caches
+from mlhpc.suite.performance.ceilings import memory, sizes, storage
+from mlhpc.suite.performance.ceilings.collectives import compute_bus_share, list_group_sizes
+from mlhpc.suite.performance.ceilings.document import (
+    Ceiling,
+    Findings,
+    NotMeasured,
+    refuse_existing,
+    render_json,
+    write,
+)
+from mlhpc.suite.performance.ceilings.memory import CPU_KERNELS, Kernel
+from mlhpc.suite.performance.ceilings.plateaus import (
     CacheShare,
     find_plateaus,
     list_sweep_sizes,
     make_level_names,
     merge_memory_plateaus,
 )
-from suite.performance.ceilings.samples import QUICK, Effort, Samples, measure_on_all_ranks
-from suite.performance.ceilings.sizes import (
+from mlhpc.suite.performance.ceilings.samples import QUICK, Effort, Samples, measure_on_all_ranks
+from mlhpc.suite.performance.ceilings.sizes import (
     PAGE,
     SHORTEST_SWEEP,
     SKEW,
@@ -43,8 +50,8 @@ from suite.performance.ceilings.sizes import (
     may_allocate,
     plan_sweep,
 )
-from suite.performance.ceilings.time_limit import TimeLimit
-from suite.world import World
+from mlhpc.suite.performance.ceilings.time_limit import TimeLimit
+from mlhpc.suite.world import World
 from tests.fixtures.warm import warm_python
 from tests.fixtures.zoo import Machine, every_machine
 
@@ -394,7 +401,7 @@ def test_the_command_starts_ranks_with_its_own_arguments(tmp_path: Path, monkeyp
         started.extend([*words, ranks])
         return 1
 
-    monkeypatch.setattr("suite.commands.machine.ceilings.start_ranks", start)
+    monkeypatch.setattr("mlhpc.suite.commands.machine.ceilings.start_ranks", start)
     path = str(tmp_path / "c.json")
     arguments = ["--ranks", "3", "--quick", "--directory", "/scratch", "--system", "bed", "-o", path]
     assert CliRunner().invoke(ceilings, arguments).exit_code == 1
@@ -409,7 +416,7 @@ def test_the_command_starts_ranks_with_its_own_arguments(tmp_path: Path, monkeyp
 def test_two_ranks_measure_this_machine_in_time(tmp_path: Path) -> None:
     """Memory levels within a factor of two of what the system says, collectives of two ranks, everything said or excused."""
     path = tmp_path / "c.json"
-    command = [sys.executable, "-m", "suite", "ceilings", "--quick", "--ranks", "2", "-o", str(path)]
+    command = [sys.executable, "-m", "mlhpc", "ceilings", "--quick", "--ranks", "2", "-o", str(path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     document = json.loads(path.read_text())

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from suite.performance.ceilings import collectives, compute, measure, storage
-from suite.performance.ceilings.document import Findings
-from suite.performance.ceilings.samples import MIN_REPETITIONS, QUICK, measure_on_all_ranks
-from suite.performance.ceilings.time_limit import TimeLimit
-from suite.world import World
+from mlhpc.suite.performance.ceilings import collectives, compute, measure, storage
+from mlhpc.suite.performance.ceilings.document import Findings
+from mlhpc.suite.performance.ceilings.samples import MIN_REPETITIONS, QUICK, measure_on_all_ranks
+from mlhpc.suite.performance.ceilings.time_limit import TimeLimit
+from mlhpc.suite.world import World
 
 ALONE = World.create()
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.performance.cost_model import (
+from mlhpc.suite.performance.cost_model import (
     AZURE_NDV4,
     LayerShape,
     Network,

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from suite.commands.machine.counters import counters
-from suite.documents import convert
-from suite.errors import InputError
-from suite.performance.counters import read
+from mlhpc.suite.commands.machine.counters import counters
+from mlhpc.suite.documents import convert
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.performance.counters import read
 
 NCU_LONG = """==PROF== Connected to process 1
 "ID","Process ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value"
@@ -122,7 +122,7 @@ def test_what_is_missing_is_named(tmp_path: Path, tool: str, text: str, words: s
 
 
 def test_the_command_writes_what_the_report_reads(tmp_path: Path) -> None:
-    from analysis.sources.ceilings import Counters
+    from mlhpc.analysis.sources.ceilings import Counters
 
     output = tmp_path / "counters.json"
     words = ["--system", "here", "--workload", "cosmoflow", "--size", "mini", "--steps", "2", "-o", str(output)]

@@ -14,13 +14,13 @@ from click.testing import CliRunner
 from torch import Tensor, nn
 from torch.profiler import profile as torch_profile
 
-from suite.commands.machine.profile import profile, render_profile
-from suite.performance.profiling import _name_layers, _Session, measure_layer_times
-from suite.training.counts.flops import count
-from suite.training.state import TrainingState
-from suite.training.timing import PhaseTimer, make_device_clock
-from suite.workload import Optimization
-from suite.world import World
+from mlhpc.suite.commands.machine.profile import profile, render_profile
+from mlhpc.suite.performance.profiling import _name_layers, _Session, measure_layer_times
+from mlhpc.suite.training.counts.flops import count
+from mlhpc.suite.training.state import TrainingState
+from mlhpc.suite.training.timing import PhaseTimer, make_device_clock
+from mlhpc.suite.workload import Optimization
+from mlhpc.suite.world import World
 from tests.fixtures.warm import warm_python
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -81,7 +81,7 @@ def test_a_profile_of_two_ranks(smoke_data: Path, tmp_path: Path, monkeypatch: p
         str(output),
     ]
     done = subprocess.run(
-        [*warm_python(), "-m", "suite", *words], cwd=ROOT, capture_output=True, text=True, timeout=300
+        [*warm_python(), "-m", "mlhpc", *words], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
     document = json.loads((output / "profile.json").read_text())

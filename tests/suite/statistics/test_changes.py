@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from suite.statistics.changes import (
+from mlhpc.suite.statistics.changes import (
     CLIP,
     Change,
     compute_change_size,

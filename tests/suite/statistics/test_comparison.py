@@ -8,10 +8,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.results.spread import compute_run_spread
 from benchmarks.verdict_rates import TRUTHS, share
-from suite.statistics import Outcome
-from suite.statistics.comparison import Comparison, compare_times, compute_detectable_ratio, estimate_runs_needed, holm
+from mlhpc.analysis.results.spread import compute_run_spread
+from mlhpc.suite.statistics import Outcome
+from mlhpc.suite.statistics.comparison import (
+    Comparison,
+    compare_times,
+    compute_detectable_ratio,
+    estimate_runs_needed,
+    holm,
+)
 
 
 def compare(a: list[float], b: list[float], **options: float) -> Comparison | None:

@@ -10,10 +10,10 @@ from collections import Counter
 import pytest
 
 from benchmarks.ab_runs import ENTRIES, NOISES, World, levels, plan, simulate
-from suite.errors import InputError
-from suite.statistics.bets import STAKES, compute_e_value, compute_median_ratio, compute_sign
-from suite.statistics.blocks import Turn, make_random_order
-from suite.statistics.race import Race, RaceRules, build_race, run_race
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.statistics.bets import STAKES, compute_e_value, compute_median_ratio, compute_sign
+from mlhpc.suite.statistics.blocks import Turn, make_random_order
+from mlhpc.suite.statistics.race import Race, RaceRules, build_race, run_race
 
 
 def test_wealth_does_not_grow_on_average_if_both_are_equally_fast() -> None:

@@ -12,17 +12,17 @@ import pytest
 import torch
 from torch import nn
 
-from suite.errors import InputError
-from suite.log import checkpoint_index
-from suite.log.checkpoint_index import find_damage
-from suite.log.mllog import EventLog
-from suite.training import checkpoint, dcp
-from suite.training.checkpoint import Checkpoint
-from suite.training.saver import CheckpointSaver
-from suite.training.state import Position, TrainingState
-from suite.transport import SingleProcessTransport
-from suite.workload import Optimization
-from suite.world import World
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.log import checkpoint_index
+from mlhpc.suite.log.checkpoint_index import find_damage
+from mlhpc.suite.log.mllog import EventLog
+from mlhpc.suite.training import checkpoint, dcp
+from mlhpc.suite.training.checkpoint import Checkpoint
+from mlhpc.suite.training.saver import CheckpointSaver
+from mlhpc.suite.training.state import Position, TrainingState
+from mlhpc.suite.transport import SingleProcessTransport
+from mlhpc.suite.workload import Optimization
+from mlhpc.suite.world import World
 
 IDENTITY = {"data_manifest": "abc"}
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from suite.errors import InputError
-from suite.training.devices import use_precision
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.training.devices import use_precision
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 SWITCHES = torch.backends.cuda.matmul, torch.backends.cudnn
@@ -57,10 +57,10 @@ def test_a_rank_is_set_up_with_its_threads_its_precision_and_memory_that_it_keep
 import sys
 from pathlib import Path
 import torch
-from suite.config import load_config
-from suite.descriptor import load_descriptor
-from suite.training.devices import set_up_rank
-from suite.world import World
+from mlhpc.suite.config import load_config
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.training.devices import set_up_rank
+from mlhpc.suite.world import World
 config = load_config(load_descriptor("cosmoflow"), "smoke", ["device=cpu"])
 device, keeps = set_up_rank(config, World.create(None))
 def faults():

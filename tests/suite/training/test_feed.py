@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from suite.machine.probes.allowance import UsableResources
-from suite.training import devices
-from suite.training.devices import (
+from mlhpc.suite.machine.probes.allowance import UsableResources
+from mlhpc.suite.training import devices
+from mlhpc.suite.training.devices import (
     ALIGNMENT,
     LOADS_PER_CHECK,
     THREAD_LOADS,
@@ -22,7 +22,7 @@ from suite.training.devices import (
     has_no_idle_core,
     load_with_prefetch,
 )
-from suite.world import World
+from mlhpc.suite.world import World
 
 CPU = torch.device("cpu")
 Batch = Mapping[str, Tensor]

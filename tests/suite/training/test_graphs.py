@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from suite.config import RunConfig, load_config
-from suite.descriptor import load_descriptor
-from suite.errors import InputError
-from suite.machine.choice.chooser import Chooser
-from suite.machine.choice.store import ChoiceCache
-from suite.training.graphs import (
+from mlhpc.suite.config import RunConfig, load_config
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.machine.choice.chooser import Chooser
+from mlhpc.suite.machine.choice.store import ChoiceCache
+from mlhpc.suite.training.graphs import (
     EAGER,
     GRAPH,
     MOST_GRAPHS,
@@ -25,8 +25,8 @@ from suite.training.graphs import (
     find_graph_problem,
     is_captured,
 )
-from suite.workload import Workload, load_workload
-from suite.world import World
+from mlhpc.suite.workload import Workload, load_workload
+from mlhpc.suite.world import World
 from tests.fixtures.recorded_graph import record
 
 CPU = torch.device("cpu")

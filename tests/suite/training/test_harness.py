@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from suite.log.other_work import find_problem
-from suite.log.reader import Log, read_events
-from suite.training.timing import PHASES
+from mlhpc.suite.log.other_work import find_problem
+from mlhpc.suite.log.reader import Log, read_events
+from mlhpc.suite.training.timing import PHASES
 from tests.fixtures.warm import warm_python
 
 HERE = Path(__file__).parent

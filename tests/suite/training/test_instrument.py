@@ -11,19 +11,19 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from suite.machine.power.counters import CounterSum, EnergyCounter, EnergyReading, FoundCounters
-from suite.messages import decode, encode
-from suite.training import instrument
-from suite.training.instrument import (
+from mlhpc.suite.machine.power.counters import CounterSum, EnergyCounter, EnergyReading, FoundCounters
+from mlhpc.suite.messages import decode, encode
+from mlhpc.suite.training import instrument
+from mlhpc.suite.training.instrument import (
     COLLECTIVES,
     CollectiveCounter,
     EnergyReader,
     count_collectives,
     make_counting_transport,
 )
-from suite.training.timing import PhaseTimer
-from suite.transport import SingleProcessTransport
-from suite.world import World
+from mlhpc.suite.training.timing import PhaseTimer
+from mlhpc.suite.transport import SingleProcessTransport
+from mlhpc.suite.world import World
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_energy_is_summed_over_nodes_and_what_is_missing_is_named(monkeypatch: p
     readings = iter([0.0, 4.0, 10.0])
     counter = EnergyCounter("rapl/package-0", lambda: next(readings))
     monkeypatch.setattr(
-        "suite.training.instrument.find_node_counters",
+        "mlhpc.suite.training.instrument.find_node_counters",
         lambda root: FoundCounters([counter], {"pm_counters": "no such folder"}),
     )
     reader = EnergyReader(

@@ -19,13 +19,13 @@ import yaml
 from torch import nn
 
 import mlhpc
-from suite.compliance.check import check
-from suite.descriptor import use_cards
-from suite.errors import InputError
-from suite.log.reader import Log, read_events
-from suite.log.record import summarise_log
-from suite.log.run_folder import RunFolder
-from suite.training.startup import InterruptedTrialError
+from mlhpc.suite.compliance.check import check
+from mlhpc.suite.descriptor import use_cards
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.log.reader import Log, read_events
+from mlhpc.suite.log.record import summarise_log
+from mlhpc.suite.log.run_folder import RunFolder
+from mlhpc.suite.training.startup import InterruptedTrialError
 from tests.fixtures.cli import mlhpc as command
 from tests.fixtures.warm import warm_python
 
@@ -139,7 +139,7 @@ class Counted:
 def test_the_phases_are_those_of_the_loop(card: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading, computing and updating take different times, and each is found where it belongs."""
     clock = Counted()
-    monkeypatch.setattr("suite.training.records.make_device_clock", lambda device: clock)
+    monkeypatch.setattr("mlhpc.suite.training.records.make_device_clock", lambda device: clock)
     model = nn.Linear(5, 1)
 
     class Slow(torch.optim.SGD):
@@ -228,7 +228,7 @@ def test_an_evaluation_begins_when_the_device_has_done_the_last_step(
     card: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = LateDevice()
-    monkeypatch.setattr("suite.training.records.make_device_clock", lambda device: clock)
+    monkeypatch.setattr("mlhpc.suite.training.records.make_device_clock", lambda device: clock)
     with make_run(card) as run:
         run.start(parameters=6, train_samples=40, eval_samples=7)
         clock._first = True  # the block begins when the device is idle
@@ -466,8 +466,8 @@ def test_an_installed_benchmark_can_be_run_by_an_own_loop(tmp_path: Path) -> Non
 
 
 def test_a_folder_of_data_has_the_checksum_that_sha256sum_says(tmp_path: Path) -> None:
-    from suite.data.fingerprint import compute_fingerprint
-    from suite.world import World
+    from mlhpc.suite.data.fingerprint import compute_fingerprint
+    from mlhpc.suite.world import World
 
     root = tmp_path / "data"
     for name in ("b/2", "a", "b/10", "é", "B"):

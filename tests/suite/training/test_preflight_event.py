@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.training.statement import read_preflight
+from mlhpc.suite.training.statement import read_preflight
 
 VERDICT = {
     "nodes": {"n1": {"word": "good"}, "n2": {"word": "bad"}, "n3": {"word": "good"}},

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from suite.config import WatchdogSettings
-from suite.training import startup
-from suite.training.startup import STOP_SIGNALS, InterruptedTrialError, StopSignals, end_hung_start
+from mlhpc.suite.config import WatchdogSettings
+from mlhpc.suite.training import startup
+from mlhpc.suite.training.startup import STOP_SIGNALS, InterruptedTrialError, StopSignals, end_hung_start
 
 
 @pytest.fixture(autouse=True)

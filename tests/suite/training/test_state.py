@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from suite.training.state import MovingAverage
+from mlhpc.suite.training.state import MovingAverage
 
 
 def test_the_moving_average_is_that_of_torch() -> None:

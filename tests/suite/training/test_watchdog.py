@@ -20,14 +20,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from suite.config import WatchdogSettings
-from suite.launch.local import run_local
-from suite.log.reader import read_events
-from suite.training import watchdog
-from suite.training.progress import ProgressMarks, make_marking_transport
-from suite.training.watchdog import RankState, Watchdog, explain_hang
-from suite.transport import SingleProcessTransport
-from suite.world import World
+from mlhpc.suite.config import WatchdogSettings
+from mlhpc.suite.launch.local import run_local
+from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.training import watchdog
+from mlhpc.suite.training.progress import ProgressMarks, make_marking_transport
+from mlhpc.suite.training.watchdog import RankState, Watchdog, explain_hang
+from mlhpc.suite.transport import SingleProcessTransport
+from mlhpc.suite.world import World
 from tests.fixtures.hosts import host_environment, write_hosts
 from tests.fixtures.thread_ranks import Meeting
 from tests.fixtures.warm import warm_python

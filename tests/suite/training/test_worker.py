@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from suite import LAUNCH
-from suite.training.worker import set_max_open_files
+from mlhpc.suite import LAUNCH
+from mlhpc.suite.training.worker import set_max_open_files
 
 
 @pytest.mark.parametrize("soft", [256, 1024])
@@ -28,7 +28,7 @@ ORPHAN = """
 import subprocess, sys, time
 child = '''
 import sys, time
-from suite.training.startup import end_with_launcher
+from mlhpc.suite.training.startup import end_with_launcher
 with end_with_launcher():
     print("starting", flush=True)
     time.sleep(float(sys.argv[1]))

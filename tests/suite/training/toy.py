@@ -21,14 +21,14 @@ import torch.distributed as dist
 from msgspec import Meta
 from torch import Tensor, nn
 
-from suite.card import Card, OfficialRules, SizeCard
-from suite.config import Hyperparameters, RunConfig
-from suite.data.manifest import Manifest, write_manifest
-from suite.data.shards import ShardReader, build_shard_path, write_shard
-from suite.descriptor import Descriptor
-from suite.documents import convert, parse_yaml
-from suite.workload import Optimization, Work, Workload
-from suite.world import World
+from mlhpc.suite.card import Card, OfficialRules, SizeCard
+from mlhpc.suite.config import Hyperparameters, RunConfig
+from mlhpc.suite.data.manifest import Manifest, write_manifest
+from mlhpc.suite.data.shards import ShardReader, build_shard_path, write_shard
+from mlhpc.suite.descriptor import Descriptor
+from mlhpc.suite.documents import convert, parse_yaml
+from mlhpc.suite.workload import Optimization, Work, Workload
+from mlhpc.suite.world import World
 
 TRAIN, VALIDATION, WIDTH = 128, 37, 6
 
@@ -157,10 +157,10 @@ def wait_for_file() -> None:
 
 
 HOOKS = {  # functions of the harness in which a rank can be made to fail, by place
-    "connect": "suite.world:World.create",
-    "verification": "suite.data.verification:check_crc32c",
-    "staging": "suite.data.staging:_fill",
-    "barrier": "suite.world:World.barrier",
+    "connect": "mlhpc.suite.world:World.create",
+    "verification": "mlhpc.suite.data.verification:check_crc32c",
+    "staging": "mlhpc.suite.data.staging:_fill",
+    "barrier": "mlhpc.suite.world:World.barrier",
 }
 
 
@@ -296,9 +296,9 @@ def main(argv: Sequence[str]) -> int:
 def run_trial(data: Path, run: str, trial: str, seed: str, options: Sequence[str]) -> int:
     """One trial; its exit code."""
 
-    from suite.log.run_folder import RunFolder
-    from suite.training.plan import TrialPlan
-    from suite.training.worker import run_worker
+    from mlhpc.suite.log.run_folder import RunFolder
+    from mlhpc.suite.training.plan import TrialPlan
+    from mlhpc.suite.training.worker import run_worker
 
     changes: dict[str, Any] = {}
     with mock.patch.dict(os.environ):

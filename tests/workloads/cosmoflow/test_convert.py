@@ -11,14 +11,14 @@ import h5py
 import numpy as np
 import pytest
 
-from suite.data.manifest import compare_files, read_manifest
-from suite.data.shards import ShardReader
-from suite.errors import InputError
-from suite.world import World
+from mlhpc.suite.data.manifest import compare_files, read_manifest
+from mlhpc.suite.data.shards import ShardReader
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.world import World
+from mlhpc.workloads.cosmoflow import convert as converter
+from mlhpc.workloads.cosmoflow.generate import convert, fetch
+from mlhpc.workloads.cosmoflow.tfrecord import read_tfrecord
 from tests.fixtures.export_cosmoflow import export_tfrecord, write_tfrecord
-from workloads.cosmoflow import convert as converter
-from workloads.cosmoflow.generate import convert, fetch
-from workloads.cosmoflow.tfrecord import read_tfrecord
 
 
 @pytest.fixture(autouse=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from workloads.cosmoflow import cosmology
-from workloads.cosmoflow.config import REDSHIFTS
-from workloads.cosmoflow.cosmology import Cosmology, Simulation
+from mlhpc.workloads.cosmoflow import cosmology
+from mlhpc.workloads.cosmoflow.config import REDSHIFTS
+from mlhpc.workloads.cosmoflow.cosmology import Cosmology, Simulation
 
 FIDUCIAL = Cosmology(0.3089, 0.8159, 0.9667, 67.74)
 K = np.array([1e-3, 0.01, 0.05, 0.1, 0.3, 1.0, 5.0])

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from suite.data.manifest import compare_files, read_manifest
-from suite.data.shards import ShardReader
-from suite.world import World
-from workloads.cosmoflow import generate as generator
-from workloads.cosmoflow.config import TARGETS
-from workloads.cosmoflow.cosmology import Simulation, make_universe
+from mlhpc.suite.data.manifest import compare_files, read_manifest
+from mlhpc.suite.data.shards import ShardReader
+from mlhpc.suite.world import World
+from mlhpc.workloads.cosmoflow import generate as generator
+from mlhpc.workloads.cosmoflow.config import TARGETS
+from mlhpc.workloads.cosmoflow.cosmology import Simulation, make_universe
 
 
 def test_the_result_is_complete_and_described(tiny_data: Path) -> None:

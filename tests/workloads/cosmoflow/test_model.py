@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from suite.config import RunConfig, load_config
-from suite.errors import InputError
-from workloads.cosmoflow import DESCRIPTOR
-from workloads.cosmoflow.config import CosmoFlowConfig, learning_rate
-from workloads.cosmoflow.model import (
+from mlhpc.suite.config import RunConfig, load_config
+from mlhpc.suite.errors import InputError
+from mlhpc.workloads.cosmoflow import DESCRIPTOR
+from mlhpc.workloads.cosmoflow.config import CosmoFlowConfig, learning_rate
+from mlhpc.workloads.cosmoflow.model import (
     ONEDNN_ABOVE,
     Convolution,
     KerasSGD,
@@ -24,7 +24,7 @@ from workloads.cosmoflow.model import (
     list_regularised_weights,
     parameter_count,
 )
-from workloads.cosmoflow.workload import CosmoFlow
+from mlhpc.workloads.cosmoflow.workload import CosmoFlow
 
 SIZES = list(DESCRIPTOR.card().sizes)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from suite.errors import InputError
+from mlhpc.suite.errors import InputError
+from mlhpc.workloads.cosmoflow.tfrecord import compute_masked_crc32c, decode_example, read_tfrecord
 from tests.fixtures.export_cosmoflow import encode_example, write_tfrecord
-from workloads.cosmoflow.tfrecord import compute_masked_crc32c, decode_example, read_tfrecord
 
 X = np.arange(-4, 4, dtype=np.int16).repeat(4).reshape(2, 2, 2, 4)
 Y = np.array([0.5, -0.25, 1.0, -1.0], dtype=np.float32)

@@ -11,20 +11,20 @@ import pytest
 import torch
 from msgspec import structs
 
-from suite.config import RunConfig, load_config
-from suite.data.manifest import read_manifest, write_manifest
-from suite.data.sampling import draws
-from suite.data.shards import ShardReader, count_read_bytes
-from suite.errors import InputError
-from suite.world import World
+from mlhpc.suite.config import RunConfig, load_config
+from mlhpc.suite.data.manifest import read_manifest, write_manifest
+from mlhpc.suite.data.sampling import draws
+from mlhpc.suite.data.shards import ShardReader, count_read_bytes
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.world import World
+from mlhpc.workloads.cosmoflow import DESCRIPTOR
+from mlhpc.workloads.cosmoflow import generate as generator
+from mlhpc.workloads.cosmoflow.baselines import compute_features, count_moments, measure_baselines
+from mlhpc.workloads.cosmoflow.config import TARGETS
+from mlhpc.workloads.cosmoflow.cosmology import Simulation, make_universe
+from mlhpc.workloads.cosmoflow.data import augment
+from mlhpc.workloads.cosmoflow.workload import CosmoFlow
 from tests.workloads.tiny import TINY
-from workloads.cosmoflow import DESCRIPTOR
-from workloads.cosmoflow import generate as generator
-from workloads.cosmoflow.baselines import compute_features, count_moments, measure_baselines
-from workloads.cosmoflow.config import TARGETS
-from workloads.cosmoflow.cosmology import Simulation, make_universe
-from workloads.cosmoflow.data import augment
-from workloads.cosmoflow.workload import CosmoFlow
 
 
 def config(root: Path, *overrides: str) -> RunConfig:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from suite.config import RunConfig, load_config
-from workloads.deepcam import DESCRIPTOR
+from mlhpc.suite.config import RunConfig, load_config
+from mlhpc.workloads.deepcam import DESCRIPTOR
 
 
 def make_tiny_config(*overrides: str) -> RunConfig:

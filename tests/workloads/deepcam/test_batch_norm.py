@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from suite.errors import InputError
-from suite.training.parallel.batch_norm import GroupBatchNorm2d
-from suite.world import World
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.training.parallel.batch_norm import GroupBatchNorm2d
+from mlhpc.suite.world import World
+from mlhpc.workloads.deepcam.batch_norm import group_ranks, join_groups
 from tests.fixtures.warm import warm_python
-from workloads.deepcam.batch_norm import group_ranks, join_groups
 
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
 TESTS = Path(__file__).parent
@@ -23,7 +23,7 @@ needs_mpi = pytest.mark.skipif(not MPIEXEC.exists(), reason="no mpiexec beside p
 START = """
 import torch
 from torch import nn
-from suite.world import World
+from mlhpc.suite.world import World
 torch.set_num_threads(1)
 world = World.create()
 world.init_torch(torch.device("cpu"))
@@ -39,8 +39,8 @@ def on_ranks(ranks: int, program: str) -> None:
 
 
 LAYER = """
-from suite.training.parallel.batch_norm import GroupBatchNorm2d
-from workloads.deepcam.batch_norm import join_groups
+from mlhpc.suite.training.parallel.batch_norm import GroupBatchNorm2d
+from mlhpc.workloads.deepcam.batch_norm import join_groups
 generator = torch.Generator().manual_seed(0)
 x = (100 + torch.randn(5, 4, 6, 7, generator=generator)).double()   # a mean far above the spread: no cancellation
 target = torch.randn(5, 4, 6, 7, generator=generator).double()
@@ -79,11 +79,11 @@ import sys
 import numpy as np
 sys.path.insert(0, {str(TESTS)!r})
 from conftest import make_tiny_config as tiny_config
-from suite.transport import SingleProcessTransport
-from suite.training.timing import PhaseTimer
-from suite.training.parallel.data import wrap
-from suite.training.timing import make_device_clock
-from workloads.deepcam.workload import DeepCam
+from mlhpc.suite.transport import SingleProcessTransport
+from mlhpc.suite.training.timing import PhaseTimer
+from mlhpc.suite.training.parallel.data import wrap
+from mlhpc.suite.training.timing import make_device_clock
+from mlhpc.workloads.deepcam.workload import DeepCam
 generator = torch.Generator().manual_seed(0)
 x = torch.rand(4, 16, 32, 16, generator=generator).double()
 y = torch.randint(3, (4, 16, 32), generator=generator, dtype=torch.uint8)

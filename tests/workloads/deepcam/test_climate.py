@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from workloads.deepcam.climate import (
+from mlhpc.workloads.deepcam.climate import (
     AIR_DENSITY,
     CORIOLIS,
     METRES_PER_DEGREE,
@@ -16,8 +16,8 @@ from workloads.deepcam.climate import (
     compute_holland_vortex,
     make_snapshot,
 )
-from workloads.deepcam.config import CHANNELS
-from workloads.deepcam.generate import SIZES
+from mlhpc.workloads.deepcam.config import CHANNELS
+from mlhpc.workloads.deepcam.generate import SIZES
 
 QUIET = Domain(64, 96, 4, 52, 72, 0, 0, 0, 0, 0, 0)
 GLOBE = Domain(64, 128, -90, 90, 360, 0, 0, 0, 0, 0, 0)

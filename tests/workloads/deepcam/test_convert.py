@@ -9,14 +9,14 @@ import h5py
 import numpy as np
 import pytest
 
-from suite.data.manifest import read_manifest
-from suite.data.shards import ShardReader
-from suite.errors import InputError
-from suite.world import World
+from mlhpc.suite.data.manifest import read_manifest
+from mlhpc.suite.data.shards import ShardReader
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.world import World
+from mlhpc.workloads.deepcam import convert as converter
+from mlhpc.workloads.deepcam.convert import convert, fetch
+from mlhpc.workloads.deepcam.fields import Statistics, read_snapshot, read_statistics
 from tests.fixtures.export_deepcam import export_hdf5, write_snapshot, write_statistics
-from workloads.deepcam import convert as converter
-from workloads.deepcam.convert import convert, fetch
-from workloads.deepcam.fields import Statistics, read_snapshot, read_statistics
 
 SHAPE = (64, 96)
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from suite.data.manifest import compare_files, read_manifest
-from suite.data.shards import ShardReader
-from workloads.deepcam import generate as generator
-from workloads.deepcam.climate import make_snapshot
-from workloads.deepcam.config import CHANNELS
+from mlhpc.suite.data.manifest import compare_files, read_manifest
+from mlhpc.suite.data.shards import ShardReader
+from mlhpc.workloads.deepcam import generate as generator
+from mlhpc.workloads.deepcam.climate import make_snapshot
+from mlhpc.workloads.deepcam.config import CHANNELS
 
 
 def test_the_result_is_complete_and_described(tiny_data: Path, tiny: generator.DataSize) -> None:
@@ -35,7 +35,7 @@ def test_the_result_is_complete_and_described(tiny_data: Path, tiny: generator.D
 
 @pytest.mark.parametrize("size", list(generator.SIZES))
 def test_the_generator_makes_what_the_card_states(size: str) -> None:
-    from workloads.deepcam import DESCRIPTOR
+    from mlhpc.workloads.deepcam import DESCRIPTOR
 
     card, settings = DESCRIPTOR.card().size(size), generator.SIZES[size]
     assert (card.train_samples, card.eval_samples) == (settings.train_samples, settings.validation_samples)

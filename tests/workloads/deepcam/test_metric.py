@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from workloads.deepcam.metric import compute_metrics, compute_statistics, count_confusion
+from mlhpc.workloads.deepcam.metric import compute_metrics, compute_statistics, count_confusion
 
 
 def numbers(stats: dict[str, torch.Tensor]) -> dict[str, float]:

@@ -10,15 +10,15 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from suite.config import RunConfig, load_config
-from suite.errors import InputError
-from suite.training.parallel.batch_norm import GroupBatchNorm2d
-from suite.world import World
-from workloads.deepcam import DESCRIPTOR
-from workloads.deepcam.config import LOSS_WEIGHTS, DeepCamConfig
-from workloads.deepcam.model import Block, DeepLabV3Plus
-from workloads.deepcam.work import forward_flops, list_layers, parameter_count
-from workloads.deepcam.workload import DeepCam
+from mlhpc.suite.config import RunConfig, load_config
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.training.parallel.batch_norm import GroupBatchNorm2d
+from mlhpc.suite.world import World
+from mlhpc.workloads.deepcam import DESCRIPTOR
+from mlhpc.workloads.deepcam.config import LOSS_WEIGHTS, DeepCamConfig
+from mlhpc.workloads.deepcam.model import Block, DeepLabV3Plus
+from mlhpc.workloads.deepcam.work import forward_flops, list_layers, parameter_count
+from mlhpc.workloads.deepcam.workload import DeepCam
 
 SIZES = list(DESCRIPTOR.card().sizes)
 

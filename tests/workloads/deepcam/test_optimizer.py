@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from suite.config import RunConfig
-from suite.world import World
-from workloads.deepcam.config import DeepCamConfig, learning_rate
-from workloads.deepcam.optimizer import Lamb, build_optimizer
-from workloads.deepcam.workload import DeepCam
+from mlhpc.suite.config import RunConfig
+from mlhpc.suite.world import World
+from mlhpc.workloads.deepcam.config import DeepCamConfig, learning_rate
+from mlhpc.workloads.deepcam.optimizer import Lamb, build_optimizer
+from mlhpc.workloads.deepcam.workload import DeepCam
 
 SHAPES = [(4, 3), (5,), (2, 2, 3)]
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 from msgspec import structs
 
-from suite.config import RunConfig, load_config
-from suite.data.manifest import read_manifest, write_manifest
-from suite.data.shards import ShardReader, build_shard_path, count_read_bytes, write_shard
-from suite.errors import InputError
-from suite.world import World
-from workloads.deepcam import DESCRIPTOR, baselines
-from workloads.deepcam import generate as generator
-from workloads.deepcam.workload import DeepCam
+from mlhpc.suite.config import RunConfig, load_config
+from mlhpc.suite.data.manifest import read_manifest, write_manifest
+from mlhpc.suite.data.shards import ShardReader, build_shard_path, count_read_bytes, write_shard
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.world import World
+from mlhpc.workloads.deepcam import DESCRIPTOR, baselines
+from mlhpc.workloads.deepcam import generate as generator
+from mlhpc.workloads.deepcam.workload import DeepCam
 
 
 def test_fields_arrive_scaled_to_the_unit_interval(tiny_data: Path, tiny_config: Callable[..., RunConfig]) -> None:

@@ -16,17 +16,17 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from suite.config import load_config
-from suite.descriptor import load_descriptor
-from suite.training.parallel.data import Clipping, wrap
-from suite.training.trial import count_parameters
-from suite.transport import SingleProcessTransport, TorchTransport
-from suite.workload import ExpertSpread, load_workload
-from suite.world import World
+from mlhpc.suite.config import load_config
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.training.parallel.data import Clipping, wrap
+from mlhpc.suite.training.trial import count_parameters
+from mlhpc.suite.transport import SingleProcessTransport, TorchTransport
+from mlhpc.suite.workload import ExpertSpread, load_workload
+from mlhpc.suite.world import World
+from mlhpc.workloads.moe.layer import MoELayer
+from mlhpc.workloads.moe.workload import MoEWorkload
 from tests.workloads.moe.exact_worker import fork_ranks
 from tests.workloads.moe.parallel_worker import CASES, part
-from workloads.moe.layer import MoELayer
-from workloads.moe.workload import MoEWorkload
 
 RANKS, STEPS, BATCH = 4, 3, 8
 SAME = 1e-12

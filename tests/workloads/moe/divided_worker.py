@@ -14,23 +14,23 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from suite.config import RunConfig, load_config
-from suite.descriptor import load_descriptor
-from suite.training.checkpoint import Checkpoint
-from suite.training.parallel.apply import build
-from suite.training.parallel.data import Clipping, wrap
-from suite.training.parallel.places import slices
-from suite.training.parallel.plan import find_plan
-from suite.training.parallel.sharing import Parallel
-from suite.training.parallel.states import local
-from suite.training.state import Position, TrainingState
-from suite.training.trial import count_parameters
-from suite.transport import SingleProcessTransport, TorchTransport
-from suite.workload import Workload, load_workload
-from suite.world import World
+from mlhpc.suite.config import RunConfig, load_config
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.training.checkpoint import Checkpoint
+from mlhpc.suite.training.parallel.apply import build
+from mlhpc.suite.training.parallel.data import Clipping, wrap
+from mlhpc.suite.training.parallel.places import slices
+from mlhpc.suite.training.parallel.plan import find_plan
+from mlhpc.suite.training.parallel.sharing import Parallel
+from mlhpc.suite.training.parallel.states import local
+from mlhpc.suite.training.state import Position, TrainingState
+from mlhpc.suite.training.trial import count_parameters
+from mlhpc.suite.transport import SingleProcessTransport, TorchTransport
+from mlhpc.suite.workload import Workload, load_workload
+from mlhpc.suite.world import World
+from mlhpc.workloads.moe.layer import MoELayer
 from tests.workloads.moe.exact_worker import fork_ranks
 from tests.workloads.moe.parallel_worker import CASES, part
-from workloads.moe.layer import MoELayer
 
 RANKS, STEPS, MORE, BATCH = 4, 2, 1, 8
 SAME = 1e-12

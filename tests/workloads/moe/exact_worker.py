@@ -24,11 +24,11 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
+from mlhpc.workloads.moe.config import MoEConfig, count_ranks_per_expert, list_valid_r
+from mlhpc.workloads.moe.experts import Experts, Weights
+from mlhpc.workloads.moe.layer import Execution, MoELayer
+from mlhpc.workloads.moe.mesh import ExpertMesh
 from tests.workloads.moe.oracle import dense_layer, queue_lengths, tutel_capacity
-from workloads.moe.config import MoEConfig, count_ranks_per_expert, list_valid_r
-from workloads.moe.experts import Experts, Weights
-from workloads.moe.layer import Execution, MoELayer
-from workloads.moe.mesh import ExpertMesh
 
 WIDTH, HIDDEN, TOKENS = 12, 48, 10
 EXPERTS = {1: (1, 4), 2: (1, 2, 4), 4: (1, 2, 4, 8), 6: (1, 2, 3, 6, 12)}

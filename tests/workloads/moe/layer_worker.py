@@ -14,22 +14,22 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from suite.documents import convert
-from suite.errors import InputError
+from mlhpc.suite.documents import convert
+from mlhpc.suite.errors import InputError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from suite.performance.cost_model import Network
-from suite.training.timing import HostClock
+from mlhpc.suite.performance.cost_model import Network
+from mlhpc.suite.training.timing import HostClock
+from mlhpc.workloads.moe import phases
+from mlhpc.workloads.moe.all_to_all import gather_slices
+from mlhpc.workloads.moe.autotune import Autotuner, make_trial_timer, measure_flops, measure_network
+from mlhpc.workloads.moe.config import MoEConfig, count_ranks_per_expert, list_valid_r
+from mlhpc.workloads.moe.layer import Execution, MoELayer
+from mlhpc.workloads.moe.mesh import ExpertMesh
+from mlhpc.workloads.moe.phases import LayerTimer
+from mlhpc.workloads.moe.routes import compute_known_traffic, gather_counts, split_buffer
 from tests.fixtures.device_steps import counted_reads
-from workloads.moe import phases
-from workloads.moe.all_to_all import gather_slices
-from workloads.moe.autotune import Autotuner, make_trial_timer, measure_flops, measure_network
-from workloads.moe.config import MoEConfig, count_ranks_per_expert, list_valid_r
-from workloads.moe.layer import Execution, MoELayer
-from workloads.moe.mesh import ExpertMesh
-from workloads.moe.phases import LayerTimer
-from workloads.moe.routes import compute_known_traffic, gather_counts, split_buffer
 
 EXPERTS, WIDTH = 2, 8
 
@@ -125,7 +125,9 @@ def the_autotuner_agrees_and_remembers(mesh: ExpertMesh) -> None:
     assert tuner.decide(layer, 100, 64, never) is decision
     layer.use(decision.chosen)
     priced = []
-    with patch("workloads.moe.autotune.list_executions", lambda shape, *_: priced.append(shape.element_bytes) or []):
+    with patch(
+        "mlhpc.workloads.moe.autotune.list_executions", lambda shape, *_: priced.append(shape.element_bytes) or []
+    ):
         tuner.candidates(layer, 64, 64)
         with torch.autocast("cpu", torch.bfloat16):  # then rows and weights are sent in bfloat16
             tuner.candidates(layer, 64, 64)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from workloads.moe.experts import Weights
+from mlhpc.workloads.moe.experts import Weights
 
 
 def kept_choices(

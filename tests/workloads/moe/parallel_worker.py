@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
-from suite.config import load_config
-from suite.descriptor import load_descriptor
-from suite.training.loop import wrap
-from suite.transport import SingleProcessTransport, TorchTransport
-from suite.workload import load_workload
-from suite.world import World
+from mlhpc.suite.config import load_config
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.training.loop import wrap
+from mlhpc.suite.transport import SingleProcessTransport, TorchTransport
+from mlhpc.suite.workload import load_workload
+from mlhpc.suite.world import World
 from tests.workloads.moe.exact_worker import fork_ranks
 
 STEPS, BATCH = 4, 8

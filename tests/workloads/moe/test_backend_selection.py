@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from suite.log.mllog import EventLog
-from suite.machine.choice.chooser import Chooser
-from suite.machine.choice.store import ChoiceCache
-from suite.machine.choice.timing import Timing
-from suite.world import World
-from workloads.moe import dispatch, experts
-from workloads.moe.backend_selection import (
+from mlhpc.suite.log.mllog import EventLog
+from mlhpc.suite.machine.choice.chooser import Chooser
+from mlhpc.suite.machine.choice.store import ChoiceCache
+from mlhpc.suite.machine.choice.timing import Timing
+from mlhpc.suite.world import World
+from mlhpc.workloads.moe import dispatch, experts
+from mlhpc.workloads.moe.backend_selection import (
     ExpertShape,
     _inputs,
     choose_backend,
@@ -26,9 +26,9 @@ from workloads.moe.backend_selection import (
     make_uneven_rows,
     select_backend,
 )
-from workloads.moe.config import MoEConfig
-from workloads.moe.experts import BACKENDS, ExpertBackend, SelectedBackend, register, run_experts
-from workloads.moe.layer import MoELayer
+from mlhpc.workloads.moe.config import MoEConfig
+from mlhpc.workloads.moe.experts import BACKENDS, ExpertBackend, SelectedBackend, register, run_experts
+from mlhpc.workloads.moe.layer import MoELayer
 
 CPU = torch.device("cpu")
 SHAPE = ExpertShape(96, 4, 16, 32, "gelu", bias=True, even=False, dtype=torch.float32, top_k=2)
@@ -82,7 +82,7 @@ def fused_kernels(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         "onednn": ExpertBackend(loop, lambda rows, weights: "not in this race"),
     }
     for room in ("experts", "backend_selection"):
-        monkeypatch.setattr(f"workloads.moe.{room}.BACKENDS", able)
+        monkeypatch.setattr(f"mlhpc.workloads.moe.{room}.BACKENDS", able)
     monkeypatch.setattr(experts, "run_fused_experts", fuse)
     for name in ("_gather_tokens", "add_choices"):
         monkeypatch.setattr(dispatch, name, costs(COPY_S, getattr(dispatch, name)))
@@ -95,8 +95,8 @@ def fused_kernels(monkeypatch: pytest.MonkeyPatch) -> list[float]:
             found[name] = Timing(clock[0] if name != "loop" else 9.0)
         return found
 
-    monkeypatch.setattr("suite.machine.choice.chooser.measure_candidates", measured)
-    monkeypatch.setattr("workloads.moe.backend_selection._measure_bfloat16_gain", lambda shape, device: {})
+    monkeypatch.setattr("mlhpc.suite.machine.choice.chooser.measure_candidates", measured)
+    monkeypatch.setattr("mlhpc.workloads.moe.backend_selection._measure_bfloat16_gain", lambda shape, device: {})
     return clock
 
 
@@ -184,7 +184,7 @@ def test_choices_make_the_load_and_name_no_expert_twice(rows: int, experts: int,
 
 def test_a_back_end_that_is_registered_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experts, "BACKENDS", dict(BACKENDS))
-    for room in ("workloads.moe.backend_selection",):
+    for room in ("mlhpc.workloads.moe.backend_selection",):
         monkeypatch.setattr(f"{room}.BACKENDS", experts.BACKENDS)
     register("fused", ExpertBackend(BACKENDS["loop"].run, lambda rows, weights: None))
     register("elsewhere", ExpertBackend(BACKENDS["loop"].run, lambda rows, weights: "it is for a GPU"))

@@ -11,11 +11,11 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from suite.errors import InputError
+from mlhpc.suite.errors import InputError
+from mlhpc.workloads.commands.moe import moe
+from mlhpc.workloads.moe.bench import Shape, choose_fixed_experts, list_grid_sizes
+from mlhpc.workloads.moe.config import Backend, MoEConfig
 from tests.fixtures.warm import warm_python
-from workloads.commands.moe import moe
-from workloads.moe.bench import Shape, choose_fixed_experts, list_grid_sizes
-from workloads.moe.config import Backend, MoEConfig
 
 SMALL = ["--tokens", "64", "--width", "16", "--hidden", "32", "--experts", "4", "--repeats", "2"]
 
@@ -61,7 +61,7 @@ def test_the_largest_message_is_a_size(number: str) -> None:
 
 def test_too_little_memory_is_no_defect() -> None:
     done = subprocess.run(
-        [*warm_python(), "-m", "suite", "moe", "--tokens", "100000000000"],
+        [*warm_python(), "-m", "mlhpc", "moe", "--tokens", "100000000000"],
         cwd=Path(__file__).resolve().parents[3],
         capture_output=True,
         text=True,
@@ -80,7 +80,7 @@ def sweep(path: Path, ranks: int, per_node: int) -> dict[str, Any]:
     words = ["--experts", "2", "--top-k", "1", "--sweep-network", "--ranks-per-node", str(per_node)]
     words += ["--up-to-mib", "0.002", "-o", str(path)]
     done = subprocess.run(
-        [*warm_python(), "-m", "suite", "moe", "--ranks", str(ranks), *SMALL, *words],
+        [*warm_python(), "-m", "mlhpc", "moe", "--ranks", str(ranks), *SMALL, *words],
         cwd=Path(__file__).resolve().parents[3],
         capture_output=True,
         text=True,

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlhpc.workloads.moe.config import compute_capacity
+from mlhpc.workloads.moe.dispatch import Capacity, DispatchPlan, Dropless, Einsum
+from mlhpc.workloads.moe.router import Routing
 from tests.workloads.moe.oracle import kept_choices, queue_lengths, tutel_capacity
-from workloads.moe.config import compute_capacity
-from workloads.moe.dispatch import Capacity, DispatchPlan, Dropless, Einsum
-from workloads.moe.router import Routing
 
 
 def routing(experts_TK: list[list[int]], priority: list[float] | None = None) -> Routing:

@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from suite.config import load_config
-from suite.descriptor import load_descriptor
-from suite.errors import InputError
-from suite.training.checkpoint import Checkpoint
-from suite.training.state import Position, TrainingState, _make_moving_average
-from suite.workload import Optimization, load_workload
+from mlhpc.suite.config import load_config
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.training.checkpoint import Checkpoint
+from mlhpc.suite.training.state import Position, TrainingState, _make_moving_average
+from mlhpc.suite.workload import Optimization, load_workload
+from mlhpc.workloads.moe.config import MoEConfig
+from mlhpc.workloads.moe.layer import MoELayer
+from mlhpc.workloads.moe.mesh import ExpertMesh
+from mlhpc.workloads.moe.parallel import find_expert_copy, list_expert_parameters, locate_expert_shares
 from tests.fixtures.thread_ranks import Holding, on_holders
-from workloads.moe.config import MoEConfig
-from workloads.moe.layer import MoELayer
-from workloads.moe.mesh import ExpertMesh
-from workloads.moe.parallel import find_expert_copy, list_expert_parameters, locate_expert_shares
 
 EXPERTS, WIDTH, HIDDEN = 4, 8, 16
 CONFIG = MoEConfig(experts=EXPERTS, top_k=2, hidden=HIDDEN, activation="swiglu", bias=True)

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from suite.config import load_config
-from suite.descriptor import load_descriptor
-from suite.errors import InputError
-from suite.training.parallel.plan import find_plan
+from mlhpc.suite.config import load_config
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.training.parallel.plan import find_plan
+from mlhpc.workloads.moe.config import Layout, MoEConfig
+from mlhpc.workloads.moe.parallel import count_node_ranks
 from tests.fixtures.cli import mlhpc
-from workloads.moe.config import Layout, MoEConfig
-from workloads.moe.parallel import count_node_ranks
 
 SHIPPED = find_plan(load_descriptor("moe_lm"), "experts")
 TOKENS, WIDTH, HIDDEN, EXPERTS, TOP_K = 4 * 64, 64, 64, 4, 2  # moe_lm smoke on four ranks; one layer has experts

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from suite.errors import InputError
-from workloads.moe.config import MoEConfig
-from workloads.moe.experts import Experts, explain_grouped_problem, explain_onednn_problem, run_experts
-from workloads.moe.layer import Dispatched, MoELayer
-from workloads.moe.router import Routing
+from mlhpc.suite.errors import InputError
+from mlhpc.workloads.moe.config import MoEConfig
+from mlhpc.workloads.moe.experts import Experts, explain_grouped_problem, explain_onednn_problem, run_experts
+from mlhpc.workloads.moe.layer import Dispatched, MoELayer
+from mlhpc.workloads.moe.router import Routing
 
 
 def make(width: int = 8, hidden: int = 12, bias: bool = True, activation: str = "gelu") -> Experts:

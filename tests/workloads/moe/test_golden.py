@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from workloads.moe.config import MoEConfig
-from workloads.moe.layer import MoELayer
+from mlhpc.workloads.moe.config import MoEConfig
+from mlhpc.workloads.moe.layer import MoELayer
 
 WIDTH = 2048
 

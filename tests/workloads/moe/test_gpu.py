@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from suite.documents import convert
-from workloads.moe.config import MoEConfig
-from workloads.moe.layer import MoELayer
+from mlhpc.suite.documents import convert
+from mlhpc.workloads.moe.config import MoEConfig
+from mlhpc.workloads.moe.layer import MoELayer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from workloads.moe import experts, phases
-from workloads.moe.config import MoEConfig
-from workloads.moe.layer import MoELayer
-from workloads.moe.phases import KEPT_STEPS, ExpertLoad, LayerTimer
+from mlhpc.workloads.moe import experts, phases
+from mlhpc.workloads.moe.config import MoEConfig
+from mlhpc.workloads.moe.layer import MoELayer
+from mlhpc.workloads.moe.phases import KEPT_STEPS, ExpertLoad, LayerTimer
 
 
 def test_the_load_sums_its_steps_before_and_after_it_adds_them_up() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from suite.documents import convert
-from workloads.moe.config import MoEConfig
-from workloads.moe.layer import MoELayer
-from workloads.moe.router import Router, compute_gshard_loss, compute_importance_load_loss, compute_z_loss
+from mlhpc.suite.documents import convert
+from mlhpc.workloads.moe.config import MoEConfig
+from mlhpc.workloads.moe.layer import MoELayer
+from mlhpc.workloads.moe.router import Router, compute_gshard_loss, compute_importance_load_loss, compute_z_loss
 
 
 def config(**settings: object) -> MoEConfig:

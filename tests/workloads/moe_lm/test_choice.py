@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from suite.log.reader import Log, read_events
+from mlhpc.suite.log.reader import Log, read_events
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 def words(data: Path, folder: Path, *more: str) -> list[str]:
     sets = (f"data={data}", "max_epochs=2", "window_steps=1")
-    begin = [sys.executable, "-m", "suite", "run", "moe_lm", "-o", str(folder), "--ranks", "1", *more]
+    begin = [sys.executable, "-m", "mlhpc", "run", "moe_lm", "-o", str(folder), "--ranks", "1", *more]
     return [*begin, *(word for text in sets for word in ("--set", text))]
 
 
@@ -31,7 +31,7 @@ def losses(log: Log) -> dict[Any, float]:
 def test_a_resumed_run_keeps_its_choices_and_its_losses(tmp_path: Path) -> None:
     data = tmp_path / "data"
     subprocess.run(
-        [sys.executable, "-m", "suite", "data", "generate", "moe_lm", "--size", "smoke", "-o", str(data)],
+        [sys.executable, "-m", "mlhpc", "data", "generate", "moe_lm", "--size", "smoke", "-o", str(data)],
         cwd=ROOT, check=True, capture_output=True,
     )  # fmt: skip
     new = ("--size", "smoke", "--runs", "1", "--seed", "3")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from suite.log.reader import Log, read_events
-from suite.training.timing import PHASES
+from mlhpc.suite.log.reader import Log, read_events
+from mlhpc.suite.training.timing import PHASES
 
 ROOT = Path(__file__).resolve().parents[3]
 RANKS = 4
@@ -21,7 +21,7 @@ ENV = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 def mlhpc(*arguments: object, code: int = 0) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "suite", *map(str, arguments)],
+        [sys.executable, "-m", "mlhpc", *map(str, arguments)],
         cwd=ROOT,
         env=ENV,
         capture_output=True,
@@ -54,7 +54,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_of_four_ranks_logs_its_phases_is_packaged_and_resumes_where_it_was(data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "stopped"
     process = subprocess.Popen(
-        [sys.executable, "-m", "suite", *train(data, folder, 500)],
+        [sys.executable, "-m", "mlhpc", *train(data, folder, 500)],
         cwd=ROOT,
         env=ENV,
         stdout=subprocess.PIPE,

@@ -8,17 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from suite.config import load_config
-from suite.data.baselines import find_standard_error, is_oracle
-from suite.data.manifest import read_manifest
-from suite.errors import InputError
-from suite.world import World
-from workloads.moe_lm import DESCRIPTOR
-from workloads.moe_lm.baselines import compute_compressor_bits, measure_baselines
-from workloads.moe_lm.generate import SIZES, generate
-from workloads.moe_lm.language import ENDINGS, LETTERS, ODDS, Language, Lexicon
-from workloads.moe_lm.ppm import compute_ppm_bits, compute_tree_bits
-from workloads.moe_lm.workload import MoELM
+from mlhpc.suite.config import load_config
+from mlhpc.suite.data.baselines import find_standard_error, is_oracle
+from mlhpc.suite.data.manifest import read_manifest
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.world import World
+from mlhpc.workloads.moe_lm import DESCRIPTOR
+from mlhpc.workloads.moe_lm.baselines import compute_compressor_bits, measure_baselines
+from mlhpc.workloads.moe_lm.generate import SIZES, generate
+from mlhpc.workloads.moe_lm.language import ENDINGS, LETTERS, ODDS, Language, Lexicon
+from mlhpc.workloads.moe_lm.ppm import compute_ppm_bits, compute_tree_bits
+from mlhpc.workloads.moe_lm.workload import MoELM
 
 MARGIN = 3  # standard errors
 ORDERS = (0, 1, 2, 3)

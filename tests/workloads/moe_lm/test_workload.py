@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from suite.config import RunConfig, load_config
-from suite.world import World
-from workloads.moe.config import learning_rate
-from workloads.moe.layer import MoELayer
-from workloads.moe_lm import DESCRIPTOR
-from workloads.moe_lm.config import MoELMConfig, compute_work, parameter_count
-from workloads.moe_lm.model import MoELanguageModel, add_rotary_positions
-from workloads.moe_lm.workload import MoELM
+from mlhpc.suite.config import RunConfig, load_config
+from mlhpc.suite.world import World
+from mlhpc.workloads.moe.config import learning_rate
+from mlhpc.workloads.moe.layer import MoELayer
+from mlhpc.workloads.moe_lm import DESCRIPTOR
+from mlhpc.workloads.moe_lm.config import MoELMConfig, compute_work, parameter_count
+from mlhpc.workloads.moe_lm.model import MoELanguageModel, add_rotary_positions
+from mlhpc.workloads.moe_lm.workload import MoELM
 
 ROOT = Path(__file__).resolve().parents[3]
 SIZES = ("smoke", "mini", "mini_dense", "mini_facts", "mini_facts_dense", "middle", "full")

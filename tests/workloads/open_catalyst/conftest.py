@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from workloads.open_catalyst.structures import Structure
+from mlhpc.workloads.open_catalyst.structures import Structure
 
 
 def random_structure(seed: int, atoms: int = 7, side: float = 5.0) -> Structure:

@@ -20,20 +20,20 @@ import torch
 from click.testing import CliRunner
 from msgspec import structs
 
-from suite.commands.data import data
-from suite.data.build import SPLITS
-from suite.data.manifest import compare_files, read_manifest, write_manifest
-from suite.data.shards import ShardReader
-from suite.errors import InputError
-from suite.world import World
+from mlhpc.suite.commands.data import data
+from mlhpc.suite.data.build import SPLITS
+from mlhpc.suite.data.manifest import compare_files, read_manifest, write_manifest
+from mlhpc.suite.data.shards import ShardReader
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.world import World
+from mlhpc.workloads.open_catalyst import convert as converter
+from mlhpc.workloads.open_catalyst.convert import convert, fetch
+from mlhpc.workloads.open_catalyst.extxyz import SYMBOLS, read_extxyz
+from mlhpc.workloads.open_catalyst.lmdb_form import LmdbFile, load_restricted, read_record_fields
+from mlhpc.workloads.open_catalyst.structures import Structure
 from tests.fixtures.export_open_catalyst import export_lmdb
 from tests.workloads.open_catalyst.conftest import random_structure
 from tests.workloads.tiny import make
-from workloads.open_catalyst import convert as converter
-from workloads.open_catalyst.convert import convert, fetch
-from workloads.open_catalyst.extxyz import SYMBOLS, read_extxyz
-from workloads.open_catalyst.lmdb_form import LmdbFile, load_restricted, read_record_fields
-from workloads.open_catalyst.structures import Structure
 
 EXTXYZ = """3
 Lattice="6.0 0.0 0.0 0.0 7.0 0.0 0.0 0.0 20.0" Properties=species:S:1:pos:R:3:move_mask:L:1:tags:I:1:forces:R:3 \

@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from suite.config import load_config
-from suite.data.manifest import compare_files, read_manifest
-from suite.data.shards import ShardReader
-from suite.errors import InputError
-from suite.world import World
-from workloads.open_catalyst import DESCRIPTOR
-from workloads.open_catalyst import generate as generator
-from workloads.open_catalyst.config import OpenCatalystConfig
-from workloads.open_catalyst.graph import list_triplets
-from workloads.open_catalyst.slabs import LARGEST_FORCE, make_trajectory
+from mlhpc.suite.config import load_config
+from mlhpc.suite.data.manifest import compare_files, read_manifest
+from mlhpc.suite.data.shards import ShardReader
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.world import World
+from mlhpc.workloads.open_catalyst import DESCRIPTOR
+from mlhpc.workloads.open_catalyst import generate as generator
+from mlhpc.workloads.open_catalyst.config import OpenCatalystConfig
+from mlhpc.workloads.open_catalyst.graph import list_triplets
+from mlhpc.workloads.open_catalyst.slabs import LARGEST_FORCE, make_trajectory
 
 pytest.importorskip("ase")
 

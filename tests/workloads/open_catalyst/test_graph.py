@@ -7,9 +7,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from suite.errors import InputError
+from mlhpc.suite.errors import InputError
+from mlhpc.workloads.open_catalyst.graph import Edges, compute_inverse_cell, find_neighbours, join_edges, list_triplets
 from tests.workloads.open_catalyst.conftest import random_structure
-from workloads.open_catalyst.graph import Edges, compute_inverse_cell, find_neighbours, join_edges, list_triplets
 
 
 def as_set(source: np.ndarray, target: np.ndarray, offset: np.ndarray) -> set[tuple[int, ...]]:

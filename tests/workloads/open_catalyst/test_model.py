@@ -9,13 +9,12 @@ import pytest
 import torch
 from scipy.stats import special_ortho_group
 
-from suite.config import load_config
-from suite.documents import convert
-from tests.workloads.open_catalyst.conftest import random_structure
-from workloads.open_catalyst import DESCRIPTOR
-from workloads.open_catalyst.config import OpenCatalystConfig
-from workloads.open_catalyst.data import build_batch
-from workloads.open_catalyst.model import (
+from mlhpc.suite.config import load_config
+from mlhpc.suite.documents import convert
+from mlhpc.workloads.open_catalyst import DESCRIPTOR
+from mlhpc.workloads.open_catalyst.config import OpenCatalystConfig
+from mlhpc.workloads.open_catalyst.data import build_batch
+from mlhpc.workloads.open_catalyst.model import (
     DimeNetPlusPlus,
     compute_work,
     forward_flops,
@@ -23,7 +22,8 @@ from workloads.open_catalyst.model import (
     parameter_count,
     silu,
 )
-from workloads.open_catalyst.structures import Neighbourhood, Structure
+from mlhpc.workloads.open_catalyst.structures import Neighbourhood, Structure
+from tests.workloads.open_catalyst.conftest import random_structure
 
 MEANS = {"mean_atoms": 66, "mean_edges": 3242, "mean_triplets": 157_000}
 NEIGHBOURHOOD = Neighbourhood(4.5, 12)
@@ -229,7 +229,7 @@ def test_bfloat16_autocast_gives_nearly_the_same_forces() -> None:
 
 
 def test_training_on_a_few_structures_drives_their_forces_to_the_truth(tiny_data: Path) -> None:
-    from workloads.open_catalyst.workload import OpenCatalyst
+    from mlhpc.workloads.open_catalyst.workload import OpenCatalyst
 
     workload = OpenCatalyst(load_config(DESCRIPTOR, "smoke", ["hyperparameters.warmup_steps=0"]))
     data = workload.dataset("train", tiny_data).load(np.arange(6), seed=0, epoch=1)

@@ -12,19 +12,19 @@ import pytest
 import torch
 from msgspec import structs
 
-from suite.config import RunConfig, load_config
-from suite.data.manifest import read_manifest, write_manifest
-from suite.data.sampling import list_train_batches
-from suite.data.shards import ShardReader, build_shard_path, write_shard
-from suite.documents import convert_to_plain_data
-from suite.errors import InputError
-from suite.world import World
+from mlhpc.suite.config import RunConfig, load_config
+from mlhpc.suite.data.manifest import read_manifest, write_manifest
+from mlhpc.suite.data.sampling import list_train_batches
+from mlhpc.suite.data.shards import ShardReader, build_shard_path, write_shard
+from mlhpc.suite.documents import convert_to_plain_data
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.world import World
+from mlhpc.workloads.open_catalyst import DESCRIPTOR
+from mlhpc.workloads.open_catalyst.baselines import measure_baselines
+from mlhpc.workloads.open_catalyst.config import OpenCatalystConfig, learning_rate
+from mlhpc.workloads.open_catalyst.workload import OpenCatalyst
 from tests.fixtures.warm import warm_python
 from tests.workloads.tiny import TINY
-from workloads.open_catalyst import DESCRIPTOR
-from workloads.open_catalyst.baselines import measure_baselines
-from workloads.open_catalyst.config import OpenCatalystConfig, learning_rate
-from workloads.open_catalyst.workload import OpenCatalyst
 
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
 
@@ -217,12 +217,12 @@ TWO_RANKS = """
 import dataclasses, json, sys
 from pathlib import Path
 import torch
-from suite.config import load_config
-from suite.transport import SingleProcessTransport
-from suite.world import World
-from suite.data.sampling import list_train_batches
-from workloads.open_catalyst import DESCRIPTOR
-from workloads.open_catalyst.workload import OpenCatalyst
+from mlhpc.suite.config import load_config
+from mlhpc.suite.transport import SingleProcessTransport
+from mlhpc.suite.world import World
+from mlhpc.suite.data.sampling import list_train_batches
+from mlhpc.workloads.open_catalyst import DESCRIPTOR
+from mlhpc.workloads.open_catalyst.workload import OpenCatalyst
 
 torch.set_num_threads(1)
 world = World.create()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from workloads.openfold.config import OpenFoldConfig
-from workloads.openfold.data import OpenFoldData
+from mlhpc.workloads.openfold.config import OpenFoldConfig
+from mlhpc.workloads.openfold.data import OpenFoldData
 
 SMALL_NET = OpenFoldConfig(  # widths differ, so that one taken for another is noticed; tests/reference has it too
     crop_size=10,

@@ -12,22 +12,22 @@ import torch
 from msgspec import structs
 from torch import Tensor, nn
 
-from suite.descriptor import load_descriptor
-from suite.errors import InputError
-from suite.training.checkpoint import Checkpoint
-from suite.training.parallel.axial import run_to_ends, split_axes
-from suite.training.parallel.exchange import Axis
-from suite.training.parallel.plan import AxialPlan, find_plan, read_plan
-from suite.training.state import Position, TrainingState, _make_moving_average
-from suite.workload import Optimization
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.training.checkpoint import Checkpoint
+from mlhpc.suite.training.parallel.axial import run_to_ends, split_axes
+from mlhpc.suite.training.parallel.exchange import Axis
+from mlhpc.suite.training.parallel.plan import AxialPlan, find_plan, read_plan
+from mlhpc.suite.training.state import Position, TrainingState, _make_moving_average
+from mlhpc.suite.workload import Optimization
+from mlhpc.workloads.openfold.config import OpenFoldConfig
+from mlhpc.workloads.openfold.data import OpenFoldData
+from mlhpc.workloads.openfold.losses import compute_losses
+from mlhpc.workloads.openfold.model import OpenFoldNet
+from mlhpc.workloads.openfold.primitives import SharedDropout
 from tests.fixtures.thread_ranks import Holding, finish_step, on_axial
 from tests.workloads.openfold.conftest import SMALL_NET
 from tests.workloads.openfold.test_model import scrambled
-from workloads.openfold.config import OpenFoldConfig
-from workloads.openfold.data import OpenFoldData
-from workloads.openfold.losses import compute_losses
-from workloads.openfold.model import OpenFoldNet
-from workloads.openfold.primitives import SharedDropout
 
 PLAN = read_plan(find_plan(load_descriptor("openfold"), "axial"))[0].axial
 assert PLAN is not None

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from workloads.openfold import baselines, residues
-from workloads.openfold.baselines import (
+from mlhpc.workloads.openfold import baselines, residues
+from mlhpc.workloads.openfold.baselines import (
     Predictor,
     _coupling_neighbours,
     _couplings,
@@ -22,8 +22,8 @@ from workloads.openfold.baselines import (
     _windows,
     fit_contact_potential,
 )
-from workloads.openfold.features import Protein
-from workloads.openfold.proteins import HELIX, Families, make_family, make_proteins
+from mlhpc.workloads.openfold.features import Protein
+from mlhpc.workloads.openfold.proteins import HELIX, Families, make_family, make_proteins
 
 FOLDS = Families(12, 14, 16, hairpins_per_helix=1)
 NUMBERS = range(120)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from suite.config import load_config
-from suite.errors import InputError
-from suite.world import World
-from workloads.openfold import DESCRIPTOR
-from workloads.openfold.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
-from workloads.openfold.workload import OpenFold
+from mlhpc.suite.config import load_config
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.world import World
+from mlhpc.workloads.openfold import DESCRIPTOR
+from mlhpc.workloads.openfold.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
+from mlhpc.workloads.openfold.workload import OpenFold
 
 
 def build(size: str, *overrides: str) -> tuple[OpenFold, torch.nn.Module]:

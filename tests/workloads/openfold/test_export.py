@@ -14,11 +14,17 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from suite.data.build import SPLITS
-from suite.data.manifest import read_manifest, write_manifest
-from suite.data.shards import ShardReader
-from suite.errors import InputError
-from suite.world import World
+from mlhpc.suite.data.build import SPLITS
+from mlhpc.suite.data.manifest import read_manifest, write_manifest
+from mlhpc.suite.data.shards import ShardReader
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.world import World
+from mlhpc.workloads.openfold import residues
+from mlhpc.workloads.openfold.alignment_files import read_a3m
+from mlhpc.workloads.openfold.convert import convert
+from mlhpc.workloads.openfold.features import Protein
+from mlhpc.workloads.openfold.public.structures import ATOMS_37
+from mlhpc.workloads.openfold.shard_form import convert_to_proteins
 from tests.fixtures.export_openfold import (
     ALIGNMENTS,
     MOST_ENTRIES,
@@ -27,12 +33,6 @@ from tests.fixtures.export_openfold import (
     entry_name,
     export_preprocessed,
 )
-from workloads.openfold import residues
-from workloads.openfold.alignment_files import read_a3m
-from workloads.openfold.convert import convert
-from workloads.openfold.features import Protein
-from workloads.openfold.public.structures import ATOMS_37
-from workloads.openfold.shard_form import convert_to_proteins
 
 
 @pytest.fixture

@@ -14,20 +14,20 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from suite.data.manifest import compare_files
-from suite.data.shards import ShardReader
-from suite.errors import InputError
-from suite.world import World
+from mlhpc.suite.data.manifest import compare_files
+from mlhpc.suite.data.shards import ShardReader
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.world import World
+from mlhpc.workloads.openfold import convert as converter
+from mlhpc.workloads.openfold import residues
+from mlhpc.workloads.openfold.alignment_files import merge, read_a3m, read_fasta
+from mlhpc.workloads.openfold.convert import convert, fetch, read_protein
+from mlhpc.workloads.openfold.data import OpenFoldData
+from mlhpc.workloads.openfold.mmcif import read_chain, read_entry
+from mlhpc.workloads.openfold.proteins import Families, make_proteins
+from mlhpc.workloads.openfold.shard_form import convert_to_proteins
 from tests.fixtures.structure_files import a3m_text, mmcif_text
 from tests.workloads.openfold.conftest import SMALL_NET
-from workloads.openfold import convert as converter
-from workloads.openfold import residues
-from workloads.openfold.alignment_files import merge, read_a3m, read_fasta
-from workloads.openfold.convert import convert, fetch, read_protein
-from workloads.openfold.data import OpenFoldData
-from workloads.openfold.mmcif import read_chain, read_entry
-from workloads.openfold.proteins import Families, make_proteins
-from workloads.openfold.shard_form import convert_to_proteins
 
 # the form of the Protein Data Bank: quotes, a text field, two models, two places of one atom, a modified residue, water
 ARCHIVE = """data_1ABC

@@ -9,19 +9,18 @@ import pytest
 import torch
 from msgspec import structs
 
-from suite.data.build import VALIDATION_INDEX
-from suite.data.manifest import compare_files, read_manifest
-from suite.data.shards import ShardReader
-from suite.errors import InputError
-from suite.world import World
-from tests.workloads.openfold.conftest import SMALL_NET
-from workloads.openfold import DESCRIPTOR, features, residues
-from workloads.openfold import generate as generator
-from workloads.openfold.baselines import compute_affinity, fit_contact_potential, measure_baselines
-from workloads.openfold.data import OpenFoldData
-from workloads.openfold.features import SLOT_ARRAYS, build_alignment, build_sample, choose_recycles
-from workloads.openfold.losses import compute_sample_lddt_ca
-from workloads.openfold.proteins import (
+from mlhpc.suite.data.build import VALIDATION_INDEX
+from mlhpc.suite.data.manifest import compare_files, read_manifest
+from mlhpc.suite.data.shards import ShardReader
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.world import World
+from mlhpc.workloads.openfold import DESCRIPTOR, features, residues
+from mlhpc.workloads.openfold import generate as generator
+from mlhpc.workloads.openfold.baselines import compute_affinity, fit_contact_potential, measure_baselines
+from mlhpc.workloads.openfold.data import OpenFoldData
+from mlhpc.workloads.openfold.features import SLOT_ARRAYS, build_alignment, build_sample, choose_recycles
+from mlhpc.workloads.openfold.losses import compute_sample_lddt_ca
+from mlhpc.workloads.openfold.proteins import (
     HELIX,
     KINDS,
     STRAND,
@@ -32,7 +31,8 @@ from workloads.openfold.proteins import (
     make_family,
     make_proteins,
 )
-from workloads.openfold.shard_form import convert_to_proteins
+from mlhpc.workloads.openfold.shard_form import convert_to_proteins
+from tests.workloads.openfold.conftest import SMALL_NET
 
 FOLDS = Families(20, 24, 16, hairpins_per_helix=3)
 KIND_OF = np.array([next(k for k, kind in enumerate(KINDS) if letter in kind) for letter in residues.LETTERS])

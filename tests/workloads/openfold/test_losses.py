@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.workloads.openfold.conftest import SMALL_NET
-from workloads.openfold import residues
-from workloads.openfold.data import OpenFoldData
-from workloads.openfold.features import SYNTHETIC_RESOLUTION
-from workloads.openfold.geometry import (
+from mlhpc.workloads.openfold import residues
+from mlhpc.workloads.openfold.data import OpenFoldData
+from mlhpc.workloads.openfold.features import SYNTHETIC_RESOLUTION
+from mlhpc.workloads.openfold.geometry import (
     Frame,
     compute_atoms,
     compute_backbone_frames,
@@ -23,7 +22,7 @@ from workloads.openfold.geometry import (
     compute_torsions_of,
     load_residue_table,
 )
-from workloads.openfold.losses import (
+from mlhpc.workloads.openfold.losses import (
     EPS,
     Naming,
     compute_backbone_fape,
@@ -36,8 +35,9 @@ from workloads.openfold.losses import (
     compute_sidechain_fape,
     rename_atoms,
 )
-from workloads.openfold.model import OpenFoldNet
-from workloads.openfold.structure import compute_frame_update
+from mlhpc.workloads.openfold.model import OpenFoldNet
+from mlhpc.workloads.openfold.structure import compute_frame_update
+from tests.workloads.openfold.conftest import SMALL_NET
 
 
 def chain(length: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -12,19 +12,24 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from mlhpc.workloads.openfold import residues
+from mlhpc.workloads.openfold.config import OpenFoldConfig
+from mlhpc.workloads.openfold.data import OpenFoldData
+from mlhpc.workloads.openfold.evoformer import (
+    OuterProductMean,
+    TriangleAttention,
+    TriangleMultiplication,
+    encode_distances,
+)
+from mlhpc.workloads.openfold.features import Protein, build_sample
+from mlhpc.workloads.openfold.geometry import Frame, load_residue_table
+from mlhpc.workloads.openfold.losses import compute_losses
+from mlhpc.workloads.openfold.model import PSI, OpenFoldNet, compute_template_features
+from mlhpc.workloads.openfold.primitives import Attention
+from mlhpc.workloads.openfold.proteins import Families, make_proteins
+from mlhpc.workloads.openfold.structure import InvariantPointAttention, compute_frame_update
+from mlhpc.workloads.openfold.work import compute_work, count_forward
 from tests.workloads.openfold.conftest import SMALL_NET
-from workloads.openfold import residues
-from workloads.openfold.config import OpenFoldConfig
-from workloads.openfold.data import OpenFoldData
-from workloads.openfold.evoformer import OuterProductMean, TriangleAttention, TriangleMultiplication, encode_distances
-from workloads.openfold.features import Protein, build_sample
-from workloads.openfold.geometry import Frame, load_residue_table
-from workloads.openfold.losses import compute_losses
-from workloads.openfold.model import PSI, OpenFoldNet, compute_template_features
-from workloads.openfold.primitives import Attention
-from workloads.openfold.proteins import Families, make_proteins
-from workloads.openfold.structure import InvariantPointAttention, compute_frame_update
-from workloads.openfold.work import compute_work, count_forward
 
 # reference: mlcommons/hpc openfold; its log says model_parameters_count 93229082
 PARTS = {

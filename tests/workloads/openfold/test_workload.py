@@ -10,17 +10,17 @@ import torch
 import yaml
 from msgspec import structs
 
-from suite.config import RunConfig, load_config
-from suite.data.manifest import read_manifest
-from suite.data.sampling import list_train_batches
-from suite.world import World
+from mlhpc.suite.config import RunConfig, load_config
+from mlhpc.suite.data.manifest import read_manifest
+from mlhpc.suite.data.sampling import list_train_batches
+from mlhpc.suite.world import World
+from mlhpc.workloads.openfold import DESCRIPTOR
+from mlhpc.workloads.openfold.config import OpenFoldConfig, learning_rate
+from mlhpc.workloads.openfold.data import compute_batch_work
+from mlhpc.workloads.openfold.public.selection import Dates
+from mlhpc.workloads.openfold.work import compute_work, count_forward
+from mlhpc.workloads.openfold.workload import OpenFold
 from tests.workloads.openfold.conftest import SMALL_NET
-from workloads.openfold import DESCRIPTOR
-from workloads.openfold.config import OpenFoldConfig, learning_rate
-from workloads.openfold.data import compute_batch_work
-from workloads.openfold.public.selection import Dates
-from workloads.openfold.work import compute_work, count_forward
-from workloads.openfold.workload import OpenFold
 
 RULES = Path(__file__).parents[3] / "suite" / "compliance" / "rulesets" / "3.0.0.yaml"
 

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from suite.config import load_config
-from suite.data.manifest import read_manifest
-from suite.data.sampling import draws
-from suite.data.shards import ShardReader
-from suite.errors import InputError
-from suite.world import World
-from workloads.swinv2_moe import DESCRIPTOR
-from workloads.swinv2_moe import generate as generator
-from workloads.swinv2_moe.baselines import compute_statistics, measure_best_ridge, measure_boosting
-from workloads.swinv2_moe.config import CLASSES, SwinV2MoEConfig
-from workloads.swinv2_moe.data import ImageData, augment
+from mlhpc.suite.config import load_config
+from mlhpc.suite.data.manifest import read_manifest
+from mlhpc.suite.data.sampling import draws
+from mlhpc.suite.data.shards import ShardReader
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.world import World
+from mlhpc.workloads.swinv2_moe import DESCRIPTOR
+from mlhpc.workloads.swinv2_moe import generate as generator
+from mlhpc.workloads.swinv2_moe.baselines import compute_statistics, measure_best_ridge, measure_boosting
+from mlhpc.workloads.swinv2_moe.config import CLASSES, SwinV2MoEConfig
+from mlhpc.workloads.swinv2_moe.data import ImageData, augment
 
 
 def own(*overrides: str) -> SwinV2MoEConfig:

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from suite.config import load_config
-from suite.errors import InputError
-from suite.training.counts.flops import FORMULAS
-from workloads.moe.config import MoEConfig
-from workloads.swinv2_moe import DESCRIPTOR
-from workloads.swinv2_moe.config import SwinV2MoEConfig, compute_work, forward_flops, parameter_count
-from workloads.swinv2_moe.model import (
+from mlhpc.suite.config import load_config
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.training.counts.flops import FORMULAS
+from mlhpc.workloads.moe.config import MoEConfig
+from mlhpc.workloads.swinv2_moe import DESCRIPTOR
+from mlhpc.workloads.swinv2_moe.config import SwinV2MoEConfig, compute_work, forward_flops, parameter_count
+from mlhpc.workloads.swinv2_moe.model import (
     MAX_SCALE,
     PatchMerging,
     PositionBias,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from workloads.swinv2_moe import processes
-from workloads.swinv2_moe.config import CLASSES
-from workloads.swinv2_moe.processes import REGIMES, make_snapshots, simulate
+from mlhpc.workloads.swinv2_moe import processes
+from mlhpc.workloads.swinv2_moe.config import CLASSES
+from mlhpc.workloads.swinv2_moe.processes import REGIMES, make_snapshots, simulate
 
 
 def fields(name: str, pixels: int = 32) -> np.ndarray:

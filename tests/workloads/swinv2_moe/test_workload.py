@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from suite.config import RunConfig, load_config
-from suite.errors import InputError
-from suite.log.reader import read_events
-from suite.world import World
-from workloads.moe.config import learning_rate
-from workloads.swinv2_moe import DESCRIPTOR
-from workloads.swinv2_moe.config import SwinV2MoEConfig, compute_work, forward_flops, parameter_count
-from workloads.swinv2_moe.model import SwinV2MoE
-from workloads.swinv2_moe.workload import SwinV2MoEWorkload
+from mlhpc.suite.config import RunConfig, load_config
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.world import World
+from mlhpc.workloads.moe.config import learning_rate
+from mlhpc.workloads.swinv2_moe import DESCRIPTOR
+from mlhpc.workloads.swinv2_moe.config import SwinV2MoEConfig, compute_work, forward_flops, parameter_count
+from mlhpc.workloads.swinv2_moe.model import SwinV2MoE
+from mlhpc.workloads.swinv2_moe.workload import SwinV2MoEWorkload
 
 ROOT = Path(__file__).resolve().parents[3]
 SIZES = ("smoke", "mini", "small", "full")
@@ -127,7 +127,7 @@ def test_channels_last_is_refused() -> None:
 def test_smoke_goes_from_data_to_a_package_without_findings(tmp_path: Path) -> None:
     def mlhpc(*arguments: str) -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "suite", *arguments],
+            [sys.executable, "-m", "mlhpc", *arguments],
             cwd=tmp_path,
             env=os.environ | {"OMP_NUM_THREADS": "1", "MLHPC_DATA": str(tmp_path / "data"), "PYTHONPATH": str(ROOT)},
             capture_output=True,

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from suite.errors import explain_not_installed
-from workloads.moe.kernels.blocks import Blocks, BlockTimings
+from mlhpc.suite.errors import explain_not_installed
+from mlhpc.workloads.moe.kernels.blocks import Blocks, BlockTimings
 
 if TYPE_CHECKING:  # the kernels need torch and Triton only
-    from workloads.moe.config import Activation
+    from mlhpc.workloads.moe.config import Activation
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LEAST_CAPABILITY = (8, 0)
@@ -53,7 +53,7 @@ class Source:
     def tiles_of(self, rows: int, size: int) -> tuple[Tensor, int]:
         """List the tiles of ``size`` rows, on the device, and their largest possible number. Cached by ``size``."""
         if size not in self.tiles:
-            from workloads.moe.kernels.products import locate_tiles
+            from mlhpc.workloads.moe.kernels.products import locate_tiles
 
             experts = len(self.rows_E)
             # each expert that has rows may have one tile that is not full
@@ -188,7 +188,7 @@ class _Launches:
         hidden: Tensor, *, keep: bool,
     ) -> None:  # fmt: skip
         """Write the hidden rows, and to keep them the inputs of the activation."""
-        from workloads.moe.kernels.products import hidden_rows
+        from mlhpc.workloads.moe.kernels.products import hidden_rows
 
         constants = {"ACTIVATION": self.activation, "GATHER": self.gather, "BIAS": up_b is not None, "KEEP": keep}
         constants["TURNED"] = self.turned
@@ -209,7 +209,7 @@ class _Launches:
         self, one: Tensor, two: Tensor | None, one_w: Tensor, two_w: Tensor | None, bias: Tensor | None, out: Tensor
     ) -> None:
         """Write hidden rows times weights, the sum of two such products if there are two."""
-        from workloads.moe.kernels.products import wide_rows
+        from mlhpc.workloads.moe.kernels.products import wide_rows
 
         constants = {"TWO": two is not None, "BIAS": bias is not None}
         rows, weights = (one, _choose_tensor(two, one)), (one_w, _choose_tensor(two_w, one_w))
@@ -226,7 +226,7 @@ class _Launches:
         hidden: Tensor, d_up: Tensor, d_gate: Tensor | None,
     ) -> Tensor:  # fmt: skip
         """Write the gradients of up and gate and the weighted hidden rows; return the weights' gradient (R, parts)."""
-        from workloads.moe.kernels.gradients import bias_share, hidden_gradient
+        from mlhpc.workloads.moe.kernels.gradients import bias_share, hidden_gradient
 
         down_w, parts = self._turn(down_w), make_output_tensor(d_out, 0, 1, dtype=torch.float32)
         shared = self.gather and down_b is not None
@@ -253,7 +253,7 @@ class _Launches:
         self, one: Tensor, two: Tensor | None, wide: Tensor, weight: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         """Return the gradient of a weight, and of a second one if there are two sets of hidden rows."""
-        from workloads.moe.kernels.gradients import weight_gradient
+        from mlhpc.workloads.moe.kernels.gradients import weight_gradient
 
         d_one = make_output_tensor(weight, *weight.shape)
         d_two = None if two is None else make_output_tensor(weight, *weight.shape)
@@ -275,7 +275,7 @@ class _Launches:
 
     def bias_gradient(self, rows: Tensor, weights_R: Tensor | None, bias: Tensor) -> Tensor:
         """Return the sums of each expert's rows; with weights, of the rows of its tokens times their weights."""
-        from workloads.moe.kernels.gradients import bias_gradient
+        from mlhpc.workloads.moe.kernels.gradients import bias_gradient
 
         d_bias, width = make_output_tensor(bias, *bias.shape), bias.shape[1]
         pointers = (
@@ -293,7 +293,7 @@ class _Launches:
 
     def add_rows(self, rows: Tensor, places_R: Tensor, weights_R: Tensor | None, tokens: int) -> Tensor:
         """Return the sums (T, D) of each token's rows."""
-        from workloads.moe.kernels.products import add_rows
+        from mlhpc.workloads.moe.kernels.products import add_rows
 
         out = make_output_tensor(rows, tokens, self.D)
         if tokens:

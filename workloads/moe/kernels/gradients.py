@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from workloads.moe.kernels.products import activated, halves, place_of, weight_block
+from mlhpc.workloads.moe.kernels.products import activated, halves, place_of, weight_block
 
 
 @triton.jit

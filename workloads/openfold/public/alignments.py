@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from suite.errors import InputError
-from workloads.openfold.alignment_files import read_text
+from mlhpc.suite.errors import InputError
+from mlhpc.workloads.openfold.alignment_files import read_text
 
 DATABASES = ("uniref90_hits.a3m", "bfd_uniclust_hits.a3m", "mgnify_hits.a3m")  # merged in this order
 TEMPLATE_HITS = "pdb70_hits.hhr"

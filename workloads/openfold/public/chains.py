@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 
-from suite.errors import InputError
-from suite.world import World
-from workloads.openfold import residues
-from workloads.openfold.alignment_files import read_text
-from workloads.openfold.clusters import group_by_similarity
-from workloads.openfold.mmcif import read_entry
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.world import World
+from mlhpc.workloads.openfold import residues
+from mlhpc.workloads.openfold.alignment_files import read_text
+from mlhpc.workloads.openfold.clusters import group_by_similarity
+from mlhpc.workloads.openfold.mmcif import read_entry
 
 NO_CLUSTER = -1
 

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from suite.errors import InputError
-from workloads.openfold.alignment_files import read_text
-from workloads.openfold.public.chains import NO_CLUSTER, ChainRecord
+from mlhpc.suite.errors import InputError
+from mlhpc.workloads.openfold.alignment_files import read_text
+from mlhpc.workloads.openfold.public.chains import NO_CLUSTER, ChainRecord
 
 WORST_RESOLUTION = 9.0  # angstrom
 LARGEST_RESIDUE_SHARE = 0.8

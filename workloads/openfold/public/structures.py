@@ -17,9 +17,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.errors import InputError
-from workloads.openfold import residues
-from workloads.openfold.mmcif import Chain, Entry, read_entry
+from mlhpc.suite.errors import InputError
+from mlhpc.workloads.openfold import residues
+from mlhpc.workloads.openfold.mmcif import Chain, Entry, read_entry
 
 MOST_CACHED_ENTRIES = 64  # templates recur
 MOST_CACHED_GROUPS = 4  # a file of dictionaries has some 200 entries

@@ -16,14 +16,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from suite.errors import InputError
-from workloads.openfold import residues
-from workloads.openfold.alignment_files import read_text
-from workloads.openfold.clusters import find_alignment
-from workloads.openfold.features import SHUFFLED_TEMPLATES
-from workloads.openfold.mmcif import Chain, Entry
-from workloads.openfold.public.chains import ChainRecord
-from workloads.openfold.public.structures import Structures
+from mlhpc.suite.errors import InputError
+from mlhpc.workloads.openfold import residues
+from mlhpc.workloads.openfold.alignment_files import read_text
+from mlhpc.workloads.openfold.clusters import find_alignment
+from mlhpc.workloads.openfold.features import SHUFFLED_TEMPLATES
+from mlhpc.workloads.openfold.mmcif import Chain, Entry
+from mlhpc.workloads.openfold.public.chains import ChainRecord
+from mlhpc.workloads.openfold.public.structures import Structures
 
 LEAST_AGE = timedelta(days=60)  # than the chain
 DUPLICATE_SHARE = 0.95  # a template that is a piece of the chain longer than this shows the answer

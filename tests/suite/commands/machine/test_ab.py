@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from suite.data.manifest import read_manifest
-from suite.transport import SingleProcessTransport
-from suite.world import World
+from mlhpc.suite.data.manifest import read_manifest
+from mlhpc.suite.transport import SingleProcessTransport
+from mlhpc.suite.world import World
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.once import made_once
 from tests.fixtures.warm import warm_python
@@ -155,7 +155,7 @@ def test_twins_on_two_ranks_are_equal_but_for_time_and_pieces_send_half_as_much_
 ) -> None:
     for name, plan, sent in (("twins", "none", "equivalent"), ("pieces", "sharded", "more")):
         given = words(data, "--a", "none", "--b", plan, "--ranks", 2, "--pairs", 4, "-o", tmp_path / name)
-        command = [*warm_python(), "-P", "-m", "suite", *map(str, given)]
+        command = [*warm_python(), "-P", "-m", "mlhpc", *map(str, given)]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from suite.commands.machine import doctor
-from suite.commands.machine.doctor import (
+from mlhpc.suite.commands.machine import doctor
+from mlhpc.suite.commands.machine.doctor import (
     Check,
     CommandResult,
     can_run,
@@ -23,12 +23,12 @@ from suite.commands.machine.doctor import (
     parse_mpi_types,
     render_checks,
 )
-from suite.launch import mpi
-from suite.launch.mpi import SiteMpi
-from suite.machine.probes.allowance import UsableResources, read_usable_resources
-from suite.machine.probes.clock import is_synchronised, measure_clock_skew
-from suite.machine.probes.hosts import is_loopback, list_own_addresses
-from suite.machine.probes.root import VARIABLE
+from mlhpc.suite.launch import mpi
+from mlhpc.suite.launch.mpi import SiteMpi
+from mlhpc.suite.machine.probes.allowance import UsableResources, read_usable_resources
+from mlhpc.suite.machine.probes.clock import is_synchronised, measure_clock_skew
+from mlhpc.suite.machine.probes.hosts import is_loopback, list_own_addresses
+from mlhpc.suite.machine.probes.root import VARIABLE
 from tests.fixtures.warm import warm_python
 from tests.fixtures.zoo import Machine, every_machine, machine
 
@@ -128,7 +128,7 @@ def test_the_clock_of_a_file_server_is_read_from_a_new_file(tmp_path: Path, monk
     assert list(tmp_path.iterdir()) == []
     assert measure_clock_skew(tmp_path / "none") is None
     assert is_synchronised() in {True, False, None}
-    here = "suite.machine.probes.clock.time.time"
+    here = "mlhpc.suite.machine.probes.clock.time.time"
     now = tmp_path.stat().st_mtime
     monkeypatch.setattr(here, lambda: now - 100)
     ahead = measure_clock_skew(tmp_path)
@@ -310,7 +310,7 @@ def test_a_folder_that_cannot_be_written_or_is_full_is_missing(tmp_path: Path) -
 
 def test_the_command_names_every_part_on_this_machine() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "suite", "doctor", "--format", "json"], capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", "mlhpc", "doctor", "--format", "json"], capture_output=True, text=True, timeout=300
     )
     checks = {item["name"]: item for item in json.loads(done.stdout)}
     named = {
@@ -333,7 +333,7 @@ def test_the_command_names_every_part_on_this_machine() -> None:
 
 def test_the_command_meets_a_machine_that_is_not_here(tmp_path: Path) -> None:
     environ = os.environ | {VARIABLE: str(machine("hosts_to_loopback").lay_out(tmp_path))}
-    command = [*warm_python(), "-m", "suite", "doctor", "--ranks", "4"]
+    command = [*warm_python(), "-m", "mlhpc", "doctor", "--ranks", "4"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1
     assert "MISSING  host name      node07: 127.0.1.1; expected an address that other nodes reach; fix: " in done.stdout

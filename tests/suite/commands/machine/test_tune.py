@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
-from suite.config import RunConfig, load_config
-from suite.descriptor import load_descriptor
-from suite.documents import convert_to_plain_data
-from suite.log import mllog
-from suite.log.mllog import EventLog
-from suite.performance.tune.job import Launch
+from mlhpc.suite.config import RunConfig, load_config
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.documents import convert_to_plain_data
+from mlhpc.suite.log import mllog
+from mlhpc.suite.log.mllog import EventLog
+from mlhpc.suite.performance.tune.job import Launch
 from tests.fixtures.cli import mlhpc
 from tests.suite.performance.tune.conftest import settings as settings
 
@@ -55,7 +55,7 @@ class Simulated:
 def search(
     settings: list[str], folder: Path, machine: Simulated, monkeypatch: pytest.MonkeyPatch, *more: object
 ) -> tuple[int, str]:
-    monkeypatch.setattr("suite.performance.tune.meter.run_job", machine)
+    monkeypatch.setattr("mlhpc.suite.performance.tune.meter.run_job", machine)
     words = [word for each in settings for word in ("--set", each)]
     done = mlhpc("tune", "swinv2_moe", "--size", "smoke", *words, *OPTIONS, "-o", folder, *more)
     assert "Traceback" not in done.stderr
@@ -201,10 +201,10 @@ def test_a_resumption_needs_a_folder_with_a_search(settings: list[str], tmp_path
 
 
 def test_a_tuned_run_says_so_in_its_log(tmp_path: Path) -> None:
-    from suite.log.run_folder import RunFolder
-    from suite.training.plan import TrialPlan
-    from suite.training.statement import RunHeader, log_run_header
-    from suite.world import World
+    from mlhpc.suite.log.run_folder import RunFolder
+    from mlhpc.suite.training.plan import TrialPlan
+    from mlhpc.suite.training.statement import RunHeader, log_run_header
+    from mlhpc.suite.world import World
 
     found = {"evaluations": 20, "search_s": 600.0, "ratio": 0.8, "low": 0.7, "high": 0.9, "pairs": 7}
     tuned = {"by": "mlhpc tune 1.0", "objective": "step-time", "ranks": 2, "threads": 1, **found}

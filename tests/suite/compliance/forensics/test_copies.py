@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from suite.compliance.check import check
-from suite.compliance.forensics.similarity import FALSE_ALARMS, RunIndex, SeriesPair, build_series
-from suite.log.reader import Log
-from suite.log.record import MetricValue, summarise_log
+from mlhpc.suite.compliance.check import check
+from mlhpc.suite.compliance.forensics.similarity import FALSE_ALARMS, RunIndex, SeriesPair, build_series
+from mlhpc.suite.log.reader import Log
+from mlhpc.suite.log.record import MetricValue, summarise_log
 from tests.fixtures.logs import Lines, drop, edit, hpc_run, write
 from tests.fixtures.published import published_results
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from suite.compliance.check import check, check_log
-from suite.compliance.ruleset import read_ruleset
+from mlhpc.suite.compliance.check import check, check_log
+from mlhpc.suite.compliance.ruleset import read_ruleset
 from tests.fixtures.course_mutations import CourseCase, course_cases
 from tests.fixtures.logs import Lines, Mutation, chain, drop, edit, hpc_run, results, write
 

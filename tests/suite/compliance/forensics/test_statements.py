@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from suite.compliance.check import check
-from suite.compliance.manifest import compute_sha256
-from suite.machine.system import System
-from suite.package.build import build_package, write_package_manifest
+from mlhpc.suite.compliance.check import check
+from mlhpc.suite.compliance.manifest import compute_sha256
+from mlhpc.suite.machine.system import System
+from mlhpc.suite.package.build import build_package, write_package_manifest
 from tests.fixtures.logs import START_MS, Lines, Mutation, chain, edit, our_run, results, write
 from tests.fixtures.once import made_once
 from tests.fixtures.package_mutations import lines_of

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from suite.compliance.check import Verdict, check
-from suite.compliance.exchange.waivers import add_waivers
-from suite.compliance.rules.base import Waiver
-from suite.log.results_tree import find_results
+from mlhpc.suite.compliance.check import Verdict, check
+from mlhpc.suite.compliance.exchange.waivers import add_waivers
+from mlhpc.suite.compliance.rules.base import Waiver
+from mlhpc.suite.log.results_tree import find_results
 from tests.fixtures.logs import (
     START_MS,
     Line,

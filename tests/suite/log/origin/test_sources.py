@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from suite.log.origin import sources
-from suite.log.origin.installed import compute_record_digest, read_environment
-from suite.log.origin.sources import compute_suite_digests, read_git_state
-from suite.plugins import read_name_and_version
+from mlhpc.suite.log.origin import sources
+from mlhpc.suite.log.origin.installed import compute_record_digest, read_environment
+from mlhpc.suite.log.origin.sources import compute_suite_digests, read_git_state
+from mlhpc.suite.plugins import read_name_and_version
 
 
 def git(folder: Path, *words: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from suite.machine.power.counters import (
+from mlhpc.suite.machine.power.counters import (
     PM_COUNTERS,
     POWERCAP,
     EnergyCounter,

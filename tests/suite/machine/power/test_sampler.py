@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from suite.log.energy.integrate import build_curve
-from suite.log.energy.keys import START, STOP
-from suite.log.energy.power_log import PowerLog, read_power_log
-from suite.machine.power import beside
-from suite.machine.power.beside import measure_clock_offset, run_power_sampler
-from suite.machine.power.counters import POWERCAP, EnergyCounter, EnergyMeter, find_node_counters
-from suite.machine.power.sampler import Sampler, list_scopes
-from suite.machine.probes.root import VARIABLE
-from suite.world import World
+from mlhpc.suite.log.energy.integrate import build_curve
+from mlhpc.suite.log.energy.keys import START, STOP
+from mlhpc.suite.log.energy.power_log import PowerLog, read_power_log
+from mlhpc.suite.machine.power import beside
+from mlhpc.suite.machine.power.beside import measure_clock_offset, run_power_sampler
+from mlhpc.suite.machine.power.counters import POWERCAP, EnergyCounter, EnergyMeter, find_node_counters
+from mlhpc.suite.machine.power.sampler import Sampler, list_scopes
+from mlhpc.suite.machine.probes.root import VARIABLE
+from mlhpc.suite.world import World
 from tests.fixtures.zoo import machine
 
 
@@ -149,7 +149,7 @@ def test_the_process_leaves_whole_lines_however_it_ends(tmp_path: Path, rooted: 
         sys.executable,
         "-P",
         "-m",
-        "suite.machine.power.sampler",
+        "mlhpc.suite.machine.power.sampler",
         str(tmp_path / "power"),
         "3",
         "--root",
@@ -229,7 +229,7 @@ def test_a_sampler_that_cannot_start_is_a_line_and_no_end(
 
 def test_a_log_names_the_package_that_cannot_be_read(tmp_path: Path, rooted: Path) -> None:
     (rooted / POWERCAP / "intel-rapl:1" / "max_energy_range_uj").unlink()
-    words = ["suite.machine.power.sampler", str(tmp_path / "power"), "0", "--root", str(rooted)]
+    words = ["mlhpc.suite.machine.power.sampler", str(tmp_path / "power"), "0", "--root", str(rooted)]
     subprocess.run([sys.executable, "-P", "-m", *words], stdin=subprocess.DEVNULL, check=True, timeout=300)
     log = read_power_log(tmp_path / "power" / "node_0.txt")
     assert list(log.stated["absent"]) == ["rapl/package-1"]

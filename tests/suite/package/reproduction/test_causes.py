@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from suite.documents import convert, convert_to_plain_data
-from suite.machine.facts import Accelerator, Facts
-from suite.package.reproduction.causes import ORDER, compare_run_facts
-from suite.package.reproduction.run_facts import RunFacts
+from mlhpc.suite.documents import convert, convert_to_plain_data
+from mlhpc.suite.machine.facts import Accelerator, Facts
+from mlhpc.suite.package.reproduction.causes import ORDER, compare_run_facts
+from mlhpc.suite.package.reproduction.run_facts import RunFacts
 from tests.fixtures.reproduction import ENVIRONMENT, FILES, LOSSES
 from tests.fixtures.runs import node
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from suite.package.reproduction.document import Difference, LevelOutcome
-from suite.package.reproduction.levels import (
+from mlhpc.suite.package.reproduction.document import Difference, LevelOutcome
+from mlhpc.suite.package.reproduction.levels import (
     LOSS_GROWTH,
     compute_equivalence,
     compute_expected_mean,
@@ -19,7 +19,7 @@ from suite.package.reproduction.levels import (
     judge_losses,
     judge_times,
 )
-from suite.statistics import Outcome
+from mlhpc.suite.statistics import Outcome
 
 CAUSE = Difference(kind="torch", what="torch", was="2.13.0", now="2.13.1")
 TABLE = Path(__file__).resolve().parents[4] / "benchmarks" / "results" / "2026-11-23-first_losses.txt"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from suite.log.record import RunRecord
-from suite.package.reproduction import limited_run
-from suite.package.reproduction.limited_run import RunLimits, find_run_limits, run_limited
+from mlhpc.suite.log.record import RunRecord
+from mlhpc.suite.package.reproduction import limited_run
+from mlhpc.suite.package.reproduction.limited_run import RunLimits, find_run_limits, run_limited
 
 GIB = 2**30
 ROOMY = RunLimits(60.0, "stated", 8 * GIB)

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from suite.log.run_folder import RunFolder
-from suite.performance.ab.contest import Contest, read_contest
-from suite.performance.ab.runner import Runner, run_contest
-from suite.statistics.blocks import Turn
-from suite.statistics.race import Race
+from mlhpc.suite.log.run_folder import RunFolder
+from mlhpc.suite.performance.ab.contest import Contest, read_contest
+from mlhpc.suite.performance.ab.runner import Runner, run_contest
+from mlhpc.suite.statistics.blocks import Turn
+from mlhpc.suite.statistics.race import Race
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import COSMOFLOW, START_MS, Lines, edit, our_run, write
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from analysis.page.contests import build_contest_section
-from analysis.sources.readers import read_file
-from suite.data.lock import create_lock
-from suite.errors import InputError
-from suite.performance.ab.ranking import Ranking
-from suite.performance.ab.runner import run_command
-from suite.statistics.blocks import Turn
+from mlhpc.analysis.page.contests import build_contest_section
+from mlhpc.analysis.sources.readers import read_file
+from mlhpc.suite.data.lock import create_lock
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.performance.ab.ranking import Ranking
+from mlhpc.suite.performance.ab.runner import run_command
+from mlhpc.suite.statistics.blocks import Turn
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import edit
 from tests.suite.performance.ab.conftest import Make, Played, make_contest

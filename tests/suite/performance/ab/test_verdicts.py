@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from suite.errors import InputError
-from suite.performance.ab.verdicts import LESS, LOSS, MORE, QUANTITIES, Row, judge, render_rows
-from suite.statistics import Outcome
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.performance.ab.verdicts import LESS, LOSS, MORE, QUANTITIES, Row, judge, render_rows
+from mlhpc.suite.statistics import Outcome
 
 SAME = dict.fromkeys(QUANTITIES, (3.0, 3.1, 2.9, 3.05))
 

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from suite.performance.plans.bubbles import (
+from mlhpc.suite.performance.plans.bubbles import (
     BACKWARD,
     FORWARD,
     INPUT,
@@ -17,7 +17,7 @@ from suite.performance.plans.bubbles import (
     plan_timeline,
     simulate,
 )
-from suite.training.parallel.plan import PipelinePlan, Schedule
+from mlhpc.suite.training.parallel.plan import PipelinePlan, Schedule
 
 
 def plan(schedule: Schedule, stages: int = 0) -> PipelinePlan:

@@ -7,13 +7,13 @@ from itertools import pairwise
 
 import pytest
 
-from suite.config import RunConfig, load_config
-from suite.descriptor import load_descriptor
-from suite.errors import InputError
-from suite.performance.plans.bubbles import Timeline, list_actions, simulate
-from suite.performance.plans.fill import Filled, Layer, Placed, place_jobs, predict_fill
-from suite.training.parallel.plan import PipelinePlan, Schedule
-from suite.training.parallel.sharing import Parallel
+from mlhpc.suite.config import RunConfig, load_config
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.performance.plans.bubbles import Timeline, list_actions, simulate
+from mlhpc.suite.performance.plans.fill import Filled, Layer, Placed, place_jobs, predict_fill
+from mlhpc.suite.training.parallel.plan import PipelinePlan, Schedule
+from mlhpc.suite.training.parallel.sharing import Parallel
 from tests.fixtures.cli import mlhpc
 
 MOE_LM = load_descriptor("moe_lm")

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from suite.performance.plans.remembered import MAX_LIST_TENSORS, CachingFakeTensorMode
+from mlhpc.suite.performance.plans.remembered import MAX_LIST_TENSORS, CachingFakeTensorMode
 
 OPERATORS: dict[str, Callable[[Tensor], Any]] = {
     "view": lambda x: x.view(4, 6),

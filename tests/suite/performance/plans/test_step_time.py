@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from analysis.commands.moe_fit import convert_fit_to_dict
-from analysis.network.fit import fit_sweep
-from analysis.network.sweep import read_sweep
-from suite.errors import InputError
-from suite.performance.cost_model import Network, predict_all_reduce
-from suite.performance.plans.machine import Estimate, Machine, make_uniform_network, read_machine
-from suite.performance.plans.predict import Cost, Exchange
-from suite.performance.plans.step_time import predict_time
+from mlhpc.analysis.commands.moe_fit import convert_fit_to_dict
+from mlhpc.analysis.network.fit import fit_sweep
+from mlhpc.analysis.network.sweep import read_sweep
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.performance.cost_model import Network, predict_all_reduce
+from mlhpc.suite.performance.plans.machine import Estimate, Machine, make_uniform_network, read_machine
+from mlhpc.suite.performance.plans.predict import Cost, Exchange
+from mlhpc.suite.performance.plans.step_time import predict_time
 from tests.analysis.network.test_network import sweep
 
 LINKS = make_uniform_network(1e9, 1e-6)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from suite.descriptor import load_descriptor
-from suite.errors import InputError
-from suite.performance.plans.sweep import NotLegalError, list_meshes, list_plan_costs, render_mesh
-from suite.training.parallel.mesh import parse_mesh
-from suite.training.parallel.plan import ParallelPlan, find_plan, read_plan
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.performance.plans.sweep import NotLegalError, list_meshes, list_plan_costs, render_mesh
+from mlhpc.suite.training.parallel.mesh import parse_mesh
+from mlhpc.suite.training.parallel.plan import ParallelPlan, find_plan, read_plan
 
 SHIPPED = [
     (name, path.stem)

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from analysis.fleet.samples import read_samples
-from suite.launch.local import make_suite_command
-from suite.launcher import Launch
-from suite.machine.node_samples import Sample
-from suite.performance.preflight import node
-from suite.performance.preflight.benches import BENCHES, Bench, BenchContext, make_step_benches
-from suite.world import World
+from mlhpc.analysis.fleet.samples import read_samples
+from mlhpc.suite.launch.local import make_suite_command
+from mlhpc.suite.launcher import Launch
+from mlhpc.suite.machine.node_samples import Sample
+from mlhpc.suite.performance.preflight import node
+from mlhpc.suite.performance.preflight.benches import BENCHES, Bench, BenchContext, make_step_benches
+from mlhpc.suite.world import World
 from tests.fixtures.cli import mlhpc
 
 ALONE = Launch("none", 0, 1)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from suite.data.manifest import read_manifest
-from suite.transport import SingleProcessTransport
-from suite.world import World
+from mlhpc.suite.data.manifest import read_manifest
+from mlhpc.suite.transport import SingleProcessTransport
+from mlhpc.suite.world import World
 from tests.fixtures.once import made_once
 from tests.workloads.tiny import TINY, make
 

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from suite.descriptor import load_descriptor
-from suite.errors import InputError
-from suite.performance.tune import candidates
-from suite.performance.tune.candidates import (
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.performance.tune import candidates
+from mlhpc.suite.performance.tune.candidates import (
     Candidates,
     Limits,
     list_plan_values,
     read_references,
     refuse_inadmissible,
 )
-from suite.performance.tune.space import Space, build_space
+from mlhpc.suite.performance.tune.space import Space, build_space
 
 MOE = load_descriptor("moe_lm")
 OWN = MOE.card().tunable

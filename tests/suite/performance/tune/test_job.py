@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from suite.config import load_config
-from suite.descriptor import load_descriptor
-from suite.performance.tune import job
-from suite.performance.tune.candidates import Candidates, Limits
-from suite.performance.tune.job import ENERGY, Blocks, FailedJobError, Launch, run_job
-from suite.performance.tune.meter import Meter
-from suite.performance.tune.search import DEFAULT, TUNED
-from suite.performance.tune.space import build_space
+from mlhpc.suite.config import load_config
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.performance.tune import job
+from mlhpc.suite.performance.tune.candidates import Candidates, Limits
+from mlhpc.suite.performance.tune.job import ENERGY, Blocks, FailedJobError, Launch, run_job
+from mlhpc.suite.performance.tune.meter import Meter
+from mlhpc.suite.performance.tune.search import DEFAULT, TUNED
+from mlhpc.suite.performance.tune.space import build_space
 
 BLOCKS = Blocks(2, 1, 0)
 
@@ -47,7 +47,7 @@ def test_a_job_that_hangs_ends_in_its_time_limit(settings: list[str], monkeypatc
         return start(["tune", "--help"], ranks, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(job, "start_ranks", hang)
-    monkeypatch.setattr("suite.launch.ranks.make_suite_command", lambda *words: ["sleep", "3600"])
+    monkeypatch.setattr("mlhpc.suite.launch.ranks.make_suite_command", lambda *words: ["sleep", "3600"])
     with pytest.raises(FailedJobError, match=r"was ended after its time limit of 1 s"):
         run_job("swinv2_moe", [config], Launch(1, 1), BLOCKS, 1.0)
 
@@ -68,7 +68,7 @@ def test_pairs_share_a_job_only_if_they_start_alike_and_fit(
         jobs.append(([each.precision for each in configs], launch, limit_s))  # type: ignore[attr-defined]
         return [[{"step time": 0.02, "CPU time": 2.0 if each.precision == "float32" else 1.0}] * 2 for each in configs]  # type: ignore[attr-defined]
 
-    monkeypatch.setattr("suite.performance.tune.meter.run_job", run)
+    monkeypatch.setattr("mlhpc.suite.performance.tune.meter.run_job", run)
     meter = make_meter(settings)
     meter.measure_default()
     assert meter.blocks.steps == 25, "half a second of the default"
@@ -92,7 +92,7 @@ def test_a_failed_measurement_is_no_end(settings: list[str], monkeypatch: pytest
     def fail(*_: object) -> object:
         raise FailedJobError("a rank was ended by signal 9")
 
-    monkeypatch.setattr("suite.performance.tune.meter.run_job", fail)
+    monkeypatch.setattr("mlhpc.suite.performance.tune.meter.run_job", fail)
     meter = make_meter(settings)
     found = meter.measure({"ranks": 1, "threads": 1, "precision": "bfloat16"})
     assert (found.ratio, found.why) == (None, "a rank was ended by signal 9")
@@ -107,7 +107,7 @@ def test_time_to_quality_is_step_time_times_the_steps_of_each(
     def run(workload: str, configs: list[object], *_: object) -> object:
         return [[{"step time": 1.0, "CPU time": 1.0}] * 2 for _ in configs]
 
-    monkeypatch.setattr("suite.performance.tune.meter.run_job", run)
+    monkeypatch.setattr("mlhpc.suite.performance.tune.meter.run_job", run)
     meter = make_meter(settings)
     half = {"precision": "bfloat16"}
     monkeypatch.setattr(Candidates, "count_steps", lambda self, point: 50.0 if point == half else 100.0)
@@ -125,7 +125,7 @@ def test_joules_are_those_of_the_counters_and_without_one_there_is_a_reason(
     def run(workload: str, configs: list[object], *_: object) -> object:
         return [[{"step time": 1.0, **counted}] * 2 for _ in configs]
 
-    monkeypatch.setattr("suite.performance.tune.meter.run_job", run)
+    monkeypatch.setattr("mlhpc.suite.performance.tune.meter.run_job", run)
     meter = make_meter(settings)
     meter.candidates = replace(meter.candidates, objective="joules")
     with pytest.raises(FailedJobError, match=r"no counter of energy can be read here \(docs/energy.md"):

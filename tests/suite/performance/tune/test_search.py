@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from benchmarks.tune_tables import Table, make_search, make_table, search_by_proxy, shuffle
-from suite.card import Tunable
-from suite.errors import InputError
-from suite.performance.tune.proxy import Prediction, Proxy, choose_expected_improvement, encode
-from suite.performance.tune.result import TunedTrial
-from suite.performance.tune.search import DEFAULT, TUNED, Decision, History, Search, SearchRules
-from suite.performance.tune.space import Point, Space, key_of_point
-from suite.statistics import Outcome
+from mlhpc.suite.card import Tunable
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.performance.tune.proxy import Prediction, Proxy, choose_expected_improvement, encode
+from mlhpc.suite.performance.tune.result import TunedTrial
+from mlhpc.suite.performance.tune.search import DEFAULT, TUNED, Decision, History, Search, SearchRules
+from mlhpc.suite.performance.tune.space import Point, Space, key_of_point
+from mlhpc.suite.statistics import Outcome
 
 TABLE = make_table(1)
 

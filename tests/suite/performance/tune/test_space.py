@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from suite.card import Tunable
-from suite.config import load_config
-from suite.descriptor import load_descriptor
-from suite.errors import InputError
-from suite.performance.tune.space import (
+from mlhpc.suite.card import Tunable
+from mlhpc.suite.config import load_config
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.performance.tune.space import (
     MOST_POINTS,
     Space,
     add_default,

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from suite.training.counts.flops import count
+from mlhpc.suite.training.counts.flops import count
 
 
 @pytest.mark.parametrize(("groups", "transposed"), [(1, False), (2, False), (8, False), (1, True), (4, True)])

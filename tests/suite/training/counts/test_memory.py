@@ -8,10 +8,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 
-from suite.performance.plans.rehearsal import pretended_ranks
-from suite.training.counts.flops import count, list_flop_formulas
-from suite.training.counts.memory import LiveBytes
-from suite.training.parallel.mesh import Mesh
+from mlhpc.suite.performance.plans.rehearsal import pretended_ranks
+from mlhpc.suite.training.counts.flops import count, list_flop_formulas
+from mlhpc.suite.training.counts.memory import LiveBytes
+from mlhpc.suite.training.parallel.mesh import Mesh
 
 ROWS, WIDTH, LAYERS, BLOCKS = 64, 32, 8, 6
 ONE = 4 * ROWS * WIDTH  # bytes of one activation

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from suite.training.parallel.data import wrap
-from suite.training.parallel.deferred import build_deferred
-from suite.training.parallel.exchange import Axis
-from suite.training.parallel.states import shard_states
-from suite.world import World
+from mlhpc.suite.training.parallel.data import wrap
+from mlhpc.suite.training.parallel.deferred import build_deferred
+from mlhpc.suite.training.parallel.exchange import Axis
+from mlhpc.suite.training.parallel.states import shard_states
+from mlhpc.suite.world import World
 
 WIDTH, LAYERS, STEPS = 1024, 24, 3
 

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from suite.config import load_config
-from suite.descriptor import load_descriptor
-from suite.documents import convert
-from suite.errors import InputError
-from suite.training.parallel.axial import split_axes
-from suite.training.parallel.exchange import Axis
-from suite.training.parallel.mesh import Mesh, parse_mesh
-from suite.training.parallel.plan import AxialPlan, Operand, find_plan
-from suite.training.parallel.sharing import Parallel
+from mlhpc.suite.config import load_config
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.documents import convert
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.training.parallel.axial import split_axes
+from mlhpc.suite.training.parallel.exchange import Axis
+from mlhpc.suite.training.parallel.mesh import Mesh, parse_mesh
+from mlhpc.suite.training.parallel.plan import AxialPlan, Operand, find_plan
+from mlhpc.suite.training.parallel.sharing import Parallel
 from tests.fixtures.divided import Mistake, refused
 from tests.fixtures.thread_ranks import Holding, on_axial
 

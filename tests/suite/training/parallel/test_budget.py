@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from suite.errors import InputError
-from suite.performance.plans.remembered import CachingFakeTensorMode
-from suite.training.counts.flops import list_flop_formulas
-from suite.training.counts.memory import LiveBytes
-from suite.training.parallel.plan import Budget, read_plan
-from suite.training.parallel.recompute import recompute_blocks, recomputed_of
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.performance.plans.remembered import CachingFakeTensorMode
+from mlhpc.suite.training.counts.flops import list_flop_formulas
+from mlhpc.suite.training.counts.memory import LiveBytes
+from mlhpc.suite.training.parallel.plan import Budget, read_plan
+from mlhpc.suite.training.parallel.recompute import recompute_blocks, recomputed_of
 
 WIDTH = 16
 

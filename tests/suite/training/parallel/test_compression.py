@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
-from suite.config import load_config
-from suite.descriptor import load_descriptor
-from suite.errors import InputError
-from suite.performance.plans.predict import predict
-from suite.training.instrument import CollectiveCounter, count_collectives
-from suite.training.parallel.compression import TopK, compress_gradients, count_bytes, count_sent
-from suite.training.parallel.plan import Compression
-from suite.training.parallel.sharing import Parallel
+from mlhpc.suite.config import load_config
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.performance.plans.predict import predict
+from mlhpc.suite.training.instrument import CollectiveCounter, count_collectives
+from mlhpc.suite.training.parallel.compression import TopK, compress_gradients, count_bytes, count_sent
+from mlhpc.suite.training.parallel.plan import Compression
+from mlhpc.suite.training.parallel.sharing import Parallel
 
 RANKS, STEPS = 2, 6
 KINDS = [

@@ -14,22 +14,22 @@ import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing.spawn import spawn
 
-from suite.config import load_config
-from suite.descriptor import load_descriptor, load_descriptors
-from suite.errors import InputError
-from suite.performance.plans.predict import predict
-from suite.training.checkpoint import Checkpoint
-from suite.training.parallel.apply import apply
-from suite.training.parallel.exchange import Axis
-from suite.training.parallel.pipeline import Pipeline, divide
-from suite.training.parallel.places import stages_of
-from suite.training.parallel.plan import Schedule
-from suite.training.parallel.sharing import Parallel
-from suite.training.parallel.skeleton import ALONE
-from suite.training.state import Position, TrainingState
-from suite.transport import SingleProcessTransport, TorchTransport
-from suite.workload import ExpertSpread, load_workload
-from suite.world import World
+from mlhpc.suite.config import load_config
+from mlhpc.suite.descriptor import load_descriptor, load_descriptors
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.performance.plans.predict import predict
+from mlhpc.suite.training.checkpoint import Checkpoint
+from mlhpc.suite.training.parallel.apply import apply
+from mlhpc.suite.training.parallel.exchange import Axis
+from mlhpc.suite.training.parallel.pipeline import Pipeline, divide
+from mlhpc.suite.training.parallel.places import stages_of
+from mlhpc.suite.training.parallel.plan import Schedule
+from mlhpc.suite.training.parallel.sharing import Parallel
+from mlhpc.suite.training.parallel.skeleton import ALONE
+from mlhpc.suite.training.state import Position, TrainingState
+from mlhpc.suite.transport import SingleProcessTransport, TorchTransport
+from mlhpc.suite.workload import ExpertSpread, load_workload
+from mlhpc.suite.world import World
 from tests.suite.training.parallel.test_ranks import check, rows
 
 PLAN = Path(__file__).parents[4] / "workloads" / "moe_lm" / "plans" / "pipeline.yaml"

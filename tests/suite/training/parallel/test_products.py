@@ -13,24 +13,24 @@ import torch.nn.functional as F
 from msgspec import structs
 from torch import Tensor, nn
 
-from suite.config import load_config
-from suite.descriptor import load_descriptor
-from suite.errors import InputError
-from suite.log.checkpoint_index import DamagedCheckpointError
-from suite.training import dcp
-from suite.training.checkpoint import Checkpoint
-from suite.training.parallel.exchange import Axis
-from suite.training.parallel.mesh import Mesh
-from suite.training.parallel.places import Layout
-from suite.training.parallel.plan import Cut, ParallelPlan, find_plan, read_plan
-from suite.training.parallel.products import _slice, note_exchanges
-from suite.training.parallel.states import local
-from suite.training.state import Position
+from mlhpc.suite.config import load_config
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.log.checkpoint_index import DamagedCheckpointError
+from mlhpc.suite.training import dcp
+from mlhpc.suite.training.checkpoint import Checkpoint
+from mlhpc.suite.training.parallel.exchange import Axis
+from mlhpc.suite.training.parallel.mesh import Mesh
+from mlhpc.suite.training.parallel.places import Layout
+from mlhpc.suite.training.parallel.plan import Cut, ParallelPlan, find_plan, read_plan
+from mlhpc.suite.training.parallel.products import _slice, note_exchanges
+from mlhpc.suite.training.parallel.states import local
+from mlhpc.suite.training.state import Position
+from mlhpc.workloads.moe_lm.config import MoELMConfig
+from mlhpc.workloads.moe_lm.model import MoELanguageModel
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.divided import Divided, Mistake, refused, split_alone, trains_as_one
 from tests.fixtures.thread_ranks import Holding, on_tensor, whole_norms, write_checkpoint
-from workloads.moe_lm.config import MoELMConfig
-from workloads.moe_lm.model import MoELanguageModel
 
 SHIPPED = find_plan(load_descriptor("moe_lm"), "tensor")
 PLAN, _ = read_plan(SHIPPED)

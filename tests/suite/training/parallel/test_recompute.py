@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from suite.errors import InputError
-from suite.training.counts.flops import count
-from suite.training.parallel.batch_norm import GroupBatchNorm2d
-from suite.training.parallel.recompute import recompute_blocks, recomputed_of
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.training.counts.flops import count
+from mlhpc.suite.training.parallel.batch_norm import GroupBatchNorm2d
+from mlhpc.suite.training.parallel.recompute import recompute_blocks, recomputed_of
 
 BATCH, LENGTH, WIDTH, HEADS = 2, 128, 256, 4
 

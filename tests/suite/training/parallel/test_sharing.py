@@ -10,13 +10,13 @@ import pytest
 import yaml
 from msgspec import structs
 
-from suite.config import load_config
-from suite.descriptor import load_descriptor
-from suite.errors import InputError
-from suite.training.parallel.mesh import Mesh, parse_mesh, part_of
-from suite.training.parallel.plan import find_plan, read_plan
-from suite.training.parallel.sharing import Parallel, placements
-from suite.training.parallel.windows import Transposed, Window
+from mlhpc.suite.config import load_config
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.training.parallel.mesh import Mesh, parse_mesh, part_of
+from mlhpc.suite.training.parallel.plan import find_plan, read_plan
+from mlhpc.suite.training.parallel.sharing import Parallel, placements
+from mlhpc.suite.training.parallel.windows import Transposed, Window
 
 SHIPPED = [("cosmoflow", "spatial"), ("deepcam", "spatial")]
 

@@ -15,23 +15,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from suite.config import load_config
-from suite.descriptor import load_descriptor
-from suite.errors import InputError
-from suite.training.checkpoint import Checkpoint
-from suite.training.instrument import CollectiveCounter, count_collectives
-from suite.training.parallel.data import adapt_optimizer, eval_turns
-from suite.training.parallel.deferred import build_deferred
-from suite.training.parallel.exchange import Axis
-from suite.training.parallel.mesh import Mesh, parse_mesh
-from suite.training.parallel.plan import ParallelPlan, read_plan
-from suite.training.parallel.sharing import Parallel
-from suite.training.parallel.skeleton import ALONE
-from suite.training.parallel.states import evaluating, local, part_of_rows, shard_states, states_of
-from suite.training.state import Position, TrainingState, _like, _make_moving_average
-from suite.workload import Optimization, Workload, load_workload
+from mlhpc.suite.config import load_config
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.training.checkpoint import Checkpoint
+from mlhpc.suite.training.instrument import CollectiveCounter, count_collectives
+from mlhpc.suite.training.parallel.data import adapt_optimizer, eval_turns
+from mlhpc.suite.training.parallel.deferred import build_deferred
+from mlhpc.suite.training.parallel.exchange import Axis
+from mlhpc.suite.training.parallel.mesh import Mesh, parse_mesh
+from mlhpc.suite.training.parallel.plan import ParallelPlan, read_plan
+from mlhpc.suite.training.parallel.sharing import Parallel
+from mlhpc.suite.training.parallel.skeleton import ALONE
+from mlhpc.suite.training.parallel.states import evaluating, local, part_of_rows, shard_states, states_of
+from mlhpc.suite.training.state import Position, TrainingState, _like, _make_moving_average
+from mlhpc.suite.workload import Optimization, Workload, load_workload
+from mlhpc.workloads.deepcam.optimizer import Lamb
 from tests.fixtures.thread_ranks import Holding, finish_step, on_holders, whole_norms, write_checkpoint
-from workloads.deepcam.optimizer import Lamb
 
 SAMPLES, WIDTH = 24, 7
 MESHES = [(1, 1), (1, 2), (2, 2), (1, 3), (1, 4), (2, 1)]  # data, shard

@@ -10,18 +10,18 @@ import torch.nn.functional as F
 from msgspec import structs
 from torch import Tensor, nn
 
-from suite.config import load_config
-from suite.descriptor import load_descriptor
-from suite.errors import InputError
-from suite.training.checkpoint import Checkpoint
-from suite.training.parallel.plan import Cut, extents_of, find_plan, read_plan
-from suite.training.parallel.states import local
-from suite.training.state import Position
+from mlhpc.suite.config import load_config
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.training.checkpoint import Checkpoint
+from mlhpc.suite.training.parallel.plan import Cut, extents_of, find_plan, read_plan
+from mlhpc.suite.training.parallel.states import local
+from mlhpc.suite.training.state import Position
+from mlhpc.workloads.swinv2_moe.config import SwinV2MoEConfig
+from mlhpc.workloads.swinv2_moe.model import SwinV2MoE
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.divided import Divided, refused, split_alone, trains_as_one
 from tests.fixtures.thread_ranks import Holding, on_tensor, whole_norms, write_checkpoint
-from workloads.swinv2_moe.config import SwinV2MoEConfig
-from workloads.swinv2_moe.model import SwinV2MoE
 
 SHIPPED = find_plan(load_descriptor("swinv2_moe"), "tensor")
 PLAN, _ = read_plan(SHIPPED)

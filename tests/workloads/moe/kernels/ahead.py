@@ -18,8 +18,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from workloads.moe.kernels import fused, gradients, products
-from workloads.moe.kernels.blocks import Blocks, list_candidates
+from mlhpc.workloads.moe.kernels import fused, gradients, products
+from mlhpc.workloads.moe.kernels.blocks import Blocks, list_candidates
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),

@@ -31,9 +31,9 @@ sys.path.insert(0, str(ROOT))
 
 import numpy as np  # noqa: E402
 
-from workloads.moe.kernels import blocks, fused  # noqa: E402
-from workloads.moe.kernels.blocks import Blocks  # noqa: E402
-from workloads.moe.kernels.fused import Source, run_fused  # noqa: E402
+from mlhpc.workloads.moe.kernels import blocks, fused  # noqa: E402
+from mlhpc.workloads.moe.kernels.blocks import Blocks  # noqa: E402
+from mlhpc.workloads.moe.kernels.fused import Source, run_fused  # noqa: E402
 
 DEVICE = torch.device("cuda" if GPU else "cpu")
 NAMES = ("x", "weights", "up", "down", "gate", "up_b", "down_b")
@@ -263,8 +263,8 @@ def vary_blocks(case: Case, shift: int = 0) -> None:
 
 def compare_layers(seed: int) -> None:
     """A layer whose back end is triton gives what one with the loop does: dropless (fused), with a capacity, and in evaluation."""
-    from workloads.moe.config import MoEConfig
-    from workloads.moe.layer import MoELayer
+    from mlhpc.workloads.moe.config import MoEConfig
+    from mlhpc.workloads.moe.layer import MoELayer
 
     vary_blocks(draw(seed))
     for mode, training in (("dropless", True), ("dropless", False), ("capacity", True)):

@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[4]))
 
 import torch
 
-from workloads.moe import backend_selection, experts
-from workloads.moe.backend_selection import ExpertShape
+from mlhpc.workloads.moe import backend_selection, experts
+from mlhpc.workloads.moe.backend_selection import ExpertShape
 
 TOKENS = ExpertShape(32, 4, 16, 24, "swiglu", bias=True, even=False, dtype=torch.float32, top_k=2)
 SHAPES = {"tokens": TOKENS, "other ranks": replace(TOKENS, top_k=None), "capacity": replace(TOKENS, even=True)}

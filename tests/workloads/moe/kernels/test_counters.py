@@ -11,7 +11,7 @@ import pytest
 from benchmarks.kernel_counters import compare, compute_expected
 from benchmarks.kernel_traffic import Sizes
 from benchmarks.kernels import SHAPES, Shape
-from suite.performance.counters import read
+from mlhpc.suite.performance.counters import read
 
 ROOT = Path(__file__).parents[4]
 

@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from benchmarks.kernel_traffic import Sizes
-from suite.errors import InputError
+from mlhpc.suite.errors import InputError
+from mlhpc.workloads.moe.config import MoEConfig
+from mlhpc.workloads.moe.kernels.blocks import FLOAT_BLOCKS, HALF_BLOCKS
+from mlhpc.workloads.moe.layer import MoELayer
 from tests.test_imports import imports
-from workloads.moe.config import MoEConfig
-from workloads.moe.kernels.blocks import FLOAT_BLOCKS, HALF_BLOCKS
-from workloads.moe.layer import MoELayer
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[3]
@@ -121,7 +121,7 @@ def test_a_machine_that_cannot_run_the_kernels_is_told_why(monkeypatch: pytest.M
 def test_only_the_kernels_import_triton_when_they_are_imported() -> None:
     """A layer on a CPU once would have loaded it, or failed where it is not installed."""
     allowed = {"products", "gradients", "ahead"}
-    forbidden = {"triton", *(f"workloads.moe.kernels.{name}" for name in allowed)}
+    forbidden = {"triton", *(f"mlhpc.workloads.moe.kernels.{name}" for name in allowed)}
     for path in (ROOT / "workloads").rglob("*.py"):
         named = set(imports(path, top_level_only=True))
         loads = any(name == each or name.startswith(f"{each}.") for name in named for each in forbidden)

@@ -13,8 +13,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[4]))
 import torch
 
 from benchmarks.kernel_traffic import Sizes
-from workloads.moe.kernels import gradients, products
-from workloads.moe.kernels.fused import Source, run_fused
+from mlhpc.workloads.moe.kernels import gradients, products
+from mlhpc.workloads.moe.kernels.fused import Source, run_fused
 
 COUNTED = ("_TD", "_ND", "_NH", "_EHD")
 GATHERED = ("x_TD", "d_out_TD", "wide_TD")

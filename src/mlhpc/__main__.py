@@ -1,22 +1,22 @@
-"""Runs the program `mlhpc`, which is also `python -m suite`."""
+"""Runs the program `mlhpc`, which is also `python -m mlhpc`."""
 
 import _signal  # type: ignore[import-not-found]  # built in: PYTHONPATH cannot hide it as it can signal
 import sys
 
-USAGE = 2  # of suite.exit_codes, which needs enum: PYTHONPATH may hide that too
+USAGE = 2  # of mlhpc.suite.exit_codes, which needs enum: PYTHONPATH may hide that too
 
 
 def main() -> None:
     """Run the command line. Signals are handled before anything else is imported."""
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # until they are: Python's handler prints a traceback
-    from suite.shadowed import explain_shadowed
+    from mlhpc.suite.shadowed import explain_shadowed
 
     try:
-        from suite import stopping
+        from mlhpc.suite import stopping
 
         stopping.register_handlers()
-        from suite.cli.main import main as run
+        from mlhpc.suite.cli.main import main as run
     except Exception as error:
         if text := explain_shadowed(error) or _explain_missing(error):
             sys.exit(_print_refusal(f"mlhpc: {text}"))
@@ -26,7 +26,7 @@ def main() -> None:
 
 def _explain_missing(error: Exception) -> str:
     """Say which package is not installed. Only now is imported what needs modules that PYTHONPATH can hide."""
-    from suite.errors import explain_missing
+    from mlhpc.suite.errors import explain_missing
 
     return explain_missing(error)
 
@@ -38,9 +38,4 @@ def _print_refusal(line: str) -> int:
 
 
 if __name__ == "__main__":
-    if not sys.flags.safe_path:
-        from pathlib import Path
-
-        if sys.path[:1] == [str(Path.cwd())]:
-            del sys.path[0]  # put there by -m: a user's folder workloads/ or analysis/ is not ours
     main()
