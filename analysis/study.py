@@ -10,22 +10,21 @@ from pathlib import Path
 import pandas as pd
 
 from mlhpc.analysis.network.fit import Fit
-from mlhpc.analysis.results.copies import find_copies, list_rounds
-from mlhpc.analysis.results.decompose import add_time_parts, build_results, select_scored_runs
-from mlhpc.analysis.results.extent import find_unit_names
-from mlhpc.analysis.results.index import Index
-from mlhpc.analysis.results.names import (
+from mlhpc.analysis.results.decompose import add_time_parts, build_results, find_copies, list_rounds, select_scored_runs
+from mlhpc.analysis.results.index import Index, Prices
+from mlhpc.analysis.results.selection import (
     CLASS_COLUMNS,
+    Selection,
     Task,
+    add_energy,
     build_result_names,
     describe_systems,
     find_pairs,
+    find_unit_names,
     group_tasks,
     render_heading,
 )
-from mlhpc.analysis.results.prices import Prices
-from mlhpc.analysis.results.selection import Selection, add_energy
-from mlhpc.analysis.sources.ceilings import Inputs
+from mlhpc.analysis.sources.readers import Inputs
 from mlhpc.analysis.tables.ingest import Tables, read_tables
 from mlhpc.suite.card import Card
 from mlhpc.suite.errors import InputError

@@ -1,4 +1,4 @@
-"""CPU time and peak memory of a training step, with freed memory kept (suite/training/startup.py) and not, interleaved.
+"""CPU time and peak memory of a training step, with freed memory kept (suite/training/devices.py) and not, interleaved.
 
     OMP_NUM_THREADS=1 python benchmarks/allocator.py WORKLOAD/SIZE=DATA ... [--steps 20] [--blocks 10]
 
@@ -66,7 +66,7 @@ def worker(subject: str, keep: bool, steps: int) -> None:
 
     from mlhpc.suite.config import load_config
     from mlhpc.suite.descriptor import load_descriptor
-    from mlhpc.suite.training.startup import keep_freed_memory
+    from mlhpc.suite.training.devices import keep_freed_memory
     from mlhpc.suite.workload import load_workload
     from mlhpc.suite.world import World
 

@@ -20,8 +20,8 @@ from mlhpc.suite.training.agreement import StopAgreement
 from mlhpc.suite.training.checkpoint import Checkpoint
 from mlhpc.suite.training.devices import choose_device, set_up_rank
 from mlhpc.suite.training.loop import Trainer
-from mlhpc.suite.training.plan import TrialPlan
 from mlhpc.suite.training.state import TrainingState
+from mlhpc.suite.training.statement import TrialPlan
 from mlhpc.suite.workload import Workload, load_workload
 from mlhpc.suite.world import World
 

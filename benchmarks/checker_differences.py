@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is not
 
 from mlhpc.suite.compliance import official
 from mlhpc.suite.compliance.check import check, check_log
-from mlhpc.suite.compliance.official_rules import render_official_rules
+from mlhpc.suite.compliance.official import render_official_rules
 from mlhpc.suite.compliance.ruleset import read_ruleset
 from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import summarise_log

@@ -38,7 +38,7 @@ from mlhpc.suite.machine.choice.layout import use_onednn
 from mlhpc.suite.machine.choice.store import ChoiceCache
 from mlhpc.suite.machine.choice.timing import make_clock
 from mlhpc.suite.machine.probes.processor import read_cpu
-from mlhpc.suite.training.startup import keep_freed_memory
+from mlhpc.suite.training.devices import keep_freed_memory
 from mlhpc.suite.workload import load_workload
 from mlhpc.suite.world import World
 from mlhpc.workloads.moe.backend_selection import ExpertShape, choose_backend

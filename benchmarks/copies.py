@@ -7,7 +7,7 @@ ROUND is a checkout of a public MLPerf HPC results repository. Three tables:
 1. false alarms: for each pair of different runs of one result, the p value of their most alike stretch; the share of pairs
    with p below a level must not exceed the level. Runs that are known to be one (carried over to a later round, or
    without a seed and with equal values throughout) are left out, and counted.
-2. what the bounds of suite/compliance/forensics/similarity.py rest on: how often n consecutive values of two runs are within x.
+2. what the bounds of suite/compliance/forensics/copy_rules.py rest on: how often n consecutive values of two runs are within x.
 3. power: each run is copied with changed values and times, and looked for among all runs of its result.
 """
 
@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mlhpc.suite.compliance.forensics.similarity import FALSE_ALARMS, RunIndex, Series, build_series, find_similarity
+from mlhpc.suite.compliance.forensics.copy_rules import FALSE_ALARMS, RunIndex, Series, build_series, find_similarity
 from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import MetricValue, RunRecord, summarise_log
 from mlhpc.suite.log.results_tree import find_results

@@ -23,8 +23,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from mlhpc.suite.compliance.check import check  # noqa: E402
-from mlhpc.suite.log.energy.integrate import build_curve  # noqa: E402
-from mlhpc.suite.log.energy.power_log import read_power_log  # noqa: E402
+from mlhpc.suite.log.energy.power_log import (  # noqa: E402
+    build_curve,
+    read_power_log,
+)
 from mlhpc.suite.log.energy.score import read_power_logs  # noqa: E402
 from mlhpc.suite.machine.probes.processor import read_cpu  # noqa: E402
 from tests.fixtures.zoo import machine  # noqa: E402

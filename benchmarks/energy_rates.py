@@ -22,8 +22,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.verdict_rates import wilson
-from mlhpc.suite.log.energy.keys import START, STOP
-from mlhpc.suite.log.energy.power_log import PowerLog, PowerLogEvent
+from mlhpc.suite.log.energy.power_log import START, STOP, PowerLog, PowerLogEvent
 from mlhpc.suite.log.energy.score import PowerLogs, compute_energy_of_run
 from mlhpc.suite.log.record import RunRecord
 from mlhpc.suite.machine.power.sampler import INTERVAL_S, JITTER

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.suite.config import choose_default_data_root
-from mlhpc.suite.package.reproduction.levels import compute_relative_differences
+from mlhpc.suite.package.reproduction.judge import compute_relative_differences
 
 WORKLOADS = ("cosmoflow", "deepcam", "open_catalyst", "openfold", "moe_lm", "swinv2_moe")
 PRECISIONS = ("float32", "bfloat16")

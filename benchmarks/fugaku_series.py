@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import product
 
-from mlhpc.analysis.roofline.published import read_roofs
+from mlhpc.analysis.roofline.bounds import read_roofs
 from mlhpc.suite.config import load_config
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.performance.plans.machine import Estimate, Machine, make_uniform_network

@@ -25,8 +25,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.verdict_rates import wilson
-from mlhpc.suite.log.checkpoint_interval import estimate_mtbf_s
-from mlhpc.suite.log.goodput import find_goodput
+from mlhpc.suite.log.goodput import estimate_mtbf_s, find_goodput
 from mlhpc.suite.log.run_folder import RunFolder
 from tests.fixtures.runs import describe
 

@@ -21,8 +21,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.verdict_rates import Noise, rounded, steady, student, tailed, wilson
-from mlhpc.analysis.history.judge import SeriesVerdict, judge_all
-from mlhpc.analysis.history.record import Record, Series
+from mlhpc.analysis.history.record import Record, Series, SeriesVerdict, judge_all
 from mlhpc.suite.statistics import Outcome
 
 COUNTS = (8, 20, 60)

@@ -29,8 +29,8 @@ from mlhpc.suite.config import choose_default_data_root
 from mlhpc.suite.log.mllog import EventLog
 from mlhpc.suite.statistics.student_t import compute_quantile
 from mlhpc.suite.training.agreement import StopAgreement
+from mlhpc.suite.training.instrument import compute_rank_distribution
 from mlhpc.suite.training.loop import Trainer
-from mlhpc.suite.training.rank_stats import compute_rank_distribution
 from mlhpc.suite.training.timing import PHASES
 from mlhpc.suite.world import World
 

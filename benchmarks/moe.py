@@ -28,7 +28,7 @@ from msgspec import structs
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.references import find_clone
-from mlhpc.suite.training.startup import keep_freed_memory
+from mlhpc.suite.training.devices import keep_freed_memory
 
 SHAPE = {"tokens": 4096, "width": 256, "hidden": 1024, "experts": 64, "top_k": 2}
 SMALL = {"tokens": 64, "width": 32, "hidden": 64, "experts": 4, "top_k": 2}

@@ -18,7 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is not installed
 
 from mlhpc.suite.log.results_tree import find_results, parse_round
-from mlhpc.suite.package.reproduction.document import LevelVerdict, read_reproduction
+from mlhpc.suite.package.reproduction.judge import LevelVerdict, read_reproduction
 from tests.fixtures.cli import mlhpc
 
 OFFICIAL = 1e-3  # relative: the tool prints minutes with three to five digits

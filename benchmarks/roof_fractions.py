@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 from mlhpc.analysis.loaded import Results
-from mlhpc.analysis.roofline.cases import list_measured_cases
+from mlhpc.analysis.roofline.regime import list_measured_cases
 
 WORKLOADS = ("cosmoflow", "deepcam", "open_catalyst", "openfold", "swinv2_moe", "moe_lm")
 PHASES = ("data_wait", "forward_backward", "exposed_communication", "optimizer", "other")

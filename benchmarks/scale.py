@@ -43,7 +43,7 @@ def be_a_rank(data: str, run: str) -> None:
     from mlhpc.suite.config import load_config
     from mlhpc.suite.descriptor import load_descriptor
     from mlhpc.suite.log.run_folder import RunFolder
-    from mlhpc.suite.training.plan import TrialPlan
+    from mlhpc.suite.training.statement import TrialPlan
     from mlhpc.suite.training.worker import run_worker
 
     counts = {"given": 0, "received": 0, "collectives": 0}

@@ -14,7 +14,7 @@ from torch import nn
 
 from mlhpc.suite.config import load_config
 from mlhpc.suite.descriptor import load_descriptor
-from mlhpc.suite.training.startup import keep_freed_memory
+from mlhpc.suite.training.devices import keep_freed_memory
 from mlhpc.suite.workload import load_workload
 from mlhpc.suite.world import World
 from mlhpc.workloads.cosmoflow.model import Convolution

@@ -23,11 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.analysis.published.scores import read_scores
-from mlhpc.analysis.results.convergence import compute_reference_limit
-from mlhpc.analysis.roofline.bounds import Bounds
-from mlhpc.analysis.roofline.cases import Case, list_measured_cases
-from mlhpc.analysis.roofline.published import predict_bounds
-from mlhpc.analysis.roofline.regime import compute_term_seconds
+from mlhpc.analysis.results.selection import compute_reference_limit
+from mlhpc.analysis.roofline.bounds import Bounds, predict_bounds
+from mlhpc.analysis.roofline.regime import Case, compute_term_seconds, list_measured_cases
 from mlhpc.analysis.roofline.whatif import Prediction, compute_phase_factor, predict, predict_solution, sum_phases
 from mlhpc.analysis.sources.readers import read_inputs
 from mlhpc.analysis.study import read_study

@@ -322,7 +322,7 @@ def read_json(path: Path, largest: int) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-LIMITS = "MLHPC_LIMITS"  # environment variable: the sizes that mlhpc.suite.log.limits reads
+LIMITS = "MLHPC_LIMITS"  # environment variable: the sizes that mlhpc.suite.log.reader reads
 _SPARSE_FROM = 64 * 2**20  # bytes; smaller ones cost nothing to read
 _SPARSE_PART = 100  # a file system that compresses stores no text in a hundredth of its size
 _BLOCK = 512  # bytes: the unit of st_blocks

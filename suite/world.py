@@ -4,7 +4,7 @@
 go through `World`. Gradients go through torch.distributed, which `World.init_torch` starts.
 
 Nothing between ranks is signed. Anybody who can reach their ports can disturb a run, but cannot make it execute
-anything (mlhpc.suite.messages).
+anything (mlhpc.suite.transport).
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ from typing import TYPE_CHECKING, Any
 from mlhpc.suite.errors import InputError, explain_missing
 from mlhpc.suite.files import print_line, render_duration, render_error
 from mlhpc.suite.launcher import Launch, describe_launcher, find_launch, remove_stale_variables, render_unset_command
-from mlhpc.suite.messages import decode, encode
 from mlhpc.suite.node_list import parse_first_node
 from mlhpc.suite.pmi_relay import start_pmi_relay
 from mlhpc.suite.processes import is_running_here
 from mlhpc.suite.stopping import use_default_handlers
-from mlhpc.suite.transport import MpiTransport, SingleProcessTransport, TorchTransport, Transport
+from mlhpc.suite.transport import MpiTransport, SingleProcessTransport, TorchTransport, Transport, decode, encode
 
 if TYPE_CHECKING:
     import torch
@@ -119,7 +118,7 @@ class World:
         self.transport.barrier()
 
     def broadcast(self, value: Any, kind: Any = Any) -> Any:
-        """Return rank 0's value on every rank, as a value of type ``kind`` (see `mlhpc.suite.messages.decode`)."""
+        """Return rank 0's value on every rank, as a value of type ``kind`` (see `mlhpc.suite.transport.decode`)."""
         return decode(self.transport.broadcast(encode(value) if self.is_first else b"", 0), kind)
 
     def allgather(self, value: Any, kind: Any = Any) -> list[Any]:

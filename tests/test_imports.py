@@ -440,7 +440,7 @@ def test_the_wheelhouse_holds_what_make_installs_and_what_builds_the_package() -
 
 PRINTERS = {
     "suite/files.py",  # print_line itself
-    "suite/launch/mpi.py",  # text of programs that a child process runs
+    "suite/launch/local.py",  # text of programs that a child process runs
 }
 
 

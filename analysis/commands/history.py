@@ -9,13 +9,12 @@ from pathlib import Path
 
 import click
 
-from mlhpc.analysis.history import judge, record
-from mlhpc.analysis.history.judge import SeriesVerdict
+from mlhpc.analysis.history import record
+from mlhpc.analysis.history.record import SeriesVerdict
 from mlhpc.suite.cli.group import Subcommands
 from mlhpc.suite.cli.options import JSON, FiniteRange, format_option, output_option, tolerance_option
 from mlhpc.suite.compliance.check import check as check_paths
-from mlhpc.suite.errors import InputError
-from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.errors import ExitCode, InputError
 from mlhpc.suite.files import print_line, render_printable
 from mlhpc.suite.statistics import Outcome
 
@@ -104,11 +103,11 @@ def show(
     """Show the results of a history over time, with trend, changes, and what else changed with them."""
     verdicts = _judge(_read(_resolve_folder(folder, output), since), rate, tolerance)
     if style == JSON:
-        print_line(json.dumps(judge.convert_verdicts_to_dict(verdicts, rate, tolerance), indent=1))
+        print_line(json.dumps(record.convert_verdicts_to_dict(verdicts, rate, tolerance), indent=1))
         return
     for number, verdict in enumerate(verdicts):
         # An empty line between two series
-        print_line("\n" * (number > 0) + "\n".join(map(render_printable, judge.render_table(verdict, rate))))
+        print_line("\n" * (number > 0) + "\n".join(map(render_printable, record.render_table(verdict, rate))))
 
 
 @history.command()
@@ -132,10 +131,10 @@ def check(
     """
     verdicts = _judge(_read(_resolve_folder(folder, output), since), rate, tolerance)
     if style == JSON:
-        print_line(json.dumps(judge.convert_verdicts_to_dict(verdicts, rate, tolerance), indent=1))
+        print_line(json.dumps(record.convert_verdicts_to_dict(verdicts, rate, tolerance), indent=1))
     else:
         print_line(
-            "\n".join(render_printable(line) for verdict in verdicts for line in judge.render_verdict(verdict, rate))
+            "\n".join(render_printable(line) for verdict in verdicts for line in record.render_verdict(verdict, rate))
         )
     code = _code(verdicts)
     if code:
@@ -143,7 +142,7 @@ def check(
 
 
 def _judge(records: Sequence[record.Record], rate: float, tolerance: float) -> list[SeriesVerdict]:
-    return judge.judge_all(records, rate, tolerance / 100.0)
+    return record.judge_all(records, rate, tolerance / 100.0)
 
 
 def _code(verdicts: Sequence[SeriesVerdict]) -> int:

@@ -22,10 +22,9 @@ from mlhpc.analysis.fleet.samples import Metric, group_by_metric, read_samples
 from mlhpc.suite.cli.group import Subcommands
 from mlhpc.suite.cli.options import JSON, FiniteRange, IntegerRange, format_option, output_option
 from mlhpc.suite.documents import YamlSource
-from mlhpc.suite.errors import InputError
-from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.errors import ExitCode, InputError
 from mlhpc.suite.files import make_folder, print_line, render_printable, write_file_atomically
-from mlhpc.suite.machine.node_samples import Sample, render_samples
+from mlhpc.suite.machine.facts import Sample, render_samples
 from mlhpc.suite.node_list import parse_node_list
 from mlhpc.suite.plugins import explain_unusable, find_plugins, print_skipped
 from mlhpc.suite.statistics.outliers import MIN_FOR_SPREAD

@@ -17,8 +17,7 @@ import click
 
 from mlhpc.suite.cli.options import card_option, output_option
 from mlhpc.suite.cli.progress import make_plain_progress
-from mlhpc.suite.errors import explain_not_installed
-from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.errors import ExitCode, explain_not_installed
 from mlhpc.suite.files import add_path_to_errors, make_folder, print_line, write_file_atomically
 
 if TYPE_CHECKING:
@@ -170,8 +169,7 @@ def _read_study(
     found: Sources, between: tuple[tuple[str, str], ...], price: tuple[str, ...], index: tuple[Path, str] | None
 ) -> Study:
     """Read the logs, with a line of progress every few seconds. What the user states is tried before that."""
-    from mlhpc.analysis.results.index import compute_index, read_weights
-    from mlhpc.analysis.results.prices import read_prices
+    from mlhpc.analysis.results.index import compute_index, read_prices, read_weights
     from mlhpc.analysis.study import read_study
     from mlhpc.suite.descriptor import list_installed_cards
 
@@ -192,7 +190,7 @@ def _read_study(
 
 def _render(found: Sources, read: Study, form: str, files: ChartFiles) -> Report:
     """Check the paths and render their report, with a line of progress every few seconds."""
-    from mlhpc.analysis.page.checked import check_paths
+    from mlhpc.analysis.page.issues import check_paths
     from mlhpc.analysis.page.report import render_report
 
     checked = check_paths(found.logs, read.tables.judged)

@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from mlhpc.analysis.commands.hours import parse_hours
-from mlhpc.analysis.drawing.digits import render_interval
+from mlhpc.analysis.drawing.view import render_interval
 from mlhpc.analysis.fleet.simulate import (
     LEAST_INCIDENTS,
     POLICIES,

@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from mlhpc.suite.cli.options import JSON, FiniteRange, format_option
-from mlhpc.suite.errors import InputError
-from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.errors import ExitCode, InputError
 from mlhpc.suite.files import print_line, render_printable, render_repr
-from mlhpc.suite.log.values import parse_float
+from mlhpc.suite.log.reader import parse_float
 
 EFFECT = 0.15  # a slowdown is larger than this part, against the worker's past and against the others
 FALSE_ALARM_RATE = 0.01  # of false alarms per job, for normal noise that is independent from window to window

@@ -15,7 +15,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from mlhpc.analysis.drawing.digits import render_label
+from mlhpc.analysis.drawing.view import render_label
 
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, GREY = (
     "#0072B2", "#C08400", "#009E73", "#D55E00", "#CC79A7", "#3A9BD9", "#8A8A8A",

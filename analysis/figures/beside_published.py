@@ -6,8 +6,7 @@ import altair as alt
 import pandas as pd
 
 from mlhpc.analysis.drawing.charts import Chart, draw_panels, draw_points, make_minutes_channel, make_number_channel
-from mlhpc.analysis.drawing.digits import render_seconds
-from mlhpc.analysis.drawing.view import CHOOSE_SYSTEMS, Question, View
+from mlhpc.analysis.drawing.view import CHOOSE_SYSTEMS, Question, View, render_seconds
 from mlhpc.analysis.published.scores import describe_missing_results, read_scores
 from mlhpc.analysis.study import NotAnswerableError, Study
 

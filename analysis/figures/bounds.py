@@ -25,11 +25,9 @@ from mlhpc.analysis.drawing.charts import (
     make_number_channel,
     make_span_channels,
 )
-from mlhpc.analysis.drawing.digits import join_statements, render_seconds_interval
-from mlhpc.analysis.drawing.view import UNDERSTAND_TIME, Question, View
+from mlhpc.analysis.drawing.view import UNDERSTAND_TIME, Question, View, join_statements, render_seconds_interval
 from mlhpc.analysis.roofline.bounds import RESOURCE_NAMES, RESOURCES, UNITS, describe_roof_share, is_binding, render_si
-from mlhpc.analysis.roofline.cases import Case, list_measured_cases, list_published_cases
-from mlhpc.analysis.roofline.regime import compute_term_seconds
+from mlhpc.analysis.roofline.regime import Case, compute_term_seconds, list_measured_cases, list_published_cases
 from mlhpc.analysis.roofline.whatif import (
     Phase,
     Prediction,
@@ -39,7 +37,7 @@ from mlhpc.analysis.roofline.whatif import (
     predict_solution,
     sum_phases,
 )
-from mlhpc.analysis.sources.ceilings import Ceilings
+from mlhpc.analysis.sources.readers import Ceilings
 from mlhpc.analysis.study import NotAnswerableError, Study
 
 TITLE = "What bounds a step"

@@ -9,8 +9,7 @@ import altair as alt
 import pandas as pd
 
 from mlhpc.analysis.drawing.charts import BLUE, GREY, Chart, draw_intervals, draw_panels
-from mlhpc.analysis.drawing.digits import join_statements, render_label
-from mlhpc.analysis.drawing.view import CHOOSE_SYSTEMS, Question, View
+from mlhpc.analysis.drawing.view import CHOOSE_SYSTEMS, Question, View, join_statements, render_label
 from mlhpc.analysis.study import NotAnswerableError, Study
 from mlhpc.suite.statistics import Outcome
 from mlhpc.suite.statistics.comparison import (

@@ -21,13 +21,11 @@ from mlhpc.analysis.drawing.charts import (
     make_number_channel,
     make_span_channels,
 )
-from mlhpc.analysis.drawing.digits import join_statements, render_label
-from mlhpc.analysis.drawing.view import UNDERSTAND_CONVERGENCE, Question, View
-from mlhpc.analysis.results.convergence import compute_reference_limit
-from mlhpc.analysis.results.names import PROBLEM_COLUMNS, build_result_table
+from mlhpc.analysis.drawing.view import UNDERSTAND_CONVERGENCE, Question, View, join_statements, render_label
+from mlhpc.analysis.results.selection import PROBLEM_COLUMNS, build_result_table, compute_reference_limit
 from mlhpc.analysis.study import NotAnswerableError, Study
-from mlhpc.analysis.tables.epochs import LARGEST_PLAUSIBLE
 from mlhpc.analysis.tables.ingest import parse_mapping
+from mlhpc.analysis.tables.run_row import LARGEST_PLAUSIBLE
 
 TITLE = "Convergence"
 MOST_NAMED = 6  # results that the answer names

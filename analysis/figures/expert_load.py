@@ -21,8 +21,7 @@ from mlhpc.analysis.drawing.charts import (
     make_kind_channels,
     make_number_channel,
 )
-from mlhpc.analysis.drawing.digits import join_statements, render_label
-from mlhpc.analysis.drawing.view import UNDERSTAND_TIME, Question, View
+from mlhpc.analysis.drawing.view import UNDERSTAND_TIME, Question, View, join_statements, render_label
 from mlhpc.analysis.study import NotAnswerableError, Study
 from mlhpc.analysis.tables.ingest import parse_counts
 

@@ -19,8 +19,7 @@ from mlhpc.analysis.drawing.charts import (
     make_number_channel,
     make_span_channels,
 )
-from mlhpc.analysis.drawing.digits import render_label
-from mlhpc.analysis.drawing.view import RUN_EXPERTS, Question, View
+from mlhpc.analysis.drawing.view import RUN_EXPERTS, Question, View, render_label
 from mlhpc.analysis.network.fit import LAYER_VARIANTS, Fit, choose_execution, find_measured_variants, predict_variants_s
 from mlhpc.analysis.network.intervals import (
     compute_gain_interval,

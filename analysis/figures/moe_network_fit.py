@@ -6,8 +6,7 @@ import altair as alt
 import pandas as pd
 
 from mlhpc.analysis.drawing.charts import TEXT_COLOUR, Chart, draw_panels, draw_points, make_number_channel
-from mlhpc.analysis.drawing.digits import render_label
-from mlhpc.analysis.drawing.view import RUN_EXPERTS, Question, View
+from mlhpc.analysis.drawing.view import RUN_EXPERTS, Question, View, render_label
 from mlhpc.analysis.network.fit import compute_median_max_error
 from mlhpc.analysis.study import Study
 

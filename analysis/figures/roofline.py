@@ -9,12 +9,10 @@ import altair as alt
 import pandas as pd
 
 from mlhpc.analysis.drawing.charts import TEXT_COLOUR, Chart, draw_panels, draw_points, make_number_channel
-from mlhpc.analysis.drawing.digits import join_statements, render_label
-from mlhpc.analysis.drawing.view import UNDERSTAND_TIME, Question, View
+from mlhpc.analysis.drawing.view import UNDERSTAND_TIME, Question, View, join_statements, render_label
 from mlhpc.analysis.roofline.bounds import Point, Roof, describe_roof_share, explain_above_roof, render_si
-from mlhpc.analysis.roofline.cases import Case, list_measured_cases
 from mlhpc.analysis.roofline.points import PlacedPoint, find_counters, list_kernels, list_machines
-from mlhpc.analysis.roofline.regime import compute_rank_roof, list_memory_levels, list_peaks
+from mlhpc.analysis.roofline.regime import Case, compute_rank_roof, list_measured_cases, list_memory_levels, list_peaks
 from mlhpc.analysis.study import NotAnswerableError, Study
 
 TITLE = "Roofline"

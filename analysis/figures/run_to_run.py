@@ -18,10 +18,8 @@ from mlhpc.analysis.drawing.charts import (
     make_names_axis,
     make_number_channel,
 )
-from mlhpc.analysis.drawing.digits import render_count, render_percent
-from mlhpc.analysis.drawing.view import UNDERSTAND_CONVERGENCE, Question, View
-from mlhpc.analysis.results.names import render_short_heading
-from mlhpc.analysis.results.spread import compute_run_spread
+from mlhpc.analysis.drawing.view import UNDERSTAND_CONVERGENCE, Question, View, render_count, render_percent
+from mlhpc.analysis.results.selection import compute_run_spread, render_short_heading
 from mlhpc.analysis.study import NotAnswerableError, Study
 
 TITLE = "How much runs differ"

@@ -21,10 +21,8 @@ from mlhpc.analysis.drawing.charts import (
     make_kind_channels,
     make_number_channel,
 )
-from mlhpc.analysis.drawing.digits import join_statements, render_seconds_interval
-from mlhpc.analysis.drawing.view import SCALE, Question, View
+from mlhpc.analysis.drawing.view import SCALE, Question, View, join_statements, render_seconds_interval
 from mlhpc.analysis.results.decompose import build_split
-from mlhpc.analysis.results.extent import choose_extent
 from mlhpc.analysis.results.scaling import (
     SOLID_REACH,
     Factors,
@@ -34,6 +32,7 @@ from mlhpc.analysis.results.scaling import (
     fit,
     predict_time,
 )
+from mlhpc.analysis.results.selection import choose_extent
 from mlhpc.analysis.study import NotAnswerableError, Study
 
 TITLE = "Scaling"

@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 
 from mlhpc.analysis.drawing.charts import BLUE, ORANGE, VERMILION, Chart, convert_to_long_table, draw_panels
-from mlhpc.analysis.drawing.digits import join_statements, render_percent
-from mlhpc.analysis.drawing.view import UNDERSTAND_TIME, Question, View
+from mlhpc.analysis.drawing.view import UNDERSTAND_TIME, Question, View, join_statements, render_percent
 from mlhpc.analysis.roofline.bounds import render_si
 from mlhpc.analysis.study import NotAnswerableError, Study
 from mlhpc.suite.performance.stragglers import SIGNIFICANCE_LEVEL, StragglerTest, find_straggler

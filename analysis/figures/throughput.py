@@ -8,10 +8,15 @@ import altair as alt
 import pandas as pd
 
 from mlhpc.analysis.drawing.charts import BLUE, Chart, draw_intervals, draw_result_panels, draw_stacked_bars
-from mlhpc.analysis.drawing.digits import join_statements
-from mlhpc.analysis.drawing.view import SCALE, UNDERSTAND_TIME, Question, View
-from mlhpc.analysis.results.extent import PLURAL, add_extent
-from mlhpc.analysis.results.names import CLASS_COLUMNS, PROBLEM_COLUMNS, build_result_table, group_tasks
+from mlhpc.analysis.drawing.view import SCALE, UNDERSTAND_TIME, Question, View, join_statements
+from mlhpc.analysis.results.selection import (
+    CLASS_COLUMNS,
+    PLURAL,
+    PROBLEM_COLUMNS,
+    add_extent,
+    build_result_table,
+    group_tasks,
+)
 from mlhpc.analysis.study import NotAnswerableError, Study
 
 TITLE = "Throughput"

@@ -13,10 +13,8 @@ from mlhpc.analysis.drawing.charts import (
     make_minutes_channel,
     make_number_channel,
 )
-from mlhpc.analysis.drawing.digits import join_statements, render_seconds
-from mlhpc.analysis.drawing.view import CHOOSE_SYSTEMS, Question, View
-from mlhpc.analysis.results.extent import PLURAL, add_extent
-from mlhpc.analysis.results.names import PROBLEM_COLUMNS, build_result_table, group_tasks
+from mlhpc.analysis.drawing.view import CHOOSE_SYSTEMS, Question, View, join_statements, render_seconds
+from mlhpc.analysis.results.selection import PLURAL, PROBLEM_COLUMNS, add_extent, build_result_table, group_tasks
 from mlhpc.analysis.study import NotAnswerableError, Study
 
 TITLE = "Time and cost"

@@ -19,10 +19,9 @@ from mlhpc.analysis.drawing.charts import (
     draw_result_panels,
     draw_stacked_bars,
 )
-from mlhpc.analysis.drawing.digits import join_statements, render_seconds
-from mlhpc.analysis.drawing.view import UNDERSTAND_TIME, Question, View
-from mlhpc.analysis.results.names import render_short_heading
-from mlhpc.analysis.roofline.cases import count_steps
+from mlhpc.analysis.drawing.view import UNDERSTAND_TIME, Question, View, join_statements, render_seconds
+from mlhpc.analysis.results.selection import render_short_heading
+from mlhpc.analysis.roofline.regime import count_steps
 from mlhpc.analysis.study import NotAnswerableError, Study
 
 TITLE = "Where the time goes"

@@ -18,8 +18,7 @@ from mlhpc.analysis.drawing.charts import (
     encode_column,
     make_number_channel,
 )
-from mlhpc.analysis.drawing.digits import join_statements, render_label
-from mlhpc.analysis.drawing.view import UNDERSTAND_TIME, Question, View
+from mlhpc.analysis.drawing.view import UNDERSTAND_TIME, Question, View, join_statements, render_label
 from mlhpc.analysis.study import NotAnswerableError, Study
 from mlhpc.suite.files import render_duration
 from mlhpc.suite.performance.tune.result import TuneResult

@@ -12,15 +12,13 @@ import altair as alt
 import pandas as pd
 
 from mlhpc.analysis.drawing.charts import BLUE, GREEN, TEXT_COLOUR, VERMILION, Chart, draw_panels, make_number_channel
-from mlhpc.analysis.drawing.digits import render_label
-from mlhpc.analysis.drawing.view import SCALE, Question, View
+from mlhpc.analysis.drawing.view import SCALE, Question, View, render_label
 from mlhpc.analysis.figures.comparison import compare_results
 from mlhpc.analysis.results.decompose import build_split
-from mlhpc.analysis.results.extent import PLURAL, add_extent
-from mlhpc.analysis.results.names import CLASS_COLUMNS, group_tasks
 from mlhpc.analysis.results.scaling import Factors, compute_factors
+from mlhpc.analysis.results.selection import CLASS_COLUMNS, PLURAL, add_extent, group_tasks
 from mlhpc.analysis.study import NotAnswerableError, Study
-from mlhpc.suite.log.comparable import list_differences
+from mlhpc.suite.log.score import list_differences
 from mlhpc.suite.statistics import Outcome
 from mlhpc.suite.statistics.comparison import MIN_RUNS, Comparison, compute_welch_ratio
 

@@ -11,8 +11,8 @@ from msgspec import DecodeError, json
 from mlhpc.analysis.fleet.superbench import convert_to_samples, parse_results
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import read_bytes
-from mlhpc.suite.log.limits import read_limits
-from mlhpc.suite.machine.node_samples import Better, Sample, parse_samples
+from mlhpc.suite.log.reader import read_limits
+from mlhpc.suite.machine.facts import Better, Sample, parse_samples
 
 
 @dataclass(frozen=True)

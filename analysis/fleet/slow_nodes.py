@@ -25,7 +25,7 @@ from mlhpc.analysis.fleet.one_metric import (
     judge_metric,
 )
 from mlhpc.analysis.fleet.samples import Metric
-from mlhpc.suite.machine.node_samples import END_METRIC
+from mlhpc.suite.machine.facts import END_METRIC
 from mlhpc.suite.statistics.lateness import DelayDistribution
 from mlhpc.suite.statistics.outliers import find_outliers, has_heavy_tails
 

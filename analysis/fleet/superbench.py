@@ -13,8 +13,8 @@ from pathlib import Path
 
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import render_repr
-from mlhpc.suite.log.values import convert_to_float
-from mlhpc.suite.machine.node_samples import Better, Sample
+from mlhpc.suite.log.reader import convert_to_float
+from mlhpc.suite.machine.facts import Better, Sample
 
 # Metrics with such names are better when less, as in SuperBench's own rule files.
 _LESS_IS_BETTER = re.compile(r"time|latency|overhead|cost|_s\b|_ms\b|_us\b", re.IGNORECASE)

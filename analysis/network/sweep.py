@@ -10,7 +10,7 @@ from typing import Any
 
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import read_json
-from mlhpc.suite.log.limits import read_limits
+from mlhpc.suite.log.reader import read_limits
 from mlhpc.suite.performance.cost_model import ALGORITHMS, Algorithm, LayerShape
 
 SWEEP_KIND = "mlhpc all-to-all sweep"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from mlhpc.analysis.drawing.digits import render_number
+from mlhpc.analysis.drawing.view import render_number
 from mlhpc.suite.files import render_duration, render_duration_range
 
 MINUTES_SUFFIX = " [min]"  # the end of a column's name whose cells have a unit each: "42.2 s"

@@ -15,11 +15,18 @@ from typing import Any
 import jinja2
 import pandas as pd
 
-from mlhpc.analysis.drawing.digits import render_count
+from mlhpc.analysis.drawing.view import render_count
 from mlhpc.analysis.page.cells import is_absent
-from mlhpc.analysis.page.checked import GROUPS_SHOWN, CheckedPath, build_findings_table, group_findings
-from mlhpc.analysis.page.contests import ContestSection, build_contest_section
-from mlhpc.analysis.page.issues import Issue, group_issues, list_failed_steps, list_issues
+from mlhpc.analysis.page.issues import (
+    GROUPS_SHOWN,
+    CheckedPath,
+    Issue,
+    build_findings_table,
+    group_findings,
+    group_issues,
+    list_failed_steps,
+    list_issues,
+)
 from mlhpc.analysis.page.pictures import (
     NO_CHART_FILES,
     ChartFiles,
@@ -31,17 +38,19 @@ from mlhpc.analysis.page.pictures import (
     group_pictures,
     render_needs,
 )
-from mlhpc.analysis.page.procurement import build_procurement_section
-from mlhpc.analysis.page.scores import build_score_sections
-from mlhpc.analysis.page.summary import build_summary
-from mlhpc.analysis.page.systems import (
+from mlhpc.analysis.page.summary import (
+    ContestSection,
+    build_contest_section,
     build_logs_table,
+    build_procurement_section,
+    build_score_sections,
     build_setting_differences,
     build_settings_tables,
+    build_summary,
     build_system_differences,
     build_systems_table,
+    build_tiles,
 )
-from mlhpc.analysis.page.tiles import build_tiles
 from mlhpc.analysis.results.index import build_index_tables
 from mlhpc.analysis.sources.readers import Step
 from mlhpc.analysis.study import Study
@@ -139,7 +148,7 @@ def render_report(
 
 
 def _page(content: _Content, form: str) -> str:
-    from mlhpc.analysis.page.vega import build_vega_script
+    from mlhpc.analysis.page.pictures import build_vega_script
 
     study, checked, pictures = content.study, content.checked, content.pictures
     goals = build_answered_goals(pictures)

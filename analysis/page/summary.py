@@ -1,19 +1,50 @@
-"""Builds the page's first answer: the fastest result of each task, by how much, why, at what cost, and what to take."""
+"""Builds the page's first answer: the fastest result of each task, by how much, why, at what cost, and what to take.
+
+Builds the result tables of the page, one section per benchmark, size, mode and division.
+
+Builds tables of systems, settings and logs, and of the fields in which results of one class differ.
+
+Builds the sections of A/B contests from what `mlhpc ab runs show` wrote. Nothing is computed again.
+
+Builds the section of the procurement index: one number for each system, what is missing, and its parts.
+
+Builds the tiles at the top of the page: compliance, scores, state of the file cache, resumed runs, other work.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from mlhpc.analysis.drawing.digits import render_count, render_number, render_seconds
-from mlhpc.analysis.page.cells import HtmlTable, build_html_table, is_absent
-from mlhpc.analysis.results.extent import find_system_units
-from mlhpc.analysis.results.names import Task
+from mlhpc.analysis.drawing.view import render_count, render_interval, render_number, render_seconds
+from mlhpc.analysis.page.cells import (
+    HtmlTable,
+    build_html_table,
+    build_time_cells,
+    build_time_range_cells,
+    drop_empty,
+    is_absent,
+    render_ranges,
+    render_spreads,
+)
+from mlhpc.analysis.page.issues import CheckedPath, render_error
+from mlhpc.analysis.published.scores import read_stated_minutes
+from mlhpc.analysis.results.index import ANY_TIER, Index, build_index_tables
+from mlhpc.analysis.results.selection import CLASS_COLUMNS, Task, choose_extent, find_system_units, render_heading
 from mlhpc.analysis.study import Study
+from mlhpc.analysis.tables.ingest import parse_mapping
+from mlhpc.suite.compliance.rules.base import Finding
 from mlhpc.suite.files import render_duration_range
+from mlhpc.suite.log.other_work import render_percent
+from mlhpc.suite.log.results_tree import parse_round
+from mlhpc.suite.log.score import GROUP_MEANINGS, find_round_group
+from mlhpc.suite.performance.ab.ranking import Ranking, render_ratio, render_verdict
 
 SAME_COST = 1.05  # a cost within 5 % of the least is the least
 MOST_LISTED = 3  # results that a sentence names
@@ -253,3 +284,452 @@ def _describe_result(row: Mapping[object, object], study: Study) -> str:
         f"{row['label']} {verb} of {row['benchmark']} ({row['size']}) in {render_seconds(float(score))}{interval}{share}; "  # type: ignore[arg-type]
         f"{row['n_reached']} of {row['n_started']} runs reached it{_describe_other_processes(pd.DataFrame([row]), study)}."
     )
+
+
+@dataclass(frozen=True)
+class ScoreSection:
+    """Holds the results of one class and division: heading, main table, further columns and remarks."""
+
+    title: str
+    table: HtmlTable
+    details: HtmlTable
+    remarks: tuple[str, ...] = field(default=())
+
+
+def build_score_sections(study: Study) -> list[ScoreSection]:
+    """Build one section per benchmark, size, mode and division.
+
+    Rounds whose times mean different things are kept apart.
+    """
+    sections = []
+    for key, rows in study.distinct.groupby([*CLASS_COLUMNS, "division"], sort=True):
+        ordered = _sort_rows(rows)
+        title = f"{render_heading(*key[:3])} · {key[3]} division"
+        sections.append(
+            ScoreSection(
+                title, _headline_table(ordered, title), _details_table(ordered, title), tuple(_remarks(ordered))
+            )
+        )
+    return sections
+
+
+def _sort_rows(rows: pd.DataFrame) -> pd.DataFrame:
+    """Sort by rounds whose times mean the same, then by the bold column: most models/min or shortest score first."""
+    rank = -rows["models_per_min"] if rows["mode"].iloc[0] == "weak" else rows["score_s"]
+    keyed = rows.assign(era=rows["round"].map(find_round_group), rank=rank)
+    return keyed.sort_values(["era", "rank", "label"], na_position="last").drop(columns=["era", "rank"])
+
+
+def _remarks(rows: pd.DataFrame) -> Iterable[str]:
+    first = rows.iloc[0]
+    if pd.notna(first["target"]):
+        sign = "≤" if first["target_direction"] == "min" else "≥"
+        yield f"Target: {first['metric_name']} {sign} {first['target']:g}."
+    if rows["round"].nunique() > 1:
+        yield "Rounds differ in rules and data; rows are ordered within rounds whose times mean the same."
+        for name in sorted(set(rows["round"].map(find_round_group)) & set(GROUP_MEANINGS)):
+            yield f"{name}: {GROUP_MEANINGS[name]}."
+    if first["size"] != "full":
+        yield f"Size {first['size']} is not the MLPerf problem; it compares with nothing but itself."
+
+
+def _headline_table(rows: pd.DataFrame, caption: str) -> HtmlTable:
+    """Build the columns that fit a screen: every score with its definition, scale, convergence and cost."""
+    weak = rows["mode"].iloc[0] == "weak"
+    columns: dict[str, list[Any]] = {"system": list(rows["name"])}
+    if rows["rounds"].nunique() > 1:
+        columns["round"] = list(rows["rounds"])
+    if weak:
+        columns["models/min"] = list(rows["models_per_min"])
+    columns["time to train all" if weak else "score by the rules"] = [
+        time or f"no score: {note}"
+        for time, note in zip(build_time_cells(rows["score_s"]), rows["score_note"], strict=True)
+    ]
+    if rows["published"].any():
+        columns["official tool prints"] = build_time_cells(
+            rows["score_tool_s"].where(rows["published"] & (rows["round"] != "v0.7"))  # no tool for that round
+        )
+        stated = read_stated_minutes()
+        columns["submitter stated"] = build_time_cells(
+            60.0 * stated[group][0] if group in stated else None for group in rows["group"]
+        )
+    if (rows["staging_before_run_s.mean"] > 0).any():
+        columns["with staging"] = build_time_cells(rows["score_with_staging_s"])
+    if not weak:
+        columns["95 % interval"] = build_time_range_cells(rows["score_low_s"], rows["score_high_s"])
+    # A score is a mean already, so this column is only for results without one, and for instances
+    columns["mean run"] = build_time_cells(rows["run_s.mean"].where(rows["score_s"].isna() | weak))
+    columns["runs: averaged / reached / started"] = [
+        f"{row.n_averaged} / {row.n_reached} / {row.n_started}" for row in rows.itertuples()
+    ]
+    columns |= _build_machine_columns(rows, weak=weak)
+    columns["global batch"] = list(rows["global_batch_size"])
+    columns["epochs to target"] = render_spreads(rows["epochs_to_target.mean"], rows["epochs_to_target.std"])
+    columns["training [samples/s]"] = list(rows["train_rate.mean"])
+    columns["unit hours"] = list(rows["unit_hours"])
+    if "energy_j" in rows:
+        columns["energy [MJ]"] = list(rows["energy_j"] / 1e6)
+        columns["energy: 95 % interval [MJ]"] = render_ranges(rows["energy_low_j"] / 1e6, rows["energy_high_j"] / 1e6)
+        columns["energy of"] = list(rows["energy_kind"])
+        columns["no score of energy"] = list(rows["energy_note"])
+    of = [(place,) for place in rows.index]
+    return build_html_table(drop_empty(columns), caption, strong={"score by the rules", "models/min"}, of=of)
+
+
+def _build_machine_columns(rows: pd.DataFrame, *, weak: bool) -> dict[str, list[Any]]:
+    """Build the columns of the machine's size: compute units, and what varies.
+
+    In throughput mode they are the units of the whole system and of one instance.
+    """
+    if weak:
+        return {"units of the system": list(rows["units_described"]), "units of an instance": list(rows["units"])}
+    found = choose_extent(rows)
+    varies = {found.count: list(found.sizes)} if found.one in ("node", "core", "rank") else {}
+    return {"compute units": list(rows["units"])} | varies
+
+
+def _details_table(rows: pd.DataFrame, caption: str) -> HtmlTable:
+    """Build the columns that do not fit into the main table."""
+    columns: dict[str, list[Any]] = {
+        "system": list(rows["name"]),
+        "round": list(rows["rounds"]),
+        "submitter": list(rows["submitter"]),
+        "folder": list(rows["system"]),
+        "device": list(rows["device"]),
+        "nodes": list(rows["nodes"]),
+        "ranks": list(rows["ranks"]),
+        "precision": list(rows["precision"]),
+        "fastest – slowest": build_time_range_cells(rows["fastest_s"], rows["slowest_s"]),
+        "models trained": list(rows["models"]),
+        "metric reached": list(rows["reached_value.mean"]),
+        "target": list(rows["target"]),
+        "trivial baselines": [_baselines(text) for text in rows["baselines"]],
+        "best possible (knows how the data were made)": [_baselines(text) for text in rows["attainable"]],
+        "scaling factor shipped": list(rows["scaling_factor"]),
+        "the stated score's source": [read_stated_minutes().get(group, (0.0, ""))[1] for group in rows["group"]],
+    }
+    return build_html_table(drop_empty(columns), f"{caption}: more", of=[(place,) for place in rows.index])
+
+
+def _baselines(text: object) -> str | None:
+    return "; ".join(f"{name} {render_number(value)}" for name, value in parse_mapping(text).items()) or None
+
+
+SYSTEM_FIELDS = (
+    "system", "round", "submitter", "name", "nodes", "accelerators_per_node", "accelerator", "accelerator_memory",
+    "processors_per_node", "processor", "memory", "storage", "network", "topology", "framework",
+    "operating_system", "described_by", "problem",
+)  # fmt: skip
+SHOWN_DIGITS = 12  # of a checksum: a page of 3,000 logs would grow by 0.2 MB
+
+
+def build_systems_table(study: Study) -> HtmlTable:
+    """Build the table of every system, with the fields that any of them has."""
+    table = study.tables.systems
+    columns = {name.replace("_", " "): list(table[name]) for name in SYSTEM_FIELDS if table[name].notna().any()}
+    return build_html_table(columns, "Systems as described by their packages, or as the run collected them")
+
+
+def build_system_differences(study: Study) -> list[HtmlTable]:
+    """Build for each class with several results a table of the description's fields that differ."""
+    # Without names and sources, which always differ
+    systems = study.tables.systems.set_index("system_key")[list(SYSTEM_FIELDS[4:-2])]
+    systems.columns = systems.columns.str.replace("_", " ")
+    described = {row["group"]: dict(systems.loc[row["system_key"]]) for _, row in study.distinct.iterrows()}
+    return _build_differences(study, described, "descriptions that differ")
+
+
+def _build_differences(study: Study, known: Mapping[str, Mapping[str, Any]], what: str) -> list[HtmlTable]:
+    """Build for each class with several results a table of what differs of ``known``.
+
+    It has the same names, with their values, for each group.
+    """
+    tables = []
+    for title, rows in study.classes():
+        of_results = [known[group] for group in rows["group"]]
+        columns: dict[str, list[Any]] = {"system": list(rows["label"])}
+        for name in of_results[0]:
+            values = [of_result[name] for of_result in of_results]
+            if len({str(value) for value in values}) > 1:
+                columns[name] = values
+        if len(columns) > 1:
+            of = [(place,) for place in rows.index]
+            tables.append(build_html_table(drop_empty(columns), f"{title}: {what}", of=of))
+    return tables
+
+
+def _settings(study: Study) -> dict[str, dict[str, Any]]:
+    """Collect hyperparameters and run_config of each result (by group), flat.
+
+    Settings that differ between runs say so.
+    """
+    by_group: dict[str, dict[str, Any]] = {}
+    for group, runs in study.runs.groupby("group", sort=True):
+        flat = [
+            _flatten(parse_mapping(hyperparameters)) | _flatten(parse_mapping(config))
+            for hyperparameters, config in zip(runs["hyperparameters"], runs["config"], strict=True)
+        ]
+        names = sorted({name for settings in flat for name in settings})
+        by_group[str(group)] = {
+            name: values.pop() if len(values) == 1 else "differs between runs"
+            for name in names
+            # As JSON, because lists and mappings cannot be members of a set
+            if (values := {json.dumps(settings.get(name)) for settings in flat})
+        }
+    return by_group
+
+
+def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            flat |= _flatten(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def build_setting_differences(study: Study) -> list[HtmlTable]:
+    """Build for each class with several results a table of the settings in which they differ."""
+    settings = _settings(study)
+    names = sorted({name for of_result in settings.values() for name in of_result})
+    known = {group: {name: of_result.get(name) for name in names} for group, of_result in settings.items()}
+    return _build_differences(study, known, "settings that differ")
+
+
+def build_settings_tables(study: Study) -> list[tuple[str, HtmlTable]]:
+    """Build a table of the settings of every result that logs some, each with a heading."""
+    labels = study.results.set_index("group")["label"]
+    return [
+        (
+            f"{labels[group]} ({group})",
+            build_html_table({"setting": list(s), "value": list(s.values())}, f"Settings of {labels[group]}"),
+        )
+        for group, s in _settings(study).items()
+        if s
+    ]
+
+
+def build_logs_table(study: Study) -> HtmlTable:
+    """Build the table of every log: outcome, part in the score, beginning of its checksum.
+
+    tables/runs has all columns.
+    """
+    runs = study.runs
+    columns = {
+        "log": list(runs["run"]),
+        "outcome": list(runs["outcome"]),
+        "in the score": list(runs["fate"]),
+        "run": build_time_cells(runs["run_s"]),
+        "epochs to target": list(runs["epochs_to_target"]),
+        "seed": list(runs["seed"]),
+        "events": list(runs["event_count"]),
+        "sha256": [str(digest)[:SHOWN_DIGITS] + "…" for digest in runs["sha256"]],
+    }
+    place = {group: place for place, group in study.results["group"].items()}
+    return build_html_table(columns, "Every log that was read", of=[(place[group],) for group in runs["group"]])
+
+
+LONGEST_FINDING = 300  # characters
+
+
+@dataclass(frozen=True)
+class ContestSection:
+    """Holds one contest as the template takes it."""
+
+    title: str
+    verdict: str
+    remarks: tuple[str, ...]
+    table: HtmlTable
+
+
+def build_contest_section(ranking: Ranking) -> ContestSection:
+    """Return the verdict, remarks and table of one contest."""
+    entries, stated = ranking.entries, ranking.settings
+    columns: dict[str, list[Any]] = {
+        "entry": [each.entry for each in entries],
+        "verdict": [render_verdict(each) for each in entries],
+        "finished runs": [f"{each.finished} of {each.runs}" for each in entries],
+        f"mean {ranking.objective}": [each.mean for each in entries],
+        "spread, factor": [each.spread_factor for each in entries],
+        "score: fastest and slowest dropped": [each.score for each in entries],
+        "time / leader, median [95 %]": [render_ratio(each.ratio_to_leader) for each in entries],
+    }
+    counted = f"{ranking.runs} runs, {ranking.blocks} complete blocks; error at most {100 * ranking.error:g} %"
+    return ContestSection(
+        title=f"{ranking.name}: {stated.get('workload')} {stated.get('size')} on {stated.get('system')}",
+        verdict=ranking.verdict,
+        remarks=(
+            counted,
+            *([ranking.by_score] if ranking.by_score else []),
+            *(str(each)[:LONGEST_FINDING] for each in ranking.findings),
+        ),
+        table=build_html_table(columns, f"Entries of {ranking.name}"),
+    )
+
+
+MOST_NAMED = 5  # of results without a tier
+CAPTIONS = {
+    "index": "Index of each system",
+    "index_without_one": "The index with one workload left out",
+    "index_ratios": "The ratios behind the index",
+}
+
+
+@dataclass(frozen=True)
+class ProcurementSection:
+    """Holds the index as the template takes it: an answer, remarks, and its tables."""
+
+    answer: str
+    remarks: tuple[str, ...]
+    tables: tuple[HtmlTable, ...]
+
+
+def build_procurement_section(index: Index | None) -> ProcurementSection | None:
+    """Build the section of an index; None without one."""
+    if index is None:
+        return None
+    tables = [_build_table(table, CAPTIONS[name]) for name, table in build_index_tables(index).items() if len(table)]
+    return ProcurementSection(_answer(index), tuple(_render_procurement_remarks(index)), tuple(tables))
+
+
+def _build_table(table: pd.DataFrame, caption: str) -> HtmlTable:
+    """Build a table of the page. The system heads each row; the tier is left out if no result has one."""
+    names = [name for name in table if name != "system" and not (name == "tier" and set(table["tier"]) == {ANY_TIER})]
+    return build_html_table(table[["system", *names]].to_dict("list"), caption, strong={"index"})
+
+
+def _answer(index: Index) -> str:
+    others = [each for each in index.systems if each.system != index.reference and each.value is not None]
+    if not others:
+        return f"No other system than {index.reference} has a result of every workload, so there is no index."
+    parts = []
+    for tier in dict.fromkeys(each.tier for each in others):
+        # Systems are sorted, the best first in each tier
+        best = next(each for each in others if each.tier == tier)
+        if best.low is None or best.high is None:
+            many = render_number(best.value)
+        else:
+            many = render_interval(best.value or math.nan, best.low, best.high)
+        name = "" if tier == ANY_TIER else f"{tier}: "
+        parts.append(f"{name}{best.system} is {many} times as fast as {index.reference}")
+    return "; ".join(parts) + "."
+
+
+def _render_procurement_remarks(index: Index) -> list[str]:
+    workloads = index.weights.workloads
+    weights = ", ".join(f"{each.title} {each.weight:g}" for each in workloads)
+    remarks = [
+        f"Weighted geometric mean of ratios of speed to {index.reference}, of whole results of any size of machine "
+        f"unless the file of weights states units. Weights: {weights}. Intervals: 95 %, over the runs."
+    ]
+    if any(each.mode == "weak" for each in workloads):
+        remarks.append("A throughput is one measurement, so the intervals leave out how much it would vary.")
+    if index.without_tier:
+        more = f" and {len(index.without_tier) - MOST_NAMED} more" if len(index.without_tier) > MOST_NAMED else ""
+        which = ", ".join(index.without_tier[:MOST_NAMED]) + more
+        stated = {each.tier for each in index.systems} != {ANY_TIER}
+        remarks += [f"Not in any tier, so left out: {which}."] if stated else []
+    return remarks
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Holds one tile. ``state`` is good, warn, bad or info; the page shows it by a symbol besides its colour."""
+
+    state: str
+    title: str
+    value: str
+    detail: str
+
+
+def build_tiles(study: Study, checked: Sequence[CheckedPath]) -> list[Tile]:
+    """Build the tiles in the order of the page. Other work comes first if there was any."""
+    others = [_compliance(study, checked), _build_scores_tile(study), _cache(study), _build_resumed_tile(study)]
+    work = _other_work(study)
+    return [work, *others] if work.state == "bad" else [*others, work]
+
+
+def _other_work(study: Study) -> Tile:
+    """Say whether other programs may have slowed a run. If they did, the times on the page say little."""
+    runs = study.runs
+    busy, logged = runs[runs["had_company"]], int(runs["other_work_share"].notna().sum())
+    if len(busy):
+        share = render_percent(float(busy["other_work_share"].max()))
+        detail = f"other programs used up to {share} of the CPUs: times on a busy machine say little"
+        return Tile("bad", "Busy machine", f"{len(busy)} of {render_count(len(runs), 'run')}", detail)
+    if not logged:
+        return Tile("info", "Busy machine", "not logged", "no log says whether other programs used the machine")
+    detail = f"{logged} of {render_count(len(runs), 'run')} log it; none shared its CPUs with other programs"
+    return Tile("good" if logged == len(runs) else "info", "Busy machine", "no", detail)
+
+
+def _compliance(study: Study, checked: Sequence[CheckedPath]) -> Tile:
+    """Count errors.
+
+    Those of own results are bad; those of results that MLCommons reviewed and published are questions.
+    """
+    logs = sum(item.verdict.logs for item in checked)
+    # Zero errors of zero logs would look like a success
+    if not logs:
+        return Tile("warn", "Compliance", "not checked", "the check found no log it could judge")
+    errors = [finding for item in checked for finding in item.verdict.counted("error")]
+    theirs = [finding for finding in errors if _is_published(study, finding)]
+    own = [finding for finding in errors if finding not in theirs]
+    warnings = sum(item.verdict.count("warning") for item in checked)
+    rules = ", ".join(sorted({name for item in checked for name in item.verdict.rulesets}))
+    detail = f"{render_count(logs, 'log')} checked by {rules}; {render_count(warnings, 'warning')}"
+    if theirs:
+        detail += (
+            f"; {render_count(len(theirs), 'question')} about published results, which MLCommons reviewed and accepted"
+        )
+    if own:
+        return Tile("bad", "Compliance", render_count(len(own), "error"), f"{detail}. First: {render_error(own[0])}")
+    if theirs:
+        value = "published" if study.runs["published"].all() else "no errors of yours"
+        return Tile("info", "Compliance", value, f"{detail} (listed under Issues)")
+    return Tile("warn" if warnings else "good", "Compliance", "no errors", detail)
+
+
+def _is_published(study: Study, finding: Finding) -> bool:
+    """Return True if the finding is about a submitter of a public round whose runs in the report are all published."""
+    parts = Path(finding.file).parts
+    # The folder after that of the round is the submitter's
+    place = next((at for at, part in enumerate(parts[:-1]) if parse_round(Path(part))), None)
+    if place is None:
+        return False
+    runs = study.runs
+    about = runs[(runs["round"] == parse_round(Path(parts[place]))) & (runs["submitter"] == parts[place + 1])]
+    return bool(len(about) and about["published"].all())
+
+
+def _build_scores_tile(study: Study) -> Tile:
+    rows, runs = study.results, study.runs
+    scored = int(rows["score_s"].notna().sum())
+    # Resumed and pruned runs are never scored, so they are not counted as lost
+    lost = runs[~runs["converged"] & ~runs["resumed"] & ~runs["pruned"]]
+    reasons = ", ".join(f"{count} {name}" for name, count in lost["outcome"].value_counts(sort=True).items())
+    detail = f"{int(runs['converged'].sum())} of {render_count(len(runs), 'run')} reached the target"
+    detail += f"; {reasons}" if reasons else ""
+    state = "bad" if not scored else "good" if scored == len(rows) and lost.empty else "warn"
+    return Tile(state, "Scored", f"{scored} of {render_count(len(rows), 'result')}", detail)
+
+
+def _cache(study: Study) -> Tile:
+    states = study.runs["cache_state"].fillna("not logged").value_counts().sort_index()
+    detail = "; ".join(f"{count} {name}" for name, count in states.items())
+    known = states.index.isin(["dropped", "cold-by-size"])
+    if known.all():
+        return Tile("good", "File cache", "cold", detail)
+    if "unverified" in states.index:
+        return Tile("warn", "File cache", "unverified", detail + " (the first epoch may have read from memory)")
+    return Tile("info", "File cache", "partly known" if known.any() else "not logged", detail)
+
+
+def _build_resumed_tile(study: Study) -> Tile:
+    resumed = int(study.runs["resumed"].sum())
+    carried = int(study.runs["carried_over_from"].notna().sum())
+    detail = "no run was continued from a checkpoint" if not resumed else "continued from a checkpoint, never scored"
+    if carried:
+        detail += f"; {render_count(carried, 'run')} already published in an earlier round"
+    return Tile("warn" if resumed else "good", "Resumed", render_count(resumed, "run"), detail)

@@ -13,9 +13,15 @@ from mlhpc.analysis.roofline.bounds import (
     compute_complexity,
     explain_above_roof,
 )
-from mlhpc.analysis.roofline.cases import Case, list_measured_cases
-from mlhpc.analysis.roofline.regime import compute_rank_roof, find_holding_level, list_memory_levels, list_peaks
-from mlhpc.analysis.sources.ceilings import Ceilings, Counters, MeasuredRoof
+from mlhpc.analysis.roofline.regime import (
+    Case,
+    compute_rank_roof,
+    find_holding_level,
+    list_measured_cases,
+    list_memory_levels,
+    list_peaks,
+)
+from mlhpc.analysis.sources.readers import Ceilings, Counters, MeasuredRoof
 from mlhpc.analysis.study import Study
 
 TOP_KERNELS = 8  # more signs would hide each other; the others are one point

@@ -18,8 +18,8 @@ from mlhpc.analysis.drawing.view import View
 from mlhpc.analysis.figures import list_views, load_figure_modules
 from mlhpc.analysis.network.fit import fit_sweep
 from mlhpc.analysis.network.sweep import read_sweep
+from mlhpc.analysis.page.pictures import encode_chart
 from mlhpc.analysis.page.report import render_report
-from mlhpc.analysis.page.vega import encode_chart
 from mlhpc.analysis.sources.readers import read_inputs
 from mlhpc.analysis.study import Study, read_study
 from mlhpc.suite.descriptor import list_installed_cards

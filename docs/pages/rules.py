@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlhpc.suite.compliance.explanations import render_rules_page
+from mlhpc.suite.compliance.output import render_rules_page
 
 
 def page() -> str:

@@ -3,7 +3,7 @@
 import _signal  # type: ignore[import-not-found]  # built in: PYTHONPATH cannot hide it as it can signal
 import sys
 
-USAGE = 2  # of mlhpc.suite.exit_codes, which needs enum: PYTHONPATH may hide that too
+USAGE = 2  # of mlhpc.suite.errors, which needs enum: PYTHONPATH may hide that too
 
 
 def main() -> None:

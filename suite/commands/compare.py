@@ -14,12 +14,10 @@ import click
 from mlhpc.suite.cli.options import JSON, card_option, format_option, tolerance_option
 from mlhpc.suite.compliance.check import check
 from mlhpc.suite.compliance.result import Result, find_named_run
-from mlhpc.suite.errors import InputError
-from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.errors import ExitCode, InputError
 from mlhpc.suite.files import print_line, render_duration, render_printable
-from mlhpc.suite.log.comparable import list_differences
 from mlhpc.suite.log.other_work import render_busy_warning
-from mlhpc.suite.log.score import Throughput
+from mlhpc.suite.log.score import Throughput, list_differences
 from mlhpc.suite.statistics import Outcome
 from mlhpc.suite.statistics.comparison import (
     MAX_PROPOSED_RUNS,

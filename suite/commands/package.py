@@ -9,9 +9,8 @@ from pathlib import Path
 import click
 
 from mlhpc.suite.cli.options import FiniteRange, card_option, output_option
-from mlhpc.suite.compliance.manifest import check_manifest
-from mlhpc.suite.errors import InputError
-from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.compliance.package_files import check_manifest
+from mlhpc.suite.errors import ExitCode, InputError
 from mlhpc.suite.files import print_line
 from mlhpc.suite.launch.slurm import read_system
 from mlhpc.suite.log.energy.power_csv import read_power_columns, read_power_csv

@@ -23,13 +23,12 @@ from mlhpc.suite.cli.options import (
     ranks_option,
     runs_option,
 )
-from mlhpc.suite.compliance.manifest import compute_sha256
+from mlhpc.suite.compliance.package_files import compute_sha256
 from mlhpc.suite.data.lock import create_lock
-from mlhpc.suite.errors import InputError
-from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.errors import ExitCode, InputError
 from mlhpc.suite.files import PART_SUFFIX, make_folder, print_line, print_progress, write_file_atomically
 from mlhpc.suite.log.results_tree import MANIFEST
-from mlhpc.suite.package.reproduction.document import (
+from mlhpc.suite.package.reproduction.judge import (
     LEVELS,
     Difference,
     LevelOutcome,
@@ -41,8 +40,7 @@ from mlhpc.suite.package.reproduction.document import (
     render_table,
     write_reproduction,
 )
-from mlhpc.suite.package.reproduction.original import Original, read_originals
-from mlhpc.suite.package.reproduction.stored import judge_log, list_changes
+from mlhpc.suite.package.reproduction.original import Original, judge_log, list_changes, read_originals
 
 if TYPE_CHECKING:
     from mlhpc.suite.package.reproduction.rerun import Rerun
@@ -235,7 +233,7 @@ def _choose_highest_level(level: int | None, beside: Path | None, overrides: tup
 
 def _write_requirements(package: Path, path: Path) -> None:
     """Write the Python environment of the package's runs, and print how to install it."""
-    from mlhpc.suite.package.environment import find_environment, render_requirements
+    from mlhpc.suite.package.implementation import find_environment, render_requirements
 
     environment = find_environment(package)
     write_file_atomically(path, render_requirements(environment))

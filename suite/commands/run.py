@@ -35,17 +35,18 @@ from mlhpc.suite.log.checkpoint_index import find_damage_quickly
 from mlhpc.suite.log.other_work import render_busy_warning
 from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import summarise_log
-from mlhpc.suite.log.resume import has_run_start, plan_resume
 from mlhpc.suite.log.run_folder import (
     RunFolder,
     choose_default_folder,
     create_run_folder,
+    has_run_start,
+    plan_resume,
     refuse_existing,
     write_run_info,
 )
 
 if TYPE_CHECKING:
-    from mlhpc.suite.training.plan import TrialPlan
+    from mlhpc.suite.training.statement import TrialPlan
 
 WAIT_MINUTES = 60.0  # of --wait-for-quiet, before each run
 
@@ -140,7 +141,7 @@ def run(
         name = str(RunFolder(output).config_path) if resume and output is not None else DEFAULT_SIZE
     resolved = load_config(chosen, name, overrides)
 
-    from mlhpc.suite.training.plan import TrialPlan
+    from mlhpc.suite.training.statement import TrialPlan
 
     root = output or choose_default_folder(resolved.workload, resolved.size, datetime.now(UTC))
     plan = TrialPlan(

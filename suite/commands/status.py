@@ -15,20 +15,16 @@ import click
 from mlhpc.suite.card import render_metric_value
 from mlhpc.suite.cli.options import JSON, TEXT, FiniteRange, card_option, format_option
 from mlhpc.suite.data.lock import find_living_owner
-from mlhpc.suite.errors import InputError
-from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.errors import ExitCode, InputError
 from mlhpc.suite.files import print_line, read_json, render_duration, render_error, render_printable
-from mlhpc.suite.launch import jobs
-from mlhpc.suite.launch.heartbeat import AttemptState, read_attempt_state
-from mlhpc.suite.launch.time_left import Expectation, estimate_eta_s, find_expectation
+from mlhpc.suite.launch import slurm
+from mlhpc.suite.launch.estimates import Expectation, estimate_eta_s, find_expectation
+from mlhpc.suite.launch.local import AttemptState, read_attempt_state
 from mlhpc.suite.log.checkpoint_index import find_damage_quickly
-from mlhpc.suite.log.checkpoint_interval import compute_advice, render_advice
-from mlhpc.suite.log.goodput import Goodput, find_goodput
-from mlhpc.suite.log.limits import read_limits
-from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.log.goodput import Goodput, compute_advice, find_goodput, render_advice
+from mlhpc.suite.log.reader import read_events, read_limits
 from mlhpc.suite.log.record import RunRecord, summarise_log
-from mlhpc.suite.log.resume import REPLACE, find_newest_log, find_newest_run_log
-from mlhpc.suite.log.run_folder import RunFolder
+from mlhpc.suite.log.run_folder import REPLACE, RunFolder, find_newest_log, find_newest_run_log
 
 UNREADABLE = "unreadable"
 STALE_S = 300.0  # a run without job and launcher that wrote nothing to log and output for so long counts as dead
@@ -270,18 +266,18 @@ def _read_attempt_state(folder: RunFolder, trial: int, job: JobStatus, now_s: fl
 def read_job_status(root: Path) -> JobStatus:
     """Return the state of a folder's most active job, or of the last one if all have ended. Empty without Slurm."""
     # A job that was requeued or resubmitted by hand is not in job.json, but its script left a file.
-    ids = tuple(sorted(_read_job_ids(root) | jobs.list_started_jobs(root), key=int))
+    ids = tuple(sorted(_read_job_ids(root) | slurm.list_started_jobs(root), key=int))
     if not ids:
         return JobStatus()
-    states = jobs.fetch_job_states(ids)
+    states = slurm.fetch_job_states(ids)
     # The jobs of a chain: one that runs says more than those that wait for it.
-    active = [states[job] for job in ids if states.get(job) in jobs.ACTIVE_STATES]
+    active = [states[job] for job in ids if states.get(job) in slurm.ACTIVE_STATES]
     if active:
-        return JobStatus(ids, min(active, key=jobs.ACTIVE_STATES.index), ended=False)
-    if any(states.get(job) == jobs.NOT_KNOWN and jobs.may_be_running(root, job) for job in ids):
-        return JobStatus(ids, jobs.NOT_KNOWN)
+        return JobStatus(ids, min(active, key=slurm.ACTIVE_STATES.index), ended=False)
+    if any(states.get(job) == slurm.NOT_KNOWN and slurm.may_be_running(root, job) for job in ids):
+        return JobStatus(ids, slurm.NOT_KNOWN)
     # Job ids rise, so the last one is the newest job.
-    codes = jobs.list_exit_codes(root, ids[-1])
+    codes = slurm.list_exit_codes(root, ids[-1])
     if codes:
         return JobStatus(ids, f"exit {max(codes)}", ended=True)
     return JobStatus(ids, states.get(ids[-1], "gone"), ended=True)

@@ -31,10 +31,9 @@ from mlhpc.suite.cli.options import (
 from mlhpc.suite.config import RunConfig, choose_default_data_root, explain_missing_submitter, load_config
 from mlhpc.suite.descriptor import Descriptor, load_descriptor
 from mlhpc.suite.documents import convert_to_plain_data, parse_yaml
-from mlhpc.suite.errors import InputError
-from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.errors import ExitCode, InputError
 from mlhpc.suite.files import make_folder, print_line, write_file_atomically
-from mlhpc.suite.launch import cost, jobs
+from mlhpc.suite.launch import estimates, slurm
 from mlhpc.suite.launch.slurm import Job, SystemFile, find_system, parse_time_limit_s, read_system, render_sbatch_script
 from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import summarise_log
@@ -186,13 +185,13 @@ def _choose_folders(root: Path, counts: Sequence[int]) -> dict[int, Path]:
     return {count: root / f"nodes-{count}" for count in counts}
 
 
-def _print_cost(job: Job, estimate: cost.Cost, size_card: SizeCard) -> None:
+def _print_cost(job: Job, estimate: estimates.Cost, size_card: SizeCard) -> None:
     """Print what a job will cost and what will keep it from a score. On stderr: the scripts of --dry-run are stdout."""
     limit_s = parse_time_limit_s(job.time_limit)
     print_line(f"{_render_title(job)}:", error=True)
-    for line in cost.render_cost(estimate, limit_s):
+    for line in estimates.render_cost(estimate, limit_s):
         print_line(f"  {line}", error=True)
-    for text in cost.find_obstacles(
+    for text in estimates.find_obstacles(
         estimate, limit_s, trials=job.trials, required=size_card.required_runs, array=job.array
     ):
         print_line(f"  cannot score     {text}", error=True)
@@ -303,38 +302,38 @@ def _render_title(job: Job) -> str:
 
 def _estimate_cost(
     job: Job, chosen: Descriptor, config: RunConfig, size_card: SizeCard, earlier: RunRecord | None
-) -> cost.Cost:
+) -> estimates.Cost:
     pace, rate = None, job.launcher.flops_per_s_per_rank
     if earlier is not None:
-        pace = cost.compute_pace_from_record(earlier, job.ranks)
+        pace = estimates.compute_pace_from_record(earlier, job.ranks)
     elif rate is not None:
-        pace = cost.compute_pace_from_rate(size_card, job.ranks, rate)
+        pace = estimates.compute_pace_from_rate(size_card, job.ranks, rate)
     data = _find_data_size(config, size_card)
     staged = job.launcher.staging_directory is not None or config.staging.directory is not None
     points = read_reference_points(chosen.folder, config.size)
-    return cost.Cost(
-        epochs=cost.estimate_epochs(points, config.global_batch_size, config.max_epochs),
+    return estimates.Cost(
+        epochs=estimates.estimate_epochs(points, config.global_batch_size, config.max_epochs),
         pace=pace,
         trials_in_sequence=job.runs,
         nodes=job.total_nodes,
         data=data,
         # Every node stages the whole data set.
         staged_bytes=data.bytes * job.total_nodes if staged else 0,
-        files_written=cost.FILES_PER_RUN + cost.FILES_PER_TRIAL * job.trials + job.total_nodes,
+        files_written=estimates.FILES_PER_RUN + estimates.FILES_PER_TRIAL * job.trials + job.total_nodes,
     )
 
 
-def _find_data_size(config: RunConfig, size_card: SizeCard) -> cost.DataSize:
+def _find_data_size(config: RunConfig, size_card: SizeCard) -> estimates.DataSize:
     """Return the size of the data set, from its manifest or, without one, from the card."""
     root = config.data or choose_default_data_root(config.workload, config.size)
     try:
         shards = [
             entry for split in json.loads((root / "manifest.json").read_text())["splits"].values() for entry in split
         ]
-        return cost.DataSize(sum(int(entry["bytes"]) for entry in shards), len(shards) + 1, f"counted in {root}")
+        return estimates.DataSize(sum(int(entry["bytes"]) for entry in shards), len(shards) + 1, f"counted in {root}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         samples = size_card.train_samples + size_card.eval_samples
-        return cost.DataSize(samples * size_card.sample_bytes, None, f"from the card; {root} is not there yet")
+        return estimates.DataSize(samples * size_card.sample_bytes, None, f"from the card; {root} is not there yet")
 
 
 def _read_earlier_run(folder: Path) -> RunRecord:
@@ -357,7 +356,7 @@ def _submit_job(folder: Path, job: Job, config: RunConfig) -> str:
         make_folder(folder / "output")
         script = folder / "job.sbatch"
         write_file_atomically(script, render_sbatch_script(job))
-        job_id = jobs.submit_script(script)
+        job_id = slurm.submit_script(script)
     except ValueError:
         shutil.rmtree(run.root)  # a folder without a job would stay "queued" for ever
         raise

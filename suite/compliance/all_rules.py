@@ -8,15 +8,7 @@ from typing import TypeVar
 
 from mlhpc.suite.compliance import selection
 from mlhpc.suite.compliance.forensics import copy_rules, course_rules, provenance_rules, statement_rules
-from mlhpc.suite.compliance.rules import (
-    eval_rules,
-    log_rules,
-    mlhpc_rules,
-    package_rules,
-    power_rules,
-    result_rules,
-    stated_rules,
-)
+from mlhpc.suite.compliance.rules import log_rules, mlhpc_rules, package_rules, power_rules, result_rules
 from mlhpc.suite.compliance.rules.base import LogRule, ResultRule, Rule
 
 Kind = TypeVar("Kind", bound=Rule)
@@ -28,7 +20,7 @@ def _rules_in(kind: type[Kind], *modules: ModuleType) -> tuple[Kind, ...]:
 
 
 # The order of modules is that of findings in every output, so a new module goes to the end.
-LOG_RULES = _rules_in(LogRule, log_rules, eval_rules, course_rules, mlhpc_rules, stated_rules)
+LOG_RULES = _rules_in(LogRule, log_rules, log_rules, course_rules, mlhpc_rules, mlhpc_rules)
 RESULT_RULES = _rules_in(
     ResultRule, result_rules, provenance_rules, power_rules, copy_rules, package_rules, statement_rules
 )

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from mlhpc.suite.compliance.all_rules import LOG_RULES, RESULT_RULES
 from mlhpc.suite.compliance.forensics.copy_rules import SeenRuns
-from mlhpc.suite.compliance.metric import summarise_for_benchmark
 from mlhpc.suite.compliance.result import Result
 from mlhpc.suite.compliance.rules.base import (
     EMPTY_LOG_RULE,
@@ -31,11 +30,11 @@ from mlhpc.suite.compliance.ruleset import (
     Severity,
     list_rulesets,
     read_ruleset,
+    summarise_for_benchmark,
 )
 from mlhpc.suite.compliance.selection import SelectedRuleset, select_ruleset
 from mlhpc.suite.log import mllog
-from mlhpc.suite.log.limits import HEAD_BYTES
-from mlhpc.suite.log.reader import Log, read_events
+from mlhpc.suite.log.reader import HEAD_BYTES, Log, read_events
 from mlhpc.suite.log.record import RunRecord
 from mlhpc.suite.log.results_tree import LINK, Group, Tree, find_results, list_files, list_system_files, read_system
 from mlhpc.suite.log.score import find_failure

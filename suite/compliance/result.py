@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from mlhpc.suite.compliance.ruleset import Benchmark, Ruleset
 from mlhpc.suite.log.energy.score import find_energy, read_power_logs
 from mlhpc.suite.log.provenance import Provenance, find_added_submitter, read_provenance
+from mlhpc.suite.log.reader import convert_to_float
 from mlhpc.suite.log.record import RunRecord
 from mlhpc.suite.log.results_tree import Group, SystemFile, read_system
 from mlhpc.suite.log.run_folder import RunFolder, parse_trial
@@ -25,7 +26,6 @@ from mlhpc.suite.log.score import (
     compute_time_to_train,
     find_failure,
 )
-from mlhpc.suite.log.values import convert_to_float
 
 if TYPE_CHECKING:  # few results have power readings
     from mlhpc.suite.log.energy.score import EnergyToSolution, PowerLogs

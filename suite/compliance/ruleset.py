@@ -1,4 +1,7 @@
-"""Reads the rulesets in rulesets/*.yaml, resolves their inheritance, and finds the benchmark that a log names."""
+"""Reads the rulesets in rulesets/*.yaml, resolves their inheritance, and finds the benchmark that a log names.
+
+Reads the metric of a run as its benchmark defines it. A log may have others. A metric may have parts.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,14 +18,13 @@ from msgspec import Meta, Struct, field, structs
 
 from mlhpc.suite import RULESET
 from mlhpc.suite.card import FULL, Card, Constraint, SizeCard, Target, read_reference_points
-from mlhpc.suite.compliance.derived import EvalInterval, EvalSchedule, ScaledValue
+from mlhpc.suite.compliance.consistency import EvalInterval, EvalSchedule, ScaledValue
 from mlhpc.suite.descriptor import Descriptor, list_card_files, load_descriptors
 from mlhpc.suite.documents import YamlSource, convert
 from mlhpc.suite.errors import InputError, explain_unknown_name
 from mlhpc.suite.files import read_bytes
-from mlhpc.suite.log.limits import read_limits
-from mlhpc.suite.log.record import RunRecord
-from mlhpc.suite.log.values import convert_to_float
+from mlhpc.suite.log.reader import Log, convert_to_float, read_limits
+from mlhpc.suite.log.record import MetricValue, RunRecord, summarise_log
 
 RULESETS_FOLDER = Path(__file__).parent / "rulesets"
 LAST_ROUND = "3.0.0"  # of MLPerf HPC
@@ -447,3 +449,51 @@ def _parse_release(version: str) -> str | None:
     """Return Major.Minor of a version of this suite, None for other text."""
     match = re.fullmatch(_VERSION, version)
     return match[1] if match else None
+
+
+def summarise_for_benchmark(
+    log: Log, rules: Ruleset, known: RunRecord | None = None
+) -> tuple[RunRecord, Benchmark | None]:
+    """Summarise a log by the metric of its benchmark. The benchmark is None if the ruleset has none of that name.
+
+    ``known`` is the result of `summarise` for the log without a metric, if the caller has it already.
+    """
+    record = known or summarise_log(log)
+    benchmark = rules.benchmark(record.benchmark, record.size)
+    if benchmark is not None and record.metric_key not in (None, benchmark.metric):
+        # Without a benchmark the first metric of the log counts; here it was another one.
+        record = summarise_log(log, benchmark.metric)
+    if benchmark is not None and benchmark.parts:
+        record = replace(record, metric_key=benchmark.metric, evals=_join_parts(log, benchmark, record))
+    return record, benchmark
+
+
+def _join_parts(log: Log, benchmark: Benchmark, record: RunRecord) -> tuple[MetricValue, ...]:
+    """Return one value per evaluation: the share of its target that the worst part reaches, at most 1.
+
+    samples_count identifies the evaluation: the parts may be logged singly, in any order, even after run_stop.
+    """
+    shares: dict[float, dict[str, float]] = {}
+    last: dict[float, MetricValue] = {}
+    for event in log.every(benchmark.metric):
+        part, at = event.metadata.get("metric"), convert_to_float(event.metadata.get("samples_count"))
+        if at is None or not isinstance(part, str) or part not in benchmark.parts:
+            continue
+        shares.setdefault(at, {})[part] = _compute_target_share(benchmark.parts[part], event.value)
+        # The evaluation ends with the last of its parts.
+        last[at] = MetricValue(at, 0.0, event.time_ms / 1e3 - (record.run_start_s or 0.0), event.line)
+    # A part that was not logged has not reached its target.
+    worst = {at: min(parts.get(part, 0.0) for part in benchmark.parts) for at, parts in shares.items()}
+    return tuple(last[at]._replace(value=worst[at]) for at in sorted(last))
+
+
+def _compute_target_share(rule: KeyRule, value: object) -> float:
+    """Return 1 if a part satisfies its rule, else the quotient of value and bound. 0 if the value is not positive."""
+    number = convert_to_float(value)
+    if rule.problem(value) is None:
+        return 1.0
+    if number is None or number <= 0.0:
+        return 0.0
+    quotients = [number / rule.at_least] if rule.at_least else []
+    quotients += [rule.at_most / number] if rule.at_most is not None else []
+    return min((quotient for quotient in quotients if quotient < 1.0), default=0.0)

@@ -23,8 +23,7 @@ from mlhpc.suite.compliance.ruleset import (
     read_ruleset,
 )
 from mlhpc.suite.files import render_repr
-from mlhpc.suite.log.limits import HEAD_BYTES
-from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.log.reader import HEAD_BYTES, read_events
 from mlhpc.suite.log.record import RunRecord, summarise_log
 from mlhpc.suite.log.results_tree import Group, parse_round, parse_suite
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from mlhpc.suite.data.manifest import MANIFEST_NAME, Manifest, compute_checksums, read_manifest
 from mlhpc.suite.data.verification import Verification, verify_shards
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.messages import convert
+from mlhpc.suite.transport import convert
 from mlhpc.suite.world import World
 
 

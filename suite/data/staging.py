@@ -28,7 +28,7 @@ from mlhpc.suite.data.node_folder import check_space, create_part, make_folders
 from mlhpc.suite.data.verification import check_crc32c
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import fsync_path
-from mlhpc.suite.messages import decode, encode
+from mlhpc.suite.transport import decode, encode
 from mlhpc.suite.world import World
 
 # Small enough to stay in the cache between read and write.

@@ -4,6 +4,13 @@ No process is left behind.
 
 `make_worker_command` and `make_mpiexec_command` build the command line, `explain_end` interprets the exit code. Only
 `run_local` touches processes.
+
+Records the last attempt at a trial: a heartbeat while its local launcher lives, then the exit code.
+
+Tests MPI: loads the library, starts two ranks. Says what to do if launcher and library are of different MPIs.
+
+Package lists prove nothing. mpi4py takes the first MPI library that it finds: the site's or the ``mpich`` wheel's. A
+launcher of another MPI starts ranks that do not see each other.
 """
 
 from __future__ import annotations
@@ -13,26 +20,90 @@ import re
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO
+from typing import IO, Literal
 
 from mlhpc.suite import LAUNCH
-from mlhpc.suite.errors import InputError
-from mlhpc.suite.exit_codes import WORKER_CODES
-from mlhpc.suite.files import make_folder, print_line, render_duration
-from mlhpc.suite.launch.heartbeat import read_exit_code
+from mlhpc.suite.data.lock import create_lock
+from mlhpc.suite.errors import WORKER_CODES, InputError
+from mlhpc.suite.files import make_folder, print_line, read_bytes, read_json, render_duration
 from mlhpc.suite.launcher import drop_launcher_variables
+from mlhpc.suite.log.reader import EXIT_CODE_BYTES, read_limits
+from mlhpc.suite.log.run_folder import RunFolder
 from mlhpc.suite.machine.probes.allowance import find_usable_resources
-from mlhpc.suite.processes import find_by_token, has_children, kill_by_token, make_parent_death_hook, signal_by_token
+from mlhpc.suite.processes import (
+    find_by_token,
+    has_children,
+    kill_by_token,
+    make_parent_death_hook,
+    read_start_time,
+    signal_by_token,
+)
 from mlhpc.suite.stopping import REPEAT_WINDOW_S, end_by_signal
+from mlhpc.suite.world import find_node_name
+
+DEAD_AFTER_S = 60.0  # of no heartbeat, where the process cannot be looked at
+
+
+@dataclass(frozen=True)
+class AttemptState:
+    """The state of the last attempt at a trial: exit code if it ended, else whether its launcher lives.
+
+    Both are None if there was no local launcher, or it left nothing.
+    """
+
+    code: int | None = None
+    alive: bool | None = None
+
+
+@contextmanager
+def keep_heartbeat(path: Path, what: str) -> Iterator[None]:
+    """Keep a file, which is a lock, while the body runs. LockedError if another living launcher has it.
+
+    If the disk cannot hold the file, the body runs without it.
+    """
+    with ExitStack() as stack:
+        # Only the disk's errors: a LockedError of another launcher still ends this one.
+        with suppress(OSError):
+            make_folder(path.parent)
+            stack.enter_context(create_lock(path, what))
+        yield
+
+
+def read_attempt_state(folder: RunFolder, trial: int, *, now_s: float | None = None) -> AttemptState:
+    """Read what the last attempt at a trial left. A damaged file counts as none."""
+    path = folder.running(trial)
+    try:
+        data = read_json(path, read_limits().json)
+        touched_s = path.stat().st_mtime
+        host, pid, started = str(data["host"]), int(data["pid"]), data["started"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return AttemptState(code=read_exit_code(folder.exit_code(trial)))
+    # On this host the process itself can be looked at; from elsewhere only the age of its file.
+    if host in (socket.gethostname(), find_node_name()):
+        # The kernel reuses process numbers; the start time tells the launcher from a later process.
+        return AttemptState(alive=started is not None and read_start_time(pid) == started)
+    return AttemptState(alive=(time.time() if now_s is None else now_s) - touched_s < DEAD_AFTER_S)
+
+
+def read_exit_code(path: Path | None) -> int | None:
+    """Read a worker's exit code from a file. None if there is no such file, or it holds something else."""
+    try:
+        text = "" if path is None else read_bytes(path, EXIT_CODE_BYTES).decode("ascii", "replace").strip()
+    except OSError:
+        return None
+    return int(text) if text.isascii() and text.isdigit() and int(text) in WORKER_CODES else None
+
 
 START_S = 3.0  # so long mpiexec may take to start its proxy
 LAST_LINES_S = 5.0  # for what ranks printed before they ended
@@ -124,7 +195,7 @@ def parse_rank_signal(line: str) -> int | None:
 
 
 def is_connection_timeout(line: str) -> bool:
-    """Return True for the line before the stack of a rank that could not connect (mlhpc.suite.training.startup)."""
+    """Return True for the line before the stack of a rank that could not connect (mlhpc.suite.training.devices)."""
     return bool(_CONNECTION_TIMEOUT.fullmatch(line))
 
 
@@ -418,3 +489,82 @@ def _forward_signals(handler: _RankStopper) -> Iterator[None]:
 
 def _describe_signal(number: int) -> str:
     return next((item.name for item in signal.Signals if item == number), "unknown")
+
+
+Family = Literal["mpich", "openmpi"]
+LOAD_PROGRAM = """
+from mpi4py import MPI
+with open("/proc/self/maps") as maps:
+    paths = sorted({line.split()[-1] for line in maps if "/libmpi" in line})
+print("LOADS", " ".join(MPI.Get_library_version().splitlines()[0].split()), "FROM", *paths[:1], flush=True)
+"""
+# Run by two processes: one line from one world of two, or two lines from two worlds of one
+WORLD_PROGRAM = """
+from mpi4py import MPI
+if MPI.COMM_WORLD.Get_rank() == 0:
+    print("RANKS", MPI.COMM_WORLD.Get_size(), " ".join(MPI.Get_library_version().splitlines()[0].split()), flush=True)
+"""
+# What a library or launcher calls itself. The members of a family share one binary interface
+FAMILIES: tuple[tuple[Family, str], ...] = (
+    ("openmpi", r"open\s?mpi|openrte|prterun|prrte"),
+    ("mpich", r"mpich|hydra|mvapich|intel\(r\) mpi|cray"),
+)
+# The plug-ins of srun that speak the process interface of each family, the best first.
+PLUGINS: Mapping[Family, tuple[str, ...]] = {"mpich": ("pmi2", "cray_shasta", "pmix"), "openmpi": ("pmix",)}
+
+
+@dataclass(frozen=True)
+class SiteMpi:
+    """The MPI of a cluster. ``mpicc`` is its compiler wrapper, ``loaded`` its loaded MPI modules.
+
+    ``modules`` is True if it has environment modules at all.
+    """
+
+    mpicc: str | None
+    loaded: tuple[str, ...]
+    modules: bool
+
+
+def find_site(environ: Mapping[str, str]) -> SiteMpi:
+    """Look for the site's MPI: mpicc on PATH but not in this Python's own folder, and environment modules."""
+    # The wheel's mpicc in this Python's folder is not the site's.
+    own = str(Path(sys.executable).parent)
+    path = ":".join(folder for folder in environ.get("PATH", "").split(":") if folder and folder != own)
+    names = [name for name in environ.get("LOADEDMODULES", "").split(":") if re.search(r"mpi|mpt", name, re.I)]
+    return SiteMpi(shutil.which("mpicc", path=path), tuple(names), bool(environ.get("MODULEPATH")))
+
+
+def parse_family(text: str) -> Family | None:
+    """Return the family of an MPI from its version text. None if it is unknown."""
+    return next((name for name, pattern in FAMILIES if re.search(pattern, text, re.I)), None)
+
+
+def parse_loaded_library(output: str) -> tuple[str, str] | None:
+    """Parse version and path of the library that `LOAD_PROGRAM` loaded. None if it did not."""
+    match = re.search(r"^LOADS (.*?) FROM ?(.*)$", output, re.M)
+    return (match.group(1), match.group(2)) if match else None
+
+
+def parse_worlds(output: str) -> list[tuple[int, str]]:
+    """Parse size and library of each world that `WORLD_PROGRAM` printed. Two processes may print into one line."""
+    return [(int(ranks), text) for ranks, text in re.findall(r"RANKS (\d+) ([^\n]+?)\s*(?=RANKS|\n|$)", output)]
+
+
+def explain_fix(site: SiteMpi, python: str = sys.executable) -> str:
+    """Return what to do if no MPI loads, or if launcher and library are of different MPIs."""
+    if site.mpicc:
+        build = f"MPICC={site.mpicc} {python} -m pip install --force-reinstall --no-cache-dir --no-binary mpi4py mpi4py"
+        return f"{python} -m pip uninstall -y mpich; {build}"
+    if site.modules and not site.loaded:
+        return "load the site's MPI (module avail mpi; module load NAME), then run mlhpc doctor again"
+    if site.loaded:
+        return f"module {site.loaded[0]} has no mpicc on PATH: load its development module, or ask the site's support"
+    return f"{python} -m pip install --force-reinstall mpich mpi4py"
+
+
+def list_srun_plugins(library: str, types: Sequence[str]) -> list[str]:
+    """List the plug-ins of ``srun --mpi`` that connect ranks of this library, best first."""
+    known = parse_family(library)
+    if known is None:
+        return [name for name in types if name.startswith(("pmi", "cray"))]
+    return [name for name in PLUGINS[known] if any(each == name or each.startswith(f"{name}_v") for each in types)]

@@ -11,7 +11,7 @@ from mlhpc.suite.files import render_duration
 from mlhpc.suite.log.other_work import OtherWork
 from mlhpc.suite.machine.probes.allowance import read_usable_resources
 from mlhpc.suite.machine.probes.cpu_time import compute_use, read_node_times, read_own_s
-from mlhpc.suite.machine.probes.root import find_machine_root
+from mlhpc.suite.machine.probes.processor import find_machine_root
 
 MEASURE_S = 10.0  # of one look: counters have ticks of 10 ms, and a program may pause for seconds
 

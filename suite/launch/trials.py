@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from mlhpc.suite.data.lock import LockedError, refuse_held
-from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.errors import ExitCode
 from mlhpc.suite.files import QUIET, print_line, print_progress, write_file_atomically
-from mlhpc.suite.launch.heartbeat import keep_heartbeat
-from mlhpc.suite.launch.local import make_worker_command, run_local
-from mlhpc.suite.launch.time_left import SeriesTimeEstimator, find_expectation
-from mlhpc.suite.log.resume import ResumeDecision, find_newest_log, has_run_start, plan_resume
-from mlhpc.suite.log.run_folder import RunFolder
+from mlhpc.suite.launch.estimates import SeriesTimeEstimator, find_expectation
+from mlhpc.suite.launch.local import keep_heartbeat, make_worker_command, run_local
+from mlhpc.suite.log.run_folder import ResumeDecision, RunFolder, find_newest_log, has_run_start, plan_resume
 
 STOPPED_EARLY = "was stopped before it began"
 ENDING_S = 10.0  # so long a killed rank may take to end

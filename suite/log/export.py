@@ -17,11 +17,9 @@ from typing import NamedTuple
 from mlhpc.suite.errors import InputError, explain_not_installed
 from mlhpc.suite.files import open_regular_file, render_printable, write_file_atomically
 from mlhpc.suite.log import mllog
-from mlhpc.suite.log.limits import read_limits
-from mlhpc.suite.log.reader import Event, Log, read_events
+from mlhpc.suite.log.reader import Event, Log, convert_to_float, parse_int64, read_events, read_limits
 from mlhpc.suite.log.record import RunRecord, summarise_log
 from mlhpc.suite.log.results_tree import find_logs
-from mlhpc.suite.log.values import convert_to_float, parse_int64
 
 _LONGEST_NAME = 100
 _LARGEST_STEP = 2**62

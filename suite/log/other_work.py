@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from mlhpc.suite.files import render_duration
-from mlhpc.suite.log.reader import Event
-from mlhpc.suite.log.values import convert_to_float, parse_int64
+from mlhpc.suite.log.reader import Event, convert_to_float, parse_int64
 
 MAX_SHARE: Final = 0.05  # others took more of the CPUs than this: the run had company
 MAX_CPUS: Final = (

@@ -17,7 +17,7 @@ from mlhpc.suite import NO_SUBMITTER, REDACTED
 from mlhpc.suite.documents import YamlSource
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import read_bytes, render_repr
-from mlhpc.suite.log.limits import read_limits
+from mlhpc.suite.log.reader import read_limits
 from mlhpc.suite.log.record import RunRecord
 from mlhpc.suite.log.results_tree import Group, SystemFile, read_system
 

@@ -2,6 +2,10 @@
 
 A log may be a stranger's, damaged or hostile. So lines, files and kept events have limits, and time is at most
 proportional to the length of the file. Whatever is not an event is counted as a problem with its line.
+
+Converts JSON values from logs to a number or None, never an error. Computes with stretches of time.
+
+Limits how much is read of a file that a stranger may have made. MLHPC_LIMITS changes single limits.
 """
 
 from __future__ import annotations
@@ -10,10 +14,12 @@ import codecs
 import errno
 import json
 import math
+import os
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, fields
+from functools import cache, cached_property
 from io import BufferedReader
 from itertools import chain
 from pathlib import Path
@@ -21,6 +27,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
+from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import (
     LIMITS,
     DuplicateKeyError,
@@ -29,7 +36,45 @@ from mlhpc.suite.files import (
     render_bytes,
     render_repr,
 )
-from mlhpc.suite.log.limits import read_limits
+
+EXIT_CODE_BYTES = 64  # the largest file that is read as an exit code
+HEAD_BYTES = 2**18  # the beginning of a log: enough for the events that name the ruleset and for run_start
+_KIB, _MIB, _GIB = 2**10, 2**20, 2**30
+_FACTORS = {"": 1, "KiB": _KIB, "MiB": _MIB, "GiB": _GIB}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Largest sizes in bytes.
+
+    The largest published log has 20 MB, its longest line 2 kB; the largest manifest has a line per file. ``file``: any
+    file, logs too. ``line``: a line of a log with the MLLOG token. ``events``: all lines of a log that are kept as
+    events, which need about five times as much memory. ``json``: a system description or another small JSON file.
+    """
+
+    file: int = 4 * _GIB
+    line: int = 4 * _MIB
+    events: int = 64 * _MIB
+    json: int = 4 * _MIB
+    manifest: int = 64 * _MIB
+
+
+def read_limits() -> Limits:
+    """Return the limits of this process. InputError for a setting that is not like ``file=8GiB,line=16MiB``."""
+    return _parse(os.environ.get(LIMITS, ""))
+
+
+@cache
+def _parse(text: str) -> Limits:
+    known = [item.name for item in fields(Limits)]
+    found: dict[str, int] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        match = re.fullmatch(r"(\w+)=(\d{1,15})(KiB|MiB|GiB|)", part)
+        if match is None or match[1] not in known:
+            raise InputError(f"{LIMITS}: {part!r}: expected SIZE=NUMBER[KiB|MiB|GiB], SIZE one of {', '.join(known)}")
+        found[match[1]] = int(match[2]) * _FACTORS[match[3]]
+    return Limits(**found)
+
 
 STEP_KEYS = frozenset({"learning_rate", "train_accuracy", "train_loss"})
 LISTED_PROBLEMS = 100  # of a log; every few bytes of a damaged file may be a problem
@@ -109,7 +154,7 @@ def read_events(path: Path, *, steps: bool = True, first_bytes: int | None = Non
     uses. With ``steps`` false only the first and the last of consecutive step events are kept. They still show times
     that go back.
 
-    OSError, with the file's name, if it cannot be read, is no regular file or is above the limits (mlhpc.suite.log.limits).
+    OSError, with the file's name, if it cannot be read, is no regular file or is above the limits (mlhpc.suite.log.reader).
     """
     most = read_limits()
     events: list[Event] = []
@@ -287,3 +332,96 @@ def _make_event(record: object, number: int) -> Event | Problem:
     if not isinstance(metadata, dict):
         return Problem(number, f"metadata of {key!r} must be an object, found {render_repr(metadata)}")
     return Event(key, record["value"], float(time_ms), str(record.get("event_type")), metadata, number)
+
+
+Span = tuple[float, float]  # begin and end in seconds
+
+
+def convert_to_float(value: object) -> float | None:
+    """Convert a JSON number to float. None for text, true, NaN, infinity and integers too large for a float."""
+    if type(value) is float:  # nearly all
+        return value if math.isfinite(value) else None
+    if type(value) is bool or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def parse_float(value: object) -> float | None:
+    """Convert as `convert_to_float`, and also a text that is a number: OpenFold's logs write their seed as text."""
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    return convert_to_float(value)
+
+
+def parse_int64(value: object) -> int | None:
+    """Convert to an integer of at most 64 bits, also from text or from 512.0. None for anything else."""
+    if isinstance(value, str):
+        try:
+            value = int(value)
+        except ValueError:
+            return None
+    result = convert_to_float(value)
+    return int(result) if result is not None and result == int(result) and abs(result) < 2.0**63 else None
+
+
+def parse_int(value: object) -> int | None:
+    """Convert as `parse_int64`, but to an integer of any size: seeds of more than 64 bits differ too."""
+    if isinstance(value, str):
+        try:
+            return int(value)
+        except ValueError:
+            return None
+    return value if isinstance(value, int) and not isinstance(value, bool) else parse_int64(value)
+
+
+def compute_spans_inside(spans: Sequence[Span], window: Span) -> list[Span]:
+    """Return the parts of the spans inside the window, merged."""
+    low, high = window
+    clipped = [(max(low, begin), min(high, end)) for begin, end in spans]
+    return merge_spans((begin, end) for begin, end in clipped if end > begin)
+
+
+def merge_spans(spans: Iterable[Span]) -> list[Span]:
+    """Return the spans in order; overlapping or touching ones become one."""
+    ordered = sorted(spans)
+    merged: list[Span] = []
+    for begin, end in ordered:
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def remove_holes(spans: Sequence[Span], holes: Sequence[Span]) -> list[Span]:
+    """Subtract the holes from the spans. Both must be merged: one pass over each is then enough."""
+    if not holes:
+        return list(spans)
+    left: list[Span] = []
+    first = 0
+    for begin, end in spans:
+        at = begin
+        while first < len(holes) and holes[first][1] <= begin:
+            first += 1
+        for index in range(first, len(holes)):
+            low, high = holes[index]
+            if low >= end:
+                break
+            if low > at:
+                left.append((at, low))
+            at = max(at, high)
+        if at < end:
+            left.append((at, end))
+    return left
+
+
+def sum_lengths(spans: Iterable[Span]) -> float:
+    """Return the length of all spans, summed exactly."""
+    return math.fsum(end - begin for begin, end in spans)

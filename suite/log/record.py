@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from mlhpc.suite.card import Target
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.other_work import OtherWork, read_other_work
-from mlhpc.suite.log.reader import Event, Log
+from mlhpc.suite.log.reader import Event, Log, Span, convert_to_float, parse_int, parse_int64
 from mlhpc.suite.log.timeline import (
     Epoch,
     TimeParts,
@@ -28,7 +28,6 @@ from mlhpc.suite.log.timeline import (
     find_time_parts,
     list_ended_epochs,
 )
-from mlhpc.suite.log.values import Span, convert_to_float, parse_int, parse_int64
 
 _PLAIN_NAME = r"\w[\w.+-]{0,199}"  # of a file: no folder, and not hidden
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import DuplicateKeyError, read_json
-from mlhpc.suite.log.limits import read_limits
+from mlhpc.suite.log.reader import read_limits
 
 MANIFEST = "manifest.sha256"
 PRUNED = "pruned_results"

@@ -15,8 +15,9 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from mlhpc.suite.log import mllog
-from mlhpc.suite.log.reader import Event, Log
-from mlhpc.suite.log.values import (
+from mlhpc.suite.log.reader import (
+    Event,
+    Log,
     Span,
     compute_spans_inside,
     convert_to_float,

@@ -17,8 +17,7 @@ from pathlib import Path
 from msgspec import structs
 
 from mlhpc.suite import NO_SUBMITTER
-from mlhpc.suite.compliance.kept_files import check_kept_files
-from mlhpc.suite.compliance.manifest import check_manifest, render_package_manifest
+from mlhpc.suite.compliance.package_files import check_kept_files, check_manifest, render_package_manifest
 from mlhpc.suite.compliance.rules.package_rules import list_blank_fields
 from mlhpc.suite.config import SUBMITTER_HINT, check_folder_name, find_default_submitter
 from mlhpc.suite.errors import InputError

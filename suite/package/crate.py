@@ -22,8 +22,7 @@ from urllib.parse import quote
 
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import read_json, render_printable, write_file_atomically
-from mlhpc.suite.log.limits import read_limits
-from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.log.reader import read_events, read_limits
 from mlhpc.suite.log.record import RunRecord, summarise_log
 from mlhpc.suite.log.results_tree import MANIFEST, Group, find_results, list_files
 from mlhpc.suite.machine.facts import Facts, read_facts

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import make_folder
-from mlhpc.suite.log.energy.keys import SCOPES
 from mlhpc.suite.log.energy.power_csv import MeterReadings, render_estimate, render_power_log
-from mlhpc.suite.log.energy.power_log import read_power_log
+from mlhpc.suite.log.energy.power_log import SCOPES, read_power_log
 from mlhpc.suite.log.record import RunRecord
 from mlhpc.suite.log.results_tree import POWER
 

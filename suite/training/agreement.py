@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from mlhpc.suite.training.saver import DUE, CheckpointSaver
+from mlhpc.suite.training.checkpoint import DUE, CheckpointSaver
 from mlhpc.suite.world import World
 
 # A stop signal or a due checkpoint waits at most about this long; each check costs one small sum over all ranks.

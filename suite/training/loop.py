@@ -31,7 +31,7 @@ from mlhpc.suite.errors import InputError
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.mllog import EventLog
 from mlhpc.suite.training.agreement import CHECK_INTERVAL_S, DIVERGED, StepDecision, StopAgreement
-from mlhpc.suite.training.checkpoint import Checkpoint
+from mlhpc.suite.training.checkpoint import Checkpoint, CheckpointSaver
 from mlhpc.suite.training.devices import BatchCopier, has_no_idle_core, load_with_prefetch
 from mlhpc.suite.training.gradients import register_exchange_timing
 from mlhpc.suite.training.graphs import Capture, CudaCapture, StepGraphs, find_graph_problem
@@ -41,11 +41,9 @@ from mlhpc.suite.training.parallel.mesh import Mesh
 from mlhpc.suite.training.parallel.recompute import recomputed_of
 from mlhpc.suite.training.parallel.sharing import Parallel
 from mlhpc.suite.training.parallel.states import evaluating
-from mlhpc.suite.training.plan import TrialPlan
-from mlhpc.suite.training.progress import ProgressMarks
 from mlhpc.suite.training.records import FIRST_LOSSES, TrainingLog
-from mlhpc.suite.training.saver import CheckpointSaver
 from mlhpc.suite.training.state import Position, TrainingState
+from mlhpc.suite.training.statement import TrialPlan
 from mlhpc.suite.training.timing import (
     DATA_WAIT,
     EXPOSED_COMMUNICATION,
@@ -53,6 +51,7 @@ from mlhpc.suite.training.timing import (
     OPTIMIZER,
     OTHER,
     PhaseTimer,
+    ProgressMarks,
 )
 from mlhpc.suite.workload import Dataset, Workload
 from mlhpc.suite.world import World

@@ -1,4 +1,7 @@
-"""Writes the events that name a run, and opens and ends its log. Trials of the harness and own loops use it."""
+"""Writes the events that name a run, and opens and ends its log. Trials of the harness and own loops use it.
+
+States what one trial is to do, before torch is imported. It is the same on every rank.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +16,52 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.suite import RULESET, VERSION
+from mlhpc.suite.card import SizeCard, Target
+from mlhpc.suite.config import RunConfig
+from mlhpc.suite.descriptor import Descriptor
 from mlhpc.suite.documents import convert_to_plain_data
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import read_bytes, write_file_atomically
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.goodput import find_goodput
-from mlhpc.suite.log.limits import read_limits
 from mlhpc.suite.log.mllog import EventLog
-from mlhpc.suite.log.resume import list_replaced_runs
-from mlhpc.suite.log.run_folder import RunFolder
+from mlhpc.suite.log.reader import read_limits
+from mlhpc.suite.log.run_folder import RunFolder, list_replaced_runs
 from mlhpc.suite.machine.facts import write_facts
 from mlhpc.suite.machine.probes.collect import collect_facts
-from mlhpc.suite.machine.probes.root import find_machine_root, is_simulated
-from mlhpc.suite.training.plan import TrialPlan
+from mlhpc.suite.machine.probes.processor import find_machine_root, is_simulated
 from mlhpc.suite.world import World
+
+
+@dataclass(frozen=True)
+class TrialPlan:
+    """Trial number ``trial`` of the ``runs`` of a run folder.
+
+    ``mode``: strong (time to train) or weak (throughput). ``base_seed`` None: the operating system draws the seed.
+    ``resume``: continue the trial. The worker decides from where (mlhpc.suite.log.run_folder); `run_trial` loads its checkpoint.
+    ``replace_failed``: repeat a run that began and failed.
+    """
+
+    descriptor: Descriptor
+    config: RunConfig
+    folder: RunFolder
+    trial: int
+    runs: int = 1
+    mode: str = "strong"
+    base_seed: int | None = None
+    resume: bool = False
+    replace_failed: bool = False
+
+    @property
+    def size_card(self) -> SizeCard:
+        """The card of the config's size."""
+        return self.descriptor.card().size(self.config.size)
+
+    @property
+    def target(self) -> Target:
+        """The metric's value that the trial must reach."""
+        return self.descriptor.card().target(self.config.size)
+
 
 # run_trial adds the rank's number above these bits, so the seeds of ranks do not meet.
 SEED_BITS = 31

@@ -15,26 +15,24 @@ from typing import TYPE_CHECKING
 
 from mlhpc.suite import FIRST_LINE_S
 from mlhpc.suite.data.lock import LockedError, create_lock_for_all_ranks
-from mlhpc.suite.errors import InputError, explain_missing
-from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.errors import ExitCode, InputError, explain_missing
 from mlhpc.suite.files import make_folder, print_line, render_error, write_file_atomically
 from mlhpc.suite.log.checkpoint_index import find_damage
-from mlhpc.suite.log.resume import ResumeDecision, plan_and_prepare_resume, plan_resume
-from mlhpc.suite.log.run_folder import write_run_info
+from mlhpc.suite.log.run_folder import ResumeDecision, plan_and_prepare_resume, plan_resume, write_run_info
 from mlhpc.suite.shadowed import explain_shadowed
-from mlhpc.suite.training.plan import TrialPlan
-from mlhpc.suite.training.startup import (
+from mlhpc.suite.training.devices import (
     InterruptedTrialError,
     StopSignals,
     compute_process_age_s,
     end_hung_start,
     end_with_launcher,
 )
+from mlhpc.suite.training.statement import TrialPlan
 from mlhpc.suite.workload import load_workload
 from mlhpc.suite.world import World, find_node_name
 
 if TYPE_CHECKING:  # torch is imported once the ranks are connected
-    from mlhpc.suite.training.progress import ProgressMarks
+    from mlhpc.suite.training.timing import ProgressMarks
 
 
 def run_worker(plan: TrialPlan) -> int:
@@ -47,7 +45,7 @@ def run_worker(plan: TrialPlan) -> int:
     watchdog = None
     try:
         from mlhpc.suite.training import statement, trial
-        from mlhpc.suite.training.progress import ProgressMarks
+        from mlhpc.suite.training.timing import ProgressMarks
         from mlhpc.suite.training.watchdog import start_watchdog
 
         load_workload(plan.descriptor)

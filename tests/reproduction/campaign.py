@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.suite.package.build import write_package_manifest
-from mlhpc.suite.package.reproduction.document import LevelOutcome, Reproduction, read_reproduction
+from mlhpc.suite.package.reproduction.judge import LevelOutcome, Reproduction, read_reproduction
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("max_epochs=1", "hyperparameters.width=16", "hyperparameters.moe.hidden=16", "submission.division=open")

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.launcher import Launch
-from mlhpc.suite.messages import decode, encode
-from mlhpc.suite.transport import MpiTransport
+from mlhpc.suite.transport import MpiTransport, decode, encode
 from mlhpc.suite.world import (
     compute_port_of_step,
     find_own_address,

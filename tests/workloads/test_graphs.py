@@ -24,8 +24,8 @@ from mlhpc.suite.log.run_folder import RunFolder
 from mlhpc.suite.training.checkpoint import Checkpoint
 from mlhpc.suite.training.graphs import WARM_UPS
 from mlhpc.suite.training.loop import Trainer
-from mlhpc.suite.training.plan import TrialPlan
 from mlhpc.suite.training.state import Position, TrainingState
+from mlhpc.suite.training.statement import TrialPlan
 from mlhpc.suite.workload import Workload, load_workload
 from mlhpc.suite.world import World
 from tests.fixtures.recorded_graph import record

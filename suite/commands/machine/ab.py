@@ -35,8 +35,7 @@ from mlhpc.suite.files import make_folder, print_line, write_file_atomically
 from mlhpc.suite.launch.ranks import run_as_rank, start_ranks
 from mlhpc.suite.launcher import find_world
 from mlhpc.suite.log.run_folder import RunFolder, choose_default_folder
-from mlhpc.suite.machine.probes.processor import read_cpu
-from mlhpc.suite.machine.probes.root import find_machine_root
+from mlhpc.suite.machine.probes.processor import find_machine_root, read_cpu
 
 if TYPE_CHECKING:
     from mlhpc.suite.performance.ab.sides import Schedule, Side
@@ -288,7 +287,7 @@ def _run_sides(
     from mlhpc.suite.machine.choice.collectives import start_collectives
     from mlhpc.suite.performance.ab.sides import Side, run_block_pairs
     from mlhpc.suite.training.devices import set_up_rank, use_precision
-    from mlhpc.suite.training.plan import TrialPlan
+    from mlhpc.suite.training.statement import TrialPlan
 
     config = configs[0]
     device, _ = set_up_rank(config, world)

@@ -22,7 +22,7 @@ from mlhpc.suite.cli.options import (
 )
 from mlhpc.suite.config import choose_default_data_root
 from mlhpc.suite.descriptor import load_descriptor
-from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.errors import ExitCode
 from mlhpc.suite.files import print_line, print_progress, render_duration, render_printable, write_file_atomically
 
 if TYPE_CHECKING:

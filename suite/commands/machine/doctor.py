@@ -24,16 +24,20 @@ import click
 
 from mlhpc.suite import VERSION
 from mlhpc.suite.cli.options import JSON, format_option, ranks_option
-from mlhpc.suite.errors import PACKAGES, InputError, find_pip_requirement
-from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.errors import PACKAGES, ExitCode, InputError, find_pip_requirement
 from mlhpc.suite.files import print_line, render_bytes, render_duration
-from mlhpc.suite.launch import mpi
+from mlhpc.suite.launch import local
 from mlhpc.suite.launch.local import make_mpiexec_command, make_trial_environment
 from mlhpc.suite.launcher import describe_launcher, find_launch, render_unset_command
 from mlhpc.suite.machine.probes.allowance import UsableResources, find_usable_resources
-from mlhpc.suite.machine.probes.clock import is_synchronised, measure_clock_skew
-from mlhpc.suite.machine.probes.hosts import is_loopback, list_own_addresses, read_hostname
-from mlhpc.suite.machine.probes.root import find_machine_root, is_simulated
+from mlhpc.suite.machine.probes.collect import (
+    is_loopback,
+    is_synchronised,
+    list_own_addresses,
+    measure_clock_skew,
+    read_hostname,
+)
+from mlhpc.suite.machine.probes.processor import find_machine_root, is_simulated
 from mlhpc.suite.shadowed import describe_location
 
 Purpose = Literal["local", "nodes", "slurm", "extra"]
@@ -202,17 +206,17 @@ def check_launch(environ: Mapping[str, str]) -> list[Check]:
 
 def check_mpi_load() -> tuple[list[Check], str]:
     """Load mpi4py and its MPI library in another process. Also return the library's version, or ""."""
-    return judge_mpi_load(_run_command([sys.executable, "-c", mpi.LOAD_PROGRAM]), mpi.find_site(os.environ))
+    return judge_mpi_load(_run_command([sys.executable, "-c", local.LOAD_PROGRAM]), local.find_site(os.environ))
 
 
-def judge_mpi_load(answer: CommandResult, site: mpi.SiteMpi) -> tuple[list[Check], str]:
+def judge_mpi_load(answer: CommandResult, site: local.SiteMpi) -> tuple[list[Check], str]:
     """Judge the output of a process that loads MPI."""
-    loaded = mpi.parse_loaded_library(answer.output)
+    loaded = local.parse_loaded_library(answer.output)
     if loaded is not None:
         library, path = loaded
         return [Check("mpi4py", True, f"loads {library[:60]}" + (f" from {path}" if path else ""), "local")], library
     last = answer.output.strip().splitlines()[-1:] or [f"exit code {answer.code}"]
-    fix = mpi.explain_fix(site)
+    fix = local.explain_fix(site)
     # With a site's MPI the wheel would be the wrong one: mpi4py is built against the site's.
     if "No module named 'mpi4py'" in answer.output and not site.mpicc:
         fix = f"{sys.executable} -m pip install 'mlhpc[run,mpi]'"
@@ -228,19 +232,19 @@ def check_mpi() -> list[Check]:
         return [Check("mpiexec", False, "none", "local", str(error).rpartition(": ")[2], "mpiexec on PATH")]
     # As commands start their ranks: without the variables of a launcher around this one
     answer = _run_command(
-        [*command, sys.executable, "-c", mpi.WORLD_PROGRAM], make_trial_environment(os.environ, ranks=2)
+        [*command, sys.executable, "-c", local.WORLD_PROGRAM], make_trial_environment(os.environ, ranks=2)
     )
-    launcher = mpi.parse_family(_run_command([command[0], "--version"]).output) or "unknown"
-    return [judge_mpi(command[0], answer, mpi.find_site(os.environ), launcher)]
+    launcher = local.parse_family(_run_command([command[0], "--version"]).output) or "unknown"
+    return [judge_mpi(command[0], answer, local.find_site(os.environ), launcher)]
 
 
-def judge_mpi(mpiexec: str, answer: CommandResult, site: mpi.SiteMpi, launcher: str) -> Check:
+def judge_mpi(mpiexec: str, answer: CommandResult, site: local.SiteMpi, launcher: str) -> Check:
     """Judge the output of two ranks; ``launcher`` is the MPI that mpiexec belongs to."""
-    worlds = mpi.parse_worlds(answer.output)
+    worlds = local.parse_worlds(answer.output)
     library = worlds[0][1][:60] if worlds else ""
     if [ranks for ranks, _ in worlds] == [2]:
         return Check("mpiexec", True, f"{mpiexec}: 2 ranks, {library}", "local")
-    expected, fix = "2 ranks in one world", mpi.explain_fix(site)
+    expected, fix = "2 ranks in one world", local.explain_fix(site)
     if worlds:
         found = f"{mpiexec} ({launcher}) starts 2 processes that do not see each other: mpi4py belongs to {library}"
         return Check("mpiexec", False, found, "local", fix, expected)
@@ -346,7 +350,7 @@ def check_slurm(library: str = "") -> list[Check]:
 
 def judge_srun(types: Sequence[str], library: str) -> Check:
     """Judge whether srun can connect ranks of an MPI library ("": none). Without a plug-in they use TCP."""
-    fitting = mpi.list_srun_plugins(library, types)
+    fitting = local.list_srun_plugins(library, types)
     known = ", ".join(types) or "none"
     if fitting:
         return Check("srun --mpi", True, f"{fitting[0]} for {library[:40] or 'MPI'} (of {known})", "slurm")

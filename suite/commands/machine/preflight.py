@@ -21,11 +21,10 @@ from mlhpc.suite.cli.options import (
 )
 from mlhpc.suite.config import choose_default_data_root
 from mlhpc.suite.descriptor import load_descriptor, load_descriptors
-from mlhpc.suite.errors import InputError
-from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.errors import ExitCode, InputError
 from mlhpc.suite.files import make_folder, print_line, render_duration, write_file_atomically
 from mlhpc.suite.launch.ranks import run_as_rank, start_ranks
-from mlhpc.suite.machine.node_samples import END_METRIC, Sample, render_samples
+from mlhpc.suite.machine.facts import END_METRIC, Sample, render_samples
 
 if TYPE_CHECKING:
     from mlhpc.suite.world import World

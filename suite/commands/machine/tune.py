@@ -40,8 +40,7 @@ from mlhpc.suite.launch.ranks import run_as_rank
 from mlhpc.suite.launcher import find_world, refuse_several_ranks
 from mlhpc.suite.log.run_folder import choose_default_folder
 from mlhpc.suite.machine.probes.allowance import find_usable_resources
-from mlhpc.suite.machine.probes.processor import read_cpu
-from mlhpc.suite.machine.probes.root import find_machine_root
+from mlhpc.suite.machine.probes.processor import find_machine_root, read_cpu
 from mlhpc.suite.performance.tune.result import RESULT
 from mlhpc.suite.statistics import Outcome
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 import click
 
 from mlhpc.suite.cli.group import Subcommands
-from mlhpc.suite.commands.workload.card import card
-from mlhpc.suite.commands.workload.list import list_
-from mlhpc.suite.commands.workload.new import new
-from mlhpc.suite.commands.workload.rcp import rcp
+from mlhpc.suite.commands.workload.subcommands import card, list_, new, rcp
 
 
 @click.group(cls=Subcommands)

@@ -1,14 +1,26 @@
-"""Finds runs that occur twice: unchanged, with other time stamps, or with other last digits."""
-# ruff: noqa: D103  the explanation of a rule is the second argument of its decorator, where --explain finds it
+"""Finds runs that occur twice: unchanged, with other time stamps, or with other last digits.
+
+Measures how similar two runs are: the chance that honest runs share such a stretch of evaluations or durations.
+
+Two seeds give two curves. How close they come by chance was measured on all published pairs of different runs
+(benchmarks/copies.py, benchmarks/results/2026-11-23-copies.txt). A curve has a scale: `_ROUGHNESS_SHARE` of its
+roughness. Given all values before, the next value is within x times the scale in at most a share x of all cases. The
+same holds for durations and `_DURATION_SHARE`. So n consecutive values within x have a chance of at most x to the power
+of n.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
+import statistics
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
+from itertools import pairwise
 from pathlib import Path
+from typing import Generic, TypeVar
 
-from mlhpc.suite.compliance.forensics.similarity import DURATIONS, RunIndex, SeriesPair, build_series
 from mlhpc.suite.compliance.result import Result
 from mlhpc.suite.compliance.rules.base import (
     OURS,
@@ -25,6 +37,252 @@ from mlhpc.suite.files import render_repr
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.record import RunRecord
 from mlhpc.suite.log.results_tree import PRUNED, Group, read_system
+
+# Limit of the chance that an honest run is called a copy: the bound above, times the number of all places compared.
+FALSE_ALARMS = 1e-5
+_ROUGHNESS_SHARE = 0.2  # of a curve's median second difference, as a deviation
+_SINGLE_ROUNDING = 3e-7  # of a value in float32 after some operations: its epsilon is 1.2e-7
+# Accuracies of few samples lie on a grid, where equal values are no evidence of a copy.
+_GRID_CHANCE = 0.01  # the chance that values lie on one of the grids that are tried, each a part of their smallest gap
+_MAX_GRID_PARTS = 10_000
+_LARGEST_SCALE = 0.02  # of the values: curves with few, wide steps are not judged by those
+_DURATION_SHARE = 6e-4  # of a duration
+# Durations from 1 s are within 2 ms of each other in at most a fifth of all cases.
+_STAMP_S, _SAME_STAMP, _SHORTEST_S = 0.002, 0.2, 1.0
+_LONGEST_S = 1e9  # no duration counts for more, whatever a log says
+_FEWEST = 3  # values, or durations, that are evidence
+_SMALLEST = 1e-300  # no chance is printed as zero
+_LIMITS = (0.5, 0.2, 0.05, 0.01, 1e-3, 1e-5, 1e-8)  # of the closeness of a stretch, tried in turn
+_WIDTH = 1e-3  # of the hash classes of values, in the logarithm: wider than any change that hides a copy
+# A forged log may have a million evaluations; published runs have at most some hundred.
+_MOST_VALUES = 1000  # of a run that are compared: the first ones
+_MAX_RUNS_PER_CLASS = 32  # runs remembered for one pair of values: more would make the search quadratic
+_MOST_CANDIDATES = 100  # compared value by value: those that share most pairs of values with the run
+
+EVALUATIONS, DURATIONS = "evaluations", "durations between evaluations"
+HashClass = tuple[str, int, int]
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """A stretch that two runs share: ``count`` evaluations, or durations, each within ``within`` (relative).
+
+    ``p`` is the chance that an honest run shares such a stretch with any of the compared runs.
+    """
+
+    what: str
+    count: int
+    within: float
+    p: float
+
+    def text(self) -> str:
+        """Render the similarity as a part of a message."""
+        within = f"within {self.within:.1g}" if self.within > 0.0 else "equal"
+        return f"{self.count} consecutive {self.what} {within} (p = {self.p:.0e})"
+
+
+@dataclass(frozen=True)
+class Series:
+    """The evaluations of a run, or the seconds between them, as positive numbers."""
+
+    what: str
+    numbers: tuple[float, ...]
+
+    @cached_property
+    def logs(self) -> tuple[float, ...]:
+        """The natural logarithms, in which equal differences are equal ratios."""
+        return tuple(map(math.log, self.numbers))
+
+    @cached_property
+    def roughness(self) -> float:
+        """The deviation of the values from a smooth curve. A straight line has none, so it is no evidence."""
+        logs = self.logs
+        bends = [abs(a - 2.0 * b + c) for a, b, c in zip(logs, logs[1:], logs[2:], strict=False)]
+        return statistics.median(bends) / math.sqrt(6.0) if bends else 0.0
+
+    @cached_property
+    def grain(self) -> float:
+        """The relative step of the grid on which all values lie. Accuracies of few samples are often equal by chance.
+
+        Values in single precision lie on it except for rounding. Zero without a grid, or if it is so fine that
+        any values could lie on it by chance.
+        """
+        rounding = _SINGLE_ROUNDING * max(self.numbers)
+        ordered = sorted(self.numbers)
+        gaps = [b - a for a, b in pairwise(ordered) if b - a > 2.0 * rounding]
+        if not gaps:
+            return math.inf
+        # Try the smallest gap, its half, its third ... as the step, until a step would fit any values.
+        finest, parts, luck = min(gaps), 1, 0.0
+        while parts == 1 or (luck < _GRID_CHANCE and parts < _MAX_GRID_PARTS):
+            step = finest / parts
+            if _is_on_grid([number - ordered[0] for number in ordered], step, rounding):
+                return step / ordered[0]
+            luck += min(1.0, 8.0 * rounding / step) ** (len(gaps) - 1)
+            parts += 1
+        return 0.0
+
+    @cached_property
+    def classes(self) -> tuple[tuple[int, HashClass], ...]:
+        """(place, class) of every two consecutive values. A copy shares most of its classes with its original."""
+        if len(self.numbers) < _FEWEST:
+            return ()
+        if self.what == EVALUATIONS:
+            marks = [round(log / _WIDTH) for log in self.logs]
+        else:  # by 4 ms, longer durations by 2e-4: honest durations are much closer to each other than honest values
+            marks = [round(s / 0.004) if s < 20.0 else round(math.log(s / 20.0) / 2e-4) + 5000 for s in self.numbers]
+        return tuple((place, (self.what, *pair)) for place, pair in enumerate(pairwise(marks)))
+
+    def scale(self, other: Series) -> float:
+        """Return the least deviation of honest evaluations of two such series, in the logarithm."""
+        return min(_ROUGHNESS_SHARE * min(self.roughness, other.roughness), _LARGEST_SCALE)
+
+    def overlap(self, other: Series, shift: int) -> range:
+        """Return the places of values that have a counterpart in another series, shifted by ``shift`` places."""
+        return range(max(0, -shift), min(len(self.numbers), len(other.numbers) - shift))
+
+    def closeness(self, other: Series, shift: int, at: range) -> list[float]:
+        """Bound the chance that each value is so close to its counterpart. Above 1 for values that are far apart."""
+        here, there = slice(at.start, at.stop), slice(at.start + shift, at.stop + shift)
+        if self.what == EVALUATIONS:
+            scale = self.scale(other)
+            grain = max(self.grain, other.grain)
+            logs = zip(self.logs[here], other.logs[there], strict=True)
+            return [max(abs(a - b), grain) / scale if scale > 0.0 else math.inf for a, b in logs]
+        return [_compute_duration_distance(a, b) for a, b in zip(self.numbers[here], other.numbers[there], strict=True)]
+
+    def may_share_stretch(self, other: Series, shift: int, place: int) -> bool:
+        """Return True if a value before or after the two values at ``place`` is close too.
+
+        Most candidates fail this.
+        """
+        whole = self.overlap(other, shift)
+        neighbours = [at for at in (place - 1, place + 2) if at in whole]
+        return any(self.closeness(other, shift, range(at, at + 1))[0] <= _LIMITS[0] for at in neighbours)
+
+
+SeriesPair = tuple[Series, Series]
+
+
+def build_series(run: RunRecord) -> SeriesPair:
+    """Return the evaluations of a run and the durations between them."""
+    # All runs share the evaluations before any training.
+    evals = [item for item in run.evals if item.epoch != 0.0 and item.value != 0.0][:_MOST_VALUES]
+    values = tuple(abs(item.value) for item in evals)
+    times = [item.time_s for item in evals]
+    gaps = tuple(min(max(later - earlier, 1e-3), _LONGEST_S) for earlier, later in pairwise(times))
+    return _build_cached_series(EVALUATIONS, values), _build_cached_series(DURATIONS, gaps)
+
+
+# A run is compared with those of its result, then with those of all others.
+_build_cached_series = lru_cache(4096)(Series)
+
+
+def find_similarity(series: Series, other: Series, shift: int, places: int) -> Similarity | None:
+    """Find the stretch of two series that is least likely by chance. ``places`` counts the pairs of places compared."""
+    whole = series.overlap(other, shift)
+    close = series.closeness(other, shift, whole)
+    best: Similarity | None = None
+    for limit in _LIMITS:
+        begin, count = _find_longest_stretch(close, limit)
+        if count < _FEWEST:
+            break
+        worst = max(close[begin : begin + count])
+        # Bonferroni: a stretch could be anywhere, and under any of the limits.
+        p = min(1.0, max(worst**count, _SMALLEST) * places * len(_LIMITS))
+        if best is None or p < best.p:
+            at = begin + whole.start
+            within = max(abs(series.logs[n] - other.logs[n + shift]) for n in range(at, at + count))
+            best = Similarity(series.what, count, within, p)
+    return best
+
+
+Owner = TypeVar("Owner")
+
+
+class RunIndex(Generic[Owner]):
+    """An index of runs with their owners. It finds the run that another one copies."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[Owner, Series]] = []
+        self._at: dict[HashClass, list[tuple[int, int]]] = {}
+        self._places = {EVALUATIONS: 0, DURATIONS: 0}
+
+    def find_duplicate(
+        self, run: SeriesPair, is_evidence: Callable[[Owner, str], bool] = lambda owner, what: True
+    ) -> tuple[Owner, Similarity] | None:
+        """Find the first run to which this one is more similar than chance allows. None if there is none.
+
+        ``is_evidence`` decides whether a similarity to a run, in evaluations or durations, counts.
+        """
+        for series, number, shift in self.candidates(run):
+            owner, other = self._seen[number]
+            places = len(series.numbers) * self._places[series.what]
+            found = find_similarity(series, other, shift, places)
+            if found is not None and found.p < FALSE_ALARMS and is_evidence(owner, series.what):
+                return owner, found
+        return None
+
+    def candidates(self, run: SeriesPair) -> Iterator[tuple[Series, int, int]]:
+        """Yield (series, number of an earlier series, shift) for each pair of values that nearly equals one here."""
+        for series in run:
+            shared: Counter[tuple[int, int]] = Counter()  # in the order in which they are found
+            for place, key in series.classes:
+                for number, at in self._at.get(key, ()):
+                    found = number, at - place
+                    if found in shared or series.may_share_stretch(self._seen[number][1], at - place, place):
+                        shared[found] += 1
+            many = len(shared) > _MOST_CANDIDATES
+            best = [found for found, _ in shared.most_common(_MOST_CANDIDATES)] if many else list(shared)
+            yield from ((series, number, shift) for number, shift in best)
+
+    def add(self, owner: Owner, run: SeriesPair) -> None:
+        """Remember a run."""
+        for series in run:
+            self._places[series.what] += len(series.numbers)
+            for place, key in series.classes:
+                known = self._at.setdefault(key, [])
+                if len(known) < _MAX_RUNS_PER_CLASS:
+                    known.append((len(self._seen), place))
+            self._seen.append((owner, series))
+
+
+def _compute_duration_distance(a: float, b: float) -> float:
+    difference, shortest = abs(a - b), min(a, b)
+    if difference > _STAMP_S and difference > _DURATION_SHARE * shortest:
+        return math.inf  # most durations: above all limits
+    relative = max(abs(math.log(a / b)), 1e-3 / shortest) / _DURATION_SHARE
+    return min(relative, _SAME_STAMP) if difference <= _STAMP_S and shortest >= _SHORTEST_S else relative
+
+
+def _is_on_grid(distances: Sequence[float], step: float, rounding: float) -> bool:
+    """Return True if the ascending distances are multiples of the step. Each multiple makes the step more precise."""
+    known = 1  # steps of the longest distance so far: the step is known to the rounding, divided by this
+    for distance in distances:
+        steps = round(distance / step)
+        if abs(distance - steps * step) > 2.0 * rounding * (1.0 + steps / known):
+            return False
+        if steps > known:
+            step, known = distance / steps, steps
+    return True
+
+
+def _find_longest_stretch(close: Sequence[float], limit: float) -> tuple[int, int]:
+    """Return (first place, count) of the longest stretch that is within a limit."""
+    best = begin = 0
+    count = 0
+    for place, value in enumerate((*close, math.inf)):
+        if value <= limit:
+            count += 1
+            continue
+        if count > best:
+            begin, best = place - count, count
+        count = 0
+    return begin, best
+
+
+# ruff: noqa: D103  the explanation of a rule is the second argument of its decorator, where --explain finds it
+
 
 Fingerprint = tuple[str, float, float, float]
 _TIMES = (mllog.TRACKED_STATS, mllog.STEP_PHASES)  # what follows from clocks

@@ -22,9 +22,8 @@ from mlhpc.suite.compliance.rules.base import (
 )
 from mlhpc.suite.files import render_duration, render_repr
 from mlhpc.suite.log import mllog
-from mlhpc.suite.log.reader import Event
+from mlhpc.suite.log.reader import Event, convert_to_float
 from mlhpc.suite.log.timeline import Epoch
-from mlhpc.suite.log.values import convert_to_float
 
 _RUN_KEYS = (  # none of them may come before run_start, nor any other event that has an epoch or a step
     *(mllog.EPOCH_START, mllog.EPOCH_STOP, f"{mllog.BLOCK}_start", f"{mllog.BLOCK}_stop"),

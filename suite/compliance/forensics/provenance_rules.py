@@ -17,16 +17,16 @@ from typing import Any
 
 from mlhpc.suite import RULESET
 from mlhpc.suite.card import FULL, SizeCard
-from mlhpc.suite.compliance.kept_files import check_kept_files
+from mlhpc.suite.compliance.package_files import check_kept_files
 from mlhpc.suite.compliance.result import Result, count_evaluated_samples, count_trained_samples
 from mlhpc.suite.compliance.rules.base import OURS, ResultBreach, render_log_name, result_rule
 from mlhpc.suite.compliance.ruleset import read_ruleset
 from mlhpc.suite.files import render_duration, render_repr
 from mlhpc.suite.log.provenance import find_config_problem, find_kept_folder
+from mlhpc.suite.log.reader import convert_to_float
 from mlhpc.suite.log.record import RunRecord
 from mlhpc.suite.log.results_tree import SystemFile
 from mlhpc.suite.log.score import count_peak_use
-from mlhpc.suite.log.values import convert_to_float
 
 # Between the clock of the machine that started the runs and those that ran them.
 _CLOCK_SLACK_S = 600.0

@@ -18,17 +18,17 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from mlhpc.suite.compliance.manifest import compute_sha256
+from mlhpc.suite.compliance.package_files import compute_sha256
 from mlhpc.suite.compliance.result import Result
 from mlhpc.suite.compliance.rules.base import OURS, ResultBreach, result_rule
 from mlhpc.suite.documents import YamlSource, parse_yaml
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import render_repr
 from mlhpc.suite.log.provenance import find_kept_folder, may_be_redacted
+from mlhpc.suite.log.reader import convert_to_float
 from mlhpc.suite.log.record import RunRecord, find_first_on_target
 from mlhpc.suite.log.results_tree import SystemFile, read_system
 from mlhpc.suite.log.score import Throughput
-from mlhpc.suite.log.values import convert_to_float
 
 _SAME = 1e-9  # of a number: files may be written with fewer digits than a float has
 _MEMORY_SHARE = 0.25  # of a node's memory: 256 GB are 238 GiB, of which the system shows 5 % less

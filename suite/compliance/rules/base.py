@@ -16,10 +16,9 @@ from mlhpc.suite.compliance.result import Result
 from mlhpc.suite.compliance.ruleset import Benchmark, KeyRule, Ruleset, Severity
 from mlhpc.suite.files import render_repr
 from mlhpc.suite.log import mllog
-from mlhpc.suite.log.reader import Event, Log
+from mlhpc.suite.log.reader import Event, Log, convert_to_float
 from mlhpc.suite.log.record import RunRecord
 from mlhpc.suite.log.timeline import Epoch
-from mlhpc.suite.log.values import convert_to_float
 
 # Where a rule comes from, as --explain prints it
 HPC = "hpc_training_rules.adoc"

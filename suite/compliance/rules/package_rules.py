@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from mlhpc.suite.compliance.manifest import check_manifest
+from mlhpc.suite.compliance.package_files import check_manifest
 from mlhpc.suite.compliance.result import Result
 from mlhpc.suite.compliance.rules.base import HPC, OURS, PACKAGE, ResultBreach, Rule, cite, result_rule
 from mlhpc.suite.files import render_repr

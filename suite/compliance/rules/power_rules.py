@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING
 from mlhpc.suite.compliance.result import Result
 from mlhpc.suite.compliance.rules.base import OURS, ResultBreach, result_rule
 from mlhpc.suite.files import render_duration, render_repr
-from mlhpc.suite.log.energy.integrate import GAP_S, UNSTATED_ACCURACY
-from mlhpc.suite.log.energy.keys import EFFICIENCY, START, STOP
+from mlhpc.suite.log.energy.power_log import EFFICIENCY, GAP_S, START, STOP, UNSTATED_ACCURACY
 from mlhpc.suite.log.energy.score import build_offset_curve
+from mlhpc.suite.log.reader import convert_to_float
 from mlhpc.suite.log.record import RunRecord
 from mlhpc.suite.log.results_tree import POWER, list_files
-from mlhpc.suite.log.values import convert_to_float
 
 if TYPE_CHECKING:  # few results have power readings
     from mlhpc.suite.log.energy.power_log import PowerLog

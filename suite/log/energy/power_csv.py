@@ -22,7 +22,7 @@ from msgspec import Meta, Struct
 from mlhpc.suite.documents import Positive, YamlSource
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import read_bytes, render_duration, render_repr
-from mlhpc.suite.log.energy.keys import ESTIMATE, READING, START, STOP
+from mlhpc.suite.log.energy.power_log import ESTIMATE, READING, START, STOP
 
 _LARGEST_FILE = 256 * 2**20
 _WATTS = {"mW": 1e-3, "W": 1.0, "kW": 1e3}

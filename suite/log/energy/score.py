@@ -14,19 +14,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlhpc.suite.files import render_duration, render_repr
-from mlhpc.suite.log.energy.integrate import (
+from mlhpc.suite.log.energy.power_log import (
     GAP_S,
     MIN_READINGS,
     PHASE_LOCK_LIMIT,
+    SCOPES,
     UNSTATED_ACCURACY,
     PowerCurve,
+    PowerLog,
     build_curve,
     compute_sampling_halfwidth_j,
     estimate_resolution_w,
     measure_phase_lock,
+    read_power_log,
 )
-from mlhpc.suite.log.energy.keys import SCOPES
-from mlhpc.suite.log.energy.power_log import PowerLog, read_power_log
 from mlhpc.suite.log.record import RunRecord
 from mlhpc.suite.log.results_tree import POWER
 from mlhpc.suite.log.score import TimeToTrain

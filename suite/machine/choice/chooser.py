@@ -22,8 +22,7 @@ from mlhpc.suite.log import mllog
 from mlhpc.suite.log.mllog import EventLog
 from mlhpc.suite.machine.choice.store import ChoiceCache
 from mlhpc.suite.machine.choice.timing import Candidate, measure_candidates
-from mlhpc.suite.machine.probes.processor import read_cpu
-from mlhpc.suite.machine.probes.root import find_machine_root
+from mlhpc.suite.machine.probes.processor import find_machine_root, read_cpu
 from mlhpc.suite.world import World, find_node_name
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from mlhpc.suite import LAUNCH
 from mlhpc.suite.files import print_line
 from mlhpc.suite.log.results_tree import POWER
 from mlhpc.suite.machine.power.counters import find_node_counters
-from mlhpc.suite.machine.probes.root import find_machine_root
+from mlhpc.suite.machine.probes.processor import find_machine_root
 from mlhpc.suite.world import World
 
 _ROUNDS = 5  # exchanges of which the shortest tells the clock's offset

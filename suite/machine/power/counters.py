@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.suite.errors import InputError, explain_not_installed
-from mlhpc.suite.machine.probes.root import REAL_ROOT
+from mlhpc.suite.machine.probes.processor import REAL_ROOT
 
 POWERCAP = Path("sys/class/powercap")
 PM_COUNTERS = Path("sys/cray/pm_counters")

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.suite.files import make_folder
-from mlhpc.suite.log.energy.keys import READING, START, STOP
+from mlhpc.suite.log.energy.power_log import READING, START, STOP
 from mlhpc.suite.machine.power.counters import EnergyCounter, EnergyMeter, find_gpu_counter, find_node_counters
 
 INTERVAL_S = 0.9  # on average: the rules ask for a reading a second; a timer is late now and then

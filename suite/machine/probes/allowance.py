@@ -8,8 +8,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mlhpc.suite.machine.probes.root import REAL_ROOT, find_machine_root, is_simulated
-from mlhpc.suite.machine.probes.sysfs import parse_cpu_list, parse_integer, read_text
+from mlhpc.suite.machine.probes.processor import (
+    REAL_ROOT,
+    find_machine_root,
+    is_simulated,
+    parse_cpu_list,
+    parse_integer,
+    read_text,
+)
 
 CGROUPS = "sys/fs/cgroup"  # below the file-system root
 UNLIMITED = 1 << 60  # version 1 writes "no limit" as the largest multiple of a page

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlhpc.suite.machine.probes.allowance import list_control_groups
-from mlhpc.suite.machine.probes.sysfs import parse_integer, read_text
+from mlhpc.suite.machine.probes.processor import parse_integer, read_text
 
 TICKS = os.sysconf("SC_CLK_TCK")  # of /proc/stat and /proc/<pid>/stat in a second: 100 on all Linux of today
 UTIME, CSTIME = 11, 14  # fields of /proc/<pid>/stat after the name: user, system, and both of children waited for

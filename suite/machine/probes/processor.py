@@ -1,15 +1,77 @@
-"""Reads the processors of the node and their caches from /proc/cpuinfo and /sys/devices/system/cpu."""
+"""Reads the processors of the node and their caches from /proc/cpuinfo and /sys/devices/system/cpu.
+
+Reads the node's main memory: sizes from /proc/meminfo, DIMMs from the EDAC driver or else from dmidecode.
+
+Reads short texts of the kernel and of vendors' tools, and numbers in them. No function here raises.
+
+Finds the root of the file system that the probes read: ``/``, or the folder of a simulated machine.
+
+`VARIABLE` is an aid for tests: commands can meet a machine that is not there. Facts, ceilings and system descriptions
+made with it say that the machine is simulated.
+"""
 
 from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from mlhpc.suite.machine.facts import UNKNOWN, Cache, Cpu
-from mlhpc.suite.machine.probes.sysfs import parse_cpu_list, parse_number, read_text
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.machine.facts import UNKNOWN, Cache, Cpu, Memory
+
+COMMAND_TIMEOUT_S = 20
+
+Run = Callable[[Sequence[str]], str]  # runs a command and returns what it prints, "" if it fails
+
+
+def run_command(command: Sequence[str]) -> str:
+    """Return what a command prints; "" if it is not installed, fails or takes longer than `COMMAND_TIMEOUT_S`."""
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def read_text(path: Path) -> str:
+    """Return the content of a file without surrounding white space; "" if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def parse_number(text: str) -> float | None:
+    """Parse the number at the beginning of a text ("200 Gb/sec" gives 200.0). None without a number."""
+    match = re.match(r"-?\d+(\.\d+)?", text.strip())
+    return float(match.group()) if match else None
+
+
+def parse_integer(text: str) -> int | None:
+    """Parse a text of digits as an integer; None for any other text."""
+    return int(text) if text.isdecimal() else None
+
+
+def convert_to_gib(amount: str | float | None, unit_bytes: int) -> float | None:
+    """Convert units of ``unit_bytes`` bytes to GiB, to three digits. None if it is no number ("max", "[N/A]")."""
+    value = parse_number(amount) if isinstance(amount, str) else amount
+    return round(value * unit_bytes / 2**30, 3) if value is not None else None
+
+
+def parse_cpu_list(text: str) -> frozenset[int]:
+    """Parse a list of CPUs as Linux writes it: ``0-2,8`` is CPUs 0, 1, 2 and 8. Empty for any other text."""
+    if not re.fullmatch(r"[0-9]{1,6}(-[0-9]{1,6})?(,[0-9]{1,6}(-[0-9]{1,6})?)*", text.strip()):
+        return frozenset()
+    ranges = (part.partition("-") for part in text.strip().split(","))
+    return frozenset(cpu for first, _, last in ranges for cpu in range(int(first), int(last or first) + 1))
+
 
 SIMD_FLAGS = ("sse4_2", "avx", "avx2", "fma", "avx512f", "avx512_bf16", "avx_vnni", "amx_bf16", "asimd", "sve", "sve2")
 CPUS = "sys/devices/system/cpu"  # below the file-system root
@@ -176,3 +238,53 @@ def _count_caches(cpus: Sequence[Path]) -> tuple[Cache, ...]:
 def _parse_size_kib(text: str) -> int | None:
     match = re.fullmatch(r"(\d+)([KMG])", text)
     return int(match.group(1)) * KIB_PER_UNIT[match.group(2)] if match else None
+
+
+def read_memory(root: Path, run: Run) -> Memory:
+    """Read sizes, DIMMs and huge pages. What the node does not show keeps its default."""
+    info = dict(re.findall(r"^(\w+):\s+(\d+) kB", read_text(root / "proc/meminfo"), re.M))
+    hugepages = re.search(r"\[(\w+)\]", read_text(root / "sys/kernel/mm/transparent_hugepage/enabled"))
+    return Memory(
+        total_gib=convert_to_gib(info.get("MemTotal"), 1024),
+        swap_gib=convert_to_gib(info.get("SwapTotal"), 1024),
+        modules=_count_dimms_edac(root) or _count_dimms_dmi(run(["dmidecode", "-t", "memory"])),
+        transparent_hugepages=hugepages.group(1) if hugepages else UNKNOWN,
+    )
+
+
+def _count_dimms_edac(root: Path) -> dict[str, int]:
+    """Count DIMMs by description. The driver states sizes in MiB."""
+    dimms: Counter[str] = Counter()
+    for dimm in (root / "sys/devices/system/edac/mc").glob("mc*/dimm*"):
+        size = parse_number(read_text(dimm / "size"))
+        if size:
+            dimms[f"{size / 1024:g} GiB {read_text(dimm / 'dimm_mem_type')}".strip()] += 1
+    return dict(dimms)
+
+
+def _count_dimms_dmi(text: str) -> dict[str, int]:
+    """Count DIMMs by description in the output of dmidecode. Often none: dmidecode needs root."""
+    dimms: Counter[str] = Counter()
+    for block in text.split("Memory Device\n")[1:]:
+        fields = dict(re.findall(r"^\s+(Size|Type|Configured Memory Speed): (.+)$", block.split("\n\n")[0], re.M))
+        if re.match(r"\d", fields.get("Size", "")):
+            parts = (fields.get(key, "") for key in ("Size", "Type", "Configured Memory Speed"))
+            dimms[" ".join(part for part in parts if part and part != "Unknown")] += 1
+    return dict(dimms)
+
+
+VARIABLE: Final = "MLHPC_MACHINE_ROOT"
+REAL_ROOT: Final = Path("/")
+
+
+def find_machine_root(environ: Mapping[str, str]) -> Path:
+    """Return the root of the machine to read. InputError if the variable names no folder."""
+    root = Path(environ.get(VARIABLE) or REAL_ROOT)
+    if not root.is_dir():
+        raise InputError(f"{VARIABLE}={root}: expected the folder of a simulated machine's /proc and /sys")
+    return root
+
+
+def is_simulated(root: Path) -> bool:
+    """Return True if the probes read another root than the machine's own."""
+    return root.resolve() != REAL_ROOT

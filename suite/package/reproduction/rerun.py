@@ -1,51 +1,317 @@
 """Reproduces one result with the installed suite: data, runs, paired runs. Judges each level by the outcome.
 
 Every run is `mlhpc run` of this suite with the package's configuration. Nothing of the package is executed.
+
+Runs a command of this suite within limits of time and memory. A stranger's configuration may ask for anything.
+
+Judges level 1, the data: compares a data set on disk with the manifest of the package's logs. Reads only.
+
+Reads the configuration of a package's run as data, without settings that act on this machine.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import resource
 import shutil
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from msgspec import structs
+import yaml
+from msgspec import ValidationError, structs
 
-from mlhpc.suite.compliance.metric import summarise_for_benchmark
-from mlhpc.suite.compliance.ruleset import Benchmark, read_ruleset
-from mlhpc.suite.config import ChoiceSettings, RunConfig, choose_default_data_root, load_config
+from mlhpc.suite.compliance.ruleset import Benchmark, read_ruleset, summarise_for_benchmark
+from mlhpc.suite.config import ChoiceSettings, RunConfig, choose_default_data_root, load_config, resolve_config
 from mlhpc.suite.data.fingerprint import compute_fingerprint
-from mlhpc.suite.data.manifest import MANIFEST_NAME
+from mlhpc.suite.data.manifest import MANIFEST_NAME, Manifest, check_shard, read_manifest
 from mlhpc.suite.descriptor import Descriptor
-from mlhpc.suite.documents import convert_to_plain_data
-from mlhpc.suite.errors import InputError
-from mlhpc.suite.files import make_folder, render_bytes, write_file_atomically
+from mlhpc.suite.documents import YamlSource, convert, convert_to_plain_data
+from mlhpc.suite.errors import NO_MEMORY, InputError
+from mlhpc.suite.files import make_folder, read_bytes, render_bytes, render_duration, write_file_atomically
+from mlhpc.suite.launch.local import make_suite_command
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.record import RunRecord, summarise_log
 from mlhpc.suite.log.run_folder import RunFolder
 from mlhpc.suite.machine.probes.allowance import find_usable_resources
 from mlhpc.suite.machine.probes.collect import collect_facts
-from mlhpc.suite.package.reproduction import levels
-from mlhpc.suite.package.reproduction.causes import (
+from mlhpc.suite.package.reproduction import judge
+from mlhpc.suite.package.reproduction.judge import (
     CONFIGURATION,
+    DATA,
     DEFAULT,
+    OPERATIONAL,
+    Difference,
+    LevelOutcome,
+    LevelVerdict,
     compare_configs,
     compare_run_facts,
     group_by_cause,
+    make_level_verdict,
 )
-from mlhpc.suite.package.reproduction.config import make_changed_config, read_package_config, render_config
-from mlhpc.suite.package.reproduction.data import explain_not_regenerated, judge_data, parse_kept
-from mlhpc.suite.package.reproduction.document import Difference, LevelOutcome, LevelVerdict, make_level_verdict
-from mlhpc.suite.package.reproduction.limited_run import RunLimits, find_run_limits, run_limited
 from mlhpc.suite.package.reproduction.original import Original
 from mlhpc.suite.package.reproduction.run_facts import RunFacts, collect_facts_of_this_machine, read_log, read_run_facts
-from mlhpc.suite.package.stated import find_epochs_to_target
+from mlhpc.suite.package.results import find_epochs_to_target
+from mlhpc.suite.processes import make_parent_death_hook
 from mlhpc.suite.world import World
+
+LIMIT_FACTOR = 10.0  # a run may take this multiple of the package's longest run
+SHORTEST_S, LONGEST_S = 600.0, 7200.0  # bounds of that limit; --limit-minutes sets any other
+MEMORY_SHARE = 0.8  # of the free memory, for all ranks together
+GRACE_S = 60.0  # between SIGTERM and SIGKILL; `mlhpc run` gives its ranks 30 s to save
+TAIL_BYTES = 2**16  # bytes at the end of a command's output that are read
+# Signal 9 is what Linux sends when memory runs out; threads cannot be made at a limit of private memory.
+_NO_MEMORY = re.compile(rf"{NO_MEMORY.pattern}|ended by signal 9 |Thread creation failed")
+
+
+@dataclass(frozen=True)
+class RunLimits:
+    """Limits of a command: seconds, the source of that number, and bytes of private memory per process."""
+
+    seconds: float
+    source: str
+    memory: int | None
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    """The end of a command: exit code and last printed line. ``over`` names the limit that ended it, or is None."""
+
+    code: int
+    last: str
+    over: str | None = None
+
+
+def find_run_limits(
+    records: Iterable[RunRecord], ranks: int, free: int | None, stated_s: float | None = None
+) -> RunLimits:
+    """Return the limits of a run here. Its time is ``stated_s``, or a multiple of the package's longest run.
+
+    Each rank has its share of ``free`` bytes. A log may state any time, so the multiple has a ceiling.
+    """
+    memory = None if free is None else max(1, int(free * MEMORY_SHARE) // ranks)
+    if stated_s is not None:
+        return RunLimits(stated_s, "--limit-minutes", memory)
+    took = max((_sum_run_seconds(record) for record in records), default=0.0)
+    seconds = min(LONGEST_S, max(SHORTEST_S, LIMIT_FACTOR * took))
+    return RunLimits(
+        seconds, f"the package's longest run took {render_duration(took)}; --limit-minutes N sets it", memory
+    )
+
+
+def run_limited(
+    words: Sequence[str], log: Path, bounds: RunLimits | None = None, ranks: Path | None = None
+) -> CommandResult:
+    """Run ``mlhpc WORDS`` with its output in ``log``, a new file. At its time limit it gets SIGTERM, then SIGKILL.
+
+    It also ends with this process. ``ranks`` is the file with the output of its ranks. The memory limit is for the
+    writable private memory of each process (RLIMIT_DATA).
+    """
+    make_folder(log.parent)
+    over, memory = None, None if bounds is None else _limit_memory(bounds.memory)
+    # x: the log of an earlier attempt is never overwritten.
+    with log.open("xb") as file:
+        process = subprocess.Popen(
+            make_suite_command(*words),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            preexec_fn=_make_child_setup(memory, make_parent_death_hook(os.getpid())),
+        )
+        with process:
+            # First the time limit, then the time to save after SIGTERM.
+            for limit_s, end in ((bounds.seconds if bounds else None, process.terminate), (GRACE_S, process.kill)):
+                try:
+                    process.wait(limit_s)
+                    break
+                except subprocess.TimeoutExpired:
+                    assert bounds is not None
+                    over = f"it was ended after {render_duration(bounds.seconds)} ({bounds.source})"
+                    end()
+    text = _read_tail(log) + ("" if ranks is None else _read_tail(ranks))
+    if over is None and process.returncode and memory is not None and _NO_MEMORY.search(text):
+        over = f"it needed more memory than the {render_bytes(memory)} that each rank may use here"
+    # Lines that begin with the output folder are the summary that a run prints last.
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(str(words[-1]))]
+    last = (lines[-1] if lines else "no output").removeprefix("mlhpc: ").removeprefix(f"{words[-1]} trial 0: ")
+    return CommandResult(process.returncode, last[:300], over)
+
+
+def _sum_run_seconds(record: RunRecord) -> float:
+    """Compute the seconds from init_start to run_stop, as far as the log has them."""
+    seconds = record.init_s or 0.0
+    if record.run_start_s and record.run_stop_s:
+        seconds += max(0.0, record.run_stop_s - record.run_start_s)
+    return seconds
+
+
+def _limit_memory(memory: int | None) -> int | None:
+    """Return the bytes to allow a process: no more than this process may use itself."""
+    most = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    return memory if memory is None or most == resource.RLIM_INFINITY else min(memory, most)
+
+
+def _make_child_setup(memory: int | None, ask: Callable[[], None] | None) -> Callable[[], None]:
+    """Return the function that the new process calls before it becomes the command."""
+
+    def prepare() -> None:
+        if ask is not None:
+            ask()
+        if memory is not None:
+            resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+
+    return prepare
+
+
+def _read_tail(log: Path) -> str:
+    if not log.is_file():
+        return ""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - TAIL_BYTES))
+        return file.read(TAIL_BYTES).decode("utf-8", "replace")
+
+
+CONVERTED = ("converted", "public")  # names of generators that read files of others instead of making data
+
+
+def judge_data(logged: str, kept: Mapping[str, Any], root: Path, how: str) -> LevelVerdict:
+    """Compare a data set with the manifest's sha256 in the logs, and read every byte of it.
+
+    ``how`` is regenerated or verified. ``kept`` is the manifest in the package. It shows which seed, shard or attribute
+    differs first.
+    """
+    try:
+        manifest = read_manifest(root)
+    except (InputError, OSError) as error:
+        return make_level_verdict(1, LevelOutcome.INCONCLUSIVE, f"the data cannot be read: {error}")
+    compared = {"manifest_sha256": logged, "found_sha256": manifest.sha256, "bytes": manifest.bytes, "how": how}
+    if manifest.sha256 != logged:
+        cause = _name_difference(parse_kept(kept, logged), manifest)
+        why = f"{cause.what} of the data set: {cause.was} in the package, {cause.now} here ({how})"
+        return make_level_verdict(1, LevelOutcome.NOT_REPRODUCED, why, cause, compared)
+    # An equal manifest says nothing about the files: each one is read.
+    for entry in manifest.shards:
+        problem = check_shard(root, entry, deep=True)
+        if problem is not None:
+            short = problem.removeprefix(f"{root / entry.file}: ")
+            cause = Difference(kind=DATA, what=entry.file, was=f"sha256 {entry.sha256[:12]}", now=short[:120])
+            return make_level_verdict(1, LevelOutcome.NOT_REPRODUCED, f"{entry.file}: {short}", cause, compared)
+    why = f"{how}: {len(manifest.shards)} shards, {manifest.bytes} bytes, all sha256 equal"
+    return make_level_verdict(1, LevelOutcome.REPRODUCED, why, compared=compared)
+
+
+def parse_kept(kept: Mapping[str, Any], logged: str) -> Manifest | None:
+    """Parse the manifest in a package. None if it is not the one that the logs name."""
+    try:
+        manifest = convert(dict(kept), Manifest)
+    except ValidationError:
+        return None
+    return manifest if manifest.sha256 == logged else None
+
+
+def explain_not_regenerated(manifest: Manifest | None) -> str | None:
+    """Return why the data cannot be made again, as far as the manifest tells. None if they can."""
+    if manifest is not None and manifest.generator.get("name") in CONVERTED:
+        return "the data were converted from files of others; --data ROOT verifies a copy"
+    return None
+
+
+def _name_difference(was: Manifest | None, now: Manifest) -> Difference:
+    """Name the first difference of two data sets, causes before consequences: settings, generator, shards."""
+    if was is None:
+        return Difference(kind=DATA, what="manifest", was="another sha256", now=now.sha256[:12])
+    for what, one, other in (("size", was.size, now.size), ("seed", was.seed, now.seed)):
+        if one != other:
+            return Difference(kind=DATA, what=f"{what} of the data", was=str(one), now=str(other))
+    for key in sorted({*was.generator, *now.generator}):
+        recipe_was, recipe_now = was.generator.get(key), now.generator.get(key)
+        if recipe_was != recipe_now:
+            what = f"generator's {key}"[:100]
+            return Difference(kind=DATA, what=what, was=str(recipe_was)[:80], now=str(recipe_now)[:80])
+    theirs = {entry.file: f"sha256 {entry.sha256[:12]}" for entry in was.shards}
+    ours = {entry.file: f"sha256 {entry.sha256[:12]}" for entry in now.shards}
+    for file in sorted({*theirs, *ours}):
+        if theirs.get(file) != ours.get(file):
+            return Difference(kind=DATA, what=file, was=theirs.get(file, "none"), now=ours.get(file, "none"))
+    return Difference(kind=DATA, what="attributes", was="those of the package", now="others")
+
+
+MAX_BYTES = 2**18  # bytes of a config.yaml; those of the shipped workloads have 2,000
+MAX_DEPTH = 12  # mappings and lists inside each other
+MOST_THREADS = 64
+SUBMISSION = "submission"  # the submitter and the division: names only, which act on nothing
+_REFUSED_SETTINGS = {
+    "cache_drop_command": "a command of a package is never run",
+    "data": "the data are those of this machine",
+    "staging": "a package does not say where this machine writes",
+}
+
+
+def read_package_config(descriptor: Descriptor, path: Path) -> tuple[RunConfig, tuple[str, ...]]:
+    """Read a package's config.yaml for the installed workload. Also returns why some settings are not followed.
+
+    InputError if the file has anchors, or is larger or deeper than a run writes it. InputError also if the installed
+    suite refuses a value.
+    """
+    source = read_plain_yaml(path)
+    left_out = []
+    # Places, commands and supervision of the package's machine must not act on this one.
+    for key in sorted((OPERATIONAL - {SUBMISSION}) & source.data.keys()):
+        value = source.data.pop(key)
+        if key in _REFUSED_SETTINGS and value not in (None, {}, {"overlap": False}):
+            left_out.append(f"{key}: {_REFUSED_SETTINGS[key]}")
+    threads = source.data.get("loader_threads")
+    if isinstance(threads, int) and threads > MOST_THREADS:
+        source.data["loader_threads"] = MOST_THREADS
+        left_out.append(f"loader_threads: at most {MOST_THREADS}")
+    return resolve_config(descriptor, source), tuple(left_out)
+
+
+def read_plain_yaml(path: Path) -> YamlSource:
+    """Read a small YAML mapping without anchors: nested anchors can expand a small file beyond all memory."""
+    if path.is_symlink():
+        raise InputError(f"{path}: is a symbolic link, which is not followed; expected a file of the package")
+    try:
+        text = read_bytes(path, MAX_BYTES).decode("utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: cannot be read: not UTF-8 text") from None
+    depth = 0
+    try:
+        # Events expand no alias, so a small file stays small.
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+                raise InputError(f"{path}{_find_line(event)}: an anchor or alias; a run's config.yaml has none")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH:
+                raise InputError(f"{path}{_find_line(event)}: nested more than {MAX_DEPTH} deep")
+    except yaml.YAMLError as error:
+        raise InputError(f"{path}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+    return YamlSource.read(path)
+
+
+def _find_line(event: yaml.Event) -> str:
+    return f":{event.start_mark.line + 1}" if event.start_mark is not None else ""
+
+
+def make_changed_config(descriptor: Descriptor, original: RunConfig, overrides: tuple[str, ...]) -> RunConfig:
+    """Return the original with ``overrides``. Without overrides, return the installed suite's own of the size."""
+    if not overrides:
+        return resolve_config(descriptor, YamlSource.read(descriptor.folder / "config" / f"{original.size}.yaml"))
+    data: dict[str, Any] = convert_to_plain_data(original, without_none=True)
+    return resolve_config(descriptor, YamlSource(Path("the configuration of the package"), data, {}), overrides)
+
+
+def render_config(config: RunConfig) -> str:
+    """Render the configuration as a YAML file that `mlhpc run --config` reads."""
+    return yaml.safe_dump(convert_to_plain_data(config, without_none=True), sort_keys=False)
+
 
 ORDERS = ("AB", "BA")  # of a pair: it changes from pair to pair
 MAX_GENERATED_BYTES = 16 * 2**30  # bytes of a data set that is made anew without being asked for
@@ -168,8 +434,8 @@ class Rerun:
         logged = was.losses
         if ended is not None:  # within its first steps the run may have ended: compare those that it has
             logged = logged[: len(facts.losses)]
-        found = levels.judge_losses(logged, facts.losses, precision, self._cause())
-        found = levels.judge_evaluations(found, was.evaluations, facts.evaluations, precision, self._cause())
+        found = judge.judge_losses(logged, facts.losses, precision, self._cause())
+        found = judge.judge_evaluations(found, was.evaluations, facts.evaluations, precision, self._cause())
         if ended is not None and len(logged) < len(was.losses) and found.verdict != LevelOutcome.NOT_REPRODUCED:
             return make_level_verdict(2, ended.verdict, f"{found.reason}, but {ended.why}", found.cause, found.compared)
         return self._with_settings(found)
@@ -185,7 +451,7 @@ class Rerun:
         # Reference points hold for one batch size.
         batch = self.original.records[0].global_batch_size or 0
         apart = benchmark.card.between_evals(batch) if benchmark.card else 1.0
-        found = levels.judge_epochs(
+        found = judge.judge_epochs(
             {record.seed or 0: find_epochs_to_target(record, benchmark) for record in self.original.records},
             {record.seed or 0: find_epochs_to_target(record, benchmark) for record, _ in self.made},
             benchmark.reference_points.get(batch, ()),
@@ -215,7 +481,7 @@ class Rerun:
             if None not in found.values():
                 for side, seconds in found.items():
                     times[side].append(seconds or 0.0)
-        return levels.judge_times(times["A"], times["B"], margin, cause)
+        return judge.judge_times(times["A"], times["B"], margin, cause)
 
     def differences(self) -> tuple[Difference, ...]:
         """List the differences from the package, the likeliest cause first."""

@@ -15,13 +15,10 @@ from msgspec import Struct, ValidationError
 from mlhpc.suite.documents import convert
 from mlhpc.suite.files import read_bytes, read_json
 from mlhpc.suite.log import mllog
-from mlhpc.suite.log.limits import read_limits
-from mlhpc.suite.log.origin.installed import Environment, read_environment
-from mlhpc.suite.log.origin.sources import compute_suite_digests, read_git_state
-from mlhpc.suite.log.reader import Log, read_events
+from mlhpc.suite.log.origin.sources import Environment, compute_suite_digests, read_environment, read_git_state
+from mlhpc.suite.log.reader import Log, convert_to_float, parse_int64, read_events, read_limits
 from mlhpc.suite.log.record import RunRecord, read_choices
 from mlhpc.suite.log.run_folder import RunFolder
-from mlhpc.suite.log.values import convert_to_float, parse_int64
 from mlhpc.suite.machine.facts import Facts
 
 Model = TypeVar("Model", bound=Struct)

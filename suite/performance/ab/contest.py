@@ -22,7 +22,7 @@ from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.documents import YamlSource, convert_to_plain_data
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import read_bytes, render_error, write_file_atomically
-from mlhpc.suite.log.limits import read_limits
+from mlhpc.suite.log.reader import read_limits
 from mlhpc.suite.log.run_folder import RunFolder
 from mlhpc.suite.statistics.blocks import Turn
 from mlhpc.suite.statistics.race import RaceRules

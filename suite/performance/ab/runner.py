@@ -13,17 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from mlhpc.suite.compliance.manifest import compute_sha256
+from mlhpc.suite.compliance.package_files import compute_sha256
 from mlhpc.suite.data.lock import create_lock
-from mlhpc.suite.errors import InputError
-from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.errors import ExitCode, InputError
 from mlhpc.suite.files import print_line, render_duration
 from mlhpc.suite.launch.local import make_suite_command
 from mlhpc.suite.log import mllog
-from mlhpc.suite.log.reader import Log, read_events
+from mlhpc.suite.log.reader import Log, convert_to_float, read_events
 from mlhpc.suite.log.record import RunRecord, summarise_log
 from mlhpc.suite.log.score import find_failure
-from mlhpc.suite.log.values import convert_to_float
 from mlhpc.suite.performance.ab.contest import Contest, Journal, StartedRun, read_contest
 from mlhpc.suite.processes import make_parent_death_hook
 from mlhpc.suite.statistics.blocks import Turn

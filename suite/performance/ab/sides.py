@@ -31,9 +31,8 @@ from mlhpc.suite.training.parallel.apply import build
 from mlhpc.suite.training.parallel.sharing import Parallel
 from mlhpc.suite.training.parallel.slabs import cut
 from mlhpc.suite.training.parallel.states import local
-from mlhpc.suite.training.plan import TrialPlan
 from mlhpc.suite.training.state import Position, TrainingState
-from mlhpc.suite.training.statement import SEED_BITS
+from mlhpc.suite.training.statement import SEED_BITS, TrialPlan
 from mlhpc.suite.workload import Dataset, Workload, load_workload
 from mlhpc.suite.world import World
 

@@ -17,12 +17,12 @@ from mlhpc.suite.performance.ceilings.document import Curve, Findings, NotMeasur
 from mlhpc.suite.performance.ceilings.samples import (
     Effort,
     Samples,
+    TimeLimit,
     count_calls_for,
     gather_maxima,
     measure_on_all_ranks,
 )
 from mlhpc.suite.performance.ceilings.sizes import may_allocate
-from mlhpc.suite.performance.ceilings.time_limit import TimeLimit
 from mlhpc.suite.world import World
 
 ONEDNN = "torch onednn"

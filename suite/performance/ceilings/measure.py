@@ -16,13 +16,11 @@ import torch
 from mlhpc.suite import VERSION
 from mlhpc.suite.files import render_duration
 from mlhpc.suite.machine.probes.allowance import UsableResources, find_usable_resources
-from mlhpc.suite.machine.probes.processor import CpuCache, list_data_caches, read_cpu
-from mlhpc.suite.machine.probes.root import find_machine_root, is_simulated
-from mlhpc.suite.performance.ceilings import collectives, compute, host_link, memory, storage
+from mlhpc.suite.machine.probes.processor import CpuCache, find_machine_root, is_simulated, list_data_caches, read_cpu
+from mlhpc.suite.performance.ceilings import collectives, compute, memory, storage
 from mlhpc.suite.performance.ceilings.document import Findings, NotMeasured, render_json
-from mlhpc.suite.performance.ceilings.samples import FULL, QUICK, Effort
+from mlhpc.suite.performance.ceilings.samples import FULL, QUICK, Effort, TimeLimit
 from mlhpc.suite.performance.ceilings.sizes import SweepPlan, find_free_bytes, plan_sweep
-from mlhpc.suite.performance.ceilings.time_limit import TimeLimit
 from mlhpc.suite.world import World
 
 # Share of a limited time that is over when each resource ends. What one resource leaves, the next may use.
@@ -50,8 +48,8 @@ def measure(
     steps: dict[str, Callable[[TimeLimit], Findings]] = {
         "compute": lambda part: compute.measure(world, effort, device, _compute_free_share(device, free), part),
         "memory": lambda part: _measure_memory(world, effort, device, caches, allowance.cpus, free, part),
-        "host link": lambda part: host_link.measure(world, effort, device, part),
-        "storage": lambda part: storage.measure(world, effort, directory, free, part),
+        "host link": lambda part: storage.measure_host_link(world, effort, device, part),
+        "storage": lambda part: storage.measure_storage(world, effort, directory, free, part),
         "collectives": lambda part: collectives.measure(world, effort, device, free, part),
     }
     for title, step in steps.items():

@@ -23,17 +23,10 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from mlhpc.suite.performance.ceilings.document import Ceiling, Curve, Findings, NotMeasured, Point
-from mlhpc.suite.performance.ceilings.plateaus import (
-    CacheShare,
-    Plateau,
-    find_plateaus,
-    list_sweep_sizes,
-    make_level_names,
-    merge_memory_plateaus,
-)
 from mlhpc.suite.performance.ceilings.samples import (
     Effort,
     Samples,
+    TimeLimit,
     count_calls_for,
     gather_maxima,
     measure_on_all_ranks,
@@ -43,11 +36,16 @@ from mlhpc.suite.performance.ceilings.sizes import (
     CACHE_LINE,
     SKEW,
     SWEEP_END_FACTOR,
+    CacheShare,
+    Plateau,
     SweepPlan,
     compute_visiting_order,
     count_mapped_bytes,
+    find_plateaus,
+    list_sweep_sizes,
+    make_level_names,
+    merge_memory_plateaus,
 )
-from mlhpc.suite.performance.ceilings.time_limit import TimeLimit
 from mlhpc.suite.world import World
 
 SMALLEST_GPU_SET = 64 << 10  # bytes of the first working set

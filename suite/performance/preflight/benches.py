@@ -19,7 +19,7 @@ import torch.distributed as dist
 from mlhpc.suite.config import load_config
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.launcher import Launch
-from mlhpc.suite.machine.node_samples import Better
+from mlhpc.suite.machine.facts import Better
 from mlhpc.suite.machine.probes.processor import CpuCache
 from mlhpc.suite.performance.ceilings import collectives, compute, memory, storage
 from mlhpc.suite.performance.ceilings.document import Resource

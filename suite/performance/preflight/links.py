@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 
 from mlhpc.suite.files import write_file_atomically
-from mlhpc.suite.machine.node_samples import Sample, render_samples
+from mlhpc.suite.machine.facts import Sample, render_samples
 from mlhpc.suite.performance.ceilings.collectives import compute_bus_share
-from mlhpc.suite.performance.ceilings.time_limit import TimeLimit
+from mlhpc.suite.performance.ceilings.samples import TimeLimit
 from mlhpc.suite.world import World
 
 PAIR_BYTES = 2 << 20  # bandwidth, not latency, decides at this size

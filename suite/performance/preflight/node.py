@@ -14,12 +14,11 @@ from typing import Any
 import torch
 
 from mlhpc.suite.files import render_error, write_file_atomically
-from mlhpc.suite.machine.node_samples import Sample, render_samples
+from mlhpc.suite.machine.facts import Sample, render_samples
 from mlhpc.suite.machine.probes.allowance import find_usable_resources
-from mlhpc.suite.machine.probes.processor import list_data_caches, read_cpu
-from mlhpc.suite.machine.probes.root import find_machine_root
+from mlhpc.suite.machine.probes.processor import find_machine_root, list_data_caches, read_cpu
+from mlhpc.suite.performance.ceilings.samples import TimeLimit
 from mlhpc.suite.performance.ceilings.sizes import find_free_bytes
-from mlhpc.suite.performance.ceilings.time_limit import TimeLimit
 from mlhpc.suite.performance.preflight.benches import (
     BENCHES,
     Bench,

@@ -170,7 +170,7 @@ def measure_sides(world: World, job: Job, workload: str) -> None:
 
 def _create_side(kind: Any, descriptor: Descriptor, config: RunConfig, job: Job, world: World, *where: Any) -> Any:
     from mlhpc.suite.log.run_folder import RunFolder
-    from mlhpc.suite.training.plan import TrialPlan
+    from mlhpc.suite.training.statement import TrialPlan
 
     device, root, manifest = where
     run = RunFolder(job.output.parent)

@@ -16,10 +16,9 @@ from mlhpc.suite.descriptor import Descriptor, describe_card, load_descriptor
 from mlhpc.suite.documents import YamlSource, convert_to_plain_data
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import make_folder, render_repr, write_file_atomically
-from mlhpc.suite.log.limits import read_limits
+from mlhpc.suite.log.reader import read_limits
 from mlhpc.suite.log.record import NOT_HYPERPARAMETERS
-from mlhpc.suite.log.resume import has_run_start
-from mlhpc.suite.log.run_folder import RunFolder, may_be_used, parse_trial, write_run_info
+from mlhpc.suite.log.run_folder import RunFolder, has_run_start, may_be_used, parse_trial, write_run_info
 from mlhpc.suite.world import World
 
 CARD_SUFFIXES = (".yaml", ".yml")

@@ -26,16 +26,19 @@ from mlhpc.suite.config import explain_missing_submitter
 from mlhpc.suite.data.fingerprint import compute_fingerprint
 from mlhpc.suite.data.lock import create_lock_for_all_ranks
 from mlhpc.suite.data.verification import Verification
-from mlhpc.suite.errors import InputError
-from mlhpc.suite.exit_codes import ExitCode
+from mlhpc.suite.errors import ExitCode, InputError
 from mlhpc.suite.files import print_line, write_file_atomically
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.mllog import EventLog
 from mlhpc.suite.log.run_folder import choose_default_folder
 from mlhpc.suite.machine.page_cache import drop_page_caches
+from mlhpc.suite.training.devices import (
+    InterruptedTrialError,
+    compute_process_age_s,
+    end_hung_start,
+)
 from mlhpc.suite.training.gradients import register_exchange_timing
 from mlhpc.suite.training.instrument import CollectiveCounter
-from mlhpc.suite.training.own.counting import CardCounter
 from mlhpc.suite.training.own.folder import (
     collect_hyperparameters,
     find_benchmark,
@@ -43,18 +46,12 @@ from mlhpc.suite.training.own.folder import (
     read_config,
     select_logged_config,
 )
-from mlhpc.suite.training.own.steps import OwnSteps
-from mlhpc.suite.training.plan import TrialPlan
-from mlhpc.suite.training.progress import ProgressMarks
+from mlhpc.suite.training.own.steps import CardCounter, OwnSteps
 from mlhpc.suite.training.records import OtherWork, TrainingLog
-from mlhpc.suite.training.startup import (
-    InterruptedTrialError,
-    compute_process_age_s,
-    end_hung_start,
-)
 from mlhpc.suite.training.statement import (
     RunHeader,
     Startup,
+    TrialPlan,
     check_parameters,
     collect_node_facts,
     draw_seed,
@@ -63,7 +60,7 @@ from mlhpc.suite.training.statement import (
     log_startup,
     open_log,
 )
-from mlhpc.suite.training.timing import DATA_WAIT, OPTIMIZER
+from mlhpc.suite.training.timing import DATA_WAIT, OPTIMIZER, ProgressMarks
 from mlhpc.suite.training.watchdog import start_watchdog
 from mlhpc.suite.world import World
 

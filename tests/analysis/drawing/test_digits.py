@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlhpc.analysis.drawing.digits import render_interval, render_seconds_interval
+from mlhpc.analysis.drawing.view import render_interval, render_seconds_interval
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from mlhpc.analysis.drawing.charts import BLUE, build_specification, draw_result_panels, draw_stacked_bars
-from mlhpc.analysis.page.vega import encode_chart
+from mlhpc.analysis.page.pictures import encode_chart
 
 
 @pytest.mark.parametrize("sizes", [("mini",), ("mini", "full")])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mlhpc.analysis.figures import list_views
-from mlhpc.analysis.page.scores import _headline_table
+from mlhpc.analysis.page.summary import _headline_table
 from mlhpc.analysis.study import NotAnswerableError, read_study
 from mlhpc.suite.card import Card
 from tests.fixtures.charts import drawn, panels

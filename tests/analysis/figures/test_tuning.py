@@ -11,8 +11,7 @@ from click.testing import CliRunner
 
 from mlhpc.analysis.commands.report import report
 from mlhpc.analysis.figures import tuning
-from mlhpc.analysis.sources.ceilings import Inputs
-from mlhpc.analysis.sources.readers import read_file
+from mlhpc.analysis.sources.readers import Inputs, read_file
 from mlhpc.analysis.study import NotAnswerableError, Study, read_study
 from mlhpc.suite.card import Card
 from mlhpc.suite.documents import render_json

@@ -12,7 +12,7 @@ from msgspec import structs
 from mlhpc.analysis.fleet.levels import read_history
 from mlhpc.analysis.fleet.samples import group_by_metric, read_samples
 from mlhpc.analysis.fleet.slow_nodes import judge, merge_verdicts
-from mlhpc.suite.machine.node_samples import END_METRIC, Sample, render_samples
+from mlhpc.suite.machine.facts import END_METRIC, Sample, render_samples
 from tests.fixtures.cli import mlhpc
 
 NODES = ("n1", "n2", "n3", "n4", "n5", "n6")

@@ -13,7 +13,7 @@ from scipy import stats
 from mlhpc.analysis.fleet.samples import Metric, group_by_metric, read_samples
 from mlhpc.analysis.fleet.slow_nodes import judge
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.machine.node_samples import Sample, render_samples
+from mlhpc.suite.machine.facts import Sample, render_samples
 from mlhpc.suite.statistics.outliers import (
     compute_critical_value,
     compute_max_outliers,

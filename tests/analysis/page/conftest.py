@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlhpc.analysis.page.checked import check_path
+from mlhpc.analysis.page.issues import check_path
 from mlhpc.analysis.page.report import Report, render_report
 from mlhpc.analysis.sources.readers import read_inputs
 from mlhpc.analysis.study import Study, read_study

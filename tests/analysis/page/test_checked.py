@@ -9,8 +9,14 @@ from typing import Any
 
 import pytest
 
-from mlhpc.analysis.page.checked import build_findings_table, check_paths, group_findings
-from mlhpc.analysis.page.issues import Issue, IssueGroup, group_issues
+from mlhpc.analysis.page.issues import (
+    Issue,
+    IssueGroup,
+    build_findings_table,
+    check_paths,
+    group_findings,
+    group_issues,
+)
 from mlhpc.analysis.tables.ingest import read_tables
 from mlhpc.suite.card import Card
 from mlhpc.suite.compliance.check import find_rulesets_of_logs

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mlhpc.analysis.figures import list_views
-from mlhpc.analysis.page.checked import check_path
+from mlhpc.analysis.page.issues import check_path
 from mlhpc.analysis.page.report import Report, render_report
 from mlhpc.analysis.study import read_study
 from mlhpc.suite.card import Card

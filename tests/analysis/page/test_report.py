@@ -27,10 +27,10 @@ from mlhpc.analysis.commands.report import report as command
 from mlhpc.analysis.drawing.view import GOALS
 from mlhpc.analysis.figures import group_views_by_goal, list_views
 from mlhpc.analysis.page.cells import render_ranges, render_spreads
-from mlhpc.analysis.page.checked import check_path
+from mlhpc.analysis.page.issues import check_path
+from mlhpc.analysis.page.pictures import build_vega_script
 from mlhpc.analysis.page.report import NOT_VERIFIED, Report, render_report
-from mlhpc.analysis.page.vega import build_vega_script
-from mlhpc.analysis.sources.ceilings import Inputs
+from mlhpc.analysis.sources.readers import Inputs
 from mlhpc.analysis.study import NotAnswerableError, Study, read_study
 from mlhpc.suite.card import Card
 from mlhpc.suite.files import render_duration

@@ -12,9 +12,8 @@ import pytest
 
 from mlhpc.analysis.figures import list_views
 from mlhpc.analysis.page.issues import list_issues
-from mlhpc.analysis.page.summary import Summary, build_summary
-from mlhpc.analysis.page.tiles import build_tiles
-from mlhpc.analysis.results.prices import read_prices
+from mlhpc.analysis.page.summary import Summary, build_summary, build_tiles
+from mlhpc.analysis.results.index import read_prices
 from mlhpc.analysis.study import NotAnswerableError, Study, read_study
 from mlhpc.suite.card import Card
 

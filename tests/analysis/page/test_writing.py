@@ -64,7 +64,7 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a log was read before the output was checked")
 
     monkeypatch.setattr("mlhpc.analysis.study.read_study", fail)
-    monkeypatch.setattr("mlhpc.analysis.page.checked.check_paths", fail)
+    monkeypatch.setattr("mlhpc.analysis.page.issues.check_paths", fail)
 
 
 @pytest.mark.usefixtures("unread")

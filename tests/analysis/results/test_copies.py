@@ -9,8 +9,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from mlhpc.analysis.page.scores import build_score_sections
-from mlhpc.analysis.results.copies import find_copies, list_rounds
+from mlhpc.analysis.page.summary import build_score_sections
+from mlhpc.analysis.results.decompose import find_copies, list_rounds
 from mlhpc.analysis.study import Study, read_study
 from mlhpc.suite.card import Card
 
@@ -40,7 +40,7 @@ def test_a_carried_over_result_appears_once_with_its_rounds(again: Study) -> Non
 
 
 def test_a_result_can_be_named_by_any_of_its_rounds(again: Study, cards: dict[str, Card]) -> None:
-    from mlhpc.analysis.results.names import find_pairs
+    from mlhpc.analysis.results.selection import find_pairs
 
     names = ("Fugaku 4 · v3.0", "Piz Daint 4 · v3.0")
     ((first, second),) = find_pairs(again.results, *names)

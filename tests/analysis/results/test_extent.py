@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from mlhpc.analysis.figures import list_views
-from mlhpc.analysis.results.extent import add_extent, choose_extent, find_unit_names
+from mlhpc.analysis.results.selection import add_extent, choose_extent, find_unit_names
 from mlhpc.analysis.study import NotAnswerableError, Study, read_study
 from mlhpc.suite.card import Card
 from tests.fixtures.charts import drawn

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from mlhpc.analysis.page.procurement import build_procurement_section
+from mlhpc.analysis.page.summary import build_procurement_section
 from mlhpc.analysis.results.index import (
     Index,
     Ratio,

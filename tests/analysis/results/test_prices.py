@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from mlhpc.analysis.commands.report import report
 from mlhpc.analysis.figures import list_views
-from mlhpc.analysis.results.prices import read_prices
+from mlhpc.analysis.results.index import read_prices
 from mlhpc.analysis.study import NotAnswerableError, read_study
 from mlhpc.suite.card import Card
 from mlhpc.suite.errors import InputError

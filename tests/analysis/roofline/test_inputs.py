@@ -15,11 +15,17 @@ from mlhpc.analysis.commands.report import report
 from mlhpc.analysis.drawing.view import View
 from mlhpc.analysis.figures import list_views
 from mlhpc.analysis.roofline.bounds import Demand, Resource
-from mlhpc.analysis.roofline.cases import Case, list_measured_cases, list_published_cases
 from mlhpc.analysis.roofline.points import list_machines
-from mlhpc.analysis.roofline.regime import Work, compute_rank_roof, find_roofs_of, list_memory_levels
-from mlhpc.analysis.sources.ceilings import Inputs, MeasuredRoof
-from mlhpc.analysis.sources.readers import read_ceilings, read_inputs
+from mlhpc.analysis.roofline.regime import (
+    Case,
+    Work,
+    compute_rank_roof,
+    find_roofs_of,
+    list_measured_cases,
+    list_memory_levels,
+    list_published_cases,
+)
+from mlhpc.analysis.sources.readers import Inputs, MeasuredRoof, read_ceilings, read_inputs
 from mlhpc.analysis.study import NotAnswerableError, Study, read_study
 from mlhpc.suite.card import Card
 from mlhpc.suite.commands.machine.counters import counters as counters_command

@@ -6,8 +6,8 @@ import pytest
 from msgspec import structs
 
 from mlhpc.analysis.published.scores import read_scores
-from mlhpc.analysis.results.names import DEVICE_FAMILY, MACHINES
-from mlhpc.analysis.roofline.published import list_ceilings, list_vendor_roofs, predict_bounds, read_roofs
+from mlhpc.analysis.results.selection import DEVICE_FAMILY, MACHINES
+from mlhpc.analysis.roofline.bounds import list_ceilings, list_vendor_roofs, predict_bounds, read_roofs
 from mlhpc.suite.workload import load_workload
 
 

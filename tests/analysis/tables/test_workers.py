@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from mlhpc.analysis.tables import workers
+from mlhpc.analysis.tables import ingest
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +17,7 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("alone", [True, False])
 def test_results_keep_the_order_of_items(alone: bool) -> None:
     told: list[tuple[int, int]] = []
-    found = workers.run_in_processes(
+    found = ingest.run_in_processes(
         lambda number: (number**2, os.getpid()), range(7), 2, tell=lambda *done: told.append(done), alone=alone
     )
     assert [square for square, _ in found] == [number**2 for number in range(7)]
@@ -27,9 +27,9 @@ def test_results_keep_the_order_of_items(alone: bool) -> None:
 
 def test_an_exception_of_the_work_is_raised_here() -> None:
     with pytest.raises(ZeroDivisionError):
-        workers.run_in_processes(lambda number: 1 / number, [1, 0, 1])
+        ingest.run_in_processes(lambda number: 1 / number, [1, 0, 1])
 
 
 def test_a_process_that_ends_before_its_work_is_an_error() -> None:
     with pytest.raises(OSError, match="is there enough memory"):
-        workers.run_in_processes(lambda number: os._exit(9), [1, 2, 3])
+        ingest.run_in_processes(lambda number: os._exit(9), [1, 2, 3])

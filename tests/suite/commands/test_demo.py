@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mlhpc.suite.commands.demo import STEPS, _execute, demo
-from mlhpc.suite.machine.probes.root import VARIABLE
+from mlhpc.suite.machine.probes.processor import VARIABLE
 from tests.fixtures.zoo import machine
 
 

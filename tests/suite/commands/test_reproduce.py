@@ -18,9 +18,9 @@ from msgspec import structs
 
 from mlhpc.suite.data.lock import create_lock
 from mlhpc.suite.documents import convert
-from mlhpc.suite.log.limits import read_limits
+from mlhpc.suite.log.reader import read_limits
 from mlhpc.suite.package.build import write_package_manifest
-from mlhpc.suite.package.reproduction.document import (
+from mlhpc.suite.package.reproduction.judge import (
     LevelOutcome,
     Reproduction,
     ResultVerdict,
@@ -219,7 +219,7 @@ def test_other_evaluations_are_not_rounding(package: Path, tmp_path: Path) -> No
 
 def test_other_data_at_the_usual_place_are_said(stage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlhpc.suite.package.reproduction import rerun
-    from mlhpc.suite.package.reproduction.document import Difference
+    from mlhpc.suite.package.reproduction.judge import Difference
     from mlhpc.suite.package.reproduction.original import read_originals
 
     attempt = rerun.Rerun(read_originals(stage / "ACME")[0], tmp_path / "out")
@@ -352,10 +352,10 @@ def test_a_run_that_fails_is_said_once_and_every_level_has_a_verdict(
     stage: Path, package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     """A second attempt in the same folder once ended the command without a document."""
-    from mlhpc.suite.package.reproduction import limited_run, rerun
+    from mlhpc.suite.package.reproduction import rerun
 
     fails = [sys.executable, "-c", f"print('no memory'); raise SystemExit({code})"]
-    monkeypatch.setattr(limited_run, "make_suite_command", lambda *words: fails)
+    monkeypatch.setattr(rerun, "make_suite_command", lambda *words: fails)
     monkeypatch.setattr(rerun.Rerun, "judge_data", lambda self: make_level_verdict(1, LevelOutcome.REPRODUCED, "given"))
     found = reproduce(package, tmp_path / "out", "--run", "--level", 4, "--data", stage / "again", code=1)
     assert verdicts(found) == ["reproduced", "reproduced", *["not reproduced"] * 3]
@@ -417,7 +417,7 @@ def test_nothing_of_a_hostile_package_runs_or_blocks(stage: Path, package: Path,
 
 def test_settings_that_act_on_this_machine_are_not_followed(package: Path, tmp_path: Path) -> None:
     from mlhpc.suite.descriptor import load_descriptor
-    from mlhpc.suite.package.reproduction.config import read_package_config
+    from mlhpc.suite.package.reproduction.rerun import read_package_config
 
     path = beside(package) / "config.yaml"
     document = json.loads(path.read_text())
@@ -486,8 +486,8 @@ def test_a_run_that_is_repeated_keeps_the_choices_of_its_own_log(
     """What the package's configuration says of choices is not followed: what was chosen is in the logs."""
     from mlhpc.suite.config import ChoiceSettings
     from mlhpc.suite.package.reproduction import rerun
-    from mlhpc.suite.package.reproduction.limited_run import CommandResult, RunLimits
     from mlhpc.suite.package.reproduction.original import Original
+    from mlhpc.suite.package.reproduction.rerun import CommandResult, RunLimits
     from mlhpc.suite.package.reproduction.run_facts import RunFacts
 
     written: list[str] = []
@@ -531,7 +531,7 @@ def test_of_a_run_that_a_limit_ended_every_level_says_what_it_can(
     factor: float,
     verdicts_after: list[str],
 ) -> None:
-    from mlhpc.suite.package.reproduction import limited_run, rerun
+    from mlhpc.suite.package.reproduction import rerun
 
     def command(*words: str) -> list[str]:
         folder = Path(words[words.index("-o") + 1])
@@ -542,7 +542,7 @@ def test_of_a_run_that_a_limit_ended_every_level_says_what_it_can(
             (folder / "result_0.txt").write_text("".join(line for line in lines if '"run_stop"' not in line))
         return [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
 
-    monkeypatch.setattr(limited_run, "make_suite_command", command)
+    monkeypatch.setattr(rerun, "make_suite_command", command)
     monkeypatch.setattr(rerun.Rerun, "judge_data", lambda self: make_level_verdict(1, LevelOutcome.REPRODUCED, "given"))
     words = ("--run", "--level", 4, "--limit-minutes", 0.005, "--data", stage / "again")
     found = reproduce(package, tmp_path / "out", *words, code=1)

@@ -12,10 +12,9 @@ import pytest
 from mlhpc.suite.commands import status
 from mlhpc.suite.commands.status import JobStatus, TrialStatus, judge_trial, read_folder_status, render_table
 from mlhpc.suite.data.lock import create_lock
-from mlhpc.suite.launch import jobs
-from mlhpc.suite.launch.cost import Epochs
-from mlhpc.suite.launch.heartbeat import AttemptState, keep_heartbeat, read_attempt_state
-from mlhpc.suite.launch.time_left import estimate_eta_s
+from mlhpc.suite.launch import slurm
+from mlhpc.suite.launch.estimates import Epochs, estimate_eta_s
+from mlhpc.suite.launch.local import AttemptState, keep_heartbeat, read_attempt_state
 from mlhpc.suite.log.checkpoint_index import CheckpointIndex, FileSum, build_folder_path
 from mlhpc.suite.log.record import RunRecord
 from mlhpc.suite.log.run_folder import RunFolder
@@ -228,9 +227,9 @@ def test_the_newest_continuation_speaks_for_a_trial(run: RunFolder) -> None:
 
 def test_a_job_is_asked_of_the_queue_then_of_its_exit_file(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     (run.root / "job.json").write_text('{"version": 1, "job_ids": ["7"], "submitted": "x"}')
-    monkeypatch.setattr(jobs, "fetch_job_states", lambda ids: {"7": "RUNNING"})
+    monkeypatch.setattr(slurm, "fetch_job_states", lambda ids: {"7": "RUNNING"})
     assert status.read_job_status(run.root) == JobStatus(("7",), "RUNNING", ended=False)
-    monkeypatch.setattr(jobs, "fetch_job_states", lambda ids: {})
+    monkeypatch.setattr(slurm, "fetch_job_states", lambda ids: {})
     assert status.read_job_status(run.root) == JobStatus(("7",), "gone", ended=True)
     (run.root / "exit").mkdir()
     (run.root / "exit" / "7").write_text("3\n")
@@ -251,7 +250,7 @@ def mute(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv(
         "PATH", f"{tools}:/nowhere" if request.param != "slow squeue" else f"{tools}:{os.environ['PATH']}"
     )
-    monkeypatch.setattr(jobs, "ANSWER_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(slurm, "ANSWER_TIMEOUT_S", 0.3)
 
 
 @pytest.mark.usefixtures("mute")
@@ -285,9 +284,9 @@ def test_slurm_that_does_not_know_a_job_any_more_has_answered(tmp_path: Path, mo
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/nowhere")
-    assert jobs.fetch_job_states(["7", "8"]) == {"7": "RUNNING"}
+    assert slurm.fetch_job_states(["7", "8"]) == {"7": "RUNNING"}
     (tmp_path / "scontrol").unlink()
-    assert jobs.fetch_job_states(["7", "8"]) == {"7": "RUNNING"}
+    assert slurm.fetch_job_states(["7", "8"]) == {"7": "RUNNING"}
 
 
 def test_the_lock_of_a_trial_says_that_it_runs_unless_slurm_knows_the_end_of_its_job(
@@ -302,7 +301,7 @@ def test_the_lock_of_a_trial_says_that_it_runs_unless_slurm_knows_the_end_of_its
         assert read_folder_status(run, now_s=now_s)[0].state == "running"
         (run.root / "job.json").write_text('{"version": 1, "job_ids": ["7"], "submitted": "x"}')
         for states, state in (({"7": "RUNNING"}, "running"), ({"7": "not known"}, "running"), ({}, "killed")):
-            monkeypatch.setattr(jobs, "fetch_job_states", lambda ids, states=states: states)
+            monkeypatch.setattr(slurm, "fetch_job_states", lambda ids, states=states: states)
             assert read_folder_status(run, now_s=now_s)[0].state == state
         (run.root / "job.json").write_text('{"version": 1, "job_ids": ["8"], "submitted": "x"}')
         assert read_folder_status(run, now_s=now_s)[0].state == "running"  # a person continues it outside of the job

@@ -14,7 +14,7 @@ from mlhpc.suite.card import ReferencePoint, ReferencePoints
 from mlhpc.suite.commands.submit import parse_nodes, submit
 from mlhpc.suite.descriptor import load_descriptor, load_descriptors
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.launch import cost, jobs
+from mlhpc.suite.launch import estimates, slurm
 from mlhpc.suite.log.record import RunRecord
 from mlhpc.suite.log.timeline import Epoch
 from tests.fixtures import cli
@@ -240,33 +240,35 @@ def points(*batches: tuple[int, tuple[float, ...]]) -> ReferencePoints:
 
 def test_expected_epochs_come_from_the_nearest_reference_point() -> None:
     known = points((32, (10.0, 12.0)), (512, (20.0,)))
-    assert cost.estimate_epochs(known, 64, 40).count == 11.0
-    assert cost.estimate_epochs(known, 400, 40).count == 20.0
-    assert cost.estimate_epochs(known, 400, 15).count == 15.0  # a run ends at max_epochs
-    assert cost.estimate_epochs(None, 64, 40) == cost.Epochs(
+    assert estimates.estimate_epochs(known, 64, 40).count == 11.0
+    assert estimates.estimate_epochs(known, 400, 40).count == 20.0
+    assert estimates.estimate_epochs(known, 400, 15).count == 15.0  # a run ends at max_epochs
+    assert estimates.estimate_epochs(None, 64, 40) == estimates.Epochs(
         40, "max_epochs, an upper bound: no reference convergence point"
     )
 
 
 def test_a_stated_rate_gives_the_time_of_the_cards_flops() -> None:
     flops = CARD.train_samples * CARD.training_flops_per_sample + CARD.eval_samples * CARD.forward_flops_per_sample
-    assert cost.compute_pace_from_rate(CARD, ranks=4, flops_per_s_per_rank=1e9).epoch_s == pytest.approx(flops / 4e9)
+    assert estimates.compute_pace_from_rate(CARD, ranks=4, flops_per_s_per_rank=1e9).epoch_s == pytest.approx(
+        flops / 4e9
+    )
 
 
 def test_an_earlier_run_gives_its_pace_in_proportion_to_ranks() -> None:
     epochs = (Epoch(1, 0, 10, 9, True), Epoch(2, 10, 24, 13, True), Epoch(3, 24, 25, 1, False))
-    pace = cost.compute_pace_from_record(RunRecord(ranks=2, epochs=epochs), ranks=8)
+    pace = estimates.compute_pace_from_record(RunRecord(ranks=2, epochs=epochs), ranks=8)
     assert pace.epoch_s == pytest.approx(12 * 2 / 8)
     with pytest.raises(InputError, match="no complete epoch to estimate from"):
-        cost.compute_pace_from_record(RunRecord(ranks=2), ranks=8)
+        estimates.compute_pace_from_record(RunRecord(ranks=2), ranks=8)
 
 
 def test_node_hours_are_nodes_times_hours_of_all_trials() -> None:
-    data = cost.DataSize(2**30, 11, "counted")
-    estimate = cost.Cost(cost.Epochs(10, "x"), cost.Pace(36.0, "y"), 5, 4, data, 2**32, 20)
+    data = estimates.DataSize(2**30, 11, "counted")
+    estimate = estimates.Cost(estimates.Epochs(10, "x"), estimates.Pace(36.0, "y"), 5, 4, data, 2**32, 20)
     assert estimate.job_s == pytest.approx(1800)
     assert estimate.node_hours == pytest.approx(2.0)
-    text = "\n".join(cost.render_cost(estimate, 600))
+    text = "\n".join(estimates.render_cost(estimate, 600))
     assert estimate.run_s == pytest.approx(360)
     assert "30 min of training, modelled (y)" in text
     assert "1 GiB on each of 4 nodes, 4 GiB in all" in text
@@ -290,9 +292,9 @@ def test_node_hours_are_nodes_times_hours_of_all_trials() -> None:
 def test_a_plan_that_cannot_score_is_told_before_it_costs_anything(
     epoch_s: float | None, limit_s: int, trials: int, array: bool, said: list[str]
 ) -> None:
-    pace = None if epoch_s is None else cost.Pace(epoch_s, "y")
-    estimate = cost.Cost(cost.Epochs(10, "x"), pace, trials, 4, cost.DataSize(1, 1, "z"), 0, 20)
-    assert cost.find_obstacles(estimate, limit_s, trials=trials, required=5, array=array) == said
+    pace = None if epoch_s is None else estimates.Pace(epoch_s, "y")
+    estimate = estimates.Cost(estimates.Epochs(10, "x"), pace, trials, 4, estimates.DataSize(1, 1, "z"), 0, 20)
+    assert estimates.find_obstacles(estimate, limit_s, trials=trials, required=5, array=array) == said
 
 
 def test_a_dry_run_says_that_a_short_time_limit_cannot_score(tmp_path: Path) -> None:
@@ -320,9 +322,9 @@ def test_a_dry_run_of_a_sweep_shows_the_sizes_that_are_possible_and_names_the_ot
 
 
 def test_job_ids_and_states_are_read_from_slurms_own_words() -> None:
-    assert jobs.parse_job_id("123\n") == "123"
-    assert jobs.parse_job_id("123;cluster\n") == "123"
-    assert jobs.parse_squeue("7 PENDING\n7 RUNNING\n8 COMPLETING\n") == {"7": "RUNNING", "8": "COMPLETING"}
-    assert jobs.parse_scontrol("JobId=9 x\n   JobState=FAILED Reason=None\n") == "FAILED"
-    assert jobs.parse_scontrol("JobId=9\n JobState=COMPLETED\n\nJobId=10\n JobState=RUNNING\n") == "RUNNING"
-    assert jobs.parse_scontrol("slurm_load_jobs error: Invalid job id specified") is None
+    assert slurm.parse_job_id("123\n") == "123"
+    assert slurm.parse_job_id("123;cluster\n") == "123"
+    assert slurm.parse_squeue("7 PENDING\n7 RUNNING\n8 COMPLETING\n") == {"7": "RUNNING", "8": "COMPLETING"}
+    assert slurm.parse_scontrol("JobId=9 x\n   JobState=FAILED Reason=None\n") == "FAILED"
+    assert slurm.parse_scontrol("JobId=9\n JobState=COMPLETED\n\nJobId=10\n JobState=RUNNING\n") == "RUNNING"
+    assert slurm.parse_scontrol("slurm_load_jobs error: Invalid job id specified") is None

@@ -24,8 +24,8 @@ from mlhpc.suite.compliance import rcp_limit
 from mlhpc.suite.compliance.all_rules import LOG_RULES, PACKAGE_RULES, RESULT_RULES, RULES
 from mlhpc.suite.compliance.check import Verdict, _check_group, check, check_log
 from mlhpc.suite.compliance.forensics.copy_rules import SeenRuns
-from mlhpc.suite.compliance.manifest import compute_sha256
 from mlhpc.suite.compliance.output import print_table
+from mlhpc.suite.compliance.package_files import compute_sha256
 from mlhpc.suite.compliance.rules.base import Finding, Rule
 from mlhpc.suite.compliance.ruleset import (
     KnownResult,

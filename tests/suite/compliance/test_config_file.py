@@ -16,7 +16,7 @@ import yaml
 
 from mlhpc.suite.compliance.check import check, check_log
 from mlhpc.suite.compliance.ruleset import read_ruleset
-from mlhpc.suite.log.limits import read_limits
+from mlhpc.suite.log.reader import read_limits
 from tests.fixtures.logs import Line, Mutation, chain, edit, hpc_run, insert, our_run, write
 from tests.fixtures.once import made_once
 from tests.fixtures.reproduction import beside, edit_json, forge, left_by_run, package_of

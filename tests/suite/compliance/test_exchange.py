@@ -17,11 +17,9 @@ from msgspec import ValidationError
 
 from mlhpc.suite.compliance.all_rules import RULES
 from mlhpc.suite.compliance.check import Verdict, check
-from mlhpc.suite.compliance.exchange.document import SCHEMA, VerdictDocument, render_json, render_schema
-from mlhpc.suite.compliance.exchange.rcp_file import read_reference_points
-from mlhpc.suite.compliance.exchange.waivers import add_waivers, read_waivers
-from mlhpc.suite.compliance.explanations import explain_rule, read_rule_texts, render_rules_page
-from mlhpc.suite.compliance.output import render_junit
+from mlhpc.suite.compliance.exchange.documents import SCHEMA, VerdictDocument, render_json, render_schema
+from mlhpc.suite.compliance.exchange.review_files import add_waivers, read_reference_points, read_waivers
+from mlhpc.suite.compliance.output import explain_rule, read_rule_texts, render_junit, render_rules_page
 from mlhpc.suite.compliance.rules.base import OURS, RULES_PAGE, Finding, Waiver
 from mlhpc.suite.compliance.ruleset import list_rulesets, read_ruleset
 from mlhpc.suite.documents import convert

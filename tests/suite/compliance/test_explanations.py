@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlhpc.suite.compliance.all_rules import RULES
-from mlhpc.suite.compliance.explanations import explain_rule
+from mlhpc.suite.compliance.output import explain_rule
 from mlhpc.suite.compliance.rules.base import SECTIONS, cite
 from mlhpc.suite.compliance.ruleset import list_rulesets, read_ruleset
 

@@ -9,8 +9,15 @@ from pathlib import Path
 import pytest
 
 from mlhpc.suite.compliance.check import check
-from mlhpc.suite.compliance.exchange.merit import FOM_PATTERN, compute_figures_of_merit, make_result_names, render_lines
-from mlhpc.suite.compliance.exchange.result_document import RESULT_SCHEMA, ResultDocument, render_result_schema
+from mlhpc.suite.compliance.exchange.documents import (
+    FOM_PATTERN,
+    RESULT_SCHEMA,
+    ResultDocument,
+    compute_figures_of_merit,
+    make_result_names,
+    render_lines,
+    render_result_schema,
+)
 from mlhpc.suite.documents import convert
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import Line, chain, drop, edit, insert, our_run, our_runs, write

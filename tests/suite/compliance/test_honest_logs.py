@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlhpc.analysis.tables.reading import read_log
+from mlhpc.analysis.tables.ingest import read_log
 from mlhpc.suite.compliance.check import check, check_log
 from mlhpc.suite.compliance.rules.package_rules import SYSTEM_FIELDS, list_blank_fields
 from mlhpc.suite.compliance.ruleset import read_ruleset

@@ -17,7 +17,7 @@ from mlperf_logging.compliance_checker import mlp_compliance
 from mlhpc.suite.card import Constraint, OfficialRules, SizeCard
 from mlhpc.suite.compliance import official
 from mlhpc.suite.compliance.check import check_log
-from mlhpc.suite.compliance.official_rules import render_official_rules, write_rules
+from mlhpc.suite.compliance.official import render_official_rules, write_rules
 from mlhpc.suite.compliance.ruleset import Benchmark, KeyRule, read_ruleset
 from mlhpc.suite.config import load_config
 from mlhpc.suite.descriptor import load_descriptor, load_descriptors

@@ -12,7 +12,7 @@ from mlhpc.suite.commands.run import _describe_busy
 from mlhpc.suite.commands.status import JobStatus, judge_trial
 from mlhpc.suite.compliance.check import check_log
 from mlhpc.suite.compliance.ruleset import read_ruleset
-from mlhpc.suite.launch.heartbeat import AttemptState
+from mlhpc.suite.launch.local import AttemptState
 from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import summarise_log
 from mlhpc.suite.log.run_folder import RunFolder

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from mlhpc.suite.compliance.check import check
-from mlhpc.suite.compliance.forensics.similarity import RunIndex, build_series
+from mlhpc.suite.compliance.forensics.copy_rules import RunIndex, build_series
 from mlhpc.suite.compliance.rules.package_rules import is_same_submitter
 from mlhpc.suite.files import encode_csv_cell, print_line, render_printable
 from mlhpc.suite.log.record import MetricValue, RunRecord

@@ -12,7 +12,7 @@ import pytest
 
 from mlhpc.suite.compliance import rcp_limit
 from mlhpc.suite.compliance.check import check, check_log
-from mlhpc.suite.compliance.derived import EvalSchedule
+from mlhpc.suite.compliance.consistency import EvalSchedule
 from mlhpc.suite.compliance.ruleset import list_rulesets, read_ruleset
 from tests.fixtures.logs import Line, Lines, Mutation, drop, edit, hpc_run, our_run, results, write
 from tests.fixtures.mutations import Case

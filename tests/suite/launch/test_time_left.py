@@ -12,8 +12,7 @@ import pytest
 
 from mlhpc.suite.files import QUIET
 from mlhpc.suite.launch import trials
-from mlhpc.suite.launch.cost import Epochs
-from mlhpc.suite.launch.time_left import SeriesTimeEstimator, find_expectation
+from mlhpc.suite.launch.estimates import Epochs, SeriesTimeEstimator, find_expectation
 from mlhpc.suite.log.run_folder import RunFolder
 from tests.fixtures.logs import our_run, write
 from tests.fixtures.runs import describe

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlhpc.suite.log.comparable import find_round_group, list_differences
+from mlhpc.suite.log.score import find_round_group, list_differences
 
 
 @pytest.mark.parametrize(

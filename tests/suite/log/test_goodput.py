@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 
 from benchmarks.goodput_rates import TRUTHS, look
-from mlhpc.suite.log.checkpoint_interval import (
+from mlhpc.suite.log.goodput import (
+    Goodput,
+    Interruption,
     compute_advice,
     compute_daly_interval_s,
     compute_expected_ettr,
     compute_young_interval_s,
     estimate_mtbf_s,
+    find_goodput,
 )
-from mlhpc.suite.log.goodput import Goodput, Interruption, find_goodput
 from mlhpc.suite.log.run_folder import RunFolder
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.runs import describe

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.log.limits import read_limits
-from mlhpc.suite.log.reader import LISTED_PROBLEMS, Log, read_events
+from mlhpc.suite.log.reader import LISTED_PROBLEMS, Log, read_events, read_limits
 
 MIB = 2**20
 EVENT = b':::MLLOG {"key": "k", "value": 1, "time_ms": 1600000000000, "metadata": {}}\n'

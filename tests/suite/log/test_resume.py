@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from mlhpc.suite.log.resume import (
+from mlhpc.suite.log.run_folder import (
     ResumeDecision,
+    RunFolder,
     has_run_start,
     list_replaced_runs,
     plan_and_prepare_resume,
     plan_resume,
 )
-from mlhpc.suite.log.run_folder import RunFolder
 from tests.fixtures.logs import drop, our_run, write
 
 FINISHED = our_run()

@@ -16,7 +16,7 @@ from msgspec import structs
 
 from mlhpc.suite.card import Target
 from mlhpc.suite.compliance.check import check
-from mlhpc.suite.compliance.exchange.result_document import build_result_documents
+from mlhpc.suite.compliance.exchange.documents import build_result_documents
 from mlhpc.suite.compliance.ruleset import read_ruleset
 from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import MetricValue, RunRecord, summarise_log

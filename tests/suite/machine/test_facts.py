@@ -10,9 +10,8 @@ import pytest
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.machine.facts import UNKNOWN, read_facts, write_facts
 from mlhpc.suite.machine.probes import collect
-from mlhpc.suite.machine.probes.collect import collect_facts
+from mlhpc.suite.machine.probes.collect import collect_facts, list_file_systems
 from mlhpc.suite.machine.probes.processor import CpuCache, list_data_caches
-from mlhpc.suite.machine.probes.storage import list_file_systems
 
 TWO_SOCKETS = {
     "proc/cpuinfo": "\n\n".join(

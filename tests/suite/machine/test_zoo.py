@@ -18,8 +18,7 @@ from mlhpc.suite.machine.facts import read_facts, write_facts
 from mlhpc.suite.machine.probes import allowance
 from mlhpc.suite.machine.probes.allowance import find_usable_resources, read_usable_resources
 from mlhpc.suite.machine.probes.collect import collect_facts
-from mlhpc.suite.machine.probes.processor import list_data_caches
-from mlhpc.suite.machine.probes.root import VARIABLE, find_machine_root
+from mlhpc.suite.machine.probes.processor import VARIABLE, find_machine_root, list_data_caches
 from mlhpc.suite.machine.system import System, describe_system, describe_system_of, make_system_description
 from mlhpc.suite.performance.ceilings.sizes import SweepPlan, plan_sweep
 from mlhpc.suite.training.devices import compute_threads_per_rank

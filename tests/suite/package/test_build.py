@@ -14,7 +14,7 @@ from msgspec import structs
 
 from mlhpc.suite import VERSION
 from mlhpc.suite.compliance.check import check
-from mlhpc.suite.compliance.manifest import check_manifest, compute_sha256
+from mlhpc.suite.compliance.package_files import check_manifest, compute_sha256
 from mlhpc.suite.compliance.rules.package_rules import SYSTEM_FIELDS
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.machine.facts import Cpu

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from mlhpc.suite.compliance.check import check
-from mlhpc.suite.compliance.manifest import check_manifest
+from mlhpc.suite.compliance.package_files import check_manifest
 from mlhpc.suite.package.build import build_package
 from mlhpc.suite.package.crate import CRATE, render_crate
 from tests.fixtures.logs import drop, our_run, write

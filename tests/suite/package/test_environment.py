@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlhpc.suite.log.origin.installed import Environment, InstalledPackage, read_environment
+from mlhpc.suite.log.origin.sources import Environment, InstalledPackage, read_environment
 from mlhpc.suite.package.build import build_package
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.reproduction import forge

@@ -13,12 +13,12 @@ import pytest
 
 from mlhpc import suite
 from mlhpc.suite.compliance.check import check
-from mlhpc.suite.compliance.kept_files import TEMPLATE_COMMENT, TEMPLATE_END, check_kept_files, list_kept_files
+from mlhpc.suite.compliance.package_files import TEMPLATE_COMMENT, TEMPLATE_END, check_kept_files, list_kept_files
 from mlhpc.suite.data.manifest import Manifest
 from mlhpc.suite.documents import convert_to_plain_data
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.log.run_folder import JobInfo
-from mlhpc.suite.machine.node_samples import Sample, render_samples
+from mlhpc.suite.machine.facts import Sample, render_samples
 from mlhpc.suite.package.build import build_package
 from tests.fixtures.logs import edit, our_run, write
 from tests.fixtures.once import made_once

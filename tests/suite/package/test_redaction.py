@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from mlhpc.suite.compliance.check import check
-from mlhpc.suite.compliance.manifest import check_manifest
+from mlhpc.suite.compliance.package_files import check_manifest
 from mlhpc.suite.config import load_config
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.documents import convert_to_plain_data
-from mlhpc.suite.machine.node_samples import Sample, render_samples
+from mlhpc.suite.machine.facts import Sample, render_samples
 from mlhpc.suite.machine.secrets import is_secret_name, remove_secrets
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import edit, our_run, write

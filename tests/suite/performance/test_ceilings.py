@@ -32,25 +32,22 @@ from mlhpc.suite.performance.ceilings.document import (
     write,
 )
 from mlhpc.suite.performance.ceilings.memory import CPU_KERNELS, Kernel
-from mlhpc.suite.performance.ceilings.plateaus import (
-    CacheShare,
-    find_plateaus,
-    list_sweep_sizes,
-    make_level_names,
-    merge_memory_plateaus,
-)
-from mlhpc.suite.performance.ceilings.samples import QUICK, Effort, Samples, measure_on_all_ranks
+from mlhpc.suite.performance.ceilings.samples import QUICK, Effort, Samples, TimeLimit, measure_on_all_ranks
 from mlhpc.suite.performance.ceilings.sizes import (
     PAGE,
     SHORTEST_SWEEP,
     SKEW,
+    CacheShare,
     SweepPlan,
     compute_visiting_order,
     find_free_bytes,
+    find_plateaus,
+    list_sweep_sizes,
+    make_level_names,
     may_allocate,
+    merge_memory_plateaus,
     plan_sweep,
 )
-from mlhpc.suite.performance.ceilings.time_limit import TimeLimit
 from mlhpc.suite.world import World
 from tests.fixtures.warm import warm_python
 from tests.fixtures.zoo import Machine, every_machine

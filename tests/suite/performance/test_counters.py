@@ -122,7 +122,7 @@ def test_what_is_missing_is_named(tmp_path: Path, tool: str, text: str, words: s
 
 
 def test_the_command_writes_what_the_report_reads(tmp_path: Path) -> None:
-    from mlhpc.analysis.sources.ceilings import Counters
+    from mlhpc.analysis.sources.readers import Counters
 
     output = tmp_path / "counters.json"
     words = ["--system", "here", "--workload", "cosmoflow", "--size", "mini", "--steps", "2", "-o", str(output)]

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from benchmarks.verdict_rates import TRUTHS, share
-from mlhpc.analysis.results.spread import compute_run_spread
+from mlhpc.analysis.results.selection import compute_run_spread
 from mlhpc.suite.statistics import Outcome
 from mlhpc.suite.statistics.comparison import (
     Comparison,

@@ -11,7 +11,7 @@ import pytest
 
 RESIDENT = """
 import sys
-from mlhpc.suite.training.startup import keep_freed_memory
+from mlhpc.suite.training.devices import keep_freed_memory
 
 def resident_mib():
     return int(open("/proc/self/statm").read().split()[1]) * 4096 / 2**20

@@ -17,8 +17,7 @@ from mlhpc.suite.log import checkpoint_index
 from mlhpc.suite.log.checkpoint_index import find_damage
 from mlhpc.suite.log.mllog import EventLog
 from mlhpc.suite.training import checkpoint, dcp
-from mlhpc.suite.training.checkpoint import Checkpoint
-from mlhpc.suite.training.saver import CheckpointSaver
+from mlhpc.suite.training.checkpoint import Checkpoint, CheckpointSaver
 from mlhpc.suite.training.state import Position, TrainingState
 from mlhpc.suite.transport import SingleProcessTransport
 from mlhpc.suite.workload import Optimization

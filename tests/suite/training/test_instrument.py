@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 
 from mlhpc.suite.machine.power.counters import CounterSum, EnergyCounter, EnergyReading, FoundCounters
-from mlhpc.suite.messages import decode, encode
 from mlhpc.suite.training import instrument
 from mlhpc.suite.training.instrument import (
     COLLECTIVES,
@@ -22,7 +21,7 @@ from mlhpc.suite.training.instrument import (
     make_counting_transport,
 )
 from mlhpc.suite.training.timing import PhaseTimer
-from mlhpc.suite.transport import SingleProcessTransport
+from mlhpc.suite.transport import SingleProcessTransport, decode, encode
 from mlhpc.suite.world import World
 
 

@@ -25,7 +25,7 @@ from mlhpc.suite.errors import InputError
 from mlhpc.suite.log.reader import Log, read_events
 from mlhpc.suite.log.record import summarise_log
 from mlhpc.suite.log.run_folder import RunFolder
-from mlhpc.suite.training.startup import InterruptedTrialError
+from mlhpc.suite.training.devices import InterruptedTrialError
 from tests.fixtures.cli import mlhpc as command
 from tests.fixtures.warm import warm_python
 

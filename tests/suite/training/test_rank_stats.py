@@ -10,7 +10,7 @@ import torch
 
 from mlhpc.suite.data.manifest import Manifest, write_manifest
 from mlhpc.suite.data.shards import ShardReader, build_shard_path, write_shard
-from mlhpc.suite.training.rank_stats import MAX_LISTED_RANKS, RankCounters, compute_rank_distribution
+from mlhpc.suite.training.instrument import MAX_LISTED_RANKS, RankCounters, compute_rank_distribution
 
 
 def test_reads_are_counted_by_the_loader_and_by_the_kernel(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_reads_are_counted_by_the_loader_and_by_the_kernel(tmp_path: Path) -> No
 
 
 def test_a_kernel_that_does_not_tell_is_absent_and_not_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlhpc.suite.training.rank_stats.PROC_IO", tmp_path / "io")
+    monkeypatch.setattr("mlhpc.suite.training.instrument.PROC_IO", tmp_path / "io")
     meters = RankCounters(torch.device("cpu"), dict)
     assert "storage_bytes" not in meters.read()
     assert meters.absent == {"kernel_bytes": f"{tmp_path}/io: No such file or directory"}

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from mlhpc.suite.config import WatchdogSettings
-from mlhpc.suite.training import startup
-from mlhpc.suite.training.startup import STOP_SIGNALS, InterruptedTrialError, StopSignals, end_hung_start
+from mlhpc.suite.training import devices
+from mlhpc.suite.training.devices import STOP_SIGNALS, InterruptedTrialError, StopSignals, end_hung_start
 
 
 @pytest.fixture(autouse=True)
@@ -26,12 +26,12 @@ def test_while_it_trains_one_request_is_remembered_and_its_repetition_is_not_a_s
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stop, now = StopSignals(), [100.0]
-    monkeypatch.setattr(startup.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(devices.time, "monotonic", lambda: now[0])
     stop.deferred = True
     for _ in range(3):
         signal.raise_signal(signal.SIGTERM)
     assert stop.name == "SIGTERM"
-    now[0] += startup.SAME_REQUEST_S + 0.1
+    now[0] += devices.SAME_REQUEST_S + 0.1
     with pytest.raises(InterruptedTrialError, match="stopped by SIGINT"):
         signal.raise_signal(signal.SIGINT)
 

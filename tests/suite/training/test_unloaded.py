@@ -11,7 +11,7 @@ import sys
 import tempfile
 import torch
 import torch.distributed as dist
-from mlhpc.suite.training.startup import keep_compiler_unloaded
+from mlhpc.suite.training.devices import keep_compiler_unloaded
 
 keep_compiler_unloaded()
 stand_in = sys.modules["torch._dynamo"]

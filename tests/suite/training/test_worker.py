@@ -28,7 +28,7 @@ ORPHAN = """
 import subprocess, sys, time
 child = '''
 import sys, time
-from mlhpc.suite.training.startup import end_with_launcher
+from mlhpc.suite.training.devices import end_with_launcher
 with end_with_launcher():
     print("starting", flush=True)
     time.sleep(float(sys.argv[1]))

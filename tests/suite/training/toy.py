@@ -297,7 +297,7 @@ def run_trial(data: Path, run: str, trial: str, seed: str, options: Sequence[str
     """One trial; its exit code."""
 
     from mlhpc.suite.log.run_folder import RunFolder
-    from mlhpc.suite.training.plan import TrialPlan
+    from mlhpc.suite.training.statement import TrialPlan
     from mlhpc.suite.training.worker import run_worker
 
     changes: dict[str, Any] = {}

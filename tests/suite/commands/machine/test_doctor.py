@@ -23,12 +23,11 @@ from mlhpc.suite.commands.machine.doctor import (
     parse_mpi_types,
     render_checks,
 )
-from mlhpc.suite.launch import mpi
-from mlhpc.suite.launch.mpi import SiteMpi
+from mlhpc.suite.launch import local
+from mlhpc.suite.launch.local import SiteMpi
 from mlhpc.suite.machine.probes.allowance import UsableResources, read_usable_resources
-from mlhpc.suite.machine.probes.clock import is_synchronised, measure_clock_skew
-from mlhpc.suite.machine.probes.hosts import is_loopback, list_own_addresses
-from mlhpc.suite.machine.probes.root import VARIABLE
+from mlhpc.suite.machine.probes.collect import is_loopback, is_synchronised, list_own_addresses, measure_clock_skew
+from mlhpc.suite.machine.probes.processor import VARIABLE
 from tests.fixtures.warm import warm_python
 from tests.fixtures.zoo import Machine, every_machine, machine
 
@@ -128,7 +127,7 @@ def test_the_clock_of_a_file_server_is_read_from_a_new_file(tmp_path: Path, monk
     assert list(tmp_path.iterdir()) == []
     assert measure_clock_skew(tmp_path / "none") is None
     assert is_synchronised() in {True, False, None}
-    here = "mlhpc.suite.machine.probes.clock.time.time"
+    here = "mlhpc.suite.machine.probes.collect.time.time"
     now = tmp_path.stat().st_mtime
     monkeypatch.setattr(here, lambda: now - 100)
     ahead = measure_clock_skew(tmp_path)
@@ -165,7 +164,7 @@ def test_two_worlds_of_one_are_two_mpis(end: str) -> None:
     ],
 )
 def test_the_advice_fits_the_site(site: SiteMpi, words: str) -> None:
-    assert words in mpi.explain_fix(site)
+    assert words in local.explain_fix(site)
 
 
 def test_the_site_is_found_beside_this_pythons_own_folder(tmp_path: Path) -> None:
@@ -173,8 +172,8 @@ def test_the_site_is_found_beside_this_pythons_own_folder(tmp_path: Path) -> Non
     (tmp_path / "mpicc").chmod(0o755)
     own = Path(sys.executable).parent
     environ = {"PATH": f"{own}:{tmp_path}", "LOADEDMODULES": "gcc/13:OpenMPI/5.0:cuda/12", "MODULEPATH": "/m"}
-    assert mpi.find_site(environ) == SiteMpi(str(tmp_path / "mpicc"), ("OpenMPI/5.0",), True)
-    assert mpi.find_site({"PATH": str(own)}) == SiteMpi(None, (), False)
+    assert local.find_site(environ) == SiteMpi(str(tmp_path / "mpicc"), ("OpenMPI/5.0",), True)
+    assert local.find_site({"PATH": str(own)}) == SiteMpi(None, (), False)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +192,7 @@ def test_the_site_is_found_beside_this_pythons_own_folder(tmp_path: Path) -> Non
     ],
 )
 def test_the_family_of_an_mpi_is_read_from_its_version(text: str, family: str | None) -> None:
-    assert mpi.parse_family(text) == family
+    assert local.parse_family(text) == family
 
 
 @pytest.mark.parametrize(
@@ -240,11 +239,11 @@ def test_a_library_that_is_installed_but_does_not_load_is_missing(tmp_path: Path
     """Its package list is as it should be: mpi4py is there."""
     environ = os.environ | {"MPI4PY_LIBMPI": str(tmp_path / "libmpi.so.12")}
     done = subprocess.run(
-        [sys.executable, "-c", mpi.LOAD_PROGRAM], env=environ, capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", local.LOAD_PROGRAM], env=environ, capture_output=True, text=True, timeout=300
     )
     (check,), library = judge_mpi_load(CommandResult(done.returncode, done.stdout + done.stderr), LAPTOP)
     assert (check.ok, library) == (False, "")
-    done = subprocess.run([sys.executable, "-c", mpi.LOAD_PROGRAM], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", local.LOAD_PROGRAM], capture_output=True, text=True, timeout=300)
     (check,), library = judge_mpi_load(CommandResult(done.returncode, done.stdout + done.stderr), LAPTOP)
     assert check.ok
     assert "libmpi" in check.found

@@ -202,8 +202,7 @@ def test_a_resumption_needs_a_folder_with_a_search(settings: list[str], tmp_path
 
 def test_a_tuned_run_says_so_in_its_log(tmp_path: Path) -> None:
     from mlhpc.suite.log.run_folder import RunFolder
-    from mlhpc.suite.training.plan import TrialPlan
-    from mlhpc.suite.training.statement import RunHeader, log_run_header
+    from mlhpc.suite.training.statement import RunHeader, TrialPlan, log_run_header
     from mlhpc.suite.world import World
 
     found = {"evaluations": 20, "search_s": 600.0, "ratio": 0.8, "low": 0.7, "high": 0.9, "pairs": 7}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mlhpc.suite.compliance.check import check
-from mlhpc.suite.compliance.forensics.similarity import FALSE_ALARMS, RunIndex, SeriesPair, build_series
+from mlhpc.suite.compliance.forensics.copy_rules import FALSE_ALARMS, RunIndex, SeriesPair, build_series
 from mlhpc.suite.log.reader import Log
 from mlhpc.suite.log.record import MetricValue, summarise_log
 from tests.fixtures.logs import Lines, drop, edit, hpc_run, write

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from mlhpc.suite.compliance.check import check
-from mlhpc.suite.compliance.manifest import compute_sha256
+from mlhpc.suite.compliance.package_files import compute_sha256
 from mlhpc.suite.machine.system import System
 from mlhpc.suite.package.build import build_package, write_package_manifest
 from tests.fixtures.logs import START_MS, Lines, Mutation, chain, edit, our_run, results, write

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mlhpc.suite.compliance.check import Verdict, check
-from mlhpc.suite.compliance.exchange.waivers import add_waivers
+from mlhpc.suite.compliance.exchange.review_files import add_waivers
 from mlhpc.suite.compliance.rules.base import Waiver
 from mlhpc.suite.log.results_tree import find_results
 from tests.fixtures.logs import (

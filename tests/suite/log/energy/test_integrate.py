@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from mlhpc.suite.log.energy.integrate import (
+from mlhpc.suite.log.energy.power_log import (
     PHASE_LOCK_LIMIT,
     build_curve,
     compute_sampling_halfwidth_j,
     estimate_resolution_w,
     measure_phase_lock,
+    read_power_log,
 )
-from mlhpc.suite.log.energy.power_log import read_power_log
 from tests.fixtures.power import START_S, line, power_log
 
 Official = Callable[[Path, float], float]

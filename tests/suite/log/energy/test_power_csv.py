@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.log.energy.integrate import build_curve
 from mlhpc.suite.log.energy.power_csv import MeterReadings, read_power_columns, read_power_csv, render_power_log
-from mlhpc.suite.log.energy.power_log import read_power_log
+from mlhpc.suite.log.energy.power_log import build_curve, read_power_log
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "energy.md"
 AT = 1795406400.0  # 2026-11-23T04:00:00Z

@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 
 from mlhpc.suite.log.origin import sources
-from mlhpc.suite.log.origin.installed import compute_record_digest, read_environment
-from mlhpc.suite.log.origin.sources import compute_suite_digests, read_git_state
+from mlhpc.suite.log.origin.sources import (
+    compute_record_digest,
+    compute_suite_digests,
+    read_environment,
+    read_git_state,
+)
 from mlhpc.suite.plugins import read_name_and_version
 
 

@@ -14,14 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from mlhpc.suite.log.energy.integrate import build_curve
-from mlhpc.suite.log.energy.keys import START, STOP
-from mlhpc.suite.log.energy.power_log import PowerLog, read_power_log
+from mlhpc.suite.log.energy.power_log import START, STOP, PowerLog, build_curve, read_power_log
 from mlhpc.suite.machine.power import beside
 from mlhpc.suite.machine.power.beside import measure_clock_offset, run_power_sampler
 from mlhpc.suite.machine.power.counters import POWERCAP, EnergyCounter, EnergyMeter, find_node_counters
 from mlhpc.suite.machine.power.sampler import Sampler, list_scopes
-from mlhpc.suite.machine.probes.root import VARIABLE
+from mlhpc.suite.machine.probes.processor import VARIABLE
 from mlhpc.suite.world import World
 from tests.fixtures.zoo import machine
 

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from mlhpc.suite.documents import convert, convert_to_plain_data
 from mlhpc.suite.machine.facts import Accelerator, Facts
-from mlhpc.suite.package.reproduction.causes import ORDER, compare_run_facts
+from mlhpc.suite.package.reproduction.judge import ORDER, compare_run_facts
 from mlhpc.suite.package.reproduction.run_facts import RunFacts
 from tests.fixtures.reproduction import ENVIRONMENT, FILES, LOSSES
 from tests.fixtures.runs import node

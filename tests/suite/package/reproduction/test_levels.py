@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from mlhpc.suite.package.reproduction.document import Difference, LevelOutcome
-from mlhpc.suite.package.reproduction.levels import (
+from mlhpc.suite.package.reproduction.judge import (
     LOSS_GROWTH,
+    Difference,
+    LevelOutcome,
     compute_equivalence,
     compute_expected_mean,
     judge_epochs,

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from mlhpc.suite.log.record import RunRecord
-from mlhpc.suite.package.reproduction import limited_run
-from mlhpc.suite.package.reproduction.limited_run import RunLimits, find_run_limits, run_limited
+from mlhpc.suite.package.reproduction import rerun
+from mlhpc.suite.package.reproduction.rerun import RunLimits, find_run_limits, run_limited
 
 GIB = 2**30
 ROOMY = RunLimits(60.0, "stated", 8 * GIB)
@@ -17,10 +17,8 @@ TIGHT = RunLimits(60.0, "stated", 256 * 2**20)
 SHORT = RunLimits(0.5, "stated", None)
 
 
-def run(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, code: str, bounds: RunLimits | None
-) -> limited_run.CommandResult:
-    monkeypatch.setattr(limited_run, "make_suite_command", lambda *words: [sys.executable, "-S", "-c", code])
+def run(monkeypatch: pytest.MonkeyPatch, folder: Path, code: str, bounds: RunLimits | None) -> rerun.CommandResult:
+    monkeypatch.setattr(rerun, "make_suite_command", lambda *words: [sys.executable, "-S", "-c", code])
     return run_limited(("run", "x"), folder / "run.log", bounds)
 
 
@@ -95,13 +93,13 @@ def test_what_ends_by_itself_is_not_blamed_on_a_limit(
 def test_what_takes_too_long_is_ended_also_if_it_will_not(
     code: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(limited_run, "GRACE_S", 0.5)
+    monkeypatch.setattr(rerun, "GRACE_S", 0.5)
     done = run(monkeypatch, tmp_path, code, SHORT)
     assert (done.over, done.code < 0) == ("it was ended after 0.5 s (stated)", True)
 
 
 def test_without_limits_a_command_is_only_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert run(monkeypatch, tmp_path, "print('made')", None) == limited_run.CommandResult(0, "made")
+    assert run(monkeypatch, tmp_path, "print('made')", None) == rerun.CommandResult(0, "made")
 
 
 def test_of_much_output_only_the_end_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mlhpc.analysis.page.contests import build_contest_section
+from mlhpc.analysis.page.summary import build_contest_section
 from mlhpc.analysis.sources.readers import read_file
 from mlhpc.suite.data.lock import create_lock
 from mlhpc.suite.errors import InputError

@@ -16,7 +16,7 @@ import torch
 from mlhpc.analysis.fleet.samples import read_samples
 from mlhpc.suite.launch.local import make_suite_command
 from mlhpc.suite.launcher import Launch
-from mlhpc.suite.machine.node_samples import Sample
+from mlhpc.suite.machine.facts import Sample
 from mlhpc.suite.performance.preflight import node
 from mlhpc.suite.performance.preflight.benches import BENCHES, Bench, BenchContext, make_step_benches
 from mlhpc.suite.world import World

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from mlhpc.suite.log.values import convert_to_float
+from mlhpc.suite.log.reader import convert_to_float
 
 # Bounds of a batch size or a rate from which another value follows: no real one is near them.
 _SMALLEST, _LARGEST = 1e-15, 1e15
