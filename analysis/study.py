@@ -39,9 +39,9 @@ class Study:
     """Holds the runs (`decompose.add_time_parts`: one row per log) and the results (one row per group of runs).
 
     Both have a ``label``. ``inputs`` are the ceilings and counters files of the command line, and ``networks`` the
-    fitted all-to-all sweeps. ``between`` has the pairs of results that the user named: groups of one class, from and
-    to. With ``prices`` of devices the results have a ``cost``. ``index`` is that of systems against a reference, if the
-    user gave weights.
+    fitted all-to-all sweeps; ``documents`` has the files of wings and other packages by kind. ``between`` has the pairs
+    of results that the user named: groups of one class, from and to. With ``prices`` of devices the results have a
+    ``cost``. ``index`` is that of systems against a reference, if the user gave weights.
     """
 
     tables: Tables
@@ -50,6 +50,7 @@ class Study:
     selections: Mapping[str, Selection]
     inputs: Inputs = field(default_factory=Inputs)
     networks: tuple[Fit, ...] = ()
+    documents: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     between: tuple[tuple[str, str], ...] = ()
     prices: Prices | None = None
     index: Index | None = None
@@ -79,6 +80,12 @@ class Study:
             raise NotAnswerableError("an all-to-all sweep (mlhpc moe --sweep-network -o FILE) among the report's paths")
         return self.networks
 
+    def documents_of(self, kind: str, what: str) -> tuple[object, ...]:
+        """Return the files of a kind. Raises NotAnswerableError, which names ``what`` is missing, without one."""
+        if not self.documents.get(kind):
+            raise NotAnswerableError(what)
+        return self.documents[kind]
+
     def runs_of(self, group: str) -> pd.DataFrame:
         """Return the runs of one result."""
         return self._by_group[group]
@@ -102,6 +109,7 @@ def read_study(
     cards: Mapping[str, Card],
     inputs: Inputs | None = None,
     networks: Sequence[Fit] = (),
+    documents: Mapping[str, tuple[object, ...]] | None = None,
     between: Sequence[tuple[str, str]] = (),
     prices: Prices | None = None,
     tell: Callable[[int, int], None] = lambda done, total: None,
@@ -129,4 +137,4 @@ def read_study(
     # After the results have their labels, which may depend on each other
     runs["label"] = runs["group"].map(rows.set_index("group")["label"])
     pairs = tuple(pair for names in between for pair in find_pairs(rows, *names))
-    return Study(tables, runs, rows, selections, inputs or Inputs(), tuple(networks), pairs, prices)
+    return Study(tables, runs, rows, selections, inputs or Inputs(), tuple(networks), documents or {}, pairs, prices)

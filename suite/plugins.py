@@ -17,9 +17,12 @@ from mlhpc.suite.shadowed import explain_shadowed
 COMMANDS = "mlhpc.commands"
 WORKLOADS = "mlhpc.workloads"
 FIGURES = "mlhpc.figures"
+WINGS_GROUP = "mlhpc.wings"  # the packages of our own wings
+SOURCES = "mlhpc.sources"  # readers of JSON files of a report, by the value of their key "kind"
 SCORES = "mlhpc.scores"  # functions that find the official score of a published result
 CARDS = "MLHPC_CARDS"  # environment variable: card files of card-only benchmarks, separated as in PATH
 OURS = "mlhpc"  # the package whose entries win over others of the same name
+WINGS: tuple[str, ...] = ()  # those that a whole mlhpc has (plugins/)
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,16 @@ def explain_unusable(error: BaseException) -> str:
         return text
     text = render_error(error)
     return text if isinstance(error, (ValueError, ImportError)) else f"{type(error).__name__}: {text}"
+
+
+def list_missing_wings() -> list[str]:
+    """List the wings of a whole mlhpc that are not installed here."""
+    return [name for name in WINGS if name not in find_plugins(WINGS_GROUP)]
+
+
+def explain_missing_wing(wing: str) -> str:
+    """Say in one line that a wing is not installed, and what to do."""
+    return f"the wing {wing!r} is not installed here; expected the folder plugins/{wing} and its entry points: install mlhpc anew"
 
 
 @cache

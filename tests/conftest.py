@@ -48,7 +48,7 @@ LONGEST_FIRST = (  # files of more than ten seconds: begun last, one of them wou
 
 
 # In a checkout these folders could be imported by their own names too: a second time, which no wheel can.
-sys.modules.update(dict.fromkeys(("suite", "workloads", "analysis", "submissions")))  # type: ignore[arg-type]
+sys.modules.update(dict.fromkeys(("suite", "workloads", "analysis", "submissions", "plugins")))  # type: ignore[arg-type]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -58,8 +58,12 @@ def test_the_site_builds_and_every_link_leads_somewhere(
 
 def test_the_map_names_every_folder() -> None:
     text = (DOCS / "architecture.md").read_text(encoding="utf-8")
-    named = re.findall(r"^\| `((?:suite|analysis|workloads)[\w/]*)/` \| [^|]+ \|$", text, re.MULTILINE)
-    packages = (init.parent for top in ("suite", "analysis", "workloads") for init in (ROOT / top).rglob("__init__.py"))
+    named = re.findall(r"^\| `((?:suite|analysis|workloads|plugins)[\w/]*)/` \| [^|]+ \|$", text, re.MULTILINE)
+    packages = (
+        init.parent
+        for top in ("suite", "analysis", "workloads", "plugins")
+        for init in (ROOT / top).rglob("__init__.py")
+    )
     assert sorted(named) == sorted(str(folder.relative_to(ROOT)) for folder in packages)
 
 

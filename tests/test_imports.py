@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from mlhpc.suite.log.origin.sources import KINDS
+from mlhpc.suite.plugins import WINGS
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = {"torch", "mpi4py", "h5py", "numpy", "scipy", "pandas", "altair"}
@@ -314,6 +315,46 @@ def test_every_import_is_of_the_one_package(top: str) -> None:
         assert not names & {"suite", "workloads", "analysis", "submissions"}, path
 
 
+def wing_modules(wing: str) -> list[Path]:
+    return sorted((ROOT / "plugins" / wing).rglob("*.py"))
+
+
+def uses_of(wing: str) -> set[str]:
+    """The modules of the core that a wing says it imports: USES of its ``__init__``, without ``mlhpc.``."""
+    for node in tree_of(ROOT / "plugins" / wing / "__init__.py").body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "USES":
+            return {name.removeprefix("mlhpc.") for name in ast.literal_eval(node.value)}
+    raise AssertionError(f"plugins/{wing}/__init__.py has no USES")
+
+
+INSTALLED_WINGS = sorted(path.parent.name for path in (ROOT / "plugins").glob("*/__init__.py"))
+
+
+@pytest.mark.parametrize("top", ["suite", "workloads", "analysis", "src"])
+def test_the_core_imports_no_wing(top: str) -> None:
+    for path in modules(top):
+        assert not [name for name in raw_imports(path) if name.startswith("mlhpc.plugins")], path
+
+
+@pytest.mark.parametrize("wing", INSTALLED_WINGS)
+def test_a_wing_imports_of_the_core_what_it_lists_and_of_another_wing_nothing(wing: str) -> None:
+    known = {dotted(path) for top in ("suite", "workloads", "analysis") for path in modules(top)}
+    names = {name for path in wing_modules(wing) for name in imports(path, types=True)}
+    assert {name for name in names if name in known} - {"suite", "analysis", "workloads"} - packages(known) == uses_of(
+        wing
+    )
+    assert not [name for name in names if name.startswith("plugins.") and not name.startswith(f"plugins.{wing}")]
+
+
+def packages(names: set[str]) -> set[str]:
+    """Those of the names that are folders."""
+    return {name for name in names if (ROOT.joinpath(*name.split(".")) / "__init__.py").is_file()}
+
+
+def test_the_list_of_wings_is_that_of_the_folders() -> None:
+    assert set(INSTALLED_WINGS) <= set(WINGS)
+
+
 def cycle(graph: Mapping[str, set[str]]) -> list[str]:
     """One circle of a graph as a path whose ends are equal; empty if there is none."""
     done: set[str] = set()
@@ -332,7 +373,7 @@ def cycle(graph: Mapping[str, set[str]]) -> list[str]:
 
 
 def test_no_import_runs_in_a_circle_type_only_ones_included() -> None:
-    paths = {dotted(path): path for top in ("suite", "workloads", "analysis") for path in modules(top)}
+    paths = {dotted(path): path for top in ("suite", "workloads", "analysis", "plugins") for path in modules(top)}
     graph = {name: ({*imports(path, types=True)} & paths.keys()) - {name} for name, path in paths.items()}
     assert cycle(graph) == []
 
@@ -394,7 +435,7 @@ def test_login_node_commands_load_nothing_heavy(arguments: list[str]) -> None:
 def test_an_installed_package_has_every_kind_of_file_that_the_source_has() -> None:
     """A report of an installed mlhpc once lacked its script."""
     data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["*"]
-    tops = ("suite", "analysis", "workloads", "submissions")
+    tops = ("suite", "analysis", "workloads", "submissions", "plugins")
     files = [path for top in tops for path in (ROOT / top).rglob("*") if path.is_file()]
     suffixes = {path.suffix for path in files if "__pycache__" not in path.parts} - {".py"}
     assert {f"*{suffix}" for suffix in suffixes} == set(data)
@@ -444,7 +485,9 @@ PRINTERS = {
 }
 
 
-@pytest.mark.parametrize("path", [*modules("suite"), *modules("analysis")], ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path", [*modules("suite"), *modules("analysis"), *modules("plugins")], ids=lambda p: str(p.relative_to(ROOT))
+)
 def test_everything_is_printed_by_print_line(path: Path) -> None:
     """Strings of logs and names of folders reach a terminal only through the function that takes its escapes away."""
     calls = (node.func for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call))

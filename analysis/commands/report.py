@@ -19,6 +19,7 @@ from mlhpc.suite.cli.options import card_option, output_option
 from mlhpc.suite.cli.progress import make_plain_progress
 from mlhpc.suite.errors import ExitCode, explain_not_installed
 from mlhpc.suite.files import add_path_to_errors, make_folder, print_line, write_file_atomically
+from mlhpc.suite.plugins import explain_missing_wing, list_missing_wings
 
 if TYPE_CHECKING:
     from mlhpc.analysis.page.pictures import ChartFiles
@@ -147,6 +148,8 @@ def report(
 
     with _make_output_folder(output):
         found = read_sources(paths, what_if)
+        for wing in list_missing_wings():
+            print_line(f"mlhpc: warning: {explain_missing_wing(wing)}; the report is without it", error=True)
         read = _read_study(found, between, price, (weights, reference) if weights and reference else None)
         rendered = _render(found, read, form, ChartFiles(wanted, theme))
         _write(rendered, output, form)
@@ -179,7 +182,9 @@ def _read_study(
     weights = read_weights(index[0], [card.mlperf_name for card in cards.values()]) if index else None
     # Lines and no progress bar: a bar runs in a thread, and a process with threads must not be forked
     reading = make_plain_progress("reading logs", time.monotonic)
-    read = read_study(found.logs, cards, found.inputs, found.networks, between, prices, reading, judging=True)
+    read = read_study(
+        found.logs, cards, found.inputs, found.networks, found.documents, between, prices, reading, judging=True
+    )
     if prices is not None:
         for text in prices.without_result(read.results["device"].dropna().unique()):
             print_line(f"mlhpc: warning: {text}", error=True)

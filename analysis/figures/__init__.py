@@ -95,7 +95,7 @@ def group_views_by_goal() -> dict[Goal, list[View]]:
 
 def is_ours(view: str) -> bool:
     """Return True if the view belongs to this package, not to another installed one."""
-    return list_views()[view].table.__module__.startswith(f"{__name__}.")
+    return list_views()[view].table.__module__.startswith(f"{OURS}.")
 
 
 def _modules(plugin: Plugin, package: ModuleType) -> Iterator[tuple[str, FigureModule]]:

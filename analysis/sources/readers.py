@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -29,6 +30,7 @@ from mlhpc.suite.performance.ab.ranking import KIND as RANKING_KIND
 from mlhpc.suite.performance.ab.ranking import Ranking
 from mlhpc.suite.performance.tune.result import KIND as TUNE_KIND
 from mlhpc.suite.performance.tune.result import TuneResult
+from mlhpc.suite.plugins import SOURCES, explain_missing_wing, explain_unusable, find_plugins, list_missing_wings
 
 
 class MeasuredRoof(Struct, frozen=True, kw_only=True):
@@ -250,10 +252,28 @@ READERS: Mapping[str, Reader] = {
 }
 
 
+def list_readers() -> dict[str, Reader]:
+    """List the readers by kind: `READERS`, and those of wings and other packages (entry points of ``mlhpc.sources``)."""
+    return {
+        **READERS,
+        **{kind: partial(_read_by_plugin, kind) for kind in find_plugins(SOURCES) if kind not in READERS},
+    }
+
+
+def _read_by_plugin(kind: str, path: Path, document: Document) -> object:
+    """Read a file by a plug-in's model (a Struct) or function. It is imported only now."""
+    plugin = find_plugins(SOURCES)[kind]
+    try:
+        reader = plugin.point.load()
+    except Exception as error:  # a stranger's code may raise anything
+        raise InputError(f"{path}: kind {kind!r} of package {plugin.package}: {explain_unusable(error)}") from error
+    return (make_struct_reader(reader) if isinstance(reader, type) else reader)(path, document)
+
+
 @dataclass(frozen=True)
 class Sources:
     """Holds what is at some paths: logs, ceilings and counters, fitted sweeps, steps of demos, rankings of A/B
-    contests.
+    contests. ``documents`` has the files of wings and other packages, as their readers return them, by kind.
     """
 
     logs: tuple[Path, ...]
@@ -261,6 +281,7 @@ class Sources:
     networks: tuple[Fit, ...]
     steps: tuple[Step, ...]
     rankings: tuple[Ranking, ...]
+    documents: Mapping[str, tuple[object, ...]]
 
 
 def read_sources(paths: Sequence[Path], what_if: Sequence[Path] = ()) -> Sources:
@@ -280,13 +301,17 @@ def read_sources(paths: Sequence[Path], what_if: Sequence[Path] = ()) -> Sources
             raise InputError(
                 f"{path}: no MLLOG event in this file, so it is no log; expected logs, folders of logs or JSON files"
             )
-    found = [read_file(path) for path in files]
+    by_kind = [read_document(path) for path in files]
+    found = [each for _, each in by_kind]
     return Sources(
         logs=logs,
         inputs=_inputs(found, what_if),
         networks=tuple(fit_sweep(sweep) for sweep in _select_kind(found, Sweep)),
         steps=tuple(step for steps in _select_kind(found, Steps) for step in steps.steps),
         rankings=_select_kind(found, Ranking),
+        documents={
+            kind: tuple(each for name, each in by_kind if name == kind) for kind, _ in by_kind if kind not in READERS
+        },
     )
 
 
@@ -308,14 +333,21 @@ def read_file(path: Path) -> object:
 
     InputError, one line that names the file and what is wrong with it.
     """
+    return read_document(path)[1]
+
+
+def read_document(path: Path) -> tuple[str, object]:
+    """Return the kind of a JSON file and what its reader makes of it. InputError as of `read_file`."""
     try:
         document = read_json(path, read_limits().file)
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: not a JSON file: {str(error).splitlines()[0]}") from None
     kind = document.get("kind") if isinstance(document, dict) else None
-    if not isinstance(kind, str) or kind not in READERS:
-        raise InputError(f"{path}: field `kind` is {kind!r}; expected one of {', '.join(map(repr, READERS))}")
-    return READERS[kind](path, document)
+    readers = list_readers()
+    if not isinstance(kind, str) or kind not in readers:
+        missing = "".join(f"; {explain_missing_wing(wing)}" for wing in list_missing_wings())
+        raise InputError(f"{path}: field `kind` is {kind!r}; expected one of {', '.join(map(repr, readers))}{missing}")
+    return kind, readers[kind](path, document)
 
 
 def _inputs(found: Sequence[object], what_if: Sequence[Path]) -> Inputs:

@@ -21,6 +21,7 @@ def rooms() -> dict[str, str]:
         *sorted(p.parent for p in (ROOT / "suite").glob("*/__init__.py")),
         ROOT / "workloads",
         ROOT / "analysis",
+        ROOT / "plugins",
     ]
     return {".".join(f.relative_to(ROOT).parts): _first_sentence(f / "__init__.py") for f in folders}
 
@@ -28,7 +29,7 @@ def rooms() -> dict[str, str]:
 def imports(names: list[str]) -> dict[str, set[str]]:
     """The rooms that each room imports, at the top of a module or inside a function."""
     graph: dict[str, set[str]] = {name: set() for name in names}
-    for top in ("suite", "workloads", "analysis"):
+    for top in ("suite", "workloads", "analysis", "plugins"):
         for path in sorted((ROOT / top).rglob("*.py")):
             here = _room(".".join(path.relative_to(ROOT).with_suffix("").parts), names)
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 class Command:
     """A command. ``entry`` names what to import for it, as ``module:function``.
 
-    ``summary`` is the first sentence of its docstring (a test compares): `mlhpc --help` imports no command.
+    ``summary`` is the first sentence of its docstring (a test compares): `mlhpc --help` imports no command. A command of
+    a ``wing`` has no ``entry`` here: it is found by its entry point.
     """
 
     name: str
     entry: str
     summary: str
+    wing: str = ""
 
 
 # Only texts: with imports the first page would wait for every command's libraries.

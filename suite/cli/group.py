@@ -10,7 +10,16 @@ import click
 from mlhpc.suite.cli.commands import SECTIONS, Command
 from mlhpc.suite.cli.options import add_shared
 from mlhpc.suite.errors import explain_unknown_name
-from mlhpc.suite.plugins import COMMANDS, OURS, Plugin, explain_unusable, find_plugins, print_skipped
+from mlhpc.suite.plugins import (
+    COMMANDS,
+    OURS,
+    Plugin,
+    explain_missing_wing,
+    explain_unusable,
+    find_plugins,
+    list_missing_wings,
+    print_skipped,
+)
 
 OTHER = "Other commands"  # the heading of commands of other packages
 HELP = "help"  # `mlhpc help X` is `mlhpc X --help`
@@ -42,13 +51,15 @@ class LazyGroup(Subcommands):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one command and give it the options that all commands have."""
         command = _list_own_commands().get(cmd_name)
-        if command is not None:
+        if command is not None and command.wing in list_missing_wings():
+            raise click.ClickException(f"command {cmd_name!r}: {explain_missing_wing(command.wing)}")
+        if command is not None and not command.wing:
             try:
                 return add_shared(resolve_name(command.entry))
             except ImportError as error:  # a library that is not installed; any other error is a defect of ours
                 raise _make_load_error(cmd_name, OURS, error) from error
         # Entry points are searched only if the name is not ours: reading all installed packages takes time.
-        plugin = _find_other_commands().get(cmd_name)
+        plugin = find_plugins(COMMANDS).get(cmd_name) if command is not None else _find_other_commands().get(cmd_name)
         if plugin is None:
             return None
         try:
@@ -65,9 +76,18 @@ class LazyGroup(Subcommands):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands under their headings. None of ours is imported for it."""
+        missing = list_missing_wings()
         for heading, commands in SECTIONS.items():
             with formatter.section(heading):
-                formatter.write_dl([(command.name, command.summary) for command in commands])
+                formatter.write_dl(
+                    [
+                        (
+                            each.name,
+                            f"(the wing {each.wing!r} is not installed)" if each.wing in missing else each.summary,
+                        )
+                        for each in commands
+                    ]
+                )
         if others := _find_other_commands():
             with formatter.section(OTHER):
                 formatter.write_dl([(name, self._summary(ctx, name)) for name in others])
@@ -94,6 +114,8 @@ def _find_other_commands() -> dict[str, Plugin]:
     ours = _list_own_commands()
     others = {}
     for name, plugin in find_plugins(COMMANDS).items():
+        if name in ours and ours[name].wing and plugin.package == OURS:
+            continue
         if name in ours:
             print_skipped("command", name, plugin.package, f"its name is taken by {ours[name].entry} of {OURS}")
         else:

@@ -146,7 +146,7 @@ def test_a_duration_has_three_digits_in_the_unit_that_a_person_expects(seconds: 
 def test_no_text_renders_a_time_in_its_own_way() -> None:
     """Seconds, minutes and hours are rendered by `render_duration` alone; tables of figures have their own units."""
     own = re.compile(r"\{[^{}]+:[,.\d>]*[gf]?\} ?(?:s|min|h)\b(?!\))")
-    places = [path for room in ("suite", "analysis", "workloads") for path in (ROOT / room).rglob("*.py")]
+    places = [path for room in ("suite", "analysis", "workloads", "plugins") for path in (ROOT / room).rglob("*.py")]
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for path in places

@@ -47,7 +47,7 @@ def _starts(folder: str) -> Iterator[tuple[str, set[str | None]]]:
 
 def test_no_process_that_we_start_reads_what_is_typed_for_the_next_command() -> None:
     """The keyboard is the person's, and in a `while read host; do ssh host mlhpc …` the list of hosts."""
-    found = [start for folder in ("suite", "workloads", "analysis") for start in _starts(folder)]
+    found = [start for folder in ("suite", "workloads", "analysis", "plugins") for start in _starts(folder)]
     assert len(found) > 10
     assert [place for place, options in found if not options & {"stdin", "input"}] == []
 

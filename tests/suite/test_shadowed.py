@@ -67,7 +67,7 @@ def test_a_folder_that_holds_the_environment_itself_hides_nothing() -> None:
     assert (done.returncode, "not enough memory here" in done.stderr) == (1, True), done.stderr
 
 
-@pytest.mark.parametrize("name", ["suite", "workloads", "analysis", "submissions"])
+@pytest.mark.parametrize("name", ["suite", "workloads", "analysis", "submissions", "plugins"])
 def test_folders_of_a_user_that_have_our_names_hide_nothing(name: str, tmp_path: Path) -> None:
     """They once were top-level packages of ours."""
     for file in (tmp_path / "there" / f"{name}.py", tmp_path / name / "__init__.py"):

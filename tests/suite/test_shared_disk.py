@@ -69,7 +69,7 @@ def test_parts_of_a_run_start_where_stat_is_late(library: Path, tmp_path: Path, 
 def test_every_folder_is_made_by_the_maker_of_folders() -> None:
     """Others take the word of mkdir: the owner's folder in /tmp, and the one whose rights are checked on the way."""
     root = Path(__file__).resolve().parents[2]
-    paths = [path for name in ("suite", "analysis", "workloads") for path in (root / name).rglob("*.py")]
+    paths = [path for name in ("suite", "analysis", "workloads", "plugins") for path in (root / name).rglob("*.py")]
     found = {str(path.relative_to(root)) for path in paths if re.search(r"\.mkdir\(|makedirs\(", path.read_text())}
     assert found == {"suite/files.py", "suite/data/node_folder.py"}
 
