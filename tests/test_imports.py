@@ -101,7 +101,13 @@ LAYERS: dict[str, set[str]] = {
         ),
     },
     "suite.performance.ceilings": {"suite", "suite.machine.choice", "suite.machine.probes", "suite.performance"},
-    "suite.performance.preflight": {"suite", "suite.machine", "suite.machine.probes", "suite.performance.ceilings"},
+    "suite.performance.preflight": {
+        "suite",
+        "suite.performance",
+        "suite.machine",
+        "suite.machine.probes",
+        "suite.performance.ceilings",
+    },
 }
 # Commands may use everything, but at the top of a module nothing heavy.
 COMMANDS = {"suite.commands", "suite.commands.machine", "suite.commands.workload"}

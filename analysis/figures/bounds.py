@@ -37,8 +37,8 @@ from mlhpc.analysis.roofline.whatif import (
     predict_solution,
     sum_phases,
 )
-from mlhpc.analysis.sources.readers import Ceilings
 from mlhpc.analysis.study import NotAnswerableError, Study
+from mlhpc.suite.performance.ceilings_file import Ceilings
 
 TITLE = "What bounds a step"
 MOST_SHOWN = 14  # results of a panel

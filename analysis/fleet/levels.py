@@ -8,9 +8,9 @@ from pathlib import Path
 
 from mlhpc.analysis.fleet.one_metric import compute_node_value
 from mlhpc.analysis.fleet.samples import Metric, read_samples
-from mlhpc.analysis.sources.readers import Ceilings, Curve
 from mlhpc.suite.documents import read_json_document
 from mlhpc.suite.machine.facts import Sample
+from mlhpc.suite.performance.ceilings_file import Ceilings, Curve
 
 ORDERS = {"cpu": 512, "cuda": 4096}  # of the products that `preflight node` times
 KERNELS = {"cpu": "update", "cuda": "triad"}  # that it times on main memory

@@ -21,8 +21,9 @@ from mlhpc.analysis.roofline.regime import (
     list_memory_levels,
     list_peaks,
 )
-from mlhpc.analysis.sources.readers import Ceilings, Counters, MeasuredRoof
+from mlhpc.analysis.sources.readers import Counters
 from mlhpc.analysis.study import Study
+from mlhpc.suite.performance.ceilings_file import Ceiling, Ceilings
 
 TOP_KERNELS = 8  # more signs would hide each other; the others are one point
 TINY_ORDER = 64  # a matrix product of this order or less takes only the time of issuing it
@@ -157,7 +158,7 @@ def _place_points(study: Study, file: Ceilings, case: Case) -> Iterator[PlacedPo
         yield PlacedPoint(case, point, peak, bandwidth, explain_above_roof(point, peak, bandwidth) or "")
 
 
-def find_last_level(levels: Sequence[MeasuredRoof]) -> str:
+def find_last_level(levels: Sequence[Ceiling]) -> str:
     """Return the name of the memory level behind all caches."""
     return levels[-1].name
 

@@ -35,9 +35,9 @@ from mlhpc.analysis.roofline.bounds import (
     render_si,
 )
 from mlhpc.analysis.roofline.whatif import UPDATE_PHASE, compute_resource_seconds
-from mlhpc.analysis.sources.readers import Ceilings, Curve, MeasuredRoof
 from mlhpc.analysis.study import NotAnswerableError, Study
 from mlhpc.analysis.tables.run_row import LARGEST_PLAUSIBLE, STEP_PARTS
+from mlhpc.suite.performance.ceilings_file import Ceiling, Ceilings, Curve
 
 COLD, WARM = "read from the device, as the kernel counts", "samples read, from the page cache"
 # The spread widens what is believed (`Roof.most_per_s`); a noisier roof would refute nothing any more
@@ -111,7 +111,7 @@ def compute_term_seconds(file: Ceilings, work: Work) -> dict[str, float]:
     return seconds
 
 
-def compute_rank_roof(file: Ceilings, work: Work, roof: MeasuredRoof, name: str, *, shared: bool = False) -> Roof:
+def compute_rank_roof(file: Ceilings, work: Work, roof: Ceiling, name: str, *, shared: bool = False) -> Roof:
     """Return a file's roof for one rank of the run. It may use other threads and ranks per node than the file's ranks.
 
     The rate is scaled by threads. All ranks of a node may share a resource (``shared``). Then the ranks of the run get
@@ -132,7 +132,7 @@ def compute_rank_roof(file: Ceilings, work: Work, roof: MeasuredRoof, name: str,
     return Roof(per_s, name, "measured", source, min(roof.spread or 0.0, LARGEST_SPREAD))
 
 
-def compute_roofs(file: Ceilings, precision: str) -> list[MeasuredRoof]:
+def compute_roofs(file: Ceilings, precision: str) -> list[Ceiling]:
     """List the GEMM roofs of a number format, the highest first: usually the burst, then the sustained rate."""
     # A file also has roofs in seconds (launches), which are no rates
     fitting = [roof for roof in file.of("compute") if roof.dtype == precision and roof.unit == "FLOP/s"]
@@ -149,9 +149,9 @@ def list_peaks(file: Ceilings, work: Work) -> list[Roof]:
     return [compute_rank_roof(file, work, roof, f"GEMM {roof.dtype}, {roof.mode}") for roof in alike]
 
 
-def list_memory_levels(file: Ceilings) -> list[MeasuredRoof]:
+def list_memory_levels(file: Ceilings) -> list[Ceiling]:
     """List the fastest kernel's roof at each memory level, the smallest level first."""
-    best: dict[str, MeasuredRoof] = {}
+    best: dict[str, Ceiling] = {}
     for roof in file.of("memory"):
         # A level is measured with several kernels; the fastest shows what the level can do
         if roof.name not in best or roof.value > best[roof.name].value:
@@ -181,7 +181,7 @@ def _find_compute_roof(file: Ceilings, work: Work) -> Roof | str:
     return peaks[0]
 
 
-def find_holding_level(file: Ceilings, work: Work, traffic: float) -> MeasuredRoof:
+def find_holding_level(file: Ceilings, work: Work, traffic: float) -> Ceiling:
     """Find the smallest memory level that holds all bytes of a rank, else the last level.
 
     The bytes are counted as if each were touched only once.

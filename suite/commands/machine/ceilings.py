@@ -16,7 +16,7 @@ from mlhpc.suite.commands.machine.counters import counters
 from mlhpc.suite.files import print_line, print_progress
 from mlhpc.suite.launch.ranks import run_as_rank, start_ranks
 from mlhpc.suite.launcher import find_world
-from mlhpc.suite.performance.ceilings.document import refuse_existing, write
+from mlhpc.suite.performance.ceilings_file import refuse_existing, write
 
 if TYPE_CHECKING:
     from mlhpc.suite.world import World

@@ -11,7 +11,7 @@ import click
 from mlhpc.suite.cli.options import IntegerRange, output_option
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.files import print_line, render_duration
-from mlhpc.suite.performance.ceilings.document import refuse_existing, write
+from mlhpc.suite.performance.ceilings_file import refuse_existing, write
 from mlhpc.suite.performance.counters import TOOLS, VERSION, read
 
 

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 
 from mlhpc.suite.machine.choice.collectives import start_measured
-from mlhpc.suite.performance.ceilings.document import Curve, Findings, NotMeasured, Point, Resource
 from mlhpc.suite.performance.ceilings.samples import (
     Effort,
     Samples,
@@ -19,6 +18,7 @@ from mlhpc.suite.performance.ceilings.samples import (
     measure_on_all_ranks,
 )
 from mlhpc.suite.performance.ceilings.sizes import may_allocate
+from mlhpc.suite.performance.ceilings_file import Curve, Findings, NotMeasured, Point, Resource
 from mlhpc.suite.world import World
 
 # Bytes. At this size the time of a collective is its latency.
@@ -141,7 +141,19 @@ def _build_findings(resource: Resource, backend: str, ranks: int, nodes: int, sa
     )
     return Findings(
         roofs=[roof],
-        curves=[Curve(resource, backend, "bus", "message_bytes", "B/s", ranks, nodes, points, dtype="float32")],
+        curves=[
+            Curve(
+                resource=resource,
+                name=backend,
+                mode="bus",
+                x="message_bytes",
+                unit="B/s",
+                ranks=ranks,
+                nodes=nodes,
+                points=points,
+                dtype="float32",
+            )
+        ],
     )
 
 

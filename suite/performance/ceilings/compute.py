@@ -13,7 +13,6 @@ import torch
 
 from mlhpc.suite.files import render_duration
 from mlhpc.suite.machine.choice.products import compute_onednn_product, has_onednn
-from mlhpc.suite.performance.ceilings.document import Curve, Findings, NotMeasured, Point
 from mlhpc.suite.performance.ceilings.samples import (
     Effort,
     Samples,
@@ -23,6 +22,7 @@ from mlhpc.suite.performance.ceilings.samples import (
     measure_on_all_ranks,
 )
 from mlhpc.suite.performance.ceilings.sizes import may_allocate
+from mlhpc.suite.performance.ceilings_file import Curve, Findings, NotMeasured, Point
 from mlhpc.suite.world import World
 
 ONEDNN = "torch onednn"
@@ -211,7 +211,17 @@ def _build_curve(world: World, dtype: str, library: str, by_order: dict[int, Sam
         Point(order, s.value, s.n, s.spread, seconds=count_gemm_flops(order) / s.value)
         for order, s in sorted(by_order.items())
     )
-    return Curve("compute", library, "burst", "order", "FLOP/s", world.size, world.nodes, points, dtype=dtype)
+    return Curve(
+        resource="compute",
+        name=library,
+        mode="burst",
+        x="order",
+        unit="FLOP/s",
+        ranks=world.size,
+        nodes=world.nodes,
+        points=points,
+        dtype=dtype,
+    )
 
 
 def _explain_unmeasurable(device: torch.device, dtype: str) -> str:

@@ -18,9 +18,9 @@ from mlhpc.suite.files import render_duration
 from mlhpc.suite.machine.probes.allowance import UsableResources, find_usable_resources
 from mlhpc.suite.machine.probes.processor import CpuCache, find_machine_root, is_simulated, list_data_caches, read_cpu
 from mlhpc.suite.performance.ceilings import collectives, compute, memory, storage
-from mlhpc.suite.performance.ceilings.document import Findings, NotMeasured, render_json
 from mlhpc.suite.performance.ceilings.samples import FULL, QUICK, Effort, TimeLimit
 from mlhpc.suite.performance.ceilings.sizes import SweepPlan, find_free_bytes, plan_sweep
+from mlhpc.suite.performance.ceilings_file import Findings, NotMeasured, render_json
 from mlhpc.suite.world import World
 
 # Share of a limited time that is over when each resource ends. What one resource leaves, the next may use.

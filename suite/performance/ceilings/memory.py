@@ -22,7 +22,6 @@ import torch
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from mlhpc.suite.performance.ceilings.document import Ceiling, Curve, Findings, NotMeasured, Point
 from mlhpc.suite.performance.ceilings.samples import (
     Effort,
     Samples,
@@ -46,6 +45,7 @@ from mlhpc.suite.performance.ceilings.sizes import (
     make_level_names,
     merge_memory_plateaus,
 )
+from mlhpc.suite.performance.ceilings_file import Ceiling, Curve, Findings, NotMeasured, Point
 from mlhpc.suite.world import World
 
 SMALLEST_GPU_SET = 64 << 10  # bytes of the first working set
@@ -281,7 +281,16 @@ def _build_ceiling(
 
 def _build_curve(world: World, kernel: Kernel, rates: dict[int, Samples]) -> Curve:
     points = tuple(Point(size, s.value, s.n, s.spread) for size, s in rates.items())
-    return Curve("memory", "sweep", kernel.name, "working_set_bytes", "B/s", world.size, world.nodes, points)
+    return Curve(
+        resource="memory",
+        name="sweep",
+        mode=kernel.name,
+        x="working_set_bytes",
+        unit="B/s",
+        ranks=world.size,
+        nodes=world.nodes,
+        points=points,
+    )
 
 
 class ThreadTeam:

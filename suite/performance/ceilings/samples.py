@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mlhpc.suite.performance.ceilings.document import Ceiling, Resource, Unit
+from mlhpc.suite.performance.ceilings_file import Ceiling, Resource, Unit
 from mlhpc.suite.world import World
 
 PROGRESS_INTERVAL_S = 5.0  # a line of progress about this often
@@ -155,11 +155,11 @@ class Samples:
     def roof(self, resource: Resource, name: str, mode: str, unit: Unit, **where: Any) -> Ceiling:
         """Make a ceiling of the rates. ``where``: the fields of `Ceiling` that do not follow from rates."""
         return Ceiling(
-            resource,
-            name,
-            mode,
-            self.value,
-            unit,
+            resource=resource,
+            name=name,
+            mode=mode,
+            value=self.value,
+            unit=unit,
             slowest=self.slowest,
             best=self.best,
             n=self.n,

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 
 from mlhpc.suite.files import render_duration
-from mlhpc.suite.performance.ceilings.document import Ceiling, Findings, NotMeasured, Resource
 from mlhpc.suite.performance.ceilings.samples import (
     Effort,
     Samples,
@@ -28,6 +27,7 @@ from mlhpc.suite.performance.ceilings.samples import (
     gather_maxima,
     measure_on_all_ranks,
 )
+from mlhpc.suite.performance.ceilings_file import Ceiling, Findings, NotMeasured, Resource
 from mlhpc.suite.world import World
 
 BLOCK = 4 << 20  # bytes of one write or read

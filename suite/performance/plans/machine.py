@@ -13,8 +13,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from mlhpc.suite.documents import NotNegative, Positive, read_json_document
+from mlhpc.suite.documents import NotNegative, read_json_document
 from mlhpc.suite.errors import InputError
+from mlhpc.suite.performance.ceilings_file import Ceiling, Ceilings, Curve
 from mlhpc.suite.performance.cost_model import Network, predict_all_reduce
 
 
@@ -78,47 +79,6 @@ class _LenientStruct(Struct, frozen=True, kw_only=True):
     """The base class of the parts of the document."""
 
 
-class _CeilingEntry(_LenientStruct, frozen=True, kw_only=True):
-    resource: str
-    name: str
-    mode: str
-    value: Positive
-    slowest: Positive
-    best: Positive
-    dtype: str | None = None
-    capacity_bytes: int | None = None
-
-    @property
-    def span(self) -> Estimate:
-        """Return the span from the slowest rank's median to the best repetition."""
-        return Estimate(min(self.slowest, self.value), self.value, max(self.best, self.value))
-
-
-class _Point(_LenientStruct, frozen=True, kw_only=True):
-    x: Annotated[int, Meta(gt=0)]
-    seconds: Positive | None = None
-
-
-class _Curve(_LenientStruct, frozen=True, kw_only=True):
-    resource: str
-    ranks: Annotated[int, Meta(ge=1)]
-    nodes: Annotated[int, Meta(ge=1)]
-    points: tuple[_Point, ...]
-
-
-class _Ceilings(_LenientStruct, frozen=True, kw_only=True):
-    version: Literal[1]
-    kind: Literal["ceilings"]
-    system: str
-    date: str
-    roofs: tuple[_CeilingEntry, ...]
-    curves: tuple[_Curve, ...] = ()
-
-    def of(self, resource: str) -> list[_CeilingEntry]:
-        """Return the ceilings of one resource, the highest first."""
-        return sorted((roof for roof in self.roofs if roof.resource == resource), key=lambda roof: -roof.value)
-
-
 class _Errors(_LenientStruct, frozen=True, kw_only=True):
     largest: NotNegative
 
@@ -140,12 +100,12 @@ def read_machine(ceilings: Path, network: Path, precision: str, reached: Estimat
 
     InputError if a file is damaged or lacks the number format.
     """
-    file = read_json_document(ceilings, _Ceilings, "ceilings", 1)
+    file = read_json_document(ceilings, Ceilings, "ceilings", 1)
     flops = _find_compute_rate(file, precision, ceilings)
     # The last level has no capacity: it is main memory, which large tensors stream from.
-    last = [roof for roof in file.of("memory") if roof.capacity_bytes is None]
+    last = [roof for roof in _list_highest_first(file, "memory") if roof.capacity_bytes is None]
     # The data set of a real run does not fit the page cache.
-    cold = [roof for roof in file.of("storage_read") if roof.mode == "cold"]
+    cold = [roof for roof in _list_highest_first(file, "storage_read") if roof.mode == "cold"]
     fit = read_json_document(network, _Fits, "output of mlhpc moe fit SWEEP --format json", 1).fits[0]
     links = _read_links(fit, network)
     rings = _compute_ring_factor(file.curves, links)
@@ -153,8 +113,8 @@ def read_machine(ceilings: Path, network: Path, precision: str, reached: Estimat
     return Machine(
         flops=flops if reached is None else flops.times(reached),
         network=links,
-        memory=last[0].span if last else None,
-        storage=cold[0].span if cold else None,
+        memory=_find_span(last[0]) if last else None,
+        storage=_find_span(cold[0]) if cold else None,
         is_reached=reached is not None,
         network_factor=1 + max(errors.largest for errors in fit.errors),
         ring_factor=rings,
@@ -163,27 +123,38 @@ def read_machine(ceilings: Path, network: Path, precision: str, reached: Estimat
     )
 
 
-def _find_compute_rate(file: _Ceilings, precision: str, path: Path) -> Estimate:
+def _list_highest_first(file: Ceilings, resource: str) -> list[Ceiling]:
+    return sorted(file.of(resource), key=lambda roof: -roof.value)
+
+
+def _find_span(roof: Ceiling) -> Estimate:
+    """Return the span from the slowest rank's median to the best repetition."""
+    return Estimate(min(roof.slowest or roof.value, roof.value), roof.value, max(roof.best or roof.value, roof.value))
+
+
+def _find_compute_rate(file: Ceilings, precision: str, path: Path) -> Estimate:
     """Return the rate in a number format. The value is sustained, the upper bound is a burst."""
-    roofs = file.of("compute")
+    roofs = _list_highest_first(file, "compute")
     fitting = [roof for roof in roofs if roof.dtype == precision]
     if not fitting:
         measured = sorted({str(roof.dtype) for roof in roofs}) or ["none"]
         raise InputError(f"{path}: no compute roof in {precision}, only in {', '.join(measured)}")
     # A step of training lasts longer than a burst: clocks have fallen by then.
     sustained = next((roof for roof in fitting if roof.mode == "sustained"), fitting[0])
-    return Estimate(sustained.span.low, sustained.value, fitting[0].span.high)
+    return Estimate(_find_span(sustained).low, sustained.value, _find_span(fitting[0]).high)
 
 
-def _compute_ring_factor(curves: Sequence[_Curve], network: Network) -> float | None:
+def _compute_ring_factor(curves: Sequence[Curve], network: Network) -> float | None:
     """Return the largest factor between measured all-reduces and a ring's closed form. None if none was measured.
 
     All-reduces on one node say nothing about links between nodes, and the other way round.
     """
     largest = None
     for curve in curves:
+        if curve.resource != "all_reduce" or curve.ranks is None:
+            continue
         same_links = (curve.nodes == 1) == (curve.ranks <= network.ranks_per_node)
-        if curve.resource != "all_reduce" or not same_links:
+        if not same_links:
             continue
         for point in curve.points:
             form = predict_all_reduce(network, curve.ranks, point.x).total_s

@@ -22,9 +22,9 @@ from mlhpc.suite.launcher import Launch
 from mlhpc.suite.machine.facts import Better
 from mlhpc.suite.machine.probes.processor import CpuCache
 from mlhpc.suite.performance.ceilings import collectives, compute, memory, storage
-from mlhpc.suite.performance.ceilings.document import Resource
 from mlhpc.suite.performance.ceilings.samples import count_calls_for
 from mlhpc.suite.performance.ceilings.sizes import SKEW
+from mlhpc.suite.performance.ceilings_file import Resource
 from mlhpc.suite.workload import load_workload
 from mlhpc.suite.world import World
 

@@ -25,11 +25,12 @@ from mlhpc.analysis.roofline.regime import (
     list_memory_levels,
     list_published_cases,
 )
-from mlhpc.analysis.sources.readers import Inputs, MeasuredRoof, read_ceilings, read_inputs
+from mlhpc.analysis.sources.readers import Inputs, read_ceilings, read_inputs
 from mlhpc.analysis.study import NotAnswerableError, Study, read_study
 from mlhpc.suite.card import Card
 from mlhpc.suite.commands.machine.counters import counters as counters_command
 from mlhpc.suite.errors import InputError
+from mlhpc.suite.performance.ceilings_file import Ceiling
 from tests.fixtures.charts import drawn
 from tests.fixtures.cli import mlhpc
 
@@ -143,7 +144,7 @@ def test_a_host_is_shared_by_threads_and_cores(tmp_path: Path, ceilings: Build) 
     file = read_ceilings(ceilings(tmp_path / "c.json", ranks=4, device=cpu))  # two ranks a node of two threads each
     gemm, dram = file.of("compute")[0], list_memory_levels(file)[-1]
 
-    def got(roof: MeasuredRoof, ranks: float, threads: float, *, shared: bool) -> float:
+    def got(roof: Ceiling, ranks: float, threads: float, *, shared: bool) -> float:
         work = Work(ranks, 1.0, threads, None, 1.0, "float32", {}, {}, 0.0, {}, 0.0, 0.0)
         return compute_rank_roof(file, work, roof, "", shared=shared).per_s / roof.value
 

@@ -23,14 +23,6 @@ from mlhpc.suite.machine.probes.allowance import read_usable_resources
 from mlhpc.suite.machine.probes.processor import CpuCache, list_data_caches
 from mlhpc.suite.performance.ceilings import memory, sizes, storage
 from mlhpc.suite.performance.ceilings.collectives import compute_bus_share, list_group_sizes
-from mlhpc.suite.performance.ceilings.document import (
-    Ceiling,
-    Findings,
-    NotMeasured,
-    refuse_existing,
-    render_json,
-    write,
-)
 from mlhpc.suite.performance.ceilings.memory import CPU_KERNELS, Kernel
 from mlhpc.suite.performance.ceilings.samples import QUICK, Effort, Samples, TimeLimit, measure_on_all_ranks
 from mlhpc.suite.performance.ceilings.sizes import (
@@ -47,6 +39,14 @@ from mlhpc.suite.performance.ceilings.sizes import (
     may_allocate,
     merge_memory_plateaus,
     plan_sweep,
+)
+from mlhpc.suite.performance.ceilings_file import (
+    Ceiling,
+    Findings,
+    NotMeasured,
+    refuse_existing,
+    render_json,
+    write,
 )
 from mlhpc.suite.world import World
 from tests.fixtures.warm import warm_python
@@ -294,7 +294,7 @@ def test_statistics_of_ranks_name_the_slowest_and_ignore_ranks_that_took_no_part
 
 def test_storage_is_read_cold_or_said_not_to_be(tmp_path: Path) -> None:
     effort = SimpleNamespace(storage_bytes=8 << 20)
-    found = storage.measure(World.create(), effort, tmp_path, 1 << 30, TimeLimit(World.create(), None))  # type: ignore[arg-type]
+    found = storage.measure_storage(World.create(), effort, tmp_path, 1 << 30, TimeLimit(World.create(), None))  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir()), "the file is removed"
     modes = {(roof.resource, roof.mode) for roof in found.roofs}
     assert {("storage_write", "fsync"), ("storage_read", "warm")} <= modes
@@ -309,26 +309,26 @@ def test_the_page_cache_is_looked_into(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_not_there_is_not_measured(tmp_path: Path) -> None:
-    found = storage.measure(World.create(), QUICK, tmp_path / "none", 1 << 30, TimeLimit(World.create(), None))
+    found = storage.measure_storage(World.create(), QUICK, tmp_path / "none", 1 << 30, TimeLimit(World.create(), None))
     assert not found.roofs
     assert {gap.resource for gap in found.not_measured} == {"storage_read", "storage_write"}
     assert "is not a directory" in found.not_measured[0].reason
 
 
 ROOF = Ceiling(
-    "compute",
-    "gemm",
-    "burst",
-    2e11,
-    "FLOP/s",
-    1.9e11,
-    2.1e11,
-    7,
-    0.02,
-    2,
-    1,
-    "numpy openblas",
-    "float32",
+    resource="compute",
+    name="gemm",
+    mode="burst",
+    value=2e11,
+    unit="FLOP/s",
+    slowest=1.9e11,
+    best=2.1e11,
+    n=7,
+    spread=0.02,
+    ranks=2,
+    nodes=1,
+    library="numpy openblas",
+    dtype="float32",
     shape=(8, 8, 8),
 )
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from mlhpc.suite.performance.ceilings import collectives, compute, measure, storage
-from mlhpc.suite.performance.ceilings.document import Findings
 from mlhpc.suite.performance.ceilings.samples import MIN_REPETITIONS, QUICK, TimeLimit, measure_on_all_ranks
+from mlhpc.suite.performance.ceilings_file import Findings
 from mlhpc.suite.world import World
 
 ALONE = World.create()

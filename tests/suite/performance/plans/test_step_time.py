@@ -110,11 +110,12 @@ def test_an_upper_end_that_is_not_known_is_told_with_the_reason() -> None:
 
 def roof(resource: str, value: float, **more: Any) -> dict[str, Any]:
     rates = {"value": value, "slowest": value * 0.8, "best": value * 1.1}
-    return {"resource": resource, "name": "x", "mode": "sustained", **rates, **more}
+    return {"resource": resource, "name": "x", "mode": "sustained", "unit": "FLOP/s", "n": 3, **rates, **more}
 
 
 CEILINGS = {
-    "version": 1, "kind": "ceilings", "system": "here", "date": "2026-11-23",
+    "version": 1, "kind": "ceilings", "system": "here", "date": "2026-11-23", "ranks": 2, "nodes": 1,
+    "device": {"type": "cpu", "name": "x"},
     "roofs": [
         roof("compute", 2e12, dtype="float32"), roof("compute", 3e12, dtype="float32", mode="burst"),
         roof("compute", 9e12, dtype="bfloat16"), roof("memory", 1e11), roof("memory", 9e11, capacity_bytes=4096),
@@ -158,8 +159,11 @@ def test_measured_all_reduces_say_how_far_off_rings_are(fitted: Any, tmp_path: P
     network = Network(**links)
 
     def factor(resource: str, ranks: int, nodes: int, times: float) -> float | None:
-        points = [{"x": x, "seconds": times * predict_all_reduce(network, ranks, x).total_s} for x in (4096, 1 << 20)]
-        curve = {"resource": resource, "ranks": ranks, "nodes": nodes, "points": points}
+        points = [
+            {"x": x, "value": 1e9, "seconds": times * predict_all_reduce(network, ranks, x).total_s}
+            for x in (4096, 1 << 20)
+        ]
+        curve = {"resource": resource, "name": "x", "ranks": ranks, "nodes": nodes, "points": points}
         paths = files(tmp_path, fitted, ceilings=CEILINGS | {"curves": [curve]})
         return read_machine(*paths, "float32", None).ring_factor
 
