@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -97,6 +97,31 @@ class OfficialRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     required_runs: int
 
 
+class Baseline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The metric of a predictor, with its standard error over the samples if that is known."""
+
+    value: float
+    standard_error: float | None = None
+
+
+class Baselines(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What predictors without a network reach on the ``samples`` of the validation split, in generated data of ``seed``.
+
+    ``oracle``: predictors that know the rule of the data. ``table``: the file below benchmarks/results/ that has the
+    measured values.
+    """
+
+    table: str
+    seed: int
+    samples: int
+    values: dict[str, Baseline]
+    oracle: dict[str, Baseline] = {}
+
+    def metrics(self, *, oracle: bool = False) -> dict[str, float]:
+        """Return the metric of each baseline, or of each oracle baseline."""
+        return {name: each.value for name, each in (self.oracle if oracle else self.values).items()}
+
+
 class SizeCard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One size of one workload. A multiply-add is 2 FLOPs; ``sample_bytes`` is a stored sample's, uncompressed.
 
@@ -106,7 +131,8 @@ class SizeCard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     The four counts from ``model_parameters`` on are 0 until `mlhpc workload card` counts them. ``required_runs`` are
     the scored runs of a time-to-train result; the olympic mean drops two of them. ``eval_every_steps`` None: every
     epoch; else epoch_num counts samples seen. ``data_sha256`` belongs to the manifest of the generated data (seed 0).
-    It is None if they differ between processors. ``official`` None: MLPerf HPC has no such benchmark.
+    It is None if they differ between processors. ``official`` None: MLPerf HPC has no such benchmark. ``baselines``
+    None: not measured.
     """
 
     description: str
@@ -125,6 +151,7 @@ class SizeCard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     sample_bytes: int
     data_sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")] | None = None
     official: OfficialRules | None = None
+    baselines: Baselines | None = None
     # By MLLOG key.
     constraints: dict[str, Constraint] = {}
 
@@ -136,6 +163,19 @@ class SizeCard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def between_evals(self, global_batch_size: int) -> float:
         """Return the distance of two evaluations in the unit of epoch_num: 1 epoch, or a number of samples."""
         return float(self.eval_every_steps * global_batch_size) if self.eval_every_steps else 1.0
+
+
+def render_baselines(values: Mapping[str, float], oracle: Mapping[str, float]) -> list[str]:
+    """Render the lines under a result: one for baselines, one for oracle baselines, none for an empty mapping."""
+    heads = {
+        "simple predictors reach on such data": values,
+        "oracle baselines, which know how the data were made": oracle,
+    }
+    return [
+        f"{head}: {', '.join(f'{name} {value:.4f}' for name, value in numbers.items())}"
+        for head, numbers in heads.items()
+        if numbers
+    ]
 
 
 class Tunable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -63,7 +63,6 @@ PACKAGES = {
     "vl_convert": ("vl-convert-python", "analysis"),
     "pyarrow": ("pyarrow", "parquet"),
     "lifelines": ("lifelines", "fleet"),
-    "lightgbm": ("lightgbm", "baselines"),
     "pynvml": ("nvidia-ml-py", "nvml"),
     "tensorboard": ("tensorboard", "export"),
     "prometheus_client": ("prometheus-client", "export"),

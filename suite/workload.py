@@ -5,7 +5,6 @@ A workload is a folder whose ``__init__`` holds a `Descriptor`; the class that i
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -74,46 +73,6 @@ class Optimization:
     learning_rate: Callable[[int, int], float]
     clip_norm: float | None = None
     ema_decay: float | None = None
-
-
-class Baseline(float):
-    """The metric of a baseline, with its standard error over the evaluation samples.
-
-    ``told``: the predictor is an oracle, which knows the rule that made the data. It is no baseline: it shows what is
-    attainable.
-    """
-
-    standard_error: float
-    told: bool
-
-    def __new__(cls, value: float, standard_error: float, *, told: bool = False) -> Baseline:
-        """Make a float that keeps its standard error."""
-        made = super().__new__(cls, value)
-        made.standard_error, made.told = float(standard_error), told
-        return made
-
-    @classmethod
-    def mean(cls, of_samples: Sequence[float] | NDArray[np.floating[Any]]) -> Baseline:
-        """Compute mean and standard error of a metric that is the mean over samples. One sample has no spread: nan."""
-        n = len(of_samples)
-        mean = math.fsum(of_samples) / n
-        # Two passes and exact sums: a metric of many samples would lose digits otherwise.
-        squares = math.fsum((each - mean) ** 2 for each in of_samples)
-        return cls(mean, math.sqrt(squares / (n - 1) / n) if n > 1 else math.nan)
-
-    @classmethod
-    def jackknife(
-        cls, of_samples: Sequence[Mapping[str, float]], metric: Callable[[Mapping[str, float]], float]
-    ) -> Baseline:
-        """Compute a metric of summed statistics, and its standard error by the jackknife over samples (Tukey 1958)."""
-        names = {name for each in of_samples for name in each}
-        totals = {name: math.fsum(each.get(name, 0.0) for each in of_samples) for name in names}
-        value, n = metric(totals), len(of_samples)
-        if n < 2:
-            return cls(value, math.nan)
-        without = [metric({name: totals[name] - each.get(name, 0.0) for name in names}) for each in of_samples]
-        center = math.fsum(without) / n
-        return cls(value, math.sqrt((n - 1) / n * math.fsum((each - center) ** 2 for each in without)))
 
 
 class Dataset(Protocol):
@@ -232,14 +191,6 @@ class Workload(Protocol):
     @abstractmethod
     def work(self) -> Work:
         """Compute the work of training on one sample at this size."""
-        ...
-
-    @abstractmethod
-    def baselines(self, root: Path) -> Mapping[str, float]:
-        """Measure the card's metric of trivial and analytic predictors on the validation split: name to `Baseline`.
-
-        A plain number means that its standard error is unknown.
-        """
         ...
 
     def work_of(self, batch: Batch) -> Work:

@@ -404,7 +404,7 @@ def _details_table(rows: pd.DataFrame, caption: str) -> HtmlTable:
         "metric reached": list(rows["reached_value.mean"]),
         "target": list(rows["target"]),
         "trivial baselines": [_baselines(text) for text in rows["baselines"]],
-        "best possible (knows how the data were made)": [_baselines(text) for text in rows["attainable"]],
+        "oracle baselines (know how the data were made)": [_baselines(text) for text in rows["oracle_baselines"]],
         "scaling factor shipped": list(rows["scaling_factor"]),
         "the stated score's source": [read_stated_minutes().get(group, (0.0, ""))[1] for group in rows["group"]],
     }

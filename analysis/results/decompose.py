@@ -178,7 +178,7 @@ def _scores(group: pd.DataFrame, counted: pd.DataFrame, chosen: Selection) -> di
         "async_eval": bool(group["async_eval"].any()),
         "carried_over_from": _find_common_value(group["carried_over_from"]),
         "baselines": _find_common_value(group["baselines"]),
-        "attainable": _find_common_value(group["attainable"]),
+        "oracle_baselines": _find_common_value(group["oracle_baselines"]),
     }
 
 

@@ -267,7 +267,7 @@ def _build_own_columns(record: RunRecord) -> dict[str, Any]:
         }
         | {
             name: json.dumps(dict(values)) if values else None
-            for name, values in (("baselines", record.baselines), ("attainable", record.attainable))
+            for name, values in (("baselines", record.baselines), ("oracle_baselines", record.oracle_baselines))
         }
     )
 

@@ -16,23 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlhpc.suite.card import render_metric_value
 from mlhpc.suite.cli.group import Subcommands
 from mlhpc.suite.cli.options import IntegerRange, output_option, ranks_option, size_option
 from mlhpc.suite.cli.progress import TERMINAL_NAME, start_progress
 from mlhpc.suite.config import choose_default_data_root
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.errors import ExitCode, InputError
-from mlhpc.suite.files import print_line, print_progress, render_bytes, render_duration, write_file_atomically
+from mlhpc.suite.files import print_line, render_bytes, render_duration, write_file_atomically
 from mlhpc.suite.launch.local import make_suite_command, run_attached
 from mlhpc.suite.launcher import find_world
 
 if TYPE_CHECKING:
     from mlhpc.suite.data.manifest import Manifest
-    from mlhpc.suite.descriptor import Descriptor
     from mlhpc.suite.world import World
-
-LARGE_BYTES = 2**26  # bytes of a data set whose baselines may take minutes
 
 
 @click.group(
@@ -78,15 +74,9 @@ def generate(workload: str, size: str, seed: int, ranks: int, output: Path | Non
     words = ["generate", workload, "--size", size, "--seed", str(seed), "-o", str(root)]
     _start_ranks(ranks, words)
     with _connect_ranks() as world:
-        if world.is_first:
-            from mlhpc.suite.workload import load_workload
-
-            # Baselines need it at the end: an incomplete workload is refused here, not after hours of generating.
-            load_workload(chosen)
         with start_progress(f"{workload} {size}", shown=world.is_first) as tell:
             chosen.load_generator().generate(root, size, seed=seed, world=world, progress=tell)
         _print_data_set(root, world)
-        _print_baselines(chosen, root, world)
 
 
 @data.command()
@@ -120,7 +110,6 @@ def convert(
         with start_progress(f"convert {workload}", shown=world.is_first) as tell:
             function(source, root, world=world, size=size, progress=tell, **trust)
         _print_data_set(root, world)
-        _print_baselines(chosen, root, world)
 
 
 @data.command()
@@ -275,38 +264,6 @@ def _print_data_set(root: Path, world: World) -> None:
         from mlhpc.suite.data.manifest import read_manifest
 
         print_line(f"{_render_summary(root, read_manifest(root))}: complete")
-
-
-def _print_baselines(chosen: Descriptor, root: Path, world: World) -> None:
-    """Measure and print, on rank 0, the metric of simple predictors and the target, so that a person can judge it.
-
-    Prints nothing for data of a size that the card does not have: there is no target. The other ranks sleep meanwhile.
-    At MPI's own end they would wait with a whole core.
-    """
-    try:
-        if world.is_first:
-            _measure_baselines(chosen, root)
-    finally:
-        world.barrier()
-
-
-def _measure_baselines(chosen: Descriptor, root: Path) -> None:
-    from mlhpc.suite.data.baselines import find_standard_error, is_oracle, measure_baselines
-    from mlhpc.suite.data.manifest import read_manifest
-
-    manifest = read_manifest(root)
-    if manifest.size not in chosen.card().sizes:  # converted data of a shape that no size has
-        return
-    card = chosen.card().size(manifest.size)
-    if manifest.bytes > LARGE_BYTES:
-        print_progress(
-            f"{root}: measuring its baselines, which may take minutes; without them runs log none", error=True
-        )
-    for name, value in measure_baselines(chosen, manifest.size, root, manifest.sha256).items():
-        error = find_standard_error(value)
-        shown = render_metric_value(value, card.threshold) + ("" if error is None else f" ± {error:.4f}")
-        note = "best possible (knows how the data were made); " if is_oracle(value) else ""
-        print_line(f"  {card.metric_name} of {name}: {shown} ({note}target {card.threshold:g})")
 
 
 def _render_summary(root: Path, manifest: Manifest) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mlhpc.suite.card import render_baselines
 from mlhpc.suite.cli.options import JSON, card_option, format_option
 from mlhpc.suite.compliance.check import check
 from mlhpc.suite.compliance.exchange.documents import build_result_documents, render_lines
@@ -104,8 +105,6 @@ def _is_scored(item: Result, *, energy: bool) -> bool:
 
 def render_result(scored: Result, *, explain: bool) -> list[str]:
     """Render one result for a terminal. With ``explain`` each run has a line."""
-    from mlhpc.suite.data.baselines import render_baselines
-
     first, runs = find_named_run(scored.runs), scored.score.runs
     benchmark = scored.group.benchmark or first.benchmark or "no benchmark"
     size = f" {first.size}" if first.size else ""
@@ -121,10 +120,10 @@ def render_result(scored: Result, *, explain: bool) -> list[str]:
     baselines: dict[str, None] = {}  # each line once: the runs of a result log the same baselines
     for run in scored.runs:
         # A dict keeps the order of the lines.
-        baselines |= dict.fromkeys(render_baselines(run.baselines, run.attainable))
+        baselines |= dict.fromkeys(render_baselines(run.baselines, run.oracle_baselines))
     text += [f"  {line}" for line in baselines]
     if first.suite_version and not any(run.baselines for run in scored.runs):
-        text.append("  simple predictors: not logged (no valid baselines.json in the data set, or a loop of your own)")
+        text.append("  simple predictors: not logged (the card of this size states none)")
     ended = [run for run in runs if run.record.path not in scored.unfinished_logs]
     if not explain:  # the one run that may fail, or a log that was cut
         text += [f"  {find_log_name(run)} did not converge: {run.failure}" for run in ended if run.failure is not None]

@@ -115,7 +115,7 @@ class RunRecord:
     staging_stats: Mapping[str, Any] | None = None
     work_per_sample: Mapping[str, float] = field(default_factory=dict)
     baselines: Mapping[str, float] = field(default_factory=dict)
-    attainable: Mapping[str, float] = field(default_factory=dict)  # by predictors that are told the rule of the data
+    oracle_baselines: Mapping[str, float] = field(default_factory=dict)  # by predictors that know the rule of the data
     data_manifest: str | None = None
     config: Mapping[str, Any] | None = None
     config_file: tuple[str, str] | None = None  # name and sha256 of the file of settings
@@ -201,7 +201,7 @@ def summarise_log(log: Log, metric: str | None = None) -> RunRecord:
         staging_stats=_convert_to_mapping(first(mllog.STAGING_STATS)),
         work_per_sample=_select_numbers(first(mllog.WORK_PER_SAMPLE)),
         baselines=_select_numbers(first(mllog.BASELINE)),
-        attainable=_read_oracle_metrics(run),
+        oracle_baselines=_read_oracle_metrics(run),
         data_manifest=_convert_to_text(first(mllog.DATA_MANIFEST)),
         config=_convert_to_mapping(first(mllog.RUN_CONFIG)),
         config_file=read_config_file(run.first(mllog.CONFIG_FILE)),
@@ -345,7 +345,9 @@ def _convert_to_text(value: object) -> str | None:
 
 def _read_oracle_metrics(run: Log) -> Mapping[str, float]:
     event = run.first(mllog.BASELINE)
-    return _select_numbers(None if event is None else event.metadata.get("attainable"))
+    about: Mapping[str, Any] = {} if event is None else event.metadata
+    # Logs of earlier versions called them attainable.
+    return _select_numbers(about.get("oracle", about.get("attainable")))
 
 
 def _convert_to_mapping(value: object) -> Mapping[str, Any] | None:

@@ -82,8 +82,7 @@ class RunHeader:
 
     ``config`` and ``about_config`` are value and metadata of ``run_config``; ``device`` is cpu or cuda. Each of the
     ``hyperparameters`` becomes an event, in order. ``work`` is the value of ``work_per_sample``, or None if it is not
-    known. ``attainable``: metrics of oracle predictors, which know how the data were made. ``baselines``: other simple
-    predictors.
+    known.
     """
 
     device: str
@@ -94,8 +93,6 @@ class RunHeader:
     parameters: int
     work: Mapping[str, Any] | None
     data_manifest: str
-    baselines: Mapping[str, float]
-    attainable: Mapping[str, float]
 
 
 def log_run_header(log: EventLog, plan: TrialPlan, world: World, header: RunHeader) -> None:
@@ -136,9 +133,11 @@ def log_run_header(log: EventLog, plan: TrialPlan, world: World, header: RunHead
     if header.work is not None:
         log.event(mllog.WORK_PER_SAMPLE, header.work)
     log.event(mllog.DATA_MANIFEST, header.data_manifest)
-    log.event(
-        mllog.BASELINE, header.baselines, metadata={"attainable": header.attainable} if header.attainable else None
-    )
+    if (stated := plan.size_card.baselines) is None:
+        log.event(mllog.BASELINE, {})
+    else:
+        about = {"oracle": stated.metrics(oracle=True), "data_seed": stated.seed, "samples": stated.samples}
+        log.event(mllog.BASELINE, stated.metrics(), metadata=about | {"table": stated.table})
 
 
 def log_run_files(log: EventLog, folder: RunFolder) -> None:

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from mlhpc.suite import VERSION
+from mlhpc.suite.card import render_baselines
 from mlhpc.suite.config import RunConfig, choose_default_data_root
-from mlhpc.suite.data.baselines import find_baselines_problem, read_baselines, render_baselines
 from mlhpc.suite.data.build import find_data
 from mlhpc.suite.data.manifest import Manifest
 from mlhpc.suite.data.sampling import check_batch, count_steps_per_epoch
@@ -454,7 +454,6 @@ class _Trial:
 
     def _log_statement(self, workload: Workload, seed: int, parameters: int) -> None:
         threads = torch.get_num_threads()
-        baselines, attainable = read_baselines(self.source, self.manifest.sha256)
         header = RunHeader(
             device=self.device.type,
             seed=seed,
@@ -464,8 +463,6 @@ class _Trial:
             parameters=parameters,
             work=asdict(workload.work()) | {"sample_bytes": self.plan.size_card.sample_bytes},
             data_manifest=self.manifest.sha256,
-            baselines=baselines,
-            attainable=attainable,
         )
         log_run_header(self.log, self.plan, self.world, header)
         for choice in self.chooser.choices.values():
@@ -479,9 +476,8 @@ class _Trial:
         )
         self.in_run = False
         self._say(outcome.reason)
-        problem = find_baselines_problem(self.source, self.manifest.sha256)
-        lines = render_baselines(*read_baselines(self.source, self.manifest.sha256))
-        for line in lines if problem is None else [problem]:
+        stated = self.plan.size_card.baselines
+        for line in [] if stated is None else render_baselines(stated.metrics(), stated.metrics(oracle=True)):
             self._say(line)
 
 

@@ -156,7 +156,7 @@ class Forgetful(Workload):
 
 def test_a_workload_without_a_method_is_refused_when_it_is_loaded() -> None:
     asked = replace(load_descriptor("cosmoflow"), implementation=f"{__name__}:Incomplete")
-    with pytest.raises(InputError, match=r"lacks the methods dataset, build_model, .*baselines \(see") as caught:
+    with pytest.raises(InputError, match=r"lacks the methods dataset, build_model, .*work \(see") as caught:
         load_workload(asked)
     assert "loss" not in str(caught.value)
 

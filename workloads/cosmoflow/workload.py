@@ -123,12 +123,6 @@ class CosmoFlow(Workload):
             self._settings, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes
         )
 
-    def baselines(self, root: Path) -> Mapping[str, float]:
-        """Measure the mean absolute error of the training mean and of ridge regressions."""
-        from mlhpc.workloads.cosmoflow.baselines import measure_baselines  # loads scipy, which no run needs
-
-        return measure_baselines(root)
-
     def _rate(self, epoch: int) -> float:
         return learning_rate(self._settings, self.config.global_batch_size, epoch)
 

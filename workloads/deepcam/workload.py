@@ -122,9 +122,3 @@ class DeepCam(Workload):
         return compute_work(
             self._settings, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes
         )
-
-    def baselines(self, root: Path) -> Mapping[str, float]:
-        """Measure the metric of background everywhere and of predictors of one pixel's class."""
-        from mlhpc.workloads.deepcam.baselines import measure_baselines  # loads scipy, which no run needs
-
-        return measure_baselines(root)

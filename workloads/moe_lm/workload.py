@@ -15,7 +15,6 @@ from mlhpc.suite.config import RunConfig
 from mlhpc.suite.workload import Optimization, Work
 from mlhpc.suite.world import World
 from mlhpc.workloads.moe.workload import HasMoELayers, MoEWorkload
-from mlhpc.workloads.moe_lm.baselines import measure_baselines
 from mlhpc.workloads.moe_lm.config import MoELMConfig, compute_work
 from mlhpc.workloads.moe_lm.data import TextData
 from mlhpc.workloads.moe_lm.model import MoELanguageModel
@@ -104,7 +103,3 @@ class MoELM(MoEWorkload):
         return compute_work(
             self._settings, global_batch_size=batch, element_bytes=self.element_bytes, layout=self.layout
         )
-
-    def baselines(self, root: Path) -> Mapping[str, float]:
-        """Measure the bits per byte of compressors and of byte models after the training text."""
-        return measure_baselines(root)

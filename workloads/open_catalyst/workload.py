@@ -148,12 +148,6 @@ class OpenCatalyst(Workload):
         element_bytes = 2 if self.config.precision == "bfloat16" else 4
         return compute_work(settings, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes)
 
-    def baselines(self, root: Path) -> Mapping[str, float]:
-        """Measure the force error of zero force, the mean force and a fitted pair potential."""
-        from mlhpc.workloads.open_catalyst.baselines import measure_baselines  # loads scipy, which no run needs
-
-        return measure_baselines(root, self._settings)
-
     def window_stats(self, world: World) -> dict[str, Any]:
         """Return the largest / mean triplets of a rank, averaged over the window's steps. 1 is perfect balance."""
         if self._imbalance is None:

@@ -16,7 +16,6 @@ from mlhpc.suite.machine.choice.products import choose_products
 from mlhpc.suite.workload import ChooserProtocol, Optimization, Work, Workload
 from mlhpc.suite.world import World
 from mlhpc.workloads.openfold import DESCRIPTOR, residues
-from mlhpc.workloads.openfold.baselines import measure_baselines
 from mlhpc.workloads.openfold.checkpoint import compute_checkpoint_sha256, load_checkpoint
 from mlhpc.workloads.openfold.config import OpenFoldConfig, learning_rate
 from mlhpc.workloads.openfold.data import OpenFoldData, compute_batch_work
@@ -174,7 +173,3 @@ class OpenFold(Workload):
         return compute_work(
             self._settings, global_batch_size=self.config.global_batch_size, element_bytes=element_bytes
         )
-
-    def baselines(self, root: Path) -> Mapping[str, float]:
-        """Measure lDDT-CA of fixed folds, of copied training chains and of regressions on the alignment."""
-        return measure_baselines(root)

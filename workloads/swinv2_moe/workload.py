@@ -132,12 +132,6 @@ class SwinV2MoEWorkload(MoEWorkload):
             self._settings, global_batch_size=batch, element_bytes=self.element_bytes, layout=self.layout
         )
 
-    def baselines(self, root: Path) -> Mapping[str, float]:
-        """Measure the accuracy of the commonest class, of linear classifiers and of boosting."""
-        from mlhpc.workloads.swinv2_moe.baselines import measure_baselines  # loads scipy, which no run needs
-
-        return measure_baselines(root)
-
 
 def _promote_to_float32(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))

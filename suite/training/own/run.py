@@ -242,8 +242,6 @@ class Run:
             parameters=total,
             work=None,
             data_manifest=self._manifest,
-            baselines={},
-            attainable={},
         )
         log_run_header(self._log, self._plan, world, header)
         self._log_data()

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,7 +50,6 @@ def generator(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         code=lambda: "mlhpc.workloads.cosmoflow.workload:CosmoFlow",
     )
     monkeypatch.setattr(module, "load_descriptor", lambda name: chosen)
-    monkeypatch.setattr(module, "_print_baselines", lambda *whatever: None)
     return functions
 
 
@@ -146,38 +144,6 @@ def test_fetch_says_what_to_do_next_and_shows_progress_where_there_is_some(
             == f"{tmp_path}/new: checked and complete; mlhpc data convert toy {tmp_path}/new makes a data set of it\n"
         )
     assert told == [False, True]
-
-
-@pytest.mark.parametrize("large", [2**26, 0])
-def test_baselines_that_may_take_minutes_are_announced(
-    large: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    toy_generate(tmp_path, "smoke", seed=0, world=World.create(None))
-    size = SimpleNamespace(threshold=1.0, metric_name="error")
-    card = SimpleNamespace(sizes={"smoke": size}, size=lambda name: size)
-    monkeypatch.setattr("mlhpc.suite.data.baselines.measure_baselines", lambda *whatever: {"mean": 2.0})
-    monkeypatch.setattr(module, "LARGE_BYTES", large)
-    said: list[str] = []
-    monkeypatch.setattr(module, "print_progress", lambda text, **_: said.append(text))
-    module._print_baselines(SimpleNamespace(card=lambda: card), tmp_path, World.create(None))  # type: ignore[arg-type]
-    assert len(said) == (large == 0)
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_the_other_ranks_wait_for_the_baselines_even_if_these_fail(
-    rank: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    done: list[str] = []
-
-    def measure(*whatever: object) -> None:
-        done.append("measured")
-        raise InputError("no room")
-
-    monkeypatch.setattr(module, "_measure_baselines", measure)
-    world = SimpleNamespace(is_first=rank == 0, barrier=lambda: done.append("met"))
-    with pytest.raises(InputError) if rank == 0 else nullcontext():
-        module._print_baselines(SimpleNamespace(), tmp_path, world)  # type: ignore[arg-type]
-    assert done == (["measured", "met"] if rank == 0 else ["met"])
 
 
 def test_trust_in_pickles_reaches_the_workload_and_only_one_that_has_them(

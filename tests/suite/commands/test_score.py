@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.log.record import summarise_log
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import START_MS, Mutation, drop, edit, our_run, our_runs, results, shift_after, write
 from tests.fixtures.package_mutations import example, lines_of, strong, weak
@@ -115,7 +117,21 @@ def test_a_cut_log_and_missing_baselines_are_said(tmp_path: Path) -> None:
     log = run / "result_2.txt"
     log.write_bytes(log.read_bytes()[: log.stat().st_size // 3])
     assert "  result_2.txt did not converge: no run_start" in mlhpc("score", run).stdout.splitlines()
-    assert "no baselines" not in mlhpc("score", run).stdout
+    assert "simple predictors: not logged" not in mlhpc("score", run).stdout
     for path in run.glob("result_*.txt"):
         path.write_text(re.sub(r'("key": "baseline", "value": )\{[^}]*\}', r"\1{}", path.read_text()))
-    assert "  simple predictors: not logged (no valid baselines.json in the data set" in mlhpc("score", run).stdout
+    assert "  simple predictors: not logged (the card of this size states none)" in mlhpc("score", run).stdout
+
+
+def test_baselines_stand_beside_a_score_and_oracle_baselines_apart(tmp_path: Path) -> None:
+    """Logs of earlier versions have the oracle baselines under the name "attainable"."""
+    run = our_runs(tmp_path / "r")
+    for number, log in enumerate(sorted(run.rglob("result_*.txt"))):
+        name = ("oracle", "attainable")[number % 2]
+        stated = '{"mean": 0.5}, "metadata": {'
+        log.write_text(log.read_text().replace(stated, f'{stated}"{name}": {{"knows": 0.1, "forged": "NaN"}}, '))
+        record = summarise_log(read_events(log))
+        assert (dict(record.baselines), dict(record.oracle_baselines)) == ({"mean": 0.5}, {"knows": 0.1})
+    lines = mlhpc("score", run).stdout.splitlines()
+    assert "  simple predictors reach on such data: mean 0.5000" in lines
+    assert "  oracle baselines, which know how the data were made: knows 0.1000" in lines

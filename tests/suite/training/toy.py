@@ -241,9 +241,6 @@ class Toy(Workload):
         flops, weights = 2.0 * WIDTH**2, float(WIDTH**2 + WIDTH)
         return Work(3 * flops, 3 * flops, 24.0 * WIDTH, flops, 8.0 * WIDTH, 4 * weights, 16 * weights, 4 * weights)
 
-    def baselines(self, root: Path) -> dict[str, float]:
-        return {"zero": 1.0}
-
 
 DESCRIPTOR = ToyDescriptor("toy", Path(__file__).parent, ToyConfig, f"{__name__}:Toy", __name__)
 

@@ -1,8 +1,7 @@
-"""Batches, augmentation, metric and baselines of CosmoFlow."""
+"""Batches, augmentation and metric of CosmoFlow."""
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from itertools import permutations
 from pathlib import Path
 
@@ -14,14 +13,13 @@ from msgspec import structs
 from mlhpc.suite.config import RunConfig, load_config
 from mlhpc.suite.data.manifest import read_manifest, write_manifest
 from mlhpc.suite.data.sampling import draws
-from mlhpc.suite.data.shards import ShardReader, count_read_bytes
+from mlhpc.suite.data.shards import count_read_bytes
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.world import World
 from mlhpc.workloads.cosmoflow import DESCRIPTOR
 from mlhpc.workloads.cosmoflow import generate as generator
-from mlhpc.workloads.cosmoflow.baselines import compute_features, count_moments, measure_baselines
 from mlhpc.workloads.cosmoflow.config import TARGETS
-from mlhpc.workloads.cosmoflow.cosmology import Simulation, make_universe
+from mlhpc.workloads.cosmoflow.cosmology import Simulation
 from mlhpc.workloads.cosmoflow.data import augment
 from mlhpc.workloads.cosmoflow.workload import CosmoFlow
 from tests.workloads.tiny import TINY
@@ -157,36 +155,6 @@ def learnable(tmp_path_factory: pytest.TempPathFactory, world: World) -> Path:
         patch.setitem(generator.SIZES, "smoke", size)
         generator.generate(root, "smoke", seed=0, world=world)
     return root
-
-
-def test_baselines_are_computed_from_the_data(learnable: Path) -> None:
-    values = measure_baselines(learnable)
-    assert values["train_mean"] == pytest.approx(0.5, abs=0.04)  # of uniform targets in [-1, 1]
-    ridges = ("one_point_ridge", "joint_moments_ridge", "power_spectrum_ridge", "all_statistics_ridge")
-    boosting = ("all_statistics_boosting",) if find_spec("lightgbm") else ()
-    assert list(values) == ["train_mean", *ridges, *boosting]
-    assert all(values[name] < 0.4 for name in (*ridges, *boosting))
-    mean = ShardReader(learnable, "train").read(range(300))["y"].astype(float).mean(axis=0)
-    errors = np.abs(ShardReader(learnable, "validation").read(range(100))["y"] - mean).mean(axis=1)
-    assert values["train_mean"].standard_error == pytest.approx(errors.std(ddof=1) / 10, rel=1e-6)
-
-
-def test_the_one_point_regression_sees_no_neighbours() -> None:
-    """Voxels in another order keep the moments and lose the spectra."""
-    x = make_universe(Simulation(16, 8, 128.0, "2lpt"), 0, 0)[0][None]
-    mixed = np.random.default_rng(0).permutation(x.reshape(1, -1, 4), axis=1).reshape(x.shape)
-    first, second = compute_features(x), compute_features(mixed)
-    moments = count_moments(4)
-    np.testing.assert_allclose(first[:, :moments], second[:, :moments], rtol=1e-4)
-    assert np.abs(first[:, moments:] - second[:, moments:]).max() > 0.5
-
-
-def test_power_spectra_do_not_change_under_symmetries_and_shifts(learnable: Path, tiny_data: Path) -> None:
-    x = make_universe(Simulation(16, 8, 128.0, "2lpt"), 0, 0)[0][None]
-    for draw in (1, 100, 12_345):
-        np.testing.assert_allclose(
-            compute_features(augment(x, np.array([draw], np.uint64))), compute_features(x), rtol=2e-3, atol=2e-3
-        )
 
 
 def test_a_tiny_network_learns_from_counts_alone(learnable: Path, world: World) -> None:

@@ -1,9 +1,8 @@
-"""Batches, normalisation, logged hyperparameters and baselines of DeepCAM."""
+"""Batches, normalisation, and logged hyperparameters of DeepCAM."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +12,10 @@ from msgspec import structs
 
 from mlhpc.suite.config import RunConfig, load_config
 from mlhpc.suite.data.manifest import read_manifest, write_manifest
-from mlhpc.suite.data.shards import ShardReader, build_shard_path, count_read_bytes, write_shard
+from mlhpc.suite.data.shards import ShardReader, count_read_bytes
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.world import World
-from mlhpc.workloads.deepcam import DESCRIPTOR, baselines
+from mlhpc.workloads.deepcam import DESCRIPTOR
 from mlhpc.workloads.deepcam import generate as generator
 from mlhpc.workloads.deepcam.workload import DeepCam
 
@@ -131,47 +130,6 @@ def learnable(tmp_path_factory: pytest.TempPathFactory, world: World) -> Path:
         patch.setitem(generator.SIZES, "smoke", generator.DataSize(generator.SIZES["smoke"].domain, 96, 32, 32))
         generator.generate(root, "smoke", seed=0, world=world)
     return root
-
-
-@pytest.mark.long
-def test_baselines_are_computed_from_the_data(learnable: Path) -> None:
-    state = torch.get_rng_state()
-    values = baselines.measure_baselines(learnable)
-    assert torch.equal(torch.get_rng_state(), state)
-    labels = ShardReader(learnable, "validation").read(range(32))["y"].reshape(32, -1)
-    background = [((y == 0).mean() + (not (y == 1).any()) + (not (y == 2).any())) / 3 for y in labels]
-    assert values["all_background"] == pytest.approx(np.mean(background), rel=1e-9)
-    assert values["all_background"] < values["pixel_mlp"] < 0.75 < values["box_mlp_smoothed"]
-    assert values == baselines.measure_baselines(learnable)
-
-
-@pytest.mark.parametrize("told", [True, False])
-def test_only_neighbours_tell_a_class_that_noise_hides(
-    tiny_data: Path, monkeypatch: pytest.MonkeyPatch, told: bool
-) -> None:
-    """One channel is noise plus half a deviation over a river. Labels of another snapshot tell nobody anything."""
-    monkeypatch.setattr(baselines, "FIT_PIXELS", 1 << 13)
-    random = np.random.default_rng(0)
-    splits = {}
-    for split, samples in (("train", 24), ("validation", 6)):
-        y = np.zeros((samples, 32, 48), np.uint8)
-        for sample, left in enumerate(random.integers(32, size=samples)):
-            y[sample, :, left : left + 16] = 2
-        x = random.normal(size=(*y.shape, 16)).astype(np.float32)
-        x[..., 0] += 0.25 * (y if told else np.roll(y, 1, axis=0))
-        splits[split] = (write_shard(build_shard_path(tiny_data, split, 0), {"x": x, "y": y}),)
-    statistics = {"count": 24, "mean": [0.0] * 16, "sqmean": [1.0] * 16, "minval": [-9.0] * 16, "maxval": [9.0] * 16}
-    manifest = read_manifest(tiny_data)
-    write_manifest(tiny_data, structs.replace(manifest, splits=splits, attributes={"statistics": statistics}))
-    values = baselines.measure_baselines(tiny_data)
-    kinds = ["pixel_mlp", "box_mlp", *(["box_boosting"] if find_spec("lightgbm") else [])]
-    assert list(values) == ["all_background", *(f"{kind}{end}" for kind in kinds for end in ("", "_smoothed"))]
-    found = {name: value - values["all_background"] for name, value in values.items()}
-    if told:
-        assert all(found[kind] > found["pixel_mlp"] + 0.1 for kind in kinds[1:])
-        assert all(found[f"{kind}_smoothed"] > found[kind] for kind in kinds)
-    else:
-        assert max(found.values()) < 0.15
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Batches, loss, metric, schedule, balance and baselines of OpenCatalyst, on one rank and on two."""
+"""Batches, loss, metric, schedule and balance of OpenCatalyst, on one rank and on two."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ from mlhpc.suite.documents import convert_to_plain_data
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.world import World
 from mlhpc.workloads.open_catalyst import DESCRIPTOR
-from mlhpc.workloads.open_catalyst.baselines import measure_baselines
 from mlhpc.workloads.open_catalyst.config import OpenCatalystConfig, learning_rate
 from mlhpc.workloads.open_catalyst.workload import OpenCatalyst
 from tests.fixtures.warm import warm_python
-from tests.workloads.tiny import TINY
 
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
 
@@ -275,51 +273,3 @@ def test_two_ranks_train_as_one_balanced_or_not(tiny_data: Path, tmp_path: Path)
         imbalance = np.mean([max(each) / np.mean(each) for each in two[balanced]["triplets"]])
         assert two[balanced]["imbalance"] == pytest.approx(imbalance)
     assert two["True"]["imbalance"] < two["False"]["imbalance"]
-
-
-def test_baselines_are_computed_from_the_data(tiny_data: Path) -> None:
-    own = config().hyperparameters
-    assert isinstance(own, OpenCatalystConfig)
-    values = measure_baselines(tiny_data, own)
-    truth = ShardReader(tiny_data, "validation").read(range(8))
-    force = truth["atom.force"][truth["atom.fixed"] == 0]
-    assert values["zero_force"] == pytest.approx(np.abs(force).mean(), rel=1e-6)
-    assert values["mean_force"] == pytest.approx(values["zero_force"], rel=0.3)
-    assert min(values["pair_potential"], values["embedded_atom"]) > 0
-
-
-@pytest.mark.parametrize("embedded", [False, True])
-def test_fits_find_forces_of_their_form(tiny_data: Path, tmp_path: Path, embedded: bool) -> None:
-    """A repulsion by pairs, or one that grows with both atoms' densities, is found again where it was fitted.
-
-    The second is none of pairs alone.
-    """
-    manifest = read_manifest(tiny_data)
-    splits = {}
-    for split in ("train", "validation"):
-        samples = 16
-        arrays = ShardReader(tiny_data, "train").read(range(samples))
-        offsets = arrays["atom.offsets"]
-        force = np.zeros_like(arrays["atom.force"])
-        for place in range(samples):
-            here = slice(offsets[place], offsets[place + 1])
-            position = arrays["atom.position"][here].astype(float)
-            edges = TINY["open_catalyst"].settings.neighbourhood.edges(position, arrays["cell"][place].astype(float))
-            vector = position[edges.source] + edges.shift - position[edges.target]
-            distance = np.linalg.norm(vector, axis=1, keepdims=True)
-            size = np.exp(-((distance / 2.0) ** 2))
-            if embedded:
-                density = np.bincount(edges.target, np.exp(-distance[:, 0] / 0.7), len(position))[:, None]
-                size *= density[edges.source] + density[edges.target]
-            np.add.at(force[here], edges.target, -vector / distance * size)
-        arrays["atom.force"] = force.astype(np.float32)
-        splits[split] = (write_shard(build_shard_path(tmp_path, split, 0), arrays),)
-    write_manifest(tmp_path, structs.replace(manifest, splits=splits))
-    own = config().hyperparameters
-    assert isinstance(own, OpenCatalystConfig)
-    values = measure_baselines(tmp_path, own)
-    assert values["embedded_atom"] < 0.1 * values["zero_force"]
-    if embedded:
-        assert values["embedded_atom"] < 0.5 * values["pair_potential"]
-    else:
-        assert values["pair_potential"] < 0.1 * values["zero_force"]

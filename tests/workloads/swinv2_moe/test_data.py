@@ -1,8 +1,7 @@
-"""Images as batches: augmentation is a symmetry of the torus, baselines are what they say, wrong data are refused."""
+"""Images as batches: augmentation is a symmetry of the torus, wrong data are refused."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from mlhpc.suite.errors import InputError
 from mlhpc.suite.world import World
 from mlhpc.workloads.swinv2_moe import DESCRIPTOR
 from mlhpc.workloads.swinv2_moe import generate as generator
-from mlhpc.workloads.swinv2_moe.baselines import compute_statistics, measure_best_ridge, measure_boosting
 from mlhpc.workloads.swinv2_moe.config import CLASSES, SwinV2MoEConfig
 from mlhpc.workloads.swinv2_moe.data import ImageData, augment
 
@@ -82,23 +80,3 @@ def test_data_that_do_not_fit_the_config_are_refused(tiny_data: Path, tmp_path: 
         generator.convert(tmp_path, tmp_path / "new", world=world)
     with pytest.raises(InputError, match="no public data"):
         generator.fetch(tmp_path)
-
-
-@pytest.mark.parametrize("measure", [measure_best_ridge, measure_boosting])
-def test_the_classifiers_find_what_is_there_and_nothing_else(measure: Callable[..., float]) -> None:
-    if measure is measure_boosting:
-        pytest.importorskip("lightgbm")
-    random = np.random.default_rng(0)
-    x, y = random.standard_normal((900, 6)), np.repeat([0, 1, 2], 300)
-    x[np.arange(900), y] += 4
-    assert measure(x[::2], y[::2], x[1::2], y[1::2]) > 0.95
-    assert measure(x[::2], random.permutation(y[::2]), x[1::2], y[1::2]) < 0.5
-
-
-def test_statistics_are_of_pixels_differences_and_gradients() -> None:
-    images = np.array([[[10, 10], [40, 40]], [[7, 7], [7, 7]]], dtype=np.uint8)
-    moments = compute_statistics(images).reshape(2, 4, 4 + 64)
-    np.testing.assert_allclose(moments[0, :, :2], [[25, 15], [0, 30], [0, 0], [30, 0]], atol=1e-4)
-    np.testing.assert_allclose(moments[1, :, :2], [[7, 0], [0, 0], [0, 0], [0, 0]], atol=1e-4)
-    np.testing.assert_allclose(moments[:, :, 4:].sum(axis=2), 1)
-    assert moments[0, 0, 4 + np.array([33, 37])].tolist() == [0.5, 0.5]  # bins of eight: 10 and 40

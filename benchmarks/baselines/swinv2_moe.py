@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
-from mlhpc.suite.data.baselines import LIGHTGBM
+from benchmarks.baselines import LIGHTGBM, Baseline, compute_mean
 from mlhpc.suite.data.shards import ShardReader
-from mlhpc.suite.workload import Baseline
 
 MAX_TRAIN_PIXELS = 1 << 25  # bounds the time of the classifiers: seconds
 MAX_FEATURES = 4096  # with more features a classifier would need more samples than it gets
@@ -29,7 +27,7 @@ Floats = NDArray[np.floating[Any]]
 def measure_baselines(root: Path) -> dict[str, Baseline]:
     """Measure the accuracy on the validation split of ``commonest`` and of classifiers.
 
-    They are ridge regressions on one-hot classes and, if LightGBM is installed, one boosting.
+    They are ridge regressions on one-hot classes and one boosting.
     ``pixels_linear`` sees the image, ``spectrum_quadratic`` sees `compute_shell_features`. ``statistics_linear`` and
     ``statistics_boosting`` see `compute_statistics`. Each sees at most `MAX_TRAIN_PIXELS` of the training split.
     The penalty of a ridge is chosen on the validation split.
@@ -39,10 +37,10 @@ def measure_baselines(root: Path) -> dict[str, Baseline]:
     chosen = np.linspace(0, len(train) - 1, min(len(train), MAX_TRAIN_PIXELS // pixels)).astype(np.int64)
     train_arrays, validation_arrays = train.read(chosen), validation.read(np.arange(len(validation)))
     counts = np.bincount(train_arrays["label"])
-    results = {"commonest": Baseline.mean(validation_arrays["label"] == counts.argmax())}
+    results = {"commonest": compute_mean(validation_arrays["label"] == counts.argmax())}
     for name, (features, measure) in PREDICTORS.items():
         x = features(train_arrays["image"])
-        if x.shape[1] > MAX_FEATURES or (measure is measure_boosting and not find_spec("lightgbm")):
+        if x.shape[1] > MAX_FEATURES:
             continue
         test = features(validation_arrays["image"])
         results[name] = measure(x, train_arrays["label"], test, validation_arrays["label"])
@@ -59,15 +57,15 @@ def measure_best_ridge(x: Floats, y: NDArray[np.integer], x_test: Floats, y_test
     values, vectors = np.linalg.eigh(design.T @ design)
     projected, test = vectors.T @ (design.T @ target), test @ vectors
     scores = (test @ (projected / (values + ridge * len(x))[:, None]) for ridge in RIDGE_PENALTIES)
-    return max(Baseline.mean(score.argmax(axis=1) == y_test) for score in scores)
+    return max(compute_mean(score.argmax(axis=1) == y_test) for score in scores)
 
 
 def measure_boosting(x: Floats, y: NDArray[np.integer], x_test: Floats, y_test: NDArray[np.integer]) -> Baseline:
-    """Measure the accuracy of gradient-boosted trees. Needs LightGBM."""
+    """Measure the accuracy of gradient-boosted trees."""
     import lightgbm
 
     trees = lightgbm.train(BOOSTING | {"num_class": int(y.max()) + 1}, lightgbm.Dataset(x, y), BOOSTING_TREES)
-    return Baseline.mean(np.argmax(trees.predict(x_test), axis=1) == y_test)
+    return compute_mean(np.argmax(trees.predict(x_test), axis=1) == y_test)
 
 
 def compute_pixel_features(images: NDArray[np.uint8]) -> Floats:
@@ -105,7 +103,7 @@ PREDICTORS: dict[str, tuple[Callable[[NDArray[np.uint8]], Floats], Callable[...,
     "pixels_linear": (compute_pixel_features, measure_best_ridge),
     "statistics_linear": (compute_statistics, measure_best_ridge),
     "spectrum_quadratic": (compute_shell_features, measure_best_ridge),
-    "statistics_boosting": (compute_statistics, measure_boosting),  # the extra `baselines`
+    "statistics_boosting": (compute_statistics, measure_boosting),
 }
 
 

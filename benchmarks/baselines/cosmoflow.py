@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from importlib.util import find_spec
 from itertools import combinations_with_replacement
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
-from mlhpc.suite.data.baselines import LIGHTGBM
+from benchmarks.baselines import LIGHTGBM, Baseline, compute_mean
 from mlhpc.suite.data.shards import ShardReader
-from mlhpc.suite.workload import Baseline
 from mlhpc.workloads.cosmoflow.config import REDSHIFTS
 
 MAX_TRAIN_VOXELS = 1 << 27  # bounds the time of the regressor: seconds at mini, a minute at small
@@ -37,7 +35,7 @@ Floats = NDArray[np.floating[Any]]
 def measure_baselines(root: Path) -> dict[str, Baseline]:
     """Measure the mean absolute error on the validation split of predictors without a network.
 
-    They are the mean of the targets, four ridge regressions and, if LightGBM is installed, one boosting.
+    They are the mean of the targets, four ridge regressions and one boosting.
 
     ``one_point_ridge`` sees moments of the counts and of their logarithms, ``joint_moments_ridge`` the joint moments of
     the four logarithms at one voxel, ``power_spectrum_ridge`` auto and cross spectra of counts and logarithms.
@@ -63,9 +61,8 @@ def measure_baselines(root: Path) -> dict[str, Baseline]:
         ("joint_moments_ridge", slice(moments, moments + joint), fit_best_ridge),
         ("power_spectrum_ridge", slice(moments + joint, None), fit_best_ridge),
         ("all_statistics_ridge", everything, fit_best_ridge),
+        ("all_statistics_boosting", everything, fit_boosting),
     ]
-    if find_spec("lightgbm"):  # the extra `baselines`
-        predictors.append(("all_statistics_boosting", everything, fit_boosting))
     for name, columns, fit in predictors:
         predict = fit(fitted[:, columns], y_train[chosen])
         # targets lie in [-1, 1], and a linear predictor may leave that interval
@@ -128,7 +125,7 @@ def fit_ridge(x: Floats, y: Floats, penalty: float) -> Any:
 
 
 def fit_boosting(x: Floats, y: Floats) -> Any:
-    """Fit gradient-boosted trees, one model per target. Returns ``f(x) -> y``. Needs LightGBM."""
+    """Fit gradient-boosted trees, one model per target. Returns ``f(x) -> y``."""
     import lightgbm
 
     models = [lightgbm.train(BOOSTING, lightgbm.Dataset(x, target), BOOSTING_TREES) for target in y.T]
@@ -151,7 +148,7 @@ def _spectra(fields_NCV: Floats, n: int) -> tuple[Floats, Floats]:
 
 
 def _mean_error(predicted: Floats, truth_NT: Floats) -> Baseline:
-    return Baseline.mean(np.abs(predicted - truth_NT).mean(axis=1))
+    return compute_mean(np.abs(predicted - truth_NT).mean(axis=1))
 
 
 def _read_features(reader: ShardReader, indices: NDArray[np.int64]) -> Floats:

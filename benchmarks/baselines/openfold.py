@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mlhpc.suite.data.baselines import LIGHTGBM
+from benchmarks.baselines import LIGHTGBM, Baseline, compute_mean
 from mlhpc.suite.data.shards import ShardReader
-from mlhpc.suite.workload import Baseline
 from mlhpc.workloads.openfold import residues
 from mlhpc.workloads.openfold.features import Protein
 from mlhpc.workloads.openfold.geometry import compute_torsions_of
@@ -51,11 +49,10 @@ def measure_baselines(root: Path) -> dict[str, Baseline]:
         "profile_regression": _torsion_regression(train, _windows, _fit_ridge),
         "coupling_regression": _torsion_regression(train, couplings, _fit_ridge),
         "coupling_neighbours": _coupling_neighbours(train),
+        "coupling_boosting": _torsion_regression(train, couplings, _fit_boosting),
     }
-    if find_spec("lightgbm"):  # the extra `baselines`
-        predictors["coupling_boosting"] = _torsion_regression(train, couplings, _fit_boosting)
     return {
-        name: Baseline.mean([_score(predict(chain), chain) for chain in validation])
+        name: compute_mean([_score(predict(chain), chain) for chain in validation])
         for name, predict in predictors.items()
     }
 
@@ -223,7 +220,7 @@ def _fit_ridge(features: Floats, targets: Floats) -> Callable[[Floats], Floats]:
 
 
 def _fit_boosting(features: Floats, targets: Floats) -> Callable[[Floats], Floats]:
-    """Fit gradient-boosted trees, one model per target. Needs LightGBM."""
+    """Fit gradient-boosted trees, one model per target."""
     import lightgbm
 
     models = [lightgbm.train(BOOSTING, lightgbm.Dataset(features, each), BOOSTING_TREES) for each in targets.T]

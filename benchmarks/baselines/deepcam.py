@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,8 @@ from numpy.typing import NDArray
 from scipy.ndimage import uniform_filter
 from torch import nn
 
-from mlhpc.suite.data.baselines import LIGHTGBM
+from benchmarks.baselines import LIGHTGBM, Baseline, compute_mean
 from mlhpc.suite.data.shards import ShardReader
-from mlhpc.suite.workload import Baseline
 from mlhpc.workloads.deepcam import metric
 from mlhpc.workloads.deepcam.config import CLASSES, LOSS_WEIGHTS
 from mlhpc.workloads.deepcam.data import read_input_statistics
@@ -48,7 +46,7 @@ Sample = tuple[Floats, NDArray[np.uint8]]  # standardised fields (H, W, C) and c
 def measure_baselines(root: Path) -> dict[str, Baseline]:
     """Measure the metric on the validation split of predictors of one pixel's class.
 
-    ``pixel_mlp`` sees the pixel's 16 values; ``box_mlp`` and, if LightGBM is installed, ``box_boosting`` see the means
+    ``pixel_mlp`` sees the pixel's 16 values; ``box_mlp`` and ``box_boosting`` see the means
     of `BOXES` around it too. Of each there is a ``_smoothed`` one, whose probabilities are averaged over a box.
     """
     train, validation = ShardReader(root, "train"), ShardReader(root, "validation")
@@ -58,20 +56,19 @@ def measure_baselines(root: Path) -> dict[str, Baseline]:
     fitted = np.setdiff1d(chosen, held_out) if len(chosen) > 1 else chosen
     tested = _evenly_spaced(validation)
     background = _score(_samples(validation, tested, statistics), _predict_background, (), [1])
-    results = {"all_background": Baseline.mean(background[:, 0])}
+    results = {"all_background": compute_mean(background[:, 0])}
     predictors: list[tuple[str, Sequence[int], Callable[..., Predictor]]] = [
         ("pixel_mlp", (), _fit_mlp),
         ("box_mlp", BOXES, _fit_mlp),
+        ("box_boosting", BOXES, _fit_boosting),
     ]
-    if find_spec("lightgbm"):  # the extra `baselines`
-        predictors.append(("box_boosting", BOXES, _fit_boosting))
     for name, boxes, fit in predictors:
         each = max(1, FIT_PIXELS // len(fitted))
         predict = fit(*_draw_pixels(_samples(train, fitted, statistics), boxes, each))
         found = _score(_samples(train, held_out, statistics), predict, boxes, SMOOTHINGS)
         width = SMOOTHINGS[int(np.argmax(found.mean(axis=0)))]
         scores = _score(_samples(validation, tested, statistics), predict, boxes, [1, width])
-        results |= {name: Baseline.mean(scores[:, 0]), f"{name}_smoothed": Baseline.mean(scores[:, 1])}
+        results |= {name: compute_mean(scores[:, 0]), f"{name}_smoothed": compute_mean(scores[:, 1])}
     return results
 
 
@@ -105,25 +102,22 @@ def _predict_background(features: Floats) -> Floats:
 def _fit_mlp(x_PF: Floats, y_P: NDArray[np.int64]) -> Predictor:
     """Fit a perceptron with one hidden layer, with the benchmark's loss; the rate falls linearly to zero."""
     x, y, weights = torch.from_numpy(x_PF), torch.from_numpy(y_P), torch.tensor(LOSS_WEIGHTS)
-    # leaves the caller's random state as it was
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(x.shape[1], HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, len(CLASSES)))
-        optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
-        for step in range(STEPS):
-            optimizer.param_groups[0]["lr"] = RATE * (1 - step / STEPS)
-            chosen = torch.randint(len(x), (BATCH,))
-            optimizer.zero_grad()
-            # the sum over pixels, not over their weights, as in the benchmark's loss
-            loss = F.cross_entropy(model(x[chosen]), y[chosen], weights, reduction="sum") / BATCH
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(x.shape[1], HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, len(CLASSES)))
+    optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
+    for step in range(STEPS):
+        optimizer.param_groups[0]["lr"] = RATE * (1 - step / STEPS)
+        chosen = torch.randint(len(x), (BATCH,))
+        optimizer.zero_grad()
+        # the sum over pixels, not over their weights, as in the benchmark's loss
+        F.cross_entropy(model(x[chosen]), y[chosen], weights, reduction="sum").div(BATCH).backward()
+        optimizer.step()
     model.requires_grad_(False)
     return lambda features: np.asarray(model(torch.from_numpy(features)).softmax(-1).numpy())
 
 
 def _fit_boosting(x_PF: Floats, y_P: NDArray[np.int64]) -> Predictor:
-    """Fit gradient-boosted trees, with the benchmark's weights of classes. Needs LightGBM."""
+    """Fit gradient-boosted trees, with the benchmark's weights of classes."""
     import lightgbm
 
     model = lightgbm.train(BOOSTING, lightgbm.Dataset(x_PF, y_P, weight=np.array(LOSS_WEIGHTS)[y_P]), BOOSTING_ROUNDS)
