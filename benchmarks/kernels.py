@@ -2,7 +2,7 @@
 
     python benchmarks/kernels.py                    a GPU: times; else exactness in the interpreter
     python benchmarks/kernels.py --compile I        run the I-th blocks of every kernel once, to fill Triton's cache
-    python benchmarks/kernels.py --peers            with public layers too (public_expert_layers.py); without a GPU only their exactness
+    python benchmarks/kernels.py --peers            with public_expert_layers.py too; without a GPU only their exactness
 
 Contestants get the same tokens, routing (planned beforehand), weights and gradient: the fused kernels; permute, products of one
 back end, unpermute; and a dense FFN on as many rows, which has equal FLOPs. Rounds are interleaved, times are medians of events.
