@@ -37,7 +37,7 @@ def start_pmi_relay(environ: Mapping[str, str] = os.environ) -> Iterator[None]:
     client, relay_end = socket.socketpair()
     # The relay needs no installed package, and starts faster without looking for them.
     program = [sys.executable, "-I", "-S", "-c", RELAY]
-    program += map(str, (Path(__file__).parents[1], relay_end.fileno(), server))
+    program += map(str, (Path(__file__).parents[2], relay_end.fileno(), server))
     with subprocess.Popen(program, stdin=subprocess.DEVNULL, pass_fds=(relay_end.fileno(), server)) as process:
         relay_end.close()
         # MPI knows its server by the number in PMI_FD, so the relay takes that number.

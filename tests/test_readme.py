@@ -26,7 +26,7 @@ def test_the_readme_names_two_make_commands_that_the_makefile_has() -> None:
     assert targets == ["demo", "test"]
     done = subprocess.run(["make", "-n", *targets], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "suite demo" in done.stdout
+    assert "mlhpc demo" in done.stdout
     assert "pytest" in done.stdout
 
 

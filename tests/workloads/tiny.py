@@ -86,7 +86,7 @@ def generator(workload: str) -> Any:
     needs = TINY[workload].needs
     if needs is not None:
         pytest.importorskip(needs)
-    return importlib.import_module(f"workloads.{workload}.generate")
+    return importlib.import_module(f"mlhpc.workloads.{workload}.generate")
 
 
 def make(

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-import mlhpc.suite.compliance
+from mlhpc.suite import compliance
 from mlhpc.suite.commands.check import FORMATS
 from mlhpc.suite.compliance import rcp_limit
 from mlhpc.suite.compliance.all_rules import LOG_RULES, PACKAGE_RULES, RESULT_RULES, RULES
@@ -46,7 +46,7 @@ from tests.fixtures.package_mutations import example
 from tests.fixtures.published import published_results
 from tests.fixtures.systems import system_fields
 
-COMPLIANCE = Path(mlhpc.suite.compliance.__file__).parent
+COMPLIANCE = Path(compliance.__file__).parent
 
 
 def errors(verdict: Verdict) -> list[str]:
@@ -75,7 +75,7 @@ def test_every_rule_of_a_module_is_applied_once() -> None:
     listed = [rule.name for rule in (*LOG_RULES, *RESULT_RULES, *PACKAGE_RULES)]
     assert len(listed) == len(set(listed))
     for path in COMPLIANCE.rglob("*_rules.py"):
-        module = importlib.import_module(".".join(path.relative_to(COMPLIANCE.parents[1]).with_suffix("").parts))
+        module = importlib.import_module(".".join(path.relative_to(COMPLIANCE.parents[2]).with_suffix("").parts))
         rules = [value for value in vars(module).values() if isinstance(value, Rule)]
         assert all(rule in RULES.values() for rule in rules), path
 

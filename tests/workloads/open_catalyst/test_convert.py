@@ -210,7 +210,7 @@ def test_the_command_line_has_the_word_of_trust(pwned: Path, tmp_path: Path) -> 
 def test_records_have_no_behaviour(geometric: None) -> None:
     record = load_restricted(pickle.dumps(public_data(random_structure(0), version="1.7")))
     assert read_record_fields(record)["natoms"] == 7
-    assert type(record).__module__.startswith("workloads.")
+    assert type(record).__module__.startswith("mlhpc.workloads.")
 
 
 def test_a_record_cannot_pose_as_an_array(geometric: None, tmp_path: Path) -> None:
