@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from block import Head, open_workload, trainer
-from subject import data_root, subject_parser
+from workload_options import data_root, make_parser
 
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.log.mllog import EventLog
@@ -27,7 +27,7 @@ TWINS = {"experts": "hyperparameters.dense=false", "dense": "hyperparameters.den
 
 
 def main() -> None:
-    parser = subject_parser(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=200)
     parser.add_argument("--epochs", type=int, default=8)

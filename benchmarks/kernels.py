@@ -2,7 +2,7 @@
 
     python benchmarks/kernels.py                    a GPU: times; else exactness in the interpreter
     python benchmarks/kernels.py --compile I        run the I-th blocks of every kernel once, to fill Triton's cache
-    python benchmarks/kernels.py --peers            with public layers too (peers.py); without a GPU only their exactness
+    python benchmarks/kernels.py --peers            with public_expert_layers.py too; without a GPU only their exactness
 
 Contestants get the same tokens, routing (planned beforehand), weights and gradient: the fused kernels; permute, products of one
 back end, unpermute; and a dense FFN on as many rows, which has equal FLOPs. Rounds are interleaved, times are medians of events.
@@ -41,7 +41,7 @@ import torch.nn.functional as F  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from benchmarks.kernel_traffic import Sizes  # noqa: E402
-from benchmarks.peers import list_peers  # noqa: E402
+from benchmarks.public_expert_layers import list_peers  # noqa: E402
 from mlhpc.workloads.moe.activations import compute_activation  # noqa: E402
 from mlhpc.workloads.moe.dispatch import Dropless  # noqa: E402
 from mlhpc.workloads.moe.experts import Weights, run_experts  # noqa: E402
@@ -319,7 +319,7 @@ def main() -> None:
     parser.add_argument("--compile", type=int)
     parser.add_argument("--shapes", type=int, nargs="*", default=[], help="which of the shapes; all without")
     parser.add_argument("--profile", type=int, help="print the kernels of one pass of this shape")
-    parser.add_argument("--peers", action="store_true", help="with public layers: peers.py")
+    parser.add_argument("--peers", action="store_true", help="with public layers: public_expert_layers.py")
     parser.add_argument("--counters", type=int, help="run one pass of this shape under ncu: kernel_counters.py")
     options = parser.parse_args()
     if options.peers and DEVICE == "cpu":

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from subject import data_root, subject_parser
+from workload_options import data_root, make_parser
 
 METRIC_LIMIT = 1e-6
 # What makes a batch one batch on several ranks, where the workload's default does not
@@ -24,7 +24,7 @@ JOINED = {"deepcam": ["hyperparameters.batchnorm_group_size={ranks}"]}
 
 
 def main() -> int:
-    parser = subject_parser(__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)

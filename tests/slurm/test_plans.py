@@ -1,6 +1,6 @@
 """Hybrid plans on a real two-node Slurm: from `mlhpc submit --plan` to a compliant package; killed, continued under another.
 
-`pytest -s tests/slurm/test_plans.py` prints what benchmarks/results keeps.
+`pytest -s tests/slurm/test_plans.py` prints each run's nodes, ranks, epochs and mesh.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""Run benchmarks and keep what they print, dated, with the machine it was measured on.
+"""Run benchmarks and write what they print to dated tables, with the machine it was measured on.
 
-    python benchmarks/keep.py [NAME ...]        one file per benchmark: benchmarks/results/<date>-<name>.txt
+    python benchmarks/write_tables.py [NAME ...]        one file per benchmark: benchmarks/results/<date>-<name>.txt
 
 The load average is in the header of each file: on a machine that was not quiet, only ratios inside one run mean something.
 """
@@ -65,7 +65,6 @@ COMMANDS: dict[str, list[list[str]]] = {
     ],
     "formulations": [[sys.executable, "benchmarks/formulations.py"]],
     "staging": [[sys.executable, "benchmarks/staging.py"], [sys.executable, "benchmarks/staging.py", "--cold"]],
-    "generator": [[sys.executable, "benchmarks/generator.py"]],
     "cosmoflow_step": [[sys.executable, "benchmarks/cosmoflow_step.py"]],
     "startup": [[sys.executable, "benchmarks/startup.py"]],
     "ceilings": [["env", f"OMP_NUM_THREADS={threads}", sys.executable, "benchmarks/ceilings.py"] for threads in (1, 2)],
@@ -94,10 +93,10 @@ def main() -> int:
     unknown = sorted(set(names) - set(COMMANDS))
     if unknown:
         parser.error(f"unknown benchmark {unknown[0]!r}; benchmarks: {', '.join(COMMANDS)}")
-    return max(keep(name) for name in names)
+    return max(write_table(name) for name in names)
 
 
-def keep(name: str) -> int:
+def write_table(name: str) -> int:
     now = datetime.now(UTC)
     path = HERE / "results" / f"{now:%Y-%m-%d}-{name}.txt"
     text, worst = header(now), 0

@@ -8,7 +8,7 @@ from pathlib import Path
 from mlhpc.suite.config import choose_default_data_root
 
 
-def subject_parser(description: str | None) -> argparse.ArgumentParser:
+def make_parser(description: str | None) -> argparse.ArgumentParser:
     """A parser of these options; ``description`` is shown as it is written."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workload")
