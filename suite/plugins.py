@@ -9,8 +9,9 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import Distribution, EntryPoint, entry_points
+from typing import Any
 
-from mlhpc.suite.errors import explain_missing
+from mlhpc.suite.errors import InputError, explain_missing
 from mlhpc.suite.files import print_line, render_error
 from mlhpc.suite.shadowed import explain_shadowed
 
@@ -19,10 +20,12 @@ WORKLOADS = "mlhpc.workloads"
 FIGURES = "mlhpc.figures"
 WINGS_GROUP = "mlhpc.wings"  # the packages of our own wings
 SOURCES = "mlhpc.sources"  # readers of JSON files of a report, by the value of their key "kind"
+EXPORTS = "mlhpc.exports"  # functions that write or read what another tool has, by its name or form
 SCORES = "mlhpc.scores"  # functions that find the official score of a published result
 CARDS = "MLHPC_CARDS"  # environment variable: card files of card-only benchmarks, separated as in PATH
 OURS = "mlhpc"  # the package whose entries win over others of the same name
-WINGS: tuple[str, ...] = ()  # those that a whole mlhpc has (plugins/)
+EXCHANGE = "exchange"  # the wing of EXPORTS
+WINGS: tuple[str, ...] = (EXCHANGE,)  # those that a whole mlhpc has (plugins/)
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,19 @@ def list_missing_wings() -> list[str]:
 def explain_missing_wing(wing: str) -> str:
     """Say in one line that a wing is not installed, and what to do."""
     return f"the wing {wing!r} is not installed here; expected the folder plugins/{wing} and its entry points: install mlhpc anew"
+
+
+def mark_missing_wing(wing: str, text: str = "") -> str:
+    """Return a text of a help page, with a mark behind it if the wing that it is about is not installed."""
+    return f"{text} (the wing {wing!r} is not installed)".strip() if wing in list_missing_wings() else text
+
+
+def load_export(name: str, asked: str) -> Any:
+    """Load what writes or reads a form of another tool. InputError, which names what was ``asked``, if it is not installed."""
+    plugin = find_plugins(EXPORTS).get(name)
+    if plugin is None:
+        raise InputError(f"{asked}: {explain_missing_wing(EXCHANGE)}")
+    return plugin.point.load()
 
 
 @cache

@@ -86,6 +86,8 @@ def test_every_command_of_a_page_exists_with_its_options() -> None:
         while isinstance(command, click.Group) and words and not words[0].startswith("-"):
             command = command.get_command(click.Context(command), words.pop(0))
         assert command is not None, f"{page}: no such command before {words}"
+        if (command.help or "").startswith("(the wing "):
+            continue  # not installed here
         known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
         written = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
         assert written <= known | {"--help", "-h"}, f"{page}: {command.name}: {written - known}"

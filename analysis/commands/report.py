@@ -19,7 +19,7 @@ from mlhpc.suite.cli.options import card_option, output_option
 from mlhpc.suite.cli.progress import make_plain_progress
 from mlhpc.suite.errors import ExitCode, explain_not_installed
 from mlhpc.suite.files import add_path_to_errors, make_folder, print_line, write_file_atomically
-from mlhpc.suite.plugins import explain_missing_wing, list_missing_wings
+from mlhpc.suite.plugins import EXCHANGE, explain_missing_wing, list_missing_wings, load_export, mark_missing_wing
 
 if TYPE_CHECKING:
     from mlhpc.analysis.page.pictures import ChartFiles
@@ -53,7 +53,9 @@ Examples:
     "--form",
     "tool",
     type=click.Choice(["mlflow", "tensorboard", "prometheus"]),
-    help="Instead of a report, write metric and loss of each run for this tool (docs/exchange.md).",
+    help=mark_missing_wing(
+        EXCHANGE, "Instead of a report, write metric and loss of each run for this tool (docs/exchange.md)."
+    ),
 )
 @click.option(
     "--tables",
@@ -130,11 +132,7 @@ def report(
     OUTPUT gets report.html, and the same numbers as report.json and tables/; docs/tables.md explains the columns.
     """
     if tool is not None:
-        # Imports stand inside of functions, so that `mlhpc report --help` needs no pandas
-        from mlhpc.suite.log.export import FORMS as tools
-        from mlhpc.suite.log.export import read_series
-
-        for text in tools[tool](read_series(paths), output):
+        for text in load_export(tool, f"--form {tool}")(paths, output):
             print_line(text)
         return
     if (weights is None) != (reference is None):
@@ -143,13 +141,15 @@ def report(
     output = output or Path("report")
     wanted = _parse_formats(forms)
     _refuse(output, form, wanted, force)
+    # Imports stand inside of functions, so that `mlhpc report --help` needs no pandas
     from mlhpc.analysis.page.pictures import ChartFiles
     from mlhpc.analysis.sources.readers import read_sources
 
     with _make_output_folder(output):
         found = read_sources(paths, what_if)
         for wing in list_missing_wings():
-            print_line(f"mlhpc: warning: {explain_missing_wing(wing)}; the report is without it", error=True)
+            if wing != EXCHANGE:  # which adds nothing to a report
+                print_line(f"mlhpc: warning: {explain_missing_wing(wing)}; the report is without it", error=True)
         read = _read_study(found, between, price, (weights, reference) if weights and reference else None)
         rendered = _render(found, read, form, ChartFiles(wanted, theme))
         _write(rendered, output, form)

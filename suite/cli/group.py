@@ -9,15 +9,18 @@ import click
 
 from mlhpc.suite.cli.commands import SECTIONS, Command
 from mlhpc.suite.cli.options import add_shared
-from mlhpc.suite.errors import explain_unknown_name
+from mlhpc.suite.errors import InputError, explain_unknown_name
 from mlhpc.suite.plugins import (
     COMMANDS,
+    EXCHANGE,
     OURS,
     Plugin,
     explain_missing_wing,
     explain_unusable,
     find_plugins,
     list_missing_wings,
+    load_export,
+    mark_missing_wing,
     print_skipped,
 )
 
@@ -76,18 +79,9 @@ class LazyGroup(Subcommands):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands under their headings. None of ours is imported for it."""
-        missing = list_missing_wings()
         for heading, commands in SECTIONS.items():
             with formatter.section(heading):
-                formatter.write_dl(
-                    [
-                        (
-                            each.name,
-                            f"(the wing {each.wing!r} is not installed)" if each.wing in missing else each.summary,
-                        )
-                        for each in commands
-                    ]
-                )
+                formatter.write_dl([(each.name, mark_missing_wing(each.wing) or each.summary) for each in commands])
         if others := _find_other_commands():
             with formatter.section(OTHER):
                 formatter.write_dl([(name, self._summary(ctx, name)) for name in others])
@@ -99,6 +93,22 @@ class LazyGroup(Subcommands):
         except click.ClickException as error:
             return f"({error.message})"
         return command.get_short_help_str(limit=120) if command is not None else ""
+
+
+def find_exchange_command(name: str, asked: str) -> click.Command:
+    """Find a command of a group that the wing of other tools' forms has. Without the wing it is one that says so."""
+    try:
+        found: click.Command = load_export(name, asked)
+    except InputError as error:
+        why = str(error)
+
+        @click.command(name, help=mark_missing_wing(EXCHANGE), context_settings={"ignore_unknown_options": True})
+        @click.argument("words", nargs=-1, type=click.UNPROCESSED)
+        def missing(words: tuple[str, ...]) -> None:
+            raise InputError(why)
+
+        return missing
+    return found
 
 
 def _make_load_error(name: str, package: str, error: Exception) -> click.ClickException:

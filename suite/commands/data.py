@@ -25,6 +25,7 @@ from mlhpc.suite.errors import ExitCode, InputError
 from mlhpc.suite.files import print_line, render_bytes, render_duration, write_file_atomically
 from mlhpc.suite.launch.local import make_suite_command, run_attached
 from mlhpc.suite.launcher import find_world
+from mlhpc.suite.plugins import EXCHANGE, load_export, mark_missing_wing
 
 if TYPE_CHECKING:
     from mlhpc.suite.data.manifest import Manifest
@@ -147,19 +148,18 @@ def verify(root: Path, deep: bool) -> None:
     print_line(f"{_render_summary(root, manifest)}: fine: {what}, {render_duration(time.monotonic() - begin)}")
 
 
-@data.command()
+@data.command(epilog=mark_missing_wing(EXCHANGE))
 @click.argument("root", type=click.Path(path_type=Path))
 @output_option("File to write.", "croissant.json in the data set")
 def describe(root: Path, output: Path | None) -> None:
     """Write a description of a data set in the format Croissant 1.1, which other tools read."""
-    from mlhpc.suite.data.croissant import CROISSANT_NAME, render_croissant
     from mlhpc.suite.data.manifest import read_manifest
 
     if not root.exists():
         raise InputError(f"{root}: does not exist; expected the folder of a data set")
     manifest = read_manifest(root)
-    text = render_croissant(root, manifest, _describe_data(manifest))
-    path = output or root / CROISSANT_NAME
+    text = load_export("croissant", "mlhpc data describe")(root, manifest, _describe_data(manifest))
+    path = output or root / "croissant.json"
     if path.is_file() and path.read_bytes() != text.encode():
         raise InputError(f"{path}: exists already with other content; choose another file with -o")
     write_file_atomically(path, text)

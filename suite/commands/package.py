@@ -13,11 +13,11 @@ from mlhpc.suite.compliance.package_files import check_manifest
 from mlhpc.suite.errors import ExitCode, InputError
 from mlhpc.suite.files import print_line
 from mlhpc.suite.launch.slurm import read_system
-from mlhpc.suite.log.energy.power_csv import read_power_columns, read_power_csv
 from mlhpc.suite.log.results_tree import MANIFEST
 from mlhpc.suite.machine.system import read_description
 from mlhpc.suite.package.build import Package, build_package
 from mlhpc.suite.package.redaction import KINDS
+from mlhpc.suite.plugins import EXCHANGE, load_export, mark_missing_wing
 
 _SYSTEMS = Path("submissions") / "systems"  # as in the repository; another place is a path to --system
 
@@ -57,7 +57,9 @@ _SYSTEMS = Path("submissions") / "systems"  # as in the repository; another plac
     "--power",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="CSV",
-    help="CSV file with the readings of an external power meter, for an energy score (docs/energy.md).",
+    help=mark_missing_wing(
+        EXCHANGE, "CSV file with the readings of an external power meter, for an energy score (docs/energy.md)."
+    ),
 )
 @click.option(
     "--power-columns",
@@ -118,7 +120,7 @@ def package(
         name, stated = Path(system).stem, read_description(file)
     meter = None
     if power is not None and power_columns is not None:
-        meter = read_power_csv(power, read_power_columns(power_columns))
+        meter = load_export("power-meter", "--power")(power, power_columns)
     built = build_package(
         runs,
         system=name,

@@ -22,18 +22,19 @@ from mlhpc.suite.compliance.rules.package_rules import list_blank_fields
 from mlhpc.suite.config import SUBMITTER_HINT, check_folder_name, find_default_submitter
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import add_path_to_errors, make_folder, make_scratch_folder, write_file_atomically
-from mlhpc.suite.log.energy.power_csv import MeterReadings
+from mlhpc.suite.log.energy.power_log import render_estimate
 from mlhpc.suite.log.provenance import find_config_problem
 from mlhpc.suite.log.record import RunRecord
 from mlhpc.suite.log.results_tree import MANIFEST, POWER
 from mlhpc.suite.log.score import find_failure
 from mlhpc.suite.machine.secrets import remove_secrets
 from mlhpc.suite.machine.system import System, describe_system, make_system_description
-from mlhpc.suite.package.crate import write_crate
 from mlhpc.suite.package.implementation import write_implementation
-from mlhpc.suite.package.power import write_power
 from mlhpc.suite.package.redaction import describe_personal_words
 from mlhpc.suite.package.results import NO_SUBMITTERS, Result, Run, compute_score, group_results, list_notes, read_run
+from mlhpc.suite.plugins import EXCHANGE, explain_missing_wing, list_missing_wings, load_export
+
+Meter = Callable[[RunRecord, Path], None]  # writes the readings of an external meter during a run into a folder
 
 # The option that states what the logs do not agree on, by the key of the logs.
 _OPTIONS = {
@@ -70,7 +71,7 @@ def build_package(
     stated: System | None = None,
     count_failed: bool = False,
     redact: Collection[str] = (),
-    meter: MeterReadings | None = None,
+    meter: Meter | None = None,
     network_w: float | None = None,
     system_submitter: str | None = None,
 ) -> Package:
@@ -81,7 +82,7 @@ def build_package(
     file.
 
     ``count_failed`` accepts logs without run_stop as failed runs. ``redact`` names the `mlhpc.suite.package.redaction.KINDS`
-    to remove; secrets are always removed. ``meter`` has readings of an external meter. ``network_w`` is the network's
+    to remove; secrets are always removed. ``meter`` writes readings of an external meter. ``network_w`` is the network's
     estimated power in W. InputError, before anything is written, if the runs cannot be packaged together.
     """
     check_folder_name("--system", system)
@@ -119,14 +120,22 @@ def build_package(
             _write_logs(staged, result, meter, network_w)
             personal += write_implementation(staged, result, redact, submitter)
         _move_files(staged, package)
-    write_crate(package)  # before the manifest, which lists its checksum
+    undescribed = _write_crate(package)  # before the manifest, which lists its checksum
     write_package_manifest(package)
-    warnings = tuple(_list_blank_fields(package, results))
+    warnings = (*undescribed, *_list_blank_fields(package, results))
     incomplete = tuple(
         f"{package / result.folder}: {score.reason}" for result in results if not (score := compute_score(result)).valid
     )
     remarks = tuple(list_notes(results, division, submitter))
     return Package(package, results, remarks, warnings, tuple(describe_personal_words(personal)), incomplete)
+
+
+def _write_crate(package: Path) -> tuple[str, ...]:
+    """Describe the package for other tools (RO-Crate). Return a warning if the wing that does it is not installed."""
+    if EXCHANGE in list_missing_wings():
+        return (f"{package / 'ro-crate-metadata.json'}: not written: {explain_missing_wing(EXCHANGE)}",)
+    load_export("ro-crate", "RO-Crate")(package)
+    return ()
 
 
 def write_package_manifest(package: Path) -> None:
@@ -283,7 +292,7 @@ def _write_system(staged: Path, package: Path, result: Result, system: System, n
     write_file_atomically(staged / name, text)
 
 
-def _write_logs(staged: Path, result: Result, meter: MeterReadings | None, network_w: float | None) -> None:
+def _write_logs(staged: Path, result: Result, meter: Meter | None, network_w: float | None) -> None:
     """Copy the logs of a result, with the power readings of its scored runs."""
     for path, name in result.names.items():
         target = staged / result.folder / name
@@ -292,7 +301,28 @@ def _write_logs(staged: Path, result: Result, meter: MeterReadings | None, netwo
     for record in result.scored:
         if record.path is not None:
             name = Path(result.names[record.path]).stem
-            write_power(record, record.path, staged / result.folder / POWER / name, meter, network_w)
+            _write_power(record, record.path, staged / result.folder / POWER / name, meter, network_w)
+
+
+def _write_power(record: RunRecord, log: Path, target: Path, meter: Meter | None, network_w: float | None) -> None:
+    """Write the readings of a run into a folder of the package. ``log`` is in the run folder.
+
+    InputError if the meter or the estimate does not fit the run's own readings.
+    """
+    own = log.parent / POWER / log.stem
+    for path in sorted(own.glob("*.txt")) if own.is_dir() and not own.is_symlink() else ():
+        # A link may lead out of the run folder.
+        if path.is_file() and not path.is_symlink():
+            make_folder(target)
+            shutil.copyfile(path, target / path.name)
+    if meter is not None:
+        meter(record, target)
+    if network_w is not None:
+        if not target.is_dir():
+            raise InputError(f"{log}: has no power readings of nodes; --network-power alone gives no energy")
+        if (target / "sw_0.txt").exists():
+            raise InputError(f"{own / 'sw_0.txt'}: the power of the network was measured; leave --network-power out")
+        (target / "sw_0.txt").write_text(render_estimate(network_w, record.run_start_s or 0.0), encoding="utf-8")
 
 
 def _move_files(staged: Path, package: Path) -> None:

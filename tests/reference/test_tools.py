@@ -41,6 +41,7 @@ def ask(python: str, program: str, *arguments: object, **environment: str) -> st
 def test_rocrate_validator_accepts_a_package(
     tmp_path: Path, python_with: Find, reference: Callable[[str], Path]
 ) -> None:
+    pytest.importorskip("mlhpc.plugins.exchange")
     python = python_with("rocrate_validator")
     contexts = (
         reference("ResearchObject/ro-crate") / "docs" / "_specification" / "1.1" / "context.jsonld",
@@ -59,6 +60,7 @@ def test_rocrate_validator_accepts_a_package(
 
 
 def test_mlcroissant_accepts_a_data_set(tmp_path: Path, python_with: Find) -> None:
+    pytest.importorskip("mlhpc.plugins.exchange")
     python = python_with("mlcroissant")
     rows = np.array([0, 2, 5])
     arrays = {"x": np.zeros((2, 4, 3), np.int16), "atom.offsets": rows, "atom.position": np.zeros((5, 3), np.float32)}

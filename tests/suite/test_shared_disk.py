@@ -54,7 +54,7 @@ def test_a_folder_that_stat_does_not_know_yet_is_made(library: Path, tmp_path: P
         "from mlhpc.suite.log.run_folder import create_run_folder; create_run_folder(disk / 'runs' / 'R')",
         "from mlhpc.suite.data.lock import create_lock_for_all_ranks; from mlhpc.suite.world import World\n"
         "with create_lock_for_all_ranks(disk / 'data' / 'lock', 'it', World.create()): pass",
-        "from mlhpc.suite.package.power import make_folder; make_folder(disk / 'power' / 'result_0')",
+        "from mlhpc.suite.package.build import make_folder; make_folder(disk / 'power' / 'result_0')",
         "from mlhpc.suite.launch.local import keep_heartbeat\n"
         "with keep_heartbeat(disk / 'exit' / 'trial_0.running', 'it'): assert (disk / 'exit' / 'trial_0.running').exists()",
         "from mlhpc.suite.log.run_folder import RunFolder; RunFolder(disk).move_checkpoint_aside(0)",

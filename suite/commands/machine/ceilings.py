@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mlhpc.suite.cli.group import Subcommands
+from mlhpc.suite.cli.group import Subcommands, find_exchange_command
 from mlhpc.suite.cli.options import device_option, output_option, ranks_option, render_option_words
-from mlhpc.suite.commands.machine.counters import counters
 from mlhpc.suite.files import print_line, print_progress
 from mlhpc.suite.launch.ranks import run_as_rank, start_ranks
 from mlhpc.suite.launcher import find_world
@@ -91,7 +90,7 @@ def ceilings(
     sys.exit(run_as_rank(launch, lambda: refuse_existing(path), measure))
 
 
-ceilings.add_command(counters)
+ceilings.add_command(find_exchange_command("counters", "mlhpc ceilings counters"))
 
 
 def _measure(world: World, system: str, device: str, directory: Path, quick: bool, output: Path) -> None:

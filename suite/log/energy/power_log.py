@@ -1,5 +1,5 @@
-"""Reads a power log in the official form, one meter per file. Each line with the MLLOG token is a reading, a statement
-or damage.
+"""Reads and writes power logs in the official form, one meter per file. Each line with the MLLOG token is a reading, a
+statement or damage.
 
     results/<system>/.../<benchmark>/power/result_<i>/node_<k>.txt    the widest scope that was measured of node k
                                                       sw_<k>.txt      a switch: readings, or its estimated power
@@ -283,6 +283,24 @@ MIN_READINGS = 4  # readings of an interval
 _MOST_FREEDOM = 5000
 _MOST_STEPS = 200  # that are looked at for a step
 _CLOCK_STEPS = 4
+
+
+def render_power_log(points: Sequence[tuple[float, float]], stated: Mapping[str, object]) -> str:
+    """Render readings of one node, (Unix seconds, watts), as a power log."""
+    begin, end = points[0][0], points[-1][0]
+    lines = [_render_line(START, None, begin, "INTERVAL_START", stated)]
+    lines += [_render_line(READING, watts, time, "POINT_IN_TIME", "") for time, watts in points]
+    return "\n".join([*lines, _render_line(STOP, None, end, "INTERVAL_END", "")]) + "\n"
+
+
+def render_estimate(watts: float, time_s: float) -> str:
+    """Render the estimated power of a network as a power log."""
+    return _render_line(ESTIMATE, watts, time_s, "POINT_IN_TIME", {"estimated": True}) + "\n"
+
+
+def _render_line(key: str, value: object, time_s: float, kind: str, metadata: object) -> str:
+    event: dict[str, Any] = {"namespace": "", "time_ms": round(time_s * 1e3), "event_type": kind, "key": key}
+    return f":::MLLOG {json.dumps({**event, 'value': value, 'metadata': metadata})}"
 
 
 @dataclass(frozen=True)

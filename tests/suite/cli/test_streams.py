@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mlhpc.suite.plugins import EXCHANGE, list_missing_wings
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.disk import fill
 from tests.fixtures.runs import run_folder
@@ -17,6 +18,7 @@ from tests.fixtures.shared_disk import shared_disk
 from tests.fixtures.warm import warm_python
 
 MLHPC = str(Path(sys.executable).with_name("mlhpc"))
+exchange = pytest.mark.skipif(EXCHANGE in list_missing_wings(), reason="the wing exchange is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +51,7 @@ def run(command: str, cwd: Path, stdout: int, **more: object) -> tuple[int, str]
         "history check H --format json",
         "workload list",
         "plan cosmoflow",
-        "report R --form prometheus",
+        pytest.param("report R --form prometheus", marks=exchange),
         "doctor --format json",
         "submit cosmoflow --system example --nodes 1 --dry-run",
         "--help",
@@ -140,8 +142,8 @@ def test_what_only_tells_the_progress_may_be_lost(place: Path) -> None:
         ("report R -o {disk}/report", "report"),
         ("package R --system x --submitter ACME -o {disk}/ACME", "ACME"),
         ("history add R --any -o {disk}/history", "history"),
-        ("report R --form prometheus -o {disk}/runs.prom", "runs.prom"),
-        ("report R --form tensorboard -o {disk}/boards", "boards"),
+        pytest.param("report R --form prometheus -o {disk}/runs.prom", "runs.prom", marks=exchange),
+        pytest.param("report R --form tensorboard -o {disk}/boards", "boards", marks=exchange),
         ("check --write-official-rules {disk}/rules", "rules"),
         ("submit cosmoflow --system example --nodes 1 -o {disk}/run", "run"),
         ("run cosmoflow --size smoke -o {disk}/run", "run"),
@@ -163,6 +165,7 @@ def test_on_a_full_disk_an_error_names_the_destination(
     assert [path.name for path in small_disk.iterdir() if path.name.startswith(".")] == []
 
 
+@exchange
 def test_a_symbolic_link_given_to_o_is_followed(place: Path, tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     for name, target in {"new.prom": "real/new.prom", "old.prom": "real/old.prom", "page": "real/page"}.items():
@@ -180,6 +183,7 @@ def test_a_symbolic_link_given_to_o_is_followed(place: Path, tmp_path: Path) -> 
     assert (code, errors) == (2, f"mlhpc: {tmp_path / 'loop'}: Too many levels of symbolic links\n")
 
 
+@exchange
 def test_a_pipe_and_a_device_are_written_into_and_stay(place: Path, tmp_path: Path) -> None:
     os.mkfifo(fifo := tmp_path / "pipe")
     read: list[str] = []
@@ -198,6 +202,7 @@ def test_a_pipe_and_a_device_are_written_into_and_stay(place: Path, tmp_path: Pa
     assert (tmp_path / "link").is_symlink()
 
 
+@exchange
 @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
 def test_standard_output_given_to_o_is_written_in_its_place(place: Path, tmp_path: Path, name: str) -> None:
     """Also where it goes to a file: what is there before and after stays."""

@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -118,7 +118,7 @@ def _read_epoch(metadata: Mapping[str, object]) -> int:
     return -1 if number is None else round(number)
 
 
-def export_mlflow(runs: Iterable[RunSeries], folder: Path | None) -> Iterator[str]:
+def export_mlflow(paths: Sequence[Path], folder: Path | None) -> Iterator[str]:
     """Log each run with MLflow's client and yield its id: into a folder, else to MLFLOW_TRACKING_URI.
 
     InputError if a log was exported there before.
@@ -132,7 +132,7 @@ def export_mlflow(runs: Iterable[RunSeries], folder: Path | None) -> Iterator[st
     except ImportError:
         raise InputError(f"--form mlflow: {explain_not_installed('mlflow')}") from None
     client = MlflowClient(None if folder is None else folder.absolute().as_uri())
-    for run in runs:
+    for run in read_series(paths):
         record = run.record
         name = render_printable("-".join(filter(None, (record.benchmark or "unknown", record.size))))
         found = client.get_experiment_by_name(name)
@@ -176,13 +176,13 @@ def export_mlflow(runs: Iterable[RunSeries], folder: Path | None) -> Iterator[st
         yield f"{run.path}: run {identity}"
 
 
-def export_tensorboard(runs: Iterable[RunSeries], folder: Path | None) -> Iterator[str]:
+def export_tensorboard(paths: Sequence[Path], folder: Path | None) -> Iterator[str]:
     """Write an event file for each run, in a folder of the run's name, and yield that. InputError if it exists."""
     try:
         from tensorboard.summary import Writer
     except ImportError:
         raise InputError(f"--form tensorboard: {explain_not_installed('tensorboard')}") from None
-    for run in runs:
+    for run in read_series(paths):
         target = (folder or Path("tensorboard")) / run.label
         if target.exists():
             raise InputError(f"{target}: exists already; choose another folder with -o")
@@ -199,7 +199,7 @@ def export_tensorboard(runs: Iterable[RunSeries], folder: Path | None) -> Iterat
         yield str(target)
 
 
-def export_prometheus(runs: Iterable[RunSeries], file: Path | None) -> Iterator[str]:
+def export_prometheus(paths: Sequence[Path], file: Path | None) -> Iterator[str]:
     """Write the last value of each series as gauges, for the node exporter's textfile collector. Without a file, yield
     them.
     """
@@ -209,7 +209,7 @@ def export_prometheus(runs: Iterable[RunSeries], file: Path | None) -> Iterator[
         raise InputError(f"--form prometheus: {explain_not_installed('prometheus_client')}") from None
     registry = CollectorRegistry()
     gauges: dict[str, Gauge] = {}
-    for run in runs:
+    for run in read_series(paths):
         record = run.record
         last = {re.sub(r"[^a-zA-Z0-9_]", "_", name): points[-1].value for name, points in run.series.items()}
         last["target_reached"] = float(record.status == "success")
@@ -227,7 +227,3 @@ def export_prometheus(runs: Iterable[RunSeries], file: Path | None) -> Iterator[
     else:
         write_file_atomically(file, text)
         yield str(file)
-
-
-# What each form of `mlhpc report --form` is written by
-FORMS = {"mlflow": export_mlflow, "tensorboard": export_tensorboard, "prometheus": export_prometheus}

@@ -9,7 +9,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from mlhpc.suite.log.export import RunSeries, convert_to_safe_name, read_series
+from mlhpc.plugins.exchange.series import RunSeries, convert_to_safe_name, read_series
 from mlhpc.suite.log.mllog import EVAL_ERROR
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import Line, edit, insert, our_run, our_runs, write

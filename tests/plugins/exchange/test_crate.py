@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from mlhpc.plugins.exchange.crate import CRATE, render_crate
 from mlhpc.suite.compliance.check import check
 from mlhpc.suite.compliance.package_files import check_manifest
 from mlhpc.suite.package.build import build_package
-from mlhpc.suite.package.crate import CRATE, render_crate
 from tests.fixtures.logs import drop, our_run, write
 from tests.fixtures.runs import node, run_folder
 

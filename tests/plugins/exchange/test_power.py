@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from mlhpc.plugins.exchange.power import MeterReadings, read_power_columns, read_power_csv
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.log.energy.power_csv import MeterReadings, read_power_columns, read_power_csv, render_power_log
-from mlhpc.suite.log.energy.power_log import build_curve, read_power_log
+from mlhpc.suite.log.energy.power_log import build_curve, read_power_log, render_power_log
 
-PAGE = Path(__file__).resolve().parents[4] / "docs" / "energy.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "energy.md"
 AT = 1795406400.0  # 2026-11-23T04:00:00Z
 ISO = "scope: node\ncurrent: AC\ntime: time\npower: w\nunit: W\n"
 COUNTER = "scope: node\ncurrent: DC\ntime: time\nenergy: e\nunit: kJ\n"

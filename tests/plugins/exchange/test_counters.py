@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from mlhpc.suite.commands.machine.counters import counters
+from mlhpc.plugins.exchange.counters import counters, read
 from mlhpc.suite.documents import convert
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.performance.counters import read
 
 NCU_LONG = """==PROF== Connected to process 1
 "ID","Process ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value"

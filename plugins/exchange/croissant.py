@@ -15,7 +15,6 @@ from mlhpc.suite.data.columns import OFFSETS, Column, build_offsets_name, map_co
 from mlhpc.suite.data.manifest import Manifest, ShardEntry
 from mlhpc.suite.errors import InputError
 
-CROISSANT_NAME = "croissant.json"
 _HDF5 = "application/x-hdf5"
 _KINDS = {"b": "sc:Boolean", "f": "cr:Float{}", "i": "cr:Int{}", "u": "cr:UInt{}"}
 # Not mlcroissant: it installs 343 MiB in 27 distributions, pandas and rdflib among them (1.1.1), for this one document.

@@ -45,7 +45,7 @@ Entity = dict[str, Any]
 
 
 # Not rocrate: it would replace this class and the head of `render_crate` only, and cost every `mlhpc package` 8 more
-# distributions and 377 modules to import (0.16.0). tests/suite/package/test_crate.py reads a crate with it.
+# distributions and 377 modules to import (0.16.0). tests/plugins/exchange/test_crate.py reads a crate with it.
 @dataclass
 class _Graph:
     """The entities of a crate by @id, in the order in which they were added."""

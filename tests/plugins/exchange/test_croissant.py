@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlhpc.suite.data.croissant import render_croissant
+from mlhpc.plugins.exchange.croissant import render_croissant
 from mlhpc.suite.data.manifest import Manifest, read_manifest, write_manifest
 from mlhpc.suite.data.shards import write_shard
 from mlhpc.suite.errors import InputError

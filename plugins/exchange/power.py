@@ -1,4 +1,4 @@
-"""Reads power readings of an external meter from a CSV, and writes them as power logs in the official form.
+"""Reads power readings of an external meter from a CSV, and writes those of a run into its package.
 
 PDU, IPMI, Redfish and sacct exports are CSV tables, or become one with a line of awk or jq. A YAML file names the
 columns and describes the meter; docs/energy.md has an example for each. Nothing is guessed: a value that does not fit
@@ -8,23 +8,25 @@ is an InputError with file and line.
 from __future__ import annotations
 
 import csv
-import json
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
 from mlhpc.suite.documents import Positive, YamlSource
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.files import read_bytes, render_duration, render_repr
-from mlhpc.suite.log.energy.power_log import ESTIMATE, READING, START, STOP
+from mlhpc.suite.files import make_folder, read_bytes, render_duration, render_repr
+from mlhpc.suite.log.energy.power_log import SCOPES, read_power_log, render_power_log
+from mlhpc.suite.log.record import RunRecord
 
 _LARGEST_FILE = 256 * 2**20
+_MARGIN_S = 60.0  # of readings before and after a run, to show the idle power
 _WATTS = {"mW": 1e-3, "W": 1.0, "kW": 1e3}
 _JOULES = {"J": 1.0, "kJ": 1e3, "Wh": 3600.0, "kWh": 3.6e6}
 
@@ -184,22 +186,36 @@ def read_power_csv(path: Path, columns: PowerColumns) -> MeterReadings:
     return MeterReadings(path, columns, by_node)
 
 
-def render_power_log(points: Sequence[Point], stated: Mapping[str, object]) -> str:
-    """Render readings of one node as a power log in the official form."""
-    begin, end = points[0][0], points[-1][0]
-    lines = [_render_line(START, None, begin, "INTERVAL_START", stated)]
-    lines += [_render_line(READING, watts, time, "POINT_IN_TIME", "") for time, watts in points]
-    return "\n".join([*lines, _render_line(STOP, None, end, "INTERVAL_END", "")]) + "\n"
+def read_meter(path: Path, columns: Path) -> Callable[[RunRecord, Path], None]:
+    """Read a CSV and the YAML file of its columns. Return what writes the readings of a run into a folder."""
+    return partial(write_readings, read_power_csv(path, read_power_columns(columns)))
 
 
-def render_estimate(watts: float, time_s: float) -> str:
-    """Render the estimated power of a network as a power log in the official form."""
-    return _render_line(ESTIMATE, watts, time_s, "POINT_IN_TIME", {"estimated": True}) + "\n"
+def write_readings(meter: MeterReadings, record: RunRecord, target: Path) -> None:
+    """Write the readings of each node. The run's own readings have a narrower scope and stay as readings of a part.
 
-
-def _render_line(key: str, value: object, time_s: float, kind: str, metadata: object) -> str:
-    event: dict[str, Any] = {"namespace": "", "time_ms": round(time_s * 1e3), "event_type": kind, "key": key}
-    return f":::MLLOG {json.dumps({**event, 'value': value, 'metadata': metadata})}"
+    InputError if the meter has no readings of the run, or if its scope is not wider than the run's own.
+    """
+    start, stop = record.run_start_s, record.run_stop_s
+    if start is None or stop is None:
+        raise InputError(
+            f"{record.path}: no run_start or no run_stop, so readings cannot be assigned to it; leave this run out"
+        )
+    # Stretches count from run_start, so staging before it begins below 0.
+    staging_s = min((begin for parts in record.stretches.values() for begin, _ in parts), default=0.0)
+    scope = meter.columns.scope
+    for node, points in meter.during(start + min(staging_s, 0.0) - _MARGIN_S, stop + _MARGIN_S).items():
+        path = target / f"node_{node}.txt"
+        if path.exists():
+            own = read_power_log(path).scope
+            if SCOPES.index(own) >= SCOPES.index(scope):
+                measured = f"{own} of node {node} was measured beside the run"
+                raise InputError(
+                    f"{record.path}: {measured}; expected a meter of a wider scope than {own}, not {scope}"
+                )
+            path.rename(target / f"part_{node}_{own}.txt")
+        make_folder(target)
+        path.write_text(render_power_log(points, meter.columns.stated), encoding="utf-8")
 
 
 def _parse_number(text: str | None, where: str) -> float:
