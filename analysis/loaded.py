@@ -74,9 +74,7 @@ class Results:
         self._paths, self._cards = find_paths(paths), [Path(card) for card in cards]
         sources = read_sources(self._paths)
         with use_cards(self._cards):
-            self._study = read_study(
-                sources.logs, list_installed_cards(), sources.inputs, sources.networks, sources.documents
-            )
+            self._study = read_study(sources.logs, list_installed_cards(), sources.inputs, sources.documents)
 
     @property
     def runs(self) -> pd.DataFrame:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from mlhpc.analysis.network.fit import Fit
 from mlhpc.analysis.results.decompose import add_time_parts, build_results, find_copies, list_rounds, select_scored_runs
 from mlhpc.analysis.results.index import Index, Prices
 from mlhpc.analysis.results.selection import (
@@ -38,10 +37,10 @@ class NotAnswerableError(InputError):
 class Study:
     """Holds the runs (`decompose.add_time_parts`: one row per log) and the results (one row per group of runs).
 
-    Both have a ``label``. ``inputs`` are the ceilings and counters files of the command line, and ``networks`` the
-    fitted all-to-all sweeps; ``documents`` has the files of wings and other packages by kind. ``between`` has the pairs
-    of results that the user named: groups of one class, from and to. With ``prices`` of devices the results have a
-    ``cost``. ``index`` is that of systems against a reference, if the user gave weights.
+    Both have a ``label``. ``inputs`` are the ceilings and counters files of the command line; ``documents`` has the
+    files of wings and other packages by kind. ``between`` has the pairs of results that the user named: groups of one
+    class, from and to. With ``prices`` of devices the results have a ``cost``. ``index`` is that of systems against a
+    reference, if the user gave weights.
     """
 
     tables: Tables
@@ -49,7 +48,6 @@ class Study:
     results: pd.DataFrame
     selections: Mapping[str, Selection]
     inputs: Inputs = field(default_factory=Inputs)
-    networks: tuple[Fit, ...] = ()
     documents: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     between: tuple[tuple[str, str], ...] = ()
     prices: Prices | None = None
@@ -73,12 +71,6 @@ class Study:
     def tasks(self) -> list[Task]:
         """Return results that may be ranked against each other, each group with its headings."""
         return group_tasks(self.distinct)
-
-    def fitted_networks(self) -> tuple[Fit, ...]:
-        """Return ``networks``. Raises NotAnswerableError without one."""
-        if not self.networks:
-            raise NotAnswerableError("an all-to-all sweep (mlhpc moe --sweep-network -o FILE) among the report's paths")
-        return self.networks
 
     def documents_of(self, kind: str, what: str) -> tuple[object, ...]:
         """Return the files of a kind. Raises NotAnswerableError, which names ``what`` is missing, without one."""
@@ -108,7 +100,6 @@ def read_study(
     paths: Sequence[Path],
     cards: Mapping[str, Card],
     inputs: Inputs | None = None,
-    networks: Sequence[Fit] = (),
     documents: Mapping[str, tuple[object, ...]] | None = None,
     between: Sequence[tuple[str, str]] = (),
     prices: Prices | None = None,
@@ -137,4 +128,4 @@ def read_study(
     # After the results have their labels, which may depend on each other
     runs["label"] = runs["group"].map(rows.set_index("group")["label"])
     pairs = tuple(pair for names in between for pair in find_pairs(rows, *names))
-    return Study(tables, runs, rows, selections, inputs or Inputs(), tuple(networks), documents or {}, pairs, prices)
+    return Study(tables, runs, rows, selections, inputs or Inputs(), documents or {}, pairs, prices)

@@ -5,8 +5,8 @@
 A row is a truth, a size that is printed and a reach: ranks or units over the largest measured ones. "lower end" is the
 share of truths at or above it (95 % stated), "interval" the share between both ends (90 % stated); "none": no upper end is
 stated there, and "excluded": the text excludes this truth. "width" is the median of high over low, "value / low" of the
-prediction over the lower end. Truths are in tests/fixtures/hidden_networks.py and scaling_laws.py; the fast form of
-the table is in tests/analysis/network/test_intervals.py and tests/analysis/results/test_scaling.py.
+prediction over the lower end. Truths are in tests/plugins/network/hidden_networks.py and scaling_laws.py; the fast form of
+the table is in tests/plugins/network/test_intervals.py and tests/analysis/results/test_scaling.py.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.verdict_rates import wilson
-from tests.fixtures import hidden_networks, scaling_laws
-from tests.fixtures.network_outcomes import printed
+from tests.fixtures import scaling_laws
+from tests.plugins.network import hidden_networks
+from tests.plugins.network.network_outcomes import printed
 
 Said = tuple[float, float, float, float]  # truth, value, low, high
 

@@ -3,10 +3,10 @@
     python benchmarks/network_intervals.py [--laws 40] [--first-seed 0]
 
 A law is LogGP with an eager limit, a fat tree with taper, a dragonfly or nodes that share a port, drawn from a seed
-(tests/fixtures/hidden_networks.py), measured with noise to 64 or 128 ranks. Judged are all numbers on the largest grid (1x)
+(tests/plugins/network/hidden_networks.py), measured with noise to 64 or 128 ranks. Judged are all numbers on the largest grid (1x)
 and on all ranks that the data are said to carry: seconds of both all-to-alls and their ratio at 17 sizes, the layer, the
 crossover. Beyond 2x only lower ends of times are stated, and judged. `extrapolation_rates.py` judges single kinds of
-networks at the sizes that are printed. The constants of analysis/network were chosen on seeds 1000 to 1159.
+networks at the sizes that are printed. The constants of plugins/network were chosen on seeds 1000 to 1159.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is not installed
 
-from tests.fixtures.hidden_networks import FAMILIES, hidden_network
-from tests.fixtures.network_outcomes import Outcome, outcomes
+from tests.plugins.network.hidden_networks import FAMILIES, hidden_network
+from tests.plugins.network.network_outcomes import Outcome, outcomes
 
 QUANTITIES = ("linear", "2dh", "ratio", "layer")
 

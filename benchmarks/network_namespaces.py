@@ -23,9 +23,9 @@ from pathlib import Path
 
 import numpy as np
 
-from mlhpc.analysis.network.fit import fit_sweep
-from mlhpc.analysis.network.intervals import find_crossover, predict_all_to_all_band
-from mlhpc.analysis.network.sweep import KIB, Sweep, read_sweep
+from mlhpc.plugins.network.fit import fit_sweep
+from mlhpc.plugins.network.intervals import find_crossover, predict_all_to_all_band
+from mlhpc.plugins.network.sweep import KIB, Sweep, read_sweep
 from mlhpc.suite.performance.cost_model import ALGORITHMS
 
 HOSTS, PER_HOST = 8, 2

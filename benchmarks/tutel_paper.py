@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from mlhpc.analysis.network.sweep import MIB
 from mlhpc.suite.performance.cost_model import (
     ALGORITHMS,
     AZURE_NDV4,
@@ -20,6 +19,7 @@ from mlhpc.suite.performance.cost_model import (
     predict_pipelined_s,
 )
 
+MIB = 2**20  # bytes
 # FIT: a parameter of AZURE_NDV4 was chosen from the number. PRED: none was. MISMATCH: the model contradicts the paper.
 # OPEN: the paper does not say enough to compute the number.
 Kind = Literal["FIT", "PRED", "MISMATCH", "OPEN"]

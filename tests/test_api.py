@@ -168,8 +168,8 @@ def test_an_unknown_figure_and_one_without_data_are_named(run: Path) -> None:
     results = mlhpc.load(run)
     with pytest.raises(mlhpc.InputError, match="unknown figure 'convergense'.*did you mean 'convergence'"):
         results.chart("convergense")
-    with pytest.raises(mlhpc.InputError, match="sweep"):
-        results.chart("moe_network_fit")
+    with pytest.raises(mlhpc.InputError, match="ceilings of another machine"):
+        results.chart("what_if")
 
 
 def test_names_of_strangers_are_escaped_in_a_notebook(tmp_path: Path) -> None:

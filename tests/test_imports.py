@@ -147,15 +147,14 @@ ANALYSIS_MAY_USE = {
 # What a part of ``analysis`` may import of it, the lowest part first: the way of a log to a figure runs down this table.
 ANALYSIS_LAYERS: dict[str, set[str]] = {
     "analysis.tables": set(),
-    "analysis.network": set(),
-    "analysis.sources": {"analysis.network"},
+    "analysis.sources": set(),
     "analysis.results": {"analysis.tables"},
-    "analysis.study": {"analysis.tables", "analysis.network", "analysis.sources", "analysis.results"},
+    "analysis.study": {"analysis.tables", "analysis.sources", "analysis.results"},
     "analysis.published": set(),
     "analysis.roofline": {"analysis.tables", "analysis.sources", "analysis.study", "analysis.published"},
     "analysis.drawing": {"analysis.study"},
     "analysis.figures": {
-        *("analysis.tables", "analysis.network", "analysis.sources", "analysis.results", "analysis.study"),
+        *("analysis.tables", "analysis.sources", "analysis.results", "analysis.study"),
         *("analysis.published", "analysis.roofline", "analysis.drawing"),
     },
     "analysis.page": {

@@ -182,9 +182,7 @@ def _read_study(
     weights = read_weights(index[0], [card.mlperf_name for card in cards.values()]) if index else None
     # Lines and no progress bar: a bar runs in a thread, and a process with threads must not be forked
     reading = make_plain_progress("reading logs", time.monotonic)
-    read = read_study(
-        found.logs, cards, found.inputs, found.networks, found.documents, between, prices, reading, judging=True
-    )
+    read = read_study(found.logs, cards, found.inputs, found.documents, between, prices, reading, judging=True)
     if prices is not None:
         for text in prices.without_result(read.results["device"].dropna().unique()):
             print_line(f"mlhpc: warning: {text}", error=True)

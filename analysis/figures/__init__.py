@@ -46,9 +46,6 @@ FIGURES = (
     "stragglers",
     "tuning",
     "expert_load",
-    # all-to-all of mixture-of-experts layers
-    "moe_network_fit",
-    "moe_layer",
 )
 REQUIRED_ATTRIBUTES = ("TITLE", "VIEWS")  # of a module
 

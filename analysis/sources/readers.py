@@ -19,8 +19,6 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta, Struct
 
-from mlhpc.analysis.network.fit import Fit, fit_sweep
-from mlhpc.analysis.network.sweep import SWEEP_KIND, Sweep, parse_sweep
 from mlhpc.suite.documents import NotNegative, Positive, YamlSource
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import open_regular_file, read_json
@@ -146,7 +144,6 @@ def make_struct_reader(model: type[Struct]) -> Reader:
 READERS: Mapping[str, Reader] = {
     "ceilings": make_struct_reader(Ceilings),  # mlhpc ceilings
     "counters": make_struct_reader(Counters),  # mlhpc ceilings counters
-    SWEEP_KIND: parse_sweep,  # mlhpc moe --sweep-network
     "steps": make_struct_reader(Steps),  # mlhpc demo
     RANKING_KIND: make_struct_reader(Ranking),  # mlhpc ab runs show -o
     TUNE_KIND: make_struct_reader(TuneResult),  # mlhpc tune
@@ -173,13 +170,12 @@ def _read_by_plugin(kind: str, path: Path, document: Document) -> object:
 
 @dataclass(frozen=True)
 class Sources:
-    """Holds what is at some paths: logs, ceilings and counters, fitted sweeps, steps of demos, rankings of A/B
-    contests. ``documents`` has the files of wings and other packages, as their readers return them, by kind.
+    """Holds what is at some paths: logs, ceilings and counters, steps of demos, rankings of A/B contests.
+    ``documents`` has the files of wings and other packages, as their readers return them, by kind.
     """
 
     logs: tuple[Path, ...]
     inputs: Inputs
-    networks: tuple[Fit, ...]
     steps: tuple[Step, ...]
     rankings: tuple[Ranking, ...]
     documents: Mapping[str, tuple[object, ...]]
@@ -207,7 +203,6 @@ def read_sources(paths: Sequence[Path], what_if: Sequence[Path] = ()) -> Sources
     return Sources(
         logs=logs,
         inputs=_inputs(found, what_if),
-        networks=tuple(fit_sweep(sweep) for sweep in _select_kind(found, Sweep)),
         steps=tuple(step for steps in _select_kind(found, Steps) for step in steps.steps),
         rankings=_select_kind(found, Ranking),
         documents={

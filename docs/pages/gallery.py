@@ -16,8 +16,6 @@ from typing import Any
 from mlhpc.analysis.drawing.charts import build_specification
 from mlhpc.analysis.drawing.view import View
 from mlhpc.analysis.figures import list_views, load_figure_modules
-from mlhpc.analysis.network.fit import fit_sweep
-from mlhpc.analysis.network.sweep import read_sweep
 from mlhpc.analysis.page.pictures import encode_chart
 from mlhpc.analysis.page.report import render_report
 from mlhpc.analysis.sources.readers import read_inputs
@@ -33,7 +31,7 @@ from tests.analysis.conftest import (
     write_run_folder,
 )
 from tests.analysis.figures.test_tuning import write_search
-from tests.analysis.network.test_network import sweep, written
+from tests.fixtures.sweeps import sweep_documents
 
 INTRODUCTION = """# Gallery
 
@@ -84,7 +82,7 @@ def example(root: Path) -> Study:
     files = [here, write_counters(root / "counters.json"), write_search(root / "tune.json")]
     inputs = read_inputs(files, [there])
     cards = list_installed_cards() | {"cosmoflow": small_card()}
-    return read_study([rounds, laptop], cards, inputs, [fit_sweep(read_sweep(written(root, sweep(noise=0.05))))])
+    return read_study([rounds, laptop], cards, inputs, sweep_documents(root))
 
 
 def _result(

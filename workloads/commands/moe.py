@@ -33,6 +33,7 @@ from mlhpc.suite.errors import ExitCode, InputError, is_of_memory
 from mlhpc.suite.files import print_line, render_error, write_file_atomically
 from mlhpc.suite.launch.local import make_suite_command, run_attached
 from mlhpc.suite.launcher import find_world
+from mlhpc.suite.plugins import explain_missing_wing, find_plugins
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from mlhpc.workloads.moe.config import MoEConfig
 
 MIB = 1 << 20
+GROUP = "mlhpc.moe"  # the entry points of what analyses sweeps: "fit", a function of paths and the output format
 
 
 @click.group(
@@ -236,9 +238,10 @@ def fit(sweeps: tuple[Path, ...], style: str) -> None:
         raise click.UsageError(
             "no file of a sweep: mlhpc moe fit FILE; `mlhpc moe --ranks 4 --sweep-network -o FILE` makes one"
         )
-    from mlhpc.analysis.commands.moe_fit import print_fits  # the analysis is no part of a benchmark: no rank imports it
-
-    print_fits(sweeps, style)
+    if "fit" not in find_plugins(GROUP):
+        raise click.ClickException(explain_missing_wing("network"))
+    # Loaded only here: the analysis is no part of a benchmark, so no rank imports it
+    find_plugins(GROUP)["fit"].point.load()(sweeps, style)
 
 
 def _make_layer_config(settings: dict[str, Any]) -> MoEConfig:

@@ -39,7 +39,7 @@ from mlhpc.workloads.moe.router import Router
 from mlhpc.workloads.moe.routes import gather_counts, plan_routes
 
 BENCH_VERSION = 2
-SWEEP_VERSION = 2  # read by analysis/network/sweep.py
+SWEEP_VERSION = 2  # read by plugins/network/sweep.py
 SWEEP_KIND = "mlhpc all-to-all sweep"
 SWEEP_FROM_BYTES = 1 << 10
 SWEEP_DEGREES = (1, 2, 4)
@@ -253,7 +253,7 @@ def run_network_sweep(
     repeats: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
-    """Measure what analysis/network fits: all-to-alls by message size and an MoE layer, on growing grids of ranks.
+    """Measure what plugins/network fits: all-to-alls by message size and an MoE layer, on growing grids of ranks.
 
     Grids are the first 2, 4, … ranks of one node, then 2, 4, … nodes, and all. Experts grow with the ranks: ``shape``
     has those of the largest grid. Every rank calls. ``progress(done, total)`` counts the ranks of grids measured.

@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 
-from mlhpc.analysis.network.fit import fit_sweep
-from mlhpc.analysis.network.sweep import read_sweep
 from mlhpc.analysis.sources.readers import read_inputs
 from mlhpc.analysis.study import Study, read_study
 from mlhpc.suite.card import Card
 from tests.analysis.figures.test_energy_front import counted
 from tests.analysis.figures.test_tuning import write_search
-from tests.analysis.network.test_network import sweep, written
+from tests.fixtures.sweeps import sweep_documents
 
 Build = Callable[..., Any]
 LONG = "a-system-with-a-name-that-no-axis-has-room-for-" + "x" * 200
@@ -41,7 +39,7 @@ def rich(
     ]
     here, there = ceilings(root / "here.json"), ceilings(root / "there.json", "other", faster=3.0)
     inputs = read_inputs([here, counters(root / "counters.json"), write_search(root / "tune.json")], [there])
-    return read_study(paths, cards, inputs, [fit_sweep(read_sweep(written(root, sweep(noise=0.05))))])
+    return read_study(paths, cards, inputs, sweep_documents(root))
 
 
 @pytest.fixture(scope="session")

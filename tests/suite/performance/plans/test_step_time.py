@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlhpc.analysis.commands.moe_fit import convert_fit_to_dict
-from mlhpc.analysis.network.fit import fit_sweep
-from mlhpc.analysis.network.sweep import read_sweep
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.performance.cost_model import Network, predict_all_reduce
 from mlhpc.suite.performance.plans.machine import Estimate, Machine, make_uniform_network, read_machine
 from mlhpc.suite.performance.plans.predict import Cost, Exchange
 from mlhpc.suite.performance.plans.step_time import predict_time
-from tests.analysis.network.test_network import sweep
+from tests.fixtures.sweeps import MACHINE as SWEPT
 
 LINKS = make_uniform_network(1e9, 1e-6)
 MACHINE = Machine(Estimate(1e12, 2e12, 4e12), LINKS, memory=Estimate(1e11, 1e11, 1e11), storage=Estimate(1e9, 1e9, 1e9))
@@ -125,10 +122,11 @@ CEILINGS = {
 
 
 @pytest.fixture(scope="module")
-def fitted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    path = tmp_path_factory.mktemp("fit") / "sweep.json"
-    path.write_text(json.dumps(sweep()))
-    return {"version": 1, "fits": [convert_fit_to_dict(fit_sweep(read_sweep(path)))]}
+def fitted() -> dict[str, Any]:
+    """What is read of the output of `mlhpc moe fit`; tests/plugins/network reads the output itself."""
+    links = asdict(SWEPT) | {"rendezvous_from": None}
+    errors = [{"of": "fitted", "algorithm": "linear", "median": 0.01, "largest": 0.04, "n": 48}]
+    return {"version": 1, "fits": [{"sweep": "machine", "ranks": 16, "network": links, "errors": errors}]}
 
 
 def files(folder: Path, fitted: Any, *, ceilings: Any = CEILINGS) -> tuple[Path, Path]:

@@ -9,10 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mlhpc.analysis.commands.moe_fit import render_fit
-from mlhpc.analysis.network.fit import Fit, fit_sweep
-from mlhpc.analysis.network.held_out import Errors
-from mlhpc.analysis.network.intervals import (
+from mlhpc.plugins.network.command import render_fit
+from mlhpc.plugins.network.fit import Errors, Fit, fit_sweep
+from mlhpc.plugins.network.intervals import (
     Crossover,
     Interval,
     compute_gain_interval,
@@ -23,8 +22,8 @@ from mlhpc.analysis.network.intervals import (
     list_supported_ranks,
     predict_all_to_all_band,
 )
-from mlhpc.analysis.network.sweep import MIB, Measurement, Sweep
-from tests.fixtures.hidden_networks import (
+from mlhpc.plugins.network.sweep import MIB, Measurement, Sweep
+from tests.plugins.network.hidden_networks import (
     FAMILIES,
     SIZES,
     TRUTHS,
@@ -33,7 +32,7 @@ from tests.fixtures.hidden_networks import (
     hidden_network,
     truth_network,
 )
-from tests.fixtures.network_outcomes import Outcome, outcomes, printed
+from tests.plugins.network.network_outcomes import Outcome, outcomes, printed
 
 LAWS = 40
 QUANTITIES = ("linear", "2dh", "ratio", "layer")
@@ -236,7 +235,7 @@ def test_verdicts_of_the_crossover(
             high=value * np.exp(half),
         )
 
-    monkeypatch.setattr("mlhpc.analysis.network.intervals.predict_all_to_all_band", band)
+    monkeypatch.setattr("mlhpc.plugins.network.intervals.predict_all_to_all_band", band)
     found = find_crossover(fit, 64)
     assert found.verdict == verdict
     if verdict == "at":

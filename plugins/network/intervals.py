@@ -14,10 +14,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mlhpc.analysis.network.fit import Fit
-from mlhpc.analysis.network.held_out import CONFIDENCE, PRIOR_ERROR, Quantity
-from mlhpc.analysis.network.law import Points
-from mlhpc.analysis.network.sweep import MIB
+from mlhpc.plugins.network.fit import CONFIDENCE, PRIOR_ERROR, Fit, Quantity
+from mlhpc.plugins.network.law import Points
+from mlhpc.plugins.network.sweep import MIB
 from mlhpc.suite.performance.cost_model import ALGORITHMS, Algorithm
 from mlhpc.suite.statistics import student_t
 

@@ -7,8 +7,9 @@ import pandas as pd
 
 from mlhpc.analysis.drawing.charts import TEXT_COLOUR, Chart, draw_panels, draw_points, make_number_channel
 from mlhpc.analysis.drawing.view import RUN_EXPERTS, Question, View, render_label
-from mlhpc.analysis.network.fit import compute_median_max_error
 from mlhpc.analysis.study import Study
+from mlhpc.plugins.network.figures import list_fits
+from mlhpc.plugins.network.fit import compute_median_max_error
 
 TITLE = "All-to-all: measured and fitted"
 QUESTION = Question(
@@ -43,7 +44,7 @@ def build_table(study: Study) -> pd.DataFrame:
                 "error [%]": 100 * item.error,
                 "in the fit": fitted,
             }
-            for fit in study.fitted_networks()
+            for fit in list_fits(study)
             for items, fitted in ((fit.fitted, True), (fit.held_out, False))
             for item in items
         ]
@@ -53,7 +54,7 @@ def build_table(study: Study) -> pd.DataFrame:
 def render_answer(study: Study) -> str:
     """State the error on measurements that the fit did not use."""
     sentences = []
-    for fit in study.fitted_networks():
+    for fit in list_fits(study):
         middle, worst = compute_median_max_error(fit.held_out)
         further = compute_median_max_error(fit.next_grid)[0]
         sentences.append(

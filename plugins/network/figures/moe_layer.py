@@ -20,8 +20,10 @@ from mlhpc.analysis.drawing.charts import (
     make_span_channels,
 )
 from mlhpc.analysis.drawing.view import RUN_EXPERTS, Question, View, render_label
-from mlhpc.analysis.network.fit import LAYER_VARIANTS, Fit, choose_execution, find_measured_variants, predict_variants_s
-from mlhpc.analysis.network.intervals import (
+from mlhpc.analysis.study import Study
+from mlhpc.plugins.network.figures import list_fits
+from mlhpc.plugins.network.fit import LAYER_VARIANTS, Fit, choose_execution, find_measured_variants, predict_variants_s
+from mlhpc.plugins.network.intervals import (
     compute_gain_interval,
     compute_layer_interval,
     find_crossover,
@@ -29,7 +31,6 @@ from mlhpc.analysis.network.intervals import (
     list_supported_ranks,
     predict_all_to_all_band,
 )
-from mlhpc.analysis.study import Study
 from mlhpc.suite.performance.cost_model import predict_layer_time_s
 
 TITLE = "MoE layer"
@@ -39,13 +40,13 @@ POINTS = 60  # sizes of a line
 
 def build_time_table(study: Study) -> pd.DataFrame:
     """Build predicted and measured seconds by ranks and idea."""
-    return pd.DataFrame([row for fit in study.fitted_networks() for row in _time_rows(fit)])
+    return pd.DataFrame([row for fit in list_fits(study) for row in _time_rows(fit)])
 
 
 def render_time_answer(study: Study) -> str:
     """Say what the ideas gain where it was measured, and what the model predicts on twice the ranks."""
     sentences = []
-    for fit in study.fitted_networks():
+    for fit in list_fits(study):
         layer = fit.sweep.layers[-1]
         measured = find_measured_variants(layer)
         gain = measured[LAYER_VARIANTS[1]].seconds / measured[LAYER_VARIANTS[-1]].seconds
@@ -77,7 +78,7 @@ def draw_time_chart(table: pd.DataFrame) -> Chart:
 
 def build_choice_table(study: Study) -> pd.DataFrame:
     """Build the choice and its gain by ranks and load."""
-    return pd.DataFrame([row for fit in study.fitted_networks() for row in _choice_rows(fit)])
+    return pd.DataFrame([row for fit in list_fits(study) for row in _choice_rows(fit)])
 
 
 def render_choice_answer(study: Study) -> str:
@@ -115,7 +116,7 @@ def draw_choice_chart(table: pd.DataFrame) -> Chart:
 
 def build_crossover_table(study: Study) -> pd.DataFrame:
     """Build the ratio linear / 2DH by ranks and bytes: of the model and, where it was measured, of the sweep."""
-    return pd.DataFrame([row for fit in study.fitted_networks() for row in _crossover_rows(fit)])
+    return pd.DataFrame([row for fit in list_fits(study) for row in _crossover_rows(fit)])
 
 
 def render_crossover_answer(study: Study) -> str:
@@ -127,7 +128,7 @@ def render_crossover_answer(study: Study) -> str:
             for ranks in (fit.sweep.ranks, *list_bounded_ranks(fit))
         )
         + f"; on more than {(fit.sweep.ranks, *list_bounded_ranks(fit))[-1]:,} ranks: inconclusive"
-        for fit in study.fitted_networks()
+        for fit in list_fits(study)
     )
 
 

@@ -2,7 +2,7 @@
 
 Two numbers are found by search: the onset of congestion, and the size from which messages wait for their receiver.
 Given these, two sums are linear in the parameters. The seconds are the larger of them.
-`tests/analysis/network/test_law.py` compares them with the closed forms. Array dimensions: M measurements, P
+`tests/plugins/network/test_law.py` compares them with the closed forms. Array dimensions: M measurements, P
 parameters.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mlhpc.analysis.network.sweep import KIB, MIB, Measurement, Sweep
+from mlhpc.plugins.network.sweep import KIB, MIB, Measurement, Sweep
 from mlhpc.suite.performance.cost_model import ALGORITHMS, Algorithm, Network
 from mlhpc.suite.statistics import student_t
 

@@ -12,16 +12,22 @@ from typing import Any
 
 import numpy as np
 
-from mlhpc.analysis.network.fit import Fit, choose_execution, compute_median_max_error, fit_sweep
-from mlhpc.analysis.network.held_out import CONFIDENCE, predict_layer_s
-from mlhpc.analysis.network.intervals import (
+from mlhpc.plugins.network.fit import (
+    CONFIDENCE,
+    Fit,
+    choose_execution,
+    compute_median_max_error,
+    fit_sweep,
+    predict_layer_s,
+)
+from mlhpc.plugins.network.intervals import (
     BOUNDED_GROWTH,
     compute_layer_interval,
     find_crossover,
     list_supported_ranks,
     predict_all_to_all_band,
 )
-from mlhpc.analysis.network.sweep import KIB, MIB, Layer, LayerRun, read_sweep
+from mlhpc.plugins.network.sweep import KIB, MIB, Layer, LayerRun, read_sweep
 from mlhpc.suite.cli.options import JSON
 from mlhpc.suite.files import print_line, print_progress
 from mlhpc.suite.performance.cost_model import ALGORITHMS

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlhpc.analysis.network.law import POSITIVE, Form, Law, Points, fit_law
-from mlhpc.analysis.network.sweep import KIB, Measurement, Sweep
+from mlhpc.plugins.network.law import POSITIVE, Form, Law, Points, fit_law
+from mlhpc.plugins.network.sweep import KIB, Measurement, Sweep
 from mlhpc.suite.performance.cost_model import ALGORITHMS, Algorithm, Network, predict_all_to_all
 
 MACHINE = Network(
