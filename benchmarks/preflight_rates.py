@@ -23,10 +23,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.verdict_rates import wilson
-from mlhpc.analysis.fleet.one_metric import FEW_REPETITIONS
-from mlhpc.analysis.fleet.samples import Metric
-from mlhpc.analysis.fleet.slow_nodes import EFFECT, FALSE_ALARM_RATE, FleetVerdict, judge
-from mlhpc.suite.statistics.outliers import MIN_FOR_SPREAD, MIN_SAMPLE_FOR_TAILS, HealthyTails, count_outliers
+from mlhpc.plugins.fleet.outliers import MIN_FOR_SPREAD, MIN_SAMPLE_FOR_TAILS, HealthyTails, count_outliers
+from mlhpc.plugins.fleet.samples import Metric
+from mlhpc.plugins.fleet.slow_nodes import EFFECT, FALSE_ALARM_RATE, FEW_REPETITIONS, FleetVerdict, judge
 
 Shape = tuple[int, int, int]  # metrics, nodes, repetitions
 Noise = Callable[[np.random.Generator, Shape], np.ndarray]  # logarithms of times

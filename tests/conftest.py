@@ -38,7 +38,7 @@ LONGEST_FIRST = (  # files of more than ten seconds: begun last, one of them wou
     "tests/workloads/open_catalyst/",
     "tests/suite/performance/test_profiling.py",
     "tests/suite/performance/plans/test_measured.py",
-    "tests/suite/performance/preflight/",
+    "tests/plugins/fleet/",
     "tests/test_docs.py",
     "tests/test_own_loop.py",
     "tests/suite/commands/test_workload.py",

@@ -101,13 +101,6 @@ LAYERS: dict[str, set[str]] = {
         ),
     },
     "suite.performance.ceilings": {"suite", "suite.machine.choice", "suite.machine.probes", "suite.performance"},
-    "suite.performance.preflight": {
-        "suite",
-        "suite.performance",
-        "suite.machine",
-        "suite.machine.probes",
-        "suite.performance.ceilings",
-    },
 }
 # Commands may use everything, but at the top of a module nothing heavy.
 COMMANDS = {"suite.commands", "suite.commands.machine", "suite.commands.workload"}
@@ -161,7 +154,6 @@ ANALYSIS_LAYERS: dict[str, set[str]] = {
         *("analysis.tables", "analysis.sources", "analysis.results", "analysis.study", "analysis.published"),
         *("analysis.drawing", "analysis.figures"),
     },
-    "analysis.fleet": {"analysis.sources"},
     "analysis.history": set(),
 }
 # These may use all of it: commands, and what `mlhpc.load` returns.

@@ -9,6 +9,7 @@ import click
 
 from mlhpc.suite.cli.commands import SECTIONS
 from mlhpc.suite.cli.main import group
+from mlhpc.suite.plugins import list_missing_wings
 
 VERBATIM = "\b"  # click: the paragraph that follows keeps its lines
 
@@ -40,6 +41,8 @@ def page() -> str:
     for heading, entries in SECTIONS.items():
         lines.append(f"## {heading}\n")
         for entry in entries:
+            if entry.wing in list_missing_wings():
+                continue
             command = group.get_command(context, entry.name)
             assert command is not None
             lines += _command(command, click.Context(command, info_name=entry.name, parent=context), 3)

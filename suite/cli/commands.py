@@ -124,8 +124,9 @@ SECTIONS: dict[str, tuple[Command, ...]] = {
         ),
         Command(
             "preflight",
-            "mlhpc.analysis.commands.preflight:preflight",
+            "",
             "Find slow nodes before a run: measure each node, then judge them at a stated false-alarm rate",
+            wing="fleet",
         ),
     ),
 }

@@ -48,8 +48,10 @@ class LazyGroup(Subcommands):
     """The group of our commands (`mlhpc.suite.cli.commands`) and of other packages' commands (entry points)."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """List our commands in the order of the first page, then those of other packages."""
-        return [*_list_own_commands(), *_find_other_commands()]
+        """List our commands in the order of the first page, then those of other packages. Missing wings' are left out."""
+        missing = list_missing_wings()
+        ours = [name for name, command in _list_own_commands().items() if command.wing not in missing]
+        return [*ours, *_find_other_commands()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one command and give it the options that all commands have."""

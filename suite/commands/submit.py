@@ -45,10 +45,12 @@ from mlhpc.suite.log.run_folder import (
     refuse_existing,
     write_run_info,
 )
+from mlhpc.suite.plugins import explain_missing_wing, list_missing_wings
 
 if TYPE_CHECKING:  # only --estimate-from reads a log
     from mlhpc.suite.log.record import RunRecord
 
+PREFLIGHT_WING = "fleet"  # has the commands that the job script calls
 PREFLIGHT_S, MIN_PREFLIGHT_S = 60, 18  # a third is for the nodes, whose ranks take seconds to start
 
 
@@ -141,6 +143,8 @@ def submit(
 
     Prints the predicted time, node-hours and disk use of each job first. --dry-run prints them and submits nothing.
     """
+    if preflight and PREFLIGHT_WING in list_missing_wings():
+        raise InputError(f"--preflight: {explain_missing_wing(PREFLIGHT_WING)}")
     chosen = load_descriptor(workload)
     chosen.code()
     overrides += convert_plan_to_settings(plan_name, mesh)

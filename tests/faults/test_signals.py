@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from tests.fixtures.cli import handles_signals
+from tests.fixtures.wings import MISSING_COMMANDS
 
 MARK = "MLHPC_TEST_SIGNALS"  # in the environment of every process of a command
 END_S = 60.0  # of a command on a busy machine
@@ -138,7 +139,7 @@ def campaign(root: Path, count: int, seed: int) -> list[tuple[Signal, list[str]]
         out = root / f"out{number}"
         out.mkdir()
         shutil.copytree(root / "contest", out / "contest")
-        words = commands(root, out)
+        words = [each for each in commands(root, out) if each[0] not in MISSING_COMMANDS]
         sent = Signal(
             words[number % len(words)], chance.choice((signal.SIGINT, signal.SIGTERM)),
             chance.random() * MOMENTS_S, chance.random() < 0.5,

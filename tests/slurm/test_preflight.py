@@ -12,9 +12,13 @@ import pytest
 from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.run_folder import RunFolder
 from tests.fixtures.cli import mlhpc
+from tests.fixtures.wings import MISSING_COMMANDS
 from tests.slurm.conftest import Cluster
 
-pytestmark = pytest.mark.slurm
+pytestmark = [
+    pytest.mark.slurm,
+    pytest.mark.skipif("preflight" in MISSING_COMMANDS, reason="the wing fleet is not installed"),
+]
 
 HANGS = """#!/bin/bash
 # A node whose Python never starts

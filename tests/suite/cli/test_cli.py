@@ -18,8 +18,10 @@ from mlhpc.suite.cli.group import OTHER
 from mlhpc.suite.cli.main import group
 from mlhpc.suite.errors import InputError
 from tests.fixtures.cli import mlhpc
+from tests.fixtures.wings import MISSING_COMMANDS
 
 COMMANDS = [command.name for command in chain(*SECTIONS.values())]
+HERE = [name for name in COMMANDS if name not in MISSING_COMMANDS]
 ENTRIES = [command.entry for command in chain(*SECTIONS.values())]
 
 FIRST_PAGE = """
@@ -46,7 +48,7 @@ def test_help_lists_every_command_once_under_a_heading_and_loads_none() -> None:
     assert not loaded & {"torch", "numpy", "pandas", "altair", *(entry.split(":")[0] for entry in ENTRIES)}
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", HERE)
 def test_the_first_page_says_of_a_command_what_its_own_help_says_first(command: str) -> None:
     loaded = group.get_command(click.Context(group), command)
     assert loaded is not None
@@ -55,7 +57,17 @@ def test_the_first_page_says_of_a_command_what_its_own_help_says_first(command: 
     assert summary == first
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_a_missing_wing_is_named_and_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlhpc.suite.cli.group.list_missing_wings", lambda: ["fleet"])
+    assert "preflight" not in group.list_commands(click.Context(group))
+    assert "(the wing 'fleet' is not installed)" in mlhpc("--help").stdout
+    for words in (["preflight", "judge", "."], ["preflight", "--help"]):
+        done = mlhpc(*words)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done
+        assert "command 'preflight': the wing 'fleet' is not installed here" in done.stderr
+
+
+@pytest.mark.parametrize("command", HERE)
 def test_every_command_has_help_with_an_example(command: str) -> None:
     done = mlhpc(command, "--help")
     assert done.returncode == 0, done.stderr

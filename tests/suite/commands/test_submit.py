@@ -38,6 +38,14 @@ def fake_sbatch(tmp_path: Path, body: str) -> None:
 MINI = ("--system", "slurm-two-node", "--size", "mini")
 
 
+def test_a_preflight_without_its_wing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlhpc.suite.commands.submit.list_missing_wings", lambda: ["fleet"])
+    done = mlhpc(tmp_path, *MINI, "--nodes", "2", "--preflight", "--dry-run")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "--preflight: the wing 'fleet' is not installed here" in done.stderr
+    assert mlhpc(tmp_path, *MINI, "--nodes", "2", "--dry-run").returncode == 0
+
+
 def test_a_submitted_run_has_its_folder_script_and_job_id(tmp_path: Path) -> None:
     fake_sbatch(tmp_path, 'env > "$HOME/environment"; echo "4711;cluster"')
     done = mlhpc(

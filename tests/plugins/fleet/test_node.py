@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from mlhpc.analysis.fleet.samples import read_samples
+from mlhpc.plugins.fleet import benches
+from mlhpc.plugins.fleet.benches import BENCHES, Bench, BenchContext, make_step_benches
+from mlhpc.plugins.fleet.samples import read_samples
 from mlhpc.suite.launch.local import make_suite_command
 from mlhpc.suite.launcher import Launch
 from mlhpc.suite.machine.facts import Sample
-from mlhpc.suite.performance.preflight import node
-from mlhpc.suite.performance.preflight.benches import BENCHES, Bench, BenchContext, make_step_benches
 from mlhpc.suite.world import World
 from tests.fixtures.cli import mlhpc
 
@@ -32,9 +32,9 @@ def measured(
     seconds: float = 0.3,
 ) -> dict[str, Sample]:
     found = [Bench(name, "part", "s", "less", prepare) for name, prepare in chosen.items()]  # type: ignore[arg-type]
-    monkeypatch.setattr(node, "BENCHES", found)
+    monkeypatch.setattr(benches, "BENCHES", found)
     path = tmp_path / "n.jsonl"
-    node.measure(
+    benches.measure_node(
         World.create(ALONE), device=torch.device("cpu"), directory=tmp_path, workloads={}, seconds=seconds, output=path,
         at=lambda text: None, say=print,
     )  # fmt: skip
@@ -166,3 +166,9 @@ def test_wrong_words_are_one_line(tmp_path: Path) -> None:
         done = mlhpc("preflight", "node", *words, "-o", "out", cwd=tmp_path)
         assert done.returncode == 2
         assert text in done.stderr
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a file where a folder should be")
+    done = mlhpc("preflight", "node", "-o", tmp_path / "file" / "below")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mlhpc.analysis.fleet.samples import group_by_metric, read_samples
-from mlhpc.analysis.fleet.slow_nodes import judge
-from mlhpc.analysis.fleet.superbench import parse_results
+from mlhpc.plugins.fleet.samples import group_by_metric, parse_results, read_samples
+from mlhpc.plugins.fleet.slow_nodes import judge
 from mlhpc.suite.errors import InputError
 from tests.fixtures.published import validation_fixtures
 

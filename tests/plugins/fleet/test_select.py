@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from mlhpc.analysis.fleet.select import (
+from mlhpc.plugins.fleet.select import (
     FALSE_ALARM_RATE,
     Checks,
     NodeInterval,

@@ -10,16 +10,16 @@ import pytest
 from msgspec import structs
 from scipy import stats
 
-from mlhpc.analysis.fleet.samples import Metric, group_by_metric, read_samples
-from mlhpc.analysis.fleet.slow_nodes import judge
-from mlhpc.suite.errors import InputError
-from mlhpc.suite.machine.facts import Sample, render_samples
-from mlhpc.suite.statistics.outliers import (
+from mlhpc.plugins.fleet.outliers import (
     compute_critical_value,
     compute_max_outliers,
     compute_prediction_std,
     find_outliers,
 )
+from mlhpc.plugins.fleet.samples import Metric, group_by_metric, read_samples
+from mlhpc.plugins.fleet.slow_nodes import judge
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.machine.facts import Sample, render_samples
 from tests.fixtures.cli import mlhpc
 
 

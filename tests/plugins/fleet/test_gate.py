@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from mlhpc.analysis.fleet.levels import read_history
-from mlhpc.analysis.fleet.samples import group_by_metric, read_samples
-from mlhpc.analysis.fleet.slow_nodes import judge, merge_verdicts
+from mlhpc.plugins.fleet.samples import group_by_metric, read_history, read_samples
+from mlhpc.plugins.fleet.slow_nodes import judge, merge_verdicts
 from mlhpc.suite.machine.facts import END_METRIC, Sample, render_samples
 from tests.fixtures.cli import mlhpc
 

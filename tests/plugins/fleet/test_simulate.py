@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import linalg
 
-from mlhpc.analysis.fleet.simulate import (
+from mlhpc.plugins.fleet.simulate import (
     POLICIES,
     Estimate,
     Fleet,

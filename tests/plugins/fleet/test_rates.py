@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 
 from benchmarks.preflight_rates import TRUTHS, bad_nodes, draw, verdict
-from mlhpc.analysis.fleet.samples import Metric
-from mlhpc.analysis.fleet.slow_nodes import FALSE_ALARM_RATE, judge, merge_verdicts
+from mlhpc.plugins.fleet.samples import Metric
+from mlhpc.plugins.fleet.slow_nodes import FALSE_ALARM_RATE, judge, merge_verdicts
 
 DOUBLED = "1 repetition in 50 takes twice as long"
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from mlhpc.analysis.fleet.samples import group_by_metric, read_samples
+from mlhpc.plugins.fleet.benches import list_round_robin_rounds
+from mlhpc.plugins.fleet.samples import group_by_metric, read_samples
 from mlhpc.suite.launch.local import make_mpiexec_command, make_suite_command
-from mlhpc.suite.performance.preflight.links import list_round_robin_rounds
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.warm import warm_python
 

@@ -1,6 +1,6 @@
 """Measures `mlhpc preflight` on a real Slurm of two nodes: six ways in which one node is slow, and healthy repetitions.
 
-    python -m tests.slurm.slow_nodes --looks 100 -o benchmarks/results/DATE-preflight.txt
+    python -m tests.plugins.fleet.slow_nodes --looks 100 -o benchmarks/results/DATE-preflight.txt
 
 Each node is a network namespace with a core of its own. As root, with Debian's slurm-wlm and iproute2, and cgroup v1. Nodes share
 the machine's memory, caches and disk. All gates are those of a job script that `mlhpc submit --preflight` renders.
@@ -25,9 +25,8 @@ from pathlib import Path
 
 from scipy import stats
 
-from mlhpc.analysis.fleet.one_metric import compute_node_value
-from mlhpc.analysis.fleet.samples import group_by_metric, read_samples
-from mlhpc.analysis.fleet.slow_nodes import FALSE_ALARM_RATE, judge, merge_verdicts
+from mlhpc.plugins.fleet.samples import compute_node_value, group_by_metric, read_samples
+from mlhpc.plugins.fleet.slow_nodes import FALSE_ALARM_RATE, judge, merge_verdicts
 from mlhpc.suite.launch.slurm import Job, Launcher, render_sbatch_script
 from mlhpc.suite.machine.probes.processor import read_cpu
 from tests.slurm.conftest import Cluster, running_cluster, slurm_path
@@ -39,14 +38,14 @@ LOOKS_PROGRAM = """
 import sys
 from pathlib import Path
 import torch
-from mlhpc.suite.performance.preflight.node import measure
+from mlhpc.plugins.fleet.benches import measure_node
 from mlhpc.suite.launcher import Launch
 from mlhpc.suite.world import World, find_node_name
 torch.set_num_threads(1)
 tell = lambda text: None
 world = World.create(Launch("none", 0, 1))
 for look in range(int(sys.argv[2])):
-    measure(world, device=torch.device("cpu"), directory=Path(sys.argv[1]), workloads={"cosmoflow": Path(sys.argv[3])},
+    measure_node(world, device=torch.device("cpu"), directory=Path(sys.argv[1]), workloads={"cosmoflow": Path(sys.argv[3])},
             seconds=float(sys.argv[4]), output=Path(sys.argv[1]) / f"{look:04d}-{find_node_name()}.jsonl", at=tell, say=tell)
 """
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlhpc.analysis.commands.watch import find_slowdowns, read_times
+from mlhpc.plugins.fleet.watch import find_slowdowns, read_times
 from mlhpc.suite.errors import InputError
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.published import validation_fixtures

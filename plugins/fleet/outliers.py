@@ -1,7 +1,9 @@
-"""Outlier test: how many of N values are outliers, at a given false-alarm rate.
+"""Says at a given false-alarm rate how many of N values are outliers, and whether repetitions were late by accident.
 
-The i worst values are outliers if each lies above the mean of the rest by more than a limit. The largest such i is
-taken, so that several bad nodes do not mask each other. There are two kinds of limit:
+Lateness: the measured repetitions are drawn anew.
+
+Outliers: the i worst values are outliers if each lies above the mean of the rest by more than a limit. The largest
+such i is taken, so that several bad nodes do not mask each other. There are two kinds of limit:
 
 - Values are normal. The limit is c_i standard deviations of the rest. For i = 1 the statistic has Student's t
   distribution. For i > 1, the expected number of groups of i healthy values that pass is computed. It is the number of
@@ -15,17 +17,15 @@ taken, so that several bad nodes do not mask each other. There are two kinds of 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize, special, stats
 
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 SINGLE_OUTLIER_SHARE = 0.95  # share of the false alarms that is left to the test of a single value
 # Exponent of the heaviest tail for which a rate is promised: that of Student's t with 3 degrees of freedom.
@@ -100,8 +100,6 @@ class _TrimmedSamples:
     """Samples (samples, N) without their 0, 1, 2, ... largest values: arrays (samples, how many are left out)."""
 
     def __init__(self, values: Floats, tails: HealthyTails, rate: float, most: int) -> None:
-        import numpy as np
-
         self._count = values.shape[1]
         ascending = np.sort(values, axis=1)
         self.middle = (ascending[:, [(self._count - 1) // 2]] + ascending[:, [self._count // 2]]) / 2.0
@@ -126,8 +124,6 @@ class _TrimmedSamples:
 
     def count_outliers(self, margin: float) -> Floats:
         """Count for each sample the most values left out that all lie beyond their limit."""
-        import numpy as np
-
         smallest = self._centred[:, self._rests % self._count]
         apart = smallest - self.means - margin > self._limits
         apart[:, 0] = True  # none left out
@@ -137,8 +133,6 @@ class _TrimmedSamples:
 @cache
 def _compute_factors(count: int, rate: float) -> Floats:
     """Compute c_i for i = 1, 1, 2, 3, ... outliers: the first one is for no outlier and one more value."""
-    import numpy as np
-
     return np.array([compute_critical_value(count, max(1, i), rate) for i in range(compute_max_outliers(count) + 1)])
 
 
@@ -153,8 +147,6 @@ def has_heavy_tails(groups: Iterable[Floats]) -> bool:
     The skewness and kurtosis of all groups are compared with their exact moments for normal values.
     Fewer than `MIN_VALUES_FOR_TAILS` values cannot show that tails are not heavy.
     """
-    import numpy as np
-
     skewness = kurtosis = variance3 = variance4 = 0.0
     values = 0
     for group in groups:
@@ -187,8 +179,6 @@ def compute_prediction_std(deviation: float, rest: int) -> float:
 @cache
 def compute_critical_value(count: int, i: int, rate: float) -> float:
     """Compute c_i for ``count`` values, in units of `compute_prediction_std`."""
-    from scipy import optimize, special, stats
-
     rest = count - i
     if i == 1:
         return float(stats.t.isf(_compute_alarm_share(count, 1, rate), rest - 1))
@@ -223,9 +213,6 @@ def _compute_log_groups(count: int, i: int) -> float:
 @cache
 def _make_quadrature(rest: int) -> tuple[Floats, Floats, Floats]:
     """Make a quadrature (weights, means, standard deviations) over samples of ``rest`` standard normal values."""
-    import numpy as np
-    from scipy import stats
-
     freedom = rest - 1
     low, high = (math.log(math.sqrt(stats.chi2.ppf(p, freedom) / freedom)) for p in (1e-14, 1.0 - 1e-14))
     logs = np.linspace(low, high, _S_POINTS)
@@ -236,3 +223,60 @@ def _make_quadrature(rest: int) -> tuple[Floats, Floats, Floats]:
     weights = np.outer(s_weights / s_weights.sum(), m_weights / m_weights.sum())
     means, deviations = np.meshgrid(nodes / math.sqrt(rest), deviation)
     return weights.ravel(), means.ravel(), deviations.ravel()
+
+
+class DelayDistribution:
+    """How late repetitions are: in logarithms, or in units of their spread."""
+
+    def __init__(self, seen: Floats, *, extrapolated: bool) -> None:
+        """Take the measured repetitions. ``extrapolated``: assume a Pareto tail of exponent `PARETO_EXPONENT`.
+
+        Otherwise the chance of a repetition later than all N is 1 in (N + 1), however much later.
+        """
+        self._latest = np.sort(seen)[::-1]
+        self._extrapolated = extrapolated
+        self._limits: dict[tuple[int, float], Floats] = {}
+
+    def probability(self, distance: float) -> float:
+        """Compute the probability of a repetition later than a distance."""
+        count = len(self._latest)
+        beyond = count - int(self._latest[::-1].searchsorted(distance, "right"))
+        if beyond or not self._extrapolated:
+            return (beyond + 1) / (count + 1)
+        return float(self._latest[0] / distance) ** PARETO_EXPONENT / (count + 1) if distance else 1.0
+
+    def limits(self, repetitions: int, rate: float) -> Floats:
+        """Compute how late the fastest, the second, ... repetition up to the median must be to be no accident.
+
+        The probability that one of ``repetitions`` is later than its limit is at most ``rate`` over all limits.
+        """
+        key = repetitions, rate
+        if key not in self._limits:
+            self._limits[key] = self._find_limits(repetitions, rate)
+        return self._limits[key]
+
+    def _find_limits(self, repetitions: int, rate: float) -> Floats:
+        allowed = _compute_allowed_rates(repetitions, rate) * (len(self._latest) + 1)
+        seen = self._latest[np.clip(allowed.astype(int) - 1, 0, len(self._latest) - 1)]
+        beyond = self._latest[0] * np.maximum(allowed, 1e-300) ** (-1.0 / PARETO_EXPONENT)
+        if not self._extrapolated and allowed.max() >= 1.0:  # fewer repetitions show nothing without an assumption
+            beyond = np.full(len(allowed), math.inf)
+        return np.asarray(np.where(allowed >= 1.0, seen, beyond))
+
+
+def compute_late_median_chance(late: float, repetitions: int) -> float:
+    """Compute the probability that the (lower) median of repetitions is late. ``late`` is that of one repetition."""
+    middle = (repetitions + 1) // 2
+    return float(special.betainc(repetitions - middle + 1, middle, late))
+
+
+@cache
+def _compute_allowed_rates(repetitions: int, rate: float) -> Floats:
+    """Compute how often one repetition may be late, for each j up to the median.
+
+    Each j has an equal part of ``rate``. That is the probability that all but j - 1 of the repetitions are late. The
+    binomial distribution is exact.
+    """
+    most = (repetitions + 1) // 2
+    fastest = np.arange(1, most + 1)
+    return np.asarray(special.betaincinv(repetitions - fastest + 1, fastest, rate / most))
