@@ -4,7 +4,7 @@
     python benchmarks/ab_runs.py real --folder FOLDER --contests 20
 
 `real` draws whole blocks of real runs, with replacement; for equal entries it permutes the times within each block. Both go
-through `mlhpc.suite.statistics.race.run_race`, as `mlhpc ab runs run` does; only what makes a run differs.
+through `mlhpc.plugins.tune.race.run_race`, as `mlhpc ab runs run` does; only what makes a run differs.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlhpc.suite.statistics.bets import compute_median_ratio
-from mlhpc.suite.statistics.blocks import Turn, make_random_order
-from mlhpc.suite.statistics.race import Race, RaceRules, run_race
+from mlhpc.plugins.tune.race import Race, RaceRules, Turn, compute_median_ratio, make_random_order, run_race
 
 ENTRIES = tuple("abcdefgh")
 BLOCKS, ERROR = 16, 0.05
@@ -176,10 +174,9 @@ def coverage(count: int, blocks: int) -> None:
 
 def real(folder: Path, without: Sequence[str], count: int) -> None:
     """Print what contests on blocks drawn from the real runs of a folder give, as they are and with the entries permuted."""
-    from mlhpc.suite.performance.ab.contest import read_contest
-    from mlhpc.suite.performance.ab.ranking import read_ranking
-    from mlhpc.suite.performance.ab.runner import read_result
-    from mlhpc.suite.statistics.race import build_race
+    from mlhpc.plugins.tune.contest import read_contest, read_result
+    from mlhpc.plugins.tune.race import build_race
+    from mlhpc.plugins.tune.ranking import read_ranking
 
     contest, ranking = read_contest(folder), read_ranking(folder)
     settings, names = contest.settings, [name for name in contest.rules.entries if name not in without]

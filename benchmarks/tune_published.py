@@ -16,10 +16,9 @@ from collections.abc import Sequence
 import pandas as pd
 
 from mlhpc.analysis.published.scores import read_scores
+from mlhpc.plugins.tune.search import NORMAL_90, Proxy
+from mlhpc.plugins.tune.space import Point, Space
 from mlhpc.suite.card import Tunable
-from mlhpc.suite.performance.tune.predict import NORMAL_90
-from mlhpc.suite.performance.tune.proxy import Proxy
-from mlhpc.suite.performance.tune.space import Point, Space
 
 FEATURES = ("benchmark", "device", "round", "units", "global_batch_size")
 

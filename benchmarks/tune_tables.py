@@ -24,24 +24,23 @@ import numpy as np
 import optuna
 from scipy import stats
 
-from mlhpc.suite.card import Tunable
-from mlhpc.suite.descriptor import load_descriptor
-from mlhpc.suite.files import write_file_atomically
-from mlhpc.suite.machine.probes.allowance import find_usable_resources
-from mlhpc.suite.performance.tune.candidates import Candidates, Limits, list_plan_values
-from mlhpc.suite.performance.tune.job import OBJECTIVES, Blocks, FailedJobError, run_job
-from mlhpc.suite.performance.tune.proxy import Proxy
-from mlhpc.suite.performance.tune.result import TunedTrial
-from mlhpc.suite.performance.tune.search import DEFAULT, TUNED, History, Search, SearchRules
-from mlhpc.suite.performance.tune.space import (
+from mlhpc.plugins.tune.candidates import Candidates, Limits, list_plan_values
+from mlhpc.plugins.tune.job import DEFAULT, OBJECTIVES, TUNED, Blocks, FailedJobError, run_job
+from mlhpc.plugins.tune.search import History, Proxy, Search, SearchRules
+from mlhpc.plugins.tune.space import (
     Point,
     Space,
+    TunedTrial,
     add_default,
     build_space,
     find_default,
     key_of_point,
     narrow,
 )
+from mlhpc.suite.card import Tunable
+from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.files import write_file_atomically
+from mlhpc.suite.machine.probes.allowance import find_usable_resources
 from mlhpc.suite.statistics import Outcome
 
 CHUNK = 10  # configurations of one job, beside the default

@@ -25,7 +25,7 @@ SCORES = "mlhpc.scores"  # functions that find the official score of a published
 CARDS = "MLHPC_CARDS"  # environment variable: card files of card-only benchmarks, separated as in PATH
 OURS = "mlhpc"  # the package whose entries win over others of the same name
 EXCHANGE = "exchange"  # the wing of EXPORTS
-WINGS: tuple[str, ...] = (EXCHANGE, "fleet", "network")  # those that a whole mlhpc has (plugins/)
+WINGS: tuple[str, ...] = (EXCHANGE, "fleet", "network", "tune")  # those that a whole mlhpc has (plugins/)
 
 
 @dataclass(frozen=True)

@@ -84,22 +84,6 @@ LAYERS: dict[str, set[str]] = {
     "suite.performance.plans": {
         *("suite", "suite.performance", "suite.training.counts", "suite.training", "suite.training.parallel"),
     },
-    "suite.performance.ab": {
-        "suite.machine.choice",
-        *("suite", "suite.log", "suite.data", "suite.training", "suite.training.parallel"),
-        *("suite.performance", "suite.training.counts", "suite.performance.plans", "suite.statistics"),
-        *("suite.launch", "suite.compliance"),  # whole runs are processes, and their logs are checked
-    },
-    "suite.performance.tune": {
-        *("suite", "suite.log", "suite.data", "suite.training", "suite.training.parallel", "suite.statistics"),
-        *(
-            "suite.performance.plans",
-            "suite.performance.ab",
-            "suite.machine.choice",
-            "suite.launch",
-            "suite.compliance",
-        ),
-    },
     "suite.performance.ceilings": {"suite", "suite.machine.choice", "suite.machine.probes", "suite.performance"},
 }
 # Commands may use everything, but at the top of a module nothing heavy.
@@ -134,8 +118,6 @@ ANALYSIS_MAY_USE = {
     "suite.compliance.rules",
     "suite.compliance.forensics",
     "suite.performance",
-    "suite.performance.ab",
-    "suite.performance.tune",
 }
 # What a part of ``analysis`` may import of it, the lowest part first: the way of a log to a figure runs down this table.
 ANALYSIS_LAYERS: dict[str, set[str]] = {

@@ -198,7 +198,7 @@ def _render(found: Sources, read: Study, form: str, files: ChartFiles) -> Report
 
     checked = check_paths(found.logs, read.tables.judged)
     tell = make_plain_progress("drawing figures", time.monotonic)
-    return render_report(read, checked, found.steps, form, files, tell, found.rankings)
+    return render_report(read, checked, found.steps, form, files, tell)
 
 
 def _parse_formats(given: str) -> tuple[str, ...]:

@@ -44,7 +44,6 @@ FIGURES = (
     "roofline",
     "bounds",
     "stragglers",
-    "tuning",
     "expert_load",
 )
 REQUIRED_ATTRIBUTES = ("TITLE", "VIEWS")  # of a module

@@ -39,8 +39,6 @@ from mlhpc.analysis.page.pictures import (
     render_needs,
 )
 from mlhpc.analysis.page.summary import (
-    ContestSection,
-    build_contest_section,
     build_logs_table,
     build_procurement_section,
     build_score_sections,
@@ -56,7 +54,6 @@ from mlhpc.analysis.sources.readers import Step
 from mlhpc.analysis.study import Study
 from mlhpc.suite import VERSION
 from mlhpc.suite.files import encode_csv_cell
-from mlhpc.suite.performance.ab.ranking import Ranking
 
 REPORT_VERSION = 1
 VEGA_PLACEHOLDER = "/* vega */"  # where the page has the script that draws charts
@@ -88,7 +85,6 @@ class _Content:
     checked: Sequence[CheckedPath]
     issues: Sequence[Issue]
     pictures: Sequence[Picture]
-    contests: Sequence[ContestSection]
 
     @property
     def numbers(self) -> dict[str, pd.DataFrame]:
@@ -121,17 +117,15 @@ def render_report(
     form: str = "csv",
     files: ChartFiles = NO_CHART_FILES,
     tell: Callable[[int, int], None] = lambda done, total: None,
-    rankings: Sequence[Ranking] = (),
 ) -> Report:
     """Render the report of a study, of the compliance check's verdicts, and of what failed of the ``steps`` of a demo.
 
     ``form``: format of the tables, which the page links to. ``files``: the figures' files.
-    ``tell`` is called with figures drawn and in total. Each contest in ``rankings`` gets a section of the page.
+    ``tell`` is called with figures drawn and in total.
     """
     undrawn = [Issue("problem", "figures", f"none is drawn: {reason}")] if (reason := explain_missing_charts()) else []
     issues = [*list_failed_steps(steps), *undrawn, *list_issues(study)]
-    contests = [build_contest_section(ranking) for ranking in rankings]
-    content = _Content(study, checked, issues, draw_pictures(study, files, tell), contests)
+    content = _Content(study, checked, issues, draw_pictures(study, files, tell))
     tables = {**study.tables.named(), "runs": study.runs, "results": study.results}
     tables |= {f"figure_{name}": table for name, table in content.numbers.items()}
     tables |= build_index_tables(study.index) if study.index else {}
@@ -170,7 +164,6 @@ def _page(content: _Content, form: str) -> str:
         unanswered=unanswered,
         needs=render_needs(unanswered),
         headline=build_score_sections(study),
-        contests=content.contests,
         procurement=build_procurement_section(study.index),
         blocks=group_pictures(pictures),
         issues=group_issues(content.issues),
@@ -199,9 +192,6 @@ def _document(content: _Content) -> str:
         "verdicts": [item.as_dict() for item in content.checked],
         "results": _convert_to_records(content.study.results),
         "issues": [vars(issue) for issue in content.issues],
-        "contests": [
-            {"title": each.title, "verdict": each.verdict, "remarks": each.remarks} for each in content.contests
-        ],
         "index": {name: _convert_to_records(table) for name, table in build_index_tables(index).items()}
         if index
         else None,

@@ -4,8 +4,6 @@ Builds the result tables of the page, one section per benchmark, size, mode and 
 
 Builds tables of systems, settings and logs, and of the fields in which results of one class differ.
 
-Builds the sections of A/B contests from what `mlhpc ab runs show` wrote. Nothing is computed again.
-
 Builds the section of the procurement index: one number for each system, what is missing, and its parts.
 
 Builds the tiles at the top of the page: compliance, scores, state of the file cache, resumed runs, other work.
@@ -44,7 +42,6 @@ from mlhpc.suite.files import render_duration_range
 from mlhpc.suite.log.other_work import render_percent
 from mlhpc.suite.log.results_tree import parse_round
 from mlhpc.suite.log.score import GROUP_MEANINGS, find_round_group
-from mlhpc.suite.performance.ab.ranking import Ranking, render_ratio, render_verdict
 
 SAME_COST = 1.05  # a cost within 5 % of the least is the least
 MOST_LISTED = 3  # results that a sentence names
@@ -528,44 +525,6 @@ def build_logs_table(study: Study) -> HtmlTable:
     }
     place = {group: place for place, group in study.results["group"].items()}
     return build_html_table(columns, "Every log that was read", of=[(place[group],) for group in runs["group"]])
-
-
-LONGEST_FINDING = 300  # characters
-
-
-@dataclass(frozen=True)
-class ContestSection:
-    """Holds one contest as the template takes it."""
-
-    title: str
-    verdict: str
-    remarks: tuple[str, ...]
-    table: HtmlTable
-
-
-def build_contest_section(ranking: Ranking) -> ContestSection:
-    """Return the verdict, remarks and table of one contest."""
-    entries, stated = ranking.entries, ranking.settings
-    columns: dict[str, list[Any]] = {
-        "entry": [each.entry for each in entries],
-        "verdict": [render_verdict(each) for each in entries],
-        "finished runs": [f"{each.finished} of {each.runs}" for each in entries],
-        f"mean {ranking.objective}": [each.mean for each in entries],
-        "spread, factor": [each.spread_factor for each in entries],
-        "score: fastest and slowest dropped": [each.score for each in entries],
-        "time / leader, median [95 %]": [render_ratio(each.ratio_to_leader) for each in entries],
-    }
-    counted = f"{ranking.runs} runs, {ranking.blocks} complete blocks; error at most {100 * ranking.error:g} %"
-    return ContestSection(
-        title=f"{ranking.name}: {stated.get('workload')} {stated.get('size')} on {stated.get('system')}",
-        verdict=ranking.verdict,
-        remarks=(
-            counted,
-            *([ranking.by_score] if ranking.by_score else []),
-            *(str(each)[:LONGEST_FINDING] for each in ranking.findings),
-        ),
-        table=build_html_table(columns, f"Entries of {ranking.name}"),
-    )
 
 
 MOST_NAMED = 5  # of results without a tier

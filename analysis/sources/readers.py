@@ -24,11 +24,7 @@ from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import open_regular_file, read_json
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.reader import read_limits
-from mlhpc.suite.performance.ab.ranking import KIND as RANKING_KIND
-from mlhpc.suite.performance.ab.ranking import Ranking
 from mlhpc.suite.performance.ceilings_file import Ceilings
-from mlhpc.suite.performance.tune.result import KIND as TUNE_KIND
-from mlhpc.suite.performance.tune.result import TuneResult
 from mlhpc.suite.plugins import SOURCES, explain_missing_wing, explain_unusable, find_plugins, list_missing_wings
 
 
@@ -60,15 +56,11 @@ class Counters(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Inputs:
-    """Holds the files of a report that are not logs. ``what_if`` are the ceilings of machines to predict for.
-
-    ``searches`` are those of `mlhpc tune`.
-    """
+    """Holds the files of a report that are not logs. ``what_if`` are the ceilings of machines to predict for."""
 
     ceilings: tuple[Ceilings, ...] = ()
     what_if: tuple[Ceilings, ...] = ()
     counters: tuple[Counters, ...] = ()
-    searches: tuple[TuneResult, ...] = ()
 
     def of_system(self, names: Iterable[str], ranks: float, nodes: float) -> tuple[Ceilings, str] | str:
         """Find the ceilings file of a system that has these names, with a remark for the reader.
@@ -145,8 +137,6 @@ READERS: Mapping[str, Reader] = {
     "ceilings": make_struct_reader(Ceilings),  # mlhpc ceilings
     "counters": make_struct_reader(Counters),  # mlhpc ceilings counters
     "steps": make_struct_reader(Steps),  # mlhpc demo
-    RANKING_KIND: make_struct_reader(Ranking),  # mlhpc ab runs show -o
-    TUNE_KIND: make_struct_reader(TuneResult),  # mlhpc tune
 }
 
 
@@ -170,14 +160,14 @@ def _read_by_plugin(kind: str, path: Path, document: Document) -> object:
 
 @dataclass(frozen=True)
 class Sources:
-    """Holds what is at some paths: logs, ceilings and counters, steps of demos, rankings of A/B contests.
+    """Holds what is at some paths: logs, ceilings and counters, steps of demos.
+
     ``documents`` has the files of wings and other packages, as their readers return them, by kind.
     """
 
     logs: tuple[Path, ...]
     inputs: Inputs
     steps: tuple[Step, ...]
-    rankings: tuple[Ranking, ...]
     documents: Mapping[str, tuple[object, ...]]
 
 
@@ -204,7 +194,6 @@ def read_sources(paths: Sequence[Path], what_if: Sequence[Path] = ()) -> Sources
         logs=logs,
         inputs=_inputs(found, what_if),
         steps=tuple(step for steps in _select_kind(found, Steps) for step in steps.steps),
-        rankings=_select_kind(found, Ranking),
         documents={
             kind: tuple(each for name, each in by_kind if name == kind) for kind, _ in by_kind if kind not in READERS
         },
@@ -251,7 +240,6 @@ def _inputs(found: Sequence[object], what_if: Sequence[Path]) -> Inputs:
         _select_kind(found, Ceilings),
         tuple(read_ceilings(path) for path in what_if),
         _select_kind(found, Counters),
-        _select_kind(found, TuneResult),
     )
 
 

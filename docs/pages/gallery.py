@@ -6,6 +6,7 @@ system of these pictures exists.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import random
 import shutil
@@ -18,9 +19,10 @@ from mlhpc.analysis.drawing.view import View
 from mlhpc.analysis.figures import list_views, load_figure_modules
 from mlhpc.analysis.page.pictures import encode_chart
 from mlhpc.analysis.page.report import render_report
-from mlhpc.analysis.sources.readers import read_inputs
+from mlhpc.analysis.sources.readers import read_sources
 from mlhpc.analysis.study import Study, read_study
 from mlhpc.suite.descriptor import list_installed_cards
+from mlhpc.suite.plugins import WINGS_GROUP, find_plugins
 from tests.analysis.conftest import (
     START_MS,
     LogText,
@@ -30,7 +32,6 @@ from tests.analysis.conftest import (
     write_counters,
     write_run_folder,
 )
-from tests.analysis.figures.test_tuning import write_search
 from tests.fixtures.sweeps import sweep_documents
 
 INTRODUCTION = """# Gallery
@@ -79,10 +80,17 @@ def example(root: Path) -> Study:
     _result(rounds, "south-32-throughput", "south", 16, 2400, 5, 256, accelerator="B2", runs=24, mode="weak")
     laptop = write_run_folder(root, "laptop")
     here, there = write_ceilings(root / "here.json"), write_ceilings(root / "there.json", "south", faster=3.0)
-    files = [here, write_counters(root / "counters.json"), write_search(root / "tune.json")]
-    inputs = read_inputs(files, [there])
+    files = [here, write_counters(root / "counters.json"), *_write_examples_of_wings(root)]
+    found = read_sources([rounds, laptop, *files], [there])
     cards = list_installed_cards() | {"cosmoflow": small_card()}
-    return read_study([rounds, laptop], cards, inputs, sweep_documents(root))
+    return read_study([rounds, laptop], cards, found.inputs, {**found.documents, **sweep_documents(root)})
+
+
+def _write_examples_of_wings(root: Path) -> list[Path]:
+    """Files that the figures of the installed wings need, as `examples.py` among each wing's tests writes them."""
+    modules = [f"tests.plugins.{wing}.examples" for wing in find_plugins(WINGS_GROUP)]
+    found = [importlib.import_module(module) for module in modules if importlib.util.find_spec(module)]
+    return [path for module in found for path in module.write_examples(root)]
 
 
 def _result(

@@ -5,7 +5,6 @@ It also finds workers that become slower, and says which checks before a job pay
 
 USES = (
     "mlhpc.analysis.drawing.view",
-    "mlhpc.analysis.sources.readers",
     "mlhpc.suite.cli.group",
     "mlhpc.suite.cli.options",
     "mlhpc.suite.config",

@@ -35,9 +35,9 @@ from mlhpc.suite.machine.facts import Better, Sample, render_samples
 from mlhpc.suite.machine.probes.allowance import find_usable_resources
 from mlhpc.suite.machine.probes.processor import CpuCache, find_machine_root, list_data_caches, read_cpu
 from mlhpc.suite.performance.ceilings import collectives, compute, memory, storage
-from mlhpc.suite.performance.ceilings_file import Resource
 from mlhpc.suite.performance.ceilings.samples import TimeLimit, count_calls_for
 from mlhpc.suite.performance.ceilings.sizes import SKEW, find_free_bytes
+from mlhpc.suite.performance.ceilings_file import Resource
 from mlhpc.suite.workload import load_workload
 from mlhpc.suite.world import World, find_node_name
 

@@ -17,12 +17,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from mlhpc.suite.performance.ceilings_file import Ceilings, Curve
 from mlhpc.suite.documents import read_json_document
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import read_bytes, render_repr
 from mlhpc.suite.log.reader import convert_to_float, read_limits
 from mlhpc.suite.machine.facts import Better, Sample, parse_samples
+from mlhpc.suite.performance.ceilings_file import Ceilings, Curve
 
 # Metrics with such names are better when less, as in SuperBench's own rule files.
 _LESS_IS_BETTER = re.compile(r"time|latency|overhead|cost|_s\b|_ms\b|_us\b", re.IGNORECASE)

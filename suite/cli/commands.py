@@ -97,13 +97,15 @@ SECTIONS: dict[str, tuple[Command, ...]] = {
         ),
         Command(
             "ab",
-            "mlhpc.suite.commands.machine.ab:ab",
+            "",
             "Compare plans or settings by running them in turn: steps in one job, or whole runs",
+            wing="tune",
         ),
         Command(
             "tune",
-            "mlhpc.suite.commands.machine.tune:tune",
+            "",
             "Find the fastest setting of a workload on this machine",
+            wing="tune",
         ),
     ),
     "Machine": (

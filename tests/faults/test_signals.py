@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from mlhpc.suite.plugins import list_missing_wings
 from tests.fixtures.cli import handles_signals
 from tests.fixtures.wings import MISSING_COMMANDS
 
@@ -42,7 +43,7 @@ class Signal:
 def commands(root: Path, out: Path) -> list[tuple[str, ...]]:
     """The commands of the campaign. ``root`` has data and a finished run; ``out`` is new."""
     run = f"{root}/run"
-    return [
+    found: list[tuple[str, ...]] = [
         ("data", "generate", "deepcam", "--size", "smoke", "--ranks", "2", "-o", f"{out}/data"),
         ("data", "generate", "cosmoflow", "--size", "smoke", "-o", f"{out}/data"),
         ("run", "cosmoflow", "--size", "smoke", "--ranks", "2", "-o", f"{out}/run"),
@@ -59,6 +60,7 @@ def commands(root: Path, out: Path) -> list[tuple[str, ...]]:
         ("ab", "runs", "run", f"{out}/contest"),
         ("demo", "cosmoflow", "--size", "smoke", "--runs", "1", "-o", f"{out}/demo"),
     ]
+    return [words for words in found if words[0] != "ab" or "tune" not in list_missing_wings()]
 
 
 def prepare(root: Path) -> dict[str, str]:
@@ -75,7 +77,7 @@ def prepare(root: Path) -> dict[str, str]:
     ):
         subprocess.run(suite(words), env=environ, cwd=root, capture_output=True)
     assert (root / "run" / "result_0.txt").exists()
-    assert (root / "contest").is_dir()
+    assert (root / "contest").is_dir() or "tune" in list_missing_wings()
     return environ
 
 
@@ -138,7 +140,8 @@ def campaign(root: Path, count: int, seed: int) -> list[tuple[Signal, list[str]]
     for number in range(count):
         out = root / f"out{number}"
         out.mkdir()
-        shutil.copytree(root / "contest", out / "contest")
+        if (root / "contest").is_dir():
+            shutil.copytree(root / "contest", out / "contest")
         words = [each for each in commands(root, out) if each[0] not in MISSING_COMMANDS]
         sent = Signal(
             words[number % len(words)], chance.choice((signal.SIGINT, signal.SIGTERM)),

@@ -42,8 +42,6 @@ def without(names: list[str], *words: str, folder: Path) -> subprocess.Completed
         ("click", ("status",), "click is not installed (pip install click)"),
         ("msgspec", ("status",), "msgspec is not installed (pip install msgspec)"),
         ("torch", ("moe",), "torch is not installed (pip install 'mlhpc[run]')"),
-        ("optuna", ("tune", "moe_lm", "--size", "smoke"), "optuna is not installed (pip install 'mlhpc[tune]')"),
-        ("sklearn", ("tune", "moe_lm", "--size", "smoke"), "scikit-learn is not installed (pip install 'mlhpc[tune]')"),
         ("pandas", ("report", "."), "pandas is not installed (pip install 'mlhpc[analysis]')"),
     ],
 )

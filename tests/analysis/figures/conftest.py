@@ -12,7 +12,6 @@ from mlhpc.analysis.sources.readers import read_inputs
 from mlhpc.analysis.study import Study, read_study
 from mlhpc.suite.card import Card
 from tests.analysis.figures.test_energy_front import counted
-from tests.analysis.figures.test_tuning import write_search
 from tests.fixtures.sweeps import sweep_documents
 
 Build = Callable[..., Any]
@@ -38,7 +37,7 @@ def rich(
         package(root / "hpc_results_v9.7", system="open", division="open", eval_s=2.5),
     ]
     here, there = ceilings(root / "here.json"), ceilings(root / "there.json", "other", faster=3.0)
-    inputs = read_inputs([here, counters(root / "counters.json"), write_search(root / "tune.json")], [there])
+    inputs = read_inputs([here, counters(root / "counters.json")], [there])
     return read_study(paths, cards, inputs, sweep_documents(root))
 
 

@@ -15,7 +15,7 @@ Build = Callable[..., Path]
 
 
 def test_every_reader_refuses_another_version_in_one_line(tmp_path: Path) -> None:
-    assert list(READERS) == ["ceilings", "counters", "steps", "ab-runs", "tune"]
+    assert list(READERS) == ["ceilings", "counters", "steps"]
     path = tmp_path / "x.json"
     for kind in READERS:
         path.write_text(json.dumps({"kind": kind, "version": 99}))
@@ -38,7 +38,7 @@ def test_paths_are_sorted_by_what_they_hold(tmp_path: Path, run_folder: Build, c
     found = read_sources([run, file, log])
     assert found.logs == (run, log)
     assert [each.system for each in found.inputs.ceilings] == ["testbed"]
-    assert (found.steps, found.rankings, found.documents) == ((), (), {})
+    assert (found.steps, found.documents) == ((), {})
 
 
 def test_a_file_without_events_is_no_log(tmp_path: Path) -> None:

@@ -1,0 +1,3 @@
+"""The figures of a report that searches and contests add."""
+
+FIGURES = ("tuning", "contests")
