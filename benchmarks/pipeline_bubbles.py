@@ -1,9 +1,9 @@
-"""Idle time of torch's pipeline schedules, measured with stages that sleep, against the closed forms of `mlhpc plan`.
+"""Idle time of torch's pipeline schedules, measured with stages that sleep, against what `mlhpc plan` predicts.
 
     python benchmarks/pipeline_bubbles.py [--ranks 4] [--microbatches 8] [--milliseconds 50] [--steps 3]
 
 Forward pass, gradients of inputs and of weights of a stage sleep equally long, so ranks do not compete for processors. For
-each schedule: idle time over working time in closed form and as measured, and the step's time over the predicted one (median of the
+each schedule: idle time over working time as predicted and as measured, and the step's time over the predicted one (median of the
 steps). Exit code 1 if a step's time is more than 5 % off.
 """
 
@@ -102,7 +102,7 @@ def main() -> int:
     print(
         f"{args.ranks} ranks, {args.microbatches} microbatches, passes of {args.milliseconds:g} ms, torch {torch.__version__}"
     )
-    print(f"{'schedule':<24} {'idle, form':>10} {'measured':>9} {'time / predicted':>17}")
+    print(f"{'schedule':<24} {'predicted':>10} {'measured':>9} {'time / predicted':>17}")
     work, good = 3 * args.microbatches * args.milliseconds / 1e3, True
     for name, times in rows:
         bubble = float(

@@ -47,7 +47,6 @@ Examples:
   mlhpc moe fit sweep.json --format json > network.json
   mlhpc plan cosmoflow --size mini --nodes 4 --sweep --ceilings ceilings.json --network network.json --reached 0.2-0.5
   mlhpc plan cosmoflow --plan ./mine.yaml --size small --mesh spatial=2x2x2 --memory 16
-  mlhpc plan moe_lm --size mini --plan pipeline --mesh pipeline=2 --fill kfac
 """
 )
 @click.argument("workload")
@@ -102,11 +101,6 @@ Examples:
 @click.option(
     "--reached", metavar="N[-N]", help="Fraction of the rates of --ceilings that a step reaches, such as 0.3-0.5."
 )
-@click.option(
-    "--fill",
-    type=click.Choice(["kfac"]),
-    help="Also plan the work of the optimizer K-FAC into the idle time of a pipeline (PipeFisher).",
-)
 @format_option()
 def plan(
     workload: str,
@@ -126,7 +120,6 @@ def plan(
     ceilings: Path | None,
     network: Path | None,
     reached: str | None,
-    fill: str | None,
     style: str,
 ) -> None:
     """Predict memory, messages and time of a step under a parallel plan; check that the plan is valid.
@@ -147,8 +140,6 @@ def plan(
         raise click.UsageError("--ranks and --nodes both say how many ranks there are: give one of them")
     ranks = ranks if nodes is None else nodes * ranks_per_node
     machine = _choose_machine((tflops, gigabytes_per_s, latency_us), (ceilings, network, reached), resolved.precision)
-    if fill and (sweep or style == JSON):
-        raise click.UsageError("--fill describes one mesh in text: leave --sweep and --format json out")
     refused: list[dict[str, str]] = []
     if not sweep:
         costs = [_predict_cost(chosen, resolved, ranks, memory)]
@@ -162,8 +153,6 @@ def plan(
     else:
         lines = _render_sweep(rows, refused) if sweep else _render_cost(*rows[0])
         print_line("\n".join(lines))
-    if fill:
-        print_line(_describe_fill(chosen, resolved, rows[0][0]))
     if not rows:
         sys.exit(ExitCode.FINDINGS)  # no plan of the sweep is legal
 
@@ -283,15 +272,6 @@ def _predict_cost(
             f"--memory is {memory:g} GiB: split samples over more ranks, or set gradient_accumulation_steps"
         )
     return cost
-
-
-def _describe_fill(chosen: Descriptor, config: RunConfig, cost: Cost) -> str:
-    """Describe what of K-FAC's work fits into the gaps of a plan's pipeline."""
-    from mlhpc.suite.performance.plans.fill import predict_fill
-    from mlhpc.suite.training.parallel.sharing import Parallel
-
-    filled = predict_fill(chosen, config, Parallel.of(config, chosen, 0, cost.ranks), cost.flops)
-    return f"  K-FAC in the gaps: {filled.describe()}"
 
 
 def _sweep(

@@ -49,9 +49,11 @@ def test_a_large_yaml_file_is_not_parsed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("recompute: {blocks.*: {budget: 2}}", "4: recompute.blocks.*.budget = 2: "),
-        ("recompute: {blocks.*: {much: 2}}", "4: unknown key 'much'"),
+        ("parameters: {b: {split: -1}}", "3: parameters.b.split = -1: "),
+        ("parameters: {b: {much: 2}}", "3: unknown key 'much'"),
+        ("parameters: {b: often}", "3: parameters.b = 'often': "),
         ("recompute: {blocks.*: often}", "4: recompute.blocks.* = 'often': "),
+        ("recompute: {blocks.*: {budget: 0.5}}", "4: recompute.blocks.* = {'budget': 0.5}: "),
         ("recompute: {blocks.*: [full]}", "4: recompute.blocks.* = ['full']: "),
         ("recompute: [full]", "4: recompute = ['full']: "),
         ("split: [d, 3]", "4: split.1 = 3: "),
@@ -60,7 +62,8 @@ def test_a_large_yaml_file_is_not_parsed(tmp_path: Path) -> None:
 )
 def test_a_key_is_named_as_the_file_states_it(tmp_path: Path, line: str, says: str) -> None:
     """Not by the kind of value that was tried."""
-    (path := tmp_path / "plan.yaml").write_text(f"version: 1\ndescription: d\nparameters: {{a: replicate}}\n{line}\n")
+    rest = "" if line.startswith("parameters") else "parameters: {a: replicate}\n"
+    (path := tmp_path / "plan.yaml").write_text(f"version: 1\ndescription: d\n{rest}{line}\n")
     source = YamlSource.read(path)
     with pytest.raises(InputError) as caught:
         source.convert(ParallelPlan)

@@ -26,14 +26,10 @@ if TYPE_CHECKING:
 
 
 class Layout(NamedTuple):
-    """How convolutions are computed.
-
-    ``pointwise``: oneDNN also computes 1x1 convolutions that torch would not give it.
-    """
+    """How convolutions are computed."""
 
     channels_last: bool
     onednn: bool
-    pointwise: bool = False
 
 
 RULE = "channels_last"
@@ -42,10 +38,7 @@ LAYOUTS = {
     "contiguous": Layout(False, True),
     f"{RULE}, native convolution": Layout(True, False),
     "contiguous, native convolution": Layout(False, False),
-    f"{RULE}, pointwise too": Layout(True, True, True),
-    "contiguous, pointwise too": Layout(False, True, True),
 }
-SMALL_BATCH = 16  # below it torch, with one thread, computes pointwise convolutions in float32 as products by its BLAS
 MIN_SPEEDUP = 1.05  # by which fewer threads than allowed must be faster
 
 
@@ -74,9 +67,16 @@ def choose_layout(
         return
     device, short = chooser.device, config.precision == "bfloat16"
     here = {name: each.to(device) for name, each in batch.items()}
-    layouts = _list_layouts(model, device)
-    timed = _select_timed_layouts(layouts, chooser.threads, min(map(len, here.values())), short)
-    shape = _describe_shape(model, batch, config, timed)
+    layouts = LAYOUTS if device.type == "cpu" else {text: how for text, how in LAYOUTS.items() if how.onednn}
+    # In bfloat16 a training pass by torch's own convolutions takes minutes, one by oneDNN half a second. The user may
+    # still pin them.
+    timed = {text: how for text, how in layouts.items() if how.onednn or not short}
+    shape: dict[str, Any] = {  # what the fastest layout depends on
+        "workload": config.workload,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "precision": config.precision,
+        **{name: list(each.shape) for name, each in batch.items()},
+    }
     with torch.random.fork_rng(devices=[device] if device.type != "cpu" else []):  # dropout of the trials draws numbers
         trials = _LayoutPasses(model, lambda copied: loss(copied, here), device, short)
         answer = chooser.choose(
@@ -91,44 +91,10 @@ def choose_layout(
         chosen = layouts[answer]
         convert_memory_format(model, chosen.channels_last)
         use_onednn(chosen.onednn)
-        use_onednn_for_pointwise(model, chosen.pointwise)
         if device.type == "cpu" and chooser.threads > 1:
             answer = chooser.choose(_make_thread_question(chooser.threads, partial(trials.run, chosen), shape))
             if answer != str(chooser.threads):
                 torch.set_num_threads(int(answer))
-
-
-def _describe_shape(model: nn.Module, batch: Batch, config: RunConfig, timed: Mapping[str, Layout]) -> dict[str, Any]:
-    """Return what the fastest layout depends on."""
-    shape: dict[str, Any] = {
-        "workload": config.workload,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "precision": config.precision,
-        **{name: list(each.shape) for name, each in batch.items()},
-    }
-    if any(how.pointwise for how in timed.values()):
-        shape["pointwise"] = True  # a cached answer without it did not compare these layouts
-    return shape
-
-
-def _list_layouts(model: nn.Module, device: torch.device) -> dict[str, Layout]:
-    """Return the layouts that differ for this model on this device: on a GPU only those of the default library."""
-    if device.type != "cpu":
-        return {text: how for text, how in LAYOUTS.items() if how.onednn and not how.pointwise}
-    has_pointwise = bool(list_pointwise_convolutions(model))
-    return {text: how for text, how in LAYOUTS.items() if has_pointwise or not how.pointwise}
-
-
-def _select_timed_layouts(layouts: Mapping[str, Layout], threads: int, samples: int, short: bool) -> dict[str, Layout]:
-    """Return the layouts that are worth timing. The user may still pin others."""
-    timed = dict(layouts)
-    if short:
-        # In bfloat16 a training pass by torch's own convolutions takes minutes, one by oneDNN half a second.
-        timed = {text: how for text, how in timed.items() if how.onednn}
-    if short or threads > 1 or samples >= SMALL_BATCH:
-        # Here torch computes pointwise convolutions by oneDNN anyway.
-        timed = {text: how for text, how in timed.items() if not how.pointwise}
-    return timed
 
 
 @dataclass
@@ -147,7 +113,6 @@ class _LayoutPasses:
             self.copies[how.channels_last] = copy.deepcopy(self.model).train()
             convert_memory_format(self.copies[how.channels_last], how.channels_last)
         copied = self.copies[how.channels_last]
-        use_onednn_for_pointwise(copied, how.pointwise)
         with keep_process_settings():
             use_onednn(how.onednn)
             return run_training_pass(copied, lambda: self.loss(copied), self.device, self.short)
@@ -199,19 +164,6 @@ def use_onednn(wanted: bool) -> None:
     """Compute convolutions on the processor by oneDNN, as torch does by default, or by torch's own code."""
     if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         torch._C._set_mkldnn_enabled(wanted)  # what torch.backends.mkldnn.flags sets, which warns of TF32
-
-
-def list_pointwise_convolutions(model: nn.Module) -> list[nn.Conv2d | nn.Conv3d]:
-    """List the convolutions with a kernel of one pixel (1x1) and without a stride."""
-    found = [each for each in model.modules() if isinstance(each, nn.Conv2d | nn.Conv3d) and each.groups == 1]
-    return [each for each in found if set(each.kernel_size) == set(each.stride) == {1}]
-
-
-def use_onednn_for_pointwise(model: nn.Module, onednn: bool) -> None:
-    """Make oneDNN compute 1x1 convolutions for any batch size, or let torch decide."""
-    # torch uses oneDNN for every convolution with a dilation, and a dilation changes nothing for a kernel of one pixel.
-    for each in list_pointwise_convolutions(model):
-        each.dilation = (2 if onednn else 1,) * len(each.kernel_size)
 
 
 def _make_thread_question(most: int, way: Candidate, shape: Mapping[str, Any]) -> Question:

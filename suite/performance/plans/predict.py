@@ -16,6 +16,7 @@ from typing import cast
 import torch
 from msgspec import structs
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mlhpc.suite.config import RunConfig
 from mlhpc.suite.descriptor import Descriptor
@@ -28,7 +29,6 @@ from mlhpc.suite.performance.plans.rehearsal import (
     run_update,
     scatter_parameters,
 )
-from mlhpc.suite.performance.plans.remembered import CachingFakeTensorMode
 from mlhpc.suite.training.devices import count_prefetched_batches
 from mlhpc.suite.training.instrument import count_functional_collectives
 from mlhpc.suite.training.parallel.apply import apply, explained, trace_unsplit
@@ -143,7 +143,7 @@ class PredictionCache:
     """Shares what predictions of one configuration have in common under any plan and mesh."""
 
     def __init__(self) -> None:
-        self.mode = CachingFakeTensorMode()
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._updates: dict[tuple[object, ...], Updated] = {}
         self._traces: dict[str, Trace | None] = {}
         self._work: Work | None = None

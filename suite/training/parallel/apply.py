@@ -27,7 +27,7 @@ from mlhpc.suite.training.parallel.deferred import build_deferred
 from mlhpc.suite.training.parallel.exchange import Axis, Note
 from mlhpc.suite.training.parallel.mesh import AXIAL, EXPERT, PIPELINE, SHARD, SPATIAL, TENSOR, Mesh
 from mlhpc.suite.training.parallel.places import slices
-from mlhpc.suite.training.parallel.plan import Budget, ParallelPlan, Placement, is_spread
+from mlhpc.suite.training.parallel.plan import ParallelPlan, Placement, is_spread
 from mlhpc.suite.training.parallel.recompute import recompute_blocks
 from mlhpc.suite.training.parallel.sharing import Parallel, placements
 from mlhpc.suite.training.parallel.skeleton import batch_on_meta, build_on_meta
@@ -58,10 +58,6 @@ def check_model(parallel: Parallel, model: nn.Module, workload: Workload) -> Non
     for pattern in plan.recompute:
         if not any(path and fnmatchcase(path, pattern) for path in modules):
             raise InputError(f"plan: pattern {pattern!r} of recompute matches no module: remove it, or correct it")
-    if any(isinstance(policy, Budget) for policy in plan.recompute.values()) and parallel.is_split:
-        raise InputError(
-            "plan: recompute: a memory budget does not work if ranks share samples: use full or selective, or another --mesh"
-        )
     shares = {id(parameter) for parameter in workload.sharded_parameters(model)}
     if parallel.is_split and shares and not (parallel.mesh.tensor > 1 and parallel.mesh.expert):
         raise InputError(

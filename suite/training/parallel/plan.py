@@ -199,13 +199,7 @@ class Compression(_Part, frozen=True, kw_only=True):
     part: Annotated[float, Meta(gt=0, le=1, description="top_k: part of the values that is sent")] = 0.01
 
 
-class Budget(_Part, frozen=True, kw_only=True):
-    """A block keeps for its backward pass at most this part of what min-cut keeps that computes no product again."""
-
-    budget: Annotated[float, Meta(ge=0, le=1)]
-
-
-Recompute = Literal["full", "selective"] | Budget
+Recompute = Literal["full", "selective"]
 
 
 class ParallelPlan(_Part, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 ``full``: a block keeps its input and nothing else. ``selective``: it also keeps the results of products with parameters
 (linear layers, convolutions), so that what is computed again is cheap: attention's own products, normalisation,
-activations. A budget: torch's partitioner chooses (`mlhpc.suite.training.parallel.budget`).
+activations.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.training.counts.flops import FlopSum
-from mlhpc.suite.training.parallel.plan import Budget, Recompute
+from mlhpc.suite.training.parallel.plan import Recompute
 
 RECOMPUTED = "_mlhpc_recomputed"  # of a model that has such blocks: what counts them
 aten = torch.ops.aten
@@ -43,11 +43,6 @@ class Recomputed:
         found, self._flops = self._flops, None
         return found
 
-    def add(self, flops: int) -> None:
-        """Add FLOPs that were computed again, if they are still wanted."""
-        if self._flops is not None:
-            self._flops += flops
-
     def counted(self) -> AbstractContextManager[object]:
         """Within the body FLOPs are added, if they are still wanted."""
         return nullcontext() if self._flops is None else self._counting()
@@ -59,7 +54,8 @@ class Recomputed:
             with counter:
                 yield
         finally:  # what is computed again ends early, by an exception
-            self.add(counter.flops)
+            if self._flops is not None:
+                self._flops += counter.flops
 
     def contexts(self, policy: str) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         """Those of a block's first and second forward pass."""
@@ -96,13 +92,8 @@ def recompute_blocks(model: nn.Module, policies: Mapping[str, Recompute]) -> Non
             raise InputError(
                 f"plan: recompute: block {path!r} has batch normalisation, whose statistics would count twice"
             )
-        if isinstance(policy, Budget):
-            from mlhpc.suite.training.parallel.budget import BudgetedForward  # loads torch's compiler
-
-            module.forward = BudgetedForward(path, module, policy.budget, recomputed.add)
-        else:
-            again = partial(recomputed.contexts, policy)
-            module.forward = partial(_recomputed, module, module.forward, again)
+        again = partial(recomputed.contexts, policy)
+        module.forward = partial(_recomputed, module, module.forward, again)
     if chosen:
         setattr(model, RECOMPUTED, recomputed)
 

@@ -58,7 +58,8 @@ def test_the_first_page_says_of_a_command_what_its_own_help_says_first(command: 
 
 
 def test_a_command_of_a_missing_wing_is_named_and_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlhpc.suite.cli.group.list_missing_wings", lambda: ["fleet"])
+    for module in ("plugins", "cli.group"):
+        monkeypatch.setattr(f"mlhpc.suite.{module}.list_missing_wings", lambda: ["fleet"])
     assert "preflight" not in group.list_commands(click.Context(group))
     assert "(the wing 'fleet' is not installed)" in mlhpc("--help").stdout
     for words in (["preflight", "judge", "."], ["preflight", "--help"]):

@@ -1,4 +1,4 @@
-"""Idle time of a pipeline's schedules: closed forms equal an event simulation of torch's own order of actions."""
+"""Idle time of a pipeline's schedules: torch's own order of actions takes as long as the table of docs/plans.md says."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from mlhpc.suite.performance.plans.bubbles import (
     INPUT,
     WEIGHT,
     Action,
-    compute_bubble,
     list_actions,
     plan_timeline,
     simulate,
@@ -24,26 +23,19 @@ def plan(schedule: Schedule, stages: int = 0) -> PipelinePlan:
     return PipelinePlan(blocks="blocks", between=((),), schedule=schedule, stages=stages)
 
 
-def seconds(forward: int, back: int, weight: int) -> dict[str, Fraction]:
-    return {name: Fraction(n) for name, n in zip((FORWARD, INPUT, WEIGHT), (forward, back, weight), strict=True)} | {
-        BACKWARD: Fraction(back + weight)
-    }
-
-
 CASES: list[tuple[Schedule, int]] = [("GPipe", 1), ("1F1B", 1), ("Interleaved1F1B", 2), ("Interleaved1F1B", 3)]
 CASES += [("LoopedBFS", 2), ("LoopedBFS", 4), ("InterleavedZeroBubble", 2), ("ZBVZeroBubble", 2)]
 
 
 @pytest.mark.parametrize(("schedule", "stages"), CASES)
-def test_the_closed_form_is_the_simulated_idle_time(schedule: Schedule, stages: int) -> None:
+def test_the_idle_time_is_that_of_the_papers(schedule: Schedule, stages: int) -> None:
+    """arXiv 1811.06965, 2104.04473, 2211.05953, 2401.10241; three equal passes, microbatches a multiple of the ranks."""
+    share = 3 if schedule.endswith("ZeroBubble") else 1
     for ranks in (2, 3, 4):
         for microbatches in (2 * ranks, 3 * ranks):
-            actions = list_actions(plan(schedule, stages), ranks, microbatches)
-            for each in ((1, 1, 1), (2, 3, 1), (1, 2, 1)):
-                found = simulate(actions, seconds(*each))
-                expected = compute_bubble(plan(schedule, stages), ranks, microbatches, seconds(*each))
-                assert found.bubble == expected  # fractions: equal, not close
-                assert len(set(found.busy)) == 1
+            found = plan_timeline(plan(schedule, stages), ranks, microbatches)
+            assert found.bubble == Fraction(ranks - 1, share * microbatches * stages)  # equal, not close
+            assert len(set(found.busy)) == 1
 
 
 def test_each_rank_does_every_pass_once() -> None:
@@ -69,8 +61,8 @@ def test_1f1b_holds_as_many_microbatches_as_stages_follow_and_gpipe_all() -> Non
 def test_a_rank_waits_for_what_it_needs() -> None:
     """Two stages, one microbatch: the second waits for the first, and the first for the gradient."""
     actions = [[Action(FORWARD, 0, 0), Action(BACKWARD, 0, 0)], [Action(FORWARD, 1, 0), Action(BACKWARD, 1, 0)]]
-    found = simulate(actions, seconds(1, 1, 1))
+    found = simulate(actions)
     assert found.total == 6
     assert found.bubble == 1
     with pytest.raises(ValueError, match="waits for itself"):
-        simulate([list(reversed(each)) for each in actions], seconds(1, 1, 1))
+        simulate([list(reversed(each)) for each in actions])
