@@ -24,7 +24,7 @@ from mlhpc.suite.config import load_config
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.training.checkpoint import Checkpoint
 from mlhpc.suite.training.parallel.apply import build
-from mlhpc.suite.training.parallel.sharing import Parallel
+from mlhpc.suite.training.parallel.parallel_dims import Parallel
 from mlhpc.suite.training.state import Position, TrainingState
 from mlhpc.suite.workload import load_workload
 from mlhpc.suite.world import World

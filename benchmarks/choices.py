@@ -33,10 +33,8 @@ from torch import Tensor, nn
 
 from mlhpc.suite.config import load_config
 from mlhpc.suite.descriptor import load_descriptor
-from mlhpc.suite.machine.choice.chooser import Chooser, Question
+from mlhpc.suite.machine.choice.chooser import ChoiceCache, Chooser, Question, make_clock
 from mlhpc.suite.machine.choice.layout import use_onednn
-from mlhpc.suite.machine.choice.store import ChoiceCache
-from mlhpc.suite.machine.choice.timing import make_clock
 from mlhpc.suite.machine.probes.processor import read_cpu
 from mlhpc.suite.training.devices import keep_freed_memory
 from mlhpc.suite.workload import load_workload

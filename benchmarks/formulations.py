@@ -24,8 +24,7 @@ from torch import Tensor
 
 from mlhpc.workloads.open_catalyst.graph import Edges, find_neighbours, join_edges, list_triplets
 from mlhpc.workloads.open_catalyst.model import ConstantAngles, ExactAngles
-from mlhpc.workloads.open_catalyst.slabs import ALL_ADSORBATES, ALL_METALS, Surfaces, make_trajectory
-from mlhpc.workloads.open_catalyst.structures import Structure
+from mlhpc.workloads.open_catalyst.structures import ALL_ADSORBATES, ALL_METALS, Structure, Surfaces, make_trajectory
 
 IN_A_ROW = 16  # structures
 

@@ -24,7 +24,7 @@ from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.performance.plans.machine import Estimate, Machine, make_uniform_network
 from mlhpc.suite.performance.plans.predict import GRADIENTS, Cost, predict_largest_cost
 from mlhpc.suite.performance.plans.step_time import predict_time
-from mlhpc.suite.training.parallel.sharing import Parallel
+from mlhpc.suite.training.parallel.parallel_dims import Parallel
 
 LATENCY_S = (0.5e-6, 5e-6)  # a put of TofuD by its designers; an MPI message of the same link with its software
 

@@ -39,13 +39,13 @@ from mlhpc.suite.machine.probes.processor import read_cpu
 from mlhpc.suite.performance.plans.predict import predict_largest_cost
 from mlhpc.suite.training.counts.memory import LiveBytes
 from mlhpc.suite.training.parallel.apply import apply
-from mlhpc.suite.training.parallel.data import wrap
+from mlhpc.suite.training.parallel.ddp import wrap
+from mlhpc.suite.training.parallel.fsdp import local
 from mlhpc.suite.training.parallel.mesh import ranks_of
+from mlhpc.suite.training.parallel.meta_init import build_on_meta
+from mlhpc.suite.training.parallel.parallel_dims import Parallel
 from mlhpc.suite.training.parallel.plan import find_plan
-from mlhpc.suite.training.parallel.sharing import Parallel
-from mlhpc.suite.training.parallel.skeleton import build_on_meta
-from mlhpc.suite.training.parallel.slabs import cut
-from mlhpc.suite.training.parallel.states import local
+from mlhpc.suite.training.parallel.spatial import cut
 from mlhpc.suite.training.state import TrainingState
 from mlhpc.suite.workload import Workload, load_workload
 from mlhpc.suite.world import World

@@ -29,7 +29,7 @@ from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.performance.plans.machine import Estimate, read_machine
 from mlhpc.suite.performance.plans.predict import Cost, predict_largest_cost
 from mlhpc.suite.performance.plans.step_time import predict_time
-from mlhpc.suite.training.parallel.sharing import Parallel
+from mlhpc.suite.training.parallel.parallel_dims import Parallel
 from mlhpc.suite.world import World
 
 MESHES = {

@@ -38,14 +38,14 @@ from mlhpc.suite.descriptor import Descriptor, load_descriptor
 from mlhpc.suite.training.instrument import CollectiveCounter, count_collectives
 from mlhpc.suite.training.loop import run_evaluation
 from mlhpc.suite.training.parallel.apply import apply
-from mlhpc.suite.training.parallel.data import Clipping, adapt_optimizer, wrap
+from mlhpc.suite.training.parallel.ddp import Clipping, adapt_optimizer, wrap
+from mlhpc.suite.training.parallel.fsdp import local
+from mlhpc.suite.training.parallel.layout import slices, stages_of
 from mlhpc.suite.training.parallel.mesh import Mesh
+from mlhpc.suite.training.parallel.meta_init import build_on_meta
+from mlhpc.suite.training.parallel.parallel_dims import Parallel
 from mlhpc.suite.training.parallel.pipeline import Pipeline
-from mlhpc.suite.training.parallel.places import slices, stages_of
-from mlhpc.suite.training.parallel.sharing import Parallel
-from mlhpc.suite.training.parallel.skeleton import build_on_meta
-from mlhpc.suite.training.parallel.slabs import cut
-from mlhpc.suite.training.parallel.states import local
+from mlhpc.suite.training.parallel.spatial import cut
 from mlhpc.suite.transport import SingleProcessTransport
 from mlhpc.suite.workload import Dataset, ExpertSpread, Workload, load_workload
 from mlhpc.suite.world import World

@@ -20,9 +20,8 @@ from torch import Tensor
 
 from benchmarks import megablocks_layer
 from benchmarks.references import find_clone
-from mlhpc.workloads.moe.dispatch import DispatchPlan
 from mlhpc.workloads.moe.experts import Weights
-from mlhpc.workloads.moe.router import Routing
+from mlhpc.workloads.moe.router import DispatchPlan, Routing
 
 Contestant = tuple[Callable[[], Tensor], list[Tensor]]
 SCATTERMOE = "shawntan/scattermoe"

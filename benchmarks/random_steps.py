@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from mlhpc.suite.config import load_config
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.training.parallel.apply import apply
-from mlhpc.suite.training.parallel.data import adapt_optimizer, wrap
-from mlhpc.suite.training.parallel.sharing import Parallel
-from mlhpc.suite.training.parallel.skeleton import build_on_meta
+from mlhpc.suite.training.parallel.ddp import adapt_optimizer, wrap
+from mlhpc.suite.training.parallel.meta_init import build_on_meta
+from mlhpc.suite.training.parallel.parallel_dims import Parallel
 from mlhpc.suite.workload import Optimization, Workload, load_workload
 from mlhpc.suite.world import World
 

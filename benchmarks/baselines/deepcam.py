@@ -16,9 +16,9 @@ from torch import nn
 from benchmarks.baselines import LIGHTGBM, Baseline, compute_mean
 from mlhpc.suite.data.shards import ShardReader
 from mlhpc.workloads.deepcam import metric
+from mlhpc.workloads.deepcam.climate import Statistics
 from mlhpc.workloads.deepcam.config import CLASSES, LOSS_WEIGHTS
 from mlhpc.workloads.deepcam.data import read_input_statistics
-from mlhpc.workloads.deepcam.fields import Statistics
 
 MAX_PIXELS = 1 << 24  # read from each split: whole samples, evenly spaced
 FIT_PIXELS = 1 << 17  # of the training split that the predictors are fitted to

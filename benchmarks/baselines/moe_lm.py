@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from benchmarks.baselines import Baseline, compute_mean
 from mlhpc.suite.data.shards import ShardReader
-from mlhpc.workloads.moe_lm.language import Language, Lexicon
+from mlhpc.workloads.moe_lm.generate import Language, Lexicon
 
 ORDERS = (0, 1, 2, 3, 4, 5, 6, 8, 12)  # bytes of context
 BLOCK_BYTES = 2**22  # of training text in memory at once

@@ -6,7 +6,7 @@ meters and of profilers. The core finds each by its entry point in the group ``m
 
 USES = (
     "mlhpc.suite.cli.options",
-    "mlhpc.suite.data.columns",
+    "mlhpc.suite.data.shards",
     "mlhpc.suite.data.manifest",
     "mlhpc.suite.descriptor",
     "mlhpc.suite.documents",

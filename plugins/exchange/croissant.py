@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from mlhpc.suite.data.columns import OFFSETS, Column, build_offsets_name, map_columns
 from mlhpc.suite.data.manifest import Manifest, ShardEntry
+from mlhpc.suite.data.shards import OFFSETS, Column, build_offsets_name, map_columns
 from mlhpc.suite.errors import InputError
 
 _HDF5 = "application/x-hdf5"

@@ -393,7 +393,7 @@ def _check_sides(chosen: Descriptor, sides: list[RunConfig], folder: Path, ranks
     """Raise InputError for what would fail on the ranks: an existing folder, the data, plans that do not fit."""
     from mlhpc.suite.data.build import find_data
     from mlhpc.suite.data.sampling import check_batch
-    from mlhpc.suite.training.parallel.sharing import Parallel
+    from mlhpc.suite.training.parallel.parallel_dims import Parallel
 
     if folder.exists():
         raise InputError(f"{folder}: exists already; choose another folder with -o")
@@ -417,7 +417,7 @@ def _check_sides(chosen: Descriptor, sides: list[RunConfig], folder: Path, ranks
 
 def _check_parameters(chosen: Descriptor, sides: list[RunConfig]) -> None:
     """Raise InputError if the sides' parameters have different shapes. Both begin at one checkpoint."""
-    from mlhpc.suite.training.parallel.skeleton import build_on_meta
+    from mlhpc.suite.training.parallel.meta_init import build_on_meta
 
     def shapes(side: RunConfig) -> dict[str, tuple[int, ...]]:
         _, model = build_on_meta(chosen, side)

@@ -32,11 +32,10 @@ from mlhpc.suite.descriptor import Descriptor
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import render_bytes, render_repr
 from mlhpc.suite.performance.plans.machine import Estimate, Machine, make_uniform_network
-from mlhpc.suite.performance.plans.predict import Cost, predict_largest_cost
+from mlhpc.suite.performance.plans.predict import Cost, list_meshes, predict_largest_cost, render_mesh
 from mlhpc.suite.performance.plans.step_time import predict_time
-from mlhpc.suite.performance.plans.sweep import list_meshes, render_mesh
+from mlhpc.suite.training.parallel.parallel_dims import Parallel
 from mlhpc.suite.training.parallel.plan import find_plan, read_plan
-from mlhpc.suite.training.parallel.sharing import Parallel
 from mlhpc.suite.workload import load_workload
 
 STEP_TIME, CPU_TIME, TIME_TO_QUALITY, JOULES = "step-time", "cpu-time", "time-to-quality", "joules"  # objectives

@@ -24,16 +24,16 @@ from mlhpc.suite.log.mllog import EventLog
 from mlhpc.suite.machine.choice.chooser import make_chooser
 from mlhpc.suite.machine.choice.layout import ProcessSettings, keep_process_settings
 from mlhpc.suite.statistics import Outcome
-from mlhpc.suite.statistics.intervals import compute_mean_interval
+from mlhpc.suite.statistics.comparison import compute_mean_interval
 from mlhpc.suite.training.checkpoint import Checkpoint
 from mlhpc.suite.training.counts.flops import FlopSum
 from mlhpc.suite.training.counts.memory import LiveBytes
 from mlhpc.suite.training.devices import use_precision
 from mlhpc.suite.training.loop import StepWindow, Trainer
 from mlhpc.suite.training.parallel.apply import build
-from mlhpc.suite.training.parallel.sharing import Parallel
-from mlhpc.suite.training.parallel.slabs import cut
-from mlhpc.suite.training.parallel.states import local
+from mlhpc.suite.training.parallel.fsdp import local
+from mlhpc.suite.training.parallel.parallel_dims import Parallel
+from mlhpc.suite.training.parallel.spatial import cut
 from mlhpc.suite.training.state import Position, TrainingState
 from mlhpc.suite.training.statement import SEED_BITS, TrialPlan
 from mlhpc.suite.workload import Dataset, Workload, load_workload

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from mlhpc.suite.config import Hyperparameters as Hyperparameters
     from mlhpc.suite.config import RunConfig as RunConfig
     from mlhpc.suite.data.build import SPLITS as SPLITS
-    from mlhpc.suite.data.generate import Generator as Generator
-    from mlhpc.suite.data.generate import Synthetic as Synthetic
+    from mlhpc.suite.data.build import Generator as Generator
+    from mlhpc.suite.data.build import Synthetic as Synthetic
     from mlhpc.suite.data.sampling import draws as draws
     from mlhpc.suite.data.shards import ShardReader as ShardReader
     from mlhpc.suite.descriptor import Descriptor as Descriptor
@@ -54,8 +54,8 @@ _ELSEWHERE = {  # name: the module that has it
     "UPDATE_FLOPS": "mlhpc.suite.workload",
     "RunConfig": "mlhpc.suite.config",
     "World": "mlhpc.suite.world",
-    "Generator": "mlhpc.suite.data.generate",
-    "Synthetic": "mlhpc.suite.data.generate",
+    "Generator": "mlhpc.suite.data.build",
+    "Synthetic": "mlhpc.suite.data.build",
     "ShardReader": "mlhpc.suite.data.shards",
     "SPLITS": "mlhpc.suite.data.build",
     "draws": "mlhpc.suite.data.sampling",

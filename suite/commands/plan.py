@@ -249,11 +249,10 @@ def _predict_cost(
     ``memory`` is the limit in GiB. ``common`` caches what the meshes of a sweep share.
     """
     from mlhpc.suite.data.sampling import check_batch
-    from mlhpc.suite.performance.plans.predict import predict_largest_cost
-    from mlhpc.suite.performance.plans.sweep import NotLegalError
+    from mlhpc.suite.performance.plans.predict import NotLegalError, predict_largest_cost
     from mlhpc.suite.training.parallel.mesh import ranks_of
+    from mlhpc.suite.training.parallel.parallel_dims import Parallel
     from mlhpc.suite.training.parallel.plan import find_plan, read_plan
-    from mlhpc.suite.training.parallel.sharing import Parallel
 
     assert config.plan is not None
     text = config.mesh or read_plan(find_plan(chosen, config.plan))[0].mesh
@@ -278,11 +277,10 @@ def _sweep(
     chosen: Descriptor, config: RunConfig, plans: list[str], ranks: int, memory: float | None
 ) -> tuple[list[Cost], list[dict[str, str]]]:
     """Find the legal plans and meshes of this many ranks. Also return why the others are not legal."""
-    from mlhpc.suite.performance.plans.predict import PredictionCache
-    from mlhpc.suite.performance.plans.sweep import list_plan_costs
+    from mlhpc.suite.performance.plans.predict import PredictionCache, list_plan_costs
+    from mlhpc.suite.training.parallel.meta_init import build_on_meta
+    from mlhpc.suite.training.parallel.parallel_dims import placements
     from mlhpc.suite.training.parallel.plan import find_plan, read_plan
-    from mlhpc.suite.training.parallel.sharing import placements
-    from mlhpc.suite.training.parallel.skeleton import build_on_meta
 
     found = {name: read_plan(find_plan(chosen, name))[0] for name in plans}
     common = PredictionCache()

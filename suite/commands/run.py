@@ -209,7 +209,7 @@ def _check_before_launch(plan: TrialPlan, ranks: int) -> None:
     """Raise ValueError if every trial would fail: by its batch size or its data."""
     from mlhpc.suite.data.build import find_data
     from mlhpc.suite.data.sampling import check_batch
-    from mlhpc.suite.training.parallel.sharing import Parallel
+    from mlhpc.suite.training.parallel.parallel_dims import Parallel
 
     config = plan.config
     groups = Parallel.of(config, plan.descriptor, 0, ranks).mesh.data_size

@@ -256,7 +256,7 @@ def plan_job(template: Job, config: RunConfig, nodes: int, folder: Path) -> Job:
     # Without a plan every rank has samples of its own.
     groups = job.ranks
     if config.plan is not None or config.mesh is not None:
-        from mlhpc.suite.training.parallel.sharing import Parallel
+        from mlhpc.suite.training.parallel.parallel_dims import Parallel
 
         groups = Parallel.of(config, load_descriptor(config.workload), 0, job.ranks).mesh.data_size
     if config.global_batch_size % (groups * accumulation):

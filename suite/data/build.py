@@ -1,6 +1,11 @@
 """Builds a data set from a recipe, over ranks, and continues an interrupted build. Finds a complete data set.
 
 The workload makes the samples and the manifest's attributes; this module writes shards, and the manifest last.
+
+Generates data sets of numbered items for every workload with synthetic data.
+
+An item is the unit of generation: a sample, or a universe, trajectory or family with several samples. The workload
+defines how an item is made, and the attributes in the manifest.
 """
 
 from __future__ import annotations
@@ -10,10 +15,10 @@ import os
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_type_hints
 
 import h5py
 import msgspec
@@ -26,6 +31,10 @@ from mlhpc.suite.documents import render_json
 from mlhpc.suite.errors import InputError, explain_unknown_name
 from mlhpc.suite.files import PART_SUFFIX, add_path_to_errors, write_file_atomically
 from mlhpc.suite.world import World
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 
 # The recipe of an incomplete data set; removed when the manifest is written.
 UNFINISHED_NAME = "generation.json"
@@ -290,3 +299,63 @@ def _make_manifest(
         splits={split: tuple(shard.entry for shard in by_split[split]) for split in splits},
         attributes=plan.attributes({split: [shard.summary for shard in by_split[split]] for split in splits}),
     )
+
+
+GeneratorSettings = TypeVar("GeneratorSettings", bound="DataclassInstance")
+
+
+@dataclass(frozen=True)
+class Synthetic(Generic[Summary]):
+    """The data set of one size and seed.
+
+    ``make(numbers, count)`` gives the arrays of one shard and calls ``count`` with each number of items made.
+    ``summarise`` and ``attributes`` are those of a `DataSetPlan`.
+    """
+
+    train_items: int
+    validation_items: int
+    items_per_shard: int
+    make: Callable[[range, Count], Arrays]
+    summarise: Callable[[Arrays], Summary]
+    attributes: Callable[[Mapping[str, Sequence[Summary]]], dict[str, Any]]
+    compression: Compression = "none"
+
+
+@dataclass(frozen=True)
+class Generator(Generic[GeneratorSettings]):
+    """A workload's generator. ``data_set`` makes the data set of a size's settings and a seed.
+
+    ``name``, ``version``, the seed, ``constants`` and the fields of the settings are the recipe that names the data.
+    ``check_tools`` raises ValueError if a package that generating needs is missing.
+    """
+
+    workload: str
+    version: int
+    sizes: Mapping[str, GeneratorSettings]
+    data_set: Callable[[GeneratorSettings, int], Synthetic[Any]]
+    name: str = "synthetic"
+    constants: Mapping[str, Any] | None = None
+    check_tools: Callable[[], None] | None = None
+
+    def generate(self, root: Path, size: str, *, seed: int, world: World, progress: Progress | None = None) -> None:
+        """Generate a data set. A complete one stays as it is, an interrupted one is continued.
+
+        ``progress(done, total)`` counts this rank's items. ValueError for an unknown size, a seed out of range, a
+        missing tool, or a folder that holds other data.
+        """
+        settings = find_size_settings(self.workload, self.sizes, size, seed)
+        if self.check_tools is not None and not (root / MANIFEST_NAME).exists():  # before anything is written
+            self.check_tools()
+        data = self.data_set(settings, seed)
+        recipe = {
+            "name": self.name,
+            "version": self.version,
+            "seed": seed,
+            **(self.constants or {}),
+            **asdict(settings),
+        }
+        pieces = plan_numbered_shards(
+            data.train_items, data.validation_items, data.items_per_shard, data.make, world, progress
+        )
+        plan = DataSetPlan(self.workload, size, seed, recipe, pieces, data.summarise, data.attributes, data.compression)
+        build_data_set(root, plan, world)

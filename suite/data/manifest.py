@@ -1,22 +1,39 @@
-"""Reads, writes and verifies the manifest of a data set: the list of its shards with sizes and checksums.
+r"""Reads, writes and verifies the manifest of a data set: the list of its shards with sizes and checksums.
 
 <root>/manifest.json              version 1, written last: a data set with a manifest is complete
 <root>/<split>/shard_00000.h5     the shards (`mlhpc.suite.data.shards`)
+
+Compares the shards of a data set with the checksums that were recorded when they were written. Ranks share the work.
+
+A run does it once before it trains, because a flipped bit would otherwise train to a result.
+
+Computes the identity of data that are not in the suite's shards: one sha256 over the files of a folder.
+
+It is the sha256 of the text that sha256sum prints for the files in the order of their names:
+
+    cd FOLDER && find . -type f -printf '%P\0' | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final, Literal
 
+import google_crc32c
+import numpy as np
 from msgspec import Meta, Struct
 
 from mlhpc.suite.documents import convert_to_plain_data, read_json_document
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import fsync_path, render_repr, write_file_atomically
+from mlhpc.suite.transport import convert
+from mlhpc.suite.world import World
 
 MANIFEST_VERSION: Final = 1
 MANIFEST_NAME = "manifest.json"
@@ -155,3 +172,108 @@ def compute_checksums(path: Path) -> tuple[str, str]:
             sha256.update(block)
             crc = google_crc32c.extend(crc, block)
     return sha256.hexdigest(), f"{crc:08x}"
+
+
+READ_BYTES = 256 << 10  # stays in the second-level cache between the read and the checksum
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The bytes and files that all ranks compared, and the seconds of the slowest rank."""
+
+    bytes: int
+    files: int
+    seconds: float
+
+    def value(self) -> dict[str, Any]:
+        """Return the value of the ``data_verified`` event."""
+        return asdict(self) | {"gb_per_s": self.bytes / self.seconds / 1e9}
+
+
+def verify_shards(
+    root: Path, shards: Sequence[ShardEntry], world: World, tick: Callable[[], None] = lambda: None
+) -> Verification:
+    """Compare the crc32c of every shard with its entry. All ranks call it, each reads its share.
+
+    InputError, the same on every rank, names a shard that is missing, damaged or of another size. ``tick`` is called
+    after every block read.
+    """
+    begin = time.monotonic()
+    problem = None
+    for entry in shards[world.rank :: world.size]:
+        problem = check_crc32c(root, entry, tick)
+        if problem is not None:
+            break
+    # The first damaged shard ends a rank's work: the data set cannot be used in any case.
+    world.check_together(None if problem is None else InputError(problem))
+    seconds = max(world.allgather(time.monotonic() - begin))
+    return Verification(sum(entry.bytes for entry in shards), len(shards), seconds)
+
+
+def check_crc32c(root: Path, entry: ShardEntry, tick: Callable[[], None] = lambda: None) -> str | None:
+    """Return in one line how a shard differs from its entry: missing, of another size, damaged. None if not."""
+    problem = check_shard(root, entry, deep=False)
+    if problem is not None:
+        return problem
+    path = root / entry.file
+    block, crc = np.empty(READ_BYTES, np.uint8), 0
+    try:
+        with path.open("rb", buffering=0) as file:
+            while count := file.readinto(block.data):
+                crc = google_crc32c.extend(crc, block[:count])
+                tick()
+    except OSError as error:
+        return f"{path}: cannot be read: {error.strerror}"
+    if f"{crc:08x}" != entry.crc32c:
+        return f"{path}: damaged: crc32c {crc:08x}, manifest says {entry.crc32c}"
+    return None
+
+
+def compute_fingerprint(root: Path, world: World, tick: Callable[[], None] = lambda: None) -> tuple[str, Verification]:
+    """Read all files of a data set. Return its sha256 in hex, and the bytes and files read.
+
+    All ranks call it, each reads its share. Sharded data are compared with their manifest, whose sha256 is returned.
+    InputError, the same on every rank, if there is no file, or one cannot be read or is damaged.
+    """
+    found, error = None, None
+    if world.is_first:
+        try:
+            found = read_manifest(root) if (root / MANIFEST_NAME).is_file() else list_files(root)
+        except (OSError, ValueError) as caught:
+            error = InputError(str(caught))
+    world.check_together(error)
+    found = world.broadcast(found)
+    if isinstance(found, list):
+        return _digest_files(root if root.is_dir() else root.parent, found, world, tick)
+    manifest: Manifest = convert(found, Manifest)
+    return manifest.sha256, verify_shards(root, manifest.shards, world, tick)
+
+
+def list_files(root: Path) -> list[str]:
+    """List the files below a folder, or the one file, relative, in byte order. InputError if there is none."""
+    if root.is_file():
+        return [root.name]
+    below = [Path(folder) / name for folder, _, names in os.walk(root) for name in names]
+    # By bytes, as `LC_ALL=C sort` does: the order of a locale differs between machines.
+    files = sorted((path.relative_to(root).as_posix() for path in below if path.is_file()), key=os.fsencode)
+    if not files:
+        raise InputError(f"{root}: no data found; expected a file, or a folder with at least one file")
+    return files
+
+
+def _digest_files(root: Path, files: list[str], world: World, tick: Callable[[], None]) -> tuple[str, Verification]:
+    begin, lines, error, size = time.monotonic(), {}, None, 0
+    try:
+        for name in files[world.rank :: world.size]:
+            lines[name] = compute_checksums(root / name)[0]
+            size += (root / name).stat().st_size
+            tick()
+    except OSError as caught:
+        error = InputError(f"{caught.filename}: cannot be read: {caught.strerror}")
+    world.check_together(error)
+    # The digests of all files on every rank, so that all ranks return the same sha256 without another message.
+    parts = world.allgather((lines, size, time.monotonic() - begin))
+    known = {name: digest for part, _, _ in parts for name, digest in part.items()}
+    text = "".join(f"{known[name]}  {name}\n" for name in files)
+    read = Verification(sum(part[1] for part in parts), len(files), max(part[2] for part in parts))
+    return hashlib.sha256(os.fsencode(text)).hexdigest(), read

@@ -19,7 +19,7 @@ from typing import Any
 from mlhpc.suite.card import Target
 from mlhpc.suite.files import render_duration, render_repr
 from mlhpc.suite.log.record import RunRecord, find_first_on_target
-from mlhpc.suite.statistics.intervals import compute_log_interval
+from mlhpc.suite.statistics.comparison import compute_log_interval
 
 MINUTE_S = 60.0
 

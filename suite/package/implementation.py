@@ -175,7 +175,7 @@ set -euo pipefail
 found=$(python3 - "$DATA" <<'END'
 import sys
 from pathlib import Path
-from mlhpc.suite.data.fingerprint import compute_fingerprint
+from mlhpc.suite.data.manifest import compute_fingerprint
 from mlhpc.suite.world import World
 print(compute_fingerprint(Path(sys.argv[1]), World.create())[0])
 END

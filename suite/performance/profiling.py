@@ -28,7 +28,7 @@ from mlhpc.suite.training.devices import BatchCopier, has_no_idle_core, load_wit
 from mlhpc.suite.training.gradients import register_exchange_timing
 from mlhpc.suite.training.instrument import CollectiveCounter
 from mlhpc.suite.training.loop import make_autocast
-from mlhpc.suite.training.parallel.data import wrap
+from mlhpc.suite.training.parallel.ddp import wrap
 from mlhpc.suite.training.state import TrainingState
 from mlhpc.suite.training.timing import DATA_WAIT, EXPOSED_COMMUNICATION, OPTIMIZER, PhaseTimer, make_device_clock
 from mlhpc.suite.workload import Dataset, Workload

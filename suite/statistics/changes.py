@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mlhpc.suite.statistics import student_t
+from mlhpc.suite.statistics.comparison import LARGEST_LOG
 from mlhpc.suite.statistics.dependence import (
     ROUNDING,
     SEED,
@@ -32,7 +33,6 @@ from mlhpc.suite.statistics.dependence import (
     find_largest_correlation,
     make_correlated_noise,
 )
-from mlhpc.suite.statistics.intervals import LARGEST_LOG
 
 if TYPE_CHECKING:
     from mlhpc.suite.statistics.dependence import Rows

@@ -2,6 +2,8 @@
 
 `compare_times` is the one answer to "is B slower than A?" for results that were measured apart. How often it is wrong,
 with tails, drift, sessions and few runs, is in docs/verdicts.md.
+
+Confidence intervals of means, of geometric means and of shares.
 """
 
 from __future__ import annotations
@@ -16,10 +18,37 @@ from typing import TYPE_CHECKING
 
 from mlhpc.suite.files import render_duration
 from mlhpc.suite.statistics import Outcome, judge_interval, student_t
-from mlhpc.suite.statistics.intervals import LARGEST_LOG, compute_mean_interval
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+LARGEST_LOG = 700.0  # exp of more is no float; logs may claim any time
+
+
+def compute_mean_interval(values: Sequence[float], confidence: float) -> tuple[float, float]:
+    """Compute the mean of two or more values and the half width of its Student-t interval."""
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return statistics.fmean(values), student_t.compute_quantile(0.5 + confidence / 2, len(values) - 1) * error
+
+
+def compute_log_interval(times: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
+    """Compute the interval of the geometric mean (Student's t on log time). None for fewer than two times."""
+    if len(times) < 2:
+        return None
+    middle, half = compute_mean_interval([math.log(time) for time in times], confidence)
+    return math.exp(middle - half), math.exp(min(middle + half, LARGEST_LOG))
+
+
+def compute_share_interval(found: int, count: int, confidence: float) -> tuple[float, float]:
+    """Compute the Clopper-Pearson interval of the share behind ``found`` of ``count`` independent trials."""
+    from scipy import stats
+
+    tail = (1.0 - confidence) / 2
+    low = float(stats.beta.ppf(tail, found, count - found + 1)) if found else 0.0
+    high = float(stats.beta.isf(tail, found + 1, count - found)) if found < count else 1.0
+    return low, high
+
 
 CONFIDENCE = 0.95
 POWER = 0.8  # with which `detectable` ratios are detected

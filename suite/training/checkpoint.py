@@ -37,8 +37,8 @@ from mlhpc.suite.files import fsync_path, make_folder, print_line, render_error
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.checkpoint_index import CheckpointIndex, build_folder_path, check_file, read_index
 from mlhpc.suite.log.mllog import EventLog
+from mlhpc.suite.training.parallel.layout import Layout
 from mlhpc.suite.training.parallel.mesh import Mesh
-from mlhpc.suite.training.parallel.places import Layout
 from mlhpc.suite.training.state import Position, TrainingState
 from mlhpc.suite.world import World
 

@@ -42,7 +42,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.log.checkpoint_index import DamagedCheckpointError, FileSum
-from mlhpc.suite.training.parallel.places import Held
+from mlhpc.suite.training.parallel.layout import Held
 
 METADATA = ".metadata"
 # What a pickle of DCP's records may name besides its own classes

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from mlhpc.suite.config import RunConfig
 from mlhpc.suite.documents import convert_to_plain_data
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.machine.choice.chooser import Chooser, Question, make_threshold_rule
+from mlhpc.suite.machine.choice.chooser import Candidate, Chooser, Question, make_threshold_rule
 from mlhpc.suite.machine.choice.precision import build_network
-from mlhpc.suite.machine.choice.timing import Candidate
 from mlhpc.suite.workload import Workload
 
 if TYPE_CHECKING:

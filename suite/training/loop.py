@@ -36,11 +36,11 @@ from mlhpc.suite.training.devices import BatchCopier, has_no_idle_core, load_wit
 from mlhpc.suite.training.gradients import register_exchange_timing
 from mlhpc.suite.training.graphs import Capture, CudaCapture, StepGraphs, find_graph_problem
 from mlhpc.suite.training.instrument import CollectiveCounter
-from mlhpc.suite.training.parallel.data import eval_turns, wrap
+from mlhpc.suite.training.parallel.ddp import eval_turns, wrap
+from mlhpc.suite.training.parallel.fsdp import evaluating
 from mlhpc.suite.training.parallel.mesh import Mesh
+from mlhpc.suite.training.parallel.parallel_dims import Parallel
 from mlhpc.suite.training.parallel.recompute import recomputed_of
-from mlhpc.suite.training.parallel.sharing import Parallel
-from mlhpc.suite.training.parallel.states import evaluating
 from mlhpc.suite.training.records import FIRST_LOSSES, TrainingLog
 from mlhpc.suite.training.state import Position, TrainingState
 from mlhpc.suite.training.statement import TrialPlan

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mlhpc.suite.training.parallel.data import Clipping, adapt_optimizer
-from mlhpc.suite.training.parallel.places import Held, Layout, SharePlace, slices, stages_of
-from mlhpc.suite.training.parallel.states import local, states_of
+from mlhpc.suite.training.parallel.ddp import Clipping, adapt_optimizer
+from mlhpc.suite.training.parallel.fsdp import local, states_of
+from mlhpc.suite.training.parallel.layout import Held, Layout, SharePlace, slices, stages_of
 from mlhpc.suite.workload import Optimization, Workload
 
 

@@ -23,10 +23,9 @@ from mlhpc.suite import VERSION
 from mlhpc.suite.card import render_baselines
 from mlhpc.suite.config import RunConfig, choose_default_data_root
 from mlhpc.suite.data.build import find_data
-from mlhpc.suite.data.manifest import Manifest
+from mlhpc.suite.data.manifest import Manifest, Verification, verify_shards
 from mlhpc.suite.data.sampling import check_batch, count_steps_per_epoch
 from mlhpc.suite.data.staging import StagingReport, create_own_world, stage
-from mlhpc.suite.data.verification import Verification, verify_shards
 from mlhpc.suite.documents import convert_to_plain_data
 from mlhpc.suite.errors import ExitCode
 from mlhpc.suite.files import print_line
@@ -45,8 +44,8 @@ from mlhpc.suite.training.devices import StopSignals, set_up_rank
 from mlhpc.suite.training.graphs import choose_graphs, find_graph_problem
 from mlhpc.suite.training.loop import Trainer, TrainingOutcome
 from mlhpc.suite.training.parallel.apply import build
-from mlhpc.suite.training.parallel.sharing import Parallel
-from mlhpc.suite.training.parallel.slabs import cut
+from mlhpc.suite.training.parallel.parallel_dims import Parallel
+from mlhpc.suite.training.parallel.spatial import cut
 from mlhpc.suite.training.records import OtherWork
 from mlhpc.suite.training.state import Position, TrainingState
 from mlhpc.suite.training.statement import (

@@ -17,7 +17,7 @@ from mlhpc.suite.config import load_config
 from mlhpc.suite.data.shards import ShardReader
 from mlhpc.suite.world import World
 from mlhpc.workloads.open_catalyst import DESCRIPTOR
-from mlhpc.workloads.open_catalyst.lmdb_form import LmdbFile
+from mlhpc.workloads.open_catalyst.convert import LmdbFile
 from mlhpc.workloads.open_catalyst.workload import OpenCatalyst
 from tests.fixtures.export_open_catalyst import export_lmdb
 from tests.workloads.open_catalyst.conftest import random_structure

@@ -50,7 +50,7 @@ def test_a_folder_that_stat_does_not_know_yet_is_made(library: Path, tmp_path: P
     [
         "from mlhpc.suite.machine.power.sampler import main; from unittest import mock\n"
         "with mock.patch('mlhpc.suite.machine.power.sampler.list_scopes', return_value=[]): main([str(disk / 'p'), '0'])",
-        "from mlhpc.suite.data.node_folder import make_folders; make_folders(disk / 'copy', ['train'])",
+        "from mlhpc.suite.data.staging import make_folders; make_folders(disk / 'copy', ['train'])",
         "from mlhpc.suite.log.run_folder import create_run_folder; create_run_folder(disk / 'runs' / 'R')",
         "from mlhpc.suite.data.lock import create_lock_for_all_ranks; from mlhpc.suite.world import World\n"
         "with create_lock_for_all_ranks(disk / 'data' / 'lock', 'it', World.create()): pass",
@@ -71,7 +71,7 @@ def test_every_folder_is_made_by_the_maker_of_folders() -> None:
     root = Path(__file__).resolve().parents[2]
     paths = [path for name in ("suite", "analysis", "workloads", "plugins") for path in (root / name).rglob("*.py")]
     found = {str(path.relative_to(root)) for path in paths if re.search(r"\.mkdir\(|makedirs\(", path.read_text())}
-    assert found == {"suite/files.py", "suite/data/node_folder.py"}
+    assert found == {"suite/files.py", "suite/data/staging.py"}
 
 
 @pytest.mark.parametrize("what", ["file", "link to nothing", "below a file", "without right"])
@@ -99,7 +99,7 @@ def test_data_are_written_and_staged_where_files_cannot_be_locked(library: Path,
     program = """
 import numpy as np
 from mlhpc.suite.data.shards import write_shard, count_stored_bytes
-from mlhpc.suite.data.node_folder import create_part, remove_abandoned
+from mlhpc.suite.data.staging import create_part, remove_abandoned
 path = disk / "train" / "shard_00000.h5"
 write_shard(path, {"x": np.ones((2, 3), np.float32)})
 print(count_stored_bytes(path))
@@ -117,7 +117,7 @@ def test_an_abandoned_part_goes_also_where_files_cannot_be_locked(library: Path,
     for path in (old, new):
         path.write_text("x")
     os.utime(old, (0, 0))
-    program = "from mlhpc.suite.data.node_folder import remove_abandoned; remove_abandoned(disk)"
+    program = "from mlhpc.suite.data.staging import remove_abandoned; remove_abandoned(disk)"
     python(HEAD + program, shared_disk(library, tmp_path, locks=37), tmp_path)
     assert (old.exists(), new.exists()) == (False, True)
 

@@ -54,7 +54,7 @@ PROCESSORS = {"Prescott": "sse2", "Haswell": "avx2", "SkylakeX": "avx512f"}  # k
 def test_the_entropy_rate_in_the_manifest_is_the_same_on_every_processor(kernel: str) -> None:
     if PROCESSORS[kernel] not in Path("/proc/cpuinfo").read_text().split():
         pytest.skip(f"this processor has no {PROCESSORS[kernel]}")
-    code = "from mlhpc.workloads.moe_lm.language import Language, Lexicon; print(repr(Language(0, Lexicon(8, 32)).entropy_rate()))"
+    code = "from mlhpc.workloads.moe_lm.generate import Language, Lexicon; print(repr(Language(0, Lexicon(8, 32)).entropy_rate()))"
     environment = {"OPENBLAS_CORETYPE": kernel, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True, check=True

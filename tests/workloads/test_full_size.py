@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from mlhpc.suite.config import RunConfig, load_config
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.performance.plans.predict import predict
-from mlhpc.suite.training.parallel.sharing import Parallel
-from mlhpc.suite.training.parallel.skeleton import build_on_meta
+from mlhpc.suite.training.parallel.meta_init import build_on_meta
+from mlhpc.suite.training.parallel.parallel_dims import Parallel
 from mlhpc.suite.workload import Workload
 from tests.fixtures.device_steps import META, pretend_meta_computes, step_of, watching
 

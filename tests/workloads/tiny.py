@@ -17,8 +17,7 @@ from mlhpc.workloads.cosmoflow.cosmology import Simulation
 from mlhpc.workloads.deepcam import generate as deepcam
 from mlhpc.workloads.deepcam.climate import Domain
 from mlhpc.workloads.open_catalyst import generate as open_catalyst
-from mlhpc.workloads.open_catalyst.slabs import Surfaces
-from mlhpc.workloads.open_catalyst.structures import Neighbourhood
+from mlhpc.workloads.open_catalyst.structures import Neighbourhood, Surfaces
 from mlhpc.workloads.openfold import generate as openfold
 from mlhpc.workloads.openfold.proteins import Families
 from mlhpc.workloads.swinv2_moe import generate as swinv2_moe

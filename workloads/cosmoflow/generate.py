@@ -11,13 +11,11 @@ from functools import partial
 
 import numpy as np
 
-from mlhpc.suite.data.build import Arrays, Count
-from mlhpc.suite.data.generate import Generator, Synthetic
+from mlhpc.suite.data.build import Arrays, Count, Generator, Synthetic
 from mlhpc.suite.data.shards import Compression
 from mlhpc.workloads.cosmoflow.config import REDSHIFTS, TARGETS
-from mlhpc.workloads.cosmoflow.convert import convert, fetch, split_cubes
+from mlhpc.workloads.cosmoflow.convert import Summary, compute_attributes, convert, fetch, split_cubes, summarise
 from mlhpc.workloads.cosmoflow.cosmology import Simulation, make_universe
-from mlhpc.workloads.cosmoflow.summary import Summary, compute_attributes, summarise
 
 __all__ = ["SIZES", "DataSize", "convert", "fetch", "generate"]
 

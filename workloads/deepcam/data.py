@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from mlhpc.suite.data.shards import ShardReader
 from mlhpc.suite.errors import InputError
+from mlhpc.workloads.deepcam.climate import Statistics, check_statistics
 from mlhpc.workloads.deepcam.config import CHANNELS, DeepCamConfig
-from mlhpc.workloads.deepcam.fields import Statistics, check_statistics
 
 if TYPE_CHECKING:
     from mlhpc.suite.workload import Batch, Slab

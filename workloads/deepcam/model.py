@@ -2,6 +2,8 @@
 
 Shapes: N samples, H W pixels, C channels. Inputs have channels last (NHWC), as stored. Layers, order and
 initialisation are those of mlcommons/hpc deepcam/src/deepCam/architecture/deeplab_xception.py at output stride 16.
+
+Groups of ranks whose batches are normalised as one: the layout of the reference's ``batchnorm_group_size``.
 """
 
 from __future__ import annotations
@@ -10,9 +12,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from mlhpc.suite.training.parallel.batch_norm import GroupBatchNorm2d
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.training.parallel.ddp import GroupBatchNorm2d
+from mlhpc.suite.training.parallel.exchange import Axis
+from mlhpc.suite.world import World
 from mlhpc.workloads.deepcam.config import CHANNELS, CLASSES, DeepCamConfig
 
 
@@ -198,3 +204,22 @@ def _kaiming_normal(module: nn.Module) -> None:
     for each in module.modules():
         if isinstance(each, nn.Conv2d):
             nn.init.kaiming_normal_(each.weight)
+
+
+def group_ranks(ranks: int, size: int) -> list[list[int]]:
+    """Split all ranks into groups of ``size`` consecutive ones. InputError if size does not divide the ranks."""
+    if ranks % size:
+        raise InputError(f"batchnorm_group_size is {size}, expected a divisor of the {ranks} ranks of this run")
+    return [list(range(begin, begin + size)) for begin in range(0, ranks, size)]
+
+
+def join_groups(model: nn.Module, world: World, size: int) -> None:
+    """Give every GroupBatchNorm2d a group of ``size`` consecutive ranks. All ranks of torch.distributed call."""
+    members = group_ranks(world.size, size)
+    if size == 1:
+        return
+    groups = [dist.new_group(ranks) for ranks in members]  # collective: every rank must create every group
+    axis = Axis("batch norm", world.rank % size, size, groups[world.rank // size])
+    for module in model.modules():
+        if isinstance(module, GroupBatchNorm2d):
+            module.axis = axis

@@ -15,10 +15,9 @@ from mlhpc.suite.machine.choice.layout import choose_layout
 from mlhpc.suite.workload import ChooserProtocol, Optimization, Work, Workload
 from mlhpc.suite.world import World
 from mlhpc.workloads.deepcam import metric
-from mlhpc.workloads.deepcam.batch_norm import join_groups
 from mlhpc.workloads.deepcam.config import CHANNELS, LOSS_WEIGHTS, MAX_GRAD_NORM, DeepCamConfig, learning_rate
 from mlhpc.workloads.deepcam.data import DeepCamData
-from mlhpc.workloads.deepcam.model import DeepLabV3Plus
+from mlhpc.workloads.deepcam.model import DeepLabV3Plus, join_groups
 from mlhpc.workloads.deepcam.optimizer import BIAS_CORRECTION, GRAD_AVERAGING, build_optimizer
 from mlhpc.workloads.deepcam.work import compute_work
 

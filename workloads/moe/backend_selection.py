@@ -19,11 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlhpc.suite.machine.choice.chooser import Question, choose_fastest, compute_nearest_power_of_two
-from mlhpc.suite.machine.choice.timing import measure_candidates
+from mlhpc.suite.machine.choice.chooser import (
+    Question,
+    choose_fastest,
+    compute_nearest_power_of_two,
+    measure_candidates,
+)
 from mlhpc.suite.workload import ChooserProtocol
 from mlhpc.workloads.moe.config import Activation, MoEConfig, count_ranks_per_expert
-from mlhpc.workloads.moe.dispatch import Capacity, Dropless
 from mlhpc.workloads.moe.experts import (
     BACKENDS,
     SelectedBackend,
@@ -32,7 +35,7 @@ from mlhpc.workloads.moe.experts import (
     run_experts,
     run_experts_on_tokens,
 )
-from mlhpc.workloads.moe.router import Routing
+from mlhpc.workloads.moe.router import Capacity, Dropless, Routing
 
 MOST_FLOPS = 4e9  # of a measured pass on a processor: a larger problem is measured on fewer of its experts and rows
 # a problem is not cut below these: so far the order of the back ends was measured to be that of the whole problem

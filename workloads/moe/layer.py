@@ -21,10 +21,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.training.graphs import after_pass
 from mlhpc.suite.training.parallel.recompute import is_computed_again
-from mlhpc.workloads.moe import phases
-from mlhpc.workloads.moe.all_to_all import Copies, MultiHopTransfer, Route, SumOverReplicas, gather_slices, join_ranges
+from mlhpc.workloads.moe import mesh as phases
 from mlhpc.workloads.moe.config import Algorithm, Backend, MoEConfig, count_ranks_per_expert, list_valid_r
-from mlhpc.workloads.moe.dispatch import DispatchPlan, Permutation, list_counts_on_host, make_permutation
 from mlhpc.workloads.moe.experts import (
     Experts,
     SelectedBackend,
@@ -33,14 +31,19 @@ from mlhpc.workloads.moe.experts import (
     run_experts,
     run_experts_on_tokens,
 )
-from mlhpc.workloads.moe.mesh import ExpertMesh, Group
-from mlhpc.workloads.moe.phases import ExpertLoad, Marker, NoMarker
-from mlhpc.workloads.moe.router import Router, Routing
+from mlhpc.workloads.moe.mesh import ExpertLoad, ExpertMesh, Group, Marker, NoMarker
+from mlhpc.workloads.moe.router import DispatchPlan, Permutation, Router, Routing, list_counts_on_host, make_permutation
 from mlhpc.workloads.moe.routes import (
+    Copies,
+    MultiHopTransfer,
+    Route,
+    SumOverReplicas,
     Traffic,
     compute_even_traffic,
     compute_known_traffic,
     gather_counts,
+    gather_slices,
+    join_ranges,
     plan_routes,
     split_buffer,
 )

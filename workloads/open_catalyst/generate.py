@@ -8,12 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from mlhpc.suite.data.build import Arrays, Count
-from mlhpc.suite.data.generate import Generator, Synthetic
-from mlhpc.workloads.open_catalyst.convert import convert, fetch
-from mlhpc.workloads.open_catalyst.slabs import ALL_ADSORBATES, ALL_METALS, Surfaces, make_trajectory, verify_ase
-from mlhpc.workloads.open_catalyst.structures import Neighbourhood, build_shard_arrays
-from mlhpc.workloads.open_catalyst.summary import Summary, compute_attributes, summarise
+from mlhpc.suite.data.build import Arrays, Count, Generator, Synthetic
+from mlhpc.workloads.open_catalyst.convert import Summary, compute_attributes, convert, fetch, summarise
+from mlhpc.workloads.open_catalyst.structures import (
+    ALL_ADSORBATES,
+    ALL_METALS,
+    Neighbourhood,
+    Surfaces,
+    build_shard_arrays,
+    make_trajectory,
+    verify_ase,
+)
 
 __all__ = ["SIZES", "DataSize", "convert", "fetch", "generate"]
 

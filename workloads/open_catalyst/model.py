@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from mlhpc.suite.machine.choice.products import Dense, compute_linear
 from mlhpc.suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
-from mlhpc.workloads.open_catalyst.basis import (
+from mlhpc.workloads.open_catalyst.config import ELEMENTS, OpenCatalystConfig
+from mlhpc.workloads.open_catalyst.graph import (
     Envelope,
     RadialBasis,
     SphericalRadialBasis,
     compute_angular_basis,
     count_waves,
 )
-from mlhpc.workloads.open_catalyst.config import ELEMENTS, OpenCatalystConfig
 
 SparseMatrix = tuple[Tensor, Tensor, Tensor]
 

@@ -17,14 +17,11 @@ from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import make_folder, write_file_atomically
 from mlhpc.suite.world import World
 from mlhpc.workloads.openfold import residues
-from mlhpc.workloads.openfold.alignment_files import read_a3m, read_fasta
-from mlhpc.workloads.openfold.cluster_sampling import BY_CLUSTER, SAMPLING
-from mlhpc.workloads.openfold.clusters import group_by_similarity, read_clusters
+from mlhpc.workloads.openfold.clusters import BY_CLUSTER, SAMPLING, group_by_similarity, read_clusters
 from mlhpc.workloads.openfold.features import Protein
-from mlhpc.workloads.openfold.mmcif import read_chain
-from mlhpc.workloads.openfold.public.chains import ChainRecord
+from mlhpc.workloads.openfold.mmcif import read_a3m, read_chain, read_fasta
 from mlhpc.workloads.openfold.public.layout import PublicData, is_public, open_public
-from mlhpc.workloads.openfold.public.selection import Dates
+from mlhpc.workloads.openfold.public.selection import ChainRecord, Dates
 from mlhpc.workloads.openfold.shard_form import NO_TEMPLATES, build_shard_arrays
 from mlhpc.workloads.openfold.summary import Summary, compute_attributes, compute_measures, summarise
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mlhpc.suite.data.balance import BalancedShares, split_by_padding
 from mlhpc.suite.data.shards import ShardReader
 from mlhpc.suite.errors import InputError
-from mlhpc.workloads.openfold.cluster_sampling import BY_CLUSTER, SAMPLING, ClusterSampling, compute_weights
+from mlhpc.workloads.openfold.clusters import BY_CLUSTER, SAMPLING, ClusterSampling, compute_weights
 from mlhpc.workloads.openfold.config import OpenFoldConfig
 from mlhpc.workloads.openfold.features import SLOT_ARRAYS, Arrays, build_sample, choose_recycles
 from mlhpc.workloads.openfold.shard_form import ARRAYS, MEASURED_ARRAYS, TEMPLATE_ARRAYS, convert_to_proteins

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from mlhpc.suite.data.build import Arrays, Count
-from mlhpc.suite.data.generate import Generator, Synthetic
+from mlhpc.suite.data.build import Arrays, Count, Generator, Synthetic
 from mlhpc.workloads.openfold.convert import convert, fetch
 from mlhpc.workloads.openfold.proteins import Families, make_proteins
 from mlhpc.workloads.openfold.shard_form import build_shard_arrays

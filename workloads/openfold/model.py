@@ -17,12 +17,12 @@ from mlhpc.workloads.openfold.config import OpenFoldConfig
 from mlhpc.workloads.openfold.evoformer import (
     TEMPLATE_ANGLE_FEATURES,
     EvoformerStack,
+    Linear,
     TemplateStack,
     compute_pair_mask,
     encode_distances,
 )
 from mlhpc.workloads.openfold.geometry import rename_torsions, select_pseudo_beta
-from mlhpc.workloads.openfold.primitives import Linear
 from mlhpc.workloads.openfold.structure import Structure, StructureModule
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from mlhpc.workloads.openfold.config import OpenFoldConfig
+from mlhpc.workloads.openfold.evoformer import Linear, compute_channels_last, compute_mask_bias
 from mlhpc.workloads.openfold.geometry import Frame, compute_atoms, compute_group_frames, keep_tables
-from mlhpc.workloads.openfold.primitives import Linear, compute_channels_last, compute_mask_bias
 
 ANGSTROM_PER_UNIT = 10.0
 

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mlhpc.suite.machine.choice.chooser import Question, make_measuring_chooser, make_threshold_rule
+from mlhpc.suite.machine.choice.chooser import Candidate, Question, make_measuring_chooser, make_threshold_rule
 from mlhpc.suite.machine.choice.mpi_group import MpiGroup, find_mpi_communicator, register_backend
-from mlhpc.suite.machine.choice.timing import Candidate
 from mlhpc.suite.workload import ChooserProtocol
 from mlhpc.suite.world import World
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from mlhpc.suite.machine.choice.chooser import Question
-from mlhpc.suite.machine.choice.timing import Candidate
+from mlhpc.suite.machine.choice.chooser import Candidate, Question
 from mlhpc.suite.workload import ChooserProtocol
 
 if TYPE_CHECKING:

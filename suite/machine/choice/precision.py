@@ -17,10 +17,8 @@ from torch import Tensor, nn
 
 from mlhpc.suite.config import RunConfig
 from mlhpc.suite.documents import convert_to_plain_data
-from mlhpc.suite.machine.choice.chooser import Chooser, Question, make_threshold_rule
+from mlhpc.suite.machine.choice.chooser import Candidate, ChoiceCache, Chooser, Question, make_threshold_rule
 from mlhpc.suite.machine.choice.layout import ProcessSettings, keep_process_settings, run_training_pass
-from mlhpc.suite.machine.choice.store import ChoiceCache
-from mlhpc.suite.machine.choice.timing import Candidate
 from mlhpc.suite.transport import SingleProcessTransport
 from mlhpc.suite.workload import Workload
 from mlhpc.suite.world import World

@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mlhpc.suite.config import RunConfig
-from mlhpc.suite.machine.choice.chooser import Question
-from mlhpc.suite.machine.choice.timing import Candidate
+from mlhpc.suite.machine.choice.chooser import Candidate, Question
 from mlhpc.suite.workload import ChooserProtocol
 
 RULE, ONEDNN = "torch", "onednn"

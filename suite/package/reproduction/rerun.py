@@ -28,8 +28,7 @@ from msgspec import ValidationError, structs
 
 from mlhpc.suite.compliance.ruleset import Benchmark, read_ruleset, summarise_for_benchmark
 from mlhpc.suite.config import ChoiceSettings, RunConfig, choose_default_data_root, load_config, resolve_config
-from mlhpc.suite.data.fingerprint import compute_fingerprint
-from mlhpc.suite.data.manifest import MANIFEST_NAME, Manifest, check_shard, read_manifest
+from mlhpc.suite.data.manifest import MANIFEST_NAME, Manifest, check_shard, compute_fingerprint, read_manifest
 from mlhpc.suite.descriptor import Descriptor
 from mlhpc.suite.documents import YamlSource, convert, convert_to_plain_data
 from mlhpc.suite.errors import NO_MEMORY, InputError

@@ -23,9 +23,8 @@ from torch import nn, optim
 
 from mlhpc.suite import FIRST_LINE_S
 from mlhpc.suite.config import explain_missing_submitter
-from mlhpc.suite.data.fingerprint import compute_fingerprint
 from mlhpc.suite.data.lock import create_lock_for_all_ranks
-from mlhpc.suite.data.verification import Verification
+from mlhpc.suite.data.manifest import Verification, compute_fingerprint
 from mlhpc.suite.errors import ExitCode, InputError
 from mlhpc.suite.files import print_line, write_file_atomically
 from mlhpc.suite.log import mllog

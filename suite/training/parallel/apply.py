@@ -1,7 +1,7 @@
 """Applies a plan to a model, in this order: check, split samples, products or rows, recompute, split states; `wrap`
 comes last.
 
-`mlhpc.suite.training.parallel.sharing` has the plan of a configuration before anything is built; `build` makes the model and
+`mlhpc.suite.training.parallel.parallel_dims` has the plan of a configuration before anything is built; `build` makes the model and
 `apply` changes it.
 """
 
@@ -23,16 +23,15 @@ from mlhpc.suite.descriptor import Descriptor
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import render_error
 from mlhpc.suite.training.parallel.axial import run_to_ends, split_axes
-from mlhpc.suite.training.parallel.deferred import build_deferred
 from mlhpc.suite.training.parallel.exchange import Axis, Note
+from mlhpc.suite.training.parallel.fsdp import shard_states
+from mlhpc.suite.training.parallel.layout import slices
 from mlhpc.suite.training.parallel.mesh import AXIAL, EXPERT, PIPELINE, SHARD, SPATIAL, TENSOR, Mesh
-from mlhpc.suite.training.parallel.places import slices
+from mlhpc.suite.training.parallel.meta_init import batch_on_meta, build_deferred, build_on_meta
+from mlhpc.suite.training.parallel.parallel_dims import Parallel, placements
 from mlhpc.suite.training.parallel.plan import ParallelPlan, Placement, is_spread
 from mlhpc.suite.training.parallel.recompute import recompute_blocks
-from mlhpc.suite.training.parallel.sharing import Parallel, placements
-from mlhpc.suite.training.parallel.skeleton import batch_on_meta, build_on_meta
 from mlhpc.suite.training.parallel.spatial import Split, Trace, check_extents, split_model, trace
-from mlhpc.suite.training.parallel.states import shard_states
 from mlhpc.suite.workload import ExpertSpread, Workload
 from mlhpc.suite.world import World
 
@@ -141,7 +140,7 @@ def apply(
         split_model(model, found, _split(parallel, note), plan.boundaries)
     where = placements(plan, [name for name, _ in model.named_parameters()])
     if parallel.mesh.tensor > 1:
-        from mlhpc.suite.training.parallel.products import split_products  # loads torch's DTensors, in a second
+        from mlhpc.suite.training.parallel.tensor_parallel import split_products  # loads torch's DTensors, in a second
 
         assert plan.tensor is not None
         cuts = {name: cut for name, cut in where.items() if not isinstance(cut, str)}
@@ -162,7 +161,7 @@ def apply(
         divide(model, parallel, axis, replicas)
         workload.spread = replace(workload.spread, size=replicas.size, replicas=replicas.group)
     if parallel.mesh.tensor > 1:
-        from mlhpc.suite.training.parallel.products import sum_over_twins
+        from mlhpc.suite.training.parallel.tensor_parallel import sum_over_twins
 
         sum_over_twins(model, twins, parallel.mesh.size, workload.sharded_parameters(model))
     if parallel.is_sharded:

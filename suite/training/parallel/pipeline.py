@@ -23,12 +23,12 @@ from torch.distributed.pipelining.schedules import _PipelineSchedule, get_schedu
 
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.training.parallel.exchange import Axis
+from mlhpc.suite.training.parallel.fsdp import local
+from mlhpc.suite.training.parallel.layout import STAGES, stages_of
 from mlhpc.suite.training.parallel.mesh import part_of
-from mlhpc.suite.training.parallel.places import STAGES, stages_of
+from mlhpc.suite.training.parallel.meta_init import has_values
+from mlhpc.suite.training.parallel.parallel_dims import Parallel
 from mlhpc.suite.training.parallel.plan import SAMPLE, SINGLE_STAGE, PipelinePlan
-from mlhpc.suite.training.parallel.sharing import Parallel
-from mlhpc.suite.training.parallel.skeleton import has_values
-from mlhpc.suite.training.parallel.states import local
 from mlhpc.suite.workload import Workload
 
 if TYPE_CHECKING:

@@ -5,27 +5,256 @@ loop.
 `mesh.part_of` splits its extent, and the hook fetches what the window of this rank's outputs covers, dimension by
 dimension, so that corners come along. `trace` runs the unsplit model once on meta tensors and tells the extents at each
 layer.
+
+The positions around a rank's part of a tensor: fetched for a layer and given back.
+
+Steps say what a layer's input needs: positions of other ranks, fewer of its own, padding at the border of the sample.
+
+Which input positions an operator needs for a range of its output, per dimension: numbers only, no torch.
+
+A window of k values with dilation d and stride s, padded by p on the left, computes output o from inputs o s - p + i d
+for i = 0..k-1. A transposed one adds input i into outputs i s - p + j d for j = 0..k-1.
+
+Data sets that give this rank a part of each sample.
 """
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.training.parallel.batch_norm import GroupBatchNorm2d
+from mlhpc.suite.training.parallel.ddp import GroupBatchNorm2d
 from mlhpc.suite.training.parallel.exchange import Axis, add_up, gather
-from mlhpc.suite.training.parallel.halo import Keep, Pad, Steps, Take, extend
 from mlhpc.suite.training.parallel.mesh import Fetch, Interval, part_of
 from mlhpc.suite.training.parallel.plan import SAMPLE, Boundary
-from mlhpc.suite.training.parallel.windows import LINEAR, NEAREST, NEAREST_EXACT, Transposed, Upsampled, Window
+from mlhpc.suite.workload import Dataset, Slab, SlabDataset
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from mlhpc.suite.workload import Batch
+
+
+@dataclass(frozen=True)
+class Take:
+    """Own positions of a dimension and those of other ranks, in order. All ranks of the axis do it."""
+
+    dimension: int
+    axis: Axis
+    plan: Fetch
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Fetch what this rank needs."""
+        dimension, axis, plan = self.dimension, self.axis, self.plan
+        me = axis.rank
+        given = [_piece(x, dimension, plan, me, other) for other in range(axis.size)]
+        shapes = [_shape(x, dimension, plan.sent(other, me), other != me) for other in range(axis.size)]
+        got = axis.all_to_all(given, shapes)
+        own = plan.sent(me, me)
+        got[me] = x.narrow(dimension, own[0] - plan.held[me][0], own[1] - own[0])
+        return torch.cat([part for part in got if part.shape[dimension]], dimension)
+
+    def backward(self, grad: Tensor) -> Tensor:
+        """Give gradients back to where the positions are from, and add up those of the own part."""
+        dimension, axis, plan = self.dimension, self.axis, self.plan
+        me = axis.rank
+        extents = [_length(plan.sent(other, me)) for other in range(axis.size)]
+        parts = list(torch.split(grad, extents, dimension))
+        own, parts[me] = parts[me], grad.narrow(dimension, 0, 0)
+        shapes = [_shape(grad, dimension, plan.sent(me, other), other != me) for other in range(axis.size)]
+        got = axis.all_to_all(parts, shapes)
+        shape = list(grad.shape)
+        shape[dimension] = _length(plan.held[me])
+        total = grad.new_zeros(shape)
+        got[me] = own
+        for other in range(axis.size):
+            low, high = plan.sent(me, other)
+            if high > low:
+                total.narrow(dimension, low - plan.held[me][0], high - low).add_(got[other])
+        return total
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Some of ``whole`` positions of a dimension."""
+
+    dimension: int
+    begin: int
+    length: int
+    whole: int
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Leave the others out."""
+        return x.narrow(self.dimension, self.begin, self.length)
+
+    def backward(self, grad: Tensor) -> Tensor:
+        """Zeros for the others."""
+        after = (grad.dim() - 1 - self.dimension) * (0, 0)
+        return F.pad(grad, (*after, self.begin, self.whole - self.begin - self.length))
+
+
+@dataclass(frozen=True)
+class Pad:
+    """Positions beyond the sample, as `torch.nn.functional.pad` counts them."""
+
+    pads: tuple[int, ...]
+    value: float
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add them."""
+        return F.pad(x, self.pads, value=self.value)
+
+    def backward(self, grad: Tensor) -> Tensor:
+        """Leave them out."""
+        return F.pad(grad, [-each for each in self.pads])
+
+
+Steps = tuple[Take | Keep | Pad, ...]
+
+
+def extend(x: Tensor, steps: Steps) -> Tensor:
+    """Take all steps; differentiable. All ranks call it that have an exchange in common."""
+    result: Tensor = _Extended.apply(x, steps) if steps else x  # type: ignore[no-untyped-call]
+    return result
+
+
+def _forward(x: Tensor, steps: Steps) -> Tensor:
+    with torch.no_grad():
+        for step in steps:
+            x = step.forward(x)
+        return x
+
+
+def _backward(grad: Tensor, steps: Steps) -> Tensor:
+    with torch.no_grad():
+        for step in reversed(steps):
+            grad = step.backward(grad)
+        return grad
+
+
+class _Extended(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, steps: Steps) -> Tensor:
+        ctx.steps = steps
+        return _forward(x, steps)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _backward(grad, ctx.steps), None
+
+
+def _length(interval: Interval) -> int:
+    return interval[1] - interval[0]
+
+
+def _piece(x: Tensor, dimension: int, plan: Fetch, me: int, other: int) -> Tensor:
+    low, high = plan.sent(me, other)
+    if other == me or high == low:
+        return x.narrow(dimension, 0, 0)
+    return x.narrow(dimension, low - plan.held[me][0], high - low)
+
+
+def _shape(x: Tensor, dimension: int, interval: Interval, wanted: bool) -> list[int]:
+    shape = list(x.shape)
+    shape[dimension] = _length(interval) if wanted else 0
+    return shape
+
+
+@dataclass(frozen=True)
+class Window:
+    """Convolution or pooling along one dimension."""
+
+    kernel: int
+    stride: int
+    dilation: int
+    left: int
+
+    def needs(self, out: Interval) -> Interval:
+        """The inputs of a range of outputs; positions outside of the input are padding."""
+        first = out[0] * self.stride - self.left
+        return first, (out[1] - 1) * self.stride - self.left + self.dilation * (self.kernel - 1) + 1
+
+
+@dataclass(frozen=True)
+class Transposed:
+    """Transposed convolution along one dimension."""
+
+    kernel: int
+    stride: int
+    dilation: int
+    left: int
+
+    def needs(self, out: Interval) -> Interval:
+        """The inputs of a range of outputs; positions outside of the input are zeros.
+
+        What comes of them covers the range.
+        """
+        reach = self.dilation * (self.kernel - 1)
+        first = -((reach - out[0] - self.left) // self.stride)  # least i with i s - p + reach >= the first output
+        last = (out[1] - 1 + self.left) // self.stride
+        first = min(first, (out[0] + self.left) // self.stride)  # a kernel shorter than the stride leaves gaps
+        if last * self.stride - self.left + reach < out[1] - 1:
+            last += 1
+        return first, last + 1
+
+    def begins(self, first: int) -> int:
+        """The output position of the first value that comes of inputs from ``first`` on, without cropping."""
+        return first * self.stride - self.left
+
+
+NEAREST, NEAREST_EXACT = "nearest", "nearest-exact"
+LINEAR = ("linear", "bilinear", "trilinear")
+
+
+@dataclass(frozen=True)
+class Upsampled:
+    """Upsampling along one dimension: each output lies between inputs ``first`` and ``second``, by ``weight`` towards
+    that.
+    """
+
+    first: tuple[int, ...]
+    second: tuple[int, ...]
+    weight: tuple[float, ...]
+
+    @staticmethod
+    def of(mode: str, n: int, out: int, *, factor: float | None, align_corners: bool) -> Upsampled:
+        """As torch.nn.functional.interpolate takes ``out`` outputs from ``n`` inputs, by their ratio or by the
+        ``factor``.
+        """
+        scale = n / out if factor is None else 1 / factor
+        if mode in LINEAR:
+            if align_corners:
+                scale = (n - 1) / (out - 1) if out > 1 else 0.0
+            places = [max(0.0, o * scale if align_corners else (o + 0.5) * scale - 0.5) for o in range(out)]
+            first = tuple(min(math.floor(place), n - 1) for place in places)
+            second = tuple(min(low + 1, n - 1) for low in first)
+            weight = tuple(min(place - low, high - low) for place, low, high in zip(places, first, second, strict=True))
+            return Upsampled(first, second, weight)
+        shift, narrow = 0.5 if mode == NEAREST_EXACT else 0.0, _single(scale)  # torch counts in single precision here
+        nearest = tuple(min(math.floor(_single((o + shift) * narrow)), n - 1) for o in range(out))
+        return Upsampled(nearest, nearest, (0.0,) * out)
+
+    def needs(self, out: Interval) -> Interval:
+        """The inputs of a range of outputs."""
+        return min(self.first[slice(*out)]), max(self.second[slice(*out)]) + 1
+
+
+def _single(value: float) -> float:
+    """The nearest number of single precision."""
+    return float(struct.unpack("f", struct.pack("f", value))[0])
+
 
 Extents = tuple[int, ...]
 CHANNELS_LAST = ((4, torch.channels_last), (5, torch.channels_last_3d))
@@ -386,3 +615,26 @@ class _Join:
             x = x.reshape(shape)
         x = gather(x, at, self._extents, split.parts, split.group)
         return x.flatten(1) if flat else x
+
+
+def cut(data: Dataset, slabs: Mapping[str, Slab]) -> Dataset:
+    """The data set with only these positions of its tensors. One that cannot read parts is read whole and cut."""
+    return _Cut(data, slabs) if slabs else data
+
+
+@dataclass(frozen=True)
+class _Cut:
+    data: Dataset
+    slabs: Mapping[str, Slab]
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def load(self, indices: Sequence[int] | NDArray[np.int64], *, seed: int, epoch: int) -> Batch:
+        """Load this rank's part of samples."""
+        if isinstance(self.data, SlabDataset):
+            return self.data.load_slab(indices, self.slabs, seed=seed, epoch=epoch)
+        batch = self.data.load(indices, seed=seed, epoch=epoch)
+        return {
+            name: x[(slice(None), *(slice(*each) for each in self.slabs.get(name, ())))] for name, x in batch.items()
+        }

@@ -12,9 +12,9 @@ from msgspec import structs
 from mlhpc.suite.config import load_config
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.performance.plans.predict import Cost, PredictionCache, predict, predict_largest_cost
+from mlhpc.suite.training.parallel.meta_init import build_on_meta
+from mlhpc.suite.training.parallel.parallel_dims import Parallel
 from mlhpc.suite.training.parallel.plan import find_plan
-from mlhpc.suite.training.parallel.sharing import Parallel
-from mlhpc.suite.training.parallel.skeleton import build_on_meta
 from mlhpc.workloads.cosmoflow.model import compute_work
 from tests.fixtures.cli import mlhpc
 

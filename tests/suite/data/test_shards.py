@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from mlhpc.suite.data.columns import list_page_runs
 from mlhpc.suite.data.manifest import Manifest, compare_files, read_manifest, write_manifest
 from mlhpc.suite.data.shards import (
     Compression,
     ShardReader,
     build_shard_path,
     count_read_bytes,
+    list_page_runs,
     read_shard_entry,
     write_shard,
 )

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from mlhpc.suite.data import node_folder
+from mlhpc.suite.data import staging
 from mlhpc.suite.data.manifest import Manifest, ShardEntry, compare_files, write_manifest
 from mlhpc.suite.data.shards import build_shard_path, write_shard
 from mlhpc.suite.data.staging import (
@@ -205,14 +205,14 @@ def test_a_staging_folder_that_cannot_be_made_is_named(source: Path, tmp_path: P
 
 def test_the_part_of_a_living_writer_is_not_removed(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
-    file = node_folder.create_part(tmp_path / "train/alive.part", 10)
+    file = staging.create_part(tmp_path / "train/alive.part", 10)
     (tmp_path / "train/dead.part").touch()
     (tmp_path / ".manifest.json.n.4194305.part").touch()  # no process has that number
     (tmp_path / f".manifest.json.n.{os.getpid()}.part").touch()  # a job that is finishing: as written_whole names it
     os.utime(tmp_path / f".manifest.json.n.{os.getpid()}.part")
     (tmp_path / f"old.{os.getpid()}.part").touch()
     os.utime(tmp_path / f"old.{os.getpid()}.part", (0, 0))  # of an earlier process with this one's number
-    node_folder.remove_abandoned(tmp_path)
+    staging.remove_abandoned(tmp_path)
     assert sorted(path.name for path in tmp_path.rglob("*.part")) == [
         f".manifest.json.n.{os.getpid()}.part",
         "alive.part",
@@ -303,7 +303,7 @@ def test_a_place_where_everybody_may_rename_is_refused(source: Path, tmp_path: P
 def test_a_part_is_never_written_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("precious")
     (tmp_path / "a.part").symlink_to(tmp_path / "precious")
-    os.close(node_folder.create_part(tmp_path / "a.part", 3))
+    os.close(staging.create_part(tmp_path / "a.part", 3))
     assert (tmp_path / "precious").read_text() == "precious"
     assert not (tmp_path / "a.part").is_symlink()
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlhpc.suite.data.manifest import ShardEntry
+from mlhpc.suite.data.manifest import READ_BYTES, ShardEntry, check_crc32c, verify_shards
 from mlhpc.suite.data.shards import build_shard_path, write_shard
-from mlhpc.suite.data.verification import READ_BYTES, check_crc32c, verify_shards
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.world import World
 

@@ -19,9 +19,17 @@ from mlhpc.suite.files import find_cache_folder
 from mlhpc.suite.log.mllog import EventLog
 from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import read_choices
-from mlhpc.suite.machine.choice import timing
-from mlhpc.suite.machine.choice.chooser import Chooser, Question, choose_fastest, compute_nearest_power_of_two
-from mlhpc.suite.machine.choice.store import MAX_BYTES, MAX_ENTRIES, NAME, ChoiceCache
+from mlhpc.suite.machine.choice import chooser as timing
+from mlhpc.suite.machine.choice.chooser import (
+    MAX_BYTES,
+    MAX_ENTRIES,
+    NAME,
+    ChoiceCache,
+    Chooser,
+    Question,
+    choose_fastest,
+    compute_nearest_power_of_two,
+)
 from mlhpc.suite.world import World
 from tests.fixtures.thread_ranks import Meeting
 

@@ -10,9 +10,8 @@ import torch
 from mlhpc.suite.config import RunConfig, load_config
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.machine.choice import layout
-from mlhpc.suite.machine.choice.chooser import Chooser
+from mlhpc.suite.machine.choice.chooser import ChoiceCache, Chooser
 from mlhpc.suite.machine.choice.layout import LAYOUTS
-from mlhpc.suite.machine.choice.store import ChoiceCache
 from mlhpc.suite.workload import Workload, load_workload
 from mlhpc.suite.world import World
 

@@ -14,9 +14,8 @@ from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.machine.choice import precision
-from mlhpc.suite.machine.choice.chooser import Chooser
+from mlhpc.suite.machine.choice.chooser import ChoiceCache, Chooser
 from mlhpc.suite.machine.choice.precision import choose_precision
-from mlhpc.suite.machine.choice.store import ChoiceCache
 from mlhpc.suite.workload import load_workload
 from mlhpc.suite.world import World
 from tests.fixtures.cli import mlhpc

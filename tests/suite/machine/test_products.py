@@ -11,9 +11,8 @@ from torch import Tensor
 
 from mlhpc.suite.config import load_config
 from mlhpc.suite.descriptor import load_descriptor
-from mlhpc.suite.machine.choice.chooser import Chooser
+from mlhpc.suite.machine.choice.chooser import ChoiceCache, Chooser
 from mlhpc.suite.machine.choice.products import MIN_MULTIPLY_ADDS, Dense, choose_product, compute_linear, has_onednn
-from mlhpc.suite.machine.choice.store import ChoiceCache
 from mlhpc.suite.training.counts.flops import count
 from mlhpc.suite.workload import load_workload
 from mlhpc.suite.world import World

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from scipy.stats import binomtest
 
-from mlhpc.suite.statistics.intervals import compute_share_interval
+from mlhpc.suite.statistics.comparison import compute_share_interval
 
 
 @pytest.mark.parametrize(("found", "count"), [(0, 100), (4, 100), (20, 20), (1, 1), (7, 9)])

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from mlhpc.suite.config import RunConfig, load_config
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.machine.choice.chooser import Chooser
-from mlhpc.suite.machine.choice.store import ChoiceCache
+from mlhpc.suite.machine.choice.chooser import ChoiceCache, Chooser
 from mlhpc.suite.training.graphs import (
     EAGER,
     GRAPH,

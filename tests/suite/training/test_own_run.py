@@ -466,7 +466,7 @@ def test_an_installed_benchmark_can_be_run_by_an_own_loop(tmp_path: Path) -> Non
 
 
 def test_a_folder_of_data_has_the_checksum_that_sha256sum_says(tmp_path: Path) -> None:
-    from mlhpc.suite.data.fingerprint import compute_fingerprint
+    from mlhpc.suite.data.manifest import compute_fingerprint
     from mlhpc.suite.world import World
 
     root = tmp_path / "data"

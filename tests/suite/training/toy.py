@@ -158,7 +158,7 @@ def wait_for_file() -> None:
 
 HOOKS = {  # functions of the harness in which a rank can be made to fail, by place
     "connect": "mlhpc.suite.world:World.create",
-    "verification": "mlhpc.suite.data.verification:check_crc32c",
+    "verification": "mlhpc.suite.data.manifest:check_crc32c",
     "staging": "mlhpc.suite.data.staging:_fill",
     "barrier": "mlhpc.suite.world:World.barrier",
 }

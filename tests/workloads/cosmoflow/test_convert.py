@@ -16,8 +16,8 @@ from mlhpc.suite.data.shards import ShardReader
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.world import World
 from mlhpc.workloads.cosmoflow import convert as converter
+from mlhpc.workloads.cosmoflow.convert import read_tfrecord
 from mlhpc.workloads.cosmoflow.generate import convert, fetch
-from mlhpc.workloads.cosmoflow.tfrecord import read_tfrecord
 from tests.fixtures.export_cosmoflow import export_tfrecord, write_tfrecord
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mlhpc.suite.errors import InputError
-from mlhpc.workloads.cosmoflow.tfrecord import compute_masked_crc32c, decode_example, read_tfrecord
+from mlhpc.workloads.cosmoflow.convert import compute_masked_crc32c, decode_example, read_tfrecord
 from tests.fixtures.export_cosmoflow import encode_example, write_tfrecord
 
 X = np.arange(-4, 4, dtype=np.int16).repeat(4).reshape(2, 2, 2, 4)

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.training.parallel.batch_norm import GroupBatchNorm2d
+from mlhpc.suite.training.parallel.ddp import GroupBatchNorm2d
 from mlhpc.suite.world import World
-from mlhpc.workloads.deepcam.batch_norm import group_ranks, join_groups
+from mlhpc.workloads.deepcam.model import group_ranks, join_groups
 from tests.fixtures.warm import warm_python
 
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
@@ -39,8 +39,8 @@ def on_ranks(ranks: int, program: str) -> None:
 
 
 LAYER = """
-from mlhpc.suite.training.parallel.batch_norm import GroupBatchNorm2d
-from mlhpc.workloads.deepcam.batch_norm import join_groups
+from mlhpc.suite.training.parallel.ddp import GroupBatchNorm2d
+from mlhpc.workloads.deepcam.model import join_groups
 generator = torch.Generator().manual_seed(0)
 x = (100 + torch.randn(5, 4, 6, 7, generator=generator)).double()   # a mean far above the spread: no cancellation
 target = torch.randn(5, 4, 6, 7, generator=generator).double()
@@ -81,7 +81,7 @@ sys.path.insert(0, {str(TESTS)!r})
 from conftest import make_tiny_config as tiny_config
 from mlhpc.suite.transport import SingleProcessTransport
 from mlhpc.suite.training.timing import PhaseTimer
-from mlhpc.suite.training.parallel.data import wrap
+from mlhpc.suite.training.parallel.ddp import wrap
 from mlhpc.suite.training.timing import make_device_clock
 from mlhpc.workloads.deepcam.workload import DeepCam
 generator = torch.Generator().manual_seed(0)

@@ -13,9 +13,9 @@ from mlhpc.suite.data.manifest import read_manifest
 from mlhpc.suite.data.shards import ShardReader
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.world import World
-from mlhpc.workloads.deepcam import convert as converter
-from mlhpc.workloads.deepcam.convert import convert, fetch
-from mlhpc.workloads.deepcam.fields import Statistics, read_snapshot, read_statistics
+from mlhpc.workloads.deepcam import generate as converter
+from mlhpc.workloads.deepcam.climate import Statistics, read_snapshot, read_statistics
+from mlhpc.workloads.deepcam.generate import convert, fetch
 from tests.fixtures.export_deepcam import export_hdf5, write_snapshot, write_statistics
 
 SHAPE = (64, 96)

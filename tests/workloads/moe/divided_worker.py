@@ -18,11 +18,11 @@ from mlhpc.suite.config import RunConfig, load_config
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.training.checkpoint import Checkpoint
 from mlhpc.suite.training.parallel.apply import build
-from mlhpc.suite.training.parallel.data import Clipping, wrap
-from mlhpc.suite.training.parallel.places import slices
+from mlhpc.suite.training.parallel.ddp import Clipping, wrap
+from mlhpc.suite.training.parallel.fsdp import local
+from mlhpc.suite.training.parallel.layout import slices
+from mlhpc.suite.training.parallel.parallel_dims import Parallel
 from mlhpc.suite.training.parallel.plan import find_plan
-from mlhpc.suite.training.parallel.sharing import Parallel
-from mlhpc.suite.training.parallel.states import local
 from mlhpc.suite.training.state import Position, TrainingState
 from mlhpc.suite.training.trial import count_parameters
 from mlhpc.suite.transport import SingleProcessTransport, TorchTransport

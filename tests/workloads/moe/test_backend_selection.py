@@ -12,11 +12,9 @@ import pytest
 import torch
 
 from mlhpc.suite.log.mllog import EventLog
-from mlhpc.suite.machine.choice.chooser import Chooser
-from mlhpc.suite.machine.choice.store import ChoiceCache
-from mlhpc.suite.machine.choice.timing import Timing
+from mlhpc.suite.machine.choice.chooser import ChoiceCache, Chooser, Timing
 from mlhpc.suite.world import World
-from mlhpc.workloads.moe import dispatch, experts
+from mlhpc.workloads.moe import experts, router
 from mlhpc.workloads.moe.backend_selection import (
     ExpertShape,
     _inputs,
@@ -85,7 +83,7 @@ def fused_kernels(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         monkeypatch.setattr(f"mlhpc.workloads.moe.{room}.BACKENDS", able)
     monkeypatch.setattr(experts, "run_fused_experts", fuse)
     for name in ("_gather_tokens", "add_choices"):
-        monkeypatch.setattr(dispatch, name, costs(COPY_S, getattr(dispatch, name)))
+        monkeypatch.setattr(router, name, costs(COPY_S, getattr(router, name)))
 
     def measured(candidates: Any, device: Any, **_: Any) -> dict[str, Timing]:
         found = {}
@@ -151,7 +149,7 @@ def test_a_back_end_whose_copies_do_not_fit_is_named_and_another_chosen(
     def full(*_: Any) -> None:
         raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")
 
-    monkeypatch.setattr(dispatch, broken, full)
+    monkeypatch.setattr(router, broken, full)
     asked = chooser()
     chosen = choose_backend(asked, SHAPE)
     choice = asked.choices[SHAPE.name()]

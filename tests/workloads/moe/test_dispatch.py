@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlhpc.workloads.moe.config import compute_capacity
-from mlhpc.workloads.moe.dispatch import Capacity, DispatchPlan, Dropless, Einsum
-from mlhpc.workloads.moe.router import Routing
+from mlhpc.workloads.moe.router import Capacity, DispatchPlan, Dropless, Einsum, Routing
 from tests.workloads.moe.oracle import kept_choices, queue_lengths, tutel_capacity
 
 

@@ -14,8 +14,7 @@ from mlhpc.suite.data.shards import ShardReader
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.world import World
 from mlhpc.workloads.moe_lm import DESCRIPTOR
-from mlhpc.workloads.moe_lm.generate import SIZES, generate
-from mlhpc.workloads.moe_lm.language import ENDINGS, LETTERS, ODDS, Language, Lexicon
+from mlhpc.workloads.moe_lm.generate import ENDINGS, LETTERS, ODDS, SIZES, Language, Lexicon, generate
 from mlhpc.workloads.moe_lm.workload import MoELM
 
 

@@ -24,9 +24,16 @@ from mlhpc.suite.world import World
 from mlhpc.workloads.moe_lm import DESCRIPTOR, text
 from mlhpc.workloads.moe_lm import generate as generator
 from mlhpc.workloads.moe_lm.data import TextData
-from mlhpc.workloads.moe_lm.duplicates import compute_shingles, find_near_copies
 from mlhpc.workloads.moe_lm.generate import SIZES, DataSize, convert, fetch, split_training_rows, split_validation_rows
-from mlhpc.workloads.moe_lm.text import Package, is_validation, read_corpus, read_sympy, read_text
+from mlhpc.workloads.moe_lm.text import (
+    Package,
+    compute_shingles,
+    find_near_copies,
+    is_validation,
+    read_corpus,
+    read_sympy,
+    read_text,
+)
 
 PROSE = random.Random(1).choices([f"word{number}" for number in range(900)], k=40_000)
 

@@ -27,9 +27,15 @@ from mlhpc.suite.data.shards import ShardReader
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.world import World
 from mlhpc.workloads.open_catalyst import convert as converter
-from mlhpc.workloads.open_catalyst.convert import convert, fetch
-from mlhpc.workloads.open_catalyst.extxyz import SYMBOLS, read_extxyz
-from mlhpc.workloads.open_catalyst.lmdb_form import LmdbFile, load_restricted, read_record_fields
+from mlhpc.workloads.open_catalyst.convert import (
+    SYMBOLS,
+    LmdbFile,
+    convert,
+    fetch,
+    load_restricted,
+    read_extxyz,
+    read_record_fields,
+)
 from mlhpc.workloads.open_catalyst.structures import Structure
 from tests.fixtures.export_open_catalyst import export_lmdb
 from tests.workloads.open_catalyst.conftest import random_structure

@@ -17,7 +17,7 @@ from mlhpc.workloads.open_catalyst import DESCRIPTOR
 from mlhpc.workloads.open_catalyst import generate as generator
 from mlhpc.workloads.open_catalyst.config import OpenCatalystConfig
 from mlhpc.workloads.open_catalyst.graph import list_triplets
-from mlhpc.workloads.open_catalyst.slabs import LARGEST_FORCE, make_trajectory
+from mlhpc.workloads.open_catalyst.structures import LARGEST_FORCE, make_trajectory
 
 pytest.importorskip("ase")
 

@@ -22,9 +22,9 @@ from mlhpc.suite.training.state import Position, TrainingState, _make_moving_ave
 from mlhpc.suite.workload import Optimization
 from mlhpc.workloads.openfold.config import OpenFoldConfig
 from mlhpc.workloads.openfold.data import OpenFoldData
+from mlhpc.workloads.openfold.evoformer import SharedDropout
 from mlhpc.workloads.openfold.losses import compute_losses
 from mlhpc.workloads.openfold.model import OpenFoldNet
-from mlhpc.workloads.openfold.primitives import SharedDropout
 from tests.fixtures.thread_ranks import Holding, finish_step, on_axial
 from tests.workloads.openfold.conftest import SMALL_NET
 from tests.workloads.openfold.test_model import scrambled

@@ -20,9 +20,9 @@ from mlhpc.suite.data.shards import ShardReader
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.world import World
 from mlhpc.workloads.openfold import residues
-from mlhpc.workloads.openfold.alignment_files import read_a3m
 from mlhpc.workloads.openfold.convert import convert
 from mlhpc.workloads.openfold.features import Protein
+from mlhpc.workloads.openfold.mmcif import read_a3m
 from mlhpc.workloads.openfold.public.structures import ATOMS_37
 from mlhpc.workloads.openfold.shard_form import convert_to_proteins
 from tests.fixtures.export_openfold import (

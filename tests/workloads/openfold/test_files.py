@@ -20,10 +20,9 @@ from mlhpc.suite.errors import InputError
 from mlhpc.suite.world import World
 from mlhpc.workloads.openfold import convert as converter
 from mlhpc.workloads.openfold import residues
-from mlhpc.workloads.openfold.alignment_files import merge, read_a3m, read_fasta
 from mlhpc.workloads.openfold.convert import convert, fetch, read_protein
 from mlhpc.workloads.openfold.data import OpenFoldData
-from mlhpc.workloads.openfold.mmcif import read_chain, read_entry
+from mlhpc.workloads.openfold.mmcif import merge, read_a3m, read_chain, read_entry, read_fasta
 from mlhpc.workloads.openfold.proteins import Families, make_proteins
 from mlhpc.workloads.openfold.shard_form import convert_to_proteins
 from tests.fixtures.structure_files import a3m_text, mmcif_text

@@ -16,6 +16,7 @@ from mlhpc.workloads.openfold import residues
 from mlhpc.workloads.openfold.config import OpenFoldConfig
 from mlhpc.workloads.openfold.data import OpenFoldData
 from mlhpc.workloads.openfold.evoformer import (
+    Attention,
     OuterProductMean,
     TriangleAttention,
     TriangleMultiplication,
@@ -25,7 +26,6 @@ from mlhpc.workloads.openfold.features import Protein, build_sample
 from mlhpc.workloads.openfold.geometry import Frame, load_residue_table
 from mlhpc.workloads.openfold.losses import compute_losses
 from mlhpc.workloads.openfold.model import PSI, OpenFoldNet, compute_template_features
-from mlhpc.workloads.openfold.primitives import Attention
 from mlhpc.workloads.openfold.proteins import Families, make_proteins
 from mlhpc.workloads.openfold.structure import InvariantPointAttention, compute_frame_update
 from mlhpc.workloads.openfold.work import compute_work, count_forward

@@ -20,9 +20,9 @@ from mlhpc.suite.data.shards import ShardReader
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.world import World
 from mlhpc.workloads.openfold import residues
-from mlhpc.workloads.openfold.cluster_sampling import compute_weights
 from mlhpc.workloads.openfold.clusters import (
     compute_needed_identity,
+    compute_weights,
     find_alignment,
     group_by_similarity,
     is_similar,
@@ -32,14 +32,14 @@ from mlhpc.workloads.openfold.convert import convert
 from mlhpc.workloads.openfold.data import OpenFoldData
 from mlhpc.workloads.openfold.features import Protein
 from mlhpc.workloads.openfold.public import layout
-from mlhpc.workloads.openfold.public.chains import ChainRecord
 from mlhpc.workloads.openfold.public.selection import (
+    ChainRecord,
     Dates,
     read_targets,
     select_training_chains,
     select_validation_chains,
 )
-from mlhpc.workloads.openfold.public.templates import read_hits
+from mlhpc.workloads.openfold.public.structures import read_hits
 from mlhpc.workloads.openfold.shard_form import convert_to_proteins
 from tests.fixtures.openfold_layouts import NO_ATOMS, SELENIUM, MadeEntry, entries, write_original, write_processed
 from tests.workloads.openfold.conftest import SMALL_NET
@@ -119,7 +119,7 @@ def test_both_layouts_give_the_same_arrays(data: dict[str, Path]) -> None:
 
 def test_several_ranks_see_the_same_chains(sources: dict[str, Path], tmp_path: Path, data: dict[str, Path]) -> None:
     """Each rank reads a part of the structures; the table is the same on all."""
-    from mlhpc.workloads.openfold.public.chains import build_chain_table
+    from mlhpc.workloads.openfold.public.selection import build_chain_table
     from mlhpc.workloads.openfold.public.structures import list_mmcif_files
 
     paths = list_mmcif_files(sources["original"] / "pdb_mmcif/original/raw")

@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlhpc.workloads.swinv2_moe import processes
+from mlhpc.workloads.swinv2_moe import generate
 from mlhpc.workloads.swinv2_moe.config import CLASSES
-from mlhpc.workloads.swinv2_moe.processes import REGIMES, make_snapshots, simulate
+from mlhpc.workloads.swinv2_moe.generate import REGIMES, make_snapshots, simulate
 
 
 def fields(name: str, pixels: int = 32) -> np.ndarray:
     """Eight final fields of a regime."""
-    starts = np.stack([processes._seed(np.random.default_rng(seed), pixels) for seed in range(8)])
+    starts = np.stack([generate._seed(np.random.default_rng(seed), pixels) for seed in range(8)])
     feed, kill = (np.full(8, rate) for rate in REGIMES[name])
-    return simulate(feed, kill, starts, processes.STEPS)
+    return simulate(feed, kill, starts, generate.STEPS)
 
 
 def test_the_labels_are_the_regimes() -> None:
@@ -40,10 +40,10 @@ def test_one_step_is_the_equations() -> None:
     def laplacian(x: np.ndarray) -> np.ndarray:
         return sum(np.roll(x, shift, axis) for shift in (1, -1) for axis in (0, 1)) - 4 * x  # type: ignore[no-any-return]
 
-    change = u * v**2 - (feed + kill) * v + processes.DIFFUSION[1] * laplacian(v)
+    change = u * v**2 - (feed + kill) * v + generate.DIFFUSION[1] * laplacian(v)
     stepped = simulate(np.array([feed]), np.array([kill]), v[None].astype(np.float32), 1)[0]
     assert stepped.dtype == np.float32
-    np.testing.assert_allclose(stepped, v + processes.STEP * change, atol=1e-6)
+    np.testing.assert_allclose(stepped, v + generate.STEP * change, atol=1e-6)
 
 
 def test_without_the_second_species_nothing_happens_and_a_uniform_mixture_is_at_rest() -> None:

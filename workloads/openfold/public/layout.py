@@ -20,26 +20,33 @@ from mlhpc.suite.data.build import VALIDATION_INDEX
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.world import World
 from mlhpc.workloads.openfold import residues
-from mlhpc.workloads.openfold.alignment_files import Alignment, merge
 from mlhpc.workloads.openfold.clusters import read_clusters
 from mlhpc.workloads.openfold.features import Protein
-from mlhpc.workloads.openfold.public.alignments import (
+from mlhpc.workloads.openfold.mmcif import Alignment, merge
+from mlhpc.workloads.openfold.public.selection import (
+    NO_CLUSTER,
+    ChainRecord,
+    Dates,
+    build_chain_table,
+    read_chains,
+    read_targets,
+    select_training_chains,
+    select_validation_chains,
+)
+from mlhpc.workloads.openfold.public.structures import (
     DATABASES,
     TEMPLATE_HITS,
     AlignmentDatabase,
     AlignmentFolders,
     Alignments,
+    Library,
+    MmcifFiles,
+    PickleFiles,
+    Structures,
+    find_templates,
     list_alignment_folders,
+    list_mmcif_files,
 )
-from mlhpc.workloads.openfold.public.chains import NO_CLUSTER, ChainRecord, build_chain_table, read_chains
-from mlhpc.workloads.openfold.public.selection import (
-    Dates,
-    read_targets,
-    select_training_chains,
-    select_validation_chains,
-)
-from mlhpc.workloads.openfold.public.structures import MmcifFiles, PickleFiles, Structures, list_mmcif_files
-from mlhpc.workloads.openfold.public.templates import Library, find_templates
 from mlhpc.workloads.openfold.shard_form import NO_TEMPLATES
 
 # folders that may hold a part; the preprocessed form wins because it is read faster

@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 
-from mlhpc.suite.performance.plans.rehearsal import pretended_ranks
+from mlhpc.suite.performance.plans.dry_run import pretended_ranks
 from mlhpc.suite.training.counts.flops import count, list_flop_formulas
 from mlhpc.suite.training.counts.memory import LiveBytes
 from mlhpc.suite.training.parallel.mesh import Mesh

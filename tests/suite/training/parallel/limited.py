@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from mlhpc.suite.training.parallel.data import wrap
-from mlhpc.suite.training.parallel.deferred import build_deferred
+from mlhpc.suite.training.parallel.ddp import wrap
 from mlhpc.suite.training.parallel.exchange import Axis
-from mlhpc.suite.training.parallel.states import shard_states
+from mlhpc.suite.training.parallel.fsdp import shard_states
+from mlhpc.suite.training.parallel.meta_init import build_deferred
 from mlhpc.suite.world import World
 
 WIDTH, LAYERS, STEPS = 1024, 24, 3

@@ -16,8 +16,8 @@ from mlhpc.suite.errors import InputError
 from mlhpc.suite.training.parallel.axial import split_axes
 from mlhpc.suite.training.parallel.exchange import Axis
 from mlhpc.suite.training.parallel.mesh import Mesh, parse_mesh
+from mlhpc.suite.training.parallel.parallel_dims import Parallel
 from mlhpc.suite.training.parallel.plan import AxialPlan, Operand, find_plan
-from mlhpc.suite.training.parallel.sharing import Parallel
 from tests.fixtures.divided import Mistake, refused
 from tests.fixtures.thread_ranks import Holding, on_axial
 

@@ -20,8 +20,8 @@ from mlhpc.suite.errors import InputError
 from mlhpc.suite.performance.plans.predict import predict
 from mlhpc.suite.training.instrument import CollectiveCounter, count_collectives
 from mlhpc.suite.training.parallel.compression import TopK, compress_gradients, count_bytes, count_sent
+from mlhpc.suite.training.parallel.parallel_dims import Parallel
 from mlhpc.suite.training.parallel.plan import Compression
-from mlhpc.suite.training.parallel.sharing import Parallel
 
 RANKS, STEPS = 2, 6
 KINDS = [

@@ -21,11 +21,11 @@ from mlhpc.suite.performance.plans.predict import predict
 from mlhpc.suite.training.checkpoint import Checkpoint
 from mlhpc.suite.training.parallel.apply import apply
 from mlhpc.suite.training.parallel.exchange import Axis
+from mlhpc.suite.training.parallel.layout import stages_of
+from mlhpc.suite.training.parallel.meta_init import ALONE
+from mlhpc.suite.training.parallel.parallel_dims import Parallel
 from mlhpc.suite.training.parallel.pipeline import Pipeline, divide
-from mlhpc.suite.training.parallel.places import stages_of
 from mlhpc.suite.training.parallel.plan import Schedule
-from mlhpc.suite.training.parallel.sharing import Parallel
-from mlhpc.suite.training.parallel.skeleton import ALONE
 from mlhpc.suite.training.state import Position, TrainingState
 from mlhpc.suite.transport import SingleProcessTransport, TorchTransport
 from mlhpc.suite.workload import ExpertSpread, load_workload

@@ -20,11 +20,11 @@ from mlhpc.suite.log.checkpoint_index import DamagedCheckpointError
 from mlhpc.suite.training import dcp
 from mlhpc.suite.training.checkpoint import Checkpoint
 from mlhpc.suite.training.parallel.exchange import Axis
+from mlhpc.suite.training.parallel.fsdp import local
+from mlhpc.suite.training.parallel.layout import Layout
 from mlhpc.suite.training.parallel.mesh import Mesh
-from mlhpc.suite.training.parallel.places import Layout
 from mlhpc.suite.training.parallel.plan import Cut, ParallelPlan, find_plan, read_plan
-from mlhpc.suite.training.parallel.products import _slice, note_exchanges
-from mlhpc.suite.training.parallel.states import local
+from mlhpc.suite.training.parallel.tensor_parallel import _slice, note_exchanges
 from mlhpc.suite.training.state import Position
 from mlhpc.workloads.moe_lm.config import MoELMConfig
 from mlhpc.workloads.moe_lm.model import MoELanguageModel

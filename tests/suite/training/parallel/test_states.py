@@ -20,14 +20,13 @@ from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.training.checkpoint import Checkpoint
 from mlhpc.suite.training.instrument import CollectiveCounter, count_collectives
-from mlhpc.suite.training.parallel.data import adapt_optimizer, eval_turns
-from mlhpc.suite.training.parallel.deferred import build_deferred
+from mlhpc.suite.training.parallel.ddp import adapt_optimizer, eval_turns
 from mlhpc.suite.training.parallel.exchange import Axis
+from mlhpc.suite.training.parallel.fsdp import evaluating, local, part_of_rows, shard_states, states_of
 from mlhpc.suite.training.parallel.mesh import Mesh, parse_mesh
+from mlhpc.suite.training.parallel.meta_init import ALONE, build_deferred
+from mlhpc.suite.training.parallel.parallel_dims import Parallel
 from mlhpc.suite.training.parallel.plan import ParallelPlan, read_plan
-from mlhpc.suite.training.parallel.sharing import Parallel
-from mlhpc.suite.training.parallel.skeleton import ALONE
-from mlhpc.suite.training.parallel.states import evaluating, local, part_of_rows, shard_states, states_of
 from mlhpc.suite.training.state import Position, TrainingState, _like, _make_moving_average
 from mlhpc.suite.workload import Optimization, Workload, load_workload
 from mlhpc.workloads.deepcam.optimizer import Lamb

@@ -14,8 +14,8 @@ from mlhpc.suite.config import load_config
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.training.checkpoint import Checkpoint
+from mlhpc.suite.training.parallel.fsdp import local
 from mlhpc.suite.training.parallel.plan import Cut, extents_of, find_plan, read_plan
-from mlhpc.suite.training.parallel.states import local
 from mlhpc.suite.training.state import Position
 from mlhpc.workloads.swinv2_moe.config import SwinV2MoEConfig
 from mlhpc.workloads.swinv2_moe.model import SwinV2MoE

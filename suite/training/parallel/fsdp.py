@@ -27,6 +27,7 @@ from mlhpc.suite.training.parallel.plan import match_module
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+
 STATES = "_mlhpc_states"  # the attribute of a model whose states are split
 
 

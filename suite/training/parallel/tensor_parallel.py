@@ -38,10 +38,10 @@ from torch.distributed.tensor.parallel import (
 
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.training.parallel.exchange import Axis, Note
+from mlhpc.suite.training.parallel.fsdp import local
+from mlhpc.suite.training.parallel.layout import SLICES, Slice, slices
 from mlhpc.suite.training.parallel.mesh import TENSOR, part_of
-from mlhpc.suite.training.parallel.places import SLICES, Slice, slices
 from mlhpc.suite.training.parallel.plan import SAMPLE, Cut, Region, TensorPlan
-from mlhpc.suite.training.parallel.states import local
 
 
 def split_products(

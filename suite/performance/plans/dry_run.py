@@ -19,10 +19,10 @@ from torch._subclasses.fake_tensor import (
 from mlhpc.suite.config import RunConfig
 from mlhpc.suite.training.counts.flops import list_flop_formulas
 from mlhpc.suite.training.counts.memory import LiveBytes
-from mlhpc.suite.training.parallel.data import Clipping, adapt_optimizer
+from mlhpc.suite.training.parallel.ddp import Clipping, adapt_optimizer
+from mlhpc.suite.training.parallel.fsdp import Group, States, local, states_of
 from mlhpc.suite.training.parallel.mesh import Mesh
 from mlhpc.suite.training.parallel.recompute import is_computed_again
-from mlhpc.suite.training.parallel.states import Group, States, local, states_of
 from mlhpc.suite.workload import Workload
 
 NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)
