@@ -21,6 +21,7 @@ from mlhpc.plugins.network.sweep import SWEEP_KIND, SWEEP_VERSION, read_sweep
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.performance.plans.machine import read_machine
 from mlhpc.workloads.commands.moe import moe
+from tests.analysis.conftest import write_run_folder
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.sweeps import MACHINE, sweep, written
 from tests.suite.performance.plans.test_step_time import files
@@ -132,8 +133,8 @@ def test_one_node_cannot_be_extrapolated(tmp_path: Path) -> None:
         fit_sweep(found)
 
 
-def test_a_report_takes_a_sweep_beside_its_logs(tmp_path: Path, run_folder: Any) -> None:
-    runs, path = run_folder(tmp_path / "runs"), written(tmp_path, sweep(noise=0.05))
+def test_a_report_takes_a_sweep_beside_its_logs(tmp_path: Path) -> None:
+    runs, path = write_run_folder(tmp_path / "runs"), written(tmp_path, sweep(noise=0.05))
     output = tmp_path / "report"
     done = CliRunner().invoke(report, [str(runs), str(path), "-o", str(output)])
     assert done.exit_code == 0, done.output
@@ -161,9 +162,9 @@ def test_a_report_takes_a_sweep_beside_its_logs(tmp_path: Path, run_folder: Any)
     assert "extrapolat" in html
 
 
-def test_a_report_without_a_sweep_says_what_is_missing(tmp_path: Path, run_folder: Any) -> None:
+def test_a_report_without_a_sweep_says_what_is_missing(tmp_path: Path) -> None:
     output = tmp_path / "report"
-    done = CliRunner().invoke(report, [str(run_folder(tmp_path / "runs")), "-o", str(output)])
+    done = CliRunner().invoke(report, [str(write_run_folder(tmp_path / "runs")), "-o", str(output)])
     assert done.exit_code == 0, done.output
     figures = {f["name"]: f for f in json.loads((output / "report.json").read_text())["figures"]}
     assert "moe --sweep-network" in figures["moe_crossover"]["not_answerable"]
