@@ -1,0 +1,77 @@
+"""Without a wing's folder and its entry points the core works: its own tests pass in a copy."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlhpc.suite.plugins import WINGS
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def without(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
+    """The name of a wing, and a copy of this checkout without it."""
+    wing: str = request.param
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not in a checkout")
+    copy = tmp_path / "copy"
+    for name in listed.stdout.splitlines():
+        if not (ROOT / name).exists() or name.startswith((f"plugins/{wing}/", f"tests/plugins/{wing}/")):
+            continue
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, copy / name, follow_symlinks=False)
+    project = copy / "pyproject.toml"
+    lines = project.read_text().splitlines(keepends=True)
+    project.write_text("".join(line for line in lines if not re.search(rf'= "mlhpc\.plugins\.{wing}\b', line)))
+    # Entry points are read from metadata: these stand before those of the environment
+    words = [sys.executable, "-c", "import setuptools; setuptools.setup()", "-q", "egg_info"]
+    subprocess.run(words, cwd=copy, check=True, capture_output=True)
+    return wing, copy
+
+
+def run(copy: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(copy / "src")}
+    return subprocess.run([sys.executable, *words], cwd=copy, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("without", WINGS, indirect=True)
+def test_help_and_report_say_which_wing_is_missing(without: tuple[str, Path], tmp_path: Path) -> None:
+    wing, copy = without
+    program = (
+        "from mlhpc.suite.plugins import list_missing_wings; import mlhpc, tests.fixtures.runs as runs, pathlib\n"
+        f"print(list_missing_wings(), mlhpc.__file__); runs.our_runs(pathlib.Path({str(tmp_path / 'run')!r}), 1)"
+    )
+    made = run(copy, "-c", program)
+    assert made.stdout == f"['{wing}'] {copy}/src/mlhpc/__init__.py\n", made.stderr
+    done = run(copy, "-m", "mlhpc", "report", str(tmp_path / "run"), "-o", str(tmp_path / "report"))
+    assert done.returncode == 0, done.stderr
+    pages = "".join(run(copy, "-m", "mlhpc", *words, "--help").stdout for words in ([], ["report"]))
+    refused = run(copy, "-m", "mlhpc", "moe", "fit", "pyproject.toml").stderr
+    assert f"the wing '{wing}' is not installed" in " ".join((pages + refused).split())
+    if wing != "exchange":  # which adds nothing to a report
+        assert f"the wing '{wing}' is not installed here" in done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("without", WINGS, indirect=True)
+def test_the_tests_of_the_core_pass_without_a_wing(without: tuple[str, Path]) -> None:
+    _, copy = without
+    chosen = [
+        "-m",
+        "not long and not slurm",
+        "--deselect",
+        "tests/test_wings.py",
+        "--deselect",
+        "tests/suite/test_shadowed.py",
+    ]
+    done = run(copy, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "-p", "no:cacheprovider", *chosen)
+    assert done.returncode == 0, done.stdout[-5000:]
