@@ -158,7 +158,7 @@ def describe(root: Path, output: Path | None) -> None:
     if not root.exists():
         raise InputError(f"{root}: does not exist; expected the folder of a data set")
     manifest = read_manifest(root)
-    text = load_export("croissant", "mlhpc data describe")(root, manifest, _describe_data(manifest))
+    text = load_export("croissant", "data describe")(root, manifest, _describe_data(manifest))
     path = output or root / "croissant.json"
     if path.is_file() and path.read_bytes() != text.encode():
         raise InputError(f"{path}: exists already with other content; choose another file with -o")

@@ -32,8 +32,8 @@ def mlhpc(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
     ("words", "asked"),
     [
         ("report run --form prometheus", "--form prometheus"),
-        ("data describe data", "mlhpc data describe"),
-        ("ceilings counters ncu a.csv --system x -o counters.json", "mlhpc ceilings counters"),
+        ("data describe data", "data describe"),
+        ("ceilings counters ncu a.csv --system x -o counters.json", "ceilings counters"),
         ("package run --system x --submitter ACME --power a.csv --power-columns a.csv", "--power"),
     ],
 )

@@ -90,7 +90,7 @@ def ceilings(
     sys.exit(run_as_rank(launch, lambda: refuse_existing(path), measure))
 
 
-ceilings.add_command(find_exchange_command("counters", "mlhpc ceilings counters"))
+ceilings.add_command(find_exchange_command("counters", "ceilings counters"))
 
 
 def _measure(world: World, system: str, device: str, directory: Path, quick: bool, output: Path) -> None:
