@@ -41,7 +41,6 @@ from mlhpc.analysis.tables.run_row import (
     LogContent,
     build_run_row,
     remove_surrogates,
-    render_text,
 )
 from mlhpc.suite.card import FULL, Card, Target
 from mlhpc.suite.compliance.check import CheckedLog, find_rulesets_of_logs, judge_log
@@ -49,6 +48,7 @@ from mlhpc.suite.compliance.package_files import compute_sha256
 from mlhpc.suite.compliance.ruleset import find_target, read_ruleset
 from mlhpc.suite.files import read_bytes
 from mlhpc.suite.log import mllog
+from mlhpc.suite.log.facts import render_text
 from mlhpc.suite.log.reader import Log, parse_float, read_events, read_limits
 from mlhpc.suite.log.record import RunRecord, summarise_log
 from mlhpc.suite.log.results_tree import LogFile, SkippedPath, find_logs

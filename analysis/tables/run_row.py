@@ -17,7 +17,7 @@ from mlhpc.suite.card import FULL, Target
 from mlhpc.suite.files import read_json
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.reader import Log, parse_float, read_limits
-from mlhpc.suite.log.record import RunRecord
+from mlhpc.suite.log.record import FACTS, RunRecord
 from mlhpc.suite.log.results_tree import LogFile
 from mlhpc.suite.log.timeline import Evaluation, Interval, Timeline
 
@@ -72,18 +72,9 @@ class EpochCount:
 STEP_PARTS = ("data_wait", "forward_backward", "exposed_communication", "optimizer", "other")
 OVERLAPPED_PARTS = ("overlapped_communication",)
 PLACEHOLDER_STAGING_S = 1.0  # a shorter interval is a placeholder, not staging
-COUNTS = (
-    "ranks",
-    "nodes",
-    "accelerators_per_node",
-    "global_batch_size",
-    "train_samples",
-    "eval_samples",
-    "model_parameters",
-)
 UNKNOWN = "unknown"
 
-# Columns of the table of runs and the fields they come from
+# Columns that need more than one fact, and the fields they come from
 TARGET_COLUMNS = {
     "metric": "metric",
     "metric_name": "metric_name",
@@ -101,25 +92,12 @@ SHARE_COLUMNS = {
     "eval_hidden_s": "eval_hidden_s",
     "other_s": "other_s",
 }
-STEP_COLUMNS = {f"step_{part}_s": f"{part}_s" for part in (*STEP_PARTS, *OVERLAPPED_PARTS)}
-STARTUP_COLUMNS = {
-    f"startup_{part}_{name}_s": (part, name)
-    for part in ("interpreter", "imports", "init")
-    for name in ("min", "median", "max")
-}
 GOODPUT_COLUMNS = {
     f"goodput_{part}_s": f"{part}_s" for part in ("wall", "useful", "lost", "stalled", "starting", "down")
 }
 TIMES = {"run_s", "init_s", "last_event_s", "run_with_staging_s", *SHARE_COLUMNS}
-WORK_COLUMNS = {
-    "model_flops_per_sample": "model_flops",
-    "executed_flops_per_sample": "executed_flops",
-    "algorithmic_bytes_per_sample": "algorithmic_bytes",
-    "all_to_all_bytes_per_sample": "all_to_all_bytes",
-    "optimizer_flops_per_step": "optimizer_flops_per_step",
-    "optimizer_bytes_per_step": "optimizer_bytes_per_step",
-    "all_reduce_bytes_per_step": "all_reduce_bytes_per_step",
-}
+# Columns whose numbers cannot be negative
+LIMITED_COLUMNS = {column for fact in FACTS.values() if fact.limited for column in fact.columns}
 
 
 @dataclass(frozen=True)
@@ -138,22 +116,12 @@ class LogContent:
 def build_run_row(content: LogContent, sha256: str) -> dict[str, Any]:
     """Build the row of a log (columns and units: docs/tables.md). Implausible numbers are left out and named."""
     row = _identity(content.file, content.record, content.benchmark, sha256)
-    row |= _target(content.target) | _times(content) | _configuration(content)
-    row |= _build_own_columns(content.record) | _goodput(content.log) | _plan(content.log)
+    row |= _target(content.target) | _times(content) | _facts(content.record)
+    row |= _goodput(content.log) | _plan(content.log)
     # Before outcome and doubts, which compute with these numbers
     row["implausible"] = _drop_implausible(row)
     row |= _outcome(content)
     return row | _doubts(row, content)
-
-
-def render_text(value: Any) -> str | None:
-    """Render a value as text; None if it says nothing."""
-    if value is None or value == "" or value == {} or value == []:
-        return None
-    return value if isinstance(value, str) else _sorted_json(value)
-
-
-_sorted_json = json.JSONEncoder(sort_keys=True).encode  # json.dumps makes an encoder at each call
 
 
 def remove_surrogates(row: dict[str, Any]) -> dict[str, Any]:
@@ -217,54 +185,12 @@ def _times(content: LogContent) -> dict[str, Any]:
     }
 
 
-def _configuration(content: LogContent) -> dict[str, Any]:
-    record = content.record
-    events = content.log.every(mllog.RUN_CONFIG)
-    config = next((event.value for event in events if isinstance(event.value, dict)), {})
-    about = events[0].metadata if events else {}
-    return {
-        "ranks": record.ranks,
-        "nodes": record.nodes,
-        "accelerators_per_node": record.accelerators_per_node,
-        "global_batch_size": record.global_batch_size,
-        "train_samples": record.train_samples,
-        "eval_samples": record.eval_samples,
-        "seed": None if record.seed is None else str(record.seed),
-        "precision": render_text(record.hyperparameters.get("precision") or config.get("precision")),
-        "cache_state": record.cache_state,
-        "device_type": render_text(about.get("device")),
-        "threads_per_rank": parse_float(about.get("threads_per_rank")),
-        "model_parameters": record.model_parameters
-        or parse_float(record.hyperparameters.get("model_parameters_count")),
-        "config": _sorted_json(config) if config else None,
-        "hyperparameters": _sorted_json(dict(record.hyperparameters)),
-    }
-
-
-def _build_own_columns(record: RunRecord) -> dict[str, Any]:
-    """Build the columns that only our own logs fill: start-up, staging rate, work per sample, baselines, phases of the
-    run.
-    """
-    startup, staging = record.startup or {}, record.staging_stats or {}
-    # The mean over ranks if the log has it: rank 0 alone may be the fastest or the slowest
-    phases = record.rank_mean_phases or record.phases
+def _facts(record: RunRecord) -> dict[str, Any]:
+    """Build the columns of the table of facts, and those that need several facts."""
+    row = {column: show(getattr(record, name)) for name, fact in FACTS.items() for column, show in fact.columns.items()}
     return (
-        {
-            column: parse_float(spread.get(name)) if isinstance(spread := startup.get(part), dict) else None
-            for column, (part, name) in STARTUP_COLUMNS.items()
-        }
-        | _fields(phases, STEP_COLUMNS)
-        | {
-            "staging_bytes": parse_float(staging.get("bytes")),
-            "staging_gb_per_s": parse_float(staging.get("gb_per_s")),
-            "staging_reused": render_text(staging.get("reused")),
-            "staging_overlapped": render_text(staging.get("overlapped")),
-        }
-        | {column: record.work_per_sample.get(name) for column, name in WORK_COLUMNS.items()}
-        | {
-            "other_work_share": record.other_work.share if record.other_work else None,
-            "had_company": record.company is not None,
-        }
+        row
+        | {"had_company": record.company is not None}
         | {
             name: json.dumps(dict(values)) if values else None
             for name, values in (("baselines", record.baselines), ("oracle_baselines", record.oracle_baselines))
@@ -344,7 +270,7 @@ def _limited(columns: tuple[str, ...]) -> list[tuple[str, bool, bool]]:
 
 
 def _never_negative(column: str) -> bool:
-    return column.startswith(("step_", "startup_", "goodput_", "staging_bytes", "staging_gb")) or column in COUNTS
+    return column.startswith("goodput_") or column in LIMITED_COLUMNS
 
 
 def _outcome(content: LogContent) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import islice
@@ -17,15 +17,25 @@ from typing import Any, NamedTuple
 
 from mlhpc.suite.card import Target
 from mlhpc.suite.log import mllog
+from mlhpc.suite.log.facts import (
+    ROW,
+    Fact,
+    Reading,
+    derived,
+    parse_mapping,
+    parse_text,
+    render_json,
+    render_text,
+    stated,
+    stated_count,
+)
 from mlhpc.suite.log.other_work import OtherWork, read_other_work
-from mlhpc.suite.log.reader import Event, Log, Span, convert_to_float, parse_int, parse_int64
+from mlhpc.suite.log.reader import Event, Log, Span, convert_to_float, parse_float, parse_int, parse_int64
 from mlhpc.suite.log.timeline import (
     Epoch,
     TimeParts,
     TimeShares,
-    compute_staging_seconds,
     compute_timeline,
-    find_time_parts,
     list_ended_epochs,
 )
 
@@ -71,59 +81,151 @@ class CountedEnergy(NamedTuple):
     absent: tuple[str, ...] = ()
 
 
+def _parse_digests(value: object) -> Mapping[str, str]:
+    pairs = value.items() if isinstance(value, dict) else ()
+    return {name: text for name, text in pairs if isinstance(text, str) and re.fullmatch("[0-9a-f]{64}", text)}
+
+
+def _parse_losses(value: object) -> tuple[float, ...]:
+    # A stranger's log may list any number; a run logs 20.
+    losses = [convert_to_float(loss) for loss in value[:64]] if isinstance(value, list) else []
+    # With one value missing, the steps of two lists no longer match.
+    return tuple(loss for loss in losses if loss is not None) if None not in losses else ()
+
+
+def _read_item(names: Sequence[str], parse: Callable[[Any], object], value: Any) -> object:
+    """Parse an item of nested JSON objects."""
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+    return parse(value)
+
+
+def _read_field(name: str, value: object) -> object:
+    return getattr(value, name, None)
+
+
+_STARTUP = {
+    f"startup_{part}_{name}_s": partial(_read_item, (part, name), parse_float)
+    for part in ("interpreter", "imports", "init")
+    for name in ("min", "median", "max")
+}
+_STAGING = {
+    "staging_bytes": partial(_read_item, ("bytes",), parse_float),
+    "staging_gb_per_s": partial(_read_item, ("gb_per_s",), parse_float),
+    "staging_reused": partial(_read_item, ("reused",), render_text),
+    "staging_overlapped": partial(_read_item, ("overlapped",), render_text),
+}
+_PHASES = {f"step_{item.name}": partial(_read_field, item.name) for item in fields(Phases) if item.name != "step_s"}
+_WORK = {
+    column: partial(_read_item, (name,), convert_to_float)
+    for column, name in {
+        "model_flops_per_sample": "model_flops",
+        "executed_flops_per_sample": "executed_flops",
+        "algorithmic_bytes_per_sample": "algorithmic_bytes",
+        "all_to_all_bytes_per_sample": "all_to_all_bytes",
+        "optimizer_flops_per_step": "optimizer_flops_per_step",
+        "optimizer_bytes_per_step": "optimizer_bytes_per_step",
+        "all_reduce_bytes_per_step": "all_reduce_bytes_per_step",
+    }.items()
+}
+
+
 @dataclass(frozen=True)
 class RunRecord:
-    """One run. Times are in seconds; ``run_start_s`` and ``run_stop_s`` are Unix time. None: the log does not say."""
+    """One run, and the table of facts: each field is a row (mlhpc.suite.log.facts). Columns stand in this order.
 
-    path: Path | None = None
-    benchmark: str | None = None
-    size: str | None = None
-    ruleset: str | None = None
-    suite_version: str | None = None
-    seed: int | None = None
-    org: str | None = None
-    division: str | None = None
-    submission_status: str | None = None
-    platform: str | None = None
-    mode: str | None = None
-    trial: int | None = None
-    nodes: int | None = None
-    ranks: int | None = None
-    accelerators_per_node: int | None = None
-    global_batch_size: int | None = None
-    train_samples: int | None = None
-    eval_samples: int | None = None
-    model_parameters: int | None = None
-    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
-    run_start_s: float | None = None
-    run_stop_s: float | None = None
-    init_s: float | None = None
-    staging_s: float | None = None
-    staging_in_run: bool | None = None
-    time_to_train_s: float | None = None
-    time_with_staging_s: float | None = None
-    status: str | None = None
-    resumed: bool = False
-    metric_key: str | None = None
-    evals: tuple[MetricValue, ...] = ()
-    epochs: tuple[Epoch, ...] = ()
-    shares: TimeShares | None = None
-    phases: Phases | None = None
-    rank_mean_phases: Phases | None = None
-    cache_state: str | None = None
-    startup: Mapping[str, Any] | None = None
-    staging_stats: Mapping[str, Any] | None = None
-    work_per_sample: Mapping[str, float] = field(default_factory=dict)
+    Times are in seconds; ``run_start_s`` and ``run_stop_s`` are Unix time. None: the log does not say.
+    """
+
+    path: Path | None = derived(lambda log: log.run.path)
+    benchmark: str | None = stated(mllog.SUBMISSION_BENCHMARK, parse_text)
+    size: str | None = stated(mllog.BENCHMARK_SIZE, parse_text)
+    ruleset: str | None = stated(mllog.RULESET, parse_text)
+    suite_version: str | None = stated(mllog.SUITE_VERSION, parse_text, cause=("suite version", "suite version"))
+    org: str | None = stated(mllog.SUBMISSION_ORG, parse_text)
+    division: str | None = stated(mllog.SUBMISSION_DIVISION, parse_text)
+    submission_status: str | None = stated(mllog.SUBMISSION_STATUS, parse_text)
+    platform: str | None = stated(mllog.SUBMISSION_PLATFORM, parse_text)
+    mode: str | None = stated(mllog.RUN_MODE, parse_text)
+    trial: int | None = stated(mllog.RUN_MODE, parse_int64, about="trial")
+    ranks: int | None = stated_count(mllog.NUMBER_OF_RANKS, "ranks", ("ranks", "number of ranks"))
+    nodes: int | None = stated_count(mllog.NUMBER_OF_NODES, "nodes", ("ranks", "number of nodes"))
+    accelerators_per_node: int | None = stated_count(mllog.ACCELERATORS_PER_NODE, "accelerators_per_node")
+    global_batch_size: int | None = stated_count(mllog.GLOBAL_BATCH_SIZE, "global_batch_size")
+    train_samples: int | None = stated_count(mllog.TRAIN_SAMPLES, "train_samples")
+    eval_samples: int | None = stated_count(mllog.EVAL_SAMPLES, "eval_samples")
+    seed: int | None = stated(mllog.SEED, parse_int, columns={"seed": render_text}, cause=("seed", "seed"))
+    precision: object = derived(lambda log: _find_precision(log), columns={"precision": render_text})
+    cache_state: str | None = stated(mllog.CACHE_STATE, parse_text, column="cache_state")
+    device: str | None = stated(
+        mllog.RUN_CONFIG, parse_text, about="device", columns={"device_type": render_text}, cause=("device", "device")
+    )
+    threads_per_rank: int | None = stated(
+        mllog.RUN_CONFIG,
+        parse_int64,
+        about="threads_per_rank",
+        columns={"threads_per_rank": parse_float},
+        cause=("threads", "threads per rank"),
+    )
+    model_parameters: float | None = derived(
+        lambda log: (
+            parse_int64(log.value(mllog.MODEL_PARAMETERS))
+            or parse_float(log.hyperparameters.get("model_parameters_count"))
+        ),
+        column="model_parameters",
+        limited=True,
+    )
+    config: Mapping[str, Any] | None = stated(
+        mllog.RUN_CONFIG, parse_mapping, columns={"config": lambda value: render_json(value) if value else None}
+    )
+    hyperparameters: Mapping[str, Any] = derived(
+        lambda log: log.hyperparameters, empty=dict, columns={"hyperparameters": render_json}
+    )
+    startup: Mapping[str, Any] | None = stated(mllog.STARTUP, parse_mapping, columns=_STARTUP, limited=True)
+    # The mean over ranks if the log has it: rank 0 alone may be the fastest or the slowest
+    mean_phases: Phases | None = derived(
+        lambda log: _sum_phases(log.run, mllog.RANK_PHASES) or _sum_phases(log.run, mllog.STEP_PHASES),
+        columns=_PHASES,
+        limited=True,
+    )
+    phases: Phases | None = derived(lambda log: _sum_phases(log.run, mllog.STEP_PHASES))
+    staging_stats: Mapping[str, Any] | None = stated(mllog.STAGING_STATS, parse_mapping, columns=_STAGING, limited=True)
+    work_per_sample: Mapping[str, float] = derived(
+        lambda log: _select_numbers(log.value(mllog.WORK_PER_SAMPLE)), empty=dict, columns=_WORK
+    )
+    other_work: OtherWork | None = derived(
+        lambda log: read_other_work(log.run.first(mllog.OTHER_WORK)),
+        columns={"other_work_share": partial(_read_field, "share")},
+    )
     baselines: Mapping[str, float] = field(default_factory=dict)
     oracle_baselines: Mapping[str, float] = field(default_factory=dict)  # by predictors that know the rule of the data
-    data_manifest: str | None = None
-    config: Mapping[str, Any] | None = None
-    config_file: tuple[str, str] | None = None  # name and sha256 of the file of settings
-    run_files: Mapping[str, str] = field(default_factory=dict)  # sha256 of other files of the run folder, by name
-    other_work: OtherWork | None = None
-    parts: TimeParts | None = None
-    counted: CountedEnergy | None = None
-    measured: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # fine numbers of the beginning, by key
+    data_manifest: str | None = stated(mllog.DATA_MANIFEST, parse_text, cause=("data", "data manifest"))
+    first_losses: tuple[float, ...] = stated(mllog.FIRST_LOSSES, _parse_losses)
+    choices: Mapping[str, str] = derived(lambda log: read_choices(log.run), empty=dict)
+    # Name and sha256 of the file of settings
+    config_file: tuple[str, str] | None = derived(lambda log: read_config_file(log.run.first(mllog.CONFIG_FILE)))
+    run_files: Mapping[str, str] = stated(mllog.RUN_FILES, _parse_digests)  # sha256 of other files of the run folder
+    run_start_s: float | None = derived(lambda log: log.time_s(mllog.RUN_START))
+    run_stop_s: float | None = derived(lambda log: log.time_s(mllog.RUN_STOP))
+    init_s: float | None = derived(lambda log: log.line.init_s)
+    staging_s: float | None = derived(lambda log: log.staging_s[0])
+    staging_in_run: bool | None = derived(lambda log: _is_staging_in_run(log))
+    time_to_train_s: float | None = derived(lambda log: log.line.run_s)
+    time_with_staging_s: float | None = derived(
+        lambda log: None if log.line.run_s is None else log.line.run_s + log.staging_s[1]
+    )
+    status: str | None = stated(mllog.RUN_STOP, parse_text, about="status")
+    resumed: bool = derived(lambda log: log.run.first(mllog.RUN_RESUMED) is not None, empty=bool)
+    metric_key: str | None = derived(lambda log: log.metric_key)
+    evals: tuple[MetricValue, ...] = derived(
+        lambda log: _list_metric_values(log.run, log.metric_key, log.line.zero_ms), empty=tuple
+    )
+    epochs: tuple[Epoch, ...] = derived(lambda log: list_ended_epochs(log.line), empty=tuple)
+    shares: TimeShares | None = derived(lambda log: None if log.parts is None else log.parts.shares())
+    parts: TimeParts | None = derived(lambda log: log.parts)
+    counted: CountedEnergy | None = derived(lambda log: _sum_energy_events(log.run))
+    # Fine numbers of the beginning, by key
+    measured: Mapping[str, tuple[float, ...]] = derived(lambda log: _select_measured_numbers(log.run), empty=dict)
 
     @property
     def stretches(self) -> Mapping[str, Sequence[Span]]:
@@ -148,69 +250,34 @@ class RunRecord:
         return self.nodes * max(self.accelerators_per_node or 0, 1)
 
 
+FACTS: Mapping[str, Fact] = {item.name: item.metadata[ROW] for item in fields(RunRecord) if ROW in item.metadata}
+
+
 def summarise_log(log: Log, metric: str | None = None) -> RunRecord:
     """Summarise any log. Fields that it does not support are None.
 
     ``metric``: the benchmark's key, as logs may have both.
     """
     run = log.until(mllog.RUN_STOP)
-    start, stop, mode = map(run.first, (mllog.RUN_START, mllog.RUN_STOP, mllog.RUN_MODE))
     metric_keys = [key for key in run.places if key in (mllog.EVAL_ERROR, mllog.EVAL_ACCURACY)]
     metric_key = metric if metric in metric_keys else next(iter(metric_keys), None)
     line = compute_timeline(run, metric_key or mllog.EVAL_ERROR)
-    (staging_s, before_s), parts = compute_staging_seconds(line), find_time_parts(line)
-    first = partial(_read_value, run)
+    reading = Reading(run, line, metric_key, _collect_hyperparameters(run))
+    first = reading.value
     return RunRecord(
-        path=log.path,
-        benchmark=_convert_to_text(first(mllog.SUBMISSION_BENCHMARK)),
-        size=_convert_to_text(first(mllog.BENCHMARK_SIZE)),
-        ruleset=_convert_to_text(first(mllog.RULESET)),
-        suite_version=_convert_to_text(first(mllog.SUITE_VERSION)),
-        seed=parse_int(first(mllog.SEED)),
-        org=_convert_to_text(first(mllog.SUBMISSION_ORG)),
-        division=_convert_to_text(first(mllog.SUBMISSION_DIVISION)),
-        submission_status=_convert_to_text(first(mllog.SUBMISSION_STATUS)),
-        platform=_convert_to_text(first(mllog.SUBMISSION_PLATFORM)),
-        mode=_convert_to_text(mode.value) if mode else None,
-        trial=parse_int64(mode.metadata.get("trial")) if mode else None,
-        nodes=parse_int64(first(mllog.NUMBER_OF_NODES)),
-        ranks=parse_int64(first(mllog.NUMBER_OF_RANKS)),
-        accelerators_per_node=parse_int64(first(mllog.ACCELERATORS_PER_NODE)),
-        global_batch_size=parse_int64(first(mllog.GLOBAL_BATCH_SIZE)),
-        train_samples=parse_int64(first(mllog.TRAIN_SAMPLES)),
-        eval_samples=parse_int64(first(mllog.EVAL_SAMPLES)),
-        model_parameters=parse_int64(first(mllog.MODEL_PARAMETERS)),
-        hyperparameters=_collect_hyperparameters(run),
-        run_start_s=start.time_ms / 1e3 if start is not None else None,
-        run_stop_s=stop.time_ms / 1e3 if stop is not None else None,
-        init_s=line.init_s,
-        staging_s=staging_s,
-        staging_in_run=None if staging_s is None or start is None else before_s < staging_s / 2,
-        time_to_train_s=line.run_s,
-        time_with_staging_s=None if line.run_s is None else line.run_s + before_s,
-        status=_convert_to_text(stop.metadata.get("status")) if stop is not None else None,
-        resumed=run.first(mllog.RUN_RESUMED) is not None,
-        metric_key=metric_key,
-        evals=_list_metric_values(run, metric_key, line.zero_ms),
-        epochs=list_ended_epochs(line),
-        shares=None if parts is None else parts.shares(),
-        phases=_sum_phases(run, mllog.STEP_PHASES),
-        rank_mean_phases=_sum_phases(run, mllog.RANK_PHASES),
-        cache_state=_convert_to_text(first(mllog.CACHE_STATE)),
-        startup=_convert_to_mapping(first(mllog.STARTUP)),
-        staging_stats=_convert_to_mapping(first(mllog.STAGING_STATS)),
-        work_per_sample=_select_numbers(first(mllog.WORK_PER_SAMPLE)),
+        **{name: fact.read(reading) for name, fact in FACTS.items()},
         baselines=_select_numbers(first(mllog.BASELINE)),
         oracle_baselines=_read_oracle_metrics(run),
-        data_manifest=_convert_to_text(first(mllog.DATA_MANIFEST)),
-        config=_convert_to_mapping(first(mllog.RUN_CONFIG)),
-        config_file=read_config_file(run.first(mllog.CONFIG_FILE)),
-        run_files=_read_run_files(run.first(mllog.RUN_FILES)),
-        other_work=read_other_work(run.first(mllog.OTHER_WORK)),
-        parts=parts,
-        counted=_sum_energy_events(run),
-        measured=_select_measured_numbers(run),
     )
+
+
+def _find_precision(log: Reading) -> object:
+    return log.hyperparameters.get("precision") or (parse_mapping(log.value(mllog.RUN_CONFIG)) or {}).get("precision")
+
+
+def _is_staging_in_run(log: Reading) -> bool | None:
+    staging_s, before_s = log.staging_s
+    return None if staging_s is None or log.line.start_ms is None else before_s < staging_s / 2
 
 
 def _select_measured_numbers(run: Log) -> dict[str, tuple[float, ...]]:
@@ -249,11 +316,6 @@ def read_config_file(event: Event | None) -> tuple[str, str] | None:
     return (event.value, str(sha256)) if sound else None
 
 
-def _read_run_files(event: Event | None) -> dict[str, str]:
-    value = event.value if event is not None and isinstance(event.value, dict) else {}
-    return {name: text for name, text in value.items() if isinstance(text, str) and re.fullmatch("[0-9a-f]{64}", text)}
-
-
 def find_first_on_target(record: RunRecord, target: Target) -> MetricValue | None:
     """Find the first value of the metric that meets the target, or None. The run converged then, even if it went on."""
     if record.metric_key != target.metric:
@@ -272,11 +334,6 @@ def _list_metric_values(run: Log, key: str | None, zero_ms: float) -> tuple[Metr
             )
             found.append(MetricValue(epoch, value, (event.time_ms - zero_ms) / 1e3, event.line))
     return tuple(found)
-
-
-def _read_value(run: Log, key: str) -> Any:
-    event = run.first(key)
-    return None if event is None else event.value
 
 
 def _sum_energy_events(run: Log) -> CountedEnergy | None:
@@ -339,19 +396,11 @@ def _collect_hyperparameters(run: Log) -> Mapping[str, Any]:
     return found
 
 
-def _convert_to_text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
-
-
 def _read_oracle_metrics(run: Log) -> Mapping[str, float]:
     event = run.first(mllog.BASELINE)
-    about: Mapping[str, Any] = {} if event is None else event.metadata
+    about = {} if event is None else event.metadata
     # Logs of earlier versions called them attainable.
     return _select_numbers(about.get("oracle", about.get("attainable")))
-
-
-def _convert_to_mapping(value: object) -> Mapping[str, Any] | None:
-    return value if isinstance(value, dict) else None
 
 
 def _select_numbers(value: object) -> Mapping[str, float]:
@@ -367,9 +416,9 @@ LONGEST_CHOICE, MOST_CHOICES = 200, 64  # characters of a name or an answer; cho
 def read_choices(log: Log) -> dict[str, str]:
     """Read what the run chose on its machine, by the name of each question. Long texts, a stranger's, are left out."""
     found = {}
-    for event in log.events:
-        value = event.value if event.key == mllog.MEASURED_CHOICE else None
-        name, chosen = (value.get(part) for part in ("name", "chosen")) if isinstance(value, dict) else (None, None)
+    for event in log.every(mllog.MEASURED_CHOICE):
+        value = event.value if isinstance(event.value, dict) else {}
+        name, chosen = value.get("name"), value.get("chosen")
         if isinstance(name, str) and isinstance(chosen, str) and max(len(name), len(chosen)) <= LONGEST_CHOICE:
             found[name] = chosen
     return dict(list(found.items())[:MOST_CHOICES])
