@@ -84,7 +84,7 @@ def derived(
     """
     own: Columns = {column: lambda value: value} if column is not None else {}
     fact = Fact(read, {**own, **(columns or {})}, limited, cause)
-    return cast("T", field(default_factory=empty or (lambda: cast("T", None)), metadata={ROW: fact}))
+    return field(default_factory=empty or (lambda: cast("T", None)), metadata={ROW: fact})
 
 
 def stated(key: str, parse: Callable[[object], T], *, about: str | None = None, **row: Any) -> T:

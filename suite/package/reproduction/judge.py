@@ -27,6 +27,7 @@ from mlhpc.suite import REDACTED
 from mlhpc.suite.documents import convert_to_plain_data, read_json_document
 from mlhpc.suite.files import render_repr, write_file_atomically
 from mlhpc.suite.log.origin.sources import InstalledPackage, convert_distribution_name
+from mlhpc.suite.log.record import FACTS
 from mlhpc.suite.machine.facts import UNKNOWN, Facts
 from mlhpc.suite.package.reproduction.run_facts import RunFacts
 from mlhpc.suite.statistics import Outcome, student_t
@@ -430,25 +431,19 @@ def compare_run_facts(was: RunFacts, now: RunFacts, *, workload: str | None) -> 
 
     A fact that only one of them has is no difference.
     """
-    found = [
-        *(
-            compare_configs(was.config, now.config, CONFIGURATION)
-            if was.config is not None and now.config is not None
-            else ()
-        ),
-        *_compare_values(SEED, "seed", was.seed, now.seed),
-        *_compare_values(RANKS, "number of ranks", was.ranks, now.ranks),
-        *_compare_values(RANKS, "number of nodes", was.nodes, now.nodes),
-        *_compare_values(DATA, "data manifest", was.data_manifest, now.data_manifest),
-        *_compare_code(was, now, workload),
-        *_compare_environment(was, now),
-    ]
-    for name in sorted({*was.choices} & {*now.choices}):  # a choice of one run only follows from its configuration
-        found += _compare_values(CHOICE, name, was.choices[name], now.choices[name])
+    found: list[Difference] = []
+    if was.run.config is not None and now.run.config is not None:
+        found += compare_configs(was.run.config, now.run.config, CONFIGURATION)
+    found += _compare_code(was, now, workload)
+    found += _compare_environment(was, now)
+    choices, others = was.run.choices, now.run.choices
+    for name in sorted({*choices} & {*others}):  # a choice of one run only follows from its configuration
+        found += _compare_values(CHOICE, name, choices[name], others[name])
     if was.facts is not None and now.facts is not None:
-        found += compare_facts(was.facts, now.facts, running=now.config is not None)
-    for kind, what, key in ((DEVICE, "device", "device"), (THREADS, "threads per rank", "threads_per_rank")):
-        found += _compare_values(kind, what, was.about.get(key), now.about.get(key))
+        found += compare_facts(was.facts, now.facts, running=now.run.config is not None)
+    for name, fact in FACTS.items():
+        if fact.cause is not None:
+            found += _compare_values(*fact.cause, getattr(was.run, name), getattr(now.run, name))
     return group_by_cause(found)
 
 
@@ -536,7 +531,6 @@ def _list_leaves(values: Mapping[str, Any], above: str = "", depth: int = 0) -> 
 
 def _compare_code(was: RunFacts, now: RunFacts, workload: str | None) -> Iterator[Difference]:
     """Compare the suite's code. A commit or a change without effect on the files of a run is no difference."""
-    yield from _compare_values(VERSION, "suite version", was.suite_version, now.suite_version)
     one, other = _select_used(was.sources, workload), _select_used(now.sources, workload)
     # Without digests of both sides only commits and diffs can be compared.
     files = _list_differing(one, other) if one and other else []

@@ -33,7 +33,7 @@ from mlhpc.suite.package.reproduction.judge import (
     LevelVerdict,
     make_level_verdict,
 )
-from mlhpc.suite.package.reproduction.run_facts import RunFacts, read_log, read_run_facts, read_small_json
+from mlhpc.suite.package.reproduction.run_facts import RunFacts, read_run_facts, read_small_json
 from mlhpc.suite.package.results import STATED, build_stated_result, list_stated_differences
 from mlhpc.suite.plugins import SCORES, find_plugins
 
@@ -97,8 +97,7 @@ class Original:
 
     def run_facts(self, record: RunRecord) -> RunFacts:
         """Read the facts of a run of the result."""
-        assert record.path is not None
-        return read_run_facts(record, read_log(record.path), self.folder_of(record))
+        return read_run_facts(record, self.folder_of(record))
 
     def cannot_run(self) -> str | None:
         """Return why the installed suite cannot repeat a run of this result. None if it can."""

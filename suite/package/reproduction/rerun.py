@@ -343,7 +343,7 @@ class Rerun:
     beside: Path | None = None
     may_run: bool = False
     left_out: tuple[str, ...] = ()
-    made: list[tuple[RunRecord, RunFacts]] = field(default_factory=list)  # new runs, in order
+    made: list[RunFacts] = field(default_factory=list)  # new runs, in order
     limit_s: float | None = None
     failed: UnfinishedRun | None = None  # the new run that came to no end
     data_cause: Difference | None = None
@@ -371,7 +371,7 @@ class Rerun:
 
     def judge_data(self) -> LevelVerdict:
         """Judge level 1: compare the given or the regenerated data with the manifest that the logs name."""
-        logged = self.was.data_manifest
+        logged = self.was.run.data_manifest
         if logged is None:
             return make_level_verdict(1, LevelOutcome.CANNOT, "the log names no data manifest")
         if self.original.info.get("loop") is not None:
@@ -393,7 +393,7 @@ class Rerun:
 
     def _with_own_copy(self, found: LevelVerdict) -> LevelVerdict:
         """Mention in the verdict on regenerated data that the data set at the usual place here differs."""
-        logged, kept = self.was.data_manifest, self.original.data_manifest
+        logged, kept = self.was.run.data_manifest, self.original.data_manifest
         root = choose_default_data_root(self._descriptor.name, str(self._benchmark.size))
         if logged is None or not (root / MANIFEST_NAME).is_file():
             return found
@@ -412,8 +412,8 @@ class Rerun:
             _ = self.config
         except InputError as error:
             return f"the installed suite refuses the configuration: {error}"
-        if (self.was.nodes or 1) > 1 and self.ranks is None:
-            why = f"the run had {self.was.nodes} nodes, and this command starts ranks on one"
+        if (self.was.run.nodes or 1) > 1 and self.ranks is None:
+            why = f"the run had {self.was.run.nodes} nodes, and this command starts ranks on one"
             return f"{why}; --ranks N runs it here, --with RUN compares with a run of mlhpc submit"
         wanted, cores = self._ranks, find_usable_resources().cores
         # A stranger's log may claim any number of ranks; a person who states --ranks may oversubscribe further.
@@ -425,24 +425,26 @@ class Rerun:
         """Judge level 2: compare the losses of the first steps and the evaluations of one run."""
         now = self._now(0)
         ended = now if isinstance(now, UnfinishedRun) else None
-        facts = now.facts if isinstance(now, UnfinishedRun) else now[1]
-        if ended is not None and (facts is None or not facts.losses):
+        facts = now.facts if isinstance(now, UnfinishedRun) else now
+        if ended is not None and (facts is None or not facts.run.first_losses):
             return make_level_verdict(2, ended.verdict, ended.why, self._cause())
         assert facts is not None
-        was, precision = self._was_with(facts.seed), str((self.was.config or {}).get("precision"))
-        logged = was.losses
+        was, run = self._was_with(facts.run.seed).run, facts.run
+        precision = str((self.was.run.config or {}).get("precision"))
+        logged, losses = was.first_losses, run.first_losses
         if ended is not None:  # within its first steps the run may have ended: compare those that it has
-            logged = logged[: len(facts.losses)]
-        found = judge.judge_losses(logged, facts.losses, precision, self._cause())
-        found = judge.judge_evaluations(found, was.evaluations, facts.evaluations, precision, self._cause())
-        if ended is not None and len(logged) < len(was.losses) and found.verdict != LevelOutcome.NOT_REPRODUCED:
+            logged = logged[: len(losses)]
+        found = judge.judge_losses(logged, losses, precision, self._cause())
+        theirs, ours = ([each.value for each in side.evals] for side in (was, run))
+        found = judge.judge_evaluations(found, theirs, ours, precision, self._cause())
+        if ended is not None and len(logged) < len(was.first_losses) and found.verdict != LevelOutcome.NOT_REPRODUCED:
             return make_level_verdict(2, ended.verdict, f"{found.reason}, but {ended.why}", found.cause, found.compared)
         return self._with_settings(found)
 
     def judge_convergence(self, runs: int) -> LevelVerdict:
         """Judge level 3: compare the epochs to the target of some runs."""
         benchmark = self._benchmark
-        count = len(self._beside_records) if self.beside is not None else runs
+        count = len(self._beside_runs) if self.beside is not None else runs
         for number in range(count):
             now = self._now(number)
             if isinstance(now, UnfinishedRun):
@@ -452,7 +454,7 @@ class Rerun:
         apart = benchmark.card.between_evals(batch) if benchmark.card else 1.0
         found = judge.judge_epochs(
             {record.seed or 0: find_epochs_to_target(record, benchmark) for record in self.original.records},
-            {record.seed or 0: find_epochs_to_target(record, benchmark) for record, _ in self.made},
+            {made.run.seed or 0: find_epochs_to_target(made.run, benchmark) for made in self.made},
             benchmark.reference_points.get(batch, ()),
             apart,
             "samples" if benchmark.epoch_counts_samples else "epochs",
@@ -475,7 +477,7 @@ class Rerun:
                 if isinstance(made, UnfinishedRun):
                     what = "original" if side == "A" else "changed"
                     return make_level_verdict(4, made.verdict, f"the {what} configuration: {made.why}", cause)
-                found[side] = made[0].time_to_train_s
+                found[side] = made.run.time_to_train_s
             # A pair counts only if both runs reached the target.
             if None not in found.values():
                 for side, seconds in found.items():
@@ -496,19 +498,19 @@ class Rerun:
     def settings(self) -> tuple[Difference, ...]:
         """List the settings in which the compared run differs from the package's run of its seed."""
         now = self._facts_now()
-        if now is None or now.config is None:
+        if now is None or now.run.config is None:
             return ()
-        was = self._was_with(now.seed).config
+        was = self._was_with(now.run.seed).run.config
         kind = DEFAULT if self.beside is None else CONFIGURATION
-        return () if was is None else tuple(compare_configs(was, now.config, kind))
+        return () if was is None else tuple(compare_configs(was, now.run.config, kind))
 
     def _with_settings(self, found: LevelVerdict) -> LevelVerdict:
         """Return the verdict of a level. What agrees between runs of other settings is inconclusive."""
         now = self._facts_now()
         if found.verdict != LevelOutcome.REPRODUCED or now is None:
             return found
-        if self.was.config is None or now.config is None:
-            which = "package's" if self.was.config is None else "new"
+        if self.was.run.config is None or now.run.config is None:
+            which = "package's" if self.was.run.config is None else "new"
             why = f"{found.reason}; the log of the {which} run has no run_config, so settings cannot be compared"
             return make_level_verdict(found.level, LevelOutcome.INCONCLUSIVE, why, found.cause, found.compared)
         settings = self.settings()
@@ -524,15 +526,15 @@ class Rerun:
     def _facts_now(self) -> RunFacts | None:
         """Return the facts of the run that is compared with the package. None if there is none, or it logged none."""
         if self.beside is not None:
-            return self._beside_records[0][1] if self._beside_records else None
+            return self._beside_runs[0] if self._beside_runs else None
         if self.made:
-            return self.made[0][1]
+            return self.made[0]
         return self.failed.facts if self.failed is not None else None
 
     def _was_with(self, seed: int | None) -> RunFacts:
         """Return the facts of the package's run with a seed, else those of its first run."""
         every = map(self.original.run_facts, self.original.records)
-        return next((facts for facts in every if facts.seed == seed), self.was)
+        return next((facts for facts in every if facts.run.seed == seed), self.was)
 
     def _cause(self) -> Difference | None:
         return next(iter(self.differences()), None)
@@ -553,7 +555,7 @@ class Rerun:
 
     @property
     def _ranks(self) -> int:
-        return self.ranks or self.was.ranks or 1
+        return self.ranks or self.was.run.ranks or 1
 
     def _seed(self, number: int) -> int:
         """Return the seed of a new run: that of the package's run of this number, else a larger unused one."""
@@ -562,15 +564,15 @@ class Rerun:
             return self.seed + number
         return seeds[number] if number < len(seeds) else max(seeds) + 1 + number - len(seeds)
 
-    def _now(self, number: int) -> tuple[RunRecord, RunFacts] | UnfinishedRun:
+    def _now(self, number: int) -> RunFacts | UnfinishedRun:
         """Return a run to compare with, and make it if necessary; or how it ended."""
         while len(self.made) <= number:
             if self.failed is not None:
                 return self.failed
             if self.beside is not None:
-                if not self._beside_records:
+                if not self._beside_runs:
                     return UnfinishedRun(LevelOutcome.NOT_REPRODUCED, f"{self.beside}: no result_*.txt of a run")
-                self.made.append(self._beside_records[len(self.made)])
+                self.made.append(self._beside_runs[len(self.made)])
                 continue
             count = len(self.made)
             seed = self._seed(count)
@@ -582,25 +584,25 @@ class Rerun:
         return self.made[number]
 
     @cached_property
-    def _beside_records(self) -> list[tuple[RunRecord, RunFacts]]:
+    def _beside_runs(self) -> list[RunFacts]:
         """The runs of the folder that was given, those with seeds of the package first."""
         assert self.beside is not None
         found = [self._read(path, self.beside) for path in RunFolder(self.beside).results()]
         seeds = [record.seed for record in self.original.records]
-        return sorted(found, key=lambda each: each[0].seed not in seeds)
+        return sorted(found, key=lambda each: each.run.seed not in seeds)
 
-    def _read(self, path: Path, folder: Path) -> tuple[RunRecord, RunFacts]:
+    def _read(self, path: Path, folder: Path) -> RunFacts:
         log = read_log(path)
         record = summarise_for_benchmark(
             log, read_ruleset(str(summarise_log(log).ruleset or self.original.records[0].ruleset))
         )[0]
-        return record, read_run_facts(record, log, folder)
+        return read_run_facts(record, folder)
 
     @cached_property
     def _bounds(self) -> RunLimits:
         return find_run_limits(self.original.records, self._ranks, find_usable_resources().memory_free, self.limit_s)
 
-    def _start(self, config: RunConfig, folder: Path, seed: int) -> tuple[RunRecord, RunFacts] | UnfinishedRun:
+    def _start(self, config: RunConfig, folder: Path, seed: int) -> RunFacts | UnfinishedRun:
         """Run a configuration once, within the limits; return the run, or how it ended."""
         # Next to the run folder, which `mlhpc run` makes new.
         settings = folder.with_suffix(".yaml")
@@ -615,12 +617,12 @@ class Rerun:
         logs = RunFolder(folder).results()
         if done.over is not None:
             # Its first losses may be enough to judge level 2.
-            facts = self._read(logs[0], folder)[1] if logs else None
+            facts = self._read(logs[0], folder) if logs else None
             return UnfinishedRun(LevelOutcome.INCONCLUSIVE, f"the run did not come to its end: {done.over}", facts)
         if not logs or done.code not in (0, 1):  # 1: the run missed its target, which level 3 judges
             return UnfinishedRun(LevelOutcome.NOT_REPRODUCED, f"the run failed with exit code {done.code}: {done.last}")
         made = self._read(logs[0], folder)
-        ended = made[0].run_stop_s is None
+        ended = made.run.run_stop_s is None
         return UnfinishedRun(LevelOutcome.NOT_REPRODUCED, f"the run ended early: {done.last}") if ended else made
 
     def _make_data(self, seed: int) -> str | None:
@@ -654,14 +656,14 @@ class Rerun:
 
     def _judge_beside(self, logged: str) -> LevelVerdict:
         """Judge the data of an existing run, which compared them with its manifest before it began."""
-        if not self._beside_records:
+        if not self._beside_runs:
             return make_level_verdict(1, LevelOutcome.INCONCLUSIVE, f"{self.beside}: no result_*.txt of a run")
-        record, facts = self._beside_records[0]
+        record = self._beside_runs[0].run
         assert record.path is not None
         checked = read_log(record.path).first(mllog.DATA_VERIFIED)
-        compared = {"manifest_sha256": logged, "found_sha256": facts.data_manifest, "how": "by the run"}
-        if facts.data_manifest != logged:
-            cause = Difference(kind="data", what="data manifest", was=logged[:12], now=str(facts.data_manifest)[:12])
+        compared = {"manifest_sha256": logged, "found_sha256": record.data_manifest, "how": "by the run"}
+        if record.data_manifest != logged:
+            cause = Difference(kind="data", what="data manifest", was=logged[:12], now=str(record.data_manifest)[:12])
             self.data_cause = cause
             return make_level_verdict(1, LevelOutcome.NOT_REPRODUCED, "the run read other data", cause, compared)
         if checked is None or checked.value is None:
@@ -680,7 +682,7 @@ class Rerun:
         sets = [str(b) for a, b in pairwise(command) if a == "--set" and _OVERRIDE.fullmatch(str(b))]
         try:
             ours = convert_to_plain_data(load_config(self._descriptor, str(self._benchmark.size), sets))
-            theirs = self.was.config or {}
+            theirs = self.was.run.config or {}
         # The properties of the installed workload assert that it has this size.
         except (InputError, AssertionError):
             return []
@@ -689,4 +691,4 @@ class Rerun:
 
 def _pin_choices(config: RunConfig, was: RunFacts) -> RunConfig:
     """Return the configuration with the choices of a run. If it logged none, fixed rules choose."""
-    return structs.replace(config, choices=ChoiceSettings(measure=False, pinned=dict(was.choices)))
+    return structs.replace(config, choices=ChoiceSettings(measure=False, pinned=dict(was.run.choices)))

@@ -452,17 +452,15 @@ def test_times_are_compared_in_pairs_whose_order_changes(
     verdict: str,
 ) -> None:
     from mlhpc.suite.config import RunConfig
-    from mlhpc.suite.log.record import RunRecord
     from mlhpc.suite.package.reproduction import rerun
     from mlhpc.suite.package.reproduction.run_facts import RunFacts
 
     started: list[tuple[str, int, int]] = []
 
-    def start(self: rerun.Rerun, config: RunConfig, folder: Path, seed: int) -> tuple[RunRecord, RunFacts]:
+    def start(self: rerun.Rerun, config: RunConfig, folder: Path, seed: int) -> RunFacts:
         started.append((folder.name, config.window_steps, seed))
-        record, told = self.original.records[0], self.was
         seconds = (10.0 + len(started) * 0.01) * (factor if folder.name.endswith("B") else 1.0)
-        return replace(record, seed=seed, time_to_train_s=seconds), told
+        return replace(self.was, run=replace(self.was.run, seed=seed, time_to_train_s=seconds))
 
     monkeypatch.setattr(rerun.Rerun, "_start", start)
     monkeypatch.setattr(rerun.Rerun, "judge_data", lambda self: make_level_verdict(1, LevelOutcome.REPRODUCED, "given"))
@@ -498,7 +496,9 @@ def test_a_run_that_is_repeated_keeps_the_choices_of_its_own_log(
 
     def tell(self: Original, record: object) -> RunFacts:
         told = real(self, record)  # type: ignore[arg-type]
-        return replace(told, choices={"experts": f"loop, bmm to {told.seed}"}) if told.seed in (1, 2) else told
+        seed = told.run.seed
+        chosen = {"experts": f"loop, bmm to {seed}"} if seed in (1, 2) else told.run.choices
+        return replace(told, run=replace(told.run, choices=chosen))
 
     real = Original.run_facts
     monkeypatch.setattr(Original, "run_facts", tell)

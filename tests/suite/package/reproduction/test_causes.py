@@ -11,6 +11,8 @@ import pytest
 from msgspec import structs
 
 from mlhpc.suite.documents import convert, convert_to_plain_data
+from mlhpc.suite.log import record
+from mlhpc.suite.log.record import RunRecord
 from mlhpc.suite.machine.facts import Accelerator, Facts
 from mlhpc.suite.package.reproduction.judge import ORDER, compare_run_facts
 from mlhpc.suite.package.reproduction.run_facts import RunFacts
@@ -35,26 +37,34 @@ FACTS = node(
     tuning={"OMP_NUM_THREADS": "1", "LC_ALL": "C", "SOME_TOKEN": "REDACTED"},
     limits={"cpus_allowed": 2},
 )
-WAS = RunFacts(
+LOGGED = RunRecord(
     config=CONFIG,
-    about={"device": "cpu", "threads_per_rank": 1},
+    device="cpu",
+    threads_per_rank=1,
     seed=7,
     ranks=2,
     nodes=1,
     data_manifest="0" * 64,
-    losses=LOSSES,
+    first_losses=LOSSES,
     suite_version="1.0.0",
+    choices={"experts": "loop, bmm to 1.5", "memory-format": "contiguous"},
+)
+WAS = RunFacts(
+    LOGGED,
     git={"commit": "abc", "dirty": False},
     sources=FILES,
     environment=ENVIRONMENT,
     facts=FACTS,
-    choices={"experts": "loop, bmm to 1.5", "memory-format": "contiguous"},
 )
 
 
 def first(now: RunFacts, was: RunFacts = WAS) -> tuple[str, str] | None:
     found = compare_run_facts(was, now, workload="cosmoflow")
     return (found[0].kind, found[0].what) if found else None
+
+
+def log(was: RunFacts = WAS, **changed: Any) -> RunFacts:
+    return replace(was, run=replace(LOGGED, **changed))
 
 
 def facts(**parts: Mapping[str, Any] | tuple[Any, ...]) -> RunFacts:
@@ -88,21 +98,21 @@ def files(**changed: str) -> Mapping[str, str]:
 DIFF = "diff --git a/suite/training/loop.py b/suite/training/loop.py\n--- a\n+++ b\n"
 OTHER_LOOP = files(suite__training__loop="9" * 64)
 DRIFTS: dict[str, tuple[RunFacts, tuple[str, str]]] = {
-    "a data set": (replace(WAS, data_manifest="1" * 64), ("data", "data manifest")),
-    "a setting": (replace(WAS, config=CONFIG | {"global_batch_size": 16}), ("configuration", "global_batch_size")),
+    "a data set": (log(data_manifest="1" * 64), ("data", "data manifest")),
+    "a setting": (log(config=CONFIG | {"global_batch_size": 16}), ("configuration", "global_batch_size")),
     "a hyperparameter": (
-        replace(WAS, config=CONFIG | {"hyperparameters": {"lr": 0.2, "names": ["a"]}}), ("configuration", "hyperparameters.lr"),
+        log(config=CONFIG | {"hyperparameters": {"lr": 0.2, "names": ["a"]}}), ("configuration", "hyperparameters.lr"),
     ),
-    "a new setting": (replace(WAS, config=CONFIG | {"smoothing": 0.1}), ("configuration", "smoothing")),
-    "the seed": (replace(WAS, seed=8), ("seed", "seed")),
-    "ranks": (replace(WAS, ranks=4), ("ranks", "number of ranks")),
-    "nodes": (replace(WAS, nodes=2), ("ranks", "number of nodes")),
+    "a new setting": (log(config=CONFIG | {"smoothing": 0.1}), ("configuration", "smoothing")),
+    "the seed": (log(seed=8), ("seed", "seed")),
+    "ranks": (log(ranks=4), ("ranks", "number of ranks")),
+    "nodes": (log(nodes=2), ("ranks", "number of nodes")),
     "changes": (
         replace(WAS, git={"commit": "abc", "dirty": True, "diff_sha256": "f"}, changes=DIFF, sources=OTHER_LOOP),
         ("uncommitted changes", "suite/training/loop.py"),
     ),
     "the commit": (replace(WAS, git={"commit": "def", "dirty": False}, sources=OTHER_LOOP), ("commit", "commit")),
-    "the version": (replace(WAS, suite_version="1.0.1"), ("suite version", "suite version")),
+    "the version": (log(suite_version="1.0.1"), ("suite version", "suite version")),
     "a file": (replace(WAS, git=None, sources=OTHER_LOOP), ("suite files", "suite/training/loop.py")),
     "a file of the workload": (
         replace(WAS, git=None, sources=files(workloads__cosmoflow__model="9" * 64)), ("suite files", "workloads/cosmoflow/model.py"),
@@ -123,12 +133,12 @@ DRIFTS: dict[str, tuple[RunFacts, tuple[str, str]]] = {
     ),
     "CPUs": (facts(limits={"cpus_allowed": 1}), ("threads", "CPUs that the run may use")),
     "a measured choice": (
-        replace(WAS, choices=WAS.choices | {"experts": "grouped_mm"}), ("measured choice", "experts"),
+        log(choices=LOGGED.choices | {"experts": "grouped_mm"}), ("measured choice", "experts"),
     ),
     "a measured choice, of another processor": (
-        replace(facts(cpu={"model": "Model U"}), choices={"experts": "onednn"}), ("measured choice", "experts"),
+        log(facts(cpu={"model": "Model U"}), choices={"experts": "onednn"}), ("measured choice", "experts"),
     ),
-    "the device": (replace(WAS, about={"device": "cuda", "threads_per_rank": 1}), ("device", "device")),
+    "the device": (log(device="cuda"), ("device", "device")),
     "a GPU": (facts(accelerators=(convert_to_plain_data(Accelerator(vendor="NVIDIA", model="H100")),)), ("device", "accelerators")),
     "the processor": (facts(cpu={"model": "Model U"}), ("processor", "processor")),
     "instructions": (facts(cpu={"simd": ("avx2",)}), ("processor", "vector instructions")),
@@ -148,23 +158,23 @@ def test_a_drift_is_named_first(name: str) -> None:
 
 HARMLESS: dict[str, Callable[[], RunFacts]] = {
     "nothing": lambda: WAS,
-    "another place of the data": lambda: replace(WAS, config=CONFIG | {"data": "there"}),
-    "another checkpoint interval": lambda: replace(WAS, config=CONFIG | {"checkpoint": {"interval_s": 1.0}}),
-    "other losses": lambda: replace(WAS, losses=(1.0,)),
+    "another place of the data": lambda: log(config=CONFIG | {"data": "there"}),
+    "another checkpoint interval": lambda: log(config=CONFIG | {"checkpoint": {"interval_s": 1.0}}),
+    "other losses": lambda: log(first_losses=(1.0,)),
     "a file of the commands": lambda: replace(WAS, sources=files(suite__commands__run="9" * 64)),
     "changes of the docs": lambda: replace(WAS, git={"commit": "abc", "dirty": True, "diff_sha256": "f"}),
     "a commit that changes no file of a run": lambda: replace(WAS, git={"commit": "def", "dirty": False}),
     "a host's name": lambda: replace(WAS, facts=structs.replace(FACTS, node="b", hostname="b")),
     "free space": lambda: facts(file_systems=({"purpose": "data", "path": "/d", "free_gib": 1.0},)),
     "pytest's files": lambda: rebuilt("pytest"),
-    "choices that were not made": lambda: replace(WAS, choices={}),
-    "a choice of another shape": lambda: replace(WAS, choices=WAS.choices | {"experts-2": "loop"}),
-    "whether choices are measured": lambda: replace(WAS, config=CONFIG | {"choices": {"measure": False}}),
+    "choices that were not made": lambda: log(choices={}),
+    "a choice of another shape": lambda: log(choices=LOGGED.choices | {"experts-2": "loop"}),
+    "whether choices are measured": lambda: log(config=CONFIG | {"choices": {"measure": False}}),
     "a secret": lambda: facts(tuning={"SOME_TOKEN": "another"}),
     "a kernel that is not known": lambda: facts(software={"kernel": "unknown"}),
     "no facts": lambda: replace(WAS, facts=None),
     "no environment": lambda: replace(WAS, environment=None),
-    "a log alone": lambda: RunFacts(seed=7),
+    "a log alone": lambda: RunFacts(RunRecord(seed=7)),
 }
 
 
@@ -174,12 +184,13 @@ def test_what_changes_no_number_is_not_named(name: str) -> None:
 
 
 def test_of_two_drifts_the_likelier_cause_is_first() -> None:
-    now = replace(environment(torch="2.13.1"), seed=8, facts=facts(cpu={"model": "Model U"}).facts)
+    now = log(replace(environment(torch="2.13.1"), facts=facts(cpu={"model": "Model U"}).facts), seed=8)
     assert [each.kind for each in compare_run_facts(WAS, now, workload="cosmoflow")] == ["seed", "torch", "processor"]
     assert len(set(ORDER)) == len(ORDER)
+    assert {fact.cause[0] for fact in record.FACTS.values() if fact.cause is not None} <= set(ORDER)
 
 
 def test_a_machine_on_which_nothing_ran_is_not_held_against_the_launchers_variables() -> None:
-    unset = replace(WAS, config=None, facts=structs.replace(FACTS, tuning={"TZ": "UTC"}))
+    unset = replace(log(config=None), facts=structs.replace(FACTS, tuning={"TZ": "UTC"}))
     found = compare_run_facts(WAS, unset, workload="cosmoflow")
     assert [each.what for each in found] == ["TZ"]
