@@ -80,18 +80,15 @@ class Startup:
 class RunHeader:
     """What one run states of itself before it begins.
 
-    ``config`` and ``about_config`` are value and metadata of ``run_config``; ``device`` is cpu or cuda. Each of the
-    ``hyperparameters`` becomes an event, in order. ``work`` is the value of ``work_per_sample``, or None if it is not
-    known.
+    ``config`` and ``about_config`` are value and metadata of ``run_config``; ``device`` is cpu or cuda. ``facts``: the
+    value of each further event by its key, in order, such as hyperparameters.
     """
 
     device: str
     seed: int
     config: Mapping[str, Any]
     about_config: Mapping[str, Any]
-    hyperparameters: Mapping[str, Any]
-    parameters: int
-    work: Mapping[str, Any] | None
+    facts: Mapping[str, Any]
     data_manifest: str
 
 
@@ -127,11 +124,8 @@ def log_run_header(log: EventLog, plan: TrialPlan, world: World, header: RunHead
     if plan.config.tuned is not None:
         log.event(mllog.TUNED, convert_to_plain_data(plan.config.tuned))
     log.event(mllog.GRADIENT_ACCUMULATION_STEPS, plan.config.gradient_accumulation_steps)
-    for key, value in header.hyperparameters.items():
+    for key, value in header.facts.items():
         log.event(key, value)
-    log.event(mllog.MODEL_PARAMETERS, header.parameters)
-    if header.work is not None:
-        log.event(mllog.WORK_PER_SAMPLE, header.work)
     log.event(mllog.DATA_MANIFEST, header.data_manifest)
     if (stated := plan.size_card.baselines) is None:
         log.event(mllog.BASELINE, {})

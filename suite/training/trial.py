@@ -458,9 +458,12 @@ class _Trial:
             seed=seed,
             config=self.config.logged(),
             about_config={"threads_per_rank": threads, "keeps_freed_memory": self.keeps_freed_memory},
-            hyperparameters=workload.hyperparameters() | workload.data_hyperparameters(self.manifest.attributes),
-            parameters=parameters,
-            work=asdict(workload.work()) | {"sample_bytes": self.plan.size_card.sample_bytes},
+            facts={
+                **workload.hyperparameters(),
+                **workload.data_hyperparameters(self.manifest.attributes),
+                mllog.MODEL_PARAMETERS: parameters,
+                mllog.WORK_PER_SAMPLE: asdict(workload.work()) | {"sample_bytes": self.plan.size_card.sample_bytes},
+            },
             data_manifest=self.manifest.sha256,
         )
         log_run_header(self.log, self.plan, self.world, header)

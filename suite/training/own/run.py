@@ -237,9 +237,7 @@ class Run:
             seed=self.seed,
             config=select_logged_config(self.config),
             about_config={"loop": "own", "threads_per_rank": torch.get_num_threads()},
-            hyperparameters=collect_hyperparameters(self.config),
-            parameters=total,
-            work=None,
+            facts={**collect_hyperparameters(self.config), mllog.MODEL_PARAMETERS: total},
             data_manifest=self._manifest,
         )
         log_run_header(self._log, self._plan, world, header)
