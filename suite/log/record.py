@@ -35,7 +35,9 @@ from mlhpc.suite.log.timeline import (
     Epoch,
     TimeParts,
     TimeShares,
+    compute_staging_seconds,
     compute_timeline,
+    find_time_parts,
     list_ended_epochs,
 )
 
@@ -93,7 +95,7 @@ def _parse_losses(value: object) -> tuple[float, ...]:
     return tuple(loss for loss in losses if loss is not None) if None not in losses else ()
 
 
-def _read_item(names: Sequence[str], parse: Callable[[Any], object], value: Any) -> object:
+def _read_item(parse: Callable[[Any], object], names: Sequence[str], value: Any) -> object:
     """Parse an item of nested JSON objects."""
     for name in names:
         value = value.get(name) if isinstance(value, dict) else None
@@ -105,28 +107,26 @@ def _read_field(name: str, value: object) -> object:
 
 
 _STARTUP = {
-    f"startup_{part}_{name}_s": partial(_read_item, (part, name), parse_float)
+    f"startup_{part}_{name}_s": partial(_read_item, parse_float, (part, name))
     for part in ("interpreter", "imports", "init")
     for name in ("min", "median", "max")
 }
 _STAGING = {
-    "staging_bytes": partial(_read_item, ("bytes",), parse_float),
-    "staging_gb_per_s": partial(_read_item, ("gb_per_s",), parse_float),
-    "staging_reused": partial(_read_item, ("reused",), render_text),
-    "staging_overlapped": partial(_read_item, ("overlapped",), render_text),
+    "staging_bytes": partial(_read_item, parse_float, ("bytes",)),
+    "staging_gb_per_s": partial(_read_item, parse_float, ("gb_per_s",)),
+    "staging_reused": partial(_read_item, render_text, ("reused",)),
+    "staging_overlapped": partial(_read_item, render_text, ("overlapped",)),
 }
 _PHASES = {f"step_{item.name}": partial(_read_field, item.name) for item in fields(Phases) if item.name != "step_s"}
 _WORK = {
-    column: partial(_read_item, (name,), convert_to_float)
-    for column, name in {
-        "model_flops_per_sample": "model_flops",
-        "executed_flops_per_sample": "executed_flops",
-        "algorithmic_bytes_per_sample": "algorithmic_bytes",
-        "all_to_all_bytes_per_sample": "all_to_all_bytes",
-        "optimizer_flops_per_step": "optimizer_flops_per_step",
-        "optimizer_bytes_per_step": "optimizer_bytes_per_step",
-        "all_reduce_bytes_per_step": "all_reduce_bytes_per_step",
-    }.items()
+    **{
+        f"{name}_per_sample": partial(_read_item, convert_to_float, (name,))
+        for name in ("model_flops", "executed_flops", "algorithmic_bytes", "all_to_all_bytes")
+    },
+    **{
+        f"{name}_per_step": partial(_read_item, convert_to_float, (f"{name}_per_step",))
+        for name in ("optimizer_flops", "optimizer_bytes", "all_reduce_bytes")
+    },
 }
 
 
@@ -156,7 +156,7 @@ class RunRecord:
     eval_samples: int | None = stated_count(mllog.EVAL_SAMPLES, "eval_samples")
     seed: int | None = stated(mllog.SEED, parse_int, columns={"seed": render_text}, cause=("seed", "seed"))
     precision: object = derived(lambda log: _find_precision(log), columns={"precision": render_text})
-    cache_state: str | None = stated(mllog.CACHE_STATE, parse_text, column="cache_state")
+    cache_state: str | None = stated(mllog.CACHE_STATE, parse_text, columns="cache_state")
     device: str | None = stated(
         mllog.RUN_CONFIG, parse_text, about="device", columns={"device_type": render_text}, cause=("device", "device")
     )
@@ -172,7 +172,7 @@ class RunRecord:
             parse_int64(log.value(mllog.MODEL_PARAMETERS))
             or parse_float(log.hyperparameters.get("model_parameters_count"))
         ),
-        column="model_parameters",
+        columns="model_parameters",
         limited=True,
     )
     config: Mapping[str, Any] | None = stated(
@@ -262,7 +262,8 @@ def summarise_log(log: Log, metric: str | None = None) -> RunRecord:
     metric_keys = [key for key in run.places if key in (mllog.EVAL_ERROR, mllog.EVAL_ACCURACY)]
     metric_key = metric if metric in metric_keys else next(iter(metric_keys), None)
     line = compute_timeline(run, metric_key or mllog.EVAL_ERROR)
-    reading = Reading(run, line, metric_key, _collect_hyperparameters(run))
+    staging_s, parts = compute_staging_seconds(line), find_time_parts(line)
+    reading = Reading(run, line, parts, staging_s, metric_key, _collect_hyperparameters(run))
     first = reading.value
     return RunRecord(
         **{name: fact.read(reading) for name, fact in FACTS.items()},

@@ -35,6 +35,7 @@ from mlhpc.suite.errors import NO_MEMORY, InputError
 from mlhpc.suite.files import make_folder, read_bytes, render_bytes, render_duration, write_file_atomically
 from mlhpc.suite.launch.local import make_suite_command
 from mlhpc.suite.log import mllog
+from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import RunRecord, summarise_log
 from mlhpc.suite.log.run_folder import RunFolder
 from mlhpc.suite.machine.probes.allowance import find_usable_resources
@@ -54,7 +55,7 @@ from mlhpc.suite.package.reproduction.judge import (
     make_level_verdict,
 )
 from mlhpc.suite.package.reproduction.original import Original
-from mlhpc.suite.package.reproduction.run_facts import RunFacts, collect_facts_of_this_machine, read_log, read_run_facts
+from mlhpc.suite.package.reproduction.run_facts import RunFacts, collect_facts_of_this_machine, read_run_facts
 from mlhpc.suite.package.results import find_epochs_to_target
 from mlhpc.suite.processes import make_parent_death_hook
 from mlhpc.suite.world import World
@@ -592,7 +593,7 @@ class Rerun:
         return sorted(found, key=lambda each: each.run.seed not in seeds)
 
     def _read(self, path: Path, folder: Path) -> RunFacts:
-        log = read_log(path)
+        log = read_events(path, steps=False)
         record = summarise_for_benchmark(
             log, read_ruleset(str(summarise_log(log).ruleset or self.original.records[0].ruleset))
         )[0]
@@ -660,7 +661,7 @@ class Rerun:
             return make_level_verdict(1, LevelOutcome.INCONCLUSIVE, f"{self.beside}: no result_*.txt of a run")
         record = self._beside_runs[0].run
         assert record.path is not None
-        checked = read_log(record.path).first(mllog.DATA_VERIFIED)
+        checked = read_events(record.path, steps=False).first(mllog.DATA_VERIFIED)
         compared = {"manifest_sha256": logged, "found_sha256": record.data_manifest, "how": "by the run"}
         if record.data_manifest != logged:
             cause = Difference(kind="data", what="data manifest", was=logged[:12], now=str(record.data_manifest)[:12])

@@ -15,7 +15,7 @@ from msgspec import Struct, ValidationError
 from mlhpc.suite.documents import convert
 from mlhpc.suite.files import read_bytes, read_json
 from mlhpc.suite.log.origin.sources import Environment, compute_suite_digests, read_environment, read_git_state
-from mlhpc.suite.log.reader import Log, parse_int64, read_events, read_limits
+from mlhpc.suite.log.reader import parse_int64, read_limits
 from mlhpc.suite.log.record import RunRecord
 from mlhpc.suite.log.run_folder import RunFolder
 from mlhpc.suite.machine.facts import Facts
@@ -36,11 +36,6 @@ class RunFacts:
     sources: Mapping[str, str] = field(default_factory=dict)
     environment: Environment | None = None
     facts: Facts | None = None
-
-
-def read_log(path: Path) -> Log:
-    """Read a log without the events of single steps."""
-    return read_events(path, steps=False)
 
 
 def collect_facts_of_this_machine(facts: Facts) -> RunFacts:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.log.reader import read_events
-from mlhpc.suite.log.record import RunRecord, find_first_on_target, summarise_log
+from mlhpc.suite.log.record import FACTS, RunRecord, find_first_on_target, summarise_log
 from tests.fixtures.logs import SHORT, Line, Lines, append, at, chain, drop, edit, hpc_run, our_run, raw, write
 
 
@@ -145,6 +146,15 @@ def test_the_first_value_that_reaches_the_target_counts(tmp_path: Path) -> None:
     assert found is not None
     assert found.epoch == 2
     assert find_first_on_target(record(tmp_path, our_run(values=(0.4, 0.39))), target) is None
+
+
+def test_a_log_without_events_gives_the_record_that_is_made_without_a_log(tmp_path: Path) -> None:
+    assert replace(record(tmp_path, []), path=None) == RunRecord()
+
+
+def test_no_two_facts_have_one_column() -> None:
+    columns = [column for fact in FACTS.values() for column in fact.columns]
+    assert len(columns) == len(set(columns))
 
 
 @pytest.mark.parametrize("lines", [[], [Line("run_stop")], [Line("run_start")], [Line("eval_error", "text")]])
