@@ -186,7 +186,7 @@ def _times(content: LogContent) -> dict[str, Any]:
 
 
 def _facts(record: RunRecord) -> dict[str, Any]:
-    """Build the columns of the table of facts, and those that need several facts."""
+    """Build the columns of the table of facts, then the columns that need several facts."""
     row = {column: show(getattr(record, name)) for name, fact in FACTS.items() for column, show in fact.columns.items()}
     return (
         row
