@@ -1,4 +1,4 @@
-"""Writes the events that name a run, and opens and ends its log. Trials of the harness and own loops use it.
+"""Writes the events that name a run. Trials of the harness and own loops use it.
 
 States what one trial is to do, before torch is imported. It is the same on every rank.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,14 +20,11 @@ from mlhpc.suite.config import RunConfig
 from mlhpc.suite.descriptor import Descriptor
 from mlhpc.suite.documents import convert_to_plain_data
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.files import read_bytes, write_file_atomically
+from mlhpc.suite.files import print_line, read_bytes, write_file_atomically
 from mlhpc.suite.log import mllog
-from mlhpc.suite.log.goodput import find_goodput
 from mlhpc.suite.log.mllog import EventLog
 from mlhpc.suite.log.reader import read_limits
 from mlhpc.suite.log.run_folder import RunFolder, list_replaced_runs
-from mlhpc.suite.machine.facts import write_facts
-from mlhpc.suite.machine.probes.collect import collect_facts
 from mlhpc.suite.machine.probes.processor import find_machine_root, is_simulated
 from mlhpc.suite.world import World
 
@@ -189,34 +185,6 @@ def check_parameters(plan: TrialPlan, parameters: int) -> None:
         )
 
 
-def log_startup(log: EventLog, world: World, startup: Startup, *, staged_s: float) -> None:
-    """Write how long the ranks took to start until now, without ``staged_s`` seconds of staging. All ranks call it."""
-    # Staging is copied data, logged as its own duration.
-    init_s = time.perf_counter() - startup.imported_at - staged_s
-    log.event(
-        mllog.STARTUP,
-        {
-            "interpreter": world.summary(startup.interpreter_s),
-            "imports": world.summary(startup.imports_s),
-            "init": world.summary(init_s),
-        },
-    )
-
-
-def log_run_stop(
-    log: EventLog, plan: TrialPlan, world: World, *, reached: bool, reason: str, first_block: int = 1
-) -> None:
-    """Write run_stop, then how the trial's time was spent. ``reached``: an evaluation reached the target."""
-    # The only two words that MLPerf's rules allow.
-    status = "success" if reached else "aborted"
-    log.stop(mllog.RUN, metadata={"status": status, "reason": reason, "first_block": first_block})
-    if world.is_first:
-        with suppress(OSError):  # a log of an earlier attempt that cannot be read ends no run
-            # After run_stop, which it reads from the log as the end of the run.
-            found = find_goodput(plan.folder, plan.trial)
-            log.event(mllog.GOODPUT, None if found is None else found.logged())
-
-
 def draw_seed(base_seed: int | None, trial: int) -> int:
     """Return the seed of a trial: base seed + trial, or a random one from the operating system."""
     if base_seed is not None:
@@ -224,27 +192,12 @@ def draw_seed(base_seed: int | None, trial: int) -> int:
     return int.from_bytes(os.urandom(8)) >> (64 - SEED_BITS)
 
 
-def collect_node_facts(folder: RunFolder, world: World) -> None:
-    """Write the facts of every node into the run folder. All ranks call it.
-
-    InputError on every rank if one cannot be written.
-    """
-    error = None
-    if world.local_rank == 0:
-        try:
-            write_facts(collect_facts(os.environ, run_folder=folder.root), folder.root)
-        except OSError as caught:
-            error = InputError(f"{folder.facts}: cannot be written: {caught.strerror}")
-    world.check_together(error)
+def write_exit_code(plan: TrialPlan, code: int, *, overwrite: bool = True) -> None:
+    """Leave the exit code for the launcher. mpiexec and srun report another one for ranks that they killed."""
+    with suppress(OSError):  # a full disk, or no run folder: then the launcher's word and the log's status count
+        write_file_atomically(plan.folder.exit_code(plan.trial), f"{code}\n", overwrite=overwrite)
 
 
-def open_log(log: EventLog, world: World) -> None:
-    """Create the file of the log if it is not there yet. InputError on every rank if that fails."""
-    error = None
-    try:
-        log.open()
-    except FileExistsError as caught:
-        error = InputError(f"{caught.filename}: exists already; a trial never writes over an earlier one")
-    except OSError as caught:
-        error = InputError(f"{caught.filename}: cannot be written: {caught.strerror}")
-    world.check_together(error)
+def print_for_trial(plan: TrialPlan, text: str) -> None:
+    """Print a line that names the trial as an error."""
+    print_line(f"mlhpc: {plan.folder.root} trial {plan.trial}: {text}", error=True)

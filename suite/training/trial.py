@@ -28,16 +28,13 @@ from mlhpc.suite.data.sampling import check_batch, count_steps_per_epoch
 from mlhpc.suite.data.staging import StagingReport, create_own_world, stage
 from mlhpc.suite.documents import convert_to_plain_data
 from mlhpc.suite.errors import ExitCode
-from mlhpc.suite.files import print_line
 from mlhpc.suite.log import mllog
-from mlhpc.suite.log.mllog import EventLog
 from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import read_choices
 from mlhpc.suite.log.run_folder import find_newest_log
 from mlhpc.suite.machine.choice.chooser import Chooser, make_chooser
 from mlhpc.suite.machine.choice.collectives import start_collectives
 from mlhpc.suite.machine.choice.precision import choose_precision
-from mlhpc.suite.machine.page_cache import drop_page_caches
 from mlhpc.suite.machine.power.beside import run_power_sampler
 from mlhpc.suite.training.checkpoint import Checkpoint
 from mlhpc.suite.training.devices import StopSignals, set_up_rank
@@ -46,7 +43,7 @@ from mlhpc.suite.training.loop import Trainer, TrainingOutcome
 from mlhpc.suite.training.parallel.apply import build
 from mlhpc.suite.training.parallel.parallel_dims import Parallel
 from mlhpc.suite.training.parallel.spatial import cut
-from mlhpc.suite.training.records import OtherWork
+from mlhpc.suite.training.session import RunSession, describe_error
 from mlhpc.suite.training.state import Position, TrainingState
 from mlhpc.suite.training.statement import (
     SEED_BITS,
@@ -54,13 +51,8 @@ from mlhpc.suite.training.statement import (
     Startup,
     TrialPlan,
     check_parameters,
-    collect_node_facts,
     draw_seed,
     keep_data_manifest,
-    log_run_header,
-    log_run_stop,
-    log_startup,
-    open_log,
 )
 from mlhpc.suite.training.timing import ProgressMarks
 from mlhpc.suite.training.watchdog import Watchdog
@@ -90,20 +82,17 @@ def verify_source(
 class RunData:
     """Opens the splits of a data set, from the data root. Once it is staged, from node-local storage."""
 
-    def __init__(
-        self, plan: TrialPlan, workload: Workload, source: Path, world: World, log: EventLog, parallel: Parallel
-    ) -> None:
-        self._workload, self._source, self._trial = workload, source, plan.trial
-        self._config, self._world, self._log = plan.config, world, log
+    def __init__(self, session: RunSession, workload: Workload, source: Path, parallel: Parallel) -> None:
+        self._session, self._workload, self._source = session, workload, source
+        self._config, self._world, self._log = session.plan.config, session.world, session.log
         self._root, self._parallel = source, parallel
         # The root that a split was opened from tells whether it is still the present one.
         self._open: dict[str, tuple[Path, Dataset]] = {}
         self._thread: threading.Thread | None = None
         self._report: StagingReport | None = None
         self._error: Exception | None = None
-        self.staged_s = 0.0
         # Background staging and training call collectives at the same time. On shared communicators they would mix.
-        self._staging_world = create_own_world(world)
+        self._staging_world = create_own_world(session.world)
 
     def open_or_stage(self, verified: Verification | None) -> None:
         """Stage the data if the config says so, then open both splits. Errors are raised here, not during training.
@@ -115,7 +104,7 @@ class RunData:
             begin = time.perf_counter()
             self._log.start(mllog.STAGING)
             self._stage()
-            self.staged_s = time.perf_counter() - begin
+            self._session.staged_s = time.perf_counter() - begin
             self._log_staged(overlapped=False)
         # After staging, because its report says whether the copies were verified.
         self._log_verified(verified)
@@ -124,13 +113,13 @@ class RunData:
 
     def _log_verified(self, verified: Verification | None) -> None:
         if not self._config.verify_data:
-            self._log.event(mllog.DATA_VERIFIED, metadata={"reason": "verify_data is false"})
+            self._session.log_data(None, "verify_data is false")
         elif verified is not None:
-            self._log.event(mllog.DATA_VERIFIED, verified.value(), metadata={"place": "data root"})
+            self._session.log_data(verified, "data root")
         elif self._report is not None:
             shards = self._report.manifest.shards
             staged = Verification(self._report.manifest.bytes, len(shards), self._report.seconds)
-            self._log.event(mllog.DATA_VERIFIED, staged.value(), metadata={"place": "staged copy of each node"})
+            self._session.log_data(staged, "staged copy of each node")
 
     def begin_overlapped(self) -> None:
         """Start background staging, if the config asks for it."""
@@ -184,7 +173,7 @@ class RunData:
         directory = self._config.staging.directory
         assert directory is not None
         # Trials that run at the same time on one node need different folders.
-        place = Path(str(directory).replace("{trial}", str(self._trial)))
+        place = Path(str(directory).replace("{trial}", str(self._session.plan.trial)))
         self._report = stage(self._source, place, self._staging_world, verify=self._config.verify_data)
 
     def _stage_guarded(self) -> None:
@@ -231,32 +220,27 @@ def run_trial(
     check_batch(config.global_batch_size, parallel.mesh.data_size, config.gradient_accumulation_steps)
     source, manifest = open_data(config, world)
     path = folder.next_resumed(plan.trial) if plan.resume else folder.result(plan.trial)
+    session = RunSession(plan, world, startup, path)
     progress.enter("collecting facts")
-    collect_node_facts(folder, world)
+    session.collect_facts()
     keep_data_manifest(folder, manifest.text(), world)
     progress.enter("comparing data with their checksums")
     # Before caches are dropped: it reads all data into them.
     verified = verify_source(config, source, manifest, world, progress.tick)
     progress.enter("dropping caches")
-    cache_state = drop_page_caches(config.cache_drop_command, manifest.bytes, world)
-    log = EventLog(path if world.is_first else None, later=True)
+    session.drop_caches(manifest.bytes)
     # A resumed trial opens its log only after its checkpoint was loaded: one that does not fit leaves no log.
     if not plan.resume:
-        open_log(log, world)
+        session.open_log()
     try:
-        log.event(mllog.CACHE_STATE, cache_state.state, metadata=asdict(cache_state))
-        log.start(mllog.INIT)
-        log.event(mllog.CACHE_CLEAR, cache_state.state == "dropped")
+        session.begin_init()
         trial = _Trial(
-            plan=plan,
-            world=world,
+            session=session,
             device=device,
             source=source,
             manifest=manifest,
             verified=verified,
-            log=log,
             signals=signals,
-            startup=startup,
             keeps_freed_memory=keeps_freed_memory,
             progress=progress,
             parallel=parallel,
@@ -267,42 +251,52 @@ def run_trial(
         with run_power_sampler(path, world, gpu, wanted=config.instrumentation and plan.mode != "weak"):
             return trial.run()
     finally:
-        log.close()
+        session.log.close()
 
 
 @dataclass(kw_only=True)
 class _Trial:
     """A trial between init_start and run_stop.
 
-    Its parts share the log, the ranks and, after `_connect`, the checkpoint.
+    Its parts share the session and, after `_connect`, the checkpoint.
     """
 
-    plan: TrialPlan
-    world: World
+    session: RunSession
     device: torch.device
     source: Path
     manifest: Manifest
     verified: Verification | None
-    log: EventLog
     signals: StopSignals
-    startup: Startup
     keeps_freed_memory: bool
     progress: ProgressMarks
     parallel: Parallel
 
     def __post_init__(self) -> None:
-        self.config, self.in_run = self.plan.config, False
+        self.world, self.log = self.session.world, self.session.log
         self.chooser = self._chooser()
+
+    @property
+    def plan(self) -> TrialPlan:
+        """The plan, with what was chosen so far."""
+        return self.session.plan
+
+    @property
+    def config(self) -> RunConfig:
+        """The configuration, with what was chosen so far."""
+        return self.session.plan.config
+
+    @config.setter
+    def config(self, chosen: RunConfig) -> None:
+        self.session.plan = replace(self.session.plan, config=chosen)
 
     def run(self) -> int:
         """Run from init_start to run_stop. An error after run_start is logged as an aborted run, then raised again."""
         try:
             outcome = self._initialise_and_train()
         except (Exception, KeyboardInterrupt) as error:
-            if self.in_run:
-                self._run_stop(
-                    TrainingOutcome(False, f"{type(error).__name__}: {error}".splitlines()[0]), Position(0, 0)
-                )
+            if self.session.in_run:
+                self.session.stop(False, describe_error(error), first_block=0)
+                self._say_baselines()
             raise
         self.signals.ignore()
         # Without MPI, the first rank that exits with another code than 0 makes srun end the others.
@@ -318,7 +312,7 @@ class _Trial:
         self._connect()
         workload, state, parameters = self._build()
         self._choose_graphs(workload, state.model)
-        data = RunData(self.plan, workload, self.source, self.world, self.log, self.parallel)
+        data = RunData(self.session, workload, self.source, self.parallel)
         trainer = Trainer(
             plan=self.plan,
             workload=workload,
@@ -329,12 +323,12 @@ class _Trial:
             log=self.log,
             checkpoint=self.checkpoint,
             stop_signal=lambda: self.signals.name,
-            say=self._say,
+            say=self.session.say,
             progress=self.progress,
             parallel=self.parallel,
         )
         restored = self.checkpoint.load(self.world, state) if self.plan.resume else None
-        open_log(self.log, self.world)
+        self.session.open_log()
         self._log_statement(workload, state.seed, parameters)
         position = Position(1, 0) if restored is None else restored.position
         # An abandoned earlier attempt may have left a checkpoint.
@@ -347,10 +341,8 @@ class _Trial:
             )
         self.progress.enter("staging and opening data")
         data.open_or_stage(self.verified)
-        self.log.event(mllog.TRAIN_SAMPLES, self.manifest.samples("train"))
-        self.log.event(mllog.EVAL_SAMPLES, self.manifest.samples("validation"))
-        log_startup(self.log, self.world, self.startup, staged_s=data.staged_s)
-        self.log.stop(mllog.INIT)
+        train_samples, eval_samples = map(self.manifest.samples, ("train", "validation"))
+        self.session.end_init(train_samples=train_samples, eval_samples=eval_samples)
         return self._train(trainer, data, position)
 
     def _connect(self) -> None:
@@ -359,9 +351,8 @@ class _Trial:
         start_collectives(self.world, self.device, self.chooser)
         make = load_workload(self.plan.descriptor)
         self.progress.enter("choosing the precision")
-        self.config = choose_precision(self.chooser, self.config, make, self.progress.tick)
         # From here on plan and config state the chosen precision; the log must show what was computed.
-        self.plan = replace(self.plan, config=self.config)
+        self.config = choose_precision(self.chooser, self.config, make, self.progress.tick)
         mesh = self.parallel.mesh
         stages = replace(self.parallel, mesh=replace(mesh, rank=0)).stages
         self.checkpoint = Checkpoint(self.plan.folder.checkpoint(self.plan.trial), self._identity(), mesh, stages)
@@ -404,25 +395,19 @@ class _Trial:
         self.progress.enter("measuring graphs")
         make = load_workload(self.plan.descriptor)
         self.config = choose_graphs(self.chooser, self.config, make, problem, self.progress.tick)
-        self.plan = replace(self.plan, config=self.config)
 
     def _train(self, trainer: Trainer, data: RunData, position: Position) -> TrainingOutcome:
         """Train, from run_start to run_stop."""
         self.progress.enter("beginning the run")
-        self.world.barrier()
-        others = OtherWork(self.world)
-        self.log.start(mllog.RUN)
-        self.in_run = True
+        self.session.begin_run()
         # From here on there is something to save, so a signal waits for the end of a step.
         self.signals.deferred = True
         data.begin_overlapped()
         outcome = trainer.run(position)
         self.progress.enter("ending the run")
-        # The run ends when the last rank has ended, and with it all background copying.
-        self.world.barrier()
-        data.finish()
-        others.log(self.log)
-        self._run_stop(outcome, position)
+        # With the run all background copying ends.
+        self.session.end_run(outcome.reached, outcome.reason, first_block=position.block, finish=data.finish)
+        self._say_baselines()
         trainer.saver.close()
         return outcome
 
@@ -431,14 +416,10 @@ class _Trial:
 
         Called from the watchdog's thread, while the training thread waits.
         """
-        if self.in_run:
+        if self.session.in_run:
             # Errors that follow from the end of the other ranks must not write a second run_stop.
-            self.in_run = False
+            self.session.in_run = False
             self.log.stop(mllog.RUN, metadata={"status": "aborted", "reason": text})
-
-    def _say(self, text: str) -> None:
-        if self.world.is_first:
-            print_line(text, result=False)
 
     def _identity(self) -> dict[str, Any]:
         """Return what must be equal for a checkpoint to continue: data, version, settings that change the losses."""
@@ -466,21 +447,16 @@ class _Trial:
             },
             data_manifest=self.manifest.sha256,
         )
-        log_run_header(self.log, self.plan, self.world, header)
+        self.session.log_header(header)
         for choice in self.chooser.choices.values():
             choice.log(self.log)
         if self.parallel.plan is not None:
             self.log.event(mllog.PARALLEL_PLAN, self.parallel.logged())
 
-    def _run_stop(self, outcome: TrainingOutcome, position: Position) -> None:
-        log_run_stop(
-            self.log, self.plan, self.world, reached=outcome.reached, reason=outcome.reason, first_block=position.block
-        )
-        self.in_run = False
-        self._say(outcome.reason)
+    def _say_baselines(self) -> None:
         stated = self.plan.size_card.baselines
         for line in [] if stated is None else render_baselines(stated.metrics(), stated.metrics(oracle=True)):
-            self._say(line)
+            self.session.say(line)
 
 
 def count_parameters(model: nn.Module, workload: Workload, world: World, *, alike: int = 1) -> int:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from mlhpc.suite import FIRST_LINE_S
 from mlhpc.suite.data.lock import LockedError, create_lock_for_all_ranks
 from mlhpc.suite.errors import ExitCode, InputError, explain_missing
-from mlhpc.suite.files import make_folder, print_line, render_error, write_file_atomically
+from mlhpc.suite.files import make_folder, print_line, render_error
 from mlhpc.suite.log.checkpoint_index import find_damage
 from mlhpc.suite.log.run_folder import ResumeDecision, plan_and_prepare_resume, plan_resume, write_run_info
 from mlhpc.suite.shadowed import explain_shadowed
@@ -27,7 +27,7 @@ from mlhpc.suite.training.devices import (
     end_hung_start,
     end_with_launcher,
 )
-from mlhpc.suite.training.statement import TrialPlan
+from mlhpc.suite.training.statement import TrialPlan, print_for_trial, write_exit_code
 from mlhpc.suite.workload import load_workload
 from mlhpc.suite.world import World, find_node_name
 
@@ -55,7 +55,7 @@ def run_worker(plan: TrialPlan) -> int:
         _make_folder(plan, world)
         stacks, progress = plan.folder.stacks(plan.trial, world.rank), ProgressMarks()
         world, watchdog = start_watchdog(
-            world, plan.config.watchdog, stacks, lambda text: _print_for_trial(plan, text), progress
+            world, plan.config.watchdog, stacks, lambda text: print_for_trial(plan, text), progress
         )
         startup = statement.Startup(interpreter_s, imported_at - FIRST_LINE_S, imported_at)
         with create_lock_for_all_ranks(plan.folder.lock(plan.trial), f"trial {plan.trial}", world):
@@ -70,7 +70,7 @@ def run_worker(plan: TrialPlan) -> int:
             with nullcontext() if watchdog is None else watchdog.first():
                 code = trial.run_trial(plan, world, startup, progress, watchdog)
             if world.is_first:
-                _write_exit_code(plan, code)
+                write_exit_code(plan, code)
     except LockedError as error:  # the trial is somebody's: its exit code is not ours to write
         return _end_all_ranks(world, plan, f"{error}", ExitCode.USAGE, tell=False)
     except InputError as error:  # the same on every rank, or this rank's alone: either way nobody may be left waiting
@@ -98,12 +98,6 @@ def set_max_open_files() -> None:
     if soft != most:
         with suppress(OSError, ValueError):  # a limit of the kernel below that of the process
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def _write_exit_code(plan: TrialPlan, code: int, *, overwrite: bool = True) -> None:
-    """Leave the exit code for the launcher. mpiexec and srun report another one for ranks that they killed."""
-    with suppress(OSError):  # a full disk, or no run folder: then the launcher's own word counts
-        write_file_atomically(plan.folder.exit_code(plan.trial), f"{code}\n", overwrite=overwrite)
 
 
 def _make_folder(plan: TrialPlan, world: World) -> None:
@@ -178,10 +172,6 @@ def _keep_traceback(plan: TrialPlan, world: World) -> str:
     return f" (traceback: {path})"
 
 
-def _print_for_trial(plan: TrialPlan, text: str) -> None:
-    print_line(f"mlhpc: {plan.folder.root} trial {plan.trial}: {text}", error=True)
-
-
 def _end_all_ranks(world: World, plan: TrialPlan, text: str, code: int, *, tell: bool = True) -> int:
     """Print one line, then end every rank.
 
@@ -191,9 +181,9 @@ def _end_all_ranks(world: World, plan: TrialPlan, text: str, code: int, *, tell:
     where = "" if world.size == 1 else f" [rank {world.rank} on {find_node_name()}]"
     if not world.is_first:
         time.sleep(2.0)
-    _print_for_trial(plan, f"{text}{where}")
+    print_for_trial(plan, f"{text}{where}")
     if tell and plan.folder.info_path.exists():
-        _write_exit_code(plan, code, overwrite=False)  # the first rank to end says why
+        write_exit_code(plan, code, overwrite=False)  # the first rank to end says why
     if world.size > 1:
         time.sleep(0.5)  # an abort may discard what the launcher has not yet passed on
         world.transport.abort(code)

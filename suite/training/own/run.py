@@ -11,8 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -26,11 +25,8 @@ from mlhpc.suite.config import explain_missing_submitter
 from mlhpc.suite.data.lock import create_lock_for_all_ranks
 from mlhpc.suite.data.manifest import Verification, compute_fingerprint
 from mlhpc.suite.errors import ExitCode, InputError
-from mlhpc.suite.files import print_line, write_file_atomically
 from mlhpc.suite.log import mllog
-from mlhpc.suite.log.mllog import EventLog
 from mlhpc.suite.log.run_folder import choose_default_folder
-from mlhpc.suite.machine.page_cache import drop_page_caches
 from mlhpc.suite.training.devices import (
     InterruptedTrialError,
     compute_process_age_s,
@@ -46,18 +42,16 @@ from mlhpc.suite.training.own.folder import (
     select_logged_config,
 )
 from mlhpc.suite.training.own.steps import CardCounter, OwnSteps
-from mlhpc.suite.training.records import OtherWork, TrainingLog
+from mlhpc.suite.training.records import TrainingLog
+from mlhpc.suite.training.session import RunSession, describe_error
 from mlhpc.suite.training.statement import (
     RunHeader,
     Startup,
     TrialPlan,
     check_parameters,
-    collect_node_facts,
     draw_seed,
-    log_run_header,
-    log_run_stop,
-    log_startup,
-    open_log,
+    print_for_trial,
+    write_exit_code,
 )
 from mlhpc.suite.training.timing import DATA_WAIT, OPTIMIZER, ProgressMarks
 from mlhpc.suite.training.watchdog import start_watchdog
@@ -104,10 +98,9 @@ class Run:
         self._stack = ExitStack()
         self._progress = ProgressMarks()
         self._clock = _Clock()
-        self._staged_s = 0.0
         self._steps: OwnSteps | None = None
         self._counter: CardCounter | None = None
-        self._in_run = self._entered = False
+        self._entered = False
         self.over = self.reached = False
 
     @property
@@ -157,34 +150,31 @@ class Run:
         root = self._root or self._world.broadcast(choose_default_folder(config.workload, config.size, now), Path)
         folder, trial = make_run_folder(root, self._benchmark, config, self._trial, card.required_runs, self._world)
         self._plan = TrialPlan(self._benchmark, config, folder, trial, card.required_runs)
+        watchdog = None
         # Only on request: nobody but the author knows how long the loop may be silent between two calls.
         if "watchdog" in config.stated:
             stacks = folder.stacks(trial, self._world.rank)
             self._world, watchdog = start_watchdog(self._world, config.watchdog, stacks, self._complain, self._progress)
-            if watchdog is not None:
-                watchdog.before_end = self._hung
-                self._stack.callback(watchdog.close)
+        self._session = RunSession(self._plan, self._world, _STARTUP, folder.result(trial), self._clock)
+        if watchdog is not None:
+            watchdog.before_end = self._hung
+            self._stack.callback(watchdog.close)
         self._stack.enter_context(create_lock_for_all_ranks(folder.lock(trial), f"trial {trial}", self._world))
         self._stack.enter_context(_sigterm_raises())
         self.seed = self._world.broadcast(self._seed if self._seed is not None else draw_seed(None, trial))
-        collect_node_facts(folder, self._world)
+        self._session.collect_facts()
         self._manifest, self._read = _compute_data_sha256(self._data, self._world, self._progress)
-        state = drop_page_caches(config.cache_drop_command, self._read.bytes if self._read else 0, self._world)
-        # Only rank 0 writes a log.
-        path = folder.result(trial) if self._world.is_first else None
-        self._log = EventLog(path, wall_ms=self._clock, later=True)
-        open_log(self._log, self._world)
+        self._session.drop_caches(self._read.bytes if self._read else 0)
+        self._session.open_log()
         # Callbacks run in reverse order: the log is closed, then the exit code is written, then the lock is released.
         self._stack.callback(self._keep_code)
-        self._stack.callback(self._log.close)
+        self._stack.callback(self._session.log.close)
         if self._world.is_first:
             # The code of an earlier attempt must not stand for this run.
             folder.exit_code(trial).unlink(missing_ok=True)
-        self._log.event(mllog.CACHE_STATE, state.state, metadata=asdict(state))
-        self._log.start(mllog.INIT)
-        self._log.event(mllog.CACHE_CLEAR, state.state == "dropped")
+        self._session.begin_init()
         if note := explain_missing_submitter(config):
-            self._say(note)
+            self._session.say(note)
 
     def init_process_group(self) -> None:
         """Start torch.distributed for these ranks, under any launcher. Does nothing on one rank or if it is started."""
@@ -195,14 +185,14 @@ class Run:
         """Log the body as the copying of data to fast storage. In the run it counts as time of the run, before `start`
         not.
         """
-        self._log.start(mllog.STAGING)
+        self._session.log.start(mllog.STAGING)
         begin = time.perf_counter()
         yield
         self._world.barrier()
         seconds = time.perf_counter() - begin
         # Staging before the run is subtracted from the start-up time; staging in the run is training time.
-        self._staged_s += 0.0 if self._in_run else seconds
-        self._log.stop(mllog.STAGING, metadata={"staging_duration": seconds})
+        self._session.staged_s += 0.0 if self._session.in_run else seconds
+        self._session.log.stop(mllog.STAGING, metadata={"staging_duration": seconds})
 
     def start(
         self,
@@ -231,7 +221,7 @@ class Run:
         if self._counts_for_the_card(model, train_samples, eval_samples, total):
             return
         check_parameters(self._plan, total)
-        world, device = self._world, _find_device(model)
+        session, device = self._session, _find_device(model)
         header = RunHeader(
             device=_find_device_kind(device, self.config.device),
             seed=self.seed,
@@ -240,21 +230,14 @@ class Run:
             facts={**collect_hyperparameters(self.config), mllog.MODEL_PARAMETERS: total},
             data_manifest=self._manifest,
         )
-        log_run_header(self._log, self._plan, world, header)
-        self._log_data()
-        self._log.event(mllog.TRAIN_SAMPLES, train_samples)
-        self._log.event(mllog.EVAL_SAMPLES, eval_samples)
-        measured = self.config.instrumentation
-        records = TrainingLog(self._log, world, device or torch.device("cpu"), self._progress, measured=measured)
-        self._steps = OwnSteps(self._plan, records, self._log, self._clock, train_samples, self._say)
+        session.log_header(header)
+        session.log_data(self._read, "data root" if self._read else "the checksum of the data was stated, not computed")
+        where, measured = device or torch.device("cpu"), self.config.instrumentation
+        records = TrainingLog(session.log, self._world, where, self._progress, measured=measured)
+        self._steps = OwnSteps(self._plan, records, session.log, self._clock, train_samples, session.say)
         _time_phases(model, optimizer, records, self._stack)
-        log_startup(self._log, world, _STARTUP, staged_s=self._staged_s)
-        self._log.stop(mllog.INIT)
-        # The run begins when the slowest rank is ready: without this, its set-up would count as time of the run.
-        world.barrier()
-        self._others = OtherWork(world)
-        self._log.start(mllog.RUN)
-        self._in_run = True
+        session.end_init(train_samples=train_samples, eval_samples=eval_samples)
+        session.begin_run()
         self._stack.enter_context(records.counting())
 
     def _counts_for_the_card(
@@ -284,19 +267,12 @@ class Run:
         if not lines:
             return
         where = f"{self._benchmark.card_path}: sizes: {self.config.size}"
-        self._say("\n".join([f"{where} has counts of 0; counted here, to paste in their place:", *lines]))
+        self._session.say("\n".join([f"{where} has counts of 0; counted here, to paste in their place:", *lines]))
         if counter.must_end:
             raise InputError(
                 f"{where}: field model_parameters is 0; "
                 "put the lines above into the card, then start this program again"
             )
-
-    def _log_data(self) -> None:
-        if self._read is not None:
-            self._log.event(mllog.DATA_VERIFIED, self._read.value(), metadata={"place": "data root"})
-        else:
-            reason = "the checksum of the data was stated, not computed"
-            self._log.event(mllog.DATA_VERIFIED, metadata={"reason": reason})
 
     def epoch(self) -> None:
         """Begin an epoch, or the steps up to the next evaluation if the card evaluates every N steps."""
@@ -340,7 +316,9 @@ class Run:
         outcome = self._running("evaluation").evaluate(value, metrics)
         if outcome is None:
             return False
-        self._end(*outcome)
+        self.over, self.reached = True, outcome[0]
+        # The run ends at once: the loop's later work is not its time.
+        self._session.end_run(*outcome)
         return True
 
     @property
@@ -355,25 +333,15 @@ class Run:
             raise InputError(f"run.{call}(): the run is over; the loop ends when run.evaluation() returns True")
         return self._steps
 
-    def _end(self, reached: bool, reason: str) -> None:
-        """End the run at once: the loop's later work is not its time."""
-        self._world.barrier()
-        self._others.log(self._log)
-        self._log_end(reached, reason)
-
-    def _log_end(self, reached: bool, reason: str) -> None:
-        self._in_run, self.over, self.reached = False, True, reached
-        log_run_stop(self._log, self._plan, self._world, reached=reached, reason=reason)
-        self._say(reason)
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # sys.exit() and sys.exit(0) are proper ends.
         failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
-        if self._in_run:
-            self._log_end(
-                False, _render_error(error) if failed and error else "the loop ended before the target was reached"
+        if self._session.in_run:
+            self.over, self.reached = True, False
+            self._session.stop(
+                False, describe_error(error) if failed and error else "the loop ended before the target was reached"
             )
         if failed and error is not None and self._world.size > 1:
             self._abort(error)
@@ -381,35 +349,25 @@ class Run:
 
     def _keep_code(self) -> None:
         if self._world.is_first:
-            # If the disk is full, the status in the log has to do.
-            with suppress(OSError):
-                write_file_atomically(
-                    self._plan.folder.exit_code(self.trial), f"{ExitCode.OK if self.reached else ExitCode.FAILED}\n"
-                )
+            write_exit_code(self._plan, ExitCode.OK if self.reached else ExitCode.FAILED)
 
     def _abort(self, error: BaseException) -> None:
         """End every rank. MPI would wait at the end of this rank for the others, which wait for it in a collective."""
         if self._world.launcher in ("torchrun", "torch.distributed"):
             return  # their launcher ends the others
-        self._log.close()
+        self._session.log.close()
         if not self._world.is_first:
             time.sleep(2.0)  # if all have the error, rank 0 reports it
-        self._complain(f"{_render_error(error)} [rank {self.rank}]")
+        self._complain(f"{describe_error(error)} [rank {self.rank}]")
         traceback.print_exception(error)
         self._world.transport.abort(1)
 
     def _hung(self, text: str) -> None:
-        if self._in_run:
-            # Before logging: `__exit__` must not write a second run_stop.
-            self._in_run = False
-            log_run_stop(self._log, self._plan, self._world, reached=False, reason=text)
-
-    def _say(self, text: str) -> None:
-        if self._world.is_first:
-            print_line(text, result=False)
+        if self._session.in_run:
+            self._session.log_stop(False, text)
 
     def _complain(self, text: str) -> None:
-        print_line(f"mlhpc: {self._plan.folder.root} trial {self.trial}: {text}", error=True)
+        print_for_trial(self._plan, text)
 
 
 class _Clock:
@@ -506,7 +464,3 @@ def _sigterm_raises() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _render_error(error: BaseException) -> str:
-    return (f"{type(error).__name__}: {error}".splitlines() or [""])[0]

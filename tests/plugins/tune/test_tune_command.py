@@ -211,7 +211,7 @@ def test_a_tuned_run_says_so_in_its_log(tmp_path: Path) -> None:
     shipped = yaml.safe_load((chosen.folder / "config" / "smoke.yaml").read_text())
     (tmp_path / "best.yaml").write_text(yaml.safe_dump({**shipped, "tuned": tuned}))
     log = EventLog(tmp_path / "log.txt")
-    header = RunHeader("cpu", 1, {}, {}, {}, 1, None, "0" * 64, {}, {})
+    header = RunHeader("cpu", 1, {}, {}, {}, "0" * 64)
     plan = TrialPlan(chosen, load_config(chosen, str(tmp_path / "best.yaml")), RunFolder(tmp_path), 0)
     log_run_header(log, plan, World.create(None), header)
     log.close()
