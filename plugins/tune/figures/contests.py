@@ -27,7 +27,7 @@ from mlhpc.plugins.tune.ranking import KIND, Ranking
 from mlhpc.suite.statistics import Outcome
 
 TITLE = "Contests of configurations"
-NEEDS = "the ranking of a contest (mlhpc ab runs show -o)"
+NEEDS = "the ranking of a contest by mlhpc ab runs show -o"
 RATIO, ENDS = "time / leader's", ("95 % from", "95 % to")
 LONGEST_FINDING = 300  # characters
 COLOURS = {Outcome.FASTER: GREEN, Outcome.SLOWER: BLUE, Outcome.INCONCLUSIVE: GREY}
