@@ -125,8 +125,8 @@ class Baselines(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class SizeCard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One size of one workload. A multiply-add is 2 FLOPs; ``sample_bytes`` is a stored sample's, uncompressed.
 
-    FLOPs are those of the model (`mlhpc.suite.workload.Work`). ``forward_flops_per_sample`` is the forward pass's part of the
-    training FLOPs. It includes what a prediction needs, such as OpenFold's recycles and OpenCatalyst's forces.
+    FLOPs are those of the model (`mlhpc.suite.workload.Work`). ``forward_flops_per_sample`` is the forward pass's part
+    of the training FLOPs. It includes what a prediction needs, such as OpenFold's recycles and OpenCatalyst's forces.
 
     The four counts from ``model_parameters`` on are 0 until `mlhpc workload card` counts them. ``required_runs`` are
     the scored runs of a time-to-train result; the olympic mean drops two of them. ``eval_every_steps`` None: every

@@ -31,9 +31,9 @@ class Descriptor:
     """A workload without its code. ``implementation`` and ``generator`` are import paths, ``module[:name]``.
 
     Without these it is a card-only benchmark, for a person's own loop (`mlhpc.Run`). ``hyperparameters`` is a class
-    derived from `mlhpc.suite.config.Hyperparameters`, or its name as ``module:name``. A name is not imported to read the
-    card. ``folder`` holds the card, named ``card_name``, and the folders ``rcp/`` and ``config/``.
-    ``no_stages``: why a pipeline cannot divide the model into stages; empty if it can.
+    derived from `mlhpc.suite.config.Hyperparameters`, or its name as ``module:name``. A name is not imported to read
+    the card. ``folder`` holds the card, named ``card_name``, and the folders ``rcp/`` and ``config/``. ``no_stages``:
+    why a pipeline cannot divide the model into stages; empty if it can.
     """
 
     name: str

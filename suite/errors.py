@@ -23,8 +23,9 @@ DEBUG = "MLHPC_DEBUG"  # environment variable: show the traceback of a defect in
 class InputError(ValueError):
     """A file, value or setting from outside is wrong. One line says where, what was found and what was expected.
 
-    `mlhpc.suite.cli` prints it and exits with code 2. Every other exception is a defect of mlhpc itself (exit code 70), also
-    a ValueError of Python, NumPy or PyTorch. Parsers of user files convert such errors to InputError and add the place.
+    `mlhpc.suite.cli` prints it and exits with code 2. Every other exception is a defect of mlhpc itself (exit code 70),
+    also a ValueError of Python, NumPy or PyTorch. Parsers of user files convert such errors to InputError and add the
+    place.
     """
 
 

@@ -89,7 +89,9 @@ def mark_missing_wing(wing: str, text: str = "") -> str:
 
 
 def load_export(name: str, asked: str) -> Any:
-    """Load what writes or reads a form of another tool. InputError, which names what was ``asked``, if it is not installed."""
+    """Load what writes or reads a form of another tool. InputError, which names what was ``asked``, if it is not
+    installed.
+    """
     plugin = find_plugins(EXPORTS).get(name)
     if plugin is None:
         raise InputError(f"{asked}: {explain_missing_wing(EXCHANGE)}")

@@ -1,7 +1,7 @@
 """Connects the ranks of a run, for communication outside the gradient path, through MPI or torch's gloo.
 
-`World.create` connects the ranks of a launch (mlhpc.suite.launcher). Control messages, sums of a few numbers and staged bytes
-go through `World`. Gradients go through torch.distributed, which `World.init_torch` starts.
+`World.create` connects the ranks of a launch (mlhpc.suite.launcher). Control messages, sums of a few numbers and staged
+bytes go through `World`. Gradients go through torch.distributed, which `World.init_torch` starts.
 
 Nothing between ranks is signed. Anybody who can reach their ports can disturb a run, but cannot make it execute
 anything (mlhpc.suite.transport).

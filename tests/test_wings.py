@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from mlhpc.analysis.commands.report import ADDS_TO_REPORTS
 from mlhpc.suite.plugins import WINGS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -57,8 +58,7 @@ def test_help_and_report_say_which_wing_is_missing(without: tuple[str, Path], tm
     pages = "".join(run(copy, "-m", "mlhpc", *words, "--help").stdout for words in ([], ["report"]))
     refused = run(copy, "-m", "mlhpc", "moe", "fit", "pyproject.toml").stderr
     assert f"the wing '{wing}' is not installed" in " ".join((pages + refused).split())
-    if wing != "exchange":  # which adds nothing to a report
-        assert f"the wing '{wing}' is not installed here" in done.stderr
+    assert (f"the wing '{wing}' is not installed here" in done.stderr) == (wing in ADDS_TO_REPORTS)
 
 
 @pytest.mark.long

@@ -31,6 +31,7 @@ OUTPUT_NAMES = ("report.html", "report.json", "tables")
 LEAST_REPORT_BYTES = 2**20  # what a report takes at least on the disk, with its tables
 FIGURE_FORMATS = ("svg", "png", "pdf")  # of files with figures
 THEMES = ("page", "slides")  # of these files
+ADDS_TO_REPORTS = ("network", "tune")  # wings with figures, or with files for them
 
 
 @click.command(
@@ -148,7 +149,7 @@ def report(
     with _make_output_folder(output):
         found = read_sources(paths, what_if)
         for wing in list_missing_wings():
-            if wing != EXCHANGE:  # which adds nothing to a report
+            if wing in ADDS_TO_REPORTS:
                 print_line(f"mlhpc: warning: {explain_missing_wing(wing)}; the report is without it", error=True)
         read = _read_study(found, between, price, (weights, reference) if weights and reference else None)
         rendered = _render(found, read, form, ChartFiles(wanted, theme))

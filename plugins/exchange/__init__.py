@@ -1,7 +1,7 @@
 """Writes and reads what other tools have.
 
-It writes series for MLflow, TensorBoard and Prometheus, a data set as Croissant, a package as RO-Crate. It reads CSV of power
-meters and of profilers. The core finds each by its entry point in the group ``mlhpc.exports``.
+It writes series for MLflow, TensorBoard and Prometheus, a data set as Croissant, a package as RO-Crate. It reads CSV of
+power meters and of profilers. The core finds each by its entry point in the group ``mlhpc.exports``.
 """
 
 USES = (

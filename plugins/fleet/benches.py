@@ -1,4 +1,5 @@
-"""Measures the nodes of an allocation before a job so that a bad node cannot spoil the others' verdict: each alone, then the links.
+"""Measures the nodes of an allocation before a job so that a bad node cannot spoil the others' verdict: each alone,
+then the links.
 
 A benchmark of a node has a quantity, a unit and a component that it stresses; it uses kernels of `ceilings`. It is
 prepared once on every rank of the node and then repeated. All ranks begin together, and the slowest counts. One

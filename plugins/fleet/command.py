@@ -1,4 +1,5 @@
-"""The command `mlhpc preflight`. Its `node` and `links` measure the nodes of an allocation, within a stated time whatever happens.
+"""The command `mlhpc preflight`. Its `node` and `links` measure the nodes of an allocation, within a stated time
+whatever happens.
 
 `judge` finds the slow ones at a stated false-alarm rate. The other commands have files of their own.
 """

@@ -1,4 +1,5 @@
-"""Reads measurements of nodes, and what shows whether all nodes are slow: earlier measurements, and ceilings of one machine.
+"""Reads measurements of nodes, and what shows whether all nodes are slow: earlier measurements, and ceilings of one
+machine.
 
 A file has a JSON object per node and metric in each line. Or it has results of SuperBench (microsoft/superbenchmark):
 one JSON object per node and line, with ``node`` and a number for each ``benchmark[:annotation]/metric[:rank]``.

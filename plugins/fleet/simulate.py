@@ -1,4 +1,5 @@
-"""The command `mlhpc preflight simulate`: what no, periodic, full and selected checks of nodes gain and cost in published fleets.
+"""The command `mlhpc preflight simulate`: what no, periodic, full and selected checks of nodes gain and cost in
+published fleets.
 
 A node is healthy, then degrades. A degraded node has an incident after an exponential time. Groups of nodes run jobs
 one after another. An incident stops its job, and the work since the last checkpoint is lost. The node is repaired, and

@@ -1,4 +1,5 @@
-"""Fits a machine's links to a measured sweep and predicts with the fitted `cost_model.Network`. docs/network.md explains it.
+"""Fits a machine's links to a measured sweep and predicts with the fitted `cost_model.Network`. docs/network.md
+explains it.
 
 `fit_sweep` leaves some measured sizes out of the fit and reports its error on them. Its back tests give the errors of a
 law on grids of ranks that its fit did not see: each grid across nodes in turn is taken for the largest one. The law is

@@ -1,4 +1,5 @@
-"""Finds the fastest configuration: `mlhpc tune` searches settings of a workload, and `mlhpc ab` compares plans or settings.
+"""Finds the fastest configuration: `mlhpc tune` searches settings of a workload, and `mlhpc ab` compares plans or
+settings.
 
 Both run what they compare in turn, in blocks of steps or of whole runs. Searches and contests are figures of a report.
 """

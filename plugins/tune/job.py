@@ -1,7 +1,7 @@
 """Measures settings in one job: each becomes a side of `mlhpc.plugins.tune.sides`, and their blocks take turns.
 
-`run_job` starts the ranks and ends them after a time limit. `measure_sides` runs on every rank. A `Meter` measures points
-of a space beside the default by such jobs.
+`run_job` starts the ranks and ends them after a time limit. `measure_sides` runs on every rank. A `Meter` measures
+points of a space beside the default by such jobs.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
 Every entry has one turn in each block, so a drift between blocks affects all equally.
 
 The best entry is the one that no other beats in more than half of the blocks. Before each block the leader of the
-earlier blocks is named. Against the hypothesis "this entry is the best" a wealth of 1 is bet, block after block, on "the
-leader is faster". If the entry is the best, the wealth does not grow on average. Then the chance that it ever reaches w is
-at most 1/w (Ville, 1939). This holds for any number of blocks and any distribution of times. An entry is dropped when the
-bets against it reach the threshold.
+earlier blocks is named. Against the hypothesis "this entry is the best" a wealth of 1 is bet, block after block, on
+"the leader is faster". If the entry is the best, the wealth does not grow on average. Then the chance that it ever
+reaches w is at most 1/w (Ville, 1939). This holds for any number of blocks and any distribution of times. An entry is
+dropped when the bets against it reach the threshold.
 """
 
 from __future__ import annotations

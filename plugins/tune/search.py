@@ -1,13 +1,13 @@
 """Searches a pool of points and decides whether the best one is faster than the default. Measuring is passed in.
 
-The history is an Optuna study in a file: a killed search goes on from it, and the dashboard of Optuna shows it. A point is
-proposed by expected improvement of the proxy. The decision is the race of `mlhpc ab runs` on fresh blocks, so what was
-measured in the search, the best of many, does not count in it.
+The history is an Optuna study in a file: a killed search goes on from it, and the dashboard of Optuna shows it. A point
+is proposed by expected improvement of the proxy. The decision is the race of `mlhpc ab runs` on fresh blocks, so what
+was measured in the search, the best of many, does not count in it.
 
 The proxy predicts the time of points that were not measured: log(measured / closed form) as a Gaussian process of
-scikit-learn. The closed form is the prior mean, so the first trial needs no measurement. A wide smooth kernel learns what
-each value costs, a narrow rough one what values cost together, and a white one the noise of a measurement. From earlier
-searches it predicts alone (`mlhpc tune --predict`).
+scikit-learn. The closed form is the prior mean, so the first trial needs no measurement. A wide smooth kernel learns
+what each value costs, a narrow rough one what values cost together, and a white one the noise of a measurement. From
+earlier searches it predicts alone (`mlhpc tune --predict`).
 """
 
 from __future__ import annotations

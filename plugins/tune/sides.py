@@ -1,6 +1,7 @@
 """Compares two sides in one job: runs each in blocks of steps that begin at a checkpoint, and judges B against A.
 
-A side is a model under a plan and settings. All ranks call everything but the verdicts, which come from pairs of blocks.
+A side is a model under a plan and settings. All ranks call everything but the verdicts, which come from pairs of
+blocks.
 """
 
 from __future__ import annotations

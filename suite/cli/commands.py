@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class Command:
     """A command. ``entry`` names what to import for it, as ``module:function``.
 
-    ``summary`` is the first sentence of its docstring (a test compares): `mlhpc --help` imports no command. A command of
-    a ``wing`` has no ``entry`` here: it is found by its entry point.
+    ``summary`` is the first sentence of its docstring (a test compares): `mlhpc --help` imports no command. A command
+    of a ``wing`` has no ``entry`` here: it is found by its entry point.
     """
 
     name: str

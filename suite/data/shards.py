@@ -1,7 +1,7 @@
 """Writes and reads shards of a data set: HDF5 files with some samples of one split. Knows no workload.
 
-Every dataset has the samples in its first dimension, or is ragged (`mlhpc.suite.data.shards`). Large datasets begin on a
-page and are contiguous, or gzip with one chunk per sample. So the reader can map the file.
+Every dataset has the samples in its first dimension, or is ragged (`mlhpc.suite.data.shards`). Large datasets begin on
+a page and are contiguous, or gzip with one chunk per sample. So the reader can map the file.
 
 Maps the datasets of one shard into memory as columns: random access to samples without calls into HDF5.
 

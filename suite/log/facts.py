@@ -1,7 +1,7 @@
 """Says what a row of the table of facts is. The table is the fields of mlhpc.suite.log.record.RunRecord.
 
-A row says how a fact is read from a log, its columns in the table of runs (docs/tables.md), and which cause it is if two
-runs differ in it (mlhpc.suite.package.reproduction.judge).
+A row says how a fact is read from a log, its columns in the table of runs (docs/tables.md), and which cause it is if
+two runs differ in it (mlhpc.suite.package.reproduction.judge).
 """
 
 from __future__ import annotations

@@ -154,7 +154,8 @@ def read_events(path: Path, *, steps: bool = True, first_bytes: int | None = Non
     uses. With ``steps`` false only the first and the last of consecutive step events are kept. They still show times
     that go back.
 
-    OSError, with the file's name, if it cannot be read, is no regular file or is above the limits (mlhpc.suite.log.reader).
+    OSError, with the file's name, if it cannot be read, is no regular file or is above the limits
+    (mlhpc.suite.log.reader).
     """
     most = read_limits()
     events: list[Event] = []

@@ -1,4 +1,5 @@
-"""Summarises one log as a RunRecord: what it says about one run. Applies no rule; times come from mlhpc.suite.log.timeline.
+"""Summarises one log as a RunRecord: what it says about one run. Applies no rule; times come from
+mlhpc.suite.log.timeline.
 
 Only the keys of events are trusted: event_type is wrong in thousands of published lines. The first run_start and the
 first run_stop count; events after run_stop are ignored. Every field that some published log lacks is optional.

@@ -81,9 +81,10 @@ def build_package(
     Then its default is the person's own, else ``system_submitter``. ``stated`` is the description block of a system
     file.
 
-    ``count_failed`` accepts logs without run_stop as failed runs. ``redact`` names the `mlhpc.suite.package.redaction.KINDS`
-    to remove; secrets are always removed. ``meter`` writes readings of an external meter. ``network_w`` is the network's
-    estimated power in W. InputError, before anything is written, if the runs cannot be packaged together.
+    ``count_failed`` accepts logs without run_stop as failed runs. ``redact`` names the
+    `mlhpc.suite.package.redaction.KINDS` to remove; secrets are always removed. ``meter`` writes readings of an
+    external meter. ``network_w`` is the network's estimated power in W. InputError, before anything is written, if the
+    runs cannot be packaged together.
     """
     check_folder_name("--system", system)
     runs = [read_run(folder) for folder in folders]

@@ -5,9 +5,9 @@ and divided by their median deviation. They are clipped: no outlier weighs more 
 the largest sum of scores before a place, over its deviation. Random orders of the series show its distribution without
 a change. So the rate holds for every distribution of independent results.
 
-The second test (`mlhpc.suite.statistics.dependence`) covers results that depend on each other, as much as the series allows.
-It asks whether they look like this without a change. A second statistic gets `SEGMENT_RATE_SHARE` of the rate. It looks
-for a part in the middle that differs from both ends.
+The second test (`mlhpc.suite.statistics.dependence`) covers results that depend on each other, as much as the series
+allows. It asks whether they look like this without a change. A second statistic gets `SEGMENT_RATE_SHARE` of the rate.
+It looks for a part in the middle that differs from both ends.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Writes and reads the checkpoint of a trial, between two optimizer steps. Continued training has the same losses.
 
-The folder ``trial_<i>.<token>`` has the files of torch.distributed.checkpoint (mlhpc.suite.training.dcp): each rank writes
-its parts of tensors, its buffers and random state; rank 0 also what is the same on every rank. ``trial_<i>.pt`` is the
-index (mlhpc.suite.log.checkpoint_index): the checksum of each file. It gets its name after all files are on the disk. So a
-crash at any moment leaves the former checkpoint whole, or none. mlhpc.suite.training.checkpoint decides when to write one, and
-writes it in the background.
+The folder ``trial_<i>.<token>`` has the files of torch.distributed.checkpoint (mlhpc.suite.training.dcp): each rank
+writes its parts of tensors, its buffers and random state; rank 0 also what is the same on every rank. ``trial_<i>.pt``
+is the index (mlhpc.suite.log.checkpoint_index): the checksum of each file. It gets its name after all files are on the
+disk. So a crash at any moment leaves the former checkpoint whole, or none. mlhpc.suite.training.checkpoint decides when
+to write one, and writes it in the background.
 
 Saves checkpoints of a trial in the background: at intervals, or when it has to stop.
 
-All ranks copy their part to host memory before the same step. A thread of each writes it while training goes on.
-About once a second the ranks agree whether all have written (mlhpc.suite.training.agreement). A checkpoint that cannot be
+All ranks copy their part to host memory before the same step. A thread of each writes it while training goes on. About
+once a second the ranks agree whether all have written (mlhpc.suite.training.agreement). A checkpoint that cannot be
 written is a warning. Training goes on, and the next one is tried when it is due.
 """
 

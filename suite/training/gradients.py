@@ -24,8 +24,8 @@ def register_exchange_timing(
     """Set up the timing of the gradient exchange; return what to call after each backward pass that exchanges.
 
     The call marks where computing ended, where waiting for the exchange began, and where it ended. Without data
-    parallelism, or in a run that is not measured, it marks only computing. DDP then exchanges as by default. ``hooked``:
-    a hook compresses the gradients already, and its collectives count by themselves.
+    parallelism, or in a run that is not measured, it marks only computing. DDP then exchanges as by default.
+    ``hooked``: a hook compresses the gradients already, and its collectives count by themselves.
     """
     if not isinstance(timer, PhaseTimer) or not isinstance(wrapped, DistributedDataParallel):
         return partial(timer.mark, FORWARD_BACKWARD)

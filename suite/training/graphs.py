@@ -1,7 +1,7 @@
 """Runs forward and backward passes as CUDA graphs: one graph per shape of batch, launched by one call of the host.
 
-Python runs while a pass is captured, not when it is replayed. What a pass changes on the host goes through `after_pass`.
-The optimizer stays outside: its learning rate is a number of the host. Not seen on a GPU in this form.
+Python runs while a pass is captured, not when it is replayed. What a pass changes on the host goes through
+`after_pass`. The optimizer stays outside: its learning rate is a number of the host. Not seen on a GPU in this form.
 """
 
 from __future__ import annotations

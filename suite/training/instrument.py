@@ -1,7 +1,7 @@
 """Measures what a rank communicates and consumes in energy. It counts and never waits.
 
-mlhpc.suite.training.timing measures where a step's time goes. mlhpc.suite.training.instrument has what a rank reads and holds.
-Rank 0 gathers and logs everything once per block of steps.
+mlhpc.suite.training.timing measures where a step's time goes. mlhpc.suite.training.instrument has what a rank reads and
+holds. Rank 0 gathers and logs everything once per block of steps.
 
 Computes the event `rank_stats`: quantities that each rank counts of itself, and their distribution over ranks.
 

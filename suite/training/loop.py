@@ -427,8 +427,8 @@ def run_evaluation(
 ) -> dict[str, float]:
     """Compute the metrics of a whole split.
 
-    Every sample counts once, whatever the number of ranks and the batch size. ``evaluate``: computes the statistics of a
-    batch in place of the workload.
+    Every sample counts once, whatever the number of ranks and the batch size. ``evaluate``: computes the statistics of
+    a batch in place of the workload.
     """
     model.eval()
     totals: dict[str, Tensor] = {}

@@ -92,7 +92,8 @@ class TrainingState:
     def hold(self, rank: int, moments: Moments, *, own_buffers: bool = True) -> dict[str, Held]:
         """Return every tensor of the state, and of ``moments``, under its name in a checkpoint.
 
-        Of several ranks with the same values only one writes them. Without ``own_buffers`` each rank's own are left out.
+        Of several ranks with the same values only one writes them. Without ``own_buffers`` each rank's own are left
+        out.
         """
         layouts, found = self._layouts(rank), {}
         for part, tensors in self._tensors():

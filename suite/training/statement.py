@@ -34,8 +34,8 @@ class TrialPlan:
     """Trial number ``trial`` of the ``runs`` of a run folder.
 
     ``mode``: strong (time to train) or weak (throughput). ``base_seed`` None: the operating system draws the seed.
-    ``resume``: continue the trial. The worker decides from where (mlhpc.suite.log.run_folder); `run_trial` loads its checkpoint.
-    ``replace_failed``: repeat a run that began and failed.
+    ``resume``: continue the trial. The worker decides from where (mlhpc.suite.log.run_folder); `run_trial` loads its
+    checkpoint. ``replace_failed``: repeat a run that began and failed.
     """
 
     descriptor: Descriptor

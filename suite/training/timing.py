@@ -172,8 +172,8 @@ TRAINING, STAGING = "training", "staging"  # both go on at the same time where s
 class ProgressMarks:
     """Holds the last mark of this rank: what it was doing, and when.
 
-    ``counts`` has the number of marks for training and for staging. Every rank makes the same marks in the same order, so
-    the rank with the lowest count is the one that the others wait for.
+    ``counts`` has the number of marks for training and for staging. Every rank makes the same marks in the same order,
+    so the rank with the lowest count is the one that the others wait for.
     """
 
     def __init__(self) -> None:

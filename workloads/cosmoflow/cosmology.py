@@ -44,8 +44,8 @@ COLA_EXPONENT = -2.5  # u(a) = a^n of the modified leapfrog, Tassev, Zaldarriaga
 class Simulation:
     """How to simulate a universe: particles^3 in a periodic box, counted on a mesh.
 
-    ``steps`` is "2lpt" (no particle-mesh steps), "cola10" (ten of them) or "cola4" (one before each redshift).
-    In float64 rounding moves no particle into another voxel, so counts are the same on every processor. float32 has half
+    ``steps`` is "2lpt" (no particle-mesh steps), "cola10" (ten of them) or "cola4" (one before each redshift). In
+    float64 rounding moves no particle into another voxel, so counts are the same on every processor. float32 has half
     the bytes.
     """
 

@@ -1,9 +1,9 @@
 """Selects the back end of the experts by a short measurement before a run, where the configuration says ``auto``.
 
-All back ends of `mlhpc.workloads.moe.experts.BACKENDS` take part, registered ones too. Each runs what a layer would run with
-it, from tokens to weighted sums and back: the fused kernels gather the tokens, other back ends need copies. Only rows
-that come from other ranks are sorted already. The load is uneven, as a router's is. A back end that pads is selected
-only up to a load imbalance: up to it, it wins by the measured seconds.
+All back ends of `mlhpc.workloads.moe.experts.BACKENDS` take part, registered ones too. Each runs what a layer would run
+with it, from tokens to weighted sums and back: the fused kernels gather the tokens, other back ends need copies. Only
+rows that come from other ranks are sorted already. The load is uneven, as a router's is. A back end that pads is
+selected only up to a load imbalance: up to it, it wins by the measured seconds.
 
 N rows on this rank, T tokens, K choices, E experts and H hidden width that it computes with, D model width.
 """

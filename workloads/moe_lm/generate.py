@@ -133,8 +133,8 @@ ANY_MACHINE = ("--platform", "any", "--implementation", "py", "--abi", "none", "
 class DataSize:
     """Training rows of ``row_bytes``, evaluation rows of ``context`` + 1 bytes (the first byte is not predicted).
 
-    With a ``language`` rows are generated passages. Else they are real text: of SymPy ``train_rows`` that the seed draws,
-    of packages (None) all. The validation rows are spread evenly over the validation text, whatever the seed.
+    With a ``language`` rows are generated passages. Else they are real text: of SymPy ``train_rows`` that the seed
+    draws, of packages (None) all. The validation rows are spread evenly over the validation text, whatever the seed.
     """
 
     context: int

@@ -1,4 +1,6 @@
-"""Figure: contests of configurations by whole runs (`mlhpc ab runs`): who wins, and how far the others are. Computes nothing."""
+"""Figure: contests of configurations by whole runs (`mlhpc ab runs`): who wins, and how far the others are. Computes
+nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Figure: a search for the fastest settings (`mlhpc tune`): its course, what each tunable is worth, and what goes together."""
+"""Figure: a search for the fastest settings (`mlhpc tune`): its course, what each tunable is worth, and what goes
+together.
+"""
 
 from __future__ import annotations
 

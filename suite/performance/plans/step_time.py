@@ -1,8 +1,8 @@
 """Predicts the time of a step under a plan from a machine's rates, with an interval. Closed forms.
 
 Neighbours exchange at once: latency plus bytes over bandwidth per call. All-gather, reduce-scatter and all-reduce are
-the rings of `mlhpc.suite.performance.cost_model`. Ranks of one sample, and ranks that hold states together, are consecutive.
-As many as a node has exchange inside it.
+the rings of `mlhpc.suite.performance.cost_model`. Ranks of one sample, and ranks that hold states together, are
+consecutive. As many as a node has exchange inside it.
 """
 
 from __future__ import annotations

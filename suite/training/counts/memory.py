@@ -24,8 +24,8 @@ class LiveBytes(FlopSum):  # type: ignore[no-untyped-call]
     """Follows the bytes of storages that are made in the body: `now` living, `peak` their maximum.
 
     ``known``: tensors from before, which do not count. An operator's internal buffers are not seen. Bytes that are made
-    while `label` is set also count in `labelled`. With ``formulas`` (mlhpc.suite.training.counts.flops) `flops` are counted
-    in the same pass.
+    while `label` is set also count in `labelled`. With ``formulas`` (mlhpc.suite.training.counts.flops) `flops` are
+    counted in the same pass.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Applies a plan to a model, in this order: check, split samples, products or rows, recompute, split states; `wrap`
 comes last.
 
-`mlhpc.suite.training.parallel.parallel_dims` has the plan of a configuration before anything is built; `build` makes the model and
-`apply` changes it.
+`mlhpc.suite.training.parallel.parallel_dims` has the plan of a configuration before anything is built; `build` makes
+the model and `apply` changes it.
 """
 
 from __future__ import annotations

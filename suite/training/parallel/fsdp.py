@@ -129,8 +129,8 @@ def shard_states(
 ) -> None:
     """Split the parameters of these names over the first of ``axes``; sum gradients over the second too, if any.
 
-    ``blocks``: patterns of modules that are gathered alone. ``reshard``: whether gathered parameters are freed after the
-    forward pass; None: those of blocks, not those of the model. The ranks' models must be equal before. Without
+    ``blocks``: patterns of modules that are gathered alone. ``reshard``: whether gathered parameters are freed after
+    the forward pass; None: those of blocks, not those of the model. The ranks' models must be equal before. Without
     ``device_mesh`` the parameters stay whole. ``sums``: the type in which gradients are summed, if not their own. All
     other parameters are left alone.
     """
