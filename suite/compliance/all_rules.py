@@ -20,7 +20,7 @@ def _rules_in(kind: type[Kind], *modules: ModuleType) -> tuple[Kind, ...]:
 
 
 # The order of modules is that of findings in every output, so a new module goes to the end.
-LOG_RULES = _rules_in(LogRule, log_rules, log_rules, course_rules, mlhpc_rules, mlhpc_rules)
+LOG_RULES = _rules_in(LogRule, log_rules, course_rules, mlhpc_rules)
 RESULT_RULES = _rules_in(
     ResultRule, result_rules, provenance_rules, power_rules, copy_rules, package_rules, statement_rules
 )
