@@ -5,7 +5,7 @@
 A row is a truth: how nodes and repetitions of a time differ. "named" is the share of healthy nodes that are called bad
 over all metrics in one look, with its Wilson interval (95 %). "found in 80 %" is how much slower one node must be in one
 metric to be called bad in four of five fleets. "printed" is the median of the slowdown that the verdict says is found
-in 90 %. `tests/analysis/fleet/test_rates.py` has the fast form.
+in 90 %. `tests/plugins/fleet/test_rates.py` has the fast form.
 """
 
 from __future__ import annotations
