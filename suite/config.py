@@ -188,7 +188,8 @@ def check_folder_name(what: str, name: str) -> None:
     """Raise InputError if a name is unsafe for a folder: a package's folder is named after its submitter."""
     if not re.fullmatch(r"[A-Za-z0-9][\w.+-]{0,99}", name):
         raise InputError(
-            f"{what} {render_repr(name)}: expected letters, digits and _ . + - (it becomes the name of a package's folder)"
+            f"{what} {render_repr(name)}: expected letters, digits and _ . + - (it becomes the name of a package's"
+            " folder)"
         )
 
 
@@ -323,5 +324,6 @@ def parse_setting(option: str, text: str) -> Any:
     # PyYAML raises errors of Python for a value that does not fit its tag.
     except (yaml.YAMLError, RecursionError, ValueError, TypeError, LookupError, AttributeError):
         raise InputError(
-            f"{option} {render_repr(text)}: the value is not valid YAML; put quotes around a text with special characters"
+            f"{option} {render_repr(text)}: the value is not valid YAML; put quotes around a text with special"
+            " characters"
         ) from None

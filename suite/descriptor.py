@@ -168,7 +168,8 @@ def _add_card(found: dict[str, Descriptor], path: Path) -> None:
         ):
             if ours == theirs:
                 raise InputError(
-                    f"{path}: {what} {ours!r} is that of another card, {other.card_path}; change it, or leave one of the cards out"
+                    f"{path}: {what} {ours!r} is that of another card, {other.card_path}; change it, or leave one of"
+                    " the cards out"
                 )
     found[added.name] = added
 

@@ -134,7 +134,10 @@ def describe_launcher(environ: Mapping[str, str] = os.environ) -> str:
 
 def render_unset_command(environ: Mapping[str, str] = os.environ) -> str:
     """Return what to type in a shell that inherited a launcher's variables."""
-    return f"in a shell of your own: env {' '.join(f'-u {rank_name}' for _, rank_name, _ in _list_present(environ))} mlhpc …"
+    return (
+        f"in a shell of your own: env {' '.join(f'-u {rank_name}' for _, rank_name, _ in _list_present(environ))}"
+        " mlhpc …"
+    )
 
 
 def drop_launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:

@@ -80,7 +80,10 @@ def list_missing_wings() -> list[str]:
 
 def explain_missing_wing(wing: str) -> str:
     """Say in one line that a wing is not installed, and what to do."""
-    return f"the wing {wing!r} is not installed here; expected the folder plugins/{wing} and its entry points: install mlhpc anew"
+    return (
+        f"the wing {wing!r} is not installed here; expected the folder plugins/{wing} and its entry points: install"
+        " mlhpc anew"
+    )
 
 
 def mark_missing_wing(wing: str, text: str = "") -> str:

@@ -506,7 +506,8 @@ def make_refusal_warning(
             # Before it was seen once, the first rank may not have started yet.
             if seen and not lives:
                 raise ConnectionError(
-                    f"the first rank has ended before it listened ({place}): look for its own error message in the output"
+                    f"the first rank has ended before it listened ({place}): look for its own error message in the"
+                    " output"
                 )
             seen = lives
         # One rank speaks for all.

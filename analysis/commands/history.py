@@ -73,7 +73,8 @@ def add(paths: tuple[Path, ...], any_runs: bool, output: Path | None) -> None:
     scored = check_paths(list(paths)).results
     if not scored:
         raise InputError(
-            f"{', '.join(map(str, paths))}: no result_*.txt, so there is nothing to add; expected run folders or packages"
+            f"{', '.join(map(str, paths))}: no result_*.txt, so there is nothing to add; expected run folders or"
+            " packages"
         )
     refused = [item for item in scored if not item.valid and not any_runs]
     for item in scored:

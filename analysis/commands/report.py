@@ -78,8 +78,10 @@ Examples:
     multiple=True,
     nargs=2,
     metavar="FROM TO",
-    help="Split the speed-up between two results into its factors; repeatable. "
-    "A part of a label names a result, such as Fugaku 512.",
+    help=(
+        "Split the speed-up between two results into its factors; repeatable. "
+        "A part of a label names a result, such as Fugaku 512."
+    ),
 )
 @click.option(
     "--price",
@@ -92,8 +94,10 @@ Examples:
     "--index",
     "weights",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="One number for each system: the geometric mean of its speeds against --reference, with the weights of this "
-    "YAML file (docs/report.md).",
+    help=(
+        "One number for each system: the geometric mean of its speeds against --reference, with the weights of this "
+        "YAML file (docs/report.md)."
+    ),
 )
 @click.option("--reference", metavar="SYSTEM", help="With --index: the system that counts as 1.")
 @click.option(
@@ -208,7 +212,8 @@ def _parse_formats(given: str) -> tuple[str, ...]:
     unknown = [name for name in names if name not in FIGURE_FORMATS]
     if unknown:
         raise click.UsageError(
-            f"--figures {given}: no format is called {unknown[0]!r}; expected one or several of {', '.join(FIGURE_FORMATS)}"
+            f"--figures {given}: no format is called {unknown[0]!r}; expected one or several of"
+            f" {', '.join(FIGURE_FORMATS)}"
         )
     return names
 

@@ -101,7 +101,8 @@ def _modules(plugin: Plugin, package: ModuleType) -> Iterator[tuple[str, FigureM
             missing = [part for part in REQUIRED_ATTRIBUTES if not hasattr(module, part)]
             if missing:
                 raise InputError(
-                    f"figure module {module.__name__} has no {' and no '.join(missing)}; expected TITLE and a tuple VIEWS"
+                    f"figure module {module.__name__} has no {' and no '.join(missing)}; expected TITLE and a tuple"
+                    " VIEWS"
                 )
         except Exception as error:
             _print_omission(plugin, name, error)

@@ -79,9 +79,8 @@ def render_answer(study: Study) -> str:
         lost = "no token dropped" if dropped == 0 else f"{dropped:.2g} % of tokens dropped"
         runs = f"{load.runs} run" + ("" if load.runs == 1 else "s")
         sentences.append(
-            f"{render_label(load.label)} ({load.benchmark} {load.size}, {runs}): the busiest expert has {means.iloc[0]:.2f} "
-            "times "
-            f"the mean at first, {means.iloc[-1]:.2f} times in the end; {lost}"
+            f"{render_label(load.label)} ({load.benchmark} {load.size}, {runs}): the busiest expert has"
+            f" {means.iloc[0]:.2f} times the mean at first, {means.iloc[-1]:.2f} times in the end; {lost}"
         )
     return join_statements(sentences)
 

@@ -69,9 +69,9 @@ def _describe_point(placed: PlacedPoint) -> str:
     if not placed.point.flops:
         return f"{result}: {placed.point.name} has no FLOPs"
     return (
-        f"{result}: {describe_roof_share(placed.roof, placed.point.rate / placed.allowed)}, the {placed.point.name} reaches "
-        f"{render_si(placed.point.rate)}FLOP/s of the {render_si(placed.allowed)}FLOP/s at its {placed.point.intensity:.3g} FLOP/B "
-        f"({placed.point.basis} bytes)"
+        f"{result}: {describe_roof_share(placed.roof, placed.point.rate / placed.allowed)}, the {placed.point.name}"
+        f" reaches {render_si(placed.point.rate)}FLOP/s of the {render_si(placed.allowed)}FLOP/s at its"
+        f" {placed.point.intensity:.3g} FLOP/B ({placed.point.basis} bytes)"
     )
 
 
@@ -196,7 +196,8 @@ def render_level_answer(study: Study) -> str:
     first = longest.drop_duplicates(["benchmark", "size", "label"])
     return join_statements(
         [
-            f"{r['label']} ({r['benchmark']} {r['size']}), {r['kernel']}: {describe_roof_share(r['level'], r['share of the roof'])}"
+            f"{r['label']} ({r['benchmark']} {r['size']}), {r['kernel']}:"
+            f" {describe_roof_share(r['level'], r['share of the roof'])}"
             for r in first.to_dict("records")
         ]
     )

@@ -30,10 +30,10 @@ QUESTION = Question(
     needs="several runs",
 )
 CAPTION = (
-    "Standard deviation over mean of time to train, epochs and seconds per epoch, over the runs that reached the target. "
-    "Where epochs spread as wide as time, runs differ by convergence (the seed); where seconds per epoch do, by the "
-    "machine. The table splits the variance of log time into both and their covariance, and has the direction of the "
-    "largest spread on log axes (the principal axis): 100 % is along epochs, 0 % along seconds per epoch."
+    "Standard deviation over mean of time to train, epochs and seconds per epoch, over the runs that reached the"
+    " target. Where epochs spread as wide as time, runs differ by convergence (the seed); where seconds per epoch do,"
+    " by the machine. The table splits the variance of log time into both and their covariance, and has the direction"
+    " of the largest spread on log axes (the principal axis): 100 % is along epochs, 0 % along seconds per epoch."
 )
 PARTS = (("run_s", "time to train", BLUE), ("epochs", "epochs", VERMILION), ("tau_s", "seconds per epoch", GREEN))
 

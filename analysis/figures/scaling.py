@@ -91,8 +91,9 @@ def build_table(study: Study) -> pd.DataFrame:
                     "other": factors_to.other,
                     SCALING: factors_to.system if fixed else None,
                     **predicted,
-                    "models": why
-                    or "; ".join(f"{m.name} {m.form}, left-out error {100 * m.loo_error:.1f} %" for m in models),
+                    "models": (
+                        why or "; ".join(f"{m.name} {m.form}, left-out error {100 * m.loo_error:.1f} %" for m in models)
+                    ),
                 }
             )
     if not lines:
@@ -107,8 +108,8 @@ def render_answer(study: Study) -> str:
     last = build_table(study).groupby("series", sort=True).tail(1)
     return join_statements(
         [
-            f"{row['series']}: {100 * row['efficiency']:.0f} % at {row['size']:g} {row['counts']} "
-            f"(system {100 * row['system']:.0f} %, algorithmic {100 * row['algorithmic']:.0f} %){_describe_prediction(row)}"
+            f"{row['series']}: {100 * row['efficiency']:.0f} % at {row['size']:g} {row['counts']} (system"
+            f" {100 * row['system']:.0f} %, algorithmic {100 * row['algorithmic']:.0f} %){_describe_prediction(row)}"
             for row in last.to_dict("records")
         ]
     )

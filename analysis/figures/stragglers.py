@@ -113,7 +113,10 @@ def _describe_result(item: ResultRanks) -> str:
             f"epoch{'s' * (result.blocks > 1)} on {len(result.own_s)} ranks are too few to tell a slow rank from luck"
         )
     if result.p < SIGNIFICANCE_LEVEL:
-        return f"{label}: no rank costs 1 % of the step; rank {result.slow} waits least, its excess is {share} (p = {result.p:.2g})"
+        return (
+            f"{label}: no rank costs 1 % of the step; rank {result.slow} waits least, its excess is {share} (p ="
+            f" {result.p:.2g})"
+        )
     return f"{label}: no rank stands out, luck explains a gap of {render_si(result.gap_s)}s a step (p = {result.p:.2g})"
 
 

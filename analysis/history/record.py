@@ -180,7 +180,8 @@ def write_record(folder: Path, record: Record, known: Iterable[Record]) -> Path 
     except FileExistsError:  # another process added it meanwhile
         if _read(path).logs != record.logs:
             raise InputError(
-                f"{path}: the record exists already, with other logs, and is never overwritten; move it away and add again"
+                f"{path}: the record exists already, with other logs, and is never overwritten; move it away and add"
+                " again"
             ) from None
         return None
     return path
@@ -209,13 +210,14 @@ def _read(path: Path) -> Record:
         when = None
     if when is None or when.tzinfo is None:
         raise InputError(
-            f"{path}: field `date` is {record.date!r}; expected a date and time with its zone, such as 2026-09-21T02:00:00+00:00"
+            f"{path}: field `date` is {record.date!r}; expected a date and time with its zone, such as"
+            " 2026-09-21T02:00:00+00:00"
         )
     # An edited fact would name a false cause of a change
     if record.facts_sha256 != _compute_digest(record.facts):
         raise InputError(
-            f"{path}: field `facts_sha256` does not match the facts: the file was edited; restore it, or delete it and add the "
-            "result again"
+            f"{path}: field `facts_sha256` does not match the facts: the file was edited; restore it, or delete it and"
+            " add the result again"
         )
     for name, seconds in (("time_s", record.time_s), ("epoch_s", record.epoch_s)):
         # A judge takes logarithms of these times
@@ -538,7 +540,8 @@ def render_table(verdict: SeriesVerdict, rate: float) -> list[str]:
         runs = len(_times(record, verdict.quantity))
         bar = "#" * round(30 * value / top)
         text.append(
-            f"  {mark} {record.date[:16]}  {render_duration(value):>10}  n={runs:<3} {bar:30}  {record.score or 'no score'}"
+            f"  {mark} {record.date[:16]}  {render_duration(value):>10}  n={runs:<3} {bar:30} "
+            f" {record.score or 'no score'}"
         )
     text += details
     if verdict.trend is not None:
@@ -575,20 +578,24 @@ def _verdict_data(verdict: SeriesVerdict) -> dict[str, Any]:
         "rate": verdict.rate,
         "results_needed": compute_min_results(verdict.rate),
         "largest_correlation": verdict.correlation,
-        "newest_to_best": None
-        if standing is None
-        else {
-            "ratio": standing.size.ratio,
-            "interval": standing.size.interval,
-            "newest": [standing.newest[0] + 1, standing.newest[1]],
-            "best": [standing.best[0] + 1, standing.best[1]],
-        },
-        "trend_percent_in_30_days": None
-        if trend is None
-        else {
-            "slope": _convert_slope(trend.slope),
-            "interval": [_convert_slope(each) if math.isfinite(each) else None for each in (trend.low, trend.high)],
-        },
+        "newest_to_best": (
+            None
+            if standing is None
+            else {
+                "ratio": standing.size.ratio,
+                "interval": standing.size.interval,
+                "newest": [standing.newest[0] + 1, standing.newest[1]],
+                "best": [standing.best[0] + 1, standing.best[1]],
+            }
+        ),
+        "trend_percent_in_30_days": (
+            None
+            if trend is None
+            else {
+                "slope": _convert_slope(trend.slope),
+                "interval": [_convert_slope(each) if math.isfinite(each) else None for each in (trend.low, trend.high)],
+            }
+        ),
         "changes": [_change_data(found) for found in verdict.found],
         "not_sure": [_change_data(found) for found in verdict.doubtful],
         "results": [

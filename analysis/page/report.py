@@ -192,9 +192,9 @@ def _document(content: _Content) -> str:
         "verdicts": [item.as_dict() for item in content.checked],
         "results": _convert_to_records(content.study.results),
         "issues": [vars(issue) for issue in content.issues],
-        "index": {name: _convert_to_records(table) for name, table in build_index_tables(index).items()}
-        if index
-        else None,
+        "index": (
+            {name: _convert_to_records(table) for name, table in build_index_tables(index).items()} if index else None
+        ),
         "figures": [
             {
                 "name": picture.name,

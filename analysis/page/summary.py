@@ -260,8 +260,8 @@ def _sentences(
             yield f"Against its ceilings: {answers['extended_roofline']}."
         elif not study.distinct["published"].all():
             yield (
-                "How good that is for its machine is not known: `mlhpc ceilings -o ceilings.json` measures the ceilings; "
-                "give the file among the report's paths."
+                "How good that is for its machine is not known: `mlhpc ceilings -o ceilings.json` measures the"
+                " ceilings; give the file among the report's paths."
             )
         if answers.get("beside_published"):
             yield f"In the published field: {answers['beside_published']}."
@@ -279,7 +279,8 @@ def _describe_result(row: Mapping[object, object], study: Study) -> str:
     share = f"; {100 * float(train) / float(run):.0f} % of that is training" if run and not is_absent(train) else ""  # type: ignore[arg-type]
     return (
         f"{row['label']} {verb} of {row['benchmark']} ({row['size']}) in {render_seconds(float(score))}{interval}{share}; "  # type: ignore[arg-type]
-        f"{row['n_reached']} of {row['n_started']} runs reached it{_describe_other_processes(pd.DataFrame([row]), study)}."
+        f"{row['n_reached']} of {row['n_started']} runs reached"
+        f" it{_describe_other_processes(pd.DataFrame([row]), study)}."
     )
 
 

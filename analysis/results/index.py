@@ -340,7 +340,8 @@ def read_prices(given: Sequence[str]) -> Prices | None:
             # YAML files and options may be mixed; which of two prices holds would depend on their order
             if device in rates:
                 raise InputError(
-                    f"{where}: {device} has a price already, from {rates[device][2]}; expected one price for each device"
+                    f"{where}: {device} has a price already, from {rates[device][2]}; expected one price for each"
+                    " device"
                 )
             amount, unit = _parse(rate, where)
             rates[device] = (amount, unit, where)
@@ -348,7 +349,8 @@ def read_prices(given: Sequence[str]) -> Prices | None:
     units = {unit: where for _, unit, where in rates.values()}
     if len(units) > 1:
         raise InputError(
-            f"prices have different units: {' and '.join(f'{unit} ({at})' for unit, at in units.items())}; expected one unit"
+            f"prices have different units: {' and '.join(f'{unit} ({at})' for unit, at in units.items())}; expected one"
+            " unit"
         )
     return Prices({device: amount for device, (amount, _, _) in rates.items()}, next(iter(units))) if rates else None
 

@@ -191,8 +191,10 @@ def compute_bounds(step_s: float, demands: Mapping[Resource, Demand], roofs: Map
 _LIKELY_REASONS = {
     "counted": "counters of another run or level",
     "logged": "a wrong unit, or a ceiling measured in another regime (message size, cache state, concurrency)",
-    "algorithmic": "algorithmic bytes are what operators read and write, and caches serve part of it: "
-    "this needs counters of the memory level",
+    "algorithmic": (
+        "algorithmic bytes are what operators read and write, and caches serve part of it: "
+        "this needs counters of the memory level"
+    ),
     "modelled": "the model's assumptions (number format, data in memory) do not hold for this run",
 }
 
@@ -204,10 +206,9 @@ def explain_contradiction(term: Term, step_s: float) -> str | None:
         return None
     unit = UNITS[term.resource]
     return (
-        f"{RESOURCE_NAMES[term.resource]}: {render_si(term.demand.amount)}{unit} ({term.demand.basis}) in {render_si(step_s)}s is "
-        f"{render_si(term.demand.amount / step_s)}{unit}/s, above the roof of {render_si(term.roof.per_s)}{unit}/s "
-        f"({term.roof.name}); "
-        f"{_LIKELY_REASONS[term.demand.basis]}"
+        f"{RESOURCE_NAMES[term.resource]}: {render_si(term.demand.amount)}{unit} ({term.demand.basis}) in"
+        f" {render_si(step_s)}s is {render_si(term.demand.amount / step_s)}{unit}/s, above the roof of"
+        f" {render_si(term.roof.per_s)}{unit}/s ({term.roof.name}); {_LIKELY_REASONS[term.demand.basis]}"
     )
 
 
@@ -249,7 +250,10 @@ def explain_above_roof(point: Point, peak: Roof, bandwidth: Roof) -> str | None:
         return None
     roof = peak if peak.per_s <= bandwidth.per_s * point.intensity else bandwidth
     cause = "the number format or the FLOP count is wrong" if roof is peak else _LIKELY_REASONS[point.basis]
-    return f"{point.name}: {render_si(point.rate)}FLOP/s is above the {render_si(allowed)}FLOP/s that {roof.name} allows; {cause}"
+    return (
+        f"{point.name}: {render_si(point.rate)}FLOP/s is above the {render_si(allowed)}FLOP/s that {roof.name} allows;"
+        f" {cause}"
+    )
 
 
 @dataclass(frozen=True)

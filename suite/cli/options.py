@@ -189,8 +189,10 @@ def tolerance_option() -> Decorator:
         default=0.0,
         show_default=True,
         metavar="PERCENT",
-        help="Percentage of slowdown that is accepted: `slower` needs the whole interval above it, `equivalent` the "
-        "whole interval below it. An interval wholly below 1 is `faster`, with or without a tolerance.",
+        help=(
+            "Percentage of slowdown that is accepted: `slower` needs the whole interval above it, `equivalent` the "
+            "whole interval below it. An interval wholly below 1 is `faster`, with or without a tolerance."
+        ),
     )
 
 
@@ -219,8 +221,10 @@ card_option = click.option(  # of every command that judges: what cards say is r
     callback=_add_cards,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="YAML card (metric, target, rules) of a benchmark whose code is not installed, such as tides.yaml; repeatable. "
-    f"Cards in ${CARDS}, separated as in PATH, are always read.",
+    help=(
+        "YAML card (metric, target, rules) of a benchmark whose code is not installed, such as tides.yaml; repeatable. "
+        f"Cards in ${CARDS}, separated as in PATH, are always read."
+    ),
 )
 
 

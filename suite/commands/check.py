@@ -53,20 +53,27 @@ FORMATS: dict[str, Callable[[Verdict], str]] = {
     "waive_file",
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="YAML file of findings that reviewers accept: a list `waivers` of rule, path, reason, who. "
-    "They are listed, but do not count.",
+    help=(
+        "YAML file of findings that reviewers accept: a list `waivers` of rule, path, reason, who. "
+        "They are listed, but do not count."
+    ),
 )
 @click.option(
     "--rcp",
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Epochs that reference runs needed, for batch sizes that the rules lack: "
-    "JSON file of `mlhpc workload rcp record` or of MLCommons' rcp_checker.",
+    help=(
+        "Epochs that reference runs needed, for batch sizes that the rules lack: "
+        "JSON file of `mlhpc workload rcp record` or of MLCommons' rcp_checker."
+    ),
 )
 @click.option(
     "--explain",
     metavar="RULE",
-    help="Print what a rule asks, why, its severity, and how to mend a finding, such as --explain last-eval; check nothing.",
+    help=(
+        "Print what a rule asks, why, its severity, and how to mend a finding, such as --explain last-eval; check"
+        " nothing."
+    ),
 )
 @click.option("--list-rules", is_flag=True, help="Print all rules, one on each line.")
 @click.option(

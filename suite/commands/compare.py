@@ -177,8 +177,8 @@ def render_comparison(item: Comparison, tolerance: float, confidence: float, *, 
     within = f" within {tolerance:g} %" if item.verdict == Outcome.EQUIVALENT else ""
     a, b = (f"{item.a} (A)", f"{item.b} (B)") if reasons else (item.a, item.b)  # reasons speak of A and B
     return (
-        f"{item.what}: {b} takes {item.ratio.ratio:.4f} times as long as {a}, {level} ({item.runs_b} and {item.runs_a} runs, "
-        f"{item.score_b} and {item.score_a}): {item.verdict}{more}{within}{reasons}{_render_energy(item.energy)}"
+        f"{item.what}: {b} takes {item.ratio.ratio:.4f} times as long as {a}, {level} ({item.runs_b} and {item.runs_a}"
+        f" runs, {item.score_b} and {item.score_a}): {item.verdict}{more}{within}{reasons}{_render_energy(item.energy)}"
     )
 
 
@@ -200,7 +200,8 @@ def _pair_results(a: Path, b: Path) -> list[tuple[Result, Result]]:
     shared = [kind for kind in first if kind in second]
     if not shared:
         raise InputError(
-            f"{a} and {b} have no benchmark and size in common: {a} has {_render_kinds(first)}; {b} has {_render_kinds(second)}"
+            f"{a} and {b} have no benchmark and size in common: {a} has {_render_kinds(first)}; {b} has"
+            f" {_render_kinds(second)}"
         )
     for path, results in ((a, first), (b, second)):
         for kind in shared:

@@ -171,8 +171,10 @@ def describe(root: Path, output: Path | None) -> None:
 @click.option(
     "--from",
     "source",
-    help="Archive or folder on this machine with the public files. "
-    "Without it, moe_lm is downloaded by pip; for others the command prints the address.",
+    help=(
+        "Archive or folder on this machine with the public files. "
+        "Without it, moe_lm is downloaded by pip; for others the command prints the address."
+    ),
 )
 @output_option("Folder for the public files.", "$MLHPC_DATA or data/<workload>-public")
 def fetch(workload: str, source: str | None, output: Path | None) -> None:
@@ -184,7 +186,8 @@ def fetch(workload: str, source: str | None, output: Path | None) -> None:
         told = {"progress": tell} if "progress" in signature(function).parameters else {}
         function(folder, source=source, **told)
     print_line(
-        f"{folder}: checked and complete; mlhpc data convert {workload} {shlex.quote(str(folder))} makes a data set of it"
+        f"{folder}: checked and complete; mlhpc data convert {workload} {shlex.quote(str(folder))} makes a data set"
+        " of it"
     )
 
 
@@ -287,6 +290,7 @@ def _find_generator_function(generator: Any, workload: str, name: str) -> Callab
     function = getattr(generator, name, None)
     if function is None:
         raise InputError(
-            f"{workload}: `mlhpc data {name}` does not support this workload: its generator module has no function {name}"
+            f"{workload}: `mlhpc data {name}` does not support this workload: its generator module has no function"
+            f" {name}"
         )
     return function  # type: ignore[no-any-return]

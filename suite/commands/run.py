@@ -78,7 +78,9 @@ Examples:
     "--mode",
     type=click.Choice(["strong", "weak"]),
     default="strong",
-    help="strong: runs are scored by time to train. weak: one of many instances at once, scored by throughput. [strong]",
+    help=(
+        "strong: runs are scored by time to train. weak: one of many instances at once, scored by throughput. [strong]"
+    ),
 )
 @click.option(
     "--resume",
@@ -302,7 +304,10 @@ def _render_summary(folder: RunFolder, workload: str, runs: int) -> str:
     ]
     reached, left = f"{codes.count(0)} of {runs} {noun} reached the target", codes.count(None)
     if left:
-        return f"{reached}, {left} not finished; to go on: mlhpc run {workload} --output {shlex.quote(str(folder.root))} --resume"
+        return (
+            f"{reached}, {left} not finished; to go on: mlhpc run {workload} --output {shlex.quote(str(folder.root))}"
+            " --resume"
+        )
     return f"{reached}; next: mlhpc score {shlex.quote(str(folder.root))} --explain"
 
 

@@ -138,7 +138,8 @@ def print_goodput(folders: Sequence[RunFolder], mtbf_h: float | None, style: str
         raise click.exceptions.Exit(ExitCode.FINDINGS)
     if not found:
         raise InputError(
-            f"{', '.join(str(folder.root) for folder in folders)}: no log has an event yet; repeat the command when a run has begun"
+            f"{', '.join(str(folder.root) for folder in folders)}: no log has an event yet; repeat the command when a"
+            " run has begun"
         )
     advice = compute_advice(found, None if mtbf_h is None else 3600 * mtbf_h)
     if style == JSON:

@@ -152,7 +152,10 @@ def render_table(verdict: Verdict) -> str:
     """
     empty = _find_empty_log(verdict)
     if empty is not None:
-        return f"{_render_level(empty):7}  {empty.rule:20}  {render_location(empty)}: {render_printable(_render_message(empty))}"
+        return (
+            f"{_render_level(empty):7}  {empty.rule:20}  {render_location(empty)}:"
+            f" {render_printable(_render_message(empty))}"
+        )
     lines = []
     for finding, more in _order_findings(verdict):
         text = (

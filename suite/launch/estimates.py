@@ -128,7 +128,8 @@ def render_cost(cost: Cost, time_limit_s: int) -> list[str]:
     else:
         lines.append(f"time             {render_duration(cost.job_s)} of training, modelled ({cost.pace.source})")
         lines.append(
-            f"node-hours       {cost.node_hours:.3g}, modelled; the time limit allows {_render_limit(cost, time_limit_s)}"
+            f"node-hours       {cost.node_hours:.3g}, modelled; the time limit allows"
+            f" {_render_limit(cost, time_limit_s)}"
         )
     files = "" if cost.data.files is None else f" in {cost.data.files} files"
     lines.append(f"data set         {render_bytes(cost.data.bytes)}{files} ({cost.data.source})")
@@ -156,9 +157,9 @@ def find_obstacles(cost: Cost, time_limit_s: int, *, trials: int, required: int,
         )
     elif not array and fit < cost.trials_in_sequence:
         found.append(
-            f"about {fit} of {cost.trials_in_sequence} runs of {run} fit in the time limit of {limit}: the one that "
-            "is cut "
-            f"would be resumed and not scored; ask for --time-limit {_suggest_time_limit(cost.job_s or 0.0)}, or --array"
+            f"about {fit} of {cost.trials_in_sequence} runs of {run} fit in the time limit of {limit}: the one that is"
+            f" cut would be resumed and not scored; ask for --time-limit {_suggest_time_limit(cost.job_s or 0.0)}, or"
+            " --array"
         )
     return found
 

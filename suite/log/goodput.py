@@ -222,7 +222,8 @@ def estimate_mtbf_s(up_s: float, interruptions: int, confidence: float = 0.9) ->
         from scipy import stats
     except ImportError:
         raise InputError(
-            f"the time between failures cannot be estimated: {explain_not_installed('scipy')}; or state it with --mtbf-h"
+            f"the time between failures cannot be estimated: {explain_not_installed('scipy')}; or state it with"
+            " --mtbf-h"
         ) from None
     tail = (1.0 - confidence) / 2
     low = 2.0 * up_s / stats.chi2.ppf(1.0 - tail, 2 * interruptions + 2)
@@ -275,8 +276,8 @@ def render_advice(advice: dict[str, Any]) -> str:
         low, high = advice["mtbf_interval_s"]
         basis = f"from {advice['interruptions']} seen, 90 % {render_duration_range(low, high)}"
     return (
-        f"checkpoint.interval_s={advice['interval_s']:.3g} (Daly; Young {advice['young_s']:.3g}) for a failure every "
-        f"{render_duration(advice['mtbf_s'])} ({basis}), a checkpoint that stalls {render_duration(advice['save_s'])} and a "
-        "restart of "
-        f"{render_duration(advice['restart_s'])}; then {advice['expected_ratio']:.1%} would count (modelled)"
+        f"checkpoint.interval_s={advice['interval_s']:.3g} (Daly; Young {advice['young_s']:.3g}) for a failure every"
+        f" {render_duration(advice['mtbf_s'])} ({basis}), a checkpoint that stalls {render_duration(advice['save_s'])}"
+        f" and a restart of {render_duration(advice['restart_s'])}; then {advice['expected_ratio']:.1%} would count"
+        " (modelled)"
     )

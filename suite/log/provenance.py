@@ -112,7 +112,10 @@ def _find_redaction_problem(path: Path, logged: Mapping[str, Any]) -> str | None
         if isinstance(said, Mapping) and isinstance(found, Mapping):
             open_parts += [(f"{at}.{key}".lstrip("."), value, found.get(key)) for key, value in said.items()]
         elif said != found and said not in ({}, []) and not may_be_redacted(said, found):
-            return f"is called redacted, and has {render_repr(at)} = {render_repr(found)}; the log says {render_repr(said)}"
+            return (
+                f"is called redacted, and has {render_repr(at)} = {render_repr(found)}; the log says"
+                f" {render_repr(said)}"
+            )
     return None
 
 

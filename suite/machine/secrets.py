@@ -97,7 +97,10 @@ _PLACES = tuple(
         r"-pass(?:in|out)?[ \t]+pass:([^\s\"'$]{3,})",  # openssl
         r"\blogin[ \t]+\S+\s+password[ \t]+(\S+)",  # .netrc
         # echo PASSWORD | docker login --password-stdin
-        r"\b(?:echo|printf)[ \t]+(?:-n[ \t]+)?[\"']?([^\s\"'$|]+)[\"']?[ \t]*\|[^\n]{0,300}(?:-stdin|--with-token|\bsudo[ \t]+-S)",
+        (
+            r"\b(?:echo|printf)[ \t]+(?:-n[ \t]+)?[\"']?([^\s\"'$|]+)[\"']?["
+            r" \t]*\|[^\n]{0,300}(?:-stdin|--with-token|\bsudo[ \t]+-S)"
+        ),
         r"\b(?:login|passwd|with-token|stdin)\b[^\n]{0,300}<<<[ \t]*[\"']?([^\s\"'$]{3,})",
     )
 )

@@ -193,7 +193,8 @@ def _check_one_suite(runs: Sequence[Run]) -> None:
             one, other = getattr(runs[0].info, what), getattr(run.info, what)
             if one != other:
                 raise InputError(
-                    f"{run.folder.root}: {what} is {other}, in {runs[0].folder.root} {one}; package them with separate commands"
+                    f"{run.folder.root}: {what} is {other}, in {runs[0].folder.root} {one}; package them with separate"
+                    " commands"
                 )
 
 
@@ -245,8 +246,8 @@ def _check_submitter(runs: Sequence[Run], submitter: str) -> None:
             if run.info.loop is not None:
                 again = f"submission: {{org: {submitter}}} in the configuration of mlhpc.Run"
             raise InputError(
-                f"{record.path}: the log names the submitter {record.org!r} (submission_org), the package {submitter!r}; "
-                f"give --submitter {record.org!r}, or repeat the training with {again}"
+                f"{record.path}: the log names the submitter {record.org!r} (submission_org), the package"
+                f" {submitter!r}; give --submitter {record.org!r}, or repeat the training with {again}"
             )
 
 

@@ -132,7 +132,8 @@ def _check_subject(records: Sequence[RunRecord], benchmark: Benchmark, subject: 
             )
         if (record.benchmark, record.size) != (benchmark.name, benchmark.size):
             raise InputError(
-                f"{record.path}: a log of {record.benchmark} {record.size} in a run of {subject}; move it out of the run folder"
+                f"{record.path}: a log of {record.benchmark} {record.size} in a run of {subject}; move it out of the"
+                " run folder"
             )
 
 
@@ -188,7 +189,9 @@ def list_notes(results: Sequence[Result], division: str, submitter: str) -> Iter
     """Yield notes for a person: runs that do not count, and logs that disagree with the package."""
     for result in results:
         for record in result.pruned:
-            yield f"{record.path}: pruned: {find_failure(record, result.benchmark) or f'seed {record.seed} is repeated'}"
+            yield (
+                f"{record.path}: pruned: {find_failure(record, result.benchmark) or f'seed {record.seed} is repeated'}"
+            )
         for record in result.scored:
             if record.division != division:
                 yield f"{record.path}: submission_division is {record.division!r}, not {division!r}"

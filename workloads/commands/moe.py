@@ -83,23 +83,29 @@ Examples:
 @click.option(
     "--capacity",
     type=FiniteRange(),
-    help="Room of an expert as a multiple of its mean load, such as 1.25; 0: as much as needed; "
-    "negative: as needed, up to its absolute value. Only for dispatch capacity and einsum.",
+    help=(
+        "Room of an expert as a multiple of its mean load, such as 1.25; 0: as much as needed; "
+        "negative: as needed, up to its absolute value. Only for dispatch capacity and einsum."
+    ),
 )
 @click.option(
     "--backend",
     type=click.Choice(["auto", "loop", "onednn", "bmm", "grouped_mm", "triton"]),
     default="auto",
     show_default=True,
-    help="Kernel that multiplies the experts; auto measures which is fastest. triton fuses gather and product, on a GPU.",
+    help=(
+        "Kernel that multiplies the experts; auto measures which is fastest. triton fuses gather and product, on a GPU."
+    ),
 )
 @click.option(
     "--load",
     type=click.Choice(["router", "uniform", "skewed"]),
     default="router",
     show_default=True,
-    help="Which experts tokens go to: router lets the layer choose, uniform uses all equally, skewed sends two thirds "
-    "of the tokens to one expert.",
+    help=(
+        "Which experts tokens go to: router lets the layer choose, uniform uses all equally, skewed sends two thirds "
+        "of the tokens to one expert."
+    ),
 )
 @click.option(
     "--r",
@@ -313,16 +319,24 @@ def _layer_table(result: dict[str, Any]) -> str:
     load, shape = result["load"], result["shape"]
     moe = shape["moe"]
     lines = [
-        f"{result['ranks']} ranks, {shape['tokens']} tokens each, d {shape['width']}, h {moe['hidden']}, "
-        f"E {moe['experts']}, k {moe['top_k']}, {moe['dispatch']}, {moe['backend']}, {shape['load']} load, "
-        f"{shape['dtype']}, {result['device']}",
-        f"layer {1e3 * result['layer_s']:.1f} ms, "
-        f"dense FFN of equal FLOPs {1e3 * result['dense_s']:.1f} ms (forward and backward)",
-        f"ratio {result['ratio']:.3f} (median of {len(result['pairs_s'])} pairs, {result['ratio_low']:.3f} to "
-        f"{result['ratio_high']:.3f}); useful {result['useful_tflops']:.3f} TFLOP/s, "
-        f"executed {result['executed_tflops']:.3f}",
-        f"imbalance {load['imbalance']:.2f}, dropped {100 * load['drop_rate']:.1f} %, "
-        f"capacity needed {load['needed_capacity']:.2f}, padding {100 * load['padding_waste']:.1f} %",
+        (
+            f"{result['ranks']} ranks, {shape['tokens']} tokens each, d {shape['width']}, h {moe['hidden']}, "
+            f"E {moe['experts']}, k {moe['top_k']}, {moe['dispatch']}, {moe['backend']}, {shape['load']} load, "
+            f"{shape['dtype']}, {result['device']}"
+        ),
+        (
+            f"layer {1e3 * result['layer_s']:.1f} ms, "
+            f"dense FFN of equal FLOPs {1e3 * result['dense_s']:.1f} ms (forward and backward)"
+        ),
+        (
+            f"ratio {result['ratio']:.3f} (median of {len(result['pairs_s'])} pairs, {result['ratio_low']:.3f} to "
+            f"{result['ratio_high']:.3f}); useful {result['useful_tflops']:.3f} TFLOP/s, "
+            f"executed {result['executed_tflops']:.3f}"
+        ),
+        (
+            f"imbalance {load['imbalance']:.2f}, dropped {100 * load['drop_rate']:.1f} %, "
+            f"capacity needed {load['needed_capacity']:.2f}, padding {100 * load['padding_waste']:.1f} %"
+        ),
     ]
     total = sum(result["phases_s"].values())
     for name, seconds in result["phases_s"].items():

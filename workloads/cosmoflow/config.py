@@ -56,7 +56,8 @@ class CosmoFlowConfig(Hyperparameters, frozen=True, kw_only=True):
         has_constants = self.input_mean is not None and self.input_std is not None and min(self.input_std) > 0
         if (self.input_norm == "log1p_standard") != has_constants:
             raise InputError(
-                f"input_norm is {self.input_norm}: log1p_standard needs input_mean and a positive input_std, log1p neither"
+                f"input_norm is {self.input_norm}: log1p_standard needs input_mean and a positive input_std, log1p"
+                " neither"
             )
 
     def scale(self, global_batch_size: int) -> float:

@@ -256,8 +256,8 @@ def split_validation_rows(text: bytes, settings: DataSize) -> NDArray[np.uint8]:
     pieces = (len(text) - 1) // settings.context
     if pieces < settings.validation_rows:
         raise InputError(
-            f"the validation text gives {pieces} rows of {settings.context} bytes, expected {settings.validation_rows}; "
-            "add text"
+            f"the validation text gives {pieces} rows of {settings.context} bytes, expected {settings.validation_rows};"
+            " add text"
         )
     chosen = np.arange(settings.validation_rows) * pieces // settings.validation_rows
     columns = chosen[:, None] * settings.context + np.arange(settings.context + 1)

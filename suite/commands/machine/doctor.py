@@ -324,7 +324,10 @@ def judge_clock(skew: float | None, synchronised: bool | None, folder: Path) -> 
     if skew is None:
         difference = Check("clock", True, f"not compared: no file can be written in {folder}", "nodes")
     else:
-        found = f"a new file in {folder} is {render_duration(abs(skew))} {'ahead of' if skew > 0 else 'behind'} this node's clock"
+        found = (
+            f"a new file in {folder} is {render_duration(abs(skew))} {'ahead of' if skew > 0 else 'behind'} this node's"
+            " clock"
+        )
         difference = Check("clock", abs(skew) <= SKEW_S, found, "nodes", fix, f"at most {render_duration(SKEW_S)}")
     state = {True: "synchronised", False: "not synchronised", None: "the kernel does not say"}[synchronised]
     return [difference, Check("time service", synchronised is not False, state, "nodes", fix, "synchronised")]

@@ -415,7 +415,8 @@ def show(workload: str, style: str) -> None:
             apart = card.between_evals(batch)
             bound = rcp_limit.compute_limit(epochs, batch, card.required_runs, confidence, between_evals=apart)
             least = (
-                f", a submission needs at least {bound.minimum:.3f}: it would not show if {bound.unseen:.3g} were missing"
+                f", a submission needs at least {bound.minimum:.3f}: it would not show if {bound.unseen:.3g} were"
+                " missing"
                 if bound
                 else ""
             )
@@ -486,14 +487,16 @@ def _find_subject(logs: Sequence[RunRecord]) -> tuple[Descriptor, str]:
     named = {(item.benchmark, item.size) for item in logs}
     if len(named) != 1:
         raise InputError(
-            f"the logs are of several benchmarks or sizes: {sorted(map(str, named))}; record each with a command of its own"
+            f"the logs are of several benchmarks or sizes: {sorted(map(str, named))}; record each with a command of"
+            " its own"
         )
     benchmark, size = next(iter(named))
     # Logs name a benchmark by its MLPerf name, not by the workload's.
     workload = next((item for item in load_descriptors().values() if item.card().mlperf_name == benchmark), None)
     if workload is None or size is None:
         raise InputError(
-            f"{logs[0].path}: benchmark {benchmark!r} of size {size!r} is not installed here; mlhpc workload list shows what is"
+            f"{logs[0].path}: benchmark {benchmark!r} of size {size!r} is not installed here; mlhpc workload list shows"
+            " what is"
         )
     workload.card().size(size)
     return workload, size

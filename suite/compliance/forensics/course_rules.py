@@ -2,6 +2,7 @@
 
 The time and the epochs of a run are single numbers, easily edited. The events around them are not.
 """
+
 # ruff: noqa: D103  the explanation of a rule is the second argument of its decorator, where --explain finds it
 
 from __future__ import annotations
@@ -195,7 +196,8 @@ def check_throughput_run(context: LogContext) -> Iterator[LogBreach]:
 
 @log_rule(
     "throughput-true",
-    "the logged throughput agrees with the samples and the time of the epoch within 3 %, 0.1 s of the clock and a pause of 2 s",
+    "the logged throughput agrees with the samples and the time of the epoch within 3 %, 0.1 s of the clock and a pause"
+    " of 2 s",
     OURS,
 )
 def check_throughput_true(context: LogContext) -> Iterator[LogBreach]:

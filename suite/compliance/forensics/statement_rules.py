@@ -2,6 +2,7 @@
 
 A new file in the package is a new reader in the rows that it speaks of.
 """
+
 # ruff: noqa: D103  the explanation of a rule is the second argument of its decorator, where --explain finds it
 
 from __future__ import annotations
@@ -320,7 +321,8 @@ RESULT_STATEMENTS = (
 
 @result_rule(
     "statements-agree",
-    "what a package states in several files is the same in all: settings, seeds, times, score, cores, memory within 25 %",
+    "what a package states in several files is the same in all: settings, seeds, times, score, cores, memory within"
+    " 25 %",
     OURS,
 )
 def check_statements_agree(result: Result) -> Iterator[ResultBreach]:

@@ -1,4 +1,5 @@
 """The rules for the runs of one result together."""
+
 # ruff: noqa: D103  the explanation of a rule is the second argument of its decorator, where --explain finds it
 
 from __future__ import annotations
@@ -94,7 +95,10 @@ def check_config_drift(result: Result) -> Iterator[ResultBreach]:
             if value != first_value:
                 yield (
                     run.path,
-                    f"run_config has another {name} than {render_log_name(first)}{_describe_differences(value, first_value)}",
+                    (
+                        f"run_config has another {name} than"
+                        f" {render_log_name(first)}{_describe_differences(value, first_value)}"
+                    ),
                 )
                 break
 
@@ -180,8 +184,10 @@ def check_rcp_wide(result: Result) -> Iterator[ResultBreach]:
     advice = f"; {useful} reference runs in place of {bound.runs} would show more" if bound.runs < useful else ""
     yield (
         None,
-        f"the reference points would not show it if {bound.unseen:.3g} of {_render_amount(bound.mean, result)} were "
-        f"missing: the reference runs spread by {bound.std:.3g}{advice}",
+        (
+            f"the reference points would not show it if {bound.unseen:.3g} of {_render_amount(bound.mean, result)} were"
+            f" missing: the reference runs spread by {bound.std:.3g}{advice}"
+        ),
     )
 
 

@@ -154,8 +154,10 @@ _CHUNK_BYTES = 2**19
 _TOKEN = b":::MLLOG"
 _READING_BYTES = 24
 _READING = re.compile(
-    rb'^:::MLLOG \{"namespace": ?"", ?"time_ms": ?(\d{1,15}), ?"event_type": ?"POINT_IN_TIME", ?"key": ?"power_reading", ?'
-    rb'"value": ?(-?(?:0|[1-9]\d{0,14})(?:\.\d{1,20})?), ?"metadata": ?(?:""|\{\}|\{"[a-z_]{1,40}": ?"[\w.:-]{0,80}"\})\}\r?\n',
+    rb'^:::MLLOG \{"namespace": ?"", ?"time_ms": ?(\d{1,15}), ?"event_type": ?"POINT_IN_TIME", ?"key":'
+    rb' ?"power_reading", ?'
+    rb'"value": ?(-?(?:0|[1-9]\d{0,14})(?:\.\d{1,20})?), ?"metadata": ?(?:""|\{\}|\{"[a-z_]{1,40}":'
+    rb' ?"[\w.:-]{0,80}"\})\}\r?\n',
     re.MULTILINE,
 )
 _NAME = re.compile(r"(node|sw|part)_(\d{1,6})(?:_.*)?")

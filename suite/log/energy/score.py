@@ -427,8 +427,9 @@ def _list_assumptions(log: PowerLog, inside: Sequence[tuple[float, float]], most
             wide = "the interval is wide" if rated else "there is no interval"
             limit = "" if rated else ", and no rating_w limits it"
             yield (
-                f"{name}: {wide} because a load in step with the readings, every {render_duration(statistics.median(steps))}, "
-                f"would not show{limit}; read means (reads: mean), or at random intervals"
+                f"{name}: {wide} because a load in step with the readings, every"
+                f" {render_duration(statistics.median(steps))}, would not show{limit}; read means (reads: mean), or at"
+                " random intervals"
             )
         elif not rated:
             yield f"{name}: no power above {most_w:.4g} W, the highest reading, is assumed; rating_w states the limit"

@@ -306,7 +306,10 @@ def judge_epochs(
         why = f"the run with seed {failed[0]} did not reach the target; that of the package did"
         return make_level_verdict(CONVERGENCE, LevelOutcome.NOT_REPRODUCED, why, cause, compared)
     if all(seed in was and was[seed] == now[seed] for seed in now):
-        same = f"{_render_amounts(reached, unit)} to the target, as in the package with the same seed{'s' * (len(now) > 1)}"
+        same = (
+            f"{_render_amounts(reached, unit)} to the target, as in the package with the same"
+            f" seed{'s' * (len(now) > 1)}"
+        )
         why = same if reached else "the target is not reached, as in the package with the same seeds"
         return make_level_verdict(CONVERGENCE, LevelOutcome.REPRODUCED, why, compared=compared)
     return _judge_mean(reached, was, reference, between_evals, unit, cause, compared)
@@ -325,7 +328,10 @@ def _judge_mean(
     own = [epochs for epochs in was.values() if epochs is not None]
     basis, source = (reference, "reference points") if len(reference) > 1 else (own, "runs of the package")
     if len(basis) < 2 or not reached:
-        why = f"{_render_amounts(reached, unit)} to the target; there are no reference points and too few runs to compare with"
+        why = (
+            f"{_render_amounts(reached, unit)} to the target; there are no reference points and too few runs to compare"
+            " with"
+        )
         return make_level_verdict(CONVERGENCE, LevelOutcome.INCONCLUSIVE, why, cause, compared)
     low, high = compute_expected_mean(basis, len(reached), between_evals)
     mean = statistics.fmean(reached)

@@ -344,7 +344,8 @@ def _record_unrun_exchanges(parallel: Parallel, config: RunConfig, model: nn.Mod
     for axis, ranks in (("axial", parallel.mesh.axial), ("expert", parallel.mesh.expert)):
         if ranks > 1:
             raise InputError(
-                f"plan: the bytes sent on the {axis} axis cannot be counted: the loss depends on values, or the plan lacks inputs"
+                f"plan: the bytes sent on the {axis} axis cannot be counted: the loss depends on values, or the plan"
+                " lacks inputs"
             )
     if parallel.mesh.tensor == 1:
         return

@@ -62,8 +62,10 @@ def check_model(parallel: Parallel, model: nn.Module, workload: Workload) -> Non
         raise InputError(
             "plan: ranks share samples, and the workload spreads experts over all ranks: add expert=N to --mesh"
             if parallel.mesh.tensor > 1
-            else "plan: a workload that spreads experts over ranks cannot share samples: "
-            "leave spatial, axial and pipeline out of --mesh"
+            else (
+                "plan: a workload that spreads experts over ranks cannot share samples: "
+                "leave spatial, axial and pipeline out of --mesh"
+            )
         )
     if parallel.mesh.expert > 1:
         _check_experts(plan, {name for name, parameter in model.named_parameters() if id(parameter) in shares}, model)

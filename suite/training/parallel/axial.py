@@ -51,7 +51,8 @@ class Parts:
         known = self.extents.setdefault(name, n)
         if known != n:
             raise InputError(
-                f"plan: axial: {where} has {n} positions of {name!r}, other inputs have {known}: the plan may split it twice"
+                f"plan: axial: {where} has {n} positions of {name!r}, other inputs have {known}: the plan may split it"
+                " twice"
             )
         if training and n < self.axis.size:
             raise InputError(f"plan: axial: {where} has {n} positions of {name!r}: expected {AXIAL}={n} or less")

@@ -101,7 +101,8 @@ class Parallel:
         _check_compression(plan, mesh)
         if mesh.parts > 1 and getattr(config.hyperparameters, "balanced_batches", False):
             raise InputError(
-                "plan: batches cannot be balanced if ranks share samples: give --set hyperparameters.balanced_batches=false"
+                "plan: batches cannot be balanced if ranks share samples: give --set"
+                " hyperparameters.balanced_batches=false"
             )
         extents, growing = extents_of(plan, config), growing_extents_of(plan, config)
         return Parallel(mesh, plan, path.stem, sha256, extents, growing)
@@ -154,8 +155,8 @@ class Parallel:
             return config
         if pipeline.microbatches and parts not in (1, pipeline.microbatches):
             raise InputError(
-                f"plan: {pipeline.microbatches} microbatches and gradient_accumulation_steps={parts}: both divide a step: "
-                "give one of them"
+                f"plan: {pipeline.microbatches} microbatches and gradient_accumulation_steps={parts}: both divide a"
+                " step: give one of them"
             )
         parts, ranks, schedule = pipeline.microbatches or parts, self.mesh.pipeline, pipeline.schedule
         if schedule == "1F1B" and parts < ranks:
@@ -164,7 +165,8 @@ class Parallel:
             )
         if schedule.startswith("Interleaved") and parts % max(1, parts // ranks):
             raise InputError(
-                f"plan: {schedule} does not divide {parts} microbatches over {ranks} ranks: expected a multiple of {ranks}"
+                f"plan: {schedule} does not divide {parts} microbatches over {ranks} ranks: expected a multiple of"
+                f" {ranks}"
             )
         return structs.replace(config, gradient_accumulation_steps=parts)
 
@@ -287,7 +289,7 @@ def _entry_for(name: str, plan: ParallelPlan) -> str:
             return (
                 f"it lies in region {pattern!r} of tensor: add '{name}: {{split: 0}}' to parameters for rows that "
                 "each rank "
-                f"computes a part of, {{split: 1}} for columns that are summed, or replicate if no output of the "
+                "computes a part of, {split: 1} for columns that are summed, or replicate if no output of the "
                 "region adds it up"
             )
     return f"add '{head}.*: replicate' to parameters"

@@ -223,8 +223,8 @@ def _check_sums(model: nn.Module, plan: TensorPlan, parts: int) -> None:
         whole = sorted(name for name in biases if module._parameters[name] is not None)
         if whole:
             raise InputError(
-                f"plan: parameter {f'{path}.{whole[0]}'!r} is whole but its weight is split: each of {parts} ranks would add it; "
-                f"give it {{after: sum}}, or {{split: 0}} if the weight's columns are split"
+                f"plan: parameter {f'{path}.{whole[0]}'!r} is whole but its weight is split: each of {parts} ranks"
+                " would add it; give it {after: sum}, or {split: 0} if the weight's columns are split"
             )
         is_region = path and any(fnmatchcase(path, pattern) for pattern in plan.regions)
         if is_region and not any(other == path or other.startswith(path + ".") for other in split):
