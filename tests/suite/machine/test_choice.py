@@ -29,6 +29,7 @@ from mlhpc.suite.machine.choice.chooser import (
     Question,
     choose_fastest,
     compute_nearest_power_of_two,
+    measure_candidates,
 )
 from mlhpc.suite.world import World
 from tests.fixtures.thread_ranks import Meeting
@@ -81,7 +82,7 @@ def test_the_race_orders_ways_and_names_why_one_is_out() -> None:
     def broken() -> None:
         raise RuntimeError("no such operator\nin detail")
 
-    found = timing.measure_candidates({"slow": busy(4), "broken": broken, "fast": busy(2)}, CPU)
+    found = measure_candidates({"slow": busy(4), "broken": broken, "fast": busy(2)}, CPU)
     assert found["fast"].seconds < found["slow"].seconds
     assert found["slow"].seconds == pytest.approx(4e-3, rel=0.5)
     assert found["broken"] == timing.Timing(math.inf, "RuntimeError: no such operator")
@@ -99,7 +100,7 @@ def test_a_way_that_is_far_behind_leaves_the_race_early() -> None:
 
         return call
 
-    timing.measure_candidates({"fast": counted("fast", 1), "slow": counted("slow", 25)}, CPU)
+    measure_candidates({"fast": counted("fast", 1), "slow": counted("slow", 25)}, CPU)
     assert calls["slow"] <= 1 + timing.MIN_ROUNDS
     assert calls["fast"] >= timing.FULL_ROUNDS
 
@@ -220,7 +221,7 @@ def test_ranks_that_time_a_step_together_call_each_way_equally_often() -> None:
             time.sleep(ms / 1e3)  # waiting counts
 
         ways = {"near": partial(way, "near", 0.0), "far": partial(way, "far", slow_ms)}
-        found.append(timing.measure_candidates(ways, CPU, together=True))
+        found.append(measure_candidates(ways, CPU, together=True))
         counts.append(calls)
     assert (
         counts[0] == counts[1] == dict.fromkeys(("near", "far"), timing.FULL_ROUNDS * (timing.COLLECTIVE_REPEATS + 1))
@@ -229,7 +230,7 @@ def test_ranks_that_time_a_step_together_call_each_way_equally_often() -> None:
 
 
 def test_what_is_chosen_was_truly_raced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlhpc.suite.machine.choice.chooser.measure_candidates", timing.measure_candidates)
+    monkeypatch.setattr("mlhpc.suite.machine.choice.chooser.measure_candidates", measure_candidates)
     found = chooser(tmp_path)
     assert found.choose(question({"slow": busy(8), "fast": busy(1)})) == "fast"
     assert 0 < found.choices["toy"].seconds["fast"] < found.choices["toy"].seconds["slow"]

@@ -152,7 +152,7 @@ def test_files_are_as_large_as_the_time_allows(
 
     monkeypatch.setattr(storage, "measure_write", slow_write)
     monkeypatch.setattr(storage, "measure_read", lambda path: clock.work(path.stat().st_size / bytes_per_s))
-    found = storage.measure(ALONE, QUICK, tmp_path, MUCH, clock.budget(14.0))
+    found = storage.measure_storage(ALONE, QUICK, tmp_path, MUCH, clock.budget(14.0))
     assert clock.now - 100 <= 14 + storage.BLOCK / bytes_per_s
     assert not list(tmp_path.iterdir())
     if mib == 0:
@@ -166,9 +166,9 @@ def test_files_are_as_large_as_the_time_allows(
 
 def test_a_file_never_takes_more_than_an_eighth_of_the_memory(tmp_path: Path) -> None:
     """The directory may lie in memory: /dev/shm, or /tmp of a container with a limit."""
-    found = storage.measure(ALONE, QUICK, tmp_path, 64 << 20, Clock().budget(None))
+    found = storage.measure_storage(ALONE, QUICK, tmp_path, 64 << 20, Clock().budget(None))
     assert {roof.size_bytes for roof in found.roofs} == {8 << 20}
-    found = storage.measure(ALONE, QUICK, tmp_path, 16 << 20, Clock().budget(None))
+    found = storage.measure_storage(ALONE, QUICK, tmp_path, 16 << 20, Clock().budget(None))
     assert not found.roofs
 
 
