@@ -21,7 +21,7 @@ from mlhpc.suite.log.origin.sources import KINDS
 from mlhpc.suite.plugins import WINGS
 
 ROOT = Path(__file__).resolve().parent.parent
-HEAVY = {"torch", "mpi4py", "h5py", "numpy", "scipy", "pandas", "altair"}
+HEAVY = {"torch", "mpi4py", "h5py", "numpy", "scipy", "pandas", "altair", "google_crc32c"}
 
 LAYERS: dict[str, set[str]] = {
     "suite": set(),

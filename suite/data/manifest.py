@@ -25,8 +25,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final, Literal
 
-import google_crc32c
-import numpy as np
 from msgspec import Meta, Struct
 
 from mlhpc.suite.documents import convert_to_plain_data, read_json_document
@@ -215,6 +213,9 @@ def check_crc32c(root: Path, entry: ShardEntry, tick: Callable[[], None] = lambd
     problem = check_shard(root, entry, deep=False)
     if problem is not None:
         return problem
+    import google_crc32c  # of the extra `run`, as numpy
+    import numpy as np
+
     path = root / entry.file
     block, crc = np.empty(READ_BYTES, np.uint8), 0
     try:

@@ -14,6 +14,7 @@ import pytest
 
 from mlhpc.suite.errors import PACKAGES, explain_missing
 from mlhpc.suite.plugins import explain_unusable
+from tests.fixtures.runs import our_runs
 
 ROOT = Path(__file__).resolve().parents[2]
 FINDER = """
@@ -51,6 +52,23 @@ def test_a_missing_package_is_named_in_one_line(
     done = without([module], *words, folder=tmp_path)
     assert done.returncode == 2, done.stderr
     assert done.stderr == f"mlhpc: the Python package {install}; this Python is {sys.executable}\n"
+
+
+def test_judging_needs_no_extra(tmp_path: Path) -> None:
+    """On a login node, or a reviewer's laptop, only the dependencies proper may be there."""
+    folder = our_runs(tmp_path / "run", 1)
+    extras = sorted(module for module, (_, extra) in PACKAGES.items() if extra)
+    for words in (
+        ["check"],
+        ["score"],
+        ["compare", str(folder)],
+        ["status", "--help"],
+        ["package", "--help"],
+        ["run", "--help"],
+    ):
+        done = without(extras, *words, str(folder), folder=tmp_path)
+        assert done.returncode in (0, 1, 3), done.stderr
+        assert "not installed" not in done.stderr
 
 
 def test_other_errors_stay_what_they_are() -> None:
