@@ -56,14 +56,14 @@ class LazyGroup(Subcommands):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one command and give it the options that all commands have."""
         command = _list_own_commands().get(cmd_name)
-        if command is not None and command.wing in list_missing_wings():
-            raise click.ClickException(f"command {cmd_name!r}: {explain_missing_wing(command.wing)}")
         if command is not None and not command.wing:
             try:
                 return add_shared(resolve_name(command.entry))
             except ImportError as error:  # a library that is not installed; any other error is a defect of ours
                 raise _make_load_error(cmd_name, OURS, error) from error
-        # Entry points are searched only if the name is not ours: reading all installed packages takes time.
+        # Only now are entry points searched: reading all installed packages takes time.
+        if command is not None and command.wing in list_missing_wings():
+            raise click.ClickException(f"command {cmd_name!r}: {explain_missing_wing(command.wing)}")
         plugin = find_plugins(COMMANDS).get(cmd_name) if command is not None else _find_other_commands().get(cmd_name)
         if plugin is None:
             return None
