@@ -15,7 +15,6 @@ from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.log.mllog import EventLog
 from mlhpc.suite.log.run_folder import RunFolder
 from mlhpc.suite.machine.choice.chooser import make_chooser
-from mlhpc.suite.machine.choice.collectives import start_collectives
 from mlhpc.suite.training.agreement import StopAgreement
 from mlhpc.suite.training.checkpoint import Checkpoint
 from mlhpc.suite.training.devices import choose_device, set_up_rank
@@ -64,7 +63,7 @@ def open_workload(name: str, size: str, overrides: Sequence[str], world: World) 
     chosen = load_descriptor(name)
     config = load_config(chosen, size, [*overrides, "checkpoint.interval_s=null"])
     device, _ = set_up_rank(config, world)
-    start_collectives(world, device, make_chooser(config, world, device))
+    world.init_torch(device)
     return load_workload(chosen)(config), config
 
 

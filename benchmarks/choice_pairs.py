@@ -26,17 +26,6 @@ from mlhpc.suite.machine.probes.processor import read_cpu
 
 ALL = ("cosmoflow", "deepcam", "open_catalyst", "openfold", "moe_lm", "swinv2_moe")
 CHOICES: dict[str, tuple[int, str, str, tuple[str, ...]]] = {  # ranks, with, without, workloads
-    # MPI (mpi_group.py) over gloo
-    "collectives": (2, "choices.pinned={collectives: mpi}", "choices.pinned={collectives: gloo}", ALL),
-    #
-    # oneDNN's dense products over torch's
-    "product": (
-        1,
-        "choices.pinned={product: onednn}",
-        "choices.pinned={product: torch}",
-        ("openfold", "moe_lm", "swinv2_moe"),
-    ),
-    #
     # What precision: auto may choose
     "precision": (1, "precision=bfloat16", "precision=float32", ("cosmoflow", "deepcam", "moe_lm", "swinv2_moe")),
 }

@@ -174,14 +174,14 @@ class World:
         self.check_together(error)
         return self.broadcast(value, kind)
 
-    def init_torch(self, device: torch.device, backend: str = "gloo") -> None:
-        """Start torch.distributed with ``backend``, and NCCL on CUDA. Do nothing on one rank or if it is started."""
+    def init_torch(self, device: torch.device) -> None:
+        """Start torch.distributed with gloo, and NCCL on CUDA. Do nothing on one rank or if it is started."""
         import torch.distributed as dist
 
         if self.size == 1 or dist.is_initialized():
             return
         with _convert_connection_errors(Launch(self.launcher, self.rank, self.size)):
-            _start_distributed(device.type == "cuda", self._meeting_place(), self.rank, self.size, backend)
+            _start_distributed(device.type == "cuda", self._meeting_place(), self.rank, self.size)
 
     def split(self, color: int) -> World:
         """Return the world of the ranks that pass the same color, for collectives alone. All ranks call it."""
@@ -340,12 +340,12 @@ def _read_network_id() -> str:
         return socket.gethostname()
 
 
-def _start_distributed(cuda: bool, place: tuple[str, int], rank: int, size: int, backend: str = "gloo") -> None:
+def _start_distributed(cuda: bool, place: tuple[str, int], rank: int, size: int) -> None:
     """Start torch.distributed at an address and port, where rank 0 listens, or torchrun's agent does."""
     import torch.distributed as dist
     from torch._C._distributed_c10d import PrefixStore
 
-    backend = f"cpu:{backend},cuda:nccl" if cuda else backend
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     # torchrun's store has keys of its own.
     store = PrefixStore("mlhpc", _open_store(place, rank, size))
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)

@@ -31,7 +31,6 @@ USES = (
     "mlhpc.suite.log.run_folder",
     "mlhpc.suite.log.score",
     "mlhpc.suite.machine.choice.chooser",
-    "mlhpc.suite.machine.choice.collectives",
     "mlhpc.suite.machine.choice.layout",
     "mlhpc.suite.machine.probes.allowance",
     "mlhpc.suite.machine.probes.processor",

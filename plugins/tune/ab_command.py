@@ -449,15 +449,13 @@ def _run_sides(
     """Run both sides on all ranks; rank 0 writes and prints."""
     from mlhpc.plugins.tune.sides import Side, run_block_pairs
     from mlhpc.suite.data.build import find_data
-    from mlhpc.suite.machine.choice.chooser import make_chooser
-    from mlhpc.suite.machine.choice.collectives import start_collectives
     from mlhpc.suite.training.devices import set_up_rank, use_precision
     from mlhpc.suite.training.statement import TrialPlan
 
     config = configs[0]
     device, _ = set_up_rank(config, world)
     use_precision(configs[1].precision, device)  # an error of B before A runs
-    start_collectives(world, device, make_chooser(config, world, device))
+    world.init_torch(device)
     root, run = _find_data_root(config), RunFolder(folder)
     manifest = find_data(root, config.workload, config.size)
     begun, load = datetime.now(UTC), os.getloadavg()[0]  # before the ranks' own load

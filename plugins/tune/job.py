@@ -128,15 +128,13 @@ def measure_sides(world: World, job: Job, workload: str) -> None:
     """
     from mlhpc.plugins.tune.sides import COUNTED_STEPS, Side
     from mlhpc.suite.data.build import find_data
-    from mlhpc.suite.machine.choice.chooser import make_chooser
-    from mlhpc.suite.machine.choice.collectives import start_collectives
     from mlhpc.suite.training.devices import set_up_rank
 
     descriptor = load_descriptor(workload)
     configs = [load_config(descriptor, str(path)) for path in job.settings]
     first = configs[0]
     device, _ = set_up_rank(first, world)
-    start_collectives(world, device, make_chooser(first, world, device))
+    world.init_torch(device)
     root = first.data or choose_default_data_root(first.workload, first.size)
     manifest = find_data(root, first.workload, first.size)
     sides = {

@@ -21,7 +21,6 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from mlhpc.suite.config import RunConfig
 from mlhpc.suite.data.sampling import list_train_batches
 from mlhpc.suite.machine.choice.chooser import make_chooser
-from mlhpc.suite.machine.choice.collectives import start_collectives
 from mlhpc.suite.performance.stragglers import StragglerTest, find_straggler
 from mlhpc.suite.training.counts.flops import Count, count
 from mlhpc.suite.training.devices import BatchCopier, has_no_idle_core, load_with_prefetch
@@ -114,7 +113,7 @@ def run_profile(
 ) -> Profile:
     """Train for two warm-up steps, ``steps`` timed steps and ``profiled_steps`` profiled steps. All ranks call it."""
     chooser = make_chooser(config, world, device)
-    start_collectives(world, device, chooser)
+    world.init_torch(device)
     torch.manual_seed(SEED)
     model = workload.build_model(world).to(device)
     workload.choose(model, chooser)

@@ -33,7 +33,6 @@ from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import read_choices
 from mlhpc.suite.log.run_folder import find_newest_log
 from mlhpc.suite.machine.choice.chooser import Chooser, make_chooser
-from mlhpc.suite.machine.choice.collectives import start_collectives
 from mlhpc.suite.machine.choice.precision import choose_precision
 from mlhpc.suite.machine.power.beside import run_power_sampler
 from mlhpc.suite.training.checkpoint import Checkpoint
@@ -348,7 +347,7 @@ class _Trial:
     def _connect(self) -> None:
         """Connect the ranks for collectives, and decide what the configuration leaves open."""
         self.progress.enter("connecting the ranks")
-        start_collectives(self.world, self.device, self.chooser)
+        self.world.init_torch(self.device)
         make = load_workload(self.plan.descriptor)
         self.progress.enter("choosing the precision")
         # From here on plan and config state the chosen precision; the log must show what was computed.

@@ -265,7 +265,6 @@ def _join_world(device: str, threads: int) -> tuple[World, torch.device]:
     # imported here: it takes 3 s, which --help should not wait for
     import torch
 
-    from mlhpc.suite.machine.choice.collectives import start_measured
     from mlhpc.suite.world import World
 
     torch.set_num_threads(threads)
@@ -275,7 +274,7 @@ def _join_world(device: str, threads: int) -> tuple[World, torch.device]:
     chosen = torch.device("cpu") if device == "cpu" else torch.device("cuda", world.local_rank)
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
-    start_measured(world, chosen)
+    world.init_torch(chosen)
     return world, chosen
 
 

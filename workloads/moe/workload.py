@@ -11,7 +11,6 @@ from torch import nn
 
 from mlhpc.suite.config import RunConfig
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.machine.choice.products import choose_products
 from mlhpc.suite.training.timing import CudaClock, HostClock
 from mlhpc.suite.workload import ChooserProtocol, Optimization, Workload
 from mlhpc.suite.world import World
@@ -78,14 +77,8 @@ class MoEWorkload(Workload):
         """Return the tokens of one sample in each MoE layer, in the order of `moe_layers`."""
         raise NotImplementedError
 
-    def largest_product(self) -> tuple[int, int, int]:
-        """Return tokens of one sample, inputs and outputs of the largest product outside the experts."""
-        raise NotImplementedError
-
     def choose(self, model: nn.Module, chooser: ChooserProtocol) -> None:
-        """Choose the library of dense layers' products, and the back end of MoE layers that say ``auto``."""
-        tokens, inputs, outputs = self.largest_product()
-        choose_products(chooser, model, self.config, self.layout.samples * tokens, inputs, outputs)
+        """Choose the back end of MoE layers that say ``auto``."""
         dtype = torch.bfloat16 if self.config.precision == "bfloat16" else torch.float32
         experts = cast(HasMoELayers, model)
         for layer, tokens in zip(experts.moe_layers().values(), self.tokens_of_layers(experts), strict=True):

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mlhpc.suite.machine.choice.products import Dense
 from mlhpc.workloads.moe.activations import compute_activation
 from mlhpc.workloads.moe.layer import MoELayer
 from mlhpc.workloads.moe.mesh import ExpertMesh
@@ -30,14 +29,14 @@ class MoELanguageModel(nn.Module):
 
     embedding: nn.Embedding | None
     norm: nn.RMSNorm | None
-    head: Dense | None
+    head: nn.Linear | None
 
     def __init__(self, config: MoELMConfig, mesh: ExpertMesh | None = None) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, config.width)
         self.blocks = nn.ModuleList(Block(config, layer, mesh) for layer in range(config.layers))
         self.norm = nn.RMSNorm(config.width)
-        self.head = Dense(config.width, VOCABULARY, bias=False)
+        self.head = nn.Linear(config.width, VOCABULARY, bias=False)
         for module in (self.embedding, self.head):
             nn.init.normal_(module.weight, std=INIT_STD)
 
@@ -83,8 +82,8 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int, layers: int) -> None:
         super().__init__()
         self.head_width = width // heads
-        self.qkv = Dense(width, 3 * width, bias=False)
-        self.out = Dense(width, width, bias=False)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
         nn.init.normal_(self.qkv.weight, std=INIT_STD)
         # as in GPT-2: each of the 2 x layers branches adds to the stream, whose variance must not grow with depth
         nn.init.normal_(self.out.weight, std=INIT_STD / math.sqrt(2 * layers))
@@ -107,9 +106,9 @@ class DenseFFN(nn.Module):
     def __init__(self, config: MoELMConfig) -> None:
         super().__init__()
         self.activation = config.moe.activation
-        self.up = Dense(config.width, config.dense_hidden, bias=False)
-        self.gate = Dense(config.width, config.dense_hidden, bias=False) if self.activation == "swiglu" else None
-        self.down = Dense(config.dense_hidden, config.width, bias=False)
+        self.up = nn.Linear(config.width, config.dense_hidden, bias=False)
+        self.gate = nn.Linear(config.width, config.dense_hidden, bias=False) if self.activation == "swiglu" else None
+        self.down = nn.Linear(config.dense_hidden, config.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., D) to (..., D)."""

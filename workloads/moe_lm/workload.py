@@ -52,11 +52,6 @@ class MoELM(MoEWorkload):
         """Every layer sees each byte of the context."""
         return [self._settings.context] * len(model.moe_layers())
 
-    def largest_product(self) -> tuple[int, int, int]:
-        """Return the sizes of the product for queries, keys and values together, or of a dense FFN's."""
-        settings = self._settings
-        return settings.context, settings.width, max(3 * settings.width, settings.dense_hidden)
-
     def example(self, samples: int) -> Batch | None:
         """Make bytes without an order. None if experts are spread over ranks."""
         if self._settings.moe.expert_parallel:

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mlhpc.suite.machine.choice.products import Dense, compute_linear
 from mlhpc.suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
 from mlhpc.workloads.open_catalyst.config import ELEMENTS, OpenCatalystConfig
 from mlhpc.workloads.open_catalyst.graph import (
@@ -213,7 +212,7 @@ class EmbeddingBlock(nn.Module):
         self.emb = nn.Embedding(ELEMENTS, hidden)
         nn.init.uniform_(self.emb.weight, -math.sqrt(3), math.sqrt(3))
         self.lin_rbf = nn.Linear(config.num_radial, hidden)
-        self.lin = Dense(3 * hidden, hidden)
+        self.lin = nn.Linear(3 * hidden, hidden)
 
     def forward(self, number_A: Tensor, rbf_EK: Tensor, source_E: Tensor, target_E: Tensor) -> Tensor:
         """Compute messages (E, H).
@@ -222,7 +221,7 @@ class EmbeddingBlock(nn.Module):
         """
         to_target, to_source, to_rbf = self.lin.weight.chunk(3, dim=1)
         x_AH = self.emb(number_A)
-        per_edge = compute_linear(silu(self.lin_rbf(rbf_EK)), to_rbf, self.lin.bias, onednn=self.lin.onednn)
+        per_edge = F.linear(silu(self.lin_rbf(rbf_EK)), to_rbf, self.lin.bias)
         at_target = F.linear(x_AH, to_target).index_select(0, target_E)
         return silu(per_edge + at_target + F.linear(x_AH, to_source).index_select(0, source_E))
 
@@ -268,7 +267,7 @@ class OutputBlock(nn.Module):
         super().__init__()
         hidden, out = config.hidden_channels, config.output_channels
         self.lin_rbf = _dense(config.num_radial, hidden, bias=False)
-        self.lin_up = Dense(hidden, out)  # its bias keeps torch's initialisation, as in the reference
+        self.lin_up = nn.Linear(hidden, out)  # its bias keeps torch's initialisation, as in the reference
         glorot_orthogonal(self.lin_up.weight)
         self.lins = nn.ModuleList(_dense(out, out) for _ in range(config.output_layers))
         self.lin = nn.Linear(out, 1, bias=False)
@@ -307,8 +306,8 @@ def glorot_orthogonal(weight: Tensor, scale: float = 2.0) -> None:
         weight *= math.sqrt(scale / (sum(weight.shape) * float(weight.var())))
 
 
-def _dense(inputs: int, outputs: int, *, bias: bool = True) -> Dense:
-    layer = Dense(inputs, outputs, bias=bias)
+def _dense(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs, bias=bias)
     glorot_orthogonal(layer.weight)
     if bias:
         nn.init.zeros_(layer.bias)

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from mlhpc.suite.config import RunConfig
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.machine.choice.products import choose_products
-from mlhpc.suite.workload import ChooserProtocol, Optimization, Work, Workload
+from mlhpc.suite.workload import Optimization, Work, Workload
 from mlhpc.suite.world import World
 from mlhpc.workloads.open_catalyst.config import OpenCatalystConfig, learning_rate
 from mlhpc.workloads.open_catalyst.data import OpenCatalystData
@@ -45,12 +44,6 @@ class OpenCatalyst(Workload):
     def build_model(self, world: World) -> nn.Module:
         """Build the network, initialised from torch's current seed."""
         return DimeNetPlusPlus(self._settings)
-
-    def choose(self, model: nn.Module, chooser: ChooserProtocol) -> None:
-        """Choose the library of the dense layers' products by timing one with a row for each edge of a pass."""
-        settings = self._settings
-        edges = self.config.samples_per_pass(chooser.ranks) * settings.mean_edges
-        choose_products(chooser, model, self.config, edges, settings.hidden_channels, settings.hidden_channels)
 
     def find_graph_problem(self, model: nn.Module) -> str | None:
         """Name the reason: every batch has another number of atoms and edges."""

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from mlhpc.suite.machine.choice.products import Dense, compute_linear
 from mlhpc.workloads.openfold.config import OpenFoldConfig
 
 Init = Literal["lecun", "relu", "glorot", "gating", "normal", "final"]
@@ -26,7 +25,7 @@ Init = Literal["lecun", "relu", "glorot", "gating", "normal", "final"]
 TRUNCATED_STD = 0.87962566103423978  # standard deviation of a unit normal cut at two
 
 
-class Linear(Dense):
+class Linear(nn.Linear):
     """A dense layer with a zero bias and one of AlphaFold 2's weight initialisations (supplement 1.11.4)."""
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = True, init: Init = "lecun") -> None:
@@ -120,12 +119,12 @@ def _flatten_to_matrices(x: Tensor) -> Tensor:
 def compute_channels_first(x: Tensor, layers: Sequence[Linear]) -> Tensor:
     """Apply several layers to x (..., c) by one product: outputs below each other, by position (outputs, ...)."""
     weight, bias = _join_layers(layers)
-    return compute_linear(weight, x.reshape(-1, x.shape[-1]), None, onednn=layers[0].onednn).add_(bias[:, None])
+    return F.linear(weight, x.reshape(-1, x.shape[-1])).add_(bias[:, None])
 
 
 def compute_channels_last(x: Tensor, layers: Sequence[Linear]) -> Tensor:
     """Apply several layers to x (..., c) by one product: their outputs side by side (..., outputs)."""
-    return compute_linear(x, *_join_layers(layers), onednn=layers[0].onednn)
+    return F.linear(x, *_join_layers(layers))
 
 
 def _join_layers(layers: Sequence[Linear]) -> tuple[Tensor, Tensor]:

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from mlhpc.suite.config import RunConfig
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.machine.choice.products import choose_products
-from mlhpc.suite.workload import ChooserProtocol, Optimization, Work, Workload
+from mlhpc.suite.workload import Optimization, Work, Workload
 from mlhpc.suite.world import World
 from mlhpc.workloads.openfold import DESCRIPTOR, residues
 from mlhpc.workloads.openfold.checkpoint import compute_checkpoint_sha256, load_checkpoint
@@ -50,12 +49,6 @@ class OpenFold(Workload):
         if self._settings.init_checkpoint is not None:
             load_checkpoint(model, self._settings.init_checkpoint)
         return model
-
-    def choose(self, model: nn.Module, chooser: ChooserProtocol) -> None:
-        """Choose the library of the dense layers' products by timing one with a row for each pair of residues."""
-        settings, channels = self._settings, self._settings.pair_channels
-        pairs = self.config.samples_per_pass(chooser.ranks) * settings.crop_size**2
-        choose_products(chooser, model, self.config, pairs, channels, 4 * channels)
 
     def find_graph_problem(self, model: nn.Module) -> str | None:
         """Recomputed blocks restore the random state of their dropout on the host."""

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mlhpc.suite.machine.choice.products import Dense, compute_linear
 from mlhpc.workloads.moe.layer import MoELayer
 from mlhpc.workloads.moe.mesh import ExpertMesh
 from mlhpc.workloads.moe.router import Router
@@ -146,11 +145,11 @@ class WindowAttention(nn.Module):
     def __init__(self, width: int, heads: int, resolution: int, window: int, shift: int) -> None:
         super().__init__()
         self.head_width, self.window, self.shift = width // heads, window, shift
-        self.qkv = Dense(width, 3 * width, bias=False)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.q_bias, self.v_bias = nn.Parameter(torch.zeros(width)), nn.Parameter(torch.zeros(width))
         self.log_scale_A11 = nn.Parameter(torch.full((heads, 1, 1), math.log(FIRST_SCALE)))
         self.position_bias = PositionBias(heads, window)
-        self.out = Dense(width, width)
+        self.out = nn.Linear(width, width)
         self.register_buffer(
             "mask_WLL", compute_shift_mask(resolution, window, shift) if shift else None, persistent=False
         )
@@ -162,7 +161,7 @@ class WindowAttention(nn.Module):
         x_NWLC = split_windows(x_NRRC.roll((-self.shift, -self.shift), (1, 2)) if self.shift else x_NRRC, self.window)
         # keys have no bias (SwinV2)
         bias = torch.cat((self.q_bias, torch.zeros_like(self.q_bias), self.v_bias))
-        qkv = compute_linear(x_NWLC, self.qkv.weight, bias, onednn=self.qkv.onednn)  # with as many heads as qkv has
+        qkv = F.linear(x_NWLC, self.qkv.weight, bias)  # with as many heads as qkv has
         qkv = qkv.view(n, windows, self.window**2, 3, -1, self.head_width)
         # windows and heads are one dimension, so that the bias of a window and head is not repeated for every sample
         q, k, v = qkv.permute(3, 0, 1, 4, 2, 5).flatten(2, 3).unbind(0)
@@ -218,7 +217,7 @@ class PatchMerging(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.reduction = Dense(4 * width, 2 * width, bias=False)
+        self.reduction = nn.Linear(4 * width, 2 * width, bias=False)
         self.norm = nn.LayerNorm(2 * width)
 
     def forward(self, x_NRRC: Tensor) -> Tensor:
@@ -235,7 +234,7 @@ class DenseFFN(nn.Module):
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
-        self.up, self.down = Dense(width, hidden), Dense(hidden, width)
+        self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., C) to (..., C)."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -60,14 +59,6 @@ class SwinV2MoEWorkload(MoEWorkload):
     def tokens_of_layers(self, model: HasMoELayers) -> Sequence[int]:
         """Return the tokens of the blocks with experts."""
         return [block.tokens for block in self._settings.blocks() if block.experts is not None]
-
-    def largest_product(self) -> tuple[int, int, int]:
-        """Return the sizes of the largest product of a block.
-
-        It is that for queries, keys and values together, or a dense FFN's.
-        """
-        sizes = [(block.tokens, block.width, max(3 * block.width, block.hidden)) for block in self._settings.blocks()]
-        return max(sizes, key=prod)
 
     def example(self, samples: int) -> Batch | None:
         """Make images of noise. None if experts are spread over ranks."""

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from mlhpc.suite.machine.choice.collectives import start_measured
 from mlhpc.suite.performance.ceilings.samples import (
     Effort,
     Samples,
@@ -37,7 +36,7 @@ def measure(world: World, effort: Effort, device: torch.device, free: int, budge
     if world.size == 1:
         reason = "one rank: start with --ranks 2, or under srun or mpiexec"
         return Findings(not_measured=[NotMeasured("all_reduce", reason), NotMeasured("all_to_all", reason)])
-    start_measured(world, device)
+    world.init_torch(device)
     findings = Findings()
     sizes = list_group_sizes(world.size)
     for number, ranks in enumerate(reversed(sizes)):
