@@ -404,12 +404,6 @@ def _check_sides(chosen: Descriptor, sides: list[RunConfig], folder: Path, ranks
         except InputError as error:
             raise InputError(f"--{label}: {error}") from None
     find_data(_find_data_root(sides[0]), sides[0].workload, sides[0].size)
-    pins = [side.choices.pinned.get("collectives") for side in sides]  # torch has one process group for both sides
-    if pins[0] != pins[1]:
-        raise InputError(
-            "choices.pinned.collectives differs, but A and B share one process group: "
-            "give both the same, as --set choices.pinned={collectives: …}"
-        )
     # Two models are built for the check, which takes seconds; only hyperparameters change the shapes.
     if sides[0].hyperparameters != sides[1].hyperparameters:
         _check_parameters(chosen, sides)

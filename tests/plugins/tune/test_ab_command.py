@@ -75,7 +75,6 @@ WRONG = {
     ),
     "compiled steps": (["--set-b", "compile=true"], "--set-b compile: the FLOPs of compiled code cannot be counted"),
     "steps as graphs": (["--set-b", "graphs=true"], "--set-b graphs: the FLOPs of a replayed graph cannot be counted"),
-    "other collectives": (["--set-b", "choices.pinned={collectives: mpi}"], "A and B share one process group"),
     "another network": (["--set-b", "hyperparameters.depths=[2, 4]"], "--set-b: .*shape.* in A"),
     "an unknown plan": (["--a", "none", "--b", "shraded"], "unknown plan 'shraded'"),
     "a mesh without a plan": (
