@@ -531,12 +531,3 @@ def _roofs(file: PublishedRoofs, device: Device, machine: str, round_: str) -> d
 def _number(value: Any) -> float:
     """Return the value as a number; 0 if it is missing."""
     return float(value) if isinstance(value, int | float) and not pd.isna(value) else 0.0
-
-
-def list_vendor_roofs(device: str, precision: str) -> list[Roof]:
-    """List the vendor's peaks of matrix products of a device in a number format; empty if the file has none."""
-    file = read_roofs()
-    width = 2 if precision in {"bfloat16", "float16"} else 4
-    # torch names a device in full ("NVIDIA A100-SXM4-80GB"); the file has families
-    known = [entry for name, entry in file.devices.items() if name.casefold() in device.casefold()]
-    return [file.roof(entry.compute) for entry in known if entry.element_bytes == width]

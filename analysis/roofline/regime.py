@@ -11,7 +11,7 @@ with measured ceilings (mlhpc.analysis.sources.readers), published ones with mlh
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -555,14 +555,3 @@ def _plausible(value: Any) -> float:
     """Return the value if it is a plausible count, from 1 up; else 0."""
     number = float(value) if isinstance(value, int | float) else 0.0
     return number if 1.0 <= number <= LARGEST_PLAUSIBLE else 0.0
-
-
-def group_by_class(cases: list[Case]) -> Iterator[tuple[str, list[Case]]]:
-    """Yield cases by benchmark and size, own before published, each with a heading."""
-    keys = sorted(
-        {(case.benchmark, case.size, case.modelled) for case in cases}, key=lambda key: (key[0], key[2], key[1])
-    )
-    for benchmark, size, is_modelled in keys:
-        members = [c for c in cases if (c.benchmark, c.size, c.modelled) == (benchmark, size, is_modelled)]
-        title = f"{benchmark} · size {size}" + (" · published systems, modelled roofs" if is_modelled else "")
-        yield title, sorted(members, key=lambda case: case.bounds.step_s)

@@ -40,16 +40,6 @@ def compute_log_interval(times: Sequence[float], confidence: float = 0.95) -> tu
     return math.exp(middle - half), math.exp(min(middle + half, LARGEST_LOG))
 
 
-def compute_share_interval(found: int, count: int, confidence: float) -> tuple[float, float]:
-    """Compute the Clopper-Pearson interval of the share behind ``found`` of ``count`` independent trials."""
-    from scipy import stats
-
-    tail = (1.0 - confidence) / 2
-    low = float(stats.beta.ppf(tail, found, count - found + 1)) if found else 0.0
-    high = float(stats.beta.isf(tail, found + 1, count - found)) if found < count else 1.0
-    return low, high
-
-
 CONFIDENCE = 0.95
 POWER = 0.8  # with which `detectable` ratios are detected
 ALPHA = 0.05  # of each of the two one-sided tests

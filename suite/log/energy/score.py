@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mlhpc.suite.files import render_duration, render_repr
+from mlhpc.suite.files import render_duration
 from mlhpc.suite.log.energy.power_log import (
     GAP_S,
     MIN_READINGS,
@@ -499,14 +499,3 @@ def _split_by_phase(record: RunRecord, logs: Sequence[PowerLog], nodes_j: float)
     within = math.fsum(spent for name, spent in found.items() if name != STAGING_BEFORE)
     share = nodes_j / within if within > 0.0 else 1.0
     return {name: spent if name == STAGING_BEFORE else share * spent for name, spent in found.items()}
-
-
-def describe_meter(log: PowerLog) -> str:
-    """Describe in words what a file states of its meter."""
-    said = [log.scope, log.current or "AC or DC not stated"]
-    said += [
-        f"{name} {render_repr(log.stated[name])}"
-        for name in ("source", "accuracy", "clock_offset_s")
-        if name in log.stated
-    ]
-    return ", ".join(said)

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from mlhpc.analysis.published.scores import read_scores
 from mlhpc.analysis.results.selection import DEVICE_FAMILY, MACHINES
-from mlhpc.analysis.roofline.bounds import list_ceilings, list_vendor_roofs, predict_bounds, read_roofs
+from mlhpc.analysis.roofline.bounds import list_ceilings, predict_bounds, read_roofs
 from mlhpc.suite.workload import load_workload
 
 
@@ -48,13 +48,6 @@ def test_cosmoflow_of_the_first_round_had_smaller_kernels() -> None:
     assert found is not None
     compute = next(term for term in found.terms if term.resource == "compute")
     assert compute.demand.amount == pytest.approx(192090785280 * 8 / 27, rel=0.01)
-
-
-def test_vendors_peaks_match_the_number_format() -> None:
-    assert [roof.per_s for roof in list_vendor_roofs("NVIDIA H100 80GB HBM3", "bfloat16")] == [989.5e12]
-    assert list_vendor_roofs("NVIDIA H100 80GB HBM3", "float32") == []
-    assert [roof.origin for roof in list_vendor_roofs("FUJITSU Processor A64FX", "float32")] == ["vendor"]
-    assert list_vendor_roofs("Abacus", "float32") == []
 
 
 def test_an_unknown_device_has_no_model() -> None:
