@@ -24,7 +24,6 @@ from typing import Any
 
 from mlhpc.suite.machine.probes.processor import read_cpu
 
-ALL = ("cosmoflow", "deepcam", "open_catalyst", "openfold", "moe_lm", "swinv2_moe")
 CHOICES: dict[str, tuple[int, str, str, tuple[str, ...]]] = {  # ranks, with, without, workloads
     # What precision: auto may choose
     "precision": (1, "precision=bfloat16", "precision=float32", ("cosmoflow", "deepcam", "moe_lm", "swinv2_moe")),

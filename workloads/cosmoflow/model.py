@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mlhpc.suite.machine.choice.products import is_float32_on_cpu
 from mlhpc.suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
 from mlhpc.workloads.cosmoflow.config import REDSHIFTS, TARGETS, CosmoFlowConfig
 
@@ -53,7 +52,7 @@ class Convolution(nn.Conv3d):
 def _uses_onednn(x: Tensor) -> bool:
     """Return whether torch asks oneDNN for convolutions in float32 of x, if they are large."""
     wanted = torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()  # type: ignore[no-untyped-call]
-    return wanted and is_float32_on_cpu(x)
+    return wanted and x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
 
 
 class CosmoFlowNet(nn.Module):

@@ -1,4 +1,4 @@
-"""Answers questions such as "which product is fastest here?" for all ranks of a run together.
+"""Answers questions such as "which memory format is fastest here?" for all ranks of a run together.
 
 The answer is, in this order: what an earlier part of the run chose, what the configuration pins, what this user's cache
 holds, what is measured now. Without measuring it is a fixed rule. Rank 0 decides for all. A forward pass never
@@ -89,7 +89,6 @@ ROUNDS, MIN_ROUNDS, FULL_ROUNDS = 15, 2, 5  # at most; before one leaves; before
 DROP_RATIO, RACE_TIE_RATIO = 1.2, 1.03  # a candidate this much slower than the best leaves; one this near is raced on
 BUDGET_S = 0.5  # measured seconds after which fair rounds are enough
 SHORTEST_S = 1e-3  # a shorter candidate is repeated, so that clocks and launches count little
-COLLECTIVE_REPEATS = 4  # calls in a row of what ranks do together
 LONG_S = 0.02  # a candidate that takes this long at first is not called a second time before it counts
 
 
@@ -107,18 +106,14 @@ def measure_candidates(
     *,
     budget_s: float = BUDGET_S,
     wall: bool = False,
-    together: bool = False,
 ) -> dict[str, Timing]:
     """Measure the least seconds of each candidate, in rounds of alternating order. A candidate that raises is dropped.
 
     The first one or two calls do not count. Candidates far behind are dropped after a few rounds, so their seconds come
-    from fewer passes. ``wall``: use the wall clock on a processor. ``together``: a candidate is a step of all ranks.
-    Then all ranks call each equally often, waiting counts, and an error ends the measurement.
+    from fewer passes. ``wall``: use the wall clock on a processor.
 
     It ends when the two best differ clearly, or after a fixed number of rounds.
     """
-    if together:
-        return _measure_together(candidates)
     seconds_of = make_clock(device, wall=wall)
     problems: dict[str, str] = {}
     repeats: dict[str, int] = {}
@@ -157,15 +152,6 @@ def _choose_repeats(candidate: Candidate, seconds_of: Callable[[Candidate, int],
     if first <= LONG_S:  # the first call also compiles and allocates
         first = seconds_of(candidate, 1)
     return min(50, max(1, math.ceil(SHORTEST_S / max(first, 1e-6))))
-
-
-def _measure_together(candidates: Mapping[str, Candidate]) -> dict[str, Timing]:
-    least = dict.fromkeys(candidates, math.inf)
-    for _ in range(FULL_ROUNDS):
-        for name, candidate in candidates.items():
-            candidate()  # wakes the ranks, and connects them at first
-            least[name] = min(least[name], _measure_on_cpu(time.perf_counter, candidate, COLLECTIVE_REPEATS))
-    return {name: Timing(seconds) for name, seconds in least.items()}
 
 
 def make_clock(device: torch.device, *, wall: bool = False) -> Callable[[Candidate, int], float]:
@@ -221,11 +207,10 @@ def make_threshold_rule(other: str, rule: str, worth: float) -> Callable[[Mappin
 class Question:
     """A choice to make. ``name`` identifies it in logs, pins and resumed runs. The answer depends on ``shape``.
 
-    ``ways`` returns the candidates: each computes a training pass, without effect on the model or random states. It
-    does not communicate, unless candidates are timed ``together``. ``decide`` chooses from their seconds. ``possible``
-    tests whether an answer from elsewhere can be followed here. ``rule`` is the answer without measuring. ``beside``
-    measures what is only reported. ``wall``, ``together``: see `measure_candidates`. ``unmeasured``: why it cannot be
-    measured here, the same on all ranks; "" if it can.
+    ``ways`` returns the candidates: each computes a training pass, without communication and without effect on the model
+    or random states. ``decide`` chooses from their seconds. ``possible`` tests whether an answer from elsewhere can be
+    followed here. ``rule`` is the answer without measuring. ``beside`` measures what is only reported. ``wall``: see
+    `measure_candidates`. ``unmeasured``: why it cannot be measured here, the same on all ranks; "" if it can.
     """
 
     name: str
@@ -236,7 +221,6 @@ class Question:
     decide: Callable[[Mapping[str, float]], str] = choose_fastest
     beside: Callable[[], Mapping[str, Any]] = dict
     wall: bool = False
-    together: bool = False
     unmeasured: str = ""
 
 
@@ -322,7 +306,7 @@ class Chooser:
 
     def _busy(self, question: Question) -> str:
         """Return why other work would distort the wall clock. Empty if CPU time or a GPU's time is measured."""
-        if self.device.type == "cuda" or (self.threads == 1 and not question.together):
+        if self.device.type == "cuda" or self.threads == 1:
             return ""
         load, cores = os.getloadavg()[0], os.cpu_count() or 1
         busy = f"the machine is busy (load {load:.1f} on {cores} CPUs)" if load > BUSY_LOAD_RATIO * cores else ""
@@ -339,7 +323,7 @@ class Chooser:
         """
         # All ranks measure at once: alone a rank would have the node's caches and memory for itself.
         self.world.barrier()
-        timings = measure_candidates(question.ways(), self.device, wall=question.wall, together=question.together)
+        timings = measure_candidates(question.ways(), self.device, wall=question.wall)
         rows = self.world.gather({name: (timing.seconds, timing.problem) for name, timing in timings.items()})
         beside = dict(question.beside())
         choice = None

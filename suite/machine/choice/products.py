@@ -1,6 +1,7 @@
-"""oneDNN's product of float32 matrices on a processor, beside torch's, which calls Intel's MKL.
+"""Computes products of float32 matrices on a processor by oneDNN; torch calls Intel's MKL.
 
-On other makers' processors MKL leaves half of the vector units unused; oneDNN does not. Results differ only in rounding.
+On other makers' processors MKL leaves half of the vector units unused; oneDNN does not. Results differ only in
+rounding.
 """
 
 from __future__ import annotations
@@ -9,17 +10,12 @@ import torch
 from torch import Tensor
 
 
-def is_float32_on_cpu(x: Tensor) -> bool:
-    """Return True if an operator on x computes in float32 on a processor."""
-    return x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-
-
-def compute_onednn_product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute left right^T + bias of two float32 matrices on a processor. Each may be transposed in memory."""
+def compute_onednn_product(left: Tensor, right: Tensor) -> Tensor:
+    """Compute left right^T of two float32 matrices on a processor. Each may be transposed in memory."""
     left, right = (
         each if each.is_contiguous() or each.t().is_contiguous() else each.contiguous() for each in (left, right)
     )
-    return torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], "")  # type: ignore[no-any-return]
+    return torch.ops.mkldnn._linear_pointwise(left, right, None, "none", [], "")  # type: ignore[no-any-return]
 
 
 def has_onednn() -> bool:

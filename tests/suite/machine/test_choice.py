@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -63,7 +62,7 @@ def question(ways: Mapping[str, Any], **changes: Any) -> Question:
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> Any:
     """On one thread; a chooser is told what its ways take: a number is the seconds of a way."""
 
-    def told(ways: Mapping[str, Any], device: torch.device, *, wall: bool, together: bool) -> dict[str, timing.Timing]:
+    def told(ways: Mapping[str, Any], device: torch.device, *, wall: bool) -> dict[str, timing.Timing]:
         return {name: timing.Timing(way) if isinstance(way, float) else way for name, way in ways.items()}
 
     monkeypatch.setattr("mlhpc.suite.machine.choice.chooser.measure_candidates", told)
@@ -208,25 +207,6 @@ def test_what_is_given_comes_before_what_is_measured(tmp_path: Path) -> None:
     gone = chooser(tmp_path, measure=False, pinned={"toy": "fused"})
     assert gone.choose(question(ways)) == "slow"
     assert gone.choices["toy"].note == "pinned fused is not possible here"
-
-
-def test_ranks_that_time_a_step_together_call_each_way_equally_often() -> None:
-    """However long it takes them: another number of calls would leave one of them waiting for ever."""
-    found, counts = [], []
-    for slow_ms in (0.0, 3.0):
-        calls = {"near": 0, "far": 0}
-
-        def way(name: str, ms: float, calls: dict[str, int] = calls) -> None:
-            calls[name] += 1
-            time.sleep(ms / 1e3)  # waiting counts
-
-        ways = {"near": partial(way, "near", 0.0), "far": partial(way, "far", slow_ms)}
-        found.append(measure_candidates(ways, CPU, together=True))
-        counts.append(calls)
-    assert (
-        counts[0] == counts[1] == dict.fromkeys(("near", "far"), timing.FULL_ROUNDS * (timing.COLLECTIVE_REPEATS + 1))
-    )
-    assert found[1]["far"].seconds >= 3e-3 > found[1]["near"].seconds
 
 
 def test_what_is_chosen_was_truly_raced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
