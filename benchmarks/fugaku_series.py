@@ -19,11 +19,10 @@ from datetime import UTC, datetime
 from itertools import product
 
 from mlhpc.analysis.roofline.bounds import read_roofs
+from mlhpc.plugins.axes.predict import GRADIENTS, Cost, predict_largest_cost
+from mlhpc.plugins.axes.step_time import Estimate, Machine, make_uniform_network, predict_time
 from mlhpc.suite.config import load_config
 from mlhpc.suite.descriptor import load_descriptor
-from mlhpc.suite.performance.plans.machine import Estimate, Machine, make_uniform_network
-from mlhpc.suite.performance.plans.predict import GRADIENTS, Cost, predict_largest_cost
-from mlhpc.suite.performance.plans.step_time import predict_time
 from mlhpc.suite.training.parallel.parallel_dims import Parallel
 
 LATENCY_S = (0.5e-6, 5e-6)  # a put of TofuD by its designers; an MPI message of the same link with its software

@@ -25,7 +25,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 from torch.multiprocessing.spawn import spawn
 
-from mlhpc.suite.performance.plans.bubbles import plan_timeline
+from mlhpc.plugins.axes.bubbles import plan_timeline
 from mlhpc.suite.training.parallel.plan import SINGLE_STAGE, V_SCHEDULE, PipelinePlan, Schedule
 
 LIMIT = 0.05

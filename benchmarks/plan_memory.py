@@ -33,10 +33,10 @@ from typing import Any
 import torch
 import yaml
 
+from mlhpc.plugins.axes.predict import predict_largest_cost
 from mlhpc.suite.config import RunConfig, load_config
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.machine.probes.processor import read_cpu
-from mlhpc.suite.performance.plans.predict import predict_largest_cost
 from mlhpc.suite.training.counts.memory import LiveBytes
 from mlhpc.suite.training.parallel.apply import apply
 from mlhpc.suite.training.parallel.ddp import wrap

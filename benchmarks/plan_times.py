@@ -24,11 +24,10 @@ from pathlib import Path
 import torch
 from random_steps import Training
 
+from mlhpc.plugins.axes.predict import Cost, predict_largest_cost
+from mlhpc.plugins.axes.step_time import Estimate, predict_time, read_machine
 from mlhpc.suite.config import load_config
 from mlhpc.suite.descriptor import load_descriptor
-from mlhpc.suite.performance.plans.machine import Estimate, read_machine
-from mlhpc.suite.performance.plans.predict import Cost, predict_largest_cost
-from mlhpc.suite.performance.plans.step_time import predict_time
 from mlhpc.suite.training.parallel.parallel_dims import Parallel
 from mlhpc.suite.world import World
 

@@ -237,7 +237,7 @@ def relative(found: Sequence[float], expected: Sequence[float]) -> float:
 
 def predict_exchanges(args: argparse.Namespace, world: World) -> dict[str, dict[str, float]]:
     """What a plan says of each mesh. Before the ranks are connected, since a prediction has ranks of its own."""
-    from mlhpc.suite.performance.plans.predict import predict
+    from mlhpc.plugins.axes.predict import predict
 
     chosen, found = load_descriptor(args.workload), {}
     for mesh in args.mesh:

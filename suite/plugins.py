@@ -24,8 +24,9 @@ EXPORTS = "mlhpc.exports"  # functions that write or read what another tool has,
 SCORES = "mlhpc.scores"  # functions that find the official score of a published result
 CARDS = "MLHPC_CARDS"  # environment variable: card files of card-only benchmarks, separated as in PATH
 OURS = "mlhpc"  # the package whose entries win over others of the same name
+AXES = "axes"  # the wing of spatial, axial, tensor and pipeline parallelism, and of predictions
 EXCHANGE = "exchange"  # the wing of EXPORTS
-WINGS: tuple[str, ...] = (EXCHANGE, "fleet", "network", "tune")  # those that a whole mlhpc has (plugins/)
+WINGS: tuple[str, ...] = (AXES, EXCHANGE, "fleet", "network", "tune")  # those that a whole mlhpc has (plugins/)
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,12 @@ def explain_missing_wing(wing: str) -> str:
         f"the wing {wing!r} is not installed here; expected the folder plugins/{wing} and its entry points: install"
         " mlhpc anew"
     )
+
+
+def require_wing(wing: str, asked: str) -> None:
+    """InputError, which names what was ``asked``, if a wing is not installed."""
+    if wing in list_missing_wings():
+        raise InputError(f"{asked}: {explain_missing_wing(wing)}")
 
 
 def mark_missing_wing(wing: str, text: str = "") -> str:

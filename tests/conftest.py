@@ -37,7 +37,7 @@ LONGEST_FIRST = (  # files of more than ten seconds: begun last, one of them wou
     "tests/workloads/deepcam/",
     "tests/workloads/open_catalyst/",
     "tests/suite/performance/test_profiling.py",
-    "tests/suite/performance/plans/test_measured.py",
+    "tests/plugins/axes/test_measured.py",
     "tests/plugins/fleet/",
     "tests/test_docs.py",
     "tests/test_own_loop.py",

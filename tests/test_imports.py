@@ -81,9 +81,6 @@ LAYERS: dict[str, set[str]] = {
         *("suite", "suite.log", "suite.machine", "suite.data", "suite.training", "suite.training.parallel"),
         *("suite.machine.choice", "suite.training.counts"),
     },
-    "suite.performance.plans": {
-        *("suite", "suite.performance", "suite.training.counts", "suite.training", "suite.training.parallel"),
-    },
     "suite.performance.ceilings": {"suite", "suite.machine.choice", "suite.machine.probes", "suite.performance"},
 }
 # Commands may use everything, but at the top of a module nothing heavy.
@@ -316,13 +313,20 @@ def test_the_core_imports_no_wing(top: str) -> None:
 
 
 @pytest.mark.parametrize("wing", INSTALLED_WINGS)
-def test_a_wing_imports_of_the_core_what_it_lists_and_of_another_wing_nothing(wing: str) -> None:
-    known = {dotted(path) for top in ("suite", "workloads", "analysis") for path in modules(top)}
+def test_a_wing_imports_what_it_lists_and_another_wing_only_when_it_is_needed(wing: str) -> None:
+    listed = uses_of(wing)
+    known = {dotted(path) for top in ("suite", "workloads", "analysis") for path in modules(top)} | listed
     names = {name for path in wing_modules(wing) for name in imports(path, types=True)}
-    assert {name for name in names if name in known} - {"suite", "analysis", "workloads"} - packages(known) == uses_of(
-        wing
-    )
-    assert not [name for name in names if name.startswith("plugins.") and not name.startswith(f"plugins.{wing}")]
+    assert {name for name in names if name in known} - {"suite", "analysis", "workloads"} - packages(known) == listed
+    assert {name for name in names if is_of_another_wing(name, wing)} <= {
+        name for name in names for module in listed if f"{name}.".startswith(f"{module}.")
+    } | {module.rpartition(".")[0] for module in listed}
+    for path in wing_modules(wing):
+        assert not [name for name in imports(path, top_level_only=True) if is_of_another_wing(name, wing)], path
+
+
+def is_of_another_wing(name: str, wing: str) -> bool:
+    return name.startswith("plugins.") and not f"{name}.".startswith(f"plugins.{wing}.")
 
 
 def packages(names: set[str]) -> set[str]:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -31,12 +32,12 @@ from mlhpc.suite.data.sampling import check_batch
 from mlhpc.suite.descriptor import Descriptor
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import render_bytes, render_repr
-from mlhpc.suite.performance.plans.machine import Estimate, Machine, make_uniform_network
-from mlhpc.suite.performance.plans.predict import Cost, list_meshes, predict_largest_cost, render_mesh
-from mlhpc.suite.performance.plans.step_time import predict_time
 from mlhpc.suite.training.parallel.parallel_dims import Parallel
 from mlhpc.suite.training.parallel.plan import find_plan, read_plan
 from mlhpc.suite.workload import load_workload
+
+if TYPE_CHECKING:
+    from mlhpc.plugins.axes.predict import Cost  # another wing: without it `mlhpc tune` refuses to begin
 
 STEP_TIME, CPU_TIME, TIME_TO_QUALITY, JOULES = "step-time", "cpu-time", "time-to-quality", "joules"  # objectives
 UNPLANNED = "sharded"  # the plan whose data axis alone is data parallelism: its prediction is that of no plan
@@ -183,6 +184,8 @@ class Candidates:
         return self._costs[key]
 
     def _predict(self, config: RunConfig, ranks: int) -> Cost | str:
+        from mlhpc.plugins.axes.predict import predict_largest_cost
+
         planned = config if config.plan is not None else structs.replace(config, plan=UNPLANNED, mesh=f"data={ranks}")
         # An operator that cannot run without memory writes a traceback to the log before it raises.
         logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
@@ -194,6 +197,8 @@ class Candidates:
 
     def closed_form_s(self, point: Point) -> float:
         """Return the closed form of the objective in seconds, for rates that nobody measured. Infinite if there is none."""
+        from mlhpc.plugins.axes.step_time import Estimate, Machine, make_uniform_network, predict_time
+
         cost, launch = self.cost(point), self.launch(point)
         if isinstance(cost, str):
             return math.inf
@@ -213,6 +218,8 @@ class Candidates:
 
 def _make_unrehearsed_cost(descriptor: Descriptor, config: RunConfig, ranks: int) -> Cost:
     """Return the cost without a plan by the workload's closed form. Its memory is not known."""
+    from mlhpc.plugins.axes.predict import Cost
+
     work, samples = load_workload(descriptor)(config).work(), config.global_batch_size / ranks
     unknown = Cost("", "", ranks, round(samples), 0, 0, 0, None, None, None, None, None, None, 0.0, 0.0, ())
     return replace(unknown, flops=work.executed_flops * samples, traffic=work.algorithmic_bytes * samples)
@@ -243,6 +250,8 @@ def refuse_inadmissible(tunables: Iterable[str], own: Mapping[str, Tunable], div
 
 def list_plan_values(descriptor: Descriptor, ranks: Sequence[int]) -> list[str]:
     """List the shipped plans with each mesh of as many ranks that uses more axes than data."""
+    from mlhpc.plugins.axes.predict import list_meshes, render_mesh
+
     found: dict[str, Value] = {}
     for path in sorted((descriptor.folder / "plans").glob("*.yaml")):
         plan = read_plan(find_plan(descriptor, path.stem))[0]

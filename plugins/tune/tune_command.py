@@ -42,6 +42,7 @@ from mlhpc.suite.launcher import find_world, refuse_several_ranks
 from mlhpc.suite.log.run_folder import choose_default_folder
 from mlhpc.suite.machine.probes.allowance import find_usable_resources
 from mlhpc.suite.machine.probes.processor import find_machine_root, read_cpu
+from mlhpc.suite.plugins import AXES, require_wing
 from mlhpc.suite.statistics import Outcome
 
 if TYPE_CHECKING:
@@ -177,6 +178,7 @@ def tune(
     if job is not None:
         _run_ranks(workload, job)
     refuse_several_ranks("mlhpc tune starts its ranks itself")
+    require_wing(AXES, "mlhpc tune predicts what can run")
     name = choose_config_name(size, config) or DEFAULT_SIZE
     # Mistakes in settings come before torch is imported, which takes seconds.
     resolved = load_config(load_descriptor(workload), name, overrides).with_stated_precision("mlhpc tune")

@@ -50,8 +50,9 @@ SECTIONS: dict[str, tuple[Command, ...]] = {
         ),
         Command(
             "plan",
-            "mlhpc.suite.commands.plan:plan",
+            "",
             "Predict memory, messages and time of a step under a parallel plan; check that the plan is valid",
+            wing="axes",
         ),
         Command(
             "status",

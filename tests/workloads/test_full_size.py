@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from mlhpc.suite.config import RunConfig, load_config
 from mlhpc.suite.descriptor import load_descriptor
-from mlhpc.suite.performance.plans.predict import predict
 from mlhpc.suite.training.parallel.meta_init import build_on_meta
 from mlhpc.suite.training.parallel.parallel_dims import Parallel
 from mlhpc.suite.workload import Workload
 from tests.fixtures.device_steps import META, pretend_meta_computes, step_of, watching
+from tests.fixtures.wings import needs_axes
 
 SAMPLES = 2
 SINGLE = (f"global_batch_size={SAMPLES}", "channels_last=false", "instrumentation=false")
@@ -140,10 +140,13 @@ PLANNED = [
 ]
 
 
+@needs_axes
 @pytest.mark.parametrize(("name", "size", "batch_of", "mesh"), PLANNED)
 def test_a_full_step_holds_what_the_plan_predicts(
     name: str, size: str, batch_of: Callable[[RunConfig], Batch], mesh: str, sizes: Callable[..., Any]
 ) -> None:
+    from mlhpc.plugins.axes.predict import predict
+
     config = load_config(
         load_descriptor(name), size, [*SINGLE, "precision=float32", "plan=spatial", f"mesh=data=1,{mesh}"]
     )

@@ -19,12 +19,11 @@ from mlhpc.plugins.network.fit import fit_sweep
 from mlhpc.plugins.network.intervals import Interval
 from mlhpc.plugins.network.sweep import SWEEP_KIND, SWEEP_VERSION, read_sweep
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.performance.plans.machine import read_machine
 from mlhpc.workloads.commands.moe import moe
 from tests.analysis.conftest import write_run_folder
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.sweeps import MACHINE, sweep, written
-from tests.suite.performance.plans.test_step_time import files
+from tests.fixtures.wings import needs_axes
 
 
 def test_a_fit_finds_the_machine(tmp_path: Path) -> None:
@@ -177,7 +176,11 @@ def test_a_sweep_alone_is_no_report(tmp_path: Path) -> None:
     assert "a report needs logs" in done.stderr
 
 
+@needs_axes
 def test_a_plan_reads_the_fit_as_json(tmp_path: Path) -> None:
+    from mlhpc.plugins.axes.step_time import read_machine
+    from tests.plugins.axes.test_step_time import files
+
     done = CliRunner().invoke(moe, ["fit", str(written(tmp_path, sweep())), "--format", "json"])
     machine = read_machine(*files(tmp_path, json.loads(done.stdout)), "float32", None)
     assert machine.network.inter_bandwidth == pytest.approx(MACHINE.inter_bandwidth, rel=0.05)

@@ -20,7 +20,9 @@ from mlhpc.plugins.tune.candidates import (
 from mlhpc.plugins.tune.space import Space, build_space
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.errors import InputError
+from tests.fixtures.wings import needs_axes
 
+pytestmark = needs_axes
 MOE = load_descriptor("moe_lm")
 OWN = MOE.card().tunable
 SPACE = build_space(OWN, places=4, cores=4, gpu=False, batch=16, plans=["sharded data=1,shard=2"])

@@ -14,7 +14,9 @@ from mlhpc.plugins.tune.job import DEFAULT, ENERGY, TUNED, Blocks, FailedJobErro
 from mlhpc.plugins.tune.space import build_space
 from mlhpc.suite.config import load_config
 from mlhpc.suite.descriptor import load_descriptor
+from tests.fixtures.wings import needs_axes
 
+pytestmark = needs_axes  # `tune` predicts with it what can run
 BLOCKS = Blocks(2, 1, 0)
 
 

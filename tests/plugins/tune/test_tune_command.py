@@ -17,8 +17,10 @@ from mlhpc.suite.documents import convert_to_plain_data
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.mllog import EventLog
 from tests.fixtures.cli import mlhpc
+from tests.fixtures.wings import needs_axes
 from tests.suite.test_missing_packages import without
 
+pytestmark = needs_axes  # `tune` predicts with it what can run
 OPTIONS = (
     "--only",
     "precision",

@@ -16,6 +16,7 @@ from tests.fixtures.disk import fill
 from tests.fixtures.runs import run_folder
 from tests.fixtures.shared_disk import shared_disk
 from tests.fixtures.warm import warm_python
+from tests.fixtures.wings import needs_axes
 
 MLHPC = str(Path(sys.executable).with_name("mlhpc"))
 exchange = pytest.mark.skipif(EXCHANGE in list_missing_wings(), reason="the wing exchange is not installed")
@@ -50,7 +51,7 @@ def run(command: str, cwd: Path, stdout: int, **more: object) -> tuple[int, str]
         "history show H",
         "history check H --format json",
         "workload list",
-        "plan cosmoflow",
+        pytest.param("plan cosmoflow", marks=needs_axes),
         pytest.param("report R --form prometheus", marks=exchange),
         "doctor --format json",
         "submit cosmoflow --system example --nodes 1 --dry-run",

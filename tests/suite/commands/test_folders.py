@@ -15,6 +15,7 @@ from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import our_run, write
 from tests.fixtures.reproduction import left_by_run
 from tests.fixtures.runs import run_folder
+from tests.fixtures.wings import needs_axes
 
 RUN = ("run", "cosmoflow", "--size", "smoke")
 
@@ -70,7 +71,7 @@ def test_a_folder_is_resumed_with_its_own_seed(tmp_path: Path) -> None:
     ],
 )
 def test_a_mistake_in_a_setting_names_the_setting_and_no_file(setting: str, place: str, text: str) -> None:
-    for words in (RUN, ("plan", "cosmoflow", "--size", "smoke")):
+    for words in (RUN, ("submit", "cosmoflow", "--system", "example", "--nodes", "1", "--size", "smoke")):
         done = mlhpc(*words, "--set", setting)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1)
         assert done.stderr.startswith(f"mlhpc: --set {place}: ")
@@ -207,6 +208,7 @@ def test_a_history_is_named_alike_when_it_is_added_to_shown_and_checked(tmp_path
         assert (both.returncode, "give one of them" in both.stderr) == (2, True)
 
 
+@needs_axes
 def test_a_plan_takes_the_ranks_that_a_run_takes() -> None:
     ranks = mlhpc("plan", "cosmoflow", "--size", "smoke", "--ranks", "2")
     assert ranks.returncode == 0, ranks.stderr

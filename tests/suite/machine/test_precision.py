@@ -20,6 +20,7 @@ from mlhpc.suite.workload import load_workload
 from mlhpc.suite.world import World
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.once import made_once
+from tests.fixtures.wings import needs_axes
 
 pytestmark = pytest.mark.usefixtures("process_as_before")
 CPU = torch.device("cpu")
@@ -176,7 +177,7 @@ def test_the_log_of_a_run_has_the_precision_that_was_chosen_and_the_checker_acce
     assert "precision" not in json.dumps(found).lower(), done.stdout
 
 
-@pytest.mark.parametrize("words", [("profile", "cosmoflow"), ("plan", "cosmoflow")])
+@pytest.mark.parametrize("words", [("profile", "cosmoflow"), pytest.param(("plan", "cosmoflow"), marks=needs_axes)])
 def test_commands_that_choose_none_want_it_stated(words: tuple[str, ...], data: Path, tmp_path: Path) -> None:
     own = () if words[0] == "plan" else ("-o", tmp_path / "out")
     done = mlhpc(*words, "--size", "smoke", "--set", f"data={data}", "--set", "precision=auto", *own)

@@ -8,10 +8,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 
-from mlhpc.suite.performance.plans.dry_run import pretended_ranks
 from mlhpc.suite.training.counts.flops import count, list_flop_formulas
 from mlhpc.suite.training.counts.memory import LiveBytes
 from mlhpc.suite.training.parallel.mesh import Mesh
+from tests.fixtures.wings import needs_axes
 
 ROWS, WIDTH, LAYERS, BLOCKS = 64, 32, 8, 6
 ONE = 4 * ROWS * WIDTH  # bytes of one activation
@@ -73,8 +73,11 @@ def test_checkpointed_blocks_are_let_go_one_by_one_and_their_flops_are_those_of_
     assert peaks[True] < (BLOCKS + 2 * LAYERS) * ONE  # the blocks' inputs, and what one block keeps while it goes back
 
 
+@needs_axes
 def test_what_a_dtensor_runs_to_learn_the_shape_of_a_result_does_not_count() -> None:
     """The product of this rank's 4 of 8 columns counts, not that of all of them on fake tensors."""
+    from mlhpc.plugins.axes.dry_run import pretended_ranks
+
     with pretended_ranks(Mesh(0, 2, tensor=2)):
         layer = nn.Linear(3, 8, bias=False)
         parallelize_module(layer, DeviceMesh("cpu", [0, 1]), ColwiseParallel())

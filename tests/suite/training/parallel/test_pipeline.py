@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing.spawn import spawn
 
+from mlhpc.plugins.axes.predict import predict
 from mlhpc.suite.config import load_config
 from mlhpc.suite.descriptor import load_descriptor, load_descriptors
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.performance.plans.predict import predict
 from mlhpc.suite.training.checkpoint import Checkpoint
 from mlhpc.suite.training.parallel.apply import apply
 from mlhpc.suite.training.parallel.exchange import Axis

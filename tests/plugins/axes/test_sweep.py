@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from mlhpc.plugins.axes.predict import NotLegalError, list_meshes, list_plan_costs, render_mesh
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.performance.plans.predict import NotLegalError, list_meshes, list_plan_costs, render_mesh
 from mlhpc.suite.training.parallel.mesh import parse_mesh
 from mlhpc.suite.training.parallel.plan import ParallelPlan, find_plan, read_plan
 

@@ -29,9 +29,9 @@ from mlhpc.suite.errors import ExitCode, InputError
 from mlhpc.suite.files import print_line, render_bytes
 
 if TYPE_CHECKING:
-    from mlhpc.suite.performance.plans.machine import Estimate, Machine
-    from mlhpc.suite.performance.plans.predict import Cost, PredictionCache
-    from mlhpc.suite.performance.plans.step_time import StepTime
+    from mlhpc.plugins.axes.predict import Cost, PredictionCache
+    from mlhpc.plugins.axes.step_time import Estimate, Machine, StepTime
+
 
 DEFAULT_PLANS = ("spatial", "sharded")  # the first that a workload ships
 VERSION = 1
@@ -175,7 +175,7 @@ def _choose_machine(stated: StatedOptions, measured: MeasuredOptions, precision:
 
 
 def _make_stated_machine(tflops: str | None, gigabytes_per_s: float | None, latency_us: float | None) -> Machine:
-    from mlhpc.suite.performance.plans.machine import Estimate, Machine, make_uniform_network
+    from mlhpc.plugins.axes.step_time import Estimate, Machine, make_uniform_network
 
     if tflops is None or gigabytes_per_s is None or latency_us is None:
         raise click.UsageError("--tflops, --gigabytes-per-s and --latency-us belong together: give all or none")
@@ -186,7 +186,7 @@ def _make_stated_machine(tflops: str | None, gigabytes_per_s: float | None, late
 def _read_measured_machine(
     ceilings: Path | None, network: Path | None, reached: str | None, precision: str
 ) -> Machine | None:
-    from mlhpc.suite.performance.plans.machine import read_machine
+    from mlhpc.plugins.axes.step_time import read_machine
 
     if (ceilings is None) != (network is None) or (reached is not None and ceilings is None):
         raise click.UsageError("--ceilings needs --network, --network needs --ceilings, and --reached needs both")
@@ -200,7 +200,7 @@ def _read_measured_machine(
 
 def _parse_span(option: str, text: str) -> Estimate:
     """Parse one number or two, ``LOW-HIGH``. UsageError names the option."""
-    from mlhpc.suite.performance.plans.machine import Estimate
+    from mlhpc.plugins.axes.step_time import Estimate
 
     try:
         low, _, high = text.partition("-")
@@ -215,7 +215,7 @@ def _parse_span(option: str, text: str) -> Estimate:
 
 def _predict_times(machine: Machine | None, costs: Sequence[Cost]) -> list[Row]:
     """Predict a step's time for each plan. Sort by time, or without a machine by memory."""
-    from mlhpc.suite.performance.plans.step_time import predict_time
+    from mlhpc.plugins.axes.step_time import predict_time
 
     rows = [(cost, None if machine is None else predict_time(machine, cost)) for cost in costs]
     # Without a machine all times are equal, so that memory decides.
@@ -248,8 +248,8 @@ def _predict_cost(
 
     ``memory`` is the limit in GiB. ``common`` caches what the meshes of a sweep share.
     """
+    from mlhpc.plugins.axes.predict import NotLegalError, predict_largest_cost
     from mlhpc.suite.data.sampling import check_batch
-    from mlhpc.suite.performance.plans.predict import NotLegalError, predict_largest_cost
     from mlhpc.suite.training.parallel.mesh import ranks_of
     from mlhpc.suite.training.parallel.parallel_dims import Parallel
     from mlhpc.suite.training.parallel.plan import find_plan, read_plan
@@ -277,7 +277,7 @@ def _sweep(
     chosen: Descriptor, config: RunConfig, plans: list[str], ranks: int, memory: float | None
 ) -> tuple[list[Cost], list[dict[str, str]]]:
     """Find the legal plans and meshes of this many ranks. Also return why the others are not legal."""
-    from mlhpc.suite.performance.plans.predict import PredictionCache, list_plan_costs
+    from mlhpc.plugins.axes.predict import PredictionCache, list_plan_costs
     from mlhpc.suite.training.parallel.meta_init import build_on_meta
     from mlhpc.suite.training.parallel.parallel_dims import placements
     from mlhpc.suite.training.parallel.plan import find_plan, read_plan

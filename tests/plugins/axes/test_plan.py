@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from mlhpc.plugins.axes.predict import Cost, PredictionCache, predict, predict_largest_cost
 from mlhpc.suite.config import load_config
 from mlhpc.suite.descriptor import load_descriptor
-from mlhpc.suite.performance.plans.predict import Cost, PredictionCache, predict, predict_largest_cost
 from mlhpc.suite.training.parallel.meta_init import build_on_meta
 from mlhpc.suite.training.parallel.parallel_dims import Parallel
 from mlhpc.suite.training.parallel.plan import find_plan

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[4]
+ROOT = Path(__file__).resolve().parents[3]
 SIZE = "global_batch_size=4 hyperparameters.layers=4 hyperparameters.context=256 hyperparameters.row_bytes=257"
 
 

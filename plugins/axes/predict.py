@@ -20,10 +20,7 @@ from msgspec import structs
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from mlhpc.suite.config import RunConfig
-from mlhpc.suite.descriptor import Descriptor
-from mlhpc.suite.errors import InputError
-from mlhpc.suite.performance.plans.dry_run import (
+from mlhpc.plugins.axes.dry_run import (
     Passes,
     Update,
     pretended_ranks,
@@ -31,6 +28,9 @@ from mlhpc.suite.performance.plans.dry_run import (
     run_update,
     scatter_parameters,
 )
+from mlhpc.suite.config import RunConfig
+from mlhpc.suite.descriptor import Descriptor
+from mlhpc.suite.errors import InputError
 from mlhpc.suite.training.devices import count_prefetched_batches
 from mlhpc.suite.training.instrument import count_functional_collectives
 from mlhpc.suite.training.parallel.apply import apply, explained, trace_unsplit
@@ -260,7 +260,7 @@ def _compute_bubble(parallel: Parallel, parts: int) -> float:
     """Return the idle time of a pipeline over its computing time; 0 without one."""
     if parallel.mesh.pipeline == 1 or parallel.plan is None or parallel.plan.pipeline is None:
         return 0.0
-    from mlhpc.suite.performance.plans.bubbles import plan_timeline  # loads torch's pipelines, in seconds
+    from mlhpc.plugins.axes.bubbles import plan_timeline  # loads torch's pipelines, in seconds
 
     return float(plan_timeline(parallel.plan.pipeline, parallel.mesh.pipeline, parts).bubble)
 
@@ -274,7 +274,7 @@ def _run_stages(
     kept: list[nn.Parameter],
 ) -> Passes | None:
     """Run one microbatch through the stages of this rank; count activations of as many as the schedule holds at once."""
-    from mlhpc.suite.performance.plans.bubbles import plan_timeline
+    from mlhpc.plugins.axes.bubbles import plan_timeline
     from mlhpc.suite.training.parallel.pipeline import Rehearsed
 
     stages, samples, parts = stages_of(model), len(next(iter(batch.values()))), config.gradient_accumulation_steps

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from mlhpc.suite.performance.plans.bubbles import (
+from mlhpc.plugins.axes.bubbles import (
     BACKWARD,
     FORWARD,
     INPUT,

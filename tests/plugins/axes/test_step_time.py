@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
+from mlhpc.plugins.axes.predict import Cost, Exchange
+from mlhpc.plugins.axes.step_time import Estimate, Machine, make_uniform_network, predict_time, read_machine
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.performance.cost_model import Network, predict_all_reduce
-from mlhpc.suite.performance.plans.machine import Estimate, Machine, make_uniform_network, read_machine
-from mlhpc.suite.performance.plans.predict import Cost, Exchange
-from mlhpc.suite.performance.plans.step_time import predict_time
 from tests.fixtures.sweeps import MACHINE as SWEPT
 
 LINKS = make_uniform_network(1e9, 1e-6)

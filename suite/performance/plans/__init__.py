@@ -1,1 +1,0 @@
-"""Predicts what a parallel plan costs, before anything runs."""
