@@ -43,9 +43,8 @@ from mlhpc.suite.training.parallel.ddp import wrap
 from mlhpc.suite.training.parallel.fsdp import local
 from mlhpc.suite.training.parallel.mesh import ranks_of
 from mlhpc.suite.training.parallel.meta_init import build_on_meta
-from mlhpc.suite.training.parallel.parallel_dims import Parallel
+from mlhpc.suite.training.parallel.parallel_dims import Parallel, cut
 from mlhpc.suite.training.parallel.plan import find_plan
-from mlhpc.suite.training.parallel.spatial import cut
 from mlhpc.suite.training.state import TrainingState
 from mlhpc.suite.workload import Workload, load_workload
 from mlhpc.suite.world import World

@@ -33,6 +33,7 @@ import torch.distributed as dist
 from msgspec import structs
 from torch import Tensor, nn
 
+from mlhpc.plugins.axes.pipeline import Pipeline
 from mlhpc.suite.config import RunConfig, load_config
 from mlhpc.suite.descriptor import Descriptor, load_descriptor
 from mlhpc.suite.training.instrument import CollectiveCounter, count_collectives
@@ -43,9 +44,7 @@ from mlhpc.suite.training.parallel.fsdp import local
 from mlhpc.suite.training.parallel.layout import slices, stages_of
 from mlhpc.suite.training.parallel.mesh import Mesh
 from mlhpc.suite.training.parallel.meta_init import build_on_meta
-from mlhpc.suite.training.parallel.parallel_dims import Parallel
-from mlhpc.suite.training.parallel.pipeline import Pipeline
-from mlhpc.suite.training.parallel.spatial import cut
+from mlhpc.suite.training.parallel.parallel_dims import Parallel, cut
 from mlhpc.suite.transport import SingleProcessTransport
 from mlhpc.suite.workload import Dataset, ExpertSpread, Workload, load_workload
 from mlhpc.suite.world import World

@@ -33,7 +33,7 @@ from mlhpc.suite.data.shards import build_shard_path, count_read_bytes, write_sh
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.machine.probes.processor import read_cpu
 from mlhpc.suite.training.parallel.mesh import part_of
-from mlhpc.suite.training.parallel.spatial import cut
+from mlhpc.suite.training.parallel.parallel_dims import cut
 from mlhpc.suite.workload import load_workload
 
 MIB = 1 << 20

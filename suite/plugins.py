@@ -22,6 +22,7 @@ WINGS_GROUP = "mlhpc.wings"  # the packages of our own wings
 SOURCES = "mlhpc.sources"  # readers of JSON files of a report, by the value of their key "kind"
 EXPORTS = "mlhpc.exports"  # functions that write or read what another tool has, by its name or form
 SCORES = "mlhpc.scores"  # functions that find the official score of a published result
+AXES_GROUP = "mlhpc.axes"  # axes whose ranks share samples, and the compression of gradients
 CARDS = "MLHPC_CARDS"  # environment variable: card files of card-only benchmarks, separated as in PATH
 OURS = "mlhpc"  # the package whose entries win over others of the same name
 AXES = "axes"  # the wing of spatial, axial, tensor and pipeline parallelism, and of predictions

@@ -20,6 +20,7 @@ from msgspec import structs
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from mlhpc.plugins.axes.apply import SpatialAxis, explained, trace_unsplit
 from mlhpc.plugins.axes.dry_run import (
     Passes,
     Update,
@@ -28,12 +29,13 @@ from mlhpc.plugins.axes.dry_run import (
     run_update,
     scatter_parameters,
 )
+from mlhpc.plugins.axes.spatial import Trace
 from mlhpc.suite.config import RunConfig
 from mlhpc.suite.descriptor import Descriptor
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.training.devices import count_prefetched_batches
 from mlhpc.suite.training.instrument import count_functional_collectives
-from mlhpc.suite.training.parallel.apply import apply, explained, trace_unsplit
+from mlhpc.suite.training.parallel.apply import apply
 from mlhpc.suite.training.parallel.exchange import Note
 from mlhpc.suite.training.parallel.fsdp import local, states_of
 from mlhpc.suite.training.parallel.layout import slices, stages_of
@@ -41,7 +43,6 @@ from mlhpc.suite.training.parallel.mesh import AXIAL, EXPERT, PIPELINE, SHARD, S
 from mlhpc.suite.training.parallel.meta_init import build_on_meta, build_without_memory
 from mlhpc.suite.training.parallel.parallel_dims import Parallel
 from mlhpc.suite.training.parallel.plan import ParallelPlan, is_spread
-from mlhpc.suite.training.parallel.spatial import Trace
 from mlhpc.suite.workload import ExpertSpread, Work, Workload, load_workload
 
 GRADIENTS = "gradients"
@@ -203,7 +204,14 @@ def predict(
     counted = count_functional_collectives(lambda kind, given: note(TENSOR, kind, given, mesh.tensor))
     with pretended_ranks(mesh), counted, common.mode:
         model = build_without_memory(workload)
-        apply(parallel, model, workload, lambda: cast(nn.Module, unsplit), note=note, traced=traced)
+        apply(
+            parallel,
+            model,
+            workload,
+            lambda: cast(nn.Module, unsplit),
+            note=note,
+            axis=SpatialAxis(traced) if traced else None,
+        )
         batch = make_batch(parallel, samples)
         with explained():
             kept = _list_kept_gradients(parallel, workload, model, parts)
@@ -275,7 +283,7 @@ def _run_stages(
 ) -> Passes | None:
     """Run one microbatch through the stages of this rank; count activations of as many as the schedule holds at once."""
     from mlhpc.plugins.axes.bubbles import plan_timeline
-    from mlhpc.suite.training.parallel.pipeline import Rehearsed
+    from mlhpc.plugins.axes.pipeline import Rehearsed
 
     stages, samples, parts = stages_of(model), len(next(iter(batch.values()))), config.gradient_accumulation_steps
     assert stages is not None
@@ -307,7 +315,7 @@ def _list_gradient_exchanges(
     replicas = parallel.mesh.data_size if parallel.mesh.pipeline > 1 else size
     compress = parallel.plan.compress if parallel.plan is not None else None
     if replicas > 1 and given and compress is not None:
-        from mlhpc.suite.training.parallel.compression import count_bytes  # loads torch's hooks
+        from mlhpc.plugins.axes.compression import count_bytes  # loads torch's hooks
 
         whole = [each for each in _list_unsharded_parameters(model, workload) if each.requires_grad]
         for kind, sent in count_bytes(compress, whole).items():
@@ -354,7 +362,7 @@ def _record_unrun_exchanges(parallel: Parallel, config: RunConfig, model: nn.Mod
         raise InputError(
             "plan: the bytes sent on the tensor axis are counted for float32 only: give --set precision=float32"
         )
-    from mlhpc.suite.training.parallel.tensor_parallel import note_exchanges  # loads torch's DTensors, in a second
+    from mlhpc.plugins.axes.tensor_parallel import note_exchanges  # loads torch's DTensors, in a second
 
     note_exchanges(model, plan.tensor, parallel.extents, samples, parallel.mesh.tensor, note)
 

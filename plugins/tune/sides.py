@@ -33,8 +33,7 @@ from mlhpc.suite.training.devices import use_precision
 from mlhpc.suite.training.loop import StepWindow, Trainer
 from mlhpc.suite.training.parallel.apply import build
 from mlhpc.suite.training.parallel.fsdp import local
-from mlhpc.suite.training.parallel.parallel_dims import Parallel
-from mlhpc.suite.training.parallel.spatial import cut
+from mlhpc.suite.training.parallel.parallel_dims import Parallel, cut
 from mlhpc.suite.training.state import Position, TrainingState
 from mlhpc.suite.training.statement import SEED_BITS, TrialPlan
 from mlhpc.suite.workload import Dataset, Workload, load_workload

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -39,7 +38,7 @@ from mlhpc.suite.training.instrument import CollectiveCounter
 from mlhpc.suite.training.parallel.ddp import eval_turns, wrap
 from mlhpc.suite.training.parallel.fsdp import evaluating
 from mlhpc.suite.training.parallel.mesh import Mesh
-from mlhpc.suite.training.parallel.parallel_dims import Parallel
+from mlhpc.suite.training.parallel.parallel_dims import COMPRESS, Parallel, Passes, find_axis, load_axis
 from mlhpc.suite.training.parallel.recompute import recomputed_of
 from mlhpc.suite.training.records import FIRST_LOSSES, TrainingLog
 from mlhpc.suite.training.state import Position, TrainingState
@@ -57,7 +56,6 @@ from mlhpc.suite.workload import Dataset, Workload
 from mlhpc.suite.world import World
 
 if TYPE_CHECKING:
-    from mlhpc.suite.training.parallel.pipeline import Pipeline
     from mlhpc.suite.workload import Batch
 
 
@@ -117,7 +115,7 @@ class Trainer:
     progress: ProgressMarks = field(default_factory=ProgressMarks)
     parallel: Parallel | None = None  # None: every rank trains on samples of its own
     capture: Capture | None = None  # how passes are captured; None: as CUDA graphs
-    pipeline: Pipeline | None = field(init=False, default=None)
+    pipeline: Passes | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.config, self.size_card, self.target = self.plan.config, self.plan.size_card, self.plan.target
@@ -133,32 +131,21 @@ class Trainer:
         mesh = self.shared.mesh
         self._alike = self.world.split(mesh.part) if mesh.pipeline > 1 else self.world
         self.saver = CheckpointSaver(self.checkpoint, self.world, self.log, self.config.checkpoint.interval_s)
-        self._ledger = self.instruments.ledger if self.instruments else CollectiveCounter()
-        if mesh.pipeline > 1:
-            self.pipeline, self.wrapped = self._make_pipeline(), self.state.model
-        else:
+        self.ledger = self.instruments.ledger if self.instruments else CollectiveCounter()
+        self.pipeline, self.wrapped = find_axis(mesh).make_passes(self), self.state.model
+        if self.pipeline is None:
             self.wrapped = wrap(self.state.model, self.state.sharded, self.world, self.device)
         compressed = self.shared.plan.compress if self.shared.plan is not None else None
         if compressed is not None and isinstance(self.wrapped, DistributedDataParallel):
-            from mlhpc.suite.training.parallel.compression import compress_gradients  # loads torch's hooks
-
-            compress_gradients(self.wrapped, compressed)
+            load_axis(COMPRESS)(self.wrapped, compressed)
         self._recomputed = recomputed_of(self.state.model)
         self._mark_exchange = register_exchange_timing(
-            self.wrapped, self.timer, self._ledger, hooked=compressed is not None
+            self.wrapped, self.timer, self.ledger, hooked=compressed is not None
         )
         self._graphs = self._make_graphs() if captured else None
         self._without_exchange: Callable[[], AbstractContextManager[Any]] = (
             self.wrapped.no_sync if isinstance(self.wrapped, DistributedDataParallel) else nullcontext
         )
-
-    def _make_pipeline(self) -> Pipeline:
-        from mlhpc.suite.training.parallel.pipeline import Pipeline  # loads torch's pipelines, in seconds
-
-        if self.state.optimization.clip_norm is not None:
-            raise InputError("plan: stages of a pipeline do not clip gradients: leave pipeline out of --mesh")
-        parts, autocast = self.config.gradient_accumulation_steps, partial(make_autocast, self.config, self.device)
-        return Pipeline(self.workload, self.state.model, parts, self.device, autocast, self._ledger.add)
 
     def _make_graphs(self) -> StepGraphs:
         problem = find_graph_problem(

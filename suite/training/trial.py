@@ -40,8 +40,7 @@ from mlhpc.suite.training.devices import StopSignals, set_up_rank
 from mlhpc.suite.training.graphs import choose_graphs, find_graph_problem
 from mlhpc.suite.training.loop import Trainer, TrainingOutcome
 from mlhpc.suite.training.parallel.apply import build
-from mlhpc.suite.training.parallel.parallel_dims import Parallel
-from mlhpc.suite.training.parallel.spatial import cut
+from mlhpc.suite.training.parallel.parallel_dims import Parallel, cut
 from mlhpc.suite.training.session import RunSession, describe_error
 from mlhpc.suite.training.state import Position, TrainingState
 from mlhpc.suite.training.statement import (

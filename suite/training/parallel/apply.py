@@ -1,4 +1,4 @@
-"""Applies a plan to a model, in this order: check, split samples, products or rows, recompute, split states; `wrap`
+"""Applies a plan to a model, in this order: check, recompute, the axis whose ranks share samples, split states; `wrap`
 comes last.
 
 `mlhpc.suite.training.parallel.parallel_dims` has the plan of a configuration before anything is built; `build` makes
@@ -7,31 +7,25 @@ the model and `apply` changes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from mlhpc.suite.descriptor import Descriptor
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.files import render_error
-from mlhpc.suite.training.parallel.axial import run_to_ends, split_axes
 from mlhpc.suite.training.parallel.exchange import Axis, Note
 from mlhpc.suite.training.parallel.fsdp import shard_states
 from mlhpc.suite.training.parallel.layout import slices
-from mlhpc.suite.training.parallel.mesh import AXIAL, EXPERT, PIPELINE, SHARD, SPATIAL, TENSOR, Mesh
-from mlhpc.suite.training.parallel.meta_init import batch_on_meta, build_deferred, build_on_meta
-from mlhpc.suite.training.parallel.parallel_dims import Parallel, placements
+from mlhpc.suite.training.parallel.mesh import EXPERT, PIPELINE, SHARD, Mesh
+from mlhpc.suite.training.parallel.meta_init import build_deferred, build_on_meta
+from mlhpc.suite.training.parallel.parallel_dims import Parallel, SampleAxis, find_axis, placements
 from mlhpc.suite.training.parallel.plan import ParallelPlan, Placement, is_spread
 from mlhpc.suite.training.parallel.recompute import recompute_blocks
-from mlhpc.suite.training.parallel.spatial import Split, Trace, check_extents, split_model, trace
 from mlhpc.suite.workload import ExpertSpread, Workload
 from mlhpc.suite.world import World
 
@@ -39,7 +33,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 REPLICAS = "replicas"  # the ranks that hold the same states
-TWINS = "twins"  # the ranks that hold the same parts of split products
 
 
 def check_model(parallel: Parallel, model: nn.Module, workload: Workload) -> None:
@@ -121,51 +114,21 @@ def apply(
     unsplit: Callable[[], nn.Module],
     *,
     note: Note | None = None,
-    traced: Trace | None = None,
+    axis: SampleAxis | None = None,
 ) -> None:
     """Apply a plan to a model that is not wrapped yet. All ranks call it; torch.distributed must be set up, unless on
     meta.
 
-    ``unsplit`` builds the same model on meta tensors; ``note`` gets what would be sent on meta; ``traced``: the
-    extents at its layers, if they are known.
+    ``unsplit`` builds the same model on meta tensors; ``note`` gets what would be sent on meta; ``axis``: the one
+    whose ranks share samples, if it is known.
     """
     plan = parallel.plan
     if plan is None:
         return
     check_model(parallel, model, workload)
-    if parallel.mesh.spatial and parallel.is_split:
-        with explained():
-            found = traced or trace_unsplit(parallel, unsplit())
-        check_extents(found, parallel.mesh.spatial, plan.split)
-        if note is None:
-            _check_forward(parallel, unsplit(), found)
-        split_model(model, found, _split(parallel, note), plan.boundaries)
     where = placements(plan, [name for name, _ in model.named_parameters()])
-    if parallel.mesh.tensor > 1:
-        from mlhpc.suite.training.parallel.tensor_parallel import split_products  # loads torch's DTensors, in a second
-
-        assert plan.tensor is not None
-        cuts = {name: cut for name, cut in where.items() if not isinstance(cut, str)}
-        axis, twins, tensor_mesh = _tensor_axes(parallel.mesh, next(model.parameters()).device, note)
-        split_products(model, plan.tensor, cuts, parallel.extents, axis, parallel.mesh.data_rank, tensor_mesh)
-    if parallel.mesh.axial > 1:
-        assert plan.axial is not None
-        if note is None:
-            _check_rows(parallel, unsplit())
-        axis = _axis(parallel.mesh, AXIAL, lambda each: each.group, note)
-        split_axes(model, plan.axial, parallel.extents, axis)
     recompute_blocks(model, plan.recompute)
-    if parallel.mesh.pipeline > 1:
-        from mlhpc.suite.training.parallel.pipeline import divide  # loads torch's pipelines, in seconds
-
-        axis = _axis(parallel.mesh, PIPELINE, lambda each: each.group, note)
-        replicas = _axis(parallel.mesh, REPLICAS, lambda each: each.twins, note)
-        divide(model, parallel, axis, replicas)
-        workload.spread = replace(workload.spread, size=replicas.size, replicas=replicas.group)
-    if parallel.mesh.tensor > 1:
-        from mlhpc.suite.training.parallel.tensor_parallel import sum_over_twins
-
-        sum_over_twins(model, twins, parallel.mesh.size, workload.sharded_parameters(model))
+    (axis or find_axis(parallel.mesh)).apply(parallel, model, workload, unsplit, note)
     if parallel.is_sharded:
         _shard(parallel, model, workload, where, note)
 
@@ -181,8 +144,8 @@ def _shard(
     names = [name for name, each in parameters.items() if where[name] != "replicate" and id(each) not in spread]
     device_mesh = None if note is not None else _device_mesh(mesh, next(iter(parameters.values())).device)
     if device_mesh is None:
-        shard = _axis(mesh, SHARD, lambda each: each.holders, note)
-        replicas = _axis(mesh, REPLICAS, lambda each: each.replicas, note)
+        shard = make_axis(mesh, SHARD, lambda each: each.holders, note)
+        replicas = make_axis(mesh, REPLICAS, lambda each: each.replicas, note)
     else:
         shard = Axis(SHARD, mesh.piece, mesh.shard, device_mesh.get_group(SHARD))
         replicas = Axis(REPLICAS, mesh.replicas.index(mesh.rank), len(mesh.replicas))
@@ -204,27 +167,6 @@ def _sum_type(plan: ParallelPlan) -> torch.dtype | None:
     return torch.float16 if plan.compress.kind == "fp16" else torch.bfloat16
 
 
-def _tensor_axes(mesh: Mesh, device: torch.device, note: Note | None) -> tuple[Axis, Axis, DeviceMesh]:
-    """The ranks that share samples, those that hold the same parts of products, and torch's mesh of the former.
-
-    With ``note`` torch.distributed has the ranks of the former alone, which send nothing (`pretended_ranks`).
-    """
-    from torch.distributed.device_mesh import DeviceMesh
-
-    if note is not None:
-        with unset_fake_temporarily():
-            device_mesh = DeviceMesh("cpu", list(range(mesh.tensor)), mesh_dim_names=(TENSOR,))
-        tensor = _axis(mesh, TENSOR, lambda each: each.group, note)
-        return tensor, _axis(mesh, TWINS, lambda each: each.twins, note), device_mesh
-    groups = [list(replace(mesh, rank=first).group) for first in range(0, mesh.size, mesh.parts)]
-    device_mesh = DeviceMesh(device.type, groups, mesh_dim_names=(TWINS, TENSOR))
-    return (
-        Axis(TENSOR, mesh.part, mesh.tensor, device_mesh.get_group(TENSOR)),
-        Axis(TWINS, mesh.data_rank, mesh.data_size, device_mesh.get_group(TWINS)),
-        device_mesh[TENSOR],
-    )
-
-
 def _device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:
     """The mesh of FSDP2: the ranks that hold states together, and those that hold the same ones."""
     from torch.distributed.device_mesh import DeviceMesh
@@ -241,64 +183,7 @@ def _device_mesh(mesh: Mesh, device: torch.device) -> DeviceMesh:
     return every[REPLICAS, SHARD] if len(mesh.replicas) > 1 else every[SHARD]
 
 
-@contextmanager
-def explained() -> Iterator[None]:
-    """Turn an error of the model on tensors that a plan describes into InputError."""
-    try:
-        yield
-    except InputError:
-        raise
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise InputError(
-            f"plan: the model cannot take what extents, dims and boundaries describe: {render_error(error)}"
-        ) from None
-
-
-def _check_forward(parallel: Parallel, model: nn.Module, found: Trace) -> None:
-    """Run a split model on meta tensors, before anything is sent. InputError if its parts do not fit together."""
-    plan = parallel.plan
-    assert plan is not None
-    split_model(model, found, _split(parallel, lambda *_: None), plan.boundaries)
-    batch = batch_on_meta(parallel, 1, split=True)
-    with explained():
-        model.eval()(batch[next(iter(plan.inputs))])
-
-
-def _check_rows(parallel: Parallel, model: nn.Module) -> None:
-    """Run a model with split rows on meta tensors, before anything is sent.
-
-    InputError if operands do not lie as the plan says.
-    """
-    plan = parallel.plan
-    assert plan is not None
-    assert plan.axial is not None
-    axis = _axis(parallel.mesh, AXIAL, lambda each: each.group, lambda *_: None)
-    split_axes(model, plan.axial, parallel.extents, axis)
-    with explained():
-        run_to_ends(model.train(), plan.axial, batch_on_meta(parallel, 1, split=True))
-
-
-def trace_unsplit(parallel: Parallel, model: nn.Module) -> Trace:
-    """The extents at the layers of a model on meta tensors."""
-    plan = parallel.plan
-    assert plan is not None
-    first = next(iter(plan.inputs))
-    batch = batch_on_meta(parallel, 1, split=False)
-    return trace(model.eval(), lambda whole: whole(batch[first]), plan.boundaries, plan.split)
-
-
-def _split(parallel: Parallel, note: Note | None) -> Split:
-    """Make the axes of this rank. With ``note`` no process groups: for meta tensors."""
-    mesh, plan = parallel.mesh, parallel.plan
-    assert plan is not None
-    lines: list[Axis | None] = []
-    for d, (name, parts) in enumerate(zip(plan.split, mesh.spatial, strict=True)):
-        lines.append(None if parts == 1 else _axis(mesh, name, partial(Mesh.line, dimension=d), note))
-    group = _axis(mesh, SPATIAL, lambda each: each.group, note)
-    return Split(mesh.spatial, mesh.place, tuple(lines), group, plan.split)
-
-
-def _axis(mesh: Mesh, name: str, members: Callable[[Mesh], Iterable[int]], note: Note | None) -> Axis:
+def make_axis(mesh: Mesh, name: str, members: Callable[[Mesh], Iterable[int]], note: Note | None) -> Axis:
     """One axis of this rank. Every rank makes every group, as torch.distributed wants it."""
     mine = tuple(members(mesh))
     if note is not None:

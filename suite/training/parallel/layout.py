@@ -101,7 +101,7 @@ class Slice:
         return every.transpose(0, 1).reshape(self.shape)
 
 
-def stages_of(model: nn.Module) -> Any:  # mlhpc.suite.training.parallel.pipeline.Stages, which imports this module
+def stages_of(model: nn.Module) -> Any:  # Stages of the wing axes
     """The stages of a model that is divided; None if every rank has all blocks."""
     return getattr(model, STAGES, None)
 

@@ -47,6 +47,12 @@ class Mesh:
         return math.prod(self.spatial) * self.tensor * self.axial * self.pipeline
 
     @property
+    def sample_axis(self) -> str:
+        """The axis whose ranks share samples; empty if none do."""
+        sizes = {SPATIAL: math.prod(self.spatial), TENSOR: self.tensor, AXIAL: self.axial, PIPELINE: self.pipeline}
+        return next((name for name, n in sizes.items() if n > 1), "")
+
+    @property
     def data_size(self) -> int:
         """Groups of ranks that train on different samples."""
         return self.size // self.parts
@@ -182,26 +188,3 @@ def _sizes(text: str) -> dict[str, tuple[int, ...]]:
 def part_of(n: int, parts: int, index: int) -> Interval:
     """The positions of part ``index`` of ``n`` positions."""
     return index * n // parts, (index + 1) * n // parts
-
-
-def common(a: Interval, b: Interval) -> Interval:
-    """The positions in both; of equal ends if there is none."""
-    low = max(a[0], b[0])
-    return low, max(low, min(a[1], b[1]))
-
-
-@dataclass(frozen=True)
-class Fetch:
-    """What each rank of a line holds of a dimension of ``n`` positions, and what it needs for its next operator."""
-
-    held: tuple[Interval, ...]
-    needed: tuple[Interval, ...]
-
-    def sent(self, sender: int, receiver: int) -> Interval:
-        """The positions that one rank gives to another."""
-        return common(self.held[sender], self.needed[receiver])
-
-    @property
-    def is_local(self) -> bool:
-        """True if every rank holds what it needs. Equal on all ranks, so none of them communicates then."""
-        return all(h[0] <= n[0] and n[1] <= h[1] for h, n in zip(self.held, self.needed, strict=True))

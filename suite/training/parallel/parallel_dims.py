@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import structs
 
@@ -14,6 +14,7 @@ from mlhpc.suite.config import RunConfig
 from mlhpc.suite.descriptor import Descriptor
 from mlhpc.suite.documents import convert_to_plain_data
 from mlhpc.suite.errors import InputError
+from mlhpc.suite.plugins import AXES, AXES_GROUP, find_plugins, require_wing
 from mlhpc.suite.training.parallel.mesh import (
     AXIAL,
     DATA,
@@ -39,8 +40,18 @@ from mlhpc.suite.training.parallel.plan import (
     is_spread,
     read_plan,
 )
+from mlhpc.suite.workload import Dataset, Slab, SlabDataset
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor, nn
+
+    from mlhpc.suite.training.parallel.exchange import Note
+    from mlhpc.suite.workload import Batch, Workload
 
 Slabs = Mapping[str, tuple[Interval, ...]]
+COMPRESS = "compress"  # the entry point that compresses gradients
 
 
 @dataclass(frozen=True)
@@ -99,6 +110,8 @@ class Parallel:
                 f"zero-bubble schedules: expected {' or '.join(sorted(SINGLE_STAGE))}, or leave {SHARD} out of --mesh"
             )
         _check_compression(plan, mesh)
+        if mesh.sample_axis or plan.compress is not None:
+            require_wing(AXES, f"--mesh {mesh.text()}" if mesh.sample_axis else "plan: compress")
         if mesh.parts > 1 and getattr(config.hyperparameters, "balanced_batches", False):
             raise InputError(
                 "plan: batches cannot be balanced if ranks share samples: give --set"
@@ -237,6 +250,45 @@ class Parallel:
         return [part_of(self.extents[name], parts, place) for name, parts, place in shares]
 
 
+class Passes(Protocol):
+    """Runs all passes of a step in place of the trainer, which wraps no model then."""
+
+    def step(self, batch: Batch) -> tuple[Tensor, float]:
+        """Return the loss, and the seconds in which this rank waited for others."""
+        ...
+
+    def evaluate(self, batch: Batch) -> dict[str, Tensor]:
+        """Return the workload's statistics of a batch; empty on ranks that have none."""
+        ...
+
+
+class SampleAxis:
+    """What an axis whose ranks share samples does. This one does nothing: each rank has samples of its own."""
+
+    def apply(
+        self,
+        parallel: Parallel,
+        model: nn.Module,
+        workload: Workload,
+        unsplit: Callable[[], nn.Module],
+        note: Note | None,
+    ) -> None:
+        """Change a model that is not wrapped yet; `mlhpc.suite.training.parallel.apply.apply` says how."""
+
+    def make_passes(self, trainer: Any) -> Passes | None:
+        """Return what runs the passes of a `Trainer`; None: the trainer itself."""
+
+
+def load_axis(name: str) -> Any:
+    """Load an entry point of the wing axes. `Parallel.of` has seen that it is there."""
+    return find_plugins(AXES_GROUP)[name].point.load()
+
+
+def find_axis(mesh: Mesh) -> SampleAxis:
+    """Return the axis of a mesh whose ranks share samples: there is one at most."""
+    return load_axis(mesh.sample_axis)() if mesh.sample_axis else SampleAxis()
+
+
 def _check_compression(plan: ParallelPlan, mesh: Mesh) -> None:
     """InputError if gradients cannot be compressed on this mesh."""
     if plan.compress is None:
@@ -293,3 +345,26 @@ def _entry_for(name: str, plan: ParallelPlan) -> str:
                 "region adds it up"
             )
     return f"add '{head}.*: replicate' to parameters"
+
+
+def cut(data: Dataset, slabs: Mapping[str, Slab]) -> Dataset:
+    """The data set with only these positions of its tensors. One that cannot read parts is read whole and cut."""
+    return _Cut(data, slabs) if slabs else data
+
+
+@dataclass(frozen=True)
+class _Cut:
+    data: Dataset
+    slabs: Mapping[str, Slab]
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def load(self, indices: Sequence[int] | NDArray[np.int64], *, seed: int, epoch: int) -> Batch:
+        """Load this rank's part of samples."""
+        if isinstance(self.data, SlabDataset):
+            return self.data.load_slab(indices, self.slabs, seed=seed, epoch=epoch)
+        batch = self.data.load(indices, seed=seed, epoch=epoch)
+        return {
+            name: x[(slice(None), *(slice(*each) for each in self.slabs.get(name, ())))] for name, x in batch.items()
+        }

@@ -12,10 +12,10 @@ import torch
 from msgspec import structs
 from torch import Tensor, nn
 
+from mlhpc.plugins.axes.axial import run_to_ends, split_axes
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.training.checkpoint import Checkpoint
-from mlhpc.suite.training.parallel.axial import run_to_ends, split_axes
 from mlhpc.suite.training.parallel.exchange import Axis
 from mlhpc.suite.training.parallel.plan import AxialPlan, find_plan, read_plan
 from mlhpc.suite.training.state import Position, TrainingState, _make_moving_average

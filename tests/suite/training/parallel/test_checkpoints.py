@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+from mlhpc.plugins.axes.spatial import Split, split_model, trace
 from mlhpc.suite.training.checkpoint import Checkpoint
 from mlhpc.suite.training.parallel.mesh import part_of
 from mlhpc.suite.training.parallel.plan import Boundary
-from mlhpc.suite.training.parallel.spatial import Split, split_model, trace
 from mlhpc.suite.training.state import Position, TrainingState, _make_moving_average
 from mlhpc.suite.workload import Optimization
 from tests.fixtures.thread_ranks import Holding, finish_step, on_holders, on_parts, write_checkpoint

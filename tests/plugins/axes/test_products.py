@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from msgspec import structs
 from torch import Tensor, nn
 
+from mlhpc.plugins.axes.tensor_parallel import _slice, note_exchanges
 from mlhpc.suite.config import load_config
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.errors import InputError
@@ -24,13 +25,12 @@ from mlhpc.suite.training.parallel.fsdp import local
 from mlhpc.suite.training.parallel.layout import Layout
 from mlhpc.suite.training.parallel.mesh import Mesh
 from mlhpc.suite.training.parallel.plan import Cut, ParallelPlan, find_plan, read_plan
-from mlhpc.suite.training.parallel.tensor_parallel import _slice, note_exchanges
 from mlhpc.suite.training.state import Position
 from mlhpc.workloads.moe_lm.config import MoELMConfig
 from mlhpc.workloads.moe_lm.model import MoELanguageModel
 from tests.fixtures.cli import mlhpc
-from tests.fixtures.divided import Divided, Mistake, refused, split_alone, trains_as_one
 from tests.fixtures.thread_ranks import Holding, on_tensor, whole_norms, write_checkpoint
+from tests.plugins.axes.divided import Divided, Mistake, refused, split_alone, trains_as_one
 
 SHIPPED = find_plan(load_descriptor("moe_lm"), "tensor")
 PLAN, _ = read_plan(SHIPPED)

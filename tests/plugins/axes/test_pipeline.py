@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing.spawn import spawn
 
+from mlhpc.plugins.axes.pipeline import Pipeline, divide
 from mlhpc.plugins.axes.predict import predict
 from mlhpc.suite.config import load_config
 from mlhpc.suite.descriptor import load_descriptor, load_descriptors
@@ -24,7 +25,6 @@ from mlhpc.suite.training.parallel.exchange import Axis
 from mlhpc.suite.training.parallel.layout import stages_of
 from mlhpc.suite.training.parallel.meta_init import ALONE
 from mlhpc.suite.training.parallel.parallel_dims import Parallel
-from mlhpc.suite.training.parallel.pipeline import Pipeline, divide
 from mlhpc.suite.training.parallel.plan import Schedule
 from mlhpc.suite.training.state import Position, TrainingState
 from mlhpc.suite.transport import SingleProcessTransport, TorchTransport
@@ -32,7 +32,7 @@ from mlhpc.suite.workload import ExpertSpread, load_workload
 from mlhpc.suite.world import World
 from tests.suite.training.parallel.test_ranks import check, rows
 
-PLAN = Path(__file__).parents[4] / "workloads" / "moe_lm" / "plans" / "pipeline.yaml"
+PLAN = Path(__file__).parents[3] / "workloads" / "moe_lm" / "plans" / "pipeline.yaml"
 FOUR = ("hyperparameters.layers=4",)
 SCHEDULES: list[Schedule] = ["GPipe", "Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble"]
 

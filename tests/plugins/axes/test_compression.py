@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
+from mlhpc.plugins.axes.compression import TopK, compress_gradients, count_bytes, count_sent
 from mlhpc.plugins.axes.predict import predict
 from mlhpc.suite.config import load_config
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.training.instrument import CollectiveCounter, count_collectives
-from mlhpc.suite.training.parallel.compression import TopK, compress_gradients, count_bytes, count_sent
 from mlhpc.suite.training.parallel.parallel_dims import Parallel
 from mlhpc.suite.training.parallel.plan import Compression
 

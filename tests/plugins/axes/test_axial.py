@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mlhpc.plugins.axes.axial import split_axes
 from mlhpc.suite.config import load_config
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.documents import convert
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.training.parallel.axial import split_axes
 from mlhpc.suite.training.parallel.exchange import Axis
 from mlhpc.suite.training.parallel.mesh import Mesh, parse_mesh
 from mlhpc.suite.training.parallel.parallel_dims import Parallel
 from mlhpc.suite.training.parallel.plan import AxialPlan, Operand, find_plan
-from tests.fixtures.divided import Mistake, refused
 from tests.fixtures.thread_ranks import Holding, on_axial
+from tests.plugins.axes.divided import Mistake, refused
 
 SHIPPED = find_plan(load_descriptor("openfold"), "axial")
 DIMS = ("sample", "i", "j")

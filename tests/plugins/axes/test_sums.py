@@ -20,8 +20,8 @@ from mlhpc.suite.training.state import Position
 from mlhpc.workloads.swinv2_moe.config import SwinV2MoEConfig
 from mlhpc.workloads.swinv2_moe.model import SwinV2MoE
 from tests.fixtures.cli import mlhpc
-from tests.fixtures.divided import Divided, refused, split_alone, trains_as_one
 from tests.fixtures.thread_ranks import Holding, on_tensor, whole_norms, write_checkpoint
+from tests.plugins.axes.divided import Divided, refused, split_alone, trains_as_one
 
 SHIPPED = find_plan(load_descriptor("swinv2_moe"), "tensor")
 PLAN, _ = read_plan(SHIPPED)

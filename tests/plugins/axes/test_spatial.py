@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from mlhpc.plugins.axes.spatial import Split, Upsampled, check_extents, split_model, trace
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.training.parallel.ddp import GroupBatchNorm2d
 from mlhpc.suite.training.parallel.mesh import Mesh, part_of
 from mlhpc.suite.training.parallel.plan import Boundary
-from mlhpc.suite.training.parallel.spatial import Split, Upsampled, check_extents, split_model, trace
 from tests.fixtures.thread_ranks import on_ranks
 
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}

@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mlhpc.plugins.axes.collectives import Whole, gather
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.training.parallel.exchange import Axis, Whole, gather
+from mlhpc.suite.training.parallel.exchange import Axis
 from mlhpc.suite.training.parallel.mesh import AXIAL, Interval, part_of
 from mlhpc.suite.training.parallel.plan import AxialPlan, Operand
 

@@ -14,8 +14,6 @@ Which input positions an operator needs for a range of its output, per dimension
 
 A window of k values with dilation d and stride s, padded by p on the left, computes output o from inputs o s - p + i d
 for i = 0..k-1. A transposed one adds input i into outputs i s - p + j d for j = 0..k-1.
-
-Data sets that give this rank a part of each sample.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -33,18 +31,35 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from mlhpc.plugins.axes.collectives import add_up, gather
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.training.parallel.ddp import GroupBatchNorm2d
-from mlhpc.suite.training.parallel.exchange import Axis, add_up, gather
-from mlhpc.suite.training.parallel.mesh import Fetch, Interval, part_of
+from mlhpc.suite.training.parallel.exchange import Axis
+from mlhpc.suite.training.parallel.mesh import Interval, part_of
 from mlhpc.suite.training.parallel.plan import SAMPLE, Boundary
-from mlhpc.suite.workload import Dataset, Slab, SlabDataset
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
-    from mlhpc.suite.workload import Batch
+def common(a: Interval, b: Interval) -> Interval:
+    """The positions in both; of equal ends if there is none."""
+    low = max(a[0], b[0])
+    return low, max(low, min(a[1], b[1]))
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """What each rank of a line holds of a dimension of ``n`` positions, and what it needs for its next operator."""
+
+    held: tuple[Interval, ...]
+    needed: tuple[Interval, ...]
+
+    def sent(self, sender: int, receiver: int) -> Interval:
+        """The positions that one rank gives to another."""
+        return common(self.held[sender], self.needed[receiver])
+
+    @property
+    def is_local(self) -> bool:
+        """True if every rank holds what it needs. Equal on all ranks, so none of them communicates then."""
+        return all(h[0] <= n[0] and n[1] <= h[1] for h, n in zip(self.held, self.needed, strict=True))
 
 
 @dataclass(frozen=True)
@@ -615,26 +630,3 @@ class _Join:
             x = x.reshape(shape)
         x = gather(x, at, self._extents, split.parts, split.group)
         return x.flatten(1) if flat else x
-
-
-def cut(data: Dataset, slabs: Mapping[str, Slab]) -> Dataset:
-    """The data set with only these positions of its tensors. One that cannot read parts is read whole and cut."""
-    return _Cut(data, slabs) if slabs else data
-
-
-@dataclass(frozen=True)
-class _Cut:
-    data: Dataset
-    slabs: Mapping[str, Slab]
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def load(self, indices: Sequence[int] | NDArray[np.int64], *, seed: int, epoch: int) -> Batch:
-        """Load this rank's part of samples."""
-        if isinstance(self.data, SlabDataset):
-            return self.data.load_slab(indices, self.slabs, seed=seed, epoch=epoch)
-        batch = self.data.load(indices, seed=seed, epoch=epoch)
-        return {
-            name: x[(slice(None), *(slice(*each) for each in self.slabs.get(name, ())))] for name, x in batch.items()
-        }

@@ -10,13 +10,13 @@ import pytest
 import yaml
 from msgspec import structs
 
+from mlhpc.plugins.axes.spatial import Transposed, Window
 from mlhpc.suite.config import load_config
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.training.parallel.mesh import Mesh, parse_mesh, part_of
 from mlhpc.suite.training.parallel.parallel_dims import Parallel, placements
 from mlhpc.suite.training.parallel.plan import find_plan, read_plan
-from mlhpc.suite.training.parallel.spatial import Transposed, Window
 
 SHIPPED = [("cosmoflow", "spatial"), ("deepcam", "spatial")]
 
