@@ -33,6 +33,7 @@ from typing import Any
 import torch
 import yaml
 
+from mlhpc.plugins.axes.apply import compute_shapes
 from mlhpc.plugins.axes.predict import predict_largest_cost
 from mlhpc.suite.config import RunConfig, load_config
 from mlhpc.suite.descriptor import load_descriptor
@@ -58,7 +59,7 @@ class OneBatch:
 
     def __init__(self, parallel: Parallel, samples: int) -> None:
         self.batch: dict[str, torch.Tensor] = {}
-        for name, (shape, dtype) in parallel.shapes(samples, split=True).items():
+        for name, (shape, dtype) in compute_shapes(parallel, samples, split=True).items():
             kind = getattr(torch, dtype)
             self.batch[name] = (
                 torch.rand(shape, dtype=kind) if kind.is_floating_point else torch.ones(shape, dtype=kind)

@@ -33,6 +33,7 @@ import torch.distributed as dist
 from msgspec import structs
 from torch import Tensor, nn
 
+from mlhpc.plugins.axes.apply import compute_shapes
 from mlhpc.plugins.axes.pipeline import Pipeline
 from mlhpc.suite.config import RunConfig, load_config
 from mlhpc.suite.descriptor import Descriptor, load_descriptor
@@ -64,7 +65,7 @@ class RandomData:
     def __init__(self, parallel: Parallel, samples: int) -> None:
         self.batch: dict[str, Tensor] = {}
         generator = torch.Generator().manual_seed(5)
-        for name, (shape, dtype) in parallel.shapes(samples, split=False).items():
+        for name, (shape, dtype) in compute_shapes(parallel, samples, split=False).items():
             if dtype == "float32":
                 self.batch[name] = torch.rand(shape, generator=generator, dtype=torch.float64) - 0.3
             else:

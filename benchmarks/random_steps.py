@@ -10,6 +10,7 @@ import torch
 from msgspec import structs
 from torch import Tensor, nn
 
+from mlhpc.plugins.axes.apply import compute_shapes
 from mlhpc.suite.config import load_config
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.training.parallel.apply import apply
@@ -56,7 +57,7 @@ class Training:
         mesh, generator = self.shared.mesh, torch.Generator().manual_seed(5)
         batch: dict[str, Tensor] = {}
         slabs = self.shared.slabs(evaluation=False)
-        for name, (shape, dtype) in self.shared.shapes(batch_size, split=False).items():
+        for name, (shape, dtype) in compute_shapes(self.shared, batch_size, split=False).items():
             if dtype == "float32":
                 whole = torch.rand(shape, generator=generator)
             else:

@@ -103,9 +103,18 @@ def load_export(name: str, asked: str) -> Any:
     """Load what writes or reads a form of another tool. InputError, which names what was ``asked``, if it is not
     installed.
     """
-    plugin = find_plugins(EXPORTS).get(name)
+    return _load(EXPORTS, EXCHANGE, name, asked)
+
+
+def load_axis(name: str, asked: str) -> Any:
+    """Load a part of the wing of axes. InputError, which names what was ``asked``, if it is not installed."""
+    return _load(AXES_GROUP, AXES, name, asked)
+
+
+def _load(group: str, wing: str, name: str, asked: str) -> Any:
+    plugin = find_plugins(group).get(name)
     if plugin is None:
-        raise InputError(f"{asked}: {explain_missing_wing(EXCHANGE)}")
+        raise InputError(f"{asked}: {explain_missing_wing(wing)}")
     return plugin.point.load()
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from mlhpc.plugins.axes.axial import run_to_ends, split_axes
@@ -19,8 +19,8 @@ from mlhpc.suite.files import render_error
 from mlhpc.suite.training.parallel.apply import REPLICAS, make_axis
 from mlhpc.suite.training.parallel.exchange import Axis, Note
 from mlhpc.suite.training.parallel.mesh import AXIAL, PIPELINE, SPATIAL, TENSOR, Mesh
-from mlhpc.suite.training.parallel.meta_init import batch_on_meta
 from mlhpc.suite.training.parallel.parallel_dims import Parallel, SampleAxis, placements
+from mlhpc.suite.training.parallel.plan import SAMPLE
 from mlhpc.suite.workload import Workload
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def _check_forward(parallel: Parallel, model: nn.Module, found: Trace) -> None:
     plan = parallel.plan
     assert plan is not None
     split_model(model, found, _split(parallel, lambda *_: None), plan.boundaries)
-    batch = batch_on_meta(parallel, 1, split=True)
+    batch = make_batch(parallel, 1, split=True, device="meta")
     with explained():
         model.eval()(batch[next(iter(plan.inputs))])
 
@@ -189,7 +189,7 @@ def _check_rows(parallel: Parallel, model: nn.Module) -> None:
     axis = make_axis(parallel.mesh, AXIAL, lambda each: each.group, lambda *_: None)
     split_axes(model, plan.axial, parallel.extents, axis)
     with explained():
-        run_to_ends(model.train(), plan.axial, batch_on_meta(parallel, 1, split=True))
+        run_to_ends(model.train(), plan.axial, make_batch(parallel, 1, split=True, device="meta"))
 
 
 def trace_unsplit(parallel: Parallel, model: nn.Module) -> Trace:
@@ -197,7 +197,7 @@ def trace_unsplit(parallel: Parallel, model: nn.Module) -> Trace:
     plan = parallel.plan
     assert plan is not None
     first = next(iter(plan.inputs))
-    batch = batch_on_meta(parallel, 1, split=False)
+    batch = make_batch(parallel, 1, split=False, device="meta")
     return trace(model.eval(), lambda whole: whole(batch[first]), plan.boundaries, plan.split)
 
 
@@ -210,3 +210,31 @@ def _split(parallel: Parallel, note: Note | None) -> Split:
         lines.append(None if parts == 1 else make_axis(mesh, name, partial(Mesh.line, dimension=d), note))
     group = make_axis(mesh, SPATIAL, lambda each: each.group, note)
     return Split(mesh.spatial, mesh.place, tuple(lines), group, plan.split)
+
+
+def compute_shapes(parallel: Parallel, samples: int, *, split: bool) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape and type, by its name in torch, of each input of a batch: of this rank, or of the whole sample.
+
+    Where the positions of samples differ they are those of samples of the mean size.
+    """
+    assert parallel.plan is not None
+    slabs = parallel.slabs(evaluation=False) if split else {}
+    found: dict[str, tuple[tuple[int, ...], str]] = {}
+    known = {**parallel.extents, SAMPLE: samples}
+    known |= {name: round(samples * each) + more for name, (each, more) in parallel.growing.items()}
+    for name, given in parallel.plan.inputs.items():
+        whole = tuple(known[each] for each in given.dims)
+        if 0 in whole:
+            continue
+        shape = (samples, *(high - low for low, high in slabs[name])) if name in slabs else whole
+        found[name] = (shape, given.dtype)
+    return found
+
+
+def make_batch(parallel: Parallel, samples: int, *, split: bool, device: str | None = None) -> dict[str, Tensor]:
+    """Make a batch without values; empty if the plan does not describe one. float32 means torch's default type."""
+    default = torch.get_default_dtype()
+    return {
+        name: torch.empty(shape, dtype=default if dtype == "float32" else getattr(torch, dtype), device=device)
+        for name, (shape, dtype) in compute_shapes(parallel, samples, split=split).items()
+    }

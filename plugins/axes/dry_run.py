@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -106,11 +108,49 @@ def run_passes(
             hook.remove()
     gathered = 0
     if states is not None:
-        gathered = states.gathered_bytes(in_stages=in_stages)
+        gathered = count_gathered_bytes(states, in_stages=in_stages)
         if not in_stages:
-            states.note_exchanges(calls)
+            note_sharded_exchanges(states, calls)
     peak = live.peak + gathered + sum(each.nbytes for each in standing)
     return Passes(kept, gathered, peak, float(live.flops))
+
+
+def count_given_bytes(group: Group, ranks: int) -> int:
+    """What one rank gives to an all-gather. Rows of a tensor are padded to equal numbers."""
+    values = sum(-(-shape[0] // ranks) * math.prod(shape[1:]) for shape in group.shapes.values())
+    return values * group.value_bytes
+
+
+def count_gathered_bytes(states: States, *, in_stages: bool = False) -> int:
+    """The most bytes of whole parameters at once: groups that stay, and two of the others that follow each other.
+
+    FSDP2 gathers the next group while a backward pass computes. ``in_stages``: a pipeline frees no group after a
+    backward pass.
+    """
+    sizes = [
+        (count_given_bytes(group, states.shard.size) * states.shard.size, group.resharded and not in_stages)
+        for group in states.groups
+    ]
+    freed = [size for size, resharded in sizes if resharded]
+    pairs = [first + second for first, second in pairwise(freed)] or freed
+    return sum(size for size, resharded in sizes if not resharded) + max(pairs, default=0)
+
+
+def note_sharded_exchanges(states: States, calls: Mapping[nn.Module, int], *, microbatches: int = 0) -> None:
+    """Note what a forward and a backward pass exchange. ``calls``: of the forward passes of the groups' modules.
+
+    ``microbatches``: of a pipeline of one stage per rank. A group is then gathered for each forward pass that
+    follows another, for each backward pass that follows a forward pass, and scattered once.
+    """
+    ranks = states.shard.size
+    for group in states.groups:
+        given, times = count_given_bytes(group, ranks), 2 * max(1, calls.get(group.module, 1))
+        for _ in range((microbatches + 1 if microbatches else times) if group.resharded else 1):
+            states.shard.note(states.shard.name, "all_gather", given, ranks)
+        summed = given // group.value_bytes * group.sum_bytes
+        states.shard.note(states.shard.name, "reduce_scatter", summed * ranks, ranks)
+        if states.replicas is not None:
+            states.replicas.note(states.replicas.name, "all_reduce", summed, states.replicas.size)
 
 
 def _follow(model: nn.Module, states: States, calls: Counter[nn.Module]) -> list[torch.utils.hooks.RemovableHandle]:
@@ -136,7 +176,7 @@ class _Scatter:
 
     def __init__(self, group: Group, parameters: Sequence[nn.Parameter], ranks: int) -> None:
         self.parameters = [each for each in parameters if each.requires_grad]
-        self._values, self._ranks = group.given_bytes(ranks) // group.value_bytes, ranks
+        self._values, self._ranks = count_given_bytes(group, ranks) // group.value_bytes, ranks
         self._mine: Tensor | None = None
 
     def __call__(self, parameter: Tensor) -> None:

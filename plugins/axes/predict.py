@@ -15,15 +15,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
-import torch
 from msgspec import structs
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from mlhpc.plugins.axes.apply import SpatialAxis, explained, trace_unsplit
+from mlhpc.plugins.axes.apply import SpatialAxis, explained, make_batch, trace_unsplit
 from mlhpc.plugins.axes.dry_run import (
     Passes,
     Update,
+    count_gathered_bytes,
+    note_sharded_exchanges,
     pretended_ranks,
     run_passes,
     run_update,
@@ -212,7 +213,7 @@ def predict(
             note=note,
             axis=SpatialAxis(traced) if traced else None,
         )
-        batch = make_batch(parallel, samples)
+        batch = make_batch(parallel, samples, split=True)
         with explained():
             kept = _list_kept_gradients(parallel, workload, model, parts)
             passes = None
@@ -223,15 +224,15 @@ def predict(
         if passes is None:  # the loss cannot run without memory: closed forms where there are any
             note.found.clear()
             states = states_of(model)
-            gathered = 0 if states is None else states.gathered_bytes()
+            gathered = 0 if states is None else count_gathered_bytes(states)
             if states is not None:
-                states.note_exchanges({})
+                note_sharded_exchanges(states, {})
             passes = Passes(None, gathered, None, work.executed_flops * samples / parallel.mesh.tensor)
             _record_unrun_exchanges(parallel, config, model, samples, note)
         exchanges = [*_take_exchanges(note, parts), *_list_loss_exchanges(plan, size, parts)]
         states = states_of(model)
         if mesh.pipeline > 1 and states is not None:
-            states.note_exchanges({}, microbatches=parts)
+            note_sharded_exchanges(states, {}, microbatches=parts)
             exchanges += _take_exchanges(note, 1)
         rows = scatter_parameters(model)
         update, sent = common.update(parallel, lambda: (run_update(workload, model), tuple(_take_exchanges(note, 1))))
@@ -371,15 +372,6 @@ def _list_loss_exchanges(plan: ParallelPlan, ranks: int, parts: int) -> Iterator
     """Yield what the workload's loss exchanges itself, as the plan states it."""
     for kind, own in plan.exchanges.items() if ranks > 1 else ():
         yield Exchange("loss", kind, ranks, own.calls * parts, own.bytes_per_rank * ranks * parts)
-
-
-def make_batch(parallel: Parallel, samples: int) -> dict[str, Tensor]:
-    """Make a batch of this rank without memory; empty if the plan does not describe one."""
-    default = torch.get_default_dtype()
-    return {
-        name: torch.empty(shape, dtype=default if dtype == "float32" else getattr(torch, dtype))
-        for name, (shape, dtype) in parallel.shapes(samples, split=True).items()
-    }
 
 
 def predict_largest_cost(

@@ -29,6 +29,7 @@ from mlhpc.suite.data.sampling import count_steps_per_epoch, list_train_batches
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.mllog import EventLog
+from mlhpc.suite.plugins import load_axis
 from mlhpc.suite.training.agreement import CHECK_INTERVAL_S, DIVERGED, StepDecision, StopAgreement
 from mlhpc.suite.training.checkpoint import Checkpoint, CheckpointSaver
 from mlhpc.suite.training.devices import BatchCopier, has_no_idle_core, load_with_prefetch
@@ -38,7 +39,7 @@ from mlhpc.suite.training.instrument import CollectiveCounter
 from mlhpc.suite.training.parallel.ddp import eval_turns, wrap
 from mlhpc.suite.training.parallel.fsdp import evaluating
 from mlhpc.suite.training.parallel.mesh import Mesh
-from mlhpc.suite.training.parallel.parallel_dims import COMPRESS, Parallel, Passes, find_axis, load_axis
+from mlhpc.suite.training.parallel.parallel_dims import Parallel, Passes, find_axis
 from mlhpc.suite.training.parallel.recompute import recomputed_of
 from mlhpc.suite.training.records import FIRST_LOSSES, TrainingLog
 from mlhpc.suite.training.state import Position, TrainingState
@@ -137,7 +138,7 @@ class Trainer:
             self.wrapped = wrap(self.state.model, self.state.sharded, self.world, self.device)
         compressed = self.shared.plan.compress if self.shared.plan is not None else None
         if compressed is not None and isinstance(self.wrapped, DistributedDataParallel):
-            load_axis(COMPRESS)(self.wrapped, compressed)
+            load_axis("compress", "plan: compress")(self.wrapped, compressed)
         self._recomputed = recomputed_of(self.state.model)
         self._mark_exchange = register_exchange_timing(
             self.wrapped, self.timer, self.ledger, hooked=compressed is not None

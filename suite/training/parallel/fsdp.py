@@ -3,17 +3,15 @@
 A rank holds some rows of each parameter, as a DTensor. Before a block computes, the rows of all ranks are gathered;
 after its backward pass the gradients are summed and scattered. `shard_states` calls `fully_shard` for each block that a
 plan names, from the inside out, and then for the model. Without process groups (a prediction) it only notes the groups
-of parameters, from which `State` says what FSDP2 would exchange and hold.
+of parameters, from which the wing axes says what FSDP2 would exchange and hold.
 """
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -58,11 +56,6 @@ class Group:
     resharded: bool
     sum_bytes: int  # of one value of a gradient, when it is summed
 
-    def given_bytes(self, ranks: int) -> int:
-        """What one rank gives to an all-gather. Rows of a tensor are padded to equal numbers."""
-        values = sum(-(-shape[0] // ranks) * math.prod(shape[1:]) for shape in self.shapes.values())
-        return values * self.value_bytes
-
 
 @dataclass(frozen=True, eq=False)
 class States:
@@ -80,36 +73,6 @@ class States:
     def rows(self, name: str) -> Interval:
         """The rows of a parameter that this rank holds."""
         return part_of_rows(self.shapes[name][0], self.shard.size, self.shard.rank)
-
-    def gathered_bytes(self, *, in_stages: bool = False) -> int:
-        """The most bytes of whole parameters at once: groups that stay, and two of the others that follow each other.
-
-        FSDP2 gathers the next group while a backward pass computes. ``in_stages``: a pipeline frees no group after a
-        backward pass.
-        """
-        sizes = [
-            (group.given_bytes(self.shard.size) * self.shard.size, group.resharded and not in_stages)
-            for group in self.groups
-        ]
-        freed = [size for size, resharded in sizes if resharded]
-        pairs = [first + second for first, second in pairwise(freed)] or freed
-        return sum(size for size, resharded in sizes if not resharded) + max(pairs, default=0)
-
-    def note_exchanges(self, calls: Mapping[nn.Module, int], *, microbatches: int = 0) -> None:
-        """Note what a forward and a backward pass exchange. ``calls``: of the forward passes of the groups' modules.
-
-        ``microbatches``: of a pipeline of one stage per rank. A group is then gathered for each forward pass that
-        follows another, for each backward pass that follows a forward pass, and scattered once.
-        """
-        ranks = self.shard.size
-        for group in self.groups:
-            given, times = group.given_bytes(ranks), 2 * max(1, calls.get(group.module, 1))
-            for _ in range((microbatches + 1 if microbatches else times) if group.resharded else 1):
-                self.shard.note(self.shard.name, "all_gather", given, ranks)
-            summed = given // group.value_bytes * group.sum_bytes
-            self.shard.note(self.shard.name, "reduce_scatter", summed * ranks, ranks)
-            if self.replicas is not None:
-                self.replicas.note(self.replicas.name, "all_reduce", summed, self.replicas.size)
 
 
 def states_of(model: nn.Module) -> States | None:

@@ -26,7 +26,6 @@ from mlhpc.suite.config import RunConfig
 from mlhpc.suite.descriptor import Descriptor
 from mlhpc.suite.training.parallel.fsdp import local, states_of
 from mlhpc.suite.training.parallel.mesh import Interval
-from mlhpc.suite.training.parallel.parallel_dims import Parallel
 from mlhpc.suite.transport import SingleProcessTransport
 from mlhpc.suite.workload import Workload, load_workload
 from mlhpc.suite.world import World
@@ -238,12 +237,3 @@ def build_on_meta(descriptor: Descriptor, config: RunConfig) -> tuple[Workload, 
     workload: Workload = load_workload(descriptor)(config)
     with torch.device("meta"):
         return workload, build_without_memory(workload)
-
-
-def batch_on_meta(parallel: Parallel, samples: int, *, split: bool) -> dict[str, Tensor]:
-    """A batch of meta tensors; those of float32 in torch's default type."""
-    shapes, default = parallel.shapes(samples, split=split), torch.get_default_dtype()
-    return {
-        name: torch.empty(shape, dtype=default if dtype == "float32" else getattr(torch, dtype), device="meta")
-        for name, (shape, dtype) in shapes.items()
-    }

@@ -14,7 +14,7 @@ from mlhpc.suite.config import RunConfig
 from mlhpc.suite.descriptor import Descriptor
 from mlhpc.suite.documents import convert_to_plain_data
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.plugins import AXES, AXES_GROUP, find_plugins, require_wing
+from mlhpc.suite.plugins import load_axis
 from mlhpc.suite.training.parallel.mesh import (
     AXIAL,
     DATA,
@@ -29,8 +29,6 @@ from mlhpc.suite.training.parallel.mesh import (
     part_of,
 )
 from mlhpc.suite.training.parallel.plan import (
-    SAMPLE,
-    SINGLE_STAGE,
     V_SCHEDULE,
     ParallelPlan,
     Placement,
@@ -51,7 +49,6 @@ if TYPE_CHECKING:
     from mlhpc.suite.workload import Batch, Workload
 
 Slabs = Mapping[str, tuple[Interval, ...]]
-COMPRESS = "compress"  # the entry point that compresses gradients
 
 
 @dataclass(frozen=True)
@@ -88,30 +85,9 @@ class Parallel:
             raise InputError(
                 f"--mesh {mesh.text()}: plan {path.stem!r} places no parameter on {EXPERT}: leave {EXPERT} out"
             )
-        if mesh.tensor > 1 and plan.tensor is None:
-            raise InputError(f"--mesh {mesh.text()}: plan {path.stem!r} splits no products: leave {TENSOR} out")
-        if mesh.axial > 1 and plan.axial is None:
-            raise InputError(f"--mesh {mesh.text()}: plan {path.stem!r} splits no rows: leave {AXIAL} out")
-        if mesh.pipeline > 1 and descriptor.no_stages:
-            raise InputError(
-                f"--mesh {mesh.text()}: {descriptor.name} has no stages for a pipeline: {descriptor.no_stages}: "
-                f"leave {PIPELINE} out"
-            )
-        if mesh.pipeline > 1 and plan.pipeline is None:
-            raise InputError(f"--mesh {mesh.text()}: plan {path.stem!r} has no stages: leave {PIPELINE} out")
-        if (
-            mesh.pipeline > 1
-            and mesh.shard > 1
-            and plan.pipeline is not None
-            and plan.pipeline.schedule not in SINGLE_STAGE
-        ):
-            raise InputError(
-                f"plan: schedule {plan.pipeline.schedule} with {SHARD} is not supported: torch 2.13 loses gradients in "
-                f"zero-bubble schedules: expected {' or '.join(sorted(SINGLE_STAGE))}, or leave {SHARD} out of --mesh"
-            )
-        _check_compression(plan, mesh)
         if mesh.sample_axis or plan.compress is not None:
-            require_wing(AXES, f"--mesh {mesh.text()}" if mesh.sample_axis else "plan: compress")
+            asked = f"--mesh {mesh.text()}" if mesh.sample_axis else "plan: compress"
+            load_axis("check_mesh", asked)(plan, mesh, path.stem, descriptor)
         if mesh.parts > 1 and getattr(config.hyperparameters, "balanced_batches", False):
             raise InputError(
                 "plan: batches cannot be balanced if ranks share samples: give --set"
@@ -204,24 +180,6 @@ class Parallel:
             if parts.keys() & set(given.dims) and not (evaluation and given.evaluation == "whole")
         }
 
-    def shapes(self, samples: int, *, split: bool) -> dict[str, tuple[tuple[int, ...], str]]:
-        """Shape and type, by its name in torch, of each input of a batch: of this rank, or of the whole sample.
-
-        Where the positions of samples differ they are those of samples of the mean size.
-        """
-        assert self.plan is not None
-        slabs = self.slabs(evaluation=False) if split else {}
-        found: dict[str, tuple[tuple[int, ...], str]] = {}
-        known = {**self.extents, SAMPLE: samples}
-        known |= {name: round(samples * each) + more for name, (each, more) in self.growing.items()}
-        for name, given in self.plan.inputs.items():
-            whole = tuple(known[each] for each in given.dims)
-            if 0 in whole:
-                continue
-            shape = (samples, *(high - low for low, high in slabs[name])) if name in slabs else whole
-            found[name] = (shape, given.dtype)
-        return found
-
     def logged(self) -> dict[str, Any]:
         """The plan as the log has it."""
         assert self.plan is not None
@@ -279,31 +237,9 @@ class SampleAxis:
         """Return what runs the passes of a `Trainer`; None: the trainer itself."""
 
 
-def load_axis(name: str) -> Any:
-    """Load an entry point of the wing axes. `Parallel.of` has seen that it is there."""
-    return find_plugins(AXES_GROUP)[name].point.load()
-
-
 def find_axis(mesh: Mesh) -> SampleAxis:
     """Return the axis of a mesh whose ranks share samples: there is one at most."""
-    return load_axis(mesh.sample_axis)() if mesh.sample_axis else SampleAxis()
-
-
-def _check_compression(plan: ParallelPlan, mesh: Mesh) -> None:
-    """InputError if gradients cannot be compressed on this mesh."""
-    if plan.compress is None:
-        return
-    kind = plan.compress.kind
-    if mesh.pipeline > 1 or mesh.tensor > 1:
-        axis = PIPELINE if mesh.pipeline > 1 else TENSOR
-        raise InputError(
-            f"plan: gradients are not compressed under {axis}: leave {axis} out of --mesh, or remove compress"
-        )
-    if mesh.shard > 1 and kind not in ("fp16", "bf16"):
-        raise InputError(
-            f"plan: compress: {kind} needs whole gradients, and {SHARD} scatters them: give fp16 or bf16, or leave "
-            f"{SHARD} out of --mesh"
-        )
+    return load_axis(mesh.sample_axis, "--mesh")() if mesh.sample_axis else SampleAxis()
 
 
 def placements(plan: ParallelPlan, names: list[str]) -> dict[str, Placement]:

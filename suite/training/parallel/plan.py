@@ -19,6 +19,7 @@ from mlhpc.suite.config import RunConfig
 from mlhpc.suite.descriptor import Descriptor
 from mlhpc.suite.documents import YamlSource, convert_to_plain_data
 from mlhpc.suite.errors import InputError, explain_unknown_name
+from mlhpc.suite.plugins import AXES_GROUP, find_plugins, load_axis
 
 VERSION = 1
 SAMPLE = "sample"
@@ -295,82 +296,9 @@ def read_plan(path: Path) -> tuple[ParallelPlan, str]:
     if (plan.fully_shard or plan.reshard_after_forward is not None) and "shard" not in plan.parameters.values():
         name = "fully_shard" if plan.fully_shard else "reshard_after_forward"
         raise InputError(f"{source.where(name)}: {name} needs a parameter placed shard: add it, or remove {name}")
-    if plan.tensor is not None:
-        _check_tensor(plan.tensor, plan, source)
-    if plan.axial is not None:
-        _check_axial(plan.axial, source)
-    if plan.pipeline is not None:
-        _check_pipeline(plan.pipeline, plan, source)
+    if (plan.tensor or plan.axial or plan.pipeline) and "check_plan" in find_plugins(AXES_GROUP):
+        load_axis("check_plan", str(path))(plan, source)
     return plan, hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _check_tensor(tensor: TensorPlan, plan: ParallelPlan, source: YamlSource) -> None:
-    """InputError for dimensions that are not described, or another order than sample, then what lies in parts."""
-    if not tensor.along:
-        named = [path for path, region in tensor.regions.items() if region.dims]
-        if tensor.begins or tensor.ends or named:
-            raise InputError(f"{source.where('tensor')}: begins, ends and dims need along: add it, or remove them")
-        if not plan.inputs:
-            raise InputError(
-                f"{source.where('tensor')}: a plan without along needs inputs, to count its sums: add inputs"
-            )
-    elif not (tensor.begins and tensor.ends):
-        raise InputError(f"{source.where('tensor')}: along: {tensor.along} needs begins and ends: add them")
-    regions = {path: region.dims for path, region in tensor.regions.items()}
-    for part, modules in (("begins", tensor.begins), ("regions", regions), ("ends", tensor.ends)):
-        for path, dims in modules.items() if tensor.along else ():
-            where = source.where("tensor", part, path)
-            if dims[:2] != (SAMPLE, tensor.along):
-                raise InputError(f"{where}: dims are {', '.join(dims)}: expected {SAMPLE}, {tensor.along} first")
-            lacking = [each for each in dims[1:] if each not in plan.extents]
-            if lacking:
-                raise InputError(f"{where}: dimension {lacking[0]!r} has no entry under extents")
-    for path, placement in plan.parameters.items():
-        if isinstance(placement, Cut) and placement.units and placement.units not in plan.extents:
-            raise InputError(
-                f"{source.where('parameters', path)}: units {placement.units!r} have no entry under extents"
-            )
-
-
-def _check_axial(axial: AxialPlan, source: YamlSource) -> None:
-    """InputError for an operand with no way or several, or with dimensions that its dims do not name."""
-    for path, module in axial.modules.items():
-        if not module.inputs and not module.outputs:
-            raise InputError(f"{source.where('axial', 'modules', path)}: expected inputs or outputs")
-        for part, operands in (("inputs", module.inputs), ("outputs", module.outputs)):
-            for number, operand in operands.items():
-                where = source.where("axial", "modules", path, part, str(number))
-                given = [name for name in OPERAND_WAYS if getattr(operand, name)]
-                if len(given) != 1:
-                    raise InputError(
-                        f"{where}: {', '.join(given) or 'nothing'} given: expected one of {', '.join(OPERAND_WAYS)}"
-                    )
-                if operand.turn and len(set(operand.turn)) != 2:
-                    raise InputError(f"{where}: turn is {', '.join(operand.turn)}: expected two dimensions")
-                if len(set(operand.dims)) != len(operand.dims):
-                    raise InputError(f"{where}: dims name a dimension twice")
-                named = () if operand.first else operand.turn or (operand.along,)
-                lacking = [name for name in named if name not in operand.dims]
-                if lacking:
-                    raise InputError(f"{where}: {lacking[0]!r} is not one of its dims {', '.join(operand.dims)}")
-    for path, draw in axial.draws.items():
-        if draw.along not in draw.dims:
-            raise InputError(f"{source.where('axial', 'draws', path)}: {draw.along!r} is not one of its dims")
-
-
-def _check_pipeline(pipeline: PipelinePlan, plan: ParallelPlan, source: YamlSource) -> None:
-    """InputError for dimensions that are not described, or a number of stages that the schedule does not support."""
-    for dims in pipeline.between:
-        lacking = [each for each in dims if each != SAMPLE and each not in plan.extents]
-        if lacking:
-            raise InputError(
-                f"{source.where('pipeline', 'between')}: dimension {lacking[0]!r} has no entry under extents"
-            )
-    schedule, stages = pipeline.schedule, pipeline.stages_per_rank
-    fits = stages == 1 if schedule in SINGLE_STAGE else stages == 2 if schedule == V_SCHEDULE else stages > 1
-    if not fits:
-        expected = "1" if schedule in SINGLE_STAGE else "2" if schedule == V_SCHEDULE else "at least 2"
-        raise InputError(f"{source.where('pipeline', 'stages')}: {schedule} needs {expected} per rank, not {stages}")
 
 
 def extents_of(plan: ParallelPlan, config: RunConfig) -> dict[str, int]:
