@@ -1,4 +1,8 @@
-"""Predicts what a parallel plan costs: `mlhpc plan`, and its dry run of a step."""
+"""Axes whose ranks share samples (spatial, axial, tensor, pipeline), and the compression of gradients.
+
+`mlhpc plan` predicts what any plan costs, by a dry run of a step. The core applies plans and finds the axes by entry
+points.
+"""
 
 USES = (
     "mlhpc.suite.cli.options",
@@ -14,8 +18,8 @@ USES = (
     "mlhpc.suite.training.counts.memory",
     "mlhpc.suite.training.devices",
     "mlhpc.suite.training.instrument",
+    "mlhpc.suite.training.loop",
     "mlhpc.suite.training.parallel.apply",
-    "mlhpc.plugins.axes.compression",
     "mlhpc.suite.training.parallel.ddp",
     "mlhpc.suite.training.parallel.exchange",
     "mlhpc.suite.training.parallel.fsdp",
@@ -23,10 +27,7 @@ USES = (
     "mlhpc.suite.training.parallel.mesh",
     "mlhpc.suite.training.parallel.meta_init",
     "mlhpc.suite.training.parallel.parallel_dims",
-    "mlhpc.plugins.axes.pipeline",
     "mlhpc.suite.training.parallel.plan",
     "mlhpc.suite.training.parallel.recompute",
-    "mlhpc.plugins.axes.spatial",
-    "mlhpc.plugins.axes.tensor_parallel",
     "mlhpc.suite.workload",
 )

@@ -49,7 +49,6 @@ USES = (
     "mlhpc.suite.training.parallel.meta_init",
     "mlhpc.suite.training.parallel.parallel_dims",
     "mlhpc.suite.training.parallel.plan",
-    "mlhpc.plugins.axes.spatial",
     "mlhpc.suite.training.state",
     "mlhpc.suite.training.statement",
     "mlhpc.suite.workload",

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from mlhpc.suite.log.reader import read_events
+from tests.fixtures.wings import needs_axes
 from tests.slurm.conftest import Cluster
 from tests.slurm.test_jobs import ROOT, explain, mlhpc, record, wait_for_text
 
-pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(1500)]
+pytestmark = [needs_axes, pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(1500)]
 
 HYBRID = ("--plan", "spatial", "--mesh", "data=2,spatial=2x1x1")
 

@@ -13,7 +13,7 @@ import pytest
 from mlhpc.suite.data.manifest import read_manifest
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.world import World
-from tests.fixtures.thread_ranks import on_parts
+from tests.fixtures.thread_ranks import on_holders
 from tests.workloads.tiny import TINY, generator, make
 
 
@@ -67,11 +67,11 @@ def assert_one_rank_lists(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, world
 
         for name in listings:
             monkeypatch.setattr(module, name, note(name, getattr(module, name)))
-        on_parts((2,), ("width",), lambda rank, _: convert(source, tmp_path / "two", world=rank.world))
+        on_holders(2, 1, lambda rank: convert(source, tmp_path / "two", world=rank.world))
         assert sorted(calls) == sorted(listings)
         convert(source, tmp_path / "one", world=world)
         assert read_manifest(tmp_path / "two").shards == read_manifest(tmp_path / "one").shards
         with pytest.raises(InputError, match=refusal):
-            on_parts((2,), ("width",), lambda rank, _: convert(source / "none", tmp_path / "no", world=rank.world))
+            on_holders(2, 1, lambda rank: convert(source / "none", tmp_path / "no", world=rank.world))
 
     return check

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.warm import warm_python
+from tests.fixtures.wings import needs_axes
 
 ROOT = Path(__file__).resolve().parents[3]
 WORKER = Path(__file__).with_name("exact_worker.py")
@@ -64,6 +65,7 @@ def test_experts_over_some_ranks_train_as_experts_on_all() -> None:
     assert printed.count("is the same with experts over two of four ranks") == 7
 
 
+@needs_axes
 @pytest.mark.long
 def test_experts_over_groups_that_divide_products_train_as_one_rank() -> None:
     """Losses, metric, counts, checkpoints that other meshes and one rank continue: divided_worker.py."""
@@ -72,6 +74,7 @@ def test_experts_over_groups_that_divide_products_train_as_one_rank() -> None:
     assert "blocks that are computed again give the same bits" in printed
 
 
+@needs_axes
 @pytest.mark.long
 def test_experts_over_groups_train_as_one_rank_in_every_form() -> None:
     printed = run(WORKER.with_name("divided_worker.py"), "long", timeout_s=300)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.fixtures.warm import warm_python
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 UNSCALED = ("hyperparameters.input_norm=log1p", "hyperparameters.input_mean=null", "hyperparameters.input_std=null")
 COSMOFLOW = ("hyperparameters.conv_channels=[4,8]", "global_batch_size=8", *UNSCALED)
 DEEPCAM = ("hyperparameters.height=32", "hyperparameters.width=48", "hyperparameters.middle_blocks=1")
