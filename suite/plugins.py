@@ -88,12 +88,6 @@ def explain_missing_wing(wing: str) -> str:
     )
 
 
-def require_wing(wing: str, asked: str) -> None:
-    """InputError, which names what was ``asked``, if a wing is not installed."""
-    if wing in list_missing_wings():
-        raise InputError(f"{asked}: {explain_missing_wing(wing)}")
-
-
 def mark_missing_wing(wing: str, text: str = "") -> str:
     """Return a text of a help page, with a mark behind it if the wing that it is about is not installed."""
     return f"{text} (the wing {wing!r} is not installed)".strip() if wing in list_missing_wings() else text

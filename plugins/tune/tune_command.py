@@ -42,7 +42,7 @@ from mlhpc.suite.launcher import find_world, refuse_several_ranks
 from mlhpc.suite.log.run_folder import choose_default_folder
 from mlhpc.suite.machine.probes.allowance import find_usable_resources
 from mlhpc.suite.machine.probes.processor import find_machine_root, read_cpu
-from mlhpc.suite.plugins import AXES, require_wing
+from mlhpc.suite.plugins import AXES, explain_missing_wing, list_missing_wings
 from mlhpc.suite.statistics import Outcome
 
 if TYPE_CHECKING:
@@ -178,7 +178,8 @@ def tune(
     if job is not None:
         _run_ranks(workload, job)
     refuse_several_ranks("mlhpc tune starts its ranks itself")
-    require_wing(AXES, "mlhpc tune predicts what can run")
+    if AXES in list_missing_wings():
+        raise InputError(f"mlhpc tune predicts what can run: {explain_missing_wing(AXES)}")
     name = choose_config_name(size, config) or DEFAULT_SIZE
     # Mistakes in settings come before torch is imported, which takes seconds.
     resolved = load_config(load_descriptor(workload), name, overrides).with_stated_precision("mlhpc tune")
