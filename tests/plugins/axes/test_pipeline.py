@@ -30,7 +30,7 @@ from mlhpc.suite.training.state import Position, TrainingState
 from mlhpc.suite.transport import SingleProcessTransport, TorchTransport
 from mlhpc.suite.workload import ExpertSpread, load_workload
 from mlhpc.suite.world import World
-from tests.suite.training.parallel.test_ranks import check, rows
+from tests.plugins.axes.test_ranks import check, rows
 
 PLAN = Path(__file__).parents[3] / "workloads" / "moe_lm" / "plans" / "pipeline.yaml"
 FOUR = ("hyperparameters.layers=4",)
