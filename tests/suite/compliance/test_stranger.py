@@ -96,7 +96,7 @@ def cpu_s(path: Path, rules: str) -> float:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-@pytest.mark.parametrize("rules", ["3.0.0", "mlhpc-1.0"])
+@pytest.mark.parametrize("rules", [pytest.param("3.0.0", marks=pytest.mark.long), "mlhpc-1.0"])
 def test_time_grows_with_the_size_of_a_log(tmp_path: Path, name: str, rules: str) -> None:
     """16 times the input may take 64 times as long; what is quadratic takes 256 (CPU time)."""
     make, size = ATTACKS[name]
