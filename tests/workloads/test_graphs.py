@@ -101,18 +101,11 @@ def train(
 
     with closing(EventLog(folder / f"{graphs}.txt")) as log:
         trainer = Trainer(
-            plan=plan,
-            workload=workload,
-            world=world,
-            device=CPU,
-            state=state,
-            data=Fixed(Repeated(splits[0], STEPS // 2 * BATCH), Repeated(splits[1], 3)),
-            log=log,
-            checkpoint=Checkpoint(plan.folder.checkpoint(0), {}),
-            stop_signal=lambda: None,
-            say=lambda text: None,
+            plan=plan, workload=workload, world=world, device=CPU, state=state,
+            data=Fixed(Repeated(splits[0], STEPS // 2 * BATCH), Repeated(splits[1], 3)), log=log,
+            checkpoint=Checkpoint(plan.folder.checkpoint(0), {}), stop_signal=lambda: None, say=lambda text: None,
             capture=capture if standing_in else None,
-        )
+        )  # fmt: skip
         trainer.size_card = structs.replace(trainer.size_card, eval_every_steps=None)
         trainer.target = structs.replace(trainer.target, threshold=-1.0 if trainer.target.direction == "min" else 1e9)
         torch.manual_seed(7)  # dropout

@@ -104,7 +104,7 @@ LAYER = st.fixed_dictionaries(
 ANY_LOAD = ANY | st.dictionaries(st.text(max_size=3), LAYER, max_size=3)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(load=ANY_LOAD)
 def test_no_load_stops_the_answer(
     tmp_path_factory: pytest.TempPathFactory, log: Build, cards: dict[str, Card], load: Any

@@ -426,23 +426,14 @@ def test_limits_of_hpc_3_0() -> None:
     """The limits mlperf_logging 4.1.68 prints for HPC 3.0, to the tolerance of its bisection."""
     rules = read_ruleset("3.0.0")
     expected = {
-        ("cosmoflow", 32): (7.871, 7.322),
-        ("cosmoflow", 512): (22.833, 22.2),
-        ("cosmoflow", 1024): (40.056, 38.463),
-        ("deepcam", 128): (6.944, 6.309),
-        ("deepcam", 1024): (13, 12.445),
-        ("deepcam", 2048): (22.625, 21.11),
-        ("oc20", 256): (19.75, 18.2),
-        ("oc20", 1024): (24.375, 23.038),
-        ("oc20", 2048): (32.875, 31.628),
-        ("openfold", 128): (88746.7, 82378),
-        ("openfold", 256): (133120, 123132),
-    }
+        ("cosmoflow", 32): (7.871, 7.322), ("cosmoflow", 512): (22.833, 22.2), ("cosmoflow", 1024): (40.056, 38.463),
+        ("deepcam", 128): (6.944, 6.309), ("deepcam", 1024): (13, 12.445), ("deepcam", 2048): (22.625, 21.11),
+        ("oc20", 256): (19.75, 18.2), ("oc20", 1024): (24.375, 23.038), ("oc20", 2048): (32.875, 31.628),
+        ("openfold", 128): (88746.7, 82378), ("openfold", 256): (133120, 123132),
+    }  # fmt: skip
     for (name, batch), (mean, minimum) in expected.items():
         benchmark = rules.benchmark(name, None)
-        assert benchmark is not None
         bound = rcp_limit.compute_limit(benchmark.reference_points, batch, benchmark.required_runs)
-        assert bound is not None
         assert bound.kind == "exact"
         assert bound.mean == pytest.approx(mean, rel=1e-4)
         assert bound.minimum == pytest.approx(minimum, rel=1e-4)
@@ -452,8 +443,6 @@ def test_limits_between_and_beyond_reference_points() -> None:
     points = {128: [10.0, 11, 12, 13, 14], 256: [20.0, 21, 22, 23, 24], 512: [50.0, 51, 52, 53, 54]}
     between = rcp_limit.compute_limit(points, 192, 5)
     below = rcp_limit.compute_limit(points, 64, 5)
-    assert between is not None
-    assert below is not None
     assert (between.kind, between.mean) == ("interpolated", 17.0)
     assert (below.kind, below.mean) == ("smallest", 12.0)
     assert rcp_limit.compute_limit(points, 1024, 5) is None
@@ -469,7 +458,6 @@ def test_a_reference_of_equal_runs_deviates_by_what_lies_between_evaluations(
 ) -> None:
     """All recorded seeds of Open Catalyst `smoke` take five epochs; an honest result took 14 in three."""
     bound = rcp_limit.compute_limit({16: epochs}, 16, 5, 0.999, between_evals=apart)
-    assert bound is not None
     assert too_fast < bound.minimum <= credible
 
 
@@ -735,7 +723,6 @@ def test_so_many_reference_runs_leave_little_more_unseen_than_endless_ones(requi
     def unseen(runs: int) -> float:
         epochs = [10.0 + 0.1 * number / runs for number in range(runs)]
         bound = rcp_limit.compute_limit({8: epochs}, 8, required, confidence)
-        assert bound is not None
         return bound.unseen / bound.std
 
     endless = unseen(100 * useful)

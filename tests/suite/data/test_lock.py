@@ -41,7 +41,6 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def held(path: Path) -> Iterator[subprocess.Popen[str]]:
     process = holder(path)
-    assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     yield process
     process.kill()

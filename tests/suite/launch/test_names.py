@@ -48,15 +48,9 @@ def names(count: int) -> list[str]:
 
 def template(**changes: object) -> Job:
     base = Job(
-        workload="cosmoflow",
-        size="smoke",
-        config="",
-        system="any $(touch spoiled) system",
-        launcher=Launcher(),
-        nodes=1,
-        ranks_per_node=1,
-        python=PYTHON,
-    )
+        workload="cosmoflow", size="smoke", config="", system="any $(touch spoiled) system", launcher=Launcher(),
+        nodes=1, ranks_per_node=1, python=PYTHON,
+    )  # fmt: skip
     return replace(base, **changes)  # type: ignore[arg-type]
 
 

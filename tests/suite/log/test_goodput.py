@@ -78,7 +78,6 @@ def interrupted(root: Path) -> Path:
 
 def trial_of(root: Path) -> Goodput:
     found = find_goodput(RunFolder(root), 0)
-    assert found is not None
     assert found.wall_s == pytest.approx(
         found.useful_s + found.lost_s + found.stalled_s + found.starting_s + found.down_s, abs=1e-9
     )

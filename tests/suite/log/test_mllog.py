@@ -65,7 +65,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(VALUES, st.text())
 def test_any_value_gives_one_valid_line(value: object, key: str) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -39,17 +39,10 @@ def run(
     seconds: float, *, start: float = 0.0, reached: bool = True, staging: float = 0.0, **fields: object
 ) -> RunRecord:
     base = RunRecord(
-        path=Path("result.txt"),
-        run_start_s=start,
-        run_stop_s=start + seconds,
-        time_to_train_s=seconds,
-        time_with_staging_s=seconds + staging,
-        status="success",
-        metric_key="eval_error",
-        evals=(MetricValue(1.0, 0.29 if reached else 0.31, seconds, 1),),
-        nodes=2,
-        accelerators_per_node=4,
-    )
+        path=Path("result.txt"), run_start_s=start, run_stop_s=start + seconds, time_to_train_s=seconds,
+        time_with_staging_s=seconds + staging, status="success", metric_key="eval_error",
+        evals=(MetricValue(1.0, 0.29 if reached else 0.31, seconds, 1),), nodes=2, accelerators_per_node=4,
+    )  # fmt: skip
     return replace(base, **fields)  # type: ignore[arg-type]
 
 

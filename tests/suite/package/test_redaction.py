@@ -31,33 +31,18 @@ curl https://ada:geheim@example.org/x
 """
 
 SECRETS = [
-    'export HF_TOKEN="abcdefgh1234"',
-    "export WANDB_API_KEY=abcdefgh1234",
-    "AWS_SECRET_ACCESS_KEY=abcdefgh1234",
-    "--export=ALL,DB_PASSWORD=abcdefgh1234,OTHER=1",
-    '{"registry.password": "abcdefgh1234"}',
-    'passphrase: "abcdefgh1234"',
-    '["run", "--token", "abcdefgh1234"]',
-    "tool --api-key abcdefgh1234 --verbose",
-    "git clone https://me:abcdefgh1234@example.org/a.git",
-    "x = ghp_abcdefgh1234abcdefgh1234",
-    "x: hf_abcdefgh1234abcdefgh1234",
-    "GITHUB_CREDENTIALS='abcdefgh1234'",
-]
+    'export HF_TOKEN="abcdefgh1234"', "export WANDB_API_KEY=abcdefgh1234", "AWS_SECRET_ACCESS_KEY=abcdefgh1234",
+    "--export=ALL,DB_PASSWORD=abcdefgh1234,OTHER=1", '{"registry.password": "abcdefgh1234"}',
+    'passphrase: "abcdefgh1234"', '["run", "--token", "abcdefgh1234"]', "tool --api-key abcdefgh1234 --verbose",
+    "git clone https://me:abcdefgh1234@example.org/a.git", "x = ghp_abcdefgh1234abcdefgh1234",
+    "x: hf_abcdefgh1234abcdefgh1234", "GITHUB_CREDENTIALS='abcdefgh1234'",
+]  # fmt: skip
 HARMLESS = [
-    "export TOKENIZERS_PARALLELISM=false",
-    "max_tokens: 512",
-    "tokens_per_expert: [1, 2]",
-    'export HF_TOKEN="$HF_TOKEN"',
-    '{"key": "seed", "value": 3}',
-    "attention_key_channels: 8",
-    "# Each key is optional except name.",
-    "export KEYBOARD=de",
-    "monkey: 3 bananas",
-    "git clone https://example.org/a.git",
-    "PWD=/home/ada",
-    "secretary: ada",
-]
+    "export TOKENIZERS_PARALLELISM=false", "max_tokens: 512", "tokens_per_expert: [1, 2]",
+    'export HF_TOKEN="$HF_TOKEN"', '{"key": "seed", "value": 3}', "attention_key_channels: 8",
+    "# Each key is optional except name.", "export KEYBOARD=de", "monkey: 3 bananas",
+    "git clone https://example.org/a.git", "PWD=/home/ada", "secretary: ada",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", SECRETS)

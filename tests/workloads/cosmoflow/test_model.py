@@ -61,6 +61,7 @@ def test_full_size_layers_are_those_of_the_reference() -> None:
     assert layers == [3_488, 55_360, 221_312, 884_992, 3_539_456, 4_194_432, 8_256, 260]
 
 
+@pytest.mark.long  # the same step of meta tensors: tests/workloads/test_full_size.py
 def test_one_training_step_at_full_shape() -> None:
     workload = CosmoFlow(config("full"))
     torch.manual_seed(0)

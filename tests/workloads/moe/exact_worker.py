@@ -162,17 +162,10 @@ def drawn_inputs(
 
 def layer_for(case: Case, mesh: ExpertMesh | None, gate_ED: Tensor, weights: Weights) -> MoELayer:
     config = MoEConfig(
-        experts=case.experts,
-        top_k=case.top_k,
-        hidden=HIDDEN,
-        activation=case.activation,
-        bias=case.bias,
-        batch_prioritised=case.prioritised,
-        balance="none",
-        dispatch=case.mode,
-        capacity_factor=case.factor,
+        experts=case.experts, top_k=case.top_k, hidden=HIDDEN, activation=case.activation, bias=case.bias,
+        batch_prioritised=case.prioritised, balance="none", dispatch=case.mode, capacity_factor=case.factor,
         backend=case.backend,
-    )
+    )  # fmt: skip
     layer = MoELayer(WIDTH, config, mesh).to(case.dtype)
     whole = Experts(case.experts, WIDTH, HIDDEN, case.activation, bias=case.bias).to(case.dtype)
     for name, value in vars(weights).items():

@@ -93,7 +93,6 @@ def ffn(x_TD: Tensor, weights: Weights, expert: int, activation: str) -> Tensor:
     if weights.up_bias_EH is not None:
         up = up + weights.up_bias_EH[expert]
     if activation == "swiglu":
-        assert weights.gate_EHD is not None
         hidden = F.silu(x_TD @ weights.gate_EHD[expert].t()) * up
     else:
         hidden = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}[activation](up)

@@ -19,14 +19,9 @@ WIDTH = 2048
 
 def losses(steps: int, *, experts: int, top_k: int, batch: int, dtype: torch.dtype) -> list[float]:
     config = MoEConfig(
-        experts=experts,
-        top_k=min(top_k, experts),
-        hidden=WIDTH,
-        activation="relu",
-        bias=True,
-        balance="none",
+        experts=experts, top_k=min(top_k, experts), hidden=WIDTH, activation="relu", bias=True, balance="none",
         dispatch="capacity",
-    )
+    )  # fmt: skip
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

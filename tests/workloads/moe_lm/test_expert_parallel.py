@@ -101,16 +101,8 @@ def test_another_model_runs_in_the_open_division_alone(data: Path, tmp_path: Pat
     moe = ("router=cosine", "balance=bias", "balance_coefficient=0.001", "expert_parallel=true")
     sets = [f"data={data}", "max_epochs=1", *(f"hyperparameters.moe.{item}" for item in moe)]
     words = [
-        "run",
-        "moe_lm",
-        "--size",
-        "smoke",
-        "--runs",
-        "1",
-        "--ranks",
-        "2",
-        *(x for s in sets for x in ("--set", s)),
-    ]
+        "run", "moe_lm", "--size", "smoke", "--runs", "1", "--ranks", "2", *(x for s in sets for x in ("--set", s)),
+    ]  # fmt: skip
     said = mlhpc(*words, "-o", tmp_path / "closed", code=2)
     assert "model has 132417 parameters; the card says 115264; another model is for submission.division=open" in said
     mlhpc(*words, "--set", "submission.division=open", "-o", tmp_path / "open", code=1)

@@ -237,7 +237,7 @@ def test_training_on_a_few_structures_drives_their_forces_to_the_truth(tiny_data
     model = workload.build_model(None).train()  # type: ignore[arg-type]
     optimization = workload.build_optimizer(model, 1)
     losses = []
-    for _ in range(60):
+    for _ in range(40):
         optimization.optimizer.zero_grad()
         loss = workload.loss(model, data)
         loss.backward()

@@ -27,28 +27,15 @@ CONFIG = {
 }
 FACTS = node(
     software={
-        "libc": "glibc 2.36",
-        "mpi": "MPICH 5.0",
-        "kernel": "6.1",
-        "time_zone": "UTC",
-        "locale": "C",
+        "libc": "glibc 2.36", "mpi": "MPICH 5.0", "kernel": "6.1", "time_zone": "UTC", "locale": "C",
         "loader": "ld-linux",
     },
-    tuning={"OMP_NUM_THREADS": "1", "LC_ALL": "C", "SOME_TOKEN": "REDACTED"},
-    limits={"cpus_allowed": 2},
-)
+    tuning={"OMP_NUM_THREADS": "1", "LC_ALL": "C", "SOME_TOKEN": "REDACTED"}, limits={"cpus_allowed": 2},
+)  # fmt: skip
 LOGGED = RunRecord(
-    config=CONFIG,
-    device="cpu",
-    threads_per_rank=1,
-    seed=7,
-    ranks=2,
-    nodes=1,
-    data_manifest="0" * 64,
-    first_losses=LOSSES,
-    suite_version="1.0.0",
-    choices={"experts": "loop, bmm to 1.5", "memory-format": "contiguous"},
-)
+    config=CONFIG, device="cpu", threads_per_rank=1, seed=7, ranks=2, nodes=1, data_manifest="0" * 64,
+    first_losses=LOSSES, suite_version="1.0.0", choices={"experts": "loop, bmm to 1.5", "memory-format": "contiguous"},
+)  # fmt: skip
 WAS = RunFacts(
     LOGGED,
     git={"commit": "abc", "dirty": False},
