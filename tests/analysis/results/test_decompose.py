@@ -22,13 +22,6 @@ def only(made: Study) -> pd.Series:
     return made.results.iloc[0]
 
 
-def test_the_score_drops_the_fastest_and_the_slowest(tmp_path: Path, package: Build, cards: Cards) -> None:
-    row = only(read_study([package(tmp_path)], cards))
-    times = [5 + 3 * (10 + trial + 2 + 1) for trial in range(10)]
-    assert row["score_s"] == pytest.approx(sum(times[1:-1]) / 8)
-    assert (row["n_started"], row["n_reached"], row["n_averaged"]) == (10, 10, 8)
-
-
 def test_one_failed_run_is_the_slowest(tmp_path: Path, package: Build, log: Build, cards: Cards) -> None:
     made = package(tmp_path)
     log(errors=(0.5,), seed=3, start_s=3000).write(made / "results/sys1/strong/cosmoflow/result_3.txt")

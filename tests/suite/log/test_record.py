@@ -81,25 +81,6 @@ def test_an_epoch_cut_by_run_stop_ends_there(tmp_path: Path) -> None:
     assert found.epochs[-1].stop_s == found.time_to_train_s
 
 
-def test_evaluation_beside_training_is_recognised(tmp_path: Path) -> None:
-    def one_late(lines: Lines) -> Lines:
-        out = []
-        for line in lines:
-            meta = dict(line.metadata or {})
-            if line.key.startswith("eval") and line.key != "eval_samples":
-                meta["epoch_num"] -= 1
-            out.append(Line(line.key, line.value, line.time_ms, meta))
-        return out
-
-    found = record(tmp_path, one_late(hpc_run("oc20")))
-    plain = record(tmp_path, hpc_run("oc20")).shares
-    shares = found.shares
-    assert shares.eval_hidden_s > 0.0
-    assert plain.eval_hidden_s == 0.0
-    assert shares.train_s + shares.eval_s + shares.other_s == pytest.approx(shares.run_s)
-    assert shares.train_s > plain.train_s
-
-
 def test_evaluation_beside_training_counts_once_and_the_parts_still_sum_to_the_run(tmp_path: Path) -> None:
     """As 25 published v3.0 logs have it: each evaluation runs through the next epoch. One clock once gave 184 % of the run."""
     lines = [Line("run_start", time_ms=1_700_000_000_000)]

@@ -96,6 +96,9 @@ SPELLINGS = [
     "token=SECRET", "export GITHUB_TOKEN=\\\nSECRET", '-e PASSWORD="SECRET"', "PASSWORD=SECRET@#",
     'password = "a b SECRET"', "xoxb-1234567890-SECRET", "AccessKey:SECRET", "api-key: SECRET", "passwd=SECRET",
     "export KRB5_PASSWORD=SECRET", "jdbc:mysql://h/db?user=a&password=SECRET",
+    'export HF_TOKEN="SECRET"', "--export=ALL,DB_PASSWORD=SECRET,OTHER=1",
+    '{"registry.password": "SECRET"}', 'passphrase: "SECRET"', '["run", "--token", "SECRET"]',
+    "tool --api-key SECRET --verbose", "x = ghp_SECRETSECRET", "x: hf_SECRETSECRET", "GITHUB_CREDENTIALS='SECRET'",
 ]  # fmt: skip
 NO_SECRETS = [
     "sha256: ab12ab12ab12ab12ab12ab12ab12ab12ab12ab12ab12ab12ab12ab12ab12ab12", "od -An -N2 -tu2 /dev/urandom",
@@ -112,6 +115,8 @@ NO_SECRETS = [
     "compass: 7", "bypass=3", "monkey: banana", "sort -u a:b", "rsync -a a@h:b c", "attention_key_channels: 8",
     "TOKENS_PER_EXPERT=1", 'a <<< "$X"', "forward_pass = run(x)", "export PYTHONHASHSEED=123456789",
     "mount -t nfs -o vers=4 h:/x", 'exit "$status"', "#SBATCH --account=ab1234", "key: value", "login node: nid001",
+    "tokens_per_expert: [1, 2]", '{"key": "seed", "value": 3}', "# Each key is optional except name.",
+    "export KEYBOARD=de", "monkey: 3 bananas", "secretary: ada", "PWD=/home/ada", "max_tokens: 512",
 ]  # fmt: skip
 # Fixed examples of tokens whose form gitleaks knows, by the id of the rule
 OF_SERVICES = {

@@ -109,19 +109,6 @@ def test_a_multistep_schedule_logs_its_own_keys() -> None:
     assert set(logged) == OFFICIAL | {"scheduler_milestones", "scheduler_decay_rate"}
 
 
-def test_bfloat16_autocast_gives_nearly_the_same_loss(
-    tiny_data: Path, world: World, tiny_config: Callable[..., RunConfig]
-) -> None:
-    workload = DeepCam(tiny_config())
-    torch.manual_seed(0)
-    model = workload.build_model(world)
-    batch = workload.dataset("train", tiny_data).load(range(4), seed=0, epoch=1)
-    with torch.autocast("cpu", torch.bfloat16):
-        narrow = workload.loss(model, batch)
-    assert narrow.dtype == torch.float32
-    assert narrow.item() == pytest.approx(workload.loss(model, batch).item(), rel=0.02)
-
-
 @pytest.fixture(scope="module")
 def learnable(tmp_path_factory: pytest.TempPathFactory, world: World) -> Path:
     """96 + 32 snapshots of the smoke size: enough to see that a neighbourhood says more than a pixel."""

@@ -18,7 +18,7 @@ from mlhpc.workloads.openfold import DESCRIPTOR
 from mlhpc.workloads.openfold.config import OpenFoldConfig, learning_rate
 from mlhpc.workloads.openfold.data import compute_batch_work
 from mlhpc.workloads.openfold.public.selection import Dates
-from mlhpc.workloads.openfold.work import compute_work, count_forward
+from mlhpc.workloads.openfold.work import count_forward
 from mlhpc.workloads.openfold.workload import OpenFold
 from tests.workloads.openfold.conftest import SMALL_NET
 
@@ -134,12 +134,8 @@ def test_what_was_not_done_with_the_data_is_not_logged(tiny_data: Path) -> None:
 def test_cards_say_what_the_closed_forms_say(size: str) -> None:
     own, card = load_config(DESCRIPTOR, size).hyperparameters, DESCRIPTOR.card().size(size)
     once = count_forward(own, residues=own.crop_size)
-    assert card.model_parameters == once.parameters
-    done = compute_work(own, global_batch_size=1, element_bytes=4)
     assert card.forward_flops_per_sample == (1 + own.num_recycling_iters / 2) * 2 * once.multiply_adds
-    assert card.training_flops_per_sample == pytest.approx(done.model_flops, rel=1e-9)
-    constraint = card.constraints["model_parameters_count"]
-    assert constraint.equals == once.parameters
+    assert card.constraints["model_parameters_count"].equals == once.parameters
 
 
 def test_the_schedule_warms_up_and_decays_by_steps() -> None:
@@ -169,19 +165,6 @@ def test_clipping_and_averaging_are_asked_of_the_harness(world: World) -> None:
 def test_what_is_not_supported_cannot_be_claimed() -> None:
     with pytest.raises(ValueError, match="no images to lay out"):
         OpenFold(structs.replace(small(), channels_last=True))
-
-
-def test_bfloat16_autocast_gives_nearly_the_same_loss(tiny_data: Path, world: World) -> None:
-    workload = OpenFold(small())
-    torch.manual_seed(0)
-    model = workload.build_model(world)
-    batch = workload.dataset("train", tiny_data).load([0, 1], seed=0, epoch=1)
-    exact = float(workload.loss(model, batch).detach())
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = workload.loss(model, batch)
-        loss.backward()
-    assert float(loss.detach()) == pytest.approx(exact, rel=0.02)
-    assert all(bool(parameter.grad.isfinite().all()) for parameter in model.parameters())
 
 
 def test_two_proteins_can_be_learned_by_heart(tiny_data: Path, world: World) -> None:
