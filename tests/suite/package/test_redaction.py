@@ -26,6 +26,7 @@ seed=$(od -An -N2 -tu2 /dev/urandom)
 export HF_TOKEN="abcdefgh1234"
 export WANDB_API_KEY='00112233'
 export NCCL_DEBUG="WARN"
+export AWS_SECRET_ACCESS_KEY=hunter2
 srun --export=ALL,REGISTRY_PASSWORD=hunter2 /project/ab1234/mlhpc/bin/python -m mlhpc run cosmoflow
 curl https://ada:geheim@example.org/x
 """
