@@ -23,13 +23,9 @@ Build = Callable[..., LogText]
 def window(log: LogText, epoch: int, first_step: int, load: Any) -> None:
     stats = {"load": load, "efficiency": {"exposed_communication_s": 0.5}}
     log.event(
-        5.0 + 15 * (epoch - 1) + first_step / 100,
-        "window_stats",
-        stats,
-        epoch_num=epoch,
-        first_step=first_step,
+        5.0 + 15 * (epoch - 1) + first_step / 100, "window_stats", stats, epoch_num=epoch, first_step=first_step,
         steps=10,
-    )
+    )  # fmt: skip
 
 
 def layer(tokens: list[Any], drop: float = 0.0) -> dict[str, Any]:

@@ -20,13 +20,9 @@ MESH = {"data": 2, "shard": 1, "spatial": [2, 1, 1]}
 
 def said(folder: Path, value: Any) -> str | None:
     line = {
-        "namespace": "",
-        "time_ms": 1,
-        "event_type": "POINT_IN_TIME",
-        "key": "parallel_plan",
-        "value": value,
+        "namespace": "", "time_ms": 1, "event_type": "POINT_IN_TIME", "key": "parallel_plan", "value": value,
         "metadata": {},
-    }
+    }  # fmt: skip
     path = folder / "result_0.txt"
     path.write_text(f":::MLLOG {json.dumps(line)}\n" if value is not None else "")
     return render_plan(read_events(path))

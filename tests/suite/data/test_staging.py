@@ -153,12 +153,8 @@ def test_a_full_disk_on_one_node_is_one_error_on_every_rank(
 @needs_mpi
 @pytest.mark.parametrize(
     ("harm", "message"),
-    [
-        ("flip", "damaged on the way to node "),
-        ("cut", "bytes; expected"),
-        ("missing", "No such file or directory"),
-    ],
-)
+    [("flip", "damaged on the way to node "), ("cut", "bytes; expected"), ("missing", "No such file or directory")],
+)  # fmt: skip
 def test_a_damaged_source_is_one_error_on_every_rank_and_nothing_hangs(
     copy: Path, tmp_path: Path, harm: str, message: str
 ) -> None:

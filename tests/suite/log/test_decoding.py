@@ -22,18 +22,14 @@ def event(value: bytes = b"1", metadata: bytes = b"{}", key: bytes = b"a") -> by
 STANDARD = (
     *(PLAIN, PLAIN + b"\n", PLAIN + b"\n" + PLAIN, event(b"null", b'{"a": [1, {"b": 2}], "c": {"d": null}}')),
     *(
-        event(b"-0"),
-        event(b"-0.0"),
-        event(b"1e-400"),
-        event(b"9" * 30),
-        event(b"-9223372036854775809"),
+        event(b"-0"), event(b"-0.0"), event(b"1e-400"), event(b"9" * 30), event(b"-9223372036854775809"),
         event(b'"a:b"'),
     ),
     *(event(b'"\\ud83d\\ude00"'), event(b'"\\u0000"'), event(b'"\xc3\xa9"'), event(b"[[[[]]]]"), event(b'{":": ":"}')),
     *(event(b"1") + b"\r\n" + event(b"2") + b"\r", event(b'":::MLLOG "'), event(b'"\\n:::MLLOG {"')),
     *(PLAIN.replace(b"1700000000000", b"1.5"), PLAIN.replace(b"1700000000000", b"-1"), event(key=b"\\u0061")),
     *(b"noise\n" + PLAIN + b"\nnoise\n" + PLAIN, PLAIN + b"\n\n" + PLAIN + b"\n", b"rank 0: " + PLAIN + b"\n" + PLAIN),
-)
+)  # fmt: skip
 OTHER = (
     *(
         event(b"NaN"),

@@ -58,13 +58,9 @@ def event(at: float, key: str, **metadata: object) -> tuple[float, str, object, 
 def interrupted(root: Path) -> Path:
     """Killed at 100 s after checkpoints at 40 and 80 s; goes on at 130 s from the second; done at 200 s."""
     log(
-        root / "result_0.txt",
-        event(0, "init_start"),
-        event(10, "run_start"),
-        saved(40, 30),
-        saved(80, 60),
+        root / "result_0.txt", event(0, "init_start"), event(10, "run_start"), saved(40, 30), saved(80, 60),
         event(100, "epoch_start", epoch_num=2),
-    )
+    )  # fmt: skip
     log(
         root / "resumed_0_1.txt",
         event(130, "init_start"),

@@ -16,26 +16,18 @@ from mlhpc.suite.machine.probes.collect import SLURM, TUNING, collect_facts
 from mlhpc.suite.machine.secrets import has_random_word, remove_random_words, remove_secret_value, remove_secrets
 
 SECRETS = {
-    "NCCL_AUTH_TOKEN": "abc",
-    "TORCH_HUB_KEY": "short",
-    "UCX_SOMETHING": "eyJhbGciOiJI.eyJzdWIiOiIx.SflKxwRJSMeKKF2QT4",
-    "FI_PROVIDER_OPTION": "hf_abcdefghijklmnopqrst",
-    "XLA_ENDPOINT": "grpc://user:hunter2@10.0.0.1:1234",
-    "CUDA_THING": "q8Zr2LmX0vTn5KbYw3Hd7Js",
-    "MKL_LICENSE": "0123456789abcdef0123456789abcdef",
-}
+    "NCCL_AUTH_TOKEN": "abc", "TORCH_HUB_KEY": "short", "UCX_SOMETHING": "eyJhbGciOiJI.eyJzdWIiOiIx.SflKxwRJSMeKKF2QT4",
+    "FI_PROVIDER_OPTION": "hf_abcdefghijklmnopqrst", "XLA_ENDPOINT": "grpc://user:hunter2@10.0.0.1:1234",
+    "CUDA_THING": "q8Zr2LmX0vTn5KbYw3Hd7Js", "MKL_LICENSE": "0123456789abcdef0123456789abcdef",
+}  # fmt: skip
 HARMLESS = {
-    "NCCL_IB_HCA": "mlx5_0:1,mlx5_1:1,mlx5_2:1",
-    "OMP_PLACES": "{0:4},{4:4},{8:4},{12:4}",
+    "NCCL_IB_HCA": "mlx5_0:1,mlx5_1:1,mlx5_2:1", "OMP_PLACES": "{0:4},{4:4},{8:4},{12:4}",
     "LD_LIBRARY_PATH": "/opt/cray/pe/mpich/8.1.25/ofi/gnu/9.1/lib:/usr/local/cuda-12.4/lib64",
     "XLA_FLAGS": "--xla_gpu_enable_latency_hiding_scheduler=true --xla_gpu_graph_level=0",
-    "UCX_TLS": "rc_x,sm,cuda_copy,cuda_ipc,gdr_copy",
-    "TORCH_CUDA_ARCH_LIST": "8.0;9.0+PTX",
-    "SLURM_JOB_NODELIST": "nid[001234-001240,001250]",
-    "FI_CXI_DEFAULT_CQ_SIZE": "131072",
-    "KMP_AFFINITY": "granularity=fine,compact,1,0",
-    "MPICH_OFI_NIC_POLICY": "GPU",
-}
+    "UCX_TLS": "rc_x,sm,cuda_copy,cuda_ipc,gdr_copy", "TORCH_CUDA_ARCH_LIST": "8.0;9.0+PTX",
+    "SLURM_JOB_NODELIST": "nid[001234-001240,001250]", "FI_CXI_DEFAULT_CQ_SIZE": "131072",
+    "KMP_AFFINITY": "granularity=fine,compact,1,0", "MPICH_OFI_NIC_POLICY": "GPU",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SECRETS)

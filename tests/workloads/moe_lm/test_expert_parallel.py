@@ -21,13 +21,9 @@ ENV = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 def mlhpc(*arguments: object, code: int = 0) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "mlhpc", *map(str, arguments)],
-        cwd=ROOT,
-        env=ENV,
-        capture_output=True,
-        text=True,
+        [sys.executable, "-m", "mlhpc", *map(str, arguments)], cwd=ROOT, env=ENV, capture_output=True, text=True,
         timeout=300,
-    )
+    )  # fmt: skip
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
 
@@ -54,13 +50,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_of_four_ranks_logs_its_phases_is_packaged_and_resumes_where_it_was(data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "stopped"
     process = subprocess.Popen(
-        [sys.executable, "-m", "mlhpc", *train(data, folder, 500)],
-        cwd=ROOT,
-        env=ENV,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+        [sys.executable, "-m", "mlhpc", *train(data, folder, 500)], cwd=ROOT, env=ENV, stdout=subprocess.PIPE,
+        text=True, start_new_session=True,
+    )  # fmt: skip
     assert process.stdout is not None
     next(line for line in process.stdout if "epoch 1:" in line)
     process.send_signal(signal.SIGTERM)

@@ -141,14 +141,8 @@ def test_cards_say_what_the_closed_forms_say(size: str) -> None:
 def test_the_schedule_warms_up_and_decays_by_steps() -> None:
     own = OpenFoldConfig(learning_rate=1.0, warmup_init=0.0, warmup_steps=10, decay_steps=(20, 30), decay_factor=0.5)
     assert [learning_rate(own, step) for step in (0, 3, 9, 10, 19, 20, 30)] == [
-        0.0,
-        0.3333333333,
-        1.0,
-        1.0,
-        1.0,
-        0.5,
-        0.25,
-    ]
+        0.0, 0.3333333333, 1.0, 1.0, 1.0, 0.5, 0.25,
+    ]  # fmt: skip
     assert [learning_rate(structs.replace(own, warmup_steps=1), step) for step in (0, 1)] == [0.0, 1.0]
     with pytest.raises(ValueError, match="decay_steps is .*, expected increasing steps"):
         OpenFoldConfig(decay_steps=(3, 2))

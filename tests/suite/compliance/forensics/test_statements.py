@@ -22,14 +22,10 @@ from tests.fixtures.runs import describe
 
 Damage = Callable[[Path], object]
 CONFIG = {
-    "workload": "cosmoflow",
-    "size": "smoke",
-    "global_batch_size": 16,
-    "gradient_accumulation_steps": 1,
-    "precision": "float32",
-    "data": "/scratch/me/cosmoflow",
+    "workload": "cosmoflow", "size": "smoke", "global_batch_size": 16, "gradient_accumulation_steps": 1,
+    "precision": "float32", "data": "/scratch/me/cosmoflow",
     "hyperparameters": {"layers": 3, "base_learning_rate": 0.01, "channels": [16, 32]},
-}
+}  # fmt: skip
 COMMAND = ["/opt/mlhpc", "run", "cosmoflow", "--size", "smoke", "--runs", "5", "--set", "data=/scratch/me/cosmoflow"]
 
 

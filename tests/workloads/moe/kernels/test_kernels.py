@@ -31,13 +31,9 @@ with_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is 
 def run(worker: Path, *arguments: str, timeout_s: int, **environment: str) -> str:
     """What a worker prints, in a process of its own: Triton reads TRITON_INTERPRET when it is imported."""
     done = subprocess.run(
-        [sys.executable, str(worker), *arguments],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-    )
+        [sys.executable, str(worker), *arguments], cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+        capture_output=True, text=True, timeout=timeout_s,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
