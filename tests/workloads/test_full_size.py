@@ -161,14 +161,9 @@ def test_a_full_step_holds_what_the_plan_predicts(
 OTHERS = [
     pytest.param("open_catalyst", "full", open_catalyst, ()),  # 2 CPU-seconds
     pytest.param("swinv2_moe", "full", swinv2_moe, ("precision=float32",), marks=pytest.mark.long),
-    pytest.param(
-        "moe_lm",
-        "full",
-        moe_lm,
-        ("precision=bfloat16", "hyperparameters.moe.backend=grouped_mm"),
-        marks=pytest.mark.long,
-    ),
-]
+    pytest.param("moe_lm", "full", moe_lm, ("precision=bfloat16", "hyperparameters.moe.backend=grouped_mm"),
+                 marks=pytest.mark.long),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "size", "batch_of", "settings"), OTHERS)

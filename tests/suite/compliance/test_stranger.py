@@ -71,22 +71,18 @@ ATTACKS: dict[str, tuple[Callable[[int], str], int]] = {
     "texts that never end": (lambda n: ':::MLLOG ["a", "' * n, 6000),
     "lists in lists": (lambda n: ":::MLLOG " + "[" * 10 * n, 8000),
     "one key, the last, twice": (
-        lambda n: ":::MLLOG {" + ", ".join(f'"k{i}": 1' for i in range(n)) + f', "k{n - 1}": 1}}\n',
-        8000,
-    ),
+        lambda n: ":::MLLOG {" + ", ".join(f'"k{i}": 1' for i in range(n)) + f', "k{n - 1}": 1}}\n', 8000),
     "many keys twice": (lambda n: event("seed", 0, 1) + "".join(event(f"k{i}", 0, i) * 2 for i in range(n)), 1000),
     "overlapping epochs": (overlapping, 500),
     "epochs closed by other numbers": (unnumbered, 1000),
     "separate epochs": (separate, 500),
     "run_start again and again": (lambda n: in_a_run([event("run_start", i) for i in range(n)]), 1500),
     "step phases": (lambda n: in_a_run([event("step_phases", i, {"step": 1.0}, epoch_num=i) for i in range(n)]), 1500),
-    "evaluations without epochs": (
-        lambda n: in_a_run([event("eval_error", i, i + 1.0, epoch_num=i) for i in range(n)]),
-        1500,
-    ),
+    "evaluations without epochs": (lambda n: in_a_run([event("eval_error", i, i + 1.0, epoch_num=i) for i in range(n)]),
+        1500),
     "spaces": (lambda n: ":::MLLOG " + " " * 10 * n, 20_000),
     "half a step event": (lambda n: ':::MLLOG {"namespace": "", "time_ms": 16' * n, 6000),
-}
+}  # fmt: skip
 
 
 def cpu_s(path: Path, rules: str) -> float:

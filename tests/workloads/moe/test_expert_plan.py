@@ -199,15 +199,11 @@ WRONG = {
     "no experts": (
         None, ["--mesh", "expert=2", "--set", "hyperparameters.dense=true"], "is placed on expert|matches no",
     ),
-    "a number that does not divide": (
-        None, ["--mesh", "expert=3", "--set", "global_batch_size=12"],
-        "experts is 4 on 3 ranks: one of the two numbers must divide the other",
-    ),
+    "a number that does not divide": (None, ["--mesh", "expert=3", "--set", "global_batch_size=12"],
+        "experts is 4 on 3 ranks: one of the two numbers must divide the other"),
     "a batch that does not divide": (None, ["--mesh", "expert=3"], "global_batch_size 16 cannot be split evenly"),
-    "a router on the axis": (
-        (SHIPPED.read_text()[SHIPPED.read_text().index("  blocks.*") :], '  "*": expert\n'), ["--mesh", "expert=2"],
-        "'embedding.weight' is placed on expert but belongs to no expert",
-    ),
+    "a router on the axis": ((SHIPPED.read_text()[SHIPPED.read_text().index("  blocks.*") :], '  "*": expert\n'),
+        ["--mesh", "expert=2"], "'embedding.weight' is placed on expert but belongs to no expert"),
     "experts in pieces": (
         ("blocks.*.ffn.experts.*: expert", "blocks.*.ffn.experts.up*: expert\n  blocks.*.ffn.experts.d*: shard"),
         ["--mesh", "expert=2"], "experts.down_EHD' is spread over the ranks of expert: expected the placement expert",

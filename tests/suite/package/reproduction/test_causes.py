@@ -94,10 +94,8 @@ DRIFTS: dict[str, tuple[RunFacts, tuple[str, str]]] = {
     "the seed": (log(seed=8), ("seed", "seed")),
     "ranks": (log(ranks=4), ("ranks", "number of ranks")),
     "nodes": (log(nodes=2), ("ranks", "number of nodes")),
-    "changes": (
-        replace(WAS, git={"commit": "abc", "dirty": True, "diff_sha256": "f"}, changes=DIFF, sources=OTHER_LOOP),
-        ("uncommitted changes", "suite/training/loop.py"),
-    ),
+    "changes": (replace(WAS, git={"commit": "abc", "dirty": True, "diff_sha256": "f"}, changes=DIFF,
+                        sources=OTHER_LOOP), ("uncommitted changes", "suite/training/loop.py")),
     "the commit": (replace(WAS, git={"commit": "def", "dirty": False}, sources=OTHER_LOOP), ("commit", "commit")),
     "the version": (log(suite_version="1.0.1"), ("suite version", "suite version")),
     "a file": (replace(WAS, git=None, sources=OTHER_LOOP), ("suite files", "suite/training/loop.py")),
@@ -109,9 +107,7 @@ DRIFTS: dict[str, tuple[RunFacts, tuple[str, str]]] = {
     "no numpy": (environment(numpy=None), ("package", "numpy")),
     "numpy's files": (rebuilt("numpy"), ("package", "numpy 2.4.0: other files")),
     "pytest": (environment(pytest="9.1.0"), ("other package", "pytest")),
-    "Python": (
-        replace(WAS, environment=structs.replace(ENVIRONMENT, python="CPython 3.12.0")), ("python", "Python"),
-    ),
+    "Python": (replace(WAS, environment=structs.replace(ENVIRONMENT, python="CPython 3.12.0")), ("python", "Python")),
     "threads": (facts(tuning={"OMP_NUM_THREADS": "2"}), ("threads", "OMP_NUM_THREADS")),
     "a variable": (facts(tuning={"NCCL_ALGO": "Ring"}), ("environment variable", "NCCL_ALGO")),
     "a path": (facts(tuning={"LD_LIBRARY_PATH": "/x"}), ("library", "LD_LIBRARY_PATH")),
@@ -119,9 +115,7 @@ DRIFTS: dict[str, tuple[RunFacts, tuple[str, str]]] = {
         facts(tuning={"OMP_PROC_BIND": "true"}, limits={"cpus_allowed": 1}), ("threads", "OMP_PROC_BIND"),
     ),
     "CPUs": (facts(limits={"cpus_allowed": 1}), ("threads", "CPUs that the run may use")),
-    "a measured choice": (
-        log(choices=LOGGED.choices | {"experts": "grouped_mm"}), ("measured choice", "experts"),
-    ),
+    "a measured choice": (log(choices=LOGGED.choices | {"experts": "grouped_mm"}), ("measured choice", "experts")),
     "a measured choice, of another processor": (
         log(facts(cpu={"model": "Model U"}), choices={"experts": "onednn"}), ("measured choice", "experts"),
     ),
