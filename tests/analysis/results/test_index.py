@@ -201,7 +201,7 @@ def interval_of(times: np.ndarray) -> tuple[float, float]:
     return low, high
 
 
-def bootstrap(times: np.ndarray, random: np.random.Generator, draws: int = 400) -> tuple[float, float]:
+def bootstrap(times: np.ndarray, random: np.random.Generator, draws: int = 200) -> tuple[float, float]:
     """The percentile interval of the same index by resampling the runs of every result."""
     runs = times.shape[2]
     places = random.integers(runs, size=(draws, *times.shape))
@@ -213,14 +213,13 @@ def bootstrap(times: np.ndarray, random: np.random.Generator, draws: int = 400) 
 
 
 def test_the_interval_holds_the_true_index_as_often_as_it_says_and_a_bootstrap_does_not() -> None:
-    random = np.random.default_rng(20261127)
+    random, draw = np.random.default_rng(20261127), np.random.default_rng(1)
     held, held_by_bootstrap, cases = 0, 0, 1000
-    for case in range(cases):  # three workloads with five runs a side; all systems are truly as fast
+    for _ in range(cases):  # three workloads with five runs a side; all systems are truly as fast
         times = random.normal(0.0, 0.05, size=(3, 2, 5)) * np.array([1.0, 2.0, 0.5])[:, None, None]
         low, high = interval_of(times)
         held += low <= 1.0 <= high
-        if case % 2:  # it takes most of the time
-            low, high = bootstrap(times, random)
-            held_by_bootstrap += low <= 1.0 <= high
+        low, high = bootstrap(times, draw)
+        held_by_bootstrap += low <= 1.0 <= high
     assert 0.935 <= held / cases <= 0.97, held / cases
-    assert 2 * held_by_bootstrap / cases < 0.91, held_by_bootstrap
+    assert held_by_bootstrap / cases < 0.91, held_by_bootstrap / cases
