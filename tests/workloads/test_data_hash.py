@@ -1,7 +1,5 @@
 """The data set that a card names is the one that the generator makes."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

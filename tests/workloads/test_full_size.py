@@ -3,8 +3,6 @@
 Beside the card stands what `mlhpc plan` predicts, where a workload has plans: it runs the step on another kind of tensors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

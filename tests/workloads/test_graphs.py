@@ -1,7 +1,5 @@
 """Training with its passes captured and replayed gives the bits of training without, in every workload that supports it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass

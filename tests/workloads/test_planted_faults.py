@@ -1,7 +1,5 @@
 """Planted faults: each one breaks what its name says and nothing else."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What holds of every workload: how samples are batched does not matter to its metric, and bfloat16 little to its loss."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every workload's closed forms against what is counted: executed FLOPs of a training step, bytes of its gradients."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Tokens per expert: from the log to table and figure, whatever a log says there."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What figures show and say: one message each, however many results there are."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Means, rates and scores of results, on runs whose answers can be done by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

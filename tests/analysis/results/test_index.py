@@ -1,7 +1,5 @@
 """The index for a procurement is the weighted geometric mean of ratios, with an interval that holds, and invents nothing."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

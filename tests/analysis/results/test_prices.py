@@ -1,7 +1,5 @@
 """Prices that the user states."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

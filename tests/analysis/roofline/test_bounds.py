@@ -1,7 +1,5 @@
 """Rooflines as arithmetic: bands, refusals, the ring, the scale at which the network decides, and the paper's V100."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Ceilings and counters files: what is refused, and that a file is never guessed for a system."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from contextlib import suppress

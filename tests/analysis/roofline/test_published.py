@@ -1,7 +1,5 @@
 """Ceilings and work of published systems: every number has a source, the work is the workloads' own."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec import structs
 

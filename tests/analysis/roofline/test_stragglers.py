@@ -1,7 +1,5 @@
 """The slow rank is named by the smallest wait, and healthy jitter names nobody."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """What the tables say of small logs with one trap each (published_results.md section 6)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The plan of a run in the table of runs, whatever a log says of it, and in why one result is faster."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

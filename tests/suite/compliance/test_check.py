@@ -1,7 +1,5 @@
 """The checker: every clearly invalid log is an error by the rule that says why, every legal one passes, nothing crashes it."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import json

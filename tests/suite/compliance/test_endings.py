@@ -1,7 +1,5 @@
 """Every way in which a run of our harness can end: with one of five such runs a result is compliant, alone the run is not."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What honest logs of MLPerf's rounds do is no finding; the same rules still find what is wrong beside it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

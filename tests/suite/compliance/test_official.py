@@ -1,7 +1,5 @@
 """MLCommons' own engine: generated rules are golden, and it agrees with us wherever it can judge."""
 
-from __future__ import annotations
-
 import json
 import logging
 import subprocess

@@ -1,7 +1,5 @@
 """The rules for power readings: what each must catch and must let pass, and the seven holes of the published scorer."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Nobody chooses the rules he is judged by: the folder above a package gives the round, and a log may name mlhpc-* only."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A stranger's package is harmless: time grows with its size and no faster, nothing in it is run, printed raw or waited for."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

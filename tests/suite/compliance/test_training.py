@@ -1,7 +1,5 @@
 """MLPerf Training: its logs are judged by its rounds, and its logs among HPC's are told in one line."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A lock has one owner; the lock of an owner that is gone is taken over, that of one that may live never."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

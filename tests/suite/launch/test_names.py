@@ -1,7 +1,5 @@
 """Run folders may be called anything: the name arrives as it is at the worker, at Slurm and on the disk, or is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Waiting until other programs leave the CPUs alone: what is waited for, for how long, and what is said."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

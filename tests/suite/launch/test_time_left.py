@@ -1,7 +1,5 @@
 """The time left of a series of runs, from the lines of its ranks, with its basis."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Plain lines of a log are read in a quick way, which finds what the careful way finds. The whole: -m long."""
 
-from __future__ import annotations
-
 import os
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Goodput of trials whose times are known to the millisecond; the formulas for intervals against published numbers."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Reading a stranger's log: bounded memory, sizes with a limit, nothing but regular files."""
 
-from __future__ import annotations
-
 import json
 import os
 import tracemalloc

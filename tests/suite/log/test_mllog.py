@@ -1,7 +1,5 @@
 """The event log: what is written can be read, and nothing that can be written or read breaks either side."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a log says about its run: times, evaluations, phases, and what is left out where a log lacks it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Scores: the olympic mean, what may fail, throughput, and the 51 published groups to 1e-6."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -1,7 +1,5 @@
 """Measuring what is fastest: the race, the file that keeps it, and one answer for all ranks."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

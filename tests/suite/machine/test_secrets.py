@@ -1,7 +1,5 @@
 """Secrets are recognised by name, place, form and by how random they look; words, paths and numbers are left."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -3,8 +3,6 @@
 The keys of ``expected`` are checked here, but for ``doctor`` (tests/suite/commands/test_doctor.py).
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

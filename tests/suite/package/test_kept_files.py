@@ -1,7 +1,5 @@
 """A file that a package keeps of a run is read and valid, or named: by `mlhpc package`, and by the check of run and package."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """What must not leave a site: secrets never do, hosts, paths and accounts only if they may; logs stay as they are."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What only universes have: input statistics, cubes that stay together."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

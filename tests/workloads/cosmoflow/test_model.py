@@ -1,7 +1,5 @@
 """The network is the reference's, parameter for parameter; its optimizer, regulariser and schedule are those of Keras."""
 
-from __future__ import annotations
-
 import copy
 import math
 

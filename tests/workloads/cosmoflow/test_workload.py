@@ -1,7 +1,5 @@
 """Batches, augmentation and metric of CosmoFlow."""
 
-from __future__ import annotations
-
 from itertools import permutations
 from pathlib import Path
 

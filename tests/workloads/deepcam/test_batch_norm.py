@@ -1,7 +1,5 @@
 """Normalisation over a group of ranks is that of one big batch, on CPU; ranks agree on statistics before they evaluate."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

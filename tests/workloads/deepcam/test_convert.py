@@ -1,7 +1,5 @@
 """The field's own HDF5 form goes in and out without losing a bit; whatever is wrong with it is one line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

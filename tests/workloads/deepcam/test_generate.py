@@ -1,7 +1,5 @@
 """What only snapshots have: statistics of channels and classes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The metric is the reference's per-sample IoU; it does not depend on how samples are batched."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The network is the reference's, parameter for parameter; it runs at any size, in both memory layouts."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

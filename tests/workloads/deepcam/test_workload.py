@@ -1,7 +1,5 @@
 """Batches, normalisation, and logged hyperparameters of DeepCAM."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The ranks are forked after torch is imported. Each case: all weights and every r
 reference of `oracle` on all of them, the layer on this rank's, then y, dX, dGate and dW compared.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math

@@ -1,7 +1,5 @@
 """`layer_worker.py RANKS`: what of a layer over ranks is not a number to compare: switching, phases, autotuner, evaluation."""
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """What an MoE layer must compute, said slowly: queues and drops in plain Python, experts as dense float64 FFNs on all tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """`mlhpc moe`: what it prints adds up, and given loads are what they say."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

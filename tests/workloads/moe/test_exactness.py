@@ -1,7 +1,5 @@
 """However an MoE layer is executed, it computes what dense float64 FFNs on every token give, drops included."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

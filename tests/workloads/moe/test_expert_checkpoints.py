@@ -1,7 +1,5 @@
 """Experts that were spread over some ranks are loaded by any other number of ranks: weights, their average, optimizer state."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """Plans that spread experts over some ranks: what they cost, and which are refused."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

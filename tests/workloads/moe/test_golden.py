@@ -4,8 +4,6 @@ microsoft/tutel, tests/test_baseline.json: 2048 x 2048 FFN experts with ReLU, ba
 encode and decode compute in float32, so its float64 series is reproduced to 2e-6 and its float32 ones to 1e-4.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """What a layer promises of a GPU, where there is one: equal bits, no waiting, a CUDA graph (without one: `layer_worker.py`)."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

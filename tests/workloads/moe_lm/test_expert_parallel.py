@@ -1,7 +1,5 @@
 """Experts spread over four ranks in the harness: log, package, checkpoint of shares, the same losses after it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

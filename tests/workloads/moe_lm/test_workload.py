@@ -1,7 +1,5 @@
 """The language model: counts on the meta device, work by a counter, metric, schedule, and the same losses on any ranks."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 

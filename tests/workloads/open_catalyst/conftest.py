@@ -1,7 +1,5 @@
 """Structures to build graphs from."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from mlhpc.workloads.open_catalyst.structures import Structure

@@ -1,7 +1,5 @@
 """The public forms come in whole, broken ones end in one line, and no pickle runs code."""
 
-from __future__ import annotations
-
 import lzma
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Trajectories are relaxations under a potential; frames never leak between splits; stored counts are those of the graphs."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """DimeNet++: its parameters, its symmetries, its forces, and the closed forms of its work."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Batches, loss, metric, schedule and balance of OpenCatalyst, on one rank and on two."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

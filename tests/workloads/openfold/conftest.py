@@ -1,7 +1,5 @@
 """A network for the tiny data set."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

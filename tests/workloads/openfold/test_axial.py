@@ -1,7 +1,5 @@
 """Rows and columns that ranks share: loss, gradients and predictions are those of one rank, what is sent is what is planned."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Families depend on seed and number alone. They are proteins, and only pairs of columns tell their fold."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The public data in their layouts: what is selected, which templates are found, how chains are drawn, what is refused."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

@@ -1,7 +1,5 @@
 """OpenFold through the Workload protocol: metric, schedule, logged keys, learning."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """The model: Tutel's parameter counts, attention against loops, the mask of the seam, the position bias at other windows."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

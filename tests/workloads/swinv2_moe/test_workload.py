@@ -1,7 +1,5 @@
 """SwinV2-MoE in the harness: card, metric, optimizer, the same losses on any ranks, and from data to a checked package."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

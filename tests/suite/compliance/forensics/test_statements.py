@@ -1,7 +1,5 @@
 """A package against itself: what several files state must agree; what may differ is no finding."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Whose runs a result holds: carried over by its submitter, of another, too fast for its machine, or judged by nobody."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The integral of readings: closed values, the published function beside ours, coverage of the intervals."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """What code and environment a run is made of: the same for the same files, another for any change, bounded."""
 
-from __future__ import annotations
-
 import subprocess
 from importlib.metadata import Distribution, PathDistribution, distributions
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The sampler: what it writes, and what it leaves when it is killed, starves, or its counters fail."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal

@@ -1,8 +1,6 @@
 """Each drift of what a run tells is the first that is named; what cannot change a number is not named at all."""
 
 # ruff: noqa: E501  one case a line reads best as a table
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any

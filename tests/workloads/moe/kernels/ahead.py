@@ -3,8 +3,6 @@
 Imports Triton, which brings the assembler of CUDA; not with TRITON_INTERPRET=1, where there is nothing to compile.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import tempfile

@@ -5,8 +5,6 @@ whole is filled with NaN before; on a GPU a second run must give the same bits. 
 count with the largest errors at the end.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os

@@ -4,8 +4,6 @@ Triton is no part of the test environment (190 MB, 1 GB unpacked): `pip install 
 worker runs there.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
