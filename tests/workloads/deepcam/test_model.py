@@ -46,12 +46,6 @@ def test_full_size_is_the_reference_part_by_part() -> None:
     assert len(model.encoder.middle) == 2 * 16
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_the_card_states_the_bytes_of_a_sample(size: str) -> None:
-    own = config(size).hyperparameters
-    assert DESCRIPTOR.card().size(size).sample_bytes == own.height * own.width * (16 * 4 + 1)
-
-
 @pytest.mark.parametrize(("height", "width"), [(16, 16), (32, 80), (96, 144)])
 def test_logits_have_the_size_of_the_fields(height: int, width: int) -> None:
     """The reference tiles its global branch to a fixed 48 x 72 and runs at 768 x 1152 only."""
