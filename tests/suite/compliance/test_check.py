@@ -1,5 +1,6 @@
 """The checker: every clearly invalid log is an error by the rule that says why, every legal one passes, nothing crashes it."""
 
+import csv
 import hashlib
 import importlib
 import json
@@ -41,7 +42,7 @@ from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import START_MS, Line, edit, hpc_run, insert, our_run, our_runs, results, write
 from tests.fixtures.mutations import Case, hpc, ours
 from tests.fixtures.package_mutations import example
-from tests.fixtures.published import published_results
+from tests.fixtures.published import SCORES, published_results
 from tests.fixtures.systems import hpc_package
 
 COMPLIANCE = Path(compliance.__file__).parent
@@ -599,17 +600,38 @@ KNOWN_PACKAGE_ERRORS = {"rcp-speed"}  # docs/verdicts.md lists where
 
 
 @pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return published_results(tmp_path_factory)
+def published(tmp_path_factory: pytest.TempPathFactory) -> Verdict:
+    return check([published_results(tmp_path_factory)])
 
 
-def test_published_logs_pass_by_their_own_round(published: Path) -> None:
-    verdict = check([published])
-    assert verdict.logs > 0
-    bad = [finding for finding in verdict.findings if finding.severity == "error" and "pruned" not in finding.file]
+def test_published_logs_pass_by_their_own_round(published: Verdict) -> None:
+    assert published.logs > 0
+    bad = [finding for finding in published.counted("error") if "pruned" not in finding.file]
     assert not [finding for finding in bad if finding.rule not in KNOWN_PACKAGE_ERRORS]
-    if "hpc_results_v0.7" in {path.name for path in published.iterdir()}:
-        assert verdict.rulesets[0] == "0.7.0"
+    if any("hpc_results_v0.7" in result.group.folder.parts for result in published.results):
+        assert published.rulesets[0] == "0.7.0"
+
+
+@pytest.mark.skipif(not SCORES.is_file(), reason="no published_scores_expected.csv beside the checkout")
+def test_published_results_have_the_scores_that_were_published(published: Verdict) -> None:
+    """To 1e-6."""
+    scores = {"/".join(result.group.folder.parts[-6:]): result.score for result in published.results}
+    checked = 0
+    for row in csv.DictReader(SCORES.read_text().splitlines()):
+        scenario = row["scaling"].partition("/")[0]
+        place = [f"hpc_results_{row['round']}", row["submitter"], "results", row["system"]]
+        place += [row["benchmark"]] if row["round"] == "v0.7" else [scenario, row["benchmark"]]
+        (score,) = [score for folder, score in scores.items() if folder.endswith("/".join(place))] or [None]
+        if score is None:
+            continue
+        if scenario == "strong":
+            assert score.mean_s / 60 == pytest.approx(float(row["olympic_min_unscaled"]), rel=1e-6), place
+        else:
+            assert score.time_to_train_all_s / 60 == pytest.approx(float(row["weak_TTTa_min"]), rel=1e-6)
+            assert score.models_per_minute == pytest.approx(float(row["weak_models_per_min"]), rel=1e-6)
+            assert score.instances == float(row["weak_M_instances"])
+        checked += 1
+    assert checked > 0
 
 
 def test_a_folder_that_cannot_be_read_is_a_finding_and_the_rest_is_judged(tmp_path: Path) -> None:
