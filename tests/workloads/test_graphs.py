@@ -30,7 +30,7 @@ from tests.fixtures.recorded_graph import record
 from tests.workloads.tiny import TINY
 
 CPU = torch.device("cpu")
-STEPS, BATCH = 20, 2
+STEPS, BATCH = 12, 2
 # As on a GPU: the back end that does not read the load on the host, in bfloat16
 EXPERTS = ("precision=bfloat16", "hyperparameters.moe.backend=grouped_mm")
 CAPACITY = ("hyperparameters.moe.dispatch=capacity", "hyperparameters.moe.capacity_factor=1.25")
@@ -75,7 +75,7 @@ class Trained:
 def train(
     name: str, root: Path | None, settings: tuple[str, ...], folder: Path, *, graphs: bool, standing_in: bool = True
 ) -> Trained:
-    """Train two epochs of ten steps, each with an evaluation."""
+    """Train two epochs of six steps, each with an evaluation."""
     fitting = TINY[name].overrides(read_manifest(root).attributes) if root is not None else ()
     fitting = [each for each in fitting if "backend" not in each]
     stated = [f"global_batch_size={BATCH}", "max_epochs=2", "window_steps=4", f"graphs={str(graphs).lower()}"]
