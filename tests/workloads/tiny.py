@@ -39,13 +39,22 @@ class Tiny:
 
 
 TINY = {
-    "cosmoflow": Tiny(cosmoflow.DataSize(Simulation(16, 8, 128.0, "2lpt"), 8, 12, 5, 4), {"train": 12, "validation": 5},
+    "cosmoflow": Tiny(
+        cosmoflow.DataSize(Simulation(16, 8, 128.0, "2lpt"), 8, 12, 5, 4),
+        {"train": 12, "validation": 5},
         4,
-        overrides=lambda found: ["hyperparameters.input_size=8", f"hyperparameters.input_mean={found['log1p_mean']}",
-            f"hyperparameters.input_std={found['log1p_std']}"]),
-    "deepcam": Tiny(deepcam.DataSize(Domain(32, 48, 4, 52, 72, 1.2, 1.5, 1.5, 1.2, 1.5, 1.2), 12, 5, 4),
-                    {"train": 12, "validation": 5}, 4,
-                    overrides=lambda found: ["hyperparameters.height=32", "hyperparameters.width=48"]),
+        overrides=lambda found: [
+            "hyperparameters.input_size=8",
+            f"hyperparameters.input_mean={found['log1p_mean']}",
+            f"hyperparameters.input_std={found['log1p_std']}",
+        ],
+    ),
+    "deepcam": Tiny(
+        deepcam.DataSize(Domain(32, 48, 4, 52, 72, 1.2, 1.5, 1.5, 1.2, 1.5, 1.2), 12, 5, 4),
+        {"train": 12, "validation": 5},
+        4,
+        overrides=lambda found: ["hyperparameters.height=32", "hyperparameters.width=48"],
+    ),
     "open_catalyst": Tiny(
         open_catalyst.DataSize(
             Surfaces(("Cu", "Pt"), ("H", "CO"), ((2, 2, 2),), 1, steps=4), Neighbourhood(4.5, 20), 4, 2, 2
@@ -66,7 +75,7 @@ TINY = {
             "hyperparameters.moe.backend=grouped_mm",  # the loop of a CPU asks how many rows an expert has: it waits
         ],
     ),
-}  # fmt: skip
+}
 
 
 def generator(workload: str) -> Any:
