@@ -1,7 +1,5 @@
 """Data sets for the tests of workloads: made once, lent as copies."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

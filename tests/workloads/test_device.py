@@ -3,8 +3,6 @@
 OpenFold's structure module computes in float32 whatever the rest does: beside it stands float32 on the CPU, on a GPU only.
 """
 
-from __future__ import annotations
-
 import copy
 import os
 from collections.abc import Callable, Iterator

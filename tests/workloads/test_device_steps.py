@@ -1,7 +1,5 @@
 """What a GPU must not suffer from in a training step of any workload, shown without one; and with one, where there is one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Beside the card stands what `mlhpc plan` predicts, where a workload has plans: it runs the step on another kind of tensors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,14 +162,9 @@ def test_a_full_step_holds_what_the_plan_predicts(
 OTHERS = [
     pytest.param("open_catalyst", "full", open_catalyst, ()),  # 2 CPU-seconds
     pytest.param("swinv2_moe", "full", swinv2_moe, ("precision=float32",), marks=pytest.mark.long),
-    pytest.param(
-        "moe_lm",
-        "full",
-        moe_lm,
-        ("precision=bfloat16", "hyperparameters.moe.backend=grouped_mm"),
-        marks=pytest.mark.long,
-    ),
-]
+    pytest.param("moe_lm", "full", moe_lm, ("precision=bfloat16", "hyperparameters.moe.backend=grouped_mm"),
+                 marks=pytest.mark.long),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "size", "batch_of", "settings"), OTHERS)

@@ -1,7 +1,5 @@
 """A generated data set depends on its recipe alone: not on ranks, order or interruptions. The same for every workload."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys

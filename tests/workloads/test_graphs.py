@@ -1,7 +1,5 @@
 """Training with its passes captured and replayed gives the bits of training without, in every workload that supports it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -32,7 +30,7 @@ from tests.fixtures.recorded_graph import record
 from tests.workloads.tiny import TINY
 
 CPU = torch.device("cpu")
-STEPS, BATCH = 20, 2
+STEPS, BATCH = 12, 2
 # As on a GPU: the back end that does not read the load on the host, in bfloat16
 EXPERTS = ("precision=bfloat16", "hyperparameters.moe.backend=grouped_mm")
 CAPACITY = ("hyperparameters.moe.dispatch=capacity", "hyperparameters.moe.capacity_factor=1.25")
@@ -77,7 +75,7 @@ class Trained:
 def train(
     name: str, root: Path | None, settings: tuple[str, ...], folder: Path, *, graphs: bool, standing_in: bool = True
 ) -> Trained:
-    """Train two epochs of ten steps, each with an evaluation."""
+    """Train two epochs of six steps, each with an evaluation."""
     fitting = TINY[name].overrides(read_manifest(root).attributes) if root is not None else ()
     fitting = [each for each in fitting if "backend" not in each]
     stated = [f"global_batch_size={BATCH}", "max_epochs=2", "window_steps=4", f"graphs={str(graphs).lower()}"]
@@ -101,18 +99,11 @@ def train(
 
     with closing(EventLog(folder / f"{graphs}.txt")) as log:
         trainer = Trainer(
-            plan=plan,
-            workload=workload,
-            world=world,
-            device=CPU,
-            state=state,
-            data=Fixed(Repeated(splits[0], STEPS // 2 * BATCH), Repeated(splits[1], 3)),
-            log=log,
-            checkpoint=Checkpoint(plan.folder.checkpoint(0), {}),
-            stop_signal=lambda: None,
-            say=lambda text: None,
+            plan=plan, workload=workload, world=world, device=CPU, state=state,
+            data=Fixed(Repeated(splits[0], STEPS // 2 * BATCH), Repeated(splits[1], 3)), log=log,
+            checkpoint=Checkpoint(plan.folder.checkpoint(0), {}), stop_signal=lambda: None, say=lambda text: None,
             capture=capture if standing_in else None,
-        )
+        )  # fmt: skip
         trainer.size_card = structs.replace(trainer.size_card, eval_every_steps=None)
         trainer.target = structs.replace(trainer.target, threshold=-1.0 if trainer.target.direction == "min" else 1e9)
         torch.manual_seed(7)  # dropout

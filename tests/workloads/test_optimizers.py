@@ -1,7 +1,5 @@
 """The fused optimizers of all workloads compute what torch's plain loop over parameters does."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

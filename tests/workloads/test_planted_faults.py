@@ -1,9 +1,8 @@
 """Planted faults: each one breaks what its name says and nothing else."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -266,16 +265,7 @@ def test_the_anatomy_names_parts_that_exist(workload: str, world: Any) -> None:
 @pytest.mark.parametrize(
     ("workload", "size"),
     [
-        ("cosmoflow", "smoke"),
-        ("cosmoflow", "mini"),
-        ("deepcam", "smoke"),
-        ("deepcam", "mini"),
-        ("moe_lm", "smoke"),
-        ("moe_lm", "mini"),
-        ("open_catalyst", "smoke"),
-        ("open_catalyst", "mini"),
-        ("openfold", "smoke"),
-        ("openfold", "mini"),
+        *product(("cosmoflow", "deepcam", "moe_lm", "open_catalyst", "openfold"), ("smoke", "mini")),
         ("swinv2_moe", "smoke"),
     ],
 )

@@ -1,6 +1,4 @@
-"""What holds of an evaluation of every workload: how samples are batched does not matter."""
-
-from __future__ import annotations
+"""What holds of every workload: how samples are batched does not matter to its metric, and bfloat16 little to its loss."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -65,3 +63,20 @@ def test_the_metric_does_not_depend_on_how_samples_are_batched(
     assert results[2] == pytest.approx(results[0], rel=1e-5)
     metric = load_descriptor(workload.config.workload).card().size("smoke").metric
     assert results[1][metric] == pytest.approx(results[0][metric], rel=1e-6)
+
+
+def test_bfloat16_autocast_gives_nearly_the_same_loss_in_float32(
+    name: str, workload: Workload, model: nn.Module, root: Path
+) -> None:
+    if name == "swinv2_moe":
+        pytest.skip("other experts may be chosen")
+    batch = workload.dataset("train", root).load([0, 1, 2, 3], seed=0, epoch=1)
+    torch.manual_seed(0)  # of dropout
+    exact = float(workload.loss(model, batch).detach())
+    torch.manual_seed(0)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = workload.loss(model, batch)
+        loss.backward()
+    assert loss.dtype == torch.float32
+    assert float(loss.detach()) == pytest.approx(exact, rel=0.02)
+    assert all(bool(each.grad.isfinite().all()) for each in model.parameters() if each.grad is not None)

@@ -1,7 +1,5 @@
 """Every workload's closed forms against what is counted: executed FLOPs of a training step, bytes of its gradients."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable
@@ -115,6 +113,7 @@ def test_every_size_says_all_of_its_work_and_reduces_its_gradients(name: str) ->
         work = workload.work()
         assert 0 < work.forward_flops < work.model_flops
         assert sizes[size].forward_flops_per_sample == pytest.approx(work.forward_flops)
+        assert sizes[size].training_flops_per_sample == pytest.approx(work.model_flops)
         assert 0 < work.forward_flops + work.forward_extra_flops < work.executed_flops
         assert 0 < work.forward_bytes < work.algorithmic_bytes
         assert 0 < work.optimizer_bytes_per_step / config.global_batch_size < work.algorithmic_bytes
@@ -122,8 +121,9 @@ def test_every_size_says_all_of_its_work_and_reduces_its_gradients(name: str) ->
         with torch.device("meta"):
             model = workload.build_model(_Alone())  # type: ignore[arg-type]
         sharded = sum(parameter.numel() for parameter in _experts(model)) if work.all_to_all_bytes else 0
-        replicated = sum(parameter.numel() for parameter in model.parameters()) - sharded
-        assert work.all_reduce_bytes_per_step == 4 * replicated
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        assert sizes[size].model_parameters == parameters
+        assert work.all_reduce_bytes_per_step == 4 * (parameters - sharded)
 
 
 def _experts(model: nn.Module) -> list[nn.Parameter]:

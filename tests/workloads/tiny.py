@@ -1,7 +1,5 @@
 """The smallest data set of each workload whose generator numbers its items: a fraction of a second to make."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Three studies that between them draw every figure: everything at once, many results close together, one machine at many sizes."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """The front of time and energy: who is on it, what is never beside each other, and what it needs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tokens per expert: from the log to table and figure, whatever a log says there."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,13 +21,9 @@ Build = Callable[..., LogText]
 def window(log: LogText, epoch: int, first_step: int, load: Any) -> None:
     stats = {"load": load, "efficiency": {"exposed_communication_s": 0.5}}
     log.event(
-        5.0 + 15 * (epoch - 1) + first_step / 100,
-        "window_stats",
-        stats,
-        epoch_num=epoch,
-        first_step=first_step,
+        5.0 + 15 * (epoch - 1) + first_step / 100, "window_stats", stats, epoch_num=epoch, first_step=first_step,
         steps=10,
-    )
+    )  # fmt: skip
 
 
 def layer(tokens: list[Any], drop: float = 0.0) -> dict[str, Any]:
@@ -104,7 +98,7 @@ LAYER = st.fixed_dictionaries(
 ANY_LOAD = ANY | st.dictionaries(st.text(max_size=3), LAYER, max_size=3)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(load=ANY_LOAD)
 def test_no_load_stops_the_answer(
     tmp_path_factory: pytest.TempPathFactory, log: Build, cards: dict[str, Card], load: Any

@@ -1,7 +1,5 @@
 """The gallery has every figure, and says of it what the figure says of itself."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from xml.etree import ElementTree

@@ -1,7 +1,5 @@
 """Goodput: from the logs of attempts to table and answer, by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What figures show and say: one message each, however many results there are."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -119,7 +117,6 @@ def test_the_ranks_where_a_network_decides_are_a_range_with_two_digits(rich: Stu
 def test_a_predicted_step_has_the_digits_of_its_band(rich: Study) -> None:
     said = list_views()["what_if"].answer(rich)
     found = re.search(r"a step of ([\d.]+) ms \[([\d.]+), ([\d.]+)\]", said.replace("1,000", "1000"))
-    assert found is not None
     value, low, high = map(float, found.groups())
     assert low <= value <= high
     assert len(str(value).rstrip("0.")) <= 2

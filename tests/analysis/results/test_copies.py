@@ -1,7 +1,5 @@
 """Results that a later round published again are one result."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

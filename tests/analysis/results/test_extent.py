@@ -1,7 +1,5 @@
 """What the size of a machine is counted in."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

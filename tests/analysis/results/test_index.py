@@ -1,7 +1,5 @@
 """The index for a procurement is the weighted geometric mean of ratios, with an interval that holds, and invents nothing."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -84,7 +82,6 @@ def test_a_system_without_a_workload_has_no_index_but_one_without_that_workload(
     assert (new.value, new.low, new.missing) == (None, None, ("oc20",))
     assert new.without == {"cosmoflow": None, "oc20": pytest.approx(2.0)}
     section = build_procurement_section(index)
-    assert section is not None
     assert section.answer == "No other system than old has a result of every workload, so there is no index."
 
 
@@ -97,7 +94,6 @@ def test_with_one_workload_the_interval_is_that_of_a_comparison(made: Build, car
     truth, found = compute_welch_ratio(*times), of(index, "new")
     assert (found.value, found.low, found.high) == pytest.approx((truth.ratio, truth.low, truth.high))
     section = build_procurement_section(index)
-    assert section is not None
     assert section.answer == "new is 2.00 [1.959, 2.042] times as fast as old."
 
 
@@ -136,7 +132,6 @@ def test_an_optimized_tier_has_the_ported_results_too_and_the_rest_is_named(made
     )
     assert index.without_tier == ("other",)
     section = build_procurement_section(index)
-    assert section is not None
     assert section.answer == "ported: plain is 2 times as fast as old; optimized: tuned is 4 times as fast as old."
     assert section.remarks[-1] == "Not in any tier, so left out: other."
 
@@ -204,7 +199,7 @@ def interval_of(times: np.ndarray) -> tuple[float, float]:
     return low, high
 
 
-def bootstrap(times: np.ndarray, random: np.random.Generator, draws: int = 400) -> tuple[float, float]:
+def bootstrap(times: np.ndarray, random: np.random.Generator, draws: int = 200) -> tuple[float, float]:
     """The percentile interval of the same index by resampling the runs of every result."""
     runs = times.shape[2]
     places = random.integers(runs, size=(draws, *times.shape))
@@ -216,13 +211,13 @@ def bootstrap(times: np.ndarray, random: np.random.Generator, draws: int = 400) 
 
 
 def test_the_interval_holds_the_true_index_as_often_as_it_says_and_a_bootstrap_does_not() -> None:
-    random = np.random.default_rng(20261127)
+    random, draw = np.random.default_rng(20261127), np.random.default_rng(1)
     held, held_by_bootstrap, cases = 0, 0, 1000
     for _ in range(cases):  # three workloads with five runs a side; all systems are truly as fast
         times = random.normal(0.0, 0.05, size=(3, 2, 5)) * np.array([1.0, 2.0, 0.5])[:, None, None]
         low, high = interval_of(times)
         held += low <= 1.0 <= high
-        low, high = bootstrap(times, random)
+        low, high = bootstrap(times, draw)
         held_by_bootstrap += low <= 1.0 <= high
     assert 0.935 <= held / cases <= 0.97, held / cases
     assert held_by_bootstrap / cases < 0.91, held_by_bootstrap / cases

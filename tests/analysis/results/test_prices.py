@@ -1,7 +1,5 @@
 """Prices that the user states."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,7 +26,6 @@ from mlhpc.suite.errors import InputError
 )
 def test_a_price_is_a_number_and_a_unit_an_hour(text: str, amount: float, unit: str) -> None:
     prices = read_prices([text])
-    assert prices is not None
     assert (dict(prices.per_unit_hour), prices.unit) == ({"H100": amount}, unit)
 
 
@@ -94,7 +91,6 @@ def test_cheapest_is_said_by_prices_only(tmp_path: Path, package: Callable[..., 
 
 def test_a_price_of_a_device_that_no_result_has_is_told() -> None:
     prices = read_prices(["H100=2 USD/h", "a100=1 USD/h"])
-    assert prices is not None
     (text,) = prices.without_result(["A100", "A100", "V100"])
     assert text == "--price: no result has the device 'H100'; devices here: A100, V100"
     assert prices.without_result(["A100", "H100"]) == []

@@ -1,7 +1,5 @@
 """Scaling: factors multiply to the speed-up, and models find the law that made the data."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Rooflines as arithmetic: bands, refusals, the ring, the scale at which the network decides, and the paper's V100."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -48,7 +46,6 @@ def test_the_band_is_from_the_longest_resource_to_their_sum(work: dict[Resource,
     assert found.lower_s == pytest.approx(max(seconds.values()))
     assert found.upper_s == pytest.approx(step_s)
     assert found.verdict == "within the band"
-    assert found.nearest is not None
     assert seconds[found.nearest.resource] == max(seconds.values())
     assert found.distance >= 1 - 1e-12
     assert set(found.unknown) == set(RESOURCES) - set(work)
@@ -148,7 +145,6 @@ def test_a_ring_is_recovered_from_its_times(passes: int, latency: float, per_s: 
     truth = Ring(passes, latency, per_s)
     times = [(n, size, truth.seconds(n, size)) for n in (2, 4, 8) for size in (1e3, 1e5, 1e7)]
     found = fit_ring(passes, times)
-    assert found is not None
     assert found.per_s == pytest.approx(per_s, rel=1e-6)
     assert found.latency_s == pytest.approx(latency, abs=1e-12)
 
@@ -156,7 +152,6 @@ def test_a_ring_is_recovered_from_its_times(passes: int, latency: float, per_s: 
 @given(st.lists(st.tuples(st.integers(2, 64), st.floats(1e3, 1e9), st.floats(1e-6, 10.0)), min_size=1, max_size=6))
 def test_a_fitted_ring_is_never_negative(times: list[tuple[float, float, float]]) -> None:
     found = fit_ring(ALL_REDUCE, times)
-    assert found is not None
     assert found.latency_s >= 0
     assert found.per_s > 0
 
@@ -172,7 +167,6 @@ def test_the_scale_of_the_network_roof_is_the_first_at_which_it_takes_longer() -
         return ring.seconds(ranks, 100e6)
 
     found = find_network_scale(lambda ranks: 5.0 / ranks, network)
-    assert found is not None
     assert network(found) >= 5.0 / found
     assert network(found - 1) < 5.0 / (found - 1)
     assert find_network_scale(lambda ranks: 1e-9, network) == 2

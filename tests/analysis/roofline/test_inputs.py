@@ -1,7 +1,5 @@
 """Ceilings and counters files: what is refused, and that a file is never guessed for a system."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from contextlib import suppress
@@ -121,7 +119,6 @@ def test_a_run_on_its_ceilings_has_every_resource_that_was_logged(made: Study) -
     assert case.bounds.unknown == {}
     basis = {term.resource: term.demand.basis for term in case.bounds.terms}
     assert basis == {"compute": "logged", "memory": "algorithmic", "storage": "logged", "all_reduce": "logged"}
-    assert case.scale is not None
     assert 4 < case.scale[0] < case.scale[1]  # a computation as slow as the step hides the network for longer
 
 
@@ -245,7 +242,6 @@ def test_without_ceilings_the_figures_say_what_is_missing(
     theirs = list_published_cases(made)
     assert {case.modelled for case in theirs} == {True}
     eos = next(case for case in theirs if case.label.startswith("Eos"))
-    assert eos.scale is not None
     assert eos.ranks < eos.scale[0] < 3 * eos.ranks < eos.scale[1]  # a global batch of 512 would not feed many more
 
 

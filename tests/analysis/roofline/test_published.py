@@ -1,7 +1,5 @@
 """Ceilings and work of published systems: every number has a source, the work is the workloads' own."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec import structs
 
@@ -45,7 +43,6 @@ def test_no_published_step_is_faster_than_its_modelled_roofs() -> None:
 def test_cosmoflow_of_the_first_round_had_smaller_kernels() -> None:
     row = read_scores().query("round == 'v0.7' and system == 'abci_512xV100_tensorflow_closed'").iloc[0].to_dict()
     found = predict_bounds(row)
-    assert found is not None
     compute = next(term for term in found.terms if term.resource == "compute")
     assert compute.demand.amount == pytest.approx(192090785280 * 8 / 27, rel=0.01)
 

@@ -1,7 +1,5 @@
 """Predictions: what stays, what scales, and bands that hold the prediction."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """What the tables say of small logs with one trap each (published_results.md section 6)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,12 +141,6 @@ def test_the_folder_and_the_system_file_decide_who_and_what(tmp_path: Path, pack
     assert (row["round"], row["submitter"], row["system"], row["mode"]) == ("v9.1", "ACME", "sys1", "strong")
     assert (row["org_logged"], row["division"], row["division_logged"]) == ("testers", "open", "closed")
     assert row["published"]
-
-
-def test_the_oldest_layout_has_no_mode_folder(tmp_path: Path, log: Build, cards: Cards) -> None:
-    log().write(tmp_path / "hpc_results_v0.7" / "X" / "results" / "sys" / "cosmoflow" / "result_01.txt")
-    row = read_tables([tmp_path], cards).runs.iloc[0]
-    assert (row["benchmark"], row["mode"], row["trial"]) == ("cosmoflow", "strong", 1)
 
 
 def test_pruned_and_resumed_runs_are_kept_and_named(

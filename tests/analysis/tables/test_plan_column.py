@@ -1,7 +1,5 @@
 """The plan of a run in the table of runs, whatever a log says of it, and in why one result is faster."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,13 +18,9 @@ MESH = {"data": 2, "shard": 1, "spatial": [2, 1, 1]}
 
 def said(folder: Path, value: Any) -> str | None:
     line = {
-        "namespace": "",
-        "time_ms": 1,
-        "event_type": "POINT_IN_TIME",
-        "key": "parallel_plan",
-        "value": value,
+        "namespace": "", "time_ms": 1, "event_type": "POINT_IN_TIME", "key": "parallel_plan", "value": value,
         "metadata": {},
-    }
+    }  # fmt: skip
     path = folder / "result_0.txt"
     path.write_text(f":::MLLOG {json.dumps(line)}\n" if value is not None else "")
     return render_plan(read_events(path))

@@ -1,7 +1,5 @@
 """Work in several processes: results in order, and what goes wrong in a process is an error here."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

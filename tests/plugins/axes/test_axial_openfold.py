@@ -1,7 +1,5 @@
 """Rows and columns that ranks share: loss, gradients and predictions are those of one rank, what is sent is what is planned."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -172,7 +170,6 @@ def test_what_is_sent_in_a_step_is_what_is_noted_without_ranks(
 
 def _without(number: int, path: str, kind: str = "inputs") -> AxialPlan:
     """The shipped plan with one operand left as it is."""
-    assert PLAN is not None
     ways = PLAN.modules[path]
     left = {key: way for key, way in getattr(ways, kind).items() if key != number}
     return structs.replace(PLAN, modules={**PLAN.modules, path: structs.replace(ways, **{kind: left})})

@@ -1,7 +1,5 @@
 """Plans that spread experts over some ranks: what they cost, and which are refused."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -141,20 +139,14 @@ PRODUCTS = find_plan(load_descriptor("moe_lm"), "tensor").read_text()
     ("before", "after", "reason"),
     [
         ("_EHD: {split: 1, expert: true}", "_EHD: {split: 1}", "plan 'mine' places no parameter on expert"),
-        (
-            "_EHD: {split: 1, expert: true}",
-            "up*: {split: 1, expert: true}\n  blocks.*.experts.down*: {split: 1}",
-            "down_EHD' is spread over the ranks of expert: expected the placement expert, or expert: true beside",
-        ),
+        ("_EHD: {split: 1, expert: true}", "up*: {split: 1, expert: true}\n  blocks.*.experts.down*: {split: 1}",
+         "down_EHD' is spread over the ranks of expert: expected the placement expert, or expert: true beside"),
         ("norm.weight: shard\n  blocks.*.ffn_n", "norm.weight: expert\n  blocks.*.ffn_n", "belongs to no expert"),
         ("expert: true", "expert: some", "expert"),
-        (
-            "down.weight: {split: 1}",
-            "down.weight: {split: 1, expert: true}",
-            "down.weight' is placed on expert but belongs to no expert",
-        ),
+        ("down.weight: {split: 1}", "down.weight: {split: 1, expert: true}",
+         "down.weight' is placed on expert but belongs to no expert"),
     ],
-)
+)  # fmt: skip
 def test_placements_of_experts_beside_products(before: str, after: str, reason: str, tmp_path: Path) -> None:
     assert before in PRODUCTS
     (tmp_path / "mine.yaml").write_text(PRODUCTS.replace(before, after, 1))
@@ -167,17 +159,9 @@ def test_placements_of_experts_beside_products(before: str, after: str, reason: 
 def test_what_experts_and_products_of_eight_ranks_send_is_the_closed_form() -> None:
     """Each rank of a group sends all rows of the group's tokens, and sums gradients of its part of its experts."""
     done = mlhpc(
-        "plan",
-        "moe_lm",
-        "--size",
-        "smoke",
-        "--plan",
-        "tensor",
-        "--mesh",
-        "data=2,expert=2,tensor=2",
-        "--format",
+        "plan", "moe_lm", "--size", "smoke", "--plan", "tensor", "--mesh", "data=2,expert=2,tensor=2", "--format",
         "json",
-    )
+    )  # fmt: skip
     (cost,) = json.loads(done.stdout)["plans"]
     rows, stream = TOKENS * TOP_K * WIDTH * 4, TOKENS * WIDTH * 4
     shares = 2 * EXPERTS // 2 * HIDDEN // 2 * WIDTH * 4
@@ -199,43 +183,31 @@ WRONG = {
     "experts and rows of a sample": (None, ["--mesh", "axial=2,expert=2"], "expert and axial cannot be combined"),
     "a plan without products": (None, ["--mesh", "tensor=2,expert=2"], "plan 'experts' splits no products"),
     "experts over all ranks beside products": (
-        None,
-        ["--plan", "tensor", "--mesh", "tensor=2", "--set", "hyperparameters.moe.expert_parallel=true"],
+        None, ["--plan", "tensor", "--mesh", "tensor=2", "--set", "hyperparameters.moe.expert_parallel=true"],
         "ranks share samples, and experts are spread over all ranks: add expert=N to --mesh",
     ),
     "experts over more ranks than groups": (
-        None,
-        ["--plan", "tensor", "--mesh", "data=1,expert=3,tensor=2", "--set", "global_batch_size=12"],
+        None, ["--plan", "tensor", "--mesh", "data=1,expert=3,tensor=2", "--set", "global_batch_size=12"],
         "experts is 4 on 3 ranks: one of the two numbers must divide the other",
     ),
     "a hidden width that does not divide": (
-        None,
-        ["--plan", "tensor", "--mesh", "expert=2,tensor=4", "--set", "hyperparameters.moe.hidden=66"],
+        None, ["--plan", "tensor", "--mesh", "expert=2,tensor=4", "--set", "hyperparameters.moe.hidden=66"],
         "up.weight': 132 positions|up_EHD': 66 positions of dimension 1 on tensor=4",
     ),
     "no experts": (
-        None,
-        ["--mesh", "expert=2", "--set", "hyperparameters.dense=true"],
-        "is placed on expert|matches no",
+        None, ["--mesh", "expert=2", "--set", "hyperparameters.dense=true"], "is placed on expert|matches no",
     ),
-    "a number that does not divide": (
-        None,
-        ["--mesh", "expert=3", "--set", "global_batch_size=12"],
-        "experts is 4 on 3 ranks: one of the two numbers must divide the other",
-    ),
+    "a number that does not divide": (None, ["--mesh", "expert=3", "--set", "global_batch_size=12"],
+        "experts is 4 on 3 ranks: one of the two numbers must divide the other"),
     "a batch that does not divide": (None, ["--mesh", "expert=3"], "global_batch_size 16 cannot be split evenly"),
-    "a router on the axis": (
-        (SHIPPED.read_text()[SHIPPED.read_text().index("  blocks.*") :], '  "*": expert\n'),
-        ["--mesh", "expert=2"],
-        "'embedding.weight' is placed on expert but belongs to no expert",
-    ),
+    "a router on the axis": ((SHIPPED.read_text()[SHIPPED.read_text().index("  blocks.*") :], '  "*": expert\n'),
+        ["--mesh", "expert=2"], "'embedding.weight' is placed on expert but belongs to no expert"),
     "experts in pieces": (
         ("blocks.*.ffn.experts.*: expert", "blocks.*.ffn.experts.up*: expert\n  blocks.*.ffn.experts.d*: shard"),
-        ["--mesh", "expert=2"],
-        "experts.down_EHD' is spread over the ranks of expert: expected the placement expert",
+        ["--mesh", "expert=2"], "experts.down_EHD' is spread over the ranks of expert: expected the placement expert",
     ),
     "another word": (("experts.*: expert", "experts.*: experts"), ["--mesh", "expert=2"], "parameters"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("mistake", WRONG)

@@ -1,7 +1,6 @@
 """The checker: every clearly invalid log is an error by the rule that says why, every legal one passes, nothing crashes it."""
 
-from __future__ import annotations
-
+import csv
 import hashlib
 import importlib
 import json
@@ -43,8 +42,8 @@ from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import START_MS, Line, edit, hpc_run, insert, our_run, our_runs, results, write
 from tests.fixtures.mutations import Case, hpc, ours
 from tests.fixtures.package_mutations import example
-from tests.fixtures.published import published_results
-from tests.fixtures.systems import system_fields
+from tests.fixtures.published import SCORES, published_results
+from tests.fixtures.systems import hpc_package
 
 COMPLIANCE = Path(compliance.__file__).parent
 
@@ -167,7 +166,7 @@ def test_copies_are_found(tmp_path: Path) -> None:
 
 def test_a_result_of_an_earlier_round_is_carried_over(tmp_path: Path) -> None:
     for name in ("v1.0", "v3.0"):
-        package(tmp_path / name)
+        hpc_package(tmp_path / name)
     found = [finding for finding in check([tmp_path]).findings if finding.rule in ("carried-over", "run-reused")]
     assert [(finding.rule, finding.severity) for finding in found] == [("carried-over", "info")]
     assert "v3.0" in found[0].file
@@ -176,7 +175,7 @@ def test_a_result_of_an_earlier_round_is_carried_over(tmp_path: Path) -> None:
 
 def test_no_run_counts_in_two_results(tmp_path: Path) -> None:
     """Neither the log itself in a second system's folder, nor a copy with other time stamps in another package."""
-    folder = package(tmp_path / "a")
+    folder = hpc_package(tmp_path / "a")
     runs = folder / RESULT
     again = folder / "results" / "small" / "strong" / "cosmoflow"
     shutil.copytree(runs, again)
@@ -184,7 +183,7 @@ def test_no_run_counts_in_two_results(tmp_path: Path) -> None:
     verdict = check([folder])
     assert sum(finding.rule == "run-reused" for finding in verdict.findings) == 10
     shutil.rmtree(again)
-    package(tmp_path / "b", start_ms=1_696_000_000_000)
+    hpc_package(tmp_path / "b", start_ms=1_696_000_000_000)
     found = {finding.rule for finding in check([tmp_path]).findings}
     assert "run-reused" in found
     assert "carried-over" not in found
@@ -192,7 +191,7 @@ def test_no_run_counts_in_two_results(tmp_path: Path) -> None:
 
 def test_a_package_that_carries_results_over_and_uses_a_run_twice_is_told_both(tmp_path: Path) -> None:
     for name in ("v1.0", "v3.0"):
-        folder = package(tmp_path / name)
+        folder = hpc_package(tmp_path / name)
         shutil.copytree(folder / RESULT, folder / "results" / "small" / "strong" / "cosmoflow")
         (folder / "systems" / "small.json").write_bytes((folder / "systems" / "big.json").read_bytes())
     alone = {each: rules_of(check([tmp_path / each])) for each in ("v1.0", "v3.0")}
@@ -244,19 +243,8 @@ def test_sizes_do_not_mix(tmp_path: Path) -> None:
 # Packages
 
 
-def package(root: Path, start_ms: int = 1_695_000_000_000, **system: str) -> Path:
-    """A minimal HPC 3.0 package of one result."""
-    folder = root / "ACME"
-    runs = folder / "results" / "big" / "strong" / "cosmoflow"
-    results(runs, 10, lambda n: hpc_run(seed=n + 1, start_ms=start_ms + n * 10**6, epoch_s=5 + 0.01 * n))
-    (folder / "systems").mkdir(parents=True)
-    (folder / "systems" / "big.json").write_text(json.dumps(system_fields(**system)))
-    (folder / "benchmarks" / "cosmoflow" / "implementations" / "ours").mkdir(parents=True)
-    return folder
-
-
 def test_a_package_passes(tmp_path: Path) -> None:
-    verdict = check([package(tmp_path)])
+    verdict = check([hpc_package(tmp_path)])
     assert verdict.compliant, verdict.findings
     assert (verdict.logs, verdict.packages, verdict.rulesets) == (10, 1, ("3.0.0",))
 
@@ -295,7 +283,7 @@ RESULT = "results/big/strong/cosmoflow"
     ],
 )
 def test_damaged_packages(tmp_path: Path, damage: object, rule: str) -> None:
-    folder = package(tmp_path)
+    folder = hpc_package(tmp_path)
     damage(folder)  # type: ignore[operator]
     assert rule in errors(check([folder]))
 
@@ -312,11 +300,11 @@ def test_damaged_packages(tmp_path: Path, damage: object, rule: str) -> None:
     ],
 )
 def test_damaged_system_descriptions(tmp_path: Path, field: str, value: str, rule: str) -> None:
-    assert rule in errors(check([package(tmp_path, **{field: value})]))
+    assert rule in errors(check([hpc_package(tmp_path, **{field: value})]))
 
 
 def test_scale_and_submitter_are_compared(tmp_path: Path) -> None:
-    found = {f.rule for f in check([package(tmp_path, number_of_nodes="1", submitter="Other")]).findings}
+    found = {f.rule for f in check([hpc_package(tmp_path, number_of_nodes="1", submitter="Other")]).findings}
     assert {"scale-agrees", "submitter-agrees"} <= found
 
 
@@ -339,20 +327,20 @@ def test_scale_and_submitter_are_compared(tmp_path: Path) -> None:
     ],
 )
 def test_totals_of_accelerators_are_compared(tmp_path: Path, nodes: str, accelerators: str, rule: str | None) -> None:
-    found = errors(check([package(tmp_path, number_of_nodes=nodes, accelerators_per_node=accelerators)]))
+    found = errors(check([hpc_package(tmp_path, number_of_nodes=nodes, accelerators_per_node=accelerators)]))
     assert rule in found if rule else not found
 
 
 def test_nothing_to_check_is_an_error(tmp_path: Path) -> None:
     assert errors(check([tmp_path])) == ["nothing-checked"]
-    folder = package(tmp_path)
+    folder = hpc_package(tmp_path)
     for path in (folder / RESULT).iterdir():
         path.rename(path.with_suffix(".log"))
     assert {"results-empty", "nothing-checked"} <= set(errors(check([folder])))
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:
-    folder = package(tmp_path)
+    folder = hpc_package(tmp_path)
     outside = write(tmp_path / "secret.txt", hpc_run(seed=44))
     log = folder / RESULT / "result_0.txt"
     log.unlink()
@@ -363,7 +351,7 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
 
 
 def weak_package(root: Path, *, nodes: int, instances: int = 10, at_once: int = 10) -> Path:
-    folder = package(root, number_of_nodes=str(nodes))
+    folder = hpc_package(root, number_of_nodes=str(nodes))
     runs = folder / "results" / "big" / "weak" / "cosmoflow"
     results(
         runs,
@@ -426,23 +414,14 @@ def test_limits_of_hpc_3_0() -> None:
     """The limits mlperf_logging 4.1.68 prints for HPC 3.0, to the tolerance of its bisection."""
     rules = read_ruleset("3.0.0")
     expected = {
-        ("cosmoflow", 32): (7.871, 7.322),
-        ("cosmoflow", 512): (22.833, 22.2),
-        ("cosmoflow", 1024): (40.056, 38.463),
-        ("deepcam", 128): (6.944, 6.309),
-        ("deepcam", 1024): (13, 12.445),
-        ("deepcam", 2048): (22.625, 21.11),
-        ("oc20", 256): (19.75, 18.2),
-        ("oc20", 1024): (24.375, 23.038),
-        ("oc20", 2048): (32.875, 31.628),
-        ("openfold", 128): (88746.7, 82378),
-        ("openfold", 256): (133120, 123132),
-    }
+        ("cosmoflow", 32): (7.871, 7.322), ("cosmoflow", 512): (22.833, 22.2), ("cosmoflow", 1024): (40.056, 38.463),
+        ("deepcam", 128): (6.944, 6.309), ("deepcam", 1024): (13, 12.445), ("deepcam", 2048): (22.625, 21.11),
+        ("oc20", 256): (19.75, 18.2), ("oc20", 1024): (24.375, 23.038), ("oc20", 2048): (32.875, 31.628),
+        ("openfold", 128): (88746.7, 82378), ("openfold", 256): (133120, 123132),
+    }  # fmt: skip
     for (name, batch), (mean, minimum) in expected.items():
         benchmark = rules.benchmark(name, None)
-        assert benchmark is not None
         bound = rcp_limit.compute_limit(benchmark.reference_points, batch, benchmark.required_runs)
-        assert bound is not None
         assert bound.kind == "exact"
         assert bound.mean == pytest.approx(mean, rel=1e-4)
         assert bound.minimum == pytest.approx(minimum, rel=1e-4)
@@ -452,8 +431,6 @@ def test_limits_between_and_beyond_reference_points() -> None:
     points = {128: [10.0, 11, 12, 13, 14], 256: [20.0, 21, 22, 23, 24], 512: [50.0, 51, 52, 53, 54]}
     between = rcp_limit.compute_limit(points, 192, 5)
     below = rcp_limit.compute_limit(points, 64, 5)
-    assert between is not None
-    assert below is not None
     assert (between.kind, between.mean) == ("interpolated", 17.0)
     assert (below.kind, below.mean) == ("smallest", 12.0)
     assert rcp_limit.compute_limit(points, 1024, 5) is None
@@ -469,7 +446,6 @@ def test_a_reference_of_equal_runs_deviates_by_what_lies_between_evaluations(
 ) -> None:
     """All recorded seeds of Open Catalyst `smoke` take five epochs; an honest result took 14 in three."""
     bound = rcp_limit.compute_limit({16: epochs}, 16, 5, 0.999, between_evals=apart)
-    assert bound is not None
     assert too_fast < bound.minimum <= credible
 
 
@@ -499,12 +475,9 @@ def test_json_output(tmp_path: Path) -> None:
     done = mlhpc("check", runs, "--format", "json")
     assert done.returncode == 1
     document = json.loads(done.stdout)
-    assert document["version"] == 1
-    assert document["compliant"] is False
     assert document["ruleset"] == "mlhpc-1.0"
     assert document["checked"] == {"logs": 5, "packages": 0}
     finding = next(item for item in document["findings"] if item["rule"] == "key-value")
-    assert set(finding) == {"rule", "severity", "file", "line", "message", "help", "waived"}
     lines = (runs / "result_0.txt").read_text().splitlines()
     assert '"key": "dropout"' in lines[finding["line"] - 1]
 
@@ -539,10 +512,6 @@ def test_exit_codes(tmp_path: Path) -> None:
     assert mlhpc("check", good, "--ruleset", "9.9").returncode == 2
     assert mlhpc("check").returncode == 2
     assert mlhpc("check", good, "--ruleset", "3.0.0").returncode == 1
-    explained = mlhpc("check", "--explain", "last-eval")
-    assert explained.returncode == 0
-    assert "the last evaluation before run_stop reaches the target" in explained.stdout
-    assert "unknown rule 'nope'; mlhpc check --list-rules" in mlhpc("check", "--explain", "nope").stderr
 
 
 def test_no_tool_changes_its_input(tmp_path: Path) -> None:
@@ -631,17 +600,38 @@ KNOWN_PACKAGE_ERRORS = {"rcp-speed"}  # docs/verdicts.md lists where
 
 
 @pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return published_results(tmp_path_factory)
+def published(tmp_path_factory: pytest.TempPathFactory) -> Verdict:
+    return check([published_results(tmp_path_factory)])
 
 
-def test_published_logs_pass_by_their_own_round(published: Path) -> None:
-    verdict = check([published])
-    assert verdict.logs > 0
-    bad = [finding for finding in verdict.findings if finding.severity == "error" and "pruned" not in finding.file]
+def test_published_logs_pass_by_their_own_round(published: Verdict) -> None:
+    assert published.logs > 0
+    bad = [finding for finding in published.counted("error") if "pruned" not in finding.file]
     assert not [finding for finding in bad if finding.rule not in KNOWN_PACKAGE_ERRORS]
-    if "hpc_results_v0.7" in {path.name for path in published.iterdir()}:
-        assert verdict.rulesets[0] == "0.7.0"
+    if any("hpc_results_v0.7" in result.group.folder.parts for result in published.results):
+        assert published.rulesets[0] == "0.7.0"
+
+
+@pytest.mark.skipif(not SCORES.is_file(), reason="no published_scores_expected.csv beside the checkout")
+def test_published_results_have_the_scores_that_were_published(published: Verdict) -> None:
+    """To 1e-6."""
+    scores = {"/".join(result.group.folder.parts[-6:]): result.score for result in published.results}
+    checked = 0
+    for row in csv.DictReader(SCORES.read_text().splitlines()):
+        scenario = row["scaling"].partition("/")[0]
+        place = [f"hpc_results_{row['round']}", row["submitter"], "results", row["system"]]
+        place += [row["benchmark"]] if row["round"] == "v0.7" else [scenario, row["benchmark"]]
+        (score,) = [score for folder, score in scores.items() if folder.endswith("/".join(place))] or [None]
+        if score is None:
+            continue
+        if scenario == "strong":
+            assert score.mean_s / 60 == pytest.approx(float(row["olympic_min_unscaled"]), rel=1e-6), place
+        else:
+            assert score.time_to_train_all_s / 60 == pytest.approx(float(row["weak_TTTa_min"]), rel=1e-6)
+            assert score.models_per_minute == pytest.approx(float(row["weak_models_per_min"]), rel=1e-6)
+            assert score.instances == float(row["weak_M_instances"])
+        checked += 1
+    assert checked > 0
 
 
 def test_a_folder_that_cannot_be_read_is_a_finding_and_the_rest_is_judged(tmp_path: Path) -> None:
@@ -735,7 +725,6 @@ def test_so_many_reference_runs_leave_little_more_unseen_than_endless_ones(requi
     def unseen(runs: int) -> float:
         epochs = [10.0 + 0.1 * number / runs for number in range(runs)]
         bound = rcp_limit.compute_limit({8: epochs}, 8, required, confidence)
-        assert bound is not None
         return bound.unseen / bound.std
 
     endless = unseen(100 * useful)

@@ -1,7 +1,5 @@
 """Fuzzing: damaged logs of every kind are read, judged and scored without a crash. The whole takes minutes: -m long."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,8 +1,6 @@
 """The event config_file: its form in a log, and in a package the file that it states (rules config-file and config-kept)."""
 
 # ruff: noqa: E501  one case a line reads best as a table
-from __future__ import annotations
-
 import hashlib
 import json
 import os

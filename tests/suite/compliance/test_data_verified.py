@@ -1,7 +1,5 @@
 """A run that did not compare its data with their checksums is accepted with a warning that quotes its reason."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every way in which a run of our harness can end: with one of five such runs a result is compliant, alone the run is not."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -20,6 +18,7 @@ from tests.fixtures.warm import warm_python
 TOY = Path(__file__).resolve().parents[1] / "training"
 RUNS = 5
 GOOD = tuple(f"good{seed}" for seed in range(RUNS))
+EVENTS = pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.long)])  # `make test`: every fifth event
 SHORT = ("max_epochs=2",)  # the target is reached in the fifth
 # Each is one trial of the toy workload on the real harness; exit codes are those of docs/architecture.md.
 ENDINGS: dict[str, tuple[int, tuple[str, ...]]] = {
@@ -125,11 +124,11 @@ def test_one_run_of_five_may_end_in_any_way(tmp_path: Path, ended: dict[str, byt
 @pytest.mark.parametrize(
     "name", [GOOD[0], "diverged at a later evaluation", "stopped in training", "missed, staged beside the run"]
 )
-@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.long)])
+@EVENTS
 def test_one_run_of_five_may_be_killed_at_every_event(
     tmp_path: Path, ended: dict[str, bytes], name: str, step: int
 ) -> None:
-    """After each event of a log, and in the middle of the next line; in `make test` after every third."""
+    """After each event of a log, and in the middle of the next line."""
     lines = ended[name].splitlines(keepends=True)
     assert len(lines) > 30
     for count in range(1, len(lines), step):
@@ -140,14 +139,15 @@ def test_one_run_of_five_may_be_killed_at_every_event(
 
 
 @pytest.mark.usefixtures("toy_card")
+@EVENTS
 @pytest.mark.parametrize("more", [{}, {"first_block": 0}], ids=["the watchdog", "an error"])
 def test_one_run_of_five_may_be_ended_at_every_event(
-    tmp_path: Path, ended: dict[str, bytes], more: dict[str, int]
+    tmp_path: Path, ended: dict[str, bytes], more: dict[str, int], step: int
 ) -> None:
     """By what writes run_stop itself: the watchdog, and an error anywhere in the run."""
     lines = ended[GOOD[0]].splitlines(keepends=True)
     begin = next(index for index, line in enumerate(lines) if b'"key": "run_start"' in line)
-    for count in range(begin + 1, len(lines)):
+    for count in range(begin + 1, len(lines), step):
         last = json.loads(lines[count - 1].removeprefix(b":::MLLOG "))
         metadata = {"status": "aborted", "reason": "x", **more}
         stop = last | {"time_ms": last["time_ms"] + 1, "key": "run_stop", "value": None, "metadata": metadata}

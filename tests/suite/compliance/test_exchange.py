@@ -1,7 +1,5 @@
 """What the checker exchanges: texts of rules, JSON with its schema, waivers, reference points, files for CI systems."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

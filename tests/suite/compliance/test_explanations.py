@@ -1,7 +1,5 @@
 """What a rule's explanation says is true and short: sections that exist, thresholds, lines that a screen can show."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

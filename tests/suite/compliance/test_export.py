@@ -1,7 +1,5 @@
 """Results for other tools: one expression reads every figure, no score without compliance, forms that their readers take."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

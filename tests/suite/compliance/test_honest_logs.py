@@ -1,8 +1,5 @@
 """What honest logs of MLPerf's rounds do is no finding; the same rules still find what is wrong beside it."""
 
-from __future__ import annotations
-
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,7 +27,7 @@ from tests.fixtures.logs import (
     results,
     write,
 )
-from tests.fixtures.systems import system_fields
+from tests.fixtures.systems import hpc_package
 
 
 def found(path: Path, name: str, rule: str) -> list[str]:
@@ -211,22 +208,6 @@ def test_sample_counts_may_stand_after_run_start(tmp_path: Path, key: str, bench
 # Packages
 
 
-def package(root: Path, round_: str, place: str, submitter: str, stated: str, org: str = "ACME", **fields: str) -> Path:
-    """A package of one result, with the names of its submitter."""
-    folder = root / f"hpc_results_v{round_}" / submitter
-    described = system_fields(**{"submitter": stated} | fields)
-    results(
-        folder / "results" / "big" / place,
-        10,
-        lambda n: edit("submission_org", value=org)(
-            hpc_run(seed=n + 1, start_ms=1_601_000_000_000 + n * 10**6, epoch_s=5 + 0.01 * n)
-        ),
-    )
-    (folder / "systems").mkdir(parents=True)
-    (folder / "systems" / "big.json").write_text(json.dumps(described))
-    return folder
-
-
 @pytest.mark.parametrize(
     ("round_", "place", "legal"),
     [
@@ -237,7 +218,7 @@ def package(root: Path, round_: str, place: str, submitter: str, stated: str, or
     ],
 )
 def test_scenario_folders_came_with_the_second_round(tmp_path: Path, round_: str, place: str, legal: bool) -> None:
-    verdict = check([package(tmp_path, round_, place, "ACME", "ACME")])
+    verdict = check([hpc_package(tmp_path / f"hpc_results_v{round_}", place=place, start_ms=1_601_000_000_000)])
     assert ("results-layout" not in {item.rule for item in verdict.findings}) == legal
 
 
@@ -268,7 +249,7 @@ def test_scenario_folders_came_with_the_second_round(tmp_path: Path, round_: str
     ],
 )
 def test_names_of_one_submitter(tmp_path: Path, folder: str, stated: str, org: str, legal: bool) -> None:
-    verdict = check([package(tmp_path, "3.0", "strong/cosmoflow", folder, stated, org)])
+    verdict = check([hpc_package(tmp_path / "hpc_results_v3.0", folder, org=org, submitter=stated)])
     assert ("submitter-agrees" not in {item.rule for item in verdict.findings}) == legal
 
 

@@ -1,7 +1,5 @@
 """MLCommons' own engine: generated rules are golden, and it agrees with us wherever it can judge."""
 
-from __future__ import annotations
-
 import json
 import logging
 import subprocess
@@ -54,21 +52,11 @@ def accepts(path: Path, config: str) -> bool:
 
 def toy() -> Benchmark:
     card = SizeCard(
-        description="a toy",
-        metric="eval_accuracy",
-        metric_name="accuracy",
-        threshold=0.8,
-        direction="max",
-        required_runs=5,
-        train_samples=100,
-        eval_samples=10,
-        model_parameters=1,
-        forward_flops_per_sample=1,
-        training_flops_per_sample=3,
-        sample_bytes=4,
-        official=OfficialRules(benchmark="deepcam", threshold=0.82, identical=False, required_runs=5),
-        constraints={},
-    )
+        description="a toy", metric="eval_accuracy", metric_name="accuracy", threshold=0.8, direction="max",
+        required_runs=5, train_samples=100, eval_samples=10, model_parameters=1, forward_flops_per_sample=1,
+        training_flops_per_sample=3, sample_bytes=4,
+        official=OfficialRules(benchmark="deepcam", threshold=0.82, identical=False, required_runs=5), constraints={},
+    )  # fmt: skip
     keys = {
         "opt_name": Constraint(one_of=("Adam", "LAMB")),
         "dropout": Constraint(at_least=0, less_than=1, count="optional"),

@@ -1,7 +1,5 @@
 """A run beside other work is a note, never an error: ten logs in which it must be found, ten in which it must not."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,34 +1,15 @@
 """Nobody chooses the rules he is judged by: the folder above a package gives the round, and a log may name mlhpc-* only."""
 
-from __future__ import annotations
-
-import json
 from pathlib import Path
 
 import pytest
 
 from mlhpc.suite.compliance.check import Verdict, check
 from tests.fixtures.logs import Line, Lines, Mutation, drop, edit, hpc_run, insert, our_run, our_runs, results
-from tests.fixtures.systems import system_fields
+from tests.fixtures.systems import hpc_package
 
 YEAR_2020_MS = 1_600_000_000_000
 WITHOUT = ("opt_name", "number_of_nodes", "opt_learning_rate_decay_factor")
-
-
-def package(
-    root: Path, *, system: str = "big", start_ms: int = 1_695_000_000_000, change: Mutation | None = None
-) -> Path:
-    """A CosmoFlow package of the 3.0 round, all of whose logs are changed alike."""
-    folder = root / "ACME"
-
-    def run(n: int) -> Lines:
-        lines = hpc_run(seed=n + 1, start_ms=start_ms + n * 10**6, epoch_s=5 + 0.01 * n)
-        return change(lines) if change else lines
-
-    results(folder / "results" / system / "strong" / "cosmoflow", 10, run)
-    (folder / "systems").mkdir(parents=True)
-    (folder / "systems" / f"{system}.json").write_text(json.dumps(system_fields()))
-    return folder
 
 
 def rules(verdict: Verdict, severity: str = "error") -> set[str]:
@@ -43,14 +24,14 @@ def naming(name: object) -> Mutation:
     "name", ["0.7.0", "1.0.0", "2.0.0", "mlhpc-1.0", "mlhpc-9.9", "training-5.0", "", 7, ["3.0.0"]]
 )
 def test_a_log_in_a_rounds_folder_does_not_choose_another_ruleset(tmp_path: Path, name: object) -> None:
-    verdict = check([package(tmp_path / "hpc_results_v3.0", change=naming(name)).parent])
+    verdict = check([hpc_package(tmp_path / "hpc_results_v3.0", change=naming(name)).parent])
     assert verdict.rulesets == ("3.0.0",)
     assert "ruleset-agrees" in rules(verdict)
 
 
 @pytest.mark.parametrize("name", ["0.7.0", "1.0.0", "2.0.0", "training-5.0"])
 def test_a_log_elsewhere_does_not_choose_a_round(tmp_path: Path, name: str) -> None:
-    verdict = check([package(tmp_path, change=naming(name))])
+    verdict = check([hpc_package(tmp_path, change=naming(name))])
     assert verdict.rulesets == ("3.0.0",)
     assert "ruleset-agrees" in rules(verdict)
     assert "ruleset-assumed" in rules(verdict, "info")
@@ -63,13 +44,13 @@ def test_required_keys_cannot_be_left_out_under_an_older_ruleset(tmp_path: Path,
     def change(lines: Lines) -> Lines:
         return naming("0.7.0")(drop(*WITHOUT)(lines))
 
-    assert {"key-missing", "ruleset-agrees"} <= rules(check([package(tmp_path / where, change=change)]))
+    assert {"key-missing", "ruleset-agrees"} <= rules(check([hpc_package(tmp_path / where, change=change)]))
 
 
 @pytest.mark.parametrize("system", ["v0.7", "hpc_results_v0.7", "cluster_v1.0"])
 @pytest.mark.parametrize("where", ["hpc_results_v3.0", "submissions"])
 def test_the_name_of_a_system_chooses_no_ruleset(tmp_path: Path, system: str, where: str) -> None:
-    folder = package(tmp_path / where, system=system, change=drop(*WITHOUT))
+    folder = hpc_package(tmp_path / where, system=system, change=drop(*WITHOUT))
     for path in (folder.parent, folder, folder / "results", next(folder.rglob("result_0.txt"))):
         verdict = check([path])
         assert verdict.rulesets == ("3.0.0",), path
@@ -77,19 +58,19 @@ def test_the_name_of_a_system_chooses_no_ruleset(tmp_path: Path, system: str, wh
 
 
 def test_the_submitters_name_chooses_no_ruleset(tmp_path: Path) -> None:
-    folder = package(tmp_path, change=drop(*WITHOUT))
+    folder = hpc_package(tmp_path, change=drop(*WITHOUT))
     assert check([folder.rename(tmp_path / "v0.7")]).rulesets == ("3.0.0",)
 
 
 @pytest.mark.parametrize("where", ["hpc_results_v3.0", "submissions"])
 def test_a_time_stamp_chooses_no_ruleset(tmp_path: Path, where: str) -> None:
-    verdict = check([package(tmp_path / where, start_ms=YEAR_2020_MS, change=drop(*WITHOUT))])
+    verdict = check([hpc_package(tmp_path / where, start_ms=YEAR_2020_MS, change=drop(*WITHOUT))])
     assert verdict.rulesets == ("3.0.0",)
     assert "key-missing" in rules(verdict)
 
 
 def test_a_folder_of_an_older_round_inside_a_submission_is_an_error(tmp_path: Path) -> None:
-    folder = package(tmp_path / "hpc_results_v3.0" / "ACME" / "hpc_results_v0.7", change=drop(*WITHOUT))
+    folder = hpc_package(tmp_path / "hpc_results_v3.0" / "ACME" / "hpc_results_v0.7", change=drop(*WITHOUT))
     assert "round-agrees" in rules(check([tmp_path / "hpc_results_v3.0"]))
     assert "round-agrees" in rules(check([tmp_path / "hpc_results_v3.0" / "ACME"]))
     # Whoever checks it by its own path has chosen it.
@@ -97,15 +78,15 @@ def test_a_folder_of_an_older_round_inside_a_submission_is_an_error(tmp_path: Pa
 
 
 def test_a_package_inside_a_package_has_no_round_of_its_own(tmp_path: Path) -> None:
-    outer = package(tmp_path)
-    package(outer / "v0.7", change=drop(*WITHOUT))
+    outer = hpc_package(tmp_path)
+    hpc_package(outer / "v0.7", change=drop(*WITHOUT))
     assert "round-agrees" in rules(check([outer]))
     assert "round-agrees" in rules(check([tmp_path]))
 
 
 def test_rounds_side_by_side_and_software_above_them_are_no_disagreement(tmp_path: Path) -> None:
     for name in ("hpc_results_v1.0", "hpc_results_v3.0"):
-        package(tmp_path / "app" / "v2.0" / "rounds" / name, change=drop("staging_start", "staging_stop"))
+        hpc_package(tmp_path / "app" / "v2.0" / "rounds" / name, change=drop("staging_start", "staging_stop"))
     verdict = check([tmp_path / "app" / "v2.0" / "rounds"])
     assert verdict.rulesets == ("1.0.0", "3.0.0")
     assert "round-agrees" not in rules(verdict)
@@ -113,7 +94,7 @@ def test_rounds_side_by_side_and_software_above_them_are_no_disagreement(tmp_pat
 
 @pytest.mark.parametrize("name", ["hpc_results_v1.0", "v1.0", "mlperf-hpc-results-v1.0"])
 def test_the_folder_above_a_package_gives_its_round(tmp_path: Path, name: str) -> None:
-    folder = package(tmp_path / name, change=drop("staging_start", "staging_stop"))
+    folder = hpc_package(tmp_path / name, change=drop("staging_start", "staging_stop"))
     for path in (tmp_path, folder, folder / "results", next(folder.rglob("result_0.txt"))):
         verdict = check([path])
         assert verdict.rulesets == ("1.0.0",), path
@@ -126,7 +107,7 @@ def test_the_folder_above_a_package_gives_its_round(tmp_path: Path, name: str) -
     "name", ["app-v1.0", "cluster_v0.7", "results", "v1", "hpc_results_v1.0.zip", "hpc_results_v1.0-old"]
 )
 def test_other_folders_above_a_package_give_no_round(tmp_path: Path, name: str) -> None:
-    verdict = check([package(tmp_path / name)])
+    verdict = check([hpc_package(tmp_path / name)])
     assert verdict.rulesets == ("3.0.0",)
     (note,) = (finding for finding in verdict.findings if finding.rule == "ruleset-assumed")
     assert note.severity == "info"
@@ -134,12 +115,12 @@ def test_other_folders_above_a_package_give_no_round(tmp_path: Path, name: str) 
 
 
 def test_a_round_without_a_ruleset_is_named_in_the_note(tmp_path: Path) -> None:
-    verdict = check([package(tmp_path / "hpc_results_v4.0")])
+    verdict = check([hpc_package(tmp_path / "hpc_results_v4.0")])
     assert "no ruleset of round v4.0" in next(f.message for f in verdict.findings if f.rule == "ruleset-assumed")
 
 
 def test_whoever_checks_may_choose(tmp_path: Path) -> None:
-    folder = package(tmp_path / "hpc_results_v3.0", change=drop("staging_start", "staging_stop"))
+    folder = hpc_package(tmp_path / "hpc_results_v3.0", change=drop("staging_start", "staging_stop"))
     assert check([folder], "1.0.0").rulesets == ("1.0.0",)
     assert not rules(check([folder], "1.0.0")) & {"ruleset-agrees", "ruleset-assumed", "round-agrees"}
 

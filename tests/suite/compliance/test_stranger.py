@@ -1,7 +1,5 @@
 """A stranger's package is harmless: time grows with its size and no faster, nothing in it is run, printed raw or waited for."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -71,22 +69,18 @@ ATTACKS: dict[str, tuple[Callable[[int], str], int]] = {
     "texts that never end": (lambda n: ':::MLLOG ["a", "' * n, 6000),
     "lists in lists": (lambda n: ":::MLLOG " + "[" * 10 * n, 8000),
     "one key, the last, twice": (
-        lambda n: ":::MLLOG {" + ", ".join(f'"k{i}": 1' for i in range(n)) + f', "k{n - 1}": 1}}\n',
-        8000,
-    ),
+        lambda n: ":::MLLOG {" + ", ".join(f'"k{i}": 1' for i in range(n)) + f', "k{n - 1}": 1}}\n', 8000),
     "many keys twice": (lambda n: event("seed", 0, 1) + "".join(event(f"k{i}", 0, i) * 2 for i in range(n)), 1000),
     "overlapping epochs": (overlapping, 500),
     "epochs closed by other numbers": (unnumbered, 1000),
     "separate epochs": (separate, 500),
     "run_start again and again": (lambda n: in_a_run([event("run_start", i) for i in range(n)]), 1500),
     "step phases": (lambda n: in_a_run([event("step_phases", i, {"step": 1.0}, epoch_num=i) for i in range(n)]), 1500),
-    "evaluations without epochs": (
-        lambda n: in_a_run([event("eval_error", i, i + 1.0, epoch_num=i) for i in range(n)]),
-        1500,
-    ),
+    "evaluations without epochs": (lambda n: in_a_run([event("eval_error", i, i + 1.0, epoch_num=i) for i in range(n)]),
+        1500),
     "spaces": (lambda n: ":::MLLOG " + " " * 10 * n, 20_000),
     "half a step event": (lambda n: ':::MLLOG {"namespace": "", "time_ms": 16' * n, 6000),
-}
+}  # fmt: skip
 
 
 def cpu_s(path: Path, rules: str) -> float:
@@ -96,7 +90,7 @@ def cpu_s(path: Path, rules: str) -> float:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-@pytest.mark.parametrize("rules", ["3.0.0", "mlhpc-1.0"])
+@pytest.mark.parametrize("rules", [pytest.param("3.0.0", marks=pytest.mark.long), "mlhpc-1.0"])
 def test_time_grows_with_the_size_of_a_log(tmp_path: Path, name: str, rules: str) -> None:
     """16 times the input may take 64 times as long; what is quadratic takes 256 (CPU time)."""
     make, size = ATTACKS[name]

@@ -1,7 +1,5 @@
 """MLPerf Training: its logs are judged by its rounds, and its logs among HPC's are told in one line."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable
@@ -205,8 +203,6 @@ def test_one_pass_of_pruning_keeps_a_point_that_the_hull_has_not() -> None:
     assert 55296 in [point.batch for point in rcp_limit.drop_concave_points(points)]
     assert 55296 not in [point.batch for point in rcp_limit.compute_lower_hull(points)]
     once, hull = rcp_limit.compute_limit(points, 55296, 10, hull=False), rcp_limit.compute_limit(points, 55296, 10)
-    assert once is not None
-    assert hull is not None
     assert (once.kind, hull.kind) == ("exact", "interpolated")
     assert once.minimum == pytest.approx(0.72832, abs=1e-4)  # what rcp_checker prints
     assert hull.minimum == pytest.approx(0.73826, abs=1e-4)
@@ -221,7 +217,6 @@ def test_one_pass_of_pruning_keeps_a_point_that_the_hull_has_not() -> None:
 def test_the_schedule_of_dlrmv4_is_that_of_its_source(batch: int, first: int) -> None:
     """The source states blocks 25, 31 and 41 of the grid at these batch sizes."""
     schedule = read_ruleset("training-6.1.0").data.benchmarks["dlrmv4"].schedule
-    assert schedule is not None
     assert schedule.first(batch) == first
     step = schedule.step(batch)
     assert schedule.breach(batch, [first, first + step, first + 3 * step]) is None
@@ -246,7 +241,6 @@ def test_the_schedule_of_dlrmv4_is_that_of_its_source(batch: int, first: int) ->
 )
 def test_every_evaluation_is_due(seen: list[float | None], wrong: int | None) -> None:
     schedule = read_ruleset("training-6.1.0").data.benchmarks["qwen35_397b_grpo"].schedule
-    assert schedule is not None
     breach = schedule.breach(256, seen)
     assert (breach[0] if breach else None) == wrong
 
@@ -283,7 +277,6 @@ def powered(root: Path) -> Path:
     folder = package(root, "llama31_405b", 3) / "results" / "big" / "llama31_405b"
     for path in sorted(folder.glob("result_*.txt")):
         record = check_log(path, read_ruleset("training-5.0.0")).record
-        assert record.run_start_s is not None
         assert record.run_stop_s is not None
         for name in ("node_0.txt", "node_1.txt", "sw_0.txt"):
             readings(folder / "power" / path.stem, name, start_s=record.run_start_s - 1, stop_s=record.run_stop_s)
@@ -293,7 +286,6 @@ def powered(root: Path) -> Path:
 def again(folder: Path, **changes: object) -> None:
     """Write node 1 of run 1 again, with changes."""
     record = check_log(folder.parent / "result_1.txt", read_ruleset("training-5.0.0")).record
-    assert record.run_start_s is not None
     assert record.run_stop_s is not None
     given: dict[str, object] = {"start_s": record.run_start_s - 1, "stop_s": record.run_stop_s}
     shift = changes.pop("shift_s", 0.0)

@@ -1,7 +1,5 @@
 """Global batches divided by cost: every sample once, nearly even work, on ranks as in parts of accumulated gradients."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Building a data set: an interrupted build is continued and leaves nothing behind."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A lock has one owner; the lock of an owner that is gone is taken over, that of one that may live never."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -18,19 +16,19 @@ from mlhpc.suite.data.lock import BREAKING_S, SILENT_S, Owner, create_lock
 from mlhpc.suite.errors import InputError
 
 HOLDER = """
-import sys, time
+import sys
 from pathlib import Path
 from mlhpc.suite.data.lock import create_lock
 with create_lock(Path(sys.argv[1]), "trial 0"):
     print("held", flush=True)
-    time.sleep(float(sys.argv[2]))
+    sys.stdin.read()
 """
 
 
-def holder(path: Path, seconds: float = 60) -> subprocess.Popen[str]:
-    """Another process that tries to hold the lock."""
-    words = [sys.executable, "-c", HOLDER, str(path), str(seconds)]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def holder(path: Path) -> subprocess.Popen[str]:
+    """Another process that tries to hold the lock, until its input ends."""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], text=True, **pipes)
 
 
 @pytest.fixture
@@ -41,7 +39,6 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def held(path: Path) -> Iterator[subprocess.Popen[str]]:
     process = holder(path)
-    assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
     yield process
     process.kill()
@@ -157,10 +154,11 @@ def test_a_lock_that_was_taken_over_is_not_removed_by_its_former_owner(path: Pat
 
 def test_of_many_that_find_a_dead_owners_lock_one_gets_it(path: Path) -> None:
     write(path, pid=4194305)
-    processes = [holder(path, seconds=5) for _ in range(6)]
-    answers = [process.communicate(timeout=300) for process in processes]
-    assert sum(output == "held\n" for output, _ in answers) == 1, answers
-    assert sum("in use by process" in errors for _, errors in answers) == 5
+    processes = [holder(path) for _ in range(6)]
+    said = [process.stdout.readline() for process in processes]  # the owner keeps it until all have answered
+    answers = [process.communicate(timeout=300)[1] for process in processes]
+    assert sorted(said) == [*[""] * 5, "held\n"], answers
+    assert sum("in use by process" in errors for errors in answers) == 5
 
 
 def test_without_hard_links_the_lock_is_one_too(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,5 @@
 """Sampling: global batches do not depend on the ranks, evaluation meets every sample once."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

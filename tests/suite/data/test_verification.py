@@ -1,7 +1,5 @@
 """Verification: every shard is compared with its checksum once, and what is wrong is one line that names the shard."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

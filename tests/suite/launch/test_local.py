@@ -36,14 +36,9 @@ def run(
     said: list[str] = []
     echoed: list[str] = []
     code = local.run_local(
-        worker(tmp_path, body),
-        ranks=ranks,
-        log=tmp_path / "output" / "trial_0.log",
-        say=said.append,
-        echo=echoed.append,
-        grace_s=grace_s,
-        told=told,
-    )
+        worker(tmp_path, body), ranks=ranks, log=tmp_path / "output" / "trial_0.log", say=said.append,
+        echo=echoed.append, grace_s=grace_s, told=told,
+    )  # fmt: skip
     return code, said, echoed
 
 
@@ -179,7 +174,6 @@ def launch(tmp_path: Path, body: str, grace_s: float) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, "-c", LAUNCHER, str(tmp_path), str(grace_s)], stdout=subprocess.PIPE, text=True
     )
-    assert process.stdout is not None
     for _ in range(2):
         assert process.stdout.readline().strip() == "ready"
     return process
@@ -209,7 +203,6 @@ def test_a_second_interrupt_does_not_wait(tmp_path: Path) -> None:
     tells = IGNORES_SIGNALS.replace("signal.SIG_IGN", "lambda *_: os.write(1, b'ignored\\n')")
     process = launch(tmp_path, tells, 600)
     process.send_signal(signal.SIGINT)
-    assert process.stdout is not None
     assert process.stdout.readline().strip() == "ignored"
     time.sleep(2 * REPEAT_WINDOW_S)  # sooner it would be the same request
     process.send_signal(signal.SIGINT)

@@ -1,7 +1,5 @@
 """Waiting until other programs leave the CPUs alone: what is waited for, for how long, and what is said."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -59,7 +57,6 @@ def test_a_busy_process_is_measured() -> None:
             found = measure_other_work(1.0)
         finally:
             busy.kill()
-    assert found is not None  # a child of this process is its own work, so this only shows that it is measured
     assert 0.0 <= found.share <= 1.1
 
 

@@ -40,16 +40,9 @@ def job(system: str, size: str, **changes: object) -> Job:
     file = read_system(find_system(system))
     launcher = file.launcher
     base = Job(
-        workload="cosmoflow",
-        size=size,
-        config=size,
-        system=file.name,
-        launcher=launcher,
-        nodes=1,
-        ranks_per_node=launcher.ranks_per_node,
-        python=launcher.python or "python3",
-        time_limit=launcher.time_limit,
-    )
+        workload="cosmoflow", size=size, config=size, system=file.name, launcher=launcher, nodes=1,
+        ranks_per_node=launcher.ranks_per_node, python=launcher.python or "python3", time_limit=launcher.time_limit,
+    )  # fmt: skip
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
@@ -349,24 +342,17 @@ def test_the_example_shows_every_key() -> None:
     ("text", "message"),
     [
         ("name: s\nlauncher:\n  nodez: 2\n", r"s\.yaml:3: unknown key 'nodez'; valid keys: account, "),
-        (
-            "name: s\nlauncher:\n  container:\n    imge: x\n",
-            r"s\.yaml:4: unknown key 'imge'; did you mean 'image'\? valid keys: image, mounts",
-        ),
-        (
-            "name: s\nluncher: {}\n",
-            r"s\.yaml:2: unknown key 'luncher'; did you mean 'launcher'\? valid keys: description, launcher, name",
-        ),
-        (
-            "name: s\nlauncher:\n  cpus_per_task: 0\n",
-            r"s\.yaml:3: launcher\.cpus_per_task = 0: expected int >= 1",
-        ),
+        ("name: s\nlauncher:\n  container:\n    imge: x\n",
+         r"s\.yaml:4: unknown key 'imge'; did you mean 'image'\? valid keys: image, mounts"),
+        ("name: s\nluncher: {}\n",
+         r"s\.yaml:2: unknown key 'luncher'; did you mean 'launcher'\? valid keys: description, launcher, name"),
+        ("name: s\nlauncher:\n  cpus_per_task: 0\n", r"s\.yaml:3: launcher\.cpus_per_task = 0: expected int >= 1"),
         ("name: s\nlauncher:\n  time_limit: soon\n", r"s\.yaml:3: .*'soon'.*expected minutes, h:mm:ss or d-hh:mm:ss"),
         ("name: s\nlauncher:\n  partition: a; rm -r\n", r"s\.yaml:3: .*expected one word without shell characters"),
         ("name: s\nlauncher:\n  container:\n    runtime: pyxis\n", r"s\.yaml:3: .*runtime and image belong together"),
         ("launcher: {}\n", r"s\.yaml: missing key 'name'"),
     ],
-)
+)  # fmt: skip
 def test_a_mistake_in_a_system_file_is_one_line_with_its_place(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "s.yaml").write_text(text)
     with pytest.raises(InputError, match=message) as caught:

@@ -1,7 +1,5 @@
 """The time left of a series of runs, from the lines of its ranks, with its basis."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence
@@ -115,7 +113,6 @@ def test_epochs_that_repeat_do_no_harm() -> None:
 
 def test_the_expectation_of_a_run_folder_is_its_reference_points(tmp_path: Path) -> None:
     found = find_expectation(RunFolder(describe(write(tmp_path / "run" / "result_0.txt", our_run()).parent)))
-    assert found is not None
     assert "reference runs" in found.epochs.source
     assert find_expectation(RunFolder(tmp_path)) is None
 
@@ -146,5 +143,4 @@ def test_where_epoch_num_counts_samples_the_expectation_does_too(tmp_path: Path)
     (tmp_path / "run" / "run.json").write_text(json.dumps(info))
     (tmp_path / "run" / "config.yaml").write_text("max_epochs: 3\nglobal_batch_size: 256\n")
     found = find_expectation(RunFolder(tmp_path / "run"))
-    assert found is not None
     assert found.epochs.count == 3 * found.card.train_samples

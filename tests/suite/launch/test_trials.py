@@ -1,7 +1,5 @@
 """A series of local trials: which run, which end it, and what is kept of each. The ranks are functions of this test."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """What may be ranked against what."""
 
-from __future__ import annotations
-
 import pytest
 
 from mlhpc.suite.log.score import find_round_group, list_differences

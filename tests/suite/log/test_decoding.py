@@ -1,7 +1,5 @@
 """Plain lines of a log are read in a quick way, which finds what the careful way finds. The whole: -m long."""
 
-from __future__ import annotations
-
 import os
 import random
 from pathlib import Path
@@ -22,65 +20,31 @@ def event(value: bytes = b"1", metadata: bytes = b"{}", key: bytes = b"a") -> by
 STANDARD = (
     *(PLAIN, PLAIN + b"\n", PLAIN + b"\n" + PLAIN, event(b"null", b'{"a": [1, {"b": 2}], "c": {"d": null}}')),
     *(
-        event(b"-0"),
-        event(b"-0.0"),
-        event(b"1e-400"),
-        event(b"9" * 30),
-        event(b"-9223372036854775809"),
+        event(b"-0"), event(b"-0.0"), event(b"1e-400"), event(b"9" * 30), event(b"-9223372036854775809"),
         event(b'"a:b"'),
     ),
     *(event(b'"\\ud83d\\ude00"'), event(b'"\\u0000"'), event(b'"\xc3\xa9"'), event(b"[[[[]]]]"), event(b'{":": ":"}')),
     *(event(b"1") + b"\r\n" + event(b"2") + b"\r", event(b'":::MLLOG "'), event(b'"\\n:::MLLOG {"')),
     *(PLAIN.replace(b"1700000000000", b"1.5"), PLAIN.replace(b"1700000000000", b"-1"), event(key=b"\\u0061")),
     *(b"noise\n" + PLAIN + b"\nnoise\n" + PLAIN, PLAIN + b"\n\n" + PLAIN + b"\n", b"rank 0: " + PLAIN + b"\n" + PLAIN),
-)
+)  # fmt: skip
 OTHER = (
-    *(
-        event(b"NaN"),
-        event(b"-Infinity"),
-        event(b"1e400"),
-        event(b'"\\ud800"'),
-        event(b'"\t"'),
-        event(b"01"),
-        event(b"9" * 5000),
-    ),
+    *(event(b"NaN"), event(b"-Infinity"), event(b"1e400"), event(b'"\\ud800"'), event(b'"\t"'), event(b"01"),
+      event(b"9" * 5000)),
     *(event(metadata=b'{"a": 1, "a": 2}'), event(b'{"a": {"b": 1, "b": 1}}'), event(b'[{"a": 1, "a": 1}]')),
-    *(
-        event(metadata=b'{"a" : 1, "a": 2}'),
-        event(metadata=b'{"a"\t: 1, "a": 2}'),
-        event(metadata=b'{"a": ":", "a": 2}'),
-    ),
+    *(event(metadata=b'{"a" : 1, "a": 2}'), event(metadata=b'{"a"\t: 1, "a": 2}'),
+      event(metadata=b'{"a": ":", "a": 2}')),
     *(PLAIN.replace(b'"namespace": ""', b'"namespace": "", "namespace": ""'), PLAIN.replace(b'"namespace": "", ', b"")),
     *(PLAIN.replace(b'"key": "a"', b'"key": "a", "key": "b"'), PLAIN.replace(b'"key": "a"', b'"key": ""'), PLAIN[:-1]),
-    *(
-        PLAIN.replace(b'"POINT_IN_TIME"', b"null"),
-        PLAIN.replace(b'"event_type": "POINT_IN_TIME", ', b""),
-        PLAIN + PLAIN,
-    ),
+    *(PLAIN.replace(b'"POINT_IN_TIME"', b"null"), PLAIN.replace(b'"event_type": "POINT_IN_TIME", ', b""),
+      PLAIN + PLAIN),
     *(PLAIN.replace(b"1700000000000", b"true"), PLAIN.replace(b"1700000000000", b'"1"'), event(metadata=b"null")),
-    *(
-        event(metadata=b"[]"),
-        event(b'"\xff"'),
-        event(b'"\xed\xa0\x80"'),
-        event(b"[" * 5000),
-        event(b"[" * 700 + b"]" * 700),
-    ),
-    *(
-        PLAIN + b" " + PLAIN[9:],
-        PLAIN + b"x",
-        b":::MLLOG 5",
-        b":::MLLOG {}",
-        b':::MLLOG "x"',
-        b":::MLLOG [1]",
-        b":::MLLOG ",
-    ),
-    *(
-        PLAIN[:-20] + b"\n" + PLAIN,
-        b':::MLLOG {"a":\n' + PLAIN,
-        b"\xef\xbb\xbf" + PLAIN,
-        PLAIN + b"\x00",
-        PLAIN + b"\x0c",
-    ),
+    *(event(metadata=b"[]"), event(b'"\xff"'), event(b'"\xed\xa0\x80"'), event(b"[" * 5000),
+      event(b"[" * 700 + b"]" * 700)),
+    *(PLAIN + b" " + PLAIN[9:], PLAIN + b"x", b":::MLLOG 5", b":::MLLOG {}", b':::MLLOG "x"', b":::MLLOG [1]",
+      b":::MLLOG "),
+    *(PLAIN[:-20] + b"\n" + PLAIN, b':::MLLOG {"a":\n' + PLAIN, b"\xef\xbb\xbf" + PLAIN, PLAIN + b"\x00",
+      PLAIN + b"\x0c"),
     *(  # as many values as lines, but not one on each
         PLAIN.replace(b', "metadata"', b',\n:::MLLOG "metadata"') + PLAIN[9:],
         PLAIN.replace(b"1,", b"{}\n:::MLLOG ,") + PLAIN[9:],
@@ -90,7 +54,7 @@ OTHER = (
         event(b'"}\n:::MLLOG {""') + PLAIN[9:],
         PLAIN + PLAIN[9:] + b"\n" + PLAIN + b"\n" + PLAIN[:-1],
     ),
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("data", [*STANDARD, *OTHER])

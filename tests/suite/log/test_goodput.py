@@ -1,7 +1,5 @@
 """Goodput of trials whose times are known to the millisecond; the formulas for intervals against published numbers."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -58,13 +56,9 @@ def event(at: float, key: str, **metadata: object) -> tuple[float, str, object, 
 def interrupted(root: Path) -> Path:
     """Killed at 100 s after checkpoints at 40 and 80 s; goes on at 130 s from the second; done at 200 s."""
     log(
-        root / "result_0.txt",
-        event(0, "init_start"),
-        event(10, "run_start"),
-        saved(40, 30),
-        saved(80, 60),
+        root / "result_0.txt", event(0, "init_start"), event(10, "run_start"), saved(40, 30), saved(80, 60),
         event(100, "epoch_start", epoch_num=2),
-    )
+    )  # fmt: skip
     log(
         root / "resumed_0_1.txt",
         event(130, "init_start"),
@@ -78,7 +72,6 @@ def interrupted(root: Path) -> Path:
 
 def trial_of(root: Path) -> Goodput:
     found = find_goodput(RunFolder(root), 0)
-    assert found is not None
     assert found.wall_s == pytest.approx(
         found.useful_s + found.lost_s + found.stalled_s + found.starting_s + found.down_s, abs=1e-9
     )

@@ -1,7 +1,5 @@
 """The event log: what is written can be read, and nothing that can be written or read breaks either side."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path
@@ -65,7 +63,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(VALUES, st.text())
 def test_any_value_gives_one_valid_line(value: object, key: str) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,5 @@
 """One walker: what is a result, what is not followed and why, the same for the checker, the score and the report."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What becomes of a trial when its run folder is continued, for every state a former attempt can leave."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A run folder is made once; what a kill left of one that had no run.json yet is made anew."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

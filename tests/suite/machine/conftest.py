@@ -1,7 +1,5 @@
 """What tests of choices set for the whole process does not outlive them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

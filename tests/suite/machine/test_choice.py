@@ -1,7 +1,5 @@
 """Measuring what is fastest: the race, the file that keeps it, and one answer for all ranks."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -133,20 +131,14 @@ def test_another_shape_is_another_measurement(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        b"",
-        b"{",
-        b"[]",
-        b"\xff\xfe",
-        b'{"version": 2, "entries": {}}',
-        b'{"version": 1, "entries": []}',
+        b"", b"{", b"[]", b"\xff\xfe", b'{"version": 2, "entries": {}}', b'{"version": 1, "entries": []}',
         b'{"version": 1, "entries": {"KEY": {"chosen": 7, "seconds": {}, "problems": {}, "beside": {}}}}',
         b'{"version": 1, "entries": {"KEY": {"chosen": "fast", "seconds": 1, "problems": {}, "beside": {}}}}',
         b'{"version": 1, "entries": {"KEY": "fast"}}',
         b'{"version": 1, "entries": {"KEY": {"chosen": "gone", "seconds": {}, "problems": {}, "beside": {}}}}',
-        b"[" * 100_000,
-        b" " * (MAX_BYTES + 1),
+        b"[" * 100_000, b" " * (MAX_BYTES + 1),
     ],
-)
+)  # fmt: skip
 def test_a_cache_that_is_damaged_or_forged_is_measured_again(tmp_path: Path, content: bytes) -> None:
     asked = question({"slow": 2.0, "fast": 1.0})
     key = chooser(tmp_path)._key(asked)

@@ -1,7 +1,5 @@
 """Who used the CPUs of a node: on the machines of the zoo from files, and here beside a real neighbour."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

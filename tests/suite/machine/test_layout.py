@@ -1,7 +1,5 @@
 """Choosing the memory format: the model stays as it was, numbers agree, and what is pinned or fixed is followed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The state of the page caches: dropped only where the command succeeded on every node, cold where no memory holds the data."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """Choosing the precision: only where the configuration leaves it open, by passes of the network, and the log says which it was."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

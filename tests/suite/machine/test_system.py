@@ -41,13 +41,9 @@ def here() -> Facts:
 
 def test_every_field_is_there_and_none_is_empty(here: Facts) -> None:
     text = make_system_description(
-        describe_system([here]),
-        submitter="ACME",
-        division="closed",
-        status="research",
-        nodes=4,
+        describe_system([here]), submitter="ACME", division="closed", status="research", nodes=4,
         accelerators_per_node=0,
-    )
+    )  # fmt: skip
     assert tuple(text) == REQUIRED
     assert len(REQUIRED) == 33
     assert all(isinstance(value, str) and value for key, value in text.items() if key != "other_software_stack")

@@ -3,8 +3,6 @@
 The keys of ``expected`` are checked here, but for ``doctor`` (tests/suite/commands/test_doctor.py).
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,7 +60,6 @@ def test_facts_and_system_description(machine: Machine, zoo_root: Path, tmp_path
 def test_the_plan_of_a_sweep(machine: Machine, zoo_root: Path) -> None:
     expected = machine.expected
     allowed = read_usable_resources(zoo_root)
-    assert allowed.memory_free is not None
     plan = plan_sweep(list_data_caches(zoo_root, allowed.cpus), allowed.cpus, allowed.cores, 1, allowed.memory_free, 3)
     assert isinstance(plan, SweepPlan), plan
     assert {cache.name: cache.share_bytes >> 10 for cache in plan.shares} == expected["shares_kib"]

@@ -1,7 +1,5 @@
 """Packages: the exact tree, logs byte for byte, a manifest over everything, nothing overwritten, nothing mixed."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The environment of a package's runs as a requirements file for pip and uv."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A file that a package keeps of a run is read and valid, or named: by `mlhpc package`, and by the check of run and package."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -85,14 +83,10 @@ def changed_file(path: Path) -> None:
 
 
 DAMAGES: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "half of environment.json": ("environment.json", half),
-    "half of sources.json": ("sources.json", half),
-    "half of config.yaml": ("config.yaml", half),
-    "half of job.json": ("job.json", half),
-    "half of job.sbatch": ("job.sbatch", half),
-    "half of changes.diff": ("changes.diff", half),
-    "half of the facts": ("facts/node1.json", half),
-    "half of a verdict": ("preflight/7/verdict.json", half),
+    "half of environment.json": ("environment.json", half), "half of sources.json": ("sources.json", half),
+    "half of config.yaml": ("config.yaml", half), "half of job.json": ("job.json", half),
+    "half of job.sbatch": ("job.sbatch", half), "half of changes.diff": ("changes.diff", half),
+    "half of the facts": ("facts/node1.json", half), "half of a verdict": ("preflight/7/verdict.json", half),
     "half of the samples": ("preflight/7/1/node1.jsonl", half),
     "an empty environment.json": ("environment.json", lambda path: path.write_text("")),
     "a list": ("sources.json", lambda path: path.write_text("[]")),
@@ -102,15 +96,13 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object]]] = {
     "zeros in the code": ("code/train.py", lambda path: path.write_bytes(bytes(500))),
     "types": ("job.json", lambda path: path.write_text('{"version": 1, "job_ids": 7, "submitted": "x"}')),
     "another version": ("environment.json", lambda path: path.write_text('{"version": 2}')),
-    "a FIFO": ("environment.json", fifo),
-    "a link to itself": ("sources.json", self_link),
+    "a FIFO": ("environment.json", fifo), "a link to itself": ("sources.json", self_link),
     "a folder": ("environment.json", folder),
     "a log with a broken line in the middle": (
-        "resumed_1_1.txt",
-        lambda path: path.write_text(path.read_text().replace('"time_ms"', '"time', 1)),
+        "resumed_1_1.txt", lambda path: path.write_text(path.read_text().replace('"time_ms"', '"time', 1)),
     ),
     "a log without an event": ("failed_2_1.txt", lambda path: path.write_bytes(os.urandom(3000))),
-}
+}  # fmt: skip
 
 
 def test_the_table_has_every_file_that_a_run_leaves(run: Path) -> None:

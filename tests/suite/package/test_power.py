@@ -1,7 +1,5 @@
 """Power readings in a package: those beside the run, the estimate of a network, and the energy that is scored from them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What must not leave a site: secrets never do, hosts, paths and accounts only if they may; logs stay as they are."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -13,7 +11,7 @@ from mlhpc.suite.config import load_config
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.documents import convert_to_plain_data
 from mlhpc.suite.machine.facts import Sample, render_samples
-from mlhpc.suite.machine.secrets import is_secret_name, remove_secrets
+from mlhpc.suite.machine.secrets import is_secret_name
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import edit, our_run, write
 from tests.fixtures.runs import node, run_folder
@@ -26,51 +24,10 @@ seed=$(od -An -N2 -tu2 /dev/urandom)
 export HF_TOKEN="abcdefgh1234"
 export WANDB_API_KEY='00112233'
 export NCCL_DEBUG="WARN"
+export AWS_SECRET_ACCESS_KEY=hunter2
 srun --export=ALL,REGISTRY_PASSWORD=hunter2 /project/ab1234/mlhpc/bin/python -m mlhpc run cosmoflow
 curl https://ada:geheim@example.org/x
 """
-
-SECRETS = [
-    'export HF_TOKEN="abcdefgh1234"',
-    "export WANDB_API_KEY=abcdefgh1234",
-    "AWS_SECRET_ACCESS_KEY=abcdefgh1234",
-    "--export=ALL,DB_PASSWORD=abcdefgh1234,OTHER=1",
-    '{"registry.password": "abcdefgh1234"}',
-    'passphrase: "abcdefgh1234"',
-    '["run", "--token", "abcdefgh1234"]',
-    "tool --api-key abcdefgh1234 --verbose",
-    "git clone https://me:abcdefgh1234@example.org/a.git",
-    "x = ghp_abcdefgh1234abcdefgh1234",
-    "x: hf_abcdefgh1234abcdefgh1234",
-    "GITHUB_CREDENTIALS='abcdefgh1234'",
-]
-HARMLESS = [
-    "export TOKENIZERS_PARALLELISM=false",
-    "max_tokens: 512",
-    "tokens_per_expert: [1, 2]",
-    'export HF_TOKEN="$HF_TOKEN"',
-    '{"key": "seed", "value": 3}',
-    "attention_key_channels: 8",
-    "# Each key is optional except name.",
-    "export KEYBOARD=de",
-    "monkey: 3 bananas",
-    "git clone https://example.org/a.git",
-    "PWD=/home/ada",
-    "secretary: ada",
-]
-
-
-@pytest.mark.parametrize("text", SECRETS)
-def test_a_secret_is_taken_out(text: str) -> None:
-    redacted = remove_secrets(text)
-    assert "abcdefgh1234" not in redacted
-    assert "REDACTED" in redacted
-    assert remove_secrets(redacted) == redacted
-
-
-@pytest.mark.parametrize("text", HARMLESS)
-def test_what_is_no_secret_stays(text: str) -> None:
-    assert remove_secrets(text) == text
 
 
 def test_names_of_secrets() -> None:

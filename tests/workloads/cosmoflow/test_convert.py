@@ -1,7 +1,5 @@
 """The public data's forms become shards, and shards the reference's folder, without losing a count."""
 
-from __future__ import annotations
-
 import hashlib
 import tarfile
 from collections.abc import Callable

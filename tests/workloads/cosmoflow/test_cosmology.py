@@ -1,7 +1,5 @@
 """The synthetic universes obey the physics they claim."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The network is the reference's, parameter for parameter; its optimizer, regulariser and schedule are those of Keras."""
 
-from __future__ import annotations
-
 import copy
 import math
 
@@ -10,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from mlhpc.suite.config import RunConfig, load_config
 from mlhpc.suite.errors import InputError
@@ -22,7 +19,6 @@ from mlhpc.workloads.cosmoflow.model import (
     KerasSGD,
     forward_flops,
     list_regularised_weights,
-    parameter_count,
 )
 from mlhpc.workloads.cosmoflow.workload import CosmoFlow
 
@@ -39,19 +35,6 @@ def batch(samples: int, side: int, seed: int = 0) -> dict[str, torch.Tensor]:
     return {"x": counts.to(torch.int16), "y": torch.rand(samples, 4, generator=generator) * 2 - 1}
 
 
-@pytest.mark.parametrize(
-    ("size", "parameters"),
-    [("smoke", 59_612), ("mini", 147_740), ("small", 1_448_052), ("full", 8_907_556)],
-)
-def test_every_size_has_the_parameters_its_card_states(size: str, parameters: int) -> None:
-    run = config(size)
-    with torch.device("meta"):
-        model = CosmoFlow(run).build_model(None)
-    assert sum(p.numel() for p in model.parameters()) == parameters
-    assert parameter_count(run.hyperparameters) == parameters
-    assert DESCRIPTOR.card().size(size).model_parameters == parameters
-
-
 def test_full_size_layers_are_those_of_the_reference() -> None:
     with torch.device("meta"):
         model = CosmoFlow(config("full")).build_model(None)
@@ -61,6 +44,7 @@ def test_full_size_layers_are_those_of_the_reference() -> None:
     assert layers == [3_488, 55_360, 221_312, 884_992, 3_539_456, 4_194_432, 8_256, 260]
 
 
+@pytest.mark.long  # the same step of meta tensors: tests/workloads/test_full_size.py
 def test_one_training_step_at_full_shape() -> None:
     workload = CosmoFlow(config("full"))
     torch.manual_seed(0)
@@ -98,22 +82,10 @@ def test_forward_is_the_reference_network_written_out(channels_last: bool) -> No
     torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_layouts_give_one_gradient() -> None:
-    gradients = []
-    for channels_last in (True, False):
-        workload = CosmoFlow(config("smoke", f"channels_last={channels_last}"))
-        torch.manual_seed(1)
-        model = workload.build_model(None)
-        workload.loss(model, batch(4, 16)).backward()
-        gradients.append([p.grad for p in model.parameters()])
-    for a, b in zip(*gradients, strict=True):
-        torch.testing.assert_close(a.contiguous(), b, rtol=1e-3, atol=1e-6)
-
-
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize(
     ("samples", "channels", "side"),
-    [(1, 4, 2), (1, 4, 16), (1, 3, 6), (1, 4, 3), (1, 20, 32), (1, 21, 32), (2, 4, 16), (3, 4, 5)],
+    [(1, 4, 2), (1, 4, 16), (1, 3, 6), (1, 4, 3), (1, 320, 8), (1, 321, 8), (2, 4, 16), (3, 4, 5)],
 )
 def test_every_batch_is_convolved_by_onednn(samples: int, channels: int, side: int, channels_last: bool) -> None:
     """Also one sample, whose halves are convolved where torch would not ask oneDNN; if torch's rule changes, this fails."""
@@ -252,17 +224,6 @@ def test_logged_hyperparameters_are_complete_and_in_the_units_of_the_reference()
     assert logged["opt_weight_decay"] == 0.01
 
 
-@pytest.mark.parametrize("size", ["smoke", "mini"])
-def test_closed_form_flops_are_what_torch_counts(size: str) -> None:
-    run = config(size)
-    workload = CosmoFlow(run)
-    model = workload.build_model(None)
-    data = batch(2, run.hyperparameters.input_size)
-    with FlopCounterMode(display=False) as counter:
-        workload.loss(model, data)
-    assert counter.get_total_flops() == 2 * forward_flops(run.hyperparameters)
-
-
 def test_work_at_full_size() -> None:
     run = config("full")
     assert forward_flops(run.hyperparameters) == pytest.approx(68.9e9, rel=1e-3)
@@ -272,12 +233,8 @@ def test_work_at_full_size() -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_card_states_the_work(size: str) -> None:
-    run, card = config(size), DESCRIPTOR.card().size(size)
-    own = run.hyperparameters
-    assert card.forward_flops_per_sample == forward_flops(own)
-    assert card.training_flops_per_sample == CosmoFlow(run).work().model_flops
-    assert card.sample_bytes == own.input_size**3 * 4 * 2 + 4 * 4
+def test_the_card_states_the_bytes_of_a_sample(size: str) -> None:
+    assert DESCRIPTOR.card().size(size).sample_bytes == config(size).hyperparameters.input_size ** 3 * 4 * 2 + 4 * 4
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The reference's on-disk form, byte for byte, and every kind of damage answered with file and offset."""
 
-from __future__ import annotations
-
 import gzip
 import re
 import struct

@@ -1,7 +1,5 @@
 """The smoke config for the tiny data set."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """The synthetic weather obeys the physics it is made of, and its labels are its events."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The field's own HDF5 form goes in and out without losing a bit; whatever is wrong with it is one line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -142,24 +140,20 @@ def truncated(path: Path) -> None:
 DAMAGE = {
     "nan": (changed("climate/data", with_value((5, 7, 1), np.nan)), r"climate/data\[5, 7, 1\] is nan \(U850\)"),
     "infinite": (changed("climate/data", with_value((0, 0, 0), np.inf)), r"\[0, 0, 0\] is inf \(TMQ\)"),
-    "class": (
-        changed("climate/labels_0", with_value((3, 4), 7)),
-        r"labels_0\[3, 4\] is 7: unknown class; classes: 0 back",
-    ),
+    "class": (changed("climate/labels_0", with_value((3, 4), 7)),
+              r"labels_0\[3, 4\] is 7: unknown class; classes: 0 back"),
     "negative": (changed("climate/labels_0", with_value((3, 4), -1)), r"labels_0\[3, 4\] is -1: unknown class"),
     "channels": (changed("climate/data", lambda x: x[..., :3]), r"is \(64, 96, 3\) float32, expected \(H, W, 16\)"),
     "flat": (changed("climate/data", lambda x: x[0]), r"climate/data has shape \(96, 16\), expected 3 dimensions"),
     "labels": (changed("climate/labels_0", lambda y: y[:-1]), r"labels_0 is \(63, 96\), expected \(64, 96\)"),
-    "other": (
-        lambda path: [changed(name, lambda a: a[:32])(path) for name in ("climate/data", "climate/labels_0")],
-        r"sample of \(32, 96\) pixels among samples of \(64, 96\)",
-    ),
+    "other": (lambda path: [changed(name, lambda a: a[:32])(path) for name in ("climate/data", "climate/labels_0")],
+              r"sample of \(32, 96\) pixels among samples of \(64, 96\)"),
     "no labels": (without("climate/labels_0"), r"no dataset climate/labels_0; found: data"),
     "no group": (without("climate"), r"no dataset climate/data; found: no group 'climate'"),
     "truncated": (truncated, "not a readable HDF5 file"),
     "text": (lambda path: path.write_text("hello"), "not a readable HDF5 file"),
     "empty": (lambda path: path.write_bytes(b""), "not a readable HDF5 file"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", DAMAGE)

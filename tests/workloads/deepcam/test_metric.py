@@ -1,7 +1,5 @@
 """The metric is the reference's per-sample IoU; it does not depend on how samples are batched."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -47,17 +45,6 @@ def test_a_class_that_is_absent_and_not_seen_counts_as_found() -> None:
     assert compute_metrics(numbers(compute_statistics(nothing.long(), missed)))["eval_accuracy"] == pytest.approx(
         (15 / 16 + 0 + 1) / 3
     )
-
-
-@pytest.mark.parametrize("pieces", [[range(9)], [range(4), range(4, 9)], [[i] for i in range(8, -1, -1)]])
-def test_sums_over_any_batches_give_one_metric(pieces: list) -> None:
-    predicted, true = some()
-    totals: dict[str, float] = {}
-    for piece in pieces:
-        for name, value in numbers(compute_statistics(predicted[list(piece)], true[list(piece)])).items():
-            totals[name] = totals.get(name, 0.0) + value
-    whole = compute_metrics(numbers(compute_statistics(predicted, true)))
-    assert compute_metrics(totals) == pytest.approx(whole, rel=1e-12)
 
 
 def test_micro_iou_counts_pixels_of_all_samples() -> None:

@@ -1,7 +1,5 @@
 """LAMB is FusedLAMB step for step; the schedules are those of the benchmark without the reference's off-by-ones."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`copies_worker.py`: four ranks train with experts over two, in two copies, against experts on every rank and over all ranks."""
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """`divided_worker.py quick|long`: experts over two groups, products divided in each, against one rank; checkpoints."""
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

@@ -4,8 +4,6 @@ The ranks are forked after torch is imported. Each case: all weights and every r
 reference of `oracle` on all of them, the layer on this rank's, then y, dX, dGate and dW compared.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math
@@ -162,17 +160,10 @@ def drawn_inputs(
 
 def layer_for(case: Case, mesh: ExpertMesh | None, gate_ED: Tensor, weights: Weights) -> MoELayer:
     config = MoEConfig(
-        experts=case.experts,
-        top_k=case.top_k,
-        hidden=HIDDEN,
-        activation=case.activation,
-        bias=case.bias,
-        batch_prioritised=case.prioritised,
-        balance="none",
-        dispatch=case.mode,
-        capacity_factor=case.factor,
+        experts=case.experts, top_k=case.top_k, hidden=HIDDEN, activation=case.activation, bias=case.bias,
+        batch_prioritised=case.prioritised, balance="none", dispatch=case.mode, capacity_factor=case.factor,
         backend=case.backend,
-    )
+    )  # fmt: skip
     layer = MoELayer(WIDTH, config, mesh).to(case.dtype)
     whole = Experts(case.experts, WIDTH, HIDDEN, case.activation, bias=case.bias).to(case.dtype)
     for name, value in vars(weights).items():

@@ -1,7 +1,5 @@
 """`layer_worker.py RANKS`: what of a layer over ranks is not a number to compare: switching, phases, autotuner, evaluation."""
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile
@@ -222,19 +220,11 @@ def a_shorter_type_is_gathered_and_its_gradient_summed_in_the_longer(mesh: Exper
 
 
 CHECKS = (
-    switching_moves_nothing,
-    phases_cover_the_layer,
-    load_is_counted,
-    evaluation_needs_no_other_rank,
-    the_autotuner_agrees_and_remembers,
-    shards_join_to_the_whole,
-    impossible_r_is_refused,
-    the_host_reads_at_most_once,
-    ranks_launch_transfers_in_one_order,
-    a_known_traffic_is_the_exchanged_one,
-    the_communicator_is_the_experts_own,
+    switching_moves_nothing, phases_cover_the_layer, load_is_counted, evaluation_needs_no_other_rank,
+    the_autotuner_agrees_and_remembers, shards_join_to_the_whole, impossible_r_is_refused, the_host_reads_at_most_once,
+    ranks_launch_transfers_in_one_order, a_known_traffic_is_the_exchanged_one, the_communicator_is_the_experts_own,
     a_shorter_type_is_gathered_and_its_gradient_summed_in_the_longer,
-)
+)  # fmt: skip
 
 
 def run_rank(rank: int, ranks: int, store: Path) -> None:

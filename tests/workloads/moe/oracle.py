@@ -1,7 +1,5 @@
 """What an MoE layer must compute, said slowly: queues and drops in plain Python, experts as dense float64 FFNs on all tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -93,7 +91,6 @@ def ffn(x_TD: Tensor, weights: Weights, expert: int, activation: str) -> Tensor:
     if weights.up_bias_EH is not None:
         up = up + weights.up_bias_EH[expert]
     if activation == "swiglu":
-        assert weights.gate_EHD is not None
         hidden = F.silu(x_TD @ weights.gate_EHD[expert].t()) * up
     else:
         hidden = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}[activation](up)

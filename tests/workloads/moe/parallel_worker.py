@@ -1,7 +1,5 @@
 """`parallel_worker.py WORKLOAD,... RANKS`: a few steps in the harness's way, experts replicated and spread, against one rank."""
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """Choosing the back end of experts: what is measured, what follows from seconds, and that no load makes padding costly."""
 
-from __future__ import annotations
-
 import re
 from contextlib import closing
 from dataclasses import replace

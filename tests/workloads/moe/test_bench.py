@@ -1,7 +1,5 @@
 """`mlhpc moe`: what it prints adds up, and given loads are what they say."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path
@@ -15,6 +13,7 @@ from mlhpc.suite.errors import InputError
 from mlhpc.workloads.commands.moe import moe
 from mlhpc.workloads.moe.bench import Shape, choose_fixed_experts, list_grid_sizes
 from mlhpc.workloads.moe.config import Backend, MoEConfig
+from tests.fixtures.cli import mlhpc
 from tests.fixtures.warm import warm_python
 
 SMALL = ["--tokens", "64", "--width", "16", "--hidden", "32", "--experts", "4", "--repeats", "2"]
@@ -60,13 +59,7 @@ def test_the_largest_message_is_a_size(number: str) -> None:
 
 
 def test_too_little_memory_is_no_defect() -> None:
-    done = subprocess.run(
-        [*warm_python(), "-m", "mlhpc", "moe", "--tokens", "100000000000"],
-        cwd=Path(__file__).resolve().parents[3],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = mlhpc("moe", "--tokens", "100000000000")
     assert (done.returncode, "not enough memory here" in done.stderr) == (1, True), done.stderr
 
 

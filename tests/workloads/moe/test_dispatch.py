@@ -1,7 +1,5 @@
 """Queues, capacities and drops are those of Tutel, as a slow oracle in plain Python states them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """However an MoE layer is executed, it computes what dense float64 FFNs on every token give, drops included."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -19,13 +17,9 @@ WORKER = Path(__file__).with_name("exact_worker.py")
 def run(worker: Path, *arguments: str, timeout_s: int) -> str:
     """What a worker prints."""
     done = subprocess.run(
-        [*warm_python(), "-W", "error", str(worker), *arguments],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-    )
+        [*warm_python(), "-W", "error", str(worker), *arguments], cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=timeout_s,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -1,7 +1,5 @@
 """Experts that were spread over some ranks are loaded by any other number of ranks: weights, their average, optimizer state."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, cast
 
@@ -73,13 +71,11 @@ def train(rank: Holding, state: TrainingState) -> TrainingState:
         parameter.data = share(state.model, rank, name, parameter, 0.0).clone()
         parameter.grad = share(state.model, rank, name, parameter, 1.0).clone()
     state.optimization.optimizer.step()
-    assert state.averaged is not None
     state.averaged.update()
     return state
 
 
 def contents(state: TrainingState) -> list[Tensor]:
-    assert state.averaged is not None
     moments = [each[key] for each in state.optimization.optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
     return [*state.model.parameters(), *state.averaged.weights.values(), *moments]
 

@@ -1,7 +1,5 @@
 """Back ends agree, their traps are guarded, and gradients are right by finite differences."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

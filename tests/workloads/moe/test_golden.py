@@ -4,8 +4,6 @@ microsoft/tutel, tests/test_baseline.json: 2048 x 2048 FFN experts with ReLU, ba
 encode and decode compute in float32, so its float64 series is reproduced to 2e-6 and its float32 ones to 1e-4.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,14 +17,9 @@ WIDTH = 2048
 
 def losses(steps: int, *, experts: int, top_k: int, batch: int, dtype: torch.dtype) -> list[float]:
     config = MoEConfig(
-        experts=experts,
-        top_k=min(top_k, experts),
-        hidden=WIDTH,
-        activation="relu",
-        bias=True,
-        balance="none",
+        experts=experts, top_k=min(top_k, experts), hidden=WIDTH, activation="relu", bias=True, balance="none",
         dispatch="capacity",
-    )
+    )  # fmt: skip
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

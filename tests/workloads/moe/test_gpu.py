@@ -1,7 +1,5 @@
 """What a layer promises of a GPU, where there is one: equal bits, no waiting, a CUDA graph (without one: `layer_worker.py`)."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest
@@ -16,15 +14,11 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 # dispatch, back end, type, how often the host may wait in a step
 FORMS = [
-    ("dropless", "grouped_mm", torch.bfloat16, 0),
-    ("dropless", "auto", torch.bfloat16, 0),
-    ("dropless", "auto", torch.float32, 1),
-    ("dropless", "loop", torch.float32, 1),
-    ("capacity", "grouped_mm", torch.bfloat16, 0),
-    ("capacity", "auto", torch.float32, 0),
-    ("capacity", "bmm", torch.bfloat16, 0),
-    ("capacity", "loop", torch.float32, 0),
-]
+    ("dropless", "grouped_mm", torch.bfloat16, 0), ("dropless", "auto", torch.bfloat16, 0),
+    ("dropless", "auto", torch.float32, 1), ("dropless", "loop", torch.float32, 1),
+    ("capacity", "grouped_mm", torch.bfloat16, 0), ("capacity", "auto", torch.float32, 0),
+    ("capacity", "bmm", torch.bfloat16, 0), ("capacity", "loop", torch.float32, 0),
+]  # fmt: skip
 
 
 def made(dispatch: str, backend: str, dtype: torch.dtype) -> tuple[MoELayer, Tensor, Tensor]:

@@ -1,7 +1,5 @@
 """The load of a window is the sum of its steps, however many these are. Fused kernels count as the experts' time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

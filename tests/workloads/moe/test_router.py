@@ -1,7 +1,5 @@
 """Scores, selection and the balancing losses have the values their papers give."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """A run that is resumed keeps what its first part chose, though the machine would now choose otherwise."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Experts spread over four ranks in the harness: log, package, checkpoint of shares, the same losses after it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -21,13 +19,9 @@ ENV = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 def mlhpc(*arguments: object, code: int = 0) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "mlhpc", *map(str, arguments)],
-        cwd=ROOT,
-        env=ENV,
-        capture_output=True,
-        text=True,
+        [sys.executable, "-m", "mlhpc", *map(str, arguments)], cwd=ROOT, env=ENV, capture_output=True, text=True,
         timeout=300,
-    )
+    )  # fmt: skip
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout
 
@@ -54,13 +48,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_of_four_ranks_logs_its_phases_is_packaged_and_resumes_where_it_was(data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "stopped"
     process = subprocess.Popen(
-        [sys.executable, "-m", "mlhpc", *train(data, folder, 500)],
-        cwd=ROOT,
-        env=ENV,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+        [sys.executable, "-m", "mlhpc", *train(data, folder, 500)], cwd=ROOT, env=ENV, stdout=subprocess.PIPE,
+        text=True, start_new_session=True,
+    )  # fmt: skip
     assert process.stdout is not None
     next(line for line in process.stdout if "epoch 1:" in line)
     process.send_signal(signal.SIGTERM)
@@ -101,16 +91,8 @@ def test_another_model_runs_in_the_open_division_alone(data: Path, tmp_path: Pat
     moe = ("router=cosine", "balance=bias", "balance_coefficient=0.001", "expert_parallel=true")
     sets = [f"data={data}", "max_epochs=1", *(f"hyperparameters.moe.{item}" for item in moe)]
     words = [
-        "run",
-        "moe_lm",
-        "--size",
-        "smoke",
-        "--runs",
-        "1",
-        "--ranks",
-        "2",
-        *(x for s in sets for x in ("--set", s)),
-    ]
+        "run", "moe_lm", "--size", "smoke", "--runs", "1", "--ranks", "2", *(x for s in sets for x in ("--set", s)),
+    ]  # fmt: skip
     said = mlhpc(*words, "-o", tmp_path / "closed", code=2)
     assert "model has 132417 parameters; the card says 115264; another model is for submission.division=open" in said
     mlhpc(*words, "--set", "submission.division=open", "-o", tmp_path / "open", code=1)

@@ -1,7 +1,5 @@
 """The generated language: of known entropy, the same everywhere."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

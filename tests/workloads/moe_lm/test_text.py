@@ -1,7 +1,5 @@
 """Real text: pinned packages only, split by project (SymPy by file), without near copies, rows as the sizes have them."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import subprocess

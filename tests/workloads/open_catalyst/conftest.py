@@ -1,7 +1,5 @@
 """Structures to build graphs from."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from mlhpc.workloads.open_catalyst.structures import Structure
@@ -18,13 +16,7 @@ def random_structure(seed: int, atoms: int = 7, side: float = 5.0) -> Structure:
         if all(np.linalg.norm((each - np.rint(each)) @ cell) > 1.0 for each in apart):
             position.append(candidate)
     return Structure(
-        position=np.array(position) @ cell,
-        cell=cell,
-        number=rng.choice([1, 6, 8, 29, 78], atoms),
-        tag=rng.integers(0, 3, atoms),
-        fixed=np.arange(atoms) < 2,
-        force=rng.normal(size=(atoms, 3)),
-        energy=float(rng.normal()),
-        trajectory=seed,
-        frame=0,
-    )
+        position=np.array(position) @ cell, cell=cell, number=rng.choice([1, 6, 8, 29, 78], atoms),
+        tag=rng.integers(0, 3, atoms), fixed=np.arange(atoms) < 2, force=rng.normal(size=(atoms, 3)),
+        energy=float(rng.normal()), trajectory=seed, frame=0,
+    )  # fmt: skip

@@ -1,7 +1,5 @@
 """The bases against scipy's special functions, their own definitions and numerical derivatives."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

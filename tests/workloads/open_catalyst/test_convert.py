@@ -1,7 +1,5 @@
 """The public forms come in whole, broken ones end in one line, and no pickle runs code."""
 
-from __future__ import annotations
-
 import lzma
 import os
 import pickle
@@ -66,16 +64,11 @@ def public_data(structure: Structure, *, version: str) -> Any:
     fields = {
         "pos": torch.tensor(structure.position, dtype=torch.float32),
         "cell": torch.tensor(structure.cell, dtype=torch.float32)[None],
-        "atomic_numbers": torch.tensor(structure.number, dtype=torch.float32),
-        "natoms": len(structure.number),
-        "edge_index": torch.zeros(2, 7, dtype=torch.int64),
-        "force": torch.tensor(structure.force, dtype=torch.float32),
-        "fixed": torch.tensor(structure.fixed, dtype=torch.float32),
-        "tags": torch.tensor(structure.tag),
-        "y": structure.energy,
-        "sid": structure.trajectory,
-        "fid": structure.frame,
-    }
+        "atomic_numbers": torch.tensor(structure.number, dtype=torch.float32), "natoms": len(structure.number),
+        "edge_index": torch.zeros(2, 7, dtype=torch.int64), "force": torch.tensor(structure.force, dtype=torch.float32),
+        "fixed": torch.tensor(structure.fixed, dtype=torch.float32), "tags": torch.tensor(structure.tag),
+        "y": structure.energy, "sid": structure.trajectory, "fid": structure.frame,
+    }  # fmt: skip
     data = sys.modules["torch_geometric.data.data"].Data()
     if version == "1.7":
         data.__dict__.update(fields)

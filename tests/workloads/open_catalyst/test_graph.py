@@ -1,7 +1,5 @@
 """Neighbours and triplets against ASE, matscipy and the definition, cells from very flat to very skewed."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

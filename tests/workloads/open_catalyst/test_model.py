@@ -1,7 +1,5 @@
 """DimeNet++: its parameters, its symmetries, its forces, and the closed forms of its work."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +14,7 @@ from mlhpc.workloads.open_catalyst.config import OpenCatalystConfig
 from mlhpc.workloads.open_catalyst.data import build_batch
 from mlhpc.workloads.open_catalyst.model import (
     DimeNetPlusPlus,
-    compute_work,
-    forward_flops,
     glorot_orthogonal,
-    parameter_count,
     silu,
 )
 from mlhpc.workloads.open_catalyst.structures import Neighbourhood, Structure
@@ -70,20 +65,6 @@ def test_parameters_of_the_full_size_part_by_part() -> None:
     assert [count(each) for each in model.outputs] == [149_568] * 4
     assert [count(each) for each in model.interactions] == [360_512] * 3
     assert count(model.radial) == 6
-
-
-@pytest.mark.parametrize("size", ["smoke", "mini", "small", "full"])
-def test_the_card_states_the_numbers_of_the_configs(size: str) -> None:
-    own = load_config(DESCRIPTOR, size).hyperparameters
-    assert isinstance(own, OpenCatalystConfig)
-    card = DESCRIPTOR.card().size(size)
-    with torch.device("meta"):
-        model = DimeNetPlusPlus(own)
-    assert sum(parameter.numel() for parameter in model.parameters()) == parameter_count(own) == card.model_parameters
-    assert card.forward_flops_per_sample == pytest.approx(2 * forward_flops(own), rel=1e-6), "energy and forces"
-    done = compute_work(own, global_batch_size=256, element_bytes=4)
-    assert card.training_flops_per_sample == pytest.approx(done.model_flops, rel=1e-6)
-    assert done.executed_flops < done.model_flops
 
 
 def test_an_untrained_model_predicts_no_force() -> None:
@@ -214,20 +195,6 @@ def test_eval_mode_leaves_no_graph_behind_and_works_without_gradients() -> None:
     assert force.abs().max() > 0
 
 
-def test_bfloat16_autocast_gives_nearly_the_same_forces() -> None:
-    torch.manual_seed(0)
-    model = DimeNetPlusPlus(small())
-    for output in model.outputs:
-        torch.nn.init.normal_(output.lin.weight)
-    graph = {k: v.float() if v.is_floating_point() else v for k, v in batch(random_structure(0)).items()}
-    _, wide = model(graph)
-    with torch.autocast("cpu", torch.bfloat16):
-        _, narrow = model(graph)
-        narrow.abs().sum().backward()
-    assert narrow.dtype == torch.float32
-    assert (narrow - wide).abs().mean() < 0.05 * wide.abs().mean()
-
-
 def test_training_on_a_few_structures_drives_their_forces_to_the_truth(tiny_data: Path) -> None:
     from mlhpc.workloads.open_catalyst.workload import OpenCatalyst
 
@@ -237,7 +204,7 @@ def test_training_on_a_few_structures_drives_their_forces_to_the_truth(tiny_data
     model = workload.build_model(None).train()  # type: ignore[arg-type]
     optimization = workload.build_optimizer(model, 1)
     losses = []
-    for _ in range(60):
+    for _ in range(40):
         optimization.optimizer.zero_grad()
         loss = workload.loss(model, data)
         loss.backward()

@@ -1,7 +1,5 @@
 """The exported layout holds what the data set holds: atoms by name, alignments, templates as hits, splits as dates."""
 
-from __future__ import annotations
-
 import csv
 import json
 import pickle

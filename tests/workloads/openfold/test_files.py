@@ -1,7 +1,5 @@
 """mmCIF, FASTA and A3M: what is read, and the one line that says what is wrong."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io

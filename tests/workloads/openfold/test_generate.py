@@ -1,7 +1,5 @@
 """Families depend on seed and number alone. They are proteins, and only pairs of columns tell their fold."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -136,12 +134,10 @@ def test_the_torsions_without_noise_are_far_above_every_target() -> None:
 def test_only_couplings_can_reach_the_target(size: str) -> None:
     """The target lies three standard errors beyond every baseline that knows no couplings, as the card states them."""
     card = DESCRIPTOR.card().size(size)
-    assert card.baselines is not None
     found = card.baselines.values
     assert {"typical_chain", "profile_regression"} < set(found)
     assert max(found, key=lambda name: found[name].value) == "coupling_neighbours"
     for name, each in found.items():
-        assert each.standard_error is not None
         assert 0 < each.standard_error < 0.02, name
         assert name.startswith("coupling") or card.threshold > each.value + 3 * each.standard_error, name
 

@@ -1,7 +1,5 @@
 """FAPE, torsions and lDDT against slow references and under rigid motion; ideal geometry against chemistry."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

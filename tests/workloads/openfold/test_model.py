@@ -1,7 +1,5 @@
 """The network is AlphaFold 2's, part by part; what must not matter (padding, batch mates, rigid motions) does not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

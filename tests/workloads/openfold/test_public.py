@@ -1,7 +1,5 @@
 """The public data in their layouts: what is selected, which templates are found, how chains are drawn, what is refused."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math
@@ -354,20 +352,14 @@ def leak(root: Path) -> None:
         (break_table, r"chains\.csv: line 2: not a chain of the benchmark's table: .*31-MAR-09"),
         (leak, r"chain 1aaa_H is in both splits, with 0 more: it would leak"),
         (lambda root: (root / "cameo_targets.json").unlink(), "no cameo_targets.json: .* they are the validation set"),
-        (
-            lambda root: (root / ALIGNMENTS / "super.index").unlink(),
-            "no alignments: expected open_protein_set/original/pdb",
-        ),
-        (
-            lambda root: (root / "pdb_mmcif/processed/chains.csv").unlink(),
-            "no structures: expected pdb_mmcif/original/raw",
-        ),
-        (
-            lambda root: (root / "cameo_targets.json").write_text("{}"),
-            "no chain for the validation split: of 10 chains 0",
-        ),
+        (lambda root: (root / ALIGNMENTS / "super.index").unlink(),
+         "no alignments: expected open_protein_set/original/pdb"),
+        (lambda root: (root / "pdb_mmcif/processed/chains.csv").unlink(),
+         "no structures: expected pdb_mmcif/original/raw"),
+        (lambda root: (root / "cameo_targets.json").write_text("{}"),
+         "no chain for the validation split: of 10 chains 0"),
     ],
-)
+)  # fmt: skip
 def test_what_is_missing_or_damaged_is_one_line(
     sources: dict[str, Path], tmp_path: Path, world: World, damage: Callable[[Path], object], message: str
 ) -> None:

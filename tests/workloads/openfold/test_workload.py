@@ -1,7 +1,5 @@
 """OpenFold through the Workload protocol: metric, schedule, logged keys, learning."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +16,7 @@ from mlhpc.workloads.openfold import DESCRIPTOR
 from mlhpc.workloads.openfold.config import OpenFoldConfig, learning_rate
 from mlhpc.workloads.openfold.data import compute_batch_work
 from mlhpc.workloads.openfold.public.selection import Dates
-from mlhpc.workloads.openfold.work import compute_work, count_forward
+from mlhpc.workloads.openfold.work import count_forward
 from mlhpc.workloads.openfold.workload import OpenFold
 from tests.workloads.openfold.conftest import SMALL_NET
 
@@ -134,25 +132,15 @@ def test_what_was_not_done_with_the_data_is_not_logged(tiny_data: Path) -> None:
 def test_cards_say_what_the_closed_forms_say(size: str) -> None:
     own, card = load_config(DESCRIPTOR, size).hyperparameters, DESCRIPTOR.card().size(size)
     once = count_forward(own, residues=own.crop_size)
-    assert card.model_parameters == once.parameters
-    done = compute_work(own, global_batch_size=1, element_bytes=4)
     assert card.forward_flops_per_sample == (1 + own.num_recycling_iters / 2) * 2 * once.multiply_adds
-    assert card.training_flops_per_sample == pytest.approx(done.model_flops, rel=1e-9)
-    constraint = card.constraints["model_parameters_count"]
-    assert constraint.equals == once.parameters
+    assert card.constraints["model_parameters_count"].equals == once.parameters
 
 
 def test_the_schedule_warms_up_and_decays_by_steps() -> None:
     own = OpenFoldConfig(learning_rate=1.0, warmup_init=0.0, warmup_steps=10, decay_steps=(20, 30), decay_factor=0.5)
     assert [learning_rate(own, step) for step in (0, 3, 9, 10, 19, 20, 30)] == [
-        0.0,
-        0.3333333333,
-        1.0,
-        1.0,
-        1.0,
-        0.5,
-        0.25,
-    ]
+        0.0, 0.3333333333, 1.0, 1.0, 1.0, 0.5, 0.25,
+    ]  # fmt: skip
     assert [learning_rate(structs.replace(own, warmup_steps=1), step) for step in (0, 1)] == [0.0, 1.0]
     with pytest.raises(ValueError, match="decay_steps is .*, expected increasing steps"):
         OpenFoldConfig(decay_steps=(3, 2))
@@ -171,33 +159,18 @@ def test_what_is_not_supported_cannot_be_claimed() -> None:
         OpenFold(structs.replace(small(), channels_last=True))
 
 
-def test_bfloat16_autocast_gives_nearly_the_same_loss(tiny_data: Path, world: World) -> None:
-    workload = OpenFold(small())
-    torch.manual_seed(0)
-    model = workload.build_model(world)
-    batch = workload.dataset("train", tiny_data).load([0, 1], seed=0, epoch=1)
-    exact = float(workload.loss(model, batch).detach())
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = workload.loss(model, batch)
-        loss.backward()
-    assert float(loss.detach()) == pytest.approx(exact, rel=0.02)
-    assert all(bool(parameter.grad.isfinite().all()) for parameter in model.parameters())
-
-
 def test_two_proteins_can_be_learned_by_heart(tiny_data: Path, world: World) -> None:
     workload = OpenFold(small(max_templates=0, num_recycling_iters=0, structure_iterations=3))
     torch.manual_seed(0)
     model = workload.build_model(world)
     batch = workload.dataset("train", tiny_data).load([0, 1], seed=0, epoch=1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, eps=1e-6)
-    first = last = 0.0
-    for step in range(60):
+    losses = []
+    for _ in range(40):
         optimizer.zero_grad()
         loss = workload.loss(model, batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
-        last = float(loss.detach())
-        first = first or last
-        assert step < 60
-    assert last < 0.6 * first
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.6 * losses[0]

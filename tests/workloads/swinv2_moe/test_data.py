@@ -1,7 +1,5 @@
 """Images as batches: augmentation is a symmetry of the torus, wrong data are refused."""
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 

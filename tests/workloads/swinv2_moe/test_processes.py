@@ -1,7 +1,5 @@
 """The patterns are those of Gray-Scott, and a snapshot depends on (seed, index) alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

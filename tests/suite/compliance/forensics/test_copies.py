@@ -1,7 +1,5 @@
 """Copies of runs are found however they are disguised, and honest runs that are alike are not called copies."""
 
-from __future__ import annotations
-
 import random
 import struct
 from collections.abc import Callable

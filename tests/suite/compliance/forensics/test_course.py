@@ -1,7 +1,5 @@
 """The course of a run against the clock, and its epochs against the reference points: forgeries are errors, odd runs are not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A package against itself: what several files state must agree; what may differ is no finding."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -22,14 +20,10 @@ from tests.fixtures.runs import describe
 
 Damage = Callable[[Path], object]
 CONFIG = {
-    "workload": "cosmoflow",
-    "size": "smoke",
-    "global_batch_size": 16,
-    "gradient_accumulation_steps": 1,
-    "precision": "float32",
-    "data": "/scratch/me/cosmoflow",
+    "workload": "cosmoflow", "size": "smoke", "global_batch_size": 16, "gradient_accumulation_steps": 1,
+    "precision": "float32", "data": "/scratch/me/cosmoflow",
     "hyperparameters": {"layers": 3, "base_learning_rate": 0.01, "channels": [16, 32]},
-}
+}  # fmt: skip
 COMMAND = ["/opt/mlhpc", "run", "cosmoflow", "--size", "smoke", "--runs", "5", "--set", "data=/scratch/me/cosmoflow"]
 
 
@@ -177,8 +171,7 @@ FOUND: dict[str, tuple[str, Damage]] = {
 }  # fmt: skip
 
 LEGAL: dict[str, Damage] = {
-    "untouched": lambda folder: None,
-    "a command of the same seed": command("--seed", "100"),
+    "untouched": lambda folder: None, "a command of the same seed": command("--seed", "100"),
     "a command with what it may give again": command("--set", "precision=float32", "--set", "global_batch_size=16"),
     "a command whose last of two counts": command("--seed", "7", "--seed", "100"),
     "a command with numbers as YAML writes them": command("--set", "hyperparameters.base_learning_rate=1.0e-2"),
@@ -187,26 +180,22 @@ LEGAL: dict[str, Damage] = {
     "a command with words that are no options": command("--quiet", "--wait-for-quiet"),
     "a command that is redacted": command("--set", "data=REDACTED"),
     "a command of a person's own loop": info(command=["python", "train.py", "--seed", "7"], loop="train.py"),
-    "a command of no words": info(command=[]),
-    "no seed in run.json": info(seed=None, command=COMMAND),
+    "a command of no words": info(command=[]), "no seed in run.json": info(seed=None, command=COMMAND),
     "more runs asked for": info(runs=50, command=COMMAND[:5]),
     "config.yaml with fewer settings": lambda folder: kept(folder, "config.yaml").write_text("workload: cosmoflow\n"),
     "config.yaml with settings of the place": config(data="/other/cosmoflow", loader_threads=7, max_epochs=99),
     "config.yaml with a whole number as 16.0": config(global_batch_size=16.0),
-    "a rate with fewer digits": hyper(base_learning_rate=0.010000000000000002),
-    "no result.json": no_result,
+    "a rate with fewer digits": hyper(base_learning_rate=0.010000000000000002), "no result.json": no_result,
     "result.json without a score": score(score_s=None, score_with_staging_s=None),
     "cores of the node": system(host_processor_core_count="64"),
     "threads of a processor": system(host_processor_core_count="64 "),
     "memory as sold": system(host_memory_capacity="256 GB"),
     "memory with its kind": system(host_memory_capacity="256 GB DDR5"),
     "memory in words": system(host_memory_capacity="a lot"),
-    "memory of a larger unit": system(host_memory_capacity="0.25 TB"),
-    "facts without memory": facts(memory={}),
-    "facts without cores": facts(cpu={"model": "Model T"}),
-    "a device that is chosen": every(configured(device="auto")),
+    "memory of a larger unit": system(host_memory_capacity="0.25 TB"), "facts without memory": facts(memory={}),
+    "facts without cores": facts(cpu={"model": "Model T"}), "a device that is chosen": every(configured(device="auto")),
     "no accelerator and a CPU": every(edit("run_config", meta={"device": "cpu"})),
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

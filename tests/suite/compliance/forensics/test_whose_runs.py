@@ -1,7 +1,5 @@
 """Whose runs a result holds: carried over by its submitter, of another, too fast for its machine, or judged by nobody."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable
@@ -30,29 +28,10 @@ from tests.fixtures.logs import (
     write,
 )
 from tests.fixtures.runs import describe
-from tests.fixtures.systems import system_fields
+from tests.fixtures.systems import hpc_package, system_fields
 from tests.fixtures.training import training_run
 
 BEGIN_MS = 1_695_000_000_000
-
-
-def package(
-    root: Path, submitter: str = "ACME", system: str = "big", change: Mutation | None = None, **fields: str
-) -> Path:
-    """A package of one CosmoFlow result of the last round."""
-    folder = root / submitter
-
-    def run(n: int) -> Lines:
-        named = edit("submission_org", value=submitter)
-        return chain(named, *([change] if change else []))(
-            hpc_run(seed=n + 1, start_ms=BEGIN_MS + n * 10**6, epoch_s=5 + 0.01 * n)
-        )
-
-    results(folder / "results" / system / "strong" / "cosmoflow", 10, run)
-    (folder / "systems").mkdir(parents=True)
-    described = system_fields(submitter=submitter, **fields)
-    (folder / "systems" / f"{system}.json").write_text(json.dumps(described))
-    return folder
 
 
 def rules(verdict: Verdict) -> dict[str, str]:
@@ -78,7 +57,7 @@ other_platform = edit("submission_platform", value="other")
 def test_runs_of_another_submitter_are_an_error(tmp_path: Path, first: str, second: str, disguise: Mutation) -> None:
     staged = drop("staging_start", "staging_stop")
     for place, change in ((first, staged), (second, chain(staged, disguise))):
-        package(tmp_path / Path(place).parent, Path(place).name, change=change)
+        hpc_package(tmp_path / Path(place).parent, Path(place).name, change=change)
     found = rules(check([tmp_path]))
     assert found.get("run-reused") == "error"
     assert "carried-over" not in found
@@ -100,8 +79,8 @@ def test_a_result_is_carried_over_by_its_submitter_of_its_system(
     tmp_path: Path, first: str, second: str, system: str, carried: bool
 ) -> None:
     staged = drop("staging_start", "staging_stop")
-    package(tmp_path / Path(first).parent, Path(first).name, change=staged)
-    package(tmp_path / Path(second).parent, Path(second).name, system, change=staged)
+    hpc_package(tmp_path / Path(first).parent, Path(first).name, change=staged)
+    hpc_package(tmp_path / Path(second).parent, Path(second).name, system, change=staged)
     found = rules(check([tmp_path]))
     assert found.get("carried-over") == ("info" if carried else None)
     assert found.get("run-reused") == (None if carried else "error")
@@ -111,7 +90,7 @@ def test_a_result_is_carried_over_by_its_submitter_of_its_system(
     ("fields", "carried"),
     [
         ({}, True),
-        ({"submitter": "HPE+ACME"}, True),
+        ({"owner": "HPE+ACME"}, True),
         ({"number_of_nodes": "32"}, False),
         ({"accelerator_model_name": "NVIDIA B200"}, False),
         ({"other_software_stack": "newer"}, False),
@@ -126,8 +105,8 @@ def test_a_result_is_carried_over_with_its_system_description(
     tmp_path: Path, fields: dict[str, str], carried: bool
 ) -> None:
     staged = drop("staging_start", "staging_stop")
-    package(tmp_path / "hpc_results_v2.0", change=staged)
-    package(tmp_path / "hpc_results_v3.0", change=staged, **fields)
+    hpc_package(tmp_path / "hpc_results_v2.0", change=staged)
+    hpc_package(tmp_path / "hpc_results_v3.0", change=staged, **fields)
     found = check([tmp_path]).findings
     assert carried == ("carried-over" in {item.rule for item in found})
     texts = [item.message for item in found if item.rule == "run-reused"]
@@ -165,7 +144,7 @@ def test_a_run_folder_beside_its_package_is_no_theft(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [".git", "power", "pruned_results"])
 def test_a_system_of_any_name_is_judged(tmp_path: Path, name: str) -> None:
-    folder = package(tmp_path, system=name)
+    folder = hpc_package(tmp_path, system=name)
     verdict = check([folder])
     assert verdict.logs == 10
     assert "number_of_nodes" not in str(verdict.findings)
@@ -180,7 +159,7 @@ def test_a_system_of_any_name_is_judged(tmp_path: Path, name: str) -> None:
      "results/big/strong/cosmoflow/.git/x", "results/big/strong/cosmoflow/pruned_results/notes.md", ".git/config"],
 )  # fmt: skip
 def test_folders_beside_results_are_no_results(tmp_path: Path, path: str) -> None:
-    folder = package(tmp_path)
+    folder = hpc_package(tmp_path)
     before = [group.folder for group in find_results(folder).groups]
     (folder / path).parent.mkdir(parents=True, exist_ok=True)
     (folder / path).write_text("x")
@@ -257,7 +236,7 @@ def test_the_open_division_may_train_another_model(tmp_path: Path) -> None:
 def test_no_run_is_much_faster_than_the_published_ones_on_the_same_accelerators(
     tmp_path: Path, fields: dict[str, str], factor: float, possible: bool
 ) -> None:
-    found = check([package(tmp_path / "hpc_results_v3.0", change=faster(factor), **fields)]).findings
+    found = check([hpc_package(tmp_path / "hpc_results_v3.0", change=faster(factor), **fields)]).findings
     texts = [item.message for item in found if item.rule == "speed-possible"]
     assert len(texts) == (0 if possible else 10), texts
 

@@ -1,7 +1,5 @@
 """The interval of a run's energy on unfriendly loads: the fast form of benchmarks/energy_rates.py."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

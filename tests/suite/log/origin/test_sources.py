@@ -1,7 +1,5 @@
 """What code and environment a run is made of: the same for the same files, another for any change, bounded."""
 
-from __future__ import annotations
-
 import subprocess
 from importlib.metadata import Distribution, PathDistribution, distributions
 from pathlib import Path
@@ -34,11 +32,9 @@ def checkout(tmp_path: Path) -> Path:
 
 def test_the_uncommitted_changes_are_kept(checkout: Path) -> None:
     clean = read_git_state(checkout)
-    assert clean is not None
     assert (clean.diff, clean.logged()) == ("", {"commit": clean.commit, "dirty": False})
     (checkout / "code.py").write_text("two\n")
     dirty = read_git_state(checkout)
-    assert dirty is not None
     assert "-one\n+two" in dirty.diff
     assert dirty.logged() == {"commit": clean.commit, "dirty": True, "diff_sha256": dirty.diff_sha256}
     (checkout / "code.py").write_text("three\n")
@@ -63,8 +59,6 @@ def test_long_changes_are_cut_and_their_digest_is_of_all(checkout: Path, monkeyp
         (checkout / "code.py").write_text(text + "\n")
         found.append(read_git_state(checkout))
     one, other = found
-    assert one is not None
-    assert other is not None
     assert one.diff[:30] == other.diff[:30]
     assert "[the first 30 of " in one.diff
     assert one.diff_sha256 != other.diff_sha256

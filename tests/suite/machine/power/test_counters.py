@@ -1,7 +1,5 @@
 """Energy counters from made-up /sys trees: units, wrap-around, what is counted once, what is absent and why."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The sampler: what it writes, and what it leaves when it is killed, starves, or its counters fail."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal
@@ -108,7 +106,6 @@ def test_a_clock_that_is_set_back_loses_no_joule(tmp_path: Path) -> None:
 def test_missed_samples_are_said(tmp_path: Path) -> None:
     log = sample(tmp_path, [counter("nvml/gpu0", iter([0.0, 1.0, 9.0]))], [0.0, 1.0, 9.0])["device"]
     stop = log.first(STOP)
-    assert stop is not None
     assert (stop.metadata["late"], stop.metadata["largest_gap_s"]) == (1, 8.0)
 
 
@@ -144,15 +141,9 @@ def wait_for(true: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("kill", [False, True], ids=["ended", "killed"])
 def test_the_process_leaves_whole_lines_however_it_ends(tmp_path: Path, rooted: Path, kill: bool) -> None:
     words = [
-        sys.executable,
-        "-P",
-        "-m",
-        "mlhpc.suite.machine.power.sampler",
-        str(tmp_path / "power"),
-        "3",
-        "--root",
+        sys.executable, "-P", "-m", "mlhpc.suite.machine.power.sampler", str(tmp_path / "power"), "3", "--root",
         str(rooted),
-    ]
+    ]  # fmt: skip
     with subprocess.Popen(words, stdin=subprocess.PIPE) as process:
         file = tmp_path / "power" / "node_3.txt"
         wait_for(lambda: file.exists() and b"power_reading" in file.read_bytes())
@@ -160,7 +151,6 @@ def test_the_process_leaves_whole_lines_however_it_ends(tmp_path: Path, rooted: 
         assert process.poll() is None
         if kill:
             process.kill()
-        assert process.stdin is not None
         process.stdin.close()
         process.wait(300)
     log = read_power_log(file)

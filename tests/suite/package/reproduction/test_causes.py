@@ -1,8 +1,6 @@
 """Each drift of what a run tells is the first that is named; what cannot change a number is not named at all."""
 
 # ruff: noqa: E501  one case a line reads best as a table
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -27,28 +25,15 @@ CONFIG = {
 }
 FACTS = node(
     software={
-        "libc": "glibc 2.36",
-        "mpi": "MPICH 5.0",
-        "kernel": "6.1",
-        "time_zone": "UTC",
-        "locale": "C",
+        "libc": "glibc 2.36", "mpi": "MPICH 5.0", "kernel": "6.1", "time_zone": "UTC", "locale": "C",
         "loader": "ld-linux",
     },
-    tuning={"OMP_NUM_THREADS": "1", "LC_ALL": "C", "SOME_TOKEN": "REDACTED"},
-    limits={"cpus_allowed": 2},
-)
+    tuning={"OMP_NUM_THREADS": "1", "LC_ALL": "C", "SOME_TOKEN": "REDACTED"}, limits={"cpus_allowed": 2},
+)  # fmt: skip
 LOGGED = RunRecord(
-    config=CONFIG,
-    device="cpu",
-    threads_per_rank=1,
-    seed=7,
-    ranks=2,
-    nodes=1,
-    data_manifest="0" * 64,
-    first_losses=LOSSES,
-    suite_version="1.0.0",
-    choices={"experts": "loop, bmm to 1.5", "memory-format": "contiguous"},
-)
+    config=CONFIG, device="cpu", threads_per_rank=1, seed=7, ranks=2, nodes=1, data_manifest="0" * 64,
+    first_losses=LOSSES, suite_version="1.0.0", choices={"experts": "loop, bmm to 1.5", "memory-format": "contiguous"},
+)  # fmt: skip
 WAS = RunFacts(
     LOGGED,
     git={"commit": "abc", "dirty": False},
@@ -107,10 +92,8 @@ DRIFTS: dict[str, tuple[RunFacts, tuple[str, str]]] = {
     "the seed": (log(seed=8), ("seed", "seed")),
     "ranks": (log(ranks=4), ("ranks", "number of ranks")),
     "nodes": (log(nodes=2), ("ranks", "number of nodes")),
-    "changes": (
-        replace(WAS, git={"commit": "abc", "dirty": True, "diff_sha256": "f"}, changes=DIFF, sources=OTHER_LOOP),
-        ("uncommitted changes", "suite/training/loop.py"),
-    ),
+    "changes": (replace(WAS, git={"commit": "abc", "dirty": True, "diff_sha256": "f"}, changes=DIFF,
+                        sources=OTHER_LOOP), ("uncommitted changes", "suite/training/loop.py")),
     "the commit": (replace(WAS, git={"commit": "def", "dirty": False}, sources=OTHER_LOOP), ("commit", "commit")),
     "the version": (log(suite_version="1.0.1"), ("suite version", "suite version")),
     "a file": (replace(WAS, git=None, sources=OTHER_LOOP), ("suite files", "suite/training/loop.py")),
@@ -122,9 +105,7 @@ DRIFTS: dict[str, tuple[RunFacts, tuple[str, str]]] = {
     "no numpy": (environment(numpy=None), ("package", "numpy")),
     "numpy's files": (rebuilt("numpy"), ("package", "numpy 2.4.0: other files")),
     "pytest": (environment(pytest="9.1.0"), ("other package", "pytest")),
-    "Python": (
-        replace(WAS, environment=structs.replace(ENVIRONMENT, python="CPython 3.12.0")), ("python", "Python"),
-    ),
+    "Python": (replace(WAS, environment=structs.replace(ENVIRONMENT, python="CPython 3.12.0")), ("python", "Python")),
     "threads": (facts(tuning={"OMP_NUM_THREADS": "2"}), ("threads", "OMP_NUM_THREADS")),
     "a variable": (facts(tuning={"NCCL_ALGO": "Ring"}), ("environment variable", "NCCL_ALGO")),
     "a path": (facts(tuning={"LD_LIBRARY_PATH": "/x"}), ("library", "LD_LIBRARY_PATH")),
@@ -132,9 +113,7 @@ DRIFTS: dict[str, tuple[RunFacts, tuple[str, str]]] = {
         facts(tuning={"OMP_PROC_BIND": "true"}, limits={"cpus_allowed": 1}), ("threads", "OMP_PROC_BIND"),
     ),
     "CPUs": (facts(limits={"cpus_allowed": 1}), ("threads", "CPUs that the run may use")),
-    "a measured choice": (
-        log(choices=LOGGED.choices | {"experts": "grouped_mm"}), ("measured choice", "experts"),
-    ),
+    "a measured choice": (log(choices=LOGGED.choices | {"experts": "grouped_mm"}), ("measured choice", "experts")),
     "a measured choice, of another processor": (
         log(facts(cpu={"model": "Model U"}), choices={"experts": "onednn"}), ("measured choice", "experts"),
     ),

@@ -1,7 +1,5 @@
 """The arithmetic of verdicts: losses, epochs, paired times, with their error rates."""
 
-from __future__ import annotations
-
 import math
 import random
 import re

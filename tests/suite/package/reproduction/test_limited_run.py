@@ -1,7 +1,5 @@
 """A command within limits of time and memory: what ends it is said, what ends by itself is not blamed on a limit."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Imports Triton, which brings the assembler of CUDA; not with TRITON_INTERPRET=1, where there is nothing to compile.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import tempfile
@@ -29,13 +27,8 @@ TARGETS = {
 }
 TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 INTEGERS = {
-    "tokens_N": "*i64",
-    "choices_N": "*i64",
-    "places_R": "*i64",
-    "rows_E": "*i64",
-    "ends_E": "*i32",
-    "tiles_P3": "*i32",
-}
+    "tokens_N": "*i64", "choices_N": "*i64", "places_R": "*i64", "rows_E": "*i64", "ends_E": "*i32", "tiles_P3": "*i32",
+}  # fmt: skip
 FLOATS = {"weights_R": "*fp32", "parts_RC": "*fp32"}
 WARPS, STAGES = 4, 3  # Triton's own, of kernels without a choice
 PRODUCT = re.compile(r"mma\.sync|wgmma\.mma_async|tcgen05\.mma|v_mfma")

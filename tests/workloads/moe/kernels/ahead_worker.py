@@ -4,8 +4,6 @@ A program may ask for more shared memory than a target has, and is not chosen th
 nothing. On Hopper and later, for which the sizes of blocks were chosen, none that fits may spill more than a few bytes.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import defaultdict
 from collections.abc import Iterator

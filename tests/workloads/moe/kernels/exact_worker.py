@@ -5,8 +5,6 @@ whole is filled with NaN before; on a GPU a second run must give the same bits. 
 count with the largest errors at the end.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import os
@@ -65,18 +63,13 @@ def draw(seed: int) -> Case:
     widths = (8, 17, 32, 40) if not GPU else (16, 33, 64, 72, 128, 200, 256, 320)
     experts = rng.choice((1, 2, 3, 5) if not GPU else (1, 2, 8, 17, 64))
     case = Case(
-        tokens=rng.choice(few[1:] if rng.random() < 0.9 else few),
-        width=rng.choice(widths),
-        hidden=rng.choice(widths),
-        experts=experts,
-        top_k=min(experts, rng.choice((1, 2, 2, 4))),
-        activation=rng.choice(("relu", "gelu", "silu", "swiglu", "swiglu")),
-        bias=rng.random() < 0.5,
+        tokens=rng.choice(few[1:] if rng.random() < 0.9 else few), width=rng.choice(widths), hidden=rng.choice(widths),
+        experts=experts, top_k=min(experts, rng.choice((1, 2, 2, 4))),
+        activation=rng.choice(("relu", "gelu", "silu", "swiglu", "swiglu")), bias=rng.random() < 0.5,
         load=rng.choice(("random", "random", "skewed", "idle", "one")),
-        dtype=rng.choice((torch.float32, torch.bfloat16, torch.bfloat16, torch.float16)),
-        rows=rng.random() < 0.25,
+        dtype=rng.choice((torch.float32, torch.bfloat16, torch.bfloat16, torch.float16)), rows=rng.random() < 0.25,
         seed=seed,
-    )
+    )  # fmt: skip
     if not GPU:
         case = replace(
             case, dtype=rng.choice((torch.float32, torch.float32, torch.float32, torch.bfloat16, torch.float16))

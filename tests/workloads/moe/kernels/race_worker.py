@@ -1,7 +1,5 @@
 """`race_worker.py`: the race of back ends with the kernels in Triton's interpreter. Prints what each shape's kernels gathered."""
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Counted FLOPs and bytes of the fused kernels beside the closed forms; the share of a step in which a GPU computes nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

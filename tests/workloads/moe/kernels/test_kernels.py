@@ -4,8 +4,6 @@ Triton is no part of the test environment (190 MB, 1 GB unpacked): `pip install 
 worker runs there.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -31,13 +29,9 @@ with_triton = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is 
 def run(worker: Path, *arguments: str, timeout_s: int, **environment: str) -> str:
     """What a worker prints, in a process of its own: Triton reads TRITON_INTERPRET when it is imported."""
     done = subprocess.run(
-        [sys.executable, str(worker), *arguments],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-    )
+        [sys.executable, str(worker), *arguments], cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+        capture_output=True, text=True, timeout=timeout_s,
+    )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

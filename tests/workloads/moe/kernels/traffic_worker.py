@@ -1,7 +1,5 @@
 """`traffic_worker.py`: counts the bytes of the kernels' arguments in the interpreter; they must be those of the closed form."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
