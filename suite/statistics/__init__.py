@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+CONFIDENCE = 0.95
+LARGEST_LOG = 700.0  # exp of more is no float; logs may claim any time
+
 
 class Outcome(StrEnum):
     """The answer of every comparison of B with A, in documents and in text alike."""

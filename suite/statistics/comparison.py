@@ -3,7 +3,8 @@
 `compare_times` is the one answer to "is B slower than A?" for results that were measured apart. How often it is wrong,
 with tails, drift, sessions and few runs, is in docs/verdicts.md.
 
-Confidence intervals of means, of geometric means and of shares.
+The unit is the session (`mlhpc.suite.statistics.sessions`) wherever a side has two or more. What the runs could have
+shown is `mlhpc.suite.statistics.power`.
 """
 
 from __future__ import annotations
@@ -12,45 +13,29 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import combinations
 from typing import TYPE_CHECKING
 
 from mlhpc.suite.files import render_duration
-from mlhpc.suite.statistics import Outcome, judge_interval, student_t
+from mlhpc.suite.statistics import CONFIDENCE, LARGEST_LOG, Outcome, judge_interval, student_t
+from mlhpc.suite.statistics.power import MATTERS, RunsNeeded, choose_dof, estimate_runs_needed, find_detectable_ratio
+from mlhpc.suite.statistics.sessions import (
+    TimedRun,
+    compute_geometric_mean,
+    compute_mean_interval,
+    describe_order,
+    find_sessions,
+    fit_slope,
+)
 
 if TYPE_CHECKING:
     import numpy as np
 
 
-LARGEST_LOG = 700.0  # exp of more is no float; logs may claim any time
-
-
-def compute_mean_interval(values: Sequence[float], confidence: float) -> tuple[float, float]:
-    """Compute the mean of two or more values and the half width of its Student-t interval."""
-    error = statistics.stdev(values) / math.sqrt(len(values))
-    return statistics.fmean(values), student_t.compute_quantile(0.5 + confidence / 2, len(values) - 1) * error
-
-
-def compute_log_interval(times: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
-    """Compute the interval of the geometric mean (Student's t on log time). None for fewer than two times."""
-    if len(times) < 2:
-        return None
-    middle, half = compute_mean_interval([math.log(time) for time in times], confidence)
-    return math.exp(middle - half), math.exp(min(middle + half, LARGEST_LOG))
-
-
-CONFIDENCE = 0.95
-POWER = 0.8  # with which `detectable` ratios are detected
 ALPHA = 0.05  # of each of the two one-sided tests
 MAX_PERMUTATIONS = 200_000
 MIN_RUNS = 3  # of a result that is compared: two runs give no idea of their spread
-# A trend over the runs counts from this p value on. Five runs a side show a drift of half their spread a run so only
-# half of the time at 0.05. A larger level costs little: the interval only grows by what the drift explains.
-DRIFT_P = 0.2
-MAX_PROPOSED_RUNS = 200  # that are proposed to tell a difference
-
-TimedRun = tuple[float, float]  # when it began (Unix time, or any number that orders runs) and its time, in seconds
 
 
 @dataclass(frozen=True)
@@ -69,13 +54,17 @@ class TimeRatio:
 
 
 def compute_welch_ratio(a: Sequence[float], b: Sequence[float], confidence: float = CONFIDENCE) -> TimeRatio:
-    """Compute the ratio of geometric means, B over A, with its Welch interval on log time. Two or more times each."""
+    """Compute the ratio of geometric means, B over A, with its Welch interval on log time.
+
+    Two or more times each. A side of one time, a session beside several, takes the variance of the other.
+    """
     logs = [[math.log(time) for time in times] for times in (a, b)]
     difference = statistics.fmean(logs[1]) - statistics.fmean(logs[0])
-    parts = [statistics.variance(values) / len(values) for values in logs]
+    known = [statistics.variance(values) for values in logs if len(values) > 1]
+    parts = [(statistics.variance(values) if len(values) > 1 else known[0]) / len(values) for values in logs]
     error, dof, half, p = math.sqrt(sum(parts)), math.inf, 0.0, math.nan
     if error > 0.0:
-        dof = sum(parts) ** 2 / sum(part**2 / (len(values) - 1) for part, values in zip(parts, logs, strict=True))
+        dof = float(choose_dof(parts[0], parts[1], len(a), len(b)))
         half = student_t.compute_quantile(0.5 + confidence / 2, dof) * error
         p = 2.0 * student_t.compute_cdf(-abs(difference) / error, dof)
     low, middle, high = (math.exp(min(difference + sign * half, LARGEST_LOG)) for sign in (-1, 0, 1))
@@ -86,46 +75,82 @@ def compute_welch_ratio(a: Sequence[float], b: Sequence[float], confidence: floa
 class Comparison:
     """Time of B over time of A, and the outcome. It is the ratio of geometric means with its interval on log time.
 
-    ``p`` is Welch's, two-sided. ``p_permutation`` is over all ways to divide the runs into groups of the same sizes;
-    NaN if there are more than 200,000. ``detectable`` is the smallest ratio that as many runs with this spread detect
-    with 80 % power. ``drift`` is the change of log time from one run to the next; 0 if no trend was found. ``doubts``
-    say why the outcome is inconclusive, or by what the interval is wider than Welch's.
+    ``sessions_a`` and ``sessions_b`` count sessions; ``by_session`` is true if they are the unit, and not runs. ``p``
+    is two-sided. ``p_permutation`` is over all ways to divide the units into groups of the same sizes; NaN if there are
+    more than 200,000. ``spread`` is that of the log of a unit's time, known by ``dof`` degrees of freedom. ``doubts``
+    say why the outcome is inconclusive, by what the interval is wider, or what the order of the runs shows.
     """
 
     n_a: int
     n_b: int
+    sessions_a: int
+    sessions_b: int
+    by_session: bool
     ratio: float
     low: float
     high: float
     p: float
     p_permutation: float
-    detectable: float
-    drift: float
+    spread: float
+    dof: float
+    confidence: float
+    margin: float
     outcome: Outcome
     doubts: tuple[str, ...] = ()
 
+    @cached_property
+    def detectable(self) -> float:
+        """The smallest ratio that such data show in 8 of 10 cases."""
+        counts = (self.sessions_a, self.sessions_b) if self.by_session else (self.n_a, self.n_b)
+        return find_detectable_ratio(self.spread, self.dof, counts, self.confidence)
+
+    @cached_property
+    def needed(self) -> RunsNeeded:
+        """How many units of each side show a difference that matters."""
+        return estimate_runs_needed(self.spread, self.dof, self.margin or MATTERS, self.confidence)
+
+    @property
+    def unit(self) -> str:
+        """What is compared: runs, or sessions."""
+        return "sessions" if self.by_session else "runs"
+
+    def describe_power(self) -> str:
+        """Say what these runs could have shown, and how many more would show a difference that matters."""
+        seen = f"{100 * (self.detectable - 1.0):.2g} % would have been seen in 8 of 10 cases of normal noise"
+        if self.detectable <= 1.0 + (self.margin or MATTERS):
+            return seen
+        return f"{seen}; {self.needed.render(self.unit)}"
+
 
 def compare_times(
-    a: Sequence[TimedRun],
-    b: Sequence[TimedRun],
+    a: Sequence[TimedRun | tuple[float, float]],
+    b: Sequence[TimedRun | tuple[float, float]],
     *,
     confidence: float = CONFIDENCE,
     margin: float = 0.0,
     resolution_s: float = 0.001,
+    same_machine: bool = True,
 ) -> Comparison | None:
     """Compare the runs of B with those of A. None unless both have two positive times and at least one varies.
 
     B is slower or faster only if the interval and the permutation test say so. It is equivalent if the interval lies
-    within ``margin``. ``resolution_s`` is the resolution of the times; no interval is narrower.
+    within ``margin``. ``resolution_s`` is the resolution of the times; no interval is narrower. Only runs of one
+    session on the ``same_machine`` share a drift, which the interval then allows for.
 
-    The outcome assumes that only the results differ between the runs of A and those of B. A machine that is slower for
-    a day makes all runs of that day slower. No test of times can distinguish this from a slower result.
+    With one session a side, the outcome assumes that only the results differ between the runs of A and those of B. A
+    machine that is slower for a day makes all runs of that day slower. No test of times can distinguish this from a
+    slower result.
     """
-    a, b = (sorted(run for run in runs if run[1] > 0.0) for runs in (a, b))
-    times_a, times_b = ([time for _, time in runs] for runs in (a, b))
-    if len(a) < 2 or len(b) < 2:
+    sides = [sorted(TimedRun(*run) for run in runs if run[1] > 0.0) for runs in (a, b)]
+    times_a, times_b = ([run.time_s for run in runs] for runs in sides)
+    if len(times_a) < 2 or len(times_b) < 2:
         return None
-    welch = compute_welch_ratio(times_a, times_b, confidence)
+    sessions = [find_sessions(runs) for runs in sides]
+    by_session = max(map(len, sessions)) > 1
+    units_a, units_b = times_a, times_b
+    if by_session:
+        units_a, units_b = ([compute_geometric_mean(session) for session in side] for side in sessions)
+    welch = compute_welch_ratio(units_a, units_b, confidence)
     if welch.error == 0.0:
         return None
     middle, half = math.log(welch.ratio), (math.log(welch.high) - math.log(welch.low)) / 2
@@ -135,33 +160,39 @@ def compare_times(
     if half < least:
         half = least
         doubts.append(f"the times are known to {render_duration(resolution_s)}")
-    drift, moved = _find_drift(a, b)
-    half += moved
-    if moved > half / 20:  # less is not worth a word
-        change = f"{'grow' if drift > 0 else 'fall'} by {100 * abs(math.expm1(drift)):.3g} %"
-        doubts.append(f"times {change} from run to run, and the interval allows for that")
+    if not by_session:
+        orders = [describe_order(runs, side) for runs, side in zip(sides, "AB", strict=True)]
+        doubts += [text for order in orders for text in order.texts]
+        if same_machine and any(order.slope for order in orders) and len(find_sessions(sides[0] + sides[1])) == 1:
+            half += _compute_shared_drift(*sides)
+            doubts[-1] += ", and the interval allows for that"
     low, high = math.exp(middle - half), math.exp(min(middle + half, LARGEST_LOG))
-    p_permutation = compute_permutation_p([math.log(time) for time in times_a], [math.log(time) for time in times_b])
+    p_permutation = compute_permutation_p([math.log(time) for time in units_a], [math.log(time) for time in units_b])
     outcome = judge_interval(low, high, margin)
     different = outcome in (Outcome.SLOWER, Outcome.FASTER)
     # Welch's t is wrong twice as often as stated for a few runs beside many, or with long tails. The permutation test
     # needs no form of the noise, so where it can reach the level, it must agree.
-    reachable = 1.0 / math.comb(len(a) + len(b), len(a)) <= (1.0 - confidence) / 2
+    reachable = math.comb(len(units_a) + len(units_b), len(units_a)) >= 2.0 / (1.0 - confidence)
     if different and reachable and p_permutation > 1.0 - confidence:
         outcome = Outcome.INCONCLUSIVE
         doubts.append(f"{p_permutation:.1%} of all divisions of these runs differ as much")
     if too_little:
         outcome = Outcome.INCONCLUSIVE
     return Comparison(
-        n_a=len(a),
-        n_b=len(b),
+        n_a=len(times_a),
+        n_b=len(times_b),
+        sessions_a=len(sessions[0]),
+        sessions_b=len(sessions[1]),
+        by_session=by_session,
         ratio=welch.ratio,
         low=low,
         high=high,
         p=welch.p,
         p_permutation=p_permutation,
-        detectable=_compute_detectable(welch.error, welch.dof),
-        drift=drift,
+        spread=welch.error / math.sqrt(1.0 / len(units_a) + 1.0 / len(units_b)),
+        dof=welch.dof,
+        confidence=confidence,
+        margin=margin,
         outcome=outcome,
         doubts=tuple(doubts),
     )
@@ -178,60 +209,17 @@ def _describe_lacking_data(a: Sequence[float], b: Sequence[float]) -> list[str]:
     return reasons
 
 
-def _find_drift(a: Sequence[TimedRun], b: Sequence[TimedRun]) -> tuple[float, float]:
-    """Find a trend of log time over the order of all runs, equal in A and B. Return it and what it may explain.
+def _compute_shared_drift(a: Sequence[TimedRun], b: Sequence[TimedRun]) -> float:
+    """Compute what a trend of log time over the order of all runs, equal in A and B, may explain of their difference.
 
-    Both are 0 if there is none. A trend per run explains at most the upper end of its 95 % interval. This is multiplied
-    by the runs from the middle of A to that of B. If A and B ran by turns, both middles are the same.
+    It is at most the upper end of the slope's 95 % interval, times the runs from the middle of A to that of B. If A and
+    B ran by turns, both middles are the same.
     """
     order = {run: place for place, run in enumerate(sorted([*((*run, 0) for run in a), *((*run, 1) for run in b)]))}
     places = [[order[(*run, side)] for run in runs] for side, runs in enumerate((a, b))]
-    logs = [[math.log(time) for _, time in runs] for runs in (a, b)]
-    centred = [
-        (place - statistics.fmean(own_places), log - statistics.fmean(own_logs))
-        for own_places, own_logs in zip(places, logs, strict=True)
-        for place, log in zip(own_places, own_logs, strict=True)
-    ]
-    dof = len(centred) - 3
-    squares = sum(place**2 for place, _ in centred)
-    if dof < 1 or squares == 0:
-        return 0.0, 0.0
-    slope = sum(place * log for place, log in centred) / squares
-    rest = sum((log - slope * place) ** 2 for place, log in centred)
-    error = math.sqrt(rest / dof / squares)
-    if error > 0.0 and 2.0 * student_t.compute_cdf(-abs(slope) / error, dof) > DRIFT_P:
-        return 0.0, 0.0
-    most = abs(slope) + student_t.compute_quantile(0.975, dof) * error
-    return slope, most * abs(statistics.fmean(places[1]) - statistics.fmean(places[0]))
-
-
-def estimate_runs_needed(comparison: Comparison) -> int | None:
-    """Compute how many runs of each side would show the measured ratio with 80 % power.
-
-    None above `MAX_PROPOSED_RUNS`, or if the spread is unknown. The spread follows from the smallest ratio that
-    the present runs can detect.
-    """
-    if min(comparison.n_a, comparison.n_b) < 2 or not 1.0 < comparison.detectable < math.inf:
-        return None
-    seen = abs(math.log(comparison.ratio))
-    dof = comparison.n_a + comparison.n_b - 2
-    quantiles = student_t.compute_quantile(0.5 + CONFIDENCE / 2, dof) + student_t.compute_quantile(POWER, dof)
-    spread = math.log(comparison.detectable) / quantiles / math.sqrt(1 / comparison.n_a + 1 / comparison.n_b)
-    return next(
-        (n for n in range(MIN_RUNS, MAX_PROPOSED_RUNS + 1) if math.log(compute_detectable_ratio(n, spread)) <= seen),
-        None,
-    )
-
-
-def compute_detectable_ratio(n: int, spread: float) -> float:
-    """Compute the smallest ratio that ``n`` runs per side detect with 80 % power. ``spread``: the std of log time."""
-    return _compute_detectable(spread * math.sqrt(2.0 / n), 2.0 * n - 2.0)
-
-
-def _compute_detectable(error: float, dof: float) -> float:
-    return math.exp(
-        (student_t.compute_quantile(0.5 + CONFIDENCE / 2, dof) + student_t.compute_quantile(POWER, dof)) * error
-    )
+    slope, error = fit_slope(places, [[math.log(run.time_s) for run in runs] for runs in (a, b)])
+    most = abs(slope) + student_t.compute_quantile(0.975, len(order) - 3) * error
+    return most * abs(statistics.fmean(places[1]) - statistics.fmean(places[0]))
 
 
 def compute_permutation_p(a: Sequence[float], b: Sequence[float]) -> float:
