@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -26,7 +26,10 @@ from mlhpc.analysis.results.selection import (
 from mlhpc.analysis.sources.readers import Inputs
 from mlhpc.analysis.tables.ingest import Tables, read_tables
 from mlhpc.suite.card import Card
+from mlhpc.suite.compliance.check import Verdict
+from mlhpc.suite.compliance.verdict import assess
 from mlhpc.suite.errors import InputError
+from mlhpc.suite.log.score import find_round_group
 
 
 class NotAnswerableError(InputError):
@@ -54,6 +57,24 @@ class Study:
     index: Index | None = None
 
     @property
+    def in_rounds(self) -> pd.DataFrame:
+        """Return the results, each once in every group of rounds that has it.
+
+        A copy stays where the rules are not those of the first publication; ``carried`` then has the round of that.
+        """
+        rows = self.results
+        first = rows["same_as"].map(rows.set_index("group")["round"])
+        here, there = (rounds.map(find_round_group, na_action="ignore") for rounds in (rows["round"], first))
+        again = pd.DataFrame({"of": rows["same_as"], "in": here}).duplicated()
+        return rows.assign(carried=first)[first.isna() | ((here != there) & ~again)]
+
+    @property
+    def ranked(self) -> pd.DataFrame:
+        """Return the results in their rounds that may be ranked: compliant ones that no other programs disturbed."""
+        rows = self.in_rounds
+        return rows[rows["not_ranked"].isna()]
+
+    @property
     def distinct(self) -> pd.DataFrame:
         """Return the results that do not repeat one of an earlier round.
 
@@ -70,7 +91,7 @@ class Study:
 
     def tasks(self) -> list[Task]:
         """Return results that may be ranked against each other, each group with its headings."""
-        return group_tasks(self.distinct)
+        return group_tasks(self.ranked)
 
     def documents_of(self, kind: str, what: str) -> tuple[object, ...]:
         """Return the files of a kind. Raises NotAnswerableError, which names ``what`` is missing, without one."""
@@ -122,6 +143,7 @@ def read_study(
     rows["same_as"] = find_copies(rows, runs)
     rows["rounds"] = list_rounds(rows)
     rows["name"], rows["label"] = build_result_names(rows)
+    rows["not_ranked"] = None  # until the results are judged
     # The column exists without prices too, so that figures need not ask
     rows["cost"] = prices.cost(rows) if prices else None
     rows = add_energy(rows, selections)
@@ -129,3 +151,20 @@ def read_study(
     runs["label"] = runs["group"].map(rows.set_index("group")["label"])
     pairs = tuple(pair for names in between for pair in find_pairs(rows, *names))
     return Study(tables, runs, rows, selections, inputs or Inputs(), documents or {}, pairs, prices)
+
+
+def mark_not_ranked(study: Study, verdicts: Iterable[Verdict], *, busy: bool = False) -> Study:
+    """Return the study with the reason why a result is not ranked (column ``not_ranked``), as every door sees it.
+
+    ``busy``: also rank results during which other programs used the CPUs. A result without a score has a note already.
+    """
+    runs = study.runs.set_index("run")["group"]
+    groups = {record.path: str(runs[name]) for name, record in study.tables.records.items() if record.path}
+    reasons = {}
+    for result in (result for verdict in verdicts for result in verdict.results):
+        standing = assess(result)
+        of = {groups[run.path.absolute()] for run in result.runs if run.path and run.path.absolute() in groups}
+        reason = standing.not_compliant or (None if busy else standing.disturbed)
+        reasons.update(dict.fromkeys(of, reason) if reason else {})
+    found = study.results["group"].map(reasons).astype(object)
+    return replace(study, results=study.results.assign(not_ranked=found.where(found.notna(), None)))

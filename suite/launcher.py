@@ -165,3 +165,12 @@ def _render_variables(launch: Launch) -> str:
 
 def _list_present(environ: Mapping[str, str]) -> list[tuple[str, str, str]]:
     return [each for each in LAUNCHERS if each[1] in environ and each[2] in environ]
+
+
+# Slurm, PBS, LSF, Flux, Grid Engine; the last name is the least telling
+JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "JOB_ID")
+
+
+def find_batch_job(environ: Mapping[str, str]) -> str | None:
+    """Return the batch job of this process as its scheduler names it. None outside of one."""
+    return next((environ[name] for name in JOB_VARIABLES if environ.get(name)), None)

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mlhpc.suite.cli.options import card_option, output_option
+from mlhpc.suite.cli.options import busy_option, card_option, output_option
 from mlhpc.suite.cli.progress import make_plain_progress
 from mlhpc.suite.errors import ExitCode, explain_not_installed
 from mlhpc.suite.files import add_path_to_errors, make_folder, print_line, write_file_atomically
 from mlhpc.suite.plugins import EXCHANGE, explain_missing_wing, list_missing_wings, load_export, mark_missing_wing
 
 if TYPE_CHECKING:
-    from mlhpc.analysis.page.pictures import ChartFiles
+    from mlhpc.analysis.page.issues import CheckedPath
     from mlhpc.analysis.page.report import Report
     from mlhpc.analysis.sources.readers import Sources
     from mlhpc.analysis.study import Study
@@ -114,6 +114,7 @@ Examples:
     show_default=True,
     help="Of the files with figures: slides have larger texts and wider charts.",
 )
+@busy_option()
 @click.option("--force", is_flag=True, help="Replace the report in OUTPUT.")
 def report(
     paths: tuple[Path, ...],
@@ -127,6 +128,7 @@ def report(
     reference: str | None,
     forms: str,
     theme: str,
+    busy: bool,
     force: bool,
 ) -> None:
     """Write one HTML page that compares run folders, packages and published rounds.
@@ -148,6 +150,7 @@ def report(
     _refuse(output, form, wanted, force)
     # Imports stand inside of functions, so that `mlhpc report --help` needs no pandas
     from mlhpc.analysis.page.pictures import ChartFiles
+    from mlhpc.analysis.page.report import render_report
     from mlhpc.analysis.sources.readers import read_sources
 
     with _make_output_folder(output):
@@ -155,8 +158,10 @@ def report(
         for wing in list_missing_wings():
             if wing in ADDS_TO_REPORTS:
                 print_line(f"mlhpc: warning: {explain_missing_wing(wing)}; the report is without it", error=True)
-        read = _read_study(found, between, price, (weights, reference) if weights and reference else None)
-        rendered = _render(found, read, form, ChartFiles(wanted, theme))
+        index = (weights, reference) if weights and reference else None
+        read, checked = _read_study(found, between, price, index, busy=busy)
+        tell = make_plain_progress("drawing figures", time.monotonic)
+        rendered = render_report(read, checked, found.steps, form, ChartFiles(wanted, theme), tell)
         _write(rendered, output, form)
     size = (output / "report.html").stat().st_size / 1e6
     drawn = f", {output / 'figures'}/*" if wanted else ""
@@ -174,11 +179,17 @@ def report(
 
 
 def _read_study(
-    found: Sources, between: tuple[tuple[str, str], ...], price: tuple[str, ...], index: tuple[Path, str] | None
-) -> Study:
-    """Read the logs, with a line of progress every few seconds. What the user states is tried before that."""
+    found: Sources,
+    between: tuple[tuple[str, str], ...],
+    price: tuple[str, ...],
+    index: tuple[Path, str] | None,
+    *,
+    busy: bool,
+) -> tuple[Study, list[CheckedPath]]:
+    """Read and judge the logs, with a line of progress every few seconds. What the user states is tried before that."""
+    from mlhpc.analysis.page.issues import check_paths
     from mlhpc.analysis.results.index import compute_index, read_prices, read_weights
-    from mlhpc.analysis.study import read_study
+    from mlhpc.analysis.study import mark_not_ranked, read_study
     from mlhpc.suite.descriptor import list_installed_cards
 
     # Before the logs, which take minutes: a typing error is reported at once
@@ -191,19 +202,11 @@ def _read_study(
     if prices is not None:
         for text in prices.without_result(read.results["device"].dropna().unique()):
             print_line(f"mlhpc: warning: {text}", error=True)
-    return (
-        replace(read, index=compute_index(read.distinct, read.runs, weights, index[1])) if index and weights else read
-    )
-
-
-def _render(found: Sources, read: Study, form: str, files: ChartFiles) -> Report:
-    """Check the paths and render their report, with a line of progress every few seconds."""
-    from mlhpc.analysis.page.issues import check_paths
-    from mlhpc.analysis.page.report import render_report
-
     checked = check_paths(found.logs, read.tables.judged)
-    tell = make_plain_progress("drawing figures", time.monotonic)
-    return render_report(read, checked, found.steps, form, files, tell)
+    read = mark_not_ranked(read, (item.verdict for item in checked), busy=busy)
+    if index and weights:
+        read = replace(read, index=compute_index(read.ranked, read.runs, weights, index[1]))
+    return read, checked
 
 
 def _parse_formats(given: str) -> tuple[str, ...]:

@@ -171,6 +171,7 @@ def _scores(group: pd.DataFrame, counted: pd.DataFrame, chosen: Selection) -> di
         "score_note": chosen.note,
         "score_low_s": low,
         "score_high_s": high,
+        "score_interval_of": chosen.interval_words,
         "models": chosen.models,
         "models_per_min": chosen.models_per_min,
         "fastest_s": float(counted["run_s"].min()) if len(counted) else math.nan,

@@ -29,6 +29,7 @@ from mlhpc.suite.documents import Count, Positive, YamlSource
 from mlhpc.suite.errors import InputError, explain_near_names
 from mlhpc.suite.log.score import find_round_group
 from mlhpc.suite.statistics import student_t
+from mlhpc.suite.statistics.sessions import TimedRun, compute_geometric_mean, find_sessions
 
 CONFIDENCE = 0.95
 LEAST_VARIANCE = 1e-18  # of the log of an index: less is rounding, so all runs took the same time
@@ -229,8 +230,13 @@ def _find_best_results(rows: pd.DataFrame, workload: Workload) -> dict[tuple[str
 
 
 def _log_times(runs: pd.DataFrame, group: str) -> list[float]:
-    times = runs.loc[(runs["group"] == group) & runs["converged"], "run_s"]
-    return [math.log(time) for time in times[times > 0]]
+    """Return the logs of the times of a result's runs, or of its sessions if it has several."""
+    done = runs[(runs["group"] == group) & runs["converged"] & (runs["run_s"] > 0)]
+    starts = done["run_start_ms"].fillna(0.0) / 1e3
+    timed = [TimedRun(float(at), float(time)) for at, time in zip(starts, done["run_s"], strict=True)]
+    sessions = find_sessions(timed) if timed else []
+    units = sessions if len(sessions) > 1 else [[run] for run in timed]
+    return [math.log(compute_geometric_mean(unit)) for unit in units]
 
 
 def _mean(ratios: Sequence[Ratio | None]) -> float | None:

@@ -61,6 +61,7 @@ class Selection:
     note: str
     fate: Mapping[str, str]
     interval_s: tuple[float, float] | None = None
+    interval_words: str = ""
     models: int | None = None
     models_per_min: float | None = None
     energy: EnergyToSolution | None = None
@@ -83,7 +84,7 @@ def select(
     entered = [replace(records[name], resumed=resumed) for name, resumed in _resumed(group, names)]
     if group["mode"].iloc[0] == "weak":
         return _throughput(names, entered, judge, pruned)
-    score = compute_time_to_train(entered, judge)
+    score = compute_time_to_train(entered, judge, _find_points(group))
     fate = pruned | {name: _fate(run, score.valid) for name, run in zip(names, score.runs, strict=True)}
     # Means are still of interest without a score: they are over all runs that converged
     if not score.valid:
@@ -100,8 +101,15 @@ def select(
         note=f"olympic mean of {score.required_runs} runs" + (", one of which failed" if failed else ""),
         fate=fate,
         interval_s=score.interval_s,
+        interval_words=score.interval_words,
         energy=find_energy(score),
     )
+
+
+def _find_points(group: pd.DataFrame) -> Mapping[int, Sequence[float]]:
+    """Find the reference points of a result: their spread bounds that of its epochs from below."""
+    first = group.iloc[0]
+    return find_reference_points(first["benchmark"], first["size"], str(first["round"]), float(first["train_samples"]))
 
 
 def _make_status_target(target: Target) -> Target:

@@ -34,8 +34,7 @@ from mlhpc.suite.documents import YamlSource, convert_to_plain_data
 from mlhpc.suite.errors import ExitCode, InputError
 from mlhpc.suite.files import print_line, read_bytes, render_duration, render_error, write_file_atomically
 from mlhpc.suite.launch.local import make_suite_command
-from mlhpc.suite.log import mllog
-from mlhpc.suite.log.reader import Log, convert_to_float, read_events, read_limits
+from mlhpc.suite.log.reader import Log, read_events, read_limits
 from mlhpc.suite.log.record import RunRecord, summarise_log
 from mlhpc.suite.log.run_folder import RunFolder
 from mlhpc.suite.log.score import find_failure
@@ -279,11 +278,11 @@ def read_result(contest: Contest, turn: Turn) -> RunResult:
     except OSError as error:
         return RunResult(turn, math.inf, f"its log cannot be read: {error.strerror}")
     record = summarise_log(log, contest.target.metric)
-    value, why = _compute_objective(contest, log, record)
+    value, why = _compute_objective(contest, record)
     return RunResult(turn, value, why, record, log, sha256)
 
 
-def _compute_objective(contest: Contest, log: Log, record: RunRecord) -> tuple[float, str]:
+def _compute_objective(contest: Contest, record: RunRecord) -> tuple[float, str]:
     """Return the objective, or infinity and the reason."""
     if why := find_failure(record, contest.target):
         return math.inf, why
@@ -295,18 +294,8 @@ def _compute_objective(contest: Contest, log: Log, record: RunRecord) -> tuple[f
         )
     if contest.settings.objective == "time_to_train":
         return seconds, ""
-    cpu_s = sum_cpu_seconds(log)
+    cpu_s = record.own_cpu_s
     return (cpu_s, "") if cpu_s else (math.inf, "its log has no CPU seconds of the ranks")
-
-
-def sum_cpu_seconds(log: Log) -> float | None:
-    """Compute the ranks' CPU seconds from run_start to run_stop; None if the log does not list every node."""
-    event = log.first(mllog.OTHER_WORK)
-    if event is None or not isinstance(event.value, list) or len(event.value) != event.metadata.get("nodes"):
-        return None
-    each = [convert_to_float(node.get("own_s")) if isinstance(node, dict) else None for node in event.value]
-    seconds = [number for number in each if number is not None and number > 0]
-    return math.fsum(seconds) if seconds and len(seconds) == len(each) else None
 
 
 class ContestStopped(Exception):

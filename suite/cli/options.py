@@ -181,6 +181,15 @@ def device_option() -> Decorator:
     )
 
 
+def busy_option() -> Decorator:
+    """``--busy`` of every command that ranks results."""
+    return click.option(
+        "--busy",
+        is_flag=True,
+        help="Also judge results during which other programs used more than 10 % of the CPUs. Their times say little.",
+    )
+
+
 def tolerance_option() -> Decorator:
     """``--tolerance PERCENT`` of every command that calls a time slower, faster or equivalent."""
     return click.option(

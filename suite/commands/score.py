@@ -15,6 +15,7 @@ from mlhpc.suite.compliance.check import check
 from mlhpc.suite.compliance.exchange.documents import build_result_documents, render_lines
 from mlhpc.suite.compliance.result import Result, find_named_run
 from mlhpc.suite.compliance.ruleset import list_rulesets, read_ruleset
+from mlhpc.suite.compliance.verdict import assess
 from mlhpc.suite.errors import ExitCode, InputError
 from mlhpc.suite.files import print_line, render_duration, render_duration_range, render_printable
 from mlhpc.suite.log.other_work import render_busy_warning
@@ -117,6 +118,8 @@ def render_result(scored: Result, *, explain: bool) -> list[str]:
         text.append(f"  {scored.verdict}")
     if busy := render_busy_warning([run.company for run in scored.runs]):
         text.append(f"  {busy}")
+    if disturbed := assess(scored).disturbed:
+        text.append(f"  not ranked: {disturbed}")
     baselines: dict[str, None] = {}  # each line once: the runs of a result log the same baselines
     for run in scored.runs:
         # A dict keeps the order of the lines.
@@ -158,7 +161,7 @@ def _render_spread(result: TimeToTrain) -> str:
     low, high = result.interval_s
     return (
         f"{render_duration_range(result.fastest_s, result.slowest_s)}, std {render_duration(result.std_s)}; "
-        f"95 % interval {render_duration_range(low, high)}"
+        f"{render_duration_range(low, high)} {result.interval_words}"
     )
 
 

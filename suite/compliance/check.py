@@ -129,7 +129,12 @@ def check(
             # One finding says that there is no ruleset, for all packages of a round.
             findings += found if selected.name else [finding for finding in found if finding not in findings]
             lost = sum(_may_belong_to(Path(finding.file), package, tree) for finding in unread)
-            results += [replace(result, errors=result.errors + lost) for result in scored if result.runs]
+            unread_rule = ("folder-unread",) if lost else ()
+            results += [
+                replace(result, errors=result.errors + lost, broken=result.broken + unread_rule)
+                for result in scored
+                if result.runs
+            ]
         findings += _check_folder_links(tree)
     if not logs:
         where = ", ".join(str(path) for path in paths)
@@ -177,8 +182,9 @@ def _check_results(
     results = []
     for result, own in judgements:
         findings += own
-        errors = sum(finding.severity == "error" for finding in (*shared, *of_package, *own))
-        results.append(replace(result, errors=errors, power=_list_broken_power_rules(own)))
+        errors = [finding.rule for finding in (*shared, *of_package, *own) if finding.severity == "error"]
+        broken = tuple(dict.fromkeys(errors))
+        results.append(replace(result, errors=len(errors), broken=broken, power=_list_broken_power_rules(own)))
     return findings + of_package, results
 
 

@@ -35,7 +35,8 @@ if TYPE_CHECKING:  # few results have power readings
 class Result:
     """The runs of one result, kept and pruned. ``benchmark`` is that of the first log that names a known one.
 
-    ``errors`` counts the errors in its logs, in its runs together, and in its package. ``power`` lists the rules for
+    ``errors`` counts the errors in its logs, in its runs together, and in its package; ``broken`` names their rules.
+    ``power`` lists the rules for
     power readings that it breaks, warnings too. Such a result may have a time as its score, but no energy.
     """
 
@@ -46,6 +47,7 @@ class Result:
     system: SystemFile | None
     pruned: tuple[RunRecord, ...] = ()
     errors: int = 0
+    broken: tuple[str, ...] = ()
     power: tuple[str, ...] = ()
 
     @property
@@ -100,7 +102,7 @@ class Result:
                 return TimeToTrain(tuple(JudgedRun(run, None) for run in self.runs), self.benchmark.required_runs, why)
         if self.weak:
             return compute_throughput(self.runs, self.benchmark, self.system.compute_units if self.system else None)
-        return compute_time_to_train(self.runs, self.benchmark)
+        return compute_time_to_train(self.runs, self.benchmark, self.benchmark.reference_points)
 
     @cached_property
     def energy(self) -> EnergyToSolution | None:

@@ -26,6 +26,11 @@ from mlhpc.suite.log.run_folder import RunFolder
 _RUN_BEGIN_KEYS = (mllog.RUN_RESUMED, mllog.RUN_START)
 
 
+FEWEST_GAPS = 8  # failures: fewer seldom refute a constant rate
+REFUTED = 0.05
+LEAST_SHARE = 0.02  # an attempt ends with its last event, so the first ages are not known well
+
+
 @dataclass(frozen=True)
 class Interruption:
     """The cost of one interruption in seconds: lost training, time until the next process, and from there to
@@ -46,7 +51,8 @@ class Goodput:
     ``starting``. ``down``: between attempts. Without ``restarting`` they add up to ``wall``.
 
     ``saves``: checkpoints of all attempts; ``stall_s`` and ``write_s``: their mean costs, None without any. ``died``:
-    the last attempt ended without run_stop, so its work after the last checkpoint is lost.
+    the last attempt ended without run_stop, so its work after the last checkpoint is lost. ``ups``: how long each
+    attempt ran; all but the last were interrupted, and the last one if it ``died``.
     """
 
     folder: Path
@@ -64,6 +70,7 @@ class Goodput:
     write_s: float | None
     each: tuple[Interruption, ...]
     died: bool = False
+    ups: tuple[float, ...] = ()
 
     @property
     def up_s(self) -> float:
@@ -103,6 +110,7 @@ def find_goodput(folder: RunFolder, trial: int) -> Goodput | None:
     died = not ended and trial not in folder.under_way()
     useful = lost = stalled = starting = restarting = 0.0
     each: list[Interruption] = []
+    ups: list[float] = []
     before: float | None = None  # when the attempt before ended
     gone = 0.0  # what it lost
     for number, events in enumerate(logs):
@@ -123,6 +131,7 @@ def find_goodput(folder: RunFolder, trial: int) -> Goodput | None:
         stalled += stalls
         lost += end - kept
         starting += start - begin
+        ups.append((end - begin) / 1000)
         if before is not None:
             restarting += start - begin
             each.append(Interruption(gone / 1000, max(0.0, begin - before) / 1000, (start - begin) / 1000))
@@ -145,6 +154,7 @@ def find_goodput(folder: RunFolder, trial: int) -> Goodput | None:
         write_s=_compute_mean([_read_seconds(event, "write_s") for event in saved]),
         each=tuple(each),
         died=died,
+        ups=tuple(ups),
     )
 
 
@@ -231,6 +241,24 @@ def estimate_mtbf_s(up_s: float, interruptions: int, confidence: float = 0.9) ->
     return (up_s / interruptions if interruptions else math.inf), float(low), float(high)
 
 
+def compute_constant_rate_p(trials: Sequence[Goodput]) -> float | None:
+    """Compute the p value of a constant rate of interruptions, against one that falls or grows with the time up.
+
+    It is the test of the total time on test (MIL-HDBK-189): how much of all time up had passed, over all attempts, at
+    the ages of the failures. None: fewer than `FEWEST_GAPS` failures say too little.
+    """
+    from scipy import stats
+
+    ended = sorted(up for trial in trials for up in (trial.ups if trial.died else trial.ups[:-1]))
+    ages = [up for trial in trials for up in trial.ups]
+    oldest = max(ages, default=0.0)
+    shares = [math.fsum(min(up, age) for up in ages) / math.fsum(ages) for age in ended if age < oldest]
+    if len(shares) < FEWEST_GAPS:
+        return None
+    early = -2.0 * math.fsum(math.log(max(share, LEAST_SHARE)) for share in shares)
+    return float(2.0 * min(stats.chi2.cdf(early, 2 * len(shares)), stats.chi2.sf(early, 2 * len(shares))))
+
+
 def compute_advice(trials: Sequence[Goodput], mtbf_s: float | None) -> dict[str, Any]:
     """Compute the checkpoint interval from measured costs and the failure rate, and state its basis.
 
@@ -241,7 +269,9 @@ def compute_advice(trials: Sequence[Goodput], mtbf_s: float | None) -> dict[str,
     advice: dict[str, Any] = {"interruptions": interruptions, "mtbf_s": mtbf_s, "mtbf_interval_s": None}
     if mtbf_s is None and interruptions and up_s > 0.0:
         learned = estimate_mtbf_s(up_s, interruptions)
-        advice |= {"mtbf_s": learned[0], "mtbf_interval_s": learned[1:]}
+        p = compute_constant_rate_p(trials)
+        held = None if p is not None and p < REFUTED else learned[1:]
+        advice |= {"mtbf_s": learned[0], "mtbf_interval_s": held, "constant_rate_p": p}
     costs = [(trial.stall_s, trial.write_s or 0.0, trial.saves) for trial in trials if trial.stall_s is not None]
     saves = sum(count for _, _, count in costs)
     save_s = math.fsum(stall * count for stall, _, count in costs) / max(1, saves)
@@ -271,10 +301,16 @@ def render_advice(advice: dict[str, Any]) -> str:
     if "interval_s" not in advice:
         why = "those saved cost no time" if advice["saves"] else "none was saved, so its cost is not known"
         return f"no advice on checkpoints: {why}"
-    basis = "as stated"
+    basis, p = "as stated", advice.get("constant_rate_p")
     if advice["mtbf_interval_s"] is not None:
         low, high = advice["mtbf_interval_s"]
-        basis = f"from {advice['interruptions']} seen, 90 % {render_duration_range(low, high)}"
+        tested = "too few to test" if p is None else f"p = {p:.2g}"
+        basis = (
+            f"from {advice['interruptions']} seen, 90 % {render_duration_range(low, high)} if failures come at a constant"
+            f" rate: {tested}"
+        )
+    elif p is not None:
+        basis = f"from {advice['interruptions']} seen, not at a constant rate (p = {p:.2g}), so without an interval"
     return (
         f"checkpoint.interval_s={advice['interval_s']:.3g} (Daly; Young {advice['young_s']:.3g}) for a failure every"
         f" {render_duration(advice['mtbf_s'])} ({basis}), a checkpoint that stalls {render_duration(advice['save_s'])}"

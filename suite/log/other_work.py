@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -85,6 +86,15 @@ def read_other_work(event: Event | None) -> OtherWork | None:
     most = max(event.value, key=lambda entry: compute_share(entry, seconds))
     taken_s = most["other_s"] + most["stolen_s"]
     return OtherWork(most["node"], most["cpus"], taken_s / seconds, most["stolen_s"] / seconds, seconds)
+
+
+def sum_own_seconds(event: Event | None) -> float | None:
+    """Sum the CPU seconds of a run's own ranks over its nodes. None if the event does not list every node."""
+    if event is None or not isinstance(event.value, list) or len(event.value) != event.metadata.get("nodes"):
+        return None
+    each = [convert_to_float(node.get("own_s")) if isinstance(node, dict) else None for node in event.value]
+    seconds = [number for number in each if number is not None and number > 0]
+    return math.fsum(seconds) if seconds and len(seconds) == len(each) else None
 
 
 def find_problem(event: Event) -> str | None:

@@ -30,7 +30,7 @@ from mlhpc.suite.log.facts import (
     stated,
     stated_count,
 )
-from mlhpc.suite.log.other_work import OtherWork, read_other_work
+from mlhpc.suite.log.other_work import OtherWork, read_other_work, sum_own_seconds
 from mlhpc.suite.log.reader import Event, Log, Span, convert_to_float, parse_float, parse_int, parse_int64
 from mlhpc.suite.log.timeline import (
     Epoch,
@@ -149,6 +149,7 @@ class RunRecord:
     platform: str | None = stated(mllog.SUBMISSION_PLATFORM, parse_text)
     mode: str | None = stated(mllog.RUN_MODE, parse_text)
     trial: int | None = stated(mllog.RUN_MODE, parse_int64, about="trial")
+    job: str | None = stated(mllog.RUN_MODE, parse_text, about="job", columns="job")
     ranks: int | None = stated_count(mllog.NUMBER_OF_RANKS, "ranks", ("ranks", "number of ranks"))
     nodes: int | None = stated_count(mllog.NUMBER_OF_NODES, "nodes", ("ranks", "number of nodes"))
     accelerators_per_node: int | None = stated_count(mllog.ACCELERATORS_PER_NODE, "accelerators_per_node")
@@ -197,6 +198,9 @@ class RunRecord:
     other_work: OtherWork | None = derived(
         lambda log: read_other_work(log.run.first(mllog.OTHER_WORK)),
         columns={"other_work_share": partial(_read_field, "share")},
+    )
+    own_cpu_s: float | None = derived(
+        lambda log: sum_own_seconds(log.run.first(mllog.OTHER_WORK)), columns="own_cpu_s", limited=True
     )
     baselines: Mapping[str, float] = field(default_factory=dict)
     oracle_baselines: Mapping[str, float] = field(default_factory=dict)  # by predictors that know the rule of the data

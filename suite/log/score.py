@@ -19,9 +19,17 @@ from typing import Any
 from mlhpc.suite.card import Target
 from mlhpc.suite.files import render_duration, render_repr
 from mlhpc.suite.log.record import RunRecord, find_first_on_target
-from mlhpc.suite.statistics.comparison import compute_log_interval
+from mlhpc.suite.statistics import CONFIDENCE, student_t
+from mlhpc.suite.statistics.sessions import (
+    TimedRun,
+    compute_geometric_mean,
+    compute_log_interval,
+    find_sessions,
+    render_sessions,
+)
 
 MINUTE_S = 60.0
+FEW_VALUES = 3  # different numbers of epochs of runs that do not show how epochs vary
 
 
 @dataclass(frozen=True)
@@ -45,8 +53,9 @@ class JudgedRun:
 class TimeToTrain:
     """The score of repeated runs. Mean and spread are over the scored runs; None if there is no score.
 
-    The interval is over all converged runs from which the scored ones were chosen. Without the fastest and the slowest
-    the others look closer than runs are. One run has neither spread nor interval.
+    The interval is over all converged runs from which the scored ones were chosen, or over their ``sessions`` if there
+    are several. Without the fastest and the slowest the others look closer than runs are. One run has neither spread
+    nor interval. ``as_reference``: the runs have few values of epochs, so these vary as in the reference points.
     """
 
     runs: tuple[JudgedRun, ...]
@@ -58,6 +67,7 @@ class TimeToTrain:
     fastest_s: float | None = None
     slowest_s: float | None = None
     interval_s: tuple[float, float] | None = None
+    interval_words: str = ""
 
     @property
     def valid(self) -> bool:
@@ -124,10 +134,13 @@ def find_failure(record: RunRecord, target: Target) -> str | None:
     return None
 
 
-def compute_time_to_train(records: Sequence[RunRecord], target: Target) -> TimeToTrain:
+def compute_time_to_train(
+    records: Sequence[RunRecord], target: Target, reference: Mapping[int, Sequence[float]] | None = None
+) -> TimeToTrain:
     """Compute the olympic mean of the runs of one benchmark on one system.
 
-    With more runs than the N required, the rules choose the N consecutive runs, by start, whose score is the median.
+    ``reference``: epochs to target of reference runs by batch size, in any unit. With more runs than the N required,
+    the rules choose the N consecutive runs, by start, whose score is the median.
     """
     need = target.required_runs
     runs = [JudgedRun(record, find_failure(record, target)) for record in records]
@@ -150,6 +163,7 @@ def compute_time_to_train(records: Sequence[RunRecord], target: Target) -> TimeT
     )
     kept = [run.record for run in judged if run.dropped is None]
     times = [_find_time_s(record) for record in kept]
+    interval_s, words = _compute_interval([run.record for run in window if run.converged], target, reference or {})
     return TimeToTrain(
         judged,
         need,
@@ -159,8 +173,42 @@ def compute_time_to_train(records: Sequence[RunRecord], target: Target) -> TimeT
         std_s=statistics.stdev(times) if len(times) > 1 else None,
         fastest_s=min(times),
         slowest_s=max(times),
-        interval_s=compute_log_interval([_find_time_s(run.record) for run in window if run.converged]),
+        interval_s=interval_s,
+        interval_words=words,
     )
+
+
+def _compute_interval(
+    records: Sequence[RunRecord], target: Target, reference: Mapping[int, Sequence[float]]
+) -> tuple[tuple[float, float] | None, str]:
+    """Compute the interval of the geometric mean time of runs, and say what it is made of.
+
+    Sessions are the unit if there are several. Where the epochs of runs have few values, their spread is at least that
+    of the reference points: five runs of four epochs each do not show that one run in ten needs five.
+    """
+    runs = [TimedRun(record.run_start_s or 0.0, _find_time_s(record), record.job or "") for record in records]
+    sessions = find_sessions(runs)
+    words = f"by the spread of {render_sessions(len(runs), len(sessions))}"
+    if len(sessions) > 1:
+        return compute_log_interval([compute_geometric_mean(session) for session in sessions]), words
+    interval = compute_log_interval([run.time_s for run in runs])
+    reached = [find_first_on_target(record, target) for record in records]
+    epochs = [item.epoch for item in reached if item is not None and item.epoch]
+    points = reference.get(_find_nearest(reference, records[0].global_batch_size), ())
+    if interval is None or len(epochs) < len(runs) or len(set(epochs)) > FEW_VALUES or len(points) < FEW_VALUES:
+        return interval, words
+    variance = statistics.variance(math.log(point) for point in points if point > 0.0)
+    variance += statistics.variance(math.log(run.time_s / epoch) for run, epoch in zip(runs, epochs, strict=True))
+    half = student_t.compute_quantile(0.5 + CONFIDENCE / 2, len(runs) - 1) * math.sqrt(variance / len(runs))
+    middle = compute_geometric_mean(runs)
+    wider = (min(interval[0], middle * math.exp(-half)), max(interval[1], middle * math.exp(half)))
+    return wider, f"{words}, and of the epochs of the reference points" if wider != interval else words
+
+
+def _find_nearest(reference: Mapping[int, Sequence[float]], batch: int | None) -> int:
+    """Find the batch size of reference points that is nearest as a ratio."""
+    known = [size for size in reference if size > 0]
+    return min(known, key=lambda size: abs(math.log(size / batch)), default=0) if batch else 0
 
 
 def compute_olympic_mean(times: Sequence[float]) -> float:

@@ -21,6 +21,7 @@ from mlhpc.suite.descriptor import Descriptor
 from mlhpc.suite.documents import convert_to_plain_data
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import print_line, read_bytes, write_file_atomically
+from mlhpc.suite.launcher import find_batch_job
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.mllog import EventLog
 from mlhpc.suite.log.reader import read_limits
@@ -101,7 +102,11 @@ def log_run_header(log: EventLog, plan: TrialPlan, world: World, header: RunHead
     log.event(mllog.RULESET, RULESET)
     log.event(mllog.BENCHMARK_SIZE, plan.config.size)
     log.event(mllog.SUITE_VERSION, VERSION)
-    log.event(mllog.RUN_MODE, plan.mode, metadata={"trial": plan.trial, "launcher": world.launcher})
+    log.event(
+        mllog.RUN_MODE,
+        plan.mode,
+        metadata={"trial": plan.trial, "launcher": world.launcher, "job": find_batch_job(os.environ)},
+    )
     log.event(mllog.SEED, header.seed)
     # Ranks other than 0 have no log; they need not read the folder.
     for failed in list_replaced_runs(plan.folder, plan.trial) if world.is_first else ():

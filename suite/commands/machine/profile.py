@@ -242,7 +242,7 @@ def _render_ranks(ranks: dict[str, Any] | None) -> list[str]:
     for rank, (own, wait) in enumerate(zip(ranks["own_s"], ranks["wait_s"], strict=True)):
         text.append(f"{rank:>4} {own * 1e3:>9.2f} {wait * 1e3:>9.2f}")
     slow, excess = ranks["slow_rank"], ranks["excess_s"] / ranks["step_s"]
-    verdict = "is slow" if ranks["is_slow"] else "waits least, but is not clearly slow"
+    verdict = "was slow" if ranks["is_slow"] else "waits least, but is not clearly slow"
     gap, luck = ranks["gap_s"] * 1e3, ranks["gap_by_luck_s"] * 1e3
     text.append(
         f"rank {slow} {verdict}: slowest over median {gap:.2f} ms, by jitter alone {luck:.2f} ms, "

@@ -32,7 +32,7 @@ from mlhpc.suite.log.record import RunRecord
 from mlhpc.suite.log.results_tree import POWER
 from mlhpc.suite.log.score import TimeToTrain
 from mlhpc.suite.log.timeline import STAGING_BEFORE
-from mlhpc.suite.statistics.comparison import compute_log_interval
+from mlhpc.suite.statistics.sessions import compute_log_interval
 
 _IDLE_S = 10.0
 

@@ -71,15 +71,16 @@ def test_slower_faster_equivalent_and_inconclusive_are_one_line_and_an_exit_code
     alike = mlhpc("compare", before, after)
     assert (alike.returncode, alike.stdout.count("\n")) == (4, 1), alike.stderr
     assert alike.stdout.startswith(f"cosmoflow smoke strong: {after} (B) takes 1.0")
-    assert re.search(
-        r": inconclusive; more than 200 runs each would be needed to show a ratio of 1\.0\d+\n$", alike.stdout
-    )
+    power = r"[\d.]+ % would have been seen in 8 of 10 cases of normal noise"
+    power += r"; about \d+ runs each \(\d+ to \d+\) would show 5 % in 8 of 10 cases"
+    assert re.search(rf": inconclusive; {power}\n$", alike.stdout)
     slower = mlhpc("compare", before, slow)
-    assert (slower.returncode, slower.stdout.endswith(": slower\n")) == (1, True)
+    assert slower.returncode == 1
+    assert ": slower; assumes that runs do not depend on each other" in slower.stdout
     within = mlhpc("compare", before, slow, "--tolerance", 80)
-    assert (within.returncode, within.stdout.endswith(": equivalent within 80 %\n")) == (0, True)
+    assert (within.returncode, ": equivalent within 80 %; assumes" in within.stdout) == (0, True)
     faster = mlhpc("compare", slow, before)
-    assert (faster.returncode, faster.stdout.endswith(": faster\n")) == (0, True)
+    assert (faster.returncode, ": faster; assumes" in faster.stdout) == (0, True)
 
 
 def test_a_side_that_is_not_compliant_is_named_and_is_no_score(tmp_path: Path) -> None:
@@ -101,7 +102,7 @@ def test_what_is_not_a_score_is_compared_only_when_asked(tmp_path: Path) -> None
     assert "times as long" not in done.stdout
     asked = mlhpc("compare", whole, few, "--any")
     assert asked.returncode in {0, 1, 4}
-    assert "(3 and 5 runs, " in asked.stdout
+    assert "(3 runs and 5 runs, " in asked.stdout
     assert "no score" in asked.stdout
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,13 @@ from mlhpc.suite.log.goodput import (
     Goodput,
     Interruption,
     compute_advice,
+    compute_constant_rate_p,
     compute_daly_interval_s,
     compute_expected_ettr,
     compute_young_interval_s,
     estimate_mtbf_s,
     find_goodput,
+    render_advice,
 )
 from mlhpc.suite.log.run_folder import RunFolder
 from tests.fixtures.cli import mlhpc
@@ -244,6 +247,33 @@ def test_the_learned_time_between_failures_has_an_interval() -> None:
     mean, low, high = estimate_mtbf_s(36_000, 0)
     assert (mean, high) == (math.inf, math.inf)
     assert 10_000 < low < 20_000
+
+
+def judge_gaps(seed: int, clustered: bool) -> float | None:
+    """Judge five trials of six attempts: gaps of a constant rate, or every third attempt crashes at once."""
+    chance = random.Random(seed)
+    ups = [
+        tuple(chance.expovariate(1) * (0.03 if clustered and chance.random() < 1 / 3 else 1.0) for _ in range(6))
+        for _ in range(5)
+    ]
+    return compute_constant_rate_p([Goodput(Path(), 0, 6, *[0.0] * 7, 0, None, None, (), ups=each) for each in ups])
+
+
+def test_failures_in_clusters_are_told_from_a_constant_rate() -> None:
+    pytest.importorskip("scipy")
+    refuted = [sum((judge_gaps(seed, clustered) or 0.0) < 0.05 for seed in range(200)) for clustered in (False, True)]
+    assert refuted[0] <= 20
+    assert refuted[1] >= 170
+
+
+def test_the_advice_names_what_its_interval_assumes() -> None:
+    known = {"mtbf_s": 100.0, "interruptions": 9, "saves": 1, "interval_s": 9.0, "young_s": 9.0, "save_s": 1.0}
+    known |= {"restart_s": 1.0, "expected_ratio": 0.5, "mtbf_interval_s": (50.0, 200.0)}
+    assert "if failures come at a constant rate: too few to test)" in render_advice(known)
+    assert "if failures come at a constant rate: p = 0.4)" in render_advice(known | {"constant_rate_p": 0.4})
+    refuted = render_advice(known | {"constant_rate_p": 0.001, "mtbf_interval_s": None})
+    assert "(from 9 seen, not at a constant rate (p = 0.001), so without an interval)" in refuted
+    assert "90 %" not in refuted
 
 
 def test_the_command_says_where_the_time_went_and_what_to_set(tmp_path: Path) -> None:
