@@ -3,9 +3,10 @@
     python benchmarks/history_rates.py [--series 200] [--effects 40] [--rate 0.05] [--truths "Student t3"] [--counts 60]
 
 A row is a truth and a number of results. "alarms" is the share of unchanged machines that are called faster or slower;
-"inconclusive" the share of those. "found in 80 %" is how much slower the second half must be to be called slower in four
-of five histories. "place" and "size" are the shares of the finds at that effect for which the 95 % set of places and the
-95 % interval of the size hold the truth; --effects 0 leaves them out. `tests/suite/statistics/test_changes.py` has the fast form.
+"said" the share of alarms whose text assumes a smaller correlation than the truth has; "inconclusive" the share of those
+machines. "found in 80 %" is how much slower the second half must be to be called slower in four of five histories. "place"
+and "size" are the shares of the finds at that effect for which the 95 % set of places and the 95 % interval of the size
+hold the truth; --effects 0 leaves them out. `tests/suite/statistics/test_changes.py` has the fast form.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.verdict_rates import Noise, rounded, steady, student, tailed, wilson
-from mlhpc.analysis.history.record import Record, Series, SeriesVerdict, judge_all
+from mlhpc.analysis.history.record import Record, Series
+from mlhpc.analysis.history.verdict import SeriesVerdict, judge_all
 from mlhpc.suite.statistics import Outcome
 
-COUNTS = (8, 20, 60)
+COUNTS = (20, 30, 60)
+CHANGED_COUNTS = (20, 30, 60)
 EFFECTS = (1.01, 1.015, 1.02, 1.03, 1.05, 1.07, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0, 3.0)
 SERIES = Series(
     benchmark="b", size="s", scenario="strong", division="closed", rules="v3.0", system="m", nodes=1, ranks=1
@@ -54,6 +57,40 @@ def with_outlier(chance: np.random.Generator, n: int) -> np.ndarray:
     return steady(chance, n) * np.where(np.arange(n) == chance.integers(n), 3.0, 1.0)
 
 
+def in_states(chance: np.random.Generator, n: int, stays: float, noise: float = 0.005) -> np.ndarray:
+    """Draw results of a machine with two speeds 5 % apart, which keeps its speed with this probability."""
+    states = (np.cumsum(chance.random(n) > stays) + chance.integers(2)) % 2
+    return np.exp(noise * chance.standard_normal(n) + 0.05 * states)
+
+
+def with_bad_days(chance: np.random.Generator, n: int) -> np.ndarray:
+    """Draw results of 1 % of which three take 1.6 times as long."""
+    found = steady(chance, n)
+    found[chance.choice(n, 3, replace=False)] *= 1.6
+    return found
+
+
+def in_seasons(chance: np.random.Generator, n: int, period: float) -> np.ndarray:
+    """Draw results of 1 % that follow a wave of 3 %."""
+    return steady(chance, n) * np.exp(0.03 * np.sin(2 * np.pi * (np.arange(n) / period + chance.random())))
+
+
+def at_weekends(chance: np.random.Generator, n: int) -> np.ndarray:
+    """Draw results of 1 % that take 10 % longer at weekends."""
+    return steady(chance, n) * np.where((np.arange(n) + chance.integers(7)) % 7 > 4, 1.1, 1.0)
+
+
+# Of a truth whose neighbours correlate: by how much. An alarm that assumes less is said to assume it
+CORRELATED = {
+    "correlation 0.3": 0.3,
+    "correlation 0.6": 0.6,
+    "correlation 0.8": 0.8,
+    "correlation 0.9": 0.9,
+    "two speeds, keeps one with 0.65": 0.3,
+    "two speeds, keeps one with 0.8": 0.6,
+    "two speeds, keeps one with 0.9": 0.8,
+    "sessions of 5 differ by 2 %": 0.64,
+}
 UNCHANGED: dict[str, Noise] = {
     "log-normal, 1 %": steady,
     "Student t3": student,
@@ -61,6 +98,15 @@ UNCHANGED: dict[str, Noise] = {
     "rounded to 1 %": rounded,
     "correlation 0.3": lambda chance, n: correlated(chance, n, 0.3),
     "correlation 0.6": lambda chance, n: correlated(chance, n, 0.6),
+    "correlation 0.8": lambda chance, n: correlated(chance, n, 0.8),
+    "correlation 0.9": lambda chance, n: correlated(chance, n, 0.9),
+    "two speeds, keeps one with 0.65": lambda chance, n: in_states(chance, n, 0.65),
+    "two speeds, keeps one with 0.8": lambda chance, n: in_states(chance, n, 0.8),
+    "two speeds, keeps one with 0.9": lambda chance, n: in_states(chance, n, 0.9),
+    "wave of 15 results": lambda chance, n: in_seasons(chance, n, 15),
+    "wave of 30 results": lambda chance, n: in_seasons(chance, n, 30),
+    "weekends": at_weekends,
+    "three bad days": with_bad_days,
     "spread grows from 1 to 3 %": growing,
     "one outlier": with_outlier,
     "sessions of 5 differ by 2 %": in_sessions,
@@ -72,6 +118,7 @@ CHANGED: dict[str, tuple[float, float, float] | float] = {
     "5 % up twice": (1.0, 1.05, 1.1),
     "10 % down": (1.0, 1.0, 0.9),
     "drift of 0.2 % a result": 0.002,
+    "drift of 11.6 % in 30 results": float(np.log(1.116) / 29),
 }
 
 
@@ -104,10 +151,10 @@ def stepped(truth: str, chance: np.random.Generator, count: int, effect: float) 
     return UNCHANGED[truth](chance, count) * np.where(np.arange(count) < count // 2, 1.0, effect)
 
 
-def words(truth: str, count: int, series: int, rate: float) -> list[Outcome]:
+def verdicts(truth: str, count: int, series: int, rate: float) -> list[SeriesVerdict]:
     """Judge so many unchanged machines."""
     chance = np.random.default_rng([20261127, count])
-    return [judge(UNCHANGED[truth](chance, count), rate).word for _ in range(series)]
+    return [judge(UNCHANGED[truth](chance, count), rate) for _ in range(series)]
 
 
 def found(truth: str, count: int, effect: float, series: int, rate: float) -> list[SeriesVerdict]:
@@ -153,12 +200,15 @@ def changed(truth: str, count: int, chance: np.random.Generator) -> np.ndarray:
 
 def print_unchanged(truths: Sequence[str], counts: Sequence[int], series: int, effects: int, rate: float) -> None:
     """Print the table of unchanged machines. ``effects``: how many series for each effect."""
-    print("| truth | results | alarms | Wilson | inconclusive | found in 80 % | place | size |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    print("| truth | results | alarms | Wilson | said | inconclusive | found in 80 % | place | size |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for truth in truths:
         for count in counts:
-            said = words(truth, count, series, rate)
-            alarms = sum(word in (Outcome.FASTER, Outcome.SLOWER) for word in said)
+            judged = verdicts(truth, count, series, rate)
+            said = [verdict.word for verdict in judged]
+            alarmed = [verdict for verdict in judged if verdict.word in (Outcome.FASTER, Outcome.SLOWER)]
+            alarms = len(alarmed)
+            named = sum(verdict.changes.held < CORRELATED.get(truth, 0.0) for verdict in alarmed)
             low, high = wilson(alarms, series)
             unsure = said.count(Outcome.INCONCLUSIVE)
             effect = "not measured | - | -"
@@ -167,6 +217,7 @@ def print_unchanged(truths: Sequence[str], counts: Sequence[int], series: int, e
                 effect = "more than 3 times | - | -" if best is None else f"× {best[0]:g} | {coverage(*best)}"
             print(
                 f"| {truth} | {count} | {100 * alarms / series:.1f} % | {100 * max(low, 0.0):.1f} to {100 * high:.1f} % | "
+                f"{f'{named} of {alarms}' if alarms else '-'} | "
                 f"{100 * unsure / series:.1f} % | {effect} |",
                 flush=True,
             )
@@ -178,7 +229,7 @@ def print_changed(series: int, rate: float) -> None:
     print("| --- | --- | --- | --- | --- | --- |")
     order = (Outcome.SLOWER, Outcome.FASTER, Outcome.EQUIVALENT, Outcome.INCONCLUSIVE)
     for truth in CHANGED:
-        for count in COUNTS[1:]:
+        for count in CHANGED_COUNTS:
             chance = np.random.default_rng([20261129, count])
             said = [judge(changed(truth, count, chance), rate).word for _ in range(series)]
             shares = " | ".join(f"{100 * said.count(word) / series:.0f} %" for word in order)

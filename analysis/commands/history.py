@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from mlhpc.analysis.history import record
-from mlhpc.analysis.history.record import SeriesVerdict
+from mlhpc.analysis.history import record, verdict
+from mlhpc.analysis.history.verdict import SeriesVerdict
 from mlhpc.suite.cli.group import Subcommands
 from mlhpc.suite.cli.options import JSON, FiniteRange, format_option, output_option, tolerance_option
 from mlhpc.suite.compliance.check import check as check_paths
@@ -34,6 +34,11 @@ _RATE = click.option(
     default=0.01,
     show_default=True,
     help="Probability that one check of an unchanged machine says `slower` or `faster`, over all its series.",
+)
+_BUSY = click.option(
+    "--busy",
+    is_flag=True,
+    help="Also judge results of runs in which other programs used more than 10 % of the CPUs.",
 )
 
 
@@ -97,18 +102,18 @@ def add(paths: tuple[Path, ...], any_runs: bool, output: Path | None) -> None:
 @_SINCE
 @tolerance_option()
 @_RATE
+@_BUSY
 @format_option()
 def show(
-    folder: Path | None, output: Path | None, since: str | None, tolerance: float, rate: float, style: str
+    folder: Path | None, output: Path | None, since: str | None, tolerance: float, rate: float, busy: bool, style: str
 ) -> None:
     """Show the results of a history over time, with trend, changes, and what else changed with them."""
-    verdicts = _judge(_read(_resolve_folder(folder, output), since), rate, tolerance)
+    verdicts = _judge(_read(_resolve_folder(folder, output), since), rate, tolerance, busy, style)
     if style == JSON:
-        print_line(json.dumps(record.convert_verdicts_to_dict(verdicts, rate, tolerance), indent=1))
         return
-    for number, verdict in enumerate(verdicts):
+    for number, each in enumerate(verdicts):
         # An empty line between two series
-        print_line("\n" * (number > 0) + "\n".join(map(render_printable, record.render_table(verdict, rate))))
+        print_line("\n" * (number > 0) + "\n".join(map(render_printable, verdict.render_table(each, rate))))
 
 
 @history.command()
@@ -117,39 +122,52 @@ def show(
 @_SINCE
 @tolerance_option()
 @_RATE
+@_BUSY
 @format_option()
 def check(
-    folder: Path | None, output: Path | None, since: str | None, tolerance: float, rate: float, style: str
+    folder: Path | None, output: Path | None, since: str | None, tolerance: float, rate: float, busy: bool, style: str
 ) -> None:
     """Say whether the machine is slower now than at its best.
 
     Prints each change of the time to train and of the time of an epoch, and which facts of the machine changed near it.
     The newest level is compared with the best earlier one. --false-alarms holds for all series and both times
-    together, also if results are correlated. It does not hold if times jump from session to session.
+    together, also if neighbouring results correlate by as much as the text says. A slow change counts too: "times grow
+    by 11 % in 30 days".
 
     Exit code 0: no change, or the newest level is faster or equivalent. 1: the newest level of a series is slower than
     the best one by more than --tolerance. 2: usage. 4: inconclusive; the text says why.
     """
-    verdicts = _judge(_read(_resolve_folder(folder, output), since), rate, tolerance)
-    if style == JSON:
-        print_line(json.dumps(record.convert_verdicts_to_dict(verdicts, rate, tolerance), indent=1))
-    else:
+    verdicts = _judge(_read(_resolve_folder(folder, output), since), rate, tolerance, busy, style)
+    if style != JSON:
         print_line(
-            "\n".join(render_printable(line) for verdict in verdicts for line in record.render_verdict(verdict, rate))
+            "\n".join(render_printable(line) for each in verdicts for line in verdict.render_verdict(each, rate))
         )
     code = _code(verdicts)
     if code:
         raise click.exceptions.Exit(code)
 
 
-def _judge(records: Sequence[record.Record], rate: float, tolerance: float) -> list[SeriesVerdict]:
-    return record.judge_all(records, rate, tolerance / 100.0)
+def _judge(
+    records: Sequence[record.Record], rate: float, tolerance: float, busy: bool, style: str
+) -> list[SeriesVerdict]:
+    """Judge the results of quiet machines, and print JSON or how many results were left out."""
+    kept = [each for each in records if busy or each.disturbed <= record.BUSY_SHARE]
+    verdicts = verdict.judge_all(kept, rate, tolerance / 100.0)
+    left_out = len(records) - len(kept)
+    if style == JSON:
+        document = verdict.convert_verdicts_to_dict(verdicts, rate, tolerance) | {"left_out": left_out}
+        print_line(json.dumps(document, indent=1))
+    elif left_out:
+        share = max(each.disturbed for each in records)
+        many = f"{left_out} result{'s' if left_out > 1 else ''}"
+        print_line(f"{many} left out: other programs used up to {100 * share:.0f} % of the CPUs; --busy takes them in")
+    return verdicts
 
 
 def _code(verdicts: Sequence[SeriesVerdict]) -> int:
     """Return the exit code of the most urgent verdict."""
     # Slower before inconclusive: a regression that was found must not be hidden by another series
-    words = {verdict.word for verdict in verdicts}
+    words = {each.word for each in verdicts} or {Outcome.INCONCLUSIVE}
     if Outcome.SLOWER in words:
         return ExitCode.FINDINGS
     return ExitCode.INCONCLUSIVE if Outcome.INCONCLUSIVE in words else ExitCode.OK

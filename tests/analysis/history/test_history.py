@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import re
@@ -14,7 +15,8 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from mlhpc.analysis.history.record import Record, Series, _compute_digest, read_history, write_record
+from mlhpc.analysis.history.record import Record, Series, _compute_digest, group_by_series, read_history, write_record
+from mlhpc.analysis.history.verdict import find_trend
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import START_MS, our_run, write
 from tests.fixtures.runs import describe, node
@@ -223,9 +225,15 @@ def test_an_accepted_change_is_left_out_with_since(tmp_path: Path) -> None:
     ids=str,
 )
 def test_unlike_results_are_never_one_series(tmp_path: Path, other: dict[str, Any]) -> None:
-    """Two machines, one twice as fast, alternate and then only one goes on: each is steady."""
+    folder = fill(tmp_path / "history", nights(2))
+    fill(folder, nights(2, at=30.0, seed=2), series=structs.replace(SERIES, **other))
+    assert [len(records) for records in group_by_series(read_history(folder)).values()] == [2, 2]
+
+
+def test_two_steady_machines_are_no_change(tmp_path: Path) -> None:
+    """One is twice as fast."""
     folder = fill(tmp_path / "history", nights(20))
-    fill(folder, nights(20, at=30.0, seed=2), series=structs.replace(SERIES, **other))
+    fill(folder, nights(20, at=30.0, seed=2), series=structs.replace(SERIES, system="other"))
     done = mlhpc("history", "check", folder)
     assert (done.returncode, done.stdout.count("no change in 20 results")) == (0, 4), done.stdout
 
@@ -240,15 +248,78 @@ def test_results_may_be_added_in_any_order(tmp_path: Path) -> None:
 
 
 def test_results_that_follow_each_other_are_inconclusive_with_the_reason(tmp_path: Path) -> None:
-    generator, drift, seconds = random.Random(8), 0.0, []
+    generator, drift, seconds = random.Random(2), 0.0, []
     for _ in range(40):
         drift = 0.8 * drift + generator.gauss(0, 0.01)
         seconds.append(60 * (1 + drift))
     done = mlhpc("history", "check", fill(tmp_path / "h", seconds))
     assert done.returncode == 4
-    assert (
-        "reason: neighbouring results may correlate by 0.7; such results look like this without a change" in done.stdout
+    assert "reason: neighbouring results may depend on each other" in done.stdout
+    assert re.search(r"more such results? (decides?|would not decide) \(mlhpc history add\)", done.stdout)
+
+
+def test_a_slow_change_is_exit_code_1(tmp_path: Path) -> None:
+    seconds = [value * 1.116 ** (day / 29) for day, value in enumerate(nights(30))]
+    done = mlhpc("history", "check", fill(tmp_path / "history", seconds))
+    assert done.returncode == 1
+    assert len(re.findall(r": slower: times grow by 1[12](\.\d)? % in 30 days, interval \[", done.stdout)) == 2, (
+        done.stdout
     )
+    assert done.stdout.count("assumed: neighbouring results correlate by at most 0.8") == 2
+    lax = mlhpc("history", "check", tmp_path / "history", "--tolerance", 20)
+    assert (lax.returncode, lax.stdout.count(": equivalent: times grow")) == (0, 2), lax.stdout
+
+
+def test_every_verdict_says_what_it_could_have_seen(tmp_path: Path) -> None:
+    done = mlhpc("history", "check", fill(tmp_path / "history", nights(30)))
+    said = re.findall(
+        r"a change of the last 3 results by (\S+) % or more would have been found in 8 of 10", done.stdout
+    )
+    assert len(said) == 2
+    assert all(3 < float(each) < 15 for each in said), said
+    few = mlhpc("history", "check", fill(tmp_path / "few", nights(11)))
+    assert re.search(r"last [45] results by .*; a change of fewer than [45] is not found", few.stdout), few.stdout
+
+
+def test_an_inconclusive_verdict_says_how_many_results_decide(tmp_path: Path) -> None:
+    """Twice as slow in the last three of eleven: no order of eleven is rare enough."""
+    done = mlhpc("history", "check", fill(tmp_path / "history", nights(8) + nights(3, at=120.0, seed=2)))
+    assert done.returncode == 4
+    more = re.findall(r"(\d) more such results? decides? \(", done.stdout)
+    assert len(more) == 2, done.stdout
+    added = nights(8) + (nights(3, at=120.0, seed=2) * 4)[: 3 + int(more[0])]
+    assert mlhpc("history", "check", fill(tmp_path / "more", added)).returncode == 1
+
+
+def test_results_of_a_busy_machine_are_left_out(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "history", nights(20))
+    for day in range(20, 25):
+        write_record(folder, structs.replace(record(day, 300.0), disturbed=0.87), [])
+    done = mlhpc("history", "check", folder)
+    assert done.returncode == 0
+    assert done.stdout.startswith(
+        "5 results left out: other programs used up to 87 % of the CPUs; --busy takes them in\n"
+    )
+    assert mlhpc("history", "check", folder, "--busy").returncode == 1
+    told = json.loads(mlhpc("history", "check", folder, "--format", "json").stdout)
+    assert (told["left_out"], len(told["series"][0]["results"])) == (5, 20)
+
+
+def test_runs_of_several_sessions_are_shown_as_such(tmp_path: Path) -> None:
+    starts = (*(600.0 * run for run in range(4)), *(150_000.0 + 600.0 * run for run in range(6)))
+    ten = structs.replace(record(0, 60.0), time_s=(480.0,) * 10, epoch_s=(60.0,) * 10, begin_s=starts)
+    write_record(tmp_path, ten, [])
+    assert mlhpc("history", "show", tmp_path).stdout.count("10 runs in 2 sessions") == 2
+
+
+def test_a_trend_has_an_interval_and_a_level_series_has_none_to_speak_of() -> None:
+    days, generator = [float(day) for day in range(40)], random.Random(6)
+    rising = find_trend(days, [math.exp(0.01 * day + generator.gauss(0, 0.05)) for day in days])
+    assert rising is not None
+    assert 0.0 < rising.low < 0.01 < rising.high
+    level = [find_trend(days, [math.exp(generator.gauss(0, 0.1)) for _ in days]) for _ in range(200)]
+    assert 182 <= sum(each is not None and each.low <= 0.0 <= each.high for each in level) <= 199
+    assert find_trend([1.0, 1.0, 1.0, 2.0, 3.0], [1.0] * 5) is None
 
 
 def test_show_lists_every_result_with_trend_and_changes(tmp_path: Path) -> None:
