@@ -29,6 +29,7 @@ from mlhpc.analysis.results.scaling import (
     Model,
     NotEnoughPointsError,
     compute_factors,
+    find_break,
     fit,
     predict_time,
 )
@@ -50,7 +51,8 @@ CAPTION = (
     "algorithmic (epochs needed) × staging × other. Where five sizes or more were run, the answer and the table "
     "predict the seconds per epoch at twice the largest size. The interval of a predicted time is over all "
     "models, each band widened by the error on sizes left out. Its upper end holds if no limit begins beyond the "
-    "largest size, such as a full switch or a largest batch: no model knows one."
+    "largest size, such as a full switch or a largest batch: no model knows one. A largest size that is slower than "
+    "two of three models foresee from the smaller ones, by more than the spread of a size, ends the prediction."
 )
 SCALING = "weak-scaling efficiency"
 LINES = {"efficiency": TEXT_COLOUR, "system": BLUE, "algorithmic": VERMILION, "staging": ORANGE, "other": GREY}
@@ -115,10 +117,15 @@ def render_answer(study: Study) -> str:
     )
 
 
-def _predict_further(study: Study, series: Series, models: list[Model]) -> dict[str, float]:
-    """Predict seconds per epoch at SOLID_REACH times the largest size, with their interval; empty without models."""
+def _predict_further(study: Study, series: Series, models: list[Model]) -> dict[str, float | str]:
+    """Predict seconds per epoch at SOLID_REACH times the largest size, with their interval; empty without models.
+
+    Nothing is predicted, and the table says why, if the largest size does not follow the smaller ones.
+    """
     if not models:
         return {}
+    if why := find_break(_times(study, series), models):
+        return {"no prediction": why}
     # No further: beyond it a prediction has no upper end
     further = SOLID_REACH * max(series.sizes)
     value, low, high = predict_time(_times(study, series), models, further)
@@ -126,6 +133,8 @@ def _predict_further(study: Study, series: Series, models: list[Model]) -> dict[
 
 
 def _describe_prediction(row: Mapping[Hashable, Any]) -> str:
+    if isinstance(why := row.get("no prediction"), str):
+        return f"; {why}"
     if pd.isna(row.get("further size", None)):
         return ""
     time = render_seconds_interval(row["s/epoch there"], row["there from"], row["there to"])

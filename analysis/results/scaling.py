@@ -4,6 +4,9 @@ Extrapolations are unreliable: all models look perfect on the data they were fit
 over runs, and all are shown. docs/report.md has the errors at scales that were left out. No model knows a
 limit that begins beyond the largest size, such as a full switch or a largest batch. So a lower end of a time holds
 wherever it is stated. An upper end holds only if the laws go on. It is stated up to twice the largest size.
+
+A largest size that does not follow the smaller ones was a bad day or has met a limit. Then nothing is extrapolated
+(`find_break`).
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from mlhpc.suite.errors import InputError
 
 LEAST_SCALES = 5  # as Extra-P asks (Calotoiu et al., SC 2013)
 SOLID_REACH, DASHED_REACH = 2.0, 4.0  # a model is drawn up to these multiples of the largest measured scale
+# A largest size this much slower than the smaller ones foresee ends the extrapolation: in units of the spread, at least
+BREAK_SPREADS, LEAST_BREAK = 3.0, 0.06
 SLOPE_SCALES = 3  # the scales that a further speed-up is judged by
 # Bootstrap samples behind a band: 10 of them lie beyond each of its ends
 REPLICATES = 200
@@ -112,8 +117,8 @@ class Model:
     """Holds a fitted model of time over units. ``coefficients`` are >= 0, one per term of ``form``.
 
     ``loo_error`` is the mean symmetric error of predicting each scale from all others. ``band`` gives the 5th and 95th
-    percentile over bootstrap replicates of the runs. ``last_error`` is that of predicting the largest scale,
-    ``largest``, from the smaller ones.
+    percentile over bootstrap replicates of the runs. ``earlier`` are the coefficients without the largest scale,
+    ``largest``. ``last_miss`` is the log of its time over what they predict, ``last_error`` the symmetric error.
     """
 
     name: str
@@ -121,7 +126,9 @@ class Model:
     coefficients: tuple[float, ...]
     loo_error: float
     last_error: float
+    last_miss: float
     largest: float
+    earlier: Floats
     replicates: Floats
     basis: Callable[[Floats], Floats]
 
@@ -158,6 +165,29 @@ def fit(runs: Mapping[float, Sequence[float]], least_scales: int = LEAST_SCALES)
     return models
 
 
+def find_break(runs: Mapping[float, Sequence[float]], models: Sequence[Model]) -> str:
+    """Say that the largest size is slower than two thirds of the models foresee from the smaller ones; else "".
+
+    It is so if they miss it by more than the spread of a size. That is the spread of its runs, or that of the smaller
+    sizes around the laws if it is larger: one size is usually one session.
+    """
+    sizes = sorted(n for n, times in runs.items() if len(times))
+    spreads = [float(np.var(np.log(runs[n]), ddof=1)) for n in sizes if len(runs[n]) > 1]
+    measured = np.log([np.mean(runs[n]) for n in sizes[:-1]])
+    around = []
+    for model in models:
+        misses = measured - np.log(model.basis(np.asarray(sizes[:-1])) @ model.earlier)
+        around.append(float(misses @ misses) / max(1, len(misses) - int(np.count_nonzero(model.earlier))))
+    spread = math.sqrt(max(statistics.fmean(spreads) if spreads else 0.0, min(around)))
+    # The second largest of three: two thirds of the models miss by at least so much
+    if statistics.median(model.last_miss for model in models) <= max(LEAST_BREAK, BREAK_SPREADS * spread):
+        return ""
+    return (
+        f"{sizes[-1]:g} does not follow the smaller sizes: a bad day or a limit; measure {sizes[-1]:g} again, or"
+        f" {1.5 * sizes[-1]:g}"
+    )
+
+
 def predict_time(
     runs: Mapping[float, Sequence[float]], models: Sequence[Model], units: float
 ) -> tuple[float, float, float]:
@@ -165,7 +195,8 @@ def predict_time(
 
     A bootstrap band has only the spread of runs in it. It is widened by the model's error on scales left out. This is
     done once for each doubling of the largest scale. The lower end is also below the time that `_predict_from_slope`
-    gives. The upper end is infinite beyond `SOLID_REACH` times the largest scale.
+    gives, and below what each model foresees without the largest scale: that may have been a bad day.
+    The upper end is infinite beyond `SOLID_REACH` times the largest scale.
     """
     best = min(models, key=lambda model: model.loo_error)
     # At least one: on measured sizes, too, the error of a left-out scale remains
@@ -173,7 +204,8 @@ def predict_time(
     # With noise of 1.5 left-out errors, 95 % of lines through three scales are at most this far above the true time.
     # The least error of several models is below the noise, so the median counts
     slope_error = (1 + statistics.median(model.loo_error for model in models)) ** (2 * (1 + doublings))
-    low, high = _predict_from_slope(runs, units) / slope_error, -math.inf
+    earlier = min(float((model.basis(np.asarray([units])) @ model.earlier)[0]) for model in models)
+    low, high = min(_predict_from_slope(runs, units), earlier) / slope_error, -math.inf
     for model in models:
         least, most = (float(edge[0]) for edge in model.band([units]))
         wider = (1 + max(model.loo_error, model.last_error)) ** doublings
@@ -240,13 +272,16 @@ def _model(
     name: str, form: str, basis: Callable[[Floats], Floats], units: Floats, times: Floats, drawn: Floats
 ) -> Model:
     matrix = basis(units)
+    earlier = _least_squares(matrix[:-1], times[:-1])
     return Model(
         name=name,
         form=form,
         coefficients=tuple(float(c) for c in _least_squares(matrix, times)),
         loo_error=compute_leave_one_out(basis, units, times),
         last_error=_left_out_error(matrix, times, len(units) - 1),
+        last_miss=math.log(times[-1] / float(matrix[-1] @ earlier)),
         largest=float(units[-1]),
+        earlier=earlier,
         replicates=np.array([_least_squares(matrix, replicate) for replicate in drawn]),
         basis=basis,
     )

@@ -224,7 +224,8 @@ def _points(fit: Fit, ranks: int, sizes: Floats, algorithm: Algorithm) -> Points
 def _distances(fit: Fit, quantity: Quantity, ranks: int, message: Floats, variance: Floats) -> tuple[Floats, Floats]:
     """Compute the distances of the lower and the upper end from the prediction, in log seconds.
 
-    If the newest back test erred in one direction, the end on that side moves away by this error per doubling. Beyond
+    If the newest back test erred in one direction, the end on that side moves away by this error per doubling. If the
+    largest grid was slower than foreseen, that may have been a bad day: the lower end moves by this error once. Beyond
     `BOUNDED_GROWTH` the upper end is infinite, and so is the lower one of a ratio.
     """
     if quantity not in fit.errors:
@@ -236,8 +237,10 @@ def _distances(fit: Fit, quantity: Quantity, ranks: int, message: Floats, varian
     errors, beyond = fit.errors[quantity], math.log2(ranks / fit.sweep.ranks)
     # On measured ranks the doublings are 0, and the error of the fit would vanish
     half = errors.half_width(quantity, max(beyond, WITHIN_DOUBLINGS), message, variance)
-    trend = max(beyond, 0.0) * errors.trend(message)
-    down, up = half + np.maximum(-trend, 0.0), half + np.maximum(trend, 0.0)
+    trend = errors.trend(message)
+    fall, rise = np.maximum(-trend, 0.0), np.maximum(trend, 0.0)
+    down = half + max(beyond, 0.0) * fall + min(max(beyond, 0.0), 1.0) * rise
+    up = half + max(beyond, 0.0) * rise
     if ranks <= BOUNDED_GROWTH * fit.sweep.ranks:
         return down, up
     # Networks do not get faster with size, so the lower end of a time stays; a ratio loses both ends
