@@ -31,6 +31,7 @@ CAPTION = (
     "culprit. A triangle marks the rank that waits least; it is named if the excess is above 1 % of the step "
     "and p < 0.05."
 )
+MOST_STRETCHES = 4  # of epochs that are listed
 WAIT = "exposed_communication_s"
 STEP = "step_s"
 
@@ -104,20 +105,40 @@ def _describe_result(item: ResultRanks) -> str:
     label = f"{item.label} ({item.benchmark} {item.size})"
     share = f"{render_percent(100 * result.excess_s / result.step_s)} of the step"
     if result.is_slow:
-        return f"{label}: rank {result.slow} is slow, {share} beyond luck (p = {result.p:.2g}); the others wait for it"
-    # So few epochs and ranks allow no small p, however slow a rank is
-    if result.least_p >= SIGNIFICANCE_LEVEL:
+        return (
+            f"{label}: rank {result.slow} was slow in this run, {share} beyond luck (p = {result.p:.2g}); the others"
+            " waited for it; noise that lasts as long as the run looks the same, so a second run decides"
+        )
+    some = f"; rank {result.slow} was slow in {_render_blocks(result)}" if result.slow_blocks else ""
+    visible = result.find_visible_share()
+    if visible is None:
         return (
             f"{label}: rank {result.slow} waits least, {render_si(result.waiting_s)}s a step less than the median; "
             f"{result.blocks} "
-            f"epoch{'s' * (result.blocks > 1)} on {len(result.own_s)} ranks are too few to tell a slow rank from luck"
+            f"epoch{'s' * (result.blocks > 1)} on {len(result.own_s)} ranks are too few to tell a slow rank from luck{some}"
         )
     if result.p < SIGNIFICANCE_LEVEL:
         return (
             f"{label}: no rank costs 1 % of the step; rank {result.slow} waits least, its excess is {share} (p ="
-            f" {result.p:.2g})"
+            f" {result.p:.2g}){some}"
         )
-    return f"{label}: no rank stands out, luck explains a gap of {render_si(result.gap_s)}s a step (p = {result.p:.2g})"
+    return (
+        f"{label}: no rank stands out, luck explains a gap of {render_si(result.gap_s)}s a step (p = {result.p:.2g}); "
+        f"of ranks slower by {render_percent(100 * visible)} of the step all the time, 8 in 10 would have been named{some}"
+    )
+
+
+def _render_blocks(result: StragglerTest) -> str:
+    """Render the epochs in which a rank was slow: ``5 of 20 epochs (3 to 7)``."""
+    runs: list[list[int]] = []
+    for block in result.slow_blocks:
+        if runs and runs[-1][-1] == block - 1:
+            runs[-1].append(block)
+        else:
+            runs.append([block])
+    shown = [f"{run[0]} to {run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs[:MOST_STRETCHES]]
+    more = ["..."] * (len(runs) > MOST_STRETCHES)
+    return f"{len(result.slow_blocks)} of {result.blocks} epochs ({', '.join(shown + more)})"
 
 
 def _list_results(study: Study) -> list[ResultRanks]:

@@ -29,4 +29,5 @@ USES = (
     "mlhpc.suite.training.devices",
     "mlhpc.suite.workload",
     "mlhpc.suite.world",
+    "mlhpc.suite.statistics.power",
 )

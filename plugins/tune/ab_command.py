@@ -11,7 +11,7 @@ import secrets
 import shlex
 import shutil
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -313,8 +313,9 @@ def steps(
     output: Path | None,
     style: str,
 ) -> None:
-    """Compare two plans or settings in one job: A and B train alternating blocks of steps on the same data.
+    """Compare two plans or settings in one job: A and B train in turn, in blocks of steps on the same data.
 
+    Which side begins is drawn, so that no disturbance of the machine is in step with one of them.
     Compares step time, CPU time, peak memory of tensors, executed FLOPs, bytes sent and loss. Each gets an interval and
     a verdict: faster, slower, equivalent or inconclusive. All intervals together hold with 95 %. The new folder gets
     ab.json with every block.
@@ -452,6 +453,8 @@ def _run_sides(
     world.init_torch(device)
     root, run = _find_data_root(config), RunFolder(folder)
     manifest = find_data(root, config.workload, config.size)
+    # Drawn by rank 0: a fixed order may be in step with what disturbs the machine
+    schedule = replace(schedule, order_seed=world.allgather(secrets.randbelow(2**31))[0])
     begun, load = datetime.now(UTC), os.getloadavg()[0]  # before the ranks' own load
     place = run.checkpoint(0)
     if world.is_first:
@@ -495,9 +498,9 @@ def _write_and_print(
     shown: dict[str, Any], sides: list[Side], values: list[dict[str, list[float]]], folder: Path, style: str
 ) -> None:
     """Write what was measured and print it."""
-    from mlhpc.plugins.tune.sides import judge, render_rows
+    from mlhpc.plugins.tune.sides import find_visible_step_time, judge, render_rows
 
-    rows = judge(*values)
+    rows, visible = judge(*values), find_visible_step_time(*(side["step time"] for side in values))
     stated = [
         {
             "name": side.name,
@@ -511,6 +514,7 @@ def _write_and_print(
         for side, blocks in zip(sides, values, strict=True)
     ]
     document = {"version": VERSION, "kind": "ab", **shown, "sides": stated, "rows": [asdict(row) for row in rows]}
+    document["visible_step_time"] = visible
     write_file_atomically(folder / "ab.json", json.dumps(document, indent=1) + "\n")
     if style == JSON:
         print_line(json.dumps(document, indent=1))
@@ -519,9 +523,12 @@ def _write_and_print(
         print_line(f"{label}: {side.name}")
     ranks = f"{shown['ranks']} rank{'s' * (shown['ranks'] > 1)}"
     print_line(
-        f"{shown['pairs']} pairs of blocks of {shown['steps']} timed steps on {ranks}, order by turns; "
+        f"{shown['pairs']} pairs of blocks of {shown['steps']} timed steps on {ranks}, "
+        f"in drawn order (seed {shown['order_seed']}); "
         f"{shown['processor']}, load {shown['load']:.1f}; intervals hold together with 95 %"
     )
     for line in render_rows(rows):
         print_line(line)
+    least = "not even 11 times the time" if visible is None else f"a step time that differs by {100 * visible:.2g} %"
+    print_line(f"{shown['pairs']} such pairs show {least} in 8 of 10 cases")
     print_line(f"{folder / 'ab.json'}: every block")

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from mlhpc.suite.errors import InputError
+from mlhpc.suite.statistics.power import POWER, find_smallest_effect
 
 Result = TypeVar("Result")
 
@@ -50,6 +51,15 @@ def make_random_order(block: int, entries: Sequence[str], seed: int) -> list[str
     return drawn
 
 
+def make_balanced_order(block: int, entries: Sequence[str], seed: int) -> list[str]:
+    """Draw the order of a block of two sides; every second block has the reverse of the one before.
+
+    A drift then cancels out, and no disturbance of the machine is in step with one side.
+    """
+    drawn = make_random_order((block + 1) // 2, entries, seed)
+    return drawn if block % 2 else drawn[::-1]
+
+
 def run_block(
     block: int, order: Sequence[str], run: Callable[[Turn], Result], known: Mapping[Turn, Result] | None = None
 ) -> dict[str, Result]:
@@ -62,6 +72,9 @@ def run_block(
 # (stake, part): each part of the initial wealth bets this share of itself. A large stake is fast if an entry loses
 # every block, a small one survives an entry that loses 6 of 10. The parts sum to 1.
 STAKES = ((1.0, 0.4), (0.9, 0.15), (0.8, 0.1), (0.6, 0.15), (0.4, 0.1), (0.2, 0.1))
+MOST_NEEDED_PAIRS = 400  # a race of more is not proposed
+FEWEST_SPREAD = 4  # ratios that say how much they spread
+CLIP = 3.7  # median deviations, 2.5 standard deviations of normal noise: an outlier counts as much
 INTERVAL_ALPHA = 0.05  # chance that the interval of a median ratio misses it
 
 
@@ -120,6 +133,61 @@ def compute_median_ratio(pairs: Sequence[tuple[float, float]]) -> MedianRatio | 
     bounded = high if math.isfinite(high) else None
     middle = statistics.median(ratios)
     return MedianRatio(middle if math.isfinite(middle) else None, low or None, bounded, count)
+
+
+@dataclass(frozen=True)
+class PairPower:
+    """What a race of two, of ``pairs`` pairs, could find, if the logs of its ratios have this ``spread``.
+
+    ``error`` is that of its rules.
+    """
+
+    spread: float
+    pairs: int
+    error: float
+
+    def find_visible(self) -> float | None:
+        """Find by which part a faster entry must be faster to win in 8 of 10 races. None: above 95 %."""
+        return find_smallest_effect(lambda part: self._compute_wins(part, self.pairs)[-1], 0.95)
+
+    def count_needed(self, part: float) -> int | None:
+        """Count the pairs that an entry, faster by this part, needs to win in 8 of 10 races. None: above 400."""
+        wins = self._compute_wins(part, MOST_NEEDED_PAIRS)
+        return next((number for number, share in enumerate(wins, 1) if share >= POWER), None)
+
+    def _compute_wins(self, part: float, pairs: int) -> list[float]:
+        """Compute how often an entry, faster by this part, has won after each number of pairs: over all races."""
+        better = statistics.NormalDist().cdf(-math.log1p(-part) / self.spread) if self.spread > 0 else float(part > 0)
+        threshold = RaceRules(("a", "b"), self.error, pairs, 0).threshold
+        chances, won, shares = {0: 1.0}, 0.0, []  # of races that go on, by pairs that it won
+        for number in range(1, pairs + 1):
+            following: dict[int, float] = {}
+            for wins, chance in chances.items():
+                following[wins + 1] = following.get(wins + 1, 0.0) + chance * better
+                following[wins] = following.get(wins, 0.0) + chance * (1.0 - better)
+            ends = {n for n in following if compute_e_value(n, number - n) >= threshold}
+            won += math.fsum(following[n] for n in ends)
+            chances = {
+                n: chance
+                for n, chance in following.items()
+                if n not in ends and chance > 1e-12 and compute_e_value(number - n, n) < threshold
+            }
+            shares.append(won)
+        return shares
+
+
+def estimate_spread(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Estimate the standard deviation of logs of ratios, without the weight of outliers. None: fewer than four.
+
+    It is somewhat larger than that of these ratios: few leave larger ones open, which cost more than smaller ones save.
+    """
+    logs = [math.log(mine / its) for mine, its in pairs if 0 < mine < math.inf and 0 < its < math.inf]
+    if len(logs) < FEWEST_SPREAD:
+        return None
+    middle = statistics.median(logs)
+    most = CLIP * statistics.median(abs(each - middle) for each in logs)
+    spread = statistics.stdev(min(max(each, middle - most), middle + most) for each in logs)
+    return spread * math.sqrt(len(logs) / (len(logs) - 2))
 
 
 Times = Mapping[str, float]  # of a block, by entry; infinite: did not finish within its budget

@@ -31,7 +31,16 @@ from optuna.trial import TrialState
 
 from mlhpc.plugins.tune.candidates import Candidates
 from mlhpc.plugins.tune.job import DEFAULT, TUNED
-from mlhpc.plugins.tune.race import MedianRatio, Race, RaceRules, Turn, compute_median_ratio, run_race
+from mlhpc.plugins.tune.race import (
+    MedianRatio,
+    PairPower,
+    Race,
+    RaceRules,
+    Turn,
+    compute_median_ratio,
+    estimate_spread,
+    run_race,
+)
 from mlhpc.plugins.tune.space import Point, Space, TunedTrial, TuneResult, Value, key_of, key_of_point
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.statistics import Outcome
@@ -222,13 +231,17 @@ class SearchRules:
 
 @dataclass(frozen=True)
 class Decision:
-    """The answer: outcome of the best point against the default, with the median ratio of fresh pairs."""
+    """The answer: outcome of the best point against the default, with the median ratio of fresh pairs.
+
+    ``power``: what the race could have found; None if it was won by the best point, or its noise is not known.
+    """
 
     point: Point
     outcome: Outcome
     ratio: MedianRatio | None
     pairs: int
     seconds: float
+    power: PairPower | None = None
 
 
 class History:
@@ -372,7 +385,10 @@ class Search:
         best = self.choose_best()
         point = self.pool[best]
         if best == self.default:
-            return Decision(point, Outcome.EQUIVALENT, None, 0, 0.0)
+            # No pair says how noisy a pair is; a measurement has as many blocks
+            noise = self.proxy.predict(self._known(self.history.trials())).noise
+            power = PairPower(noise, self.rules.pairs, self.rules.error)
+            return Decision(point, Outcome.EQUIVALENT, None, 0, 0.0, power)
         rules = RaceRules((DEFAULT, TUNED), self.rules.error, self.rules.pairs, self.rules.seed)
         pairs = self.history.pairs()
         known = {Turn(block, name): pair[name] for block, pair in enumerate(pairs, 1) for name in (DEFAULT, TUNED)}
@@ -390,6 +406,8 @@ class Search:
 
     def _judge(self, point: Point, race: Race) -> Decision:
         outcomes = {TUNED: Outcome.FASTER, DEFAULT: Outcome.SLOWER, None: Outcome.INCONCLUSIVE}
-        ratio = compute_median_ratio([(times[TUNED], times[DEFAULT]) for times in race.blocks])
+        pairs = [(times[TUNED], times[DEFAULT]) for times in race.blocks]
         took = math.fsum(pair["took"] for pair in self.history.pairs())
-        return Decision(point, outcomes[race.winner], ratio, len(race.blocks), took)
+        spread = None if race.winner == TUNED else estimate_spread(pairs)
+        power = None if spread is None else PairPower(spread, self.rules.pairs, self.rules.error)
+        return Decision(point, outcomes[race.winner], compute_median_ratio(pairs), len(pairs), took, power)

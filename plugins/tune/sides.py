@@ -7,6 +7,7 @@ blocks.
 from __future__ import annotations
 
 import math
+import random
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,14 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mlhpc.plugins.tune.race import Turn, make_alternating_order, run_block
+from mlhpc.plugins.tune.race import Turn, make_balanced_order, run_block
 from mlhpc.suite.data.sampling import check_batch, count_steps_per_epoch
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.log.mllog import EventLog
 from mlhpc.suite.machine.choice.chooser import make_chooser
 from mlhpc.suite.machine.choice.layout import ProcessSettings, keep_process_settings
 from mlhpc.suite.statistics import Outcome
-from mlhpc.suite.statistics.comparison import compute_mean_interval
+from mlhpc.suite.statistics.power import find_smallest_effect
+from mlhpc.suite.statistics.sessions import compute_mean_interval
 from mlhpc.suite.training.checkpoint import Checkpoint
 from mlhpc.suite.training.counts.flops import FlopSum
 from mlhpc.suite.training.counts.memory import LiveBytes
@@ -42,6 +44,7 @@ from mlhpc.suite.world import World
 CONFIDENCE = 0.95  # of all intervals of one comparison together (Bonferroni)
 MORE, LESS = "more", "less"  # of an amount; of a time it is slower and faster
 LOSS = "loss"
+DRAWS = 200  # simulated comparisons
 TIME_QUANTITIES = ("step time", "CPU time")
 QUANTITIES: Mapping[str, str] = {  # measured in each block, with their units
     "step time": "s",
@@ -116,6 +119,29 @@ def _judge_difference(name: str, low: float, high: float) -> str:
     if high < 0:
         return Outcome.FASTER if name in TIME_QUANTITIES else LESS
     return Outcome.INCONCLUSIVE
+
+
+def find_visible_step_time(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """Find by which part B must be slower to be found slower in 8 of 10 such comparisons. None: not even 11 times.
+
+    Pairs are drawn anew, with normal noise and all spreads that these pairs leave open.
+    """
+    logs = [math.log(y / x) for x, y in zip(a, b, strict=True) if min(x, y) > 0]
+    if len(logs) < 2:
+        return None
+    chance, dof = random.Random(0), len(logs) - 1  # noqa: S311  no secret
+    # Two degrees more than the data have, as in `mlhpc.suite.statistics.power`
+    spreads = [
+        statistics.stdev(logs) * math.sqrt((dof + 2) / chance.gammavariate((dof + 2) / 2, 2)) for _ in range(DRAWS)
+    ]
+    noise = [[chance.gauss(0.0, spread) for _ in logs] for spread in spreads]
+    ones = [1.0] * len(logs)
+
+    def find_share(effect: float) -> float:
+        drawn = ([(1.0 + effect) * math.exp(each) for each in row] for row in noise)
+        return sum(_judge_quantity("step time", "s", ones, row).verdict == Outcome.SLOWER for row in drawn) / DRAWS
+
+    return find_smallest_effect(find_share, 10.0)
 
 
 def _compute_spread(values: Sequence[float]) -> float:
@@ -339,15 +365,19 @@ def _sum_storage_bytes(tensors: Iterable[Tensor]) -> int:
 
 @dataclass(frozen=True)
 class Schedule:
-    """``pairs`` of blocks, each of two counted and ``steps`` timed steps, after ``warmup`` steps."""
+    """``pairs`` of blocks, each of two counted and ``steps`` timed steps, after ``warmup`` steps.
+
+    ``order_seed`` draws which side begins. All ranks must have the same one.
+    """
 
     pairs: int
     steps: int
     warmup: int
+    order_seed: int = 0
 
 
 def run_block_pairs(a: Side, b: Side, schedule: Schedule) -> tuple[list[BlockCost], list[BlockCost]]:
-    """Run both sides' blocks in turn, in reverse order in every second pair.
+    """Run both sides' blocks in turn: which one begins is drawn, and every second pair is in reverse order.
 
     Each block begins at A's state after the warm-up. The first pair is run twice; its first time does not count.
     InputError if B cannot begin there.
@@ -370,6 +400,7 @@ def run_block_pairs(a: Side, b: Side, schedule: Schedule) -> tuple[list[BlockCos
         return sides[turn.entry].block(begin, schedule.steps)
 
     pairs = [
-        run_block(block, make_alternating_order(block, tuple(sides)), run) for block in range(1, schedule.pairs + 1)
+        run_block(block, make_balanced_order(block, tuple(sides), schedule.order_seed), run)
+        for block in range(1, schedule.pairs + 1)
     ]
     return [pair["a"] for pair in pairs], [pair["b"] for pair in pairs]

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, structs
 
-from mlhpc.plugins.tune.race import MedianRatio
+from mlhpc.plugins.tune.race import MOST_NEEDED_PAIRS, MedianRatio, PairPower
 from mlhpc.suite.card import Tunable
 from mlhpc.suite.config import RunConfig, load_config, parse_setting
 from mlhpc.suite.descriptor import Descriptor
@@ -286,7 +286,7 @@ class TuneResult(Struct, frozen=True, kw_only=True):
     """A search with its answer. ``refused``: points that could not run, with reasons.
 
     ``ratio``: the median of fresh pairs, best over default. ``importance``: the part of the variance of log time that
-    each tunable explains alone. It is empty after few trials.
+    each tunable explains alone. It is empty after few trials. ``power``: what the pairs could have found.
     """
 
     version: Literal[1] = 1
@@ -309,6 +309,28 @@ class TuneResult(Struct, frozen=True, kw_only=True):
     ratio: MedianRatio | None
     importance: dict[str, float] = {}
     outcome: Outcome
+    power: PairPower | None = None
+
+    def describe_silence(self) -> str:
+        """Say of a search without a faster configuration what was seen, and what could have been."""
+        parts = ["nothing better than the default was found"]
+        seen = self.ratio.value if self.ratio else None
+        if self.outcome == Outcome.INCONCLUSIVE and self.ratio and seen is not None and seen < 1.0:
+            ends = [f"{100 * (end - 1.0):+.2g}" if end else "unknown" for end in (self.ratio.low, self.ratio.high)]
+            best = f"the best was {100 * (1.0 - seen):.2g} % faster [{', '.join(ends)}]"
+            parts = [f"not decided in {self.pairs} pairs: {best}"]
+            if self.power:
+                needed = self.power.count_needed(1.0 - seen) or f"more than {MOST_NEEDED_PAIRS}"
+                parts.append(f"if it is, about {needed} pairs would show it in 8 of 10 cases")
+        if self.power:
+            visible = self.power.find_visible()
+            least = (
+                "not even one that is 20 times as fast"
+                if visible is None
+                else f"one that is {100 * visible:.2g} % faster"
+            )
+            parts.append(f"{self.power.pairs} pairs show {least}" + " in 8 of 10 cases" * (visible is not None))
+        return "; ".join(parts)
 
     def list_fastest(self, number: int) -> list[dict[str, Value]]:
         """List the points with the shortest times, the best first: of a point measured twice, the mean counts once."""

@@ -359,6 +359,7 @@ def _describe(
         ratio=decision.ratio,
         importance=search.history.measure_importance(),
         outcome=decision.outcome,
+        power=decision.power,
     )
 
 
@@ -411,7 +412,7 @@ def _print_answer(setting: Setting, result: TuneResult, best: Path) -> None:
     if result.outcome == Outcome.FASTER:
         print_line(f"faster than the default; to use it: {_render_use(setting, result.best, best)}")
     else:
-        print_line("nothing better than the default was found")
+        print_line(result.describe_silence())
 
 
 def _print_predictions(setting: Setting, size: str, paths: Sequence[Path], style: str) -> None:

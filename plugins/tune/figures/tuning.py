@@ -67,7 +67,7 @@ def _render_answer(search: TuneResult) -> str:
     named = f"{search.workload} {search.size}"
     ratio = search.ratio
     if search.outcome != Outcome.FASTER or ratio is None or ratio.value is None:
-        return f"{named}: nothing better than the default {effort}"
+        return f"{named}: {search.describe_silence()}, {effort}"
     ends = f"{ratio.low:.3g} to {ratio.high:.3g}" if ratio.low and ratio.high else "unknown"
     return (
         f"{named}: {render_point(search.best, search.default)} takes {ratio.value:.3g} of the default's "

@@ -13,7 +13,7 @@ from mlhpc.analysis.commands.report import report
 from mlhpc.analysis.sources.readers import read_file
 from mlhpc.analysis.study import NotAnswerableError, Study, read_study
 from mlhpc.plugins.tune.figures import contests, tuning
-from mlhpc.plugins.tune.race import MedianRatio
+from mlhpc.plugins.tune.race import MedianRatio, PairPower
 from mlhpc.plugins.tune.ranking import Finding, Ranking
 from mlhpc.plugins.tune.space import TuneResult
 from mlhpc.suite.card import Card
@@ -59,9 +59,29 @@ def test_the_course_has_a_row_per_evaluation_and_the_best_until_then(study: Stud
 
 
 def test_an_answer_of_nothing_better_is_one(tmp_path: Path, run_folder: Any, cards: dict[str, Card]) -> None:
-    none = make_search(outcome=Outcome.INCONCLUSIVE, ratio=MedianRatio(0.98, 0.9, None, 9))
+    none = make_search(outcome=Outcome.SLOWER, ratio=MedianRatio(1.2, 1.1, None, 9))
     study = make_study(run_folder, tmp_path / "runs", cards, none)
     assert tuning.render_course_answer(study).startswith("moe_lm smoke: nothing better than the default")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "not decided in 16 pairs: the best was 6.1 % faster [-9.6, +2.8]"),
+        (
+            {"power": PairPower(0.07, 16, 0.05)},
+            "not decided in 16 pairs: the best was 6.1 % faster [-9.6, +2.8]; if it is, about 32 pairs would show it in"
+            " 8 of 10 cases; 16 pairs show one that is 8.3 % faster in 8 of 10 cases",
+        ),
+        (
+            {"outcome": Outcome.SLOWER, "power": PairPower(5.0, 16, 0.05)},
+            "nothing better than the default was found; 16 pairs show not even one that is 20 times as fast",
+        ),
+    ],
+)
+def test_silence_says_what_was_seen_and_what_could_have_been(changes: dict[str, Any], said: str) -> None:
+    stated = {"outcome": Outcome.INCONCLUSIVE, "pairs": 16, "ratio": MedianRatio(0.939, 0.904, 1.028, 16)}
+    assert make_search(**(stated | changes)).describe_silence() == said
 
 
 def test_a_tunable_is_worth_what_the_search_says(study: Study) -> None:

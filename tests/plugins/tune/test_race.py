@@ -12,6 +12,7 @@ import pytest
 from benchmarks.ab_runs import ENTRIES, NOISES, World, levels, plan, simulate
 from mlhpc.plugins.tune.race import (
     STAKES,
+    PairPower,
     Race,
     RaceRules,
     Turn,
@@ -19,6 +20,7 @@ from mlhpc.plugins.tune.race import (
     compute_e_value,
     compute_median_ratio,
     compute_sign,
+    estimate_spread,
     make_random_order,
     run_race,
 )
@@ -159,3 +161,29 @@ def test_the_interval_of_a_ratio_holds_the_truth_as_often_as_it_says() -> None:
         assert ratio is not None
         held += (ratio.low or 0.0) <= math.exp(0.2) <= (ratio.high or math.inf)
     assert held >= 190
+
+
+def test_what_a_race_could_find_it_finds_in_eight_of_ten() -> None:
+    noise = random.Random(5)
+    power = PairPower(0.07, 16, 0.05)
+    visible = power.find_visible()
+    assert visible == pytest.approx(0.083, abs=0.002)
+    assert power.count_needed(visible) == 16
+    won = 0
+    for seed in range(200):
+        rules = RaceRules(("default", "tuned"), 0.05, 16, seed)
+        race = run_race(
+            rules, {}, lambda turn: 1.0 if turn.entry == "default" else noise.lognormvariate(math.log1p(-visible), 0.07)
+        )
+        won += race.winner == "tuned"
+    assert 0.7 <= won / 200 <= 0.9
+    assert PairPower(5.0, 16, 0.05).find_visible() is None
+    assert PairPower(1.0, 16, 0.05).count_needed(0.01) is None
+
+
+def test_a_spread_does_not_follow_an_outlier() -> None:
+    logs = [0.02, -0.01, 0.03, -0.02, 0.0, 0.01, -0.03, 2.0]
+    spread = estimate_spread([(math.exp(each), 1.0) for each in logs])
+    assert spread is not None
+    assert spread < 0.06
+    assert estimate_spread([(1.0, 1.0), (math.inf, 1.0)]) is None

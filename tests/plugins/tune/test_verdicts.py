@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 
 import pytest
 
-from mlhpc.plugins.tune.sides import LESS, LOSS, MORE, QUANTITIES, Row, judge, render_rows
+from mlhpc.plugins.tune.race import make_balanced_order
+from mlhpc.plugins.tune.sides import LESS, LOSS, MORE, QUANTITIES, Row, find_visible_step_time, judge, render_rows
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.statistics import Outcome
 
@@ -95,3 +97,30 @@ def test_a_difference_of_one_spread_is_found_in_twenty_pairs_most_times() -> Non
         b = tuple(noise.lognormvariate(0.15, 0.1) for _ in range(20))
         found += row("step time", a, b).verdict == Outcome.SLOWER
     assert found >= 80
+
+
+@pytest.mark.parametrize("period", [2, 4, 8])
+def test_a_disturbance_in_step_with_the_blocks_is_no_fault_of_a_side(period: int) -> None:
+    noise, wrong = random.Random(3), 0
+    for seed in range(100):
+        times: dict[str, list[float]] = {"a": [], "b": []}
+        place = noise.randrange(period)
+        for block in range(1, 21):
+            for side in make_balanced_order(block, ("a", "b"), seed):
+                times[side].append(noise.lognormvariate(0.1 * (place % period == 0), 0.01))
+                place += 1
+        wrong += row("step time", tuple(times["a"]), tuple(times["b"])).verdict != Outcome.INCONCLUSIVE
+    assert wrong <= 5
+
+
+def test_what_pairs_could_show_they_show_in_eight_of_ten() -> None:
+    noise = random.Random(4)
+    pairs = [1.0] * 10, [noise.lognormvariate(0.0, 0.04) for _ in range(10)]
+    visible = find_visible_step_time(*pairs)
+    assert visible == pytest.approx(0.055, abs=0.015)
+    spread = statistics.stdev(map(math.log, pairs[1]))
+    shown = 0
+    for _ in range(100):
+        fresh = tuple(noise.lognormvariate(math.log1p(visible), spread) for _ in range(10))
+        shown += row("step time", (1.0,) * 10, fresh).verdict == Outcome.SLOWER
+    assert shown >= 70
