@@ -6,7 +6,7 @@ Renders numbers, times, names and lists as text for people.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ import pandas as pd
 
 from mlhpc.analysis.study import Study
 from mlhpc.suite.files import render_duration
+from mlhpc.suite.statistics.sessions import TimedRun, find_sessions, render_sessions
 
 if TYPE_CHECKING:
     import altair as alt
@@ -51,12 +52,34 @@ class Question:
     decision: str = ""
 
 
+class Answer(str):
+    """Words whose numbers are all in the view's table. ``parts`` has each statement with the rows it is about.
+
+    Rows are places in the table; none stands for all of them.
+    """
+
+    parts: tuple[tuple[str, tuple[int, ...]], ...]
+
+    def __new__(cls, text: str, rows: Iterable[int] = ()) -> Answer:
+        """Make an answer of one statement; `join_statements` makes those of several."""
+        answer = super().__new__(cls, text)
+        answer.parts = ((text, tuple(rows)),)
+        return answer
+
+    def add(self, end: str) -> Answer:
+        """Add words that are about no row of the table."""
+        answer = Answer(f"{self}{end}")
+        answer.parts = self.parts
+        return answer
+
+
 @dataclass(frozen=True)
 class View:
     """Holds one question of a figure, with a table, the answer in words, and a chart of the table.
 
-    ``table`` and ``answer`` raise NotAnswerableError if the data are missing. ``table`` has units in the names of its
-    columns. ``chart`` draws the table and nothing else; it may use ``label``, ``benchmark`` and ``size`` of a row.
+    An `Answer` says which rows of the table its numbers are of. ``table`` and ``answer`` raise NotAnswerableError if the
+    data are missing. ``table`` has units in the names of its columns. ``chart`` draws the table and nothing else; it may
+    use ``label``, ``benchmark`` and ``size`` of a row.
     """
 
     name: str  # of its file of numbers, and of its place on the page
@@ -69,6 +92,17 @@ class View:
     fewest_rows: int = 1  # of the table: with fewer the answer says it all, and the page has no chart
 
 
+MACHINE = "size × speed"
+FACTOR_WORDS = {  # for the columns of factors: above 1, and below
+    "size": ("machine size", "smaller machine"),
+    "speed/size": ("speed of each part", "slower parts"),
+    "epochs": ("fewer epochs", "more epochs"),
+    "staging": ("less staging", "more staging"),
+    "other": ("less other time", "more other time"),
+}
+# Differences from 1 of a factor that is named: of one that is sure, and of one that may be luck
+LEAST_SURE, LEAST_NAMED = 0.005, 0.02
+INTERVAL_WORDS = "spread of these runs"  # what the interval of a score is called
 SECONDS_UNITS = (  # from which upper end on, seconds per unit, its name
     (36000.0, 3600.0, "h"), (600.0, 60.0, "min"), (1.0, 1.0, "s"),
     (1e-3, 1e-3, "ms"), (1e-6, 1e-6, "µs"), (0.0, 1e-9, "ns"),
@@ -156,10 +190,90 @@ def render_label(text: object, length: int = 44) -> str:
     return f"{line[:head]}…{line[-(length - head - 1) :]}"
 
 
-def join_statements(statements: Sequence[str], most: int = 6) -> str:
+def join_statements(statements: Sequence[str], most: int = 6) -> Answer:
     """Join the first ``most`` texts by "; " in one line. If there are more, it ends with "and N more"."""
     more = f"; and {len(statements) - most} more" if len(statements) > most else ""
-    return "; ".join(statements[:most]) + more
+    answer = Answer("; ".join(statements[:most]) + more)
+    shown = [each if isinstance(each, Answer) else Answer(each) for each in statements[:most]]
+    answer.parts = tuple(part for each in shown for part in each.parts)
+    return answer
+
+
+def rankable(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the results that may be fastest, cheapest or advised; ``not_ranked`` says why another may not."""
+    return rows[rows["not_ranked"].isna()] if "not_ranked" in rows else rows
+
+
+def list_timed_runs(study: Study, group: str, column: str = "run_s") -> tuple[TimedRun, ...]:
+    """List a time of the runs of a result that reached the target, in order."""
+    runs = list_ordered_runs(study, group)
+    runs = runs[runs[column] > 0]
+    return tuple(TimedRun(float(at), float(time)) for at, time in zip(runs["begin_s"], runs[column], strict=True))
+
+
+def list_ordered_runs(study: Study, group: str) -> pd.DataFrame:
+    """List the runs of a result that reached the target, in the order of their start, ``begin_s``."""
+    runs = study.converged_of(group)
+    known = runs[(runs["run_s"] > 0) & (runs["run_s"] < math.inf)]
+    return known.assign(begin_s=known["run_start_ms"].fillna(0.0) / 1e3).sort_values(["begin_s", "run_s"])
+
+
+def number_sessions(study: Study, group: str) -> list[int]:
+    """Number the session of each run of a result, in order."""
+    sessions = find_sessions(list_timed_runs(study, group))
+    return [number for number, session in enumerate(sessions) for _ in session]
+
+
+def count_sessions(study: Study, group: str) -> int:
+    """Count the sessions of a result's runs."""
+    return len(set(number_sessions(study, group)))
+
+
+def render_counts(row: pd.Series) -> str:
+    """Render the runs and sessions of both sides of a comparison, those of the fastest first."""
+    first, other = (render_sessions(row[f"n{of}"], row[f"sessions{of}"]) for of in (" of the other", ""))
+    return f"by {first.removesuffix(' runs')} and {other}"
+
+
+def explain_factors(row: pd.Series) -> str:
+    """Name the factors of a row of the table that differ from 1. Last come the ones that work against the others.
+
+    A factor differs if its interval excludes 1 or it is not small. The size and the speed of unlike devices are one
+    factor, because a new device is fewer and faster parts.
+    """
+    named = {name: words[int(row[name] < 1)] for name, words in FACTOR_WORDS.items() if _differs(row, name)}
+    texts = {name: f"{words} {_render_factor(row, name)}" for name, words in named.items()}
+    values = {name: row[name] for name in named}
+    if row["device from"] != row["device to"]:
+        devices = f"{row['device to']} for {row['device from']}"
+        if "size" in texts:
+            parts = f"size × {texts.pop('size').split(' × ')[1]}, speed of each {_render_factor(row, 'speed/size')}"
+            texts.pop("speed/size", None)
+            texts[MACHINE] = f"machine × {row[MACHINE]:.3g} ({devices}: {parts})"
+            values[MACHINE] = row[MACHINE]
+        elif "speed/size" in texts:
+            texts["speed/size"] = f"{named['speed/size']} ({devices}) {_render_factor(row, 'speed/size')}"
+    ordered = sorted(texts, key=lambda name: -abs(math.log(values[name])))
+    sides = [[texts[name] for name in ordered if (values[name] < 1) == against] for against in (False, True)]
+    return ", against ".join(", ".join(side) for side in sides if side)
+
+
+def is_sure(row: pd.Series, name: str) -> bool:
+    """Return True if the interval of a factor of the table excludes 1."""
+    low, high = row.get(f"{name} from", math.nan), row.get(f"{name} to", math.nan)
+    return bool(high < 1 or low > 1)
+
+
+def _render_factor(row: pd.Series, name: str) -> str:
+    low, high = row.get(f"{name} from", math.nan), row.get(f"{name} to", math.nan)
+    if low != low:  # the size has no spread, or there are too few runs for an interval
+        return f"× {row[name]:.3g}"
+    return f"× {row[name]:.3g} [{low:.3g}, {high:.3g}]{'' if is_sure(row, name) else ' (may be luck)'}"
+
+
+def _differs(row: pd.Series, name: str) -> bool:
+    least = LEAST_SURE if name == "size" or is_sure(row, name) else LEAST_NAMED
+    return bool(row[name] > 0 and abs(row[name] - 1) > least)
 
 
 def render_seconds(value: float) -> str:

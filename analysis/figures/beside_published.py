@@ -6,7 +6,15 @@ import altair as alt
 import pandas as pd
 
 from mlhpc.analysis.drawing.charts import Chart, draw_panels, draw_points, make_minutes_channel, make_number_channel
-from mlhpc.analysis.drawing.view import CHOOSE_SYSTEMS, Question, View, render_seconds
+from mlhpc.analysis.drawing.view import (
+    CHOOSE_SYSTEMS,
+    Answer,
+    Question,
+    View,
+    join_statements,
+    rankable,
+    render_seconds,
+)
 from mlhpc.analysis.published.scores import describe_missing_results, read_scores
 from mlhpc.analysis.study import NotAnswerableError, Study
 
@@ -42,30 +50,31 @@ def build_table(study: Study) -> pd.DataFrame:
     )  # fmt: skip
     theirs = known.assign(who=known["machine"], whose="published", run_min=known["score_s"].astype(float) / 60)
     both = pd.concat([frame[["who", "whose", *columns]].astype(object) for frame in (ours, theirs)])
-    order = both.assign(rank=both["whose"] == "published").sort_values(["benchmark", "rank", "run_min"])
+    order = both.assign(rank=both["whose"] == "published").sort_values(["benchmark", "rank", "run_min", "who"])
     return order[["who", "whose", *columns]].rename(columns=columns | {"who": "system"}).reset_index(drop=True)
 
 
-def render_answer(study: Study) -> str:
-    """Name own results and the fastest of the best-known machines; say if they solve different problems."""
+def render_answer(study: Study) -> Answer:
+    """Name own results of each size and the fastest of the best-known machines; say if the problems differ."""
     frame = build_table(study)
     sentences = []
-    for benchmark, rows in frame.groupby("benchmark", sort=True):
-        own = rows[rows["whose"] != "published"].iloc[0]
-        stars = rows[(rows["whose"] == "published") & rows["system"].isin(NAMED_MACHINES)].drop_duplicates("system")
+    for (benchmark, size), mine in frame[frame["whose"] != "published"].groupby(["benchmark", "size"], sort=True):
+        own = mine.iloc[0]  # rows are sorted by time
+        known = frame[(frame["benchmark"] == benchmark) & (frame["whose"] == "published")]
+        stars = known[known["system"].isin(NAMED_MACHINES)].drop_duplicates("system")
         others = ", ".join(
             f"{r['system']} {render_seconds(60 * r['time to train [min]'])} ({r['round']})"
             for r in stars.to_dict("records")
         )
         ours = f"{own['system']} {render_seconds(60 * own['time to train [min]'])}"
-        if own["size"] == "full":
-            sentences.append(f"{benchmark}: {ours}; {others}")
-        else:
-            sentences.append(
-                f"{benchmark}: size {own['size']} is a different problem, so {ours} compares only with other results "
+        said = f"{benchmark}: {ours}; {others}"
+        if size != "full":
+            said = (
+                f"{benchmark}: size {size} is a different problem, so {ours} compares only with other results "
                 f"of that size; published times of the full size are {others}"
             )
-    return "; ".join(sentences) + describe_missing_results(study.results["group"])
+        sentences.append(Answer(said, [own.name, *stars.index]))
+    return join_statements(sentences).add(describe_missing_results(study.results["group"]))
 
 
 def draw_chart(table: pd.DataFrame) -> Chart:
@@ -83,7 +92,7 @@ def draw_chart(table: pd.DataFrame) -> Chart:
 
 
 def _own(study: Study) -> pd.DataFrame:
-    own = study.distinct
+    own = rankable(study.distinct)
     own = own[~own["published"] & (own["mode"] == "strong") & (own["units"] > 0) & (own["run_s.mean"] > 0)]
     own = own[own["benchmark"].isin(read_scores()["benchmark"])]
     if own.empty:

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 import altair as alt
 import pandas as pd
 
 from mlhpc.analysis.drawing.charts import BLUE, GREY, Chart, draw_intervals, draw_panels
-from mlhpc.analysis.drawing.view import CHOOSE_SYSTEMS, Question, View, join_statements, render_label
-from mlhpc.analysis.study import NotAnswerableError, Study
-from mlhpc.suite.statistics import Outcome
-from mlhpc.suite.statistics.comparison import (
-    CONFIDENCE,
-    Comparison,
-    TimedRun,
-    compare_times,
-    estimate_runs_needed,
-    holm,
+from mlhpc.analysis.drawing.view import (
+    CHOOSE_SYSTEMS,
+    Answer,
+    Question,
+    View,
+    join_statements,
+    list_timed_runs,
+    render_counts,
+    render_label,
 )
+from mlhpc.analysis.study import NotAnswerableError, Study
+from mlhpc.suite.statistics import CONFIDENCE, Outcome
+from mlhpc.suite.statistics.comparison import Comparison, compare_times, holm
+from mlhpc.suite.statistics.sessions import TimedRun
 
 TITLE = "Is the difference real?"
 QUESTION = Question(
@@ -36,7 +40,8 @@ CAPTION = (
     "because the interval holds 1, Holm's p over all comparisons of the panel is above 0.05, the permutation "
     "test disagrees, or the times drift from run to run. The table has these values, the smallest ratio that so "
     "many runs would find with 80 % power, and the ratio of scores, which drop the fastest and the slowest run. "
-    "Results of two machines are of two sessions: what else differed between them counts as difference."
+    "Where a result has several sessions, these and not runs are what is compared. Results of two machines are of two "
+    "sessions: what else differed between them counts as difference. In doubts A is the fastest result, B the other."
 )
 
 
@@ -44,15 +49,15 @@ def build_table(study: Study) -> pd.DataFrame:
     """Build the ratio, interval and p values of every comparison."""
     lines = []
     for title, short, rows in study.tasks():
-        known = rows[(rows["mode"] == "strong") & rows["run_s.mean"].notna() & ~rows["group"].isin(_copies(study))]
+        known = rows[(rows["mode"] == "strong") & rows["run_s.mean"].notna()]
+        # By the mean of the runs and not by score, because a result with too few runs has no score
+        known = known[~known["group"].isin(_copies(study, known))].sort_values(["run_s.mean", "label"])
         if len(known) < 2:
             continue
-        # By the mean of the runs and not by score, because a result with too few runs has no score
-        best = known.loc[known["run_s.mean"].idxmin()]
-        base = _runs(study, best["group"])
+        best = known.iloc[0]
         part = []
-        for row in known.drop(best.name).sort_values("run_s.mean").to_dict("records"):
-            comparison = _compare_runs(base, _runs(study, row["group"]))
+        for row in known.drop(best.name).to_dict("records"):
+            comparison = compare_results(study, best, row)
             if comparison is not None:
                 head = {
                     "class": title,
@@ -63,11 +68,17 @@ def build_table(study: Study) -> pd.DataFrame:
                     "against": best["label"],
                     "division": row["division"],
                 }
-                enough = estimate_runs_needed(comparison) if comparison.outcome == Outcome.INCONCLUSIVE else None
-                tail = {"ratio of scores": row["score_s"] / best["score_s"], "runs to tell": enough}
+                needed = comparison.needed if comparison.outcome == Outcome.INCONCLUSIVE else None
+                tail = {
+                    "detectable": comparison.detectable,
+                    "ratio of scores": row["score_s"] / best["score_s"],
+                    "to tell": needed.render(comparison.unit) if needed else None,
+                }
                 part.append(head | vars(comparison) | tail)
         # Of one panel at a time: its comparisons are one family of tests
-        for line, adjusted in zip(part, holm([line["p"] for line in part]), strict=True):
+        # All pairs count: the fastest is chosen by the times that it is then compared by
+        pairs_each = len(known) / 2
+        for line, adjusted in zip(part, holm([min(1.0, pairs_each * line["p"]) for line in part]), strict=True):
             # The interval is not adjusted for the number of comparisons: Holm's p must agree with it
             real = adjusted < 1 - CONFIDENCE and line["outcome"] == Outcome.SLOWER
             line["doubts"] = "; ".join(line["doubts"])
@@ -80,28 +91,32 @@ def build_table(study: Study) -> pd.DataFrame:
         columns={
             "n_b": "n", "n_a": "n of the other", "ratio": "ratio of times", "low": "95 % from", "high": "95 % to",
             "p": "p (Welch)", "p_permutation": "p (permutation)", "p_holm": "p (Holm)",
-            "detectable": "smallest detectable ratio", "drift": "drift a run",
+            "detectable": "smallest detectable ratio", "sessions_b": "sessions",
+            "sessions_a": "sessions of the other",
         }
-    ).drop(columns="outcome")  # fmt: skip
+    ).drop(columns=["outcome", "needed", "by_session", "spread", "dof", "confidence", "margin"], errors="ignore")  # fmt: skip
 
 
-def _copies(study: Study) -> set[str]:
-    """Find results all of whose runs are those of another result: nothing differs between a result and itself."""
-    again = study.runs["repeats"].notna().groupby(study.runs["group"]).all()
+def _copies(study: Study, known: pd.DataFrame) -> set[str]:
+    """Find results all of whose runs are those of another one of the panel: nothing differs from itself."""
+    groups = study.runs.set_index("run")["group"]
+    again = study.runs["repeats"].map(groups).isin(known["group"]).groupby(study.runs["group"]).all()
     return set(again[again].index)
 
 
-def render_answer(study: Study) -> str:
+def render_answer(study: Study) -> Answer:
     """Name the closest follower of each task."""
     sentences = []
     for _, rows in build_table(study).groupby("class", sort=True):
         first = rows.iloc[0]
+        interval = f"{first['ratio of times']:.3g} [{first['95 % from']:.3g}, {first['95 % to']:.3g}]"
+        by_score = "" if pd.isna(first["ratio of scores"]) else f", {first['ratio of scores']:.3g} by score"
         if first["verdict"] == Outcome.SLOWER:
-            what = f"{first['ratio of times']:.3g} [{first['95 % from']:.3g}, {first['95 % to']:.3g}] times the time of"
-            by_score = "" if pd.isna(first["ratio of scores"]) else f" ({first['ratio of scores']:.3g} by score)"
+            what = f"is {interval} times the time of {first['against']}"
         else:
-            what, by_score = "inconclusive against", ""
-        sentences.append(f"{first['task']}: {first['label']} is {what} {first['against']}{by_score}")
+            what = f"is inconclusive against {first['against']}: {interval} times its time"
+        counts = f" ({render_counts(first)}{by_score})"
+        sentences.append(Answer(f"{first['task']}: {first['label']} {what}{counts}", [rows.index[0]]))
     return join_statements(sentences)
 
 
@@ -118,24 +133,18 @@ def draw_chart(table: pd.DataFrame) -> Chart:
     return draw_panels(table, ["class"], draw)
 
 
-def compare_results(study: Study, a: str, b: str) -> Comparison | None:
-    """Compare the times of result ``b`` with those of ``a``, given their groups; None if runs are too few."""
-    return _compare_runs(_runs(study, a), _runs(study, b))
+def compare_results(
+    study: Study, a: Mapping[str, Any] | pd.Series, b: Mapping[str, Any] | pd.Series
+) -> Comparison | None:
+    """Compare the times of result ``b`` with those of ``a``, two rows of results; None if runs are too few."""
+    runs_a, runs_b = (list_timed_runs(study, row["group"]) for row in (a, b))
+    return _compare_runs(runs_a, runs_b, same_machine=a["machine"] == b["machine"])
 
 
 @lru_cache(maxsize=1024)
-def _compare_runs(a: tuple[TimedRun, ...], b: tuple[TimedRun, ...]) -> Comparison | None:
+def _compare_runs(a: tuple[TimedRun, ...], b: tuple[TimedRun, ...], *, same_machine: bool) -> Comparison | None:
     """Compare the times of two results, once for table, answer and figure."""
-    return compare_times(a, b)
-
-
-def _runs(study: Study, group: str) -> tuple[TimedRun, ...]:
-    """List (start, time) in seconds of each run of a result that reached the target."""
-    runs = study.converged_of(group)
-    known = runs[runs["run_s"].notna() & (runs["run_s"] > 0)]
-    # The starts order the runs, to find a drift
-    begins = known["run_start_ms"].fillna(0.0) / 1e3
-    return tuple((float(at), float(time)) for at, time in zip(begins, known["run_s"], strict=True) if time < math.inf)
+    return compare_times(a, b, same_machine=same_machine)
 
 
 VIEWS = (View("comparison", TITLE, QUESTION, CAPTION, build_table, render_answer, draw_chart),)

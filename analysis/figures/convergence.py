@@ -21,15 +21,32 @@ from mlhpc.analysis.drawing.charts import (
     make_number_channel,
     make_span_channels,
 )
-from mlhpc.analysis.drawing.view import UNDERSTAND_CONVERGENCE, Question, View, join_statements, render_label
-from mlhpc.analysis.results.selection import PROBLEM_COLUMNS, build_result_table, compute_reference_limit
+from mlhpc.analysis.drawing.view import (
+    UNDERSTAND_CONVERGENCE,
+    Answer,
+    Question,
+    View,
+    join_statements,
+    render_count,
+    render_label,
+)
+from mlhpc.analysis.results.selection import (
+    PROBLEM_COLUMNS,
+    build_result_table,
+    compute_reference_limit,
+    render_short_heading,
+)
 from mlhpc.analysis.study import NotAnswerableError, Study
 from mlhpc.analysis.tables.ingest import parse_mapping
 from mlhpc.analysis.tables.run_row import LARGEST_PLAUSIBLE
+from mlhpc.suite.log.score import find_round_group
 
 TITLE = "Convergence"
 MOST_NAMED = 6  # results that the answer names
+MOST_PROBLEMS = 12  # of which it gives the epochs by batch
 MOST_CURVES, MOST_RUNS = 6, 10  # results with curves, and runs of each
+BATCH_GROUP = [*PROBLEM_COLUMNS, "division", "rounds", "training samples"]  # where epochs mean the same
+NOT_BATCH = 1.1  # times as many epochs at a smaller or equal batch: more than the batch explains
 MANY_RESULTS = 12  # results, of which only one's own have curves: those of four public rounds would be 2 MB of a page
 
 Row = Mapping[Hashable, Any]
@@ -56,7 +73,7 @@ def build_epochs_table(study: Study) -> pd.DataFrame:
     )
 
 
-def render_epochs_answer(study: Study) -> str:
+def render_epochs_answer(study: Study) -> Answer:
     """Count the results that need no more epochs than the rules expect of the reference, and name the first ones."""
     rows = build_epochs_table(study)
     bounds = rows[rows["reference mean [epochs]"].notna() & rows["epochs to target, mean"].notna()]
@@ -65,14 +82,18 @@ def render_epochs_answer(study: Study) -> str:
     within = int((mean <= 2 * reference - bounds["least allowed mean [epochs]"]).sum())
     sentences = []
     if len(bounds) and len(rows) > 1:
-        sentences.append(f"{within} of {len(bounds)} results take no more epochs than the reference's band allows")
-    for row in rows.head(MOST_NAMED).to_dict("records"):
+        text = f"{within} of {len(bounds)} results take no more epochs than the reference's band allows"
+        sentences.append(Answer(text))
+    for at, row in rows.head(MOST_NAMED).iterrows():
         if pd.notna(row["epochs to target, mean"]):
             bound = row["reference mean [epochs]"]
-            against = f" (reference {bound:.3g})" if pd.notna(bound) else ""
-            sentences.append(f"{row['label']} {row['benchmark']} {row['epochs to target, mean']:.3g} epochs{against}")
+            against = f", reference {bound:.3g}" if pd.notna(bound) else ""
+            problem = render_short_heading(row["benchmark"], row["size"], row["mode"])
+            epochs = f"{row['epochs to target, mean']:.3g} epochs (n = {row['n averaged']}{against})"
+            sentences.append(Answer(f"{row['label']} {problem} {epochs}", [at]))
     more = len(rows) - MOST_NAMED
-    return "; ".join(sentences) + (f"; {more} more in the figure" if more > 0 and sentences else "")
+    answer = join_statements(sentences, MOST_NAMED + 1)
+    return answer.add(f"; {more} more in the figure" if more > 0 and sentences else "")
 
 
 def draw_epochs_chart(table: pd.DataFrame) -> Chart:
@@ -150,8 +171,10 @@ def build_batch_table(study: Study) -> pd.DataFrame:
     frame = _with_batch(study)
     return build_result_table(
         frame,
-        ("label", "division"),
+        ("label", "mode", "submitter", "division"),
         {
+            "rounds": frame["round"].map(find_round_group),
+            "training samples": frame["train_samples"],
             "global batch": frame["global_batch_size"],
             "epochs to target, mean": frame["epochs_to_target.mean"],
             "epochs to target, std": frame["epochs_to_target.std"],
@@ -161,20 +184,42 @@ def build_batch_table(study: Study) -> pd.DataFrame:
     )
 
 
-def render_batch_answer(study: Study) -> str:
-    """Name the smallest and the largest batch of each benchmark, with their epochs."""
-    sentences = []
-    for (benchmark, size), rows in _with_batch(study).groupby(PROBLEM_COLUMNS, sort=True):
-        ordered = rows.sort_values("global_batch_size")
-        low, high = ordered.iloc[0], ordered.iloc[-1]
-        if low["global_batch_size"] == high["global_batch_size"]:
-            sentences.append(f"{benchmark} {size}: one batch size only, {low['global_batch_size']:g}")
-        else:
-            sentences.append(
-                f"{benchmark} {size}: batch {low['global_batch_size']:g} to {high['global_batch_size']:g} takes "
-                f"{low['epochs_to_target.mean']:.3g} to {high['epochs_to_target.mean']:.3g} epochs"
-            )
-    return join_statements(sentences)
+def render_batch_answer(study: Study) -> Answer:
+    """Give the epochs at both ends of the batches of each problem, where the data and the rules are the same."""
+    sentences, alone = [], []
+    for (benchmark, size, division, rounds, samples), rows in build_batch_table(study).groupby(
+        BATCH_GROUP, sort=True, dropna=False
+    ):
+        title = f"{render_short_heading(benchmark, size, '')} · {division} · {rounds} · {samples:,.0f} samples"
+        ends = [rows[rows["global batch"] == end] for end in (rows["global batch"].min(), rows["global batch"].max())]
+        if ends[0].index.equals(ends[1].index):
+            alone.append(Answer(f"{title}: one batch size only, {ends[0]['global batch'].iloc[0]:g}", rows.index))
+            continue
+        said = f"{title}: batch {', '.join(_describe_batch(end) for end in ends)}{_describe_others(rows)}"
+        sentences.append(Answer(said, rows.index))
+    return join_statements(sentences or alone, MOST_PROBLEMS)
+
+
+def _describe_batch(rows: pd.DataFrame) -> str:
+    """Describe the epochs that the results of one batch size take, and the reference's."""
+    means, reference = rows["epochs to target, mean"], rows["reference mean [epochs]"].dropna()
+    ends = " to ".join(dict.fromkeys(f"{end:.3g}" for end in (means.min(), means.max())))
+    beside = f", reference {reference.iloc[0]:.3g}" if len(reference) else ""
+    return f"{rows['global batch'].iloc[0]:g}: {ends} epochs ({render_count(len(rows), 'result')}{beside})"
+
+
+def _describe_others(rows: pd.DataFrame) -> str:
+    """Name two results if the one with the larger or equal batch takes far fewer epochs."""
+    known = rows.sort_values(["global batch", "epochs to target, mean"], ascending=[True, False])
+    most = known["epochs to target, mean"].cummax()  # of smaller and equal batches
+    excess = most / known["epochs to target, mean"]
+    if not excess.max() > NOT_BATCH:
+        return ""
+    few = known.loc[excess.idxmax()]
+    many = known[known["epochs to target, mean"] == most[few.name]].iloc[0]
+    who = "submitters differ" if few["submitter"] != many["submitter"] else "results differ"
+    each = [f"{row['epochs to target, mean']:.3g} at {row['global batch']:g} ({row['label']})" for row in (few, many)]
+    return f", but {each[0]} and {each[1]}: {who}, not only batches"
 
 
 def draw_batch_chart(table: pd.DataFrame) -> Chart:

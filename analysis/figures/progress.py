@@ -6,9 +6,10 @@ import altair as alt
 import pandas as pd
 
 from mlhpc.analysis.drawing.charts import WIDTH, Chart, make_marker_channels, make_minutes_channel
-from mlhpc.analysis.drawing.view import CHOOSE_SYSTEMS, Question, View
+from mlhpc.analysis.drawing.view import CHOOSE_SYSTEMS, Answer, Question, View, join_statements, rankable
 from mlhpc.analysis.published.scores import ROUNDS, describe_missing_results, read_scores
 from mlhpc.analysis.study import NotAnswerableError, Study
+from mlhpc.suite.log.score import GROUP_MEANINGS, find_round_group
 
 TITLE = "From round to round"
 QUESTION = Question(
@@ -33,8 +34,11 @@ def build_table(study: Study) -> pd.DataFrame:
     """Build the best result by benchmark and round, from the shipped table and the logs of this report."""
     if not (study.distinct["size"] == "full").any():
         raise NotAnswerableError("a result of the MLPerf size; sizes of our own have no rounds")
-    own = study.distinct.loc[study.distinct["published"]]
-    columns = ["group", "round", "benchmark", "machine", "division", "mode", "units", "score_s", "carried_over_from"]
+    own = rankable(study.distinct[study.distinct["published"]])
+    columns = [
+        "group", "round", "benchmark", "machine", "division", "mode", "units", "train_samples", "score_s",
+        "carried_over_from",
+    ]  # fmt: skip
     # The report may have results that were not at hand when the shipped table was made
     known = pd.concat([read_scores()[columns], own[columns].astype(object)]).drop_duplicates("group")
     # Only the closed division: open results may have another model or algorithm
@@ -45,7 +49,7 @@ def build_table(study: Study) -> pd.DataFrame:
     if known.empty:
         raise NotAnswerableError("published scores of these benchmarks")
     best = (
-        known.sort_values("score_s")
+        known.sort_values(["score_s", "machine"])
         .groupby(["benchmark", "round"], sort=True)
         .head(1)
         .sort_values(["benchmark", "round"])
@@ -56,23 +60,31 @@ def build_table(study: Study) -> pd.DataFrame:
             "round": best["round"],
             "machine": best["machine"],
             "compute units": best["units"],
+            "training samples": best["train_samples"].astype(float),
+            "rules": best["round"].map(lambda name: GROUP_MEANINGS[find_round_group(name)].replace("; ", ", ")),
             "score by the rules [min]": best["score_s"] / 60,
             "faster than the first [x]": best.groupby("benchmark")["score_s"].transform("first") / best["score_s"],
         }
     ).reset_index(drop=True)
 
 
-def render_answer(study: Study) -> str:
-    """Compare the last round of each benchmark with its first."""
-    rows = build_table(study)
-    first = rows.groupby("benchmark")["round"].first()
-    last = rows.groupby("benchmark", sort=True).tail(1)
-    sentences = [
-        f"{r['benchmark']} {r['faster than the first [x]']:.3g}× from {first[r['benchmark']]} to {r['round']}"
-        for r in last.to_dict("records")
-        if r["faster than the first [x]"] > 1
-    ]
-    return "; ".join(sentences) + describe_missing_results(study.results["group"])
+def render_answer(study: Study) -> Answer:
+    """Compare the last round of each benchmark with its first, and say what else changed between them."""
+    sentences = []
+    for benchmark, rows in build_table(study).groupby("benchmark", sort=True):
+        first, last = rows.iloc[0], rows.iloc[-1]
+        if last["faster than the first [x]"] > 1:
+            ends = f"from {first['round']}{_describe(first, last)} to {last['round']}{_describe(last, first)}"
+            said = f"{benchmark} {last['faster than the first [x]']:.3g}× {ends}"
+            sentences.append(Answer(said, [first.name, last.name]))
+    return join_statements(sentences).add(describe_missing_results(study.results["group"]))
+
+
+def _describe(row: pd.Series, other: pd.Series) -> str:
+    """Describe data and rules of a round where they are not those of the other one."""
+    samples = f"{row['training samples']:,.0f} samples" if row["training samples"] != other["training samples"] else ""
+    said = ", ".join(part for part in (samples, row["rules"] if row["rules"] != other["rules"] else "") if part)
+    return f" ({said})" if said else ""
 
 
 def draw_chart(table: pd.DataFrame) -> Chart:

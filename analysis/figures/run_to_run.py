@@ -18,9 +18,19 @@ from mlhpc.analysis.drawing.charts import (
     make_names_axis,
     make_number_channel,
 )
-from mlhpc.analysis.drawing.view import UNDERSTAND_CONVERGENCE, Question, View, render_count, render_percent
+from mlhpc.analysis.drawing.view import (
+    UNDERSTAND_CONVERGENCE,
+    Answer,
+    Question,
+    View,
+    count_sessions,
+    render_count,
+    render_percent,
+)
 from mlhpc.analysis.results.selection import compute_run_spread, render_short_heading
 from mlhpc.analysis.study import NotAnswerableError, Study
+from mlhpc.suite.statistics import student_t
+from mlhpc.suite.statistics.sessions import fit_slope, render_sessions
 
 TITLE = "How much runs differ"
 QUESTION = Question(
@@ -32,10 +42,13 @@ QUESTION = Question(
 CAPTION = (
     "Standard deviation over mean of time to train, epochs and seconds per epoch, over the runs that reached the"
     " target. Where epochs spread as wide as time, runs differ by convergence (the seed); where seconds per epoch do,"
-    " by the machine. The table splits the variance of log time into both and their covariance, and has the direction"
-    " of the largest spread on log axes (the principal axis): 100 % is along epochs, 0 % along seconds per epoch."
+    " by the machine. What epochs explain is the slope of log epochs over log time; the answer names a cause only where"
+    " its 95 % interval excludes 50 %. The table also splits the variance of log time into both and their covariance,"
+    " and has the direction of the largest spread on log axes (the principal axis): 100 % is along epochs, 0 % along"
+    " seconds per epoch."
 )
 PARTS = (("run_s", "time to train", BLUE), ("epochs", "epochs", VERMILION), ("tau_s", "seconds per epoch", GREEN))
+BY_EPOCHS = "explained by epochs [%]"
 
 
 def build_table(study: Study) -> pd.DataFrame:
@@ -48,7 +61,8 @@ def build_table(study: Study) -> pd.DataFrame:
             continue
         # Without the covariance, which belongs to neither and may be negative
         total = spread.variance_epochs + spread.variance_epoch_time
-        line = {name: row[name] for name in ("benchmark", "size", "mode", "label", "group")} | {"n": spread.n}
+        line = {name: row[name] for name in ("benchmark", "size", "mode", "label")} | {"n": spread.n}
+        line["sessions"] = count_sessions(study, row["group"]) if row["mode"] == "strong" else 1
         for name, title, _ in PARTS:
             values = runs[name].astype(float)
             line[f"{title}, std/mean [%]"] = 100 * float(values.std(ddof=1) / values.mean())
@@ -57,27 +71,48 @@ def build_table(study: Study) -> pd.DataFrame:
         line["2 x covariance"] = spread.covariance_twice
         line["from epochs [%]"] = 100 * spread.variance_epochs / total if total else np.nan
         line["direction, along epochs [%]"] = 100 * spread.along_epochs
+        part, half = _explain_by_epochs(runs[["epochs", "tau_s"]].astype(float))
+        line |= {BY_EPOCHS: part, "95 % from [%]": part - half, "95 % to [%]": part + half}
         rows.append(line)
     if not rows:
         raise NotAnswerableError("a result with at least two runs that reached the target")
-    return pd.DataFrame(rows).drop(columns="group")
+    return pd.DataFrame(rows)
 
 
-def render_answer(study: Study) -> str:
-    """State the median spread, where it comes from, and which result's runs differ most."""
+def _explain_by_epochs(runs: pd.DataFrame) -> tuple[float, float]:
+    """Compute the per cent of the spread of log time that comes with epochs, and the half width of its 95 % interval.
+
+    It is the slope of log epochs over log time, so the covariance counts. NaN for fewer than three runs.
+    """
+    logs = np.log(runs.where((runs > 0) & np.isfinite(runs)).dropna())
+    times = logs.sum(axis=1)
+    if len(logs) < 3 or np.ptp(times) == 0:
+        return np.nan, np.nan
+    slope, error = fit_slope([list(times)], [list(logs["epochs"])])
+    return 100 * slope, 100 * student_t.compute_quantile(0.975, len(logs) - 2) * error
+
+
+def render_answer(study: Study) -> Answer:
+    """State the median spread, what it comes from where the runs can tell, and which result's runs differ most."""
     frame = build_table(study)
     spread = frame["time to train, std/mean [%]"]
-    # More than half of the squared direction: the spread is mostly along epochs
-    along = int((frame["direction, along epochs [%]"] > 50).sum())
+    by_epochs, by_speed = frame["95 % from [%]"] > 50, frame["95 % to [%]"] < 50
     if len(frame) == 1:
-        cause = "epochs" if along else "seconds per epoch"
-        return f"times of runs vary by {render_percent(spread.max())} (standard deviation / mean), mostly by {cause}"
-    most = frame.loc[spread.idxmax()]
+        runs = render_sessions(frame["n"].iloc[0], frame["sessions"].iloc[0])
+        cause = (
+            f"mostly by {'epochs' if by_epochs.all() else 'seconds per epoch'}"
+            if (by_epochs | by_speed).all()
+            else f"whether by epochs or by seconds per epoch cannot be told from {runs}"
+        )
+        return Answer(f"times of runs vary by {render_percent(spread.max())} (standard deviation / mean), {cause}")
+    most = frame.sort_values(["time to train, std/mean [%]", "label"]).iloc[-1]
     problem = render_short_heading(most["benchmark"], most["size"], most["mode"])
-    return (
+    return Answer(
         f"times of runs vary by {render_percent(spread.median())} (standard deviation / mean, median over results); "
-        f"runs differ by epochs in {along} of {render_count(len(frame), 'result')}, by seconds per epoch in "
-        f"{len(frame) - along}; most: {most['label']} ({problem}), {render_percent(spread.max())}"
+        f"runs differ mostly by epochs in {by_epochs.sum()} of {render_count(len(frame), 'result')}, by seconds per "
+        f"epoch in {by_speed.sum()}, and the runs of {(~by_epochs & ~by_speed).sum()} cannot tell; "
+        f"most: {most['label']} ({problem}), {render_percent(most['time to train, std/mean [%]'])} of "
+        f"{render_sessions(most['n'], most['sessions'])}"
     )
 
 

@@ -8,7 +8,15 @@ import altair as alt
 import pandas as pd
 
 from mlhpc.analysis.drawing.charts import BLUE, Chart, draw_intervals, draw_result_panels, draw_stacked_bars
-from mlhpc.analysis.drawing.view import SCALE, UNDERSTAND_TIME, Question, View, join_statements
+from mlhpc.analysis.drawing.view import (
+    SCALE,
+    UNDERSTAND_TIME,
+    Answer,
+    Question,
+    View,
+    join_statements,
+    rankable,
+)
 from mlhpc.analysis.results.selection import (
     CLASS_COLUMNS,
     PLURAL,
@@ -16,6 +24,7 @@ from mlhpc.analysis.results.selection import (
     add_extent,
     build_result_table,
     group_tasks,
+    render_short_heading,
 )
 from mlhpc.analysis.study import NotAnswerableError, Study
 
@@ -41,14 +50,18 @@ def build_rate_table(study: Study) -> pd.DataFrame:
     )
 
 
-def render_rate_answer(study: Study) -> str:
+def render_rate_answer(study: Study) -> Answer:
     """Name the most samples per second of each class."""
-    rows = build_rate_table(study).sort_values(RATE, ascending=False)
-    first = rows.groupby(PROBLEM_COLUMNS, sort=True).head(1)
+    rows = build_rate_table(study).sort_values([RATE, "label"], ascending=[False, True])
+    first = rows.groupby(CLASS_COLUMNS, sort=True).head(1).sort_values(CLASS_COLUMNS)
     return join_statements(
         [
-            f"{r['benchmark']} {r['size']}: {_render_rate(r[RATE])} samples/s ({r['label']})"
-            for r in first.to_dict("records")
+            Answer(
+                f"{render_short_heading(*(r[name] for name in CLASS_COLUMNS))}: {_render_rate(r[RATE])} samples/s "
+                f"({r['label']}, n = {r['n']})",
+                [at],
+            )
+            for at, r in first.iterrows()
         ]
     )
 
@@ -93,13 +106,15 @@ def build_models_table(study: Study) -> pd.DataFrame:
     )
 
 
-def render_models_answer(study: Study) -> str:
+def render_models_answer(study: Study) -> Answer:
     """Name the most models per minute of each task."""
     sentences = []
-    for _, short, rows in group_tasks(_select_with_models(study)):
+    frame = _select_with_models(study).reset_index(drop=True)  # the rows of the table
+    for _, short, rows in group_tasks(frame):
         best = rows.iloc[0]
         of = f" on {best['units_described']:,.0f} compute units" if pd.notna(best["units_described"]) else ""
-        sentences.append(f"{short}: {best['models_per_min']:.3g} models/min{of} ({best['label']})")
+        said = f"{short}: {best['models_per_min']:.3g} models/min{of} ({best['label']})"
+        sentences.append(Answer(said, [best.name]))
     return join_statements(sentences)
 
 
@@ -115,7 +130,8 @@ def draw_models_chart(table: pd.DataFrame) -> Chart:
 
 def _with_rate(study: Study) -> pd.DataFrame:
     """Select results with a rate. Their size is NaN if it is unknown; in throughput mode it is that of one instance."""
-    frame = study.distinct[study.distinct["train_rate.mean"].notna()]
+    frame = rankable(study.distinct)
+    frame = frame[frame["train_rate.mean"].notna()]
     if frame.empty:
         raise NotAnswerableError("no run has training time, epochs and train_samples")
     known = add_extent(frame, CLASS_COLUMNS)
@@ -125,10 +141,12 @@ def _with_rate(study: Study) -> pd.DataFrame:
 
 def _select_with_models(study: Study) -> pd.DataFrame:
     """Select results with models per minute, the most first in each benchmark and size."""
-    frame = study.distinct[(study.distinct["models_per_min"] > 0) & (study.distinct["score_s"] > 0)]
+    frame = study.ranked
+    frame = frame[(frame["models_per_min"] > 0) & (frame["score_s"] > 0)]
     if frame.empty:
         raise NotAnswerableError("a throughput-mode result (several instances at once) with a score")
-    return frame.sort_values([*PROBLEM_COLUMNS, "models_per_min"], ascending=[True, True, False])
+    order = [*PROBLEM_COLUMNS, "models_per_min", "label"]
+    return frame.sort_values(order, ascending=[True, True, False, True])
 
 
 VIEWS = (

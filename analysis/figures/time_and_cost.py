@@ -13,7 +13,15 @@ from mlhpc.analysis.drawing.charts import (
     make_minutes_channel,
     make_number_channel,
 )
-from mlhpc.analysis.drawing.view import CHOOSE_SYSTEMS, Question, View, join_statements, render_seconds
+from mlhpc.analysis.drawing.view import (
+    CHOOSE_SYSTEMS,
+    Answer,
+    Question,
+    View,
+    join_statements,
+    render_number,
+    render_seconds,
+)
 from mlhpc.analysis.results.selection import PLURAL, PROBLEM_COLUMNS, add_extent, build_result_table, group_tasks
 from mlhpc.analysis.study import NotAnswerableError, Study
 
@@ -32,26 +40,33 @@ def build_size_table(study: Study) -> pd.DataFrame:
         "mean of runs [min]": frame["run_s.mean"] / 60,
         "n": frame["n_averaged"],
         "machine hours": frame["hours"],
+        "cost": frame["cost"],
     }
     return build_result_table(frame, ("label", "division", "device"), values)
 
 
-def render_size_answer(study: Study) -> str:
-    """Name the fastest result of each task that has several, and the one with the fewest hours."""
+def render_size_answer(study: Study) -> Answer:
+    """Name the fastest result of each task that has several, and of each device the one with the fewest hours."""
     sentences = []
-    for _, short, rows in group_tasks(_select_with_size(study)):
+    frame = _select_with_size(study).reset_index(drop=True)  # the rows of the table
+    for _, short, rows in group_tasks(frame):
         if len(rows) < 2:
             continue  # nothing to rank it beside
         scored = rows[rows["score_s"].notna()]
         rows, without = (scored, "") if len(scored) else (rows, ", none with a score")
-        fast, few = rows.loc[rows["run_s.mean"].idxmin()], rows.loc[rows["hours"].idxmin()]
-        sentences.append(
-            f"{short}: fastest {fast['label']} ({render_seconds(fast['run_s.mean'])}), fewest {few['one']} hours "
-            f"{few['label']} ({few['hours']:,.3g} h of {few['device']}){_cheapest(study, rows)}{without}"
-        )
-    return (
-        join_statements(sentences)
-        or "no two of these results may be ranked against each other: other divisions, rules or data"
+        fast = rows.sort_values(["run_s.mean", "label"]).iloc[0]
+        ordered = rows.sort_values(["hours", "label"]).groupby(["device", "one"], sort=True)
+        few = [same.iloc[0] for _, same in ordered if len(same) > 1]  # hours of unlike devices say nothing together
+        named = [f"fastest {fast['label']} ({render_seconds(fast['run_s.mean'])})"]
+        alike = rows["device"].nunique() == 1
+        of = f" of {fast['device']}" if alike else ""
+        named += [
+            f"fewest {_name_hours(row, alike=alike)} {row['label']} ({render_number(row['hours'])} h{of})"
+            for row in few
+        ]
+        sentences.append(Answer(f"{short}: {', '.join(named)}{_cheapest(study, rows)}{without}", rows.index))
+    return join_statements(
+        sentences or ["no two of these results may be ranked against each other: other divisions, rules or data"]
     )
 
 
@@ -83,17 +98,21 @@ def build_cost_table(study: Study) -> pd.DataFrame:
     return build_result_table(frame, ("label", "division"), values)
 
 
-def render_cost_answer(study: Study) -> str:
-    """Name the Pareto front of each task."""
-    frame = _select_with_price(study)
+def render_cost_answer(study: Study) -> Answer:
+    """Name the Pareto front of each task, and without prices of each device."""
+    frame = _select_with_price(study).reset_index(drop=True)  # the rows of the table
     sentences = [
-        f"{short}: {', '.join(rows.loc[rows['front']].sort_values('run_s.mean')['label'])}"
-        for _, short, rows in group_tasks(frame)
+        Answer(f"{short}{which}: {', '.join(rows.loc[rows['front']].sort_values('run_s.mean')['label'])}", rows.index)
+        for _, short, alike in group_tasks(frame)
+        for paid_in, rows in alike.groupby("paid_in", sort=True)
         if len(rows) > 1
+        for which in [f" ({paid_in})" if frame["paid_in"].nunique() > 1 else ""]
     ]
-    units = frame["paid_in"].unique()
-    unit = units[0] if len(units) == 1 else "machine hours"
-    return f"no other result is both faster and takes fewer {unit}: {join_statements(sentences)}{_unpriced(study)}"
+    unit = frame["paid_in"].iloc[0] if frame["paid_in"].nunique() == 1 else "machine hours"
+    said = join_statements(sentences)
+    answer = Answer(f"no other result is both faster and takes fewer {unit}: {said}{_unpriced(study)}")
+    answer.parts = said.parts
+    return answer
 
 
 def draw_cost_chart(table: pd.DataFrame) -> Chart:
@@ -104,7 +123,7 @@ def draw_cost_chart(table: pd.DataFrame) -> Chart:
         y = make_number_channel(alt.Y, "cost", f"cost [{rows['cost in'].iloc[0]}]", log=True)
         return draw_points(rows, x, y, table["division"], joined="on the front")
 
-    return draw_result_panels(table.assign(_sign=table["division"]), draw, zoom=True)
+    return draw_panels(table.assign(_sign=table["division"]), [*PROBLEM_COLUMNS, "cost in"], draw, zoom=True)
 
 
 def build_energy_table(study: Study) -> pd.DataFrame:
@@ -129,20 +148,23 @@ def build_energy_table(study: Study) -> pd.DataFrame:
     return build_result_table(frame, ("label", "division"), values)
 
 
-def render_energy_answer(study: Study) -> str:
+def render_energy_answer(study: Study) -> Answer:
     """Say what speed costs in energy, from the least energy to the fastest of each front."""
     sentences = []
-    for (benchmark, size, kind), rows in _group_by_energy_kind(_select_with_energy(study)):
-        title = f"{benchmark} {size} · {kind}"
-        front = rows[rows["front"]].sort_values("run_s.mean")
-        fast, slow = front.iloc[0], front.iloc[-1]
-        if len(front) < 2:
-            sentences.append(f"{title}: {fast['label']} is both the fastest and takes the least")
-            continue
-        speed, cost = slow["run_s.mean"] / fast["run_s.mean"], fast["energy_j"] / slow["energy_j"]
-        sentences.append(
-            f"{title}: {fast['label']} is {speed:.3g} times faster than {slow['label']} for {cost:.3g} times the energy"
-        )
+    frame = _select_with_energy(study).reset_index(drop=True)  # the rows of the table
+    for (benchmark, size, kind), alike in _group_by_energy_kind(frame):
+        tasks = group_tasks(alike)
+        for title, _, rows in tasks:
+            title = title if len(tasks) > 1 else f"{benchmark} {size}"
+            front = rows[rows["front"]].sort_values("run_s.mean")
+            fast, slow = front.iloc[0], front.iloc[-1]
+            said = f"{title} · {kind}: {fast['label']} is"
+            if len(front) < 2:
+                sentences.append(Answer(f"{said} both the fastest and takes the least", rows.index))
+                continue
+            speed, cost = slow["run_s.mean"] / fast["run_s.mean"], fast["energy_j"] / slow["energy_j"]
+            than = f"{speed:.3g} times faster than {slow['label']} for {cost:.3g} times the energy"
+            sentences.append(Answer(f"{said} {than}", [fast.name, slow.name]))
     return join_statements(sentences)
 
 
@@ -175,40 +197,55 @@ def _is_on_front(row: pd.Series, others: pd.DataFrame, against: str) -> bool:
 
 
 def _select_with_size(study: Study) -> pd.DataFrame:
-    frame = study.distinct[study.distinct["mode"] == "strong"]
-    frame = _select_repeated_tasks(add_extent(frame[frame["run_s.mean"] > 0], PROBLEM_COLUMNS))
+    frame = _select_repeated(add_extent(_select_ranked(study), PROBLEM_COLUMNS), PROBLEM_COLUMNS)
     if frame.empty:
         raise NotAnswerableError("two time-to-train results of one benchmark and size on machines of known size")
     return frame
 
 
+def _select_ranked(study: Study) -> pd.DataFrame:
+    """Select the results by time to train that may be ranked."""
+    frame = study.ranked
+    return frame[(frame["mode"] == "strong") & (frame["run_s.mean"] > 0)]
+
+
 def _select_with_price(study: Study) -> pd.DataFrame:
-    frame = study.distinct[study.distinct["mode"] == "strong"]
-    frame = add_extent(frame[frame["run_s.mean"] > 0], PROBLEM_COLUMNS)
-    paid_in = study.prices.unit if study.prices else frame["one"] + " hours"
+    frame = add_extent(_select_ranked(study), PROBLEM_COLUMNS)
+    # Without prices, hours of unlike devices are not compared
+    alike = frame["device"].nunique() == 1
+    paid_in = [study.prices.unit if study.prices else _name_hours(row, alike=alike) for _, row in frame.iterrows()]
     frame = frame.assign(paid=frame["cost"] if study.prices else frame["hours"], paid_in=paid_in)
     frame = frame[frame["paid"].notna()]
     scored = frame["score_s"].notna()
     # Results without a score are shown only if no other of the benchmark and size has one
     frame = frame[scored | ~scored.groupby([frame["benchmark"], frame["size"]]).transform("any")]
-    frame = _select_repeated_tasks(frame)
+    frame = _select_repeated(frame, [*PROBLEM_COLUMNS, "paid_in"])
     if frame.empty:
-        priced = " and a price (--price)" if study.prices else ""
-        raise NotAnswerableError(
-            f"two time-to-train results of one benchmark and size on machines of known size{priced}"
-        )
-    return add_pareto_front(frame, "paid")
+        on = "of known size with a price (--price)" if study.prices else "of known size with one kind of device"
+        raise NotAnswerableError(f"two time-to-train results of one benchmark and size on machines {on}")
+    return _add_front_by(frame, ["paid_in"], "paid")
+
+
+def _name_hours(row: pd.Series, *, alike: bool) -> str:
+    """Name what a result's hours are of, with the device unless all are ``alike``."""
+    return f"{row['one']} hours" if alike else f"{row['one']} hours of {row['device']}".removeprefix("unit ")
+
+
+def _add_front_by(frame: pd.DataFrame, by: list[str], against: str) -> pd.DataFrame:
+    """Add the Pareto fronts of results that are alike in ``by``."""
+    parts = [add_pareto_front(rows, against) for _, rows in frame.groupby(by, sort=True, dropna=False)]
+    return pd.concat(parts).loc[frame.index]
 
 
 def _select_with_energy(study: Study) -> pd.DataFrame:
-    frame = study.distinct[study.distinct["mode"] == "strong"]
+    frame = _select_ranked(study)
     # The column is missing if no result has energy
     if "energy_j" in frame:
-        frame = frame[frame["energy_j"].notna() & (frame["run_s.mean"] > 0)]
+        frame = frame[frame["energy_j"].notna()]
     if "energy_j" not in frame or frame.empty:
         raise NotAnswerableError("a time-to-train result with power readings or energy counters (docs/energy.md)")
     frame = frame.assign(energy_j=frame["energy_j"].astype(float))
-    return pd.concat([add_pareto_front(rows, "energy_j") for _, rows in _group_by_energy_kind(frame)]).loc[frame.index]
+    return _add_front_by(frame, [*PROBLEM_COLUMNS, "energy_kind"], "energy_j")
 
 
 def _group_by_energy_kind(frame: pd.DataFrame) -> list[tuple[tuple[str, str, str], pd.DataFrame]]:
@@ -216,16 +253,16 @@ def _group_by_energy_kind(frame: pd.DataFrame) -> list[tuple[tuple[str, str, str
     return list(frame.groupby([*PROBLEM_COLUMNS, "energy_kind"], sort=True, dropna=False))
 
 
-def _select_repeated_tasks(results: pd.DataFrame) -> pd.DataFrame:
-    """Select the results that share benchmark and size with at least one other."""
-    return results[results.groupby(PROBLEM_COLUMNS)["group"].transform("size") > 1]
+def _select_repeated(results: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """Select the results that are like at least one other in ``by``."""
+    return results[results.groupby(by)["group"].transform("size") > 1]
 
 
 def _cheapest(study: Study, rows: pd.DataFrame) -> str:
     """Name the result that costs least, if the user gave prices."""
     if study.prices is None or rows["cost"].isna().all():
         return ""
-    least = rows.loc[rows["cost"].astype(float).idxmin()]
+    least = rows.assign(cost=rows["cost"].astype(float)).sort_values(["cost", "label"]).iloc[0]
     return f", cheapest {least['label']} ({least['cost']:.3g} {study.prices.unit})"
 
 
@@ -266,9 +303,10 @@ VIEWS = (
             ),
         ),
         "Time to train against the cost of one run: its machine hours times the prices given with --price; without "
-        "prices the hours of accelerators, processors, nodes, cores or ranks themselves (what varies), which are not "
-        "the same money on different devices. Further left is faster, lower is cheaper; a line joins the results that "
-        "no other of their division and rounds beats in both. Results without a score are shown only where no other "
+        "prices the hours of accelerators, processors, nodes, cores or ranks themselves (what varies), in a panel for "
+        "each kind of device, because hours of unlike devices are not the same money. Further left is faster, lower is "
+        "cheaper; a line joins the results that no other of their division and rounds beats in both. Results without a "
+        "score are shown only where no other "
         "has one.",
         build_cost_table, render_cost_answer, draw_cost_chart,
     ),

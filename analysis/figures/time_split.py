@@ -19,7 +19,7 @@ from mlhpc.analysis.drawing.charts import (
     draw_result_panels,
     draw_stacked_bars,
 )
-from mlhpc.analysis.drawing.view import UNDERSTAND_TIME, Question, View, join_statements, render_seconds
+from mlhpc.analysis.drawing.view import UNDERSTAND_TIME, Answer, Question, View, join_statements, render_seconds
 from mlhpc.analysis.results.selection import render_short_heading
 from mlhpc.analysis.roofline.regime import count_steps
 from mlhpc.analysis.study import NotAnswerableError, Study
@@ -65,13 +65,14 @@ def build_run_table(study: Study) -> pd.DataFrame:
     return frame.reset_index(drop=True)
 
 
-def render_run_answer(study: Study) -> str:
+def render_run_answer(study: Study) -> Answer:
     """State the share of training, and where each other part takes most. Parts of a few per cent are left out."""
     frame = build_run_table(study)
     shares = {part: 100 * frame[f"{part} [s]"] / frame["run [s]"] for _, part, _ in RUN_PARTS}
     train = shares["training"]
     several = len(frame) > 1
-    sentences = [f"training {train.min():.0f} to {train.max():.0f} %" if several else f"training {train.max():.0f} %"]
+    whole = f"training {train.min():.0f} to {train.max():.0f} %" if several else f"training {train.max():.0f} %"
+    sentences = [Answer(whole)]
     for part, share in shares.items():
         if part != "training" and share.max() >= LEAST_PERCENT_NAMED:
             row = frame.loc[share.idxmax()]
@@ -80,7 +81,7 @@ def render_run_answer(study: Study) -> str:
                 if several
                 else ""
             )
-            sentences.append(f"{part} {'at most ' if several else ''}{share.max():.0f} %{where}")
+            sentences.append(Answer(f"{part} {'at most ' if several else ''}{share.max():.0f} %{where}", [row.name]))
     return join_statements(sentences)
 
 
@@ -107,12 +108,12 @@ def build_start_table(study: Study) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def render_start_answer(study: Study) -> str:
+def render_start_answer(study: Study) -> Answer:
     """State the seconds before the run of each result, median rank."""
     frame = build_start_table(study)
     total = frame[[f"{part} [s], median rank" for part, _ in START_PARTS]].sum(axis=1)
     named = frame["label"] + " (" + frame["benchmark"] + " " + frame["size"] + ")"
-    return join_statements([f"{name} {render_seconds(value)}" for name, value in zip(named, total, strict=True)])
+    return join_statements([Answer(f"{named[at]} {render_seconds(value)}", [at]) for at, value in total.items()])
 
 
 def draw_start_chart(table: pd.DataFrame) -> Chart:
@@ -145,10 +146,15 @@ def build_goodput_table(study: Study) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def render_goodput_answer(study: Study) -> str:
+def render_goodput_answer(study: Study) -> Answer:
     """State the useful share of each result."""
     frame = build_goodput_table(study)
-    return join_statements([f"{row['label']} {_useful(row)}" for _, row in frame.iterrows()])
+    return join_statements(
+        [
+            Answer(f"{row['label']} ({row['benchmark']} {row['size']}) {_useful(row)}", [at])
+            for at, row in frame.iterrows()
+        ]
+    )
 
 
 def _useful(row: pd.Series) -> str:
@@ -189,18 +195,17 @@ def build_step_table(study: Study) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def render_step_answer(study: Study) -> str:
+def render_step_answer(study: Study) -> Answer:
     """Name the two largest parts of a step of each result."""
     columns = [f"{title} [ms/step]" for _, title, _ in STEP_PARTS]
     frame = build_step_table(study)
     shares = 100 * frame[columns].div(frame[columns].sum(axis=1), axis=0)
-    named = (frame["label"] + " (" + frame["benchmark"] + " " + frame["size"] + ")").tolist()
-    return join_statements(
-        [
-            f"{name}: " + ", ".join(f"{row[c]:.0f} % {c.removesuffix(' [ms/step]')}" for c in row.nlargest(2).index)
-            for name, (_, row) in zip(named, shares.iterrows(), strict=True)
-        ]
-    )
+    named = frame["label"] + " (" + frame["benchmark"] + " " + frame["size"] + "): "
+    parts = [
+        [f"{row[c]:.0f} % {c.removesuffix(' [ms/step]')}" for c in row.nlargest(2).index]
+        for _, row in shares.iterrows()
+    ]
+    return join_statements([Answer(named[at] + ", ".join(two), [at]) for at, two in enumerate(parts)])
 
 
 def draw_step_chart(table: pd.DataFrame) -> Chart:

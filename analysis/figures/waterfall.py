@@ -9,14 +9,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
+import numpy as np
 import pandas as pd
 
 from mlhpc.analysis.drawing.charts import BLUE, GREEN, TEXT_COLOUR, VERMILION, Chart, draw_panels, make_number_channel
-from mlhpc.analysis.drawing.view import SCALE, Question, View, render_label
+from mlhpc.analysis.drawing.view import (
+    MACHINE,
+    SCALE,
+    Answer,
+    Question,
+    View,
+    list_ordered_runs,
+    number_sessions,
+    rankable,
+    render_label,
+)
 from mlhpc.analysis.figures.comparison import compare_results
 from mlhpc.analysis.results.decompose import build_split
 from mlhpc.analysis.results.scaling import Factors, compute_factors
-from mlhpc.analysis.results.selection import CLASS_COLUMNS, PLURAL, add_extent, group_tasks
+from mlhpc.analysis.results.selection import CLASS_COLUMNS, PLURAL, add_extent, group_tasks, render_heading
 from mlhpc.analysis.study import NotAnswerableError, Study
 from mlhpc.suite.log.score import list_differences
 from mlhpc.suite.statistics import Outcome
@@ -38,8 +49,8 @@ CAPTION = (
     "consecutive sizes of one machine and the way to the fastest; the table has every result against the "
     "fastest of its task (one division, rounds alike). An inconclusive difference is not explained. The factors "
     "multiply to the ratio of scores; Is the difference real? judges by all runs. The table has the 95 % "
-    "interval of each factor, by Welch's t on its logs over the runs; a factor whose interval holds 1 may be "
-    "luck."
+    "interval of each factor, by Welch's t on its logs over the runs, or sessions where a result has several; a "
+    "factor whose interval holds 1 may be luck. On unlike devices size × speed/size is one factor: the machine."
 )
 MOST_PANELS = 6  # panels per class
 LEAST_DIFFERENCE = 0.01  # difference of a factor from 1
@@ -83,7 +94,9 @@ def build_table(study: Study) -> pd.DataFrame:
     lines = [
         {name: pair.b[name] for name in ("benchmark", "size")}
         | {"class": pair.title, "from": pair.a["label"], "to": pair.b["label"], "counts": PLURAL[pair.b["one"]]}
+        | {f"device {end}": row["device"] for end, row in (("from", pair.a), ("to", pair.b))}
         | {name: getattr(pair.factors, part) for name, part in zip(NAMES, PARTS, strict=False)}
+        | {MACHINE: pair.factors.units * pair.factors.system}
         | {
             f"{name} {end}": at
             for name, ends in pair.intervals.items()
@@ -110,11 +123,11 @@ def build_table(study: Study) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def render_answer(study: Study) -> str:
+def render_answer(study: Study) -> Answer:
     """Describe the first pair in words."""
     shown = build_table(study).query("shown")
     if shown.empty:
-        return "no two results that may be ranked beside each other differ by more than their runs do"
+        return Answer("no two results that may be ranked beside each other differ by more than their runs do")
     row = shown.iloc[0]
     real = f"{row['speed-up, geometric means']:.3g}× [{row['95 % from']:.3g}, {row['95 % to']:.3g}]"
     is_real = row["verdict"] in (Outcome.FASTER, Outcome.SLOWER)
@@ -128,11 +141,12 @@ def render_answer(study: Study) -> str:
     )
     product = " × ".join(f"{value:.3g} {what}" for _, value, what in parts)
     by_chance = [what.strip("()") for name, _, what in parts if _may_be_chance(row, name)]
-    return (
-        f"{row['from']} to {row['to']}: {known} {row['speed-up']:.3g}× = {product}"
+    text = (
+        f"{row['class']}: {row['from']} to {row['to']}: {known} {row['speed-up']:.3g}× = {product}"
         + (f"; {' and '.join(by_chance)} may be luck: the interval holds 1" if by_chance else "")
         + "".join(f"; {row[name]}" for name in ("plans", "unlike") if row[name])
     )
+    return Answer(text, [shown.index[0]])
 
 
 def _may_be_chance(row: pd.Series, name: str) -> bool:
@@ -184,14 +198,15 @@ def _bars(row: dict[str, Any]) -> pd.DataFrame:
 def _pairs(study: Study) -> list[ResultPair]:
     """List the pairs of every class, those asked for by name first. The first MOST_PANELS of a class get a panel."""
     pairs = []
-    for title, rows in study.classes():
+    for key, rows in study.in_rounds.groupby(CLASS_COLUMNS, sort=True):
+        title = render_heading(*key)
         known = rows[(rows["mode"] == "strong") & (rows["epoch_time_s.mean"] > 0)]
         known = add_extent(known, CLASS_COLUMNS)
         panels_left = MOST_PANELS
         for a, b in _pairs_of_class(known, study.between):
             split = compute_factors(build_split(a, a["extent"]), build_split(b, b["extent"]))
             if math.isfinite(split.speed_up) and split.speed_up > 0:
-                compared = compare_results(study, a["group"], b["group"])
+                compared = compare_results(study, a, b)
                 # An inconclusive difference is not explained; a pair with too few runs is, with that remark
                 shown = panels_left > 0 and (compared is None or compared.outcome != Outcome.INCONCLUSIVE)
                 panels_left -= shown
@@ -207,30 +222,38 @@ def _intervals(study: Study, a: pd.Series, b: pd.Series, split: Factors) -> dict
     time. A factor whose interval contains 1 may be chance.
     """
     found: dict[str, Interval] = {}
-    quantities = [_quantities(study.converged_of(row["group"])) for row in (a, b)]
-    for name, part in zip(NAMES[1:5], PARTS[1:], strict=True):
-        first, second = (known[name] for known in quantities)
-        if len(first) < MIN_RUNS or len(second) < MIN_RUNS:
+    for name, (first, second) in _list_quantities(study, str(a["group"]), str(b["group"])).items():
+        if max(len(first), len(second)) < 2:
             continue
         ratio = compute_welch_ratio(second, first)  # time of the first over that of the second: above 1 is faster
-        factor = getattr(split, part)
+        factor = getattr(split, PARTS[NAMES.index(name)])
         # The factor is of means and the ratio of geometric means: only the width is taken over
         found[name] = (factor * ratio.low / ratio.ratio, factor * ratio.high / ratio.ratio)
     return found
 
 
-def _quantities(runs: pd.DataFrame) -> dict[str, list[float]]:
-    """List the values of each factor's quantity over the runs of a result, without values that are not positive."""
-    busy_s = runs["epoch_time_s"] + runs["staging_exposed_s"].fillna(0.0)
-    columns = {
-        "speed/size": runs["tau_s"],
-        "epochs": runs["epochs"],
-        "staging": busy_s / runs["epoch_time_s"],
-        "other": runs["run_s"] / busy_s,
-    }
-    return {
-        name: [float(value) for value in column.dropna() if 0.0 < value < math.inf] for name, column in columns.items()
-    }
+def _list_quantities(study: Study, *groups: str) -> dict[str, list[list[float]]]:
+    """List each factor's quantity over the runs of two results, or over sessions where one of them has several.
+
+    Empty with fewer than MIN_RUNS runs that have it.
+    """
+    numbers = [number_sessions(study, group) for group in groups]
+    by_session = any(len(set(sessions)) > 1 for sessions in numbers)
+    found: dict[str, list[list[float]]] = {}
+    for group, sessions in zip(groups, numbers, strict=True):
+        runs = list_ordered_runs(study, group)
+        busy_s = runs["epoch_time_s"] + runs["staging_exposed_s"].fillna(0.0)
+        columns = {
+            "speed/size": runs["tau_s"],
+            "epochs": runs["epochs"],
+            "staging": busy_s / runs["epoch_time_s"],
+            "other": runs["run_s"] / busy_s,
+        }
+        for name, column in columns.items():
+            logs = np.log(column.where((column > 0) & (column < math.inf)).astype(float)).set_axis(sessions).dropna()
+            units = logs.groupby(level=0).mean() if by_session else logs
+            found.setdefault(name, []).append(list(np.exp(units)) if len(logs) >= MIN_RUNS else [])
+    return {name: sides for name, sides in found.items() if all(sides)}
 
 
 def _plans(study: Study, a: str, b: str) -> str:
@@ -244,10 +267,10 @@ def _pairs_of_class(known: pd.DataFrame, between: Sequence[tuple[str, str]]) -> 
     of_group = {row["group"]: row for _, row in known.iterrows()}
     pairs = [(of_group[a], of_group[b]) for a, b in between if a in of_group and b in of_group]
     pairs += _consecutive(known)
-    for *_, alike in group_tasks(known):
-        best = alike.loc[alike["run_s.mean"].idxmin()]
+    for *_, alike in group_tasks(rankable(known)):
+        best = alike.sort_values(["run_s.mean", "label"]).iloc[0]
         # Own results first, because the number of panels is limited
-        own_first = alike.drop(best.name).sort_values(["published", "run_s.mean"])
+        own_first = alike.drop(best.name).sort_values(["published", "run_s.mean", "label"])
         pairs += [(row, best) for _, row in own_first.iterrows()]
     # A pair asked for may also be one of consecutive sizes: each once, at its first place
     return list({(a.name, b.name): (a, b) for a, b in pairs}.values())

@@ -15,13 +15,14 @@ from typing import Any
 import jinja2
 import pandas as pd
 
-from mlhpc.analysis.drawing.view import render_count
+from mlhpc.analysis.drawing.view import INTERVAL_WORDS, Answer, render_count
 from mlhpc.analysis.page.cells import is_absent
 from mlhpc.analysis.page.issues import (
     GROUPS_SHOWN,
     CheckedPath,
     Issue,
     build_findings_table,
+    build_tiles,
     group_findings,
     group_issues,
     list_failed_steps,
@@ -47,7 +48,6 @@ from mlhpc.analysis.page.summary import (
     build_summary,
     build_system_differences,
     build_systems_table,
-    build_tiles,
 )
 from mlhpc.analysis.results.index import build_index_tables
 from mlhpc.analysis.sources.readers import Step
@@ -97,7 +97,8 @@ FORMULAS = (
      "may fail and then is the slowest (MLPerf HPC rules)"),
     ("Score, throughput mode", "instances that reached the target ÷ (last run_stop − first run_start)"),
     ("Score with staging", "as the score, with the staging before run_start added to each run"),
-    ("95 % interval", "of the geometric mean: Student t on log time over all runs of the score that converged"),
+    (INTERVAL_WORDS, "of the geometric mean: Student t (95 %) on log time over all runs of the score that converged; other "
+     "days and other seeds may lie outside"),
     ("Time split", "T = T_staging + E·τ + T_other; E·τ = training + evaluation; cut at run_stop; the parts sum to T"),
     ("Epochs to target", "epoch of the first evaluation that meets the target before run_stop"),
     ("τ, seconds per epoch", "(training + evaluation) ÷ epochs of the run"),
@@ -200,6 +201,7 @@ def _document(content: _Content) -> str:
                 "name": picture.name,
                 "question": picture.question,
                 "answer": picture.answer or None,
+                "statements": _convert_to_statements(picture.answer),
                 "not_answerable": picture.missing or None,
                 "table": _convert_to_records(picture.numbers),
             }
@@ -208,6 +210,12 @@ def _document(content: _Content) -> str:
     }
     # allow_nan=False: NaN is no JSON, so one that was left over must fail here and not in a reader
     return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _convert_to_statements(answer: str) -> list[dict[str, Any]]:
+    """List the statements of an answer with the rows of its table (places) that their numbers are of."""
+    parts = answer.parts if isinstance(answer, Answer) else ()
+    return [{"text": text, "rows": [int(row) for row in rows]} for text, rows in parts]
 
 
 def _title(study: Study) -> str:

@@ -5,8 +5,6 @@ Builds the result tables of the page, one section per benchmark, size, mode and 
 Builds tables of systems, settings and logs, and of the fields in which results of one class differ.
 
 Builds the section of the procurement index: one number for each system, what is missing, and its parts.
-
-Builds the tiles at the top of the page: compliance, scores, state of the file cache, resumed runs, other work.
 """
 
 from __future__ import annotations
@@ -15,13 +13,24 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from mlhpc.analysis.drawing.view import render_count, render_interval, render_number, render_seconds
+from mlhpc.analysis.drawing.view import (
+    FACTOR_WORDS,
+    INTERVAL_WORDS,
+    count_sessions,
+    explain_factors,
+    is_sure,
+    render_count,
+    render_counts,
+    render_interval,
+    render_number,
+    render_seconds,
+)
 from mlhpc.analysis.page.cells import (
+    Cell,
     HtmlTable,
     build_html_table,
     build_time_cells,
@@ -31,27 +40,17 @@ from mlhpc.analysis.page.cells import (
     render_ranges,
     render_spreads,
 )
-from mlhpc.analysis.page.issues import CheckedPath, render_error
+from mlhpc.analysis.page.issues import describe_epochs_order
 from mlhpc.analysis.published.scores import read_stated_minutes
 from mlhpc.analysis.results.index import ANY_TIER, Index, build_index_tables
 from mlhpc.analysis.results.selection import CLASS_COLUMNS, Task, choose_extent, find_system_units, render_heading
 from mlhpc.analysis.study import Study
 from mlhpc.analysis.tables.ingest import parse_mapping
-from mlhpc.suite.compliance.rules.base import Finding
 from mlhpc.suite.files import render_duration_range
-from mlhpc.suite.log.other_work import render_percent
-from mlhpc.suite.log.results_tree import parse_round
 from mlhpc.suite.log.score import GROUP_MEANINGS, find_round_group
 
 SAME_COST = 1.05  # a cost within 5 % of the least is the least
 MOST_LISTED = 3  # results that a sentence names
-FACTOR_WORDS = {  # words for the columns of the table of factors (figure waterfall)
-    "size": "machine size",
-    "speed/size": "speed of each part",
-    "epochs": "fewer epochs",
-    "staging": "less staging",
-    "other": "less other time",
-}
 COLUMNS = ("task", "fastest", "by how much, and is it sure", "why", "size and cost of both", "what to take")
 EMPTY_TABLE = pd.DataFrame({name: [] for name in ("class", "label", "against", "verdict", "from", "to")})
 
@@ -83,7 +82,7 @@ def build_summary(study: Study, numbers: Mapping[str, pd.DataFrame], answers: Ma
         is_weak = bool((rows["mode"] == "weak").any())
         line = _throughput(task, rows, study) if is_weak else _time(task, rows, compared, explained, study)
         if line is None:
-            alone += rows.to_dict("records")
+            alone += rows[rows["same_as"].isna()].to_dict("records")
         # A reader looks for own results first
         elif not rows["published"].all():
             own.append(line)
@@ -128,43 +127,34 @@ def _time(
     best = str(others["against"].iloc[0])
     next_one = others.iloc[0]
     close = list(others.loc[others["verdict"] != "slower", "label"])
-    times = f"{next_one['label']} takes {next_one['ratio of times']:.3g} times as long"
+    interval = f"95 %: {next_one['95 % from']:.3g} to {next_one['95 % to']:.3g}"
+    by = f"{next_one['label']} takes {next_one['ratio of times']:.3g} times as long ({interval})"
     if not close:
-        interval = f"95 %: {next_one['95 % from']:.3g} to {next_one['95 % to']:.3g}"
-        by = f"{times} ({interval}); sure, by {next_one['n of the other']:g} and {next_one['n']:g} runs"
+        by += f"; sure, {render_counts(next_one)}"
     else:
-        by = f"{times}; inconclusive: {_join_labels(close)} may be as fast"
+        by += f", {render_counts(next_one)}; inconclusive: {_join_labels(close)} may be as fast"
     who = best if not close else f"{best}, or {_join_labels(close)}"
-    why = (
-        _explain_difference(explained, str(next_one["label"]), best)
-        if not close
-        else "inconclusive differences are not explained"
-    )
     a, b = (rows[rows["label"] == label].iloc[0] for label in (best, str(next_one["label"])))
+    why = _explain_difference(explained, b, a, sure=not close)
     by += _describe_other_processes(rows, study)
+    by += "".join(f"; seconds per epoch: {text}" for row in (a, b) for text in describe_epochs_order(study, row))
     return task.short, who, by, why, _costs(a, b, study), _advice(a, b, next_one, close, study)
 
 
-def _explain_difference(explained: pd.DataFrame, other: str, best: str) -> str:
-    """Explain a difference by its largest factor, and by the one that works most against it, with their intervals."""
-    pairs = explained[(explained["from"] == other) & (explained["to"] == best)]
+def _explain_difference(explained: pd.DataFrame, other: pd.Series, best: pd.Series, *, sure: bool) -> str:
+    """Explain a difference by its factors, also one that is not sure if some factors are."""
+    # Two systems may have results of several benchmarks, with the same labels
+    title = render_heading(*(best[name] for name in CLASS_COLUMNS))
+    pairs = explained[
+        (explained["class"] == title) & (explained["from"] == other["label"]) & (explained["to"] == best["label"])
+    ]
     if pairs.empty:
         return "not known: machine size or epochs are not logged"
     row = pairs.iloc[0]
-    sizes = {name: math.log(row[name]) for name in FACTOR_WORDS if row[name] > 0}
-    most, least = max(sizes, key=lambda name: sizes[name]), min(sizes, key=lambda name: sizes[name])
-    text = f"{FACTOR_WORDS[most]} × {row[most]:.3g}{_interval(row, most)}"
-    # One per cent, as a logarithm; less is not worth words
-    if sizes[least] < -0.01:
-        against = FACTOR_WORDS[least].replace("fewer", "more").replace("less", "more")
-        text += f", against {against} × {row[least]:.3g}{_interval(row, least)}"
-    return text
-
-
-def _interval(row: pd.Series, name: str) -> str:
-    low, high = row.get(f"{name} from", math.nan), row.get(f"{name} to", math.nan)
-    # NaN: too few runs for an interval of this factor
-    return f" [{low:.3g}, {high:.3g}]" if low == low else ""
+    if sure:
+        return explain_factors(row) or "no factor differs by more than its runs do"
+    known = any(is_sure(row, name) for name in FACTOR_WORDS)
+    return f"the total is inconclusive, but not each part: {explain_factors(row)}" if known else "no part of it is sure"
 
 
 def _describe_other_processes(rows: pd.DataFrame, study: Study) -> str:
@@ -181,7 +171,7 @@ def _throughput(task: Task, rows: pd.DataFrame, study: Study) -> tuple[str, ...]
     """
     if len(rows) < 2:
         return None
-    a, b = (row for _, row in rows.sort_values("models_per_min", ascending=False).head(2).iterrows())
+    a, b = (row for _, row in rows.sort_values(["models_per_min", "label"], ascending=[False, True]).head(2).iterrows())
     rate, other = (f"{row['models_per_min']:.3g} models/min" for row in (a, b))
     by = f"{rate} against {other} of {_machine(b)}; inconclusive: one measurement of each machine"
     return task.short, _machine(a), by, "–", _costs(a, b, study), "inconclusive"
@@ -206,7 +196,10 @@ def _costs(a: pd.Series, b: pd.Series, study: Study) -> str:
         return f"{sizes}; cost not known of {', '.join(dict.fromkeys(missing))}"
     unit = study.prices.unit if study.prices else "unit hours"
     each = " a model" if a["mode"] == "weak" else ""
-    return f"{sizes}; {render_number(costs[0])} against {render_number(costs[1])} {unit}{each}"
+    first, second = map(render_number, costs)
+    if study.prices is None and a["device"] != b["device"]:
+        return f"{sizes}; {first} unit hours of {a['device']} against {second} of {b['device']}{each}"
+    return f"{sizes}; {first} against {second} {unit}{each}"
 
 
 def _cost(row: pd.Series, study: Study) -> float | None:
@@ -221,8 +214,8 @@ def _advice(a: pd.Series, b: pd.Series, compared: pd.Series, close: Sequence[str
     # Unit hours of different devices are not the same money
     comparable = study.prices is not None or a["device"] == b["device"]
     if close:
-        runs = compared.get("runs to tell")
-        more = "more runs would hardly tell" if is_absent(runs) else f"about {runs:g} runs of each would tell"
+        needed = compared.get("to tell")
+        more = "more runs would hardly tell" if is_absent(needed) else str(needed)
         if first is None or second is None or not comparable:
             return f"neither: {more}"
         cheap = a if first <= second else b
@@ -244,6 +237,7 @@ def _sentences(
     study: Study, alone: Sequence[Mapping[object, object]], answers: Mapping[str, str], *, ranked: bool
 ) -> Iterable[str]:
     """Say what is known of results that nothing can be ranked with, and what would make a comparison."""
+    yield from _describe_unranked(study)
     without = study.distinct[study.distinct["score_s"].isna()]
     # Own results first
     shown = sorted(alone, key=lambda row: bool(row["published"]))
@@ -268,20 +262,36 @@ def _sentences(
         yield "Nothing to rank yet: add the runs or packages of a second system, of the same benchmark and size."
 
 
+def _describe_unranked(study: Study) -> Iterable[str]:
+    """Say which results are not ranked, and why."""
+    reasons = study.distinct.get("not_ranked", pd.Series(dtype=object)).dropna()
+    for place, reason in reasons.head(MOST_LISTED).items():
+        row = study.distinct.loc[place]
+        yield f"{row['label']} ({row['benchmark']} {row['size']}) is not ranked: {reason}."
+    if len(reasons) > MOST_LISTED:
+        yield f"{render_count(len(reasons) - MOST_LISTED, 'more result')} not ranked."
+
+
 def _describe_result(row: Mapping[object, object], study: Study) -> str:
     """Describe time and spread of one result, and how many runs shared their CPUs."""
     score, low, high = (row[name] for name in ("score_s", "score_low_s", "score_high_s"))
     interval = ""
     if row["mode"] != "weak" and not is_absent(low) and not is_absent(high):
-        interval = f" (95 %: {render_duration_range(float(low), float(high))})"  # type: ignore[arg-type]
+        interval = f" ({INTERVAL_WORDS}: {render_duration_range(float(low), float(high))})"  # type: ignore[arg-type]
     verb = "trains all models" if row["mode"] == "weak" else "trains to the target"
     run, train = row["run_s.mean"], row["train_s.mean"]
     share = f"; {100 * float(train) / float(run):.0f} % of that is training" if run and not is_absent(train) else ""  # type: ignore[arg-type]
     return (
         f"{row['label']} {verb} of {row['benchmark']} ({row['size']}) in {render_seconds(float(score))}{interval}{share}; "  # type: ignore[arg-type]
         f"{row['n_reached']} of {row['n_started']} runs reached"
-        f" it{_describe_other_processes(pd.DataFrame([row]), study)}."
+        f" it{_in_sessions(row, study)}{_describe_other_processes(pd.DataFrame([row]), study)}."
     )
+
+
+def _in_sessions(row: Mapping[Any, Any], study: Study) -> str:
+    """Say in how many sessions the runs of a result were, if in several."""
+    sessions = count_sessions(study, str(row["group"])) if row["mode"] == "strong" else 1
+    return f" in {sessions} sessions" if sessions > 1 else ""
 
 
 @dataclass(frozen=True)
@@ -300,22 +310,27 @@ def build_score_sections(study: Study) -> list[ScoreSection]:
     Rounds whose times mean different things are kept apart.
     """
     sections = []
-    for key, rows in study.distinct.groupby([*CLASS_COLUMNS, "division"], sort=True):
+    for key, rows in study.in_rounds.groupby([*CLASS_COLUMNS, "division"], sort=True):
         ordered = _sort_rows(rows)
         title = f"{render_heading(*key[:3])} · {key[3]} division"
         sections.append(
             ScoreSection(
-                title, _headline_table(ordered, title), _details_table(ordered, title), tuple(_remarks(ordered))
+                title, _headline_table(ordered, title, study), _details_table(ordered, title), tuple(_remarks(ordered))
             )
         )
     return sections
 
 
 def _sort_rows(rows: pd.DataFrame) -> pd.DataFrame:
-    """Sort by rounds whose times mean the same, then by the bold column: most models/min or shortest score first."""
+    """Sort by rounds whose times mean the same, then by the bold column: most models/min or shortest score first.
+
+    Results that are not ranked come last.
+    """
     rank = -rows["models_per_min"] if rows["mode"].iloc[0] == "weak" else rows["score_s"]
-    keyed = rows.assign(era=rows["round"].map(find_round_group), rank=rank)
-    return keyed.sort_values(["era", "rank", "label"], na_position="last").drop(columns=["era", "rank"])
+    last = rows["not_ranked"].notna() if "not_ranked" in rows else False
+    keyed = rows.assign(last=last, era=rows["round"].map(find_round_group), rank=rank)
+    keys = ["last", "era", "rank"]
+    return keyed.sort_values([*keys, "label"], na_position="last").drop(columns=keys)
 
 
 def _remarks(rows: pd.DataFrame) -> Iterable[str]:
@@ -331,12 +346,13 @@ def _remarks(rows: pd.DataFrame) -> Iterable[str]:
         yield f"Size {first['size']} is not the MLPerf problem; it compares with nothing but itself."
 
 
-def _headline_table(rows: pd.DataFrame, caption: str) -> HtmlTable:
+def _headline_table(rows: pd.DataFrame, caption: str, study: Study) -> HtmlTable:
     """Build the columns that fit a screen: every score with its definition, scale, convergence and cost."""
     weak = rows["mode"].iloc[0] == "weak"
     columns: dict[str, list[Any]] = {"system": list(rows["name"])}
     if rows["rounds"].nunique() > 1:
         columns["round"] = list(rows["rounds"])
+    columns["remark"] = _list_remarks(rows)
     if weak:
         columns["models/min"] = list(rows["models_per_min"])
     columns["time to train all" if weak else "score by the rules"] = [
@@ -354,17 +370,18 @@ def _headline_table(rows: pd.DataFrame, caption: str) -> HtmlTable:
     if (rows["staging_before_run_s.mean"] > 0).any():
         columns["with staging"] = build_time_cells(rows["score_with_staging_s"])
     if not weak:
-        columns["95 % interval"] = build_time_range_cells(rows["score_low_s"], rows["score_high_s"])
+        columns[INTERVAL_WORDS] = build_time_range_cells(rows["score_low_s"], rows["score_high_s"])
     # A score is a mean already, so this column is only for results without one, and for instances
     columns["mean run"] = build_time_cells(rows["run_s.mean"].where(rows["score_s"].isna() | weak))
     columns["runs: averaged / reached / started"] = [
-        f"{row.n_averaged} / {row.n_reached} / {row.n_started}" for row in rows.itertuples()
+        f"{row['n_averaged']} / {row['n_reached']} / {row['n_started']}{_in_sessions(row, study)}"
+        for row in rows.to_dict("records")
     ]
     columns |= _build_machine_columns(rows, weak=weak)
     columns["global batch"] = list(rows["global_batch_size"])
     columns["epochs to target"] = render_spreads(rows["epochs_to_target.mean"], rows["epochs_to_target.std"])
     columns["training [samples/s]"] = list(rows["train_rate.mean"])
-    columns["unit hours"] = list(rows["unit_hours"])
+    columns["unit hours"] = _build_hours(rows)
     if "energy_j" in rows:
         columns["energy [MJ]"] = list(rows["energy_j"] / 1e6)
         columns["energy: 95 % interval [MJ]"] = render_ranges(rows["energy_low_j"] / 1e6, rows["energy_high_j"] / 1e6)
@@ -372,6 +389,26 @@ def _headline_table(rows: pd.DataFrame, caption: str) -> HtmlTable:
         columns["no score of energy"] = list(rows["energy_note"])
     of = [(place,) for place in rows.index]
     return build_html_table(drop_empty(columns), caption, strong={"score by the rules", "models/min"}, of=of)
+
+
+def _list_remarks(rows: pd.DataFrame) -> list[str | None]:
+    """List why a result is not ranked, and which round had it first."""
+    reasons = rows.get("not_ranked", pd.Series(index=rows.index, dtype=object))
+    remarks = [
+        (f"not ranked: {reason}" if pd.notna(reason) else "", f"carried over from {first}" if pd.notna(first) else "")
+        for reason, first in zip(reasons, rows["carried"], strict=True)
+    ]
+    return ["; ".join(filter(None, parts)) or None for parts in remarks]
+
+
+def _build_hours(rows: pd.DataFrame) -> list[Any]:
+    """Build the cells of unit hours. Those of unlike devices name the device and are sorted by it first."""
+    if rows["device"].nunique() < 2:
+        return list(rows["unit_hours"])
+    return [
+        None if is_absent(hours) else Cell(f"{render_number(hours)} of {device}", f"{device} {hours:015.3f}")
+        for hours, device in zip(rows["unit_hours"], rows["device"], strict=True)
+    ]
 
 
 def _build_machine_columns(rows: pd.DataFrame, *, weak: bool) -> dict[str, list[Any]]:
@@ -591,105 +628,3 @@ def _render_procurement_remarks(index: Index) -> list[str]:
         stated = {each.tier for each in index.systems} != {ANY_TIER}
         remarks += [f"Not in any tier, so left out: {which}."] if stated else []
     return remarks
-
-
-@dataclass(frozen=True)
-class Tile:
-    """Holds one tile. ``state`` is good, warn, bad or info; the page shows it by a symbol besides its colour."""
-
-    state: str
-    title: str
-    value: str
-    detail: str
-
-
-def build_tiles(study: Study, checked: Sequence[CheckedPath]) -> list[Tile]:
-    """Build the tiles in the order of the page. Other work comes first if there was any."""
-    others = [_compliance(study, checked), _build_scores_tile(study), _cache(study), _build_resumed_tile(study)]
-    work = _other_work(study)
-    return [work, *others] if work.state == "bad" else [*others, work]
-
-
-def _other_work(study: Study) -> Tile:
-    """Say whether other programs may have slowed a run. If they did, the times on the page say little."""
-    runs = study.runs
-    busy, logged = runs[runs["had_company"]], int(runs["other_work_share"].notna().sum())
-    if len(busy):
-        share = render_percent(float(busy["other_work_share"].max()))
-        detail = f"other programs used up to {share} of the CPUs: times on a busy machine say little"
-        return Tile("bad", "Busy machine", f"{len(busy)} of {render_count(len(runs), 'run')}", detail)
-    if not logged:
-        return Tile("info", "Busy machine", "not logged", "no log says whether other programs used the machine")
-    detail = f"{logged} of {render_count(len(runs), 'run')} log it; none shared its CPUs with other programs"
-    return Tile("good" if logged == len(runs) else "info", "Busy machine", "no", detail)
-
-
-def _compliance(study: Study, checked: Sequence[CheckedPath]) -> Tile:
-    """Count errors.
-
-    Those of own results are bad; those of results that MLCommons reviewed and published are questions.
-    """
-    logs = sum(item.verdict.logs for item in checked)
-    # Zero errors of zero logs would look like a success
-    if not logs:
-        return Tile("warn", "Compliance", "not checked", "the check found no log it could judge")
-    errors = [finding for item in checked for finding in item.verdict.counted("error")]
-    theirs = [finding for finding in errors if _is_published(study, finding)]
-    own = [finding for finding in errors if finding not in theirs]
-    warnings = sum(item.verdict.count("warning") for item in checked)
-    rules = ", ".join(sorted({name for item in checked for name in item.verdict.rulesets}))
-    detail = f"{render_count(logs, 'log')} checked by {rules}; {render_count(warnings, 'warning')}"
-    if theirs:
-        detail += (
-            f"; {render_count(len(theirs), 'question')} about published results, which MLCommons reviewed and accepted"
-        )
-    if own:
-        return Tile("bad", "Compliance", render_count(len(own), "error"), f"{detail}. First: {render_error(own[0])}")
-    if theirs:
-        value = "published" if study.runs["published"].all() else "no errors of yours"
-        return Tile("info", "Compliance", value, f"{detail} (listed under Issues)")
-    return Tile("warn" if warnings else "good", "Compliance", "no errors", detail)
-
-
-def _is_published(study: Study, finding: Finding) -> bool:
-    """Return True if the finding is about a submitter of a public round whose runs in the report are all published."""
-    parts = Path(finding.file).parts
-    # The folder after that of the round is the submitter's
-    place = next((at for at, part in enumerate(parts[:-1]) if parse_round(Path(part))), None)
-    if place is None:
-        return False
-    runs = study.runs
-    about = runs[(runs["round"] == parse_round(Path(parts[place]))) & (runs["submitter"] == parts[place + 1])]
-    return bool(len(about) and about["published"].all())
-
-
-def _build_scores_tile(study: Study) -> Tile:
-    rows, runs = study.results, study.runs
-    scored = int(rows["score_s"].notna().sum())
-    # Resumed and pruned runs are never scored, so they are not counted as lost
-    lost = runs[~runs["converged"] & ~runs["resumed"] & ~runs["pruned"]]
-    reasons = ", ".join(f"{count} {name}" for name, count in lost["outcome"].value_counts(sort=True).items())
-    detail = f"{int(runs['converged'].sum())} of {render_count(len(runs), 'run')} reached the target"
-    detail += f"; {reasons}" if reasons else ""
-    state = "bad" if not scored else "good" if scored == len(rows) and lost.empty else "warn"
-    return Tile(state, "Scored", f"{scored} of {render_count(len(rows), 'result')}", detail)
-
-
-def _cache(study: Study) -> Tile:
-    states = study.runs["cache_state"].fillna("not logged").value_counts().sort_index()
-    detail = "; ".join(f"{count} {name}" for name, count in states.items())
-    known = states.index.isin(["dropped", "cold-by-size"])
-    if known.all():
-        return Tile("good", "File cache", "cold", detail)
-    if "unverified" in states.index:
-        return Tile("warn", "File cache", "unverified", detail + " (the first epoch may have read from memory)")
-    return Tile("info", "File cache", "partly known" if known.any() else "not logged", detail)
-
-
-def _build_resumed_tile(study: Study) -> Tile:
-    resumed = int(study.runs["resumed"].sum())
-    carried = int(study.runs["carried_over_from"].notna().sum())
-    detail = "no run was continued from a checkpoint" if not resumed else "continued from a checkpoint, never scored"
-    if carried:
-        detail += f"; {render_count(carried, 'run')} already published in an earlier round"
-    return Tile("warn" if resumed else "good", "Resumed", render_count(resumed, "run"), detail)

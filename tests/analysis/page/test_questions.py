@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mlhpc.analysis.drawing.view import INTERVAL_WORDS
 from mlhpc.analysis.figures import list_views
 from mlhpc.analysis.page.issues import check_path
 from mlhpc.analysis.page.report import Report, render_report
@@ -51,7 +52,7 @@ QUESTIONS_OF_ONE = {  # of a director who has one result, such as that of the de
     "What was measured, and when?": (HEAD, "lead"),
     "Is that an official result?": (HEAD, "notice"),
     "How long does it take to the target?": (COLUMN, "score by the rules"),
-    "How sure is that time?": (COLUMN, "95 % interval"),
+    "How sure is that time?": (COLUMN, INTERVAL_WORDS),
     "How large was the machine?": (COLUMN, "compute units"),
     "How many hours of the machine does a run take?": (COLUMN, "unit hours"),
     "Did all runs reach the target?": (TILE, "Scored"),

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from mlhpc.analysis.figures import list_views
-from mlhpc.analysis.page.issues import CheckedPath
-from mlhpc.analysis.page.summary import build_score_sections, build_tiles
+from mlhpc.analysis.page.issues import CheckedPath, build_tiles
+from mlhpc.analysis.page.summary import build_score_sections
 from mlhpc.analysis.study import Study, read_study
 from mlhpc.suite.card import Card
 from mlhpc.suite.compliance.check import Verdict

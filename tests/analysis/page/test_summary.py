@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from mlhpc.analysis.figures import list_views
-from mlhpc.analysis.page.issues import list_issues
-from mlhpc.analysis.page.summary import Summary, build_summary, build_tiles
+from mlhpc.analysis.page.issues import build_tiles, list_issues
+from mlhpc.analysis.page.summary import Summary, build_summary
 from mlhpc.analysis.results.index import read_prices
 from mlhpc.analysis.study import NotAnswerableError, Study, read_study
 from mlhpc.suite.card import Card
