@@ -79,7 +79,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "suite.performance": {
         *("suite", "suite.log", "suite.machine", "suite.data", "suite.training", "suite.training.parallel"),
-        *("suite.machine.choice", "suite.training.counts"),
+        *("suite.machine.choice", "suite.statistics", "suite.training.counts"),
     },
     "suite.performance.ceilings": {"suite", "suite.machine.choice", "suite.machine.probes", "suite.performance"},
 }
@@ -124,7 +124,7 @@ ANALYSIS_LAYERS: dict[str, set[str]] = {
     "analysis.study": {"analysis.tables", "analysis.sources", "analysis.results"},
     "analysis.published": set(),
     "analysis.roofline": {"analysis.tables", "analysis.sources", "analysis.study", "analysis.published"},
-    "analysis.drawing": {"analysis.study"},
+    "analysis.drawing": {"analysis.study", "analysis.results"},
     "analysis.figures": {
         *("analysis.tables", "analysis.sources", "analysis.results", "analysis.study"),
         *("analysis.published", "analysis.roofline", "analysis.drawing"),
