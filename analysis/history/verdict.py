@@ -40,7 +40,7 @@ DAY_S = 86400.0
 NEWEST = 3  # results of the change that a verdict says it would have found
 LARGEST_EFFECT = 25.0  # of such a change, in deviations of the results
 POWER_DRAWS = 16
-MOST_MORE = 20  # results that are tried, to say how many more decide
+MOST_MORE = 10  # results that are tried, to say how many more decide
 MOST_NAMED = 6  # changed facts that are named; --format json has all
 MONTH_DAYS = 30.0  # days, the unit of a trend
 
