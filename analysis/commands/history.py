@@ -12,8 +12,9 @@ import click
 from mlhpc.analysis.history import record, verdict
 from mlhpc.analysis.history.verdict import SeriesVerdict
 from mlhpc.suite.cli.group import Subcommands
-from mlhpc.suite.cli.options import JSON, FiniteRange, format_option, output_option, tolerance_option
+from mlhpc.suite.cli.options import JSON, FiniteRange, busy_option, format_option, output_option, tolerance_option
 from mlhpc.suite.compliance.check import check as check_paths
+from mlhpc.suite.compliance.verdict import MOST_DISTURBED
 from mlhpc.suite.errors import ExitCode, InputError
 from mlhpc.suite.files import print_line, render_printable
 from mlhpc.suite.statistics import Outcome
@@ -34,11 +35,6 @@ _RATE = click.option(
     default=0.01,
     show_default=True,
     help="Probability that one check of an unchanged machine says `slower` or `faster`, over all its series.",
-)
-_BUSY = click.option(
-    "--busy",
-    is_flag=True,
-    help="Also judge results of runs in which other programs used more than 10 % of the CPUs.",
 )
 
 
@@ -102,7 +98,7 @@ def add(paths: tuple[Path, ...], any_runs: bool, output: Path | None) -> None:
 @_SINCE
 @tolerance_option()
 @_RATE
-@_BUSY
+@busy_option()
 @format_option()
 def show(
     folder: Path | None, output: Path | None, since: str | None, tolerance: float, rate: float, busy: bool, style: str
@@ -122,7 +118,7 @@ def show(
 @_SINCE
 @tolerance_option()
 @_RATE
-@_BUSY
+@busy_option()
 @format_option()
 def check(
     folder: Path | None, output: Path | None, since: str | None, tolerance: float, rate: float, busy: bool, style: str
@@ -151,7 +147,7 @@ def _judge(
     records: Sequence[record.Record], rate: float, tolerance: float, busy: bool, style: str
 ) -> list[SeriesVerdict]:
     """Judge the results of quiet machines, and print JSON or how many results were left out."""
-    kept = [each for each in records if busy or each.disturbed <= record.BUSY_SHARE]
+    kept = [each for each in records if busy or each.disturbed <= MOST_DISTURBED]
     verdicts = verdict.judge_all(kept, rate, tolerance / 100.0)
     left_out = len(records) - len(kept)
     if style == JSON:

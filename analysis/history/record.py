@@ -25,7 +25,6 @@ from mlhpc.suite.machine.facts import UNKNOWN, Facts, read_facts
 
 VERSION: Final = 1
 SUFFIX = ".json"
-BUSY_SHARE = 0.1  # of the CPUs that other programs used: above it a time says little of the machine
 
 
 class _Document(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
