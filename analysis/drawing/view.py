@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from mlhpc.analysis.results.selection import make_timed_runs
 from mlhpc.analysis.study import Study
 from mlhpc.suite.files import render_duration
 from mlhpc.suite.statistics.sessions import TimedRun, find_sessions, render_sessions
@@ -206,9 +207,7 @@ def rankable(rows: pd.DataFrame) -> pd.DataFrame:
 
 def list_timed_runs(study: Study, group: str, column: str = "run_s") -> tuple[TimedRun, ...]:
     """List a time of the runs of a result that reached the target, in order."""
-    runs = list_ordered_runs(study, group)
-    runs = runs[runs[column] > 0]
-    return tuple(TimedRun(float(at), float(time)) for at, time in zip(runs["begin_s"], runs[column], strict=True))
+    return make_timed_runs(list_ordered_runs(study, group), column)
 
 
 def list_ordered_runs(study: Study, group: str) -> pd.DataFrame:

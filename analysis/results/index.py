@@ -24,12 +24,12 @@ import pandas as pd
 import yaml
 from msgspec import Meta, Struct
 
-from mlhpc.analysis.results.selection import find_system_units, render_short_heading
+from mlhpc.analysis.results.selection import find_system_units, make_timed_runs, render_short_heading
 from mlhpc.suite.documents import Count, Positive, YamlSource
 from mlhpc.suite.errors import InputError, explain_near_names
 from mlhpc.suite.log.score import find_round_group
 from mlhpc.suite.statistics import student_t
-from mlhpc.suite.statistics.sessions import TimedRun, compute_geometric_mean, find_sessions
+from mlhpc.suite.statistics.sessions import find_sessions, list_unit_times
 
 CONFIDENCE = 0.95
 LEAST_VARIANCE = 1e-18  # of the log of an index: less is rounding, so all runs took the same time
@@ -231,12 +231,8 @@ def _find_best_results(rows: pd.DataFrame, workload: Workload) -> dict[tuple[str
 
 def _log_times(runs: pd.DataFrame, group: str) -> list[float]:
     """Return the logs of the times of a result's runs, or of its sessions if it has several."""
-    done = runs[(runs["group"] == group) & runs["converged"] & (runs["run_s"] > 0)]
-    starts = done["run_start_ms"].fillna(0.0) / 1e3
-    timed = [TimedRun(float(at), float(time)) for at, time in zip(starts, done["run_s"], strict=True)]
-    sessions = find_sessions(timed) if timed else []
-    units = sessions if len(sessions) > 1 else [[run] for run in timed]
-    return [math.log(compute_geometric_mean(unit)) for unit in units]
+    timed = make_timed_runs(runs[(runs["group"] == group) & runs["converged"]])
+    return [math.log(time) for time in list_unit_times(find_sessions(timed))]
 
 
 def _mean(ratios: Sequence[Ratio | None]) -> float | None:

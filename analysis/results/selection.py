@@ -30,6 +30,7 @@ from mlhpc.suite.errors import InputError
 from mlhpc.suite.log.energy.score import EnergyToSolution, find_energy
 from mlhpc.suite.log.record import RunRecord
 from mlhpc.suite.log.score import JudgedRun, compute_throughput, compute_time_to_train, find_round_group
+from mlhpc.suite.statistics.sessions import TimedRun
 
 Convergence = Literal["rules", "status"]
 ENERGY_COLUMNS = (
@@ -263,6 +264,15 @@ def find_unit_names(rows: pd.DataFrame, systems: pd.DataFrame) -> pd.Series:
     # Last, because a system with accelerators has processors too
     names[known["accelerators_per_node"] > 0] = "accelerator"
     return rows["system_key"].map(names)
+
+
+def make_timed_runs(runs: pd.DataFrame, column: str = "run_s") -> tuple[TimedRun, ...]:
+    """Return a time of each run with its start and its batch job, which divide runs into sessions."""
+    known = runs[runs[column] > 0]
+    starts, jobs = known["run_start_ms"].fillna(0.0) / 1e3, known["job"].fillna("")
+    return tuple(
+        TimedRun(float(at), float(time), str(job)) for at, time, job in zip(starts, known[column], jobs, strict=True)
+    )
 
 
 CLASS_COLUMNS = ["benchmark", "size", "mode"]

@@ -25,6 +25,7 @@ from mlhpc.suite.statistics.sessions import (
     compute_geometric_mean,
     compute_log_interval,
     find_sessions,
+    list_unit_times,
     render_sessions,
 )
 
@@ -53,9 +54,9 @@ class JudgedRun:
 class TimeToTrain:
     """The score of repeated runs. Mean and spread are over the scored runs; None if there is no score.
 
-    The interval is over all converged runs from which the scored ones were chosen, or over their ``sessions`` if there
-    are several. Without the fastest and the slowest the others look closer than runs are. One run has neither spread
-    nor interval. ``as_reference``: the runs have few values of epochs, so these vary as in the reference points.
+    The interval is over all converged runs from which the scored ones were chosen, or over their sessions if there are
+    several. Without the fastest and the slowest the others look closer than runs are. One run has neither spread nor
+    interval. ``interval_words`` say what the interval is made of: it holds for further runs that are like these.
     """
 
     runs: tuple[JudgedRun, ...]
@@ -189,9 +190,9 @@ def _compute_interval(
     runs = [TimedRun(record.run_start_s or 0.0, _find_time_s(record), record.job or "") for record in records]
     sessions = find_sessions(runs)
     words = f"by the spread of {render_sessions(len(runs), len(sessions))}"
+    interval = compute_log_interval(list_unit_times(sessions))
     if len(sessions) > 1:
-        return compute_log_interval([compute_geometric_mean(session) for session in sessions]), words
-    interval = compute_log_interval([run.time_s for run in runs])
+        return interval, words
     reached = [find_first_on_target(record, target) for record in records]
     epochs = [item.epoch for item in reached if item is not None and item.epoch]
     points = reference.get(_find_nearest(reference, records[0].global_batch_size), ())

@@ -22,11 +22,12 @@ from mlhpc.suite.statistics import CONFIDENCE, LARGEST_LOG, Outcome, judge_inter
 from mlhpc.suite.statistics.power import MATTERS, RunsNeeded, choose_dof, estimate_runs_needed, find_detectable_ratio
 from mlhpc.suite.statistics.sessions import (
     TimedRun,
-    compute_geometric_mean,
     compute_mean_interval,
+    compute_p,
     describe_order,
     find_sessions,
     fit_slope,
+    list_unit_times,
 )
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def compute_welch_ratio(a: Sequence[float], b: Sequence[float], confidence: floa
     if error > 0.0:
         dof = float(choose_dof(parts[0], parts[1], len(a), len(b)))
         half = student_t.compute_quantile(0.5 + confidence / 2, dof) * error
-        p = 2.0 * student_t.compute_cdf(-abs(difference) / error, dof)
+        p = compute_p(difference, error, dof)
     low, middle, high = (math.exp(min(difference + sign * half, LARGEST_LOG)) for sign in (-1, 0, 1))
     return TimeRatio(middle, low, high, p, error, dof)
 
@@ -147,9 +148,7 @@ def compare_times(
         return None
     sessions = [find_sessions(runs) for runs in sides]
     by_session = max(map(len, sessions)) > 1
-    units_a, units_b = times_a, times_b
-    if by_session:
-        units_a, units_b = ([compute_geometric_mean(session) for session in side] for side in sessions)
+    units_a, units_b = (list_unit_times(side, by_session=by_session) for side in sessions)
     welch = compute_welch_ratio(units_a, units_b, confidence)
     if welch.error == 0.0:
         return None
@@ -162,10 +161,14 @@ def compare_times(
         doubts.append(f"the times are known to {render_duration(resolution_s)}")
     if not by_session:
         orders = [describe_order(runs, side) for runs, side in zip(sides, "AB", strict=True)]
-        doubts += [text for order in orders for text in order.texts]
-        if same_machine and any(order.slope for order in orders) and len(find_sessions(sides[0] + sides[1])) == 1:
-            half += _compute_shared_drift(*sides)
-            doubts[-1] += ", and the interval allows for that"
+        drifts = any(order.slope for order in orders)
+        shared = drifts and same_machine and len(find_sessions(sides[0] + sides[1])) == 1
+        half += _compute_shared_drift(*sides) if shared else 0.0
+        for order in orders:
+            texts = list(order.texts)
+            if shared and order.slope:  # whose text is the last
+                texts[-1] += ", and the interval allows for that"
+            doubts += texts
     low, high = math.exp(middle - half), math.exp(min(middle + half, LARGEST_LOG))
     p_permutation = compute_permutation_p([math.log(time) for time in units_a], [math.log(time) for time in units_b])
     outcome = judge_interval(low, high, margin)

@@ -46,6 +46,16 @@ def find_sessions(runs: Sequence[TimedRun]) -> list[list[TimedRun]]:
     return sessions
 
 
+def list_unit_times(sessions: Sequence[Sequence[TimedRun]], *, by_session: bool | None = None) -> list[float]:
+    """List what repeats: the geometric mean of each session, or the time of each run of a single one.
+
+    ``by_session`` decides in place of the number of sessions: two sides of a comparison have the same unit.
+    """
+    if len(sessions) > 1 if by_session is None else by_session:
+        return [compute_geometric_mean(session) for session in sessions]
+    return [run.time_s for session in sessions for run in session]
+
+
 def render_sessions(runs: int, sessions: int) -> str:
     """Render numbers of runs and sessions: ``10 runs in 2 sessions``; one session is not worth a word."""
     return f"{runs} runs" + (f" in {sessions} sessions" if sessions > 1 else "")
@@ -92,7 +102,7 @@ def describe_order(runs: Sequence[TimedRun], side: str) -> Order:
     if len(kept) < MIN_ORDERED or max(kept) == min(kept) or beside > len(runs) / 2:
         return Order(tuple(texts))
     slope, error = fit_slope([places], [kept])
-    trend_p = _compute_p(slope, error, len(kept) - 2)
+    trend_p = compute_p(slope, error, len(kept) - 2)
     step_p, place, apart = _find_step(kept)
     if 2.0 * min(trend_p, step_p) > ORDER_P:  # of two tests
         return Order(tuple(texts))
@@ -119,7 +129,7 @@ def fit_slope(places: Sequence[Sequence[float]], logs: Sequence[Sequence[float]]
     return slope, math.sqrt(rest / (len(centred) - len(logs) - 1) / squares)
 
 
-def _compute_p(difference: float, error: float, dof: float) -> float:
+def compute_p(difference: float, error: float, dof: float) -> float:
     """Compute the two-sided p of a difference by Student's t."""
     return 2.0 * student_t.compute_cdf(-abs(difference) / error, dof) if error > 0.0 else 0.0
 
@@ -133,7 +143,7 @@ def _find_outlier(logs: Sequence[float]) -> int | None:
     others = [log for place, log in enumerate(logs) if place != far]
     error = statistics.stdev(others) * math.sqrt(1.0 + 1.0 / len(others))
     apart = logs[far] - statistics.fmean(others)
-    return far if abs(apart) > 1e-9 and count * _compute_p(apart, error, count - 2) <= OUTLIER_P else None
+    return far if abs(apart) > 1e-9 and count * compute_p(apart, error, count - 2) <= OUTLIER_P else None
 
 
 def _find_step(logs: Sequence[float]) -> tuple[float, int, float]:
@@ -144,5 +154,5 @@ def _find_step(logs: Sequence[float]) -> tuple[float, int, float]:
         apart = statistics.fmean(sides[1]) - statistics.fmean(sides[0])
         squares = sum((log - statistics.fmean(side)) ** 2 for side in sides for log in side)
         error = math.sqrt(squares / (len(logs) - 2) * sum(1.0 / len(side) for side in sides))
-        found.append((_compute_p(apart, error, len(logs) - 2) * (len(logs) - 3), place, apart))
+        found.append((compute_p(apart, error, len(logs) - 2) * (len(logs) - 3), place, apart))
     return min(found)

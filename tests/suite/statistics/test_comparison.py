@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 
 from benchmarks.verdict_rates import SESSION_TRUTHS, TRUTHS, count_different, draw_sessions, is_different, judge
-from mlhpc.analysis.results.selection import compute_run_spread
+from mlhpc.analysis.results.selection import compute_run_spread, make_timed_runs
 from mlhpc.suite.statistics import Outcome
 from mlhpc.suite.statistics.comparison import Comparison, compare_times, holm
 from mlhpc.suite.statistics.power import estimate_runs_needed, find_detectable_ratio, find_smallest_effect
-from mlhpc.suite.statistics.sessions import TimedRun, describe_order, find_sessions, render_sessions
+from mlhpc.suite.statistics.sessions import TimedRun, describe_order, find_sessions, list_unit_times, render_sessions
 
 
 def compare(a: list[float], b: list[float], **options: float) -> Comparison | None:
@@ -232,3 +232,23 @@ def test_no_interval_is_narrower_than_the_resolution_of_the_times() -> None:
     assert found is not None
     assert found.outcome == Outcome.INCONCLUSIVE
     assert math.log(found.high / found.low) == pytest.approx(2 * 1.0 / 100.0, rel=1e-3)
+
+
+def test_the_drift_that_widens_the_interval_is_named_at_its_own_side() -> None:
+    noise = [1.0 + 0.001 * (place % 3) for place in range(6)]
+    a = [TimedRun(200.0 * place, 100.0 * 1.01**place * each) for place, each in enumerate(noise)]
+    b = [TimedRun(2000.0 + 200.0 * place, 106.0 * each) for place, each in enumerate(noise)]
+    found = compare_times(a, [*b[:-1], b[-1]._replace(time_s=300.0)])
+    assert found is not None
+    drift, outlier = found.doubts
+    assert drift.startswith("times of A grow by ")
+    assert drift.endswith(", and the interval allows for that")
+    assert outlier == "run 6 of B takes 2.83 times as long as its others"
+
+
+def test_what_repeats_is_a_session_where_there_are_several() -> None:
+    frame = pd.DataFrame({"run_start_ms": [0.0, 7e5, 14e5], "run_s": [100.0, 121.0, 80.0], "job": [None, None, "8"]})
+    sessions = find_sessions(make_timed_runs(frame))
+    assert [len(each) for each in sessions] == [2, 1]
+    assert list_unit_times(sessions) == pytest.approx([110.0, 80.0])
+    assert list_unit_times(sessions, by_session=False) == [100.0, 121.0, 80.0]
