@@ -372,3 +372,21 @@ def test_the_language_model_is_the_same_when_its_initialisation_is_repeated() ->
     recipe.fill(model, torch.device("cpu"))
     assert torch.equal(torch.rand(1), after)
     assert all(torch.equal(found, expected[name]) for name, found in model.state_dict().items())
+
+
+@pytest.mark.parametrize("shard", [1, 2])
+def test_a_rank_that_fails_ends_its_own_test_only(shard: int) -> None:
+    """Else a test that expects an error ends the next test of its process in a collective."""
+
+    def fail(rank: Holding) -> None:
+        raise ValueError(f"rank {rank.mesh.rank}")
+
+    def total(rank: Holding) -> float:
+        assert rank.device_mesh is not None
+        ones = torch.ones(1)
+        torch.distributed.all_reduce(ones, group=rank.device_mesh.get_group("shard"))
+        return float(ones)
+
+    with pytest.raises(ValueError, match="rank [01]"):
+        on_holders(1, shard, fail)
+    assert on_holders(1, 2, total) == [2.0, 2.0]
