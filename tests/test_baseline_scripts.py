@@ -38,6 +38,7 @@ def test_the_one_point_regression_sees_no_neighbours() -> None:
     assert np.abs(first[:, moments:] - second[:, moments:]).max() > 0.5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shown", [True, False])
 def test_only_neighbours_tell_a_class_that_noise_hides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: bool

@@ -44,7 +44,10 @@ def run(copy: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *words], cwd=copy, env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("without", WINGS, indirect=True)
+LATER = [pytest.param(wing, marks=pytest.mark.long) for wing in WINGS if wing not in {"axes", "network"}]
+
+
+@pytest.mark.parametrize("without", ["axes", "network", *LATER], indirect=True)  # one of each kind of ADDS_TO_REPORTS
 def test_help_and_report_say_which_wing_is_missing(without: tuple[str, Path], tmp_path: Path) -> None:
     wing, copy = without
     program = (

@@ -152,7 +152,7 @@ def test_an_address_that_cannot_be_is_one_line(environ: dict[str, str], said: st
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("rank", ["0", "1"])
+@pytest.mark.parametrize("rank", ["0", pytest.param("1", marks=pytest.mark.long)])
 def test_a_port_that_another_program_uses_ends_every_rank_soon(rank: str) -> None:
     """Half an hour is torch's limit, five minutes that of a test."""
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -192,7 +192,9 @@ def test_the_tolerance_is_what_a_machine_may_be_slower(tmp_path: Path) -> None:
     assert told["series"][0]["newest_to_best"]["best"] == [1, 30]
 
 
-@pytest.mark.parametrize("place", [14, 15, 16])
+@pytest.mark.parametrize(
+    "place", [pytest.param(14, marks=pytest.mark.long), 15, pytest.param(16, marks=pytest.mark.long)]
+)
 def test_a_fact_that_changed_where_the_change_may_be_is_named(tmp_path: Path, place: int) -> None:
     """A step of three deviations: the place that is found is often one off."""
     folder = fill(tmp_path / "history", nights(15) + nights(15, at=61.8, seed=3), new_kernel=place)

@@ -256,6 +256,7 @@ def run_stages(rank: int, folder: str, plans: list[str], found: Any) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.long
 def test_a_checkpoint_of_stages_goes_on_under_other_stages_and_without_a_plan(tmp_path: Path) -> None:
     """Balance ``bias`` has buffers, which one rank of the first plan lacks."""
     shipped = written(tmp_path)

@@ -68,7 +68,9 @@ class Training(Divided):
         return F.cross_entropy(logits.flatten(0, 1), mine[:, 1:].flatten()) + auxiliary  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize(("mesh", "balance"), [((1, 2), "gshard"), ((1, 4), "gshard"), ((2, 2), "none")])
+@pytest.mark.parametrize(
+    ("mesh", "balance"), [((1, 2), "gshard"), pytest.param((1, 4), "gshard", marks=pytest.mark.long), ((2, 2), "none")]
+)
 def test_ranks_that_divide_products_train_as_one(mesh: tuple[int, int], balance: str) -> None:
     """The loss that balances experts is of a rank's own samples, so it is left out where there are several groups."""
     model = built(balance)
@@ -175,7 +177,14 @@ def test_norms_of_split_parameters_are_those_of_whole_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after"), [((1, 4), (1, 1)), ((1, 1), (1, 2)), ((1, 2), (1, 4)), ((2, 2), (1, 2)), ((2, 1), (2, 2))]
+    ("before", "after"),
+    [
+        ((1, 4), (1, 1)),
+        pytest.param((1, 1), (1, 2), marks=pytest.mark.long),
+        pytest.param((1, 2), (1, 4), marks=pytest.mark.long),
+        ((2, 2), (1, 2)),
+        pytest.param((2, 1), (2, 2), marks=pytest.mark.long),
+    ],
 )
 def test_a_checkpoint_of_one_mesh_goes_on_under_another_with_the_same_losses(
     tmp_path: Path, before: tuple[int, int], after: tuple[int, int]

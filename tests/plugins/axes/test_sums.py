@@ -65,7 +65,9 @@ class Training(Divided):
         return F.cross_entropy(logits, label) + auxiliary  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize(("mesh", "balance"), [((1, 2), "gshard"), ((1, 4), "gshard"), ((2, 2), "none")])
+@pytest.mark.parametrize(
+    ("mesh", "balance"), [((1, 2), "gshard"), pytest.param((1, 4), "gshard", marks=pytest.mark.long), ((2, 2), "none")]
+)
 def test_ranks_that_divide_heads_and_experts_train_as_one(mesh: tuple[int, int], balance: str) -> None:
     model = built(balance)
     trains_as_one(
@@ -111,7 +113,14 @@ def test_each_rank_holds_its_part_of_a_bias_after_the_sum_and_adds_that() -> Non
     assert torch.equal(found[0][0] + found[1][0], whole)
 
 
-@pytest.mark.parametrize(("before", "after"), [((1, 4), (1, 1)), ((1, 1), (1, 2)), ((2, 2), (1, 4))])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((1, 4), (1, 1)),
+        pytest.param((1, 1), (1, 2), marks=pytest.mark.long),
+        pytest.param((2, 2), (1, 4), marks=pytest.mark.long),
+    ],
+)
 def test_a_checkpoint_goes_on_under_another_mesh(
     tmp_path: Path, before: tuple[int, int], after: tuple[int, int]
 ) -> None:

@@ -131,7 +131,9 @@ def test_a_node_is_measured_on_its_ranks(tmp_path: Path) -> None:
     assert "n7.jsonl: exists already" in again.stderr
 
 
-@pytest.mark.parametrize("kind", [signal.SIGSTOP, signal.SIGKILL], ids=["hangs", "dies"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(signal.SIGSTOP, marks=pytest.mark.long), signal.SIGKILL], ids=["hangs", "dies"]
+)
 def test_a_node_that_hangs_or_dies_says_so_in_time(tmp_path: Path, kind: signal.Signals) -> None:
     command = make_suite_command("preflight", "node", "--budget", "6", "-o", "out")
     environment = os.environ | {"SLURMD_NODENAME": "n1", "OMP_NUM_THREADS": "1"}

@@ -62,7 +62,10 @@ def assert_simulated(outcome: Outcome, wanted: float) -> None:
     assert abs(found.value - wanted) < 2 * half  # four standard errors and more
 
 
-@pytest.mark.parametrize(("healthy", "degraded", "every"), [(500, 100, 24), (500, 100, 168), (500, 24, 24)])
+@pytest.mark.parametrize(
+    ("healthy", "degraded", "every"),
+    [(500, 100, 24), (500, 100, 168), pytest.param(500, 24, 24, marks=pytest.mark.long)],
+)
 def test_mean_time_between_incidents(healthy: float, degraded: float, every: float) -> None:
     wanted = closed_form_h(healthy, degraded, every)
     assert_simulated(run_simulation(setting(healthy, degraded, job_h=every), "full", [2]), wanted)

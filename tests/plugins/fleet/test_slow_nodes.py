@@ -68,7 +68,9 @@ def test_healthy_values_stand_apart_as_often_as_promised(count: int, rate: float
     assert all(find_outliers(row, rate).count == many for row, many in zip(values[:200], named[:200], strict=True))  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("noise", [0.01, 0.05, 0.2])
+@pytest.mark.parametrize(
+    "noise", [pytest.param(0.01, marks=pytest.mark.long), 0.05, pytest.param(0.2, marks=pytest.mark.long)]
+)
 def test_healthy_nodes_are_called_bad_as_often_as_promised_over_all_metrics(noise: float) -> None:
     rate, nodes, metrics = 0.02, 8, 4
     bad = sum(

@@ -62,7 +62,7 @@ def simulated(seed: int, noise: float, workers: int = 8, steps: int = 300) -> Ti
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("noise", [0.02, 0.2])
+@pytest.mark.parametrize("noise", [0.02, pytest.param(0.2, marks=pytest.mark.long)])
 def test_a_job_without_a_change_has_no_alarm(noise: float) -> None:
     alarms = sum(bool(find_slowdowns(simulated(seed, noise))) for seed in range(100))
     assert alarms <= 5  # 1 in 100 is promised; more than 5 has a chance of 5e-4

@@ -98,7 +98,9 @@ def test_a_better_one_is_found_under_drift_and_its_interval_is_of_fresh_pairs() 
     assert (answer.ratio.low or 9.0) < truth < (answer.ratio.high or 0.0) < 1.0
 
 
-@pytest.mark.parametrize("kill", [5, 14, 19, 27])
+@pytest.mark.parametrize(
+    "kill", [5, pytest.param(14, marks=pytest.mark.long), pytest.param(19, marks=pytest.mark.long), 27]
+)
 def test_a_killed_search_comes_to_the_same_answer(kill: int, tmp_path: Path) -> None:
     """Killed in the first, a middle and the last trial's measurement, and in the race."""
     whole = make(TABLE, most=8)

@@ -122,7 +122,13 @@ def test_one_run_of_five_may_end_in_any_way(tmp_path: Path, ended: dict[str, byt
 
 @pytest.mark.usefixtures("toy_card")
 @pytest.mark.parametrize(
-    "name", [GOOD[0], "diverged at a later evaluation", "stopped in training", "missed, staged beside the run"]
+    "name",
+    [
+        GOOD[0],
+        pytest.param("diverged at a later evaluation", marks=pytest.mark.long),
+        pytest.param("stopped in training", marks=pytest.mark.long),
+        "missed, staged beside the run",
+    ],
 )
 @EVENTS
 def test_one_run_of_five_may_be_killed_at_every_event(

@@ -68,7 +68,7 @@ def test_the_permutation_p_counts_every_dealing() -> None:
     assert same.outcome == Outcome.INCONCLUSIVE
 
 
-@pytest.mark.parametrize("n", [4, 8, 20])
+@pytest.mark.parametrize("n", [4, 8, pytest.param(20, marks=pytest.mark.long)])
 def test_the_detectable_ratio_is_found_in_four_of_five_trials(n: int) -> None:
     chance = np.random.default_rng(7)
     shift = math.log(find_detectable_ratio(0.1, math.inf, (n, n)))

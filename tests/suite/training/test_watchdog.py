@@ -74,7 +74,7 @@ def launched(data: Path, folder: Path, ranks: int, *options: str) -> tuple[int, 
     ("ranks", "fault", "named", "where"),
     [
         (2, "sleep:loop:9", "did not arrive: forward pass of step 8", "backward pass of step 8"),
-        (2, "halt:evaluation:1", "did not answer", "in evaluation of epoch 1"),
+        pytest.param(2, "halt:evaluation:1", "did not answer", "in evaluation of epoch 1", marks=pytest.mark.long),
         pytest.param(
             *(
                 4,
