@@ -186,7 +186,7 @@ def busy_option() -> Decorator:
     return click.option(
         "--busy",
         is_flag=True,
-        help="Also judge results during which other programs used more than 10 % of the CPUs. Their times say little.",
+        help="Also judge results during which other programs used more than 5 % of the CPUs. Their times say little.",
     )
 
 

@@ -96,7 +96,7 @@ def compare(
 
     The ratio compares the geometric means of time to train of all converged runs (Welch's t test on log time). Where a
     side has several sessions, the session is the unit: a machine differs more from day to day than from run to run.
-    A result during which other programs used more than 10 % of the CPUs is inconclusive.
+    A result during which other programs used more than 5 % of the CPUs is inconclusive.
     Throughput results are compared by their instances. All intervals of one command together hold with 95 %.
     Comparing many results gives no more false alarms than comparing two. Energy is shown if both results have the same
     kind of it. The verdict is on time.

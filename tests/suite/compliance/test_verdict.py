@@ -36,16 +36,16 @@ class Made(NamedTuple):
 
     @property
     def disturbed(self) -> bool:
-        return max(self.others, default=0.0) > 0.1
+        return max(self.others, default=0.0) > 0.05
 
 
 MADE = {
     "quick": Made(),
     "again": Made(1.0004),
     "slow": Made(1.5),
-    "a little busy": Made(others=(0.07,) * 5),
+    "a little busy": Made(others=(0.04,) * 5),
     "busy": Made(1.5, others=(0.87,) * 5),
-    "busy once": Made(others=(0.02, 0.3, 0.02, 0.02, 0.02)),
+    "busy once": Made(others=(0.02, 0.068, 0.02, 0.02, 0.02)),
     "edited": Made(1.5, edited=True),
     "few": Made(count=3),
     "two sessions": Made(1.5, sessions=2),
