@@ -20,7 +20,8 @@ from torch import Tensor
 from mlhpc.suite.performance.cost_model import LayerShape, Network, list_executions
 from mlhpc.workloads.moe.experts import run_experts
 from mlhpc.workloads.moe.layer import Execution, MoELayer
-from mlhpc.workloads.moe.mesh import ExpertMesh, NoMarker, resolve_process_group
+from mlhpc.workloads.moe.mesh import ExpertMesh, resolve_process_group
+from mlhpc.workloads.moe.phases import NoMarker
 
 BUCKET_CAPACITY = 128  # as in Tutel: one decision for all capacities c with the same floor(c / 128)
 SHORTLIST = 6

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.machine.choice.products import compute_onednn_product, has_onednn
 from mlhpc.suite.training.parallel.meta_init import has_values
-from mlhpc.workloads.moe import mesh
+from mlhpc.workloads.moe import phases
 from mlhpc.workloads.moe.activations import ACTIVATION_GRADIENTS, compute_activation
 from mlhpc.workloads.moe.config import Activation, Backend
 from mlhpc.workloads.moe.kernels.fused import Source, find_problem, run_fused
-from mlhpc.workloads.moe.mesh import Marker, NoMarker
+from mlhpc.workloads.moe.phases import Marker, NoMarker
 from mlhpc.workloads.moe.router import DispatchPlan, Permutation, list_counts_on_host
 
 GROUPED_ALIGNMENT_BYTES = 16  # F.grouped_mm refuses other strides
@@ -166,14 +166,14 @@ def run_experts_on_tokens(
     name, host_E = _select_for_load(backend, x_TD, weights, plan.rows_E, plan.rows, plan.host_E)
     if name == "triton" and plan.capacity is None:
         # a view of its own: hooks on one tensor run in their order, and this one must see its gradient first
-        x_TD = marker.boundary(x_TD.view_as(x_TD), mesh.PERMUTE, mesh.EXPERTS)
+        x_TD = marker.boundary(x_TD.view_as(x_TD), phases.PERMUTE, phases.EXPERTS)
         source = Source(plan.rows_E, plan.tokens_N, plan.choices_N)
         y_TD = run_fused_experts(x_TD, weights_TK, source, weights.map(lambda each: each.to(x_TD.dtype)), activation)
-        return marker.boundary(y_TD, mesh.EXPERTS, mesh.UNPERMUTE)
-    rows_ND = marker.boundary(permute.encode(x_TD, plan), mesh.PERMUTE, mesh.EXPERTS)
+        return marker.boundary(y_TD, phases.EXPERTS, phases.UNPERMUTE)
+    rows_ND = marker.boundary(permute.encode(x_TD, plan), phases.PERMUTE, phases.EXPERTS)
     weights = weights.map(lambda weight: weight.to(x_TD.dtype))
     rows_ND = run_experts(rows_ND, plan.rows_E, weights, activation, name, host_E)  # type: ignore[arg-type]
-    return permute.decode(marker.boundary(rows_ND, mesh.EXPERTS, mesh.UNPERMUTE), plan, weights_TK)
+    return permute.decode(marker.boundary(rows_ND, phases.EXPERTS, phases.UNPERMUTE), plan, weights_TK)
 
 
 def _select_for_load(

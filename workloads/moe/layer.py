@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.training.graphs import after_pass
 from mlhpc.suite.training.parallel.recompute import is_computed_again
-from mlhpc.workloads.moe import mesh as phases
+from mlhpc.workloads.moe import phases
 from mlhpc.workloads.moe.config import Algorithm, Backend, MoEConfig, count_ranks_per_expert, list_valid_r
 from mlhpc.workloads.moe.experts import (
     Experts,
@@ -31,8 +31,17 @@ from mlhpc.workloads.moe.experts import (
     run_experts,
     run_experts_on_tokens,
 )
-from mlhpc.workloads.moe.mesh import ExpertLoad, ExpertMesh, Group, Marker, NoMarker
-from mlhpc.workloads.moe.router import DispatchPlan, Permutation, Router, Routing, list_counts_on_host, make_permutation
+from mlhpc.workloads.moe.mesh import ExpertMesh, Group
+from mlhpc.workloads.moe.phases import Marker, NoMarker
+from mlhpc.workloads.moe.router import (
+    DispatchPlan,
+    ExpertLoad,
+    Permutation,
+    Router,
+    Routing,
+    list_counts_on_host,
+    make_permutation,
+)
 from mlhpc.workloads.moe.routes import (
     Copies,
     MultiHopTransfer,

@@ -14,7 +14,9 @@ from mlhpc.suite.world import World
 from mlhpc.workloads.moe.autotune import Autotuner, make_trial_timer, measure_flops, measure_network
 from mlhpc.workloads.moe.config import MoEConfig, count_ranks_per_expert, list_valid_r
 from mlhpc.workloads.moe.layer import MoELayer
-from mlhpc.workloads.moe.mesh import COMMUNICATION, EXPERTS, ExpertLoad, ExpertMesh, LayerTimer, LoadTotals
+from mlhpc.workloads.moe.mesh import ExpertMesh
+from mlhpc.workloads.moe.phases import COMMUNICATION, EXPERTS, LayerTimer
+from mlhpc.workloads.moe.router import ExpertLoad, LoadTotals
 
 
 def make_expert_mesh(

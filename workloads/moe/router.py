@@ -2,7 +2,8 @@
 
 T tokens of this rank, D model width, E experts. K choices per token, P width of the cosine projection.
 
-Permutes tokens to rows sorted by expert, with or without capacity. Works on one rank; no communication.
+Permutes tokens to rows sorted by expert, with or without capacity. Works on one rank; no communication. Counts the load
+of each expert, dropped tokens and padding.
 
 Queues are Tutel's: all first choices in token order (or by score), then all second choices. A row is one assignment of
 a token to an expert, or empty. Rows are sorted by expert, then by position in its queue. Shapes depend on the number of
@@ -28,6 +29,7 @@ from mlhpc.suite.training.parallel.meta_init import has_values
 from mlhpc.workloads.moe.config import DispatchMode, MoEConfig, compute_capacity
 from mlhpc.workloads.moe.mesh import DryRunGroup, Group
 
+KEPT_STEPS = 512  # a load that nobody reads adds up its steps
 COSINE_WIDTH = 256  # Tutel's proj_dim, initial temperature and bound of 1 / temperature
 COSINE_TEMPERATURE = 0.5
 COSINE_MAX_SCALE = 100.0
@@ -420,3 +422,65 @@ def _append_entry(values: Tensor, last: int) -> Tensor:
 def _mask(plan: DispatchPlan, values_N: Tensor) -> Tensor:
     mask_TN = values_N.new_zeros(plan.tokens + 1, plan.rows)
     return mask_TN.scatter(0, plan.tokens_N[None], values_N[None])[: plan.tokens]
+
+
+class ExpertLoad:
+    """What the steps of a window routed: ``assigned_E`` counts the router's choices.
+
+    A step keeps its counts as they are and launches no kernel. They are added up when they are read or numerous; only
+    reading waits for the device.
+    """
+
+    def __init__(self, experts: int) -> None:
+        self._experts = experts
+        self._steps: list[tuple[Tensor, Tensor]] = []
+        self._sums: Tensor | None = None  # of each expert, and of the rows that were kept
+        self._needed: Tensor | None = None
+        self.rows = 0
+
+    def add(self, assigned_E: Tensor, kept: Tensor, rows: int) -> None:
+        """One step of one layer: ``kept`` rows hold a token, ``rows`` were computed."""
+        self._steps.append((assigned_E, kept))
+        self.rows += rows
+        if len(self._steps) >= KEPT_STEPS:
+            self._fold()
+
+    def read(self) -> LoadTotals:
+        """Return the totals; waits for the device."""
+        self._fold()
+        if self._sums is None or self._needed is None:
+            return LoadTotals([0.0] * self._experts, 0.0, 0.0, 0.0)
+        *assigned, kept = map(float, self._sums.tolist())
+        return LoadTotals(assigned, kept, float(self.rows), float(self._needed))
+
+    def _fold(self) -> None:
+        if not self._steps:
+            return
+        counts_SE, kept_S = (torch.stack(list(each)) for each in zip(*self._steps, strict=True))
+        needed = (counts_SE.amax(1).double() * self._experts / counts_SE.sum(1).clamp(min=1)).amax()
+        sums = torch.cat((counts_SE.sum(0), kept_S.sum()[None]))
+        self._sums = sums if self._sums is None else self._sums + sums
+        self._needed = needed if self._needed is None else torch.maximum(self._needed, needed)
+        self._steps.clear()
+
+
+@dataclass(frozen=True)
+class LoadTotals:
+    """Sums over the steps of a window, of one rank or of all. ``needed_factor`` is the largest of a step."""
+
+    assigned_E: list[float]
+    kept: float
+    rows: float
+    needed_factor: float
+
+    def report(self) -> dict[str, Any]:
+        """Compute the logged load: ``imbalance`` is max / mean, ``needed_capacity`` the largest of a step."""
+        assigned = math.fsum(self.assigned_E)
+        mean = assigned / len(self.assigned_E)
+        return {
+            "tokens_per_expert": [round(value) for value in self.assigned_E],
+            "imbalance": max(self.assigned_E) / mean if assigned else 1.0,
+            "drop_rate": 1 - self.kept / assigned if assigned else 0.0,
+            "needed_capacity": self.needed_factor,
+            "padding_waste": 1 - self.kept / self.rows if self.rows else 0.0,
+        }

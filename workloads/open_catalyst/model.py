@@ -16,14 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mlhpc.suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
-from mlhpc.workloads.open_catalyst.config import ELEMENTS, OpenCatalystConfig
-from mlhpc.workloads.open_catalyst.graph import (
+from mlhpc.workloads.open_catalyst.basis import (
     Envelope,
     RadialBasis,
     SphericalRadialBasis,
     compute_angular_basis,
     count_waves,
 )
+from mlhpc.workloads.open_catalyst.config import ELEMENTS, OpenCatalystConfig
 
 SparseMatrix = tuple[Tensor, Tensor, Tensor]
 

@@ -19,11 +19,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from mlhpc.suite.performance.cost_model import Network
 from mlhpc.suite.training.timing import HostClock
-from mlhpc.workloads.moe import mesh as phases
+from mlhpc.workloads.moe import phases
 from mlhpc.workloads.moe.autotune import Autotuner, make_trial_timer, measure_flops, measure_network
 from mlhpc.workloads.moe.config import MoEConfig, count_ranks_per_expert, list_valid_r
 from mlhpc.workloads.moe.layer import Execution, MoELayer
-from mlhpc.workloads.moe.mesh import ExpertMesh, LayerTimer
+from mlhpc.workloads.moe.mesh import ExpertMesh
+from mlhpc.workloads.moe.phases import LayerTimer
 from mlhpc.workloads.moe.routes import compute_known_traffic, gather_counts, gather_slices, split_buffer
 from tests.fixtures.device_steps import counted_reads
 

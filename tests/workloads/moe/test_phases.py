@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from mlhpc.workloads.moe import experts, mesh
+from mlhpc.workloads.moe import experts, phases
 from mlhpc.workloads.moe.config import MoEConfig
 from mlhpc.workloads.moe.layer import MoELayer
-from mlhpc.workloads.moe.mesh import KEPT_STEPS, ExpertLoad, LayerTimer
+from mlhpc.workloads.moe.phases import LayerTimer
+from mlhpc.workloads.moe.router import KEPT_STEPS, ExpertLoad
 
 
 def test_the_load_sums_its_steps_before_and_after_it_adds_them_up() -> None:
@@ -73,4 +74,4 @@ def test_both_passes_of_the_fused_kernels_are_the_experts_time(monkeypatch: pyte
     layer.marker = timer = LayerTimer(clock)
     layer(torch.randn(5, 8, requires_grad=True)).y_TD.sum().backward()
     seconds = {name: spent for name, spent in timer.flush().items() if spent}
-    assert seconds == {mesh.EXPERTS: 1.0, f"{mesh.EXPERTS}_backward": 10.0}
+    assert seconds == {phases.EXPERTS: 1.0, f"{phases.EXPERTS}_backward": 10.0}

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.special import eval_legendre, spherical_jn
 
-from mlhpc.workloads.open_catalyst.graph import (
+from mlhpc.workloads.open_catalyst.basis import (
     Envelope,
     RadialBasis,
     SphericalRadialBasis,
