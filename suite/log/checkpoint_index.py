@@ -1,8 +1,8 @@
 """Reads the index of a trial's checkpoint, ``trial_<i>.pt``: its files and their checksums. Without torch.
 
 The index is a line with its own checksum, then JSON. Everything else is in the folder ``trial_<i>.<token>``, which
-torch.distributed.checkpoint writes: a file per rank, and ``.metadata``. No file of a checkpoint is used before its
-checksum has been compared.
+torch.distributed.checkpoint writes: a file per rank, ``.metadata`` for other programs, and ``layout.msgpack``, which says
+what the ranks' files hold. No file of a checkpoint is used before its checksum has been compared.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import read_bytes
 
-CHECKPOINT_VERSION = 9
+CHECKPOINT_VERSION = 10
 READ_BYTES = 2**22
 QUICK_CHECK_BYTES = 2**28  # of a larger checkpoint `find_damage_quickly` compares sizes only
 LARGEST_INDEX = 2**26  # bytes: a hundred for each rank

@@ -35,7 +35,13 @@ from torch import Tensor
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import fsync_path, make_folder, print_line, render_error
 from mlhpc.suite.log import mllog
-from mlhpc.suite.log.checkpoint_index import CheckpointIndex, build_folder_path, check_file, read_index
+from mlhpc.suite.log.checkpoint_index import (
+    CheckpointIndex,
+    DamagedCheckpointError,
+    build_folder_path,
+    check_file,
+    read_index,
+)
 from mlhpc.suite.log.mllog import EventLog
 from mlhpc.suite.training.parallel.layout import Layout
 from mlhpc.suite.training.parallel.mesh import Mesh
@@ -91,7 +97,11 @@ class Snapshot:
 
     def discard(self) -> None:
         """Remove this rank's file of a checkpoint that could not be completed."""
-        first = [self._unfinished, *self._folder.glob(".metadata*")] if self.rank == 0 else []
+        first = (
+            [self._unfinished, *self._folder.glob(".metadata*"), *self._folder.glob("layout.*")]
+            if self.rank == 0
+            else []
+        )
         for path in (self._own_file, *first):
             with suppress(OSError):
                 path.unlink()
@@ -220,6 +230,8 @@ class Checkpoint:
         folder, checked = build_folder_path(self.path, index.token), set[str]()
 
         def check(name: str) -> None:
+            if name not in index.files:
+                raise DamagedCheckpointError(f"{folder / dcp.LAYOUT}: names {name!r}, which {self.path} does not list")
             if name not in checked:
                 check_file(folder / name, index.files[name])
                 checked.add(name)

@@ -1,25 +1,28 @@
 """Writes and reads the files of a checkpoint with torch.distributed.checkpoint (DCP): one per rank, and ``.metadata``.
 
 DCP plans and reshards; ranks agree through the harness's own transport, so process groups of any backend will do, or
-none. The CRC of a file is computed from memory, before the disk. A pickle of DCP makes nothing but its records.
+none. The CRC of a file is computed from memory, before the disk.
+
+``.metadata`` is for other programs. It is a pickle, which can do anything when it is read: a stranger's may open a
+connection. So this suite reads `LAYOUT`, the same facts as plain data, and ranks send each other the same.
 """
 
 from __future__ import annotations
 
 import io
-import pickle
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import google_crc32c
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -45,22 +48,49 @@ from mlhpc.suite.log.checkpoint_index import DamagedCheckpointError, FileSum
 from mlhpc.suite.training.parallel.layout import Held
 
 METADATA = ".metadata"
-# What a pickle of DCP's records may name besides its own classes
-_NAMES = {
-    ("torch", "Size"),
-    ("torch.serialization", "_get_layout"),
-    ("pathlib", "PosixPath"),
-    ("collections", "OrderedDict"),
-}
+LAYOUT = "layout.msgpack"
 Contents = Mapping[str, Any]  # tensors as `Held`, anything else that torch.load reads with weights_only
 
 
-@dataclass(frozen=True)
-class Written:
-    """What one rank wrote: DCP's plan and results, and the sizes and checksums of its files by name."""
+Sizes = tuple[int, ...]
 
-    plan: SavePlan
-    results: list[WriteResult]
+
+class Box(msgspec.Struct, frozen=True, array_like=True):
+    """One entry of a rank's file: ``length`` bytes from ``begin`` on.
+
+    It holds the part of tensor ``name`` at ``offsets``, or, without ``whole``, another value.
+    """
+
+    name: str
+    file: str
+    begin: int
+    length: int
+    offsets: Sizes = ()
+    sizes: Sizes = ()
+    whole: Sizes | None = None
+    dtype: str = ""
+
+    @property
+    def index(self) -> MetadataIndex:
+        """DCP's name of what the entry holds."""
+        return MetadataIndex(self.name, None if self.whole is None else torch.Size(self.offsets))
+
+    def item(self) -> WriteItem:
+        """Make DCP's record of what was written."""
+        if self.whole is None:
+            return WriteItem(self.index, WriteItemType.BYTE_IO)
+        chunk = ChunkStorageMetadata(torch.Size(self.offsets), torch.Size(self.sizes))
+        data = TensorWriteData(chunk, TensorProperties(_DTYPES[self.dtype]), torch.Size(self.whole))
+        return WriteItem(self.index, WriteItemType.SHARD, tensor_data=data)
+
+
+_DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+
+
+class Written(msgspec.Struct, frozen=True, array_like=True):
+    """What one rank wrote: the entries of its file, and the sizes and checksums of its files by name."""
+
+    boxes: list[Box]
     files: dict[str, tuple[int, int]]
 
 
@@ -69,8 +99,16 @@ def write(folder: Path, rank: int, contents: Contents) -> bytes:
     writer, files = _writer(folder, rank)
     planner = _Saving(contents)
     plan = writer.prepare_local_plan(planner.create_local_plan())
-    results = writer.write_data(plan, planner).wait()
-    return pickle.dumps(Written(plan, results, files.sums))
+    places = {each.index: each.storage_data for each in writer.write_data(plan, planner).wait()}
+    return msgspec.msgpack.encode(Written([_describe(item, places[item.index]) for item in plan.items], files.sums))
+
+
+def _describe(item: WriteItem, place: _StorageInfo) -> Box:
+    where, data = (item.index.fqn, place.relative_path, place.offset, place.length), item.tensor_data
+    if data is None:
+        return Box(*where)
+    sizes = (tuple(each) for each in (data.chunk.offsets, data.chunk.sizes, data.size))
+    return Box(*where, *sizes, str(data.properties.dtype))
 
 
 def finish(folder: Path, every: list[bytes]) -> dict[str, FileSum]:
@@ -78,13 +116,25 @@ def finish(folder: Path, every: list[bytes]) -> dict[str, FileSum]:
 
     ValueError if the parts of all ranks are not the whole of each tensor.
     """
-    written: list[Written] = [_unpickled(io.BytesIO(each)) for each in every]
-    _, metadata = _Saving({}).create_global_plan([each.plan for each in written])
+    written = [msgspec.msgpack.decode(each, type=Written) for each in every]
+    boxes = [box for each in written for box in each.boxes]
     writer, files = _writer(folder, None)
-    writer.finish(metadata, [each.results for each in written])
+    writer.finish(_make_metadata([each.boxes for each in written]), [[_make_result(box) for box in boxes]])
+    with files.create_stream(folder / LAYOUT, "wb") as stream:
+        stream.write(msgspec.msgpack.encode(boxes))
+        os.fsync(stream.fileno())
     found = {name: each for rank in written for name, each in rank.files.items()}
-    found[METADATA] = files.sums[f"{METADATA}.tmp"]  # under which name DCP writes it
+    found |= {METADATA: files.sums[f"{METADATA}.tmp"], LAYOUT: files.sums[LAYOUT]}  # DCP's name while it writes
     return {name: FileSum(bytes=size, crc32c=crc) for name, (size, crc) in found.items()}
+
+
+def _make_metadata(every: Sequence[Sequence[Box]]) -> Metadata:
+    """Make DCP's metadata from the entries of each rank. ValueError if they are not the whole of each tensor."""
+    return _Saving({}).create_global_plan([SavePlan([box.item() for box in boxes]) for boxes in every])[1]
+
+
+def _make_result(box: Box) -> WriteResult:
+    return WriteResult(box.index, box.length, _StorageInfo(box.file, box.begin, box.length))
 
 
 def _writer(folder: Path, rank: int | None) -> tuple[FileSystemWriter, _Files]:
@@ -99,12 +149,14 @@ class Saved:
 
     def __init__(self, folder: Path, check: Callable[[str], None]) -> None:
         self._check, self._reader, self._folder = check, FileSystemReader(folder), folder
-        check(METADATA)
+        check(LAYOUT)
         try:
-            with (folder / METADATA).open("rb") as file:
-                self._metadata: Metadata = _unpickled(file)
-        except Exception as error:  # whatever is in a pickle
-            raise DamagedCheckpointError(f"{folder / METADATA}: cannot be read: {error}") from None
+            boxes = msgspec.msgpack.decode((folder / LAYOUT).read_bytes(), type=list[Box])
+            self._metadata = _make_metadata([boxes])
+        except Exception as error:  # DCP raises many kinds for what it did not make
+            text = str(error).splitlines() or [type(error).__name__]
+            raise DamagedCheckpointError(f"{folder / LAYOUT}: is not of a checkpoint: {text[0]}") from None
+        self._metadata.storage_data = {box.index: _make_result(box).storage_data for box in boxes}
         self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
 
     @property
@@ -225,18 +277,3 @@ class _Summed:
 
     def tell(self) -> int:
         return self.bytes
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        own = module.startswith("torch.distributed.checkpoint.") or (module, name) == (__name__, "Written")
-        is_type = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if own or is_type or (module, name) in _NAMES:
-            found = super().find_class(module, name)
-            if not own or (isinstance(found, type) and found.__module__ == module):
-                return found
-        raise pickle.UnpicklingError(f"it names {module}.{name}")
-
-
-def _unpickled(file: Any) -> Any:
-    return _Unpickler(file).load()

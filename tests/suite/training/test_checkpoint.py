@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import re
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import google_crc32c
+import msgspec
 import pytest
 import torch
+from msgspec import structs
 from torch import nn
 
 from mlhpc.suite.errors import InputError
@@ -182,9 +188,9 @@ def test_a_checkpoint_that_is_not_of_this_run_is_refused_and_nothing_is_restored
     path.write_bytes(path.read_bytes()[:90])
     with pytest.raises(InputError, match="trial_0.pt: damaged: its checksum"):
         load(path, 1, state)
-    for found in (b'{"version": 8}', b"{}", b"[1]", b'{"version": 9}'):
+    for found in (b'{"version": 9}', b"{}", b"[1]", b'{"version": 10}'):
         path.write_bytes(checkpoint_index._render_checksum(found) + found)
-        with pytest.raises(InputError, match="trial_0.pt: (checkpoint version (8|None); this suite|not the index)"):
+        with pytest.raises(InputError, match="trial_0.pt: (checkpoint version (9|None); this suite|not the index)"):
             load(path, 1, state)
     assert content(state) == content(training(5.0))
 
@@ -203,9 +209,12 @@ def test_no_flipped_bit_of_any_file_is_loaded(tmp_path: Path) -> None:
         data = bytearray(files[file])
         data[bit // 8] ^= 1 << bit % 8
         file.write_bytes(data)
-        with pytest.raises(InputError, match=f"^{re.escape(str(file))}: ") as caught:
-            load(path, 1, state)
-        assert "\n" not in str(caught.value)
+        if file.name == ".metadata":  # for other programs: not read here
+            assert load(path, 1, training(5.0)) == Position(1, 0)
+        else:
+            with pytest.raises(InputError, match=f"^{re.escape(str(file))}: ") as caught:
+                load(path, 1, state)
+            assert "\n" not in str(caught.value)
         assert str(find_damage(path)).startswith(f"{file}: damaged: ")
         file.write_bytes(files[file])
     assert content(state) == content(training(5.0))
@@ -217,9 +226,10 @@ def test_readers_share_the_files_and_a_large_checkpoint_is_compared_by_its_sizes
     save(path, 1, training(2.0), Position(1, 0))
     (file,) = tmp_path.glob("*/*.distcp")
     whole, size = file.read_bytes(), checkpoint_index.read_index(path).size
-    assert size == len(whole) + (file.parent / ".metadata").stat().st_size
-    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))  # the first file of two
-    assert [find_damage(path, reader=reader, readers=2) is None for reader in range(2)] == [False, True]
+    assert size == len(whole) + sum((file.parent / name).stat().st_size for name in (".metadata", "layout.msgpack"))
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    found = [find_damage(path, reader=reader, readers=2) is None for reader in range(2)]
+    assert sorted(found) == [False, True]
     assert find_damage(path, largest=size - 1) is None
     assert find_damage(path, largest=size) is not None
     file.write_bytes(whole[:-1])
@@ -237,3 +247,68 @@ def test_another_number_of_ranks_gets_the_mean_of_buffers(tmp_path: Path) -> Non
     assert content(other) == content(saved)
     assert checkpoint._mean([torch.tensor(1.0), torch.tensor(4.0)]) == torch.tensor(2.5)
     assert checkpoint._mean([torch.tensor(1), torch.tensor(4)]) == torch.tensor(1)
+
+
+class Opens:
+    """What a hostile pickle may do: call any function."""
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return os.mkdir, (self.path,)
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+
+
+def forge(path: Path, name: str, content: bytes) -> None:
+    """Put a file into a checkpoint with a right checksum, as a stranger can."""
+    (folder,) = (each for each in path.parent.iterdir() if each.is_dir())
+    (folder / name).write_bytes(content)
+    index = checkpoint_index.read_index(path)
+    sums = checkpoint_index.FileSum(bytes=len(content), crc32c=google_crc32c.value(content))
+    path.write_bytes(structs.replace(index, files=index.files | {name: sums}).text())
+
+
+@pytest.mark.parametrize("name", [".metadata", "layout.msgpack", "__0_0.distcp"])
+def test_a_strangers_checkpoint_runs_nothing(tmp_path: Path, name: str) -> None:
+    path, made = tmp_path / "trial_0.pt", tmp_path / "made"
+    save(path, 1, training(2.0), Position(1, 0))
+    forge(path, name, pickle.dumps(Opens(made)))
+    if name == ".metadata":
+        assert load(path, 1, training(5.0)) == Position(1, 0)
+    else:
+        with pytest.raises(InputError, match="trial_0"):
+            load(path, 1, training(5.0))
+    assert not made.exists()
+
+
+HOSTILE = [
+    {"file": "../../other"},
+    {"file": "/dev/zero"},
+    {"file": "__1_0.distcp"},
+    {"begin": -1},
+    {"begin": 2**62},
+    {"length": -1},
+    {"length": 2**62},
+    {"offsets": (2**62,)},
+    {"offsets": (-1,)},
+    {"sizes": (2**40, 2**40)},
+    {"sizes": ()},
+    {"whole": (2**62, 2**62)},
+    {"whole": None},
+    {"dtype": "torch.load"},
+    {"dtype": ""},
+    {"name": "x"},
+]
+
+
+@pytest.mark.parametrize("change", HOSTILE, ids=str)
+@pytest.mark.parametrize("every", [False, True])
+def test_a_strangers_layout_is_refused_or_changes_nothing(tmp_path: Path, change: dict[str, Any], every: bool) -> None:
+    path = tmp_path / "trial_0.pt"
+    save(path, 1, training(2.0), Position(1, 0))
+    (layout,) = tmp_path.glob("*/layout.msgpack")
+    boxes = msgspec.msgpack.decode(layout.read_bytes(), type=list[dcp.Box])
+    forged = [structs.replace(box, **change) if every or box is boxes[-1] else box for box in boxes]
+    forge(path, layout.name, msgspec.msgpack.encode(forged))
+    with suppress(InputError):
+        load(path, 1, training(5.0))
