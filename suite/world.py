@@ -10,6 +10,7 @@ anything (mlhpc.suite.transport).
 from __future__ import annotations
 
 import atexit
+import errno
 import ipaddress
 import os
 import re
@@ -181,32 +182,31 @@ class World:
         if self.size == 1 or dist.is_initialized():
             return
         with _convert_connection_errors(Launch(self.launcher, self.rank, self.size)):
-            _start_distributed(device.type == "cuda", self._meeting_place(), self.rank, self.size)
+            place, listener = self._meeting_place()
+            _start_distributed(device.type == "cuda", place, self.rank, self.size, listener)
 
     def split(self, color: int) -> World:
         """Return the world of the ranks that pass the same color, for collectives alone. All ranks call it."""
         transport = self.transport.split(color)
         return replace(self, transport=transport, rank=transport.rank, size=transport.size)
 
-    def _meeting_place(self) -> tuple[str, int]:
-        """Return the address and port of rank 0 for torch.distributed, tried from every node.
+    def _meeting_place(self) -> tuple[tuple[str, int], socket.socket | None]:
+        """Return the address and port of rank 0 for torch.distributed, tried from every node; rank 0 listens there.
 
         InputError on every rank, with both ends, if a node cannot reach it.
         """
         hosts = self.allgather(_read_network_id())
         problem: Exception | None = None
         place = ("127.0.0.1", 0)
-        # Listens until every node has tried the address; then torch takes the port.
         listener = None
         try:
             if self.is_first:
-                address = find_own_address((find_node_name(), socket.gethostname()))
                 if len(set(hosts)) > 1:
+                    address = find_own_address((find_node_name(), socket.gethostname()))
                     refuse_loopback(address, find_node_name())
-                family = socket.AF_INET6 if ":" in address else socket.AF_INET
-                # One rank of every node may connect at the same moment.
-                listener = socket.create_server(("", 0), family=family, backlog=self.nodes + 16)
-                place = (address, int(listener.getsockname()[1]))
+                    place = (address, 0)
+                listener = listen(place, self.size)
+                place = (place[0], int(listener.getsockname()[1]))
         except (InputError, OSError) as error:
             problem = error
         self.check_together(problem)
@@ -220,9 +220,9 @@ class World:
             except OSError as error:
                 problem = error
             self.check_together(problem)
-        if listener is not None:
-            listener.close()
-        return address, port
+        else:
+            use_interface_towards(address)
+        return (address, port), listener
 
 
 def _connect(launch: Launch) -> Transport:
@@ -293,8 +293,7 @@ def _rendezvous(launch: Launch) -> None:
         limit_s = read_listen_limit_s(env)
         wait = make_refusal_warning(launch, f"{first} at {address} port {port}", limit_s, env)
         verify_connection(address, port, here=find_node_name(), there=first, listen_s=limit_s, on_refusal=wait)
-    if not one_node:
-        use_interface_towards(address)
+    use_interface_towards("127.0.0.1" if one_node else address)
     _start_distributed(torch.cuda.is_available(), (address, port), launch.rank, launch.size)
 
 
@@ -340,19 +339,35 @@ def _read_network_id() -> str:
         return socket.gethostname()
 
 
-def _start_distributed(cuda: bool, place: tuple[str, int], rank: int, size: int) -> None:
+def _start_distributed(
+    cuda: bool, place: tuple[str, int], rank: int, size: int, listener: socket.socket | None = None
+) -> None:
     """Start torch.distributed at an address and port, where rank 0 listens, or torchrun's agent does."""
     import torch.distributed as dist
     from torch._C._distributed_c10d import PrefixStore
 
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     # torchrun's store has keys of its own.
-    store = PrefixStore("mlhpc", _open_store(place, rank, size))
+    store = PrefixStore("mlhpc", _open_store(place, rank, size, listener))
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     atexit.register(_end_process_groups)
 
 
-def _open_store(place: tuple[str, int], rank: int, size: int) -> Any:
+def listen(place: tuple[str, int], size: int) -> socket.socket:
+    """Listen for ``size`` ranks at one address: torch by itself would do so on all interfaces, for anybody.
+
+    An address that no interface has, such as one that a router translates, is listened for on all.
+    """
+    family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
+    try:
+        return socket.create_server(place, family=family, backlog=size + 16)
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+        return socket.create_server(("", place[1]), family=family, backlog=size + 16)
+
+
+def _open_store(place: tuple[str, int], rank: int, size: int, listener: socket.socket | None) -> Any:
     """Open the store by which torch's ranks meet. ConnectionError if what listens there answers nothing."""
     from torch._C._distributed_c10d import TCPStore
 
@@ -361,7 +376,10 @@ def _open_store(place: tuple[str, int], rank: int, size: int) -> Any:
 
     def open_it() -> None:
         try:
-            opening.set_result(TCPStore(*place, size, listens, TIMEOUT, wait_for_workers=False))
+            opened = (listener or listen(place, size)).detach() if listens else None
+            opening.set_result(
+                TCPStore(*place, size, listens, TIMEOUT, wait_for_workers=False, master_listen_fd=opened)
+            )
         except Exception as error:
             opening.set_exception(error)
 

@@ -108,6 +108,15 @@ def test_every_dated_table_that_is_named_is_kept() -> None:
     assert {(page, table) for page, table in named if table not in kept} == set()
 
 
+def test_every_door_has_a_test() -> None:
+    rows = [row for row in (DOCS / "doors.md").read_text().splitlines() if row.startswith("|")][2:]
+    for row in rows:
+        named = re.findall(r"`(tests/[\w/.]+)::(\w+)`", row)
+        assert named, row
+        for path, name in named:
+            assert f"def {name}(" in (DOCS.parent / path).read_text(), name
+
+
 def test_the_page_of_the_loop_names_files_and_functions_that_exist() -> None:
     page = (DOCS / "training_loop.md").read_text(encoding="utf-8")
     ((program,),) = [re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)]

@@ -171,6 +171,7 @@ def make_trial_environment(environ: Mapping[str, str], *, ranks: int) -> dict[st
     # Without it the OpenMP threads of every rank take all cores.
     environment.setdefault("OMP_NUM_THREADS", str(max(1, find_usable_resources(environ).cores // ranks)))
     # A killed rank loses the lines that are still in its buffer.
+    environment.setdefault("UCX_NET_DEVICES", "lo")  # of MPICH, which listens on the outer interface else
     return environment | {"PYTHONUNBUFFERED": "1"}
 
 

@@ -107,8 +107,8 @@ def _describe(item: WriteItem, place: _StorageInfo) -> Box:
     where, data = (item.index.fqn, place.relative_path, place.offset, place.length), item.tensor_data
     if data is None:
         return Box(*where)
-    sizes = (tuple(each) for each in (data.chunk.offsets, data.chunk.sizes, data.size))
-    return Box(*where, *sizes, str(data.properties.dtype))
+    chunk = data.chunk
+    return Box(*where, tuple(chunk.offsets), tuple(chunk.sizes), tuple(data.size), str(data.properties.dtype))
 
 
 def finish(folder: Path, every: list[bytes]) -> dict[str, FileSum]:

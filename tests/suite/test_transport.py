@@ -7,6 +7,7 @@ import os
 import pickle
 import socket
 import subprocess
+import sys
 import textwrap
 import threading
 import time
@@ -20,11 +21,13 @@ import pytest
 from numpy.typing import NDArray
 
 from mlhpc.suite.errors import InputError
+from mlhpc.suite.launch.local import run_local
 from mlhpc.suite.launcher import Launch
 from mlhpc.suite.transport import MpiTransport, decode, encode
 from mlhpc.suite.world import (
     compute_port_of_step,
     find_own_address,
+    listen,
     make_refusal_warning,
     read_listen_limit_s,
     refuse_loopback,
@@ -145,6 +148,38 @@ def ranks(environments: list[Mapping[str, str]], *prefixes: list[str], rounds: i
     ]
     outputs = [process.communicate(timeout=280)[0] for process in processes]  # one that waits waits for 300
     return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]
+
+
+PORTS = """
+import sys, psutil, torch
+from mlhpc.suite.world import World
+world = World.create()
+world.init_torch(torch.device("cpu"))
+torch.distributed.all_reduce(torch.ones(2))
+mine, others = psutil.Process(), set()
+for each in mine.parents()[:2]:  # proxy and mpiexec
+    others |= {found.laddr for found in each.net_connections() if found.status == "LISTEN"}
+world.barrier()
+found = {each.laddr for each in mine.net_connections() if each.status == "LISTEN"}
+print("listens", *sorted({place.ip for place in found - others}))
+world.barrier()
+"""
+
+
+def test_ranks_of_one_machine_listen_where_only_it_can_reach_them(tmp_path: Path) -> None:
+    """MPICH's mpiexec listens on all interfaces, before it starts ranks; who connects there starts nothing."""
+    (tmp_path / "ports.py").write_text(PORTS)
+    log = tmp_path / "log"
+    assert run_local([sys.executable, str(tmp_path / "ports.py")], ranks=2, log=log, say=lambda text: None) == 0
+    lines = [line for line in log.read_text().splitlines() if line.startswith("listens")]
+    assert lines == ["listens 127.0.0.1"] * 2
+
+
+def test_an_address_that_no_interface_has_is_listened_for_on_all() -> None:
+    with listen(("203.0.113.9", 0), 2) as listener:
+        assert listener.getsockname()[0] == "0.0.0.0"
+    with listen(("127.0.0.1", 0), 2) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
 
 
 def test_a_stranger_who_comes_first_and_sends_junk_does_not_disturb_the_ranks() -> None:

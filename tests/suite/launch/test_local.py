@@ -81,7 +81,7 @@ def test_a_missing_mpiexec_is_answered_with_the_line_that_installs_one(
 
 def test_ranks_share_the_cores_and_see_no_slurm_job() -> None:
     environment = local.make_trial_environment({"SLURM_JOB_ID": "1", "PMI_RANK": "0", "HOME": "/h"}, ranks=2)
-    assert environment.keys() == {"HOME", "OMP_NUM_THREADS", "PYTHONUNBUFFERED"}
+    assert environment.keys() == {"HOME", "OMP_NUM_THREADS", "PYTHONUNBUFFERED", "UCX_NET_DEVICES"}
     assert local.make_trial_environment({"OMP_NUM_THREADS": "3"}, ranks=2)["OMP_NUM_THREADS"] == "3"
 
 
