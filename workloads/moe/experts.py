@@ -195,13 +195,14 @@ def _select_for_load(
 def choose_unmeasured_backend(rows_ND: Tensor, weights: Weights) -> SelectedBackend:
     """Return the back end to use without measuring.
 
-    On a GPU: grouped_mm in bfloat16, else bmm if it pads little; on a CPU: onednn; otherwise the loop. torch has GPU
-    kernels for bfloat16 only. For other types grouped_mm reads the counts in every call.
+    On a GPU: grouped_mm in bfloat16, else bmm if it pads little; torch has GPU kernels for bfloat16 only, and for other
+    types grouped_mm reads the counts in every call. On a CPU: grouped_mm where it can, which takes at most 1.16 times
+    as long as the best back end in 24 loads of 6 shapes; otherwise the loop.
     """
-    if rows_ND.is_cuda and (rows_ND.dtype != torch.bfloat16 or explain_grouped_problem(rows_ND, weights) is not None):
+    grouped = explain_grouped_problem(rows_ND, weights) is None
+    if rows_ND.is_cuda and (rows_ND.dtype != torch.bfloat16 or not grouped):
         return SelectedBackend("loop", "bmm", PADDED_UP_TO)
-    name = "grouped_mm" if rows_ND.is_cuda else "onednn"
-    return SelectedBackend(name if BACKENDS[name].problem(rows_ND, weights) is None else "loop")
+    return SelectedBackend("grouped_mm" if grouped else "loop")
 
 
 def find_host_read(backend: Backend | SelectedBackend, *, counts_known: bool, bfloat16: bool) -> str | None:

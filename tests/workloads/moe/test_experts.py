@@ -5,7 +5,7 @@ import torch
 
 from mlhpc.suite.errors import InputError
 from mlhpc.workloads.moe.config import MoEConfig
-from mlhpc.workloads.moe.experts import Experts, explain_grouped_problem, explain_onednn_problem, run_experts
+from mlhpc.workloads.moe.experts import Experts, explain_grouped_problem, run_experts
 from mlhpc.workloads.moe.layer import Dispatched, MoELayer
 from mlhpc.workloads.moe.router import Routing
 
@@ -59,11 +59,11 @@ def test_grouped_mm_says_why_it_cannot() -> None:
         run_experts(torch.zeros(3, 6), torch.ones(3, dtype=torch.int64), odd.weights(), "gelu", "grouped_mm")
 
 
-def test_onednn_says_why_it_cannot_and_auto_takes_it_where_it_can() -> None:
+def test_onednn_says_why_it_cannot_and_auto_takes_grouped_mm_where_it_can() -> None:
     rows, counts, experts = torch.randn(6, 8), torch.tensor([2, 2, 2]), make()
     with pytest.raises(InputError, match="float32 on a CPU, not torch.float64 on cpu"):
         run_experts(rows.double(), counts, experts.double().weights(), "gelu", "onednn")
-    wanted = "loop" if explain_onednn_problem(rows) else "onednn"
+    wanted = "loop" if explain_grouped_problem(rows, experts.weights()) else "grouped_mm"
     weights = make().weights()
     assert run_experts(rows, counts, weights, "gelu", "auto").equal(run_experts(rows, counts, weights, "gelu", wanted))
 
