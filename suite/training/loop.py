@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mlhpc.suite.card import render_metric_value
 from mlhpc.suite.config import RunConfig
-from mlhpc.suite.data.sampling import count_steps_per_epoch, list_train_batches
+from mlhpc.suite.data.sampling import count_steps_per_epoch, draws, list_train_batches
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.mllog import EventLog
@@ -209,9 +209,11 @@ class Trainer:
         begin = time.perf_counter()
         self.wrapped.train()
         self.records.begin_block(label)
-        step = first_step - 1
-        for item, batch in self.batches(data, (block - 1) * steps + first_step, block * steps):
+        step, seen = first_step - 1, []
+        place = (block - 1) * steps + first_step, block * steps
+        for item, batch in self.batches(data, *place):
             self.part(batch, item, window)
+            seen.append(item.indices)
             if not item.ends:
                 continue
             step += 1
@@ -226,6 +228,8 @@ class Trainer:
         done = steps - first_step
         samples = done * self.config.global_batch_size
         self._throughput = self.records.end_block(label, done, samples, lambda: time.perf_counter() - begin)
+        expected = [item.indices for item in self._plan(len(data), per_epoch, *place, alone=True)]
+        require_samples(self.world, seen if self.shared.counts else [], expected, f"training of epoch {label}")
         return None
 
     def batches(self, data: Dataset, begin: int, end: int) -> Iterator[tuple[PlannedBatch, Batch]]:
@@ -237,9 +241,15 @@ class Trainer:
             feed=self._feed,
         )
 
-    def _plan(self, samples: int, per_epoch: int, begin: int, end: int) -> Iterator[PlannedBatch]:
-        """List this rank's samples of the global steps ``begin`` to ``end`` (excluded), across epochs."""
+    def _plan(
+        self, samples: int, per_epoch: int, begin: int, end: int, *, alone: bool = False
+    ) -> Iterator[PlannedBatch]:
+        """List this rank's samples of the global steps ``begin`` to ``end`` (excluded), across epochs.
+
+        ``alone``: as if this were the only rank, which takes all samples.
+        """
         step, parts = begin, self.config.gradient_accumulation_steps
+        rank, size = (0, 1) if alone else (self.shared.mesh.data_rank, self.shared.mesh.data_size)
         while step < end:
             epoch, within = divmod(step, per_epoch)
             indices = list_train_batches(
@@ -247,8 +257,8 @@ class Trainer:
                 self.config.global_batch_size,
                 seed=self.state.seed,
                 epoch=epoch + 1,
-                rank=self.shared.mesh.data_rank,
-                size=self.shared.mesh.data_size,
+                rank=rank,
+                size=size,
                 first_step=within,
             )
             for chosen in islice(indices, end - step):
@@ -415,11 +425,12 @@ def run_evaluation(
 ) -> dict[str, float]:
     """Compute the metrics of a whole split.
 
-    Every sample counts once, whatever the number of ranks and the batch size. ``evaluate``: computes the statistics of
-    a batch in place of the workload.
+    Every sample counts once, whatever the number of ranks and the batch size, and is counted. ``evaluate``: computes
+    the statistics of a batch in place of the workload.
     """
     model.eval()
     totals: dict[str, Tensor] = {}
+    seen: list[NDArray[np.int64]] = []
     shared = shared or Parallel(Mesh(world.rank, world.size))
     turns = eval_turns(len(data), config.eval_batch_size, shared)
     with torch.no_grad(), make_autocast(config, device), evaluating(model, gathered=not shared.in_step):
@@ -433,12 +444,35 @@ def run_evaluation(
             stats = workload.eval_stats(model, batch) if evaluate is None else evaluate(batch)
             for name, value in stats.items() if turn.counts else ():
                 totals[name] = totals[name] + value.double() if name in totals else value.double()
+            if turn.counts and shared.counts:
+                seen.append(turn.indices)
             tick()
     # A rank without a sample, or without the last stage of a pipeline, does not know the names.
     every: list[list[str]] = world.allgather(list(totals))
     names = max(every, key=len)
     mine = totals if shared.counts else {}  # the ranks of a sample have computed the same
-    return workload.metrics(world.sum({name: float(mine.get(name, 0.0)) for name in names}))
+    metrics = workload.metrics(world.sum({name: float(mine.get(name, 0.0)) for name in names}))
+    require_samples(world, seen, [np.arange(len(data))], "evaluation")
+    return metrics
+
+
+def require_samples(
+    world: World, mine: Sequence[NDArray[np.int64]], expected: Sequence[NDArray[np.int64]], what: str
+) -> None:
+    """Raise InputError unless all ranks together took the expected samples, each as often. All ranks call it.
+
+    Numbers of samples and sums of a mark of each are compared, so what is left out or repeated is found.
+    """
+
+    def count(parts: Sequence[NDArray[np.int64]]) -> dict[str, float]:
+        taken = np.concatenate([np.empty(0, np.int64), *parts])
+        return {"samples": float(len(taken)), "marks": float((draws(0, 0, taken) >> np.uint64(44)).sum())}  # exact
+
+    found, wanted = world.sum(count(mine)), count(expected)
+    if found["samples"] != wanted["samples"]:
+        raise InputError(f"{what}: {found['samples']:.0f} samples were taken; expected {wanted['samples']:.0f}")
+    if found != wanted:
+        raise InputError(f"{what}: some of {wanted['samples']:.0f} samples were taken twice and others never")
 
 
 def make_autocast(config: RunConfig, device: torch.device) -> AbstractContextManager[Any]:
