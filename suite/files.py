@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
@@ -371,6 +371,19 @@ def render_error(error: BaseException) -> str:
         named = _find_failed_file(error)
         return f"{named}: {error.strerror}" if named else error.strerror
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def align_columns(rows: Iterable[Sequence[str]], *, right: Container[int] = ()) -> list[str]:
+    """Align the cells of a table as lines of text. Columns in ``right`` end alike, others begin alike."""
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if place in right else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def render_printable(text: str, *, keep: str = "") -> str:

@@ -26,7 +26,7 @@ from mlhpc.suite.cli.options import (
 from mlhpc.suite.config import RunConfig, load_config
 from mlhpc.suite.descriptor import Descriptor, load_descriptor
 from mlhpc.suite.errors import ExitCode, InputError
-from mlhpc.suite.files import print_line, render_bytes
+from mlhpc.suite.files import align_columns, print_line, render_bytes
 
 if TYPE_CHECKING:
     from mlhpc.plugins.axes.predict import Cost, PredictionCache
@@ -337,14 +337,13 @@ def _render_memory(cost: Cost) -> str:
 
 
 def _render_sweep(rows: Sequence[Row], refused: list[dict[str, str]]) -> Iterator[str]:
-    yield f"{'plan':<14} {'mesh':<34} {'memory':>12} {'read':>10} {'exchanged':>12} {'gradients':>11}  predicted step"
+    table = [("plan", "mesh", "memory", "read", "exchanged", "gradients", "predicted step")]
     for cost, time in rows[:LISTED_PLANS]:
         split = sum(each.bytes for each in cost.exchanges if each.axis != "gradients")
-        yield (
-            f"{cost.plan:<14} {cost.mesh:<34} {_render_memory(cost):>12} "
-            f"{_render_bytes_or_unknown(cost.reads):>10} {render_bytes(split):>12} "
-            f"{render_bytes(cost.gradients):>11}  {time.text() if time else 'not known: give --ceilings and --network'}"
-        )
+        predicted = time.text() if time else "not known: give --ceilings and --network"
+        sizes = _render_bytes_or_unknown(cost.reads), render_bytes(split), render_bytes(cost.gradients)
+        table.append((cost.plan or "", cost.mesh, _render_memory(cost), *sizes, predicted))
+    yield from align_columns(table, right=range(2, 6))
     if len(rows) > LISTED_PLANS:
         yield f"{len(rows) - LISTED_PLANS} more (--format json has all)"
     if refused:

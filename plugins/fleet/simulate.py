@@ -32,7 +32,7 @@ from mlhpc.plugins.fleet import select
 from mlhpc.plugins.fleet.select import parse_hours
 from mlhpc.suite.cli.options import JSON, FiniteRange, IntegerRange, format_option
 from mlhpc.suite.errors import explain_unknown_name
-from mlhpc.suite.files import print_line, render_duration
+from mlhpc.suite.files import align_columns, print_line, render_duration
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -494,9 +494,7 @@ def render_case(name: str, setting: Setting, outcomes: Sequence[Outcome], *, not
                 f"{outcome.repaired.sum():,.0f}",
             )
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "    " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    yield from (f"    {line}" for line in align_columns(rows))
     if nothing_pays:
         yield "    selected: no check would have found any incident's node before its job; running nothing is best"
 

@@ -20,7 +20,7 @@ from mlhpc.plugins.tune.race import MedianRatio, Race, Turn, build_race, compute
 from mlhpc.suite import RULESET
 from mlhpc.suite.compliance.check import judge_log
 from mlhpc.suite.compliance.ruleset import read_ruleset
-from mlhpc.suite.files import render_repr
+from mlhpc.suite.files import align_columns, render_repr
 from mlhpc.suite.log.score import compute_olympic_mean
 from mlhpc.suite.statistics import Outcome
 
@@ -257,12 +257,19 @@ def render_ranking(ranking: Ranking) -> list[str]:
         *([ranking.by_score] if ranking.by_score else []),
         *(f"  {finding}" for finding in ranking.findings),
         "",
-        f"{'entry':<24} {'verdict':<34} {'finished':>9} {'mean':>8} {'spread':>7} {'score':>8}  time / leader [95 %]",
-        *(
-            f"{entry.entry:<24} {render_verdict(entry):<34} {entry.finished:>3} of {entry.runs:<2} "
-            f"{_render_number(entry.mean):>8} {_render_number(entry.spread_factor):>7} {_render_number(entry.score):>8}  "
-            f"{render_ratio(entry.ratio_to_leader)}"
-            for entry in ranking.entries
+        *align_columns(
+            [
+                ("entry", "verdict", "finished", "mean", "spread", "score", "time / leader [95 %]"),
+                *(
+                    (
+                        *(entry.entry, render_verdict(entry), f"{entry.finished} of {entry.runs}"),
+                        *map(_render_number, (entry.mean, entry.spread_factor, entry.score)),
+                        render_ratio(entry.ratio_to_leader),
+                    )
+                    for entry in ranking.entries
+                ),
+            ],
+            right=range(2, 6),
         ),
     ]
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from mlhpc.plugins.tune.race import Turn, make_balanced_order, run_block
 from mlhpc.suite.data.sampling import check_batch, count_steps_per_epoch
 from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import align_columns
 from mlhpc.suite.log.mllog import EventLog
 from mlhpc.suite.machine.choice.chooser import make_chooser
 from mlhpc.suite.machine.choice.layout import ProcessSettings, keep_process_settings
@@ -150,17 +151,18 @@ def _compute_spread(values: Sequence[float]) -> float:
 
 def render_rows(rows: Sequence[Row]) -> list[str]:
     """Render rows as a table."""
-    text = [f"{'quantity':<15} {'A':>11} {'spread':>8} {'B':>11} {'spread':>8} {'B - A':>10}  {'interval':<24} B is"]
+    text = [("quantity", "A", "spread", "B", "spread", "B - A", "interval", "B is")]
     for row in rows:
         between = "none"
         if row.low is not None and row.high is not None:
             between = f"[{_render_percent(row, row.low)}, {_render_percent(row, row.high)}]"
         difference = "none" if row.difference is None else _render_percent(row, row.difference)
-        text.append(
-            f"{row.quantity:<15} {row.a_mean:>11.5g} {row.a_spread:>8.2g} {row.b_mean:>11.5g} {row.b_spread:>8.2g} "
-            f"{difference:>10}  {between:<24} {row.verdict}"
+        a, b = (
+            (f"{mean:.5g}", f"{spread:.2g}")
+            for mean, spread in ((row.a_mean, row.a_spread), (row.b_mean, row.b_spread))
         )
-    return text
+        text.append((row.quantity, *a, *b, difference, between, row.verdict))
+    return align_columns(text, right=range(1, 6))
 
 
 def _render_percent(row: Row, value: float) -> str:

@@ -25,7 +25,14 @@ from mlhpc.suite.cli.options import (
 from mlhpc.suite.config import RunConfig, choose_default_data_root, load_config
 from mlhpc.suite.descriptor import Descriptor, load_descriptor
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.files import encode_csv_cell, make_folder, print_line, print_progress, write_file_atomically
+from mlhpc.suite.files import (
+    align_columns,
+    encode_csv_cell,
+    make_folder,
+    print_line,
+    print_progress,
+    write_file_atomically,
+)
 from mlhpc.suite.launch.ranks import run_as_rank, start_ranks
 from mlhpc.suite.launcher import find_world
 from mlhpc.suite.log.run_folder import choose_default_folder
@@ -218,17 +225,13 @@ def _render_layers(layers: list[dict[str, Any]]) -> list[str]:
     whole = sum(layer["own_s"] for layer in layers) or 1.0  # own times do not overlap: they sum to the step
     # Time of its own: a layer's whole time would count the layers inside it twice.
     busiest = sorted(layers, key=lambda layer: -layer["own_s"])[:LISTED_LAYERS]
-    text = [
-        f"{'layer':<44} {'kind':<20} {'own':>6} {'forward ms':>11} {'backward ms':>12} "
-        f"{'forward GFLOP':>14} {'GFLOP/s':>8}"
-    ]
+    table = [("layer", "kind", "own", "forward ms", "backward ms", "forward GFLOP", "GFLOP/s")]
     for layer in busiest:
         rate = layer["forward_flops"] / layer["forward_s"] / 1e9 if layer["forward_s"] else 0.0
-        text.append(
-            f"{layer['path'][-44:]:<44} {layer['kind'][:20]:<20} {layer['own_s'] / whole:>6.1%} "
-            f"{layer['forward_s'] * 1e3:>11.3f} {layer['backward_s'] * 1e3:>12.3f} "
-            f"{layer['forward_flops'] / 1e9:>14.3f} {rate:>8.1f}"
-        )
+        times = (f"{1e3 * layer[name]:.3f}" for name in ("forward_s", "backward_s"))
+        flops = f"{layer['forward_flops'] / 1e9:.3f}", f"{rate:.1f}"
+        table.append((layer["path"][-44:], layer["kind"][:20], f"{layer['own_s'] / whole:.1%}", *times, *flops))
+    text = align_columns(table, right=range(2, 7))
     if len(layers) > len(busiest):
         rest = sum(layer["own_s"] for layer in layers) - sum(layer["own_s"] for layer in busiest)
         text.append(f"{len(layers) - len(busiest)} more layers: {rest / whole:.1%} (layers.csv)")

@@ -32,7 +32,7 @@ from mlhpc.suite.config import RunConfig, choose_default_data_root, load_config
 from mlhpc.suite.descriptor import Descriptor, load_descriptor, load_descriptors
 from mlhpc.suite.documents import YamlSource, convert_to_plain_data
 from mlhpc.suite.errors import ExitCode, InputError
-from mlhpc.suite.files import print_line, render_bytes, write_file_atomically
+from mlhpc.suite.files import align_columns, print_line, render_bytes, write_file_atomically
 from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import RunRecord, find_first_on_target, summarise_log
 from mlhpc.suite.log.results_tree import find_results
@@ -120,12 +120,7 @@ def render_workload(item: Descriptor) -> list[str]:
                 size_card.description,
             )
         )
-    # The seventh column is a sentence and needs no padding.
-    widths = [max(len(row[column]) for row in rows) for column in range(6)]
-    table = [
-        "  " + "  ".join(text.ljust(width) for text, width in zip(row, [*widths, 0], strict=True)).rstrip()
-        for row in rows
-    ]
+    table = [f"  {line}" for line in align_columns(rows)]
     # All sizes have one metric as a rule; each is named once.
     metrics = "; ".join(dict.fromkeys(size_card.metric_name for size_card in card.sizes.values()))
     title = f"{card.workload}  {card.title} ({card.domain}), measured by {metrics}"
