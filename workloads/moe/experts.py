@@ -202,8 +202,8 @@ def choose_unmeasured_backend(rows_ND: Tensor, weights: Weights) -> SelectedBack
     grouped = explain_grouped_problem(rows_ND, weights) is None
     if rows_ND.is_cuda and (rows_ND.dtype != torch.bfloat16 or not grouped):
         return SelectedBackend("loop", "bmm", PADDED_UP_TO)
-    # On meta tensors, which `mlhpc plan` uses, torch knows the shapes of bfloat16 only
-    return SelectedBackend("grouped_mm" if grouped and not rows_ND.is_meta else "loop")
+    # Without values, as `mlhpc plan` computes, torch knows the shapes of bfloat16 only
+    return SelectedBackend("grouped_mm" if grouped and has_values(rows_ND) else "loop")
 
 
 def find_host_read(backend: Backend | SelectedBackend, *, counts_known: bool, bfloat16: bool) -> str | None:
