@@ -22,13 +22,11 @@ from mlhpc.analysis.drawing.charts import (
     make_number_channel,
 )
 from mlhpc.analysis.drawing.view import SCALE, Question, View, join_statements, render_seconds_interval
-from mlhpc.analysis.results.decompose import build_split
+from mlhpc.analysis.results.decompose import Factors, build_split, compute_factors
 from mlhpc.analysis.results.scaling import (
     SOLID_REACH,
-    Factors,
     Model,
     NotEnoughPointsError,
-    compute_factors,
     find_break,
     fit,
     predict_time,

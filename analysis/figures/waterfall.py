@@ -25,8 +25,7 @@ from mlhpc.analysis.drawing.view import (
     render_label,
 )
 from mlhpc.analysis.figures.comparison import compare_results
-from mlhpc.analysis.results.decompose import build_split
-from mlhpc.analysis.results.scaling import Factors, compute_factors
+from mlhpc.analysis.results.decompose import Factors, build_split, compute_factors
 from mlhpc.analysis.results.selection import CLASS_COLUMNS, PLURAL, add_extent, group_tasks, render_heading
 from mlhpc.analysis.study import NotAnswerableError, Study
 from mlhpc.suite.log.score import list_differences

@@ -1,4 +1,4 @@
-"""Computes the parts of each run's time and averages the runs of each result. Tables only.
+"""Computes the parts of each run's time, averages the runs of each result, and splits speed-ups into factors by cause.
 
 A run takes T = T_staging + E * tau + T_other: E epochs of tau seconds each. A result is a group of runs. It has the
 score by the rules and means over the scored runs. The means are those of the first round's joint analysis (Farrell et
@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from mlhpc.analysis.results.scaling import Split
 from mlhpc.analysis.results.selection import Convergence, Selection, select
 from mlhpc.analysis.tables.ingest import Tables
 
@@ -49,6 +49,64 @@ SCALE = (
     "ranks", "nodes", "accelerators_per_node", "units", "units_described", "global_batch_size", "train_samples",
     "precision",
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Split:
+    """Holds the mean run of a result.
+
+    ``compute_s`` is the time in epochs. The three times sum to the time of the run.
+    """
+
+    units: float
+    epochs: float
+    compute_s: float
+    staging_s: float
+    other_s: float
+
+    @property
+    def run_s(self) -> float:
+        """Return the time to train."""
+        return self.compute_s + self.staging_s + self.other_s
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Holds a speed-up as the product ``units`` x ``system`` x ``algorithmic`` x ``staging`` x ``other``.
+
+    ``system`` is the ratio of epochs per second and unit (1: ideal). ``algorithmic`` is the ratio of epochs needed. It
+    is below 1 if the second result needs more epochs, usually because its batch is larger. ``staging`` and ``other``
+    are the effects of time outside epochs.
+    """
+
+    units: float
+    system: float
+    algorithmic: float
+    staging: float
+    other: float
+
+    @property
+    def speed_up(self) -> float:
+        """Return the time of the first result over the time of the second."""
+        return self.units * self.efficiency
+
+    @property
+    def efficiency(self) -> float:
+        """Return the speed-up divided by the ratio of units."""
+        return self.system * self.algorithmic * self.staging * self.other
+
+
+def compute_factors(a: Split, b: Split) -> Factors:
+    """Return the factors of the speed-up of ``b`` over ``a``. Their product is exact."""
+    units = b.units / a.units
+    busy_a, busy_b = a.compute_s + a.staging_s, b.compute_s + b.staging_s
+    return Factors(
+        units=units,
+        system=(a.compute_s / a.epochs) / (b.compute_s / b.epochs) / units,
+        algorithmic=a.epochs / b.epochs,
+        staging=(busy_a / a.compute_s) / (busy_b / b.compute_s),
+        other=(a.run_s / busy_a) / (b.run_s / busy_b),
+    )
 
 
 def add_time_parts(

@@ -1,4 +1,4 @@
-"""Splits speed-ups into factors by cause and fits scaling models to times. Numbers in, numbers out.
+"""Fits scaling models to times. Numbers in, numbers out.
 
 Extrapolations are unreliable: all models look perfect on the data they were fitted to. So each has a bootstrap band
 over runs, and all are shown. docs/report.md has the errors at scales that were left out. No model knows a
@@ -39,64 +39,6 @@ Floats = npt.NDArray[np.float64]
 
 class NotEnoughPointsError(InputError):
     """There are too few scales for any model. The message has the number of scales and the number needed."""
-
-
-@dataclass(frozen=True)
-class Split:
-    """Holds the mean run of a result.
-
-    ``compute_s`` is the time in epochs. The three times sum to the time of the run.
-    """
-
-    units: float
-    epochs: float
-    compute_s: float
-    staging_s: float
-    other_s: float
-
-    @property
-    def run_s(self) -> float:
-        """Return the time to train."""
-        return self.compute_s + self.staging_s + self.other_s
-
-
-@dataclass(frozen=True)
-class Factors:
-    """Holds a speed-up as the product ``units`` x ``system`` x ``algorithmic`` x ``staging`` x ``other``.
-
-    ``system`` is the ratio of epochs per second and unit (1: ideal). ``algorithmic`` is the ratio of epochs needed. It
-    is below 1 if the second result needs more epochs, usually because its batch is larger. ``staging`` and ``other``
-    are the effects of time outside epochs.
-    """
-
-    units: float
-    system: float
-    algorithmic: float
-    staging: float
-    other: float
-
-    @property
-    def speed_up(self) -> float:
-        """Return the time of the first result over the time of the second."""
-        return self.units * self.efficiency
-
-    @property
-    def efficiency(self) -> float:
-        """Return the speed-up divided by the ratio of units."""
-        return self.system * self.algorithmic * self.staging * self.other
-
-
-def compute_factors(a: Split, b: Split) -> Factors:
-    """Return the factors of the speed-up of ``b`` over ``a``. Their product is exact."""
-    units = b.units / a.units
-    busy_a, busy_b = a.compute_s + a.staging_s, b.compute_s + b.staging_s
-    return Factors(
-        units=units,
-        system=(a.compute_s / a.epochs) / (b.compute_s / b.epochs) / units,
-        algorithmic=a.epochs / b.epochs,
-        staging=(busy_a / a.compute_s) / (busy_b / b.compute_s),
-        other=(a.run_s / busy_a) / (b.run_s / busy_b),
-    )
 
 
 @dataclass(frozen=True)

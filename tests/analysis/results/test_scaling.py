@@ -6,7 +6,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from mlhpc.analysis.results.scaling import NotEnoughPointsError, Split, compute_factors, find_break, fit, predict_time
+from mlhpc.analysis.results.decompose import Split, compute_factors
+from mlhpc.analysis.results.scaling import NotEnoughPointsError, find_break, fit, predict_time
 from tests.fixtures.scaling_laws import REFUSED, TRUTHS, UNSEEN, extrapolations
 
 
