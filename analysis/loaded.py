@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 import pandas as pd
 
+from mlhpc.analysis.drawing.view import render_count
 from mlhpc.analysis.sources.readers import read_sources
 from mlhpc.analysis.study import Study, read_study
 from mlhpc.suite.descriptor import list_installed_cards, use_cards
@@ -163,7 +164,8 @@ class Results:
         return self._study
 
     def __repr__(self) -> str:
-        return f"<{len(self.results)} results of {len(self.runs)} runs: {', '.join(map(str, self._paths))}>"
+        counts = f"{render_count(len(self.results), 'result')} of {render_count(len(self.runs), 'run')}"
+        return f"<{counts}: {', '.join(map(str, self._paths))}>"
 
     def _repr_html_(self) -> str:
         times = [render_duration(each) if each == each else "" for each in self.results["score_s"]]  # NaN
@@ -173,4 +175,4 @@ class Results:
         )
         text = str(table.head(MOST_ROWS).to_html(index=False, na_rep="", float_format="{:.4g}".format, escape=True))
         more = f"<p>and {len(table) - MOST_ROWS} more</p>" if len(table) > MOST_ROWS else ""
-        return f"<p>{len(table)} results of {len(self.runs)} runs</p>{text}{more}"
+        return f"<p>{render_count(len(table), 'result')} of {render_count(len(self.runs), 'run')}</p>{text}{more}"

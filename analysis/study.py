@@ -93,6 +93,23 @@ class Study:
         """Return results that may be ranked against each other, each group with its headings."""
         return group_tasks(self.ranked)
 
+    def ordered_tasks(self) -> list[tuple[Task, bool]]:
+        """List the tasks: one's own, those of the newest rounds, then older ones, for which the flag is false.
+
+        With only older rounds in the study these are the newest.
+        """
+        published = self.distinct[self.distinct["published"]]
+        newest = published.groupby(CLASS_COLUMNS)["round"].max().to_dict()
+
+        def rank(task: Task) -> int:
+            if not task.rows["published"].all():
+                return 0
+            return 2 - (newest.get(tuple(task.rows.iloc[0][CLASS_COLUMNS])) in set(task.rows["round"]))
+
+        ranked = sorted(((rank(task), task) for task in self.tasks()), key=lambda each: each[0])
+        several = [place for place, task in ranked if len(task.rows) > 1]
+        return [(task, place < 2 or min(several, default=2) == 2) for place, task in ranked]
+
     def documents_of(self, kind: str, what: str) -> tuple[object, ...]:
         """Return the files of a kind. Raises NotAnswerableError, which names ``what`` is missing, without one."""
         if not self.documents.get(kind):

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +17,9 @@ import click
 
 from mlhpc.suite.cli.options import busy_option, card_option, output_option
 from mlhpc.suite.cli.progress import make_plain_progress
-from mlhpc.suite.errors import ExitCode, explain_not_installed
-from mlhpc.suite.files import add_path_to_errors, make_folder, print_line, write_file_atomically
+from mlhpc.suite.errors import ExitCode, InputError, explain_not_installed
+from mlhpc.suite.files import add_path_to_errors, make_folder, print_line, print_progress, write_file_atomically
+from mlhpc.suite.log.run_folder import RunFolder
 from mlhpc.suite.plugins import EXCHANGE, explain_missing_wing, list_missing_wings, load_export, mark_missing_wing
 
 if TYPE_CHECKING:
@@ -28,6 +29,11 @@ if TYPE_CHECKING:
     from mlhpc.analysis.study import Study
 
 OUTPUT_NAMES = ("report.html", "report.json", "tables")
+LOOK_EVERY_S = 5.0  # between two looks of --watch at the files
+LEAST_PAUSE_S, PAUSE_SHARE = 15.0, 20.0  # between two reports of --watch: seconds, and times what the last one took
+LAST_BYTES = 100_000  # of a log, where its run_stop is
+BRIEF = "brief.html"
+SILENT_S = 600.0  # --watch ends after so long without a change
 LEAST_REPORT_BYTES = 2**20  # what a report takes at least on the disk, with its tables
 FIGURE_FORMATS = ("svg", "png", "pdf")  # of files with figures
 THEMES = ("page", "slides")  # of these files
@@ -44,6 +50,8 @@ Examples:
   mlhpc report hpc_results_v3.0 --price "H100=2.50 USD/h" --price "A100=1.20 USD/h"
   mlhpc report hpc_results_v1.0 --index weights.yaml --reference Perlmutter
   mlhpc report packages/ACME --figures png,pdf
+  mlhpc report packages/ACME --brief
+  mlhpc report runs/first --watch             the page grows while runs last
   mlhpc report runs/* --form tensorboard -o boards
 """
 )
@@ -114,6 +122,12 @@ Examples:
     show_default=True,
     help="Of the files with figures: slides have larger texts and wider charts.",
 )
+@click.option("--brief", is_flag=True, help="Also write brief.html: two A4 pages with five sentences and two figures.")
+@click.option(
+    "--watch",
+    is_flag=True,
+    help="Write the report again whenever logs change, until all runs ended. It reloads itself.",
+)
 @busy_option()
 @click.option("--force", is_flag=True, help="Replace the report in OUTPUT.")
 def report(
@@ -128,6 +142,8 @@ def report(
     reference: str | None,
     forms: str,
     theme: str,
+    brief: bool,
+    watch: bool,
     busy: bool,
     force: bool,
 ) -> None:
@@ -148,26 +164,33 @@ def report(
     output = output or Path("report")
     wanted = _parse_formats(forms)
     _refuse(output, form, wanted, force)
-    # Imports stand inside of functions, so that `mlhpc report --help` needs no pandas
-    from mlhpc.analysis.page.pictures import ChartFiles
-    from mlhpc.analysis.page.report import render_report
-    from mlhpc.analysis.sources.readers import read_sources
 
-    with _make_output_folder(output):
+    def make(reload_s: int = 0) -> Report:
+        """Write the report; a page with ``reload_s`` reloads itself."""
+        from mlhpc.analysis.page.pictures import ChartFiles
+        from mlhpc.analysis.page.report import render_report
+        from mlhpc.analysis.sources.readers import read_sources
+
         found = read_sources(paths, what_if)
-        for wing in list_missing_wings():
-            if wing in ADDS_TO_REPORTS:
-                print_line(f"mlhpc: warning: {explain_missing_wing(wing)}; the report is without it", error=True)
         index = (weights, reference) if weights and reference else None
         read, checked = _read_study(found, between, price, index, busy=busy)
         tell = make_plain_progress("drawing figures", time.monotonic)
-        rendered = render_report(read, checked, found.steps, form, ChartFiles(wanted, theme), tell)
+        files = ChartFiles(wanted, theme)
+        rendered = render_report(read, checked, found.steps, form, files, tell, brief=brief, reload_s=reload_s)
         _write(rendered, output, form)
+        return rendered
+
+    # Imports stand inside of functions, so that `mlhpc report --help` needs no pandas
+    with _make_output_folder(output):
+        for wing in list_missing_wings():
+            if wing in ADDS_TO_REPORTS:
+                print_line(f"mlhpc: warning: {explain_missing_wing(wing)}; the report is without it", error=True)
+        rendered = _write_until_ended(paths, output, make) if watch else make()
     size = (output / "report.html").stat().st_size / 1e6
     drawn = f", {output / 'figures'}/*" if wanted else ""
     print_line(
         f"{output / 'report.html'}  {size:.2f} MB; numbers: {output / 'report.json'}, "
-        f"{output / 'tables'}/*.{form}{drawn}"
+        f"{output / 'tables'}/*.{form}{drawn}{f', {output / BRIEF}' if brief else ''}"
     )
     for _, text in rendered.defects:
         print_line(f"mlhpc: {text}", error=True)
@@ -176,6 +199,41 @@ def report(
     # A figure of another package that fails is no defect of ours
     if any(is_ours(figure) for figure, _ in rendered.defects):
         sys.exit(ExitCode.DEFECT)
+
+
+def _write_until_ended(paths: tuple[Path, ...], output: Path, make: Callable[[int], Report]) -> Report:
+    """Write the report after each change of the logs, until every run ended or nothing changed for `SILENT_S`.
+
+    Runs that have no log yet are waited for. The last page does not reload itself.
+    """
+    before, last_change = None, time.monotonic()
+    while (left := _count_runs_left(paths)) and time.monotonic() - last_change < SILENT_S:
+        state = _list_log_states(paths)
+        if state and state != before:
+            before, last_change = state, time.monotonic()
+            make(round(LEAST_PAUSE_S))
+            took_s = time.monotonic() - last_change
+            print_progress(f"{output / 'report.html'}: {left} to go", error=True)
+            # Drawing takes the CPUs of the runs, so it must be rare
+            time.sleep(max(LEAST_PAUSE_S, PAUSE_SHARE * took_s))
+        time.sleep(LOOK_EVERY_S)
+    return make(0)
+
+
+def _list_log_states(paths: tuple[Path, ...]) -> list[tuple[str, int, int]]:
+    """List the logs with their sizes and times."""
+    logs = sorted(log for path in paths for log in ([path] if path.is_file() else path.rglob("result_*.txt")))
+    return [(str(log), state.st_size, state.st_mtime_ns) for log in logs for state in [log.stat()]]
+
+
+def _count_runs_left(paths: tuple[Path, ...]) -> str:
+    """Say how many runs of the run folders have not ended; empty if all have."""
+    left = 0
+    for folder in (RunFolder(info.parent) for path in paths for info in path.rglob("run.json")):
+        logs = list(folder.root.glob("result_*.txt"))
+        ended = sum(b'"run_stop"' in log.read_bytes()[-LAST_BYTES:] for log in logs)
+        left += max(0, folder.read_info().runs - ended)
+    return f"{left} run{'' if left == 1 else 's'}" if left else ""
 
 
 def _read_study(
@@ -188,7 +246,7 @@ def _read_study(
 ) -> tuple[Study, list[CheckedPath]]:
     """Read and judge the logs, with a line of progress every few seconds. What the user states is tried before that."""
     from mlhpc.analysis.page.issues import check_paths
-    from mlhpc.analysis.results.index import compute_index, read_prices, read_weights
+    from mlhpc.analysis.results.index import compute_index, find_system, read_prices, read_weights
     from mlhpc.analysis.study import mark_not_ranked, read_study
     from mlhpc.suite.descriptor import list_installed_cards
 
@@ -199,9 +257,11 @@ def _read_study(
     # Lines and no progress bar: a bar runs in a thread, and a process with threads must not be forked
     reading = make_plain_progress("reading logs", time.monotonic)
     read = read_study(found.logs, cards, found.inputs, found.documents, between, prices, reading, judging=True)
-    if prices is not None:
-        for text in prices.without_result(read.results["device"].dropna().unique()):
-            print_line(f"mlhpc: warning: {text}", error=True)
+    # What the user names must be there, before minutes of checking and drawing
+    if prices is not None and (unknown := prices.without_result(read.results["device"].dropna().unique())):
+        raise InputError("; ".join(unknown))
+    if index:
+        find_system(read.results[read.results["score_s"].notna()], index[1])
     checked = check_paths(found.logs, read.tables.judged)
     read = mark_not_ranked(read, (item.verdict for item in checked), busy=busy)
     if index and weights:
@@ -266,7 +326,8 @@ def _write(rendered: Report, output: Path, form: str) -> None:
         with _replace_folder(output / "figures") as part:
             for name, content in rendered.figures.items():
                 (part / name).write_bytes(content)
-    for name, text in (("report.json", rendered.json), ("report.html", rendered.html)):
+    written = {"report.json": rendered.json, **({BRIEF: rendered.brief} if rendered.brief else {})}
+    for name, text in (written | {"report.html": rendered.html}).items():
         write_file_atomically(output / name, text)
 
 

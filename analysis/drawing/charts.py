@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import altair as alt
+import numpy as np
 import pandas as pd
 
 from mlhpc.analysis.drawing.view import render_label
@@ -20,13 +21,17 @@ from mlhpc.analysis.drawing.view import render_label
 BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, GREY = (
     "#0072B2", "#C08400", "#009E73", "#D55E00", "#CC79A7", "#3A9BD9", "#8A8A8A",
 )  # fmt: skip
-DARK_COLOURS = {BLUE: "#3D8FDB", ORANGE: "#E69F00", VERMILION: "#F0703A", SKY: "#7CC8F2", GREY: "#9AA4AE"}
+ON_DARK, ON_LIGHT = "#FEFEFE", "#000001"  # of texts on a mark; no other mark has these colours
+DARK_COLOURS = {
+    BLUE: "#3D8FDB", ORANGE: "#E69F00", VERMILION: "#F0703A", SKY: "#7CC8F2", GREY: "#9AA4AE", ON_DARK: ON_LIGHT,
+}  # fmt: skip
 TEXT_COLOUR = "currentColor"  # the page's text colour, also in dark mode; black in a file
 CYCLE = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right")
 WIDTH, NARROW = 760, 340  # pixels of a chart alone, and of one of several side by side
 ROW_HEIGHT = 22  # pixels from row to row of a chart with a name at each row
 LEAST_HEIGHT = 60  # pixels of such a chart
+LETTER_SHARE = 7 / 300  # of a letter in the width of a chart on a phone
 AXIS_MARGIN = 14  # pixels between the outermost marks and the frame, on a logarithmic axis
 # On a logarithmic axis a label at 8 or 9 takes the room of the one at 10
 CROWDS_TEN = "test(/^[89]\\.000/, format(datum.value, '.3e'))"
@@ -64,7 +69,7 @@ THEME: dict[str, Any] = {
     "text": {"color": TEXT_COLOUR, "fontSize": 12},
     "rule": {"color": TEXT_COLOUR},
     "point": {"opacity": 1},
-    "mark": {"tooltip": {"content": "data"}},  # in a notebook; the page has its own
+    "mark": {"tooltip": {"content": "data"}},
     "concat": {"spacing": 30},
     "range": {"category": list(CYCLE), "symbol": list(SHAPES)},
 }
@@ -139,12 +144,15 @@ def draw_panels(
     *,
     columns: int = 2,
     zoom: bool = False,
+    sort: bool = True,
+    first: int | None = None,
 ) -> Chart:
     """Draw one chart for the rows of each value of the columns ``by``, titled by it. A single chart is drawn wide.
 
-    With ``zoom`` a person can zoom and move the axes of each.
+    With ``zoom`` a person can zoom and move the axes of each. Without ``sort`` panels have the order of the rows. The
+    page shows the ``first`` panels, and the others by a choice.
     """
-    groups = [(_title(key), rows) for key, rows in table.groupby(list(by), sort=True, dropna=False)]
+    groups = [(_title(key), rows) for key, rows in table.groupby(list(by), sort=sort, dropna=False)]
     width = WIDTH if columns == 1 or len(groups) == 1 else NARROW
     drawn = [draw(rows).properties(title=render_label(title, 60), width=width) for title, rows in groups]
     if zoom:
@@ -153,7 +161,8 @@ def draw_panels(
     if len(drawn) == 1:
         return drawn[0]
     # One legend for all panels
-    return alt.concat(*drawn, columns=columns).resolve_scale(color="shared", shape="shared")
+    shared = {"usermeta": {"first": first}} if first else {}
+    return alt.concat(*drawn, columns=columns, **shared).resolve_scale(color="shared", shape="shared")
 
 
 def _zoom(place: int) -> alt.Parameter:
@@ -205,21 +214,36 @@ def draw_stacked_bars(table: pd.DataFrame, parts: Mapping[str, str], unit: str, 
     wide = table.reset_index(drop=True)
     long = convert_to_long_table(wide, list(parts), "_part", "_value")
     long["_order"] = long["_part"].map({part: place for place, part in enumerate(parts)})
+    ends = wide[list(parts)].fillna(0.0).cumsum(axis=1)
+    middles = convert_to_long_table(ends - wide[list(parts)] / 2, list(parts), "_part", "_middle")
+    long["_middle"], long["_ink"] = middles["_middle"], long["_part"].map(lambda part: _choose_ink(parts[part]))
     long["_part"] = long["_part"].map(names)
+    long["_inside"] = long["_part"].where(
+        long["_value"] > long["_part"].str.len() * LETTER_SHARE * ends.max(axis=None), ""
+    )
     base = alt.Chart(long).encode(y=make_names_axis(table))
     colours = alt.Scale(domain=list(names.values()), range=list(parts.values()))
+    legend = {} if len(parts) > 1 else {"legend": None}
     bars = base.mark_bar(height={"band": 0.75}).encode(
         x=alt.X("sum(_value):Q", title=unit, axis=alt.Axis(format=".6~g", tickCount=8), stack="zero"),
-        color=alt.Color("_part:N", scale=colours),
+        color=alt.Color("_part:N", scale=colours, **legend),
         order=alt.Order("_order:Q"),
     )
-    if text is None:
-        return bars.properties(height=ROW_HEIGHT * len(table))
-    # The text once for each row, not for each part of its bar
-    ends = base.transform_filter("datum._order == 0").mark_text(align="left", dx=5)
-    long["_whole"] = pd.concat([wide[list(parts)].sum(axis=1)] * len(parts), ignore_index=True)
-    written = ends.encode(x=alt.X("_whole:Q"), text=alt.Text(field=encode_column(text), type="nominal"))
-    return alt.layer(bars, written).properties(height=ROW_HEIGHT * len(table))
+    inside = base.mark_text(fontSize=11).encode(
+        x=alt.X("_middle:Q"), text="_inside:N", color=alt.Color("_ink:N", scale=None)
+    )
+    layers = [bars, inside] if len(parts) > 1 else [bars]
+    if text is not None:
+        # The text once for each row, not for each part of its bar
+        written = base.transform_filter("datum._order == 0").mark_text(align="left", dx=5)
+        long["_whole"] = pd.concat([ends.iloc[:, -1]] * len(parts), ignore_index=True)
+        layers.append(written.encode(x=alt.X("_whole:Q"), text=alt.Text(field=encode_column(text), type="nominal")))
+    return alt.layer(*layers).properties(height=ROW_HEIGHT * len(table))
+
+
+def _choose_ink(colour: str) -> str:
+    """Choose the colour of a text on a mark."""
+    return ON_DARK if colour == BLUE else ON_LIGHT
 
 
 def make_names_axis(table: pd.DataFrame) -> alt.Y:
@@ -232,12 +256,15 @@ def make_names_axis(table: pd.DataFrame) -> alt.Y:
 def draw_points(
     table: pd.DataFrame, x: alt.X, y: alt.Y, signs: Iterable[str], *,
     y_ends: tuple[str, str] | None = None, hollow: str | None = None, joined: str | None = None,
+    names: str | None = None,
 ) -> Chart:  # fmt: skip
     """Draw a point for each row of ``table`` (columns ``_sign`` and the axes'). ``y_ends`` adds intervals along y.
 
     ``hollow`` and ``joined`` are columns of booleans: which points are hollow, and which a line joins from left to
-    right.
+    right. ``names`` is the column of names at the points, on logarithmic axes; one without room has none.
     """
+    if names is not None:
+        table = pd.concat([table, place_names(table[_field(x)], table[_field(y)], table[names])], axis=1)
     base = alt.Chart(table)
     layers: list[alt.Chart] = []
     if joined is not None:
@@ -257,7 +284,64 @@ def draw_points(
         opacity = alt.when(f"datum[{json.dumps(hollow)}]").then(alt.value(0)).otherwise(opacity)
     marks = base.mark_point(size=90, strokeWidth=1.8)
     layers.append(marks.encode(x=x, y=y, fill=filled, fillOpacity=opacity, **look))
-    return alt.layer(*layers).properties(height=300)
+    if names is not None:
+        layers.append(_draw_names(base, x, y))
+    return alt.layer(*layers).properties(height=PANEL_HEIGHT)
+
+
+def _field(channel: Any) -> str:
+    """Return the column of a channel."""
+    return str(channel.to_dict()["field"]).replace("\\", "")
+
+
+def _draw_names(base: Chart, x: alt.X, y: alt.Y) -> Chart:
+    where = {name: alt.expr(f"datum._{name}") for name in ("align", "dx", "dy")}
+    return base.mark_text(fontSize=11, **where).encode(x=x, y=y, text="_name:N")
+
+
+PANEL_HEIGHT = 300  # pixels of a chart of points
+NAMED_WIDTH = 260  # pixels for which names are placed: a wider chart has room for them too
+PLACES = (
+    ("left", 1, 0),
+    ("right", -1, 0),
+    ("center", 0, -1),
+    ("center", 0, 1),
+)  # of a name: alignment, and where it is
+FROM_POINT, LETTER, LINE = 8, 6.2, 13  # pixels from a point to its name, of a letter and of a line
+
+
+def place_names(x: pd.Series, y: pd.Series, names: pd.Series) -> pd.DataFrame:
+    """Place a name at each point of two logarithmic axes, so that none covers another name or point.
+
+    The first rows come first. Columns: ``_name`` (empty: no room), ``_align``, ``_dx``, ``_dy``.
+    """
+    across, up = (_place_on_axis(np.log(values.astype(float))) for values in (x, y))
+    points = [(at * NAMED_WIDTH, (1 - height) * PANEL_HEIGHT) for at, height in zip(across, up, strict=True)]
+    taken = [(a - 5, a + 5, b - 5, b + 5) for a, b in points]
+    rows = []
+    for (a, b), name in zip(points, names.map(lambda each: render_label(each, 26)), strict=True):
+        length = len(name) * LETTER
+        for align, side, over in PLACES:
+            left = a + side * FROM_POINT - {"left": 0.0, "right": length, "center": length / 2}[align]
+            top = b + over * (LINE + 2)
+            box = (left, left + length, top - LINE / 2, top + LINE / 2)
+            if box[0] >= 0 and box[1] <= NAMED_WIDTH and not any(_overlap(box, other) for other in taken):
+                taken.append(box)
+                rows.append((name, align, side * FROM_POINT, over * (LINE + 2)))
+                break
+        else:
+            rows.append(("", "left", 0, 0))
+    return pd.DataFrame(rows, columns=["_name", "_align", "_dx", "_dy"], index=x.index)
+
+
+def _place_on_axis(values: pd.Series) -> pd.Series:
+    """Return where values lie on an axis from 0 to 1."""
+    length = values.max() - values.min()
+    return 0.05 + 0.9 * (values - values.min()) / length if length > 0 else values * 0 + 0.5
+
+
+def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
+    return a[0] < b[1] and b[0] < a[1] and a[2] < b[3] and b[2] < a[3]
 
 
 def draw_intervals(

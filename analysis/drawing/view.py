@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -29,13 +30,13 @@ class Goal:
     viewpoint: str
 
 
-CHOOSE_SYSTEMS = Goal("Choose between systems", "procurement")
-UNDERSTAND_TIME = Goal("Understand one system's time", "performance engineering")
-UNDERSTAND_CONVERGENCE = Goal("Understand convergence", "science")
-SCALE = Goal("Scale", "operations")
+# Each is a section of the page
+CHOOSE_SYSTEMS = Goal("Compare systems", "procurement")
+UNDERSTAND_TIME = Goal("Where the time goes", "performance engineering")
+UNDERSTAND_CONVERGENCE = Goal("Convergence", "science")
 RUN_EXPERTS = Goal("Choose how to run experts", "mixture of experts")
 # In the order of the page, before those of other packages
-GOALS = (CHOOSE_SYSTEMS, UNDERSTAND_TIME, UNDERSTAND_CONVERGENCE, SCALE, RUN_EXPERTS)
+GOALS = (CHOOSE_SYSTEMS, UNDERSTAND_TIME, UNDERSTAND_CONVERGENCE, RUN_EXPERTS)
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,21 @@ class Answer(str):
         return answer
 
 
+def has_rows(table: pd.DataFrame) -> bool:
+    """Return True if a table has a row."""
+    return len(table) > 0
+
+
+def has_several_rows(table: pd.DataFrame) -> bool:
+    """Return True if a table has several rows; of one the answer says it all."""
+    return len(table) > 1
+
+
+def varies(table: pd.DataFrame, column: str, by: Sequence[str]) -> bool:
+    """Return True if a column has several values among the rows that are alike in ``by``."""
+    return bool((table.groupby(list(by), dropna=False)[column].nunique() > 1).any())
+
+
 @dataclass(frozen=True)
 class View:
     """Holds one question of a figure, with a table, the answer in words, and a chart of the table.
@@ -90,19 +106,21 @@ class View:
     table: Callable[[Study], pd.DataFrame]
     answer: Callable[[Study], str]
     chart: Callable[[pd.DataFrame], alt.TopLevelMixin]
-    fewest_rows: int = 1  # of the table: with fewer the answer says it all, and the page has no chart
+    worth: Callable[[pd.DataFrame], bool] = has_rows  # whether there is a chart of the table
+
+
+# Of a result in its task
+FASTEST, SLOWER, INCONCLUSIVE = "fastest", "slower", "inconclusive"
+ONE_EACH, NOT_RANKED = "one measurement each", "not ranked"
+FIRST = "standing"  # the view on top of the page
+TOP_OF_ONE = "time_split"  # that of a page without two results to compare
 
 
 MACHINE = "size × speed"
-FACTOR_WORDS = {  # for the columns of factors: above 1, and below
-    "size": ("machine size", "smaller machine"),
-    "speed/size": ("speed of each part", "slower parts"),
-    "epochs": ("fewer epochs", "more epochs"),
-    "staging": ("less staging", "more staging"),
-    "other": ("less other time", "more other time"),
-}
-# Differences from 1 of a factor that is named: of one that is sure, and of one that may be luck
+FACTORS = ("size", "speed/size", "epochs", "staging", "other")  # columns of the table of factors
+# Differences from 1 of a factor that is named: of one that is sure, and of one that may be chance
 LEAST_SURE, LEAST_NAMED = 0.005, 0.02
+LONG_DEVICE = 16  # letters: a longer name of a device is not repeated in sentences
 INTERVAL_WORDS = "spread of these runs"  # what the interval of a score is called
 SECONDS_UNITS = (  # from which upper end on, seconds per unit, its name
     (36000.0, 3600.0, "h"), (600.0, 60.0, "min"), (1.0, 1.0, "s"),
@@ -235,26 +253,30 @@ def render_counts(row: pd.Series) -> str:
 
 
 def explain_factors(row: pd.Series) -> str:
-    """Name the factors of a row of the table that differ from 1. Last come the ones that work against the others.
+    """Say which factors of a row of the table make its second result faster, then which work against it.
 
-    A factor differs if its interval excludes 1 or it is not small. The size and the speed of unlike devices are one
-    factor, because a new device is fewer and faster parts.
+    A factor is named if its interval excludes 1 or it is not small.
     """
-    named = {name: words[int(row[name] < 1)] for name, words in FACTOR_WORDS.items() if _differs(row, name)}
-    texts = {name: f"{words} {_render_factor(row, name)}" for name, words in named.items()}
-    values = {name: row[name] for name in named}
-    if row["device from"] != row["device to"]:
-        devices = f"{row['device to']} for {row['device from']}"
-        if "size" in texts:
-            parts = f"size × {texts.pop('size').split(' × ')[1]}, speed of each {_render_factor(row, 'speed/size')}"
-            texts.pop("speed/size", None)
-            texts[MACHINE] = f"machine × {row[MACHINE]:.3g} ({devices}: {parts})"
-            values[MACHINE] = row[MACHINE]
-        elif "speed/size" in texts:
-            texts["speed/size"] = f"{named['speed/size']} ({devices}) {_render_factor(row, 'speed/size')}"
-    ordered = sorted(texts, key=lambda name: -abs(math.log(values[name])))
-    sides = [[texts[name] for name in ordered if (values[name] < 1) == against] for against in (False, True)]
-    return ", against ".join(", ".join(side) for side in sides if side)
+    named = sorted(filter(partial(_differs, row), FACTORS), key=lambda name: -abs(math.log(row[name])))
+    sides = [[_explain_factor(row, name) for name in named if (row[name] < 1) == against] for against in (False, True)]
+    return "; against it: ".join(", ".join(side) for side in sides if side)
+
+
+def _explain_factor(row: pd.Series, name: str) -> str:
+    value, one, devices = f"{row[name]:.3g}", row["counts"].removesuffix("s"), (row["device from"], row["device to"])
+    ends = _render_ends(row, name)
+    if name == "size":
+        return f"{value} times as many {row['counts']}"
+    if name == "speed/size":
+        each, other = (f"each {device}" for device in reversed(devices))
+        if row["counts"] not in ("accelerators", "processors", "compute units") or max(map(len, devices)) > LONG_DEVICE:
+            each = f"each {one}"
+            other = f"one of {devices[0]}" if devices[0] != devices[1] else ""
+        elif devices[0] == devices[1]:
+            other = ""
+        return f"{each} is {value} times as fast{f' as {other}' if other else ''}{ends}"
+    less, what = ("fewer", "epochs") if name == "epochs" else ("less", name.replace("other", "other time"))
+    return f"{less if row[name] > 1 else 'more'} {what}: {value} times as fast{ends}"
 
 
 def is_sure(row: pd.Series, name: str) -> bool:
@@ -263,11 +285,11 @@ def is_sure(row: pd.Series, name: str) -> bool:
     return bool(high < 1 or low > 1)
 
 
-def _render_factor(row: pd.Series, name: str) -> str:
+def _render_ends(row: pd.Series, name: str) -> str:
     low, high = row.get(f"{name} from", math.nan), row.get(f"{name} to", math.nan)
-    if low != low:  # the size has no spread, or there are too few runs for an interval
-        return f"× {row[name]:.3g}"
-    return f"× {row[name]:.3g} [{low:.3g}, {high:.3g}]{'' if is_sure(row, name) else ' (may be luck)'}"
+    if low != low:  # too few runs for an interval
+        return ""
+    return f" ({low:.3g} to {high:.3g}{'' if is_sure(row, name) else ': may be chance'})"
 
 
 def _differs(row: pd.Series, name: str) -> bool:

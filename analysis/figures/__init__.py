@@ -29,7 +29,9 @@ class FigureModule(Protocol):
 
 # In the order of the page. Names, because importing the modules loads altair, which is optional.
 FIGURES = (
+    "standing",
     "time_split",
+    "run_timeline",
     "time_and_cost",
     "comparison",
     "waterfall",

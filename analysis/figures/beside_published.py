@@ -86,7 +86,8 @@ def draw_chart(table: pd.DataFrame) -> Chart:
         x = make_number_channel(
             alt.X, "compute units", "compute units (accelerators, or processors where there are none)", log=True
         )
-        return draw_points(rows, x, make_minutes_channel(alt.Y, "time to train [min]", "time to train"), shown["_sign"])
+        y = make_minutes_channel(alt.Y, "time to train [min]", "time to train")
+        return draw_points(rows, x, y, shown["_sign"], names="system")
 
     return draw_panels(shown, ["benchmark", "size"], draw, zoom=True)
 
@@ -108,4 +109,12 @@ def _select_published(study: Study) -> pd.DataFrame:
     return known[known["benchmark"].isin(_own(study)["benchmark"])]
 
 
-VIEWS = (View("beside_published", TITLE, QUESTION, CAPTION, build_table, render_answer, draw_chart),)
+def _has_published_size(table: pd.DataFrame) -> bool:
+    """Return True if an own result is of the published size: another one compares with no published time."""
+    own = table[table["whose"] != "published"]
+    return bool(own["size"].isin(table.loc[table["whose"] == "published", "size"]).any())
+
+
+VIEWS = (
+    View("beside_published", TITLE, QUESTION, CAPTION, build_table, render_answer, draw_chart, _has_published_size),
+)

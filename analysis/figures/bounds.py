@@ -41,6 +41,7 @@ from mlhpc.analysis.study import NotAnswerableError, Study
 from mlhpc.suite.performance.ceilings_file import Ceilings
 
 TITLE = "What bounds a step"
+MEASURED, SMOKE = "measured", "smoke"
 MOST_SHOWN = 14  # results of a panel
 COLOURS = dict(zip((RESOURCE_NAMES[r] for r in RESOURCES), (BLUE, GREEN, ORANGE, PURPLE, VERMILION, SKY), strict=True))
 
@@ -90,7 +91,7 @@ def describe_case(case: Case) -> str:
     text = f"{result}, step of {render_si(bounds.step_s)}s: {roof}; {bounds.verdict}"
     if case.scale is not None:
         few, many = map(_render_ranks, case.scale)
-        text += f"; with links as fast as measured, the network's roof is reached at {few} to {many} ranks"
+        text += f"; from {few} to {many} ranks on the network would be the limit"
     for refusal in bounds.refused:
         text += f"; refused: {refusal.reason}"
     return text
@@ -106,7 +107,7 @@ def _describe_modelled_case(case: Case) -> str:
     text = f"{case.benchmark}: nearest to a roof is {case.label}, whose step takes {times} allows"
     if case.scale is not None:
         few, many = map(_render_ranks, case.scale)
-        text += f"; with links as fast as measured, the network's roof is reached at {few} to {many} ranks"
+        text += f"; from {few} to {many} ranks on the network would be the limit"
     return text
 
 
@@ -136,7 +137,9 @@ def draw_bounds_chart(table: pd.DataFrame) -> Chart:
         marks = base.mark_point(size=80, strokeWidth=2).encode(x=x, **kinds)
         return alt.layer(band, step, marks).properties(height=compute_chart_height(rows["label"].nunique(), 26))
 
-    shown = table[table["T = Q / C [s]"].notna() & ~table["state"].str.startswith("refused")]
+    own = table[table["step is"] == MEASURED]
+    shown = own if len(own) else table  # modelled roofs stand in the table
+    shown = shown[shown["T = Q / C [s]"].notna() & ~shown["state"].str.startswith("refused")]
     shown = shown.assign(_first=~shown.duplicated(["benchmark", "size", "label", "ceilings"]))
     return draw_panels(shown, ["benchmark", "size", "step is"], draw, columns=1)
 
@@ -218,7 +221,7 @@ def _build_rows(case: Case) -> list[dict[str, object]]:
         "global batch": case.batch,
         "n": case.n,
         "step [s]": bounds.step_s,
-        "step is": "derived from epoch times" if case.modelled else "measured",
+        "step is": "derived from epoch times" if case.modelled else MEASURED,
         "band from [s]": bounds.lower_s,
         "band to [s]": bounds.upper_s,
         "step lies": bounds.verdict.split(":")[0],
@@ -309,6 +312,11 @@ def _predict_case(case: Case, there: Ceilings, row: pd.Series) -> WhatIf:
     return WhatIf(case, there, phases, step, measured if predicted else None, predicted)
 
 
+def _is_measured(table: pd.DataFrame) -> bool:
+    """Return True if a step was measured on a problem of more than seconds; modelled roofs bind nothing."""
+    return bool(((table["step is"] == MEASURED) & (table["size"] != SMOKE)).any())
+
+
 VIEWS = (
     View(
         "extended_roofline", "Which resource bounds a step",
@@ -323,7 +331,7 @@ VIEWS = (
         "overlaps). The tick is the step: measured, or of published results derived (mean time of an epoch over "
         "its steps). A T longer than the step is an input error: it is not drawn, and the table says why. A "
         "resource binds if its T is at least half of the step. Sources of all ceilings are in the table.",
-        build_bounds_table, render_bounds_answer, draw_bounds_chart,
+        build_bounds_table, render_bounds_answer, draw_bounds_chart, _is_measured,
     ),
     View(
         "what_if", "What if it ran elsewhere",

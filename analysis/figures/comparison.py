@@ -26,6 +26,7 @@ from mlhpc.suite.statistics.comparison import Comparison, compare_times, holm
 from mlhpc.suite.statistics.sessions import TimedRun
 
 TITLE = "Is the difference real?"
+MOST_ON_TOP = 20  # comparisons that the figure on top of the page shows
 QUESTION = Question(
     CHOOSE_SYSTEMS,
     "Is the difference between two systems real?",
@@ -147,4 +148,11 @@ def _compare_runs(a: tuple[TimedRun, ...], b: tuple[TimedRun, ...], *, same_mach
     return compare_times(a, b, same_machine=same_machine)
 
 
-VIEWS = (View("comparison", TITLE, QUESTION, CAPTION, build_table, render_answer, draw_chart),)
+def _has_more_than_the_first(table: pd.DataFrame) -> bool:
+    """Return True if there are results that the figure on top of the page leaves out."""
+    return len(table) > MOST_ON_TOP
+
+
+VIEWS = (
+    View("comparison", TITLE, QUESTION, CAPTION, build_table, render_answer, draw_chart, _has_more_than_the_first),
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from functools import partial
 from typing import Any
 
 import altair as alt
@@ -26,9 +27,11 @@ from mlhpc.analysis.drawing.view import (
     Answer,
     Question,
     View,
+    has_several_rows,
     join_statements,
     render_count,
     render_label,
+    varies,
 )
 from mlhpc.analysis.results.selection import (
     PROBLEM_COLUMNS,
@@ -43,9 +46,9 @@ from mlhpc.suite.log.score import find_round_group
 
 TITLE = "Convergence"
 MOST_NAMED = 6  # results that the answer names
-MOST_PROBLEMS = 12  # of which it gives the epochs by batch
+MOST_PROBLEMS = 4  # of which it gives the epochs by batch
 MOST_CURVES, MOST_RUNS = 6, 10  # results with curves, and runs of each
-BATCH_GROUP = [*PROBLEM_COLUMNS, "division", "rounds", "training samples"]  # where epochs mean the same
+BATCH_GROUP = (*PROBLEM_COLUMNS, "division", "rounds", "training samples")  # where epochs mean the same
 NOT_BATCH = 1.1  # times as many epochs at a smaller or equal batch: more than the batch explains
 MANY_RESULTS = 12  # results, of which only one's own have curves: those of four public rounds would be 2 MB of a page
 
@@ -188,7 +191,7 @@ def render_batch_answer(study: Study) -> Answer:
     """Give the epochs at both ends of the batches of each problem, where the data and the rules are the same."""
     sentences, alone = [], []
     for (benchmark, size, division, rounds, samples), rows in build_batch_table(study).groupby(
-        BATCH_GROUP, sort=True, dropna=False
+        list(BATCH_GROUP), sort=True, dropna=False
     ):
         title = f"{render_short_heading(benchmark, size, '')} · {division} · {rounds} · {samples:,.0f} samples"
         ends = [rows[rows["global batch"] == end] for end in (rows["global batch"].min(), rows["global batch"].max())]
@@ -234,7 +237,7 @@ def draw_batch_chart(table: pd.DataFrame) -> Chart:
         reference = line.mark_line(color=GREEN, strokeDash=[5, 3], point={"color": GREEN}).encode(
             x=x, y=make_number_channel(alt.Y, "reference mean [epochs]", "epochs to target", log=True)
         )
-        means = draw_points(rows, x, y, table["division"], y_ends=("_low", "_high"))
+        means = draw_points(rows, x, y, table["division"], y_ends=("_low", "_high"), names="label")
         return alt.layer(reference, means).properties(height=260)
 
     return draw_result_panels(shown, draw, zoom=True)
@@ -284,7 +287,7 @@ VIEWS = (
         "A row per result: mean epochs to the first evaluation that meets the target, with one standard deviation over "
         "the runs. Green: mean epochs of the reference at this batch size. Its band begins at the least mean that the "
         "rules allow, and ends as far above the reference.",
-        build_epochs_table, render_epochs_answer, draw_epochs_chart,
+        build_epochs_table, render_epochs_answer, draw_epochs_chart, has_several_rows,
     ),
     View(
         "learning_curves", "Learning curves",
@@ -309,6 +312,6 @@ VIEWS = (
         ),
         "Mean epochs to target with standard deviation; the open division may change the algorithm. The dashed "
         "line joins the reference's convergence points at the same batch sizes.",
-        build_batch_table, render_batch_answer, draw_batch_chart, 2,
+        build_batch_table, render_batch_answer, draw_batch_chart, partial(varies, column="global batch", by=BATCH_GROUP),
     ),
 )  # fmt: skip

@@ -24,6 +24,7 @@ from mlhpc.analysis.drawing.view import (
     Question,
     View,
     count_sessions,
+    has_several_rows,
     render_count,
     render_percent,
 )
@@ -132,4 +133,4 @@ def draw_chart(table: pd.DataFrame) -> Chart:
     return draw_result_panels(long, draw, columns=1)
 
 
-VIEWS = (View("run_to_run", TITLE, QUESTION, CAPTION, build_table, render_answer, draw_chart, 2),)
+VIEWS = (View("run_to_run", TITLE, QUESTION, CAPTION, build_table, render_answer, draw_chart, has_several_rows),)

@@ -21,7 +21,7 @@ from mlhpc.analysis.drawing.charts import (
     make_kind_channels,
     make_number_channel,
 )
-from mlhpc.analysis.drawing.view import SCALE, Question, View, join_statements, render_seconds_interval
+from mlhpc.analysis.drawing.view import CHOOSE_SYSTEMS, Question, View, join_statements, render_seconds_interval
 from mlhpc.analysis.results.decompose import Factors, build_split, compute_factors
 from mlhpc.analysis.results.scaling import (
     SOLID_REACH,
@@ -36,7 +36,7 @@ from mlhpc.analysis.study import NotAnswerableError, Study
 
 TITLE = "Scaling"
 QUESTION = Question(
-    SCALE,
+    CHOOSE_SYSTEMS,
     "Does a system scale, and what ends it?",
     ("units", "tau_s.mean"),
     needs="a second machine size",

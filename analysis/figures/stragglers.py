@@ -28,9 +28,9 @@ CAPTION = (
     "computing, updating) and its wait at the gradient exchange. All ranks share one step time, so the slow "
     "rank is the one that waits least. Its gap is its own time over the median rank's; dealing the ranks' times "
     "anew within each epoch says how large a gap luck gives equal ranks, and only the excess over that has a "
-    "culprit. A triangle marks the rank that waits least; it is named if the excess is above 1 % of the step "
-    "and p < 0.05."
+    "culprit. A triangle marks a slow rank: its excess is above 1 % of the step, and p < 0.05."
 )
+LEAST_RANKS = 4  # of a result with a chart
 MOST_STRETCHES = 4  # of epochs that are listed
 WAIT = "exposed_communication_s"
 STEP = "step_s"
@@ -91,7 +91,7 @@ def draw_chart(table: pd.DataFrame) -> Chart:
             color=alt.Color("_part:N", scale=alt.Scale(domain=list(parts), range=list(parts.values()))),
             order=alt.Order("_part:N"),
         )
-        slow = base.transform_filter("datum.rank == datum['slow rank'] && datum._part == 'own'")
+        slow = base.transform_filter("datum.named == 'yes' && datum._part == 'own'")
         mark = slow.mark_point(shape="triangle-down", color=VERMILION, filled=True, size=90, yOffset=-8).encode(
             y="_whole:Q"
         )
@@ -123,7 +123,7 @@ def _describe_result(item: ResultRanks) -> str:
             f" {result.p:.2g}){some}"
         )
     return (
-        f"{label}: no rank stands out, luck explains a gap of {render_si(result.gap_s)}s a step (p = {result.p:.2g}); "
+        f"{label}: all ranks are equally fast; a gap of {render_si(result.gap_s)}s a step is chance (p = {result.p:.2g}); "
         f"of ranks slower by {render_percent(100 * visible)} of the step all the time, 8 in 10 would have been named{some}"
     )
 
@@ -181,4 +181,9 @@ def _values(text: str) -> np.ndarray:
     return np.array(values if usable else [], dtype=float)
 
 
-VIEWS = (View("stragglers", TITLE, QUESTION, CAPTION, build_table, render_answer, draw_chart),)
+def _has_many_ranks(table: pd.DataFrame) -> bool:
+    """Return True if a result has enough ranks for one to stand out."""
+    return bool(table["rank"].max() >= LEAST_RANKS - 1)
+
+
+VIEWS = (View("stragglers", TITLE, QUESTION, CAPTION, build_table, render_answer, draw_chart, _has_many_ranks),)

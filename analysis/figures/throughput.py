@@ -1,4 +1,4 @@
-"""Figure: samples per second, and many models at once."""
+"""Figure: samples per second of one accelerator, and many models at once."""
 
 from __future__ import annotations
 
@@ -7,13 +7,22 @@ import math
 import altair as alt
 import pandas as pd
 
-from mlhpc.analysis.drawing.charts import BLUE, Chart, draw_intervals, draw_result_panels, draw_stacked_bars
+from mlhpc.analysis.drawing.charts import (
+    BLUE,
+    PANEL_HEIGHT,
+    Chart,
+    draw_points,
+    draw_result_panels,
+    draw_stacked_bars,
+    make_colour_channel,
+    make_number_channel,
+)
 from mlhpc.analysis.drawing.view import (
-    SCALE,
-    UNDERSTAND_TIME,
+    CHOOSE_SYSTEMS,
     Answer,
     Question,
     View,
+    has_several_rows,
     join_statements,
     rankable,
 )
@@ -29,7 +38,7 @@ from mlhpc.analysis.results.selection import (
 from mlhpc.analysis.study import NotAnswerableError, Study
 
 TITLE = "Throughput"
-RATE = "train [samples/s], harmonic mean"
+RATE, EACH = "train [samples/s], harmonic mean", "train [samples/s per size]"
 
 
 def build_rate_table(study: Study) -> pd.DataFrame:
@@ -37,25 +46,36 @@ def build_rate_table(study: Study) -> pd.DataFrame:
     frame = _with_rate(study)
     return build_result_table(
         frame,
-        ("mode", "label", "ranks"),
+        ("mode", "label", "ranks", "machine", "device", "rounds", "division"),
         {
             "machine size": frame["extent"],
             "counts": frame["one"].map(PLURAL),
             "n": frame["n_averaged"],
             RATE: frame["train_rate.mean"],
             "train [samples/s], spread": frame["train_rate.std"],
-            "train [samples/s per size]": frame["train_rate.mean"] / frame["extent"],
+            EACH: frame["train_rate.mean"] / frame["extent"],
             "evaluation [samples/s], harmonic mean": frame["eval_rate.mean"],
         },
     )
 
 
 def render_rate_answer(study: Study) -> Answer:
-    """Name the most samples per second of each class."""
-    rows = build_rate_table(study).sort_values([RATE, "label"], ascending=[False, True])
+    """Name the fastest and the slowest part of each problem that was trained on several sizes, else the most samples."""
+    table = build_rate_table(study)
+    sentences = []
+    for (benchmark, size), rows in (
+        _select_sizes(table).sort_values([EACH, "label"]).groupby(PROBLEM_COLUMNS, sort=True)
+    ):
+        low, high = rows.iloc[0], rows.iloc[-1]
+        ends = [f"{_render_rate(row[EACH])} samples/s on {row['label']}" for row in (high, low)]
+        one = high["counts"].removesuffix("s")
+        problem = render_short_heading(benchmark, size, "")
+        sentences.append(Answer(f"{problem}: one {one} trains {', '.join(ends)}", [high.name, low.name]))
+    rows = table.sort_values([RATE, "label"], ascending=[False, True])
     first = rows.groupby(CLASS_COLUMNS, sort=True).head(1).sort_values(CLASS_COLUMNS)
     return join_statements(
-        [
+        sentences
+        or [
             Answer(
                 f"{render_short_heading(*(r[name] for name in CLASS_COLUMNS))}: {_render_rate(r[RATE])} samples/s "
                 f"({r['label']}, n = {r['n']})",
@@ -71,21 +91,38 @@ def _render_rate(rate: float) -> str:
 
 
 def draw_rate_chart(table: pd.DataFrame) -> Chart:
-    """Draw a row per result, the fastest on top: mean and standard deviation over the runs."""
-    spread = table["train [samples/s], spread"].astype(float).fillna(0.0)
-    shown = table.assign(
-        # A standard deviation above the mean would put the lower end below 0, which no logarithmic axis has
-        _low=(table[RATE] - spread).clip(lower=table[RATE] / 100), _high=table[RATE] + spread,
-        _counts=table["counts"].fillna("unknown"),
-    ).sort_values(RATE, ascending=False)  # fmt: skip
+    """Draw log-log panels of the speed of one part over the size of the machine; a line joins the sizes of a machine."""
+    shown = _select_sizes(table).assign(_sign=lambda rows: rows["device"])
 
     def draw(rows: pd.DataFrame) -> Chart:
-        # On a linear axis rates more than tenfold apart would press the slow ones together
-        wide = rows[RATE].max() > 10 * rows[RATE].min()
-        colours = alt.Scale(range=[BLUE])
-        return draw_intervals(rows, RATE, ("_low", "_high"), "training samples/s", "_counts", colours, log=wide)
+        # The largest first: its name matters most
+        rows = rows.sort_values("machine size", ascending=False)
+        one = str(rows["counts"].iloc[0]).removesuffix("s")
+        x = make_number_channel(alt.X, "machine size", str(rows["counts"].iloc[0]), log=True)
+        y = make_number_channel(alt.Y, EACH, f"samples/s of one {one}", log=True)
+        line = (
+            alt.Chart(rows)
+            .mark_line(strokeWidth=1.5, opacity=0.6)
+            .encode(
+                x=x,
+                y=y,
+                color=make_colour_channel(alt.Color, shown["device"]),
+                detail=["machine:N", "rounds:N", "division:N"],
+            )
+        )
+        return alt.layer(line, draw_points(rows, x, y, shown["device"], names="label")).properties(height=PANEL_HEIGHT)
 
-    return draw_result_panels(shown, draw, columns=1)
+    return draw_result_panels(shown, draw, zoom=True)
+
+
+def _select_sizes(table: pd.DataFrame) -> pd.DataFrame:
+    """Select the results by time to train whose problem was trained on machines of several sizes."""
+    known = table[(table["mode"] == "strong") & (table["machine size"] > 0) & (table[EACH] > 0)]
+    return known[known.groupby(PROBLEM_COLUMNS)["machine size"].transform("nunique") > 1]
+
+
+def _has_sizes(table: pd.DataFrame) -> bool:
+    return len(_select_sizes(table)) > 0
 
 
 def build_models_table(study: Study) -> pd.DataFrame:
@@ -151,29 +188,29 @@ def _select_with_models(study: Study) -> pd.DataFrame:
 
 VIEWS = (
     View(
-        "throughput", "Training throughput",
+        "throughput", "Speed of one accelerator over machine size",
         Question(
-            UNDERSTAND_TIME,
-            "How many samples per second does a system train, in total and for each accelerator, processor, "
-            "node, core or rank?",
+            CHOOSE_SYSTEMS,
+            "Is a machine fast because it is large, or because each of its parts is?",
             ("train_rate.mean", "train_rate_per_unit"),
+            needs="a second machine size",
         ),
-        "Harmonic mean over the scored runs and standard deviation. Samples per second = epochs × training samples / "
-        "training time (evaluation and staging taken out). The table has samples per second of each accelerator, "
-        "processor, node, core or rank, whichever varies. The axis is logarithmic where systems differ more than "
-        "tenfold.",
-        build_rate_table, render_rate_answer, draw_rate_chart, 2,
+        "Samples per second of each accelerator, processor, node, core or rank (whichever varies) over the number of them: "
+        "epochs × training samples ÷ training time, without evaluation and staging; harmonic mean over the scored runs. A "
+        "line joins the sizes of one machine: a horizontal one is perfect scaling. Higher is a faster part, further right a "
+        "larger machine. The table has standard deviations, and throughput mode.",
+        build_rate_table, render_rate_answer, draw_rate_chart, _has_sizes,
     ),
     View(
         "throughput_mode", "Many models at once",
         Question(
-            SCALE,
+            CHOOSE_SYSTEMS,
             "How many models per minute does a machine train, and do the instances run together?",
             ("models_per_min", "units_described"),
             needs="runs in throughput mode",
         ),
         "Models that reached the target per minute, between the first run_start and the last run_stop of the whole "
         "system. Below 100 % of the time the system waited for its last instances. Pruned instances are left out.",
-        build_models_table, render_models_answer, draw_models_chart, 2,
+        build_models_table, render_models_answer, draw_models_chart, has_several_rows,
     ),
 )  # fmt: skip

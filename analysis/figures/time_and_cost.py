@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import altair as alt
 import pandas as pd
 
@@ -21,6 +23,7 @@ from mlhpc.analysis.drawing.view import (
     join_statements,
     render_number,
     render_seconds,
+    varies,
 )
 from mlhpc.analysis.results.selection import PLURAL, PROBLEM_COLUMNS, add_extent, build_result_table, group_tasks
 from mlhpc.analysis.study import NotAnswerableError, Study
@@ -80,7 +83,7 @@ def draw_size_chart(table: pd.DataFrame) -> Chart:
     def draw(rows: pd.DataFrame) -> Chart:
         x = make_number_channel(alt.X, "machine size", str(rows["counts"].iloc[0]), log=True)
         y = make_minutes_channel(alt.Y, "_time", "time to train")
-        return draw_points(rows, x, y, table["device"], hollow="_hollow")
+        return draw_points(rows, x, y, table["device"], hollow="_hollow", names="label")
 
     return draw_result_panels(shown, draw, zoom=True)
 
@@ -121,7 +124,7 @@ def draw_cost_chart(table: pd.DataFrame) -> Chart:
     def draw(rows: pd.DataFrame) -> Chart:
         x = make_minutes_channel(alt.X, "time to train [min]", "time to train")
         y = make_number_channel(alt.Y, "cost", f"cost [{rows['cost in'].iloc[0]}]", log=True)
-        return draw_points(rows, x, y, table["division"], joined="on the front")
+        return draw_points(rows, x, y, table["division"], joined="on the front", names="label")
 
     return draw_panels(table.assign(_sign=table["division"]), [*PROBLEM_COLUMNS, "cost in"], draw, zoom=True)
 
@@ -175,7 +178,9 @@ def draw_energy_chart(table: pd.DataFrame) -> Chart:
         x = make_minutes_channel(alt.X, "time to train [min]", "time to train")
         y = make_number_channel(alt.Y, "energy [MJ]", "energy of a run [MJ]", log=True)
         ends = ("energy, low [MJ]", "energy, high [MJ]")
-        drawn = draw_points(rows, x, y, table["division"], y_ends=ends, hollow="_hollow", joined="on the front")
+        drawn = draw_points(
+            rows, x, y, table["division"], y_ends=ends, hollow="_hollow", joined="on the front", names="label"
+        )
         return drawn
 
     shown = table.assign(_sign=table["division"], _hollow=table["no score"].notna())
@@ -275,6 +280,11 @@ def _unpriced(study: Study) -> str:
     return f". No price for {', '.join(devices)}" if devices else ""
 
 
+def _has_choice(table: pd.DataFrame) -> bool:
+    """Return True if three results or more have the same kind of cost; of two the summary says it all."""
+    return bool(table.groupby([*PROBLEM_COLUMNS, "cost in"]).size().max() > 2)
+
+
 VIEWS = (
     View(
         "time_and_units", "Time and machine size",
@@ -288,7 +298,7 @@ VIEWS = (
         "ranks. The sign is the score (hollow: the mean of the runs, where there is no score); colour and shape tell "
         "the accelerator, or the processor where there is none. Throughput mode is left out: there many runs share a "
         "machine.",
-        build_size_table, render_size_answer, draw_size_chart,
+        build_size_table, render_size_answer, draw_size_chart, partial(varies, column="machine size", by=PROBLEM_COLUMNS),
     ),
     View(
         "pareto", "Time and cost",
@@ -308,7 +318,7 @@ VIEWS = (
         "cheaper; a line joins the results that no other of their division and rounds beats in both. Results without a "
         "score are shown only where no other "
         "has one.",
-        build_cost_table, render_cost_answer, draw_cost_chart,
+        build_cost_table, render_cost_answer, draw_cost_chart, _has_choice,
     ),
     View(
         "energy_front", "Time and energy",

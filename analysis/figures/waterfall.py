@@ -14,8 +14,8 @@ import pandas as pd
 
 from mlhpc.analysis.drawing.charts import BLUE, GREEN, TEXT_COLOUR, VERMILION, Chart, draw_panels, make_number_channel
 from mlhpc.analysis.drawing.view import (
+    CHOOSE_SYSTEMS,
     MACHINE,
-    SCALE,
     Answer,
     Question,
     View,
@@ -34,24 +34,26 @@ from mlhpc.suite.statistics.comparison import MIN_RUNS, Comparison, compute_welc
 
 TITLE = "Why is it faster?"
 QUESTION = Question(
-    SCALE,
+    CHOOSE_SYSTEMS,
     "Why is one result faster than another, size of the machine, speed of each part, epochs or staging?",
     ("units", "tau_s.mean", "epochs.mean", "staging_exposed_s.mean"),
     needs="a second result of the same benchmark and size",
 )
 CAPTION = (
     "Speed-up from the first to the second result, factor by factor, on a logarithmic axis: they multiply to "
-    "the total. Size: how many more accelerators, processors, nodes, cores or ranks (whichever varies) the "
-    "machine has. Speed/size: epochs per second and one of them, below 1 where scaling is not perfect. Epochs: "
+    "the total. First bar: how many more accelerators, processors, nodes, cores or ranks (whichever varies) the "
+    "machine has. Speed each: epochs per second of one of them, below 1 where scaling is not perfect. Epochs: "
     "below 1 where the second needs more, usually for its larger batch. Staging and other: time outside epochs. "
-    "Where the parallel plans differ, table and answer name them. Shown are the pairs asked for (--between), "
-    "consecutive sizes of one machine and the way to the fastest; the table has every result against the "
-    "fastest of its task (one division, rounds alike). An inconclusive difference is not explained. The factors "
-    "multiply to the ratio of scores; Is the difference real? judges by all runs. The table has the 95 % "
+    "Where the parallel plans differ, table and answer name them. In sight are the pairs of the summary and those asked "
+    "for (--between); the choice has consecutive sizes of one machine and the way to the fastest, the table every "
+    "result against the fastest of its task. An inconclusive difference is not explained. The factors "
+    "multiply to the ratio of scores. The table has the 95 % "
     "interval of each factor, by Welch's t on its logs over the runs, or sessions where a result has several; a "
-    "factor whose interval holds 1 may be luck. On unlike devices size × speed/size is one factor: the machine."
+    "factor whose interval holds 1 may be chance. On unlike devices the number of parts and the speed of each go "
+    "together: a new device is fewer and faster parts."
 )
 MOST_PANELS = 6  # panels per class
+LEAST_PANELS = 3  # that are in sight; others by a choice
 LEAST_DIFFERENCE = 0.01  # difference of a factor from 1
 PARTS = ("units", "system", "algorithmic", "staging", "other")
 NAMES = ("size", "speed/size", "epochs", "staging", "other", "total")
@@ -89,7 +91,8 @@ class ResultPair:
 
 
 def build_table(study: Study) -> pd.DataFrame:
-    """Build the factors of every pair."""
+    """Build the factors of every pair; the ``first`` ones are those that were asked for or that the summary names."""
+    leading = {*study.between, *_list_leading(study)}
     lines = [
         {name: pair.b[name] for name in ("benchmark", "size")}
         | {"class": pair.title, "from": pair.a["label"], "to": pair.b["label"], "counts": PLURAL[pair.b["one"]]}
@@ -112,6 +115,7 @@ def build_table(study: Study) -> pd.DataFrame:
             "unlike": pair.unlike,
             "plans": pair.plans,
             "shown": pair.shown,
+            "first": (pair.a["group"], pair.b["group"]) in leading,
         }
         for pair in _pairs(study)
     ]
@@ -142,10 +146,18 @@ def render_answer(study: Study) -> Answer:
     by_chance = [what.strip("()") for name, _, what in parts if _may_be_chance(row, name)]
     text = (
         f"{row['class']}: {row['from']} to {row['to']}: {known} {row['speed-up']:.3g}× = {product}"
-        + (f"; {' and '.join(by_chance)} may be luck: the interval holds 1" if by_chance else "")
+        + (f"; {' and '.join(by_chance)} may be chance: the interval holds 1" if by_chance else "")
         + "".join(f"; {row[name]}" for name in ("plans", "unlike") if row[name])
     )
     return Answer(text, [shown.index[0]])
+
+
+def _list_leading(study: Study) -> Iterator[tuple[str, str]]:
+    """Yield of each task of the summary the second and the fastest."""
+    for task, shown in study.ordered_tasks():
+        rows = task.rows[task.rows["run_s.mean"] > 0].sort_values(["run_s.mean", "label"])
+        if shown and len(rows) > 1:
+            yield str(rows["group"].iloc[1]), str(rows["group"].iloc[0])
 
 
 def _may_be_chance(row: pd.Series, name: str) -> bool:
@@ -156,7 +168,7 @@ def _may_be_chance(row: pd.Series, name: str) -> bool:
 
 def draw_chart(table: pd.DataFrame) -> Chart:
     """Draw a panel per shown pair: bars that each begin where the one before ends."""
-    shown = table[table["shown"]].reset_index(drop=True)
+    shown = table[table["shown"]].sort_values("first", ascending=False, kind="stable").reset_index(drop=True)
     # A narrow panel has room for 60 letters: what is usual of the class is left out
     task = shown["class"].str.replace(" · size full", "").str.replace(" · time to train", "")
     first, second = (shown[end].map(lambda label: render_label(label, 24)) for end in ("from", "to"))
@@ -177,7 +189,7 @@ def draw_chart(table: pd.DataFrame) -> Chart:
         one = alt.Chart().mark_rule(color=TEXT_COLOUR).encode(y=alt.datum(1.0))
         return alt.layer(bar, text, one).properties(height=220)
 
-    return draw_panels(bars, ["_pair"], draw)
+    return draw_panels(bars, ["_pair"], draw, sort=False, first=max(LEAST_PANELS, int(shown["first"].sum())))
 
 
 def _bars(row: dict[str, Any]) -> pd.DataFrame:

@@ -23,6 +23,7 @@ from mlhpc.analysis.results.selection import CLASS_COLUMNS, render_heading
 from mlhpc.analysis.sources.readers import Step
 from mlhpc.analysis.study import Study
 from mlhpc.analysis.tables.ingest import parse_mapping
+from mlhpc.suite.card import FULL
 from mlhpc.suite.compliance.check import JudgedLogs, Verdict, check
 from mlhpc.suite.compliance.rules.base import Finding
 from mlhpc.suite.log.other_work import render_percent
@@ -219,14 +220,20 @@ def _curves(where: str, runs: pd.DataFrame, curves: Mapping[str, tuple[float, ..
 
 
 def _baselines(where: str, row: dict[str, object], runs: pd.DataFrame) -> Iterator[Issue]:
+    """Yield an issue if predictors that train nothing reach the target, which then proves no learning."""
     target, minimise = row["target"], row["target_direction"] == "min"
     if not isinstance(target, float):
         return
-    for text in runs["baselines"].dropna().unique():
-        for name, value in parse_mapping(text).items():
-            # A target that a trivial predictor reaches proves no learning
-            if value is not None and (value <= target if minimise else value >= target):
-                yield Issue("doubt", where, f"the baseline {name} ({value:.4g}) meets the target {target:g} as well")
+    known = {name: value for text in runs["baselines"].dropna().unique() for name, value in parse_mapping(text).items()}
+    # A missing value reaches nothing
+    meet = {name: v for name, v in known.items() if v is not None and (v <= target if minimise else v >= target)}
+    if meet:
+        names = ", ".join(f"{name} ({value:.4g})" for name, value in sorted(meet.items()))
+        text = (
+            f"the target {target:g} proves no learning: simple predictors without a network reach it as well: {names}"
+        )
+        # A small size shows that everything works; only the MLPerf problem shows what a network learns
+        yield Issue("doubt" if row["size"] == FULL else "note", where, text)
 
 
 def _check_classes(study: Study) -> Iterator[Issue]:
@@ -350,10 +357,12 @@ class Tile:
 
 
 def build_tiles(study: Study, checked: Sequence[CheckedPath]) -> list[Tile]:
-    """Build the tiles in the order of the page. Other work comes first if there was any."""
-    others = [_compliance(study, checked), _build_scores_tile(study), _cache(study), _build_resumed_tile(study)]
-    work = _other_work(study)
-    return [work, *others] if work.state == "bad" else [*others, work]
+    """Build the tiles, what is wrong first."""
+    tiles = [
+        _compliance(study, checked), _build_scores_tile(study), _cache(study), _build_resumed_tile(study),
+        _other_work(study), *_build_unranked_tile(study),
+    ]  # fmt: skip
+    return sorted(tiles, key=lambda tile: ("bad", "warn", "good", "info").index(tile.state))
 
 
 def _other_work(study: Study) -> Tile:
@@ -368,6 +377,13 @@ def _other_work(study: Study) -> Tile:
         return Tile("info", "Busy machine", "not logged", "no log says whether other programs used the machine")
     detail = f"{logged} of {render_count(len(runs), 'run')} log it; none shared its CPUs with other programs"
     return Tile("good" if logged == len(runs) else "info", "Busy machine", "no", detail)
+
+
+def _build_unranked_tile(study: Study) -> list[Tile]:
+    """Say how many results are not ranked; nothing if all are."""
+    reasons = study.distinct["not_ranked"].dropna()
+    why = "; ".join(f"{count} {reason}" for reason, count in reasons.value_counts().head(3).items())
+    return [Tile("warn", "Not ranked", render_count(len(reasons), "result"), why)] if len(reasons) else []
 
 
 def _compliance(study: Study, checked: Sequence[CheckedPath]) -> Tile:
@@ -394,7 +410,7 @@ def _compliance(study: Study, checked: Sequence[CheckedPath]) -> Tile:
     if theirs:
         value = "published" if study.runs["published"].all() else "no errors of yours"
         return Tile("info", "Compliance", value, f"{detail} (listed under Issues)")
-    return Tile("warn" if warnings else "good", "Compliance", "no errors", detail)
+    return Tile("info" if warnings else "good", "Compliance", "no errors", detail)
 
 
 def _is_published(study: Study, finding: Finding) -> bool:
@@ -428,7 +444,14 @@ def _cache(study: Study) -> Tile:
     if known.all():
         return Tile("good", "File cache", "cold", detail)
     if "unverified" in states.index:
-        return Tile("warn", "File cache", "unverified", detail + " (the first epoch may have read from memory)")
+        # Data of a small size lie in memory anyway
+        is_full = (study.runs["size"] == FULL).any()
+        return Tile(
+            "warn" if is_full else "info",
+            "File cache",
+            "unverified",
+            f"{detail} (epoch 1 may have read from memory)",
+        )
     return Tile("info", "File cache", "partly known" if known.any() else "not logged", detail)
 
 

@@ -16,12 +16,12 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import vl_convert
 
-from mlhpc.analysis.drawing.view import Question, View, render_count
+from mlhpc.analysis.drawing.view import FIRST, GOALS, TOP_OF_ONE, Answer, Goal, Question, View, render_count
 from mlhpc.analysis.page.cells import HtmlTable, build_html_table
 from mlhpc.analysis.study import NotAnswerableError, Study
 from mlhpc.analysis.tables.ingest import run_in_processes
@@ -29,6 +29,7 @@ from mlhpc.suite.errors import explain_not_installed, write_traceback
 from mlhpc.suite.files import find_cache_folder, read_bytes, render_error, write_file_atomically
 from mlhpc.suite.plugins import OURS
 
+MOST_BESIDE = 2  # panels of a figure that has another one beside it
 POOL_FROM_RESULTS = 8  # with fewer results one process draws the figures faster than a pool starts
 
 
@@ -47,43 +48,32 @@ NO_CHART_FILES = ChartFiles()
 class Picture:
     """Holds a view of the page, or says why it is missing. ``numbers`` is its table, which a missing one lacks.
 
-    ``defect`` says that drawing it failed, and where the traceback is. A ``hidden`` one has an answer, but so few rows
-    that a chart would add nothing. ``specification`` is the Vega-Lite document as JSON that is safe inside of a page.
+    ``defect`` says that drawing it failed, and where the traceback is. A ``hidden`` one has an answer, but a chart of
+    its table would add nothing. A ``wide`` one has the page's width, ``height`` is that of its charts in pixels, about.
+    ``specification`` is the Vega-Lite document as JSON that is safe inside of a page.
     ``files`` has the chart in the forms that were asked for ("png": bytes).
     """
 
     name: str
     title: str
-    question: str
+    question: Question
     caption: str
     specification: str = ""
     numbers: pd.DataFrame | None = field(default=None, compare=False)
     table: HtmlTable | None = None
     missing: str = ""
     answer: str = ""
+    statements: tuple[Statement, ...] = ()
     defect: str = ""
     hidden: bool = False
+    wide: bool = False
+    height: int = 0
     files: Mapping[str, bytes] = field(default_factory=dict)
 
-
-@dataclass(frozen=True)
-class PageFigure:
-    """Holds a figure of the page: its views that have data, between which a reader chooses."""
-
-    name: str
-    title: str
-    views: tuple[Picture, ...]
-
-
-@dataclass(frozen=True)
-class AnsweredQuestion:
-    """Holds a question with its answer and figure, or what is missing; ``needs`` says so in few words."""
-
-    question: str
-    answer: str
-    missing: str
-    figure: str
-    needs: str = ""
+    @property
+    def is_shown(self) -> bool:
+        """Return True if the page has its chart."""
+        return not self.missing and not self.hidden
 
     @property
     def why(self) -> str:
@@ -91,18 +81,21 @@ class AnsweredQuestion:
         return self.missing if self.missing.startswith(("no ", "needs ")) else f"missing {self.missing}"
 
 
+class Statement(NamedTuple):
+    """Holds a sentence of an answer, and the places of the results that it is about; none: of all."""
+
+    text: str
+    of: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True)
-class AnsweredGoal:
-    """Holds a goal and its questions."""
+class PageSection:
+    """Holds the figures of one goal."""
 
-    goal: str
+    name: str
+    title: str
     viewpoint: str
-    questions: tuple[AnsweredQuestion, ...]
-
-    @property
-    def answered(self) -> list[AnsweredQuestion]:
-        """Return the questions that have an answer."""
-        return [question for question in self.questions if not question.missing]
+    views: tuple[Picture, ...]
 
 
 def explain_missing_charts() -> str:
@@ -127,19 +120,25 @@ def draw_pictures(
     return run_in_processes(partial(_picture, study, wanted), names, tell=tell, alone=not many)
 
 
-def group_pictures(pictures: Sequence[Picture]) -> list[PageFigure]:
-    """Group the views with data by figure, in the order of the page."""
-    if not pictures:
-        return []
-    from mlhpc.analysis.figures import load_figure_modules
+def find_top(pictures: Sequence[Picture]) -> Picture | None:
+    """Find the figure on top of the page: who is fastest, or where the time of a single result goes."""
+    shown = {picture.name: picture for picture in pictures if picture.is_shown}
+    return shown.get(FIRST) or shown.get(TOP_OF_ONE)
 
-    known = {picture.name: picture for picture in pictures if not picture.missing and not picture.hidden}
-    found = []
-    for name, module in load_figure_modules().items():
-        shown = tuple(known.pop(view.name) for view in module.VIEWS if view.name in known)
-        if shown:
-            found.append(PageFigure(name, module.TITLE, shown))
-    return found
+
+def group_pictures(pictures: Sequence[Picture]) -> list[PageSection]:
+    """Group the figures of the page but the first by their goals, in the order of the page."""
+    top, groups = find_top(pictures), dict[Goal, list[Picture]]()
+    order = {goal: place for place, goal in enumerate(GOALS)}
+    for picture in pictures:
+        if picture.is_shown and picture is not top:
+            groups.setdefault(picture.question.goal, []).append(picture)
+    # Goals of other packages come last
+    goals = sorted(groups, key=lambda goal: order.get(goal, len(order)))
+    return [
+        PageSection(f"goal-{place}", goal.name, goal.viewpoint, tuple(groups[goal]))
+        for place, goal in enumerate(goals, start=1)
+    ]
 
 
 def _picture(study: Study, wanted: ChartFiles, name: str) -> Picture:
@@ -147,10 +146,14 @@ def _picture(study: Study, wanted: ChartFiles, name: str) -> Picture:
     from mlhpc.analysis.figures import list_views
 
     view = list_views()[name]
-    picture = Picture(name, view.title, view.question.text, view.caption)
+    picture = Picture(name, view.title, view.question, view.caption)
     try:
         numbers, answer = view.table(study), view.answer(study)
         of = _find_results(study, numbers)
+        if not view.worth(numbers):
+            return replace(
+                picture, numbers=numbers, answer=answer, statements=_find_statements(answer, of), hidden=True
+            )
         # `_row` and `_of` tie a mark of the chart to its row and results, for the page's filters
         marked = numbers.reset_index(drop=True).assign(_row=range(len(numbers)))
         drawn = build_specification(view.chart(marked.assign(_of=of) if of else marked))
@@ -164,8 +167,26 @@ def _picture(study: Study, wanted: ChartFiles, name: str) -> Picture:
         return replace(picture, missing=f"a figure that works: it failed with {why}", defect=defect)
     # "<" escaped: a name from a log must not end the page's script element
     text = json.dumps(drawn, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    hidden = len(numbers) < view.fewest_rows
-    return replace(picture, specification=text, numbers=numbers, table=table, answer=answer, hidden=hidden, files=files)
+    panels = drawn.get("concat", [drawn])
+    return replace(
+        picture,
+        specification=text,
+        numbers=numbers,
+        table=table,
+        answer=answer,
+        statements=_find_statements(answer, of),
+        wide=len(panels) > MOST_BESIDE,
+        height=int(max((panel.get("height", 0) for panel in panels), default=0)),
+        files=files,
+    )
+
+
+def _find_statements(answer: str, of: Sequence[Sequence[int]]) -> tuple[Statement, ...]:
+    """Divide an answer into its sentences, each with its results, so that a filter holds for them too."""
+    parts = answer.parts if isinstance(answer, Answer) else ((answer, ()),)
+    if not of or "; ".join(text for text, _ in parts) != answer:  # words of no row stand between or after them
+        return (Statement(answer),)
+    return tuple(Statement(text, tuple(sorted({place for row in rows for place in of[row]}))) for text, rows in parts)
 
 
 def _authors(view: View) -> str:
@@ -193,36 +214,12 @@ def _find_results(study: Study, numbers: pd.DataFrame) -> list[list[int]]:
     return [places.get(row, []) for row in zip(*(numbers[name] for name in (label, *keys)), strict=True)]
 
 
-def build_answered_goals(pictures: Sequence[Picture]) -> list[AnsweredGoal]:
-    """Build the question of every view with its answer, or with what is missing. Empty if charts cannot be drawn."""
-    if not pictures:
-        return []
-    from mlhpc.analysis.figures import group_views_by_goal
-
-    by_name = {picture.name: picture for picture in pictures}
-    return [
-        AnsweredGoal(goal.name, goal.viewpoint, tuple(_answer(view.question, by_name[view.name]) for view in views))
-        for goal, views in group_views_by_goal().items()
-    ]
-
-
-def _answer(question: Question, picture: Picture) -> AnsweredQuestion:
-    figure = "" if picture.missing or picture.hidden else picture.name
+def render_needs(pictures: Sequence[Picture]) -> str:
+    """Render what would answer how many of the questions without an answer, what most of them need first."""
     # A broken figure needs a repair, not the data that the question asks for
-    needs = picture.missing if picture.defect else question.needs or picture.missing
-    return AnsweredQuestion(question.text, picture.answer, picture.missing, figure, needs)
-
-
-def collect_unanswered(goals: Sequence[AnsweredGoal]) -> list[AnsweredQuestion]:
-    """Collect the questions of all goals that have no answer."""
-    return [question for goal in goals for question in goal.questions if question.missing]
-
-
-def render_needs(questions: Sequence[AnsweredQuestion]) -> str:
-    """Render what would answer how many of the questions, what most of them need first."""
-    counts = Counter(question.needs for question in questions)
+    counts = Counter(each.missing if each.defect else each.question.needs or each.missing for each in pictures)
     needs = " · ".join(f"{need}{f' ({count})' if count > 1 else ''}" for need, count in counts.most_common())
-    return f"{render_count(len(questions), 'more question')} would be answered by: {needs}"
+    return f"{render_count(len(pictures), 'more question')} would be answered by: {needs}"
 
 
 PNG_SCALE = 2.0  # pixels of a file for one of the page
@@ -250,6 +247,14 @@ def build_vega_script() -> str:
         with suppress(OSError):
             write_file_atomically(kept, made)
     return made
+
+
+def draw_first_panels(picture: Picture) -> str:
+    """Draw the panels of a figure that the page shows first, as SVG for a page of its own."""
+    document = json.loads(picture.specification)
+    if "first" in document.get("usermeta", {}):
+        document["concat"] = document["concat"][: document["usermeta"]["first"]]
+    return str(vl_convert.vegalite_to_svg(json.dumps(document)))
 
 
 def encode_chart(specification: dict[str, Any], form: str, theme: str = "page") -> bytes:

@@ -6,14 +6,17 @@ logs give the same bytes.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jinja2
 import pandas as pd
+from markupsafe import Markup, escape
 
 from mlhpc.analysis.drawing.view import INTERVAL_WORDS, Answer, render_count
 from mlhpc.analysis.page.cells import is_absent
@@ -32,14 +35,16 @@ from mlhpc.analysis.page.pictures import (
     NO_CHART_FILES,
     ChartFiles,
     Picture,
-    build_answered_goals,
-    collect_unanswered,
+    draw_first_panels,
     draw_pictures,
     explain_missing_charts,
+    find_top,
     group_pictures,
     render_needs,
 )
 from mlhpc.analysis.page.summary import (
+    COLUMNS,
+    Summary,
     build_logs_table,
     build_procurement_section,
     build_score_sections,
@@ -58,6 +63,7 @@ from mlhpc.suite.files import encode_csv_cell
 REPORT_VERSION = 1
 VEGA_PLACEHOLDER = "/* vega */"  # where the page has the script that draws charts
 NOT_VERIFIED = "Result not verified by MLCommons Association"
+BRIEF_FIGURES = ("waterfall", "time_split", "run_timeline")  # after the first, what a brief would show next
 LAST_DATE_MS = 4102444800000  # 2100-01-01; a later date comes from a broken clock
 
 
@@ -75,6 +81,7 @@ class Report:
     frames: Mapping[str, pd.DataFrame] = field(compare=False)
     defects: tuple[tuple[str, str], ...] = field(compare=False)
     figures: Mapping[str, bytes] = field(default_factory=dict)
+    brief: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,11 @@ class _Content:
     checked: Sequence[CheckedPath]
     issues: Sequence[Issue]
     pictures: Sequence[Picture]
+
+    @property
+    def summary(self) -> Summary:
+        """Return the summary, which says what the figures say."""
+        return build_summary(self.study, self.numbers, {picture.name: picture.answer for picture in self.pictures})
 
     @property
     def numbers(self) -> dict[str, pd.DataFrame]:
@@ -118,11 +130,15 @@ def render_report(
     form: str = "csv",
     files: ChartFiles = NO_CHART_FILES,
     tell: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    brief: bool = False,
+    reload_s: int = 0,
 ) -> Report:
     """Render the report of a study, of the compliance check's verdicts, and of what failed of the ``steps`` of a demo.
 
     ``form``: format of the tables, which the page links to. ``files``: the figures' files.
-    ``tell`` is called with figures drawn and in total.
+    ``tell`` is called with figures drawn and in total. With ``brief`` there is a page to print, too. A page with
+    ``reload_s`` loads itself again after so many seconds.
     """
     undrawn = [Issue("problem", "figures", f"none is drawn: {reason}")] if (reason := explain_missing_charts()) else []
     issues = [*list_failed_steps(steps), *undrawn, *list_issues(study)]
@@ -133,7 +149,8 @@ def render_report(
     # The full path of a log would name folders of the author's machine
     frames = {name: table.drop(columns=["file"], errors="ignore") for name, table in tables.items()}
     return Report(
-        html=_page(content, form),
+        html=_page(content, form, reload_s),
+        brief=_brief(content) if brief else "",
         json=_document(content),
         csv={name: _csv(frame) for name, frame in frames.items()},
         frames=frames,
@@ -142,12 +159,51 @@ def render_report(
     )
 
 
-def _page(content: _Content, form: str) -> str:
+def _page(content: _Content, form: str, reload_s: int) -> str:
     from mlhpc.analysis.page.pictures import build_vega_script
 
     study, checked, pictures = content.study, content.checked, content.pictures
-    goals = build_answered_goals(pictures)
-    unanswered = collect_unanswered(goals)
+    unanswered = [picture for picture in pictures if picture.missing]
+    summary = content.summary
+    html = (
+        _make_environment()
+        .get_template("report.html")
+        .render(
+            title=_title(study),
+            lead=_lead(study),
+            tiles=build_tiles(study, checked),
+            not_verified=NOT_VERIFIED if not study.runs["published"].all() else "",
+            summary=summary,
+            top=find_top(pictures),
+            hidden=[picture for picture in pictures if picture.hidden],
+            unanswered=unanswered,
+            needs=render_needs(unanswered),
+            headline=build_score_sections(study),
+            procurement=build_procurement_section(study.index),
+            sections=group_pictures(pictures),
+            issues=group_issues(content.issues),
+            findings=build_findings_table(checked),
+            findings_hidden=max(0, len(group_findings(checked)) - GROUPS_SHOWN),
+            systems=build_systems_table(study),
+            systems_differing=build_system_differences(study),
+            differing=build_setting_differences(study),
+            configs=build_settings_tables(study),
+            logs=build_logs_table(study),
+            formulas=FORMULAS,
+            known=_render_filter_values(study, summary),
+            tables=form,
+            dark_marks=_render_dark_style() if pictures else "",
+            version=VERSION,
+            reload_s=reload_s,
+        )
+    )
+    # The script comes last, so that no character of it is replaced
+    return hide_paths(_replace_control_characters(html)).replace(
+        VEGA_PLACEHOLDER, build_vega_script() if pictures else ""
+    )
+
+
+def _make_environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("mlhpc.analysis.page"),
         # Labels and notes come from logs, which may be a stranger's
@@ -155,34 +211,55 @@ def _page(content: _Content, form: str) -> str:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
     )
-    html = environment.get_template("report.html").render(
-        title=_title(study),
-        dates=_dates(study),
-        tiles=build_tiles(study, checked),
-        not_verified=NOT_VERIFIED if not study.runs["published"].all() else "",
-        summary=build_summary(study, content.numbers, {picture.name: picture.answer for picture in pictures}),
-        goals=goals,
-        unanswered=unanswered,
-        needs=render_needs(unanswered),
-        headline=build_score_sections(study),
-        procurement=build_procurement_section(study.index),
-        blocks=group_pictures(pictures),
-        issues=group_issues(content.issues),
-        findings=build_findings_table(checked),
-        findings_hidden=max(0, len(group_findings(checked)) - GROUPS_SHOWN),
-        systems=build_systems_table(study),
-        systems_differing=build_system_differences(study),
-        differing=build_setting_differences(study),
-        configs=build_settings_tables(study),
-        logs=build_logs_table(study),
-        formulas=FORMULAS,
-        known=_render_filter_values(study),
-        tables=form,
-        dark_marks=_render_dark_style() if pictures else "",
-        version=VERSION,
+    environment.filters["code"] = _mark_code
+    return environment
+
+
+def _brief(content: _Content) -> str:
+    """Render two A4 pages: five sentences, two figures, and what they are of. No script draws on them."""
+    study, summary = content.study, content.summary
+    rows = [dict(zip(summary.table.columns, (cell.text for cell in row), strict=True)) for row in summary.table.rows[:1]] if (
+        summary.table
+    ) else []  # fmt: skip
+    facts = [f"{row['task']}: {row[name]}." for row in rows for name in COLUMNS[2:]] or list(summary.sentences)
+    counts = Counter(issue.severity for issue in content.issues)
+    doubts = " and ".join(render_count(counts[name], name) for name in ("problem", "doubt") if counts[name])
+    first = f", the first: {content.issues[0].where}: {content.issues[0].text}" if doubts else ""
+    shown = [picture for picture in content.pictures if picture.is_shown]
+    order = [
+        find_top(content.pictures),
+        *(each for name in BRIEF_FIGURES for each in shown if each.name == name),
+        *shown,
+    ]
+    figures = list(dict.fromkeys(each.name for each in order if each is not None))[:2]
+    by_name = {picture.name: picture for picture in shown}
+    html = (
+        _make_environment()
+        .get_template("brief.html")
+        .render(
+            headline=summary.headline,
+            lead=_lead(study),
+            sentences=[
+                *facts[:3],
+                f"{doubts.capitalize()} in the logs{first}." if doubts else "The logs show no problem and no doubt.",
+            ],
+            figures=[(by_name[name], Markup(draw_first_panels(by_name[name]))) for name in figures],  # noqa: S704  Vega escapes names
+            sources=_list_sources(study),
+            checked=content.checked,
+            not_verified=NOT_VERIFIED if not study.runs["published"].all() else "",
+            version=VERSION,
+        )
     )
-    # The script comes last, so that no character of it is replaced
-    return _replace_control_characters(html).replace(VEGA_PLACEHOLDER, build_vega_script() if pictures else "")
+    return hide_paths(_replace_control_characters(html))
+
+
+def _list_sources(study: Study) -> list[tuple[str, int, str]]:
+    """List of each result the label, the number of its logs, and one checksum of all of them."""
+    found = []
+    for row in study.results.to_dict("records"):
+        digests = sorted(study.runs_of(row["group"])["sha256"].astype(str))
+        found.append((row["label"], len(digests), hashlib.sha256("".join(digests).encode()).hexdigest()))
+    return found
 
 
 def _document(content: _Content) -> str:
@@ -199,7 +276,7 @@ def _document(content: _Content) -> str:
         "figures": [
             {
                 "name": picture.name,
-                "question": picture.question,
+                "question": picture.question.text,
                 "answer": picture.answer or None,
                 "statements": _convert_to_statements(picture.answer),
                 "not_answerable": picture.missing or None,
@@ -209,7 +286,7 @@ def _document(content: _Content) -> str:
         ],
     }
     # allow_nan=False: NaN is no JSON, so one that was left over must fail here and not in a reader
-    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return hide_paths(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)) + "\n"
 
 
 def _convert_to_statements(answer: str) -> list[dict[str, Any]]:
@@ -221,6 +298,24 @@ def _convert_to_statements(answer: str) -> list[dict[str, Any]]:
 def _title(study: Study) -> str:
     names = sorted({f"{row.benchmark} ({row.size})" for row in study.results.itertuples()})
     return f"{', '.join(names[:4])}{' …' if len(names) > 4 else ''}: {render_count(len(study.results), 'result')}"
+
+
+def _mark_code(text: object) -> Markup:
+    """Mark what stands between backticks as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704  it is escaped
+
+
+def _lead(study: Study) -> str:
+    """Say what the page is of: rounds, results and systems."""
+    rows = study.results
+    rounds = sorted(set(rows.loc[rows["published"], "round"]))
+    parts = [f"MLPerf HPC {', '.join(map(str, rounds))}"] if rounds else []
+    parts += [
+        f"{render_count(len(rows), 'result')} of {render_count(rows['machine'].nunique(), 'system')}",
+        render_count(len(study.runs), "run"),
+        _dates(study),
+    ]
+    return " · ".join(parts)
 
 
 def _render_dark_style() -> str:
@@ -238,13 +333,14 @@ def _render_dark_style() -> str:
 FILTERS = {name: name for name in ("benchmark", "size", "round", "division", "device")} | {"system": "machine"}
 
 
-def _render_filter_values(study: Study) -> str:
-    """Render what the page's script filters results by, as JSON that is safe inside of a page."""
+def _render_filter_values(study: Study, summary: Summary) -> str:
+    """Render what the page's script filters results by, and prices that matter, as JSON that is safe inside of a page."""
     results = [
         {"label": row["label"], "name": row["name"]} | {name: str(row[column]) for name, column in FILTERS.items()}
         for row in study.results.to_dict("records")
     ]
-    return json.dumps({"filters": list(FILTERS), "results": results}).replace("<", "\\u003c")
+    breaks = [vars(each) for each in summary.breaks]
+    return json.dumps({"filters": list(FILTERS), "results": results, "breaks": breaks}).replace("<", "\\u003c")
 
 
 def _dates(study: Study) -> str:
@@ -272,7 +368,16 @@ def _csv(frame: pd.DataFrame) -> str:
     for place, (_, column) in enumerate(frame.items()):
         if not pd.api.types.is_numeric_dtype(column):
             written.isetitem(place, column.map(encode_csv_cell))
-    return str(written.to_csv(index=False))
+    return hide_paths(str(written.to_csv(index=False)))
+
+
+# Of a disk: a folder and what is below; not a part of an address or of a fraction
+_PATH = re.compile(r"(?:file://|(?<![\w.:/<]))/(?:[\w.+@~%{}-]+/)+([\w.+@~%{}-]*)")
+
+
+def hide_paths(text: str) -> str:
+    """Replace the folders of absolute paths, which tell where an author keeps files: "/home/me/runs/a" is "…/a"."""
+    return _PATH.sub(r"…/\1", text)
 
 
 def _replace_control_characters(html: str) -> str:

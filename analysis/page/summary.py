@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,8 +19,12 @@ from typing import Any
 import pandas as pd
 
 from mlhpc.analysis.drawing.view import (
-    FACTOR_WORDS,
+    FACTORS,
+    FIRST,
     INTERVAL_WORDS,
+    LONG_DEVICE,
+    NOT_RANKED,
+    SLOWER,
     count_sessions,
     explain_factors,
     is_sure,
@@ -27,6 +32,7 @@ from mlhpc.analysis.drawing.view import (
     render_counts,
     render_interval,
     render_number,
+    render_percent,
     render_seconds,
 )
 from mlhpc.analysis.page.cells import (
@@ -40,30 +46,54 @@ from mlhpc.analysis.page.cells import (
     render_ranges,
     render_spreads,
 )
-from mlhpc.analysis.page.issues import describe_epochs_order
 from mlhpc.analysis.published.scores import read_stated_minutes
 from mlhpc.analysis.results.index import ANY_TIER, Index, build_index_tables
-from mlhpc.analysis.results.selection import CLASS_COLUMNS, Task, choose_extent, find_system_units, render_heading
+from mlhpc.analysis.results.selection import (
+    CLASS_COLUMNS,
+    UNKNOWN_DEVICE,
+    Task,
+    choose_extent,
+    find_system_units,
+    render_heading,
+    render_short_heading,
+)
 from mlhpc.analysis.study import Study
 from mlhpc.analysis.tables.ingest import parse_mapping
+from mlhpc.suite.card import FULL
 from mlhpc.suite.files import render_duration_range
 from mlhpc.suite.log.score import GROUP_MEANINGS, find_round_group
 
 SAME_COST = 1.05  # a cost within 5 % of the least is the least
 MOST_LISTED = 3  # results that a sentence names
 COLUMNS = ("task", "fastest", "by how much, and is it sure", "why", "size and cost of both", "what to take")
-EMPTY_TABLE = pd.DataFrame({name: [] for name in ("class", "label", "against", "verdict", "from", "to")})
+EMPTY_TABLE = pd.DataFrame(
+    {name: [] for name in ("class", "label", "against", "verdict", "from", "to", "mode", "shown")}
+)
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """Holds at what price the faster result is the cheaper one: an hour of its device in hours of the other's."""
+
+    task: str
+    faster: str
+    other: str
+    devices: tuple[str, str]
+    hours: float
+    of: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Holds a row for each task with results to rank, older rounds apart, and sentences about results without a
-    comparison.
+    """Holds the headline, a row for each task with results to rank, older rounds apart, and sentences about results
+    without a comparison.
     """
 
+    headline: str
     table: HtmlTable | None
     history: HtmlTable | None
     sentences: tuple[str, ...]
+    breaks: tuple[BreakEven, ...] = ()
 
 
 def build_summary(study: Study, numbers: Mapping[str, pd.DataFrame], answers: Mapping[str, str]) -> Summary:
@@ -72,60 +102,110 @@ def build_summary(study: Study, numbers: Mapping[str, pd.DataFrame], answers: Ma
     ``numbers`` and ``answers`` are those of the figures, so that page and summary say the same.
     """
     compared, explained = numbers.get("comparison", EMPTY_TABLE), numbers.get("waterfall", EMPTY_TABLE)
-    newest = _newest_rounds(study)
-    own: list[tuple[str, ...]] = []
-    recent: list[tuple[str, ...]] = []
-    history: list[tuple[str, ...]] = []
+    recent: list[tuple[Any, ...]] = []
+    history: list[tuple[Any, ...]] = []
     alone: list[dict[object, object]] = []
-    for task in study.tasks():
+    breaks: list[BreakEven] = []
+    for task, shown in study.ordered_tasks():
         rows = task.rows[task.rows["score_s"].notna()]
         is_weak = bool((rows["mode"] == "weak").any())
-        line = _throughput(task, rows, study) if is_weak else _time(task, rows, compared, explained, study)
-        if line is None:
+        pair = _find_throughput_pair(rows) if is_weak else _find_pair(task, rows, compared)
+        if pair is None:
             alone += rows[rows["same_as"].isna()].to_dict("records")
-        # A reader looks for own results first
-        elif not rows["published"].all():
-            own.append(line)
-        else:
-            (recent if _is_newest(rows, newest) else history).append(line)
-    table = _table([*own, *recent], "Summary")
-    if table is None:
-        # Only older rounds in the report: they are the summary
-        table, history = _table(history, "Summary"), []
-    older = _table(history, "Older rounds")
-    return Summary(table, older, tuple(_sentences(study, alone, answers, ranked=table is not None)))
+            continue
+        line = _throughput(task, *pair, study) if is_weak else _time(task, rows, *pair, compared, explained, study)
+        (recent if shown else history).append((*line, tuple(rows.index)))
+        breaks += [_find_break_even(*pair, study)] if shown and _has_break_even(*pair, study) else []
+    table = _table(recent, "Summary")
+    sentences = tuple(_sentences(study, alone, answers, ranked=table is not None))
+    headline = write_headline(study, numbers.get(FIRST, EMPTY_TABLE))
+    return Summary(headline, table, _table(history, "Older rounds"), sentences, tuple(breaks))
 
 
-def _newest_rounds(study: Study) -> dict[tuple[str, str, str], str]:
-    """Find the newest round of the published results of each benchmark, size and mode."""
-    published = study.distinct[study.distinct["published"]]
-    groups = published.groupby(["benchmark", "size", "mode"])["round"].max()
-    return {key: str(newest) for key, newest in groups.items()}
+def write_headline(study: Study, standing: pd.DataFrame) -> str:
+    """Write the verdict in one sentence: who is fastest at what and by how much, or why nobody can be."""
+    shown = [
+        rows for _, rows in standing[standing["mode"] == "strong"].groupby("class", sort=False) if rows["shown"].any()
+    ]
+    ranked = [rows[rows["verdict"] != NOT_RANKED] for rows in shown]
+    pairs = [tuple(rows.head(2).to_dict("records")) for rows in ranked if len(rows) > 1]
+    if not pairs:
+        return _write_headline_of_one(study)
+    if len(pairs) == 1:
+        ((best, second),) = pairs
+        if second["verdict"] != SLOWER:
+            return f"The runs do not tell whether {best['label']} or {second['label']} is faster at {best['task']}"
+        by = f"{second['ratio']:.3g} times as fast as {second['label']}"
+        return f"{best['label']} is {by} at {best['task']} ({second['95 % from']:.3g} to {second['95 % to']:.3g})"
+    sure = [(best, second) for best, second in pairs if second["verdict"] == SLOWER]
+    wins = Counter(best["machine"] for best, _ in sure).most_common()
+    if not wins:
+        return f"No system is surely the fastest in any of {len(pairs)} tasks"
+    (leader, count), *others = wins
+    parts = [f"{leader} is the fastest in {'all' if count == len(pairs) else f'{count} of'} {len(pairs)} tasks"]
+    parts += [f"{who} in {many}" for who, many in others[:MOST_LISTED]]
+    parts += [f"{len(pairs) - len(sure)} undecided"] if len(sure) < len(pairs) else []
+    if others:
+        return ", ".join(parts)
+    nexts = {second["machine"] for _, second in sure}
+    ratios = [f"{each(second['ratio'] for _, second in sure):.3g}" for each in (min, max)]
+    than = nexts.pop() if len(nexts) == 1 else "the next"
+    return f"{', '.join(parts)}: {' to '.join(dict.fromkeys(ratios))} times as fast as {than}"
 
 
-def _is_newest(rows: pd.DataFrame, newest: Mapping[tuple[str, str, str], str]) -> bool:
-    row = rows.iloc[0]
-    return newest.get((row["benchmark"], row["size"], row["mode"])) in set(rows["round"])
+def _write_headline_of_one(study: Study) -> str:
+    """Write the verdict where no two results may be compared."""
+    known = study.distinct
+    reasons = _list_reasons(known)
+    if len(known) > 1:
+        why = f": {reasons[0]}" if len(set(reasons)) == 1 else ""
+        ranked = len(known) - len(reasons)
+        if not ranked:
+            return f"None of {len(known)} results is ranked{why}"
+        return f"{render_count(ranked, 'result')} of {len(known)} may be ranked, none beside another{why}"
+    row = known.iloc[0]
+    task = render_short_heading(row["benchmark"], row["size"], row["mode"])
+    if pd.isna(row["score_s"]):
+        return f"{task} has no score: {row['score_note']}"
+    low, high = row["score_low_s"], row["score_high_s"]
+    ends = f" ({render_duration_range(low, high)})" if pd.notna(low) and row["mode"] == "strong" else ""
+    verb = "trained all models" if row["mode"] == "weak" else "reached its target"
+    but = f"; not ranked: {reasons[0]}" if reasons else ""
+    return f"{task} {verb} in {render_seconds(float(row['score_s']))}{ends}{but}"
 
 
-def _table(lines: Sequence[tuple[str, ...]], title: str) -> HtmlTable | None:
-    columns = dict(zip(COLUMNS, zip(*lines, strict=True), strict=True)) if lines else {}
-    return build_html_table(columns, title) if lines else None
+def _list_reasons(rows: pd.DataFrame) -> list[str]:
+    """List for each result that is not ranked why."""
+    why = rows["not_ranked"].where(rows["not_ranked"].notna(), "no score: " + rows["score_note"].astype(str))
+    return list(why[rows["not_ranked"].notna() | rows["score_s"].isna()])
 
 
-def _time(
-    task: Task, rows: pd.DataFrame, compared: pd.DataFrame, explained: pd.DataFrame, study: Study
-) -> tuple[str, ...] | None:
-    """Compare the fastest of a task by time to train with the next: a row of COLUMNS; None if nothing is compared.
+def _table(lines: Sequence[tuple[Any, ...]], title: str) -> HtmlTable | None:
+    if not lines:
+        return None
+    *columns, of = zip(*lines, strict=True)
+    return build_html_table(dict(zip(COLUMNS, columns, strict=True)), title, of=of)
 
-    The tables are those of comparisons and of factors.
-    """
+
+def _find_pair(task: Task, rows: pd.DataFrame, compared: pd.DataFrame) -> tuple[pd.Series, pd.Series] | None:
+    """Find the fastest of a task by time to train and the next; None if nothing is compared."""
     others = compared[(compared["class"] == task.title) & compared["label"].isin(rows["label"])]
     # The table of comparisons lacks results with a single run; without one there is nothing to say
     if others.empty or others["against"].iloc[0] not in set(rows["label"]):
         return None
-    best = str(others["against"].iloc[0])
-    next_one = others.iloc[0]
+    best, second = (rows[rows["label"] == others[end].iloc[0]].iloc[0] for end in ("against", "label"))
+    return best, second
+
+
+def _time(
+    task: Task, rows: pd.DataFrame, a: pd.Series, b: pd.Series, compared: pd.DataFrame, explained: pd.DataFrame, study: Study
+) -> tuple[str, ...]:  # fmt: skip
+    """Compare the fastest of a task by time to train with the next: a row of COLUMNS.
+
+    The tables are those of comparisons and of factors.
+    """
+    others = compared[(compared["class"] == task.title) & compared["label"].isin(rows["label"])]
+    best, next_one = str(a["label"]), others.iloc[0]
     close = list(others.loc[others["verdict"] != "slower", "label"])
     interval = f"95 %: {next_one['95 % from']:.3g} to {next_one['95 % to']:.3g}"
     by = f"{next_one['label']} takes {next_one['ratio of times']:.3g} times as long ({interval})"
@@ -134,10 +214,8 @@ def _time(
     else:
         by += f", {render_counts(next_one)}; inconclusive: {_join_labels(close)} may be as fast"
     who = best if not close else f"{best}, or {_join_labels(close)}"
-    a, b = (rows[rows["label"] == label].iloc[0] for label in (best, str(next_one["label"])))
     why = _explain_difference(explained, b, a, sure=not close)
     by += _describe_other_processes(rows, study)
-    by += "".join(f"; seconds per epoch: {text}" for row in (a, b) for text in describe_epochs_order(study, row))
     return task.short, who, by, why, _costs(a, b, study), _advice(a, b, next_one, close, study)
 
 
@@ -153,7 +231,7 @@ def _explain_difference(explained: pd.DataFrame, other: pd.Series, best: pd.Seri
     row = pairs.iloc[0]
     if sure:
         return explain_factors(row) or "no factor differs by more than its runs do"
-    known = any(is_sure(row, name) for name in FACTOR_WORDS)
+    known = any(is_sure(row, name) for name in FACTORS)
     return f"the total is inconclusive, but not each part: {explain_factors(row)}" if known else "no part of it is sure"
 
 
@@ -164,17 +242,25 @@ def _describe_other_processes(rows: pd.DataFrame, study: Study) -> str:
     return f"; {_join_labels(shared)} shared the CPUs with other programs" if shared else ""
 
 
-def _throughput(task: Task, rows: pd.DataFrame, study: Study) -> tuple[str, ...] | None:
+def _find_throughput_pair(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series] | None:
+    """Find the results with the most models per minute of a task; None for a single one."""
+    ordered = rows.sort_values(["models_per_min", "label"], ascending=[False, True])
+    return (ordered.iloc[0], ordered.iloc[1]) if len(ordered) > 1 else None
+
+
+def _throughput(task: Task, a: pd.Series, b: pd.Series, study: Study) -> tuple[str, ...]:
     """Compare the most models per minute of a task with the next: a row of COLUMNS.
 
     Each is one measurement, so it is never sure.
     """
-    if len(rows) < 2:
-        return None
-    a, b = (row for _, row in rows.sort_values(["models_per_min", "label"], ascending=[False, True]).head(2).iterrows())
     rate, other = (f"{row['models_per_min']:.3g} models/min" for row in (a, b))
-    by = f"{rate} against {other} of {_machine(b)}; inconclusive: one measurement of each machine"
-    return task.short, _machine(a), by, "–", _costs(a, b, study), "inconclusive"
+    vary = max((each["run_s.std"] / each["run_s.mean"] for each in (a, b)), default=math.nan)
+    spread = f"; instances vary by {render_percent(100 * vary)}" if vary == vary else ""
+    by = (
+        f"{a['models_per_min'] / b['models_per_min']:.3g} times: {rate} against {other} of {_machine(b)}; one measurement "
+        f"of each, whose error is not known{spread}"
+    )
+    return task.short, _machine(a), by, "–", _costs(a, b, study), _advise_by_cost(a, b, study)
 
 
 def _machine(row: pd.Series) -> str:
@@ -185,7 +271,7 @@ def _machine(row: pd.Series) -> str:
 def _costs(a: pd.Series, b: pd.Series, study: Study) -> str:
     """Describe machine size and cost of two results.
 
-    Without prices the cost is unit hours, which differ between devices.
+    Without prices the cost is hours of the device.
     """
     units = find_system_units(pd.DataFrame([a, b]))
     parts = [f"{each:.0f} {row['device']}" for each, row in zip(units, (a, b), strict=True) if not is_absent(each)]
@@ -194,12 +280,18 @@ def _costs(a: pd.Series, b: pd.Series, study: Study) -> str:
     if None in costs:
         missing = [str(row["device"]) for row, cost in zip((a, b), costs, strict=True) if cost is None]
         return f"{sizes}; cost not known of {', '.join(dict.fromkeys(missing))}"
-    unit = study.prices.unit if study.prices else "unit hours"
     each = " a model" if a["mode"] == "weak" else ""
     first, second = map(render_number, costs)
     if study.prices is None and a["device"] != b["device"]:
-        return f"{sizes}; {first} unit hours of {a['device']} against {second} of {b['device']}{each}"
-    return f"{sizes}; {first} against {second} {unit}{each}"
+        return f"{sizes}; {first} {name_hours(a)} against {second} {name_hours(b)}{each}"
+    return f"{sizes}; {first} against {second} {study.prices.unit if study.prices else name_hours(a)}{each}"
+
+
+def name_hours(row: pd.Series) -> str:
+    """Name an hour of one compute unit by its device, "H100 hours"; a device with a long name by what it is."""
+    device = str(row["device"])
+    is_known = device != UNKNOWN_DEVICE and len(device) <= LONG_DEVICE
+    return f"{device if is_known else row['unit'] or 'unit'} hours"
 
 
 def _cost(row: pd.Series, study: Study) -> float | None:
@@ -210,22 +302,48 @@ def _cost(row: pd.Series, study: Study) -> float | None:
 
 def _advice(a: pd.Series, b: pd.Series, compared: pd.Series, close: Sequence[str], study: Study) -> str:
     """Advise: the faster one if it costs no more; else what each is better for, or what would show more."""
+    if not close:
+        return _advise_by_cost(a, b, study)
     first, second = _cost(a, study), _cost(b, study)
-    # Unit hours of different devices are not the same money
-    comparable = study.prices is not None or a["device"] == b["device"]
-    if close:
-        needed = compared.get("to tell")
-        more = "more runs would hardly tell" if is_absent(needed) else str(needed)
-        if first is None or second is None or not comparable:
-            return f"neither: {more}"
-        cheap = a if first <= second else b
-        return f"{cheap['label']}, the cheaper of two that may be as fast; {more}"
-    if first is None or second is None or not comparable:
-        return f"{a['label']} where time counts; state prices (--price) to compare their cost"
+    needed = compared.get("to tell")
+    more = "more runs would hardly tell" if is_absent(needed) else str(needed)
+    if first is None or second is None or not _is_alike(a, b, study):
+        return f"neither: {more}"
+    cheap = a if first <= second else b
+    return f"{cheap['label']}, the cheaper of two that may be as fast; {more}"
+
+
+def _advise_by_cost(a: pd.Series, b: pd.Series, study: Study) -> str:
+    """Advise by the cost of a faster result and another one."""
+    first, second = _cost(a, study), _cost(b, study)
+    if first is None or second is None:
+        return f"{a['label']} where time counts; the cost of one of them is not known"
+    if not _is_alike(a, b, study):
+        even, (one, other) = _find_break_even(a, b, study), (name_hours(row).removesuffix("s") for row in (a, b))
+        than = f"{even.hours:.3g} {other}{'' if even.hours == 1 else 's'}"
+        article = "an" if one[:1] in "AEFHILMNORSXaeiou" and not one.startswith("unit") else "a"
+        return f"{a['label']}: faster, and cheaper as long as {article} {one} costs less than {than}"
     if first <= SAME_COST * second:
         return f"{a['label']}: faster, and it costs no more"
     share = f"{first / second:.3g} times the cost"
     return f"{a['label']} where time counts, for {share}; {b['label']} where cost or the number of nodes does"
+
+
+def _is_alike(a: pd.Series, b: pd.Series, study: Study) -> bool:
+    """Return True if the costs of two results are the same money; hours of different devices are not."""
+    return study.prices is not None or a["device"] == b["device"]
+
+
+def _has_break_even(a: pd.Series, b: pd.Series, study: Study) -> bool:
+    return not _is_alike(a, b, study) and None not in (_cost(a, study), _cost(b, study))
+
+
+def _find_break_even(a: pd.Series, b: pd.Series, study: Study) -> BreakEven:
+    """Find at what price of its device's hour the faster result of two costs as much as the other."""
+    hours = (_cost(b, study) or math.nan) / (_cost(a, study) or math.nan)
+    labels = [str(row["label"]) for row in (a, b)]
+    task = render_short_heading(a["benchmark"], a["size"], a["mode"])
+    return BreakEven(task, *labels, (str(a["device"]), str(b["device"])), hours, (int(a.name), int(b.name)))  # type: ignore[arg-type]
 
 
 def _join_labels(labels: Sequence[str]) -> str:
@@ -242,11 +360,12 @@ def _sentences(
     # Own results first
     shown = sorted(alone, key=lambda row: bool(row["published"]))
     yield from (_describe_result(row, study) for row in shown[:MOST_LISTED])
-    if len(shown) > MOST_LISTED:
-        yield f"{render_count(len(shown) - MOST_LISTED, 'more result')} with nothing to be ranked beside."
+    more = len(shown) - MOST_LISTED
+    if more > 0:
+        yield f"{render_count(more, 'more result')} {'has' if more == 1 else 'have'} nothing to be compared with."
     for row in without.head(MOST_LISTED).to_dict("records"):
         time = f"; its runs took {render_seconds(row['run_s.mean'])} on average" if pd.notna(row["run_s.mean"]) else ""
-        yield f"{row['label']} ({row['benchmark']} {row['size']}) has no score: {row['score_note']}{time}."
+        yield f"{row['label']} ({row['benchmark']} {row['size']}) has no score: {row['score_note']}{time}{_resume(row)}."
     if len(without) > MOST_LISTED:
         yield f"{render_count(len(without) - MOST_LISTED, 'more result')} without a score."
     if not ranked:
@@ -257,9 +376,15 @@ def _sentences(
                 "How good that is for its machine is not known: `mlhpc ceilings -o ceilings.json` measures the"
                 " ceilings; give the file among the report's paths."
             )
-        if answers.get("beside_published"):
+        if answers.get("beside_published") and (study.distinct["size"] == FULL).any():
             yield f"In the published field: {answers['beside_published']}."
         yield "Nothing to rank yet: add the runs or packages of a second system, of the same benchmark and size."
+
+
+def _resume(row: Mapping[Any, Any]) -> str:
+    """Say how to make the runs that a result of one's own lacks."""
+    lacks = not row["published"] and pd.notna(row["required_runs"]) and row["n_started"] < row["required_runs"]
+    return "; `mlhpc run --resume -o` with its folder makes the others" if lacks else ""
 
 
 def _describe_unranked(study: Study) -> Iterable[str]:
@@ -342,8 +467,8 @@ def _remarks(rows: pd.DataFrame) -> Iterable[str]:
         yield "Rounds differ in rules and data; rows are ordered within rounds whose times mean the same."
         for name in sorted(set(rows["round"].map(find_round_group)) & set(GROUP_MEANINGS)):
             yield f"{name}: {GROUP_MEANINGS[name]}."
-    if first["size"] != "full":
-        yield f"Size {first['size']} is not the MLPerf problem; it compares with nothing but itself."
+    if first["size"] != FULL:
+        yield f"Compare {first['size']} results only with {first['size']} results: it is not the MLPerf problem."
 
 
 def _headline_table(rows: pd.DataFrame, caption: str, study: Study) -> HtmlTable:
@@ -381,7 +506,7 @@ def _headline_table(rows: pd.DataFrame, caption: str, study: Study) -> HtmlTable
     columns["global batch"] = list(rows["global_batch_size"])
     columns["epochs to target"] = render_spreads(rows["epochs_to_target.mean"], rows["epochs_to_target.std"])
     columns["training [samples/s]"] = list(rows["train_rate.mean"])
-    columns["unit hours"] = _build_hours(rows)
+    columns |= _build_hours(rows)
     if "energy_j" in rows:
         columns["energy [MJ]"] = list(rows["energy_j"] / 1e6)
         columns["energy: 95 % interval [MJ]"] = render_ranges(rows["energy_low_j"] / 1e6, rows["energy_high_j"] / 1e6)
@@ -401,14 +526,15 @@ def _list_remarks(rows: pd.DataFrame) -> list[str | None]:
     return ["; ".join(filter(None, parts)) or None for parts in remarks]
 
 
-def _build_hours(rows: pd.DataFrame) -> list[Any]:
-    """Build the cells of unit hours. Those of unlike devices name the device and are sorted by it first."""
+def _build_hours(rows: pd.DataFrame) -> dict[str, list[Any]]:
+    """Build the column of unit hours. Those of unlike devices name the device and are sorted by it first."""
     if rows["device"].nunique() < 2:
-        return list(rows["unit_hours"])
-    return [
+        return {name_hours(rows.iloc[0]): list(rows["unit_hours"])}
+    cells = [
         None if is_absent(hours) else Cell(f"{render_number(hours)} of {device}", f"{device} {hours:015.3f}")
         for hours, device in zip(rows["unit_hours"], rows["device"], strict=True)
     ]
+    return {"device hours": cells}
 
 
 def _build_machine_columns(rows: pd.DataFrame, *, weak: bool) -> dict[str, list[Any]]:

@@ -131,7 +131,7 @@ def compute_index(results: pd.DataFrame, runs: pd.DataFrame, weights: Weights, r
     """
     rows = results[results["score_s"].notna()]
     rows = rows.assign(system_units=find_system_units(rows))
-    name = _find_system(rows, reference)
+    name = find_system(rows, reference)
     tiers = _tiers(rows, weights)
     systems = []
     for tier, members in tiers.items():
@@ -145,7 +145,7 @@ def compute_index(results: pd.DataFrame, runs: pd.DataFrame, weights: Weights, r
     return Index(name, weights, tuple(systems), tuple(sorted(set(rows["label"]) - with_tier)))
 
 
-def _find_system(rows: pd.DataFrame, name: str) -> str:
+def find_system(rows: pd.DataFrame, name: str) -> str:
     """Find the system with this name, else the one whose name contains it."""
     systems: list[str] = sorted(set(rows["machine"]))
     fits = [system for system in systems if system.casefold() == name.casefold()]

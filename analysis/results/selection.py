@@ -279,6 +279,7 @@ CLASS_COLUMNS = ["benchmark", "size", "mode"]
 PROBLEM_COLUMNS = ["benchmark", "size"]
 # Of the devices in published packages, whose descriptions name one device in many ways ("NVIDIA A100-SXM4-40GB")
 DEVICE_FAMILY = re.compile(r"\b(?:[VPAHB][12]00|GH200|MI\d{3}[AX]?|RTX \d{4}|A64FX|Xeon Phi)\b")
+UNKNOWN_DEVICE = "unknown device"
 MACHINES = {  # start of a published system's folder name: the machine's name
     "abci": "ABCI",
     "corigpu": "Cori GPU",
@@ -338,7 +339,7 @@ def describe_systems(rows: pd.DataFrame, systems: pd.DataFrame) -> tuple[pd.Seri
     """
     systems = systems.set_index("system_key")
     device = systems["accelerator"].where(systems["accelerators_per_node"] > 0).fillna(systems["processor"])
-    device_names = rows["system_key"].map(device).fillna("unknown device").astype(str)
+    device_names = rows["system_key"].map(device).fillna(UNKNOWN_DEVICE).astype(str)
     described = rows["system_key"].map(systems["name"]).fillna(rows["system"]).astype(str)
     public = rows["system"].map(_machine).where(rows["published"])
     # Folder names of one machine differ between rounds ("daint", "piz_daint"): MACHINES gives them one name

@@ -155,10 +155,10 @@ def is_binding(share: float) -> bool:
 def describe_roof_share(roof: str, share: float, kind: str = "known") -> str:
     """Describe a time if a roof explains ``share`` of it. ``kind`` says what roofs there are."""
     if is_binding(share):
-        return f"{roof} binds, at {100 * share:.0f} % of its roof"
+        return f"{roof} is the limit, at {100 * share:.0f} % of its ceiling"
     if share <= 0:
-        return f"no {kind} roof binds"
-    return f"no {kind} roof binds; the nearest is {roof}, which allows {1 / share:.3g} times the speed"
+        return f"no {kind} ceiling explains the time"
+    return f"no {kind} ceiling explains the time; {roof} alone would allow {1 / share:.3g} times the speed"
 
 
 def compute_bounds(step_s: float, demands: Mapping[Resource, Demand], roofs: Mapping[Resource, Roof | str]) -> Bounds:

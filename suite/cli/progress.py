@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from mlhpc.suite.files import QUIET, print_progress, render_duration
 
 PLAIN_INTERVAL_S = 5.0  # between two lines where there is no terminal
+LEAST_SHARE = 0.05  # of the work that is done before the time left is estimated
 TERMINAL_NAME = "MLHPC_TERMINAL"  # set for the ranks when the command that started them had a terminal
 
 
@@ -39,7 +40,8 @@ def make_plain_progress(title: str, clock: Callable[[], float]) -> Callable[[int
         now = clock()
         if done and now - last >= PLAIN_INTERVAL_S:
             last = now
-            left = (now - begin) * (total - done) / done
-            print_progress(f"{title}: {100 * done // total} %, about {render_duration(round(left))} left", error=True)
+            left = f", about {render_duration(round((now - begin) * (total - done) / done))} left"
+            # The first few per cent say little about the others
+            print_progress(f"{title}: {100 * done // total} %{left if done >= LEAST_SHARE * total else ''}", error=True)
 
     return tell

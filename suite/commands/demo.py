@@ -71,7 +71,7 @@ class StepResult:
 @click.command(
     epilog="""\b
 Examples:
-  mlhpc demo                          CosmoFlow smoke: as many runs as a score needs, 2 ranks
+  mlhpc demo                          CosmoFlow smoke with 2 ranks and with 1: which is faster?
   mlhpc demo --runs 2                 takes a minute; too few runs for a score, so exit code 1
   mlhpc demo all --size smoke --runs 1    every workload once, and one report of all
 """
@@ -84,8 +84,8 @@ Examples:
 def demo(workload: str, size: str, runs: int | None, ranks: int, output: Path | None) -> None:
     """Run a benchmark end to end on this machine, from making data to a report.
 
-    The steps: make the data, train, build a package, check and score it, measure peak rates, write a report.
-    `mlhpc demo all` does this for every workload.
+    The steps: make the data, train with --ranks and with one rank, build a package, check and score it, measure peak
+    rates, write a report that compares the two. `mlhpc demo all` trains every workload once, with --ranks only.
 
     Exit code 0 if every step succeeded, else 1. Fewer --runs than the size requires give no score, so exit code 1.
     """
@@ -111,52 +111,71 @@ def demo(workload: str, size: str, runs: int | None, ranks: int, output: Path | 
 
 
 def list_steps(runs: Mapping[str, int], size: str, ranks: int, root: Path) -> Sequence[DemoStep]:
-    """List the steps. ``runs`` is the number of runs by workload. Without a package, its readers take run folders."""
+    """List the steps. ``runs`` is the number of runs by workload. Without a package, its readers take run folders.
+
+    A single workload runs twice, with as many ranks and with one, so that the report has two results to compare.
+    """
     package, ceilings = root / "submissions" / ORG, root / "ceilings.json"
-    folders = {name: root / ("run" if len(runs) == 1 else f"run-{name}") for name in runs}
-    made = [step for name in runs for step in _list_run_steps(name, size, runs[name], ranks, root, folders[name])]
-    run_folders = tuple(folders.values())
-    results = ((package,), run_folders)
-    measure = (
-        "ceilings",
-        "--quick",
-        "--ranks",
-        str(ranks),
-        "--system",
-        SYSTEM,
-        "--directory",
-        str(root),
-        "-o",
-        str(ceilings),
-    )
+    counts = [ranks, 1] if len(runs) == 1 and ranks > 1 else [ranks]
+    folders = {
+        (name, count): root / "-".join(["run", *[name] * (len(runs) > 1), *[name_ranks(count)] * (len(counts) > 1)])
+        for name in runs
+        for count in counts
+    }
+    made = [step for name in runs for step in _list_run_steps(name, size, runs[name], counts, root, folders)]
+    systems = {count: tuple(folder for (_, of), folder in folders.items() if of == count) for count in counts}
+    packages = [
+        DemoStep(
+            f"package of {name_ranks(count)}" if len(counts) > 1 else "package",
+            ("package", "--system", name_system(count), "--submitter", ORG, "-o", str(package)),
+            (systems[count],),
+        )
+        for count in counts
+    ]
+    results = ((package,), tuple(folders.values()))
+    measure = ("ceilings", "--quick", "--ranks", str(ranks), "--system", name_system(ranks), "--directory", str(root))
     return (
         *made,
-        DemoStep("package", ("package", "--system", SYSTEM, "--submitter", ORG, "-o", str(package)), (run_folders,)),
+        *packages,
         DemoStep("check", ("check", "--official"), results),
         DemoStep("score", ("score",), results),
-        DemoStep("ceilings", measure, limit_s=CEILINGS_LIMIT_S),
+        DemoStep("ceilings", (*measure, "-o", str(ceilings)), limit_s=CEILINGS_LIMIT_S),
         DemoStep("report", ("report", "-o", str(root / "report")), results, (ceilings, root / STEPS)),
     )
 
 
+def name_ranks(count: int) -> str:
+    """Name a number of ranks, as in a folder: "2-ranks"."""
+    return f"{count}-rank{'' if count == 1 else 's'}"
+
+
+def name_system(count: int) -> str:
+    """Name this machine with as many ranks."""
+    return f"{SYSTEM}-{name_ranks(count)}"
+
+
 def _list_run_steps(
-    workload: str, size: str, runs: int, ranks: int, root: Path, run: Path
-) -> tuple[DemoStep, DemoStep]:
-    """Make the steps for data and runs of one workload."""
+    workload: str, size: str, runs: int, counts: Sequence[int], root: Path, folders: Mapping[tuple[str, int], Path]
+) -> list[DemoStep]:
+    """Make the steps for data and runs of one workload, with each number of ranks."""
     data = f"data/{workload}-{size}"
     sets = (f"data={data}", f"staging.directory={root}/node-local/{{node}}-{{trial}}", f"submission.org={ORG}")
-    return (
-        DemoStep(
-            f"{workload}: data", ("data", "generate", workload, "--size", size, "--ranks", str(ranks), "-o", data)
+    options = tuple(part for text in sets for part in ("--set", text))
+    make = ("data", "generate", workload, "--size", size, "--ranks", str(counts[0]), "-o", data)
+    return [
+        DemoStep(f"{workload}: data", make),
+        *(
+            DemoStep(
+                f"{workload}: runs with {name_ranks(count)}",
+                (
+                    *("run", workload, "--size", size, "--ranks", str(count), "--runs", str(runs)),
+                    *("-o", str(folders[workload, count])),
+                    *options,
+                ),
+            )
+            for count in counts
         ),
-        DemoStep(
-            f"{workload}: runs",
-            (
-                *("run", workload, "--size", size, "--ranks", str(ranks), "--runs", str(runs), "-o", str(run)),
-                *(part for text in sets for part in ("--set", text)),
-            ),
-        ),
-    )
+    ]
 
 
 def _run_step(step: DemoStep) -> StepResult:

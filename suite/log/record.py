@@ -34,6 +34,7 @@ from mlhpc.suite.log.other_work import OtherWork, read_other_work, sum_own_secon
 from mlhpc.suite.log.reader import Event, Log, Span, convert_to_float, parse_float, parse_int, parse_int64
 from mlhpc.suite.log.timeline import (
     Epoch,
+    Timeline,
     TimeParts,
     TimeShares,
     compute_staging_seconds,
@@ -226,6 +227,8 @@ class RunRecord:
         lambda log: _list_metric_values(log.run, log.metric_key, log.line.zero_ms), empty=tuple
     )
     epochs: tuple[Epoch, ...] = derived(lambda log: list_ended_epochs(log.line), empty=tuple)
+    # When training waited for a checkpoint
+    checkpoints: tuple[Span, ...] = derived(lambda log: _list_stalls(log.run, log.line), empty=tuple)
     shares: TimeShares | None = derived(lambda log: None if log.parts is None else log.parts.shares())
     parts: TimeParts | None = derived(lambda log: log.parts)
     counted: CountedEnergy | None = derived(lambda log: _sum_energy_events(log.run))
@@ -275,6 +278,17 @@ def summarise_log(log: Log, metric: str | None = None) -> RunRecord:
         baselines=_select_numbers(first(mllog.BASELINE)),
         oracle_baselines=_read_oracle_metrics(run),
     )
+
+
+def _list_stalls(run: Log, line: Timeline) -> tuple[Span, ...]:
+    """List when training waited for a checkpoint: before it was written, which the event ends."""
+    found = []
+    for event in run.every(mllog.CHECKPOINT):
+        stall_s, write_s = (_read_item(parse_float, (name,), event.value) for name in ("stall_s", "write_s"))
+        if isinstance(stall_s, float) and stall_s > 0:
+            end_s = (event.time_ms - line.zero_ms) / 1e3 - (write_s if isinstance(write_s, float) else 0.0)
+            found.append((end_s - stall_s, end_s))
+    return tuple(found)
 
 
 def _find_precision(log: Reading) -> object:

@@ -51,24 +51,22 @@ function apply() {
   const holds = text => terms.every(term => text.toLowerCase().includes(term));
   const found = element => holds(element.textContent);
   let [visible, total] = [0, 0];
-  for (const row of all("#results ~ * tbody tr, .view tbody tr, #logs tbody tr, .differing tbody tr")) {
+  for (const row of all("main tbody tr")) {
     const heading = row.closest("[data-heading]")?.dataset.heading ?? "";
     row.hidden = !kept(numbers(row)) || (terms.length > 0 && !holds(heading + " " + row.textContent));
     total += 1;
     visible += !row.hidden;
   }
+  for (const statement of all("span[data-of]")) statement.hidden = !kept(numbers(statement));
   for (const block of all(".ranking")) block.hidden = !all("tbody tr", block).some(row => !row.hidden);
-  for (const section of all("section.figure")) {
-    section.hidden = terms.length > 0 && !holds(all("h2, h3, p, figcaption, table", section).map(e => e.textContent).join(" "));
-  }
+  for (const view of all(".figures .view")) view.hidden = terms.length > 0 && !holds(all("h3, p, figcaption, table", view).map(e => e.textContent).join(" "));
   for (const item of all("ul.issues li")) item.hidden = !found(item);
   for (const term of all("dl.answers dt")) term.hidden = term.nextElementSibling.hidden = !(found(term) || found(term.nextElementSibling));
-  shown.textContent = filtered() || terms.length ? `${visible} of ${total} rows` : "";
+  shown.textContent = filtered() || terms.length ? `${visible} of ${total} rows; the headline is about all` : "";
 }
 function follow() {  // after a choice: tables at once, charts in sight next, the others when there is time
   apply();
-  for (const chart of drawn.values()) chart.finalize();
-  drawn.clear();
+  all(".view").forEach(forget);
   inSight.forEach(draw);
   whenIdle(drawNext);
 }
@@ -94,7 +92,7 @@ function readAddress() {
     if (JSON.stringify(chosen) !== before) follow();
   }
   const target = document.getElementById(parts.get("at") ?? decodeURIComponent(hash));
-  target?.closest("section.figure")?.openView?.(target);
+  for (let place = target?.closest("details"); place; place = place.parentElement.closest("details")) place.open = true;
   target?.scrollIntoView();
 }
 addEventListener("hashchange", readAddress);
@@ -125,7 +123,7 @@ contents.addEventListener("click", event => { if (event.target.closest("a")) con
 controls.prepend(contents);
 let waiting;
 search.addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(apply, 120); });
-document.querySelector("nav").closest("section").after(controls);
+document.querySelector("nav").after(controls);
 document.querySelector("nav").hidden = true;  // its entries are in the bar now
 // A click on a system in a table of scores chooses it everywhere; another click shows all again.
 for (const row of all(".ranking tbody tr")) {
@@ -137,67 +135,125 @@ for (const row of all(".ranking tbody tr")) {
 }
 function toggle(name, value) { choose(name, chosen[name] === value ? "" : value); }
 
+// Prices: at which of them the faster result is the cheaper one.
+for (const pair of new Set(known.breaks.map(each => each.devices.join("|")))) {
+  const [one, other] = pair.split("|");
+  const slider = made("input", { type: "range", min: -1, max: 1, step: 0.01, value: 0 });
+  const [price, said] = [made("output", {}), made("span", {})];
+  const show = () => {
+    const hours = 10 ** slider.value;
+    price.textContent = hours.toPrecision(2);
+    slider.setAttribute("aria-valuetext", price.textContent);
+    const of = known.breaks.filter(each => each.devices.join("|") === pair);
+    said.textContent = "cheaper: " + of.map(each => `${hours < each.hours ? each.faster : each.other} (${each.task})`).join(", ");
+  };
+  slider.addEventListener("input", show);
+  show();
+  document.querySelector(".summary > .scroll").after(made("p", { className: "price" }, made("label", {}, `If an hour of one ${one} costs as much as `, slider, price, ` hours of one ${other}: `), said));
+}
+
 // Charts: those in sight first, the others when there is time (a printed page needs all). A chart shows the rows of its
-// data whose results the filters keep; rows about no result stay with them.
-const drawn = new Map();  // view: what vega-embed returned
+// data whose results the filters keep; rows about no result stay with them. Each of its panels is as wide as its place.
+const drawn = new Map();  // view: what vega-embed returned for each panel
 const inSight = new Set();
-const PADDING = 90;  // pixels beside the frame of a chart: names and ticks of its axis
-const NARROW = 500;  // pixels of a window with short texts and legends of one column
+const NARROW = 500;  // pixels of a panel with short texts
 const whenIdle = work => (window.requestIdleCallback ? requestIdleCallback(work, { timeout: 500 }) : setTimeout(work, 50));
-const parts = spec => spec.concat ?? [spec];
 const datasetsOf = part => [part.data?.name, ...(part.layer ?? []).flatMap(datasetsOf)].filter(name => name);
-const hasNames = part => (part.encoding?.y?.field === "label" && part.encoding.y.type === "nominal") || (part.layer ?? []).some(hasNames);
-function fitted(view, room) {  // the specification for the room that there is, or null if nothing is left
-  const spec = JSON.parse(view.querySelector("figure script").textContent);
-  spec.description = view.dataset.title + ". " + view.querySelector(".answer").textContent;
-  const whole = spec.datasets;
-  const ofResults = Object.values(whole).flat().filter(row => row._of?.length);
-  if (ofResults.length && !ofResults.some(row => kept(row._of))) return null;
-  spec.datasets = Object.fromEntries(Object.entries(whole).map(([name, rows]) => [name, rows.filter(row => kept(row._of ?? []))]));
-  const holds = part => datasetsOf(part).some(name => spec.datasets[name].length > 0);
-  if (spec.concat) spec.concat = spec.concat.filter(holds);
-  if (!parts(spec).some(holds)) return null;
-  if (spec.concat) spec.columns = Math.max(1, Math.min(spec.columns, Math.floor(room / (spec.concat[0].width + PADDING))));
-  for (const part of parts(spec)) {
-    if (part.width) part.width = Math.min(part.width, room - PADDING);
-    if (!hasNames(part)) continue;
-    const count = data => new Set(datasetsOf(part).flatMap(name => data[name].map(row => row.label))).size;
-    part.height = Math.max(40, part.height * count(spec.datasets) / count(whole));
+const nameOf = part => [part.encoding?.y?.field, ...(part.layer ?? []).map(nameOf)].find(field => field === "label" || field === "_place");
+function panelsOf(view) {  // the specifications of the panels that have a row left
+  const { concat, columns, resolve, datasets, ...spec } = JSON.parse(view.querySelector("figure script").textContent);
+  const ofResults = Object.values(datasets).flat().filter(row => row._of?.length);
+  if (ofResults.length && !ofResults.some(row => kept(row._of))) return [];
+  const left = Object.fromEntries(Object.entries(datasets).map(([name, rows]) => [name, rows.filter(row => kept(row._of ?? []))]));
+  const holds = part => datasetsOf(part).some(name => left[name].length > 0);
+  const panels = (concat ?? [spec]).filter(holds).map((part, place) => {
+    const own = Object.fromEntries(datasetsOf(part).map(name => [name, left[name]]));
+    const panel = { ...spec, ...part, datasets: own, width: "container", autosize: { type: "fit-x", contains: "padding" }, padding: { left: 5, top: 5, bottom: 5, right: 10 } };
+    panel.description = view.dataset.title + ". " + view.querySelector(".answer").textContent;
+    const field = nameOf(part);
+    const count = data => new Set(datasetsOf(part).flatMap(name => data[name].map(row => row[field]))).size;
+    if (field) panel.height = Math.max(40, part.height * count(left) / count(datasets));
+    return panel;
+  });
+  const first = spec.usermeta?.first ?? panels.length;
+  view.querySelector(".chart").classList.toggle("rows", columns === 1);
+  return panels.length > first ? choosePanels(view, panels, first) : panels;
+}
+function choosePanels(view, panels, first) {  // the first ones, and one of the others by a choice
+  let select = view.querySelector("select");
+  if (!select) {
+    select = made("select", {});
+    select.addEventListener("change", () => { forget(view); draw(view); });
+    view.querySelector(".chart").after(made("label", { className: "more" }, "Also show ", select));
   }
-  if (room < NARROW) {
-    Object.assign(spec.config.axis, { labelLimit: 110, titleLimit: room - 110 });
-    Object.assign(spec.config.text, { limit: 140 });
-    Object.assign(spec.config.legend, { columns: 1, labelLimit: 220 });
-    Object.assign(spec.config.title, { limit: room - 40 });
-  }
-  return spec;
+  const before = select.value;
+  select.replaceChildren(new Option(`one of ${panels.length - first} more`, ""), ...panels.slice(first).map(panel => new Option(panel.title)));
+  select.value = before;
+  return panels.filter((panel, place) => place < first || panel.title === select.value);
+}
+const SHAPES = {  // outlines of marks, 10 pixels wide
+  circle: "M-5,0a5,5 0 1,0 10,0a5,5 0 1,0 -10,0", square: "M-4.5,-4.5h9v9h-9z", "triangle-up": "M0,-5L5,4H-5z", "triangle-down": "M0,5L5,-4H-5z",
+  diamond: "M0,-5.5L4,0L0,5.5L-4,0z", cross: "M-1.6,-5h3.2v3.4h3.4v3.2h-3.4v3.4h-3.2v-3.4h-3.4v-3.2h3.4z", "triangle-right": "M5,0L-4,5V-5z",
+};
+function legendOf(panel) {  // one for all panels: names of colours; those that a filter has are buttons
+  const channels = part => [part.encoding?.color, part.encoding?.shape, ...(part.layer ?? []).flatMap(channels)].filter(each => each?.scale?.domain);
+  const found = channels(panel);
+  const colour = found.find(each => each.type === "nominal" && each.legend !== null && /^#/.test(each.scale.range?.[0]));
+  if (!colour) return [];
+  const shapes = found.find(each => !/^#/.test(each.scale.range?.[0] ?? "#") && each.scale.domain.length === colour.scale.domain.length)?.scale.range ?? [];
+  const keys = colour.scale.domain.map((name, at) => {
+    const filter = known.filters.find(each => selects[each] && known.results.some(result => result[each] === name));
+    const key = made(filter ? "button" : "span", filter ? { type: "button", ariaLabel: `Show only ${name}`, ariaPressed: chosen[filter] === name } : {});
+    key.innerHTML = `<svg viewBox="-6 -6 12 12" width="12" height="12" aria-hidden="true"><path d="${SHAPES[shapes[at]] ?? SHAPES.square}" fill="${colour.scale.range[at % colour.scale.range.length]}"/></svg>`;
+    key.append(" " + name);
+    if (filter) key.addEventListener("click", () => toggle(filter, name));
+    return key;
+  });
+  return [made("p", { className: "legend" }, ...keys)];
+}
+function fit(panel, room) {
+  if (room >= NARROW) return panel;
+  const text = JSON.parse(JSON.stringify(panel).replaceAll('"_said"', '"_short"'));
+  const { axis, legend, title } = text.config;
+  Object.assign(axis, { labelLimit: 110, titleLimit: room - 110 });
+  Object.assign(legend, { columns: 2, labelLimit: 110 });
+  Object.assign(title ?? {}, { limit: room });
+  return text;
+}
+function forget(view) {
+  for (const chart of drawn.get(view) ?? []) chart.finalize();
+  drawn.delete(view);
 }
 async function draw(view) {
   if (drawn.has(view)) return;
-  const draft = { finalize() {} };
+  const draft = [];
   drawn.set(view, draft);
   const place = view.querySelector(".chart");
-  const room = place.clientWidth || view.parentElement.clientWidth;  // a view behind another has no width
-  const spec = fitted(view, room);
-  if (spec === null) {
+  const panels = panelsOf(view);
+  if (panels.length === 0) {
     place.replaceChildren(made("p", { className: "missing" }, "Nothing of this figure is in the selection."));
     return;
   }
-  const embed = () => vegaEmbed(place, spec, { actions: false, renderer: "svg", tooltip: false });
-  let chart = await embed();
-  for (let tries = 0; tries < 3; tries++) {  // texts beside the frame may take more than the padding
-    const excess = chart.view.container().querySelector("svg").getAttribute("width") - room;
-    if (excess <= 0) break;
-    for (const part of parts(spec)) if (part.width) part.width = Math.max(100, part.width - Math.ceil(excess / (spec.columns ?? 1)));
-    chart.finalize();
-    chart = await embed();
-  }
-  if (drawn.get(view) !== draft) { chart.finalize(); return; }  // chosen anew in the meantime
-  drawn.set(view, chart);
-  chart.view.addEventListener("mouseover", (event, item) => show(view, rowOf(event, item), event));
-  chart.view.addEventListener("mouseout", () => { tip.hidden = true; });
-  chart.view.addEventListener("click", (event, item) => { if (rowOf(event, item) !== undefined) detail(view, rowOf(event, item)); });
+  const places = panels.map(() => made("div", { className: "panel" }));
+  place.replaceChildren(...legendOf(panels[0]), made("div", { className: "panels" }, ...places));
+  if (place.querySelector(".legend")) panels.forEach(panel => { panel.config = { ...panel.config, legend: { disable: true } }; });
+  const tooltip = { formatTooltip: datum => (datum._row === undefined ? "" : lines(view, datum._row)) };
+  const embed = (panel, at) => vegaEmbed(places[at], fit(panel, places[at].clientWidth), { actions: false, renderer: "svg", tooltip });
+  const charts = await Promise.all(panels.map(embed));
+  if (drawn.get(view) !== draft) { charts.forEach(chart => chart.finalize()); return; }  // chosen anew in the meantime
+  drawn.set(view, charts);
+  for (const chart of charts) chart.view.addEventListener("click", (_, item) => { if (item?.datum?._row !== undefined) detail(view, item.datum._row); });
+  prune(place);
   reachable(view, place);
+}
+function prune(place) {  // names that cover another one; on hover they are told
+  const taken = [];
+  for (const text of all(".mark-text.role-mark text", place)) {
+    const box = text.getBoundingClientRect();
+    const clashes = other => box.left < other.right && other.left < box.right && box.top < other.bottom && other.top < box.bottom;
+    if (taken.some(clashes) || box.right > text.ownerSVGElement.getBoundingClientRect().right + 1) text.setAttribute("opacity", 0);
+    else if (box.width) taken.push(box);
+  }
 }
 async function drawNext() {
   const next = all(".view").find(view => !drawn.has(view));
@@ -210,66 +266,17 @@ const sight = new IntersectionObserver(entries => {
     if (isIntersecting) { inSight.add(target); draw(target); } else inSight.delete(target);
   }
 }, { rootMargin: "400px" });
+all(".view").forEach(view => sight.observe(view));
 
-// One view of a figure at a time: the others behind tabs.
-for (const section of all("section.figure")) {
-  const views = all(".view", section);
-  views.forEach(view => sight.observe(view));
-  if (views.length < 2) continue;
-  const bar = made("div", { className: "tabs", ariaLabel: section.getAttribute("aria-label") });
-  bar.setAttribute("role", "tablist");
-  const tabs = views.map(view => {
-    const tab = made("button", { type: "button", id: "tab-" + view.id }, view.dataset.title);
-    tab.setAttribute("role", "tab");
-    tab.setAttribute("aria-controls", view.id);
-    view.setAttribute("role", "tabpanel");
-    tab.addEventListener("click", () => section.openView(view));
-    return tab;
-  });
-  bar.append(...tabs);
-  bar.addEventListener("keydown", event => {
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!step) return;
-    const next = (tabs.indexOf(document.activeElement) + step + tabs.length) % tabs.length;
-    section.openView(views[next]);
-    tabs[next].focus();
-  });
-  section.querySelector("h2").after(bar);
-  section.openView = wanted => {
-    if (!views.includes(wanted)) return;
-    views.forEach((view, place) => {
-      view.classList.toggle("behind", view !== wanted);
-      tabs[place].setAttribute("aria-selected", view === wanted);
-      tabs[place].tabIndex = view === wanted ? 0 : -1;
-    });
-  };
-  section.openView(views[0]);
-}
-
-// Values of a mark where the pointer rests: the texts of its row of the table.
-const tip = made("div", { className: "tip", hidden: true });
-tip.setAttribute("role", "status");
-document.body.append(tip);
-function rowOf(event, item) {  // the number of the row; on a line that of the nearest point
-  if (item?.mark?.marktype === "line" && event.vega) {
-    const [x, y] = event.vega.xy(item);
-    const distance = each => Math.hypot(each.x - x, each.y - y);
-    item = item.mark.items.reduce((a, b) => (distance(b) < distance(a) ? b : a));
-  }
-  return item?.datum?._row ?? item?.datum?.datum?._row;
-}
+// Values of a mark: the texts of its row of the table.
 function said(view, number) {
   const heads = all("thead th", view);
   return [...rowsOf.get(view)[number].cells].map((cell, place) => [heads[place].textContent, cell.textContent])
-    .filter(([, text]) => text !== "–").map(([head, text]) => `${head}: ${text}`).join("\n");
+    .filter(([, text]) => text !== "–").map(([head, text]) => `${head}: ${text}`);
 }
-function show(view, number, event) {
-  tip.hidden = number === undefined;
-  if (tip.hidden) return;
-  tip.textContent = said(view, number);
-  const at = event.touches?.[0] ?? event;
-  tip.style.left = scrollX + Math.max(4, Math.min(at.clientX + 14, document.documentElement.clientWidth - tip.offsetWidth - 8)) + "px";
-  tip.style.top = scrollY + Math.max(4, Math.min(at.clientY + 14, innerHeight - tip.offsetHeight - 8)) + "px";
+function lines(view, number) {  // as HTML
+  const escaped = made("div", {}, said(view, number).join("\n")).innerHTML;
+  return escaped.replaceAll("\n", "<br>");
 }
 // A click on a mark opens its values and logs beside the figure. Back, Escape or "close" returns.
 function detail(view, number) {
@@ -291,7 +298,7 @@ function detail(view, number) {
   });
   if (rows.length > 12) links.push(made("li", {}, `and ${rows.length - 12} more logs`));
   const close = made("button", { type: "button" }, "close");
-  const box = made("aside", { className: "about", ariaLabel: "The mark" }, made("p", { className: "values" }, said(view, number)), made("ul", {}, ...links), close);
+  const box = made("aside", { className: "about", ariaLabel: "The mark" }, made("p", { className: "values" }, said(view, number).join("\n")), made("ul", {}, ...links), close);
   close.addEventListener("click", () => history.back());
   box.addEventListener("keydown", event => { if (event.key === "Escape") history.back(); });
   box.closed = () => { box.remove(); from.focus({ preventScroll: true }); };
@@ -300,28 +307,19 @@ function detail(view, number) {
   close.focus({ preventScroll: true });
 }
 addEventListener("popstate", event => { if (!event.state?.about) all(".about").forEach(box => box.closed()); });
-// From the keyboard a chart is one stop: arrows go from entries of its legend to its marks, Enter does what a click does.
+// From the keyboard a chart is one stop: arrows go from mark to mark, Enter does what a click does.
 function reachable(view, place) {
   const stops = [];
-  for (const text of all(".role-legend-label text", place)) {
-    const name = text.__data__?.datum?.value;
-    const filter = known.filters.find(each => selects[each] && known.results.some(result => result[each] === name));
-    if (!filter) continue;
-    text.setAttribute("role", "button");
-    text.setAttribute("aria-label", `Show only ${name}`);
-    text.setAttribute("aria-pressed", chosen[filter] === name);
-    text.addEventListener("click", () => toggle(filter, name));
-    stops.push({ element: text, enter: () => toggle(filter, name) });
-  }
   for (const element of all("[role=graphics-symbol]", place)) {
     const row = element.__data__?.datum?._row;
     if (row === undefined) continue;
-    element.setAttribute("aria-label", said(view, row).replaceAll("\n", ", "));
-    element.addEventListener("focus", () => {
-      const box = element.getBoundingClientRect();
-      show(view, row, { clientX: box.right, clientY: box.top });
-    });
-    element.addEventListener("blur", () => { tip.hidden = true; });
+    element.setAttribute("aria-label", said(view, row).join(", "));
+    const point = kind => {
+      const { right: clientX, top: clientY } = element.getBoundingClientRect();
+      element.dispatchEvent(new PointerEvent(kind, { clientX, clientY, bubbles: true }));
+    };
+    element.addEventListener("focus", () => point("pointermove"));
+    element.addEventListener("blur", () => point("pointerout"));
     stops.push({ element, enter: () => detail(view, row) });
   }
   stops.forEach(({ element, enter }, at) => {
@@ -347,9 +345,26 @@ function offer(blob, name) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 const LIGHT = "<style>svg { color: #1b1f25; background: #ffffff }</style>";
+async function joinPanels(view) {  // one SVG of all panels, each where it is on the page
+  const place = view.querySelector(".chart");
+  const frame = place.getBoundingClientRect();
+  const parts = await Promise.all(drawn.get(view).map(async chart => {
+    const box = chart.view.container().getBoundingClientRect();
+    const svg = new DOMParser().parseFromString(await chart.view.toSVG(), "image/svg+xml").documentElement;
+    svg.setAttribute("x", box.left - frame.left);
+    svg.setAttribute("y", box.top - frame.top);
+    return new XMLSerializer().serializeToString(svg);
+  }));
+  for (const key of all(".legend > *", place)) {
+    const box = key.getBoundingClientRect();
+    const name = made("div", {}, key.textContent).innerHTML;
+    parts.push(`<g transform="translate(${box.left - frame.left + 6},${box.top - frame.top + 10})">${key.querySelector("path").outerHTML}<text x="10" y="4" style="font: 12px sans-serif">${name}</text></g>`);
+  }
+  return `<svg xmlns="http://www.w3.org/2000/svg" width="${frame.width}" height="${place.scrollHeight}">${LIGHT}${parts.join("")}</svg>`;
+}
 async function picture(view, form) {
   await draw(view);
-  const svg = (await drawn.get(view).view.toSVG()).replace(/<svg[^>]*>/, head => head + LIGHT);
+  const svg = await joinPanels(view);
   const blob = new Blob([svg], { type: "image/svg+xml" });
   if (form === "svg") return blob;
   const image = new Image();
@@ -384,7 +399,7 @@ for (const files of all(".view .files")) {
     files.append(made("span", {}, "Ctrl and the wheel zoom, a drag moves, a double click shows all."));
   }
 }
-addEventListener("beforeprint", () => all(".view").forEach(view => draw(view)));
+addEventListener("beforeprint", () => all(".view").forEach(draw));
 
 readAddress();
 whenIdle(drawNext);

@@ -119,7 +119,7 @@ def test_an_extrapolated_time_has_an_interval(sizes: Study) -> None:
 
 def test_the_ranks_where_a_network_decides_are_a_range_with_two_digits(rich: Study) -> None:
     said = list_views()["extended_roofline"].answer(rich)
-    ranges = re.findall(r"reached at ([\d,]+) to ([\d,]+) ranks", said)
+    ranges = re.findall(r"from ([\d,]+) to ([\d,]+) ranks on the network", said)
     assert ranges
     for ends in ranges:
         for end in ends:

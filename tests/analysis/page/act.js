@@ -1,7 +1,9 @@
 // Uses the page as a reader would, and tells the page around it what happened.
 const wait = ms => new Promise(resolve => setTimeout(resolve, ms));
 const views = () => [...document.querySelectorAll(".view")];
-const chartOf = view => drawn.get(view)?.view;
+const chartOf = view => drawn.get(view)?.[0]?.view;
+const tipLines = () => (document.getElementById("vg-tooltip-element")?.innerHTML ?? "").split("<br>").map(html => new DOMParser().parseFromString(html, "text/html").body.textContent);
+const over = element => element.dispatchEvent(new PointerEvent("pointermove", { bubbles: true, clientX: 5, clientY: 5 }));
 const isDrawn = view => chartOf(view) || view.querySelector(".chart .missing");
 const settled = async () => {
   for (const view of views()) await draw(view);  // the clock of a headless browser does not wait for idle time
@@ -27,14 +29,14 @@ const state = () => ({ hash: location.hash, rows: visibleRows(".view tbody tr").
 const acts = {
   async legend() {
     const before = state();
-    const entries = [...document.querySelectorAll(".role-legend-label [role=button]")];
-    const entry = entries.find(e => Object.keys(selects).includes("division") && e.textContent === "open") ?? entries[0];
-    const name = entry.textContent;
+    const entries = [...document.querySelectorAll(".legend button")];
+    const entry = entries.find(e => Object.keys(selects).includes("division") && e.textContent.trim() === "open") ?? entries[0];
+    const name = entry.textContent.trim();
     const filter = known.filters.find(each => known.results.some(result => result[each] === name));
     click(entry);
     await settled();
     const during = { ...state(), strangers: strangers(filter, name), value: selects[filter].value };
-    click([...document.querySelectorAll(".role-legend-label [role=button]")].find(e => e.textContent === name));
+    click([...document.querySelectorAll(".legend button")].find(e => e.textContent.trim() === name));
     await settled();
     return { before, during, after: state(), name, filter };
   },
@@ -44,7 +46,7 @@ const acts = {
     click(button);
     await settled();
     const during = { ...state(), strangers: strangers("system", system), missing: missing() };
-    document.querySelector(".controls a[href='#provenance']").click();
+    document.querySelector(".controls a[href='#behind']").click();
     await wait(100);
     const linked = location.hash;
     document.querySelector(".controls [type=reset]").click();
@@ -75,12 +77,12 @@ const acts = {
       const heads = [...view.querySelectorAll("thead th")].map(head => head.textContent);
       for (const mark of marksOf(view)) {
         const datum = mark.__data__.datum;
-        mark.dispatchEvent(new MouseEvent("mouseover", { bubbles: true, clientX: 5, clientY: 5 }));
-        const told = Object.fromEntries(tip.textContent.split("\n").map(line => line.split(/: (.*)/s)));
+        over(mark);
+        const told = Object.fromEntries(tipLines().map(line => line.split(/: (.*)/s)));
         const row = [...view.querySelectorAll("tbody tr")].find(each => [...each.cells].every(
           (cell, place) => cell.textContent === (told[heads[place]] ?? "–")));
         marks += 1;
-        if (!row || tip.hidden) { faults.push(`${view.id}: ${tip.textContent}`); continue; }
+        if (!row) { faults.push(`${view.id}: ${tipLines()}`); continue; }
         heads.forEach((head, place) => {
           const drawn = datum[head];
           if (typeof drawn !== "number") return;
@@ -95,7 +97,7 @@ const acts = {
   async click() {
     const [view, mark] = views().flatMap(view => marksOf(view).map(mark => [view, mark]))
       .find(([view, mark]) => logRows.some(row => numbersOf(row).some(each => mark.__data__.datum._of?.includes(each))));
-    const expected = said(view, mark.__data__.datum._row);
+    const expected = said(view, mark.__data__.datum._row).join("\n");
     const [entries, scroll] = [history.length, scrollY];
     click(mark);
     const box = view.querySelector("figure .about");
@@ -129,7 +131,7 @@ const acts = {
     const image = await createImageBitmap(of("png"));
     const lines = (await of("csv").text()).trim().split("\n");
     const heads = view.querySelectorAll("thead th").length;
-    const texts = view.querySelectorAll(".chart svg text").length;
+    const texts = view.querySelectorAll(".chart svg text, .legend > *").length;
     return {
       svg: [parsed.documentElement.localName, parsed.querySelectorAll("text").length === texts, texts > 3],
       png: [of("png").type, image.width > 600],
@@ -161,14 +163,13 @@ const acts = {
     const target = document.querySelector(first.hash);
     const stops = views().filter(chartOf).map(view => view.querySelectorAll(".chart [tabindex='0']").length);
     const view = views().find(each => marksOf(each).length > 2);
-    section(view).openView?.(view);
     const start = view.querySelector(".chart [tabindex='0']");
     start.focus();
     key(start, "ArrowRight");
     const moved = document.activeElement !== start && view.querySelector(".chart").contains(document.activeElement);
     while (document.activeElement.__data__?.datum?._row === undefined) key(document.activeElement, "ArrowRight");
     const mark = document.activeElement;
-    const told = tip.textContent === said(view, mark.__data__.datum._row) && !tip.hidden;
+    const told = tipLines().join("\n") === said(view, mark.__data__.datum._row).join("\n");
     const still = view.querySelectorAll(".chart [tabindex='0']").length;
     key(mark, "ArrowLeft");
     const left = document.activeElement !== mark && view.querySelector(".chart").contains(document.activeElement);
@@ -179,28 +180,6 @@ const acts = {
     document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape", bubbles: true }));
     await wait(200);
     return { skip: [first.className, target !== null], stops, moved, told, still, left, there, inBox, closed: about().length === 0, returned: document.activeElement === mark };
-  },
-  async tabs() {
-    const bar = document.querySelector(".tabs");
-    const [one, two] = bar.children;
-    const shows = () => [one, two].map(tab => [tab.getAttribute("aria-selected"), getComputedStyle(document.getElementById(tab.getAttribute("aria-controls"))).display !== "none"]);
-    const before = shows();
-    two.click();
-    const clicked = shows();
-    two.focus();
-    key(two, "ArrowRight");
-    const roles = [bar.getAttribute("role"), one.getAttribute("role"), document.getElementById(one.getAttribute("aria-controls")).getAttribute("role")];
-    const moved = document.activeElement === (bar.children[2] ?? one);
-    key(document.activeElement, "ArrowLeft");
-    const back = document.activeElement === two && two.getAttribute("aria-selected") === "true";
-    two.click();
-    one.focus();
-    key(one, "ArrowLeft");
-    const last = bar.children[bar.children.length - 1];
-    const around = document.activeElement === last && last.getAttribute("aria-selected") === "true" && last.tabIndex === 0 && one.tabIndex === -1;
-    location.hash = two.getAttribute("aria-controls");
-    await wait(200);
-    return { before, clicked, moved, back, around, roles, linked: shows() };
   },
   async texts() {  // alternatives to charts, and headings
     const svgs = views().filter(chartOf).map(view => [view, view.querySelector("[role=graphics-document]")?.getAttribute("aria-label")]);
@@ -220,7 +199,6 @@ const acts = {
     return { top: Math.round(bar.top), clear: head.top >= bar.bottom, height: bar.height };
   },
 };
-const section = view => view.closest("section");
 addEventListener("load", async () => {
   const done = {};
   try {

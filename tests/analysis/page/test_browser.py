@@ -65,7 +65,7 @@ def browse(
 @pytest.fixture(scope="module")
 def used(rich: Report, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a reader finds who does one thing after another on one page: drawing all its figures takes seconds."""
-    acts = ("texts", "legend", "search", "table", "click", "keyboard", "tabs", "zoom", "hover", "downloads")
+    acts = ("texts", "legend", "search", "table", "click", "keyboard", "zoom", "hover", "downloads")
     return act(rich, tmp_path_factory.mktemp("used"), *acts)
 
 
@@ -173,7 +173,7 @@ def test_a_system_of_the_score_table_filters_all_and_an_empty_figure_says_so(use
     assert 0 < during["marks"] < told["after"]["marks"]
     assert during["missing"]
     assert set(during["missing"]) == {"Nothing of this figure is in the selection."}
-    assert told["linked"] == f"{during['hash']}&at=provenance"
+    assert told["linked"] == f"{during['hash']}&at=behind"
     assert told["after"]["hash"] == ""
 
 
@@ -232,14 +232,6 @@ def test_a_keyboard_reaches_every_mark(used: dict[str, Any]) -> None:
     assert len(stops) > 15
     assert told.pop("still") == 1
     assert told == dict.fromkeys(("moved", "told", "left", "there", "inBox", "closed", "returned"), True)
-
-
-def test_tabs_show_one_view_at_a_time(used: dict[str, Any]) -> None:
-    told = used["tabs"]
-    assert told["before"] == [["true", True], ["false", False]]
-    assert told["clicked"] == told["linked"] == [["false", False], ["true", True]]
-    assert told["roles"] == ["tablist", "tab", "tabpanel"]
-    assert (told["moved"], told["back"], told["around"]) == (True, True, True)
 
 
 def test_charts_have_texts_and_headings_are_in_order(used: dict[str, Any]) -> None:

@@ -60,13 +60,13 @@ def test_a_step_slower_than_all_resources_in_a_row_is_not_explained() -> None:
 @pytest.mark.parametrize(
     ("share", "text"),
     [
-        (1.0, "memory binds, at 100 % of its roof"),
-        (0.62, "memory binds, at 62 % of its roof"),
-        (0.5, "memory binds, at 50 % of its roof"),
-        (0.49, "no known roof binds; the nearest is memory, which allows 2.04 times the speed"),
-        (1 / 15, "no known roof binds; the nearest is memory, which allows 15 times the speed"),
-        (1 / 82.7, "no known roof binds; the nearest is memory, which allows 82.7 times the speed"),
-        (0.0, "no known roof binds"),
+        (1.0, "memory is the limit, at 100 % of its ceiling"),
+        (0.62, "memory is the limit, at 62 % of its ceiling"),
+        (0.5, "memory is the limit, at 50 % of its ceiling"),
+        (0.49, "no known ceiling explains the time; memory alone would allow 2.04 times the speed"),
+        (1 / 15, "no known ceiling explains the time; memory alone would allow 15 times the speed"),
+        (1 / 82.7, "no known ceiling explains the time; memory alone would allow 82.7 times the speed"),
+        (0.0, "no known ceiling explains the time"),
     ],
 )
 def test_a_roof_that_explains_little_of_a_step_is_not_said_to_bind(share: float, text: str) -> None:

@@ -374,7 +374,7 @@ def test_the_command_takes_ceilings_among_its_paths_and_refuses_them_alone(
     assert done.exit_code == 0, done.output
     figures = {f["name"]: f for f in json.loads((tmp_path / "made" / "report.json").read_text())["figures"]}
     assert (
-        "no known roof binds; the nearest is memory, which allows 10 times the speed"
+        "no known ceiling explains the time; memory alone would allow 10 times the speed"
         in figures["extended_roofline"]["answer"]
     )
     assert "on elsewhere" in figures["what_if"]["answer"]

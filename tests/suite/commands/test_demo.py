@@ -31,7 +31,7 @@ class Steps:
         if words[0] in {"run", "package", "ceilings", "report"} and (code == 0 or (words[0], code) == ("run", 1)):
             target = Path(words[words.index("-o") + 1])
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.mkdir() if words[0] != "ceilings" else target.write_text("{}")
+            target.mkdir(exist_ok=True) if words[0] != "ceilings" else target.write_text("{}")
         return code, f"{words[0]} went wrong" if code else ""
 
     def command(self, name: str) -> list[str]:
@@ -63,7 +63,7 @@ def test_a_side_step_that_fails_is_named_and_the_rest_goes_on(
 ) -> None:
     done, steps = follow(tmp_path, monkeypatch, {name: code})
     assert done.exit_code == 1
-    assert [words[0] for words in steps.ran] == ["data", "run", "package", "check", "score", "ceilings", "report"]
+    assert [words[0] for words in steps.ran] == ["data", "run", "run", "package", "package", "check", "score", "ceilings", "report"]
     (line,) = [line for line in done.output.splitlines() if line.startswith("  failed:")]
     said = "stopped after 2 min" if (name, code) == ("ceilings", 124) else f"{name} went wrong"
     assert line == f"  failed: `mlhpc {name}` ({name}): {said}"
@@ -76,8 +76,8 @@ def test_without_a_package_the_report_is_made_of_the_run(tmp_path: Path, monkeyp
     done, steps = follow(tmp_path, monkeypatch, {"run": 1, "package": 2})
     assert done.exit_code == 1
     for name in ("check", "score", "report"):
-        assert steps.command(name)[1] == str(steps.root / "run")
-    assert done.output.count("  failed:") == 2
+        assert steps.command(name)[1] == str(steps.root / "run-2-ranks")
+    assert done.output.count("  failed:") == 4
 
 
 def test_one_workload_that_fails_leaves_the_others_their_report(
@@ -98,7 +98,7 @@ def test_one_workload_that_fails_leaves_the_others_their_report(
 def test_a_demo_without_any_run_says_what_it_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done, steps = follow(tmp_path, monkeypatch, {"data": 1, "run": 2})
     assert done.exit_code == 1
-    assert [words[0] for words in steps.ran] == ["data", "run", "ceilings"]
+    assert [words[0] for words in steps.ran] == ["data", "run", "run", "ceilings"]
     assert "failed: `mlhpc report` (report): left out: no earlier step left what it reads" in done.output
 
 
