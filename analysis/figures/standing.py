@@ -56,7 +56,8 @@ CAPTION = (
 )
 COLOURS = {FASTEST: GREEN, SLOWER: BLUE, INCONCLUSIVE: GREY, ONE_EACH: GREY, NOT_RANKED: ORANGE}
 MOST_ROWS = 6  # of a task on the page; one's own are always shown
-ROW_HEIGHT = 24
+ROW_HEIGHT, LETTER = 22, 6.5  # pixels
+WIDTH, PHONE = 1250, 330  # pixels of the axis on a wide page and on a phone
 FROM_COMPARISON = ("95 % from", "95 % to", "p (Holm)", "smallest detectable ratio", "to tell")
 
 
@@ -152,11 +153,20 @@ def draw_chart(table: pd.DataFrame) -> Chart:
     begins, reaches = (
         ends.reindex(columns=[name])[name].where(lambda end: end.notna(), ends["ratio"]) for name in FROM_COMPARISON[:2]
     )
-    right = np.log(high / reaches) < np.log(begins / low)
+    said = [_render_mark(row) for row in shown.to_dict("records")]
+    short = [f"{render_label(row['name'], 16)} · {row['ratio']:.3g}×" for row in shown.to_dict("records")]
+    lacks = [
+        # Pixels that a name lacks beside its mark: on a phone, or on a wide page
+        np.maximum(
+            np.array([len(text) for text in short]) * LETTER - share * PHONE,
+            np.array([len(text) for text in said]) * LETTER - share * WIDTH,
+        )
+        for share in (np.log(begins / low) / np.log(high / low), np.log(high / reaches) / np.log(high / low))
+    ]
+    right = pd.Series(lacks[0] < lacks[1], index=shown.index)  # of the name's end: it stands left of the mark
     shown = shown.assign(
         _sign=shown["verdict"], _hollow=shown["verdict"] == NOT_RANKED, _place=range(len(shown)),
-        _said=[_render_mark(row) for row in shown.to_dict("records")],
-        _short=[f"{render_label(row['name'], 20)} · {row['ratio']:.3g}×" for row in shown.to_dict("records")],
+        _said=said, _short=short,
         _align=right.map({True: "right", False: "left"}), _dx=right.map({True: -9, False: 9}),
         _at=begins.where(right, reaches),
         _title=[_render_title(row) for row in shown.to_dict("records")],

@@ -382,7 +382,9 @@ def _other_work(study: Study) -> Tile:
 def _build_unranked_tile(study: Study) -> list[Tile]:
     """Say how many results are not ranked; nothing if all are."""
     reasons = study.distinct["not_ranked"].dropna()
-    why = "; ".join(f"{count} {reason}" for reason, count in reasons.value_counts().head(3).items())
+    why = "; ".join(
+        f"{reason}{f' ({count})' if count > 1 else ''}" for reason, count in reasons.value_counts().head(3).items()
+    )
     return [Tile("warn", "Not ranked", render_count(len(reasons), "result"), why)] if len(reasons) else []
 
 

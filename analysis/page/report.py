@@ -240,7 +240,7 @@ def _brief(content: _Content) -> str:
             headline=summary.headline,
             lead=_lead(study),
             sentences=[
-                *facts[:3],
+                *facts[:4],
                 f"{doubts.capitalize()} in the logs{first}." if doubts else "The logs show no problem and no doubt.",
             ],
             figures=[(by_name[name], Markup(draw_first_panels(by_name[name]))) for name in figures],  # noqa: S704  Vega escapes names

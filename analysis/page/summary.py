@@ -291,7 +291,8 @@ def name_hours(row: pd.Series) -> str:
     """Name an hour of one compute unit by its device, "H100 hours"; a device with a long name by what it is."""
     device = str(row["device"])
     is_known = device != UNKNOWN_DEVICE and len(device) <= LONG_DEVICE
-    return f"{device if is_known else row['unit'] or 'unit'} hours"
+    one = row["unit"] if isinstance(row["unit"], str) else "unit"
+    return f"{device if is_known else one} hours"
 
 
 def _cost(row: pd.Series, study: Study) -> float | None:

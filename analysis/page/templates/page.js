@@ -168,7 +168,7 @@ function panelsOf(view) {  // the specifications of the panels that have a row l
   const holds = part => datasetsOf(part).some(name => left[name].length > 0);
   const panels = (concat ?? [spec]).filter(holds).map((part, place) => {
     const own = Object.fromEntries(datasetsOf(part).map(name => [name, left[name]]));
-    const panel = { ...spec, ...part, datasets: own, width: "container", autosize: { type: "fit-x", contains: "padding" }, padding: { left: 5, top: 5, bottom: 5, right: 10 } };
+    const panel = { ...spec, ...part, datasets: own, width: "container", autosize: { type: "fit-x", contains: "padding" }, padding: { left: 5, top: 5, bottom: 5, right: 24 } };
     panel.description = view.dataset.title + ". " + view.querySelector(".answer").textContent;
     const field = nameOf(part);
     const count = data => new Set(datasetsOf(part).flatMap(name => data[name].map(row => row[field]))).size;
@@ -217,6 +217,7 @@ function fit(panel, room) {
   const { axis, legend, title } = text.config;
   Object.assign(axis, { labelLimit: 110, titleLimit: room - 110 });
   Object.assign(legend, { columns: 2, labelLimit: 110 });
+  text.config.text.limit = room / 2.2;
   Object.assign(title ?? {}, { limit: room });
   return text;
 }
@@ -311,6 +312,7 @@ addEventListener("popstate", event => { if (!event.state?.about) all(".about").f
 function reachable(view, place) {
   const stops = [];
   for (const element of all("[role=graphics-symbol]", place)) {
+    if (!element.hasAttribute("aria-label")) element.setAttribute("aria-hidden", "true");  // a line of the scale
     const row = element.__data__?.datum?._row;
     if (row === undefined) continue;
     element.setAttribute("aria-label", said(view, row).join(", "));

@@ -77,12 +77,14 @@ const acts = {
       const heads = [...view.querySelectorAll("thead th")].map(head => head.textContent);
       for (const mark of marksOf(view)) {
         const datum = mark.__data__.datum;
+        document.getElementById("vg-tooltip-element")?.replaceChildren();
+        if (mark.__data__.mark.marktype === "line") continue;  // its points are told
         over(mark);
         const told = Object.fromEntries(tipLines().map(line => line.split(/: (.*)/s)));
         const row = [...view.querySelectorAll("tbody tr")].find(each => [...each.cells].every(
           (cell, place) => cell.textContent === (told[heads[place]] ?? "–")));
         marks += 1;
-        if (!row) { faults.push(`${view.id}: ${tipLines()}`); continue; }
+        if (!row) { faults.push(`${view.id}: ${mark.outerHTML.slice(0, 300)} ${tipLines()}`); continue; }
         heads.forEach((head, place) => {
           const drawn = datum[head];
           if (typeof drawn !== "number") return;
@@ -180,6 +182,27 @@ const acts = {
     document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape", bubbles: true }));
     await wait(200);
     return { skip: [first.className, target !== null], stops, moved, told, still, left, there, inBox, closed: about().length === 0, returned: document.activeElement === mark };
+  },
+  async axe() {
+    const found = await axe.run(document, { resultTypes: ["violations"] });
+    return found.violations.filter(each => ["serious", "critical"].includes(each.impact)).map(each => `${each.id}: ${each.nodes.length}: ${each.nodes[0].html.slice(0, 300)}`);
+  },
+  async first() {
+    const top = selector => document.querySelector(selector).getBoundingClientRect().top + scrollY;
+    return {
+      headline: top("h1"), figure: top(".summary .chart"), table: top(".summary > .scroll"),
+      drawn: marksOf(document.querySelector(".summary")).length > 0, sections: document.querySelectorAll("main > section").length,
+    };
+  },
+  async price() {
+    const box = document.querySelector(".price");
+    if (!box) return null;
+    const slider = box.querySelector("input");
+    return ["-1", "1"].map(value => {
+      slider.value = value;
+      slider.dispatchEvent(new Event("input"));
+      return box.querySelector("span").textContent;
+    });
   },
   async texts() {  // alternatives to charts, and headings
     const svgs = views().filter(chartOf).map(view => [view, view.querySelector("[role=graphics-document]")?.getAttribute("aria-label")]);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -65,7 +66,7 @@ def browse(
 @pytest.fixture(scope="module")
 def used(rich: Report, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a reader finds who does one thing after another on one page: drawing all its figures takes seconds."""
-    acts = ("texts", "legend", "search", "table", "click", "keyboard", "zoom", "hover", "downloads")
+    acts = ("first", "texts", "price", "legend", "search", "table", "click", "keyboard", "zoom", "hover", "downloads")
     return act(rich, tmp_path_factory.mktemp("used"), *acts)
 
 
@@ -121,7 +122,7 @@ def test_nothing_is_cut_off_covered_or_too_faint(rich: Report, tmp_path: Path, w
     told = browse(tmp_path, rich.html, "measure.js", width, flag)
     assert (told["width"], told["dark"]) == (width, flag == "--force-dark-mode")
     assert told["marks"] > 100
-    assert told["found"] == []
+    assert "\n".join(told["found"]) == ""
     assert told["texts"] > 500
     assert told["drawn"] == told["views"] > 15
 
@@ -245,6 +246,37 @@ def test_the_first_table_needs_no_scrolling(used: dict[str, Any]) -> None:
     assert used["texts"]["fits"]
 
 
+def find_axe() -> Path | None:
+    """The script of the npm package axe-core: in a node_modules here or above, or where MLHPC_AXE says."""
+    stated = os.environ.get("MLHPC_AXE")
+    places = [Path(stated)] if stated else [each / "node_modules/axe-core/axe.min.js" for each in HERE.parents]
+    return next((place for place in places if place.is_file()), None)
+
+
+@pytest.mark.skipif(find_axe() is None, reason="no axe-core (npm install axe-core)")
+def test_axe_finds_nothing_serious(rich: Report, tmp_path: Path) -> None:
+    axe = find_axe()
+    assert axe is not None
+    page = rich.html.replace("</head>", f"<script>{axe.read_text()}</script></head>", 1)
+    told = browse(tmp_path, page, "act.js", acts=("axe",))
+    assert told["errors"] == []
+    assert told["axe"] == []
+
+
+def test_the_headline_and_a_figure_are_in_sight_first(used: dict[str, Any]) -> None:
+    told = used["first"]
+    assert told["headline"] < told["figure"] < told["table"]
+    assert told["drawn"]
+    assert told["figure"] < 500
+    assert told["sections"] <= 7
+
+
+def test_a_price_is_tried_with_a_slider(used: dict[str, Any]) -> None:
+    told = used["price"]
+    if told is not None:  # where devices differ
+        assert told[0] != told[1]
+
+
 @pytest.mark.parametrize("width", [1400, 400])
 def test_filters_stay_in_sight_and_cover_no_heading(rich: Report, tmp_path: Path, width: int) -> None:
     told = act(rich, tmp_path, "sticky", width=width)["sticky"]
@@ -258,7 +290,7 @@ def test_without_scripts_nothing_is_hidden(rich: Report) -> None:
     assert not re.search(r"<[^>]* hidden[ >=]", page)
     assert "numbers as CSV" in page
     assert page.count("<tr data-of=") > 20
-    assert page.count('class="answer"') == page.count("<figure>") > 15
+    assert page.count('<p class="answer') == page.count("<figure>") > 15
 
 
 def test_the_page_refers_to_nothing_elsewhere(rich: Report) -> None:

@@ -54,7 +54,7 @@ QUESTIONS_OF_ONE = {  # of a director who has one result, such as that of the de
     "How long does it take to the target?": (COLUMN, "score by the rules"),
     "How sure is that time?": (COLUMN, INTERVAL_WORDS),
     "How large was the machine?": (COLUMN, "compute units"),
-    "How many hours of the machine does a run take?": (COLUMN, "accelerator hours"),
+    "How many hours of the machine does a run take?": (COLUMN, "unit hours"),
     "Did all runs reach the target?": (TILE, "Scored"),
     "Did other programs disturb the runs?": (TILE, "Busy machine"),
     "Do the runs follow the rules?": (TILE, "Compliance"),

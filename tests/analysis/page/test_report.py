@@ -147,7 +147,7 @@ def test_every_question_is_answered_or_says_what_is_missing(rich: Report) -> Non
     for name, view in list_views().items():
         asked = escape(view.question.text).replace("&#x27;", "&#39;")
         if f' id="{name}" data-title=' in rich.html:
-            assert f"<figcaption>{asked}</figcaption>" in rich.html
+            assert f">{asked}</figcaption>" in rich.html
             continue
         after = rich.html.split(f"<dt>{asked}</dt>")[1].split("</dd>")[0]
         assert "Not answerable:</strong> missing " in after or f"figure_{name}.csv" in after
