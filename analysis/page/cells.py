@@ -55,8 +55,7 @@ class HtmlTable:
     def _row(self, cells: Sequence[Cell], of: Sequence[int]) -> str:
         parts = []
         for place, cell in enumerate(cells):
-            classes = ["num"] * (place > 0 and self.numeric[place]) + ["long"] * cell.long
-            classes += ["strong"] * (self.columns[place] in self.strong)
+            classes = ["long"] * cell.long + ["strong"] * (self.columns[place] in self.strong)
             # The page's script sorts by the text where no key is given
             key = f' data-key="{escape(cell.key)}"' if cell.key != cell.text else ""
             kind = f' class="{" ".join(classes)}"' if classes else ""
@@ -64,6 +63,11 @@ class HtmlTable:
             parts.append(f"<{tag}{head}{key}{kind}>{escape(cell.text)}</{tag}>")
         results = f' data-of="{" ".join(map(str, of))}"' if of else ""
         return f"<tr{results}>{''.join(parts)}</tr>"
+
+    @property
+    def classes(self) -> str:
+        """Return the classes that align columns right, of the table: of every cell they would be a tenth of a page."""
+        return " ".join(f"n{place}" for place, is_number in enumerate(self.numeric, start=1) if is_number and place > 1)
 
     @cached_property
     def numeric(self) -> tuple[bool, ...]:

@@ -162,7 +162,10 @@ def _write_headline_of_one(study: Study) -> str:
         ranked = len(known) - len(reasons)
         if not ranked:
             return f"None of {len(known)} results is ranked{why}"
-        return f"{render_count(ranked, 'result')} of {len(known)} may be ranked, none beside another{why}"
+        if ranked == 1:
+            only = known[known["not_ranked"].isna() & known["score_s"].notna()].iloc[0]
+            return f"{only['label']} has no result beside it that may be ranked{why}"
+        return f"{ranked} of {len(known)} results may be ranked, none beside another{why}"
     row = known.iloc[0]
     task = render_short_heading(row["benchmark"], row["size"], row["mode"])
     if pd.isna(row["score_s"]):
@@ -582,7 +585,7 @@ SYSTEM_FIELDS = (
     "processors_per_node", "processor", "memory", "storage", "network", "topology", "framework",
     "operating_system", "described_by", "problem",
 )  # fmt: skip
-SHOWN_DIGITS = 12  # of a checksum: a page of 3,000 logs would grow by 0.2 MB
+SHOWN_DIGITS = 8  # of a checksum: a page of 3,000 logs would grow by 0.2 MB
 
 
 def build_systems_table(study: Study) -> HtmlTable:
@@ -685,7 +688,6 @@ def build_logs_table(study: Study) -> HtmlTable:
         "run": build_time_cells(runs["run_s"]),
         "epochs to target": list(runs["epochs_to_target"]),
         "seed": list(runs["seed"]),
-        "events": list(runs["event_count"]),
         "sha256": [str(digest)[:SHOWN_DIGITS] + "…" for digest in runs["sha256"]],
     }
     place = {group: place for place, group in study.results["group"].items()}

@@ -248,7 +248,7 @@ async function draw(view) {
   reachable(view, place);
 }
 function prune(place) {  // names that cover another one; on hover they are told
-  const taken = [];
+  const taken = all(".role-axis-label text", place).map(text => text.getBoundingClientRect());
   for (const text of all(".mark-text.role-mark text", place)) {
     const box = text.getBoundingClientRect();
     const clashes = other => box.left < other.right && other.left < box.right && box.top < other.bottom && other.top < box.bottom;

@@ -8,11 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from mlhpc.analysis.figures import list_views
 from mlhpc.analysis.page.issues import build_tiles, list_issues
-from mlhpc.analysis.page.summary import Summary, build_summary
+from mlhpc.analysis.page.summary import Summary, build_summary, write_headline
 from mlhpc.analysis.results.index import read_prices
 from mlhpc.analysis.study import NotAnswerableError, Study, read_study
 from mlhpc.suite.card import Card
@@ -23,7 +24,7 @@ Cards = dict[str, Card]
 
 def of(data: Study) -> Summary:
     numbers, answers = {}, {}
-    for name in ("comparison", "waterfall", "beside_published", "extended_roofline"):
+    for name in ("standing", "comparison", "waterfall", "beside_published", "extended_roofline"):
         with suppress(NotAnswerableError):
             numbers[name], answers[name] = list_views()[name].table(data), list_views()[name].answer(data)
     return build_summary(data, numbers, answers)
@@ -152,3 +153,84 @@ def test_results_of_ones_own_come_first(tmp_path: Path, made: Build, run_folder:
     own = [run_folder(tmp_path, "one"), run_folder(tmp_path, "two", train_s=30.0)]
     rows = lines(read_study([made("a1"), made("b2", train_s=5), *own], cards))
     assert ["mini" in row["task"] for row in rows] == [True, False]
+
+
+def headline(data: Study) -> str:
+    return of(data).headline
+
+
+def test_the_headline_is_the_verdict(tmp_path: Path, made: Build, run_folder: Build, cards: Cards) -> None:
+    slow, quick = made("slow", train_s=40), made("quick", train_s=5)
+    sure = read_study([slow, quick], cards)
+    row = list_views()["comparison"].table(sure).iloc[0]
+    ends = f"({row['95 % from']:.3g} to {row['95 % to']:.3g})"
+    assert headline(sure) == f"quick is {row['ratio of times']:.3g} times as fast as slow at cosmoflow {ends}"
+    luck = read_study([made("a1"), made("b2", eval_s=2.3)], cards)
+    assert headline(luck).startswith("The runs do not tell whether ")
+    part = read_study([run_folder(tmp_path, "part", runs=1)], cards)
+    assert headline(part).startswith("cosmoflow mini has no score: ")
+    assert any("`mlhpc run --resume -o`" in sentence for sentence in of(part).sentences)
+
+
+@pytest.mark.parametrize("reason", ["NOT compliant (rcp-above)", "other programs used 62 % of the CPUs during its run"])
+def test_what_is_not_ranked_is_hollow_with_the_reason_and_never_the_headline(
+    made: Build, cards: Cards, reason: str
+) -> None:
+    data = read_study([made("slow", train_s=40), made("quick", train_s=5)], cards)
+    data.results["not_ranked"] = [reason if name == "quick" else None for name in data.results["name"]]
+    assert headline(data) == f"slow has no result beside it that may be ranked: {reason}"
+    rows = list_views()["standing"].table(data)
+    assert rows[["name", "verdict"]].to_numpy().tolist() == [["slow", "fastest"], ["quick", "not ranked"]]
+    assert rows["ratio"].iloc[1] < 1
+    assert rows["why not"].iloc[1] == reason
+    data.results["not_ranked"] = reason
+    assert headline(data) == f"None of 2 results is ranked: {reason}"
+
+
+def test_without_prices_the_price_is_told_at_which_the_faster_is_the_cheaper(made: Build, cards: Cards) -> None:
+    paths = [made("quick", train_s=5), made("slow", train_s=40)]
+    for path, name in zip(paths, ("H100", "A100"), strict=True):
+        (description,) = (path / "systems").glob("*.json")
+        description.write_text(description.read_text().replace('"A1"', f'"{name}"'))
+    data = read_study(paths, cards)
+    hours = data.results.set_index("name")["unit_hours"]
+    (line,) = lines(data)
+    even = hours["slow"] / hours["quick"]
+    assert (
+        line["what to take"]
+        == f"quick: faster, and cheaper as long as an H100 hour costs less than {even:.3g} A100 hours"
+    )
+    (found,) = of(data).breaks
+    assert (found.devices, found.hours) == (("H100", "A100"), pytest.approx(even))
+
+
+def test_a_target_that_simple_predictors_reach_is_told_once(tmp_path: Path, run_folder: Build, cards: Cards) -> None:
+    folder = run_folder(tmp_path, "easy", extra=(("baseline", {"mean": 0.1, "ridge": 0.15, "far": 0.9}),))
+    for log in folder.glob("result_*.txt"):  # that of the fixture comes later
+        log.write_text(
+            log.read_text().replace('"value": {"mean": 0.9}', '"value": {"mean": 0.1, "ridge": 0.15, "far": 0.9}')
+        )
+    (issue,) = [each for each in list_issues(read_study([folder], cards)) if "no learning" in each.text]
+    assert issue.severity == "note"  # not the MLPerf problem
+    assert issue.text.endswith("as well: mean (0.1), ridge (0.15)")
+
+
+@pytest.mark.parametrize(
+    ("tasks", "said"),
+    [
+        (("a>b 2", "a>b 3"), "a is the fastest in all 2 tasks: 2 to 3 times as fast as b"),
+        (("a>b 2", "a>c 3", "a>b 2"), "a is the fastest in all 3 tasks: 2 to 3 times as fast as the next"),
+        (("a>b 2", "b>a 3", "a>c 4"), "a is the fastest in 2 of 3 tasks, b in 1"),
+        (("a>b 2", "b~a 1"), "a is the fastest in 1 of 2 tasks, 1 undecided: 2 times as fast as b"),
+        (("a~b 1", "b~a 1"), "No system is surely the fastest in any of 2 tasks"),
+    ],
+)
+def test_the_headline_of_several_tasks(made: Build, cards: Cards, tasks: tuple[str, ...], said: str) -> None:
+    rows = []
+    for task in tasks:
+        best, sign, other = task[0], task[1], task[2]
+        head = {"class": f"{task} {len(rows)}", "mode": "strong", "shown": True}
+        rows.append(head | {"machine": best, "ratio": 1.0, "verdict": "fastest"})
+        verdict = "slower" if sign == ">" else "inconclusive"
+        rows.append(head | {"machine": other, "ratio": float(task[4:]), "verdict": verdict})
+    assert write_headline(read_study([made("alone")], cards), pd.DataFrame(rows)) == said

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 
 from mlhpc.analysis.commands.report import FIGURE_FORMATS
 from mlhpc.analysis.commands.report import report as command
+from mlhpc.analysis.page.report import hide_paths
 
 Build = Callable[..., Any]
 STARTS = {"svg": b"<svg", "png": b"\x89PNG", "pdf": b"%PDF"}
@@ -24,7 +26,7 @@ def invoke(*arguments: object) -> Any:
 def test_figures_are_written_for_slides(tmp_path: Path, run_folder: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlhpc.analysis.figures import list_views
 
-    kept = {name: list_views()[name] for name in ("time_split", "comparison", "startup")}
+    kept = {name: list_views()[name] for name in ("time_split", "standing", "startup")}
     monkeypatch.setattr("mlhpc.analysis.figures.list_views", lambda: kept)
     folder, output = run_folder(tmp_path, runs=3), tmp_path / "report"
     said = invoke(folder, "-o", output, "--figures", "svg,png,pdf")
@@ -106,3 +108,66 @@ def test_a_long_report_says_how_far_it_is(tmp_path: Path, run_folder: Build, mon
         assert len(shares) >= 4
         assert shares == sorted(shares)
         assert shares[-1] == 100
+
+
+def test_a_brief_has_two_figures_and_no_script(tmp_path: Path, run_folder: Build) -> None:
+    paths = [str(run_folder(tmp_path, "one")), str(run_folder(tmp_path, "two", train_s=30.0, extra=(("seed", 7),)))]
+    done = CliRunner().invoke(command, [*paths, "-o", str(tmp_path / "report"), "--brief"])
+    assert done.exit_code == 0, done.output
+    brief = (tmp_path / "report/brief.html").read_text()
+    assert brief.count("<svg") == brief.count("<figure>") == 2
+    assert "<script" not in brief
+    assert 3 <= brief.count("<li>") <= 5
+    assert str(tmp_path) not in brief
+
+
+def test_a_watched_report_grows_until_all_runs_ended(
+    tmp_path: Path, run_folder: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read() -> SimpleNamespace:
+        return SimpleNamespace(runs=3)
+
+    folder, output = run_folder(tmp_path, "one", runs=3), tmp_path / "report"
+    monkeypatch.setattr("mlhpc.analysis.commands.report.RunFolder", lambda root: SimpleNamespace(root=root, read_info=read))
+    last = folder / "result_2.txt"
+    kept = last.read_text()
+    last.unlink()
+    pages = []
+
+    def sleep(_: float) -> None:
+        if (output / "report.html").exists():
+            pages.append((output / "report.html").read_text())
+            last.write_text(kept)
+
+    monkeypatch.setattr("mlhpc.analysis.commands.report.time.sleep", sleep)
+    done = CliRunner().invoke(command, [str(folder), "-o", str(output), "--watch"])
+    assert done.exit_code == 0, done.output
+    assert 'http-equiv="refresh"' in pages[0]
+    assert "result_2.txt" not in pages[0]
+    final = (output / "report.html").read_text()
+    assert 'http-equiv="refresh"' not in final
+    assert "result_2.txt" in final
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--price", "H200=2.50 USD/h"), "--price: no result has the device 'H200'"),
+        (("--index", "weights.yaml", "--reference", "nobody"), "--reference 'nobody' is no system with a score"),
+    ],
+)
+def test_what_is_not_there_is_an_error_before_anything_is_drawn(
+    tmp_path: Path, run_folder: Build, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
+) -> None:
+    (tmp_path / "weights.yaml").write_text("version: 1\nworkloads:\n  - {benchmark: cosmoflow, size: mini}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("mlhpc.analysis.page.report.render_report", lambda *_, **__: pytest.fail("drawn"))
+    done = CliRunner().invoke(command, [str(run_folder(tmp_path)), "-o", "report", *words])
+    assert said in str(done.exception)
+    assert not (tmp_path / "report").exists()
+
+
+def test_folders_of_a_disk_are_hidden_and_fractions_are_not() -> None:
+    assert hide_paths('is also "/home/me/runs/a/result_1.txt", file:///tmp/x/y') == 'is also "…/result_1.txt", …/y'
+    same = "samples/s, https://github.com/a/b, runs/one/result_0.txt, </td></tr>, 8 / 10 / 10, GB/s/node, v1/v2"
+    assert hide_paths(same) == same
