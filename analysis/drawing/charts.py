@@ -223,7 +223,7 @@ def draw_stacked_bars(table: pd.DataFrame, parts: Mapping[str, str], unit: str, 
     )
     base = alt.Chart(long).encode(y=make_names_axis(table))
     colours = alt.Scale(domain=list(names.values()), range=list(parts.values()))
-    legend = {} if len(parts) > 1 else {"legend": None}
+    legend: Any = {} if len(parts) > 1 else {"legend": None}
     bars = base.mark_bar(height={"band": 0.75}).encode(
         x=alt.X("sum(_value):Q", title=unit, axis=alt.Axis(format=".6~g", tickCount=8), stack="zero"),
         color=alt.Color("_part:N", scale=colours, **legend),

@@ -1,4 +1,4 @@
-"""Figure: when each part of a run was: start-up, staging, epochs, evaluations, checkpoints; and other programs beside."""
+"""Figure: when each part of a run was: start-up, staging, epochs, evaluations, checkpoints; and what others used."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def build_table(study: Study) -> pd.DataFrame:
 
 def _list_results(study: Study) -> list[dict[str, object]]:
     own = study.distinct[~study.distinct["published"] & (study.distinct["mode"] == "strong")]
-    return list(own.head(MOST_RESULTS).to_dict("records"))  # type: ignore[arg-type]
+    return list(own.head(MOST_RESULTS).to_dict("records"))
 
 
 def _list_stretches(study: Study, row: dict[str, object]) -> Iterator[dict[str, object]]:

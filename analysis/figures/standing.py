@@ -1,4 +1,4 @@
-"""Figure: every result beside the fastest of its task, on top of the page: who is fastest, by how much, is it sure."""
+"""Figure: every result against the fastest of its task, on top of the page: who is fastest, by how much, is it sure."""
 
 from __future__ import annotations
 

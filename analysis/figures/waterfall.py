@@ -91,7 +91,7 @@ class ResultPair:
 
 
 def build_table(study: Study) -> pd.DataFrame:
-    """Build the factors of every pair; the ``first`` ones are those that were asked for or that the summary names."""
+    """Build the factors of every pair; the ``first`` ones were asked for, or the summary names them."""
     leading = {*study.between, *_list_leading(study)}
     lines = [
         {name: pair.b[name] for name in ("benchmark", "size")}

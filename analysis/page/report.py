@@ -138,7 +138,7 @@ def render_report(
 
     ``form``: format of the tables, which the page links to. ``files``: the figures' files.
     ``tell`` is called with figures drawn and in total. With ``brief`` there is a page to print, too. A page with
-    ``reload_s`` loads itself again after so many seconds.
+    ``reload_s`` loads itself again after that many seconds.
     """
     undrawn = [Issue("problem", "figures", f"none is drawn: {reason}")] if (reason := explain_missing_charts()) else []
     issues = [*list_failed_steps(steps), *undrawn, *list_issues(study)]

@@ -345,9 +345,14 @@ def _has_break_even(a: pd.Series, b: pd.Series, study: Study) -> bool:
 def _find_break_even(a: pd.Series, b: pd.Series, study: Study) -> BreakEven:
     """Find at what price of its device's hour the faster result of two costs as much as the other."""
     hours = (_cost(b, study) or math.nan) / (_cost(a, study) or math.nan)
-    labels = [str(row["label"]) for row in (a, b)]
-    task = render_short_heading(a["benchmark"], a["size"], a["mode"])
-    return BreakEven(task, *labels, (str(a["device"]), str(b["device"])), hours, (int(a.name), int(b.name)))  # type: ignore[arg-type]
+    return BreakEven(
+        task=render_short_heading(a["benchmark"], a["size"], a["mode"]),
+        faster=str(a["label"]),
+        other=str(b["label"]),
+        devices=(str(a["device"]), str(b["device"])),
+        hours=hours,
+        of=tuple(int(str(row.name)) for row in (a, b)),
+    )
 
 
 def _join_labels(labels: Sequence[str]) -> str:

@@ -28,7 +28,6 @@ from mlhpc.suite.stopping import compute_exit_code
 
 ALL = "all"  # in place of a workload
 ORG = "demo"  # the submitter of the package
-SYSTEM = "this-machine"
 STEPS = "steps.json"  # what became of each step, for the report
 STEPS_VERSION = 1
 CEILINGS_LIMIT_S = 120.0  # twice what --quick is bound to: only a file system or a network that hangs takes longer
@@ -127,13 +126,13 @@ def list_steps(runs: Mapping[str, int], size: str, ranks: int, root: Path) -> Se
     packages = [
         DemoStep(
             f"package of {name_ranks(count)}" if len(counts) > 1 else "package",
-            ("package", "--system", name_system(count), "--submitter", ORG, "-o", str(package)),
+            ("package", "--system", name_ranks(count), "--submitter", ORG, "-o", str(package)),
             (systems[count],),
         )
         for count in counts
     ]
     results = ((package,), tuple(folders.values()))
-    measure = ("ceilings", "--quick", "--ranks", str(ranks), "--system", name_system(ranks), "--directory", str(root))
+    measure = ("ceilings", "--quick", "--ranks", str(ranks), "--system", name_ranks(ranks), "--directory", str(root))
     return (
         *made,
         *packages,
@@ -147,11 +146,6 @@ def list_steps(runs: Mapping[str, int], size: str, ranks: int, root: Path) -> Se
 def name_ranks(count: int) -> str:
     """Name a number of ranks, as in a folder: "2-ranks"."""
     return f"{count}-rank{'' if count == 1 else 's'}"
-
-
-def name_system(count: int) -> str:
-    """Name this machine with as many ranks."""
-    return f"{SYSTEM}-{name_ranks(count)}"
 
 
 def _list_run_steps(

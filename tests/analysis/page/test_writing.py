@@ -128,7 +128,9 @@ def test_a_watched_report_grows_until_all_runs_ended(
         return SimpleNamespace(runs=3)
 
     folder, output = run_folder(tmp_path, "one", runs=3), tmp_path / "report"
-    monkeypatch.setattr("mlhpc.analysis.commands.report.RunFolder", lambda root: SimpleNamespace(root=root, read_info=read))
+    monkeypatch.setattr(
+        "mlhpc.analysis.commands.report.RunFolder", lambda root: SimpleNamespace(root=root, read_info=read)
+    )
     last = folder / "result_2.txt"
     kept = last.read_text()
     last.unlink()
