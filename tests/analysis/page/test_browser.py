@@ -24,7 +24,7 @@ from mlhpc.suite.descriptor import list_installed_cards
 from tests.fixtures.published import published_results
 
 HERE = Path(__file__).parent
-LARGEST = 3.5e6  # bytes of a page of all public rounds
+LARGEST = 3.3e6  # bytes of a page of all public rounds
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium or google-chrome to open the page in")
 FRAME = """<!DOCTYPE html><meta charset="utf-8">
