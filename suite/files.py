@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import shlex
 import shutil
 import stat
 import sys
@@ -416,6 +417,12 @@ def render_repr(value: object, *, longest: int = 60) -> str:
     return text if len(text) <= longest else text[: longest - 3] + "..."
 
 
+def quote_path(path: Path) -> str:
+    """Render a path as a word of a command that can be pasted: quoted, and never taken for an option."""
+    text = str(path)
+    return shlex.quote(f"./{text}" if text.startswith("-") else text)
+
+
 def convert_to_path(given: object) -> Path:
     """Convert a path that a person gave in Python, with ~ replaced.
 
@@ -479,6 +486,20 @@ def give_up_output(failure: OSError, *, result: bool = True) -> None:
     _StandardOutput.broken = failure
     if result:
         _StandardOutput.lost = failure
+
+
+def open_closed_streams() -> None:
+    """Open standard streams that were closed before this process began, by cron or a daemon. Writing to them fails.
+
+    Else the first file that is opened would get the number of one.
+    """
+    with suppress(OSError):
+        while (number := os.open(os.devnull, os.O_RDONLY)) <= 2:
+            os.set_inheritable(number, True)
+        os.close(number)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
 def find_output_error() -> OSError | None:

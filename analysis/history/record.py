@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import shlex
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -17,7 +16,7 @@ from msgspec import Meta, Struct
 from mlhpc.suite.compliance.result import Result, find_named_run
 from mlhpc.suite.documents import convert_to_plain_data, read_json_document
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.files import render_duration, write_file_atomically
+from mlhpc.suite.files import quote_path, render_duration, write_file_atomically
 from mlhpc.suite.log.record import RunRecord
 from mlhpc.suite.log.run_folder import RunFolder
 from mlhpc.suite.log.score import Throughput, find_round_group
@@ -135,9 +134,7 @@ def compute_epoch_seconds(run: RunRecord) -> float | None:
 def read_history(folder: Path) -> list[Record]:
     """Read the records of a folder by date. InputError if there is no folder, or a file in it is not a record."""
     if not folder.is_dir():
-        raise InputError(
-            f"{folder}: no history here; begin one with: mlhpc history add RUNS -o {shlex.quote(str(folder))}"
-        )
+        raise InputError(f"{folder}: no history here; begin one with: mlhpc history add RUNS -o {quote_path(folder)}")
     paths = sorted(path for path in folder.iterdir() if path.suffix == SUFFIX and not path.name.startswith("."))
     records = [_read(path) for path in paths]
     return sorted(records, key=lambda record: (record.date, record.name))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shlex
 import shutil
 import sys
 from dataclasses import asdict, replace
@@ -41,6 +40,7 @@ from mlhpc.suite.files import (
     make_folder,
     print_line,
     print_progress,
+    quote_path,
     render_duration,
     render_printable,
     write_file_atomically,
@@ -133,7 +133,7 @@ def new(folder: Path, workload: str, size: str, seed: int | None, data: Path | N
     write_settings(folder, made)
     print_line(
         f"{folder}: {workload} {size}, a comparison of up to {made.blocks} runs of each variant; "
-        f"next: add each variant with: mlhpc ab runs enter {shlex.quote(str(folder))} NAME"
+        f"next: add each variant with: mlhpc ab runs enter {quote_path(folder)} NAME"
     )
 
 
@@ -170,10 +170,10 @@ def run(folder: Path) -> None:
 
     race, count = run_contest(folder, _print_run)
     if race is None:
-        way_on = f"mlhpc ab runs run {shlex.quote(str(folder))}"
+        way_on = f"mlhpc ab runs run {quote_path(folder)}"
         print_line(f"{folder}: stopped after {count} run{'s' * (count != 1)}; to go on: {way_on}")
         raise click.exceptions.Exit(ExitCode.FAILED)
-    print_line(f"{folder}: over after {len(race.blocks)} blocks; next: mlhpc ab runs show {shlex.quote(str(folder))}")
+    print_line(f"{folder}: over after {len(race.blocks)} blocks; next: mlhpc ab runs show {quote_path(folder)}")
 
 
 def _print_run(done: RunResult) -> None:

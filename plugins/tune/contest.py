@@ -10,7 +10,6 @@ import json
 import math
 import os
 import re
-import shlex
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +31,7 @@ from mlhpc.suite.data.lock import create_lock
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.documents import YamlSource, convert_to_plain_data
 from mlhpc.suite.errors import ExitCode, InputError
-from mlhpc.suite.files import print_line, read_bytes, render_duration, render_error, write_file_atomically
+from mlhpc.suite.files import print_line, quote_path, read_bytes, render_duration, render_error, write_file_atomically
 from mlhpc.suite.launch.local import make_suite_command
 from mlhpc.suite.log.reader import Log, read_events, read_limits
 from mlhpc.suite.log.record import RunRecord, summarise_log
@@ -113,7 +112,7 @@ class Contest:
         if len(self.entries) < 2:
             raise InputError(
                 f"{self.root}: the contest has {len(self.entries)} of at least two entries (configurations); "
-                f"add one with: mlhpc ab runs enter {shlex.quote(str(self.root))} NAME --config FILE"
+                f"add one with: mlhpc ab runs enter {quote_path(self.root)} NAME --config FILE"
             )
         return RaceRules(tuple(self.entries), self.settings.error, self.settings.blocks, self.settings.seed)
 
@@ -155,7 +154,7 @@ def read_contest(root: Path) -> Contest:
     if not (root / "contest.yaml").exists():
         raise InputError(
             f"{root}: no contest here (no contest.yaml); "
-            f"begin one with: mlhpc ab runs new {shlex.quote(str(root))} WORKLOAD --system NAME"
+            f"begin one with: mlhpc ab runs new {quote_path(root)} WORKLOAD --system NAME"
         )
     settings = _read_document(root / "contest.yaml", ContestSettings)
     shipped = load_config(load_descriptor(settings.workload), settings.size)
@@ -329,7 +328,7 @@ class Runner:
             where = f"block {turn.block}, entry {turn.entry!r}"
             raise InputError(
                 f"{where}: mlhpc run refused to start: {last} (this counts as a run that did not finish; "
-                f"after a correction continue with: mlhpc ab runs run {shlex.quote(str(self.contest.root))})"
+                f"after a correction continue with: mlhpc ab runs run {quote_path(self.contest.root)})"
             )
         return result.value
 
@@ -389,7 +388,7 @@ def run_contest(root: Path, tell: Callable[[RunResult], None]) -> tuple[Race | N
     contest = read_contest(root)
     settings, rules = contest.settings, contest.rules
     if not (Path(settings.data) / "manifest.json").is_file():
-        make = f"mlhpc data generate {settings.workload} --size {settings.size} -o {shlex.quote(str(settings.data))}"
+        make = f"mlhpc data generate {settings.workload} --size {settings.size} -o {quote_path(settings.data)}"
         raise InputError(f"{settings.data}: no data set here; make it with: {make}")
     with create_lock(root / "contest.lock", f"contest {root}"):
         journal = contest.read_journal()

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,7 +35,14 @@ from mlhpc.suite.data.lock import create_lock
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.documents import convert_to_plain_data, render_json
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.files import make_folder, print_line, print_progress, render_duration, write_file_atomically
+from mlhpc.suite.files import (
+    make_folder,
+    print_line,
+    print_progress,
+    quote_path,
+    render_duration,
+    write_file_atomically,
+)
 from mlhpc.suite.launch.ranks import run_as_rank
 from mlhpc.suite.launcher import find_world, refuse_several_ranks
 from mlhpc.suite.log.run_folder import choose_default_folder
@@ -392,7 +398,7 @@ def _write_best(setting: Setting, result: TuneResult, path: Path) -> None:
 def _render_use(setting: Setting, point: Point, path: Path) -> str:
     launch = setting.candidates.launch(point)
     workload = setting.candidates.descriptor.name
-    return f"OMP_NUM_THREADS={launch.threads} mlhpc run {workload} --ranks {launch.ranks} --config {shlex.quote(str(path))}"
+    return f"OMP_NUM_THREADS={launch.threads} mlhpc run {workload} --ranks {launch.ranks} --config {quote_path(path)}"
 
 
 def _print_answer(setting: Setting, result: TuneResult, best: Path) -> None:

@@ -21,7 +21,14 @@ from mlhpc.suite.errors import (
     is_of_memory,
     write_traceback,
 )
-from mlhpc.suite.files import find_output_error, give_up_output, print_line, render_error, set_missing_home
+from mlhpc.suite.files import (
+    find_output_error,
+    give_up_output,
+    open_closed_streams,
+    print_line,
+    render_error,
+    set_missing_home,
+)
 from mlhpc.suite.shadowed import explain_shadowed
 
 EPILOG = """\b
@@ -55,6 +62,7 @@ group.params += make_shared_options()
 
 def main() -> None:
     """Run the command line and exit with its code. The code is 1 instead of 0 if a result could not be printed."""
+    open_closed_streams()
     set_missing_home()
     output = sys.stdout
     try:

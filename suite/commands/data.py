@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import sys
 import time
@@ -22,7 +21,7 @@ from mlhpc.suite.cli.progress import TERMINAL_NAME, start_progress
 from mlhpc.suite.config import choose_default_data_root
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.errors import ExitCode, InputError
-from mlhpc.suite.files import print_line, render_bytes, render_duration, write_file_atomically
+from mlhpc.suite.files import print_line, quote_path, render_bytes, render_duration, write_file_atomically
 from mlhpc.suite.launch.local import make_suite_command, run_attached
 from mlhpc.suite.launcher import find_world
 from mlhpc.suite.plugins import EXCHANGE, load_export, mark_missing_wing
@@ -186,8 +185,7 @@ def fetch(workload: str, source: str | None, output: Path | None) -> None:
         told = {"progress": tell} if "progress" in signature(function).parameters else {}
         function(folder, source=source, **told)
     print_line(
-        f"{folder}: checked and complete; mlhpc data convert {workload} {shlex.quote(str(folder))} makes a data set"
-        " of it"
+        f"{folder}: checked and complete; mlhpc data convert {workload} {quote_path(folder)} makes a data set of it"
     )
 
 

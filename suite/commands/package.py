@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from pathlib import Path
 
 import click
@@ -11,7 +10,7 @@ import click
 from mlhpc.suite.cli.options import FiniteRange, card_option, output_option
 from mlhpc.suite.compliance.package_files import check_manifest
 from mlhpc.suite.errors import ExitCode, InputError
-from mlhpc.suite.files import print_line
+from mlhpc.suite.files import print_line, quote_path
 from mlhpc.suite.launch.slurm import read_system
 from mlhpc.suite.log.results_tree import MANIFEST
 from mlhpc.suite.machine.system import read_description
@@ -151,7 +150,7 @@ def _print_package(built: Package) -> None:
     for text in built.incomplete:
         print_line(f"incomplete: {text}")
     state = "incomplete: see above" if built.incomplete else "complete"
-    print_line(f"{built.folder}: package {state}; next: mlhpc check {shlex.quote(str(built.folder))}")
+    print_line(f"{built.folder}: package {state}; next: mlhpc check {quote_path(built.folder)}")
 
 
 def _parse_redactions(text: str) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,7 +25,7 @@ from mlhpc.suite.cli.options import (
 from mlhpc.suite.compliance.package_files import compute_sha256
 from mlhpc.suite.data.lock import create_lock
 from mlhpc.suite.errors import ExitCode, InputError
-from mlhpc.suite.files import PART_SUFFIX, make_folder, print_line, print_progress, write_file_atomically
+from mlhpc.suite.files import PART_SUFFIX, make_folder, print_line, print_progress, quote_path, write_file_atomically
 from mlhpc.suite.log.results_tree import MANIFEST
 from mlhpc.suite.package.reproduction.judge import (
     LEVELS,
@@ -238,7 +237,7 @@ def _write_requirements(package: Path, path: Path) -> None:
     environment = find_environment(package)
     write_file_atomically(path, render_requirements(environment))
     # Wheels only: nothing of a stranger's choice is built, so none of its code runs while it is installed.
-    install = f"python -m pip install --no-deps --only-binary :all: -r {shlex.quote(str(path))}"
+    install = f"python -m pip install --no-deps --only-binary :all: -r {quote_path(path)}"
     print_line(f"{path}: {environment.python}, {len(environment.distributions)} distributions")
     print_line(f"install: {install}    (offline: --no-index --find-links WHEELHOUSE)")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -26,8 +25,8 @@ from mlhpc.suite.cli.options import (
 )
 from mlhpc.suite.config import choose_default_data_root, explain_missing_submitter, load_config
 from mlhpc.suite.descriptor import load_descriptor
-from mlhpc.suite.errors import InputError, explain_near_names
-from mlhpc.suite.files import make_folder, print_line, print_progress
+from mlhpc.suite.errors import ExitCode, InputError, explain_near_names
+from mlhpc.suite.files import make_folder, print_line, print_progress, quote_path
 from mlhpc.suite.launch.quiet import wait_for_quiet
 from mlhpc.suite.launch.trials import run_trials
 from mlhpc.suite.launcher import find_world, refuse_several_ranks
@@ -39,6 +38,7 @@ from mlhpc.suite.log.run_folder import (
     RunFolder,
     choose_default_folder,
     create_run_folder,
+    find_continue_command,
     has_run_start,
     plan_resume,
     refuse_existing,
@@ -230,7 +230,7 @@ def _launch_trial(plan: TrialPlan, trial: int, ranks: int, overrides: tuple[str,
 
 def _launch_all(plan: TrialPlan, ranks: int | None, overrides: tuple[str, ...], wait_s: float | None) -> int:
     """Run all trials of a new run folder, or with --resume the trials left in an old one."""
-    folder, workload = plan.folder, plan.config.workload
+    folder = plan.folder
     if plan.resume:
         info = folder.read_info()
         runs, ranks = info.runs, ranks or info.ranks or 1
@@ -253,7 +253,7 @@ def _launch_all(plan: TrialPlan, ranks: int | None, overrides: tuple[str, ...], 
         return code
     if told := _describe_busy(folder):
         print_line(f"{folder.root}: {told}")
-    print_line(f"{folder.root}: {_render_summary(folder, workload, runs)}")
+    print_line(f"{folder.root}: {_render_summary(folder, runs, refused=plan.resume and code == ExitCode.USAGE)}")
     return code
 
 
@@ -293,8 +293,8 @@ def _run_trials(
     )
 
 
-def _render_summary(folder: RunFolder, workload: str, runs: int) -> str:
-    """Say how many runs reached the target, and which command comes next."""
+def _render_summary(folder: RunFolder, runs: int, *, refused: bool) -> str:
+    """Say how many runs reached the target, and which command comes next. ``refused``: --resume ended in a mistake."""
     noun = "runs" if runs > 1 else "run"
     if not any(has_run_start(path) for path in folder.results()):
         return f"0 of {runs} {noun} began"
@@ -304,11 +304,9 @@ def _render_summary(folder: RunFolder, workload: str, runs: int) -> str:
     ]
     reached, left = f"{codes.count(0)} of {runs} {noun} reached the target", codes.count(None)
     if left:
-        return (
-            f"{reached}, {left} not finished; to go on: mlhpc run {workload} --output {shlex.quote(str(folder.root))}"
-            " --resume"
-        )
-    return f"{reached}; next: mlhpc score {shlex.quote(str(folder.root))} --explain"
+        first = "first mend what is said above, then" if refused else "to go on"
+        return f"{reached}, {left} not finished; {first}: {find_continue_command(folder.root, left=True)}"
+    return f"{reached}; next: mlhpc score {quote_path(folder.root)} --explain"
 
 
 def _describe_busy(folder: RunFolder) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -32,7 +31,7 @@ from mlhpc.suite.config import RunConfig, choose_default_data_root, explain_miss
 from mlhpc.suite.descriptor import Descriptor, load_descriptor
 from mlhpc.suite.documents import convert_to_plain_data, parse_yaml
 from mlhpc.suite.errors import ExitCode, InputError
-from mlhpc.suite.files import make_folder, print_line, write_file_atomically
+from mlhpc.suite.files import make_folder, print_line, quote_path, write_file_atomically
 from mlhpc.suite.launch import estimates, slurm
 from mlhpc.suite.launch.slurm import Job, SystemFile, find_system, parse_time_limit_s, read_system, render_sbatch_script
 from mlhpc.suite.log.reader import read_events
@@ -179,7 +178,7 @@ def submit(
         for folder, job in zip(folders.values(), planned, strict=True):
             job_id = _submit_job(folder, job, resolved)
             print_line(f"job {job_id}: {_render_title(job)}: {folder}")
-        print_line(f"state: mlhpc status {shlex.quote(str(root))}")
+        print_line(f"state: mlhpc status {quote_path(root)}")
 
 
 def _choose_folders(root: Path, counts: Sequence[int]) -> dict[int, Path]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -29,7 +28,7 @@ from mlhpc.suite.data.manifest import MANIFEST_NAME, Manifest, ShardEntry, check
 from mlhpc.suite.data.shards import Compression, build_shard_path, write_shard
 from mlhpc.suite.documents import render_json
 from mlhpc.suite.errors import InputError, explain_unknown_name
-from mlhpc.suite.files import PART_SUFFIX, add_path_to_errors, write_file_atomically
+from mlhpc.suite.files import PART_SUFFIX, add_path_to_errors, quote_path, write_file_atomically
 from mlhpc.suite.world import World
 
 if TYPE_CHECKING:
@@ -161,7 +160,7 @@ def _build(
 def find_data(root: Path, workload: str, size: str) -> Manifest:
     """Read the manifest of a complete data set. InputError says how to make it, or which data set the folder holds."""
     if not (root / MANIFEST_NAME).exists():
-        command = f"mlhpc data generate {workload} --size {size} -o {shlex.quote(str(root))}"
+        command = f"mlhpc data generate {workload} --size {size} -o {quote_path(root)}"
         raise InputError(f"{root}: no data set here; make it with: {command}")
     manifest = read_manifest(root)
     if (manifest.workload, manifest.size) != (workload, size):

@@ -27,7 +27,7 @@ from msgspec import Meta, Struct
 from mlhpc.suite import MOST_RUNS, VERSION
 from mlhpc.suite.documents import Count, convert_to_plain_data, read_json_document
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.files import PART_SUFFIX, make_folder, write_file_atomically
+from mlhpc.suite.files import PART_SUFFIX, make_folder, quote_path, write_file_atomically
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.origin.sources import compute_suite_digests, read_environment, read_git_state
 from mlhpc.suite.log.reader import read_events, read_limits
@@ -273,20 +273,23 @@ def refuse_existing(root: Path) -> None:
         raise InputError(f"{root}: exists already; choose another folder with -o{way}")
 
 
-def find_continue_command(root: Path) -> str | None:
-    """Return the command that continues a run folder with runs left. None if none are left, or for another folder."""
+def find_continue_command(root: Path, *, left: bool = False) -> str | None:
+    """Return the command that continues a run folder with runs left. None if none are left, or for another folder.
+
+    ``left``: it is known that some are.
+    """
     folder = RunFolder(root)
     try:
         info = folder.read_info()
-        left = len(folder.results()) < info.runs or any(folder.checkpoint(0).parent.glob("trial_*.pt"))
+        left = left or len(folder.results()) < info.runs or any(folder.checkpoint(0).parent.glob("trial_*.pt"))
     except (InputError, OSError):
         return None
     if not left or info.loop is not None:  # nothing of mlhpc continues a person's own loop
         return None
     script = root / "job.sbatch"
     if script.is_file():
-        return f"sbatch {shlex.quote(str(script))}"
-    return f"mlhpc run {shlex.quote(info.workload)} --output {shlex.quote(str(root))} --resume"
+        return f"sbatch {quote_path(script)}"
+    return f"mlhpc run {shlex.quote(info.workload)} --output {quote_path(root)} --resume"
 
 
 def _has_only_first_files(root: Path) -> bool:

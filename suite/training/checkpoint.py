@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.files import fsync_path, make_folder, print_line, render_error
+from mlhpc.suite.files import fsync_path, make_folder, print_line, render_error, render_repr
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.checkpoint_index import (
     CheckpointIndex,
@@ -180,7 +180,7 @@ class Checkpoint:
         """
         error: Exception | None = None
         try:
-            saved = self._open()
+            saved = self.open()
             trial = saved.read({TRIAL: None})[TRIAL]
             _check(self.path, trial, self.identity, world.size)
             form = world.size, self._groups(world), self._stages
@@ -221,7 +221,8 @@ class Checkpoint:
             torch.manual_seed(_derived_seed(state.seed, group, position))
         return Restored(position, trial["ranks"], rederived)
 
-    def _open(self) -> Saved:
+    def open(self) -> Saved:
+        """Open the files. InputError names one that is missing or damaged."""
         from mlhpc.suite.training import dcp
 
         if not self.path.exists():
@@ -336,14 +337,43 @@ def _derived_seed(seed: int, rank: int, position: Position) -> int:
 
 
 def _check(path: Path, state: dict[str, Any], identity: Mapping[str, Any], ranks: int) -> None:
-    for key, wanted in identity.items():
-        found = state["identity"].get(key)
-        if found != wanted:
-            raise InputError(f"{path}: checkpoint has {key} = {found!r}, this run has {wanted!r}")
+    differing = list(_list_differences(state["identity"], identity))
+    if differing:
+        raise InputError(f"{path}: is not of this run: {'; '.join(differing)}; {_OTHER_WAYS}")
     if state["ranks"] != ranks and state["sharded"]:
         raise InputError(
-            f"{path}: checkpoint of {state['ranks']} ranks, each with its share of the parameters; this run has {ranks}"
+            f"{path}: checkpoint of {state['ranks']} ranks, each with its share of the parameters; this run has {ranks};"
+            f" {_OTHER_WAYS}"
         )
+
+
+_OTHER_WAYS = "restore that, or begin anew: --resume --replace-failed"
+_ABSENT = object()
+
+
+def _list_differences(saved: Any, wanted: Any, name: str = "") -> Iterator[str]:
+    """Yield each value that differs by its key: ``hyperparameters.learning_rate: checkpoint 0.006, config 0.007``."""
+    if isinstance(saved, Mapping) and isinstance(wanted, Mapping):
+        for key in {**saved, **wanted}:
+            inner = f"{name}.{key}".removeprefix("config.").lstrip(".")
+            yield from _list_differences(saved.get(key, _ABSENT), wanted.get(key, _ABSENT), inner)
+    elif saved != wanted:
+        found, given = ("none" if each is _ABSENT else render_repr(each, longest=40) for each in (saved, wanted))
+        yield f"{name}: checkpoint {found}, {'data set' if name == 'data_manifest' else 'config'} {given}"
+
+
+def find_refusal(checkpoint: Checkpoint, ranks: int) -> str | None:
+    """Return one line on why a run of this identity cannot continue from a checkpoint; None if it can.
+
+    What the identity leaves out is not compared.
+    """
+    try:
+        trial = checkpoint.open().read({TRIAL: None})[TRIAL]
+        known = {key: value for key, value in trial["identity"].items() if key in checkpoint.identity}
+        _check(checkpoint.path, {**trial, "identity": known}, checkpoint.identity, ranks)
+    except InputError as error:
+        return str(error).removesuffix(f"; {_OTHER_WAYS}")
+    return None
 
 
 def _random_state() -> dict[str, Any]:

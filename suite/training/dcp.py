@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -99,7 +99,12 @@ def write(folder: Path, rank: int, contents: Contents) -> bytes:
     writer, files = _writer(folder, rank)
     planner = _Saving(contents)
     plan = writer.prepare_local_plan(planner.create_local_plan())
-    places = {each.index: each.storage_data for each in writer.write_data(plan, planner).wait()}
+    try:
+        places = {each.index: each.storage_data for each in writer.write_data(plan, planner).wait()}
+    except Exception:  # torch.save answers a full disk with a RuntimeError about positions
+        if files.error is not None:
+            raise files.error from None
+        raise
     return msgspec.msgpack.encode(Written([_describe(item, places[item.index]) for item in plan.items], files.sums))
 
 
@@ -243,24 +248,34 @@ class _Loading(DefaultLoadPlanner):
 
 
 class _Files(FileSystem):
-    """DCP's files, with the sums of what was written by name."""
+    """DCP's files, with the sums of what was written by name, and the first error of the disk."""
 
     def __init__(self) -> None:
         self.sums: dict[str, tuple[int, int]] = {}
+        self.error: OSError | None = None
 
     @contextmanager
     def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
-        with Path(path).open(mode) as raw:
-            stream = _Summed(raw)
+        with self.kept(), Path(path).open(mode) as raw:
+            stream = _Summed(raw, self.kept)
             yield stream
         self.sums[Path(path).name] = stream.bytes, stream.crc32c
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep the first error of the disk."""
+        try:
+            yield
+        except OSError as error:
+            self.error = self.error or error
+            raise
 
 
 class _Summed:
     """The file that torch.save writes to. Counts bytes and CRC."""
 
-    def __init__(self, raw: Any) -> None:
-        self._raw = raw
+    def __init__(self, raw: Any, kept: Callable[[], AbstractContextManager[None]]) -> None:
+        self._raw, self._kept = raw, kept
         self.bytes = self.crc32c = 0
         self.flush, self.close = raw.flush, raw.close
 
@@ -268,7 +283,8 @@ class _Summed:
         view = memoryview(data)
         self.bytes += len(view)
         self.crc32c = google_crc32c.extend(self.crc32c, np.frombuffer(view, np.uint8))
-        self._raw.write(view)
+        with self._kept():
+            self._raw.write(view)
         return len(view)
 
     def fileno(self) -> int:

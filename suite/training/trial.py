@@ -28,14 +28,15 @@ from mlhpc.suite.data.sampling import check_batch, count_steps_per_epoch
 from mlhpc.suite.data.staging import StagingReport, create_own_world, stage
 from mlhpc.suite.documents import convert_to_plain_data
 from mlhpc.suite.errors import ExitCode
+from mlhpc.suite.files import print_line
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import read_choices
-from mlhpc.suite.log.run_folder import find_newest_log
+from mlhpc.suite.log.run_folder import find_newest_log, plan_and_prepare_resume
 from mlhpc.suite.machine.choice.chooser import Chooser, make_chooser
 from mlhpc.suite.machine.choice.precision import choose_precision
 from mlhpc.suite.machine.power.beside import run_power_sampler
-from mlhpc.suite.training.checkpoint import Checkpoint
+from mlhpc.suite.training.checkpoint import Checkpoint, find_refusal
 from mlhpc.suite.training.devices import StopSignals, set_up_rank
 from mlhpc.suite.training.graphs import choose_graphs, find_graph_problem
 from mlhpc.suite.training.loop import Trainer, TrainingOutcome
@@ -217,6 +218,7 @@ def run_trial(
     plan = replace(plan, config=config)
     check_batch(config.global_batch_size, parallel.mesh.data_size, config.gradient_accumulation_steps)
     source, manifest = open_data(config, world)
+    plan = _replace_refused(plan, manifest, world)
     path = folder.next_resumed(plan.trial) if plan.resume else folder.result(plan.trial)
     session = RunSession(plan, world, startup, path)
     progress.enter("collecting facts")
@@ -250,6 +252,31 @@ def run_trial(
             return trial.run()
     finally:
         session.log.close()
+
+
+def _replace_refused(plan: TrialPlan, manifest: Manifest, world: World) -> TrialPlan:
+    """With --replace-failed, begin a trial anew that has a checkpoint of other settings, data or ranks."""
+    if not (plan.resume and plan.replace_failed):
+        return plan
+    identity = describe_identity(plan.config, manifest)
+    if plan.config.precision == "auto":  # what was chosen then is chosen again
+        del identity["config"]["precision"]
+
+    def move_aside() -> str:
+        refusal = find_refusal(Checkpoint(plan.folder.checkpoint(plan.trial), identity), world.size)
+        way = plan_and_prepare_resume(plan.folder, plan.trial, replace_failed=True, damage=refusal)
+        return way.text if refusal else ""
+
+    text = world.compute_on_first(move_aside, str)
+    if text and world.is_first:
+        print_line(f"trial {plan.trial}: {text}", result=False)
+    return replace(plan, resume=not text)
+
+
+def describe_identity(config: RunConfig, manifest: Manifest) -> dict[str, Any]:
+    """Describe what must be equal for a checkpoint to continue: data, version, settings that change the losses."""
+    shaping = {key: value for key, value in convert_to_plain_data(config).items() if key in IDENTITY_SETTINGS}
+    return {"config": shaping, "data_manifest": manifest.sha256, "suite_version": VERSION}
 
 
 @dataclass(kw_only=True)
@@ -353,7 +380,8 @@ class _Trial:
         self.config = choose_precision(self.chooser, self.config, make, self.progress.tick)
         mesh = self.parallel.mesh
         stages = replace(self.parallel, mesh=replace(mesh, rank=0)).stages
-        self.checkpoint = Checkpoint(self.plan.folder.checkpoint(self.plan.trial), self._identity(), mesh, stages)
+        identity = describe_identity(self.config, self.manifest)
+        self.checkpoint = Checkpoint(self.plan.folder.checkpoint(self.plan.trial), identity, mesh, stages)
 
     def _build(self) -> tuple[Workload, TrainingState, int]:
         """Build the workload and its training state on this rank's device.
@@ -418,11 +446,6 @@ class _Trial:
             # Errors that follow from the end of the other ranks must not write a second run_stop.
             self.session.in_run = False
             self.log.stop(mllog.RUN, metadata={"status": "aborted", "reason": text})
-
-    def _identity(self) -> dict[str, Any]:
-        """Return what must be equal for a checkpoint to continue: data, version, settings that change the losses."""
-        shaping = {key: value for key, value in convert_to_plain_data(self.config).items() if key in IDENTITY_SETTINGS}
-        return {"config": shaping, "data_manifest": self.manifest.sha256, "suite_version": VERSION}
 
     def _chooser(self) -> Chooser:
         """Build the chooser of this trial. A resumed trial keeps the choices of its earlier part."""

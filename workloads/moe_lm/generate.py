@@ -7,7 +7,6 @@ A generated language: the topic of a passage, named only at its beginning, decid
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from mlhpc.suite.data.build import SPLITS, Arrays, DataSetPlan, Progress, ShardPlan, build_data_set, find_size_settings
 from mlhpc.suite.data.sampling import draws
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.files import make_folder, make_scratch_folder
+from mlhpc.suite.files import make_folder, make_scratch_folder, quote_path
 from mlhpc.suite.world import World
 from mlhpc.workloads.moe_lm.text import Package, Split, check_package, is_corpus, read_corpus, read_sympy, read_text
 
@@ -162,7 +161,7 @@ def generate(root: Path, size: str, *, seed: int, world: World, progress: Progre
     if settings.train_rows is None:
         raise InputError(
             f"moe_lm {size} is real text: mlhpc data fetch moe_lm -o text, "
-            f"then mlhpc data convert moe_lm text --size {size} -o {shlex.quote(str(root))}"
+            f"then mlhpc data convert moe_lm text --size {size} -o {quote_path(root)}"
         )
     if settings.language is None:
         text: Split = world.compute_on_first(read_sympy, Split)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import keyword
 import re
-import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -32,7 +31,7 @@ from mlhpc.suite.config import RunConfig, choose_default_data_root, load_config
 from mlhpc.suite.descriptor import Descriptor, load_descriptor, load_descriptors
 from mlhpc.suite.documents import YamlSource, convert_to_plain_data
 from mlhpc.suite.errors import ExitCode, InputError
-from mlhpc.suite.files import align_columns, print_line, render_bytes, write_file_atomically
+from mlhpc.suite.files import align_columns, print_line, quote_path, render_bytes, write_file_atomically
 from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import RunRecord, find_first_on_target, summarise_log
 from mlhpc.suite.log.results_tree import find_results
@@ -168,9 +167,7 @@ def new(name: str, output: Path | None) -> None:
             root / path.format(name=name), environment.get_template(f"{template}.j2").render(name=name)
         )
     print_line(f"{root}: written; next:")
-    print_line(
-        f"  {Path(sys.executable).name} -m pip install --no-deps --no-build-isolation -e {shlex.quote(str(root))}"
-    )
+    print_line(f"  {Path(sys.executable).name} -m pip install --no-deps --no-build-isolation -e {quote_path(root)}")
     print_line(f"  mlhpc data generate {name} --size smoke && mlhpc run {name} --size smoke --runs 3")
 
 

@@ -114,14 +114,21 @@ def test_ranks_go_on_where_their_output_cannot_be_written(place: Path, tmp_path:
     assert "data generate" not in command or (tmp_path / "data" / "manifest.json").exists()
 
 
-def test_a_closed_standard_output_and_an_error_of_the_disk_are_named(place: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["status R", "check R", "--help"])
+def test_a_closed_standard_output_is_named(place: Path, command: str) -> None:
     done = subprocess.run(
-        ["bash", "-c", '"$0" score R >&-', MLHPC], cwd=place, capture_output=True, text=True, timeout=300
+        ["bash", "-c", '"$@" <&- >&-', "bash", MLHPC, *command.split()],
+        cwd=place,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
-    assert (done.returncode, done.stderr) == (
-        1,
-        "mlhpc: standard output: Bad file descriptor: the result was not written\n",
-    )
+    assert done.returncode == 1
+    assert done.stderr.endswith("mlhpc: standard output: Bad file descriptor: the result was not written\n")
+    assert "defect" not in done.stderr
+
+
+def test_an_error_of_the_disk_is_named(place: Path, tmp_path: Path) -> None:
     environment = shared_disk(tmp_path / "library.so", tmp_path / "disk", writes=5)
     (tmp_path / "disk").mkdir()
     with (tmp_path / "disk" / "score.json").open("wb") as file:

@@ -23,7 +23,7 @@ from mlhpc.suite.log import checkpoint_index
 from mlhpc.suite.log.checkpoint_index import find_damage
 from mlhpc.suite.log.mllog import EventLog
 from mlhpc.suite.training import checkpoint, dcp
-from mlhpc.suite.training.checkpoint import Checkpoint, CheckpointSaver
+from mlhpc.suite.training.checkpoint import Checkpoint, CheckpointSaver, find_refusal
 from mlhpc.suite.training.state import Position, TrainingState
 from mlhpc.suite.transport import SingleProcessTransport
 from mlhpc.suite.workload import Optimization
@@ -172,7 +172,7 @@ def test_a_checkpoint_that_is_not_of_this_run_is_refused_and_nothing_is_restored
     with pytest.raises(InputError, match="there is no checkpoint"):
         load(path, 1, state)
     save(path, 1, training(2.0), Position(1, 0))
-    with pytest.raises(InputError, match="data_manifest = 'abc', this run has 'other'"):
+    with pytest.raises(InputError, match="not of this run: data_manifest: checkpoint 'abc', data set 'other'"):
         Checkpoint(path, {"data_manifest": "other"}).load(world(1), state)
     with pytest.raises(InputError, match="of 1 ranks, each with its share of the parameters; this run has 3"):
         load(path, 3, state)
@@ -193,6 +193,52 @@ def test_a_checkpoint_that_is_not_of_this_run_is_refused_and_nothing_is_restored
         with pytest.raises(InputError, match="trial_0.pt: (checkpoint version (9|None); this suite|not the index)"):
             load(path, 1, state)
     assert content(state) == content(training(5.0))
+
+
+@pytest.mark.parametrize(
+    ("saved", "wanted", "said"),
+    [
+        ({"a": {"b": 0.006, "c": 1}}, {"a": {"b": 0.007, "c": 1}}, "a.b: checkpoint 0.006, config 0.007"),
+        ({"a": {"b": 1}}, {"a": {"c": 2}}, "a.b: checkpoint 1, config none; a.c: checkpoint none, config 2"),
+        ({"a": [1, 2]}, {"a": [2, 1]}, "a: checkpoint [1, 2], config [2, 1]"),
+        ({"a": {"b": 1}}, {"a": None}, "a: checkpoint {'b': 1}, config None"),
+    ],
+)
+def test_a_refusal_names_the_keys_that_differ_and_a_way_on(
+    tmp_path: Path, saved: dict[str, Any], wanted: dict[str, Any], said: str
+) -> None:
+    path, state = tmp_path / "trial_0.pt", training(5.0)
+    kept = Checkpoint(path, {"config": saved, "data_manifest": "x"})
+    CheckpointSaver(kept, world(1), EventLog(None), None).save(training(2.0), Position(1, 0), 1)
+    other = Checkpoint(path, {"config": wanted, "data_manifest": "x"})
+    with pytest.raises(InputError) as refused:
+        other.load(world(1), state)
+    assert str(refused.value) == (
+        f"{path}: is not of this run: {said}; restore that, or begin anew: --resume --replace-failed"
+    )
+    assert find_refusal(other, 1) == f"{path}: is not of this run: {said}"
+    assert find_refusal(kept, 1) is None
+
+
+def test_a_disk_that_fills_while_a_rank_writes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.save answers it with an error about positions, which hides it."""
+    real = dcp._Summed
+
+    class Full:
+        def __init__(self, file: Any, room: int) -> None:
+            self.file, self.room = file, room
+            self.flush, self.close, self.fileno = file.flush, file.close, file.fileno
+
+        def write(self, data: Any) -> int:
+            self.room -= len(memoryview(data).cast("B"))
+            if self.room < 0:
+                raise OSError(28, "No space left on device")
+            return int(self.file.write(data))
+
+    for room in (0, 100, 1000, 2500):
+        monkeypatch.setattr(dcp, "_Summed", lambda raw, kept, room=room: real(Full(raw, room), kept))
+        (text,) = save(tmp_path / "trial_0.pt", 1, training(2.0), Position(1, 0))
+        assert re.fullmatch(rf"checkpoint not written: {tmp_path}/trial_0\.\w+/?\S*: disk full", text)
 
 
 def test_no_flipped_bit_of_any_file_is_loaded(tmp_path: Path) -> None:

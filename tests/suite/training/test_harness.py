@@ -389,11 +389,18 @@ def stopped_run(data: Path, folder: Path, ranks: int) -> None:
 def test_a_checkpoint_that_does_not_fit_leaves_no_log_of_a_continuation(data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     stopped_run(data, folder, ranks=1)
-    done = completed(data, trial(folder, *ENDLESS, "hyperparameters.dropout=0.5", "resume"))
+    other = (*SHORT, "hyperparameters.dropout=0.5", "resume")
+    done = completed(data, trial(folder, *other))
     assert done.stdout.splitlines()[-1] == "exit code 2", done.stdout + done.stderr
-    assert "trial_0.pt: checkpoint has config = " in done.stderr
+    assert "trial_0.pt: is not of this run: " in done.stderr
+    assert "; hyperparameters.dropout: checkpoint 0.0, config 0.5; restore that, or" in done.stderr
     assert [path.name for path in folder.glob("*_0*.txt")] == ["result_0.txt"]
     assert not list((folder / "checkpoint").glob("failed_*"))
+    done = completed(data, trial(folder, *other, "replace"))  # the way on that the line names
+    assert done.stdout.splitlines()[-1] == "exit code 1", done.stdout + done.stderr
+    assert sorted(path.name for path in folder.glob("*_0*.txt")) == ["failed_0_1.txt", "result_0.txt"]
+    assert len(values(read_events(folder / "result_0.txt"), "run_stop")) == 1
+    assert [path.name for path in (folder / "checkpoint").iterdir()] == ["failed_0_1"]
 
 
 def test_a_damaged_checkpoint_is_as_good_as_none_and_kept(data: Path, tmp_path: Path) -> None:
