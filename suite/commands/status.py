@@ -6,8 +6,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import click
@@ -15,7 +15,7 @@ import click
 from mlhpc.suite.card import render_metric_value
 from mlhpc.suite.cli.options import JSON, TEXT, FiniteRange, card_option, format_option
 from mlhpc.suite.data.lock import find_living_owner
-from mlhpc.suite.errors import ExitCode, InputError
+from mlhpc.suite.errors import WORKER_CODES, ExitCode, InputError
 from mlhpc.suite.files import print_line, read_json, render_duration, render_error, render_printable
 from mlhpc.suite.launch import slurm
 from mlhpc.suite.launch.estimates import Expectation, estimate_eta_s, find_expectation
@@ -26,7 +26,7 @@ from mlhpc.suite.log.reader import read_events, read_limits
 from mlhpc.suite.log.record import RunRecord, summarise_log
 from mlhpc.suite.log.run_folder import REPLACE, RunFolder, find_newest_log, find_newest_run_log
 
-UNREADABLE = "unreadable"
+UNREADABLE, EXTRA = "unreadable", "extra"
 STALE_S = 300.0  # a run without job and launcher that wrote nothing to log and output for so long counts as dead
 SHOWN_SILENCE_S = 60.0  # a note says so from then on
 FOLLOW_INTERVAL_S = 5.0  # between two looks of --follow
@@ -35,9 +35,10 @@ DEFAULT_ROOT = Path("runs")
 
 @dataclass(frozen=True)
 class TrialStatus:
-    """One row. ``state``: queued, running, finished (target reached), aborted, killed, incomplete or unreadable.
+    """One row. ``state``: queued, running, finished (target reached), aborted, killed, incomplete, unreadable or extra.
 
-    An unreadable row is of a log, or of a whole run folder (``trial`` None). Its note says why.
+    An unreadable row is of a log, or of a whole run folder (``trial`` None). Its note says why. An extra row is of a log
+    that is no trial's.
     ``eta_s`` is the time from now to the expected end, ``eta_source`` what that assumes; None if unknown.
     """
 
@@ -58,12 +59,17 @@ class TrialStatus:
 class JobStatus:
     """The Slurm jobs of a run folder. ``state``: the queue's, ``exit N``, ``gone`` or ``not known``.
 
-    ``ended`` is None without a job, and where Slurm does not answer.
+    ``ended`` is None without a job, and where Slurm does not answer. ``tasks`` are those of an array.
     """
 
     ids: tuple[str, ...] = ()
     state: str | None = None
     ended: bool | None = None
+    tasks: Mapping[int, JobStatus] = field(default_factory=dict)
+
+    def of(self, trial: int) -> JobStatus:
+        """Return the state of the array's task that runs a trial, else of the job."""
+        return self.tasks.get(trial, self)
 
 
 @click.command(
@@ -239,20 +245,26 @@ def find_runs(paths: Iterable[Path]) -> list[RunFolder]:
 def read_folder_status(folder: RunFolder, *, now_s: float) -> list[TrialStatus]:
     """Read one row per trial of a run folder. InputError if its run.json is damaged. A damaged log is one row."""
     info = folder.read_info()
-    job = read_job_status(folder.root)
+    job = read_job_status(folder.root, info.runs)
     expectation = find_expectation(folder)
-    signs = [_read_attempt_state(folder, trial, job, now_s) for trial in range(info.runs)]
+    signs = [_read_attempt_state(folder, trial, job.of(trial), now_s) for trial in range(info.runs)]
     # A launcher was here, and none is alive
     over = any(sign != AttemptState() for sign in signs) and not any(sign.alive for sign in signs)
     rows = []
     for trial, sign in enumerate(signs):
         try:
-            rows.append(_read_trial_status(folder, trial, job, sign, expectation, now_s))
+            rows.append(_read_trial_status(folder, trial, job.of(trial), sign, expectation, now_s))
         except OSError as error:  # a log that cannot be read, or is larger than the limits
             rows.append(TrialStatus(str(folder.root), trial, UNREADABLE, note=render_error(error)))
     if over and not job.ids:  # the local series has ended: what has no log was not started
         rows = [replace(row, state="incomplete", note="not started") if row.state == "queued" else row for row in rows]
-    return rows
+    known = {folder.result(trial) for trial in range(info.runs)}
+    text = "{} is the log of no trial of run.json; check, score and package count it"
+    return rows + [
+        TrialStatus(str(folder.root), None, EXTRA, note=text.format(path.name))
+        for path in folder.results()
+        if path not in known
+    ]
 
 
 def _read_attempt_state(folder: RunFolder, trial: int, job: JobStatus, now_s: float) -> AttemptState:
@@ -261,27 +273,49 @@ def _read_attempt_state(folder: RunFolder, trial: int, job: JobStatus, now_s: fl
     owner = find_living_owner(folder.lock(trial))
     # On another node an owner counts as living for a while after it was killed: Slurm knows it at once.
     ended = owner is not None and job.ended and owner.job in job.ids
+    # What a script left that was stopped from outside is not the end of a trial that waits for its next start.
+    if sign.code not in WORKER_CODES and job.ended is False:
+        sign = replace(sign, code=None)
     return sign if owner is None or ended else replace(sign, alive=True)
 
 
-def read_job_status(root: Path) -> JobStatus:
-    """Return the state of a folder's most active job, or of the last one if all have ended. Empty without Slurm."""
+def read_job_status(root: Path, trials: int = 0) -> JobStatus:
+    """Return the state of a folder's most active job, or of the last one if all have ended. Empty without Slurm.
+
+    Tasks of an array are those of the first ``trials`` trials.
+    """
     # A job that was requeued or resubmitted by hand is not in job.json, but its script left a file.
     ids = tuple(sorted(_read_job_ids(root) | slurm.list_started_jobs(root), key=int))
     if not ids:
         return JobStatus()
     states = slurm.fetch_job_states(ids)
     # The jobs of a chain: one that runs says more than those that wait for it.
-    active = [states[job] for job in ids if states.get(job) in slurm.ACTIVE_STATES]
+    active = [job for job in ids if states.get(job) in slurm.ACTIVE_STATES]
     if active:
-        return JobStatus(ids, min(active, key=slurm.ACTIVE_STATES.index), ended=False)
+        job = min(active, key=lambda job: slurm.ACTIVE_STATES.index(states[job]))
+        return JobStatus(ids, states[job], ended=False, tasks=_read_task_states(root, ids, job, states, trials))
     if any(states.get(job) == slurm.NOT_KNOWN and slurm.may_be_running(root, job) for job in ids):
         return JobStatus(ids, slurm.NOT_KNOWN)
     # Job ids rise, so the last one is the newest job.
     codes = slurm.list_exit_codes(root, ids[-1])
-    if codes:
-        return JobStatus(ids, f"exit {max(codes)}", ended=True)
-    return JobStatus(ids, states.get(ids[-1], "gone"), ended=True)
+    state = f"exit {max(codes.values())}" if codes else states.get(ids[-1], "gone")
+    return JobStatus(ids, state, ended=True, tasks=_read_task_states(root, ids, ids[-1], states, trials))
+
+
+def _read_task_states(
+    root: Path, ids: tuple[str, ...], job: str, states: Mapping[str, str], trials: int
+) -> dict[int, JobStatus]:
+    """Return the state of each task of a job: the queue's if it is active, else that of its exit file. Empty: no array."""
+    codes, tasks = slurm.list_exit_codes(root, job), {}
+    if not any(name.startswith(f"{job}_") for name in states) and set(codes) <= {None}:
+        return {}
+    for trial in range(trials):
+        state = states.get(f"{job}_{trial}")
+        if state in slurm.ACTIVE_STATES:
+            tasks[trial] = JobStatus(ids, state, ended=False)
+        else:
+            tasks[trial] = JobStatus(ids, f"exit {codes[trial]}" if trial in codes else state or "gone", ended=True)
+    return tasks
 
 
 def judge_trial(
@@ -298,6 +332,8 @@ def judge_trial(
     if stopped:
         return "aborted", "can be resumed" if resumable else ""
     if sign.code is not None or sign.alive is False:
+        if sign.code in (ExitCode.OK, ExitCode.STOPPED) and not _has_begun(record):  # codes of a run that trained
+            return UNREADABLE, f"its log {'is missing' if record is None else 'lacks the run'}: exit code {sign.code}"
         return _judge_ended(sign, begun=_has_begun(record), resumable=resumable)
     if record is None:
         return _judge_unlogged(job)

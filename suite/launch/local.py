@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +88,7 @@ def read_attempt_state(folder: RunFolder, trial: int, *, now_s: float | None = N
         touched_s = path.stat().st_mtime
         host, pid, started = str(data["host"]), int(data["pid"]), data["started"]
     except (OSError, ValueError, KeyError, TypeError):
-        return AttemptState(code=read_exit_code(folder.exit_code(trial)))
+        return AttemptState(code=read_exit_code(folder.exit_code(trial), range(256)))
     # On this host the process itself can be looked at; from elsewhere only the age of its file.
     if host in (socket.gethostname(), find_node_name()):
         # The kernel reuses process numbers; the start time tells the launcher from a later process.
@@ -96,13 +96,13 @@ def read_attempt_state(folder: RunFolder, trial: int, *, now_s: float | None = N
     return AttemptState(alive=(time.time() if now_s is None else now_s) - touched_s < DEAD_AFTER_S)
 
 
-def read_exit_code(path: Path | None) -> int | None:
-    """Read a worker's exit code from a file. None if there is no such file, or it holds something else."""
+def read_exit_code(path: Path | None, known: Container[int] = WORKER_CODES) -> int | None:
+    """Read an exit code from a file, a worker's if not said otherwise. None if there is none, or something else."""
     try:
         text = "" if path is None else read_bytes(path, EXIT_CODE_BYTES).decode("ascii", "replace").strip()
     except OSError:
         return None
-    return int(text) if text.isascii() and text.isdigit() and int(text) in WORKER_CODES else None
+    return int(text) if text.isascii() and text.isdigit() and int(text) in known else None
 
 
 START_S = 3.0  # so long mpiexec may take to start its proxy

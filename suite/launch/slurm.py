@@ -451,13 +451,17 @@ def submit_script(script: Path, environ: Mapping[str, str] = os.environ) -> str:
 
 
 def parse_squeue(text: str) -> dict[str, str]:
-    """Parse lines ``<job id> <state>``, one per array task. Returns one state per job: its most active task's."""
+    """Parse lines ``<job id> <array index> <state>``. Returns the state of each job and of each task, as 7 and 7_0.
+
+    The state of a job is that of its most active task.
+    """
     states: dict[str, set[str]] = {}
-    for line in text.splitlines():
-        job, _, state = line.strip().partition(" ")
-        if state:
-            states.setdefault(job, set()).add(state.strip())
-    return {job: _select_most_active(of_tasks) for job, of_tasks in states.items()}
+    for words in map(str.split, text.splitlines()):
+        if len(words) == 3:
+            job, index, state = words
+            for name in (job, *([f"{job}_{index}"] if index.isdecimal() else [])):
+                states.setdefault(name, set()).add(state)
+    return {name: _select_most_active(found) for name, found in states.items()}
 
 
 def parse_scontrol(text: str) -> str | None:
@@ -467,12 +471,16 @@ def parse_scontrol(text: str) -> str | None:
 
 
 def fetch_job_states(ids: Iterable[str]) -> dict[str, str]:
-    """Return the state of each job that squeue or scontrol still knows; `NOT_KNOWN` if neither answers."""
+    """Return the state of each job that squeue or scontrol still knows; `NOT_KNOWN` if neither answers.
+
+    A task of an array that squeue lists has an entry too, as 7_0.
+    """
     ids = sorted(set(ids))
     if not ids:
         return {}
-    # %F is the job id without the number of an array task, %T the long name of the state.
-    listed = _query_slurm("squeue", "--noheader", "--format=%F %T", f"--jobs={','.join(ids)}")
+    # %F is the job id without the number of an array task, %K that number, %T the long name of the state. With --array
+    # tasks that wait have a line each.
+    listed = _query_slurm("squeue", "--array", "--noheader", "--format=%F %K %T", f"--jobs={','.join(ids)}")
     states = parse_squeue(listed or "")
     shown: str | None = ""
     for job in ids:
@@ -499,17 +507,17 @@ def may_be_running(run: Path, job: str) -> bool:
     return not list_exit_codes(run, job) or any((run / "exit").glob(f"{job}*.running"))
 
 
-def list_exit_codes(run: Path, job: str) -> list[int]:
-    """List the exit codes that the job's script wrote, one per array task. A killed task has none."""
-    codes = []
+def list_exit_codes(run: Path, job: str) -> dict[int | None, int]:
+    """Return the exit codes that the job's script wrote, by array task (None: no array). A killed task has none."""
+    codes: dict[int | None, int] = {}
     for path in sorted((run / "exit").glob(f"{job}*")):
         # The pattern of glob also finds job 1234 for 123.
-        if re.fullmatch(rf"{job}(_\d+)?", path.name):
+        if match := re.fullmatch(rf"{job}(?:_(\d+))?", path.name):
             text = ""
             with suppress(OSError):  # a file that is larger than a number, or no file
                 text = read_bytes(path, EXIT_CODE_BYTES).decode(errors="replace").strip()
             if text.isascii() and text.isdigit():
-                codes.append(int(text))
+                codes[None if match[1] is None else int(match[1])] = int(text)
     return codes
 
 

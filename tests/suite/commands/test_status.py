@@ -17,6 +17,7 @@ from mlhpc.suite.launch.estimates import Epochs, estimate_eta_s
 from mlhpc.suite.launch.local import AttemptState, keep_heartbeat, read_attempt_state
 from mlhpc.suite.log.checkpoint_index import CheckpointIndex, FileSum, build_folder_path
 from mlhpc.suite.log.record import RunRecord
+from mlhpc.suite.log.results_tree import find_logs
 from mlhpc.suite.log.run_folder import RunFolder
 from mlhpc.suite.log.timeline import Epoch
 from tests.fixtures.warm import warm_python
@@ -100,6 +101,9 @@ INIT = RunRecord()
         (OPEN, NO_JOB, 5.0, False, AttemptState(alive=False), ("killed", "its launcher has gone; log has no end")),
         (OPEN, NO_JOB, 5.0, True, AttemptState(alive=False), ("killed", "its launcher has gone; can be resumed")),
         (INIT, NO_JOB, 5.0, False, AttemptState(alive=False), ("killed", "its launcher has gone; it never began")),
+        (None, NO_JOB, 5.0, False, AttemptState(code=0), ("unreadable", "its log is missing: exit code 0")),
+        (None, ENDED, 5.0, True, AttemptState(code=3), ("unreadable", "its log is missing: exit code 3")),
+        (INIT, NO_JOB, 5.0, False, AttemptState(code=0), ("unreadable", "its log lacks the run: exit code 0")),
         (OPEN, NO_JOB, 5.0, False, AttemptState(code=1), ("killed", "exit code 1; log has no end")),
         (OPEN, RUNNING, 5.0, False, AttemptState(code=137), ("killed", "exit code 137; log has no end")),
         (DONE, RUNNING, 5.0, True, AttemptState(alive=True), ("finished", "")),
@@ -238,6 +242,50 @@ def test_a_job_is_asked_of_the_queue_then_of_its_exit_file(run: RunFolder, monke
     assert status.read_job_status(run.root) == JobStatus(("7", "8"), "gone", ended=True)
 
 
+@pytest.mark.parametrize(
+    ("queue", "codes", "trials", "states"),
+    [
+        ({"7_1": "PENDING"}, {"7_0": 233}, {0: 233}, ["aborted exit 233", "queued PENDING"]),  # its node died
+        ({"7_1": "PENDING"}, {}, {}, ["incomplete gone", "queued PENDING"]),
+        (
+            {"7_0": "PENDING", "7_1": "RUNNING"},
+            {"7_0": 143},
+            {0: 143},
+            ["queued PENDING", "queued RUNNING"],
+        ),  # requeued
+        ({"7_0": "RUNNING"}, {"7_1": 1}, {1: 1}, ["queued RUNNING", "aborted exit 1"]),
+        ({}, {"7_0": 0, "7_1": 1}, {0: 0, 1: 1}, ["unreadable exit 0", "aborted exit 1"]),
+        ({}, {"7_1": 2}, {1: 2}, ["incomplete gone", "aborted exit 2"]),
+    ],
+)
+def test_each_task_of_an_array_has_a_state_of_its_own(
+    run: RunFolder,
+    monkeypatch: pytest.MonkeyPatch,
+    queue: dict[str, str],
+    codes: dict[str, int],
+    trials: dict[int, int],
+    states: list[str],
+) -> None:
+    (run.root / "job.json").write_text('{"version": 1, "job_ids": ["7"], "submitted": "x"}')
+    (run.root / "exit").mkdir()
+    for name, code in (codes | {f"trial_{trial}": code for trial, code in trials.items()}).items():
+        (run.root / "exit" / name).write_text(f"{code}\n")
+    listed = "".join(f"7 {name[2:]} {state}\n" for name, state in queue.items())
+    monkeypatch.setattr(slurm, "_query_slurm", lambda *words: listed if words[0] == "squeue" else "")
+    assert [f"{row.state} {row.job_state}" for row in read_folder_status(run, now_s=5.0)][:2] == states
+
+
+@pytest.mark.parametrize("name", ["result_0 (copy).txt", "result_99.txt", "result_0.old.txt", "result_.txt"])
+def test_a_log_of_no_trial_is_shown_as_the_checker_counts_it(run: RunFolder, name: str) -> None:
+    run.result(0).write_text(log_text(epochs=1, stop="success"))
+    (run.root / name).write_text(log_text(epochs=1, stop="success"))
+    rows = read_folder_status(run, now_s=5.0)
+    assert [row.note for row in rows if row.state == "extra"] == [
+        f"{name} is the log of no trial of run.json; check, score and package count it"
+    ]
+    assert sorted(log.path.name for log in find_logs([run.root])[0]) == sorted(["result_0.txt", name])
+
+
 @pytest.fixture(params=["no squeue", "failing squeue", "slow squeue"])
 def mute(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine on which Slurm does not answer."""
@@ -278,7 +326,7 @@ def test_a_trial_is_not_killed_where_slurm_does_not_answer(run: RunFolder) -> No
 
 def test_slurm_that_does_not_know_a_job_any_more_has_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in (
-        ("squeue", "echo 7 RUNNING"),
+        ("squeue", "echo 7 N/A RUNNING"),
         ("scontrol", "echo slurm error: Invalid job id specified >&2; exit 1"),
     ):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")

@@ -332,7 +332,12 @@ def test_a_dry_run_of_a_sweep_shows_the_sizes_that_are_possible_and_names_the_ot
 def test_job_ids_and_states_are_read_from_slurms_own_words() -> None:
     assert slurm.parse_job_id("123\n") == "123"
     assert slurm.parse_job_id("123;cluster\n") == "123"
-    assert slurm.parse_squeue("7 PENDING\n7 RUNNING\n8 COMPLETING\n") == {"7": "RUNNING", "8": "COMPLETING"}
+    assert slurm.parse_squeue("7 1 PENDING\n7 0 RUNNING\n8 N/A COMPLETING\n") == {
+        "7": "RUNNING",
+        "7_0": "RUNNING",
+        "7_1": "PENDING",
+        "8": "COMPLETING",
+    }
     assert slurm.parse_scontrol("JobId=9 x\n   JobState=FAILED Reason=None\n") == "FAILED"
     assert slurm.parse_scontrol("JobId=9\n JobState=COMPLETED\n\nJobId=10\n JobState=RUNNING\n") == "RUNNING"
     assert slurm.parse_scontrol("slurm_load_jobs error: Invalid job id specified") is None
