@@ -22,7 +22,7 @@ import yaml
 
 from mlhpc.suite import LARGEST_NUMBER
 from mlhpc.suite.errors import InputError, explain_near_names
-from mlhpc.suite.files import read_json, render_bytes, render_repr
+from mlhpc.suite.files import DuplicateKeyError, read_json, render_bytes, render_repr
 
 Data = TypeVar("Data")
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -119,6 +119,8 @@ def read_json_document(path: Path, kind: type[Data], what: str, version: int, *,
         data = read_json(path, largest)
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except DuplicateKeyError as error:
+        raise InputError(f"{path}: has the key {str(error)!r} twice") from None
     except ValueError as error:
         raise InputError(f"{path}: expected JSON: {error}") from None
     if not isinstance(data, dict) or data.get("version") != version:

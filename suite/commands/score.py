@@ -63,7 +63,8 @@ def score(paths: tuple[Path, ...], explain: bool, style: str, energy: bool, rule
     """
     if ruleset_name is not None:
         read_ruleset(ruleset_name)
-    scored = check(list(paths), ruleset_name).results
+    verdict = check(list(paths), ruleset_name)
+    scored = verdict.results
     if style == JSON:
         print_line(json.dumps({"version": 1, "groups": _build_documents(scored, energy=energy)}, indent=1))
     elif style == FOM:
@@ -72,6 +73,9 @@ def score(paths: tuple[Path, ...], explain: bool, style: str, energy: bool, rule
         for item in scored:
             _print_result(item, explain=explain, energy=energy)
     # JSON has an empty list for a program to read, so only the exit code says it.
+    without = next((finding for finding in verdict.findings if finding.rule == "round-known"), None)
+    if not scored and without is not None and style != JSON:
+        raise InputError(f"{without.file}: {without.message}")
     if not scored and style != JSON:
         raise InputError(
             f"no result_*.txt under {', '.join(map(str, paths))}: nothing to score; "

@@ -279,7 +279,11 @@ def _make_template(
         launcher = structs.replace(launcher, cache_drop_command=None)
     limit = time_limit or launcher.time_limit
     # A wrong limit is refused before anything is written.
-    parse_time_limit_s(limit)
+    if parse_time_limit_s(limit) <= launcher.signal_margin_s:
+        raise InputError(
+            f"time limit {limit!r}: ranks are to save and stop {launcher.signal_margin_s} s before it"
+            " (launcher.signal_margin_s); ask for more"
+        )
     in_container = launcher.container.runtime != "none"
     return Job(
         workload=chosen.name,

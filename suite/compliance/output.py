@@ -268,6 +268,8 @@ def summarise_verdict(verdict: Verdict) -> str:
     compliant = "compliant" if verdict.compliant else "NOT compliant"
     if not verdict.logs and not verdict.packages:
         compliant = "nothing checked"
+    if verdict.rulesets == ("none",) and verdict.logs:
+        compliant = "not judged, for lack of rules"
     going_on = [text for result in verdict.results if (text := result.under_way)]
     if going_on and not verdict.compliant:
         compliant = f"not judged yet ({render_printable('; '.join(going_on))})"

@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -135,14 +136,19 @@ def compare_files(root: Path, *, deep: bool, progress: Callable[[int], None] | N
             problems.append(problem)
         if progress is not None:
             progress(entry.bytes)
-    return problems
+    known = {entry.file for entry in manifest.shards}
+    found = sorted(path.relative_to(root).as_posix() for path in root.glob("*/*.h5"))
+    return problems + [f"{root / name}: a shard that the manifest does not name" for name in found if name not in known]
 
 
 def check_shard(root: Path, entry: ShardEntry, *, deep: bool) -> str | None:
     """Return in one line how a shard differs from its entry: missing, truncated, with ``deep`` damaged. None if not."""
     path = root / entry.file
     try:
-        size = path.stat().st_size
+        state = path.stat()
+        if not stat.S_ISREG(state.st_mode):
+            return f"{path}: {_KINDS.get(stat.S_IFMT(state.st_mode), 'a device')} lies there; expected a file"
+        size = state.st_size
         if size != entry.bytes:
             difference = "truncated" if size < entry.bytes else "too long"
             return f"{path}: {difference}: {size} bytes, manifest says {entry.bytes}"
@@ -157,6 +163,9 @@ def check_shard(root: Path, entry: ShardEntry, *, deep: bool) -> str | None:
         if actual != expected:
             return f"{path}: damaged: {name} {actual[:16]}, manifest says {expected[:16]}"
     return None
+
+
+_KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
 
 
 def compute_checksums(path: Path) -> tuple[str, str]:

@@ -58,6 +58,19 @@ class Column:
     prefetch_part: Callable[[int, Part], None] | None = None  # None: a part is not cheaper to read than the whole
 
 
+class Named(dict[str, Any]):
+    """What lies in a place, by name of the dataset. InputError, with the place, for a name that is not there."""
+
+    def __init__(self, items: Mapping[str, Any], place: Path) -> None:
+        super().__init__(items)
+        self._place = place
+
+    def __missing__(self, name: str) -> Any:
+        raise InputError(
+            f"{self._place}: has no dataset {name!r}, only {', '.join(self) or 'none'}; generate the data again"
+        )
+
+
 def map_columns(path: Path) -> dict[str, Column]:
     """Map every dataset of a shard, by name. InputError if the file is not HDF5, is damaged or has another layout."""
     with _open(path) as shard:
@@ -65,7 +78,7 @@ def map_columns(path: Path) -> dict[str, Column]:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         try:
             offsets = {name: _read_offsets(path, shard[name]) for name in shard if name.endswith(OFFSETS)}
-            return {name: _map_column(path, mapped, shard[name], name, offsets) for name in shard}
+            return Named({name: _map_column(path, mapped, shard[name], name, offsets) for name in shard}, path)
         except (KeyError, AttributeError, OSError, RuntimeError) as error:  # how h5py answers a damaged structure
             raise InputError(
                 f"{path}: the structure of the HDF5 file is damaged: {error}; stage or generate the data set again"
@@ -108,6 +121,9 @@ def _read_offsets(path: Path, dataset: Any) -> NDArray[np.int64]:
 def _map_column(
     path: Path, mapped: mmap.mmap, dataset: Any, name: str, offsets: Mapping[str, NDArray[np.int64]]
 ) -> Column:
+    if not isinstance(dataset, h5py.Dataset) or dataset.dtype.kind not in "biuf" or not dataset.dtype.isnative:
+        kind = dataset.dtype.str if isinstance(dataset, h5py.Dataset) else "a group"
+        raise InputError(f"{path}: {name!r} is {kind}; expected a dataset of numbers in this machine's byte order")
     if name in offsets:
         lengths = np.diff(offsets[name])
         return Column(len(lengths), (), lengths.dtype, lengths.__getitem__, None)
@@ -314,7 +330,7 @@ class ShardReader:
                 f"{root / MANIFEST_NAME}: no split {split!r}; the data set has {', '.join(manifest.splits)}"
             )
         self.manifest = manifest
-        self._root = root
+        self._root, self._split = root, split
         self._entries = manifest.splits[split]
         self._ends = np.cumsum([entry.samples for entry in self._entries])
         self._shards: list[dict[str, Column] | None] = [None] * len(self._entries)
@@ -331,7 +347,7 @@ class ShardReader:
         does not exist. InputError names a missing or damaged shard.
         """
         shards, from_end = self._locate(indices)
-        batch = {}
+        batch = Named({}, self._root / self._split)
         for name in shards[0]:
             if names is None or name in names:
                 columns = [shard[name] for shard in shards]

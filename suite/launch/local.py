@@ -551,8 +551,39 @@ def parse_worlds(output: str) -> list[tuple[int, str]]:
     return [(int(ranks), text) for ranks, text in re.findall(r"RANKS (\d+) ([^\n]+?)\s*(?=RANKS|\n|$)", output)]
 
 
-def explain_fix(site: SiteMpi, python: str = sys.executable) -> str:
-    """Return what to do if no MPI loads, or if launcher and library are of different MPIs."""
+# What MPI says of a machine that it cannot run on: no other library would help
+_FIXES = (
+    (r"gethostname failed", "give this machine a host name of fewer than 64 characters: hostnamectl hostname NAME"),
+    (
+        r"Bus error|signal 7\b|SIGBUS|shm_open|/dev/shm|shared memory",
+        "more shared memory: mount -o remount,size=1G /dev/shm; in a container --shm-size=1g",
+    ),
+    (r"No space left|Disk quota", "make room, or export TMPDIR=<a folder with room>"),
+    (r"Read-only file system|Permission denied", "export TMPDIR=<a folder that you may write to and run programs in>"),
+    (r"Too many open files", "ulimit -n 4096"),
+    (
+        r"Cannot allocate memory|out of memory|Resource temporarily unavailable|unable to fork|signal 9\b",
+        "end what else runs here, or ask for more memory and processes (ulimit -u)",
+    ),
+    (
+        r"gethostbyname|getaddrinfo|Name or service not known|[Cc]onnection refused|[Uu]nable to (?:connect|get host)"
+        r"|Network is unreachable|no active ports|Hostname lookup",
+        "let this machine's name lead to it: a line 127.0.0.1 and the name in /etc/hosts, and ip link set lo up",
+    ),
+    (r"Illegal instruction|signal 4\b", "install an MPI that was built for this processor"),
+    (r"(?:running|run) \S+ as root", "start it as another user, or export OMPI_ALLOW_RUN_AS_ROOT{,_CONFIRM}=1"),
+    (r"not enough slots", "export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe"),
+)
+
+
+def explain_fix(site: SiteMpi, python: str = sys.executable, output: str = "") -> str:
+    """Return what to do if no MPI loads, or if launcher and library are of different MPIs.
+
+    ``output``: what they printed. If it blames the machine, that is to be mended.
+    """
+    for pattern, fix in _FIXES:
+        if re.search(pattern, output):
+            return fix
     if site.mpicc:
         build = f"MPICC={site.mpicc} {python} -m pip install --force-reinstall --no-cache-dir --no-binary mpi4py mpi4py"
         return f"{python} -m pip uninstall -y mpich; {build}"

@@ -27,6 +27,7 @@ from mlhpc.suite.errors import InputError, explain_unknown_name
 from mlhpc.suite.files import read_bytes, render_repr
 from mlhpc.suite.log.reader import EXIT_CODE_BYTES
 
+LONGEST_S = 366 * 86400
 TIME_LIMIT = re.compile(r"\A(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?\Z")
 
 
@@ -35,6 +36,16 @@ def parse_time_limit_s(text: str) -> int:
     match = TIME_LIMIT.fullmatch(text)
     if match is None:
         raise InputError(f"time limit {text!r}: expected minutes, h:mm:ss or d-hh:mm:ss")
+    seconds = _sum_time_limit(match)
+    if not 0 < seconds <= LONGEST_S:
+        raise InputError(
+            f"time limit {text!r}: expected more than nothing, and at most a year; Slurm takes 0 for no limit, and ranks that"
+            " are never told of their end save nothing"
+        )
+    return seconds
+
+
+def _sum_time_limit(match: re.Match[str]) -> int:
     days, *rest = (None if part is None else int(part) for part in match.groups())
     first, second, third = rest
     # After days comes hours. Without days three parts begin with hours, and one or two with minutes.

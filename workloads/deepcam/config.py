@@ -37,7 +37,7 @@ class DeepCamConfig(Hyperparameters, frozen=True, kw_only=True):
     height: Annotated[int, Meta(ge=OUTPUT_STRIDE, multiple_of=OUTPUT_STRIDE), "pixels of a sample, south to north"]
     width: Annotated[int, Meta(ge=OUTPUT_STRIDE, multiple_of=OUTPUT_STRIDE), "pixels of a sample, west to east"]
     channel_divisor: Annotated[int, Meta(ge=1), "the reference's channel numbers are divided by this"] = 1
-    middle_blocks: Annotated[int, Meta(ge=0)] = 16
+    middle_blocks: Annotated[int, Meta(ge=0, le=1000)] = 16
     aspp_rates: Annotated[tuple[Rate, Rate, Rate], "dilations of the three 3x3 branches"] = (6, 12, 18)
     batchnorm_group_size: Annotated[int, Meta(ge=1), "consecutive ranks that normalise over one batch"] = 1
     optimizer: Literal["Adam", "AdamW", "LAMB"]

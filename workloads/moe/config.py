@@ -28,7 +28,7 @@ class MoEConfig(Hyperparameters, frozen=True, kw_only=True):
     One exception, as in Tutel: capacity is rounded up to a multiple of (ranks per expert * overlap_degree).
     """
 
-    experts: Annotated[int, Meta(ge=1)]
+    experts: Annotated[int, Meta(ge=1, le=4096)]
     top_k: Annotated[int, Meta(ge=1)] = 2
     hidden: Annotated[int, Meta(ge=1), "hidden width of one expert"]
     activation: Activation = "swiglu"

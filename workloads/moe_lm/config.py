@@ -21,7 +21,7 @@ class MoELMConfig(Training, frozen=True, kw_only=True):
     ``dense: true`` has that FFN in every block: its parameters and FLOPs are the active ones, without the router's.
     """
 
-    layers: Annotated[int, Meta(ge=1, le=10_000)]
+    layers: Annotated[int, Meta(ge=1, le=1000)]
     width: Annotated[int, Meta(ge=8)]
     heads: Annotated[int, Meta(ge=1)]
     context: Annotated[int, Meta(ge=8), "bytes a prediction may look back on; one sample predicts as many"]

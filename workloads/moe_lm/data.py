@@ -26,10 +26,11 @@ class TextData:
         self._reader = ShardReader(root, split)
         self._length = config.context + 1
         expected = config.row_bytes if split == "train" else self._length
-        actual = self._reader.read([0])["text"].shape[1]
-        if actual != expected:
+        text = self._reader.read([0])["text"]
+        if (text.shape[1:], str(text.dtype)) != ((expected,), "uint8"):
             raise InputError(
-                f"{root}: {split} rows have {actual} bytes, the config expects {expected}: the data are of another size"
+                f"{root}: {split} rows are {text.dtype} {text.shape[1:]}, the config expects {expected} bytes: the data are"
+                " of another size"
             )
 
     def __len__(self) -> int:

@@ -24,7 +24,7 @@ class OpenCatalystConfig(Hyperparameters, frozen=True, kw_only=True):
 
     hidden_channels: Annotated[int, Meta(ge=1)] = 192
     output_channels: Annotated[int, Meta(ge=1)] = 192
-    blocks: Annotated[int, Meta(ge=1), "interaction blocks; there is one output block more"] = 3
+    blocks: Annotated[int, Meta(ge=1, le=1000), "interaction blocks; there is one output block more"] = 3
     triplet_channels: Annotated[int, Meta(ge=1), "int_emb: width of an edge inside the sum over triplets"] = 64
     basis_channels: Annotated[int, Meta(ge=1), "basis_emb: width to which the bases are projected first"] = 8
     num_spherical: Annotated[int, Meta(ge=1, le=12), "angular functions, l = 0..n-1"] = 7
@@ -32,9 +32,9 @@ class OpenCatalystConfig(Hyperparameters, frozen=True, kw_only=True):
     cutoff_angstrom: Annotated[float, Meta(gt=0)] = 6.0
     max_neighbours: Annotated[int, Meta(ge=1), "nearest neighbours kept per atom"] = 50
     envelope_exponent: Annotated[int, Meta(ge=1)] = 5
-    before_skip: Annotated[int, Meta(ge=0)] = 1
-    after_skip: Annotated[int, Meta(ge=0)] = 2
-    output_layers: Annotated[int, Meta(ge=0)] = 3
+    before_skip: Annotated[int, Meta(ge=0, le=100)] = 1
+    after_skip: Annotated[int, Meta(ge=0, le=100)] = 2
+    output_layers: Annotated[int, Meta(ge=0, le=100)] = 3
     exact_angles: Annotated[
         bool, "false: angles carry no gradient, as in the reference; true: forces are exactly -dE/dx"
     ] = False

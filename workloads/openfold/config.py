@@ -39,10 +39,10 @@ class OpenFoldConfig(Hyperparameters, frozen=True, kw_only=True):
     outer_channels: Annotated[int, Meta(ge=1), "of the outer product mean"] = 32
     transition_factor: Annotated[int, Meta(ge=1)] = 4
     template_transition_factor: Annotated[int, Meta(ge=1)] = 2
-    evoformer_blocks: Annotated[int, Meta(ge=1)] = 48
-    extra_msa_blocks: Annotated[int, Meta(ge=1)] = 4
-    template_blocks: Annotated[int, Meta(ge=1)] = 2
-    structure_iterations: Annotated[int, Meta(ge=1)] = 8
+    evoformer_blocks: Annotated[int, Meta(ge=1, le=1000)] = 48
+    extra_msa_blocks: Annotated[int, Meta(ge=1, le=1000)] = 4
+    template_blocks: Annotated[int, Meta(ge=1, le=1000)] = 2
+    structure_iterations: Annotated[int, Meta(ge=1, le=1000)] = 8
     ipa_heads: Annotated[int, Meta(ge=1)] = 12
     ipa_channels: Annotated[int, Meta(ge=1)] = 16
     ipa_query_points: Annotated[int, Meta(ge=1)] = 4

@@ -216,7 +216,7 @@ def judge_mpi_load(answer: CommandResult, site: local.SiteMpi) -> tuple[list[Che
         library, path = loaded
         return [Check("mpi4py", True, f"loads {library[:60]}" + (f" from {path}" if path else ""), "local")], library
     last = answer.output.strip().splitlines()[-1:] or [f"exit code {answer.code}"]
-    fix = local.explain_fix(site)
+    fix = local.explain_fix(site, output=answer.text)
     # With a site's MPI the wheel would be the wrong one: mpi4py is built against the site's.
     if "No module named 'mpi4py'" in answer.output and not site.mpicc:
         fix = f"{sys.executable} -m pip install 'mlhpc[run,mpi]'"
@@ -244,7 +244,7 @@ def judge_mpi(mpiexec: str, answer: CommandResult, site: local.SiteMpi, launcher
     library = worlds[0][1][:60] if worlds else ""
     if [ranks for ranks, _ in worlds] == [2]:
         return Check("mpiexec", True, f"{mpiexec}: 2 ranks, {library}", "local")
-    expected, fix = "2 ranks in one world", local.explain_fix(site)
+    expected, fix = "2 ranks in one world", local.explain_fix(site, output="" if worlds else answer.text)
     if worlds:
         found = f"{mpiexec} ({launcher}) starts 2 processes that do not see each other: mpi4py belongs to {library}"
         return Check("mpiexec", False, found, "local", fix, expected)
@@ -375,6 +375,12 @@ class CommandResult:
 
     code: int
     output: str
+
+    @property
+    def text(self) -> str:
+        """What was printed, and the signal that ended the command."""
+        number = -self.code if self.code < 0 else self.code - 128
+        return f"{self.output}\nsignal {number}" if 0 < number < 64 else self.output
 
 
 def _run_command(command: Sequence[str], environ: Mapping[str, str] | None = None) -> CommandResult:

@@ -147,6 +147,11 @@ def test_a_dry_run_prints_the_script_of_every_full_size_as_the_documentation_say
         ((*MINI, "--nodes", "2,2"), "--nodes '2,2': each node count can be given once"),
         ((*MINI, "--nodes", "3", "--set", "global_batch_size=32"),
          "--nodes 3 x 1 ranks per node: global_batch_size 32 cannot be split evenly over 3 ranks; nearest batch that can: "),
+        *(
+            ((*MINI, "--nodes", "1", "--time-limit", text), f"time limit '{text}': expected more than nothing")
+            for text in ("0", "0:00", "0-0", "99999999999", "9999-0")
+        ),
+        ((*MINI, "--nodes", "1", "--time-limit", "1"), "time limit '1': ranks are to save and stop 60 s before it"),
         ((*MINI, "--nodes", "1", "--time-limit", "soon"), "time limit 'soon': expected minutes, h:mm:ss or d-hh:mm:ss"),
         ((*MINI, "--nodes", "1", "--instances", "2", "--runs", "2"), "--instances cannot be combined with --runs"),
         (("--system", "nope", "--size", "mini", "--nodes", "1"), "unknown system 'nope'; systems: "),
@@ -306,7 +311,7 @@ def test_a_plan_that_cannot_score_is_told_before_it_costs_anything(
 
 
 def test_a_dry_run_says_that_a_short_time_limit_cannot_score(tmp_path: Path) -> None:
-    words = ("--nodes", "2", "--runs", "5", "--time-limit", "1", "-o", "r", "--dry-run")
+    words = ("--nodes", "1", "--runs", "5", "--time-limit", "1:01", "-o", "r", "--dry-run")
     done = mlhpc(tmp_path, *MINI, *words)
     assert "  cannot score     one run takes about " in done.stderr
     assert done.stdout.startswith("#!/bin/bash")

@@ -11,7 +11,9 @@ import pytest
 from mlhpc.suite.compliance import rcp_limit
 from mlhpc.suite.compliance.check import check, check_log
 from mlhpc.suite.compliance.consistency import EvalSchedule
+from mlhpc.suite.compliance.output import summarise_verdict
 from mlhpc.suite.compliance.ruleset import list_rulesets, read_ruleset
+from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import Line, Lines, Mutation, drop, edit, hpc_run, our_run, results, write
 from tests.fixtures.mutations import Case
 from tests.fixtures.systems import system_fields
@@ -68,6 +70,11 @@ def test_a_training_round_without_ruleset_is_one_line(tmp_path: Path, round_: st
     )
     assert "v5.0, v5.1, v6.0, v6.1" in finding.message
     assert (verdict.rulesets, verdict.logs, verdict.packages) == (("none",), 12, 2)
+    assert summarise_verdict(verdict).startswith("not judged, for lack of rules: 12 logs, 2 packages, ruleset none: ")
+    scored = mlhpc("score", tmp_path)
+    assert (scored.returncode, scored.stderr.count("\n")) == (2, 1)
+    assert f"MLPerf Training {round_} has no ruleset here" in scored.stderr
+    assert "--ruleset judges by another" in scored.stderr
     assert "round-known" not in {item.rule for item in check([tmp_path], "training-5.0.0").findings}
 
 

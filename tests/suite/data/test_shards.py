@@ -1,6 +1,7 @@
 """Shards: deterministic files, any damage is found, and what is read is what was written."""
 
 import json
+import os
 import threading
 from collections.abc import Callable
 from itertools import pairwise
@@ -51,6 +52,54 @@ def root(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp(request.param)
     make(folder, request.param)
     return folder
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+@pytest.mark.parametrize("kind", [">i2", ">f4", ">u8", "S4", "c8"])
+def test_a_shard_that_is_well_signed_and_wrong_is_one_line(tmp_path: Path, kind: str, compression: Compression) -> None:
+    wrong = arrays(0, 3) | {"z": np.zeros((3, 400), kind)}
+    with pytest.raises(
+        InputError, match=rf"shard_00000.h5: 'z' is .?{kind.lstrip('>')}; expected a dataset of numbers in this"
+    ):
+        write_shard(build_shard_path(tmp_path, "train", 0), wrong, compression=compression)
+
+
+def test_a_dataset_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
+    make(tmp_path)
+    reader = ShardReader(tmp_path, "train")
+    for look in (
+        lambda: reader.read([0])["text"],
+        lambda: reader.read([0], ["text"])["text"],
+        lambda: reader.read_parts("text", [0], [[np.arange(1)]]),
+    ):
+        with pytest.raises(InputError, match="has no dataset 'text', only "):
+            look()
+
+
+@pytest.mark.parametrize(
+    ("lay", "said"),
+    [
+        (Path.mkdir, "a folder lies there"),
+        (os.mkfifo, "a named pipe lies there"),
+        (lambda path: path.symlink_to("/dev/null"), "a device lies there"),
+        (lambda path: path.symlink_to("nowhere"), "missing"),
+        (lambda path: path.write_bytes(b""), "truncated: 0 bytes"),
+    ],
+)
+def test_verifying_says_what_lies_in_the_place_of_a_shard(
+    tmp_path: Path, lay: Callable[[Path], object], said: str
+) -> None:
+    make(tmp_path)
+    path = build_shard_path(tmp_path, "train", 1)
+    path.rename(path.with_name("shard_00009.h5"))
+    lay(path)
+    for deep in (False, True):
+        found = compare_files(tmp_path, deep=deep)
+        assert found[0].startswith(f"{path}: {said}")
+        assert found[1:] == [f"{path.with_name('shard_00009.h5')}: a shard that the manifest does not name"]
+    text = (tmp_path / "manifest.json").read_text()
+    (tmp_path / "manifest.json").write_text(text.replace('"size":', '"size": "full",\n "size":'))
+    assert compare_files(tmp_path, deep=False) == [f"{tmp_path}/manifest.json: has the key 'size' twice"]
 
 
 def everything(root: Path) -> dict[str, np.ndarray]:

@@ -167,6 +167,33 @@ def test_the_advice_fits_the_site(site: SiteMpi, words: str) -> None:
     assert words in local.explain_fix(site)
 
 
+@pytest.mark.parametrize(
+    ("code", "output", "words"),
+    [
+        (1, "Fatal error in internal_Init: gethostname failed, File name too long", "host name of fewer than 64"),
+        (1, "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Bus error (signal 7)", "/dev/shm"),
+        (135, "", "/dev/shm"),
+        (-7, "", "/dev/shm"),
+        (1, "shm_open: /dev/shm/mpich: No space left on device", "/dev/shm"),
+        (1, "write: No space left on device", "TMPDIR"),
+        (1, "mkdir /tmp/ompi: Permission denied", "TMPDIR"),
+        (1, "socket: Too many open files", "ulimit -n"),
+        (137, "", "memory"),
+        (1, "fork: Resource temporarily unavailable", "memory"),
+        (1, 'HYDU_sock_connect: unable to connect from "a" to "a" (Connection refused)', "/etc/hosts"),
+        (1, "unable to get host address for node7", "/etc/hosts"),
+        (132, "", "built for this processor"),
+        (1, "mpirun has detected an attempt to run mpirun as root.", "OMPI_ALLOW_RUN_AS_ROOT"),
+        (1, "ImportError: libmpi.so.12: cannot open shared object file", "pip install"),
+    ],
+)
+def test_the_remedy_is_one_for_the_failure(code: int, output: str, words: str) -> None:
+    answer = CommandResult(code, f"{output}\nsome last line\n")
+    for check in (judge_mpi("mpiexec", answer, LAPTOP, "mpich"), judge_mpi_load(answer, LAPTOP)[0][0]):
+        assert words in check.fix
+        assert ("pip install" in check.fix) == ("pip install" in words)
+
+
 def test_the_site_is_found_beside_this_pythons_own_folder(tmp_path: Path) -> None:
     (tmp_path / "mpicc").write_text("#!/bin/sh\n")
     (tmp_path / "mpicc").chmod(0o755)
