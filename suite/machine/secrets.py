@@ -1,4 +1,4 @@
-"""Recognises passwords, tokens and keys by a variable's name, their place, their form and their randomness.
+"""Recognises passwords, tokens and keys by a variable's name, the structure around them, their form and their randomness.
 
 The forms of some 200 services are the rules of gitleaks (MIT), kept as data in gitleaks_rules.json.
 """
@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 from mlhpc.suite import REDACTED
@@ -32,15 +33,53 @@ _SECRET_WORDS = frozenset(
             "CREDENTIALS",
             "SSHPASS",
         ),
-        *("AUTHORIZATION", "BEARER", "COOKIE"),
+        *("AUTHORIZATION", "BEARER", "COOKIE", "PW", "PSK", "CRED", "CREDS", "PASSCODE", "PASSKEY", "SECRETS", "JWT"),
     )
 )
+# Parts of names in other languages
+_SECRET_PARTS = re.compile(
+    "PASSWORT|KENNWORT|GEHEIM|MOTDEPASSE|MOTPASSE|CONTRASE[NÑ]A|SENHA|SEGREDO|SECRETO|SEGRETO|WACHTWOORD|L[OÖ]SENORD"
+    "|PASSORD|ADGANGSKODE|SALASANA|HAS[LŁ]O|HESLO|JELSZ[OÓ]|PAROLA|PAROLD|[SŞ][IİI]FRE|LOZINKA|JETON|CLAVEDEACCESO"
+    "|ПАРОЛЬ|ПАРОЛА|СЕКРЕТ|ТОКЕН|ΚΩΔΙΚ|ΣΥΝΘΗΜΑ|密码|密碼|口令|パスワード|비밀번호|암호|סיסמה|كلمةالمرور|पासवर्ड"
+)
 # Without a separator: PGPASSWORD, CLIENTSECRET, AWSACCESSKEY
-_SECRET_ENDS = ("PASSWORD", "PASSWD", "PASSPHRASE", "SECRET", "TOKEN", "APIKEY", "ACCESSKEY", "ACCOUNTKEY", "SECRETKEY")
-_SECRET_LAST = frozenset({"KEY", "SIGNATURE"})  # only as the last word: cache_key_size is none
+_SECRET_ENDS = (
+    "PASSWORD",
+    "PASSWD",
+    "PASSPHRASE",
+    "SECRET",
+    "TOKEN",
+    "APIKEY",
+    "ACCESSKEY",
+    "ACCOUNTKEY",
+    "SECRETKEY",
+    "SESSIONID",
+    "SESSID",
+)
+_SECRET_LAST = frozenset(
+    {"KEY", "SIGNATURE", "AUTH", "CLAVE", "CHIAVE", "SCHLUESSEL", "SCHLÜSSEL"}
+)  # only as the last word: cache_key_size is none
 # The last word of a name that says where a secret is, or how many there are
 _NOT_LAST = frozenset(
-    ("STDIN", "FILE", "PATH", "DIR", "TYPE", "LENGTH", "SIZE", "COUNT", "PY", "JSON", "YAML", "TXT", "SH")
+    (
+        "REF",
+        "POLICY",
+        "NAME",
+        "ENV",
+        "STDIN",
+        "FILE",
+        "PATH",
+        "DIR",
+        "TYPE",
+        "LENGTH",
+        "SIZE",
+        "COUNT",
+        "PY",
+        "JSON",
+        "YAML",
+        "TXT",
+        "SH",
+    )
 )
 _NOT_SECRET = frozenset({"key", "PWD", "OLDPWD"})  # a JSON key called key, and the shell's working folder
 _IN_QUERY = frozenset({"sig", "signature", "key", "auth", "pass", "pwd", "code"})  # of an address
@@ -48,13 +87,16 @@ _IN_QUERY = frozenset({"sig", "signature", "key", "auth", "pass", "pwd", "code"}
 # Before a value: a line that goes on, a tag of YAML or the beginning of a block, the scheme of an Authorization, a
 # letter of Python's b"TEXT"
 _BEFORE_VALUE = (
+    r"""(?:["']?(?:\$\(|`)[ \t]*(?:echo|printf|cat[ \t]+<<<)[ \t]+(?:-\w+[ \t]+|["']%s(?:\\n)?["'][ \t]+)?)?"""
     r"""(?:\\\n[ \t]*|[|>][-+]?\n[ \t]+|!!?\w+[ \t]+)?(?:[bfru]{1,2}(?=["']))?(?P<quote>["']?)"""
     r"""(?:(?:Bearer|Basic|Token|Digest|ApiKey|Negotiate)[ \t]+)?"""
 )
+# A value of at least eight characters with letters and digits, as passwords have and prose has not
+_STRONG = r"(?=[\w+/=.@#!%^*-]*\d)(?=[\w+/=.@#!%^*-]*[A-Za-z])(?=[\w+/=.@#!%^*-]{8})"
 _NAMED = (
     # Shell, YAML, JSON, Python's os.environ["NAME"] = VALUE, headers, a query of an address
     re.compile(
-        r"""(?<![A-Za-z0-9_])(?P<name>[A-Za-z_][\w.-]{0,99})["']?\]?[ \t]*(?::=|=>|[:=](?!=))(?P<blank>[ \t]*)"""
+        r"""(?<!\w)(?P<name>mots?[ ]de[ ]passe|[^\W\d][\w.-]{0,99})["']?\]?[ \t\xa0]*(?::=|=>|[:=：](?!=))(?P<blank>[ \t]*)"""
         + _BEFORE_VALUE,
         re.I,
     ),
@@ -66,23 +108,143 @@ _NAMED = (
         r"""\b(?:setenv|putenv|setdefault|set[ \t]+-\w+|config(?:ure)?[ \t]+(?:--\w+[ \t]+)*(?:set)?)"""
         r"""[ \t(]+["']?(?P<name>[\w./:@-]+)["']?[ \t,]+(?P<quote>["']?)"""
     ),
+    # An element of XML, with its name as its tag or in an attribute
+    re.compile(r"""<(?:\w+:)?(?P<name>\w[\w.-]{0,99})(?:\s[^<>]*)?>\s*(?:<!\[CDATA\[)?(?P<quote>)(?=[^\s<])"""),
+    re.compile(
+        r"""<\w[^<>]*?\s(?:name|key|id|property)=["'](?P<name>[^"'<>]{1,100})["'][^<>]*>"""
+        r"""(?:\s*<value>)?\s*(?P<quote>)(?=[^\s<])""",
+        re.I,
+    ),
+    # Name and value apart: an item of a list in YAML, JSON, XML or on a command line
+    re.compile(
+        r"""(?<![a-z])(?:\w{0,40}?(?:name|key|variable|field|property|option|setting|param|parameter|id)|n|k)["']?"""
+        r"""(?:[ \t]*[:=][ \t]*["']?|>\s*)(?P<name>[^\W\d][\w.-]{0,99})(?:["',;]|</\w+>|\s)++"""
+        r"""(?:["']?\w+["']?[ \t]*[:=][^\n,{}]{0,200}[\n,]\s*+){0,2}[ \t\n<{-]*+["']?"""
+        r"""(?:\w{0,40}?(?:value|val|content|default|data|literal|text)|v)["']?"""
+        r"""(?:[ \t]*[:=](?P<blank>[ \t]*)|>\s*)(?:[|>][-+]?\n[ \t]+)?(?P<quote>["']?)""",
+        re.I,
+    ),
+    # The same, the value first
+    re.compile(
+        r"""(?<![a-z])(?P<before>(?:value|val|content)["']?[ \t]*[:=][ \t]*(?P<quote>["']?))"""
+        r"""(?P<value>[^\s"',;}]+)["']?[ \t]*[,;\n]?[ \t\n-]*["']?(?:name|key)["']?[ \t]*[:=][ \t]*["']?"""
+        r"""(?P<name>[^\W\d][\w.-]{0,99})""",
+        re.I,
+    ),
+    re.compile(
+        r"""\bvariable[ \t]+["'](?P<name>\w+)["'][ \t]*\{(?:[^{}]*?\n)?[ \t]*default[ \t]*=[ \t]*(?P<quote>["'])"""
+    ),
+    # A compound name of a secret, then a word with letters and digits
+    re.compile(
+        r"""(?<![\w-])(?P<name>[A-Za-z]+(?:[_-][A-Za-z]+)+|pass(?:word|wd|phrase)?)(?:[ \t]+|[ \t]+<<<[ \t]*)(?P<quote>["']?)"""
+        + _STRONG,
+        re.I,
+    ),
+    # ["password", "VALUE"], config.set("token", "VALUE")
+    re.compile(r"""["'](?P<name>[A-Za-z][\w.-]{0,99})["'][ ]*,\s*[bfr]?(?P<quote>["'])""" + _STRONG),
+    # pass: VALUE
+    re.compile(r"""(?<!\w)(?P<certain>)(?P<name>(?:\w+_)?pass)["']?[ \t]*[:=][ \t]*(?P<quote>["']?)""" + _STRONG, re.I),
 )
-_UNQUOTED = re.compile(r"""(?:[^\s,;&"'`}\])]|,(?=[^\s,=:"']+(?:[\s"']|$)))+""")  # a comma may be part of a password
+_UNQUOTED = re.compile(
+    r"""(?:[^\s,;&"'`}\])<]|<(?!/)|,(?=[^\s,=:"']+(?:[\s"']|$)))+"""
+)  # a comma may be part of a password
 _HARMLESS = re.compile(  # a variable of the shell, a place to fill in, a word or a short number
-    r"""\$\w+(?:/.*)?|\$\{[^}]*\}?(?:/.*)?|\$\(.*|[<{%*\[(].*|--.*|,.*|[-+.\d]{0,5}|.*REDACTED.*"""
+    r"""\$\w+(?:/.*)?|\$\{[^}]*\}?(?:/.*)?|\$\(.*|[<{%*\[(].*|--.*|,.*|[-+?=.\d]{0,5}|[A-Za-z]\w*:|.*REDACTED.*"""
     r"""|true|false|null|none|yes|no|value|\.{3}""",
     re.IGNORECASE,
 )
 _NUMBER = re.compile(r"-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?")
 _CALL = re.compile(r"[A-Za-z_][\w.]*[(\[].*")
-_CODE = re.compile(r"[A-Za-z_]+(?:\.[A-Za-z_]+)+|[A-Za-z_]{0,15}")
+_CODE = re.compile(r"[A-Za-z_]+(?:\.[A-Za-z_]+)+|[A-Za-z_-]{0,15}")
 
+# Words in turn after the name of a tool: rclone config create R TYPE NAME VALUE
+_TOOL = re.compile(
+    r"\b(?:rclone|dvc[ \t]+remote|s3cmd|npm[ \t]+(?:config[ \t]+)?set|pulumi|consul|etcdctl|redis-cli|hf|composer"
+    r"|doppler|chamber|vault|gh[ \t]+(?:secret|variable)|fly(?:ctl)?|heroku|pass|keyring|credstash|poetry|bundle|nmcli)"
+    r"(?P<rest>[ \t][^\n|;&]*)"
+)
+_WORDS = re.compile(
+    r"""(?<=[ \t])(?P<name>[A-Za-z][\w./-]{0,99})[ \t]+(?=(?P<quote>["']?)(?P<value>[^\s"'=|;&<>-][^\s"']*))"""
+)
+
+
+def _match_flag(tools: str, flag: str, value: str = r"[^\s\"'$-][^\s\"']*") -> str:
+    """Match a short flag of some tools, and its value as the group."""
+    return rf"\b(?:{tools})\b[^\n|;&]{{0,300}}?[ \t]{flag}[\"']?({value})"
+
+
+_ASKS = (  # tools that read a password from their input
+    r"(?:[^\n]{0,300}(?:-stdin|--with-token|passphrase-fd|\bsudo[ \t]+-S|-pass(?:in)?[ \t]+stdin)"
+    r"|[ \t]*(?:kinit|kpasswd|k5start|su|passwd|chpasswd|gpg|openssl|cryptsetup|vncpasswd|smbpasswd|htpasswd|ssh-add|vault|expect"
+    r"|smbclient|nmcli|mutt|ansible-vault|docker|podman|helm|sshpass|gh|glab|wandb|hf|huggingface-cli|npm|twine)\b)"
+)
 # What stands in these places is a secret, whatever its form; the group is what to take out.
 _PLACES = tuple(
     re.compile(expression)
     for expression in (
+        # Positional words of tools
+        r"\bmc[ \t]+(?:alias[ \t]+set|config[ \t]+host[ \t]+add)(?:[ \t]+\S+){3}[ \t]+[\"']?([^\s\"'$]+)",
+        r"\b(?:htpasswd|vncpasswd)[ \t]+-\w*b\w*(?:[ \t]+\S+){2}[ \t]+[\"']?([^\s\"'$]+)",
+        r"\bnet[ \t]+use\b[^\n]*?/user:\S+[ \t]+([^\s\"'$/]+)",
+        r"\bnet[ \t]+use\b[^\n]*?[ \t]\\\\\S+[ \t]+([^\s\"'$/*]+)[ \t]+/user",
+        r"\b(?:wandb|ngc|kaggle|comet|neptune|vault|infisical|doctl|glab|flyctl|snyk|oc|cargo|anaconda|ngrok|tailscale)"
+        r"[ \t]+(?:auth[ \t]+)?"
+        r"(?:login|auth|authtoken|add-authtoken|up)[ \t]+(?:--?[\w-]+[ \t]+)*[\"']?((?=\S*\d)[^\s\"'$=/-][^\s\"'$=]{7,})",
+        r"\b(?:wpa_passphrase|sqlplus[ \t]+\w+/|mosquitto_passwd[ \t]+-b[ \t]+\S+)[ \t]*\S*?[ \t/]([^\s\"'$@/]+)",
+        r"\bsqlplus[ \t]+(?:-\w+[ \t]+)*\w+/([^\s\"'$@]+)",
+        # Short flags of tools
+        _match_flag("swift", r"-K[ \t=]*"),
+        _match_flag("openssl", r"-[kK][ \t]+"),
+        _match_flag("unzip|zip|zipcloak|ipmitool|pdftk|qpdf", r"-P[ \t=]*"),
+        _match_flag("7z[ar]?|7zz|rar|unrar|x264", r"-h?p", r"(?!\d{1,3}(?:\s|$))[^\s\"'$]+"),
+        _match_flag(
+            "curl|wget|http|https",
+            r"-b[ \t=]*",
+            r"(?!\S*\.(?:txt|jar|cookies?)\b|[^\s=]*/)[^\s\"'$][^\"'\n]*?(?=[\"'\s])",
+        ),
+        _match_flag("curl|wget|http|https", r"-b[ \t=]*", r"(?!\S*\.(?:txt|jar|cookies?)\b|[^\s=]*/)[^\s\"'$]+(?=$)"),
+        _match_flag("https?|xh", r"-a[ \t=]*[\w.@-]+:"),
+        _match_flag("ldap\\w+", r"-w[ \t]*"),
+        _match_flag(
+            "mongo\\w*|twine|ncftp\\w*|clickhouse\\S*|xfreerdp|smbmap|crackmapexec|nxc|pgcli|mycli|cqlsh", r"-p[ \t=]*"
+        ),
+        _match_flag("ssh-keygen", r"-[NP][ \t]*"),
+        _match_flag("anaconda|influx|glab|flyctl|vercel|netlify|dotnet|cf|rsconnect", r"-t[ \t]+"),
+        _match_flag("snmp\\w+", r"-[cAX][ \t]*"),
+        _match_flag("cqlsh|sqlcmd|bcp|bteq|tsql|osql|isql", r"-P[ \t]*"),
+        _match_flag("gh[ \\t]+secret", r"(?:-b|--body)[ \t=]+"),
+        _match_flag("aria2c|lftp|mutt|neomutt", r"-p[ \t=]+"),
+        # Addresses: of conda's channels, hooks and bots
+        r"https?://\S{1,200}?/t/([\w-]{3,})/",
+        r"(?i)https?://[^\s\"'<>]{0,200}?hooks?(?:\.\w+){0,3}/(?:[^\s\"'<>]{0,200}/)?((?=[^\s/]*\d)[^\s/\"'?#<>.]+)(?![\w./])",
+        r"(?i)https?://(?:outlook|[\w-]+\.webhook)\.office\S{0,100}?/([^\s\"']+)",
+        r"https?://(?:\w+\.)*telegram\.org/(?:file/)?bot([^\s/\"']+)",
+        r"https?://hc-ping\.com/([^\s/\"']+)",
+        # A password with a slash in an address
+        r"://[^\s/\"'@:]*:(?!\d+/|\$)([^\s\"'@]{0,100}/[^\s\"'@]{0,100})@[\w.-]+(?::\d+)?(?:[/\s\"']|$)",
+        r"\bjdbc:[\w:]+?:\w+/([^\s@/]+)@",
+        r"\b\w*freerdp\b[^\n]*?[ \t]/p:([^\s\"']+)",
+        # Calls
+        r"(?i)\b[\w.]*(?:login|auth\w*|credentials?|connect|client|session)"
+        r"\([^()\n]{0,200}?\b(?:key|auth|pass|pw)[ ]*=[ ]*[bfr]?[\"']"
+        r"([^\"'\n]+)[\"']",
+        r"\b[\w.]*(?:login|log_in|Auth|authenticate|auth|set_password|SecretStr|Credentials?|Fernet|set_token)"
+        r"\((?:[^()\n]{0,200}?[,=][ ]*)?[bfr]?[\"']([^\"'\n]{4,})[\"'][ ]*\)",
+        r"\bauth[ ]*=[ ]*\([ ]*[\"'][^\"'\n]*[\"'][ ]*,[ ]*[bfr]?[\"']([^\"'\n]+)[\"']",
+        # The user and password in the file of docker: its name is too short to tell
+        r"[\"']auth[\"'][ ]*:[ ]*[\"']([A-Za-z0-9+/=]{8,})[\"']",
+        # Input of tools that ask
+        r"\b(?:kinit|kpasswd|su|passwd|chpasswd|gpg|cryptsetup|sudo[ \t]+-S|ssh-add|vault)\b"
+        r"[^\n]{0,300}<<<[ \t]*[\"']?([^\s\"'$]+)",
+        r"\b(?:kinit|kpasswd|passwd|chpasswd|cryptsetup|sudo[ \t]+-S|docker[ \t]+login|gh[ \t]+auth)\b"
+        r"[^\n]{0,300}<<-?[ \t]*[\"']?(?:\w+)[\"']?\n"
+        r"[ \t]*([^\s$][^\n]*)\n",
+        r"\b(?:echo|printf|yes|print)[ \t]+(?:-\w+[ \t]+|[\"']%s(?:\\n)?[\"'][ \t]+)*[\"']?([^\s\"'$|]+?)(?:\\n)?[\"']?[ \t]*\|"
+        + _ASKS,
+        r"\b(?:echo|printf)[ \t]+(?:-\w+[ \t]+)*[\"']?[\w.@-]+:([^\s\"'$|]+)[\"']?[ \t]*\|[ \t]*(?:base64|chpasswd)\b",
+        r"\bsend[ \t]+(?:--[ \t]+)?[\"']([^\s\"'$\\]{6,})\\r[\"']",
         # User and password of an address; of the web a user alone is a token, except those names
-        r"://(?!\$\{?\w+\}?(?::\$\{?\w+\}?)?@)([^\s/\"'?#@:]*:[^\s/\"'?#]+)@",
+        r"://(?!\$\{?\w+\}?(?::\$\{?\w+\}?)?@)([^\s/\"'?#@:]*:(?!\$\{?\w+\}?@)[^\s/\"'?#]+)@",
         r"(?i)https?://(?!(?:git|user|anonymous|guest|oauth2|\$\{?\w+\}?)@)([^\s/\"'?#@:]+)@",
         r"\bBearer[ \t]+((?=[^\s\"']*\d)[\w.~+/=-]{8,})",
         # -u user:password, --user=user:password, -U user%password
@@ -93,14 +255,8 @@ _PLACES = tuple(
         r"\b(?:mysql|mysqldump|mysqladmin|mariadb)\b[^\n|;&]{0,300}?[ \t]-p([^\s\"'$][^\s\"']*)",
         r"\blogin\b[^\n|;&]{0,300}?[ \t]-p[ \t=]*[\"']?([^\s\"'$-][^\s\"']*)",
         r"\bredis-cli\b[^\n|;&]{0,300}?[ \t]-a[ \t]+[\"']?([^\s\"'$][^\s\"']*)",
-        r"\b(?:wandb|ngc|kaggle)[ \t]+login[ \t]+(?:--?[\w-]+[ \t]+)*([A-Za-z0-9_-]{20,})",
         r"-pass(?:in|out)?[ \t]+pass:([^\s\"'$]{3,})",  # openssl
         r"\blogin[ \t]+\S+\s+password[ \t]+(\S+)",  # .netrc
-        # echo PASSWORD | docker login --password-stdin
-        (
-            r"\b(?:echo|printf)[ \t]+(?:-n[ \t]+)?[\"']?([^\s\"'$|]+)[\"']?["
-            r" \t]*\|[^\n]{0,300}(?:-stdin|--with-token|\bsudo[ \t]+-S)"
-        ),
         r"\b(?:login|passwd|with-token|stdin)\b[^\n]{0,300}<<<[ \t]*[\"']?([^\s\"'$]{3,})",
     )
 )
@@ -113,6 +269,7 @@ SECRET_FORMS = re.compile(
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[^-]*(?:-----END [A-Z ]*PRIVATE KEY-----)?"
 )
 _WORD = re.compile(r"[A-Za-z0-9+/=_-]{20,}")
+_CHECKSUM = re.compile(r"(?:sha|SHA|md|blake)\d\w?[-_:= ]{1,2}\Z|integrity=.?\Z")
 _HEX = re.compile(r"[0-9a-fA-F]{32,}")
 _MIN_ENTROPY_BITS = (
     3.7  # per character: English words and paths have 2 to 3.5, 24 random letters and digits 4.2 and more
@@ -147,7 +304,7 @@ def remove_secrets(text: str) -> str:
     Names are HF_TOKEN or apiKey, for example. Places are a header, a flag, an address. Forms are those of passwords and
     tokens.
     """
-    for find in (_find_named, find_secret_forms):
+    for find in (_find_named, _find_words, find_secret_forms, _find_random_words):
         for begin, end in _merge_places(find(text)):
             text = text[:begin] + REDACTED + text[end:]
     return text
@@ -164,6 +321,22 @@ def find_secret_forms(text: str) -> Iterator[Span]:
             yield from rule.find(text)
 
 
+def _find_random_words(text: str) -> Iterator[Span]:
+    """Yield the places of words that nobody wrote: letters of both cases and digits that alternate.
+
+    Names in camel case have few digits, and names of files few that alternate. Checksums in base64 follow their name.
+    """
+    for match in _WORD.finditer(text):
+        word = match.group()
+        if not _is_random(word) or _CHECKSUM.search(text, max(0, match.start() - 10), match.start()):
+            continue
+        kinds = ["0" if char.isdigit() else "a" if char.islower() else "A" if char.isupper() else "-" for char in word]
+        changes = sum(one != other for one, other in pairwise(kinds))
+        longest = max("".join(kinds).split("-"), key=len)
+        if changes >= 0.4 * len(word) and longest.count("0") >= 2 and {"a", "A"} < {*longest} and len(longest) >= 12:
+            yield match.span()
+
+
 def is_secret_name(name: str) -> bool:
     """Return True if a variable or setting of this name holds a secret, judged by the words of the name."""
     if name in _NOT_SECRET:
@@ -171,6 +344,8 @@ def is_secret_name(name: str) -> bool:
     words = re.split(r"[_.-]", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).upper())
     if words[-1] in _NOT_LAST:
         return False
+    if _SECRET_PARTS.search(re.sub(r"[\W_]", "", name).upper()):
+        return True
     if not _SECRET_WORDS.isdisjoint(words) or words[-1] in _SECRET_LAST or (name.isupper() and words[-1] == "PASS"):
         return True
     return words[-1].endswith(_SECRET_ENDS)
@@ -211,10 +386,21 @@ def _find_named(text: str) -> Iterator[Span]:
         for match in pattern.finditer(text):
             name = match["name"]
             in_query = text[match.start() - 1 : match.start()] in ("?", "&")
-            if is_secret_name(name) or (in_query and name.lower() in _IN_QUERY):
-                span = _find_value(text, match)
+            if "certain" in pattern.groupindex or is_secret_name(name) or (in_query and name.lower() in _IN_QUERY):
+                span = match.span("value") if "value" in pattern.groupindex else _find_value(text, match)
                 if span is not None and (in_query or not _is_code(match, text[slice(*span)])):
                     yield span
+
+
+def _find_words(text: str) -> Iterator[Span]:
+    """Yield the places of values that follow their names as words, after the name of a tool."""
+    for tool in _TOOL.finditer(text):
+        for match in _WORDS.finditer(tool["rest"]):
+            name, value = match["name"].rpartition("/")[2], match["value"]
+            alone = name.isalpha() and not _is_password(name)  # may be a word of the command: hf auth login
+            if is_secret_name(name) and not _HARMLESS.fullmatch(value) and (not alone or re.match(_STRONG, value)):
+                begin, end = match.span("value")
+                yield tool.start("rest") + begin, tool.start("rest") + end
 
 
 def _find_value(text: str, match: re.Match[str]) -> Span | None:
@@ -236,6 +422,8 @@ def _is_code(match: re.Match[str], value: str) -> bool:
     if _CALL.fullmatch(value) or (not name.isupper() and _NUMBER.fullmatch(value)):
         return True
     blank = match.groupdict().get("blank")
+    if name == "PASS" and blank:  # of a list of tests
+        return True
     if blank is None or _is_password(name) or (name.isupper() and not blank):
         return False
     return _CODE.fullmatch(value) is not None

@@ -123,7 +123,7 @@ def read_cpu(root: Path) -> Cpu:
         model=_find_model(root, first),
         architecture=read_text(root / "proc/sys/kernel/arch") or platform.machine() or UNKNOWN,
         sockets=len({package for package, _ in topology}) or None,
-        cores=len(set(topology)) or None,
+        cores=_count_cores(cpus) or len(set(topology)) or None,
         threads=len(entries) or None,
         numa_nodes=len(list((root / "sys/devices/system/node").glob("node[0-9]*"))) or None,
         max_frequency_mhz=_read_max_frequency_mhz(cpus, entries),
@@ -198,6 +198,19 @@ def _read_topology(cpus: Sequence[Path]) -> list[tuple[str, str]]:
     """Return (package, core) of each CPU that has both. Core numbers begin anew in every package."""
     ids = [(read_text(cpu / "topology/physical_package_id"), read_text(cpu / "topology/core_id")) for cpu in cpus]
     return [(package, core) for package, core in ids if package.isdecimal() and core.isdecimal()]  # "-1": not known
+
+
+def _count_cores(cpus: Sequence[Path]) -> int:
+    """Count the cores by the CPUs that share each. Core numbers may repeat, in every cluster of a package.
+
+    0 where a CPU does not say it: kernels before 5.3 call the list thread_siblings_list.
+    """
+    shared = [
+        read_text(cpu / "topology/core_cpus_list") or read_text(cpu / "topology/thread_siblings_list")
+        for cpu in cpus
+        if (cpu / "topology").is_dir()  # a CPU that is off has none
+    ]
+    return len(set(shared)) if all(shared) else 0
 
 
 def _read_max_frequency_mhz(cpus: Sequence[Path], entries: Sequence[Mapping[str, str]]) -> float | None:

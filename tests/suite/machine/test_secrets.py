@@ -127,6 +127,32 @@ def test_a_secret_is_taken_out_however_it_is_spelt(line: str) -> None:
     assert remove_secrets(redacted) == redacted
 
 
+def read_lines(name: str) -> list[str]:
+    text = Path(__file__).with_name(name).read_text(encoding="utf-8")
+    return [line.replace(r"\n", "\n") for line in text.splitlines()]
+
+
+@pytest.mark.parametrize(
+    "secret", ["s3cr3tT0k3nXYZ99", "Tr0ub4dor&3", "9f8e7d6c5b4a39281706", "correct-horse-7-battery"]
+)
+def test_secrets_are_found_by_the_structure_around_them(secret: str) -> None:
+    """XML, name and value apart, words and short flags of tools, hooks, calls, other languages."""
+    stay = []
+    for line in read_lines("secret_spellings.txt"):
+        spelt = line.replace("SECRET", secret)
+        if secret in (redacted := remove_secrets(spelt)) or secret in remove_secret_value("FOO", spelt):
+            stay.append(line)
+        assert remove_secrets(redacted) == redacted
+    assert len(stay) <= 8, stay
+
+
+def test_at_most_two_of_two_hundred_harmless_lines_lose_something() -> None:
+    lines = read_lines("harmless_lines.txt")
+    changed = [line for line in lines if remove_secrets(line) != line]
+    assert len(lines) >= 200
+    assert len(changed) <= 2, changed
+
+
 @pytest.mark.parametrize("line", NO_SECRETS)
 def test_what_only_resembles_a_secret_stays(line: str) -> None:
     assert remove_secrets(line) == line
