@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
@@ -23,6 +23,15 @@ from mlhpc.suite.errors import InputError
 
 PART_SUFFIX = ".part"  # of a file that is being written, in the folder of the whole one
 QUIET = "MLHPC_QUIET"  # environment variable: print results and errors, no progress (--quiet)
+
+
+ownership: list[Callable[[], None]] = []  # checks that this process still holds its locks (mlhpc.suite.data.lock)
+
+
+def check_ownership() -> None:
+    """End this process if another one took over what it is about to write. Called before each write of a run."""
+    for check in ownership:
+        check()
 
 
 @contextmanager
@@ -37,6 +46,7 @@ def write_atomically(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
     /dev/stdout. Then the content is written into it when the body ends. An OSError names ``path``, never the temporary
     file.
     """
+    check_ownership()
     with add_path_to_errors(path):
         if (number := _find_descriptor(path)) is not None or _is_special(path):
             with _write_into(path, number) as part:

@@ -19,8 +19,17 @@ from pathlib import Path
 from msgspec import DecodeError, Struct, json
 
 from mlhpc.suite.documents import render_json
-from mlhpc.suite.errors import InputError
-from mlhpc.suite.files import PART_SUFFIX, add_path_to_errors, create_hard_link, make_folder, print_line, render_error
+from mlhpc.suite.errors import ExitCode, InputError
+from mlhpc.suite.files import (
+    PART_SUFFIX,
+    add_path_to_errors,
+    create_hard_link,
+    make_folder,
+    ownership,
+    print_line,
+    render_duration,
+    render_error,
+)
 from mlhpc.suite.processes import read_start_time
 from mlhpc.suite.world import World, find_node_name
 
@@ -85,21 +94,78 @@ class Owner(Struct, frozen=True, kw_only=True):
         return f"process {self.pid}{job} on {self.host} since {self.since}"
 
 
+class Lease:
+    """A lock that this process holds, until another one takes it over: this host may be frozen for minutes.
+
+    With ``ends`` that ends the process before its next write, so that nothing of the new owner is touched.
+    """
+
+    def __init__(self, path: Path, owner: Owner, *, ends: bool) -> None:
+        self._path, self._owner, self._ends = path, owner, ends
+        self._seen, self._refreshed_s, self.lost = path.stat(), _read_clock_s(), False
+
+    def check(self) -> None:
+        """Find out whether the lock is still this process's. As long as its file does not change one stat says so."""
+        with suppress(OSError):  # a file server that does not answer
+            try:
+                found = self._path.stat()
+            except FileNotFoundError:
+                return self._end()
+            if (found.st_ino, found.st_mtime_ns) == (self._seen.st_ino, self._seen.st_mtime_ns) or self.lost:
+                return None
+            if _read_lock(self._path)[0] != self._owner:
+                return self._end()
+            self._seen = found
+        return None
+
+    def refresh(self) -> None:
+        """Tell other processes that this one lives."""
+        self.check()
+        silent_s = _read_clock_s() - self._refreshed_s
+        if silent_s > 3 * REFRESH_S:
+            text = f"this process was suspended for {render_duration(silent_s)}"
+            print_line(f"mlhpc: warning: {self._path}: {text}", error=True)
+        if not self.lost:
+            os.utime(self._path)
+            self._seen, self._refreshed_s = self._path.stat(), _read_clock_s()
+
+    def _end(self) -> None:
+        if self.lost:
+            return
+        self.lost = True
+        text = f"{self._path}: another process took this lock over"
+        if not self._ends:
+            print_line(f"mlhpc: warning: {text}", error=True)
+            return
+        print_line(f"mlhpc: {text}; ended here, so that its files are not touched", error=True)
+        os._exit(ExitCode.USAGE)  # whatever waits to be written must not be; the launcher ends the other ranks
+
+
+def _read_clock_s() -> float:
+    """Return a time that goes on while the machine sleeps."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
 @contextmanager
-def create_lock(path: Path, what: str) -> Iterator[None]:
-    """Hold a lock while the body runs. LockedError names the owner if another living process has it."""
+def create_lock(path: Path, what: str, *, ends: bool = False) -> Iterator[Lease]:
+    """Hold a lock while the body runs. LockedError names the owner if another living process has it.
+
+    With ``ends`` this process ends before it writes what another one has taken over.
+    """
     owner = Owner.this_process()
     _acquire(path, owner, what)
+    lease = Lease(path, owner, ends=ends)
     # The thread refreshes the lock also while the body computes or waits for other ranks.
     done = threading.Event()
-    thread = threading.Thread(target=_refresh, args=(path, owner, done), name="lock", daemon=True)
+    thread = threading.Thread(target=_refresh, args=(path, lease, done), name="lock", daemon=True)
     thread.start()
+    ownership.append(lease.check)
     try:
-        yield
+        yield lease
     finally:
+        ownership.remove(lease.check)
         done.set()
         thread.join()
-        # Another process may have taken the lock over, if this host was frozen for minutes.
         if _is_held_by(path, owner):
             path.unlink(missing_ok=True)
 
@@ -112,7 +178,7 @@ def create_lock_for_all_ranks(path: Path, what: str, world: World) -> Iterator[N
         if world.is_first:
             try:
                 make_folder(path.parent)
-                stack.enter_context(create_lock(path, what))
+                stack.enter_context(create_lock(path, what, ends=True))
             except OSError as caught:
                 error = InputError(f"{path}: the lock file cannot be created: {caught.strerror}")
             except InputError as caught:
@@ -233,13 +299,10 @@ def _is_held_by(path: Path, owner: Owner) -> bool:
         return False
 
 
-def _refresh(path: Path, owner: Owner, done: threading.Event) -> None:
-    while not done.wait(REFRESH_S):
-        if not _is_held_by(path, owner):
-            print_line(f"mlhpc: warning: {path}: another process took this lock over", error=True)
-            return
+def _refresh(path: Path, lease: Lease, done: threading.Event) -> None:
+    while not (done.wait(REFRESH_S) or lease.lost):
         try:
-            os.utime(path)
+            lease.refresh()
         except OSError as error:
             print_line(f"mlhpc: warning: {render_error(error)}: the lock is not refreshed", error=True)
 

@@ -67,17 +67,24 @@ class AttemptState:
 
 
 @contextmanager
-def keep_heartbeat(path: Path, what: str) -> Iterator[None]:
+def keep_heartbeat(path: Path, what: str) -> Iterator[Callable[[], bool]]:
     """Keep a file, which is a lock, while the body runs. LockedError if another living launcher has it.
 
-    If the disk cannot hold the file, the body runs without it.
+    If the disk cannot hold the file, the body runs without it. Yields what says whether another one took it over.
     """
+    lease = None
     with ExitStack() as stack:
         # Only the disk's errors: a LockedError of another launcher still ends this one.
         with suppress(OSError):
             make_folder(path.parent)
-            stack.enter_context(create_lock(path, what))
-        yield
+            lease = stack.enter_context(create_lock(path, what))
+
+        def is_lost() -> bool:
+            if lease is not None:
+                lease.check()
+            return lease is not None and lease.lost
+
+        yield is_lost
 
 
 def read_attempt_state(folder: RunFolder, trial: int, *, now_s: float | None = None) -> AttemptState:

@@ -73,7 +73,7 @@ def run_trials(
                 replace_failed=replace_failed,
             )
             _refuse_running(folder, trial)
-            with keep_heartbeat(folder.running(trial), f"trial {trial}"):
+            with keep_heartbeat(folder.running(trial), f"trial {trial}") as is_lost:
                 # If this launcher is killed, the code of an earlier attempt would count for this one.
                 folder.exit_code(trial).unlink(missing_ok=True)
                 code = run_local(
@@ -85,7 +85,8 @@ def run_trials(
                     told=folder.exit_code(trial),
                     on_stop=stops.append,
                 )
-                _write_exit_code(folder, trial, code, progress.say)
+                if not is_lost():  # the exit code of a trial that somebody else runs is not ours to write
+                    _write_exit_code(folder, trial, code, progress.say)
             progress.done(trial)
             clock.end(reached=code == ExitCode.OK)
             codes.append(code)

@@ -18,7 +18,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from mlhpc.suite.files import print_line
+from mlhpc.suite.files import check_ownership, print_line
 
 TOKEN = ":::MLLOG "
 INTERVAL_START = "INTERVAL_START"
@@ -148,6 +148,7 @@ class EventLog:
 
     def _write(self) -> None:
         """Write the waiting lines. Bytes that the disk has taken are not written again."""
+        check_ownership()
         while self._waiting and self._file is not None:
             self._waiting = self._waiting[self._file.write(self._waiting) or 0 :]
 

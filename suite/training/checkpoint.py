@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.files import fsync_path, make_folder, print_line, render_error, render_repr
+from mlhpc.suite.files import check_ownership, fsync_path, make_folder, print_line, render_error, render_repr
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.checkpoint_index import (
     CheckpointIndex,
@@ -70,6 +70,7 @@ class Snapshot:
 
         Returns what `commit` needs of every rank. OSError names the file.
         """
+        check_ownership()
         with _named(self._own_file):
             make_folder(self._folder)
             from mlhpc.suite.training import dcp
@@ -83,6 +84,7 @@ class Snapshot:
         """
         from mlhpc.suite.training import dcp
 
+        check_ownership()
         with _named(self._unfinished) as path:
             index = CheckpointIndex(token=self.token, files=dcp.finish(self._folder, every))
             with path.open("wb") as file:
@@ -248,6 +250,7 @@ class Checkpoint:
 
     def remove_others(self, token: str | None) -> None:
         """Remove the files of this trial's other checkpoints: former ones, and ones that a crash left."""
+        check_ownership()
         # What stays costs space and is tried again with the next checkpoint
         for old in self.path.parent.glob(f"{self.path.stem}.{'[0-9a-f]' * (2 * TOKEN_BYTES)}*"):
             if token is not None and old.name.split(".")[1] == token:
@@ -260,6 +263,7 @@ class Checkpoint:
 
     def remove(self) -> None:
         """Remove the checkpoint if there is one. The index goes first, so that no index names missing files."""
+        check_ownership()
         with suppress(OSError):
             self.path.unlink()
         self.remove_others(None)

@@ -1,5 +1,6 @@
 """A lock has one owner; the lock of an owner that is gone is taken over, that of one that may live never."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from msgspec import structs
 
 from mlhpc.suite.data.lock import BREAKING_S, SILENT_S, Owner, create_lock
 from mlhpc.suite.errors import InputError
+from tests.fixtures.warm import warm_python
 
 HOLDER = """
 import sys
@@ -150,6 +152,67 @@ def test_a_lock_that_was_taken_over_is_not_removed_by_its_former_owner(path: Pat
     with create_lock(path, "trial 0"):
         other = write(path, **ELSEWHERE)
     assert msgspec.json.decode(path.read_text(), type=Owner) == other
+
+
+WRITER = """
+import os, signal, sys
+from pathlib import Path
+from mlhpc.suite.data.lock import create_lock
+from mlhpc.suite.files import write_file_atomically
+from mlhpc.suite.log.mllog import EventLog
+from mlhpc.suite.training.checkpoint import Checkpoint
+with create_lock(Path(sys.argv[1]), "trial 0", ends=True):
+    log = EventLog(Path(sys.argv[1]).with_name("log"))
+    log.event("before")
+    os.kill(os.getpid(), signal.SIGSTOP)
+    {}
+    print("written")
+"""
+
+
+@pytest.mark.parametrize(
+    "write_it",
+    [
+        "log.event('after')",
+        "write_file_atomically(Path(sys.argv[1]).with_name('other'), 'mine')",
+        "Checkpoint(Path(sys.argv[1]).with_name('trial_0.pt'), {}).remove()",
+        "Checkpoint(Path(sys.argv[1]).with_name('trial_0.pt'), {}).remove_others(None)",
+    ],
+)
+@pytest.mark.parametrize("change", ["other", "gone", "touched"])
+def test_a_process_that_lost_its_lock_ends_before_its_next_write(path: Path, write_it: str, change: str) -> None:
+    """A suspended process wakes up: its lock has another owner, or is gone with him. A mere touch is no loss."""
+    program = [*warm_python(), "-c", WRITER.replace("{}", write_it), str(path)]
+    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    own = wait_until_stopped(path)
+    (path.with_name("trial_0.pt")).write_text("of the new owner")
+    if change == "gone":
+        path.unlink()
+    else:
+        write(path, 600.0, **(ELSEWHERE if change == "other" else {})) if change == "other" else os.utime(path, (1, 1))
+    os.kill(own, signal.SIGCONT)
+    output, errors = process.communicate(timeout=300)
+    if change == "touched":
+        assert (process.returncode, output) == (0, "written\n"), errors
+        return
+    assert (process.returncode, output) == (2, "")
+    assert (
+        errors == f"mlhpc: {path}: another process took this lock over; ended here, so that its files are not touched\n"
+    )
+    assert path.with_name("log").read_text().count("\n") == 1
+    assert not path.with_name("other").exists()
+    assert path.with_name("trial_0.pt").read_text() == "of the new owner"
+    assert path.exists() == (change == "other")
+
+
+def wait_until_stopped(path: Path) -> int:
+    """Wait until the process that holds a lock is stopped. Returns its id."""
+    while True:
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            own = msgspec.json.decode(path.read_text(), type=Owner).pid
+            if Path(f"/proc/{own}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+                return own
+        time.sleep(0.01)
 
 
 def test_of_many_that_find_a_dead_owners_lock_one_gets_it(path: Path) -> None:
