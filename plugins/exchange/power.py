@@ -1,14 +1,15 @@
 """Reads power readings of an external meter from a CSV, and writes those of a run into its package.
 
 PDU, IPMI, Redfish and sacct exports are CSV tables, or become one with a line of awk or jq. A YAML file names the
-columns and describes the meter; docs/energy.md has an example for each. Nothing is guessed: a value that does not fit
-is an InputError with file and line.
+columns and describes the meter; docs/energy.md has an example for each. Tables of nvidia-smi, amd-smi, rocm-smi, jpwr and
+sacct are recognised by their head. Nothing else is guessed: a value that does not fit is an InputError with file and line.
 """
 
 from __future__ import annotations
 
 import csv
 import math
+import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from mlhpc.suite.documents import Positive, YamlSource
 from mlhpc.suite.errors import InputError
@@ -37,7 +38,7 @@ Share = Annotated[float, Meta(gt=0, le=1)]
 class PowerColumns(Struct, frozen=True, forbid_unknown_fields=True):
     """Names the columns of a CSV and describes its meter. docs/energy.md explains each key."""
 
-    scope: Literal["device", "package", "package+device", "node", "rack"]
+    scope: Literal["device", "package", "package+device", "node", "rack", "job"]
     current: Literal["AC", "DC"]
     time: str
     unit: Literal["mW", "W", "kW", "J", "kJ", "Wh", "kWh"]
@@ -47,6 +48,7 @@ class PowerColumns(Struct, frozen=True, forbid_unknown_fields=True):
     time_form: str = "iso"  # iso, s, ms, or a form of strptime
     node: str | None = None
     nodes: list[str] = []
+    device: str | None = None  # its rows of one time are added: each device of a node has a row of its own
     rows: dict[str, str] = {}
     delimiter: Annotated[str, Meta(min_length=1, max_length=1)] = ","
     accuracy: Share | None = None
@@ -74,7 +76,7 @@ class PowerColumns(Struct, frozen=True, forbid_unknown_fields=True):
     def columns(self) -> list[str]:
         """The names of all columns that are read."""
         power = [self.power] if isinstance(self.power, str) else self.power or []
-        named = [self.time, *power, self.energy, self.since, self.node, *self.rows]
+        named = [self.time, *power, self.energy, self.since, self.node, self.device, *self.rows]
         return [name for name in named if name is not None]
 
     @property
@@ -127,35 +129,71 @@ def read_power_columns(path: Path) -> PowerColumns:
     return YamlSource.read(path).convert(PowerColumns)
 
 
+@dataclass(frozen=True)
+class _Table:
+    """The rows of a CSV by stripped names, each with its line. A head that comes again, as after a restart, is left out."""
+
+    path: Path
+    names: list[str]
+    rows: list[tuple[int, dict[str, str | None]]]
+
+    @staticmethod
+    def read(path: Path, delimiter: str | None) -> _Table:
+        """Read a file. Without a delimiter it is the one that the head has most of."""
+        try:
+            lines = read_bytes(path, _LARGEST_FILE).decode("utf-8-sig").splitlines()
+        except OSError as error:
+            raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise InputError(f"{path}: not UTF-8 text") from None
+        table = csv.reader(
+            lines, delimiter=delimiter or max(_DELIMITERS, key=(lines or [""])[0].count), skipinitialspace=True
+        )
+        names = [name.strip() for name in next(table, [])]
+        rows = []
+        for cells in table:
+            values = [cell.strip() for cell in cells]
+            if values and values != names:
+                rows.append((table.line_num, {**dict.fromkeys(names), **dict(zip(names, values, strict=False))}))
+        return _Table(path, names, rows)
+
+
+_DELIMITERS = (",", "|", ";", "\t")
+_GAPS = frozenset(
+    {"[n/a]", "n/a", "[not supported]", "[unknown error]", "[gpu requires reset]", "[insufficient permissions]"}
+)
+
+
 def read_power_csv(path: Path, columns: PowerColumns) -> MeterReadings:
     """Read a CSV of readings. InputError names the line of a bad value, or says what is missing."""
-    try:
-        lines = read_bytes(path, _LARGEST_FILE).decode("utf-8-sig").splitlines()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: not UTF-8 text") from None
-    table = csv.DictReader(lines, delimiter=columns.delimiter)
-    missing = [name for name in columns.columns if name not in (table.fieldnames or [])]
+    return _read_rows(_Table.read(path, columns.delimiter), columns)
+
+
+def _read_rows(table: _Table, columns: PowerColumns) -> MeterReadings:
+    path = table.path
+    missing = [name for name in columns.columns if name not in table.names]
     if missing:
         raise InputError(
-            f"{path}:1: no column {', '.join(missing)}; the columns are {render_repr(', '.join(table.fieldnames or []))}"
+            f"{path}:1: no column {', '.join(missing)}; the columns are {render_repr(', '.join(table.names))}"
         )
     by_node: dict[int, list[Point]] = {number: [] for number in range(len(columns.nodes) or 1)}
     before: dict[int, Point] = {}  # time and counter of the row before, by node
-    for row in table:
-        where = f"{path}:{table.line_num}"
+    sweeps: dict[int, list[dict[str | None, Point]]] = {}  # of each node: a reading of each of its devices
+    for line, row in table.rows:
+        where = f"{path}:{line}"
         if any(row[name] != value for name, value in columns.rows.items()):
             continue
         if columns.node is not None and row[columns.node] not in columns.nodes:
             continue  # another outlet of the same PDU
-        node = 0 if columns.node is None else columns.nodes.index(row[columns.node])
+        node = 0 if columns.node is None else columns.nodes.index(row[columns.node] or "")
+        if any((row[name] or "").lower() in _GAPS for name in columns.columns):
+            continue  # the tool says that it has no reading
         time = _parse_time(row[columns.time], columns.time_form, where)
         points = by_node[node]
         if columns.since is not None:
             assert columns.energy is not None
             start = _parse_time(row[columns.since], columns.time_form, where)
-            joules = _parse_number(row[columns.energy], where) * _JOULES[columns.unit]
+            joules = _parse_number(row[columns.energy], where, columns.unit) * _JOULES[columns.unit]
             # Slurm's plug-ins leave 0 or 2**64 - 2 where they failed.
             if not 0.0 < joules < 2.0**60:
                 raise InputError(f"{where}: {columns.energy} is {joules:g} J; expected more than 0")
@@ -163,7 +201,7 @@ def read_power_csv(path: Path, columns: PowerColumns) -> MeterReadings:
                 raise InputError(f"{where}: {columns.time} is not after {columns.since}")
             found = [(start, joules / (time - start)), (time, joules / (time - start))]
         elif columns.energy is not None:
-            joules = _parse_number(row[columns.energy], where) * _JOULES[columns.unit]
+            joules = _parse_number(row[columns.energy], where, columns.unit) * _JOULES[columns.unit]
             earlier = before.get(node)
             before[node] = (time, joules)
             if earlier is None:
@@ -173,22 +211,141 @@ def read_power_csv(path: Path, columns: PowerColumns) -> MeterReadings:
             found = [(time, (joules - earlier[1]) / (time - earlier[0]))]
         else:
             names = [columns.power] if isinstance(columns.power, str) else columns.power or []
-            found = [(time, sum(_parse_number(row[name], where) for name in names) * _WATTS[columns.unit])]
+            watts = sum(_parse_number(row[name], where, columns.unit) for name in names) * _WATTS[columns.unit]
+            if columns.device is not None:
+                known = sweeps.setdefault(node, [{}])
+                if row[columns.device] in known[-1]:
+                    known.append({})
+                known[-1][row[columns.device]] = time, watts
+                continue
+            found = [(time, watts)]
         if points and found[0][0] <= points[-1][0]:
             raise InputError(
                 f"{where}: its time {_render_iso_time(found[0][0])} is not after that of the row before; "
-                "sort the rows by time, and if the file has several meters or outlets, state `node`"
+                "sort the rows by time, and if the file has several meters or outlets, state `node` or `device`"
             )
         points += found
+    for node, known in sweeps.items():
+        by_node[node] += _add_devices(path, known)
     empty = [number for number, points in by_node.items() if len(points) < 2]
     if empty:
         raise InputError(f"{path}: {len(by_node[empty[0]])} readings of node {empty[0]}; expected two or more")
     return MeterReadings(path, columns, by_node)
 
 
-def read_meter(path: Path, columns: Path) -> Callable[[RunRecord, Path], None]:
-    """Read a CSV and the YAML file of its columns. Return what writes the readings of a run into a folder."""
-    return partial(write_readings, read_power_csv(path, read_power_columns(columns)))
+def _add_devices(path: Path, sweeps: Sequence[Mapping[str | None, Point]]) -> list[Point]:
+    """Add the devices of each sweep. One that lacks a device, which has a gap there, is left out."""
+    devices = {name for sweep in sweeps for name in sweep}
+    points: list[Point] = []
+    for sweep in sweeps:
+        if len(sweep) < len(devices):
+            continue
+        time = max(each for each, _ in sweep.values())
+        if points and time <= points[-1][0]:
+            raise InputError(f"{path}: the rows of its devices are not in the order of time")
+        points.append((time, sum(watts for _, watts in sweep.values())))
+    return points
+
+
+_TIMES = ("timestamp", "timestamps", "time", "date", "datetime", "ts", "epoch", "unix_time")
+_TIME_FORMS = (
+    *("iso", "%Y/%m/%d %H:%M:%S.%f", "%Y/%m/%d %H:%M:%S", "%Y-%m-%d-%H:%M:%S", "%Y%m%d-%H:%M:%S", "%d.%m.%Y %H:%M:%S"),
+    *("%a %b %d %H:%M:%S %Y", "%d-%b-%Y %H:%M:%S"),
+)
+_DEVICE_POWER = (  # what tools of GPUs call the power of a device, the best first
+    *(r"power\.draw\.instant(?: \[(\w+)\])?", r"power\.draw(?: \[(\w+)\])?", r"power\.draw\.average(?: \[(\w+)\])?"),
+    *(r"(?:Average|Current Socket) Graphics Package Power \((\w+)\)", r"(?:current_)?socket_power(?:_(\w+))?"),
+    r"average_socket_power(?:_(\w+))?",
+)
+_DEVICES = (
+    "index",
+    "gpu",
+    "device",
+    "uuid",
+    "gpu_uuid",
+    "pci.bus_id",
+    "gpu_bus_id",
+    "gpu_id",
+    "gpu_index",
+    "card",
+    "serial",
+)
+_JPWR = re.compile(r"(?:gpu|gcd|rocm|gh|gc|cpu|hip|xpu)\w*:\d+", re.IGNORECASE)
+
+
+def recognise(path: Path) -> PowerColumns:
+    """Recognise the table of a tool by its head. InputError if it is no known one."""
+    return _recognise(_Table.read(path, None))
+
+
+def _recognise(table: _Table) -> PowerColumns:
+    names, first = table.names, table.rows[0][1] if table.rows else {}
+    delimiter = _find_delimiter(table.path)
+    if {"JobID", "Start", "End", "ConsumedEnergyRaw"} <= {*names}:
+        jobs = sorted({row["JobID"] or "" for _, row in table.rows if "." not in (row["JobID"] or ".")})
+        if len(jobs) != 1:
+            raise InputError(
+                f"{table.path}: has {len(jobs)} jobs ({render_repr(', '.join(jobs))}); expected one: sacct -j"
+            )
+        form = _find_time_form(first.get("End"))
+        return PowerColumns(
+            scope="job", current="AC", time="End", since="Start", energy="ConsumedEnergyRaw", unit="J", time_form=form,
+            rows={"JobID": jobs[0]}, delimiter=delimiter,
+        )  # fmt: skip
+    time = next((name for name in names if re.split(r"[ (\[]", name.lower())[0] in _TIMES), None)
+    power: str | list[str] | None = None
+    unit = "W"
+    for form in _DEVICE_POWER:
+        for name in names:
+            if power is None and (match := re.fullmatch(form, name, re.IGNORECASE)):
+                power, unit = name, next((known for known in _WATTS if known.lower() == (match[1] or "W").lower()), "?")
+    if power is None and time is not None:
+        power = [name for name in names if _JPWR.fullmatch(name)] or None
+    if power is None or time is None or unit == "?":
+        lacking = "time" if power is not None and unit != "?" else "power of a known tool"
+        raise InputError(
+            f"{table.path}:1: the head has no column with the {lacking} ({render_repr(', '.join(names), longest=120)}); known are"
+            " nvidia-smi, amd-smi, rocm-smi, jpwr and sacct; for other tables give --power-columns (docs/energy.md)"
+        )
+    return PowerColumns(
+        scope="device", current="DC", time=time, power=power, unit=unit, time_form=_find_time_form(first.get(time)),  # type: ignore[arg-type]
+        device=next((name for name in _DEVICES if name in names), None), delimiter=delimiter,
+    )  # fmt: skip
+
+
+def _find_delimiter(path: Path) -> str:
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        return max(_DELIMITERS, key=file.readline(2**16).count)
+
+
+def _find_time_form(text: str | None) -> str:
+    """Return the form of a time. One that is none gets the first form, which refuses it with its line."""
+    try:
+        return "s" if float(text or "") < 1e11 else "ms"
+    except ValueError:
+        pass
+    for form in _TIME_FORMS:
+        try:
+            _parse_time(text, form, "")
+        except InputError:
+            continue
+        return form
+    return "iso"
+
+
+def read_meter(path: Path, columns: Path | None) -> Callable[[RunRecord, Path], None]:
+    """Read a CSV and the YAML file of its columns. Return what writes the readings of a run into a folder.
+
+    Without such a file, or if it does not name the column of the time, the head says what the table is.
+    """
+    if columns is None:
+        known = recognise(path)
+    elif "time" in (stated := YamlSource.read(columns)).data:
+        known = stated.convert(PowerColumns)
+    else:
+        found = {name: value for name, value in structs.asdict(recognise(path)).items() if value is not None}
+        known = YamlSource(columns, {**found, **stated.data}, stated.lines).convert(PowerColumns)
+    return partial(write_readings, read_power_csv(path, known))
 
 
 def write_readings(meter: MeterReadings, record: RunRecord, target: Path) -> None:
@@ -218,9 +375,13 @@ def write_readings(meter: MeterReadings, record: RunRecord, target: Path) -> Non
         path.write_text(render_power_log(points, meter.columns.stated), encoding="utf-8")
 
 
-def _parse_number(text: str | None, where: str) -> float:
+def _parse_number(text: str | None, where: str, unit: str = "") -> float:
+    """Parse a number, which may be followed by ``unit``."""
+    number = (text or "").strip()
+    if unit:
+        number = re.sub(rf"(?<=[\d.])\s*{unit}(?:atts?)?\Z", "", number)
     try:
-        value = float(text or "")
+        value = float(number)
     except ValueError:
         value = math.nan
     if not math.isfinite(value):

@@ -64,7 +64,8 @@ _SYSTEMS = Path("submissions") / "systems"  # as in the repository; another plac
     "--power-columns",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="YAML",
-    help="YAML file that names the columns of --power, their unit and what the meter measures (docs/energy.md).",
+    help="YAML file that names the columns of --power, their unit and what the meter measures (docs/energy.md). "
+    "[known from the head of a table of nvidia-smi, amd-smi, rocm-smi, jpwr or sacct]",
 )
 @click.option(
     "--network-power",
@@ -101,6 +102,7 @@ def package(
       mlhpc package runs/cosmoflow-mini-20260101T120000Z --system mycluster --submitter ACME -o submissions/ACME
       mlhpc package runs/A runs/B --system submissions/systems/mycluster.yaml --submitter ACME
       mlhpc package runs/A --system mycluster --power pdu.csv --power-columns pdu.yaml
+      mlhpc package runs/A --system mycluster --power smi.csv
       mlhpc package --verify submissions/ACME
     """
     if verify:
@@ -108,8 +110,8 @@ def package(
         return
     if system is None:
         raise click.UsageError("--system is missing: name the system the runs were made on, such as --system mycluster")
-    if (power is None) != (power_columns is None):
-        raise click.UsageError("--power (readings) and --power-columns (their meaning) belong together: give both")
+    if power is None and power_columns is not None:
+        raise click.UsageError("--power-columns says what the columns of --power mean: give both")
 
     name, stated, system_submitter = system, None, None
     file = _find_system_file(system)
@@ -118,7 +120,7 @@ def package(
         # A path stands for the system's name too: the package's folders have it.
         name, stated = Path(system).stem, read_description(file)
     meter = None
-    if power is not None and power_columns is not None:
+    if power is not None:
         meter = load_export("power-meter", "--power")(power, power_columns)
     built = build_package(
         runs,

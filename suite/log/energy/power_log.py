@@ -47,7 +47,8 @@ from mlhpc.suite.statistics import student_t
 
 START, READING, STOP = "power_measurement_start", "power_reading", "power_measurement_stop"
 EFFICIENCY, ESTIMATE = "conversion_eff", "interconnect_power_est"
-SCOPES = ("device", "package", "package+device", "node", "rack")  # what a meter sees, the widest last
+JOB = "job"  # the scope of a count for all nodes of a job: it has joules and no score
+SCOPES = ("device", "package", "package+device", "node", "rack", JOB)  # what a meter sees, the widest last
 
 
 LISTED_PROBLEMS = 20  # of damaged lines

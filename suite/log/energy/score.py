@@ -16,6 +16,7 @@ from pathlib import Path
 from mlhpc.suite.files import render_duration
 from mlhpc.suite.log.energy.power_log import (
     GAP_S,
+    JOB,
     MIN_READINGS,
     PHASE_LOCK_LIMIT,
     SCOPES,
@@ -161,6 +162,9 @@ def find_widest_scope(meters: PowerLogs) -> tuple[str | None, list[PowerLog]]:
     for log in (*meters.of("node"), *meters.of("part")):
         if log.index is not None and len(log.times_ms):
             by_node.setdefault(log.index, {}).setdefault(log.scope, log)
+    whole = next((scopes[JOB] for scopes in by_node.values() if JOB in scopes), None)
+    if whole is not None:  # it sees the other nodes too
+        return JOB, [whole]
     nodes = {log.index for log in meters.of("node")}
     if not by_node or nodes - by_node.keys():
         return None, []
@@ -185,7 +189,7 @@ def compute_energy_of_run(record: RunRecord, meters: PowerLogs | None) -> RunEne
         return RunEnergy(record.path, f"the nodes are measured differently: {', '.join(sorted(map(str, currents)))}")
     if any(log.efficiency is None or log.efficiency <= 0.0 for log in logs):
         return RunEnergy(record.path, "a conversion efficiency is no number above 0")
-    if record.nodes and len(logs) < record.nodes:
+    if record.nodes and len(logs) < record.nodes and scope != JOB:
         return RunEnergy(record.path, f"readings of {len(logs)} nodes, the log says {record.nodes}")
     parts = [_compute_meter_energy(log, start, stop) for log in logs]
     switches = [_compute_interconnect_j(log, start, stop) for log in meters.of("sw")]
@@ -194,6 +198,8 @@ def compute_energy_of_run(record: RunRecord, meters: PowerLogs | None) -> RunEne
     uncovered = max(part.uncovered_s for part in parts)
     worst = max(parts, key=lambda part: part.uncovered_s)
     reason = f"{worst.name} covers all but {render_duration(uncovered)} of the run" if uncovered > GAP_S else None
+    if scope == JOB:
+        reason = reason or "the meter counts for the whole job, not for each node"
     idle = [part.idle_w for part in parts]
     return RunEnergy(
         record.path,
@@ -204,7 +210,7 @@ def compute_energy_of_run(record: RunRecord, meters: PowerLogs | None) -> RunEne
         estimated=any(estimated for _, estimated in switches),
         scope=scope,
         current=next(iter(currents)),
-        nodes=len(logs),
+        nodes=(record.nodes or 1) if scope == JOB else len(logs),
         seconds=stop - start,
         uncovered_s=uncovered,
         halfwidth_j=_combine_halfwidths_j(parts),

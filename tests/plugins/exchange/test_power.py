@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from mlhpc.plugins.exchange.power import MeterReadings, read_power_columns, read_power_csv
+from mlhpc.plugins.exchange.power import MeterReadings, read_meter, read_power_columns, read_power_csv, recognise
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.log.energy.power_log import build_curve, read_power_log, render_power_log
+from mlhpc.suite.log.energy.score import compute_energy_of_run, read_power_logs
+from mlhpc.suite.log.record import RunRecord
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "energy.md"
 AT = 1795406400.0  # 2026-11-23T04:00:00Z
@@ -132,3 +134,114 @@ def test_what_is_no_readings_is_refused_in_a_line(tmp_path: Path, name: str) -> 
     assert message in str(caught.value)
     assert str(tmp_path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+# Heads and lines of public logs, as their tools wrote them; names of people and machines are left out
+PUBLIC = {
+    "nvidia-smi, one A100, idle": (
+        "timestamp, power.draw [W], utilization.gpu [%], temperature.gpu\n"
+        "2026/05/09 03:57:48.161, 62.87 W, 0 %, 40\n2026/05/09 03:57:49.169, 62.53 W, 0 %, 40\n",
+        [62.87, 62.53],
+    ),
+    "nvidia-smi without units, of two devices, the second later": (
+        "timestamp, index, name, uuid, memory.used [MiB], memory.total [MiB], power.draw [W], power.limit [W], "
+        "utilization.gpu [%]\n"
+        "2026/05/01 21:30:00.000, 0, RTX PRO 6000, GPU-0, 1024, 98304, 250.5, 600, 78\n"
+        "2026/05/01 21:30:00.003, 1, RTX PRO 6000, GPU-1, 4096, 98304, 275.0, 600, 65\n"
+        "2026/05/01 21:30:01.000, 0, RTX PRO 6000, GPU-0, 2048, 98304, 300.0, 600, 90\n"
+        "2026/05/01 21:30:01.003, 1, RTX PRO 6000, GPU-1, 4096, 98304, 275.0, 600, 65\n",
+        [525.5, 575.0],
+    ),
+    "nvidia-smi without milliseconds": (
+        "timestamp, index, utilization.gpu [%], utilization.memory [%], memory.used [MiB], power.draw [W]\n"
+        "2026/09/23 20:00:00, 0, 80 %, 20 %, 100 MiB, 100 W\n2026/09/23 20:00:01, 0, 100 %, 30 %, 120 MiB, 110 W\n",
+        [100.0, 110.0],
+    ),
+    "nvidia-smi with gaps and the head of a restart": (
+        "timestamp, name, power.draw.instant [W], power.limit [W]\n"
+        "2026/05/09 03:57:48.161, GeForce RTX 2070, 5.87 W, [N/A]\n2026/05/09 03:57:49.161, GeForce RTX 2070, [N/A], [N/A]\n"
+        "2026/05/09 03:57:50.161, GeForce RTX 2070, [Unknown Error], [N/A]\n"
+        "timestamp, name, power.draw.instant [W], power.limit [W]\n"
+        "2026/05/09 03:57:51.161, GeForce RTX 2070, 6.01 W, [N/A]\n",
+        [5.87, 6.01],
+    ),
+    "nvidia-smi with a device that has a gap": (
+        "timestamp, index, power.draw [W]\n"
+        "2026/05/09 03:57:48.1, 0, 24.80 W\n2026/05/09 03:57:48.2, 1, 25.05 W\n"
+        "2026/05/09 03:57:49.1, 0, 24.80 W\n2026/05/09 03:57:49.2, 1, [Unknown Error]\n"
+        "2026/05/09 03:57:50.1, 0, 26.26 W\n2026/05/09 03:57:50.2, 1, 25.05 W\n",
+        [49.85, 51.31],
+    ),
+    "rocm-smi with a time in front": (
+        "timestamp,device,Average Graphics Package Power (W)\n"
+        "1795406400,card0,210.0\n1795406400,card1,198.5\n1795406401,card0,211.0\n1795406401,card1,198.5\n",
+        [408.5, 409.5],
+    ),
+    "amd-smi": (
+        "timestamp,gpu,socket_power,gfx_voltage\n1795406400,0,142 W,N/A\n1795406401,0,143 W,N/A\n",
+        [142.0, 143.0],
+    ),
+    "jpwr": ("timestamps,gpu:0,gpu:1\n1795406400.1,61.5,60.25\n1795406400.2,62.5,60.25\n", [121.75, 122.75]),
+}
+ALPS = """JobID|ConsumedEnergyRaw|Start|End|AllocNodes|State
+38113|20543125|2024-03-15-20:24:16|2024-03-15-20:59:18|4|COMPLETED
+38113.batch|5094129|2024-03-15-20:24:16|2024-03-15-20:59:18|1|COMPLETED
+38113.extern|20543125|2024-03-15-20:24:16|2024-03-15-20:59:18|4|COMPLETED
+38113.0|20536917|2024-03-15-20:24:16|2024-03-15-20:59:17|4|COMPLETED
+"""
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_the_table_of_a_tool_is_read_as_it_is(tmp_path: Path, name: str) -> None:
+    path, (text, watts) = tmp_path / "smi.csv", PUBLIC[name]
+    path.write_text(text)
+    columns = recognise(path)
+    found = read_power_csv(path, columns)
+    assert (columns.scope, list(found.by_node)) == ("device", [0])
+    assert [each for _, each in found.by_node[0]] == pytest.approx(watts)
+
+
+def test_the_energy_of_a_job_is_not_that_of_its_first_node(tmp_path: Path) -> None:
+    path = tmp_path / "sacct.txt"
+    path.write_text(ALPS)
+    columns = recognise(path)
+    assert columns.scope == "job"
+    ((begin, watts), (end, _)) = read_power_csv(path, columns).by_node[0]
+    assert (end - begin, watts * (end - begin)) == pytest.approx((2102, 20543125))
+    folder = tmp_path / "power" / "result_0"
+    folder.mkdir(parents=True)
+    (folder / "node_0.txt").write_text(render_power_log([(begin, watts), (end, watts)], columns.stated))
+    (folder / "node_1.txt").write_text(
+        render_power_log([(begin, 9.0), (end, 9.0)], columns.stated | {"scope": "device"})
+    )
+    record = RunRecord(path=tmp_path / "result_0.txt", run_start_s=begin, run_stop_s=end, nodes=4)
+    energy = compute_energy_of_run(record, read_power_logs(tmp_path / "result_0.txt"))
+    assert (energy.scope, energy.nodes, energy.joules) == ("job", 4, pytest.approx(20543125))
+    assert energy.reason == "the meter counts for the whole job, not for each node"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("timestamp, power.draw [W]\n2026/05/09 03:57:48, 62 mW\n", ":2: '62 mW' is not a number"),
+        ("timestamp, power.draw [W]\n2026/05/09 03:57:48, 62 %\n", ":2: '62 %' is not a number"),
+        ("power.draw [W]\n62 W\n", ":1: the head has no column with the time"),
+        ("time,temperature\n1,2\n", ":1: the head has no column with the power of a known tool"),
+        ("timestamp, power.draw [BTU]\n1,2\n", ":1: the head has no column with the power of a known tool"),
+        (ALPS + ALPS.splitlines()[1].replace("38113", "38114"), "has 2 jobs ('38113, 38114'); expected one"),
+        ("", ":1: the head has no column"),
+    ],
+)
+def test_what_is_no_known_table_is_refused_in_a_line(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "meter.csv"
+    path.write_text(text)
+    with pytest.raises(InputError) as refused:
+        read_power_csv(path, recognise(path))
+    assert said in str(refused.value)
+
+
+def test_a_file_of_columns_without_the_time_adds_to_what_is_recognised(tmp_path: Path) -> None:
+    (tmp_path / "smi.csv").write_text(PUBLIC["nvidia-smi, one A100, idle"][0])
+    (tmp_path / "map.yaml").write_text("clock_offset_s: -7200\nclock_bound_s: 0.5\n")
+    meter = read_meter(tmp_path / "smi.csv", tmp_path / "map.yaml").args[0]
+    assert (meter.columns.clock_offset_s, meter.columns.power) == (-7200, "power.draw [W]")
