@@ -427,7 +427,7 @@ def render_repr(value: object, *, longest: int = 60) -> str:
     return text if len(text) <= longest else text[: longest - 3] + "..."
 
 
-def quote_path(path: Path) -> str:
+def quote_path(path: Path | str) -> str:
     """Render a path as a word of a command that can be pasted: quoted, and never taken for an option."""
     text = str(path)
     return shlex.quote(f"./{text}" if text.startswith("-") else text)

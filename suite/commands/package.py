@@ -102,7 +102,6 @@ def package(
       mlhpc package runs/cosmoflow-mini-20260101T120000Z --system mycluster --submitter ACME -o submissions/ACME
       mlhpc package runs/A runs/B --system submissions/systems/mycluster.yaml --submitter ACME
       mlhpc package runs/A --system mycluster --power pdu.csv --power-columns pdu.yaml
-      mlhpc package runs/A --system mycluster --power smi.csv
       mlhpc package --verify submissions/ACME
     """
     if verify:

@@ -121,9 +121,9 @@ def _read_offsets(path: Path, dataset: Any) -> NDArray[np.int64]:
 def _map_column(
     path: Path, mapped: mmap.mmap, dataset: Any, name: str, offsets: Mapping[str, NDArray[np.int64]]
 ) -> Column:
-    if not isinstance(dataset, h5py.Dataset) or dataset.dtype.kind not in "biuf" or not dataset.dtype.isnative:
+    if not isinstance(dataset, h5py.Dataset) or dataset.dtype.kind not in "biufcS" or not dataset.dtype.isnative:
         kind = dataset.dtype.str if isinstance(dataset, h5py.Dataset) else "a group"
-        raise InputError(f"{path}: {name!r} is {kind}; expected a dataset of numbers in this machine's byte order")
+        raise InputError(f"{path}: {name!r} is {kind}; expected a dataset in this machine's byte order")
     if name in offsets:
         lengths = np.diff(offsets[name])
         return Column(len(lengths), (), lengths.dtype, lengths.__getitem__, None)

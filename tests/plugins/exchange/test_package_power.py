@@ -109,4 +109,4 @@ def test_readings_of_another_time_and_half_a_pair_of_options_are_one_line(run: P
     assert "no readings of node 0 from 2026-" in done.stderr
     assert "(is the time zone right?)" in done.stderr
     assert not (tmp_path / "out" / "ACME").exists()
-    assert "give both" in mlhpc(*words, *options[:2]).stderr
+    assert "for other tables give --power-columns" in mlhpc(*words, *options[:2]).stderr

@@ -55,11 +55,11 @@ def root(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip"])
-@pytest.mark.parametrize("kind", [">i2", ">f4", ">u8", "S4", "c8"])
+@pytest.mark.parametrize("kind", [">i2", ">f4", ">u8", ">c8", "V4"])
 def test_a_shard_that_is_well_signed_and_wrong_is_one_line(tmp_path: Path, kind: str, compression: Compression) -> None:
     wrong = arrays(0, 3) | {"z": np.zeros((3, 400), kind)}
     with pytest.raises(
-        InputError, match=rf"shard_00000.h5: 'z' is .?{kind.lstrip('>')}; expected a dataset of numbers in this"
+        InputError, match=rf"shard_00000.h5: 'z' is .{{0,2}}{kind.lstrip('>')}; expected a dataset in this"
     ):
         write_shard(build_shard_path(tmp_path, "train", 0), wrong, compression=compression)
 
