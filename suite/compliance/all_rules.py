@@ -7,8 +7,8 @@ from types import ModuleType
 from typing import TypeVar
 
 from mlhpc.suite.compliance import selection
-from mlhpc.suite.compliance.forensics import copy_rules, course_rules, provenance_rules, statement_rules
-from mlhpc.suite.compliance.rules import log_rules, mlhpc_rules, package_rules, power_rules, result_rules
+from mlhpc.suite.compliance.forensics import copy_rules, course_rules, provenance_rules
+from mlhpc.suite.compliance.rules import log_rules, mlhpc_rules, package_rules, power_rules, result_rules, sum_rules
 from mlhpc.suite.compliance.rules.base import LogRule, ResultRule, Rule
 
 Kind = TypeVar("Kind", bound=Rule)
@@ -20,9 +20,7 @@ def _rules_in(kind: type[Kind], *modules: ModuleType) -> tuple[Kind, ...]:
 
 
 # The order of modules is that of findings in every output, so a new module goes to the end.
-LOG_RULES = _rules_in(LogRule, log_rules, course_rules, mlhpc_rules)
-RESULT_RULES = _rules_in(
-    ResultRule, result_rules, provenance_rules, power_rules, copy_rules, package_rules, statement_rules
-)
+LOG_RULES = _rules_in(LogRule, log_rules, course_rules, mlhpc_rules, sum_rules)
+RESULT_RULES = _rules_in(ResultRule, result_rules, provenance_rules, power_rules, copy_rules, package_rules)
 PACKAGE_RULES: tuple[Rule, ...] = (*selection.SELECTION_RULES, *copy_rules.REUSE_RULES, *package_rules.PACKAGE_RULES)
 RULES: Mapping[str, Rule] = {rule.name: rule for rule in (*LOG_RULES, *RESULT_RULES, *PACKAGE_RULES)}

@@ -5,6 +5,7 @@ It keeps each log's record and findings, not its events. So the largest log boun
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -87,6 +88,8 @@ _ROUND_FAILURE_RULES = frozenset({"status-true", "run-status"})  # MLPerf HPC's 
 _ALLOWED_FAILURE_NOTE = " (the one run that may fail)"
 _EARLY_FAILURE_RULES = frozenset({"key-missing", "seed-missing"})  # of a run that ended before run_start
 
+_OF_TRAINING = frozenset({"epoch_num", "epoch", "step", "step_num", "first_step"})  # in an event's metadata
+_RANKS_APART_MS = 1000.0  # the clocks of ranks that log one event
 _MOST_FINDINGS = 100  # of one rule in one log, one result or one package
 POWER_PREFIX = "power-"  # begins the names of the rules for power readings
 
@@ -235,6 +238,7 @@ def judge_log(log: Log, rules: Ruleset, name: str, known: RunRecord | None = Non
 
     ``name`` names its file in findings. `summarise_for_benchmark` explains ``known``.
     """
+    log = merge_ranks(log)
     record, benchmark = summarise_for_benchmark(log, rules, known)
     suite = rules.other_suite(record.benchmark)
     if suite is not None:
@@ -242,6 +246,24 @@ def judge_log(log: Log, rules: Ruleset, name: str, known: RunRecord | None = Non
         return CheckedLog(record, None, (make_other_suite_finding(log, rules, suite, name),))
     context = LogContext(log, record, rules, benchmark)
     return CheckedLog(record, benchmark, tuple(_check_log_rules(context, name)), _find_truncated_line(log))
+
+
+def merge_ranks(log: Log) -> Log:
+    """Return the log with each event of training once, where several ranks log each event. Others are as they are.
+
+    A log with one run_start has one writer: there a value that stands twice was logged twice.
+    """
+    if len(log.places.get(mllog.RUN_START, ())) < 2:
+        return log
+    latest: dict[tuple[str, str], float] = {}
+    events = []
+    for event in log.events:
+        about = {name: value for name, value in event.metadata.items() if name not in ("file", "lineno", "rank")}
+        again = event.key, repr((event.value, sorted(about.items())))
+        if _OF_TRAINING.isdisjoint(about) or abs(event.time_ms - latest.get(again, -math.inf)) > _RANKS_APART_MS:
+            events.append(event)
+            latest[again] = event.time_ms
+    return replace(log, events=tuple(events)) if len(events) < len(log.events) else log
 
 
 def _check_log_rules(context: LogContext, file: str) -> Iterator[Finding]:
@@ -333,8 +355,8 @@ def _list_log_findings(result: Result, checked: Sequence[CheckedLog], *, togethe
     """Yield the findings in the logs of a result. Consequences of the one allowed failure are warnings."""
     rules = result.ruleset
     failed = [log for log in checked if not log.converged]
-    # An instance of a throughput result that failed belongs into pruned_results instead; MLPerf's rounds left it there.
-    one_may_fail = together and len(checked) > 1 and len(failed) == 1 and (rules.foreign or not result.weak)
+    # An instance of a throughput result that failed belongs into pruned_results instead.
+    one_may_fail = together and len(checked) > 1 and len(failed) == 1 and not result.weak
     for log in checked:
         may_fail = one_may_fail and log is failed[0]
         for finding in log.findings:

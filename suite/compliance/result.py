@@ -11,9 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlhpc.suite.compliance.kept_files import Provenance, read_provenance
 from mlhpc.suite.compliance.ruleset import Benchmark, Ruleset
 from mlhpc.suite.log.energy.score import find_energy, read_power_logs
-from mlhpc.suite.log.provenance import Provenance, find_added_submitter, read_provenance
 from mlhpc.suite.log.reader import convert_to_float
 from mlhpc.suite.log.record import RunRecord
 from mlhpc.suite.log.results_tree import Group, SystemFile, read_system
@@ -74,8 +74,7 @@ class Result:
     @cached_property
     def organisations(self) -> Mapping[Path | None, str | None]:
         """The submitter of each run, by the path of its log: as logged, or as the package states late."""
-        folders = [document.path.parent for document in self.provenance.infos]
-        return {run.path: find_added_submitter(folders, run) or run.org for run in self.runs}
+        return {run.path: self.provenance.find_added_submitter(run) or run.org for run in self.runs}
 
     @cached_property
     def meters(self) -> Mapping[Path | None, PowerLogs | None]:

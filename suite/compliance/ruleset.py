@@ -170,6 +170,7 @@ class RulesetData(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     title: str
     extends: str | None
     reference: str
+    year: int  # of the round: no run of it is more than two years older
     init_minutes: dict[Literal["closed", "open"], float]
     init_ends: Literal["init_stop", "run_start"] = "run_start"  # init_minutes count up to this event
     staging_before_run: bool = False

@@ -163,6 +163,7 @@ class RunRecord:
     device: str | None = stated(
         mllog.RUN_CONFIG, parse_text, about="device", columns={"device_type": render_text}, cause=("device", "device")
     )
+    loop: str | None = stated(mllog.RUN_CONFIG, parse_text, about="loop")  # own: a person's own loop
     threads_per_rank: int | None = stated(
         mllog.RUN_CONFIG,
         parse_int64,
@@ -181,6 +182,7 @@ class RunRecord:
     config: Mapping[str, Any] | None = stated(
         mllog.RUN_CONFIG, parse_mapping, columns={"config": lambda value: render_json(value) if value else None}
     )
+    plan: Mapping[str, Any] | None = stated(mllog.PARALLEL_PLAN, parse_mapping)
     hyperparameters: Mapping[str, Any] = derived(
         lambda log: log.hyperparameters, empty=dict, columns={"hyperparameters": render_json}
     )
@@ -305,7 +307,7 @@ def _select_measured_numbers(run: Log) -> dict[str, tuple[float, ...]]:
     found = {}
     for key in _MEASURED_KEYS:
         values = (event.value for event in run.every(key))
-        numbers = tuple(islice(filter(_has_many_digits, _list_floats(values)), _MOST_MEASURED))
+        numbers = tuple(islice(filter(has_many_digits, _list_floats(values)), _MOST_MEASURED))
         if numbers:
             found[key] = numbers
     return found
@@ -318,7 +320,8 @@ def _list_floats(values: Iterable[object]) -> Iterator[float]:
         yield from (number for number in inner if isinstance(number, float))
 
 
-def _has_many_digits(number: float) -> bool:
+def has_many_digits(number: float) -> bool:
+    """Return True for a number of which no two measurements give the same by chance."""
     # Of twelve digits, because the sixteenth of 0.1 + 0.2 says nothing.
     digits = f"{number:.12g}".partition("e")[0].replace(".", "").strip("-0")
     return len(digits) >= _MANY_DIGITS and math.isfinite(number)

@@ -98,6 +98,11 @@ class RunFolder:
         return self.root / "config.yaml"
 
     @property
+    def plan_path(self) -> Path:
+        """A copy of the parallel plan, if it is a file of the user's."""
+        return self.root / "plan.yaml"
+
+    @property
     def changes_path(self) -> Path:
         """The difference to the commit, as git prints it. Exists only if there is one."""
         return self.root / "changes.diff"
@@ -299,7 +304,7 @@ def _has_only_first_files(root: Path) -> bool:
     except OSError:
         return False
     folder = RunFolder(root)
-    first = (folder.config_path, folder.changes_path, folder.sources_path, folder.environment_path)
+    first = (folder.config_path, folder.plan_path, folder.changes_path, folder.sources_path, folder.environment_path)
     return all(path in first or path.suffix == PART_SUFFIX for path in paths)
 
 
@@ -352,6 +357,7 @@ def write_run_info(
     texts = (
         (folder.config_path, yaml.safe_dump(convert_to_plain_data(config, without_none=True), sort_keys=False)),
         *([(folder.changes_path, git.diff)] if git is not None and git.diff else []),
+        *([(folder.plan_path, config.plan.read_text())] if config.plan is not None and config.plan.is_file() else []),
         (folder.sources_path, json.dumps(compute_suite_digests(), indent=1) + "\n"),
         (folder.environment_path, read_environment().text()),
         (folder.info_path, json.dumps(convert_to_plain_data(info), indent=2) + "\n"),

@@ -10,26 +10,24 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from msgspec import structs
-
 from mlhpc.suite import NO_SUBMITTER
-from mlhpc.suite.compliance.package_files import check_kept_files, check_manifest, render_package_manifest
+from mlhpc.suite.compliance.package_files import check_manifest, render_package_manifest
+from mlhpc.suite.compliance.rebuild import build_description
 from mlhpc.suite.compliance.rules.package_rules import list_blank_fields
 from mlhpc.suite.config import SUBMITTER_HINT, check_folder_name, find_default_submitter
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import add_path_to_errors, make_folder, make_scratch_folder, write_file_atomically
 from mlhpc.suite.log.energy.power_log import render_estimate
-from mlhpc.suite.log.provenance import find_config_problem
 from mlhpc.suite.log.record import RunRecord
 from mlhpc.suite.log.results_tree import MANIFEST, POWER
 from mlhpc.suite.log.score import find_failure
 from mlhpc.suite.machine.secrets import remove_secrets
-from mlhpc.suite.machine.system import System, describe_system, make_system_description
-from mlhpc.suite.package.implementation import write_implementation
+from mlhpc.suite.machine.system import System
+from mlhpc.suite.package.implementation import list_kept, write_implementation
 from mlhpc.suite.package.redaction import describe_personal_words
 from mlhpc.suite.package.results import NO_SUBMITTERS, Result, Run, compute_score, group_results, list_notes, read_run
 from mlhpc.suite.plugins import EXCHANGE, explain_missing_wing, list_missing_wings, load_export
@@ -114,12 +112,10 @@ def build_package(
     with make_scratch_folder(beside, f".{submitter}-") as staged, add_path_to_errors(package, staged):
         personal: list[tuple[Path, str, str]] = []
         for result in results:
-            described = describe_system(result.runs[0].nodes, stated)
-            # The checker asks for a name, and --system is one.
-            named = structs.replace(described, system_name=described.system_name or system)
-            _write_system(staged, package, result, named, (submitter, division, status))
             _write_logs(staged, result, meter, network_w)
-            personal += write_implementation(staged, result, redact, submitter)
+            personal += write_implementation(staged, result, redact, submitter, stated)
+            names = {"submitter": submitter, "division": division, "status": status}
+            _write_system(staged, package, result, system, names)
         _move_files(staged, package)
     undescribed = _write_crate(package)  # before the manifest, which lists its checksum
     write_package_manifest(package)
@@ -215,20 +211,13 @@ def _choose_submitter(runs: Sequence[Run], system_submitter: str | None) -> str:
 
 def _check_kept_files(runs: Sequence[Run]) -> None:
     """Raise InputError if a file of a run folder that the package would keep is damaged."""
-    damaged = [found for run in runs for found in _list_damaged(run)]
+    damaged = [found for run in runs for found in run.kept.list_problems(run.records)]
     if damaged:
         path, problem = damaged[0]
         others = ", ".join(str(other) for other, _ in damaged[1:4])
         more = f"; {len(damaged) - 1} more damaged: {others}" if others else ""
         way_on = "restore it, or move it away to package without it"
         raise InputError(f"{path}: {problem}; {way_on}{more}")
-
-
-def _list_damaged(run: Run) -> Iterator[tuple[Path, str]]:
-    root = run.folder.root
-    yield from check_kept_files(root, run.records)
-    problems = {problem for record in run.records if (problem := find_config_problem(root, record)) is not None}
-    yield from ((run.folder.config_path, problem) for problem in sorted(problems))
 
 
 def _check_submitter(runs: Sequence[Run], submitter: str) -> None:
@@ -274,19 +263,11 @@ def _list_blank_fields(package: Path, results: Sequence[Result]) -> Iterator[str
             yield f"{path}: not known: {', '.join(blank)}; state them in the system file (description: {keys})"
 
 
-def _write_system(staged: Path, package: Path, result: Result, system: System, names: tuple[str, str, str]) -> None:
-    first = result.scored[0]
-    # Instances of a throughput result run on parts of the system, so its nodes are those of all instances.
-    nodes = len({node.node for run in result.runs for node in run.nodes}) if result.scenario == "weak" else first.nodes
-    submitter, division, status = names
-    description = make_system_description(
-        system,
-        submitter=submitter,
-        division=division,
-        status=status,
-        nodes=nodes or 1,
-        accelerators_per_node=first.accelerators_per_node,
-    )
+def _write_system(staged: Path, package: Path, result: Result, system: str, names: Mapping[str, str]) -> None:
+    """Describe the system by what the package keeps of the runs, as the checker does again."""
+    weak = result.scenario == "weak"
+    # The checker asks for a name, and --system is one.
+    description = build_description(list_kept(staged, result), result.scored[0], weak=weak, system=system, names=names)
     text = remove_secrets(json.dumps(description, indent=4, ensure_ascii=False)) + "\n"
     name = Path("systems") / f"{result.system_id}.json"
     if (package / name).exists() and (package / name).read_text(encoding="utf-8") != text:

@@ -6,60 +6,56 @@ Renders the environment of a package's runs as a requirements file, for pip or u
 from __future__ import annotations
 
 import json
-import shlex
 import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from mlhpc.suite.compliance.package_files import ORIGIN_FILE, list_kept_files
-from mlhpc.suite.documents import read_json_document
+from mlhpc.suite.compliance.kept_files import ORIGIN_FILE, ORIGIN_VERSION, VERBATIM, KeptFolder, Origin
+from mlhpc.suite.compliance.package_files import compute_sha256
+from mlhpc.suite.compliance.rebuild import STATED, build_stated_result, render_commit, render_scripts
+from mlhpc.suite.documents import convert_to_plain_data, read_json_document
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.files import make_folder, render_printable, write_file_atomically
+from mlhpc.suite.files import make_folder, write_file_atomically
 from mlhpc.suite.log.origin.sources import ENVIRONMENT_VERSION, Environment, convert_distribution_name
-from mlhpc.suite.log.provenance import LATE_SUBMITTER
 from mlhpc.suite.log.reader import read_limits
 from mlhpc.suite.log.results_tree import PRUNED
-from mlhpc.suite.log.run_folder import RunInfo, has_run_start
+from mlhpc.suite.log.run_folder import has_run_start
 from mlhpc.suite.machine.secrets import remove_random_words, remove_secrets
+from mlhpc.suite.machine.system import System
 from mlhpc.suite.package.redaction import PersonalNames, Redaction
-from mlhpc.suite.package.results import STATED, Result, Run, build_stated_result, compute_score
+from mlhpc.suite.package.results import Result, Run, compute_score
 
 
 def write_implementation(
-    staged: Path, result: Result, kinds: Collection[str], submitter: str
+    staged: Path, result: Result, kinds: Collection[str], submitter: str, stated: System | None
 ) -> list[tuple[Path, str, str]]:
     """Write the implementation folder of one result below ``staged``, without secrets and the ``kinds`` to redact.
 
-    Returns the words about people and places that are still in it: file, kind and words (`Redaction.find`).
+    Scripts and result.json are derived from what is kept, as the checker derives them again. Returns the words about
+    people and places that are still in it: file, kind and words (`Redaction.find`).
     """
     folder = staged / result.implementation
     left: list[tuple[Path, str, str]] = []
     for number, run in enumerate(result.runs):
         provenance = Path("provenance") / f"run_{number}"
-        found = _write_provenance(folder / provenance, run, result, kinds, submitter)
+        found = _write_provenance(folder / provenance, run, result, kinds, submitter, stated)
         left += [(result.implementation / provenance / name, kind, words) for name, kind, words in found]
-    stated = build_stated_result(compute_score(result), result.benchmark, result.names, staged / result.folder)
-    write_file_atomically(folder / STATED, json.dumps(stated, indent=1) + "\n")
+    score = build_stated_result(compute_score(result), result.benchmark, result.names, staged / result.folder)
+    write_file_atomically(folder / STATED, json.dumps(score, indent=1) + "\n")
     write_file_atomically(folder / "README.md", remove_secrets(_render_readme(result, submitter)))
-    setup, data = (_SETUP, _DATASETS) if result.info.loop is None else (_OWN_LOOP_SETUP, _OWN_LOOP_DATASETS)
-    about_code = {
-        # Texts of run.json become words of a bash script.
-        "commit": shlex.quote(_render_commit(result.info)),
-        "version": render_printable(result.info.suite_version),
-    }
-    write_file_atomically(folder / "setup.sh", setup.format(**about_code))
-    manifest = result.scored[0].data_manifest
-    named = {"workload": result.info.workload, "size": result.info.size, "manifest": str(manifest)}
-    about_data = {key: shlex.quote(render_printable(text)) for key, text in named.items()}
-    write_file_atomically(folder / "init_datasets.sh", data.format(**about_data))
-    write_file_atomically(folder / "run_and_time.sh", _render_run_script(result, kinds))
-    for script in folder.glob("*.sh"):
-        script.chmod(0o755)
+    for name, text in render_scripts(list_kept(staged, result), result.scored[0].data_manifest).items():
+        write_file_atomically(folder / name, text)
+        (folder / name).chmod(0o755)
     return left
 
 
+def list_kept(staged: Path, result: Result) -> list[KeptFolder]:
+    """Return what the package keeps of each run folder of a result."""
+    return [KeptFolder(staged / result.implementation / f"provenance/run_{n}") for n in range(len(result.runs))]
+
+
 def _write_provenance(
-    target: Path, run: Run, result: Result, kinds: Collection[str], submitter: str
+    target: Path, run: Run, result: Result, kinds: Collection[str], submitter: str, stated: System | None
 ) -> list[tuple[Path, str, str]]:
     """Copy the provenance of a run folder. Write origin.json, which maps logs to their names in the package.
 
@@ -70,24 +66,29 @@ def _write_provenance(
     for path in names:
         if path.parent == root:
             redaction.check_log(path)
-    changed = []
+    changed: dict[str, str] = {}
     left = []
     for path in _list_provenance(run, result):
         name = redaction.name(path.relative_to(root))
         left += [(name, kind, words) for kind, words in _copy_file(path, target / name, redaction)]
-        if not _is_log(path) and (target / name).read_bytes() != path.read_bytes():
-            changed.append(name.as_posix())
-    logs = {record.path.name: names[record.path] for record in run.records if record.path and record.path in names}
-    document: dict[str, object] = {"version": 1, "folder": root.name, "logs": logs, "redacted": changed}
-    if run.unnamed:
-        document[LATE_SUBMITTER] = submitter
-    write_file_atomically(target / ORIGIN_FILE, json.dumps(document, indent=1))
+        if not _is_copied(path) and (target / name).read_bytes() != path.read_bytes():
+            changed[name.as_posix()] = compute_sha256(path)
+    origin = Origin(
+        version=ORIGIN_VERSION,
+        folder=root.name,
+        logs={record.path.name: names[record.path] for record in run.records if record.path and record.path in names},
+        redacted=changed,
+        description=stated,
+        late_submitter=submitter if run.unnamed else None,
+    )
+    document = convert_to_plain_data(origin, without_none=True)
+    write_file_atomically(target / ORIGIN_FILE, remove_secrets(json.dumps(document, indent=1)))
     return left
 
 
 def _list_provenance(run: Run, result: Result) -> Iterator[Path]:
     """Yield the files of a run folder that show how the result was made, without its logs."""
-    yield from list_kept_files(run.folder.root)
+    yield from (run.folder.root / name for name in run.kept.files)
     yield from (record.path for record, _ in result.left_out if record.path and record.path.parent == run.folder.root)
 
 
@@ -99,7 +100,7 @@ def _render_readme(result: Result, submitter: str) -> str:
     text = (
         f"# {card.name}, size {card.size}\n\n"
         f"Target: {card.target_text}. Ruleset {first.ruleset}, {card.required_runs} runs required. Logs: {logs}.\n\n"
-        f"Made by {own}mlhpc {info.suite_version}, commit {_render_commit(info)}{changes}, on {info.created}: "
+        f"Made by {own}mlhpc {info.suite_version}, commit {render_commit(info)}{changes}, on {info.created}: "
         f"{first.nodes} node{'s' * (first.nodes != 1)}, {first.ranks} rank{'s' * (first.ranks != 1)}, "
         f"{first.accelerators_per_node} accelerators per node, "
         f"global batch size {first.global_batch_size}.\n\n"
@@ -133,81 +134,6 @@ def _list_not_scored(result: Result) -> Iterator[str]:
         yield f"- `{path.name}`: {what}\n"
 
 
-_SETUP = """\
-#!/bin/bash
-# Installs mlhpc {version} at the commit this result was made with. MLHPC_REPO: URL or path of its repository.
-set -euo pipefail
-: "${{MLHPC_REPO:?set it to the URL or path of the mlhpc repository}}"
-git clone "$MLHPC_REPO" mlhpc
-git -C mlhpc checkout {commit}
-python3 -m venv mlhpc-env
-mlhpc-env/bin/pip install -c mlhpc/constraints.txt './mlhpc[run]'
-"""
-
-_DATASETS = """\
-#!/bin/bash
-# Makes the data set: the same bytes on any machine.
-set -euo pipefail
-mlhpc data generate {workload} --size {size}
-"""
-
-
-_OWN_LOOP_SETUP = """\
-#!/bin/bash
-# Installs mlhpc {version}, which logged the runs, and gets the code that trained.
-# MLHPC_REPO, CODE_REPO: URL or path of the two repositories; the commit is that of the code. The program itself is in
-# provenance/run_*/code/.
-set -euo pipefail
-: "${{MLHPC_REPO:?set it to the URL or path of the mlhpc repository}}" "${{CODE_REPO:?set it to that of the code}}"
-git clone "$CODE_REPO" code
-git -C code checkout {commit}
-git clone "$MLHPC_REPO" mlhpc
-python3 -m venv mlhpc-env
-mlhpc-env/bin/pip install -c mlhpc/constraints.txt './mlhpc[run]'
-"""
-
-_OWN_LOOP_DATASETS = """\
-#!/bin/bash
-# The data of {workload} {size} are the submitter's. DATA: their file or folder.
-# Fails if they are not those of the runs.
-set -euo pipefail
-: "${{DATA:?set it to the file or folder of the data}}"
-found=$(python3 - "$DATA" <<'END'
-import sys
-from pathlib import Path
-from mlhpc.suite.data.manifest import compute_fingerprint
-from mlhpc.suite.world import World
-print(compute_fingerprint(Path(sys.argv[1]), World.create())[0])
-END
-)
-test "$found" = {manifest}
-"""
-
-
-def _render_run_script(result: Result, kinds: Collection[str]) -> str:
-    lines = [
-        "#!/bin/bash",
-        "# The command of each run folder of this result; its events carry the times.",
-        "set -euo pipefail",
-        'cd "$(dirname "$0")"',
-    ]
-    for number, run in enumerate(result.runs):
-        script = run.folder.root / "job.sbatch"
-        command = f"sbatch provenance/run_{number}/job.sbatch" if script.is_file() else _render_command(run.info)
-        lines.append(_make_redaction(run, kinds).apply(command))
-    return "\n".join(lines) + "\n"
-
-
-def _render_command(info: RunInfo) -> str:
-    """Render the command of a run without the path that the program had on its machine."""
-    program, *rest = info.command or ("mlhpc",)
-    return shlex.join([Path(program).name, *rest])
-
-
-def _render_commit(info: RunInfo) -> str:
-    return info.git.commit if info.git and info.git.commit else "HEAD"
-
-
 def _make_redaction(run: Run, kinds: Collection[str]) -> Redaction:
     script = run.folder.root / "job.sbatch"
     texts = [script.read_text("utf-8", "replace")] if script.is_file() else []
@@ -217,23 +143,24 @@ def _make_redaction(run: Run, kinds: Collection[str]) -> Redaction:
 
 
 def _copy_file(source: Path, target: Path, redaction: Redaction) -> list[tuple[str, str]]:
-    """Copy a file of the provenance, redacted unless it is a log. Returns the personal words in the copy."""
+    """Copy a file of the provenance, redacted unless it must stay as it is. Returns the personal words in the copy."""
     make_folder(target.parent)
-    if _is_log(source):
-        redaction.check_log(source)
+    # A file that is not UTF-8 is searched for personal words all the same.
+    text = source.read_text("utf-8", "replace")
+    if _is_copied(source):
+        redaction.check_secrets(source, text) if source.name in VERBATIM else redaction.check_log(source)
         shutil.copyfile(source, target)
-        # A file that is not UTF-8 is searched for personal words all the same.
-        text = source.read_text("utf-8", "replace")
     else:
-        text = redaction.apply(source.read_text("utf-8", "replace"))
+        text = redaction.apply(text)
         if source.suffix == ".diff":  # uncommitted changes: people try out keys there
             text = remove_random_words(text)
         write_file_atomically(target, text)
     return list(redaction.find(text))
 
 
-def _is_log(path: Path) -> bool:
-    return path.suffix == ".txt"
+def _is_copied(path: Path) -> bool:
+    """Return True for a log, and for a file that only identifies: their sha256 must stay."""
+    return path.suffix == ".txt" or path.name in VERBATIM
 
 
 SUITE = "mlhpc"

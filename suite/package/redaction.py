@@ -87,11 +87,7 @@ class Redaction:
     def check_log(self, path: Path) -> None:
         """Raise InputError if a log, which is never edited, contains a secret or a word to redact."""
         text = path.read_text("utf-8", "replace")
-        secret = min(find_secret_forms(text), default=None)
-        if secret is not None:
-            number = text.count("\n", 0, secret[0]) + 1
-            what = "what looks like a password or token"
-            raise InputError(f"{path}:{number}: contains {what}; logs are never edited, so leave this run out")
+        self.check_secrets(path, text)
         for number, line in enumerate(text.splitlines(), 1):
             for kind, what in self.find(line):
                 if kind in self.kinds:
@@ -99,6 +95,15 @@ class Redaction:
                         f"{path}:{number}: --redact {kind}: contains {what!r}; logs are never edited, "
                         f"so leave --redact {kind} or this run out"
                     )
+
+    @staticmethod
+    def check_secrets(path: Path, text: str) -> None:
+        """Raise InputError if a file that is never edited contains a secret."""
+        secret = min(find_secret_forms(text), default=None)
+        if secret is not None:
+            number = text.count("\n", 0, secret[0]) + 1
+            what = "contains what looks like a password or token; this file is never edited"
+            raise InputError(f"{path}:{number}: {what}, so leave this run out")
 
     def find(self, text: str) -> Iterator[tuple[str, str]]:
         """Yield (kind, words) for the personal words in a text, each once."""

@@ -35,7 +35,7 @@ from mlhpc.suite.compliance.rules.base import (
 from mlhpc.suite.compliance.rules.package_rules import is_same_submitter
 from mlhpc.suite.files import render_repr
 from mlhpc.suite.log import mllog
-from mlhpc.suite.log.record import RunRecord
+from mlhpc.suite.log.record import RunRecord, has_many_digits
 from mlhpc.suite.log.results_tree import PRUNED, Group, read_system
 
 # Limit of the chance that an honest run is called a copy: the bound above, times the number of all places compared.
@@ -54,12 +54,15 @@ _FEWEST = 3  # values, or durations, that are evidence
 _SMALLEST = 1e-300  # no chance is printed as zero
 _LIMITS = (0.5, 0.2, 0.05, 0.01, 1e-3, 1e-5, 1e-8)  # of the closeness of a stretch, tried in turn
 _WIDTH = 1e-3  # of the hash classes of values, in the logarithm: wider than any change that hides a copy
+_LOSS_WIDTH = 2e-2  # of those of losses, which are further apart
 # A forged log may have a million evaluations; published runs have at most some hundred.
 _MOST_VALUES = 1000  # of a run that are compared: the first ones
 _MAX_RUNS_PER_CLASS = 32  # runs remembered for one pair of values: more would make the search quadratic
 _MOST_CANDIDATES = 100  # compared value by value: those that share most pairs of values with the run
 
-EVALUATIONS, DURATIONS = "evaluations", "durations between evaluations"
+EVALUATIONS, DURATIONS, LOSSES = "evaluations", "durations between evaluations", "losses of first steps"
+_FINE_GRAIN = 1e-6  # of a grid that is none
+_FEWEST_LOSSES = 8  # the first of them follow from the start of every run
 HashClass = tuple[str, int, int]
 
 
@@ -107,7 +110,7 @@ class Series:
         Values in single precision lie on it except for rounding. Zero without a grid, or if it is so fine that
         any values could lie on it by chance.
         """
-        rounding = _SINGLE_ROUNDING * max(self.numbers)
+        rounding = _SINGLE_ROUNDING * max(self.numbers, default=0.0)
         ordered = sorted(self.numbers)
         gaps = [b - a for a, b in pairwise(ordered) if b - a > 2.0 * rounding]
         if not gaps:
@@ -127,8 +130,8 @@ class Series:
         """(place, class) of every two consecutive values. A copy shares most of its classes with its original."""
         if len(self.numbers) < _FEWEST:
             return ()
-        if self.what == EVALUATIONS:
-            marks = [round(log / _WIDTH) for log in self.logs]
+        if self.what != DURATIONS:
+            marks = [round(log / (_WIDTH if self.what == EVALUATIONS else _LOSS_WIDTH)) for log in self.logs]
         else:  # by 4 ms, longer durations by 2e-4: honest durations are much closer to each other than honest values
             marks = [round(s / 0.004) if s < 20.0 else round(math.log(s / 20.0) / 2e-4) + 5000 for s in self.numbers]
         return tuple((place, (self.what, *pair)) for place, pair in enumerate(pairwise(marks)))
@@ -144,7 +147,7 @@ class Series:
     def closeness(self, other: Series, shift: int, at: range) -> list[float]:
         """Bound the chance that each value is so close to its counterpart. Above 1 for values that are far apart."""
         here, there = slice(at.start, at.stop), slice(at.start + shift, at.stop + shift)
-        if self.what == EVALUATIONS:
+        if self.what != DURATIONS:
             scale = self.scale(other)
             grain = max(self.grain, other.grain)
             logs = zip(self.logs[here], other.logs[there], strict=True)
@@ -161,17 +164,19 @@ class Series:
         return any(self.closeness(other, shift, range(at, at + 1))[0] <= _LIMITS[0] for at in neighbours)
 
 
-SeriesPair = tuple[Series, Series]
+RunSeries = tuple[Series, ...]
 
 
-def build_series(run: RunRecord) -> SeriesPair:
-    """Return the evaluations of a run and the durations between them."""
+def build_series(run: RunRecord) -> RunSeries:
+    """Return the evaluations of a run, the durations between them, and the losses of its first steps."""
     # All runs share the evaluations before any training.
     evals = [item for item in run.evals if item.epoch != 0.0 and item.value != 0.0][:_MOST_VALUES]
     values = tuple(abs(item.value) for item in evals)
     times = [item.time_s for item in evals]
     gaps = tuple(min(max(later - earlier, 1e-3), _LONGEST_S) for earlier, later in pairwise(times))
-    return _build_cached_series(EVALUATIONS, values), _build_cached_series(DURATIONS, gaps)
+    losses = tuple(abs(loss) for loss in run.first_losses if loss)
+    named = ((EVALUATIONS, values), (DURATIONS, gaps), (LOSSES, losses))
+    return tuple(_build_cached_series(what, numbers) for what, numbers in named)
 
 
 # A run is compared with those of its result, then with those of all others.
@@ -185,7 +190,7 @@ def find_similarity(series: Series, other: Series, shift: int, places: int) -> S
     best: Similarity | None = None
     for limit in _LIMITS:
         begin, count = _find_longest_stretch(close, limit)
-        if count < _FEWEST:
+        if count < (_FEWEST_LOSSES if series.what == LOSSES else _FEWEST):
             break
         worst = max(close[begin : begin + count])
         # Bonferroni: a stretch could be anywhere, and under any of the limits.
@@ -206,10 +211,10 @@ class RunIndex(Generic[Owner]):
     def __init__(self) -> None:
         self._seen: list[tuple[Owner, Series]] = []
         self._at: dict[HashClass, list[tuple[int, int]]] = {}
-        self._places = {EVALUATIONS: 0, DURATIONS: 0}
+        self._places = {EVALUATIONS: 0, DURATIONS: 0, LOSSES: 0}
 
     def find_duplicate(
-        self, run: SeriesPair, is_evidence: Callable[[Owner, str], bool] = lambda owner, what: True
+        self, run: RunSeries, is_evidence: Callable[[Owner, str], bool] = lambda owner, what: True
     ) -> tuple[Owner, Similarity] | None:
         """Find the first run to which this one is more similar than chance allows. None if there is none.
 
@@ -223,7 +228,7 @@ class RunIndex(Generic[Owner]):
                 return owner, found
         return None
 
-    def candidates(self, run: SeriesPair) -> Iterator[tuple[Series, int, int]]:
+    def candidates(self, run: RunSeries) -> Iterator[tuple[Series, int, int]]:
         """Yield (series, number of an earlier series, shift) for each pair of values that nearly equals one here."""
         for series in run:
             shared: Counter[tuple[int, int]] = Counter()  # in the order in which they are found
@@ -236,7 +241,7 @@ class RunIndex(Generic[Owner]):
             best = [found for found, _ in shared.most_common(_MOST_CANDIDATES)] if many else list(shared)
             yield from ((series, number, shift) for number, shift in best)
 
-    def add(self, owner: Owner, run: SeriesPair) -> None:
+    def add(self, owner: Owner, run: RunSeries) -> None:
         """Remember a run."""
         for series in run:
             self._places[series.what] += len(series.numbers)
@@ -299,8 +304,8 @@ def check_run_copied(result: Result) -> Iterator[ResultBreach]:
     yield from copies.items()
     seen: dict[Fingerprint, RunRecord] = {}
     for run in runs:
-        prints = _list_fingerprints(run)
-        found = _find_shared_numbers(run, prints, seen.get) if run.path not in copies else None
+        prints = [each for each in _list_fingerprints(run) if each[0] != EVALUATIONS]
+        found = _find_shared_numbers(run, prints, seen.get, _have_one_seed) if run.path not in copies else None
         if found is not None:
             other, text = found
             yield run.path, f"{text} {render_log_name(other)}"
@@ -317,13 +322,19 @@ def check_run_copied(result: Result) -> Iterator[ResultBreach]:
 def check_run_repeated(result: Result) -> Iterator[ResultBreach]:
     seen: RunIndex[RunRecord] = RunIndex()
     exact: set[object] = set()
+    pairs: dict[Fingerprint, RunRecord] = {}
     for run in (*result.runs, *result.pruned):
         course = _make_time_free_key(run)
         if course is not None and course in exact:
             continue  # rule run-copied reports it
         exact.add(course)
         curves = build_series(run)
-        found = seen.find_duplicate(curves, partial(_is_evidence_of_copy, run))
+        found = seen.find_duplicate(curves, partial(_is_evidence_of_copy, run, _have_one_seed))
+        prints = [each for each in _list_fingerprints(run) if each[0] == EVALUATIONS]
+        shared = _find_shared_numbers(run, prints, pairs.get, _have_one_seed)
+        pairs |= dict.fromkeys(prints, run)
+        if shared is not None and found is None:
+            yield run.path, f"{shared[1]} {render_log_name(shared[0])}"
         if found is not None:
             other, similarity = found
             seed = "no seed is logged" if run.seed is None else f"its seed is {render_repr(run.seed)}"
@@ -357,10 +368,11 @@ class SeenRuns:
     def compare(self, group: Group, runs: Sequence[RunRecord]) -> Iterator[tuple[str, Path, str]]:
         """Yield (rule, path, message) for runs that an earlier result has too, then remember the new ones."""
         carried: list[Group] = []
+        excuse = _excuses(group)
         problems: dict[Path, str | None] = {}  # by the folder of the other result
         courses = [_make_time_free_key(run) for run in runs]
         # New runs are remembered at the end: rules run-copied and run-repeated report copies within one result.
-        new: list[tuple[RunRecord, SeriesPair]] = []
+        new: list[tuple[RunRecord, RunSeries]] = []
         for run, course in zip(runs, courses, strict=True):
             where = run.path or group.folder
             by_package = self._exact.get(course, {})
@@ -369,14 +381,14 @@ class SeenRuns:
                 curves = build_series(run)
                 new.append((run, curves))
                 found = self._similar[run.benchmark, run.size].find_duplicate(
-                    curves, partial(_is_evidence_of_copy, run)
+                    curves, partial(_is_evidence_of_copy, run, excuse)
                 )
-                shared = _find_shared_numbers(run, _list_fingerprints(run), self._measured.get)
-                if found is not None:
+                shared = _find_shared_numbers(run, _list_fingerprints(run), self._measured.get, excuse)
+                if shared is not None:
+                    yield "run-reused", where, f"{shared[1]} {shared[0].path}"
+                elif found is not None:
                     other, similarity = found
                     yield "run-reused", where, f"has {similarity.text()} of {other.path}"
-                elif shared is not None:
-                    yield "run-reused", where, f"{shared[1]} {shared[0].path}"
                 continue
             other_group, other = earlier
             same_time = other.run_start_s == run.run_start_s
@@ -427,22 +439,52 @@ def _read_description(package: Path, group: Group) -> Mapping[str, object]:
     return {name: value for name, value in fields.items() if name != "submitter"}
 
 
-def _is_evidence_of_copy(run: RunRecord, other: RunRecord, what: str) -> bool:
+Excuse = Callable[[RunRecord, RunRecord], bool]
+
+
+def _have_one_seed(run: RunRecord, other: RunRecord) -> bool:
+    return run.seed is not None and run.seed == other.seed
+
+
+def _excuses(group: Group) -> Excuse:
+    """Return the question whether runs of two results may have equal values: of one seed, in one package of ours."""
+
+    def may_be_equal(run: RunRecord, other: RunRecord) -> bool:
+        ours, at = run.size is not None and other.size is not None, group.package
+        together = at is None or (other.path is not None and other.path.is_relative_to(at))
+        return ours and together and _have_one_seed(run, other)
+
+    return may_be_equal
+
+
+def _is_evidence_of_copy(run: RunRecord, excuse: Excuse, other: RunRecord, what: str) -> bool:
     """Return True if a similarity shows a copy. Runs with one seed may have equal values, but never equal durations."""
-    return what == DURATIONS or run.seed is None or run.seed != other.seed
+    return what == DURATIONS or not excuse(run, other)
 
 
 def _list_fingerprints(run: RunRecord) -> list[Fingerprint]:
-    """List each three measured numbers in a row. Of 6,421 published logs no two different runs have the same."""
+    """List each three measured numbers in a row, and two evaluations in a row with their place.
+
+    Of 7,176 published logs no two runs with another start have the same, but for two results (docs/checker.md).
+    """
     found: list[Fingerprint] = []
     for key, numbers in run.measured.items():
         distinct = list(dict.fromkeys(numbers))
         found += ((key, *three) for three in zip(distinct, distinct[1:], distinct[2:], strict=False))
+    values = [item.value for item in run.evals[:_MOST_VALUES]]
+    # Errors of few samples lie on a grid, whatever number of digits they have.
+    if build_series(run)[0].grain < _FINE_GRAIN:
+        for place, (one, other) in enumerate(pairwise(values)):
+            if has_many_digits(one) and has_many_digits(other) and one != other:
+                found.append((EVALUATIONS, float(place), one, other))
     return found
 
 
 def _find_shared_numbers(
-    run: RunRecord, prints: Sequence[Fingerprint], find: Callable[[Fingerprint], RunRecord | None]
+    run: RunRecord,
+    prints: Sequence[Fingerprint],
+    find: Callable[[Fingerprint], RunRecord | None],
+    excuse: Excuse,
 ) -> tuple[RunRecord, str] | None:
     """Return an earlier run that has measured numbers of this one, and the beginning of a message.
 
@@ -451,8 +493,12 @@ def _find_shared_numbers(
     for fingerprint in prints:
         key, *numbers = fingerprint
         other = find(fingerprint)
-        seeds = {run.seed, other.seed} if other is not None else set()
-        if other is not None and (key in _TIMES or (None not in seeds and len(seeds) > 1)):
+        if other is not None and (key in _TIMES or not excuse(run, other)):
+            if key == EVALUATIONS:
+                return (
+                    other,
+                    f"evaluations {numbers[0] + 1:g} and {numbers[0] + 2:g} are {numbers[1]!r}, {numbers[2]!r}, as of",
+                )
             return other, f"measured {key} {', '.join(map(repr, numbers))}, as"
     return None
 

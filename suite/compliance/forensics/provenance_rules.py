@@ -8,28 +8,56 @@ benchmarks/<benchmark>/implementations/mlhpc-<version>/<system>/<scenario>/.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any
 
-from mlhpc.suite import RULESET
+from mlhpc.suite import NO_SUBMITTER, RULESET
 from mlhpc.suite.card import FULL, SizeCard
-from mlhpc.suite.compliance.package_files import check_kept_files
+from mlhpc.suite.compliance.kept_files import CONFIG, PLAN, KeptFolder
+from mlhpc.suite.compliance.rebuild import (
+    ABSENT,
+    STATED,
+    Difference,
+    build_description,
+    build_stated_result,
+    compare_description,
+    compare_values,
+    compute_stated_score,
+    find_descriptor,
+    list_model_words,
+    log_config,
+    may_be_redacted,
+    rebuild_config,
+    rebuild_from_command,
+    rebuild_info,
+    render_scripts,
+)
 from mlhpc.suite.compliance.result import Result, count_evaluated_samples, count_trained_samples
 from mlhpc.suite.compliance.rules.base import OURS, ResultBreach, render_log_name, result_rule
-from mlhpc.suite.compliance.ruleset import read_ruleset
-from mlhpc.suite.files import render_duration, render_repr
-from mlhpc.suite.log.provenance import find_config_problem, find_kept_folder
-from mlhpc.suite.log.reader import convert_to_float
+from mlhpc.suite.compliance.ruleset import compute_logs_digest, read_ruleset
+from mlhpc.suite.config import RunConfig
+from mlhpc.suite.documents import YamlSource
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import read_bytes, render_duration, render_repr
+from mlhpc.suite.log.origin.sources import Environment, Sources, convert_distribution_name
 from mlhpc.suite.log.record import RunRecord
-from mlhpc.suite.log.results_tree import SystemFile
+from mlhpc.suite.log.results_tree import SystemFile, read_system
 from mlhpc.suite.log.score import count_peak_use
+from mlhpc.suite.machine.facts import UNKNOWN, Facts
+from mlhpc.suite.machine.system import (
+    LISTED_PACKAGES,
+    PACKAGES_OF_FRAMEWORKS,
+    describe_system,
+    describe_system_of,
+)
 
 # Between the clock of the machine that started the runs and those that ran them.
 _CLOCK_SLACK_S = 600.0
+_SMALLEST_DRAWN = 2147  # of 2^31 seeds one in a million is smaller
+_CORES_PER_CACHE = 4  # cores that share their first cache of data: none do, some virtual machines say so
 # All peaks below are generous: the rule is to find forged times, not slow hardware.
 _ACCELERATOR_PEAK_FLOPS = 1e16  # FLOP/s; the fastest of 2025 reach this at 4 bits
 _NODE_PEAK_FLOPS = 1e15  # FLOP/s of a node without accelerators, if its cores are unknown
@@ -47,19 +75,22 @@ def check_provenance_missing(result: Result) -> Iterator[ResultBreach]:
     if result.group.package is None or not result.runs:
         return
     found = result.provenance
-    if not found.infos:
+    if not found.folders:
         yield None, "no provenance/run_<n>/run.json of this result under benchmarks/<benchmark>/implementations"
-    elif not found.facts:
+    elif not any(name.startswith("facts/") for folder in found.folders for name in folder.files):
         yield None, "no facts of a node under provenance/run_<n>/facts"
-    for document in (*found.infos, *found.facts.values()):
-        if document.problem:
-            yield document.path, document.problem
+    for folder in found.folders:
+        for name in ("run.json", CONFIG):
+            if name not in folder.files:
+                yield folder.path / name, "there is no such file"
 
 
 @result_rule(
     "provenance-agrees", "run.json and the logs agree: workload, size, mode, version, and when the runs were made", OURS
 )
 def check_provenance_agrees(result: Result) -> Iterator[ResultBreach]:
+    if result.group.package is None:
+        return
     first = result.runs[0] if result.runs else RunRecord()
     logged_values = {
         "workload": result.benchmark.workload if result.benchmark else None,
@@ -67,104 +98,354 @@ def check_provenance_agrees(result: Result) -> Iterator[ResultBreach]:
         "mode": "weak" if result.weak else "strong",
         "suite_version": first.suite_version,
     }
-    earliest = min((run for run in result.runs if run.run_start_s is not None), key=_find_start, default=None)
-    for document in result.provenance.infos:
-        if document.problem:  # rule provenance-missing reports it
+    for folder in result.provenance.folders:
+        if (info := folder.info) is None:
             continue
+        path = folder.path / "run.json"
         for name, logged in logged_values.items():
-            if logged is not None and document.fields.get(name) != logged:
-                yield (
-                    document.path,
-                    f"{name} is {render_repr(document.fields.get(name))}, the logs say {render_repr(logged)}",
-                )
-        stated = document.fields.get("created")
-        created = _parse_time(stated)
+            if logged is not None and getattr(info, name) != logged:
+                yield path, f"{name} is {render_repr(getattr(info, name))}, the logs say {render_repr(logged)}"
+        created = _parse_time(info.created)
         if created is None:
-            yield document.path, f"created = {render_repr(stated)}: expected a time such as 2026-11-20T14:00:00Z"
-        # With several run folders nothing says which of them the earliest log is from.
-        elif (
-            earliest is not None
-            and len(result.provenance.infos) == 1
-            and _find_start(earliest) < created - _CLOCK_SLACK_S
-        ):
+            yield path, f"created = {render_repr(info.created)}: expected a time such as 2026-11-20T14:00:00Z"
+            continue
+        runs = [run for run in result.runs if result.provenance.folder_of(run) is folder]
+        earliest = min((run for run in runs if run.run_start_s is not None), key=_find_start, default=None)
+        if earliest is not None and _find_start(earliest) < created - _CLOCK_SLACK_S:
             late = render_duration(created - _find_start(earliest))
-            yield document.path, f"the run folder was made {late} after {render_log_name(earliest)} began"
+            yield path, f"the run folder was made {late} after {render_log_name(earliest)} began"
 
 
 @result_rule(
     "provenance-valid",
-    "every file that a package keeps of a run folder is whole: its reader takes it, and no digest contradicts it",
+    "every file that is kept of a run folder is known and whole: its reader takes it, no digest contradicts it",
     OURS,
 )
 def check_provenance_valid(result: Result) -> Iterator[ResultBreach]:
+    runs: dict[int, list[RunRecord]] = {}
+    for run in result.runs:
+        runs.setdefault(id(result.provenance.folder_of(run)), []).append(run)
+    for folder in result.provenance.folders:
+        yield from folder.list_problems(runs.get(id(folder), ()))
+
+
+@result_rule(
+    "trials-whole",
+    "the trials of a run folder are 0 to runs - 1, each is there once, and has the number of its log's name",
+    OURS,
+)
+def check_trials_whole(result: Result) -> Iterator[ResultBreach]:
     found = result.provenance
-    reported = {document.path for document in (*found.infos, *found.facts.values()) if document.problem}
-    folders = _list_run_folders(result)
-    for folder in folders:
-        runs = [
-            run for run in result.runs if run.path is not None and find_kept_folder(folders, run.path.name) == folder
-        ]
-        for path, problem in check_kept_files(folder, runs):
-            if path not in reported:  # by rule provenance-missing
-                yield path, problem
-
-
-@result_rule("config-kept", "the file of settings whose sha256 each log states (config_file) is beside run.json", OURS)
-def check_config_kept(result: Result) -> Iterator[ResultBreach]:
-    folders = _list_run_folders(result)
+    if not found.folders or not result.runs:
+        return
+    packaged = result.group.package is not None
+    places = {
+        name: (folder, log) for folder in found.folders if folder.origin for log, name in folder.origin.logs.items()
+    }
     for run in (*result.runs, *result.pruned):
-        folder = find_kept_folder(folders, run.path.name) if run.path is not None else None
-        problem = find_config_problem(folder, run) if folder is not None else None
-        if folder is not None and run.config_file is not None and problem is not None:
-            yield folder / run.config_file[0], f"{problem} ({render_log_name(run)})"
+        name = "" if run.path is None else run.path.relative_to(result.group.folder).as_posix()
+        _, log = places.get(name, (None, "" if packaged else name))
+        number = re.fullmatch(r"result_(\d{1,9})\.txt", log)
+        if number is None and packaged:
+            yield run.path, "no origin.json in the provenance says which trial of which run folder it is"
+        elif number is not None and run.trial is not None and int(number[1]) != run.trial:
+            yield run.path, f"is trial {run.trial} by its log, {log} of its run folder"
+    for folder in found.folders if packaged else ():
+        info, origin = folder.info, folder.origin
+        if info is None or origin is None:
+            continue
+        logs = [*origin.logs, *folder.surplus]
+        asked = [f"result_{number}.txt" for number in range(info.runs)]
+        gone, more = sorted({*asked} - {*logs}), sorted({*logs} - {*asked})
+        if gone and info.loop is None:
+            yield (
+                folder.path,
+                f"run.json asks for {info.runs} runs; of them {', '.join(gone[:5])} is not in the package",
+            )
+        if (more and info.loop is None) or len(logs) != len({*logs}):
+            yield folder.path, f"run.json asks for {info.runs} runs; the package has {', '.join(more[:5])} too"
+        extra = sorted(name for name in origin.logs.values() if not (result.group.folder / name).is_file())
+        if extra:
+            yield folder.path / "origin.json", f"names {', '.join(extra[:5])}: there is no such log"
 
 
-def _list_run_folders(result: Result) -> list[Path]:
-    """List what the package keeps of the run folders. Outside of a package: the run folder itself, if it is one."""
-    if result.group.package is not None:
-        return [document.path.parent for document in result.provenance.infos]
-    folder = result.group.folder
-    return [folder] if (folder / "run.json").is_file() else []
+@result_rule(
+    "statements-agree",
+    "what a package states is derived again from its logs and from what it keeps of the runs, and is the same: "
+    "settings, command, seeds, system description, result.json, scripts",
+    OURS,
+)
+def check_statements_agree(result: Result) -> Iterator[ResultBreach]:
+    if not result.runs:
+        return
+    settings = {folder.path: _read_settings(folder) for folder in result.provenance.folders}
+    for folder in result.provenance.folders:
+        yield from _check_command(folder, settings[folder.path])
+    for run in (*result.runs, *result.pruned):
+        found = result.provenance.folder_of(run)
+        if found is not None:
+            yield from islice(_check_run_settings(run, found, settings[found.path]), 1)
+            yield from islice(_check_seed(result, run, found), 1)
+            yield from islice(_check_read_files(result, run, found), 1)
+    if result.group.package is not None and result.provenance.folders:
+        yield from _check_derived(result)
+
+
+def _read_settings(folder: KeptFolder) -> RunConfig | str | None:
+    """Return the settings that are kept, or why they are none."""
+    descriptor = find_descriptor(folder)
+    try:
+        return None if descriptor is None else rebuild_config(folder, descriptor)
+    except InputError as error:
+        return str(error)
+
+
+def _check_command(folder: KeptFolder, kept: RunConfig | str | None) -> Iterator[ResultBreach]:
+    """Yield how the command in run.json differs from run.json itself and from config.yaml."""
+    info, descriptor, path = folder.info, find_descriptor(folder), folder.path / "run.json"
+    if info is None or info.loop is not None:
+        return
+    try:
+        for name, one, other in islice(rebuild_info(info), 1):
+            yield path, f"{name}: {render_repr(one)} in run.json, {render_repr(other)} in its command"
+        if descriptor is not None and not isinstance(kept, str | None):
+            for name, one, other in islice(rebuild_from_command(folder, descriptor, kept), 1):
+                yield path, f"{name}: {render_repr(one)} in {CONFIG}, {render_repr(other)} by the command in run.json"
+    except (InputError, ValueError) as error:
+        yield path, str(error)
+
+
+def _check_run_settings(run: RunRecord, folder: KeptFolder, kept: RunConfig | str | None) -> Iterator[ResultBreach]:
+    """Yield the settings that the log has in another way than config.yaml, and the ranks."""
+    info = folder.info
+    if info is None or run.config is None:
+        return
+    if isinstance(kept, str):
+        yield folder.path / CONFIG, kept
+    elif kept is not None:
+        redacted = folder.origin is not None and CONFIG in folder.origin.redacted
+        for name, one, other in compare_values(
+            run.config, log_config(kept, run.config, own_loop=info.loop is not None)
+        ):
+            if not (redacted and may_be_redacted(one, other)):
+                yield run.path, f"{name}: {render_repr(one)} in the log, {render_repr(other)} in {CONFIG}"
+    if info.ranks is not None and run.ranks != info.ranks and not run.resumed and info.loop is None:
+        yield run.path, f"ranks: {run.ranks} in the log, {info.ranks} in run.json"
+    if (run.loop == "own") != (info.loop is not None):
+        yield run.path, f"loop: {render_repr(run.loop)} in the log, {render_repr(info.loop)} in run.json"
+
+
+def _check_seed(result: Result, run: RunRecord, folder: KeptFolder) -> Iterator[ResultBreach]:
+    """Yield a seed that is not that of run.json. Without one there each trial draws 31 random bits."""
+    info = folder.info
+    if info is None or info.loop is not None or run.seed is None or run.trial is None:
+        return
+    if info.seed is not None:
+        if run.seed != info.seed + run.trial:
+            yield run.path, f"seed: {run.seed} in the log, {info.seed} + {run.trial} by run.json"
+    elif run.seed < _SMALLEST_DRAWN:
+        # With one base seed for all of them, the runs were continued with --seed.
+        mine = [each for each in result.runs if result.provenance.folder_of(each) is folder]
+        bases = {each.seed - each.trial for each in mine if each.seed is not None and each.trial is not None}
+        if len(bases) > 1 or len(mine) == 1:
+            yield run.path, f"seed: {run.seed}, which nobody draws of 2^31; run.json has no seed"
+
+
+def _check_read_files(result: Result, run: RunRecord, folder: KeptFolder) -> Iterator[ResultBreach]:
+    """Yield a plan that the package lacks or has in another form, and first weights that are not the size's own."""
+    descriptor, sources, kept = find_descriptor(folder), folder.read("sources.json", Sources), folder.files.get(PLAN)
+    plan, info = run.plan or {}, folder.info
+    if plan and kept is not None:
+        if kept.sha256 != plan.get("sha256"):
+            yield folder.path / PLAN, "is not the plan that the run read: the log states another sha256"
+        content = {key: value for key, value in (kept.value or {}).items() if key not in _PLAN_HEAD}
+        for name, one, other in compare_values({key: plan.get(key) for key in {*content, "compress"}}, content):
+            if (one, other) != (None, ABSENT):
+                yield run.path, f"parallel_plan: {name}: {render_repr(one)} in the log, {render_repr(other)} in {PLAN}"
+    elif plan and sources is not None and info is not None:
+        shipped = f"/{info.workload}/plans/{plan.get('name')}.yaml"
+        known = [sha256 for name, sha256 in sources.files.items() if name.endswith(shipped)]
+        if plan.get("sha256") not in known:
+            yield run.path, f"parallel_plan: the package has no {PLAN}, and the suite of the run no such plan"
+    if descriptor is None or not result.closed or run.config is None or run.size is None:
+        return
+    shipped_config = descriptor.folder / "config" / f"{Path(run.size).name}.yaml"
+    own = YamlSource.read(shipped_config).data.get("hyperparameters", {}) if shipped_config.is_file() else {}
+    logged = run.config.get("hyperparameters")
+    stated: dict[str, object] = logged if isinstance(logged, dict) else {}
+    for name, value in own.items() if run.loop is None else ():
+        if isinstance(value, str) and (descriptor.folder / value).is_file() and stated.get(name) != value:
+            yield (
+                run.path,
+                f"hyperparameters.{name}: {render_repr(stated.get(name))} in the log; the size has {value!r}",
+            )
+
+
+_PLAN_HEAD = ("description", "version", "mesh")  # of a plan: not in the log, or resolved there
+
+
+def _check_derived(result: Result) -> Iterator[ResultBreach]:
+    """Yield what the package states in another way than `mlhpc package` derives it from the same files."""
+    folders, system, benchmark = result.provenance.folders, result.system, result.benchmark
+    first = result.runs[0]
+    if system is not None and not system.problem and folders[0].nodes:
+        names = {name: str(system.fields.get(name)) for name in ("submitter", "division", "status")}
+        rebuilt = build_description(folders, first, weak=result.weak, names=names)
+        described = describe_system(folders[0].nodes, folders[0].origin.description if folders[0].origin else None)
+        for difference in islice(compare_description(system.fields, rebuilt, described), 3):
+            yield system.path, _render_difference(difference, "the description", "the facts of the nodes")
+    named = all(run.org not in (None, NO_SUBMITTER) for run in (*result.runs, *result.pruned))
+    for folder in folders:
+        sources, info = folder.read("sources.json", Sources), folder.info
+        if named and folder.origin is not None and folder.origin.late_submitter is not None:
+            yield folder.path / "origin.json", f"late_submitter: {folder.origin.late_submitter!r}; the logs name one"
+        if sources is not None and info is not None and sources.suite_version != info.suite_version:
+            text = f"suite_version: {sources.suite_version!r}, {info.suite_version!r} in run.json"
+            yield folder.path / "sources.json", text
+    where = folders[0].path.parent.parent
+    if benchmark is not None and compute_logs_digest(result.runs) is not None:  # else a rule for logs reports it
+        names_of_logs = {run.path: run.path.name for run in result.runs if run.path is not None}
+        score = compute_stated_score(result.runs, benchmark, weak=result.weak)
+        due = build_stated_result(score, benchmark, names_of_logs, result.group.folder)
+        stated = read_system(where / STATED)
+        if stated.problem:
+            yield stated.path, stated.problem
+        else:
+            for difference in islice(compare_values(stated.fields, due), 3):
+                yield stated.path, _render_difference(difference, STATED, "the logs")
+    for name, text in render_scripts(folders, first.data_manifest).items():
+        script = where / name
+        try:
+            same = not script.is_symlink() and read_bytes(script, len(text.encode()) + 1) == text.encode()
+        except OSError:
+            same = False
+        if not same:
+            yield script, "is not the script that follows from run.json"
+
+
+def _render_difference(difference: Difference, one: str, other: str) -> str:
+    name, stated, due = difference
+    return f"{name}: {render_repr(stated)} in {one}, {render_repr(due)} by {other}"
 
 
 @result_rule(
     "facts-agree", "the system description and the logs claim the hardware that the facts of the nodes name", OURS
 )
 def check_facts_agree(result: Result) -> Iterator[ResultBreach]:
-    facts = result.provenance.sound_facts()
+    facts = result.provenance.facts if result.group.package is not None else []
     if not facts:
         return
     most = max((run.nodes or 0 for run in result.runs), default=0)
     if most > len(facts):
-        yield None, f"the logs claim {most} nodes, the provenance has the facts of {len(facts)}"
+        yield (
+            None,
+            f"the logs claim {most} nodes, the provenance has the facts of {len(facts)}: the others are missing",
+        )
     # If the probe of the accelerators failed on a node, its facts say nothing of them.
-    surveyed = not any(_has_failed_probe(document) for document in facts)
+    surveyed = not any(_has_failed_probe(node) for node in facts)
     if surveyed:
         yield from islice(_check_accelerator_counts(result, facts), 1)
     if result.system is not None and not result.system.problem:
         yield from ((result.system.path, text) for text in _check_models(result.system, facts, surveyed=surveyed))
-    if any(document.fields.get("simulated") is True for document in facts):
+    if any(node.simulated for node in facts):
         yield None, "the facts are those of a simulated machine"
+    yield from islice(((None, text) for node in facts for text in _check_node(node)), 1)
+    for folder in result.provenance.folders:
+        yield from islice(_check_environment(folder), 1)
+    yield from islice(_check_cpus(result, facts), 1)
+    yield from _check_stated_hardware(result, facts)
 
 
-def _check_accelerator_counts(result: Result, facts: Sequence[SystemFile]) -> Iterator[ResultBreach]:
+def _check_environment(folder: KeptFolder) -> Iterator[ResultBreach]:
+    """Yield facts in a file that is not their node's, and software that the facts and the environment have otherwise."""
+    environment = folder.read("environment.json", Environment)
+    for name, file in folder.files.items():
+        if not isinstance(node := file.value, Facts):
+            continue
+        if Path(name).stem != node.node.replace("/", "_"):
+            yield folder.path / name, f"has the facts of node {render_repr(node.node)}"
+        if environment is None:
+            continue
+        known = {key: item.version for key, item in environment.by_name().items()} | {"": environment.python}
+        packages = node.software.packages  # of others the facts may name a second one that is not imported
+        named = (key for key in (*LISTED_PACKAGES, *PACKAGES_OF_FRAMEWORKS) if key in packages)
+        stated = {convert_distribution_name(key): packages[key] for key in named}
+        stated |= {} if node.software.python == UNKNOWN else {"": node.software.python}
+        for key, text in stated.items():
+            if known.get(key) != text:
+                other = render_repr(known.get(key))
+                yield folder.path / name, f"has {key or 'Python'} {render_repr(text)}, environment.json {other}"
+
+
+def _check_node(node: Facts) -> Iterator[str]:
+    """Yield how the facts of a node contradict themselves."""
+    cpu, name = node.cpu, render_repr(node.node)
+    counts = [
+        (what, count)
+        for what, count in (("sockets", cpu.sockets), ("cores", cpu.cores), ("threads", cpu.threads))
+        if count is not None
+    ]
+    for (what, one), (more, other) in pairwise(counts):
+        if one > other:
+            yield f"the facts of node {name} have {one} {what} and {other} {more}"
+    caches = sum(cache.instances for cache in cpu.caches if cache.level == 1 and cache.kind != "instruction")
+    if cpu.cores is not None and caches and cpu.cores > _CORES_PER_CACHE * caches:
+        yield f"the facts of node {name} have {cpu.cores} cores and {caches} first caches of data"
+    allowed = node.limits.cpus_allowed
+    if allowed is not None and cpu.threads is not None and allowed > cpu.threads:
+        yield f"the facts of node {name} allow {allowed} CPUs of {cpu.threads}"
+
+
+def _check_cpus(result: Result, facts: Sequence[Facts]) -> Iterator[ResultBreach]:
+    """Yield the runs that counted more CPUs of a node than its facts have."""
+    threads = [node.cpu.threads for node in facts if node.cpu.threads is not None]
+    for run in result.runs:
+        if threads and run.other_work is not None and run.other_work.cpus > max(threads):
+            yield run.path, f"other_work counts {run.other_work.cpus} CPUs, the facts of a node {max(threads)} threads"
+
+
+def _check_stated_hardware(result: Result, facts: Sequence[Facts]) -> Iterator[ResultBreach]:
+    """Yield the hardware that the system file states against the probes of the nodes."""
+    origin = result.provenance.folders[0].origin if result.provenance.folders else None
+    described = origin.description if origin is not None else None
+    if described is None:
+        return
+    known, framework = describe_system_of(facts[0]), described.framework
+    if framework is not None and known.framework is not None and known.framework not in framework:
+        yield None, f"the system file states framework = {framework!r}, the facts of the nodes {known.framework!r}"
+    for name, share in _HARDWARE.items():
+        stated, found = getattr(described, name), getattr(known, name)
+        if None not in (stated, found) and abs(stated - found) > share * found:
+            yield None, f"the system file states {name} = {stated:g}, the facts of the nodes {found:g}"
+
+
+# How far a system file may be from the probes: memory is sold in other units, and a part of it is not shown.
+_HARDWARE = {
+    "processors_per_node": 0.0,
+    "cores_per_processor": 0.0,
+    "threads_per_node": 0.0,
+    "memory_per_node_gib": 0.25,
+}
+
+
+def _check_accelerator_counts(result: Result, facts: Sequence[Facts]) -> Iterator[ResultBreach]:
     """Yield the runs that claim more accelerators per node than the facts of a node list."""
-    fewest = min(len(_list_accelerators(document)) for document in facts)
+    fewest = min(len(node.accelerators) for node in facts)
     for run in result.runs:
         if (run.accelerators_per_node or 0) > fewest:
             claim = f"accelerators_per_node = {run.accelerators_per_node}"
             yield run.path, f"{claim}, the facts of a node name {fewest}"
 
 
-def _check_models(system: SystemFile, facts: Sequence[SystemFile], *, surveyed: bool) -> Iterator[str]:
+def _check_models(system: SystemFile, facts: Sequence[Facts], *, surveyed: bool) -> Iterator[str]:
     """Compare the models that a system description names with those in the facts of the nodes."""
-    models = [str(item.get("model")) for document in facts for item in _list_accelerators(document)]
+    models = [item.model for node in facts for item in node.accelerators]
     named = system.fields.get("accelerator_model_name")
     if _has_name(named) and not models and surveyed:
         yield f"accelerator_model_name = {render_repr(named)}, the facts of the nodes name no accelerator"
     elif _has_name(named) and models and not _may_be_same_model(str(named), models):
         yield f"accelerator_model_name = {render_repr(named)}, the facts say {render_repr(models[0])}"
-    processors = [str(_convert_to_mapping(document.fields.get("cpu")).get("model")) for document in facts]
+    processors = [node.cpu.model for node in facts]
     processor = system.fields.get("host_processor_model_name")
     if _has_name(processor) and not _may_be_same_model(str(processor), processors):
         yield f"host_processor_model_name = {render_repr(processor)}, the facts say {render_repr(processors[0])}"
@@ -172,26 +453,11 @@ def _check_models(system: SystemFile, facts: Sequence[SystemFile], *, surveyed: 
 
 @result_rule("code-changed", "the code of a run is that of its commit: nothing was changed locally", OURS)
 def check_code_changed(result: Result) -> Iterator[ResultBreach]:
-    for document in result.provenance.infos:
-        git = _convert_to_mapping(document.fields.get("git"))
+    for folder in result.provenance.folders if result.group.package is not None else ():
+        git = folder.info.git if folder.info is not None else None
         # An unknown state counts as changed: only a clean check-out can be repeated.
-        if git and git.get("dirty") is not False:
-            yield document.path, f"the code was commit {render_repr(git.get('commit'))} with local changes"
-
-
-@result_rule(
-    "series-complete",
-    "all runs that run.json asked for are in the package, those that do not count in its provenance",
-    OURS,
-)
-def check_series_complete(result: Result) -> Iterator[ResultBreach]:
-    found = result.provenance
-    asked = sum(
-        int(convert_to_float(document.fields.get("runs")) or 0) for document in found.infos if not document.problem
-    )
-    there = len(result.runs) + len(result.pruned) + found.logs
-    if asked > there:
-        yield None, f"run.json asks for {asked} runs, the package has {there}"
+        if git is not None and git.dirty is not False:
+            yield folder.path / "run.json", f"the code was commit {render_repr(git.commit)} with local changes"
 
 
 @result_rule(
@@ -200,7 +466,7 @@ def check_series_complete(result: Result) -> Iterator[ResultBreach]:
     OURS,
 )
 def check_runs_at_once(result: Result) -> Iterator[ResultBreach]:
-    there = len(result.provenance.sound_facts())
+    there = len(result.provenance.facts) if result.group.package is not None else 0
     nodes = [replace(run, accelerators_per_node=0) for run in result.runs]
     at_once, claimed = count_peak_use(nodes)
     if there and not result.weak and at_once > 1 and claimed > there:
@@ -217,6 +483,12 @@ def check_runs_at_once(result: Result) -> Iterator[ResultBreach]:
     OURS,
 )
 def check_speed_possible(result: Result) -> Iterator[ResultBreach]:
+    system = result.system
+    named = str(system.fields.get("accelerator_model_name") or "") if system is not None and not system.problem else "?"
+    unread = not any(each.isprintable() and not each.isspace() for each in named)
+    if unread and system is not None and system.number("accelerators_per_node"):
+        what = f"accelerator_model_name = {render_repr(named)}"
+        yield system.path, f"{what}: nobody can read which accelerators trained"
     for run in result.runs:
         seconds, (nodes, accelerators) = run.time_to_train_s, _find_scale(result, run)
         if seconds and seconds > 0.0 and nodes is not None:
@@ -229,7 +501,7 @@ def _check_run_speed(result: Result, run: RunRecord, seconds: float, scale: tupl
     card = _find_work_card(result)
     if card is not None:
         rate = _count_samples(result, run, card) * card.training_flops_per_sample / seconds
-        most = nodes * _compute_peak_flops(run, accelerators, result.provenance.sound_facts())
+        most = nodes * _compute_peak_flops(run, accelerators, result.provenance.facts)
         if rate > most:
             yield run.path, f"trains at {rate:.2g} FLOP/s; its {nodes} nodes can do at most {most:.2g}"
     benchmark, known = result.benchmark, _find_published_rate(result)
@@ -243,15 +515,21 @@ def _check_run_speed(result: Result, run: RunRecord, seconds: float, scale: tupl
 def _find_published_rate(result: Result) -> tuple[str, float] | None:
     """Return the model of the accelerator that a description names, and the samples/s of one in the fastest run.
 
-    The model of the processor where nodes have no accelerators. None if no published run used it, or if the division is
-    open, which may train another model.
+    The model of the processor where nodes have no accelerators. A model that no published run used, or that nobody can
+    read, is bounded by the fastest one. None in the open division, which may train another model.
     """
     system, benchmark = result.system, result.benchmark
-    if system is None or system.problem or benchmark is None or not result.closed:
+    if system is None or system.problem or benchmark is None or not result.closed or not benchmark.fastest:
         return None
-    name = "accelerator_model_name" if system.number("accelerators_per_node") else "host_processor_model_name"
-    words = _list_model_words(str(system.fields.get(name) or ""))
-    return next(((model, rate) for model, rate in benchmark.fastest.items() if model.lower() in words), None)
+    accelerated = system.number("accelerators_per_node") or any(run.accelerators_per_node for run in result.runs)
+    name = str(system.fields.get("accelerator_model_name" if accelerated else "host_processor_model_name") or "")
+    words = list_model_words(name)
+    model = next((model for model in benchmark.fastest if model.lower() in words), None)
+    if model is not None:
+        return model, benchmark.fastest[model]
+    model = max(benchmark.fastest, key=lambda each: benchmark.fastest[each])
+    what = f"{render_repr(name)}, which no published run used and {model} bounds"
+    return what, benchmark.fastest[model]
 
 
 def _find_scale(result: Result, run: RunRecord) -> tuple[int | None, int]:
@@ -284,31 +562,23 @@ def _count_samples(result: Result, run: RunRecord, card: SizeCard) -> float:
     return count_trained_samples(run, card.eval_every_steps)
 
 
-def _compute_peak_flops(run: RunRecord, accelerators: int, facts: Sequence[SystemFile]) -> float:
+def _compute_peak_flops(run: RunRecord, accelerators: int, facts: Sequence[Facts]) -> float:
     """Return the largest possible FLOP/s of one node."""
     if accelerators:
         return accelerators * _ACCELERATOR_PEAK_FLOPS
-    cores = [convert_to_float(_convert_to_mapping(document.fields.get("cpu")).get("cores")) for document in facts]
-    known = [count for count in cores if count]
+    # Where the run counted the CPUs that it may use, those; a core has at least one.
+    known = (
+        [run.other_work.cpus] if run.other_work is not None else [node.cpu.cores for node in facts if node.cpu.cores]
+    )
     if not known:
         return _NODE_PEAK_FLOPS
     full = (run.config or {}).get("precision", "float32") in ("float32", "float64")
     return max(known) * _CORE_HZ * (_FLOPS_PER_CYCLE if full else _FLOPS_PER_CYCLE_REDUCED)
 
 
-def _list_accelerators(document: SystemFile) -> list[Mapping[str, Any]]:
-    listed = document.fields.get("accelerators")
-    return [_convert_to_mapping(item) for item in listed] if isinstance(listed, list) else []
-
-
-def _has_failed_probe(document: SystemFile) -> bool:
+def _has_failed_probe(node: Facts) -> bool:
     """Return True if the probe of a node's accelerators failed."""
-    problems = document.fields.get("problems")
-    return not _list_accelerators(document) and bool(problems) and "accelerator" in str(problems).lower()
-
-
-def _convert_to_mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
+    return not node.accelerators and "accelerator" in str(node.problems).lower()
 
 
 def _has_name(value: object) -> bool:
@@ -317,14 +587,8 @@ def _has_name(value: object) -> bool:
 
 def _may_be_same_model(name: str, models: Sequence[str]) -> bool:
     """Return True if a name and a model share a word such as H100 or 7763. True also if one has no such word."""
-    words = _list_model_words(name)
-    return not words or any(not _list_model_words(model) or words & _list_model_words(model) for model in models)
-
-
-def _list_model_words(text: str) -> set[str]:
-    """List the words that identify a model: with a letter and a digit, or with four digits."""
-    found = re.findall(r"[a-z0-9]+", text.lower())
-    return {word for word in found if re.fullmatch(r"[0-9]{4}[a-z0-9]*|[a-z]+[0-9]{2,}[a-z]*", word)}
+    words = list_model_words(name)
+    return not words or any(not list_model_words(model) or words & list_model_words(model) for model in models)
 
 
 def _find_start(run: RunRecord) -> float:

@@ -12,6 +12,8 @@ from itertools import islice
 from math import prod
 from typing import Any
 
+from msgspec import ValidationError
+
 from mlhpc.suite.card import SizeCard
 from mlhpc.suite.compliance.rules.base import (
     OURS,
@@ -22,11 +24,15 @@ from mlhpc.suite.compliance.rules.base import (
     log_rule,
 )
 from mlhpc.suite.compliance.ruleset import is_same_value
+from mlhpc.suite.documents import convert
+from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import render_duration, render_repr
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.other_work import find_problem
 from mlhpc.suite.log.reader import Event, convert_to_float
 from mlhpc.suite.log.record import read_config_file
+from mlhpc.suite.training.parallel.plan import VERSION as PLAN_VERSION
+from mlhpc.suite.training.parallel.plan import ParallelPlan
 
 # ruff: noqa: D103  the explanation of a rule is the second argument of its decorator, where --explain finds it
 
@@ -128,6 +134,8 @@ def _distribution_problem(name: str, entry: Any, ranks: int) -> str | None:
     if numbers is None or numbers != sorted(numbers) or not all(rank in range(ranks) for rank in ends):
         return expected
     values, least, most = entry.get("values"), numbers[0], numbers[-1]
+    if isinstance(values, list) and len(values) != ranks:
+        return f"{name}: {len(values)} value{'s' * (len(values) != 1)} for {ranks} ranks"
     if values is not None and not _has_extremes(values, ranks, least, most):
         return f"{name}: its values are not those of {ranks} ranks from {least:g} to {most:g}"
     return None
@@ -147,17 +155,18 @@ def _has_extremes(values: Any, ranks: int, least: float, most: float) -> bool:
     return len(valid) == len(numbers) == ranks and (min(valid), max(valid)) == (least, most)
 
 
-@log_rule("energy-plausible", "an energy counter shows between 0 and 100 kW", OURS)
+@log_rule("energy-plausible", "an energy counter shows 1 W (memory: 0) to 100 kW", OURS)
 def check_energy_plausible(context: LogContext) -> Iterator[LogBreach]:
     for event in context.by_key.get(mllog.ENERGY, ()):
         seconds = convert_to_float(event.metadata.get("seconds"))
         for name, entry in _list_entries(event):
             parts = entry if isinstance(entry, dict) else {}
             joules, counters = convert_to_float(parts.get("joules")), convert_to_float(parts.get("counters"))
+            least = 0.0 if "dram" in str(name) else 1.0  # of a processor package or an accelerator at work
             # 100 kW is more than any node draws.
-            if not seconds or not counters or joules is None or not 0.0 <= joules <= 1e5 * seconds * counters:
+            if not seconds or not counters or joules is None or not least <= joules / (seconds * counters) <= 1e5:
                 what = f"{name} = {render_repr(entry)} in {render_duration(seconds) if seconds is not None else None}"
-                yield event.line, f"{what}: expected 0 to 100 kW for each counter"
+                yield event.line, f"{what}: expected {least:g} W to 100 kW for each counter"
                 return
 
 
@@ -478,29 +487,8 @@ def check_eval_stated(context: LogContext) -> Iterator[LogBreach]:
             return
 
 
-@log_rule("trial-stated", "a run states which trial of its series it is", OURS)
-def check_trial_stated(context: LogContext) -> Iterator[LogBreach]:
-    event = context.log.first(mllog.RUN_MODE)
-    if event is not None and context.record.trial is None:
-        yield event.line, f"run_mode has trial = {render_repr(event.metadata.get('trial'))}: expected a number"
-
-
-PLACEMENT_NAMES = {"replicate", "shard", "expert"}  # those that leave the mathematics as they are
 AXES = ("shard", "tensor", "axial", "expert", "pipeline")  # of a mesh, beside data and spatial
-
-
-def _is_placement(value: object) -> bool:
-    """True for a known name, a split of one dimension, or the result of a sum (Cut of mlhpc.suite.training.parallel.plan)."""
-    if not isinstance(value, dict):
-        return isinstance(value, str) and value in PLACEMENT_NAMES
-    # type() instead of isinstance here and below: in Python True is an int.
-    if type(value.get("expert", False)) is not bool:
-        return False
-    if "after" in value:
-        return value["after"] == "sum" and value.keys() <= {"after", "expert"}
-    if not value.keys() <= {"split", "groups", "units", "expert"}:
-        return False
-    return all(type(number) is int and number >= 0 for number in (value.get("split"), value.get("groups", 1)))
+_OF_RUN = ("name", "sha256", "mesh", "engine")  # what a run adds to the plan's own content
 
 
 @log_rule(
@@ -524,10 +512,11 @@ def check_plan_stated(context: LogContext) -> Iterator[LogBreach]:
     if plan.get("compress") is not None and context.division == "closed":
         how = render_repr(plan["compress"])
         yield event.line, f"parallel_plan compresses gradients ({how}), which the closed division does not admit"
-    placements = plan.get("parameters")
-    if not isinstance(placements, dict) or not placements or not all(map(_is_placement, placements.values())):
-        expected = "expected replicate, shard, expert, split or after for each"
-        yield event.line, f"parallel_plan has parameters = {render_repr(placements)}: {expected}"
+    content = {key: value for key, value in plan.items() if key not in _OF_RUN}
+    try:
+        convert({"version": PLAN_VERSION, "description": "logged", **content}, ParallelPlan)
+    except (ValidationError, InputError) as error:
+        yield event.line, f"parallel_plan is no plan: {error}"
 
 
 def _find_mesh_problem(mesh: object, ranks: int | None) -> str | None:

@@ -23,6 +23,7 @@ from mlhpc.suite.files import render_repr
 from mlhpc.suite.log.record import RunRecord, find_first_on_target
 from mlhpc.suite.log.results_tree import PRUNED
 
+_RUN_SETTINGS = ("precision", "precision_mode", "data_oversampling_factor", "data_format", "shuffle_mode")
 _WIDE_SHARE = 0.2  # of the reference's epochs
 
 
@@ -67,7 +68,7 @@ def check_hyperparameter_drift(result: Result) -> Iterator[ResultBreach]:
     if result.benchmark is None or not result.runs:
         return
     # Keys that a ruleset does not restrict may change the convergence, too.
-    keys = {*result.benchmark.closed, "global_batch_size", "dropout", "opt_weight_decay"} - {"seed"}
+    keys = {*result.benchmark.closed, "global_batch_size", "dropout", "opt_weight_decay", *_RUN_SETTINGS} - {"seed"}
     for key in sorted(keys):
         runs = [run for run in result.runs if key in run.hyperparameters]
         for run in runs:
@@ -132,6 +133,16 @@ def check_org_drift(result: Result) -> Iterator[ResultBreach]:
 def check_platform_drift(result: Result) -> Iterator[ResultBreach]:
     what = "submission_status, submission_platform"
     yield from _check_drift(result.runs, what, lambda run: (run.submission_status, run.platform))
+
+
+@result_rule("work-drift", "all runs state the same work per sample, baselines and device", OURS)
+def check_work_drift(result: Result) -> Iterator[ResultBreach]:
+    def find_work(run: RunRecord) -> object:
+        started = run.run_start_s is not None
+        numbers = (run.work_per_sample, run.baselines, run.oracle_baselines)
+        return (*(tuple(sorted(each.items())) for each in numbers), run.device) if started else (None,) * 4
+
+    yield from _check_drift(result.runs, "work_per_sample, baselines, device", find_work)
 
 
 @result_rule("version-drift", "all runs were made by the same version of the suite", OURS)

@@ -47,7 +47,7 @@ class Sources(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if compute_files_digest(self.files) != self.sha256:
-            raise InputError("expected files whose list has the stated sha256")
+            raise InputError("its files have another sha256 together than its own field sha256 says")
 
 
 @dataclass(frozen=True)

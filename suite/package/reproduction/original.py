@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.suite.compliance.check import check
+from mlhpc.suite.compliance.kept_files import CONFIG
 from mlhpc.suite.compliance.package_files import check_manifest, read_package_manifest
+from mlhpc.suite.compliance.rebuild import STATED, build_stated_result, compare_values, compute_stated_score
 from mlhpc.suite.compliance.result import Result
 from mlhpc.suite.compliance.ruleset import Benchmark, build_card_benchmark
 from mlhpc.suite.descriptor import Descriptor, load_descriptors
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import render_duration, render_repr
-from mlhpc.suite.log.provenance import find_config_problem, find_kept_folder, read_provenance
 from mlhpc.suite.log.record import RunRecord
 from mlhpc.suite.log.results_tree import MANIFEST, list_files
 from mlhpc.suite.log.score import Throughput
@@ -34,7 +35,6 @@ from mlhpc.suite.package.reproduction.judge import (
     make_level_verdict,
 )
 from mlhpc.suite.package.reproduction.run_facts import RunFacts, read_run_facts, read_small_json
-from mlhpc.suite.package.results import STATED, build_stated_result, list_stated_differences
 from mlhpc.suite.plugins import SCORES, find_plugins
 
 _PLAIN_TEXT = re.compile(r"[\w.+ -]{1,100}")
@@ -92,8 +92,8 @@ class Original:
 
     def folder_of(self, record: RunRecord) -> Path | None:
         """Return the run folder of a run: the one whose origin.json names the log, else the first."""
-        assert record.path is not None
-        return find_kept_folder(self.folders, record.path.name)
+        folder = self.scored.provenance.folder_of(record)
+        return None if folder is None else folder.path
 
     def run_facts(self, record: RunRecord) -> RunFacts:
         """Read the facts of a run of the result."""
@@ -139,8 +139,7 @@ def _read_results(package: Path) -> Iterator[Original]:
         # Logs outside of a package, and results without a run, have nothing to compare with.
         if group.package is None or not scored.runs:
             continue
-        infos = read_provenance(group).infos
-        yield Original(group.package, scored, tuple(item.path.parent for item in infos))
+        yield Original(group.package, scored, tuple(folder.path for folder in scored.provenance.folders))
 
 
 OFFICIAL_DIGITS = 1e-5  # relative: the table of the rounds has six digits
@@ -192,10 +191,10 @@ def list_changes(package: Path, originals: Sequence[Original]) -> list[Differenc
 
 def _find_altered_config(original: Original) -> Difference | None:
     for record in original.records:
-        folder = original.folder_of(record)
-        problem = None if folder is None else find_config_problem(folder, record)
-        if problem is not None and record.config_file is not None:
-            return Difference(kind=ALTERED, what="config.yaml", was=record.config_file[1][:12], now=problem[:100])
+        folder = original.scored.provenance.folder_of(record)
+        for path, problem in folder.list_problems([record]) if folder is not None and record.config_file else ():
+            if path.name == CONFIG:
+                return Difference(kind=ALTERED, what=CONFIG, was=str(record.config_file)[:40], now=problem[:100])
     return None
 
 
@@ -203,8 +202,11 @@ def _compare_stated(original: Original) -> LevelVerdict:
     benchmark = original.benchmark
     if benchmark is None:
         return make_level_verdict(0, LevelOutcome.CANNOT, f"the benchmark is not known here; {original.cannot_run()}")
-    found = build_stated_result(original.scored.score, benchmark)
-    different = list_stated_differences(original.stated, found)
+    names = {run.path: run.path.name for run in original.records if run.path is not None}
+    score = compute_stated_score(original.records, benchmark, weak=original.scored.weak)
+    found = build_stated_result(score, benchmark, names, original.scored.group.folder)
+    # A stranger's document may hold texts of any length.
+    different = [tuple(str(each)[:80] for each in item) for item in compare_values(dict(original.stated), found)]
     compared: dict[str, Any] = _describe_score(original) | {"runs": len(original.records)}
     if not different:
         why = (

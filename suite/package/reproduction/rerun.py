@@ -26,6 +26,7 @@ from typing import Any
 import yaml
 from msgspec import ValidationError, structs
 
+from mlhpc.suite.compliance.rebuild import find_epochs_to_target
 from mlhpc.suite.compliance.ruleset import Benchmark, read_ruleset, summarise_for_benchmark
 from mlhpc.suite.config import ChoiceSettings, RunConfig, choose_default_data_root, load_config, resolve_config
 from mlhpc.suite.data.manifest import MANIFEST_NAME, Manifest, check_shard, compute_fingerprint, read_manifest
@@ -56,7 +57,6 @@ from mlhpc.suite.package.reproduction.judge import (
 )
 from mlhpc.suite.package.reproduction.original import Original
 from mlhpc.suite.package.reproduction.run_facts import RunFacts, collect_facts_of_this_machine, read_run_facts
-from mlhpc.suite.package.results import find_epochs_to_target
 from mlhpc.suite.processes import make_parent_death_hook
 from mlhpc.suite.world import World
 

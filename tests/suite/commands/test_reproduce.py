@@ -121,7 +121,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "facts lost": (lambda package: (beside(package) / "facts" / "node1.json").unlink(), "lost file", "facts/node1.json"),
     "a time in result.json": (
         lambda package: _renew(package, lambda: edit_json(next(package.rglob("result.json")), lambda d: d["runs"][1].update(time_s=1.0))),
-        "altered file", "result.json: result_1.txt: time_s",
+        "altered file", "result.json: runs[1].time_s",
     ),
     "the score in result.json": (
         lambda package: _renew(package, lambda: edit_json(next(package.rglob("result.json")), lambda d: d.update(score_s=1.0))),
@@ -186,8 +186,8 @@ def with_other_settings(run: Path) -> Path:
     """A run whose losses and evaluations are those of the package, and one of whose settings is not."""
     for path in run.glob("result_*.txt"):
         text = path.read_text()
-        assert '"layers": 3' in text
-        path.write_text(text.replace('"layers": 3', '"layers": 4'))
+        assert '"l2": 0.0' in text
+        path.write_text(text.replace('"l2": 0.0', '"l2": 0.1'))
     return run
 
 
@@ -195,11 +195,11 @@ def test_a_run_with_other_settings_reproduces_nothing_though_all_agrees(package:
     again = with_other_settings(left_by_run(tmp_path / "again"))
     found = reproduce(package, tmp_path / "out", "--with", again, code=1)
     assert verdicts(found)[2:] == ["inconclusive", "inconclusive"]
-    assert found.results[0].settings == ("hyperparameters.layers",)
+    assert found.results[0].settings == ("hyperparameters.l2",)
     level = found.results[0].levels[2]
     assert "bit for bit" in level.reason
-    assert "settings differ that this cannot show: hyperparameters.layers" in level.reason
-    assert level.compared["settings"] == ["hyperparameters.layers"]
+    assert "settings differ that this cannot show: hyperparameters.l2" in level.reason
+    assert level.compared["settings"] == ["hyperparameters.l2"]
     low = replace_all_reproduced(found)
     assert not is_reproduced(low)
 
@@ -420,7 +420,7 @@ def test_settings_that_act_on_this_machine_are_not_followed(package: Path, tmp_p
     from mlhpc.suite.package.reproduction.rerun import read_package_config
 
     path = beside(package) / "config.yaml"
-    document = json.loads(path.read_text())
+    document = yaml.safe_load(path.read_text())
     document |= {"cache_drop_command": "touch RAN", "data": "/etc", "loader_threads": 10**6}
     document |= {"staging": {"directory": "/home/you", "overlap": True}}
     path.write_text(json.dumps(document))

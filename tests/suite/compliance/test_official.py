@@ -33,7 +33,7 @@ BEYOND_THEIR_LANGUAGE = {
     *("throughput-true", "config-agrees", "event-valid", "event-after-stop", "staging-order", "eval-every-epoch"),
     *("log-empty", "key-conflict", "clock-unit", "metric-agrees", "samples-agree", "measured", "eval-order"),
     *("duration-agrees", "ranks-agree", "cache-agrees", "machine-real", "resumed", "data-verified"),
-    *("data-expected", "config-stated", "eval-stated", "trial-stated", "plan-stated"),
+    *("data-expected", "config-stated", "eval-stated", "names-known", "events-whole", "sums-agree", "plan-stated"),
 }
 
 

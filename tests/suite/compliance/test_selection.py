@@ -8,7 +8,7 @@ from mlhpc.suite.compliance.check import Verdict, check
 from tests.fixtures.logs import Line, Lines, Mutation, drop, edit, hpc_run, insert, our_run, our_runs, results
 from tests.fixtures.systems import hpc_package
 
-YEAR_2020_MS = 1_600_000_000_000
+YEAR_2021_MS = 1_612_000_000_000
 WITHOUT = ("opt_name", "number_of_nodes", "opt_learning_rate_decay_factor")
 
 
@@ -64,7 +64,7 @@ def test_the_submitters_name_chooses_no_ruleset(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["hpc_results_v3.0", "submissions"])
 def test_a_time_stamp_chooses_no_ruleset(tmp_path: Path, where: str) -> None:
-    verdict = check([hpc_package(tmp_path / where, start_ms=YEAR_2020_MS, change=drop(*WITHOUT))])
+    verdict = check([hpc_package(tmp_path / where, start_ms=YEAR_2021_MS, change=drop(*WITHOUT))])
     assert verdict.rulesets == ("3.0.0",)
     assert "key-missing" in rules(verdict)
 
@@ -147,7 +147,7 @@ def test_a_log_that_was_cut_before_it_names_its_ruleset_does_not_decide(tmp_path
 
 def test_folders_of_logs_are_judged_each_by_its_own(tmp_path: Path) -> None:
     our_runs(tmp_path / "a")
-    results(tmp_path / "b", 10, lambda n: hpc_run(seed=n + 1, start_ms=YEAR_2020_MS + n * 10**6, epoch_s=5 + 0.01 * n))
+    results(tmp_path / "b", 10, lambda n: hpc_run(seed=n + 1, start_ms=YEAR_2021_MS + n * 10**6, epoch_s=5 + 0.01 * n))
     verdict = check([tmp_path])
     assert verdict.rulesets == ("3.0.0", "mlhpc-1.0")
     assert verdict.compliant, verdict.findings

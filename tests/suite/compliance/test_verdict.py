@@ -113,12 +113,6 @@ def test_busy_results_are_compared_when_asked(folders: dict[str, Path]) -> None:
     assert asked.returncode == ExitCode.FINDINGS
     assert "other programs used 87 % of the CPUs during 5 of 5 runs" in asked.stdout.replace("up to ", "")
     # Equal work beside other programs takes longer, and as many CPU seconds
-    assert (
-        re.search(
-            r"B takes [\d.]+ times the CPU seconds of A", mlhpc("compare", folders["quick"], folders["busy"]).stdout
-        )
-        is None
-    )
     both = mlhpc("compare", folders["busy once"], folders["busy"]).stdout
     assert re.search(r"B takes 0\.\d+ times the CPU seconds of A \[", both)
 

@@ -39,7 +39,7 @@ def test_the_tree_of_a_package(tmp_path: Path) -> None:
     assert built.folder == tmp_path / "submissions" / "ACME"
     code = f"benchmarks/cosmoflow/implementations/mlhpc-{VERSION}/bed_1x2_smoke/strong"
     inside = ("run.json", "config.yaml", "facts/node1.json", "origin.json", "job.sbatch", "resumed_1_1.txt")
-    inside += ("failed_2_1.txt", "failed_2_2.txt")
+    inside += ("failed_2_1.txt", "failed_2_2.txt", "sources.json", "environment.json")
     assert tree(built.folder) - {"ro-crate-metadata.json"} == {  # which a wing writes
         "manifest.sha256",
         "systems/bed_1x2_smoke.json",
@@ -112,7 +112,7 @@ def test_a_package_grows_by_results_of_other_sizes_and_shapes(tmp_path: Path) ->
     smoke = run_folder(tmp_path / "a")
     four = run_folder(tmp_path / "b", ranks=4)
     folder = build_package([smoke, four], system="bed", out=tmp_path / "out" / "ACME").folder
-    build_package([run_folder(tmp_path / "c", seed=None)], system="other", out=tmp_path / "out" / "ACME")
+    build_package([run_folder(tmp_path / "c", seed=3)], system="other", out=tmp_path / "out" / "ACME")
     assert {path.name for path in (folder / "results").iterdir()} == {
         "bed_1x2_smoke",
         "bed_1x4_smoke",
@@ -139,6 +139,7 @@ def test_runs_of_several_folders_make_one_result(tmp_path: Path) -> None:
             second / f"result_{n}.txt",
             our_run(
                 seed=500 + n,
+                trial=n,
                 start_ms=1_790_005_000_000 + n * 100_000,
                 epoch_s=2.7 + n,
                 values=(0.43 + n / 100, 0.42 - n / 100, 0.4 + n / 200, 0.39, 0.35),
@@ -328,7 +329,7 @@ def replace_model(cpu: Cpu, model: str) -> Cpu:
 
 def test_a_log_of_another_size_is_refused(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "a")
-    write(run / "result_0.txt", our_run("mini", values=(0.25,)))
+    write(run / "result_0.txt", drop("config_file")(our_run("mini", values=(0.25,))))
     with pytest.raises(InputError, match="a log of cosmoflow mini in a run of cosmoflow smoke"):
         build_package([run], system="bed", out=tmp_path / "out" / "ACME")
 
@@ -349,7 +350,9 @@ def test_an_aborted_run_is_packaged_and_counts_as_the_one_that_may_fail(tmp_path
     run = run_folder(tmp_path / "a")
     write(
         run / "result_1.txt",
-        edit("run_stop", meta={"status": "aborted"})(our_run(values=(0.5,), seed=321, start_ms=START_MS + 100_005)),
+        edit("run_stop", meta={"status": "aborted"})(
+            our_run(values=(0.5,), seed=101, trial=1, start_ms=START_MS + 100_005)
+        ),
     )
     built = build_package([run], system="bed", out=tmp_path / "out" / "ACME")
     verdict = check([built.folder])

@@ -1,5 +1,6 @@
 """The environment of a package's runs as a requirements file for pip and uv."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -16,7 +17,10 @@ def packaged(folder: Path, *environments: str) -> Path:
     runs = []
     for number, text in enumerate(environments):
         run = run_folder(folder / f"run_{number}", count=5)
+        sha256 = hashlib.sha256((run / "environment.json").read_bytes()).hexdigest()
         (run / "environment.json").write_text(text)
+        for log in run.glob("result_*.txt"):  # as a run of this environment states it
+            log.write_text(log.read_text().replace(sha256, hashlib.sha256(text.encode()).hexdigest()))
         runs.append(run)
     return build_package(runs, system="box", out=folder / "out" / "ACME").folder
 
@@ -68,7 +72,9 @@ def test_a_hostile_environment_is_refused(tmp_path: Path, change: dict[str, str]
 
 
 def test_no_environment_and_several_are_one_line(tmp_path: Path) -> None:
-    plain = build_package([run_folder(tmp_path / "run")], system="box", out=tmp_path / "plain" / "ACME").folder
+    run = run_folder(tmp_path / "run")
+    (run / "environment.json").unlink()
+    plain = build_package([run], system="box", out=tmp_path / "plain" / "ACME").folder
     done = mlhpc("reproduce", plain, "--requirements", tmp_path / "requirements.txt")
     assert "no environment.json in its provenance" in done.stderr
     package = packaged(tmp_path, environment(InstalledPackage(name="one", version="1")))

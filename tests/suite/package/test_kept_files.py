@@ -1,6 +1,5 @@
 """A file that a package keeps of a run is read and valid, or named: by `mlhpc package`, and by the check of run and package."""
 
-import hashlib
 import json
 import os
 import shutil
@@ -11,7 +10,7 @@ import pytest
 
 from mlhpc import suite
 from mlhpc.suite.compliance.check import check
-from mlhpc.suite.compliance.package_files import TEMPLATE_COMMENT, TEMPLATE_END, check_kept_files, list_kept_files
+from mlhpc.suite.compliance.kept_files import TEMPLATE_COMMENT, TEMPLATE_END, KeptFolder
 from mlhpc.suite.data.manifest import Manifest
 from mlhpc.suite.documents import convert_to_plain_data
 from mlhpc.suite.errors import InputError
@@ -107,9 +106,9 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object]]] = {
 
 def test_the_table_has_every_file_that_a_run_leaves(run: Path) -> None:
     names = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
-    kept = {path.relative_to(run).as_posix() for path in list_kept_files(run)}
+    kept = set(KeptFolder(run, packaged=False).files)
     assert names - kept == {*(f"result_{n}.txt" for n in range(5)), "output/trial_0.log"}
-    assert list(check_kept_files(run)) == []
+    assert list(KeptFolder(run, packaged=False).list_problems()) == []
     assert "provenance-valid" not in {finding.rule for finding in check([run]).findings}
 
 
@@ -121,9 +120,8 @@ def test_a_damaged_file_is_named_by_the_package_and_by_the_check(run: Path, tmp_
     with pytest.raises(InputError, match=Path(file).name):
         build_package([run], system="bed", out=out)
     assert not out.exists()
-    if file != "config.yaml":  # its rule is config-kept, where the log states a sha256
-        found = [finding for finding in check([run]).findings if finding.rule == "provenance-valid"]
-        assert [(Path(each.file).name, each.severity) for each in found] == [(Path(file).name, "error")]
+    found = [finding for finding in check([run]).findings if finding.rule == "provenance-valid"]
+    assert {(Path(each.file).name, each.severity) for each in found} == {(Path(file).name, "error")}
 
 
 @pytest.mark.parametrize("name", ["environment.json", "sources.json", "changes.diff", "job.json", "origin.json"])
@@ -157,15 +155,6 @@ def test_the_manifest_of_the_data_is_that_of_the_logs(tmp_path: Path, seed: int,
 @pytest.mark.parametrize("name", ["environment.json", "sources.json"])
 def test_a_file_that_became_another_valid_one_after_the_run_is_found(run: Path, tmp_path: Path, name: str) -> None:
     """Its logs state its sha256."""
-    stated = {
-        each: hashlib.sha256((run / each).read_bytes()).hexdigest() for each in ("environment.json", "sources.json")
-    }
-    for path in sorted(run.glob("result_*.txt")):
-        lines = path.read_text().splitlines(keepends=True)
-        place = next(number for number, line in enumerate(lines) if '"run_config"' in line)
-        event = json.loads(lines[place].removeprefix(":::MLLOG "))
-        event |= {"key": "run_files", "value": stated}
-        path.write_text("".join([*lines[:place], f":::MLLOG {json.dumps(event)}\n", *lines[place:]]))
     package = package_of(run, tmp_path / "whole")
     assert check([package]).compliant
     content = json.loads((run / name).read_text())
@@ -178,14 +167,15 @@ def test_a_file_that_became_another_valid_one_after_the_run_is_found(run: Path, 
         assert "the logs say" in found.message
     with pytest.raises(InputError, match=rf"{name}: its sha256 is .*, the logs say"):
         build_package([run], system="bed", out=tmp_path / "out" / "ACME")
-    (run / name).unlink()  # what is moved away is a note
-    build_package([run], system="bed", out=tmp_path / "out" / "ACME")
+    (run / name).unlink()  # what is moved away is a note, and an error of the checker
+    built = build_package([run], system="bed", out=tmp_path / "out" / "ACME")
+    assert "provenance-valid" in {finding.rule for finding in check([built.folder]).counted("error")}
 
 
 def test_what_is_redacted_has_another_sha256_and_is_valid(run: Path, tmp_path: Path) -> None:
     (run / "job.sbatch").write_text(SCRIPT.replace("srun true", "export HF_TOKEN=abcdefgh1234\nsrun true"))
     package = package_of(run, tmp_path / "out")
-    assert json.loads((beside(package) / "origin.json").read_text())["redacted"] == ["job.sbatch"]
+    assert json.loads((beside(package) / "origin.json").read_text())["redacted"].keys() == {"job.sbatch"}
     assert check([package]).compliant
 
 
@@ -198,7 +188,7 @@ def test_a_missing_file_is_a_note(run: Path, tmp_path: Path) -> None:
 def test_a_log_that_a_kill_cut_is_no_damage(run: Path) -> None:
     half(run / "resumed_1_1.txt")
     (run / "failed_2_1.txt").write_text("")
-    assert list(check_kept_files(run)) == []
+    assert list(KeptFolder(run, packaged=False).list_problems()) == []
 
 
 def test_the_end_of_a_script_is_that_of_the_template() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mlhpc.suite.compliance.check import check
-from mlhpc.suite.compliance.forensics.copy_rules import FALSE_ALARMS, RunIndex, SeriesPair, build_series
+from mlhpc.suite.compliance.forensics.copy_rules import FALSE_ALARMS, RunIndex, RunSeries, build_series
 from mlhpc.suite.log.reader import Log
 from mlhpc.suite.log.record import MetricValue, summarise_log
 from tests.fixtures.logs import Lines, drop, edit, hpc_run, write
@@ -258,7 +258,7 @@ def test_a_disguised_copy_in_another_result_is_found(tmp_path: Path) -> None:
     assert all("/b/" in item.file and "/a/" in item.message for item in found)
 
 
-def honest(draw: random.Random, number: int) -> SeriesPair:
+def honest(draw: random.Random, number: int) -> RunSeries:
     values = [0.3 * 0.96**n * (1.0 + draw.gauss(0.0, 0.01)) for n in range(15)]
     evals = tuple(MetricValue(n + 1.0, v, 5.0 * n + draw.gauss(0, 0.02), n) for n, v in enumerate(values))
     empty = summarise_log(Log(Path(f"result_{number}.txt"), (), ()))

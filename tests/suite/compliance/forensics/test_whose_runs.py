@@ -225,10 +225,11 @@ def test_the_open_division_may_train_another_model(tmp_path: Path) -> None:
         ({"accelerator_model_name": "NVIDIA A100-SXM4-40GB", "number_of_nodes": "32"}, 0.1, False),
         ({"accelerator_model_name": "NVIDIA A100-SXM4-40GB"}, 1.0, True),
         ({"accelerator_model_name": "NVIDIA H100 80GB HBM3"}, 0.5, True),
-        ({"accelerator_model_name": "NVIDIA GH200 480GB"}, 0.1, True),
-        ({"accelerator_model_name": "NVIDIA B200"}, 0.1, True),
-        ({"accelerator_model_name": "N/A", "host_processor_model_name": "A64FX"}, 0.1, True),
-        ({"accelerator_model_name": "100 boxes of type A"}, 0.1, True),
+        ({"accelerator_model_name": "NVIDIA GH200 480GB"}, 0.4, True),
+        ({"accelerator_model_name": "NVIDIA B200"}, 0.4, True),
+        ({"accelerator_model_name": "NVIDIA B200"}, 0.1, False),  # unknown: bounded by the fastest that is known
+        ({"accelerator_model_name": "N/A", "host_processor_model_name": "A64FX"}, 0.1, False),
+        ({"accelerator_model_name": "100 boxes of type A"}, 0.1, False),
         ({"accelerator_model_name": "NVIDIA A100-SXM4-40GB", "number_of_nodes": "900"}, 0.1, True),
         ({"accelerator_model_name": "NVIDIA A100-SXM4-40GB", "division": "open"}, 0.1, True),
     ],
@@ -249,7 +250,7 @@ def test_no_run_is_much_faster_than_the_published_ones_on_the_same_accelerators(
         ("llama31_405b", "NVIDIA Blackwell GPU (GB200)", 0.1, False),
         ("stable_diffusion", "NVIDIA H200-SXM5-141GB", 0.1, False),
         ("llama2_70b_lora", "NVIDIA Blackwell GPU (B200-SXM-180GB)", 3.0, True),
-        ("llama2_70b_lora", "TPU-trillium", 0.1, True),
+        ("llama2_70b_lora", "TPU-trillium", 0.1, False),
         ("rgat", "NVIDIA H200-SXM5-141GB", 3.0, True),
     ],
 )
@@ -371,4 +372,7 @@ def test_no_run_has_measured_numbers_of_another(
     for number, lines in enumerate((first, second)):
         write(tmp_path / "b" / str(number) / "result_0.txt", lines)
     reused = [item.message for item in check([tmp_path / "b"], "3.0.0").findings if item.rule == "run-reused"]
-    assert any(text.startswith(f"measured {key} ") for text in reused) == copied
+    # Between two results of a round equal numbers are a copy, whatever the seed.
+    assert any(text.startswith(f"measured {key} ") for text in reused) == (
+        copied or (numbers == other and seeds == (1, 1))
+    )

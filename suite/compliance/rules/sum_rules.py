@@ -1,0 +1,359 @@
+"""The rules for the events of this suite together: each is there, holds known names only, and adds up with the others.
+
+A value that is absent, null or unknown is a breach: it would switch a comparison off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from mlhpc.suite.compliance.rules.base import OURS, LogBreach, LogContext, find_epoch_num, log_rule
+from mlhpc.suite.files import render_duration, render_repr
+from mlhpc.suite.log import mllog
+from mlhpc.suite.log.reader import Event, convert_to_float
+
+# ruff: noqa: D103  the explanation of a rule is the second argument of its decorator, where --explain finds it
+
+_PHASES = "step data_wait forward_backward exposed_communication optimizer other overlapped_communication"
+_WHERE = "epoch_num first_step steps"
+_ANY = "*"
+# The names of the events of this suite, in their value and in their metadata; after ? those that may be absent. Metrics,
+# counters, statistics and baselines have names of the workload's or the machine's.
+_NAMES: dict[str, tuple[str, str]] = {
+    mllog.CACHE_STATE: ("", "state command exit_codes data_bytes memory_bytes"),
+    mllog.RUN_MODE: ("", "trial launcher ? job instance"),
+    mllog.RUN_CONFIG: (_ANY, "device threads_per_rank simulated_machine ? keeps_freed_memory loop"),
+    mllog.CONFIG_FILE: ("", "sha256"),
+    mllog.RUN_FILES: ("sources.json environment.json", ""),
+    mllog.STARTUP: ("interpreter imports init", ""),
+    mllog.STAGING_STATS: (
+        "bytes seconds gb_per_s files nodes reused overlapped ? damaged read_bytes_per_node",
+        "",
+    ),
+    mllog.DATA_VERIFIED: ("bytes files seconds gb_per_s", "? place reason"),
+    mllog.WORK_PER_SAMPLE: (
+        "model_flops executed_flops algorithmic_bytes forward_flops forward_bytes optimizer_flops_per_step"
+        " optimizer_bytes_per_step all_reduce_bytes_per_step ? all_to_all_bytes forward_extra_flops sample_bytes",
+        "",
+    ),
+    mllog.BASELINE: (_ANY, "? oracle data_seed samples table attainable"),
+    mllog.MEASURED_CHOICE: ("name chosen", "source ? shape seconds problems beside note"),
+    mllog.FIRST_LOSSES: ("", "first_step steps"),
+    mllog.STEP_PHASES: (_PHASES, f"{_WHERE} loss"),
+    mllog.WINDOW_STATS: (_ANY, _WHERE),
+    mllog.TRACKED_STATS: ("throughput", "epoch_num"),
+    mllog.RANK_PHASES: (f"? {_PHASES} loss_sum", "epoch_num steps"),
+    mllog.RANK_STATS: (_ANY, "epoch_num steps ? absent"),
+    mllog.ENERGY: (_ANY, "epoch_num seconds ? scopes absent"),
+    mllog.OTHER_WORK: ("", "? seconds nodes absent"),
+    mllog.GOODPUT: (
+        "ratio wall_s useful_s lost_s stalled_s starting_s restarting_s down_s checkpoint interruptions",
+        "",
+    ),
+    mllog.CHECKPOINT: ("stall_s write_s bytes files", "epoch_num next_step"),
+}
+# Those whose value has numbers only, at every depth.
+_NUMBERS = (
+    *(mllog.STARTUP, mllog.WORK_PER_SAMPLE, mllog.BASELINE, mllog.FIRST_LOSSES, mllog.STEP_PHASES),
+    *(mllog.TRACKED_STATS, mllog.RANK_PHASES, mllog.DATA_VERIFIED),
+)
+_KINDS: dict[str, tuple[type, ...]] = {  # of what stands in the metadata or under a name
+    **dict.fromkeys(("chosen", "name", "sha256", "source", "launcher", "place", "reason", "state"), (str,)),
+    **dict.fromkeys(("sources.json", "environment.json"), (str,)),
+    **dict.fromkeys(
+        ("trial", "threads_per_rank", "data_bytes", "memory_bytes", "first_step", "steps", "nodes"), (int,)
+    ),
+    **dict.fromkeys(("exit_codes",), (list,)),
+    **dict.fromkeys(("simulated_machine", "keeps_freed_memory"), (bool,)),
+}
+_DISTRIBUTION = "min median mean max min_rank max_rank values"
+_PLACE = {"file", "lineno"}  # in the code
+_AT_END = (mllog.OTHER_WORK, mllog.GOODPUT, mllog.STARTUP, mllog.RUN_FILES)  # of a run that reached its target
+_OF_HARNESS = (mllog.FIRST_LOSSES, mllog.WORK_PER_SAMPLE)  # a person's own loop need not know them
+_ROUNDED = 1e-5  # sums of the same numbers in another order
+_CLOCK_S = 0.05  # between two clocks of one process
+_RATE_SHARE, _RATE_S = 0.05, 0.2  # between the steps of all ranks and the block's time
+_ENERGY_SHARE, _ENERGY_S = 0.02, 1.0  # of a run may pass before its first and after its last reading
+_LEAST_OWN_SHARE = 0.25  # of the time in which ranks compute on processors that nobody else had
+
+
+@log_rule("names-known", "the events of this suite have the names in them that the harness writes, and no others", OURS)
+def check_names_known(context: LogContext) -> Iterator[LogBreach]:
+    for key, (values, metadata) in _NAMES.items():
+        for event in context.by_key.get(key, ()):
+            problem = _find_name_problem(event.metadata, metadata)
+            if problem is None and values not in ("", _ANY) and isinstance(event.value, dict):
+                problem = _find_name_problem(event.value, values)
+            absent = event.value is None and key in (mllog.DATA_VERIFIED, mllog.GOODPUT, mllog.BASELINE)
+            wrong = values != "" and not isinstance(event.value, dict)
+            if problem is None and not absent and (wrong or (key in _NUMBERS and not _has_numbers(event.value))):
+                problem = f"the value {render_repr(event.value)}: expected {'names' if wrong else 'numbers'}"
+            if problem is not None:
+                yield event.line, f"{key} has {problem}"
+                break
+
+
+def _find_name_problem(found: Mapping[str, Any], names: str) -> str | None:
+    """Return which name is unknown or missing, or which has a value of another kind."""
+    required, _, optional = names.partition("?")
+    unknown = sorted(found.keys() - {*required.split(), *optional.split()} - _PLACE)
+    missing = sorted({*required.split()} - found.keys())
+    if unknown or missing:
+        return f"{render_repr(unknown[0])}, a name that nobody reads" if unknown else f"no {missing[0]}"
+    wrong = (name for name, kinds in _KINDS.items() if name in found and type(found[name]) not in kinds)
+    return next((f"{name} = {render_repr(found[name])}" for name in wrong), None)
+
+
+def _has_numbers(value: object) -> bool:
+    """Return True if all inner values are numbers. Of a loss that diverged the log has the name."""
+    if isinstance(value, dict | list):
+        return all(map(_has_numbers, value.values() if isinstance(value, dict) else value))
+    return convert_to_float(value) is not None or value in ("nan", "inf", "-inf")
+
+
+@log_rule("events-whole", "a run that reached its target has all events that the harness writes at its end", OURS)
+def check_events_whole(context: LogContext) -> Iterator[LogBreach]:
+    if context.record.status != "success":
+        return
+    own = context.record.loop == "own"
+    for key in (*_AT_END, *(() if own else _OF_HARNESS)):
+        event = context.log.first(key)
+        # A process that is killed after run_stop leaves no goodput.
+        killed = event is None and key == mllog.GOODPUT and context.log.events[-1].key == mllog.RUN_STOP
+        if not killed and (event is None or event.value is None):
+            yield None, f"no {key} is logged"
+    lacking = sorted({"sources.json", "environment.json"} - context.record.run_files.keys())
+    if lacking:
+        yield None, f"run_files states no sha256 of {lacking[0]}"
+    for name, entry in _value(context, mllog.STARTUP).items():
+        seconds = _list_numbers(entry, "min", "median", "max")
+        if len(seconds) < 3 or seconds != sorted(seconds):
+            yield None, f"startup has {name} = {render_repr(entry)}: expected min <= median <= max"
+    losses = context.log.first(mllog.FIRST_LOSSES)
+    if losses is not None and losses.metadata.get("first_step") != 0:
+        yield losses.line, f"first_losses begins with step {render_repr(losses.metadata.get('first_step'))}: expected 0"
+    stop = context.log.first(mllog.RUN_STOP)
+    if stop is not None and "first_block" not in stop.metadata:
+        yield stop.line, "run_stop has no first_block, which a resumed run would show"
+    if losses is not None and losses.metadata.get("steps") != len(_list(losses.value)):
+        yield (
+            losses.line,
+            f"first_losses has {len(_list(losses.value))} losses of {render_repr(losses.metadata.get('steps'))}",
+        )
+    cache, config = context.log.first(mllog.CACHE_STATE), context.record.config or {}
+    if cache is not None and cache.metadata.get("command") != config.get("cache_drop_command"):
+        yield (
+            cache.line,
+            f"cache_state has the command {render_repr(cache.metadata.get('command'))}, run_config another",
+        )
+    if mllog.DATA_VERIFIED not in context.by_key:
+        yield None, f"no {mllog.DATA_VERIFIED} is logged"
+    elif not own and (context.logged(mllog.DATA_VERIFIED) is None) is config.get("verify_data", True):
+        yield (
+            None,
+            f"run_config has verify_data = {render_repr(config.get('verify_data'))}; data_verified says otherwise",
+        )
+    if not isinstance(context.logged(mllog.CACHE_CLEAR), bool):
+        yield None, f"cache_clear = {render_repr(context.logged(mllog.CACHE_CLEAR))}: expected true or false"
+    if context.record.device not in ("cpu", "cuda"):
+        yield None, f"run_config has the device {render_repr(context.record.device)}: expected cpu or cuda"
+    verified = _value(context, mllog.DATA_VERIFIED)
+    due = (_number(verified, "bytes") or 0.0) / max(_number(verified, "seconds") or 0.0, 1e-9) / 1e9
+    if verified and not _is_near(_number(verified, "gb_per_s") or 0.0, due, 0.01):
+        yield (
+            None,
+            f"data_verified has gb_per_s = {render_repr(verified.get('gb_per_s'))}; bytes and seconds say {due:.3g}",
+        )
+    if mllog.TARGET_ACCURACY_REACHED not in context.by_key:
+        yield None, f"no {mllog.TARGET_ACCURACY_REACHED} is logged"
+    if context.card is not None and context.division == "closed":
+        due, logged = context.card.model_parameters, context.logged(mllog.MODEL_PARAMETERS)
+        if due and logged != due:
+            yield None, f"model_parameters = {render_repr(logged)}; the card says {due}"
+
+
+@log_rule(
+    "sums-agree",
+    "what ranks and windows of steps measured adds up: losses, phases, rates, seconds of energy and CPUs, goodput",
+    OURS,
+)
+def check_sums_agree(context: LogContext) -> Iterator[LogBreach]:
+    for check in (_check_losses, _check_ranks, _check_rates, _check_energy, _check_own_work, _check_goodput):
+        yield from islice(check(context), 1)
+
+
+def _check_losses(context: LogContext) -> Iterator[LogBreach]:
+    """Yield an epoch in which the losses of windows are not the sum that the ranks have."""
+    windows: dict[float | None, list[Event]] = {}
+    for event in context.by_key.get(mllog.STEP_PHASES, ()):
+        windows.setdefault(find_epoch_num(event), []).append(event)
+    for event in context.by_key.get(mllog.RANK_PHASES, ()):
+        mine = windows.get(find_epoch_num(event))
+        if not mine or not isinstance(event.value, dict):  # rule measured reports it
+            continue
+        stated = event.value.get("loss_sum")
+        losses = [each.metadata.get("loss") for each in mine]
+        if stated is None and not any(losses):
+            continue  # a loop that states no losses
+        pairs = [
+            (convert_to_float(loss), convert_to_float(each.metadata.get("steps")))
+            for loss, each in zip(losses, mine, strict=True)
+        ]
+        known = [loss * steps for loss, steps in pairs if loss is not None and steps is not None]
+        total = convert_to_float(stated)
+        if len(known) < len(pairs) or total is None:
+            if context.record.status == "success":
+                yield (
+                    event.line,
+                    f"loss_sum = {render_repr(stated)}, the losses of its windows {render_repr(losses)}: expected numbers",
+                )
+        elif not _is_near(math.fsum(known), total, _ROUNDED):
+            yield event.line, f"loss_sum = {total:g}; the losses of the windows sum to {math.fsum(known):g}"
+
+
+def _check_ranks(context: LogContext) -> Iterator[LogBreach]:
+    """Yield an epoch in which a phase of rank_stats has another mean than rank_phases, or than its own values."""
+    means = {find_epoch_num(event): event.value for event in context.by_key.get(mllog.RANK_PHASES, ())}
+    for event in context.by_key.get(mllog.RANK_STATS, ()):
+        phases = means.get(find_epoch_num(event))
+        lacking = [name for name in _PHASES.split() if isinstance(event.value, dict) and f"{name}_s" not in event.value]
+        if lacking:
+            yield event.line, f"rank_stats has no {lacking[0]}_s"
+        for name, entry in event.value.items() if isinstance(event.value, dict) else ():
+            parts = entry if isinstance(entry, dict) else {}
+            mean = convert_to_float(parts.get("mean"))
+            due = convert_to_float(phases.get(name.removesuffix("_s"))) if isinstance(phases, dict) else None
+            if name.endswith("_s") and due is not None and (mean is None or not _is_near(mean, due, _ROUNDED)):
+                yield event.line, f"{name} has the mean {render_repr(parts.get('mean'))}, rank_phases {due:g}"
+            unknown = sorted(parts.keys() - {*_DISTRIBUTION.split()})
+            if unknown:
+                yield event.line, f"{name} has {render_repr(unknown[0])}, a name that nobody reads"
+            ends = _list_numbers(parts, "min", "max")
+            near = [end * (1.0 + side) + side for end, side in zip(ends, (-_ROUNDED, _ROUNDED), strict=False)]
+            if mean is None or len(near) < 2 or not near[0] <= mean <= near[1]:
+                yield event.line, f"{name} = {render_repr(entry)}: expected min <= mean <= max"
+            values = [convert_to_float(value) for value in _list(parts.get("values"))]
+            numbers = [value for value in values if value is not None]
+            if numbers and mean is not None and not _is_near(math.fsum(numbers) / len(numbers), mean, _ROUNDED):
+                yield event.line, f"{name} has the mean {mean:g}, its values {math.fsum(numbers) / len(numbers):g}"
+
+
+def _check_rates(context: LogContext) -> Iterator[LogBreach]:
+    """Yield an epoch whose steps take another time than its samples at the logged rate."""
+    batch = context.record.global_batch_size
+    steps = {find_epoch_num(event): event for event in context.by_key.get(mllog.RANK_PHASES, ())}
+    for event in context.by_key.get(mllog.TRACKED_STATS, ()):
+        ranks = steps.get(find_epoch_num(event))
+        took = _list_numbers(ranks.value, "step") + _list_numbers(ranks.metadata, "steps") if ranks is not None else []
+        rate = _number(event.value, "throughput")
+        if len(took) < 2 or not batch or not rate:
+            continue
+        due = took[1] * batch / rate
+        if abs(due - took[0]) > _RATE_SHARE * due + _RATE_S:
+            steps_s = render_duration(took[0])
+            yield event.line, f"{rate:g} samples/s are {render_duration(due)}, the steps of the ranks {steps_s}"
+
+
+def _check_energy(context: LogContext) -> Iterator[LogBreach]:
+    """Yield energy that was counted for another time than the run's."""
+    events = context.by_key.get(mllog.ENERGY, [])
+    seconds = [convert_to_float(event.metadata.get("seconds")) for event in events]
+    run_s = context.record.time_to_train_s
+    if events and context.record.status == "success" and run_s is not None:
+        total = math.fsum(number for number in seconds if number is not None)
+        if None in seconds or abs(total - run_s) > _ENERGY_SHARE * run_s + _ENERGY_S:
+            yield (
+                events[0].line,
+                f"energy was counted for {render_duration(total)}, the run took {render_duration(run_s)}",
+            )
+
+
+def _check_own_work(context: LogContext) -> Iterator[LogBreach]:
+    """Yield a run on processors whose ranks used less CPU time than their passes took."""
+    record, phases = context.record, context.record.mean_phases
+    event = context.log.first(mllog.OTHER_WORK)
+    if event is None or phases is None or record.device != "cpu" or not isinstance(event.value, list):
+        return
+    seconds, own = convert_to_float(event.metadata.get("seconds")), record.own_cpu_s
+    entries = [entry for entry in event.value if isinstance(entry, dict)]
+    cpus, taken = (
+        math.fsum(_number(entry, name) or 0.0 for entry in entries for name in names)
+        for names in (("cpus",), ("other_s", "stolen_s"))
+    )
+    if not seconds or not cpus or len(entries) != event.metadata.get("nodes"):
+        return
+    free = max(0.0, 1.0 - taken / (cpus * seconds))
+    due = _LEAST_OWN_SHARE * free * phases.forward_backward_s * min(record.ranks or 1, cpus)
+    if due > _ENERGY_S and (own is None or own < due):
+        used = render_duration(own or 0.0)
+        yield (
+            event.line,
+            f"the ranks used {used} of CPU time; their passes took {render_duration(phases.forward_backward_s)}",
+        )
+
+
+def _check_goodput(context: LogContext) -> Iterator[LogBreach]:
+    """Yield a goodput whose parts are not its whole, or not the time of the run."""
+    event, run_s = context.log.first(mllog.GOODPUT), context.record.time_to_train_s
+    if event is None or not isinstance(event.value, dict) or run_s is None:
+        return
+    names = ("wall_s", "useful_s", "lost_s", "stalled_s", "starting_s", "restarting_s", "down_s", "ratio")
+    found = {name: _number(event.value, name) for name in names}
+    if None in found.values() or any(value is not None and value < 0.0 for value in found.values()):
+        yield event.line, f"goodput has {render_repr(event.value)}: expected numbers of {', '.join(names)}"
+        return
+
+    def part(name: str) -> float:
+        return found[name] or 0.0
+
+    whole = part("useful_s") + part("lost_s") + part("stalled_s") + part("starting_s") + part("down_s")
+    first = context.log.events[0].time_ms
+    begun = context.log.first(mllog.RUN_START)
+    launch = math.fsum(
+        max(0.0, _number(_value(context, mllog.STARTUP).get(name), "max") or 0.0) for name in ("interpreter", "imports")
+    )
+    started = launch + (begun.time_ms - first) / 1e3 if begun is not None else 0.0
+    each = _list(event.value.get("interruptions"))
+    alone = [] if each else [("starting_s", part("starting_s"), started)]
+    cases = (
+        ("wall_s", part("wall_s"), whole),
+        ("ratio", part("ratio") * part("wall_s"), part("useful_s")),
+        ("useful_s", part("useful_s") + part("stalled_s"), run_s),
+        ("restarting_s", part("restarting_s"), min(part("starting_s"), _sum(each, "restart_s"))),
+        ("lost_s", part("lost_s"), _sum(each, "lost_s")),
+        ("down_s", part("down_s"), _sum(each, "down_s")),
+        *alone,
+    )
+    if context.record.resumed:
+        return
+    for name, stated, due in cases:
+        if abs(stated - due) > _CLOCK_S + 0.001 * due:
+            yield event.line, f"goodput says {name}: {render_duration(stated)}, its parts {render_duration(due)}"
+
+
+def _value(context: LogContext, key: str) -> Mapping[str, Any]:
+    value = context.logged(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _number(value: object, name: str) -> float | None:
+    return convert_to_float(value.get(name)) if isinstance(value, Mapping) else None
+
+
+def _list_numbers(value: object, *names: str) -> list[float]:
+    return [number for name in names if (number := _number(value, name)) is not None]
+
+
+def _sum(parts: Iterable[object], name: str) -> float:
+    return math.fsum(_number(part, name) or 0.0 for part in parts)
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _is_near(one: float, other: float, share: float) -> bool:
+    return abs(one - other) <= share * max(abs(one), abs(other)) + 1e-9

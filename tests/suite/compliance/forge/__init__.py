@@ -1,0 +1,1 @@
+"""Forgeries of a package, generated from what it holds."""
