@@ -62,7 +62,9 @@ def runs(folder: Path, factor: float) -> Path:
     return results(
         folder,
         5,
-        lambda n: our_run(seed=n, start_ms=10**12 + n * 10**5, epoch_s=(2 + 0.05 * (1, 2, 4, 0, 3)[n]) * factor),
+        lambda n: our_run(
+            seed=n, start_ms=1_780_000_000_000 + n * 10**5, epoch_s=(2 + 0.05 * (1, 2, 4, 0, 3)[n]) * factor
+        ),
     )
 
 
@@ -114,7 +116,9 @@ def test_one_run_has_no_spread_so_nothing_is_told_of_it(tmp_path: Path) -> None:
 
 
 def test_runs_that_never_converged_are_no_score_even_when_asked(tmp_path: Path) -> None:
-    failed = results(tmp_path / "b", 5, lambda n: our_run(seed=n, values=(0.9,), start_ms=10**12 + n * 10**5))
+    failed = results(
+        tmp_path / "b", 5, lambda n: our_run(seed=n, values=(0.9,), start_ms=1_780_000_000_000 + n * 10**5)
+    )
     assert mlhpc("compare", runs(tmp_path / "a", 1.0), failed, "--any").returncode == 3
 
 
