@@ -81,7 +81,7 @@ def reference(workload: str, seed: int, parts: int = 1) -> Reference:
         range(SAMPLES * seed, SAMPLES * (seed + 1)), seed=0, epoch=1
     )
     case = make_case(made, World.create(Launch("none", 0, 1)), dict(batch), parts=parts, seed=seed)
-    return make_reference(case, RUNS, ("float32", "bfloat16"))
+    return make_reference(case, RUNS, ("float32", *(["bfloat16"] if seed < 2 and parts == 1 else [])))
 
 
 @cache
@@ -360,17 +360,17 @@ def list_honest_rows(runs: int) -> Iterator[str]:
     outcomes: dict[str, Counter[str]] = defaultdict(Counter)
     largest: dict[str, float] = defaultdict(float)
     done, number = 0, 0
-    compiled = 0
     while done < runs:
         for workload in WORKLOADS:
             own = reference(workload, number % SEEDS)
             for name in CHANGES:
-                if name == "compiled" and (number >= 1 or compiled >= 4):
-                    continue  # a minute each
+                if name == "compiled" and number >= 1:  # a minute each
+                    continue
+                if CHANGES[name].precision not in own.bounds:
+                    continue
                 row = run_change(own, name, case=replace(own.case))
                 if row.why:
                     continue
-                compiled += name == "compiled"
                 outcomes[name][row.outcome] += 1
                 largest[name] = max(largest[name], row.factor or 0.0)
                 done += 1
@@ -393,7 +393,7 @@ def list_honest_rows(runs: int) -> Iterator[str]:
     for workload in ("cosmoflow", "deepcam"):
         own = reference(workload, 0)
         losses = [train_large_rate(own.case, threads) for threads in (1, 2)]
-        row = run_change(own, "one thread")
+        row = run_change(own, "other number of threads")
         yield (
             f"Adam at rate 0.1, 20 steps, {workload}: losses {losses[0]:.6g} and {losses[1]:.6g} with 1 and 2 threads; "
             f"step 1: {row.outcome}, factor {row.factor:.3g}"

@@ -142,7 +142,7 @@ def _store(value: Tensor, dtype: torch.dtype) -> Tensor:
     if not dtype.is_floating_point:
         if value.is_floating_point():
             return (value * 255).round().clamp(0, 255) / 255
-        value = value.clamp(0, torch.iinfo(dtype).max)
+        value = value.clamp(0, min(torch.iinfo(dtype).max, torch.iinfo(value.dtype).max))
     return value.to(dtype).to(value.dtype)
 
 

@@ -28,7 +28,6 @@ from mlhpc.plugins.numerics.step import (
     compute_errors,
     find_module,
     list_names,
-    perturb,
     run_step,
     run_truth,
 )
@@ -80,7 +79,7 @@ def make_reference(case: Case, runs: int, precisions: Sequence[str] = (FLOAT32,)
     truth, bounds = run_truth(case), {}
     for precision in precisions:
         unit, context = UNITS[precision], _contexts.get(precision, nullcontext)
-        errors = [compute_errors(run_step(perturb(case, unit, seed), context=context), truth) for seed in range(runs)]
+        errors = [compute_errors(run_step(case, noise=(unit, seed), context=context), truth) for seed in range(runs)]
         bounds[precision] = make_bounds(errors, unit)
     return Reference(case, truth, bounds, runs)
 
@@ -153,6 +152,10 @@ def _lay_out_otherwise(model: nn.Module) -> None:
     model.lay_out(not model.channels_last)  # type: ignore[operator]
 
 
+def _use_other_threads() -> None:
+    torch.set_num_threads(2 if torch.get_num_threads() == 1 else 1)
+
+
 def _flush(wanted: bool) -> None:
     torch.set_flush_denormal(wanted)
 
@@ -160,7 +163,7 @@ def _flush(wanted: bool) -> None:
 _GRADIENTS = (LOSS, "gradient", "buffer")
 CHANGES: Mapping[str, Change] = {
     "as set": Change(),
-    "one thread": Change(partial(_setting, partial(torch.set_num_threads, 1))),
+    "other number of threads": Change(partial(_setting, _use_other_threads)),
     "native convolutions": Change(partial(_setting, partial(use_onednn, wanted=False))),
     "denormals flushed": Change(partial(_setting, partial(_flush, True), partial(_flush, False))),
     "other memory format": Change(

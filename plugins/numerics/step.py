@@ -12,9 +12,10 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -68,23 +69,6 @@ def make_case(workload: Workload, world: World, batch: Batch, *, parts: int = 1,
     return Case(workload, model, pieces, seed)
 
 
-def perturb(case: Case, unit: float, seed: int) -> Case:
-    """Change each weight and each floating-point input by -1, 0 or 1 ``unit``, relative to its value."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def shake(value: Tensor) -> Tensor:
-        if not value.is_floating_point():
-            return value
-        return value * (1 + unit * torch.randint(-1, 2, value.shape, generator=generator).to(value.dtype))
-
-    model = copy.deepcopy(case.model)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(shake(parameter))
-    parts = tuple({name: shake(value) for name, value in part.items()} for part in case.parts)
-    return replace(case, model=model, parts=parts)
-
-
 class _Wide(TorchFunctionMode):
     """Computes in float64 what code asks for in float32, with the random numbers of float32."""
 
@@ -127,18 +111,25 @@ def run_step(
     device: torch.device | None = None,
     alter: Callable[[nn.Module], object] = lambda model: None,
     context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    noise: tuple[float, int] | None = None,
     world: World | None = None,
 ) -> Trace:
     """Run forward and backward pass of each part, and updates of a probe.
 
-    ``alter`` changes the model before the step; ``context`` surrounds each forward pass. With ``world`` each of its
+    ``alter`` changes the model before the step; ``context`` surrounds each forward pass. ``noise``, a unit and a seed,
+    changes each weight and each floating-point input by -1, 0 or 1 units, relative to its value. With ``world`` each of its
     ranks runs one part, and gradients are exchanged as in training.
     """
     device = device or torch.device("cpu")
     model = copy.deepcopy(case.model).to(device, dtype).train()
-    alter(model)
     found: Trace = {}
     parts = [{name: _convert(value, dtype).to(device) for name, value in part.items()} for part in case.parts]
+    if noise is not None:
+        parts = [{name: _shake(value, *noise) for name, value in part.items()} for part in parts]
+        with torch.no_grad():
+            for place, weight in enumerate(model.parameters()):
+                weight.copy_(_shake(weight, noise[0], noise[1] + (place << 32)))
+    alter(model)
     mine = list(enumerate(parts)) if world is None else [(world.rank, parts[world.rank])]
     wrapped = model if world is None else wrap(model, case.workload.sharded_parameters(model), world, device)
     losses = []
@@ -161,6 +152,13 @@ def run_step(
 
 def _convert(value: Tensor, dtype: torch.dtype) -> Tensor:
     return value.to(dtype) if value.is_floating_point() else value
+
+
+def _shake(value: Tensor, unit: float, seed: int) -> Tensor:
+    if not value.is_floating_point():
+        return value
+    generator = torch.Generator().manual_seed(seed)
+    return value * (1 + unit * torch.randint(-1, 2, value.shape, generator=generator).to(value))
 
 
 def _keep(found: Trace, kind: str, tensors: Mapping[str, Tensor]) -> None:
@@ -238,16 +236,15 @@ def _add_updates(found: Trace, case: Case, model: nn.Module) -> None:
     steps = range(STEPS_PER_EPOCH * case.workload.config.max_epochs)
     rates = [optimization.learning_rate(step, 1 + step // STEPS_PER_EPOCH) for step in steps]
     found[SCHEDULE] = torch.tensor(rates, dtype=torch.float64)
-    generator = torch.Generator().manual_seed(case.seed)
+    random = np.random.default_rng(case.seed)  # and not torch, which draws other numbers in float64
     weights = [weight for group in optimization.optimizer.param_groups for weight in group["params"]]
     before = [weight.detach().clone() for weight in weights]
     for step in range(UPDATES):
         for group in optimization.optimizer.param_groups:
             group["lr"] = max(rates)
         for weight in weights:
-            size = 10.0 ** torch.empty(weight.shape, dtype=torch.float32).uniform_(-12 + step, 0, generator=generator)
-            sign = torch.randint(0, 2, weight.shape, generator=generator) * 2 - 1
-            weight.grad = (size * sign).to(weight)
+            probe = 10.0 ** random.uniform(-12 + step, 0, weight.shape) * random.choice((-1, 1), weight.shape)
+            weight.grad = torch.as_tensor(probe.astype(np.float32)).to(weight)
         optimization.optimizer.step()
     changes = [(weight.detach() - old).flatten() for weight, old in zip(weights, before, strict=True)]
     _keep(found, UPDATE, {"": torch.cat(changes)})

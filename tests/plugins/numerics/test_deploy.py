@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from collections.abc import Sequence
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from mlhpc.plugins.numerics.deploy import DEPLOYMENTS
-from tests.fixtures.cli import mlhpc
+from mlhpc.plugins.numerics.deploy import DEPLOYMENTS, Deployment, Trained, list_rows
 
 
 def test_weights_of_eight_bits_have_255_values_for_each_output() -> None:
@@ -37,14 +37,44 @@ def test_integers_are_stored_in_their_range() -> None:
     assert stored["y"] is batch["y"]
 
 
-def test_the_command_evaluates_each_seed(tmp_path: Path, smoke_data: Path) -> None:
-    words = ("numerics", "deploy", "cosmoflow", "--size", "smoke", "--seeds", "2", "--set", "max_epochs=1")
-    done = mlhpc(*words, "--data", smoke_data / "cosmoflow-smoke", "-o", "a.json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    rows = {row["change"]: row for row in json.loads((tmp_path / "a.json").read_text())["deployed"]}
-    assert len(rows["int4 weights"]["deltas"]) == 2
-    assert rows["statistics of the batch"]["why"] == "no bit of the evaluation changes"
-    assert "padding: " in done.stdout
+class Numbers:
+    """Four samples; the metric of a model is the mean of what it makes of them."""
+
+    config = SimpleNamespace(eval_batch_size=3)
+    target = SimpleNamespace(metric="mean", direction="min")
+
+    def __init__(self, weight: float) -> None:
+        model = nn.Sequential(nn.Linear(1, 1, bias=False))
+        nn.init.constant_(model[0].weight, weight)
+        self.workload = self
+        self.state = SimpleNamespace(evaluated=lambda: nullcontext(model))
+
+    def __len__(self) -> int:
+        return 4
+
+    def load(self, indices: Sequence[int], *, seed: int, epoch: int) -> dict[str, torch.Tensor]:
+        return {"x": torch.tensor([[[float(each)]] for each in indices])}
+
+    def eval_stats(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {"sum": model(batch["x"]).sum(), "count": torch.tensor(len(batch["x"]))}
+
+    def metrics(self, totals: dict[str, float]) -> dict[str, float]:
+        return {"mean": totals["sum"] / totals["count"]}
+
+
+def test_each_seed_is_evaluated_before_and_after_and_less_of_an_error_is_better() -> None:
+    trained = [Trained(made, made, lambda batch: batch) for made in map(Numbers, (1.0, 2.0, 4.0))]  # type: ignore[arg-type]
+    changes = {
+        "double": Deployment("data", data=lambda batch: {"x": 2 * batch["x"]}),
+        "nothing": Deployment("data"),
+        "no layer": Deployment("layer", lambda model: False),
+        "int8 weights": DEPLOYMENTS["int8 weights"],
+    }
+    rows = {row.change: row for row in list_rows(trained, changes, lambda text: None)}
+    assert [each.value for each in trained] == [1.5, 3.0, 6.0]
+    assert rows["double"].deltas == (-1.5, -3.0, -6.0)
+    assert rows["double"].low < rows["double"].mean == -3.5 < rows["double"].high  # type: ignore[operator]
+    assert {name for name, row in rows.items() if row.why} == {"nothing", "no layer", "int8 weights"}
 
 
 @pytest.mark.parametrize("decoder", ["pillow", "opencv", "simplejpeg"])

@@ -17,11 +17,11 @@ def draw_runs(seed: int, names: int, runs: int = 24, spread: float = 0.3) -> lis
 
 def test_a_run_like_the_perturbed_ones_is_rounding_at_the_stated_rate() -> None:
     alarms = 0
-    for seed in range(300):
+    for seed in range(100):
         *runs, fresh = draw_runs(seed, 30, 25)
         shifted = {name: error * SLACK for name, error in fresh.items()}  # as far as the allowance goes
         alarms += judge(shifted, make_bounds(runs, 2.0**-23), 0.02).origin is Origin.FAULT
-    assert alarms <= 15  # 6 expected
+    assert alarms <= 8  # 2 expected
 
 
 @pytest.mark.parametrize("place", range(0, 30, 7))
