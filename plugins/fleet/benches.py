@@ -29,14 +29,7 @@ import torch
 import torch.distributed as dist
 from msgspec import structs
 
-from mlhpc.plugins.fleet.checks import (
-    AllReduceCheck,
-    ConvolutionCheck,
-    ProductCheck,
-    RepeatCheck,
-    StorageCheck,
-    all_reduce,
-)
+from mlhpc.plugins.fleet import checks
 from mlhpc.suite.config import load_config
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.files import render_error, write_file_atomically
@@ -251,14 +244,13 @@ def _prepare_step(name: str, root: Path, place: BenchContext) -> Repeat:
     return lambda: seconds() / calls
 
 
-def _prepare_product(kind: Callable[..., Repeat], place: BenchContext) -> Repeat:
-    order = GPU_ORDER if place.device.type == "cuda" else CPU_ORDER
-    return kind(order, place.device, place.world.rank)
+def _prepare_product(make: Callable[[int, torch.device, int], Repeat], place: BenchContext) -> Repeat:
+    return make(GPU_ORDER if place.device.type == "cuda" else CPU_ORDER, place.device, place.world.rank)
 
 
 def _prepare_sum(place: BenchContext) -> Repeat | None:
     world = place.world
-    return AllReduceCheck(world.rank, world.size, place.device, all_reduce) if world.size > 1 else None
+    return checks.make_sum_check(world.rank, world.size, place.device, dist.all_reduce) if world.size > 1 else None
 
 
 def _make_check(name: str, component: str, prepare: Callable[[BenchContext], Repeat | None]) -> Bench:
@@ -270,12 +262,19 @@ BENCHES: tuple[Bench, ...] = (
     Bench("gemm/float32", "compute", "FLOP/s", "more", partial(_prepare_gemm, "float32")),
     Bench("gemm/bfloat16", "compute", "FLOP/s", "more", partial(_prepare_gemm, "bfloat16")),
     Bench("gemm/float64", "compute", "FLOP/s", "more", partial(_prepare_gemm, "float64")),
-    _make_check("product", "compute", partial(_prepare_product, ProductCheck)),
+    _make_check("product", "compute", partial(_prepare_product, checks.make_product_check)),
     Bench("dispatch", "operator launch", "calls/s", "more", _prepare_dispatch),
     Bench("memory/cache", "cache", "B/s", "more", partial(_prepare_memory, cached=True)),
     Bench("memory/main", "memory", "B/s", "more", partial(_prepare_memory, cached=False)),
-    _make_check("convolution", "compute", lambda place: ConvolutionCheck(place.device, place.world.rank)),
-    Bench("check/repeat", "compute", "of the bound", "less", partial(_prepare_product, RepeatCheck), checks="watch"),
+    _make_check("convolution", "compute", lambda place: checks.make_convolution_check(place.device, place.world.rank)),
+    Bench(
+        "check/repeat",
+        "compute",
+        "of the bound",
+        "less",
+        partial(_prepare_product, checks.make_repeat_check),
+        checks="watch",
+    ),
     Bench("host_link", "host link", "B/s", "more", _prepare_host_link),
     Bench("all_reduce/node", "links in the node", "B/s", "more", partial(_prepare_collective, "all_reduce")),
     Bench("all_to_all/node", "links in the node", "B/s", "more", partial(_prepare_collective, "all_to_all")),
@@ -283,7 +282,7 @@ BENCHES: tuple[Bench, ...] = (
     Bench("overlap", "compute beside links", "s", "less", _prepare_overlap),
     Bench("storage/write", "storage", "B/s", "more", _prepare_write),
     Bench("storage/read", "storage", "B/s", "more", _prepare_read),
-    _make_check("storage", "storage", lambda place: StorageCheck(_make_file_path(place))),
+    _make_check("storage", "storage", lambda place: checks.make_storage_check(_make_file_path(place))),
 )
 
 

@@ -4,4 +4,35 @@
 (docs/numerics.md).
 """
 
-USES = ()
+USES = (
+    "mlhpc.analysis.drawing.charts",
+    "mlhpc.analysis.drawing.view",
+    "mlhpc.analysis.study",
+    "mlhpc.suite.cli.group",
+    "mlhpc.suite.cli.options",
+    "mlhpc.suite.config",
+    "mlhpc.suite.data.build",
+    "mlhpc.suite.descriptor",
+    "mlhpc.suite.documents",
+    "mlhpc.suite.errors",
+    "mlhpc.suite.files",
+    "mlhpc.suite.launch.ranks",
+    "mlhpc.suite.launcher",
+    "mlhpc.suite.log.mllog",
+    "mlhpc.suite.log.run_folder",
+    "mlhpc.suite.log.score",
+    "mlhpc.suite.machine.choice.layout",
+    "mlhpc.suite.statistics.comparison",
+    "mlhpc.suite.statistics.sessions",
+    "mlhpc.suite.statistics.student_t",
+    "mlhpc.suite.training.agreement",
+    "mlhpc.suite.training.checkpoint",
+    "mlhpc.suite.training.devices",
+    "mlhpc.suite.training.loop",
+    "mlhpc.suite.training.parallel.ddp",
+    "mlhpc.suite.training.parallel.recompute",
+    "mlhpc.suite.training.state",
+    "mlhpc.suite.training.statement",
+    "mlhpc.suite.workload",
+    "mlhpc.suite.world",
+)

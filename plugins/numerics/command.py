@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -26,14 +26,12 @@ from mlhpc.suite.cli.options import (
 )
 from mlhpc.suite.config import RunConfig, choose_default_data_root, load_config
 from mlhpc.suite.descriptor import Descriptor, load_descriptor
-from mlhpc.suite.errors import ExitCode, InputError, explain_unknown_name
-from mlhpc.suite.files import print_line, print_progress, render_printable, write_file_atomically
+from mlhpc.suite.errors import ExitCode
+from mlhpc.suite.files import print_line, render_printable, write_file_atomically
 from mlhpc.suite.launch.ranks import run_as_rank, start_ranks
 from mlhpc.suite.launcher import find_world
 
 if TYPE_CHECKING:
-    from mlhpc.plugins.numerics.reproduce import Reference
-    from mlhpc.plugins.numerics.step import Case
     from mlhpc.suite.world import World
 
 _data_option = click.option(
@@ -56,7 +54,7 @@ def numerics() -> None:
     epilog="""\b
 Examples:
   mlhpc numerics reproduce deepcam --size smoke
-  mlhpc numerics reproduce moe_lm --size smoke --ranks 2 --change "as set" --change compiled
+  mlhpc numerics reproduce moe_lm --size smoke --change "as set" --change compiled
   mlhpc numerics reproduce cosmoflow --size smoke --record here.npz        on machine A
   mlhpc numerics reproduce cosmoflow --size smoke --against here.npz       on machine B
 """
@@ -66,10 +64,9 @@ Examples:
 @_data_option
 @click.option(
     "--change",
-    "names",
     multiple=True,
     metavar="NAME",
-    help="Try only this change of the system, such as compiled; repeatable. [all that can act here, but compiled]",
+    help="Try only this change of the system, such as compiled; repeatable. [all but compiled]",
 )
 @ranks_option()
 @click.option("--samples", type=IntegerRange(1, 4096), default=4, show_default=True, help="Samples of the step.")
@@ -78,7 +75,6 @@ Examples:
 )
 @click.option(
     "--error",
-    "rate",
     type=FiniteRange(1e-9, 0.1),
     default=0.001,
     show_default=True,
@@ -99,16 +95,10 @@ def reproduce(
     config: str | None,
     overrides: tuple[str, ...],
     data: Path | None,
-    names: tuple[str, ...],
     ranks: int,
-    samples: int,
-    runs: int,
-    rate: float,
-    seed: int,
-    record: Path | None,
-    against: Path | None,
     output: Path | None,
     style: str,
+    **options: Any,
 ) -> None:
     """Judge one training step under changes of the system: does it differ from float64 by rounding alone?
 
@@ -119,113 +109,47 @@ def reproduce(
     Exit code 0: rounding. Exit code 1: not rounding; the first module that differs is named. Exit code 2: usage. Exit
     code 4: inconclusive.
     """
-    chosen = load_descriptor(workload)
-    chosen.code()
-    name = choose_config_name(size, config) or DEFAULT_SIZE
-    resolved = load_config(chosen, name, (*overrides, "instrumentation=false", "device=cpu"))
-    if samples % ranks:
-        raise click.UsageError(f"--samples {samples}: expected a multiple of the {ranks} ranks")
-    root = data or choose_default_data_root(resolved.workload, resolved.size)
-    launch = find_world(ranks)
+    name, chosen, resolved, root = _open(workload, size, config, overrides, data)
+    if options["samples"] % ranks:
+        raise click.UsageError(f"--samples {options['samples']}: expected a multiple of the {ranks} ranks")
+    launch, rows = find_world(ranks), list[Reproduced]()
     if launch is None and ranks > 1:
-        words = render_option_words(
-            {
-                **{"--data": root, "--change": names, "--samples": samples, "--runs": runs, "--error": rate},
-                **{"--seed": seed, "--record": record, "--against": against, "-o": output, "--format": style},
-            }
-        )
+        given = {"--data": root, "-o": output, "--format": style}
+        words = render_option_words(given | {f"--{key}": value for key, value in options.items()})
         words = ["numerics", "reproduce", workload, *render_config_words(name, overrides), *words]
         sys.exit(start_ranks(words, ranks))
-    codes: list[int] = []
 
     def body(world: World) -> None:
-        import torch
+        from mlhpc.plugins.numerics.reproduce import reproduce_all
 
-        world.init_torch(torch.device("cpu"))
-        result = _reproduce(world, chosen, resolved, root, names, samples, runs, rate, seed, record, against)
+        rows.extend(reproduce_all(world, chosen, resolved, root, **options))
         if world.is_first:
-            _print_result(result, output, style)
-            codes.append(_choose_code(result.reproduced))
+            about = {"error_rate": options["error"], "runs": options["runs"], "reproduced": tuple(rows)}
+            _print_result("reproduce", resolved, about, output, style)
 
     code = run_as_rank(launch, lambda: None, body)
-    sys.exit(code or (codes or [0])[0])
-
-
-def _reproduce(
-    world: World,
-    chosen: Descriptor,
-    config: RunConfig,
-    root: Path,
-    names: tuple[str, ...],
-    samples: int,
-    runs: int,
-    rate: float,
-    seed: int,
-    record: Path | None,
-    against: Path | None,
-) -> Numerics:
-    from mlhpc.plugins.numerics import reproduce as work
-
-    unknown = next((name for name in names if name not in work.CHANGES), None)
-    if unknown:
-        raise InputError(f"--change: {explain_unknown_name('change', unknown, work.CHANGES)}")
-    tried = names or tuple(name for name in work.CHANGES if name != "compiled")
-    own = _open_case(world, chosen, config, root, samples, seed)
-    about = {"workload": config.workload, "size": config.size}
-    able = [work.CHANGES[name] for name in tried if not work.CHANGES[name].explain(own)]
-    precisions = list(dict.fromkeys(["float32", *(change.precision for change in able)]))
-    reference: Reference
-    if against is not None:
-        reference = work.read_reference(against, own, about)
-        tried = tuple(name for name in tried if work.CHANGES[name].precision in reference.bounds)
-    else:
-        # Every rank has the step in float64; the first one alone has the bounds
-        reference = work.make_reference(own, runs if world.is_first else 0, precisions if world.is_first else ())
-    if record is not None and world.is_first:
-        work.write_reference(record, reference, about)
-    rows = [work.run_ranks(reference, world, rate)] if world.size > 1 else []
-    if world.is_first:
-        for name in tried:
-            print_progress(name)
-            rows.append(work.run_change(reference, name, rate, own))
-    return Numerics(
-        question="reproduce",
-        workload=config.workload,
-        size=config.size,
-        device="cpu",
-        error_rate=rate,
-        runs=runs,
-        reproduced=tuple(rows),
-    )
-
-
-def _open_case(world: World, chosen: Descriptor, config: RunConfig, root: Path, samples: int, seed: int) -> Case:
-    """Build the step on samples of the data set or, without one, on made-up ones."""
-    from mlhpc.plugins.numerics.step import make_case
-    from mlhpc.suite.data.build import MANIFEST_NAME
-    from mlhpc.suite.workload import load_workload
-
-    workload = load_workload(chosen)(config)
-    if (root / MANIFEST_NAME).exists():
-        batch = workload.dataset("train", root).load(range(samples), seed=0, epoch=1)
-    else:
-        made = workload.example(samples)
-        if made is None:
-            raise InputError(
-                f"{root}: no data set here; make it with: mlhpc data generate {config.workload} --size {config.size}"
-            )
-        batch = made
-    return make_case(workload, world, batch, parts=world.size, seed=seed)
-
-
-def _choose_code(rows: tuple[Reproduced, ...]) -> ExitCode:
     outcomes = {row.outcome for row in rows}
-    if "not rounding" in outcomes:
-        return ExitCode.FINDINGS
-    return ExitCode.INCONCLUSIVE if "inconclusive" in outcomes or outcomes <= {""} else ExitCode.OK
+    if not code and "not rounding" in outcomes:
+        code = ExitCode.FINDINGS
+    elif not code and rows and ("inconclusive" in outcomes or outcomes == {""}):
+        code = ExitCode.INCONCLUSIVE
+    sys.exit(code)
 
 
-def _print_result(result: Numerics, output: Path | None, style: str) -> None:
+def _open(
+    workload: str, size: str | None, config: str | None, overrides: tuple[str, ...], data: Path | None
+) -> tuple[str, Descriptor, RunConfig, Path]:
+    """Return the name of the settings, the workload's descriptor, its settings, and the folder of the data."""
+    chosen, name = load_descriptor(workload), choose_config_name(size, config) or DEFAULT_SIZE
+    chosen.code()
+    resolved = load_config(
+        chosen, name, (*overrides, "instrumentation=false", "device=cpu", "checkpoint.interval_s=null")
+    )
+    return name, chosen, resolved, data or choose_default_data_root(resolved.workload, resolved.size)
+
+
+def _print_result(question: str, config: RunConfig, about: dict[str, Any], output: Path | None, style: str) -> None:
+    result = Numerics(question=question, workload=config.workload, size=config.size, **about)  # type: ignore[arg-type]
     document = msgspec.json.format(msgspec.json.encode(result), indent=1).decode()
     if output is not None:
         write_file_atomically(output, document + "\n")
@@ -269,44 +193,15 @@ def deploy(
 
     Exit code 0: evaluated. Exit code 2: usage.
     """
-    chosen = load_descriptor(workload)
-    chosen.code()
-    name = choose_config_name(size, config) or DEFAULT_SIZE
-    resolved = load_config(
-        chosen, name, (*overrides, "instrumentation=false", "device=cpu", "checkpoint.interval_s=null")
-    )
-    root = data or choose_default_data_root(resolved.workload, resolved.size)
+    _, chosen, resolved, root = _open(workload, size, config, overrides, data)
 
     def body(world: World) -> None:
-        _print_result(_deploy(world, chosen, resolved, root, range(seed, seed + seeds), jpeg), output, style)
+        from mlhpc.plugins.numerics.deploy import deploy_all
+
+        about = deploy_all(world, chosen, resolved, root, range(seed, seed + seeds), jpeg=jpeg)
+        _print_result("deploy", resolved, about, output, style)
 
     sys.exit(run_as_rank(find_world(1), lambda: None, body))
-
-
-def _deploy(world: World, chosen: Descriptor, config: RunConfig, root: Path, seeds: range, jpeg: bool) -> Numerics:
-    from mlhpc.plugins.numerics.deploy import DEPLOYMENTS, list_rows, train
-    from mlhpc.suite.data.build import find_data
-
-    find_data(root, config.workload, config.size)
-    changes, form = dict(DEPLOYMENTS), {}
-    if jpeg:
-        from mlhpc.plugins.numerics.images import convert, list_image_deployments
-
-        changes |= dict(list_image_deployments())
-        form = {"form": convert}
-    trained = []
-    for seed in seeds:
-        print_progress(f"training with seed {seed}")
-        trained.append(train(chosen, config, world, root, seed, **form))
-    return Numerics(
-        question="deploy",
-        workload=config.workload,
-        size=config.size,
-        device="cpu",
-        metric=trained[0].trainer.target.metric,
-        values=tuple(each.value for each in trained),
-        deployed=tuple(list_rows(trained, changes, print_progress)),
-    )
 
 
 def _render_deployed(result: Numerics) -> list[str]:

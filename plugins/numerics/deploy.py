@@ -7,12 +7,12 @@ that leaves every output the same bits does not apply.
 from __future__ import annotations
 
 import copy
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +20,9 @@ from torch import Tensor, nn
 
 from mlhpc.plugins.numerics.results import Deployed
 from mlhpc.suite.config import RunConfig
+from mlhpc.suite.data.build import find_data
 from mlhpc.suite.descriptor import Descriptor
+from mlhpc.suite.files import print_progress, render_error
 from mlhpc.suite.log.mllog import EventLog
 from mlhpc.suite.log.run_folder import RunFolder
 from mlhpc.suite.statistics import CONFIDENCE
@@ -47,19 +49,19 @@ OTHER_EPSILON = 1e-3  # Keras has it for batch normalisation, torch 1e-5
 
 @dataclass(frozen=True)
 class Deployment:
-    """A change of the deployment. ``alter`` changes the model and says whether it found anything to change.
+    """A change of the deployment. ``alter`` changes the model; ``context`` surrounds the evaluation.
 
     ``form`` is the form of the data in place of that of the training; ``data`` changes them after that.
     """
 
     group: str
-    alter: Callable[[nn.Module], bool] = lambda model: True
+    alter: Callable[[nn.Module], object] = lambda model: None
     form: Form | None = None
     data: Form = lambda batch: batch
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
-def _round_weights(model: nn.Module, bits: int) -> bool:
+def _round_weights(model: nn.Module, bits: int) -> None:
     """Round weights of products to signed integers of ``bits`` with a scale for each output."""
     most = 2 ** (bits - 1) - 1
     with torch.no_grad():
@@ -67,10 +69,9 @@ def _round_weights(model: nn.Module, bits: int) -> bool:
             if weight.ndim > 1:
                 scale = weight.flatten(1).abs().amax(1).clamp(min=1e-30).view(-1, *[1] * (weight.ndim - 1)) / most
                 weight.copy_((weight / scale).round() * scale)
-    return True
 
 
-def _round_activations(model: nn.Module, dtype: torch.dtype) -> bool:
+def _round_activations(model: nn.Module, dtype: torch.dtype) -> None:
     """Round weights, and the outputs of all innermost modules, to a shorter type. Sums stay in float32."""
 
     def shorten(module: nn.Module, inputs: Any, output: Any) -> Any:
@@ -82,52 +83,26 @@ def _round_activations(model: nn.Module, dtype: torch.dtype) -> bool:
     for module in model.modules():
         if not any(True for _ in module.children()):
             module.register_forward_hook(shorten)
-    return True
 
 
-def _pad(model: nn.Module, mode: str) -> bool:
-    chosen = [
-        module
-        for module in model.modules()
-        if isinstance(module, CONVOLUTIONS) and any(module._reversed_padding_repeated_twice)
-    ]
-    for module in chosen:
-        module.padding_mode = mode  # type: ignore[assignment]
-    return bool(chosen)
+def _set(model: nn.Module, kinds: Any, name: str, value: object) -> None:
+    """Set an attribute of all layers of some kinds."""
+    for module in model.modules():
+        if isinstance(module, kinds):
+            setattr(module, name, value)
 
 
-def _change_epsilon(model: nn.Module) -> bool:
-    norms = [module for module in model.modules() if isinstance(module, NORMS)]
-    for norm in norms:
-        norm.eps = OTHER_EPSILON
-    return bool(norms)
+def _shift_upsampling(model: nn.Module) -> None:
+    """Give the extra row and column of the last transposed convolution to the other side."""
+    for module in [module for module in model.modules() if isinstance(module, nn.ConvTranspose2d)][-1:]:
+        module.register_forward_hook(lambda module, inputs, output: output.roll((1, 1), (-2, -1)))
 
 
-def _use_batch_statistics(model: nn.Module) -> bool:
-    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    for norm in norms:
-        norm.train()
-    return bool(norms)
-
-
-def _shift_upsampling(model: nn.Module) -> bool:
-    """Give the extra row and column of transposed convolutions to the other side."""
-
-    def shift(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        return output.roll((1, 1), (-2, -1))
-
-    chosen = [module for module in model.modules() if isinstance(module, nn.ConvTranspose2d)]
-    for module in chosen[-1:]:
-        module.register_forward_hook(shift)
-    return bool(chosen)
-
-
-def _renormalise(model: nn.Module, digits: int) -> bool:
-    """Round the constants of input normalisation that a model holds."""
-    constants = [buffer for name, buffer in model.named_buffers() if name.startswith("input_")]
-    for buffer in constants:
-        buffer.copy_(torch.tensor([float(f"{value:.{digits}g}") for value in buffer.tolist()]))
-    return bool(constants)
+def _renormalise(model: nn.Module) -> None:
+    """Round the constants of input normalisation that a model holds to one digit."""
+    for name, buffer in model.named_buffers():
+        if name.startswith("input_"):
+            buffer.copy_(torch.tensor([float(f"{value:.1g}") for value in buffer.tolist()]))
 
 
 def _convert_inputs(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
@@ -138,12 +113,13 @@ def _convert_inputs(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
 
 
 def _store(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """Store and read as another type; integers are clipped to its range."""
-    if not dtype.is_floating_point:
-        if value.is_floating_point():
-            return (value * 255).round().clamp(0, 255) / 255
-        value = value.clamp(0, min(torch.iinfo(dtype).max, torch.iinfo(value.dtype).max))
-    return value.to(dtype).to(value.dtype)
+    """Store and read as another type. Integers are clipped to its range, and fields from 0 to 1 fill it."""
+    if dtype.is_floating_point:
+        return value.to(dtype).to(value.dtype)
+    most = torch.iinfo(dtype).max
+    if value.is_floating_point():
+        return (value * most).round().clamp(0, most) / most
+    return value.clamp(0, min(most, torch.iinfo(value.dtype).max))
 
 
 def _rescale(value: Tensor) -> Tensor:
@@ -159,20 +135,18 @@ DEPLOYMENTS: Mapping[str, Deployment] = {
     "bfloat16": Deployment("precision", context=partial(torch.autocast, "cpu", torch.bfloat16)),
     "int8 weights": Deployment("quantisation", partial(_round_weights, bits=8)),
     "int4 weights": Deployment("quantisation", partial(_round_weights, bits=4)),
-    "stored as uint16": Deployment(
-        "storage", data=partial(_convert_inputs, change=partial(_store, dtype=torch.uint16))
-    ),
-    "stored as uint8": Deployment("storage", data=partial(_convert_inputs, change=partial(_store, dtype=torch.uint8))),
-    "stored as float16": Deployment(
-        "storage", data=partial(_convert_inputs, change=partial(_store, dtype=torch.float16))
-    ),
-    "constants of 1 digit": Deployment("normalisation", partial(_renormalise, digits=1)),
+    **{
+        f"stored as {name}": Deployment("storage", data=partial(_convert_inputs, change=partial(_store, dtype=dtype)))
+        for name, dtype in (("uint16", torch.uint16), ("uint8", torch.uint8), ("float16", torch.float16))
+    },
+    "constants of 1 digit": Deployment("normalisation", _renormalise),
     "constants of the batch": Deployment("normalisation", data=partial(_convert_inputs, change=_rescale)),
-    "padding circular": Deployment("padding", partial(_pad, mode="circular")),
-    "padding reflect": Deployment("padding", partial(_pad, mode="reflect")),
-    "padding replicate": Deployment("padding", partial(_pad, mode="replicate")),
-    "epsilon 1e-3": Deployment("epsilon", _change_epsilon),
-    "statistics of the batch": Deployment("statistics", _use_batch_statistics),
+    **{
+        f"padding {mode}": Deployment("padding", partial(_set, kinds=CONVOLUTIONS, name="padding_mode", value=mode))
+        for mode in ("circular", "reflect", "replicate")
+    },
+    "epsilon 1e-3": Deployment("epsilon", partial(_set, kinds=NORMS, name="eps", value=OTHER_EPSILON)),
+    "statistics of the batch": Deployment("statistics", partial(_set, kinds=NORMS, name="training", value=True)),
     "upsampling by one pixel": Deployment("upsampling", _shift_upsampling),
 }
 
@@ -189,18 +163,6 @@ class Shown:
     def load(self, indices: Any, *, seed: int, epoch: int) -> Batch:
         """Load samples and change them."""
         return self._change(self._data.load(indices, seed=seed, epoch=epoch))
-
-
-@dataclass(frozen=True)
-class _Splits:
-    training: Dataset
-    evaluation: Dataset
-
-    def train(self, block: int) -> Dataset:
-        return self.training
-
-    def validation(self, block: int) -> Dataset:
-        return self.evaluation
 
 
 @dataclass(frozen=True)
@@ -221,9 +183,9 @@ class Trained:
         return self._sum(Deployment(""))
 
     def evaluate(self, change: Deployment) -> float | None:
-        """Evaluate a copy of the model under a change. None if it has nothing to change, or changes no bit."""
+        """Evaluate a copy of the model under a change. None if it changes no bit of the sums."""
         totals = self._sum(change)
-        return None if totals in ({}, self._totals) else self._metric(totals)
+        return None if totals == self._totals else self._metric(totals)
 
     def _metric(self, totals: Mapping[str, float]) -> float:
         return self.trainer.workload.metrics(totals)[self.trainer.target.metric]
@@ -231,8 +193,7 @@ class Trained:
     def _sum(self, change: Deployment) -> dict[str, float]:
         with self.trainer.state.evaluated() as trained:
             model = copy.deepcopy(trained).eval()
-        if not change.alter(model):
-            return {}
+        change.alter(model)
         form, totals = change.form or self.form, dict[str, float]()
         size, count = self.trainer.config.eval_batch_size, len(self.stored)
         with torch.no_grad(), change.context():
@@ -255,10 +216,10 @@ def train(
     workload = load_workload(descriptor)(config)
     device = choose_device("cpu", world)
     stored = workload.dataset("validation", root)
-    splits = _Splits(Shown(workload.dataset("train", root), form), Shown(stored, form))
+    training, validation = Shown(workload.dataset("train", root), form), Shown(stored, form)
     torch.manual_seed(seed)
     model = workload.build_model(world).to(device)
-    state = TrainingState.create(workload, model, len(splits.training) // config.global_batch_size, seed)
+    state = TrainingState.create(workload, model, len(training) // config.global_batch_size, seed)
     plan = TrialPlan(descriptor, config, RunFolder(Path("never-written")), trial=0)
     trainer = Trainer(
         plan=plan,
@@ -266,7 +227,7 @@ def train(
         world=world,
         device=device,
         state=state,
-        data=splits,
+        data=SimpleNamespace(train=lambda block: training, validation=lambda block: validation),  # type: ignore[arg-type]
         log=EventLog(None),
         checkpoint=Checkpoint(plan.folder.checkpoint(0), {}),
         stop_signal=lambda: None,
@@ -280,22 +241,41 @@ def train(
     return Trained(trainer, stored, form)
 
 
-def list_rows(
-    trained: Sequence[Trained], changes: Mapping[str, Deployment], tell: Callable[[str], None]
-) -> Iterator[Deployed]:
+def list_rows(trained: Sequence[Trained], changes: Mapping[str, Deployment]) -> Iterator[Deployed]:
     """Yield a row for each change: the metric's difference of every seed, positive if better."""
     sign = 1.0 if trained[0].trainer.target.direction == "max" else -1.0
     for name, change in changes.items():
-        tell(name)
-        values = [each.evaluate(change) for each in trained]
-        pairs = [(after, each.value) for after, each in zip(values, trained, strict=True) if after is not None]
-        if not pairs:
+        print_progress(name)
+        try:
+            after = [each.evaluate(change) for each in trained]
+        except RuntimeError as error:  # padding that is wider than a layer's input
+            yield Deployed(change=name, group=change.group, why=render_error(error))
+            continue
+        if all(value is None for value in after):
             yield Deployed(change=name, group=change.group, why="no bit of the evaluation changes")
             continue
-        deltas = tuple(sign * (after - before) for after, before in pairs)
-        mean = statistics.fmean(deltas)
-        low = high = None
-        if len(deltas) > 1:
-            _, half = compute_mean_interval(deltas, CONFIDENCE)
-            low, high = mean - half, mean + half
-        yield Deployed(change=name, group=change.group, deltas=deltas, mean=mean, low=low, high=high)
+        deltas = [
+            0.0 if value is None else sign * (value - each.value) for value, each in zip(after, trained, strict=True)
+        ]
+        mean, half = compute_mean_interval(deltas, CONFIDENCE)
+        yield Deployed(
+            change=name, group=change.group, deltas=tuple(deltas), mean=mean, low=mean - half, high=mean + half
+        )
+
+
+def deploy_all(
+    world: World, descriptor: Descriptor, config: RunConfig, root: Path, seeds: range, *, jpeg: bool
+) -> dict[str, Any]:
+    """Train a model from each seed and evaluate all under each change. Returns fields of `results.Numerics`."""
+    find_data(root, config.workload, config.size)
+    changes, trained, form = dict(DEPLOYMENTS), [], {}
+    if jpeg:
+        from mlhpc.plugins.numerics.images import convert, list_image_deployments
+
+        changes, form = changes | dict(list_image_deployments()), {"form": convert}
+    for seed in seeds:
+        print_progress(f"training with seed {seed}")
+        trained.append(train(descriptor, config, world, root, seed, **form))
+    values = tuple(each.value for each in trained)
+    metric = trained[0].trainer.target.metric
+    return {"metric": metric, "values": values, "deployed": tuple(list_rows(trained, changes))}

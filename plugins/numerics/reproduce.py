@@ -6,15 +6,13 @@ A `Reference` has the step in float64 and the bounds of rounding. It can be writ
 from __future__ import annotations
 
 import io
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -27,15 +25,20 @@ from mlhpc.plugins.numerics.step import (
     Trace,
     compute_errors,
     find_module,
-    list_names,
+    make_case,
     run_step,
     run_truth,
 )
-from mlhpc.suite.errors import InputError
-from mlhpc.suite.files import write_file_atomically
+from mlhpc.suite.config import RunConfig
+from mlhpc.suite.data.build import find_data
+from mlhpc.suite.data.manifest import MANIFEST_NAME
+from mlhpc.suite.descriptor import Descriptor
+from mlhpc.suite.errors import InputError, explain_unknown_name
+from mlhpc.suite.files import print_progress, render_error, write_file_atomically
 from mlhpc.suite.machine.choice.layout import keep_process_settings, use_onednn
 from mlhpc.suite.training.devices import use_precision
 from mlhpc.suite.training.parallel.recompute import recompute_blocks
+from mlhpc.suite.workload import load_workload
 from mlhpc.suite.world import World
 
 FLOAT32, BFLOAT16, TF32 = "float32", "bfloat16", "tf32"
@@ -46,19 +49,18 @@ Context = Callable[[], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class Reference:
-    """A step in float64, and bounds by precision: those of ``runs`` perturbed runs each."""
+    """A step in float64, and the bounds of rounding by precision."""
 
     case: Case
     truth: Trace
     bounds: dict[str, dict[str, Bound]]
-    runs: int
 
     def judge(self, change: str, found: Trace, precision: str = FLOAT32, rate: float = ERROR_RATE) -> Reproduced:
         """Judge a step that another system computed."""
         errors = compute_errors(found, self.truth)
         bounds = self.bounds[precision]
         if precision == BFLOAT16:  # the optimizer computes in float32 all the same
-            bounds = bounds | {name: self.bounds[FLOAT32][name] for name in list_names(list(bounds), UPDATE)}
+            bounds = bounds | {UPDATE: self.bounds[FLOAT32][UPDATE]}
         finding = judge(errors, bounds, rate)
         return Reproduced(
             change=change,
@@ -74,14 +76,14 @@ class Reference:
         )
 
 
-def make_reference(case: Case, runs: int, precisions: Sequence[str] = (FLOAT32,)) -> Reference:
+def make_reference(case: Case, runs: int, precisions: Iterable[str] = (FLOAT32,)) -> Reference:
     """Run the step in float64, and perturbed ``runs`` times in each precision."""
     truth, bounds = run_truth(case), {}
     for precision in precisions:
         unit, context = UNITS[precision], _contexts.get(precision, nullcontext)
         errors = [compute_errors(run_step(case, noise=(unit, seed), context=context), truth) for seed in range(runs)]
         bounds[precision] = make_bounds(errors, unit)
-    return Reference(case, truth, bounds, runs)
+    return Reference(case, truth, bounds)
 
 
 _contexts: dict[str, Context] = {FLOAT32: nullcontext, BFLOAT16: partial(torch.autocast, "cpu", torch.bfloat16)}
@@ -95,9 +97,7 @@ class Change:
     alter: Callable[[nn.Module], object] = lambda model: None
     precision: str = FLOAT32
     device: str = "cpu"
-    batch: Callable[[Case], Case] = lambda case: case
     explain: Callable[[Case], str] = lambda case: ""
-    only: tuple[str, ...] = ()  # kinds of tensors that are comparable; all if empty
 
 
 @contextmanager
@@ -132,22 +132,6 @@ def _list_blocks(model: nn.Module) -> list[str]:
     return found
 
 
-def _reverse(case: Case) -> Case:
-    return replace(case, parts=tuple({name: value.flip(0) for name, value in part.items()} for part in case.parts))
-
-
-def _divide(case: Case) -> Case:
-    halves = [{name: value[half::2] for name, value in part.items()} for part in case.parts for half in (0, 1)]
-    return replace(case, parts=tuple(halves))
-
-
-def _explain_mixed(case: Case) -> str:
-    """Say why the samples of a batch are no sum over samples to a model."""
-    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in case.model.modules()):
-        return "the samples of a batch are normalised together"
-    return "the samples of a batch are routed together" if hasattr(case.model, "moe_layers") else ""
-
-
 def _lay_out_otherwise(model: nn.Module) -> None:
     model.lay_out(not model.channels_last)  # type: ignore[operator]
 
@@ -160,7 +144,6 @@ def _flush(wanted: bool) -> None:
     torch.set_flush_denormal(wanted)
 
 
-_GRADIENTS = (LOSS, "gradient", "buffer")
 CHANGES: Mapping[str, Change] = {
     "as set": Change(),
     "other number of threads": Change(partial(_setting, _use_other_threads)),
@@ -177,8 +160,6 @@ CHANGES: Mapping[str, Change] = {
             partial(torch.use_deterministic_algorithms, False),
         )
     ),
-    "samples in reverse": Change(batch=_reverse, only=_GRADIENTS, explain=_explain_mixed),
-    "accumulated in halves": Change(batch=_divide, only=_GRADIENTS, explain=_explain_mixed),
     "recomputed": Change(alter=_recompute),
     "compiled": Change(alter=_compile),
     "bfloat16": Change(precision=BFLOAT16),
@@ -200,65 +181,82 @@ def run_change(reference: Reference, name: str, rate: float = ERROR_RATE, case: 
         return Reproduced(change=name, why=why)
     with change.use():
         found = run_step(
-            change.batch(case),
+            case,
             device=torch.device(change.device),
             alter=change.alter,
             context=_contexts.get(change.precision, nullcontext),
         )
-    if change.only:
-        found = {key: value for key, value in found.items() if key.partition(" ")[0] in change.only}
     return reference.judge(name, found, change.precision, rate)
 
 
-def run_ranks(reference: Reference, world: World, rate: float = ERROR_RATE) -> Reproduced:
-    """Run the step on all ranks, one part each, and judge what rank 0 has. All ranks call it."""
-    return reference.judge(f"{world.size} ranks", run_step(reference.case, world=world), FLOAT32, rate)
+def reproduce_all(
+    world: World,
+    descriptor: Descriptor,
+    config: RunConfig,
+    root: Path,
+    *,
+    change: Sequence[str],
+    samples: int,
+    runs: int,
+    error: float,
+    seed: int,
+    record: Path | None,
+    against: Path | None,
+) -> list[Reproduced]:
+    """Judge a step under each change, on rank 0, and on all ranks together. All ranks call it."""
+    unknown = next((name for name in change if name not in CHANGES), None)
+    if unknown:
+        raise InputError(f"--change: {explain_unknown_name('change', unknown, CHANGES)}")
+    world.init_torch(torch.device("cpu"))
+    workload = load_workload(descriptor)(config)
+    data = workload.dataset("train", root) if (root / MANIFEST_NAME).exists() else None
+    batch = workload.example(samples) if data is None else data.load(range(samples), seed=0, epoch=1)
+    if batch is None:
+        find_data(root, config.workload, config.size)  # which says how to make it
+        raise AssertionError
+    own = make_case(workload, world, batch, parts=world.size, seed=seed)
+    if workload.sharded_parameters(own.model):
+        raise InputError("experts are spread over ranks, which is not judged: give --ranks 1")
+    tried = [name for name in change or CHANGES if name != "compiled" or change]
+    about = f"{config.workload} {config.size}"
+    if against is not None:
+        reference = read_reference(against, own, about)
+        tried = [name for name in tried if CHANGES[name].precision in reference.bounds]
+    else:
+        able = [CHANGES[name].precision for name in tried if not CHANGES[name].explain(own)]
+        # Every rank has the step in float64; the first one alone has the bounds
+        reference = make_reference(own, runs, {FLOAT32: None, **dict.fromkeys(able)} if world.is_first else ())
+    rows = []
+    if world.size > 1:
+        found = run_step(reference.case, world=world)
+        rows += [reference.judge(f"{world.size} ranks", found, rate=error)] if world.is_first else []
+    if world.is_first and record is not None:
+        write_reference(record, reference, about)
+    for name in tried if world.is_first else ():
+        print_progress(name)
+        rows.append(run_change(reference, name, error, own))
+    return rows
 
 
-def write_reference(path: Path, reference: Reference, about: Mapping[str, Any]) -> None:
-    """Write a reference with its weights, batches, truth and bounds: a NumPy archive without code."""
-    case = reference.case
-    arrays = {f"weight {name}": value.numpy() for name, value in case.model.state_dict().items()}
-    for number, part in enumerate(case.parts):
-        arrays |= {f"part {number} {name}": value.numpy() for name, value in part.items()}
-    arrays |= {f"truth {name}": value.numpy() for name, value in reference.truth.items()}
-    bounds = {
-        precision: {name: asdict(bound) for name, bound in each.items()} for precision, each in reference.bounds.items()
-    }
-    meta = {"format": FORMAT, **about, "parts": len(case.parts), "seed": case.seed, "runs": reference.runs}
-    text = json.dumps({**meta, "bounds": bounds, "order": list(reference.truth)})
-    file = io.BytesIO()
-    np.savez_compressed(file, meta=np.frombuffer(text.encode(), dtype=np.uint8), **arrays)
+def write_reference(path: Path, reference: Reference, about: str) -> None:
+    """Write a reference with its weights, batches, truth and bounds."""
+    case, file = reference.case, io.BytesIO()
+    bounds = {name: {key: asdict(bound) for key, bound in each.items()} for name, each in reference.bounds.items()}
+    parts, weights = [dict(part) for part in case.parts], case.model.state_dict()
+    torch.save([FORMAT, about, case.seed, weights, parts, reference.truth, bounds], file)
     write_file_atomically(path, file.getvalue())
 
 
-def read_reference(path: Path, case: Case, about: Mapping[str, Any]) -> Reference:
+def read_reference(path: Path, case: Case, about: str) -> Reference:
     """Read a reference for the model of ``case``. InputError if it is of another workload, size or shape."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-        meta = json.loads(arrays.pop("meta").tobytes())
-        stated = {name: meta[name] for name in about}
-        if meta["format"] != FORMAT or stated != dict(about):
-            raise InputError(f"{path}: is a reference of {stated}; expected {dict(about)}")
-        kinds: dict[str, dict[str, torch.Tensor]] = {"weight": {}, "part": {}, "truth": {}}
-        for name, array in arrays.items():
-            kind, _, rest = name.partition(" ")
-            kinds[kind][rest] = torch.from_numpy(array)
-        bounds = {
-            precision: {name: Bound(**bound) for name, bound in each.items()}
-            for precision, each in meta["bounds"].items()
-        }
-        parts = tuple(
-            {name[len(str(n)) + 1 :]: each for name, each in kinds["part"].items() if name.startswith(f"{n} ")}
-            for n in range(meta["parts"])
-        )
-        truth = {name: kinds["truth"][name] for name in meta["order"]}
-        case.model.load_state_dict(kinds["weight"])
-        return Reference(replace(case, parts=parts, seed=meta["seed"]), truth, bounds, meta["runs"])
-    except InputError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise InputError(
-            f"{path}: no reference of this model: {error}; make one with mlhpc numerics reproduce --record"
-        ) from None
+        # weights_only: a stranger's file is data, never code
+        version, what, seed, weights, parts, truth, bounds = torch.load(path, weights_only=True)
+        if (version, what) != (FORMAT, about):
+            raise ValueError(f"it is a reference of {what}; expected {about}")
+        case.model.load_state_dict(weights)
+        made = {name: {key: Bound(**bound) for key, bound in each.items()} for name, each in bounds.items()}
+        return Reference(replace(case, parts=tuple(parts), seed=seed), truth, made)
+    except Exception as error:  # torch.load raises many kinds
+        first = render_error(error)
+        raise InputError(f"{path}: {first}; `mlhpc numerics reproduce --record` writes a reference") from None

@@ -69,7 +69,6 @@ class Numerics(Struct, frozen=True, kw_only=True):
     question: Literal["reproduce", "deploy"]
     workload: str
     size: str
-    device: str
     error_rate: Annotated[float, Meta(gt=0, lt=1)] | None = None
     runs: int | None = None
     reproduced: tuple[Reproduced, ...] = ()

@@ -1,5 +1,5 @@
-"""Runs one training step and keeps what it computes: data, outputs of modules, loss, gradients, buffers, rates, an
-update.
+"""Runs one training step and keeps what it computes: data, outputs of modules, probes of norms, loss,
+gradients, buffers, rates, an update.
 
 In float64 the same model on the same data is the truth. Random numbers are drawn in float32 and converted, and casts to
 float32 in the model's own code become casts to float64.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 # In this order the first difference names the cause: what is computed later inherits it.
-DATA, OUTPUT, LOSS, GRADIENT, BUFFER, SCHEDULE, UPDATE = (
-    *("data", "output", "loss", "gradient", "buffer", "schedule", "update"),
-)  # fmt: skip
+KINDS = ("data", "output", "probe", "loss", "gradient", "buffer", "schedule", "update")
+DATA, OUTPUT, PROBE, LOSS, GRADIENT, BUFFER, SCHEDULE, UPDATE = KINDS
 STEPS_PER_EPOCH = 50  # that a schedule is asked for
 CONSTANT_SPREAD = 0.1  # of parameters that begin as constants: a weight of 0 hides all before it
+SMALL = 1e-3  # deviation of what a norm is probed with: its epsilon counts there
 UPDATES = 3  # of the optimizer: its moments and their corrections change
 _DRAWS = (torch.rand, torch.randn, torch.rand_like, torch.randn_like)
 
@@ -129,15 +129,18 @@ def run_step(
         with torch.no_grad():
             for place, weight in enumerate(model.parameters()):
                 weight.copy_(_shake(weight, noise[0], noise[1] + (place << 32)))
+    for module in model.modules():
+        if getattr(module, "eps", 0) is None:  # which means the resolution of the type: another one in float64
+            module.eps = torch.finfo(torch.float32).eps  # type: ignore[assignment]
     alter(model)
     mine = list(enumerate(parts)) if world is None else [(world.rank, parts[world.rank])]
     wrapped = model if world is None else wrap(model, case.workload.sharded_parameters(model), world, device)
-    losses = []
+    losses, norms = [], dict[str, tuple[nn.Module, Tensor]]()
     for number, part in mine:
         if not found:
             _keep(found, DATA, part)
         torch.manual_seed(case.seed + number)
-        with _outputs_kept(model, found) if number == mine[0][0] else nullcontext(), context():
+        with _outputs_kept(model, found, norms) if number == mine[0][0] else nullcontext(), context():
             loss = case.workload.loss(wrapped, part)
         (loss / len(mine)).backward()
         losses.append(loss.detach().double().cpu())
@@ -146,8 +149,11 @@ def run_step(
         found[LOSS] /= world.size
     _add_gradients(found, model)
     _keep(found, BUFFER, dict(model.named_buffers()))
+    with torch.no_grad(), context():
+        for name, (norm, x) in norms.items():
+            _keep(found, PROBE, {name: norm(x * (SMALL / x.std()))})
     _add_updates(found, case, model)
-    return found
+    return dict(sorted(found.items(), key=lambda pair: KINDS.index(pair[0].partition(" ")[0])))
 
 
 def _convert(value: Tensor, dtype: torch.dtype) -> Tensor:
@@ -170,11 +176,13 @@ def _keep(found: Trace, kind: str, tensors: Mapping[str, Tensor]) -> None:
 
 
 @contextmanager
-def _outputs_kept(model: nn.Module, found: Trace) -> Iterator[None]:
-    """Keep the floating-point outputs of every module, in the order in which they are ready."""
+def _outputs_kept(model: nn.Module, found: Trace, norms: dict[str, tuple[nn.Module, Tensor]]) -> Iterator[None]:
+    """Keep the floating-point outputs of every module, in the order in which they are ready, and inputs of norms."""
 
     def hook(name: str) -> Callable[[nn.Module, Any, Any], None]:
         def keep(module: nn.Module, inputs: Any, output: Any) -> None:
+            if hasattr(module, "eps"):
+                norms[name] = module, inputs[0].detach()
             each = list(_list_tensors(output))
             many = len(each) > 1
             _keep(found, OUTPUT, {f"{name}[{place}]" if many else name: value for place, value in enumerate(each)})
@@ -264,8 +272,3 @@ def _compute_error(value: Tensor, right: Tensor) -> float:
     if not math.isfinite(error):
         return math.inf
     return error / scale if scale else (math.inf if error else 0.0)
-
-
-def list_names(names: Sequence[str], kind: str) -> list[str]:
-    """List the names of a trace that are of a kind."""
-    return [name for name in names if name.partition(" ")[0] == kind]

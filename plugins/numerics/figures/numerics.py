@@ -12,10 +12,10 @@ import pandas as pd
 from mlhpc.analysis.drawing.charts import (
     BLUE,
     GREEN,
+    ORANGE,
     Chart,
-    compute_chart_height,
+    draw_intervals,
     draw_panels,
-    make_number_channel,
     make_span_channels,
 )
 from mlhpc.analysis.drawing.view import UNDERSTAND_CONVERGENCE, Answer, Question, View, join_statements, render_label
@@ -27,17 +27,21 @@ from mlhpc.suite.statistics.sessions import compute_log_interval
 TITLE = "Numerics"
 PANEL = ["workload", "size"]
 LOST = "metric, after - before"
-FACTOR = "error / bound"
-NEEDS = "a file of `mlhpc numerics -o FILE`"
+NEEDS = "a file of `mlhpc numerics deploy -o FILE`"
 FRAMEWORKS = ("TensorFlow", "PyTorch", "MXNet")
 
 
 def build_deployed_table(study: Study) -> pd.DataFrame:
     """Build the metric's difference after each change of a deployment, the largest loss first."""
+    missing = f"{NEEDS} among the report's paths"
+    results = [each for each in cast("tuple[Numerics, ...]", study.documents_of(KIND, missing)) if each.values]
+    if not results:
+        raise NotAnswerableError(missing)
     return pd.DataFrame(
         [
             {
-                **_name(result),
+                "workload": result.workload,
+                "size": result.size,
                 "metric": result.metric,
                 "change": row.change,
                 "kind": row.group,
@@ -47,7 +51,7 @@ def build_deployed_table(study: Study) -> pd.DataFrame:
                 "high": row.high,
                 "spread of seeds": statistics.stdev(result.values),
             }
-            for result in _list_results(study, "deploy")
+            for result in results
             for row in sorted(result.deployed, key=lambda row: row.mean or 0.0)
             if row.mean is not None
         ]
@@ -72,61 +76,13 @@ def draw_deployed_chart(table: pd.DataFrame) -> Chart:
     """Draw a point with interval per change, and the spread of seeds as a band."""
 
     def draw(rows: pd.DataFrame) -> Chart:
-        rows = rows.assign(_low=-rows["spread of seeds"], _high=rows["spread of seeds"])
-        base = alt.Chart(rows).encode(y=alt.Y("change:N", title=None, sort=list(rows["change"])))
+        rows = rows.assign(label=rows["change"], _low=-rows["spread of seeds"], _high=rows["spread of seeds"])
+        kinds = list(dict.fromkeys(rows["kind"]))
         band = alt.Chart(rows.head(1)).mark_rect(color=GREEN, opacity=0.2)
         band = band.encode(**make_span_channels("x", "_low", "_high", LOST))
-        rule = base.mark_rule(color=BLUE, strokeWidth=2).encode(**make_span_channels("x", "low", "high", LOST))
-        point = base.mark_point(color=BLUE, filled=True, size=70, opacity=1)
-        point = point.encode(x=make_number_channel(alt.X, LOST))
-        return alt.layer(band, rule, point).properties(height=compute_chart_height(len(rows)))
+        return alt.layer(band, draw_intervals(rows, LOST, ("low", "high"), LOST, "kind", alt.Scale(domain=kinds)))
 
     return draw_panels(table, PANEL, draw, columns=1)
-
-
-def build_reproduced_table(study: Study) -> pd.DataFrame:
-    """Build each change of the system, its outcome, and the factor over the bound."""
-    return pd.DataFrame(
-        [
-            {
-                **_name(result),
-                "change": row.change,
-                "outcome": row.outcome,
-                FACTOR: row.factor,
-                "module": row.module,
-                "tensors": row.tensors,
-                "runs": result.runs,
-            }
-            for result in _list_results(study, "reproduce")
-            for row in result.reproduced
-            if row.outcome
-        ]
-    )
-
-
-def render_reproduced_answer(study: Study) -> Answer:
-    """Count the changes that are rounding, and name the others."""
-    table, parts = build_reproduced_table(study), []
-    for (workload, size), rows in table.groupby(PANEL, sort=False):
-        others = rows[rows["outcome"] != "rounding"]
-        text = f"{workload} {size}: {len(rows) - len(others)} of {len(rows)} changes are rounding"
-        named = [f"{render_label(row['change'])} is {row['outcome']}" for _, row in others.head(3).iterrows()]
-        parts.append(Answer("; ".join([text, *named]), [int(place) for place in rows.index]))
-    return join_statements(parts)
-
-
-def draw_reproduced_chart(table: pd.DataFrame) -> Chart:
-    """Draw the factor over the bound of each change; right of 1 it is not rounding."""
-
-    def draw(rows: pd.DataFrame) -> Chart:
-        base = alt.Chart(rows).encode(y=alt.Y("change:N", title=None, sort=list(rows["change"])))
-        point = base.mark_point(filled=True, size=70, opacity=1).encode(
-            x=make_number_channel(alt.X, FACTOR, log=True), color="outcome:N"
-        )
-        one = alt.Chart(rows.head(1)).mark_rule(strokeDash=[2, 3]).encode(x=alt.datum(1.0))
-        return alt.layer(one, point).properties(height=compute_chart_height(len(rows)))
-
-    return draw_panels(table[table[FACTOR].notna()], PANEL, draw, columns=1)
 
 
 def build_frameworks_table(study: Study) -> pd.DataFrame:
@@ -174,31 +130,13 @@ def render_frameworks_answer(study: Study) -> Answer:
 
 def draw_frameworks_chart(table: pd.DataFrame) -> Chart:
     """Draw a point with interval for each framework."""
+    colours = alt.Scale(domain=list(FRAMEWORKS), range=[ORANGE, BLUE, GREEN])
 
     def draw(rows: pd.DataFrame) -> Chart:
-        base = alt.Chart(rows).encode(y=alt.Y("framework:N", title=None))
-        rule = base.mark_rule(color=BLUE, strokeWidth=2)
-        rule = rule.encode(**make_span_channels("x", "low", "high", "epochs to target"))
-        point = base.mark_point(color=BLUE, filled=True, size=70, opacity=1)
-        point = point.encode(x=make_number_channel(alt.X, "epochs", "epochs to target", zero=True))
-        return alt.layer(rule, point).properties(height=compute_chart_height(len(rows)))
+        rows = rows.assign(label=rows["framework"])
+        return draw_intervals(rows, "epochs", ("low", "high"), "epochs to target", "framework", colours)
 
     return draw_panels(table, ["benchmark", "size", "rounds"], draw, columns=1)
-
-
-def _list_results(study: Study, question: str) -> list[Numerics]:
-    missing = f"{NEEDS} among the report's paths"
-    found = [
-        each for each in cast("tuple[Numerics, ...]", study.documents_of(KIND, missing)) if each.question == question
-    ]
-    kept = [each for each in found if any(row.mean is not None for row in each.deployed) or each.reproduced]
-    if not kept:
-        raise NotAnswerableError(missing)
-    return kept
-
-
-def _name(result: Numerics) -> dict[str, str]:
-    return {"workload": result.workload, "size": result.size}
 
 
 VIEWS = (
@@ -208,13 +146,6 @@ VIEWS = (
         "A point per change: the metric after it minus before, of the same trained models; positive is better. Line: 95 % "
         "interval of the mean over seeds. Band: how much seeds differ. A change without a point leaves every bit.",
         build_deployed_table, render_deployed_answer, draw_deployed_chart,
-    ),
-    View(
-        "numerics_reproduced", "Rounding, or not",
-        Question(UNDERSTAND_CONVERGENCE, "Which changes of the system change more than rounding?", (FACTOR,), needs=NEEDS),
-        "A point per change: the largest error of a training step against float64, over the bound of rounding. Right of 1 "
-        "it is not rounding, and the table names the first module that differs.",
-        build_reproduced_table, render_reproduced_answer, draw_reproduced_chart,
     ),
     View(
         "numerics_frameworks", "Epochs by framework",

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from mlhpc.plugins.fleet.benches import Bench, judge_check
 from mlhpc.plugins.fleet.checks import (
-    AllReduceCheck,
-    ConvolutionCheck,
-    ProductCheck,
-    RepeatCheck,
-    StorageCheck,
     check_product,
     compute_product_bound,
+    make_convolution_check,
+    make_product_check,
+    make_repeat_check,
+    make_storage_check,
+    make_sum_check,
 )
 from mlhpc.plugins.fleet.samples import group_by_metric
 from mlhpc.plugins.fleet.slow_nodes import judge, merge_verdicts
@@ -40,10 +40,10 @@ def flip(value: Tensor, chance: random.Random, bit: int | None = None) -> float:
 
 def test_healthy_results_raise_no_alarm() -> None:
     checks = [
-        ProductCheck(ORDER, CPU, 0),
-        ConvolutionCheck(CPU, 0),
-        RepeatCheck(ORDER, CPU, 0),
-        AllReduceCheck(0, 1, CPU, lambda values: None),
+        make_product_check(ORDER, CPU, 0),
+        make_convolution_check(CPU, 0),
+        make_repeat_check(ORDER, CPU, 0),
+        make_sum_check(0, 1, CPU, lambda values: None),
     ]
     assert all(check() <= 1.0 for check in checks for _ in range(40))
 
@@ -57,7 +57,7 @@ def test_every_flip_in_an_exact_product_is_found() -> None:
             pass
         return c
 
-    check = ProductCheck(ORDER, CPU, chance.randrange(1000), multiply)
+    check = make_product_check(ORDER, CPU, chance.randrange(1000), multiply)
     for _ in range(30):
         assert check() > 1.0
         check()  # of normal data, where not every bit is above the bound
@@ -89,7 +89,7 @@ def test_a_flip_in_a_convolution_is_found() -> None:
             pass
         return found
 
-    check = ConvolutionCheck(CPU, 0, convolve)
+    check = make_convolution_check(CPU, 0, convolve)
     assert all(check() > 1.0 for _ in range(20))
 
 
@@ -100,7 +100,7 @@ def test_a_flip_in_a_sum_over_ranks_is_found() -> None:
         while flip(values, chance) == 0.0:
             pass
 
-    check = AllReduceCheck(0, 1, CPU, reduce)
+    check = make_sum_check(0, 1, CPU, reduce)
     assert all(check() > 1.0 for _ in range(100))
 
 
@@ -110,14 +110,14 @@ def test_a_flip_in_a_file_is_found(tmp_path: Path) -> None:
         content[random.randrange(len(content))] ^= 1 << random.randrange(8)
         return bytes(content)
 
-    assert all(StorageCheck(tmp_path / "f", read)() > 1.0 for _ in range(20))
-    assert StorageCheck(tmp_path / "f")() == 0.0
+    assert all(make_storage_check(tmp_path / "f", read)() > 1.0 for _ in range(20))
+    assert make_storage_check(tmp_path / "f")() == 0.0
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_product_that_does_not_repeat_its_bits_is_seen() -> None:
     scales = iter([1.0, 1.0 + 2.0**-23])
-    check = RepeatCheck(ORDER, CPU, 0, lambda a, b: torch.mm(a, b) * next(scales))
+    check = make_repeat_check(ORDER, CPU, 0, lambda a, b: torch.mm(a, b) * next(scales))
     assert check() > 1.0
 
 
