@@ -127,7 +127,7 @@ def make_storage_check(path: Path, read: Callable[[Path], bytes] = Path.read_byt
         try:
             storage.measure_write(path, content, FILE_BYTES)
             storage.drop_from_page_cache(path)
-            return WRONG * (google_crc32c.value(read(path)) != google_crc32c.value(content))
+            return WRONG * bool(google_crc32c.value(read(path)) != google_crc32c.value(content))
         finally:
             path.unlink(missing_ok=True)
 

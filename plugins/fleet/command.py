@@ -454,7 +454,8 @@ def render_verdict(found: slow_nodes.FleetVerdict) -> list[str]:
     if found.are_equal:
         text.append(_level_line(found))
     words = list(found.words.values())
-    counted = ("good", "bad", "inconclusive", *(["wrong"] if "wrong" in words else []))
+    counted: tuple[slow_nodes.Verdict, ...] = ("good", "bad", "inconclusive")
+    counted += ("wrong",) if "wrong" in words else ()
     text.append(", ".join(f"{words.count(word)} {word}" for word in counted))
     text += _list_scheduler_lines(found)
     bad = sorted(node for node, word in found.words.items() if word in ("bad", "wrong"))

@@ -227,7 +227,7 @@ def train(
         world=world,
         device=device,
         state=state,
-        data=SimpleNamespace(train=lambda block: training, validation=lambda block: validation),  # type: ignore[arg-type]
+        data=SimpleNamespace(train=lambda block: training, validation=lambda block: validation),
         log=EventLog(None),
         checkpoint=Checkpoint(plan.folder.checkpoint(0), {}),
         stop_signal=lambda: None,

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from mlhpc.suite.documents import NotNegative
 
-KIND = "numerics"
+KIND: Literal["numerics"] = "numerics"
 
 
 class Reproduced(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -64,7 +64,7 @@ def make_case(workload: Workload, world: World, batch: Batch, *, parts: int = 1,
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.numel() and bool((parameter == parameter.flatten()[0]).all()):
-                parameter += CONSTANT_SPREAD * torch.randn_like(parameter)
+                parameter.add_(torch.randn_like(parameter), alpha=CONSTANT_SPREAD)
     pieces = tuple({name: value[number::parts] for name, value in batch.items()} for number in range(parts))
     return Case(workload, model, pieces, seed)
 
@@ -142,11 +142,10 @@ def run_step(
         torch.manual_seed(case.seed + number)
         with _outputs_kept(model, found, norms) if number == mine[0][0] else nullcontext(), context():
             loss = case.workload.loss(wrapped, part)
-        (loss / len(mine)).backward()
-        losses.append(loss.detach().double().cpu())
-    found[LOSS] = torch.stack(losses).mean() if world is None else torch.tensor(world.sum({LOSS: losses[0]})[LOSS])
-    if world is not None:
-        found[LOSS] /= world.size
+        (loss / len(mine)).backward()  # type: ignore[no-untyped-call]
+        losses.append(float(loss.detach()))
+    everywhere = losses if world is None else [loss for each in world.allgather(losses) for loss in each]
+    found[LOSS] = torch.tensor(everywhere, dtype=torch.float64).mean()
     _add_gradients(found, model)
     _keep(found, BUFFER, dict(model.named_buffers()))
     with torch.no_grad(), context():
