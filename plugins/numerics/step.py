@@ -251,7 +251,8 @@ def _add_updates(found: Trace, case: Case, model: nn.Module) -> None:
             group["lr"] = max(rates)
         for weight in weights:
             probe = 10.0 ** random.uniform(-12 + step, 0, weight.shape) * random.choice((-1, 1), weight.shape)
-            weight.grad = torch.as_tensor(probe.astype(np.float32)).to(weight)
+            # Laid out as the weight is: fused optimizers look at no strides
+            weight.grad = torch.empty_like(weight).copy_(torch.from_numpy(probe.astype(np.float32)))
         optimization.optimizer.step()
     changes = [(weight.detach() - old).flatten() for weight, old in zip(weights, before, strict=True)]
     _keep(found, UPDATE, {"": torch.cat(changes)})

@@ -176,7 +176,7 @@ def measure(shape: Shape, world: World, device: torch.device, repeats: int) -> R
 def measure_error(layer: MoELayer, x_TD: Tensor) -> float:
     """Compute the relative error of a layer's output against float64 and the back end ``loop``. All ranks call it.
 
-    The routes are those that the layer chose: a tie in its router is no error. The layer is in float64 afterwards.
+    The layer keeps its routes: a tie in its router is no error. The layer is in float64 afterwards.
     """
     routes: list[Tensor] = []
     handle = layer.router.register_forward_hook(lambda router, inputs, found: routes.append(found.experts_TK))

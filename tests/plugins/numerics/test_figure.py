@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pandas as pd
 import pytest
 
@@ -14,21 +13,9 @@ from mlhpc.analysis.drawing.charts import build_specification
 from mlhpc.analysis.sources.readers import read_file
 from mlhpc.analysis.study import NotAnswerableError, Study, read_study
 from mlhpc.plugins.numerics.figures import numerics
-from mlhpc.plugins.numerics.results import KIND, Deployed, Numerics
+from mlhpc.plugins.numerics.results import KIND
 from mlhpc.suite.card import Card
-
-RESULT = Numerics(
-    question="deploy",
-    workload="swinv2_moe",
-    size="mini",
-    metric="eval_accuracy",
-    values=(0.98, 0.99, 0.97),
-    deployed=(
-        Deployed(change="float16", group="precision", deltas=(0.0, 0.0, 0.0), mean=0.0, low=-0.001, high=0.001),
-        Deployed(change="nearest", group="resize", deltas=(-0.02, -0.03, -0.01), mean=-0.02, low=-0.03, high=-0.01),
-        Deployed(change="padding", group="padding", why="no bit changes"),
-    ),
-)
+from tests.plugins.numerics.examples import RESULT, write_examples
 
 
 @pytest.fixture
@@ -37,9 +24,7 @@ def study(tmp_path: Path, run_folder: Any, cards: dict[str, Card]) -> Study:
 
 
 def test_the_document_is_read_as_it_was_written(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    path.write_bytes(msgspec.json.encode(RESULT))
-    assert read_file(path) == RESULT
+    assert [read_file(path) for path in write_examples(tmp_path)] == [RESULT]
 
 
 def test_the_largest_loss_comes_first_and_what_cannot_act_is_left_out(study: Study) -> None:
