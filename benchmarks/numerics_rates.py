@@ -37,7 +37,7 @@ from mlhpc.suite.workload import load_workload
 from mlhpc.suite.world import World
 
 RUNS, SAMPLES = 20, 4
-FAULT_SEEDS, HONEST_SEEDS = 2, 6
+FAULT_SEEDS, HONEST_SEEDS = 2, 7
 WORKLOADS = ("cosmoflow", "deepcam", "swinv2_moe", "moe_lm")
 NORMS = (nn.LayerNorm, nn.RMSNorm, nn.modules.batchnorm._BatchNorm)
 PRODUCTS = (nn.Conv2d, nn.Conv3d, nn.Linear)
@@ -335,9 +335,11 @@ def draw_fault(fault: Fault, number: int, size: float) -> tuple[str, str, str, f
     return found.outcome, planted.place, found.module, found.factor or float("nan")
 
 
-def list_fault_rows(draws: int) -> Iterator[str]:
+def list_fault_rows(draws: int, only: str | None) -> Iterator[str]:
     yield f"{'fault':<32} {'draws':>5} {'not rounding':>13} {'named':>6} {'least factor':>13} {'smallest size':>14}"
     for name, (fault, sizes) in FAULTS.items():
+        if only and name != only:
+            continue
         found = [draw_fault(fault, number, 1.0) for number in range(draws)]
         hits = [each for each in found if each[0] == "not rounding"]
         named = [each for each in hits if each[2] == each[1] or each[2].startswith(f"{each[1]}.")]
@@ -382,7 +384,7 @@ def train_large_rate(case: Case, threads: int) -> float:
     return float(loss)
 
 
-def list_honest_rows(runs: int) -> Iterator[str]:
+def list_honest_rows(runs: int, compiled: bool) -> Iterator[str]:
     outcomes: dict[str, Counter[str]] = defaultdict(Counter)
     largest: dict[str, float] = defaultdict(float)
     done, number = 0, 0
@@ -390,7 +392,7 @@ def list_honest_rows(runs: int) -> Iterator[str]:
         for workload in WORKLOADS:
             own = reference(workload, number % HONEST_SEEDS)
             for name in CHANGES:
-                if name == "compiled" and number >= 1:  # a minute each
+                if name == "compiled" and (number or not compiled):  # minutes each
                     continue
                 if CHANGES[name].precision not in own.bounds:
                     continue
@@ -414,6 +416,7 @@ def list_honest_rows(runs: int) -> Iterator[str]:
             largest["2 parts of the batch"] = max(largest["2 parts of the batch"], row.factor or 0.0)
             done += 1
         number += 1
+        print(f"    {done} runs: {dict(sum(outcomes.values(), Counter()))}", flush=True)
         if number >= HONEST_SEEDS:
             break
     yield f"{'honest change':<26} {'runs':>5} {'rounding':>9} {'inconclusive':>13} {'not rounding':>13} {'largest factor':>15}"
@@ -436,6 +439,8 @@ def main() -> None:
     global DATA
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--compiled", action="store_true", help="also compile, which takes minutes")
+    parser.add_argument("--fault", choices=FAULTS, help="only this one")
     parser.add_argument("--draws", type=int, default=20)
     parser.add_argument("--honest", type=int, default=200)
     parser.add_argument("-o", "--output", type=Path)
@@ -447,8 +452,8 @@ def main() -> None:
         f"# {platform.machine()}, torch {torch.__version__}, {RUNS} perturbed runs, {SAMPLES} samples, smoke",
     ]
     for part in (
-        list_honest_rows(options.honest) if options.honest else (),
-        list_fault_rows(options.draws) if options.draws else (),
+        list_honest_rows(options.honest, options.compiled) if options.honest else (),
+        list_fault_rows(options.draws, options.fault) if options.draws else (),
     ):
         for line in part:
             print(line, flush=True)

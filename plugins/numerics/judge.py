@@ -19,6 +19,7 @@ from mlhpc.suite.statistics.comparison import holm
 SLACK = 4.0
 LEAST_SPREAD = 0.1  # of the logarithm: fewer digits of it are luck
 WIDEST = 100.0  # largest over smallest error of a tensor that can be judged: more is a jump, not rounding
+JUMP = 10.0  # times the largest such error: what is above is no jump
 ERROR_RATE = 0.001  # chance that an honest step is called not rounding
 FEWEST_RUNS = 20
 UNITS = {"float32": 2.0**-23, "tf32": 2.0**-10, "bfloat16": 2.0**-7, "float16": 2.0**-10}
@@ -34,11 +35,15 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True)
 class Bound:
-    """Errors of one tensor in ``n`` perturbed runs: mean and deviation of their logarithm, and whether they jump."""
+    """Errors of one tensor in ``n`` perturbed runs: mean and deviation of their logarithm, and the largest.
+
+    If they ``jump``, as at a tie, only an error far above the largest is judged.
+    """
 
     mean: float
     spread: float
     n: int
+    most: float = 0.0
     jumps: bool = False
 
     def compute_p(self, error: float) -> float:
@@ -64,11 +69,12 @@ def make_bounds(runs: Sequence[Mapping[str, float]], unit: float) -> dict[str, B
     for name in runs[0]:
         errors = [max(run[name], unit / 8) for run in runs]
         if not all(map(math.isfinite, errors)):  # a gradient of 0 in float64 alone
-            found[name] = Bound(0.0, LEAST_SPREAD, len(runs), jumps=True)
+            found[name] = Bound(0.0, LEAST_SPREAD, len(runs), math.inf, jumps=True)
             continue
         logs = [math.log(error) for error in errors]
         spread = max(statistics.stdev(logs), LEAST_SPREAD)
-        found[name] = Bound(statistics.fmean(logs), spread, len(runs), max(errors) > WIDEST * min(errors))
+        most = max(errors)
+        found[name] = Bound(statistics.fmean(logs), spread, len(runs), most, most > WIDEST * min(errors))
     return found
 
 
@@ -92,8 +98,9 @@ def judge(errors: Mapping[str, float], bounds: Mapping[str, Bound], error_rate: 
     """Judge the errors of a step, in the order of its computation."""
     names = [name for name in errors if name in bounds]
     each = error_rate / max(1, len(names))
-    steady = [name for name in names if not bounds[name].jumps]
-    jumping = [name for name in names if bounds[name].jumps and errors[name] > math.exp(bounds[name].mean) * SLACK]
+    steady = [name for name in names if not bounds[name].jumps or errors[name] > JUMP * bounds[name].most]
+    rest = [name for name in names if name not in steady]
+    jumping = [name for name in rest if errors[name] > math.exp(bounds[name].mean) * SLACK]
     chances = holm([bounds[name].compute_p(errors[name]) for name in steady])
     beyond = [name for name, p in zip(steady, chances, strict=True) if p < error_rate]
     factors = {name: bounds[name].compute_factor(errors[name], each) for name in steady}

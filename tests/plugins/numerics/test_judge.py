@@ -45,6 +45,7 @@ def test_a_tensor_whose_perturbed_runs_jump_decides_nothing() -> None:
     bounds = make_bounds(runs, 2.0**-23)
     assert judge({"output a": 1e-7, "output b": 1e-3}, bounds).origin is Origin.INCONCLUSIVE
     assert judge({"output a": 1e-7, "output b": 1e-7}, bounds).origin is Origin.ROUNDING
+    assert judge({"output a": 1e-7, "output b": 10.0}, bounds).first == "output b"  # far above the largest jump
     assert judge({"output a": 1e-2, "output b": 1e-3}, bounds).first == "output a"
 
 
