@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -49,7 +48,7 @@ OTHER_EPSILON = 1e-3  # Keras has it for batch normalisation, torch 1e-5
 
 @dataclass(frozen=True)
 class Deployment:
-    """A change of the deployment. ``alter`` changes the model; ``context`` surrounds the evaluation.
+    """A change of the deployment. ``alter`` changes the model.
 
     ``form`` is the form of the data in place of that of the training; ``data`` changes them after that.
     """
@@ -58,7 +57,6 @@ class Deployment:
     alter: Callable[[nn.Module], object] = lambda model: None
     form: Form | None = None
     data: Form = lambda batch: batch
-    context: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
 def _round_weights(model: nn.Module, bits: int) -> None:
@@ -132,7 +130,7 @@ def _rescale(value: Tensor) -> Tensor:
 
 DEPLOYMENTS: Mapping[str, Deployment] = {
     "float16": Deployment("precision", partial(_round_activations, dtype=torch.float16)),
-    "bfloat16": Deployment("precision", context=partial(torch.autocast, "cpu", torch.bfloat16)),
+    "bfloat16": Deployment("precision", partial(_round_activations, dtype=torch.bfloat16)),
     "int8 weights": Deployment("quantisation", partial(_round_weights, bits=8)),
     "int4 weights": Deployment("quantisation", partial(_round_weights, bits=4)),
     **{
@@ -196,7 +194,7 @@ class Trained:
         change.alter(model)
         form, totals = change.form or self.form, dict[str, float]()
         size, count = self.trainer.config.eval_batch_size, len(self.stored)
-        with torch.no_grad(), change.context():
+        with torch.no_grad():
             for first in range(0, count, size):
                 stored = self.stored.load(range(first, min(first + size, count)), seed=0, epoch=0)
                 for name, value in self.trainer.workload.eval_stats(model, change.data(form(stored))).items():
