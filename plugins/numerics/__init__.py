@@ -12,6 +12,7 @@ USES = (
     "mlhpc.suite.cli.options",
     "mlhpc.suite.config",
     "mlhpc.suite.data.build",
+    "mlhpc.suite.data.manifest",
     "mlhpc.suite.descriptor",
     "mlhpc.suite.documents",
     "mlhpc.suite.errors",
