@@ -268,9 +268,10 @@ def deploy_all(
     find_data(root, config.workload, config.size)
     changes, trained, form = dict(DEPLOYMENTS), [], {}
     if jpeg:
-        from mlhpc.plugins.numerics.images import convert, list_image_deployments
+        from mlhpc.plugins.numerics.images import convert, list_forms
 
-        changes, form = changes | dict(list_image_deployments()), {"form": convert}
+        changes |= {name: Deployment(group, form=made) for name, group, made in list_forms()}
+        form = {"form": convert}
     for seed in seeds:
         print_progress(f"training with seed {seed}")
         trained.append(train(descriptor, config, world, root, seed, **form))

@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mlhpc.plugins.numerics.deploy import Deployment
 from mlhpc.suite.errors import InputError
 
 if TYPE_CHECKING:
@@ -83,19 +82,18 @@ def convert(batch: Batch, *, quality: int = QUALITY, decoder: str = REFERENCE[0]
     return {name: change(value) if name == "image" else value for name, value in batch.items()}
 
 
-def list_image_deployments() -> Iterator[tuple[str, Deployment]]:
-    """List other decoders, filters and qualities. InputError names a library that is missing."""
+def list_forms() -> Iterator[tuple[str, str, Callable[[Batch], Batch]]]:
+    """List changes with other decoders, filters and qualities: name, kind, form. InputError names a missing library."""
     try:
         import cv2  # noqa: F401
         import simplejpeg  # noqa: F401
         from PIL import Image as Pillow  # noqa: F401
     except ImportError as error:
         raise InputError(f"--jpeg: {error.name} is not installed (pip install 'mlhpc[numerics]')") from None
-    make: Callable[..., Deployment] = lambda group, **how: Deployment(group, form=partial(convert, **how))  # noqa: E731
     for decoder in ("opencv", "simplejpeg", "simplejpeg fast"):
-        yield f"decoded by {decoder}", make("decoder", decoder=decoder)
+        yield f"decoded by {decoder}", "decoder", partial(convert, decoder=decoder)
     for filter_ in (*(f"pillow {each}" for each in PILLOW_FILTERS), *(f"opencv {each}" for each in OPENCV_FILTERS)):
         if filter_ != REFERENCE[1]:
-            yield f"resized by {filter_}", make("resize", filter_=filter_)
+            yield f"resized by {filter_}", "resize", partial(convert, filter_=filter_)
     for quality in (50, 75, 95):
-        yield f"quality {quality}", make("quality", quality=quality)
+        yield f"quality {quality}", "quality", partial(convert, quality=quality)
