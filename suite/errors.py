@@ -69,6 +69,9 @@ PACKAGES = {
     "prometheus_client": ("prometheus-client", "export"),
     "mlflow": ("mlflow-skinny", "mlflow"),
     "triton": ("triton", "kernels"),
+    "PIL": ("pillow", "numerics"),
+    "cv2": ("opencv-python-headless", "numerics"),
+    "simplejpeg": ("simplejpeg", "numerics"),
     "mlperf_logging": ("mlperf_logging", "official"),
     "optuna": ("optuna", "tune"),
     "sklearn": ("scikit-learn", "tune"),
@@ -158,6 +161,7 @@ class ExitCode(IntEnum):
     STOPPED = 3  # of a worker: a signal stopped the trial, and a checkpoint is left
     NO_SCORE = 3  # of compare and history: one side is not a score
     INCONCLUSIVE = 4  # what was measured does not decide
+    WRONG = 5  # of preflight: a node computes wrong results
     DEFECT = 70  # EX_SOFTWARE of sysexits.h: an error of mlhpc itself, never of its user
     TIMED_OUT = 124  # as timeout(1) has it
     INTERRUPTED = 130  # as shells have it: 128 + SIGINT

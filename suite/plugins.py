@@ -27,7 +27,14 @@ CARDS = "MLHPC_CARDS"  # environment variable: card files of card-only benchmark
 OURS = "mlhpc"  # the package whose entries win over others of the same name
 AXES = "axes"  # the wing of spatial, axial, tensor and pipeline parallelism, and of predictions
 EXCHANGE = "exchange"  # the wing of EXPORTS
-WINGS: tuple[str, ...] = (AXES, EXCHANGE, "fleet", "network", "tune")  # those that a whole mlhpc has (plugins/)
+WINGS: tuple[str, ...] = (
+    AXES,
+    EXCHANGE,
+    "fleet",
+    "network",
+    "numerics",
+    "tune",
+)  # those that a whole mlhpc has (plugins/)
 
 
 @dataclass(frozen=True)

@@ -119,6 +119,7 @@ def _result(
         "submitter": machine.upper(), "division": "closed", "system_name": machine,
         "number_of_nodes": str(nodes * (runs if mode == "weak" else 1)), "accelerators_per_node": "2",
         "host_processors_per_node": "1", "accelerator_model_name": accelerator,
+        "framework": "TensorFlow 2.9" if machine == "south" else "PyTorch 1.12",
     }  # fmt: skip
     (package / "systems").mkdir(parents=True, exist_ok=True)
     (package / "systems" / f"{system}.json").write_text(json.dumps(described))

@@ -1,4 +1,4 @@
-"""The wing `fleet`: `mlhpc preflight` measures the nodes of a job and names the slow ones.
+"""The wing `fleet`: `mlhpc preflight` measures the nodes of a job and names those that are slow or compute wrong.
 
 It also finds workers that become slower, and says which checks before a job pay (docs/fleet.md).
 """

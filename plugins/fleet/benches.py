@@ -22,17 +22,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from msgspec import structs
 
+from mlhpc.plugins.fleet import checks
 from mlhpc.suite.config import load_config
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.files import render_error, write_file_atomically
 from mlhpc.suite.launcher import Launch
-from mlhpc.suite.machine.facts import Better, Sample, render_samples
+from mlhpc.suite.machine.facts import Better, Sample, Severity, render_samples
 from mlhpc.suite.machine.probes.allowance import find_usable_resources
 from mlhpc.suite.machine.probes.processor import CpuCache, find_machine_root, list_data_caches, read_cpu
 from mlhpc.suite.performance.ceilings import collectives, compute, memory, storage
@@ -50,6 +52,7 @@ LINK_BYTES = 64 << 20
 LARGEST_SET, SMALLEST_SET = 1 << 30, 64 << 20  # bytes of a node's working set that no cache holds
 CACHE_FACTOR = 4  # times the largest cache
 STEP_SAMPLES = 2  # per rank, of a workload's step
+LEAST_ERROR = 1e-9  # of a check, over its bound: values of a sample are positive
 
 Repeat = Callable[[], float]
 
@@ -67,13 +70,18 @@ class BenchContext:
 
 @dataclass(frozen=True)
 class Bench:
-    """One benchmark. ``prepare`` returns the function for a repetition, which returns a value in ``unit``; or None."""
+    """One benchmark. ``prepare`` returns the function for a repetition, which returns a value in ``unit``; or None.
+
+    ``checks``: it is a check of what is computed, whose value is the error over its bound. "wrong" if more than 1 is
+    wrong, "watch" if that may be honest.
+    """
 
     metric: str
     component: str
     unit: str
     better: Better
     prepare: Callable[[BenchContext], Repeat | None]
+    checks: Literal["", "wrong", "watch"] = ""
 
 
 def _make_timer(call: Callable[[], object], device: torch.device, *, floor: int = 1) -> tuple[int, Callable[[], float]]:
@@ -236,20 +244,45 @@ def _prepare_step(name: str, root: Path, place: BenchContext) -> Repeat:
     return lambda: seconds() / calls
 
 
-# All but the steps of workloads, in the order in which they are repeated.
+def _prepare_product(make: Callable[[int, torch.device, int], Repeat], place: BenchContext) -> Repeat:
+    return make(GPU_ORDER if place.device.type == "cuda" else CPU_ORDER, place.device, place.world.rank)
+
+
+def _prepare_sum(place: BenchContext) -> Repeat | None:
+    world = place.world
+    return checks.make_sum_check(world.rank, world.size, place.device, dist.all_reduce) if world.size > 1 else None
+
+
+def _make_check(name: str, component: str, prepare: Callable[[BenchContext], Repeat | None]) -> Bench:
+    return Bench(f"check/{name}", component, "of the bound", "less", prepare, checks="wrong")
+
+
+# All but the steps of workloads, in the order in which they are repeated. Checks follow what loads the node.
 BENCHES: tuple[Bench, ...] = (
     Bench("gemm/float32", "compute", "FLOP/s", "more", partial(_prepare_gemm, "float32")),
     Bench("gemm/bfloat16", "compute", "FLOP/s", "more", partial(_prepare_gemm, "bfloat16")),
     Bench("gemm/float64", "compute", "FLOP/s", "more", partial(_prepare_gemm, "float64")),
+    _make_check("product", "compute", partial(_prepare_product, checks.make_product_check)),
     Bench("dispatch", "operator launch", "calls/s", "more", _prepare_dispatch),
     Bench("memory/cache", "cache", "B/s", "more", partial(_prepare_memory, cached=True)),
     Bench("memory/main", "memory", "B/s", "more", partial(_prepare_memory, cached=False)),
+    _make_check("convolution", "compute", lambda place: checks.make_convolution_check(place.device, place.world.rank)),
+    Bench(
+        "check/repeat",
+        "compute",
+        "of the bound",
+        "less",
+        partial(_prepare_product, checks.make_repeat_check),
+        checks="watch",
+    ),
     Bench("host_link", "host link", "B/s", "more", _prepare_host_link),
     Bench("all_reduce/node", "links in the node", "B/s", "more", partial(_prepare_collective, "all_reduce")),
     Bench("all_to_all/node", "links in the node", "B/s", "more", partial(_prepare_collective, "all_to_all")),
+    _make_check("all_reduce", "links in the node", _prepare_sum),
     Bench("overlap", "compute beside links", "s", "less", _prepare_overlap),
     Bench("storage/write", "storage", "B/s", "more", _prepare_write),
     Bench("storage/read", "storage", "B/s", "more", _prepare_read),
+    _make_check("storage", "storage", lambda place: checks.make_storage_check(_make_file_path(place))),
 )
 
 
@@ -349,7 +382,7 @@ def _measure_round(
         results = world.allgather(_call_safely(repeat))  # (value, problem) of each rank
         if not node.well(bench, [why for _, why in results]):
             ready.remove((bench, repeat))
-        elif done:
+        elif done or bench.checks:  # a wrong result is wrong also while the node warms up
             node.add(bench, [value for value, _ in results])
 
 
@@ -392,18 +425,29 @@ class _Node:
         """Return all samples as they are written."""
         entries = [(bench, tuple(values), "") for bench, values in self._values.items()]
         entries += [(bench, (), why) for bench, why in self._failed.items()]
-        return [
-            Sample(
+        found = []
+        for bench, values, why in entries:
+            sample = Sample(
                 node=self._name, hardware=self._hardware, metric=bench.metric, unit=bench.unit, better=bench.better,
                 component=bench.component, values=values, failed=why,
-            )
-            for bench, values, why in entries
-        ] + self._facts  # fmt: skip
+            )  # fmt: skip
+            found.append(judge_check(bench, sample) if bench.checks and values else sample)
+        return found + self._facts
 
     def write(self) -> None:
         """Write the file anew."""
         if self._writes:
             write_file_atomically(self._output, render_samples(self.samples()))
+
+
+def judge_check(bench: Bench, sample: Sample) -> Sample:
+    """Judge the repetitions of a check: wrong if one of them is beyond its bound, and by how many to isolate."""
+    wrong = [value for value in sample.values if value > 1.0]
+    if not wrong:
+        return structs.replace(sample, values=(max(*sample.values, LEAST_ERROR),), bound=1.0)
+    severity: Severity = "watch" if bench.checks == "watch" else "reset" if len(wrong) == 1 else "isolate"
+    why = f"wrong in {len(wrong)} of {len(sample.values)} repetitions, by up to {max(wrong):.2g} times the bound"
+    return structs.replace(sample, values=(), bound=1.0, failed=why, severity=severity)
 
 
 def _call_safely(call: Callable[[], Any]) -> tuple[Any, str]:

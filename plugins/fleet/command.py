@@ -128,7 +128,9 @@ def node(
     Under srun every task measures its own node. If a node hangs, it is stopped at the time limit, and its file says
     where. Training steps need the smoke data sets.
 
-    Exit code 0: measured. Exit code 1: stopped before the end. Exit code 2: usage.
+    Products, convolutions, sums and files are checked too: wrong is not slow.
+
+    Exit code 0: measured. Exit code 1: stopped before the end. Exit code 2: usage. Exit code 5: a result is wrong.
     """
     from mlhpc.suite.launcher import find_launch
     from mlhpc.suite.world import find_node_name
@@ -160,6 +162,11 @@ def node(
     why = "" if code == 0 else _explain_end(took, budget, where)
     _write_end(path, find_node_name(), took, budget, why)
     print_line(f"{path}: {'measured' if code == 0 else why} ({render_duration(took)})", error=code != 0)
+    wrong = [sample for sample in read_samples(path) if sample.severity]
+    for sample in wrong:
+        print_line(f"{sample.node}: {sample.severity}: {sample.metric}: {sample.failed}", error=True)
+    if any(sample.severity != "watch" for sample in wrong):
+        sys.exit(ExitCode.WRONG)
     sys.exit(ExitCode.FAILED if code else ExitCode.OK)
 
 
@@ -384,12 +391,12 @@ def judge(
     bounds: Path | None,
     style: str,
 ) -> None:
-    """Call each node in FILES good, bad or inconclusive; say why, and which slowdown would be found.
+    """Call each node in FILES good, bad, inconclusive or wrong; say why, and which slowdown would be found.
 
     FILES are folders or files of `mlhpc preflight node` (docs/fleet.md), or SuperBench's results.jsonl. No node is
     drained; the last line is an --exclude option for Slurm.
 
-    Exit code 0 if all nodes are good, 1 if one is bad, 4 if one is inconclusive.
+    Exit code 0 if all nodes are good, 5 if one computes wrong results, else 1 if one is bad, 4 if one is inconclusive.
     """
     if choose is not None and output is None:
         raise click.UsageError("--choose writes the names to the folder of -o: state -o FOLDER as well")
@@ -419,6 +426,8 @@ def judge(
     else:
         print_line("\n".join(map(render_printable, render_verdict(found))))
     words = set(found.words.values())
+    if "wrong" in words:
+        raise click.exceptions.Exit(ExitCode.WRONG)
     if "bad" in words:
         raise click.exceptions.Exit(ExitCode.FINDINGS)
     if "inconclusive" in words:
@@ -445,12 +454,29 @@ def render_verdict(found: slow_nodes.FleetVerdict) -> list[str]:
     if found.are_equal:
         text.append(_level_line(found))
     words = list(found.words.values())
-    text.append(", ".join(f"{words.count(word)} {word}" for word in ("good", "bad", "inconclusive")))
-    bad = sorted(node for node, word in found.words.items() if word == "bad")
+    counted: tuple[slow_nodes.Verdict, ...] = ("good", "bad", "inconclusive")
+    counted += ("wrong",) if "wrong" in words else ()
+    text.append(", ".join(f"{words.count(word)} {word}" for word in counted))
+    text += _list_scheduler_lines(found)
+    bad = sorted(node for node, word in found.words.items() if word in ("bad", "wrong"))
     if bad:
         # An --exclude of all nodes would leave a job that can never start
         all_bad = len(bad) == len(words)
         text.append("all nodes are bad: none is left" if all_bad else f"to leave them out: --exclude={','.join(bad)}")
+    return text
+
+
+def _list_scheduler_lines(found: slow_nodes.FleetVerdict) -> list[str]:
+    """Say of nodes that compute wrong results what to do: isolate after several, reset and measure again after one."""
+    wrong = sorted(node for node, word in found.words.items() if word == "wrong")
+    isolated = [node for node in wrong if any(why.startswith("isolate") for why in found.reasons[node])]
+    once = [node for node in wrong if node not in isolated]
+    text = []
+    if isolated:
+        names = ",".join(isolated)
+        text.append(f'wrong results: scontrol update NodeName={names} State=DRAIN Reason="mlhpc: wrong results"')
+    if once:
+        text.append(f"one wrong result: reset and measure again: {','.join(once)}")
     return text
 
 
@@ -520,7 +546,7 @@ def _write_verdict(folder: Path, found: slow_nodes.FleetVerdict, nodes: Sequence
     if choose is not None:
         order = list(nodes or sorted(found.words))
         # A node without a verdict left no samples
-        best = sorted(order, key=lambda node: ("good", "inconclusive", "bad").index(found.words.get(node, "bad")))
+        best = sorted(order, key=lambda node: -slow_nodes.WORST_FIRST.index(found.words.get(node, "bad")))
         best = best[:choose]
         if len(best) < choose:
             raise InputError(f"--choose {choose}: expected at most {len(order)}, the number of nodes")
@@ -531,7 +557,11 @@ def _write_verdict(folder: Path, found: slow_nodes.FleetVerdict, nodes: Sequence
 
 def _add_to_history(folder: Path, samples: Sequence[Sample], found: slow_nodes.FleetVerdict) -> None:
     """Add the samples of nodes that are not bad to a folder, as one new file. Metrics with a bound need no history."""
-    kept = [each for each in samples if each.values and each.bound is None and found.words[each.node] != "bad"]
+    kept = [
+        each
+        for each in samples
+        if each.values and each.bound is None and found.words[each.node] not in ("bad", "wrong")
+    ]
     if kept:
         make_folder(folder)
         # A new file for each measurement, so that jobs that end together do not write into one

@@ -78,7 +78,7 @@ def convert_to_samples(nodes: Mapping[str, Mapping[str, float]]) -> list[Sample]
 class Metric:
     """Holds one metric of the nodes of one hardware: samples, or the reason for a failure, by node.
 
-    ``bound`` is the worst value allowed.
+    ``bound`` is the worst value allowed. ``severity`` has nodes that computed something wrong.
     """
 
     name: str
@@ -87,6 +87,7 @@ class Metric:
     better: Better
     samples: dict[str, tuple[float, ...]]
     failed: dict[str, str] = field(default_factory=dict)
+    severity: dict[str, str] = field(default_factory=dict)
     bound: float | None = None
 
 
@@ -140,6 +141,8 @@ def group_by_metric(samples: Iterable[Sample]) -> list[Metric]:
         # A node may have failed in a metric that others measured: both are kept apart
         if sample.failed:
             metric.failed[sample.node] = sample.failed
+            if sample.severity:
+                metric.severity[sample.node] = sample.severity
         else:
             metric.samples[sample.node] = sample.values
     return [found[key] for key in sorted(found)]

@@ -57,7 +57,8 @@ SPREAD_STD_ERRORS = 4.0  # standard errors of the spread of N repetitions, each 
 LEAST_SPREAD = 1e-3  # of repetitions, in logarithms: smaller ones do not matter beside the effect
 MOST_DECIMALS = -12  # digits: values with more are not rounded
 LEAST_FACTOR = 10.0  # times: larger differences are printed as factors
-Verdict = Literal["good", "bad", "inconclusive"]
+Verdict = Literal["good", "bad", "inconclusive", "wrong"]
+WORST_FIRST = ("wrong", "bad", "inconclusive", "good")
 Floats = NDArray[np.float64]
 
 
@@ -576,8 +577,7 @@ def _find_worst_verdicts(found: Sequence[MetricVerdict]) -> tuple[dict[str, Verd
     words: dict[str, Verdict] = {}
     for verdict in found:
         known = words.get(verdict.node, "good")
-        # The index in this tuple orders verdicts from worst to best
-        words[verdict.node] = min(known, verdict.word, key=("bad", "inconclusive", "good").index)
+        words[verdict.node] = min(known, verdict.word, key=WORST_FIRST.index)
     reasons: dict[str, dict[str, None]] = {node: {} for node in words}  # a dict keeps the order, and each reason once
     for verdict in found:
         if verdict.word == words[verdict.node] != "good":
@@ -596,6 +596,10 @@ def merge_verdicts(first: FleetVerdict, second: FleetVerdict) -> FleetVerdict:
     reasons = dict(first.reasons)
     for node, word in first.words.items():
         again = second.words.get(node, word)
+        if "wrong" in (word, again):  # whatever the other look says: a fault need not show every time
+            words[node] = "wrong"
+            reasons[node] = (*reasons[node], *second.reasons.get(node, ()))
+            continue
         # A node without samples in the second look stays bad: nothing has cleared it
         if word == "bad" and (node in twice or node not in second.words):
             reasons[node] = tuple(f"{reason} (second look)" for reason in second.reasons.get(node, reasons[node]))
@@ -619,9 +623,13 @@ def _judge_by_bound(metric: Metric) -> Iterator[MetricVerdict]:
 
 
 def _failed(metric: Metric) -> Iterator[MetricVerdict]:
-    """Judge nodes on which the metric failed: bad if it worked on others."""
+    """Judge nodes on which the metric failed: wrong if a check says so, bad if it worked on others."""
     for node, why in sorted(metric.failed.items()):
-        if metric.samples:
+        severity = metric.severity.get(node)
+        if severity:
+            word: Verdict = "inconclusive" if severity == "watch" else "wrong"
+            yield MetricVerdict(node, metric.name, word, None, f"{severity}: {metric.name}: {why}")
+        elif metric.samples:
             yield MetricVerdict(node, metric.name, "bad", None, f"{metric.name}: failed, but not on others: {why}")
         else:
             yield MetricVerdict(node, metric.name, "inconclusive", None, f"{metric.name}: failed: {why}")

@@ -108,6 +108,12 @@ SECTIONS: dict[str, tuple[Command, ...]] = {
             "Find the fastest setting of a workload on this machine",
             wing="tune",
         ),
+        Command(
+            "numerics",
+            "",
+            "Say whether a difference is rounding or a fault, and what a change of the deployment costs",
+            wing="numerics",
+        ),
     ),
     "Machine": (
         Command(

@@ -86,7 +86,7 @@ RUN_REPLACED = "failed_run_replaced"  # for each run of this trial that began, f
 RANK_PHASES = "rank_phases"  # per-epoch phase seconds: mean over ranks
 RANK_STATS = "rank_stats"  # per epoch: phases, bytes read and communicated, memory peaks: their distribution over ranks
 GOODPUT = "goodput"  # after run_stop: where the seconds of this trial's attempts went, what each interruption cost
-PREFLIGHT = "preflight"  # {"good", "bad", "inconclusive"}: nodes by the verdict before; metadata: criteria
+PREFLIGHT = "preflight"  # {"good", "bad", "inconclusive"; "wrong" if any}: nodes by verdict; metadata: criteria
 ENERGY = "energy"  # joules since the last such event or run_start, by counter, summed over nodes and GPUs
 OTHER_WORK = "other_work"  # per node, CPU seconds of the run: the ranks' own, other processes', stolen by a hypervisor
 

@@ -183,13 +183,15 @@ def read_facts(path: Path) -> Facts:
 END_METRIC = "measuring"  # the last metric of a node's own file: how long measuring took, or why it did not end
 
 Better = Literal["more", "less"]
+Severity = Literal["", "watch", "reset", "isolate"]  # of a wrong result; "watch": it may be honest
 
 
 class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The repetitions of one metric on one node. Only nodes with the same ``hardware`` are compared.
 
     ``values`` are positive, in ``unit``; ``component`` is what the benchmark stresses. A metric with a ``bound``, its
-    worst allowed value, is judged only by that. ``failed`` says why there are no values.
+    worst allowed value, is judged only by that. ``failed`` says why there are no values. With a ``severity`` the node
+    computed something wrong.
     """
 
     version: Literal[1] = 1
@@ -202,6 +204,7 @@ class Sample(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit
     values: tuple[Positive, ...] = ()
     bound: Positive | None = None
     failed: str = ""
+    severity: Severity = ""
 
     def __post_init__(self) -> None:
         if bool(self.values) == bool(self.failed):

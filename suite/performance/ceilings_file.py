@@ -55,13 +55,17 @@ class Ceiling(Struct, frozen=True, kw_only=True):
 
 
 class Point(Struct, frozen=True):
-    """One point of a curve. ``value``: median rate of ``n`` repetitions at ``x``. ``seconds``: median of one call."""
+    """One point of a curve. ``value``: median rate of ``n`` repetitions at ``x``. ``seconds``: median of one call.
+
+    ``error``: the largest relative error of a product, which is exact for the numbers that are multiplied.
+    """
 
     x: Positive
     value: Positive
     n: int | None = None
     spread: float | None = None
     seconds: Positive | None = None
+    error: float | None = None
 
 
 class Curve(Struct, frozen=True, kw_only=True):

@@ -176,6 +176,8 @@ def read_preflight(environ: Mapping[str, str]) -> tuple[dict[str, int], dict[str
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     counts = {word: words.count(word) for word in ("good", "bad", "inconclusive")}
+    if "wrong" in words:  # results and not times: rare, so named only then
+        counts["wrong"] = words.count("wrong")
     return counts, about | {"verdict_sha256": hashlib.sha256(content).hexdigest()}
 
 

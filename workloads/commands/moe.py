@@ -218,7 +218,13 @@ def moe(  # one parameter per option
         if sweep_network:
             result, render = _sweep(world, chosen, shape, int(up_to_mib * MIB), repeats), _sweep_table
         else:
-            result, render = bench.measure(shape, world, chosen, repeats).row(), _layer_table
+            measured = bench.measure(shape, world, chosen, repeats)
+            if not measured.error <= measured.error_bound:
+                raise InputError(
+                    f"the layer's output differs from float64 by {measured.error:.2g}, more than the bound of "
+                    f"{measured.error_bound:.2g}: its speed does not count; try another --backend"
+                )
+            result, render = measured.row(), _layer_table
         if world.is_first:
             print_line(json.dumps(result, indent=1) if style == JSON else render(result))
             if output is not None:
@@ -332,6 +338,7 @@ def _layer_table(result: dict[str, Any]) -> str:
             f"{result['ratio_high']:.3f}); useful {result['useful_tflops']:.3f} TFLOP/s, "
             f"executed {result['executed_tflops']:.3f}"
         ),
+        f"error against float64 {result['error']:.2g}, bound {result['error_bound']:.2g}",
         (
             f"imbalance {load['imbalance']:.2f}, dropped {100 * load['drop_rate']:.1f} %, "
             f"capacity needed {load['needed_capacity']:.2f}, padding {100 * load['padding_waste']:.1f} %"

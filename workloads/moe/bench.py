@@ -37,7 +37,7 @@ from mlhpc.workloads.moe.phases import LayerTimer, NoMarker
 from mlhpc.workloads.moe.router import Router
 from mlhpc.workloads.moe.routes import MultiHopTransfer, gather_counts, plan_routes
 
-BENCH_VERSION = 2
+BENCH_VERSION = 3
 SWEEP_VERSION = 2  # read by plugins/network/sweep.py
 SWEEP_KIND = "mlhpc all-to-all sweep"
 SWEEP_FROM_BYTES = 1 << 10
@@ -48,6 +48,7 @@ OUTSIDE_PHASES = (
 )  # fmt: skip
 # share of tokens that choose expert 0 first in skewed routing: with 64 experts and k = 2, max / mean is 21
 HOT_SHARE = 0.66
+ERROR_UNITS = 32  # units of the type's resolution: two products, and weights that are sums of rounded scores
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 Load = Literal["router", "uniform", "skewed"]
@@ -69,7 +70,8 @@ class Result:
     """Median seconds of forward and backward. ``ratio`` is the median over pairs of dense time / layer time.
 
     ``pairs_s``: seconds of layer and dense FFN, pair by pair; ``ratio_low`` and ``ratio_high``: the extreme ratios.
-    ``useful_tflops`` counts rows that hold a token, ``executed_tflops`` all that were computed; per rank.
+    ``useful_tflops`` counts rows that hold a token, ``executed_tflops`` all that were computed; per rank. ``error`` is
+    that of the output against float64 (2-norm), on the same routes. Above ``error_bound`` the layer computes wrong.
     """
 
     version: int
@@ -87,6 +89,8 @@ class Result:
     executed_tflops: float
     phases_s: dict[str, float]
     load: dict[str, Any]
+    error: float
+    error_bound: float
 
     def row(self) -> dict[str, Any]:
         """Convert to JSON types."""
@@ -164,7 +168,28 @@ def measure(shape: Shape, world: World, device: torch.device, repeats: int) -> R
         flops_per_row * load.rows / layer_s / 1e12,
         {name: value / world.size for name, value in seconds.items()},
         load.report(),
+        max(world.allgather(measure_error(layer, x_TD))),
+        ERROR_UNITS * torch.finfo(DTYPES[shape.dtype]).eps,
     )
+
+
+@torch.no_grad()
+def measure_error(layer: MoELayer, x_TD: Tensor) -> float:
+    """Compute the relative error of a layer's output against float64 and the back end ``loop``. All ranks call it.
+
+    The layer keeps its routes: a tie in its router is no error. The layer is in float64 afterwards.
+    """
+    routes: list[Tensor] = []
+    handle = layer.router.register_forward_hook(lambda router, inputs, found: routes.append(found.experts_TK))
+    found = layer(x_TD).y_TD.double()
+    handle.remove()
+    layer.double().backend = "loop"
+    router = FixedRouter(layer.width, layer.config).to(x_TD.device, torch.float64)
+    router.load_state_dict(layer.router.state_dict())
+    router.experts_TK = routes[0]
+    layer.router = router.train(layer.training)
+    right = layer(x_TD.double()).y_TD
+    return float((found - right).norm() / right.norm().clamp(min=torch.finfo(torch.float64).tiny))
 
 
 def make_layer(shape: Shape, mesh: ExpertMesh | None, rank: int, device: torch.device) -> tuple[MoELayer, Tensor]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,10 +41,10 @@ ELEMENT_BYTES = {"float32": 4, "tf32": 4, "float64": 8, "bfloat16": 2, "float16"
 
 @dataclass(frozen=True)
 class Product:
-    """A product C = A B of square matrices. ``multiply`` computes it once with ``library``."""
+    """A product C = A B of square matrices. ``multiply`` computes it once with ``library`` and returns C."""
 
     library: str
-    multiply: Callable[[], object]
+    multiply: Callable[[], Any]
 
 
 def measure(world: World, effort: Effort, device: torch.device, free: int, budget: TimeLimit) -> Findings:
@@ -84,6 +85,12 @@ def list_products(device: torch.device, dtype: str, order: int) -> list[Product]
     if device.type == "cpu" and dtype == "float32" and has_onednn():
         choices.append(Product(ONEDNN, lambda: compute_onednn_product(left, right)))
     return choices
+
+
+def compute_product_error(product: Product, order: int) -> float:
+    """Compute the largest relative error. All elements are ``order`` / 4, which every type here holds exactly."""
+    found = torch.as_tensor(product.multiply()).double() * (4.0 / order) - 1.0
+    return float(found.abs().max().nan_to_num(float("inf")))
 
 
 def measure_seconds(multiply: Callable[[], object], calls: int, device: torch.device) -> float:
@@ -165,7 +172,10 @@ def _sample_orders(
                 )
                 left_out[product.library] = f"orders from {order} with {product.library}: a product {over}"
                 continue
-            once = gather_maxima(world, [_measure_warm(product, device)])[0]
+            once, wrong = gather_maxima(world, [_measure_warm(product, device), compute_product_error(product, order)])
+            if wrong:
+                left_out[product.library] = f"orders from {order} with {product.library}: the product is wrong"
+                continue
             calls = count_calls_for(effort.sample_s, once)
 
             def rate(product: Product = product, calls: int = calls, order: int = order) -> float:
@@ -208,7 +218,7 @@ def _measure_warm(product: Product, device: torch.device) -> float:
 
 def _build_curve(world: World, dtype: str, library: str, by_order: dict[int, Samples]) -> Curve:
     points = tuple(
-        Point(order, s.value, s.n, s.spread, seconds=count_gemm_flops(order) / s.value)
+        Point(order, s.value, s.n, s.spread, seconds=count_gemm_flops(order) / s.value, error=0.0)
         for order, s in sorted(by_order.items())
     )
     return Curve(
