@@ -106,7 +106,7 @@ def test_results_are_tables_figures_a_page_and_a_line_in_a_notebook(run: Path, t
     html = results._repr_html_()
     assert render_duration(60 * mlhpc.score(run)[0]["score_min"]) in html
     assert "cosmoflow" in html
-    assert repr(results).startswith("<1 results of 5 runs")
+    assert repr(results).startswith("<1 result of 5 runs")
 
 
 def test_a_report_is_that_of_the_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

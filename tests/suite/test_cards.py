@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -34,9 +35,15 @@ def card_file(path: Path, *, name: str = "mine", drop: tuple[str, ...] = (), **c
 def renamed(folder: Path, name: str = "mine") -> Path:
     """A run folder of CosmoFlow whose logs and run.json have another benchmark's name."""
     run_folder(folder)
-    for path in (*folder.glob("result_*.txt"), folder / "run.json", folder / "config.yaml"):
-        path.write_text(path.read_text().replace("cosmoflow", name))
+    config = folder / "config.yaml"
+    before = compute_sha256(config)
+    for path in (config, *folder.glob("result_*.txt"), folder / "run.json"):
+        path.write_text(path.read_text().replace("cosmoflow", name).replace(before, compute_sha256(config)))
     return folder
+
+
+def compute_sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @pytest.fixture

@@ -106,7 +106,7 @@ def build_frameworks_table(study: Study) -> pd.DataFrame:
         )
     table = pd.DataFrame(found)
     if table.empty or table.groupby(["benchmark", "size", "mode", "rounds"])["framework"].nunique().max() < 2:
-        raise NotAnswerableError("no benchmark has results of two frameworks (system descriptions state them)")
+        raise NotAnswerableError("results of two frameworks (system descriptions state them)")
     return table[table.groupby(["benchmark", "size", "mode", "rounds"])["framework"].transform("nunique") > 1]
 
 

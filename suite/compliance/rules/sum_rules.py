@@ -245,16 +245,24 @@ def _check_rates(context: LogContext) -> Iterator[LogBreach]:
     """Yield an epoch whose steps take another time than its samples at the logged rate."""
     batch = context.record.global_batch_size
     steps = {find_epoch_num(event): event for event in context.by_key.get(mllog.RANK_PHASES, ())}
+    stats = {find_epoch_num(event): event.value for event in context.by_key.get(mllog.RANK_STATS, ())}
     for event in context.by_key.get(mllog.TRACKED_STATS, ()):
         ranks = steps.get(find_epoch_num(event))
         took = _list_numbers(ranks.value, "step") + _list_numbers(ranks.metadata, "steps") if ranks is not None else []
         rate = _number(event.value, "throughput")
         if len(took) < 2 or not batch or not rate:
             continue
-        due = took[1] * batch / rate
-        if abs(due - took[0]) > _RATE_SHARE * due + _RATE_S:
+        due, ranks_s = took[1] * batch / rate, [took[0], *_list_numbers(_of(stats, event, "step_s"), "min", "max")]
+        least = _RATE_SHARE * due + _RATE_S  # ranks that begin or end an epoch apart have other times than their mean
+        if not min(ranks_s) - least <= due <= max(ranks_s) + least:
             steps_s = render_duration(took[0])
             yield event.line, f"{rate:g} samples/s are {render_duration(due)}, the steps of the ranks {steps_s}"
+
+
+def _of(found: Mapping[float | None, Any], event: Event, name: str) -> Any:
+    """Return a part of what another event has of the same epoch."""
+    value = found.get(find_epoch_num(event))
+    return value.get(name) if isinstance(value, dict) else None
 
 
 def _check_energy(context: LogContext) -> Iterator[LogBreach]:

@@ -93,7 +93,7 @@ def slow_in(made: Played, entry: str, blocks: tuple[str, ...], factor: float) ->
 @pytest.mark.parametrize(
     ("factor", "words"),
     [
-        (30.0, "the MLPerf score differs: it puts even (0."),
+        (12.0, "the MLPerf score differs: it puts even (0."),
         (float("inf"), "puts even before often; often has no score, because several of its runs did not finish"),
     ],
 )

@@ -63,7 +63,17 @@ def test_a_side_step_that_fails_is_named_and_the_rest_goes_on(
 ) -> None:
     done, steps = follow(tmp_path, monkeypatch, {name: code})
     assert done.exit_code == 1
-    assert [words[0] for words in steps.ran] == ["data", "run", "run", "package", "package", "check", "score", "ceilings", "report"]
+    assert [words[0] for words in steps.ran] == [
+        "data",
+        "run",
+        "run",
+        "package",
+        "package",
+        "check",
+        "score",
+        "ceilings",
+        "report",
+    ]
     (line,) = [line for line in done.output.splitlines() if line.startswith("  failed:")]
     said = "stopped after 2 min" if (name, code) == ("ceilings", 124) else f"{name} went wrong"
     assert line == f"  failed: `mlhpc {name}` ({name}): {said}"

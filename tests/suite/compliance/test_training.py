@@ -141,7 +141,7 @@ def package(
         lambda n: training_run(benchmark, seed=n + 1, evals=evals, start_ms=START_MS + n * 10**6 + 77 * n * n),
     )
     (folder / "systems").mkdir()
-    (folder / "systems" / "big.json").write_text(json.dumps(FIELDS | {"accelerators_per_node": "8"}))
+    (folder / "systems" / "big.json").write_text(json.dumps(FIELDS | {"accelerators_per_node": "4096"}))
     code = folder / "benchmarks" / benchmark / "implementations" / "ours"
     code.mkdir(parents=True)
     (code / "run.sh").write_text("#\n")
