@@ -138,11 +138,13 @@ def write_headline(study: Study, standing: pd.DataFrame) -> str:
         by = f"{second['ratio']:.3g} times as fast as {second['label']}"
         return f"{best['label']} is {by} at {best['task']} ({second['95 % from']:.3g} to {second['95 % to']:.3g})"
     sure = [(best, second) for best, second in pairs if second["verdict"] == SLOWER]
-    wins = Counter(best["machine"] for best, _ in sure).most_common()
+    wins, tasks = Counter(best["machine"] for best, _ in sure).most_common(), f"{len(pairs)} tasks by time to train"
     if not wins:
-        return f"No system is surely the fastest in any of {len(pairs)} tasks"
+        return f"No system is surely the fastest in any of {tasks}"
     (leader, count), *others = wins
-    parts = [f"{leader} is the fastest in {'all' if count == len(pairs) else f'{count} of'} {len(pairs)} tasks"]
+    parts = [
+        f"{leader} is the fastest in {'all' if count == len(pairs) else f'{count} of'} {len(pairs)} tasks by time to train"
+    ]
     parts += [f"{who} in {many}" for who, many in others[:MOST_LISTED]]
     parts += [f"{len(pairs) - len(sure)} undecided"] if len(sure) < len(pairs) else []
     if others:
