@@ -136,7 +136,7 @@ def test_what_is_no_readings_is_refused_in_a_line(tmp_path: Path, name: str) -> 
     assert "\n" not in str(caught.value)
 
 
-# Heads and lines of public logs, as their tools wrote them; names of people and machines are left out
+# Tables as these tools write them. Lines of the A100 and of sacct are public logs; those of amd-smi, jpwr and rocm-smi are made
 PUBLIC = {
     "nvidia-smi, one A100, idle": (
         "timestamp, power.draw [W], utilization.gpu [%], temperature.gpu\n"
