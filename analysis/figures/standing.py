@@ -155,6 +155,10 @@ def draw_chart(table: pd.DataFrame) -> Chart:
     )
     said = [_render_mark(row) for row in shown.to_dict("records")]
     short = [f"{render_label(row['name'], 16)} · {row['ratio']:.3g}×" for row in shown.to_dict("records")]
+    # Where a long name fits on neither side, the axis gets longer
+    room = np.minimum(np.array([len(text) for text in said]) * LETTER / WIDTH, 0.7)
+    tight = (np.log(begins / low) < room * np.log(high / low)) & (np.log(high / reaches) < room * np.log(high / low))
+    high = max([high, *np.exp((np.log(reaches) - room * np.log(low)) / (1.0 - room))[tight]])
     lacks = [
         # Pixels that a name lacks beside its mark: on a phone, or on a wide page
         np.maximum(

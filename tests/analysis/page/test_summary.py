@@ -219,7 +219,10 @@ def test_a_target_that_simple_predictors_reach_is_told_once(tmp_path: Path, run_
     ("tasks", "said"),
     [
         (("a>b 2", "a>b 3"), "a is the fastest in all 2 tasks by time to train: 2 to 3 times as fast as b"),
-        (("a>b 2", "a>c 3", "a>b 2"), "a is the fastest in all 3 tasks by time to train: 2 to 3 times as fast as the next"),
+        (
+            ("a>b 2", "a>c 3", "a>b 2"),
+            "a is the fastest in all 3 tasks by time to train: 2 to 3 times as fast as the next",
+        ),
         (("a>b 2", "b>a 3", "a>c 4"), "a is the fastest in 2 of 3 tasks by time to train, b in 1"),
         (("a>b 2", "b~a 1"), "a is the fastest in 1 of 2 tasks by time to train, 1 undecided: 2 times as fast as b"),
         (("a~b 1", "b~a 1"), "No system is surely the fastest in any of 2 tasks by time to train"),
