@@ -146,33 +146,9 @@ def render_answer(study: Study) -> Answer:
 
 def draw_chart(table: pd.DataFrame) -> Chart:
     """Draw a panel for each task, with a mark, its interval and its name for each result; one axis for all."""
-    shown = table[table["shown"]].copy()
-    ends = shown[["ratio", *(name for name in FROM_COMPARISON[:2] if name in shown)]].astype(float)
-    low, high = min(0.96, ends.min(axis=None) * 0.97), ends.max(axis=None) * 1.03
-    # A name stands beyond the interval, on the side with more room
-    begins, reaches = (
-        ends.reindex(columns=[name])[name].where(lambda end: end.notna(), ends["ratio"]) for name in FROM_COMPARISON[:2]
-    )
-    said = [_render_mark(row) for row in shown.to_dict("records")]
-    short = [f"{render_label(row['name'], 16)} · {row['ratio']:.3g}×" for row in shown.to_dict("records")]
-    # Where a long name fits on neither side, the axis gets longer
-    room = np.minimum(np.array([len(text) for text in said]) * LETTER / WIDTH, 0.7)
-    tight = (np.log(begins / low) < room * np.log(high / low)) & (np.log(high / reaches) < room * np.log(high / low))
-    high = max([high, *np.exp((np.log(reaches) - room * np.log(low)) / (1.0 - room))[tight]])
-    lacks = [
-        # Pixels that a name lacks beside its mark: on a phone, or on a wide page
-        np.maximum(
-            np.array([len(text) for text in short]) * LETTER - share * PHONE,
-            np.array([len(text) for text in said]) * LETTER - share * WIDTH,
-        )
-        for share in (np.log(begins / low) / np.log(high / low), np.log(high / reaches) / np.log(high / low))
-    ]
-    right = pd.Series(lacks[0] < lacks[1], index=shown.index)  # of the name's end: it stands left of the mark
+    shown, low, high = _place_names(table[table["shown"]])
     shown = shown.assign(
         _sign=shown["verdict"], _hollow=shown["verdict"] == NOT_RANKED, _place=range(len(shown)),
-        _said=said, _short=short,
-        _align=right.map({True: "right", False: "left"}), _dx=right.map({True: -9, False: 9}),
-        _at=begins.where(right, reaches),
         _title=[_render_title(row) for row in shown.to_dict("records")],
     )  # fmt: skip
     last = shown["_title"].iloc[-1]
@@ -201,6 +177,36 @@ def draw_chart(table: pd.DataFrame) -> Chart:
         return alt.layer(*layers).properties(height=ROW_HEIGHT * len(rows))
 
     return draw_panels(shown, ["_title"], draw, columns=1, sort=False)
+
+
+def _place_names(shown: pd.DataFrame) -> tuple[pd.DataFrame, float, float]:
+    """Choose on which side of its mark each name stands. Return the rows, and the ends of the axis."""
+    ends = shown[["ratio", *(name for name in FROM_COMPARISON[:2] if name in shown)]].astype(float)
+    low, high = min(0.96, ends.min(axis=None) * 0.97), ends.max(axis=None) * 1.03
+    # A name stands beyond the interval, on the side with more room
+    begins, reaches = (
+        ends.reindex(columns=[name])[name].where(lambda end: end.notna(), ends["ratio"]) for name in FROM_COMPARISON[:2]
+    )
+    said = [_render_mark(row) for row in shown.to_dict("records")]
+    short = [f"{render_label(row['name'], 16)} · {row['ratio']:.3g}×" for row in shown.to_dict("records")]
+    # Where a long name fits on neither side, the axis gets longer
+    room = np.minimum(np.array([len(text) for text in said]) * LETTER / WIDTH, 0.7)
+    tight = (np.log(begins / low) < room * np.log(high / low)) & (np.log(high / reaches) < room * np.log(high / low))
+    high = max([high, *np.exp((np.log(reaches) - room * np.log(low)) / (1.0 - room))[tight]])
+    lacks = [
+        # Pixels that a name lacks beside its mark: on a phone, or on a wide page
+        np.maximum(
+            np.array([len(text) for text in short]) * LETTER - share * PHONE,
+            np.array([len(text) for text in said]) * LETTER - share * WIDTH,
+        )
+        for share in (np.log(begins / low) / np.log(high / low), np.log(high / reaches) / np.log(high / low))
+    ]
+    right = pd.Series(lacks[0] < lacks[1], index=shown.index)  # of the name's end: it stands left of the mark
+    placed = shown.assign(
+        _said=said, _short=short, _align=right.map({True: "right", False: "left"}),
+        _dx=right.map({True: -9, False: 9}), _at=begins.where(right, reaches),
+    )  # fmt: skip
+    return placed, low, high
 
 
 def _render_title(row: Mapping[Any, Any]) -> str:

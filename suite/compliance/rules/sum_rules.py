@@ -132,6 +132,22 @@ def check_events_whole(context: LogContext) -> Iterator[LogBreach]:
         seconds = _list_numbers(entry, "min", "median", "max")
         if len(seconds) < 3 or seconds != sorted(seconds):
             yield None, f"startup has {name} = {render_repr(entry)}: expected min <= median <= max"
+    yield from _check_ends(context)
+    yield from _check_stated_data(context, own=own)
+    if not isinstance(context.logged(mllog.CACHE_CLEAR), bool):
+        yield None, f"cache_clear = {render_repr(context.logged(mllog.CACHE_CLEAR))}: expected true or false"
+    if context.record.device not in ("cpu", "cuda"):
+        yield None, f"run_config has the device {render_repr(context.record.device)}: expected cpu or cuda"
+    if mllog.TARGET_ACCURACY_REACHED not in context.by_key:
+        yield None, f"no {mllog.TARGET_ACCURACY_REACHED} is logged"
+    if context.card is not None and context.division == "closed":
+        due, logged = context.card.model_parameters, context.logged(mllog.MODEL_PARAMETERS)
+        if due and logged != due:
+            yield None, f"model_parameters = {render_repr(logged)}; the card says {due}"
+
+
+def _check_ends(context: LogContext) -> Iterator[LogBreach]:
+    """Yield what the first losses and the end of a run lack: they would show that it was resumed."""
     losses = context.log.first(mllog.FIRST_LOSSES)
     if losses is not None and losses.metadata.get("first_step") != 0:
         yield losses.line, f"first_losses begins with step {render_repr(losses.metadata.get('first_step'))}: expected 0"
@@ -143,6 +159,10 @@ def check_events_whole(context: LogContext) -> Iterator[LogBreach]:
             losses.line,
             f"first_losses has {len(_list(losses.value))} losses of {render_repr(losses.metadata.get('steps'))}",
         )
+
+
+def _check_stated_data(context: LogContext, *, own: bool) -> Iterator[LogBreach]:
+    """Yield what a log says of its data and their cache otherwise than run_config, or than its own numbers."""
     cache, config = context.log.first(mllog.CACHE_STATE), context.record.config or {}
     if cache is not None and cache.metadata.get("command") != config.get("cache_drop_command"):
         yield (
@@ -156,10 +176,6 @@ def check_events_whole(context: LogContext) -> Iterator[LogBreach]:
             None,
             f"run_config has verify_data = {render_repr(config.get('verify_data'))}; data_verified says otherwise",
         )
-    if not isinstance(context.logged(mllog.CACHE_CLEAR), bool):
-        yield None, f"cache_clear = {render_repr(context.logged(mllog.CACHE_CLEAR))}: expected true or false"
-    if context.record.device not in ("cpu", "cuda"):
-        yield None, f"run_config has the device {render_repr(context.record.device)}: expected cpu or cuda"
     verified = _value(context, mllog.DATA_VERIFIED)
     due = (_number(verified, "bytes") or 0.0) / max(_number(verified, "seconds") or 0.0, 1e-9) / 1e9
     if verified and not _is_near(_number(verified, "gb_per_s") or 0.0, due, 0.01):
@@ -167,12 +183,6 @@ def check_events_whole(context: LogContext) -> Iterator[LogBreach]:
             None,
             f"data_verified has gb_per_s = {render_repr(verified.get('gb_per_s'))}; bytes and seconds say {due:.3g}",
         )
-    if mllog.TARGET_ACCURACY_REACHED not in context.by_key:
-        yield None, f"no {mllog.TARGET_ACCURACY_REACHED} is logged"
-    if context.card is not None and context.division == "closed":
-        due, logged = context.card.model_parameters, context.logged(mllog.MODEL_PARAMETERS)
-        if due and logged != due:
-            yield None, f"model_parameters = {render_repr(logged)}; the card says {due}"
 
 
 @log_rule(
@@ -335,9 +345,7 @@ def _check_goodput(context: LogContext) -> Iterator[LogBreach]:
         ("down_s", part("down_s"), _sum(each, "down_s")),
         *alone,
     )
-    if context.record.resumed:
-        return
-    for name, stated, due in cases:
+    for name, stated, due in cases if not context.record.resumed else ():
         if abs(stated - due) > _CLOCK_S + 0.001 * due:
             yield event.line, f"goodput says {name}: {render_duration(stated)}, its parts {render_duration(due)}"
 
