@@ -105,7 +105,7 @@ class Baseline(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Baselines(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What predictors without a network reach on the ``samples`` of the validation split, in generated data of ``seed``.
+    """What predictors without a network reach on ``samples`` of the validation split (data of ``seed``).
 
     ``oracle``: predictors that know the rule of the data. ``table``: the file below benchmarks/results/ that has the
     measured values.

@@ -66,7 +66,7 @@ class Submission(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Tuned(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The search that chose the settings (`mlhpc tune` writes it). ``ratio``: over the default's time, with interval."""
+    """The search that chose the settings (`mlhpc tune` writes it). ``ratio``: over the default's time."""
 
     by: str
     objective: str

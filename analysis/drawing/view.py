@@ -94,9 +94,9 @@ def varies(table: pd.DataFrame, column: str, by: Sequence[str]) -> bool:
 class View:
     """Holds one question of a figure, with a table, the answer in words, and a chart of the table.
 
-    An `Answer` says which rows of the table its numbers are of. ``table`` and ``answer`` raise NotAnswerableError if the
-    data are missing. ``table`` has units in the names of its columns. ``chart`` draws the table and nothing else; it may
-    use ``label``, ``benchmark`` and ``size`` of a row.
+    An `Answer` says which rows of the table its numbers are of. ``table`` and ``answer`` raise NotAnswerableError if
+    the data are missing. ``table`` has units in the names of its columns. ``chart`` draws the table and nothing else;
+    it may use ``label``, ``benchmark`` and ``size`` of a row.
     """
 
     name: str  # of its file of numbers, and of its place on the page

@@ -141,7 +141,7 @@ READERS: Mapping[str, Reader] = {
 
 
 def list_readers() -> dict[str, Reader]:
-    """List the readers by kind: `READERS`, and those of wings and other packages (entry points of ``mlhpc.sources``)."""
+    """List the readers by kind: `READERS`, those of wings and other packages (entry points of ``mlhpc.sources``)."""
     return {
         **READERS,
         **{kind: partial(_read_by_plugin, kind) for kind in find_plugins(SOURCES) if kind not in READERS},

@@ -48,7 +48,7 @@ class LazyGroup(Subcommands):
     """The group of our commands (`mlhpc.suite.cli.commands`) and of other packages' commands (entry points)."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """List our commands in the order of the first page, then those of other packages. Missing wings' are left out."""
+        """List our commands in the order of the first page, then other packages'. Missing wings' are left out."""
         missing = list_missing_wings()
         ours = [name for name, command in _list_own_commands().items() if command.wing not in missing]
         return [*ours, *_find_other_commands()]

@@ -1,8 +1,8 @@
 """Reads the index of a trial's checkpoint, ``trial_<i>.pt``: its files and their checksums. Without torch.
 
 The index is a line with its own checksum, then JSON. Everything else is in the folder ``trial_<i>.<token>``, which
-torch.distributed.checkpoint writes: a file per rank, ``.metadata`` for other programs, and ``layout.msgpack``, which says
-what the ranks' files hold. No file of a checkpoint is used before its checksum has been compared.
+torch.distributed.checkpoint writes: a file per rank, ``.metadata`` for other programs, and ``layout.msgpack``, which
+says what the ranks' files hold. No file of a checkpoint is used before its checksum has been compared.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Recognises passwords, tokens and keys by a variable's name, the structure around them, their form and their randomness.
+"""Recognises passwords, tokens and keys by a variable's name, by the structure around, by form and randomness.
 
 The forms of some 200 services are the rules of gitleaks (MIT), kept as data in gitleaks_rules.json.
 """
@@ -40,7 +40,8 @@ _SECRET_WORDS = frozenset(
 _SECRET_PARTS = re.compile(
     "PASSWORT|KENNWORT|GEHEIM|MOTDEPASSE|MOTPASSE|CONTRASE[NÑ]A|SENHA|SEGREDO|SECRETO|SEGRETO|WACHTWOORD|L[OÖ]SENORD"
     "|PASSORD|ADGANGSKODE|SALASANA|HAS[LŁ]O|HESLO|JELSZ[OÓ]|PAROLA|PAROLD|[SŞ][IİI]FRE|LOZINKA|JETON|CLAVEDEACCESO"
-    "|ПАРОЛЬ|ПАРОЛА|СЕКРЕТ|ТОКЕН|ΚΩΔΙΚ|ΣΥΝΘΗΜΑ|密码|密碼|口令|パスワード|비밀번호|암호|סיסמה|كلمةالمرور|पासवर्ड"
+    "|ПАРОЛЬ|ПАРОЛА|СЕКРЕТ|ТОКЕН|ΚΩΔΙΚ|ΣΥΝΘΗΜΑ"
+    "|密码|密碼|口令|パスワード|비밀번호|암호|סיסמה|كلمةالمرور|पासवर्ड"
 )
 # Without a separator: PGPASSWORD, CLIENTSECRET, AWSACCESSKEY
 _SECRET_ENDS = (

@@ -44,8 +44,8 @@ class StragglerTest:
     """Seconds per step; ``own_s`` and ``wait_s`` are means over blocks, by rank.
 
     ``luck_s`` is the mean gap of simulated equal ranks. ``p`` is the share of them with a gap at least as large.
-    ``noise_s`` is the spread of blocks of a rank. ``correlation`` is the largest one of neighbouring blocks that the times do
-    not refute, ``likely`` the most likely one. ``slow_blocks`` are those in which the slow rank was slow beyond doubt.
+    ``noise_s`` is the spread of blocks of a rank. ``correlation`` is the largest one of neighbouring blocks that times
+    do not refute, ``likely`` the most likely one. ``slow_blocks`` are those in which the slow rank was slow beyond doubt.
     """
 
     own_s: Floats
@@ -77,7 +77,7 @@ class StragglerTest:
 
     @property
     def is_slow(self) -> bool:
-        """True if the rank that waits least also computes longest, significantly and by more than `MIN_EXCESS_SHARE`."""
+        """True if the rank that waits least computes longest, significantly and by over `MIN_EXCESS_SHARE`."""
         return (
             self.excess_s > MIN_EXCESS_SHARE * self.step_s
             and self.p < SIGNIFICANCE_LEVEL

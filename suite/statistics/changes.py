@@ -2,8 +2,8 @@
 
 A change must pass three tests (`mlhpc.suite.statistics.dependence`): the order of independent results, noise whose
 neighbours correlate as much as the series allows, and the series itself, resampled. Three statistics share the rate: a
-step, a part in the middle that differs from both ends, and a line. A line is tested where it explains more than the best
-step, so a series is called one or the other.
+step, a part in the middle that differs from both ends, and a line. A line is tested where it explains more than the
+best step, so a series is called one or the other.
 
 Scores are logs of values, centred at their median and divided by the noise between neighbours. They are clipped: no
 outlier weighs more than `CLIP` deviations.

@@ -224,7 +224,7 @@ def estimate_null_p(kind: int, logs: Rows, correlation: float, rate: float, stat
 
 
 def find_held_correlation(kind: int, logs: Rows, rate: float) -> float:
-    """Find the largest correlation in `CORRELATION_GRID` at which neither normal noise nor two speeds look like this."""
+    """Find the largest of `CORRELATION_GRID` at which neither normal noise nor two speeds look like this."""
     held = 0.0
     for correlation in CORRELATION_GRID[1:]:
         if max(estimate_null_p(kind, logs, correlation, rate, states) for states in (False, True)) > rate:

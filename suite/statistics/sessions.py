@@ -33,7 +33,7 @@ class TimedRun(NamedTuple):
 def find_sessions(runs: Sequence[TimedRun]) -> list[list[TimedRun]]:
     """Divide runs, in order of their start, into sessions.
 
-    A session ends at a pause of an hour or more that is also ten times the median pause, or where the batch job changes.
+    A session ends at a pause of an hour or more that is also ten times the median pause, or where the job changes.
     """
     ordered = sorted(runs)
     pauses = [max(0.0, later.begin_s - run.begin_s - run.time_s) for run, later in pairwise(ordered)]
@@ -147,7 +147,7 @@ def _find_outlier(logs: Sequence[float]) -> int | None:
 
 
 def _find_step(logs: Sequence[float]) -> tuple[float, int, float]:
-    """Find the place that divides runs best into two levels. Return its p for all places, itself, and the difference."""
+    """Find the place that divides runs best into two levels. Return its p for all places, it, the difference."""
     found = []
     for place in range(2, len(logs) - 1):
         sides = logs[:place], logs[place:]

@@ -332,12 +332,12 @@ class BatchCopier:
             current = torch.cuda.current_stream(self._device)
             # The current stream waits, not the host: the host goes on and issues the step.
             current.wait_stream(self._stream)
-            # The buffer belongs to the copy's stream: without this the allocator could reuse it while the step reads it.
+            # The buffer belongs to the copy's stream: the allocator could reuse it while the step reads it.
             packed.buffer.record_stream(current)
         return packed.unpack() if self._places is None else self._put(packed, self._places)
 
     def _put(self, packed: PackedBatch, places: dict[object, tuple[Tensor, Batch]]) -> Batch:
-        """Copy a batch to the place of its form, after what still reads the batch before it. Returns the views there."""
+        """Copy a batch to its form's place, after what still reads the batch before it. Returns the views there."""
         form = tuple(packed.contents.items())
         if form not in places:
             buffer = torch.empty_like(packed.buffer)

@@ -207,7 +207,7 @@ def choose_unmeasured_backend(rows_ND: Tensor, weights: Weights) -> SelectedBack
 
 
 def find_host_read(backend: Backend | SelectedBackend, *, counts_known: bool, bfloat16: bool) -> str | None:
-    """Find what makes the host read the rows of each expert from a GPU. ``counts_known``: the host knows them anyway."""
+    """Find what makes the host read each expert's rows from a GPU. ``counts_known``: the host has them anyway."""
     if backend == "auto":  # not measured: the rule
         backend = SelectedBackend("grouped_mm") if bfloat16 else SelectedBackend("loop", "bmm", PADDED_UP_TO)
     if not isinstance(backend, SelectedBackend):

@@ -207,8 +207,8 @@ def make_threshold_rule(other: str, rule: str, worth: float) -> Callable[[Mappin
 class Question:
     """A choice to make. ``name`` identifies it in logs, pins and resumed runs. The answer depends on ``shape``.
 
-    ``ways`` returns the candidates: each computes a training pass, without communication and without effect on the model
-    or random states. ``decide`` chooses from their seconds. ``possible`` tests whether an answer from elsewhere can be
+    ``ways`` returns the candidates: each computes a training pass, without communication and without effect on the
+    model or random states. ``decide`` chooses from their seconds. ``possible`` tests whether an answer from elsewhere can be
     followed here. ``rule`` is the answer without measuring. ``beside`` measures what is only reported. ``wall``: see
     `measure_candidates`. ``unmeasured``: why it cannot be measured here, the same on all ranks; "" if it can.
     """

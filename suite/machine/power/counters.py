@@ -75,7 +75,7 @@ class EnergyUse:
         return {name: {"joules": total.joules, "counters": total.counters} for name, total in self.by_counter.items()}
 
     def sum_widest(self) -> float | None:
-        """Return the joules of the widest scope: whole nodes, else packages, memory and GPUs. None if nothing counted."""
+        """Return the joules of the widest scope: nodes, else packages, memory and GPUs. None if nothing counted."""
         whole = self.by_counter.get("pm_counters/node")
         counted = [whole] if whole else [self.by_counter[name] for name in self.by_counter if "pm_counters" not in name]
         return sum(each.joules for each in counted) or None

@@ -289,7 +289,7 @@ def count_distance_flops(left: Shape, right: Shape, *_: object, **__: object) ->
     return 2 * prod(left[:-1]) * right[-2] * (left[-1] + 2)
 
 
-count_product_flops._get_raw = True  # type: ignore[attr-defined]  # torch's mark for formulas that take tensors, not shapes
+count_product_flops._get_raw = True  # type: ignore[attr-defined]  # torch's mark: it takes tensors
 
 FORMULAS: dict[Any, Callable[..., int]] = {
     aten.convolution_backward: count_convolution_backward_flops,

@@ -36,7 +36,7 @@ REPLICAS = "replicas"  # the ranks that hold the same states
 
 
 def check_model(parallel: Parallel, model: nn.Module, workload: Workload) -> None:
-    """InputError if a plan does not fit a model: parameters, boundaries, blocks, shares that the workload makes itself."""
+    """InputError if a plan does not fit a model: parameters, boundaries, blocks, the workload's own shares."""
     plan = parallel.plan
     assert plan is not None
     placements(plan, [name for name, _ in model.named_parameters()])

@@ -46,7 +46,7 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """The values of a tensor of shape ``whole`` that this rank holds, by the place of their boxes. Views, not copies."""
+    """This rank's values of a tensor of shape ``whole``, by the place of their boxes. Views, not copies."""
 
     whole: torch.Size
     parts: Mapping[Offsets, Tensor]

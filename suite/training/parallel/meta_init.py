@@ -104,7 +104,7 @@ class Recipe:
         self._whole: dict[str, _StandIn] = {name: _stand_in(each) for name, each in model.named_parameters()}
 
     def fill(self, model: nn.Module, device: torch.device) -> None:
-        """Repeat the notes and leave values in the model's parameters, of which it may have rows by now, and buffers."""
+        """Repeat the notes; leave values in the model's buffers and parameters, of which it may have rows by now."""
         wanted: Any = WeakIdKeyDictionary()
         for name, buffer in model.named_buffers():
             if buffer.is_meta:
