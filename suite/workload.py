@@ -135,6 +135,19 @@ class ExpertSpread:
     replicas: Any = None
 
 
+@dataclass(frozen=True)
+class ExpertLayer:
+    """One layer's ``experts`` on this rank, with ``parameters`` each.
+
+    ``tokens``: the rows for which an expert's parameters are used in one forward pass, if all experts get as many.
+    """
+
+    name: str
+    experts: int
+    parameters: int
+    tokens: float
+
+
 class Workload(Protocol):
     """One benchmark at one size. The harness constructs it as ``cls(config)`` with the resolved RunConfig.
 
@@ -221,6 +234,10 @@ class Workload(Protocol):
     def share_copy(self, model: nn.Module) -> tuple[int, int]:
         """Return this rank's number among the ranks with the same shares, and their number. Default: it alone."""
         return 0, 1
+
+    def expert_layers(self, model: nn.Module) -> Sequence[ExpertLayer]:
+        """List the layers with experts, in order, for `mlhpc plan --offload`. Default: none."""
+        return ()
 
     def before_evaluation(self, model: nn.Module, world: World) -> None:
         """Make equal on all ranks what training left different. All ranks call it. Default: average buffers."""

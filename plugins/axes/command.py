@@ -29,6 +29,7 @@ from mlhpc.suite.errors import ExitCode, InputError
 from mlhpc.suite.files import align_columns, print_line, render_bytes
 
 if TYPE_CHECKING:
+    from mlhpc.plugins.axes.offload import Offload, Rates, Tier
     from mlhpc.plugins.axes.predict import Cost, PredictionCache
     from mlhpc.plugins.axes.step_time import Estimate, Machine, StepTime
 
@@ -46,6 +47,7 @@ Examples:
   mlhpc plan deepcam --size mini --mesh data=2,spatial=2x1 --tflops 20 --gigabytes-per-s 10 --latency-us 5
   mlhpc moe fit sweep.json --format json > network.json
   mlhpc plan cosmoflow --size mini --nodes 4 --sweep --ceilings ceilings.json --network network.json --reached 0.2-0.5
+  mlhpc plan moe_lm --size full --nodes 8 --ceilings ceilings.json --offload host
   mlhpc plan cosmoflow --plan ./mine.yaml --size small --mesh spatial=2x2x2 --memory 16
 """
 )
@@ -101,6 +103,12 @@ Examples:
 @click.option(
     "--reached", metavar="N[-N]", help="Fraction of the rates of --ceilings that a step reaches, such as 0.3-0.5."
 )
+@click.option(
+    "--offload",
+    type=click.Choice(("host", "file")),
+    help="Predict what it costs to keep experts and their optimizer states in the host's memory or in files. "
+    "Needs --ceilings.",
+)
 @format_option()
 def plan(
     workload: str,
@@ -120,6 +128,7 @@ def plan(
     ceilings: Path | None,
     network: Path | None,
     reached: str | None,
+    offload: Tier | None,
     style: str,
 ) -> None:
     """Predict memory, messages and time of a step under a parallel plan; check that the plan is valid.
@@ -139,7 +148,12 @@ def plan(
     if ranks is not None and nodes is not None:
         raise click.UsageError("--ranks and --nodes both say how many ranks there are: give one of them")
     ranks = ranks if nodes is None else nodes * ranks_per_node
-    machine = _choose_machine((tflops, gigabytes_per_s, latency_us), (ceilings, network, reached), resolved.precision)
+    rates = (
+        None if offload is None else _read_offload_rates(offload, ceilings, reached, resolved.precision, sweep=sweep)
+    )
+    # The time of a step needs the network too, that of an offload does not.
+    measured = (None, None, None) if rates and network is None else (ceilings, network, reached)
+    machine = _choose_machine((tflops, gigabytes_per_s, latency_us), measured, resolved.precision)
     refused: list[dict[str, str]] = []
     if not sweep:
         costs = [_predict_cost(chosen, resolved, ranks, memory)]
@@ -148,11 +162,12 @@ def plan(
     else:
         costs, refused = _sweep(chosen, resolved, tried, ranks, memory)
     rows = _predict_times(machine, costs)
+    moved = None if rates is None else _predict_offload(rates, costs[0], resolved)
     if style == JSON:
-        print_line(_render_json(rows, refused))
+        print_line(_render_json(rows, refused, moved))
     else:
-        lines = _render_sweep(rows, refused) if sweep else _render_cost(*rows[0])
-        print_line("\n".join(lines))
+        lines = [*(_render_sweep(rows, refused) if sweep else _render_cost(*rows[0]))]
+        print_line("\n".join(lines if moved is None else [*lines, *moved.render(costs[0])]))
     if not rows:
         sys.exit(ExitCode.FINDINGS)  # no plan of the sweep is legal
 
@@ -174,6 +189,24 @@ def _choose_machine(stated: StatedOptions, measured: MeasuredOptions, precision:
     return machine
 
 
+def _read_offload_rates(
+    tier: Tier, ceilings: Path | None, reached: str | None, precision: str, *, sweep: bool
+) -> Rates:
+    from mlhpc.plugins.axes.offload import read_rates
+
+    if ceilings is None:
+        raise click.UsageError("--offload needs the rates of a file of `mlhpc ceilings`: --ceilings ceilings.json")
+    if sweep:
+        raise click.UsageError("--offload is of one mesh: give --mesh in place of --sweep")
+    return read_rates(ceilings, tier, precision, None if reached is None else _parse_part(reached))
+
+
+def _predict_offload(rates: Rates, cost: Cost, config: RunConfig) -> Offload:
+    from mlhpc.plugins.axes.offload import predict_offload
+
+    return predict_offload(rates, cost, config.gradient_accumulation_steps)
+
+
 def _make_stated_machine(tflops: str | None, gigabytes_per_s: float | None, latency_us: float | None) -> Machine:
     from mlhpc.plugins.axes.step_time import Estimate, Machine, make_uniform_network
 
@@ -192,10 +225,15 @@ def _read_measured_machine(
         raise click.UsageError("--ceilings needs --network, --network needs --ceilings, and --reached needs both")
     if ceilings is None or network is None:
         return None
-    part = None if reached is None else _parse_span("--reached", reached)
-    if part is not None and part.high > 1:
+    return read_machine(ceilings, network, precision, None if reached is None else _parse_part(reached))
+
+
+def _parse_part(reached: str) -> Estimate:
+    """Parse --reached. UsageError above 1."""
+    part = _parse_span("--reached", reached)
+    if part.high > 1:
         raise click.UsageError(f"--reached {reached}: expected at most 1, the whole peak rate")
-    return read_machine(ceilings, network, precision, part)
+    return part
 
 
 def _parse_span(option: str, text: str) -> Estimate:
@@ -222,12 +260,13 @@ def _predict_times(machine: Machine | None, costs: Sequence[Cost]) -> list[Row]:
     return sorted(rows, key=lambda row: (row[1].total_s if row[1] else 0.0, row[0].memory))
 
 
-def _render_json(rows: Sequence[Row], refused: list[dict[str, str]]) -> str:
+def _render_json(rows: Sequence[Row], refused: list[dict[str, str]], moved: Offload | None) -> str:
     plans = []
     for cost, time in rows:
         derived = {"memory": cost.memory, "lacks": cost.lacks, "time": None if time is None else time.row()}
         plans.append(asdict(cost) | derived)
-    return json.dumps({"version": VERSION, "plans": plans, "refused": refused}, indent=1)
+    offload = {} if moved is None else {"offload": moved.row()}
+    return json.dumps({"version": VERSION, "plans": plans, "refused": refused} | offload, indent=1)
 
 
 def _list_plans(chosen: Descriptor) -> list[str]:

@@ -44,7 +44,7 @@ from mlhpc.suite.training.parallel.mesh import AXIAL, EXPERT, PIPELINE, SHARD, S
 from mlhpc.suite.training.parallel.meta_init import build_on_meta, build_without_memory
 from mlhpc.suite.training.parallel.parallel_dims import Parallel
 from mlhpc.suite.training.parallel.plan import ParallelPlan, is_spread
-from mlhpc.suite.workload import ExpertSpread, Work, Workload, load_workload
+from mlhpc.suite.workload import ExpertLayer, ExpertSpread, Work, Workload, load_workload
 
 GRADIENTS = "gradients"
 MANY_STAGES = 8
@@ -72,7 +72,8 @@ class Cost:
     temporary tensors in a step. ``traffic``: compulsory bytes of the workload's closed form, divided evenly over the
     ranks of a sample.
 
-    ``bubble``: the idle time of a pipeline's ranks over the time in which they compute.
+    ``bubble``: the idle time of a pipeline's ranks over the time in which they compute. ``experts``: its layers of
+    experts, with the tokens of one part of a step.
 
     None: not known. Either the loss or the optimizer cannot run on tensors without memory, or the plan names no inputs.
     ``flops`` are then those of the workload's closed form.
@@ -95,6 +96,7 @@ class Cost:
     traffic: float
     exchanges: tuple[Exchange, ...]
     bubble: float = 0.0
+    experts: tuple[ExpertLayer, ...] = ()
 
     @property
     def memory(self) -> int:
@@ -262,6 +264,8 @@ def predict(
         traffic=work.algorithmic_bytes * samples * parts / parallel.mesh.parts,
         exchanges=tuple(exchanges),
         bubble=_compute_bubble(parallel, parts),
+        # A stage of a pipeline holds some of the layers only, and its workload does not know which.
+        experts=tuple(workload.expert_layers(model)) if mesh.pipeline == 1 else (),
     )
 
 

@@ -110,7 +110,7 @@ def read_machine(ceilings: Path, network: Path, precision: str, reached: Estimat
     InputError if a file is damaged or lacks the number format.
     """
     file = read_json_document(ceilings, Ceilings, "ceilings", 1)
-    flops = _find_compute_rate(file, precision, ceilings)
+    flops = find_compute_rate(file, precision, ceilings)
     # The last level has no capacity: it is main memory, which large tensors stream from.
     last = [roof for roof in _list_highest_first(file, "memory") if roof.capacity_bytes is None]
     # The data set of a real run does not fit the page cache.
@@ -122,8 +122,8 @@ def read_machine(ceilings: Path, network: Path, precision: str, reached: Estimat
     return Machine(
         flops=flops if reached is None else flops.times(reached),
         network=links,
-        memory=_find_span(last[0]) if last else None,
-        storage=_find_span(cold[0]) if cold else None,
+        memory=find_span(last[0]) if last else None,
+        storage=find_span(cold[0]) if cold else None,
         is_reached=reached is not None,
         network_factor=1 + max(errors.largest for errors in fit.errors),
         ring_factor=rings,
@@ -136,12 +136,12 @@ def _list_highest_first(file: Ceilings, resource: str) -> list[Ceiling]:
     return sorted(file.of(resource), key=lambda roof: -roof.value)
 
 
-def _find_span(roof: Ceiling) -> Estimate:
+def find_span(roof: Ceiling) -> Estimate:
     """Return the span from the slowest rank's median to the best repetition."""
     return Estimate(min(roof.slowest or roof.value, roof.value), roof.value, max(roof.best or roof.value, roof.value))
 
 
-def _find_compute_rate(file: Ceilings, precision: str, path: Path) -> Estimate:
+def find_compute_rate(file: Ceilings, precision: str, path: Path) -> Estimate:
     """Return the rate in a number format. The value is sustained, the upper bound is a burst."""
     roofs = _list_highest_first(file, "compute")
     fitting = [roof for roof in roofs if roof.dtype == precision]
@@ -150,7 +150,7 @@ def _find_compute_rate(file: Ceilings, precision: str, path: Path) -> Estimate:
         raise InputError(f"{path}: no compute roof in {precision}, only in {', '.join(measured)}")
     # A step of training lasts longer than a burst: clocks have fallen by then.
     sustained = next((roof for roof in fitting if roof.mode == "sustained"), fitting[0])
-    return Estimate(_find_span(sustained).low, sustained.value, _find_span(fitting[0]).high)
+    return Estimate(find_span(sustained).low, sustained.value, find_span(fitting[0]).high)
 
 
 def _compute_ring_factor(curves: Sequence[Curve], network: Network) -> float | None:

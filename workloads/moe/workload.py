@@ -12,7 +12,7 @@ from torch import nn
 from mlhpc.suite.config import RunConfig
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.training.timing import CudaClock, HostClock
-from mlhpc.suite.workload import ChooserProtocol, Optimization, Workload
+from mlhpc.suite.workload import ChooserProtocol, ExpertLayer, Optimization, Workload
 from mlhpc.suite.world import World
 from mlhpc.workloads.moe.autotune import Autotuner
 from mlhpc.workloads.moe.backend_selection import ExpertShape, choose_backend
@@ -76,6 +76,29 @@ class MoEWorkload(Workload):
     def tokens_of_layers(self, model: HasMoELayers) -> Sequence[int]:
         """Return the tokens of one sample in each MoE layer, in the order of `moe_layers`."""
         raise NotImplementedError
+
+    def expert_layers(self, model: nn.Module) -> Sequence[ExpertLayer]:
+        """List the MoE layers. Of an expert that ranks share, ``parameters`` are this rank's."""
+        layers = cast(HasMoELayers, model).moe_layers()
+        spread = self.layout.spread
+        rows = self.layout.samples * spread  # samples of all ranks that share the experts
+        # Where FSDP2 shards them, a rank holds fewer experts than it computes: each held one serves the more tokens.
+        computed = {name: max(1, layer.config.experts // spread) for name, layer in layers.items()}
+        return [
+            ExpertLayer(
+                name,
+                experts := len(layer.experts.up_EHD),
+                sum(parameter.numel() for parameter in layer.experts.parameters()) // experts,
+                rows
+                * self.layout.computed_rows(layer.config, tokens)
+                / layer.config.experts
+                * computed[name]
+                / experts,
+            )
+            for (name, layer), tokens in zip(
+                layers.items(), self.tokens_of_layers(cast(HasMoELayers, model)), strict=True
+            )
+        ]
 
     def choose(self, model: nn.Module, chooser: ChooserProtocol) -> None:
         """Choose the back end of MoE layers that say ``auto``."""
