@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import zlib
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,8 +79,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first, in this order."""
+    """Put the longest files first, in this order. Of a test marked ``drawn(n)`` mark all but n cases ``long``."""
+    cases = defaultdict[tuple[str, int], list[pytest.Item]](list)
+    for item in items:
+        for mark in [] if item.get_closest_marker("long") else item.iter_markers("drawn"):
+            cases[item.nodeid.partition("[")[0], mark.args[0]].append(item)
+    for (_, count), of_one_test in cases.items():
+        # By a hash of their names: neighbours in a table are alike.
+        for item in sorted(of_one_test, key=lambda item: zlib.crc32(item.nodeid.encode()))[count:]:
+            item.add_marker(pytest.mark.long)
 
     def rank(item: pytest.Item) -> int:
         place = item.path.relative_to(ROOT).as_posix()

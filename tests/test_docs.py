@@ -31,6 +31,7 @@ def test_every_page_is_in_the_site() -> None:
     assert named - GENERATED == {path.name for path in DOCS.glob("*.md")}
 
 
+@pytest.mark.long
 def test_the_site_builds_and_every_link_leads_somewhere(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,

@@ -176,6 +176,7 @@ def test_an_output_folder_that_cannot_be_made_is_one_line(smoke_data: Path, tmp_
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.long
 def test_torchrun_is_a_launcher_too(smoke_data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     done = subprocess.run(

@@ -47,6 +47,7 @@ def run(copy: Path, *words: str) -> subprocess.CompletedProcess[str]:
 LATER = [pytest.param(wing, marks=pytest.mark.long) for wing in WINGS if wing not in {"axes", "network"}]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("without", ["axes", "network", *LATER], indirect=True)  # one of each kind of ADDS_TO_REPORTS
 def test_help_and_report_say_which_wing_is_missing(without: tuple[str, Path], tmp_path: Path) -> None:
     wing, copy = without

@@ -48,6 +48,7 @@ def test_a_package_that_pythonpath_hides_is_named_with_its_file(name: str, tmp_p
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("name", ["click", "msgspec", "json", "random", "typing", "signal", "statistics"])
 @pytest.mark.parametrize("content", ["", "raise RuntimeError('a program of mine')\n", "def\n"])
 def test_a_module_that_cannot_be_imported_is_named_too(name: str, content: str, tmp_path: Path) -> None:
@@ -67,6 +68,7 @@ def test_a_folder_that_holds_the_environment_itself_hides_nothing() -> None:
     assert (done.returncode, "not enough memory here" in done.stderr) == (1, True), done.stderr
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("name", ["suite", "workloads", "analysis", "submissions", "plugins"])
 def test_folders_of_a_user_that_have_our_names_hide_nothing(name: str, tmp_path: Path) -> None:
     """They once were top-level packages of ours."""

@@ -159,6 +159,7 @@ for act in (lambda: write_file_atomically(disk / "text", "x"), copy, shard, pack
     assert not [path for path in disk.rglob("*") if path.is_file()]
 
 
+@pytest.mark.long
 def test_eight_that_add_one_result_to_a_history_all_succeed(tmp_path: Path) -> None:
     run_folder(tmp_path / "R")
     words = [MLHPC, *["history", "add", "R", "--any", "-o", "H"]]

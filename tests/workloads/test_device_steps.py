@@ -92,6 +92,7 @@ def on_meta(form: str, root: Path | None, world: World, monkeypatch: pytest.Monk
     return workload, model
 
 
+@pytest.mark.drawn(4)
 def test_a_training_step_neither_waits_nor_copies_nor_computes_in_float64(
     root: Path | None, on_meta: tuple[Workload, nn.Module]
 ) -> None:
@@ -104,6 +105,7 @@ def test_a_training_step_neither_waits_nor_copies_nor_computes_in_float64(
     assert watched.found == {}
 
 
+@pytest.mark.drawn(3)
 def test_an_evaluation_batch_neither_waits_nor_copies(root: Path | None, on_meta: tuple[Workload, nn.Module]) -> None:
     """Sums of a metric are in float64; that is all that an evaluation has of it."""
     workload, model = on_meta

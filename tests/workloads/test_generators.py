@@ -51,6 +51,7 @@ def contents(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.skipif(not MPIEXEC.exists(), reason="no mpiexec beside python: pip install mpich")
 def test_two_ranks_write_the_bytes_of_one(workload: str, data: Path, by_two_ranks: Path) -> None:
     assert contents(by_two_ranks / workload) == contents(data)

@@ -104,6 +104,7 @@ def test_open_catalyst_executes_what_is_counted() -> None:
     assert workload.work().executed_flops == pytest.approx(counted.flops / 2, rel=1e-3)
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("name", sorted(load_descriptors()))
 def test_every_size_says_all_of_its_work_and_reduces_its_gradients(name: str) -> None:
     sizes = load_descriptor(name).card().sizes

@@ -182,6 +182,7 @@ def test_a_slow_down_that_was_mended_in_part_is_still_slower_than_the_best_level
     assert len(re.findall(r"  (change|not sure): -[34]\.", done.stdout)) == 2, "each change is printed, sure or not"
 
 
+@pytest.mark.long
 def test_the_tolerance_is_what_a_machine_may_be_slower(tmp_path: Path) -> None:
     folder = fill(tmp_path / "history", nights(30) + nights(30, at=63.0, seed=2))
     for tolerance, code, word in ((0, 1, "slower"), (3, 1, "slower"), (5, 4, "inconclusive"), (8, 0, "equivalent")):
@@ -232,6 +233,7 @@ def test_unlike_results_are_never_one_series(tmp_path: Path, other: dict[str, An
     assert [len(records) for records in group_by_series(read_history(folder)).values()] == [2, 2]
 
 
+@pytest.mark.long
 def test_two_steady_machines_are_no_change(tmp_path: Path) -> None:
     """One is twice as fast."""
     folder = fill(tmp_path / "history", nights(20))
@@ -249,6 +251,7 @@ def test_results_may_be_added_in_any_order(tmp_path: Path) -> None:
     assert "(result 16 of 30" in mlhpc("history", "check", tmp_path / "history").stdout
 
 
+@pytest.mark.long
 def test_results_that_follow_each_other_are_inconclusive_with_the_reason(tmp_path: Path) -> None:
     generator, drift, seconds = random.Random(2), 0.0, []
     for _ in range(40):

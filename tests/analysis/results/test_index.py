@@ -210,6 +210,7 @@ def bootstrap(times: np.ndarray, random: np.random.Generator, draws: int = 200) 
     return float(low), float(high)
 
 
+@pytest.mark.long
 def test_the_interval_holds_the_true_index_as_often_as_it_says_and_a_bootstrap_does_not() -> None:
     random, draw = np.random.default_rng(20261127), np.random.default_rng(1)
     held, held_by_bootstrap, cases = 0, 0, 1000

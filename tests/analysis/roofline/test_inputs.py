@@ -316,6 +316,7 @@ ABSURD = [
 DRAWN = ("number_of_nodes", "model_parameters")  # the others in `make test-long`
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize(("key", "value"), ABSURD, ids=str)
 def test_no_log_can_stop_the_answers(
     tmp_path: Path, run_folder: Build, ceilings: Build, counters: Build, cards: dict[str, Card], key: str, value: Any

@@ -86,6 +86,7 @@ def mean_of(rank: Holding, tensors: list[Tensor]) -> list[Tensor]:
     return [part.view(each.shape) for part, each in zip(parts, tensors, strict=True)]
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("ranks", "changes"),
     [(2, {}), (2, {"checkpointing": True} | DROPOUT), (3, DROPOUT), (5, {"max_templates": 0, "max_msa_clusters": 7})],

@@ -96,6 +96,7 @@ def run_rank(rank: int, folder: str, found: Any) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.long
 def test_hooks_average_over_two_ranks_and_give_the_predicted_bytes(tmp_path: Path) -> None:
     with Manager() as manager:
         found = manager.list()

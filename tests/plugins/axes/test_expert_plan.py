@@ -59,6 +59,7 @@ def test_a_capacity_makes_what_is_sent_known_and_clipping_adds_a_number() -> Non
     assert sent(cost)["all", "all_reduce"] == (4, 1, 4)
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("plan", "mesh", "ranks", "of"),
     [

@@ -48,6 +48,7 @@ def test_bytes_and_collectives_of_a_split_sample_are_the_closed_forms() -> None:
     assert plan["inputs"] == n * (8 * 16 * 16 * 4 * 2 + 4 * 4)
 
 
+@pytest.mark.long
 def test_memory_is_of_the_fullest_rank_and_collectives_are_of_the_rank_that_sends_most() -> None:
     """DeepCAM's strided layers: the first of two parts sends more, the second holds more."""
     chosen, common = load_descriptor("deepcam"), PredictionCache()
@@ -247,6 +248,7 @@ def test_an_extent_that_says_nothing_is_refused(extent: str, reason: str, tmp_pa
     assert reason in done.stderr
 
 
+@pytest.mark.long
 def test_a_sweep_tries_every_axis_of_every_shipped_plan_once() -> None:
     """Shards come from the plan that has only them; a plan of dense twins is refused once, heads once for all meshes."""
     settings = ("--set", "global_batch_size=16", "--set", "hyperparameters.heads=2")

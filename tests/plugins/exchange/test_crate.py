@@ -148,6 +148,7 @@ def test_links_and_strange_files_are_not_followed(package: Path, tmp_path: Path)
     assert "systems/%C3%BCmlaut%20name%3F.txt" in names
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     "damage", ["", "[]", '{"logs": 3}', '{"logs": {"a": 4}}', "{" * 5000, '{"logs": null}', "\xff"]
 )

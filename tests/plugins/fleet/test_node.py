@@ -105,6 +105,7 @@ def test_every_real_benchmark_gives_a_value_or_is_not_for_this_place(tmp_path: P
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_a_node_is_measured_on_its_ranks(tmp_path: Path) -> None:
     environment = os.environ | {"SLURMD_NODENAME": "n7"}
     done = mlhpc(

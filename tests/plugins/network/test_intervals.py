@@ -57,6 +57,7 @@ def share(chosen: list[Outcome]) -> float:
     return sum(outcome.held for outcome in chosen) / len(chosen)
 
 
+@pytest.mark.long
 def test_the_laws_are_of_all_families_and_not_of_the_models(judged: list[Outcome]) -> None:
     assert {outcome.family for outcome in judged} == set(FAMILIES)
     worst = max(abs(outcome.error) for outcome in judged if outcome.quantity in QUANTITIES)

@@ -44,6 +44,7 @@ def rows(document: dict[str, Any]) -> dict[str, str]:
     return {row["quantity"]: row["verdict"] for row in document["rows"]}
 
 
+@pytest.mark.long
 def test_recomputation_is_more_flops_and_less_memory_with_the_same_loss(data: Path, tmp_path: Path) -> None:
     (tmp_path / "again.yaml").write_text(AGAIN)
     plans = ("--a", "none", "--b", tmp_path / "again.yaml", "--pairs", 2, "--steps", 1)
@@ -110,6 +111,7 @@ def test_a_mistake_is_one_line_before_anything_runs(mistake: str, data: Path, tm
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 def test_settings_of_one_side_are_compared_with_what_each_chose(data: Path, tmp_path: Path) -> None:
     both = ("--set", "hyperparameters.moe.backend=auto")
     options = (

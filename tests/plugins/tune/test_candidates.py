@@ -103,6 +103,7 @@ def test_shipped_plans_are_tried_with_every_mesh_that_uses_an_axis() -> None:
     assert list_plan_values(MOE, []) == []
 
 
+@pytest.mark.long
 def test_time_to_quality_counts_the_epochs_of_reference_points_and_takes_no_other_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -20,6 +20,7 @@ pytestmark = needs_axes  # `tune` predicts with it what can run
 BLOCKS = Blocks(2, 1, 0)
 
 
+@pytest.mark.long
 def test_settings_of_one_job_take_turns_and_the_environment_is_left_alone(
     settings: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

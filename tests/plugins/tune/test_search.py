@@ -67,6 +67,7 @@ def make(table: Table, path: Path | None = None, most: int = 28, **rules: float)
     return Search(History(path, table.space, "request"), table.points, table.default, proxy, chosen)
 
 
+@pytest.mark.long
 def test_a_tenth_of_the_evaluations_finds_a_point_within_three_percent_of_the_best() -> None:
     best = min(TABLE.truth)
     found = [search_by_proxy(shuffle(TABLE, seed), TABLE.tenth, seed, 2)[-1] for seed in range(3)]

@@ -116,6 +116,7 @@ def test_a_killed_search_goes_on_and_measures_nothing_twice(
     assert machine.jobs == 1 + 2 * (len(points) - 1 + document["pairs"])
 
 
+@pytest.mark.long
 def test_settings_of_an_earlier_search_and_of_a_run_are_measured_first(
     settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +139,7 @@ def test_settings_of_an_earlier_search_and_of_a_run_are_measured_first(
     assert len(points) == 4
 
 
+@pytest.mark.long
 def test_predictions_measure_nothing_and_order_what_was_measured(
     settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

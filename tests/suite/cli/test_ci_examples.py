@@ -132,6 +132,7 @@ def test_the_suite_is_a_file_of_the_users_own_on_a_python_that_is_tried(path: Pa
     assert "after_script" not in text, "its failures fail no job"
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("name", GATES)
 @pytest.mark.parametrize(
     ("codes", "fine", "kept"),

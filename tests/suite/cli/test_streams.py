@@ -144,6 +144,7 @@ def test_what_only_tells_the_progress_may_be_lost(place: Path) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize(
     ("command", "named"),
     [

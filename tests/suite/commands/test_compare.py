@@ -150,6 +150,7 @@ def _differs(a: list[float], b: list[float]) -> bool:
     return judge_interval(found.low, found.high) in {"slower", "faster"}
 
 
+@pytest.mark.long
 def test_results_of_one_machine_are_called_slower_as_seldom_as_stated() -> None:
     """4 results beside a baseline, all of one law: some interval misses in at most 5 % of 1,000 such commands (2 of them low)."""
     rng = random.Random(5)

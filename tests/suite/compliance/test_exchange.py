@@ -296,6 +296,7 @@ def steps(path: Path) -> list[str]:
     return [line for line in lines if line.startswith("mlhpc ")]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("name", ["github-actions.yml", "gitlab-ci.yml"])
 def test_the_workflow_files_run(tmp_path: Path, name: str) -> None:
     package = example(tmp_path / "submissions")

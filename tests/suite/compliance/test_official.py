@@ -95,6 +95,7 @@ def rules_file(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
+@pytest.mark.drawn(100)
 @pytest.mark.parametrize("case", ours(), ids=lambda case: case.name)
 def test_their_engine_with_our_rules_agrees_with_us(tmp_path: Path, rules_file: str, case: Case) -> None:
     path = write(tmp_path / "result_0.txt", case.lines())
@@ -138,6 +139,7 @@ def test_flags_of_an_optimizer_are_asked_of_runs_with_that_optimizer(tmp_path: P
         assert not theirs
 
 
+@pytest.mark.drawn(24)
 @pytest.mark.parametrize("case", [case for case in hpc() if "traversal" not in case.name], ids=lambda case: case.name)
 def test_what_their_own_rules_reject_we_reject(tmp_path: Path, case: Case) -> None:
     path = write(tmp_path / "result_0.txt", case.lines())
@@ -223,6 +225,7 @@ def test_a_tool_that_is_stopped_has_not_rejected_anything(
     assert text.count("verdict") == text.count("no answer")
 
 
+@pytest.mark.long
 def test_any_other_complaint_and_a_missing_field_of_the_system_description_are_errors(tmp_path: Path) -> None:
     folder = package(tmp_path)
     logs = folder / "results" / "bed" / "strong" / "cosmoflow"

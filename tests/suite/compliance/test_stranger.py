@@ -215,6 +215,7 @@ class Hang(BaseException):
     """A command did not end; no OSError, which commands may handle."""
 
 
+@pytest.mark.drawn(30)
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize(
     "where", ["run.json", "config.yaml", "job.json", "facts/n.json", "exit/trial_0", "exit/7", "result_0.txt"]

@@ -315,6 +315,7 @@ def rename(name: str, other: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).rename(folder / other) and None
 
 
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize(
     ("rule", "damage"),
     [

@@ -29,6 +29,7 @@ def peak_bytes(path: Path) -> tuple[int, Log]:
     return peak, log
 
 
+@pytest.mark.long
 def test_memory_does_not_grow_with_the_length_of_a_log(tmp_path: Path) -> None:
     path = tmp_path / "log.txt"
     block = steps(5000)

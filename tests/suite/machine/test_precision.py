@@ -40,6 +40,7 @@ def asked(name: str, *sets: str, **changes: Any) -> tuple[RunConfig, Chooser]:
     return choose_precision(chooser, config, load_workload(chosen)), chooser
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("name", SMALL)
 def test_a_precision_left_open_is_measured_by_passes_of_the_network_and_nothing_else_changes(name: str) -> None:
     torch.set_num_threads(1)

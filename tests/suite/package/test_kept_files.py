@@ -124,6 +124,7 @@ def test_a_damaged_file_is_named_by_the_package_and_by_the_check(run: Path, tmp_
     assert {(Path(each.file).name, each.severity) for each in found} == {(Path(file).name, "error")}
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize("name", ["environment.json", "sources.json", "changes.diff", "job.json", "origin.json"])
 def test_a_file_that_was_damaged_in_a_package_is_found_under_a_new_manifest(
     run: Path, tmp_path: Path, name: str

@@ -217,6 +217,7 @@ def keep_speed(generator: random.Random, count: int, stays: float) -> list[float
     return values
 
 
+@pytest.mark.long
 def test_a_machine_with_two_speeds_alarms_seldom_and_then_the_assumption_says_so() -> None:
     """It keeps a speed with 0.8, so neighbours correlate by 0.6: one in five alarmed once."""
     generator = random.Random(30)

@@ -121,6 +121,7 @@ def test_one_run_or_no_spread_cannot_be_compared() -> None:
     assert compare([1.0, 1.0], [2.0, 2.0]) is None
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("truth", [name for name, (_, named) in TRUTHS.items() if named is None])
 def test_equal_results_are_called_unequal_as_seldom_as_stated(truth: str) -> None:
     """100 comparisons each: with 5 % wrong, more than 12 are seen once in seven hundred tries."""

@@ -25,6 +25,7 @@ print(resident_mib() - before)
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt as glibc numbers it")
 def test_freed_memory_stays() -> None:
     def left_mib(way: str) -> float:

@@ -198,6 +198,7 @@ HONEST: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("case", HONEST)
 def test_an_honest_loop_is_found_honest(case: str, card: Path) -> None:
     log = run_once(card, **HONEST[case])

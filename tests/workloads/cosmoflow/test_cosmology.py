@@ -143,6 +143,7 @@ def test_a_universe_is_a_function_of_seed_and_index() -> None:
     assert samples[(1, 0)] == cosmology.make_universe(simulation, 1, 0)[0].tobytes()
 
 
+@pytest.mark.long
 def test_rounding_moves_no_particle_into_another_voxel_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     """So the counts of `smoke` are the same on every processor. In float32 the last bit is enough to move some."""
     original, random = cosmology.compute_displacements, np.random.default_rng(0)

@@ -88,6 +88,7 @@ def save(rank: Holding, path: Path, each: int = 0, *, places: bool = True) -> No
         snapshot.commit(every)
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize(("before", "after"), [(4, 1), (1, 4), (2, 4), (8, 2), (4, 8), (8, 1), (2, 2), (1, 8)])
 def test_experts_are_found_by_their_place_among_all(tmp_path: Path, before: int, after: int) -> None:
     path = tmp_path / "trial_0.pt"

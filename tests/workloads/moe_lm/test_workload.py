@@ -122,6 +122,7 @@ def test_a_few_steps_learn() -> None:
     assert losses[-1] < 0.5 * losses[0]
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # the compiler itself reads it
 def test_a_compiled_model_has_the_same_code_in_every_step(world: World) -> None:
     """The compiler stays out of the experts, whose numbers of rows differ from step to step."""

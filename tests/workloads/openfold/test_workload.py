@@ -159,6 +159,7 @@ def test_what_is_not_supported_cannot_be_claimed() -> None:
         OpenFold(structs.replace(small(), channels_last=True))
 
 
+@pytest.mark.long
 def test_two_proteins_can_be_learned_by_heart(tiny_data: Path, world: World) -> None:
     workload = OpenFold(small(max_templates=0, num_recycling_iters=0, structure_iterations=3))
     torch.manual_seed(0)

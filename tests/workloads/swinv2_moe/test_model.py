@@ -141,6 +141,7 @@ def slow_attention(attention: WindowAttention, x_RRC: Tensor) -> Tensor:
     return result
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(("resolution", "window", "shift"), [(4, 4, 0), (8, 4, 0), (8, 4, 2), (6, 3, 1)])
 def test_window_attention_is_its_definition(resolution: int, window: int, shift: int) -> None:
     torch.manual_seed(0)

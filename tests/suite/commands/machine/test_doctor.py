@@ -38,6 +38,7 @@ HALF_LOADED = SiteMpi(None, ("cray-mpich/8.1",), True)
 REBUILD = "MPICC=/opt/ompi/bin/mpicc"
 
 
+@pytest.mark.drawn(6)
 @every_machine
 def test_what_a_machine_lacks_for_a_rank_on_each_core_is_what_it_lacks(machine: Machine, zoo_root: Path) -> None:
     allowed = read_usable_resources(zoo_root)

@@ -282,6 +282,7 @@ def test_no_published_pair_is_called_a_copy_but_those_known(tmp_path_factory: py
     assert results <= {"juwelsbooster_gpu_n1024_mxnet1.9", "juwelsbooster_gpu_n512_mxnet1.9"}
 
 
+@pytest.mark.long
 def test_the_false_alarm_rate_is_small() -> None:
     assert FALSE_ALARMS <= 1e-5
     draw = random.Random(8)

@@ -10,6 +10,7 @@ from tests.fixtures.course_mutations import CourseCase, course_cases
 from tests.fixtures.logs import Lines, Mutation, chain, drop, edit, hpc_run, results, settle, write
 
 
+@pytest.mark.drawn(80)
 @pytest.mark.parametrize("case", course_cases(), ids=str)
 def test_courses(tmp_path: Path, case: CourseCase) -> None:
     lines = case.lines() if case.rule else settle(case.lines())

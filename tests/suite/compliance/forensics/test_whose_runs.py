@@ -43,6 +43,7 @@ other_seeds = edit("seed", value=4711)
 other_platform = edit("submission_platform", value="other")
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize(
     ("first", "second"),
     [

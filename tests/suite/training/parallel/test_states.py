@@ -116,6 +116,7 @@ def test_the_rows_of_all_ranks_are_those_of_the_tensor() -> None:
         ]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("kind", ["adamw", "lamb"])
 @pytest.mark.parametrize("blocks", [(), ("first", "norm")])
 def test_training_with_rows_is_training_with_whole_states(blocks: tuple[str, ...], kind: str) -> None:
@@ -267,6 +268,7 @@ def test_what_is_sent_is_the_closed_form(blocks: tuple[str, ...], reshard: bool 
         assert sent == {name: n * data * shard for name, n in noted.items()}
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("before", "after"), [((1, 4), (1, 1)), ((1, 1), (1, 3)), ((2, 2), (1, 3)), ((2, 1), (1, 2)), ((1, 2), (2, 1))]
 )
