@@ -147,3 +147,5 @@ def test_the_page_of_events_has_a_remark_for_each() -> None:
         assert all(remark for _, remark in rows), rows
     known = {key for _, rows in events.sections() for key, _ in rows}
     assert set(events.VALUES) <= known
+    stated = {events.split_remark(key) for keys in events.STATED for key in keys.split(", ")}
+    assert {name for name, remark in stated if not remark} <= known

@@ -67,6 +67,26 @@ VALUES = {
     "work_per_sample": "the fields of `mlhpc.suite.workload.Work`, and `sample_bytes` as stored",
     "run_stop": "metadata `status`: success or aborted",
 }
+# Numbers and names that say what should happen: key, where its value is from, and what shows that it did happen.
+STATED = {
+    "submission_benchmark, submission_org, submission_division, submission_status, submission_platform": (
+        "settings and system file",
+        "the checker compares them with the package",
+    ),
+    "ruleset, suite_version, benchmark_size, run_mode": ("the program and its settings", "the files of the run folder"),
+    "run_config, config_file, parallel_plan": ("settings", "sha256 of the file in the package"),
+    "tuned, preflight": ("documents of an earlier command", "those documents"),
+    "seed": ("settings, or drawn", "the order of samples; equal seeds give equal losses"),
+    "global_batch_size, gradient_accumulation_steps": ("settings", "the counted samples of each epoch"),
+    "train_samples, eval_samples": (
+        "the data set's manifest",
+        "samples are counted over ranks in each epoch and evaluation; a difference ends the run",
+    ),
+    "samples_count (metadata)": ("steps × global batch", "the counted samples, as above"),
+    "data_manifest": ("the manifest's bytes", "`data_verified`, where the run read all files"),
+    "work_per_sample": ("formulas of the workload", "`benchmarks/results/`: counted operators of a step"),
+    "baseline": ("the card", "the card's table"),
+}
 TITLES = {
     "MLPerf HPC 3.0 keys": "Keys of MLPerf HPC 3.0",
     "Ours: what analysis needs and MLPerf has no key for": "Keys of this suite: what analysis needs and MLPerf has no key for",
@@ -101,7 +121,24 @@ def page() -> str:
         parts += [f"| `{key}` | {remark.replace('|', chr(92) + '|')} |" for key, remark in rows]
     parts += ["\n## Values and metadata\n", "| event | value |", "| --- | --- |"]
     parts += [f"| `{key}` | {text} |" for key, text in VALUES.items()]
+    parts += [
+        "\n## What is stated, and what is counted\n",
+        "These say what should happen. All other events say what did: clocks, counters and sums over ranks.\n",
+        "| key | from | what shows that it happened |",
+        "| --- | --- | --- |",
+    ]
+    parts += [f"| {_quote(keys)} | {source} | {shown} |" for keys, (source, shown) in STATED.items()]
     return "\n".join(parts) + "\n"
+
+
+def _quote(keys: str) -> str:
+    return ", ".join(f"`{name}`{rest}" for name, rest in (split_remark(key) for key in keys.split(", ")))
+
+
+def split_remark(key: str) -> tuple[str, str]:
+    """Split ``name (remark)``."""
+    name, gap, remark = key.partition(" ")
+    return name, gap + remark
 
 
 def _whole(statement: str) -> bool:

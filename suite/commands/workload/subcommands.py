@@ -105,13 +105,14 @@ def convert_to_data(item: Descriptor) -> dict[str, Any]:
 def render_workload(item: Descriptor) -> list[str]:
     """Render one workload as lines."""
     card = item.card()
-    rows = [("size", "target", "runs", "samples", "parameters", "data", "what it is for")]
+    rows = [("size", "target", "best baseline", "runs", "samples", "parameters", "data", "what it is for")]
     for name, size_card in card.sizes.items():
         relation = "<=" if size_card.direction == "min" else ">="
         rows.append(
             (
                 name,
                 f"{relation} {size_card.threshold:g}",
+                _find_best_baseline(size_card),
                 str(size_card.required_runs),
                 f"{size_card.train_samples:,}",
                 f"{size_card.model_parameters:,}",
@@ -124,6 +125,14 @@ def render_workload(item: Descriptor) -> list[str]:
     metrics = "; ".join(dict.fromkeys(size_card.metric_name for size_card in card.sizes.values()))
     title = f"{card.workload}  {card.title} ({card.domain}), measured by {metrics}"
     return [title, *table] if item.implementation else [title, *table, f"  card only: {item.card_path}"]
+
+
+def _find_best_baseline(card: SizeCard) -> str:
+    """Return the metric of the best predictor without a network that does not know the rule of the data."""
+    if card.baselines is None:
+        return "not measured"
+    best = min if card.direction == "min" else max
+    return f"{best(card.baselines.metrics().values()):.4g}"
 
 
 def _read_points(item: Descriptor, size: str) -> list[Any]:
