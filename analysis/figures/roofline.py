@@ -12,10 +12,18 @@ from mlhpc.analysis.drawing.charts import TEXT_COLOUR, Chart, draw_panels, draw_
 from mlhpc.analysis.drawing.view import UNDERSTAND_TIME, Question, View, join_statements, render_label
 from mlhpc.analysis.roofline.bounds import Point, Roof, describe_roof_share, explain_above_roof, render_si
 from mlhpc.analysis.roofline.points import PlacedPoint, find_counters, list_kernels, list_machines
-from mlhpc.analysis.roofline.regime import Case, compute_rank_roof, list_measured_cases, list_memory_levels, list_peaks
+from mlhpc.analysis.roofline.regime import (
+    Case,
+    compute_rank_roof,
+    find_host_link,
+    list_measured_cases,
+    list_memory_levels,
+    list_peaks,
+)
 from mlhpc.analysis.study import NotAnswerableError, Study
 
 TITLE = "Roofline"
+HOST_LINK = "host link [B/s]"
 ROOF_MARGIN_FACTOR = 4.0  # how far a roof is drawn beyond the points and its ridge
 
 
@@ -40,6 +48,7 @@ def build_roof_table(study: Study) -> pd.DataFrame:
             "state": placed.state,
             "ceilings": f"{machine.file.system}, {machine.file.date[:10]}",
         }
+        | ({} if (link := find_host_link(machine.file)) is None else {HOST_LINK: link.value})
         for machine in list_machines(study)
         for placed in machine.placed
     ]
@@ -84,11 +93,26 @@ def draw_roof_chart(table: pd.DataFrame) -> Chart:
         intensities = rows["FLOP/B"]
         roofs = pd.concat(
             [_build_roof_line(peak, bandwidth, intensities, f"{render_si(bandwidth)}B/s") for peak, bandwidth in pairs]
+            # Weights that come from the host are used at 2 FLOPs a token: from its ridge on, their load is hidden
+            + [
+                _build_roof_line(
+                    peak, link, intensities, f"host link {render_si(link)}B/s; offload pays from its ridge on"
+                )
+                for peak, link in _list_host_links(rows)
+            ]
         )
         return _draw_under_roofs(roofs, rows)
 
     shown = table[(table["state"] == "drawn") & (table["FLOP"] > 0)]
     return draw_panels(_mark_points(shown), ["ceilings"], draw, columns=1, zoom=True)
+
+
+def _list_host_links(rows: pd.DataFrame) -> list[tuple[float, float]]:
+    """List (compute roof, bandwidth of the host link) where the link was measured."""
+    if HOST_LINK not in rows:
+        return []
+    pairs = rows[["compute roof [FLOP/s]", HOST_LINK]].dropna().drop_duplicates()
+    return [(float(peak), float(link)) for peak, link in pairs.itertuples(index=False)]
 
 
 def build_time_table(study: Study) -> pd.DataFrame:

@@ -201,11 +201,16 @@ def _find_memory_roof(file: Ceilings, work: Work) -> Roof | str:
     return compute_rank_roof(file, work, level, f"{level.name}, {level.mode}", shared=level is levels[-1])
 
 
-def _find_host_link_roof(file: Ceilings, work: Work) -> Roof | str:
+def find_host_link(file: Ceilings) -> Ceiling | None:
+    """Return the fastest way of copying from the host to the device. None: none was measured."""
     links = [roof for roof in file.of("host_link") if roof.name == "host_to_device"]
-    if not links:
+    return max(links, key=lambda roof: roof.value, default=None)
+
+
+def _find_host_link_roof(file: Ceilings, work: Work) -> Roof | str:
+    best = find_host_link(file)
+    if best is None:
         return file.why_not("host_link")
-    best = max(links, key=lambda roof: roof.value)
     return compute_rank_roof(file, work, best, f"host to device, {best.mode}", shared=True)
 
 

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from mlhpc.analysis.commands.report import report
 from mlhpc.analysis.drawing.view import View
 from mlhpc.analysis.figures import list_views
+from mlhpc.analysis.figures.roofline import HOST_LINK, build_roof_table, draw_roof_chart
 from mlhpc.analysis.roofline.bounds import Demand, Resource
 from mlhpc.analysis.roofline.points import list_machines
 from mlhpc.analysis.roofline.regime import (
@@ -174,6 +175,16 @@ def test_a_gpu_is_not_shared_and_its_formats_have_their_own_roofs(tmp_path: Path
     assert got("float32", 8) == {"compute": 50e12, "host_link": 55e9}
     assert got("tf32", 1)["compute"] == 380e12
     assert got("bfloat16", 1)["compute"] == 700e12
+
+
+def test_the_ridge_of_the_host_link_is_the_break_even_of_offload(made: Study) -> None:
+    """b F / (2 B) tokens: at 2 FLOPs a token for b bytes the intensity F / B."""
+    table = build_roof_table(made)
+    assert HOST_LINK not in table  # a processor is the host
+    panels = draw_roof_chart(table.assign(**{HOST_LINK: 1e6})).to_dict()["datasets"].values()
+    line = [row for panel in panels for row in panel if "offload" in str(row.get("_roof"))]
+    peak = table["compute roof [FLOP/s]"].max()
+    assert {row["_x"] for row in line if row["_y"] == peak} >= {peak / 1e6}
 
 
 def test_phases_are_hollow_and_kernels_filled(made: Study) -> None:
