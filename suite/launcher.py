@@ -167,8 +167,10 @@ def _list_present(environ: Mapping[str, str]) -> list[tuple[str, str, str]]:
     return [each for each in LAUNCHERS if each[1] in environ and each[2] in environ]
 
 
-# Slurm, PBS, LSF, Flux, Grid Engine; the last name is the least telling
-JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "JOB_ID")
+# The job script's own word, Slurm, PBS, LSF, Flux, PJM, Grid Engine; the last name is the least telling
+JOB_VARIABLES = ("MLHPC_JOB", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "PJM_JOBID", "JOB_ID")
+RESTART_VARIABLES = ("SLURM_RESTART_COUNT", "RESTARTED")  # Slurm, Grid Engine: how often this job began again
+ARRAY_VARIABLES = ("MLHPC_INDEX", "SLURM_ARRAY_TASK_ID")  # of a process whose runs are jobs of their own
 
 
 def find_batch_job(environ: Mapping[str, str]) -> str | None:

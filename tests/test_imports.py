@@ -35,7 +35,10 @@ LAYERS: dict[str, set[str]] = {
     "suite.machine.power": {"suite", "suite.log", "suite.log.energy", "suite.machine.probes"},
     "suite.machine.choice": {"suite", "suite.log", "suite.machine.probes"},
     "suite.data": {"suite"},
-    "suite.launch": {"suite", "suite.log", "suite.machine.probes", "suite.data"},  # a lock has its owner's name there
+    "suite.launch": {  # a lock has its owner's name there
+        *("suite", "suite.log", "suite.machine.probes", "suite.data", "suite.launch.schedulers"),
+    },
+    "suite.launch.schedulers": {"suite", "suite.launch"},  # the job they render
     "suite.compliance": {
         *("suite", "suite.log", "suite.log.energy", "suite.log.origin", "suite.statistics"),
         *("suite.machine", "suite.data"),  # readers of the files that a package keeps of a run
@@ -98,6 +101,7 @@ LIGHT = {
     "suite.machine.power",
     "suite.machine.probes",
     "suite.launch",
+    "suite.launch.schedulers",
     "suite.compliance",
     "suite.compliance.exchange",
     "suite.compliance.forensics",

@@ -11,7 +11,7 @@ from mlhpc.suite.cli.options import FiniteRange, card_option, output_option
 from mlhpc.suite.compliance.package_files import check_manifest
 from mlhpc.suite.errors import ExitCode, InputError
 from mlhpc.suite.files import print_line, quote_path
-from mlhpc.suite.launch.slurm import read_system
+from mlhpc.suite.launch.job import read_system
 from mlhpc.suite.log.results_tree import MANIFEST
 from mlhpc.suite.machine.system import read_description
 from mlhpc.suite.package.build import Package, build_package

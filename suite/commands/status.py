@@ -1,4 +1,4 @@
-"""`mlhpc status`: shows the state of each trial of a run folder, from its log and from Slurm's queue. Reads only."""
+"""`mlhpc status`: shows the state of each trial of a run folder, from its log and the scheduler's queue. Reads only."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from mlhpc.suite.card import render_metric_value
 from mlhpc.suite.cli.options import JSON, TEXT, FiniteRange, card_option, format_option
 from mlhpc.suite.data.lock import find_living_owner
 from mlhpc.suite.errors import WORKER_CODES, ExitCode, InputError
-from mlhpc.suite.files import print_line, read_json, render_duration, render_error, render_printable
-from mlhpc.suite.launch import slurm
+from mlhpc.suite.files import print_line, render_duration, render_error, render_printable
+from mlhpc.suite.launch import queue
 from mlhpc.suite.launch.estimates import Expectation, estimate_eta_s, find_expectation
 from mlhpc.suite.launch.local import AttemptState, read_attempt_state
+from mlhpc.suite.launch.schedulers import NOT_KNOWN, Dialect, list_kinds, load_dialect
 from mlhpc.suite.log.checkpoint_index import find_damage_quickly
 from mlhpc.suite.log.goodput import Goodput, compute_advice, find_goodput, render_advice
-from mlhpc.suite.log.reader import read_events, read_limits
+from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import RunRecord, summarise_log
 from mlhpc.suite.log.run_folder import REPLACE, RunFolder, find_newest_log, find_newest_run_log
 
@@ -57,15 +58,16 @@ class TrialStatus:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """The Slurm jobs of a run folder. ``state``: the queue's, ``exit N``, ``gone`` or ``not known``.
+    """The jobs of a run folder. ``state``: the queue's, ``exit N``, ``gone`` or ``not known``.
 
-    ``ended`` is None without a job, and where Slurm does not answer. ``tasks`` are those of an array.
+    ``ended`` is None without a job, and where the scheduler does not answer. ``tasks`` are those of an array.
     """
 
     ids: tuple[str, ...] = ()
     state: str | None = None
     ended: bool | None = None
     tasks: Mapping[int, JobStatus] = field(default_factory=dict)
+    scheduler: str = ""
 
     def of(self, trial: int) -> JobStatus:
         """Return the state of the array's task that runs a trial, else of the job."""
@@ -271,7 +273,7 @@ def _read_attempt_state(folder: RunFolder, trial: int, job: JobStatus, now_s: fl
     """Read what is known of the last attempt at a trial. It lives if its lock has an owner who lives."""
     sign = read_attempt_state(folder, trial, now_s=now_s)
     owner = find_living_owner(folder.lock(trial))
-    # On another node an owner counts as living for a while after it was killed: Slurm knows it at once.
+    # On another node an owner counts as living for a while after it was killed: the scheduler knows it at once.
     ended = owner is not None and job.ended and owner.job in job.ids
     # What a script left that was stopped from outside is not the end of a trial that waits for its next start.
     if sign.code not in WORKER_CODES and job.ended is False:
@@ -280,38 +282,46 @@ def _read_attempt_state(folder: RunFolder, trial: int, job: JobStatus, now_s: fl
 
 
 def read_job_status(root: Path, trials: int = 0) -> JobStatus:
-    """Return the state of a folder's most active job, or of the last one if all have ended. Empty without Slurm.
+    """Return the state of a folder's most active job, or of the last one if all have ended. Empty without a job.
 
     Tasks of an array are those of the first ``trials`` trials.
     """
     # A job that was requeued or resubmitted by hand is not in job.json, but its script left a file.
-    ids = tuple(sorted(_read_job_ids(root) | slurm.list_started_jobs(root), key=int))
+    info = RunFolder(root).read_job()
+    known = {job for job in info.job_ids if job.isdecimal()} if info else set()
+    ids = tuple(sorted(known | queue.list_started_jobs(root), key=int))
     if not ids:
         return JobStatus()
-    states = slurm.fetch_job_states(ids)
+    dialect = _load_dialect(info.kind if info else queue.find_kind(root))
+    states = queue.fetch_job_states(ids, dialect)
     # The jobs of a chain: one that runs says more than those that wait for it.
-    active = [job for job in ids if states.get(job) in slurm.ACTIVE_STATES]
+    active = [job for job in ids if queue.is_active(states.get(job))]
     if active:
-        job = min(active, key=lambda job: slurm.ACTIVE_STATES.index(states[job]))
+        job = min(active, key=lambda job: queue.rank_activity(states[job]))
         return JobStatus(ids, states[job], ended=False, tasks=_read_task_states(root, ids, job, states, trials))
-    if any(states.get(job) == slurm.NOT_KNOWN and slurm.may_be_running(root, job) for job in ids):
-        return JobStatus(ids, slurm.NOT_KNOWN)
+    if any(states.get(job) == NOT_KNOWN and queue.may_be_running(root, job) for job in ids):
+        return JobStatus(ids, NOT_KNOWN, scheduler=dialect.TITLE)
     # Job ids rise, so the last one is the newest job.
-    codes = slurm.list_exit_codes(root, ids[-1])
+    codes = queue.list_exit_codes(root, ids[-1])
     state = f"exit {max(codes.values())}" if codes else states.get(ids[-1], "gone")
     return JobStatus(ids, state, ended=True, tasks=_read_task_states(root, ids, ids[-1], states, trials))
+
+
+def _load_dialect(kind: str | None) -> Dialect:
+    """Load the dialect of a run folder's jobs. A folder that names none, or one that is not here, is taken for Slurm's."""
+    return load_dialect(kind if kind in list_kinds() else "slurm")
 
 
 def _read_task_states(
     root: Path, ids: tuple[str, ...], job: str, states: Mapping[str, str], trials: int
 ) -> dict[int, JobStatus]:
     """Return the state of each task of a job: the queue's if it is active, else that of its exit file. Empty: no array."""
-    codes, tasks = slurm.list_exit_codes(root, job), {}
+    codes, tasks = queue.list_exit_codes(root, job), {}
     if not any(name.startswith(f"{job}_") for name in states) and set(codes) <= {None}:
         return {}
     for trial in range(trials):
         state = states.get(f"{job}_{trial}")
-        if state in slurm.ACTIVE_STATES:
+        if queue.is_active(state):
             tasks[trial] = JobStatus(ids, state, ended=False)
         else:
             tasks[trial] = JobStatus(ids, f"exit {codes[trial]}" if trial in codes else state or "gone", ended=True)
@@ -321,7 +331,7 @@ def _read_task_states(
 def judge_trial(
     record: RunRecord | None, job: JobStatus, silent_s: float, *, resumable: bool, sign: AttemptState
 ) -> tuple[str, str]:
-    """Judge a trial by its last log, its Slurm job, its launcher and the age of its files. Return state and note."""
+    """Judge a trial by its last log, its job, its launcher and the age of its files. Return state and note."""
     if record is not None and record.status == "success":
         return "finished", _describe_finished(record)
     stopped = _has_stopped(record)
@@ -369,14 +379,14 @@ def _judge_ended(sign: AttemptState, *, begun: bool, resumable: bool) -> tuple[s
 
 def _judge_unlogged(job: JobStatus) -> tuple[str, str]:
     """Judge a trial without a log and without a launcher on this machine."""
-    # None: Slurm does not answer, or there is no job.
+    # None: the scheduler does not answer, or there is no job.
     if job.ended is None:
         return "queued", "; ".join(filter(None, ("no log yet", _describe_no_answer(job))))
     return ("incomplete", "no log") if job.ended else ("queued", "")
 
 
 def _judge_by_job(record: RunRecord, job: JobStatus, silent_s: float, *, resumable: bool) -> tuple[str, str]:
-    """Judge a trial whose log has no end by its job, or without Slurm by the age of its files."""
+    """Judge a trial whose log has no end by its job, or without one by the age of its files."""
     if job.ended is False:
         return "queued", "to be resumed" if resumable else "log has no end"
     if job.ended:
@@ -389,7 +399,7 @@ def _judge_by_job(record: RunRecord, job: JobStatus, silent_s: float, *, resumab
 
 
 def _describe_no_answer(job: JobStatus) -> str:
-    return f"Slurm does not answer here: whether job {job.ids[-1]} goes on is not known" if job.ids else ""
+    return f"{job.scheduler} does not answer here: whether job {job.ids[-1]} goes on is not known" if job.ids else ""
 
 
 def _has_begun(record: RunRecord | None) -> bool:
@@ -431,15 +441,6 @@ def _render_value(row: TrialStatus) -> str:
     if row.value is None:
         return "-"
     return f"{row.value:.4g}" if row.target is None else render_metric_value(row.value, row.target, "g")
-
-
-def _read_job_ids(root: Path) -> set[str]:
-    """Read the job ids in job.json. None are returned if the file is missing or incomplete."""
-    try:
-        ids = read_json(root / "job.json", read_limits().json)["job_ids"]
-        return {str(item) for item in ids if str(item).isdecimal()}
-    except (OSError, ValueError, KeyError, TypeError):
-        return set()
 
 
 def _read_trial_status(

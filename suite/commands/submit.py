@@ -32,11 +32,15 @@ from mlhpc.suite.descriptor import Descriptor, load_descriptor
 from mlhpc.suite.documents import convert_to_plain_data, parse_yaml
 from mlhpc.suite.errors import ExitCode, InputError
 from mlhpc.suite.files import make_folder, print_line, quote_path, write_file_atomically
-from mlhpc.suite.launch import estimates, slurm
-from mlhpc.suite.launch.slurm import Job, SystemFile, find_system, parse_time_limit_s, read_system, render_sbatch_script
+from mlhpc.suite.launch import estimates
+from mlhpc.suite.launch.job import Job, SystemFile, find_system, parse_time_limit_s, read_system
+from mlhpc.suite.launch.queue import submit_script
+from mlhpc.suite.launch.schedulers import load_dialect, render_command
+from mlhpc.suite.launch.script import render_script
 from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import summarise_log
 from mlhpc.suite.log.run_folder import (
+    SCRIPT,
     JobInfo,
     RunFolder,
     choose_default_folder,
@@ -109,7 +113,7 @@ Examples:
 )
 @click.option(
     "--time-limit",
-    help="Slurm time limit, such as 30 (minutes), 2:00:00 or 1-12. [as in the system file]",
+    help="Time limit, such as 30 (minutes), 2:00:00 or 1-12. [as in the system file]",
 )
 @click.option(
     "--estimate-from",
@@ -138,7 +142,7 @@ def submit(
     estimate_from: Path | None,
     dry_run: bool,
 ) -> None:
-    """Submit runs of a workload to Slurm: one job and one run folder per node count.
+    """Submit runs of a workload to a scheduler: one job and one run folder per node count.
 
     Prints the predicted time, node-hours and disk use of each job first. --dry-run prints them and submits nothing.
     """
@@ -167,7 +171,7 @@ def submit(
         if dry_run:
             stated = (*_render_submitter_setting(resolved), *overrides)
             print_line(
-                render_sbatch_script(_make_script_template(job, choose_config_name(size, config), stated, output)),
+                render_script(_make_script_template(job, choose_config_name(size, config), stated, output)),
                 end="",
             )
     for text in impossible:
@@ -176,8 +180,8 @@ def submit(
         sys.exit(ExitCode.FINDINGS)
     if not dry_run:
         for folder, job in zip(folders.values(), planned, strict=True):
-            job_id = _submit_job(folder, job, resolved)
-            print_line(f"job {job_id}: {_render_title(job)}: {folder}")
+            ids = _submit_job(folder, job, resolved)
+            print_line(f"job {', '.join(ids)}: {_render_title(job)}: {folder}")
         print_line(f"state: mlhpc status {quote_path(root)}")
 
 
@@ -214,7 +218,7 @@ def _make_script_template(job: Job, chosen: str | None, overrides: Sequence[str]
         config=str(Path(name).absolute()) if is_config_path(name) else name,
         overrides=tuple(overrides),
         run=job.run if output is not None else None,
-        output="%x-%A_%a.out" if job.array else "%x-%j.out",
+        output=None,
     )
 
 
@@ -248,9 +252,8 @@ def _plan_all(
 
 def plan_job(template: Job, config: RunConfig, nodes: int, folder: Path) -> Job:
     """Make the job for one node count. InputError if its ranks cannot share the batch evenly or its folder exists."""
-    log = "job_%A_%a.log" if template.array else "job_%j.log"
-    output = str(folder / "output").replace("%", "%%") + f"/{log}"  # Slurm expands %j in any part of a path
-    job = replace(template, nodes=nodes, run=str(folder), config=str(RunFolder(folder).config_path), output=output)
+    config_path = str(RunFolder(folder).config_path)
+    job = replace(template, nodes=nodes, run=str(folder), config=config_path, output=str(folder / "output"))
     accumulation = config.gradient_accumulation_steps
     # Without a plan every rank has samples of its own.
     groups = job.ranks
@@ -272,29 +275,28 @@ def plan_job(template: Job, config: RunConfig, nodes: int, folder: Path) -> Job:
 def _make_template(
     chosen: Descriptor, config: RunConfig, system: SystemFile, ranks_per_node: int | None, time_limit: str | None
 ) -> Job:
-    launcher = system.launcher
+    site, resources = system.site, system.resources
     if config.staging.directory is not None:  # the user's choice: in the script, the site's default would override it
-        launcher = structs.replace(launcher, staging_directory=None)
+        site = structs.replace(site, staging_directory=None)
     if config.cache_drop_command is not None:
-        launcher = structs.replace(launcher, cache_drop_command=None)
-    limit = time_limit or launcher.time_limit
+        site = structs.replace(site, cache_drop_command=None)
+    limit = time_limit or resources.time_limit
     # A wrong limit is refused before anything is written.
-    if parse_time_limit_s(limit) <= launcher.signal_margin_s:
+    if parse_time_limit_s(limit) <= resources.signal_margin_s:
         raise InputError(
-            f"time limit {limit!r}: ranks are to save and stop {launcher.signal_margin_s} s before it"
-            " (launcher.signal_margin_s); ask for more"
+            f"time limit {limit!r}: ranks are to save and stop {resources.signal_margin_s} s before it"
+            " (resources.signal_margin_s); ask for more"
         )
-    in_container = launcher.container.runtime != "none"
+    in_container = system.container.runtime != "none"
     return Job(
         workload=chosen.name,
         size=config.size,
         config="",
-        system=system.name,
-        launcher=launcher,
+        system=structs.replace(system, site=site),
         nodes=1,
-        ranks_per_node=ranks_per_node or launcher.ranks_per_node,
+        ranks_per_node=ranks_per_node or resources.ranks_per_node,
         # The path of this interpreter does not exist in a container.
-        python=launcher.python or ("python3" if in_container else sys.executable),
+        python=site.python or ("python3" if in_container else sys.executable),
         time_limit=limit,
     )
 
@@ -310,13 +312,13 @@ def _render_title(job: Job) -> str:
 def _estimate_cost(
     job: Job, chosen: Descriptor, config: RunConfig, size_card: SizeCard, earlier: RunRecord | None
 ) -> estimates.Cost:
-    pace, rate = None, job.launcher.flops_per_s_per_rank
+    pace, rate = None, job.system.resources.flops_per_s_per_rank
     if earlier is not None:
         pace = estimates.compute_pace_from_record(earlier, job.ranks)
     elif rate is not None:
         pace = estimates.compute_pace_from_rate(size_card, job.ranks, rate)
     data = _find_data_size(config, size_card)
-    staged = job.launcher.staging_directory is not None or config.staging.directory is not None
+    staged = job.system.site.staging_directory is not None or config.staging.directory is not None
     points = read_reference_points(chosen.folder, config.size)
     return estimates.Cost(
         epochs=estimates.estimate_epochs(points, config.global_batch_size, config.max_epochs),
@@ -353,21 +355,26 @@ def _read_earlier_run(folder: Path) -> RunRecord:
     raise InputError(f"{folder}: no log has a complete epoch to estimate from; give another run folder")
 
 
-def _submit_job(folder: Path, job: Job, config: RunConfig) -> str:
-    """Create the run folder, submit its job and return the job id. If sbatch refuses it, the folder is removed."""
+def _submit_job(folder: Path, job: Job, config: RunConfig) -> tuple[str, ...]:
+    """Create the run folder, submit its jobs and return their ids. If they are refused, the folder is removed."""
+    dialect = load_dialect(job.system.kind)
     create_run_folder(folder)
     run = write_run_info(
         folder, config, mode=job.mode, runs=job.trials, ranks=job.ranks, seed=job.seed, same_allocation=not job.array
     )
     try:
         make_folder(folder / "output")
-        script = folder / "job.sbatch"
-        write_file_atomically(script, render_sbatch_script(job))
-        job_id = slurm.submit_script(script)
+        script = folder / SCRIPT
+        write_file_atomically(script, render_script(job))
+        ids: list[str] = []
+        # Without arrays of its own, the scheduler gets a job for each run, which waits for the one before.
+        for index in range(job.runs) if job.array and not tuple(dialect.render_array(job)) else (None,):
+            after = dialect.render_dependency(ids[-1], succeeded=False) if ids else ()
+            ids.append(submit_script(script, dialect, *after, index=index))
     except ValueError:
         shutil.rmtree(run.root)  # a folder without a job would stay "queued" for ever
         raise
     submitted = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    job_info = JobInfo(job_ids=(job_id,), submitted=submitted)
+    job_info = JobInfo(kind=job.system.kind, command=render_command(dialect), job_ids=tuple(ids), submitted=submitted)
     write_file_atomically(folder / "job.json", json.dumps(convert_to_plain_data(job_info), indent=2) + "\n")
-    return job_id
+    return tuple(ids)

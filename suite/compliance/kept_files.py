@@ -34,7 +34,7 @@ VERBATIM = ("sources.json", "environment.json", "data.json", PLAN)
 LARGEST_SETTINGS = 2**16  # bytes of a file of settings
 MOST_SETTINGS = 2**13  # values of one: the slow reader of YAML takes a second for more
 # Only a script that the template made has these two lines; a person's own script may begin and end otherwise.
-TEMPLATE_COMMENT, TEMPLATE_END = "# Read it, edit it, sbatch it.", 'exit "$status"\n'
+TEMPLATE_COMMENT, TEMPLATE_END = "# Read it, edit it, ", 'exit "$status"\n'
 _NOTHING = hashlib.sha256(b"").hexdigest()
 _MARK = re.compile(r"REDACTED(?:-ACCOUNT)?|\bnode[0-9]+\b")  # what redaction leaves in place of a word
 Kind = TypeVar("Kind")

@@ -30,6 +30,7 @@ from mlhpc.suite.files import (
     render_duration,
     render_error,
 )
+from mlhpc.suite.launcher import RESTART_VARIABLES, find_batch_job
 from mlhpc.suite.processes import read_start_time
 from mlhpc.suite.world import World, find_node_name
 
@@ -61,7 +62,7 @@ class Owner(Struct, frozen=True, kw_only=True):
     @staticmethod
     def this_process(environ: Mapping[str, str] = os.environ) -> Owner:
         """Return this process as the owner of a new lock."""
-        restart = environ.get("SLURM_RESTART_COUNT", "0")
+        restart = next((environ[name] for name in RESTART_VARIABLES if name in environ), "0")
         return Owner(
             token=secrets.token_hex(8),
             host=find_node_name(environ),
@@ -69,7 +70,7 @@ class Owner(Struct, frozen=True, kw_only=True):
             started=read_start_time(os.getpid()),
             boot=_read_boot_id(),
             namespace=_read_namespace(),
-            job=environ.get("SLURM_JOB_ID"),
+            job=find_batch_job(environ),
             restart=int(restart) if restart.isdigit() else 0,
             since=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         )
@@ -84,7 +85,7 @@ class Owner(Struct, frozen=True, kw_only=True):
         if (self.boot, self.namespace) == (seeker.boot, seeker.namespace):
             # Not only the id: the kernel gives the id of an ended process to a new one.
             return read_start_time(self.pid) != self.started
-        # Slurm restarts a job only after it has ended all its processes.
+        # A scheduler restarts a job only after it has ended all its processes.
         if self.job is not None and self.job == seeker.job and self.restart < seeker.restart:
             return True
         return silent_s > SILENT_S

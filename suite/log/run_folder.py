@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 RUN_VERSION = 1
 JOB_VERSION = 1
+SCRIPT = "job.sbatch"  # of every scheduler: the first to be spoken here gave the name
 _REFRESHED_S = 60.0  # an owner refreshes its lock every 20 s (mlhpc.suite.data.lock)
 
 
@@ -74,9 +75,14 @@ class RunInfo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class JobInfo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of ``job.json``: the Slurm jobs of a run folder, and when they were submitted."""
+    """The content of ``job.json``: the jobs of a run folder, and when they were submitted.
+
+    ``kind`` names their scheduler's dialect, ``command`` is what submits the script.
+    """
 
     version: int = JOB_VERSION
+    kind: str = "slurm"
+    command: str = "sbatch"
     job_ids: tuple[str, ...]
     submitted: str
 
@@ -244,6 +250,14 @@ class RunFolder:
             raise InputError(f"{self.root}: not a run folder (no run.json)")
         return read_json_document(self.info_path, RunInfo, "a run.json", RUN_VERSION, largest=read_limits().json)
 
+    def read_job(self) -> JobInfo | None:
+        """Read job.json. None without one, and if it is incomplete."""
+        try:
+            path = self.root / "job.json"
+            return read_json_document(path, JobInfo, "a job.json", JOB_VERSION, largest=read_limits().json)
+        except InputError:
+            return None
+
 
 def _parse_trial_numbers(path: Path) -> tuple[int, ...]:
     """Return the numbers in a log's name: trial, and continuation if there is one. (0,) without numbers."""
@@ -291,9 +305,10 @@ def find_continue_command(root: Path, *, left: bool = False) -> str | None:
         return None
     if not left or info.loop is not None:  # nothing of mlhpc continues a person's own loop
         return None
-    script = root / "job.sbatch"
+    script = root / SCRIPT
     if script.is_file():
-        return f"sbatch {quote_path(script)}"
+        job = folder.read_job()
+        return f"{job.command if job else 'sbatch'} {quote_path(script)}"
     return f"mlhpc run {shlex.quote(info.workload)} --output {quote_path(root)} --resume"
 
 

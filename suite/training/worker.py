@@ -17,6 +17,7 @@ from mlhpc.suite import FIRST_LINE_S
 from mlhpc.suite.data.lock import LockedError, create_lock_for_all_ranks
 from mlhpc.suite.errors import ExitCode, InputError, explain_missing
 from mlhpc.suite.files import make_folder, print_line, render_error
+from mlhpc.suite.launcher import ARRAY_VARIABLES
 from mlhpc.suite.log.checkpoint_index import find_damage
 from mlhpc.suite.log.run_folder import ResumeDecision, plan_and_prepare_resume, plan_resume, write_run_info
 from mlhpc.suite.shadowed import explain_shadowed
@@ -106,8 +107,8 @@ def _make_folder(plan: TrialPlan, world: World) -> None:
     if world.is_first:
         try:
             make_folder(root)
-            # The tasks of a Slurm array are jobs of their own, each with its own allocation.
-            alone = "SLURM_ARRAY_TASK_ID" not in os.environ
+            # The tasks of an array are jobs of their own, each with its own allocation.
+            alone = not any(os.environ.get(name) for name in ARRAY_VARIABLES)
             write_run_info(
                 root,
                 plan.config,

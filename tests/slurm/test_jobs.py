@@ -271,7 +271,7 @@ def test_a_requeued_task_of_an_array_starts_no_other_one(cluster: Cluster, smoke
     """Of three tasks the first has ended. Of the two that run, that with the id of the array is stopped."""
     run, system = tmp_path / "run", tmp_path / "array.yaml"
     text = (ROOT / "submissions" / "systems" / "slurm-two-node.yaml").read_text()
-    system.write_text(text.replace("launcher:\n", "launcher:\n  requeue: true\n").replace("slurm-two-node", "array"))
+    system.write_text(text.replace("site:\n", "site:\n  requeue: true\n").replace("slurm-two-node", "array"))
     command = ("submit", "cosmoflow", "--system", str(system), "--size", "smoke", "--nodes", "1", "--array")
     script = tmp_path / "array.sbatch"
     printed = mlhpc(*command, "--runs", "3", "-o", str(run), "--dry-run", cwd=tmp_path).stdout
@@ -337,8 +337,9 @@ def test_an_environment_is_unpacked_on_every_node_before_the_ranks_start(
     system.write_text(
         f"""
 name: offline
-launcher:
+resources:
   exclusive: false
+site:
   python: $TMPDIR/mlhpc-env/bin/python
   scratch: {tmp_path}/local-$SLURM_JOB_ID
   setup:

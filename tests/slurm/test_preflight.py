@@ -35,8 +35,8 @@ def test_a_node_that_hangs_is_named_and_the_trial_runs_on_the_spare_one(
     python.write_text(HANGS % sys.executable)
     python.chmod(0o755)
     system = tmp_path / "two.yaml"
-    launcher = {"exclusive": False, "ranks_per_node": 1, "cpus_per_task": 1, "python": str(python)}
-    system.write_text(json.dumps({"name": "two", "launcher": launcher}))
+    parts = {"resources": {"exclusive": False}, "site": {"python": str(python)}}
+    system.write_text(json.dumps({"name": "two", **parts}))
     words = ["submit", "cosmoflow", "--system", str(system), "--size", "smoke", "--nodes", "1", "--preflight", "66"]
     words += ["--spares", "1", "-o", "run", "--set", "max_epochs=1", "--set", f"data={smoke_data / 'cosmoflow-smoke'}"]
     done = mlhpc(*words, cwd=tmp_path, environment=cluster.environment | {"PATH": os.environ["PATH"]})

@@ -27,7 +27,8 @@ from scipy import stats
 
 from mlhpc.plugins.fleet.samples import compute_node_value, group_by_metric, read_samples
 from mlhpc.plugins.fleet.slow_nodes import FALSE_ALARM_RATE, judge, merge_verdicts
-from mlhpc.suite.launch.slurm import Job, Launcher, render_sbatch_script
+from mlhpc.suite.launch.job import Job, Resources, Site, SystemFile
+from mlhpc.suite.launch.script import render_script
 from mlhpc.suite.machine.probes.processor import read_cpu
 from tests.slurm.conftest import Cluster, running_cluster, slurm_path
 
@@ -150,16 +151,17 @@ def say_gates(say: Callable[[str], None], cluster: Cluster, root: Path, healthy:
 
 def gate_of(cluster: Cluster, root: Path, name: str) -> tuple[dict, int, str]:  # type: ignore[type-arg]
     """Run the gate of a job script without trials: its verdict, the seconds it took, and what it printed."""
-    launcher = Launcher(exclusive=False, preflight_history=str(root / "history"))
+    site = Site(preflight_history=str(root / "history"))
+    system = SystemFile(name="two", site=site, resources=Resources(exclusive=False))
     job = Job(
-        "cosmoflow", "smoke", "smoke", "two", launcher, nodes=1, ranks_per_node=1, run=str(root / name),
-        python=sys.executable, preflight=GATE_S, spares=1, output=str(root / f"{name}.log"), time_limit="10",
+        "cosmoflow", "smoke", "smoke", system, nodes=1, ranks_per_node=1, run=str(root / name),
+        python=sys.executable, preflight=GATE_S, spares=1, time_limit="10",
     )  # fmt: skip
     script = root / f"{name}.sbatch"
-    script.write_text(render_sbatch_script(job))
+    script.write_text(render_script(job))
     number = cluster.sbatch(script, exports={"MLHPC_RUNS": "0", "TMPDIR": str(root)}, cwd=root)
     cluster.wait(number, timeout_s=180)
-    text = (root / f"{name}.log").read_text()
+    text = (root / f"cosmoflow-smoke-{number}.out").read_text()
     (verdict,) = (root / name).glob("preflight/*/verdict.json")
     seconds = int(text.rpartition("preflight: took ")[2].split()[0])
     return json.loads(verdict.read_text()), seconds, text

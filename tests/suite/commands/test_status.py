@@ -12,9 +12,10 @@ import pytest
 from mlhpc.suite.commands import status
 from mlhpc.suite.commands.status import JobStatus, TrialStatus, judge_trial, read_folder_status, render_table
 from mlhpc.suite.data.lock import create_lock
-from mlhpc.suite.launch import slurm
+from mlhpc.suite.launch import queue as jobs
 from mlhpc.suite.launch.estimates import Epochs, estimate_eta_s
 from mlhpc.suite.launch.local import AttemptState, keep_heartbeat, read_attempt_state
+from mlhpc.suite.launch.schedulers import slurm
 from mlhpc.suite.log.checkpoint_index import CheckpointIndex, FileSum, build_folder_path
 from mlhpc.suite.log.record import RunRecord
 from mlhpc.suite.log.results_tree import find_logs
@@ -231,9 +232,9 @@ def test_the_newest_continuation_speaks_for_a_trial(run: RunFolder) -> None:
 
 def test_a_job_is_asked_of_the_queue_then_of_its_exit_file(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     (run.root / "job.json").write_text('{"version": 1, "job_ids": ["7"], "submitted": "x"}')
-    monkeypatch.setattr(slurm, "fetch_job_states", lambda ids: {"7": "RUNNING"})
+    monkeypatch.setattr(jobs, "fetch_job_states", lambda ids, dialect: {"7": "RUNNING"})
     assert status.read_job_status(run.root) == JobStatus(("7",), "RUNNING", ended=False)
-    monkeypatch.setattr(slurm, "fetch_job_states", lambda ids: {})
+    monkeypatch.setattr(jobs, "fetch_job_states", lambda ids, dialect: {})
     assert status.read_job_status(run.root) == JobStatus(("7",), "gone", ended=True)
     (run.root / "exit").mkdir()
     (run.root / "exit" / "7").write_text("3\n")
@@ -271,7 +272,7 @@ def test_each_task_of_an_array_has_a_state_of_its_own(
     for name, code in (codes | {f"trial_{trial}": code for trial, code in trials.items()}).items():
         (run.root / "exit" / name).write_text(f"{code}\n")
     listed = "".join(f"7 {name[2:]} {state}\n" for name, state in queue.items())
-    monkeypatch.setattr(slurm, "_query_slurm", lambda *words: listed if words[0] == "squeue" else "")
+    monkeypatch.setattr(jobs, "ask", lambda *words: listed if words[0] == "squeue" else "")
     assert [f"{row.state} {row.job_state}" for row in read_folder_status(run, now_s=5.0)][:2] == states
 
 
@@ -298,7 +299,7 @@ def mute(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv(
         "PATH", f"{tools}:/nowhere" if request.param != "slow squeue" else f"{tools}:{os.environ['PATH']}"
     )
-    monkeypatch.setattr(slurm, "ANSWER_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(jobs, "ANSWER_TIMEOUT_S", 0.3)
 
 
 @pytest.mark.usefixtures("mute")
@@ -310,7 +311,7 @@ def test_a_trial_is_not_killed_where_slurm_does_not_answer(run: RunFolder) -> No
     (run.root / "exit" / "9").write_text("0\n")
     (run.root / "exit" / "7.running").touch()
     now_s = run.result(0).stat().st_mtime
-    assert status.read_job_status(run.root) == JobStatus(("7", "9"), "not known")
+    assert status.read_job_status(run.root) == JobStatus(("7", "9"), "not known", scheduler="Slurm")
     for later_s, state in ((1.0, "running"), (4000.0, "incomplete")):
         first, second = read_folder_status(run, now_s=now_s + later_s)
         assert (first.state, first.job_state, second.state) == (state, "not known", "queued")
@@ -332,9 +333,9 @@ def test_slurm_that_does_not_know_a_job_any_more_has_answered(tmp_path: Path, mo
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/nowhere")
-    assert slurm.fetch_job_states(["7", "8"]) == {"7": "RUNNING"}
+    assert jobs.fetch_job_states(["7", "8"], slurm) == {"7": "RUNNING"}
     (tmp_path / "scontrol").unlink()
-    assert slurm.fetch_job_states(["7", "8"]) == {"7": "RUNNING"}
+    assert jobs.fetch_job_states(["7", "8"], slurm) == {"7": "RUNNING"}
 
 
 def test_the_lock_of_a_trial_says_that_it_runs_unless_slurm_knows_the_end_of_its_job(
@@ -349,7 +350,7 @@ def test_the_lock_of_a_trial_says_that_it_runs_unless_slurm_knows_the_end_of_its
         assert read_folder_status(run, now_s=now_s)[0].state == "running"
         (run.root / "job.json").write_text('{"version": 1, "job_ids": ["7"], "submitted": "x"}')
         for states, state in (({"7": "RUNNING"}, "running"), ({"7": "not known"}, "running"), ({}, "killed")):
-            monkeypatch.setattr(slurm, "fetch_job_states", lambda ids, states=states: states)
+            monkeypatch.setattr(jobs, "fetch_job_states", lambda ids, dialect, states=states: states)
             assert read_folder_status(run, now_s=now_s)[0].state == state
         (run.root / "job.json").write_text('{"version": 1, "job_ids": ["8"], "submitted": "x"}')
         assert read_folder_status(run, now_s=now_s)[0].state == "running"  # a person continues it outside of the job

@@ -14,7 +14,8 @@ from mlhpc.suite.card import ReferencePoint, ReferencePoints
 from mlhpc.suite.commands.submit import parse_nodes, submit
 from mlhpc.suite.descriptor import load_descriptor, load_descriptors
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.launch import estimates, slurm
+from mlhpc.suite.launch import estimates, queue
+from mlhpc.suite.launch.schedulers import slurm
 from mlhpc.suite.log.record import RunRecord
 from mlhpc.suite.log.timeline import Epoch
 from tests.fixtures import cli
@@ -334,15 +335,17 @@ def test_a_dry_run_of_a_sweep_shows_the_sizes_that_are_possible_and_names_the_ot
     assert not (tmp_path / "r").exists()
 
 
-def test_job_ids_and_states_are_read_from_slurms_own_words() -> None:
-    assert slurm.parse_job_id("123\n") == "123"
-    assert slurm.parse_job_id("123;cluster\n") == "123"
-    assert slurm.parse_squeue("7 1 PENDING\n7 0 RUNNING\n8 N/A COMPLETING\n") == {
-        "7": "RUNNING",
-        "7_0": "RUNNING",
-        "7_1": "PENDING",
-        "8": "COMPLETING",
-    }
-    assert slurm.parse_scontrol("JobId=9 x\n   JobState=FAILED Reason=None\n") == "FAILED"
-    assert slurm.parse_scontrol("JobId=9\n JobState=COMPLETED\n\nJobId=10\n JobState=RUNNING\n") == "RUNNING"
-    assert slurm.parse_scontrol("slurm_load_jobs error: Invalid job id specified") is None
+def test_job_ids_and_states_are_read_from_slurms_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert queue.parse_job_id("123\n", slurm) == "123"
+    assert queue.parse_job_id("123;cluster\n", slurm) == "123"
+    answers = {"squeue": "7 1 PENDING\n7 0 RUNNING\n8 N/A COMPLETING\n", "scontrol": ""}
+    monkeypatch.setattr(queue, "ask", lambda *words: answers[words[0]])
+    found = {"7": "RUNNING", "7_0": "RUNNING", "7_1": "PENDING", "8": "COMPLETING"}
+    assert queue.fetch_job_states(["7", "8", "9"], slurm) == found
+    for text, state in (
+        ("JobId=9 x\n   JobState=FAILED Reason=None\n", "FAILED"),
+        ("JobId=9\n JobState=COMPLETED\n\nJobId=10\n JobState=RUNNING\n", "RUNNING"),
+        ("JobId=9\n JobState=PREEMPTED\n\nJobId=10\n JobState=COMPLETED\n", "PREEMPTED"),  # has not ended
+    ):
+        answers["scontrol"] = text
+        assert queue.fetch_job_states(["9"], slurm)["9"] == state

@@ -28,7 +28,7 @@ description:
   networking_topology: Dragonfly
   memory_per_node_gib: 512
   software: {cuda: "12.4"}
-launcher:
+site:
   partition: gpu
   anything: [the launcher, knows]
 """

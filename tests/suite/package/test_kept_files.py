@@ -193,6 +193,6 @@ def test_a_log_that_a_kill_cut_is_no_damage(run: Path) -> None:
 
 
 def test_the_end_of_a_script_is_that_of_the_template() -> None:
-    template = (Path(suite.__file__).parent / "launch/templates/job.sbatch").read_text()
+    template = (Path(suite.__file__).parent / "launch/templates/job.sh").read_text()
     assert TEMPLATE_COMMENT in template
     assert template.endswith(TEMPLATE_END)

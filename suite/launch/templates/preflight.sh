@@ -17,24 +17,26 @@ within() {
 
 # look FOLDER: measure all nodes
 look() {
-  local nodes=$((MLHPC_PREFLIGHT_S / 3)) links=$((MLHPC_PREFLIGHT_S / 8)) each=(srun --input=none --kill-on-bad-exit=0 "${site[@]}")
-  each+=(--nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1)
+  local alone=$((MLHPC_PREFLIGHT_S / 3)) links=$((MLHPC_PREFLIGHT_S / 8))
   mkdir -p "$1"
-  within "$nodes" "${each[@]}" --cpus-per-task="$((SLURM_NTASKS_PER_NODE * SLURM_CPUS_PER_TASK))" --mpi=none \
-    "${suite[@]}" preflight node --ranks "$SLURM_NTASKS_PER_NODE" --budget "$((nodes > 10 ? nodes - 5 : 5))" \
+  place "$nodes" 0 1 "$((ranks * cpus))"
+  within "$alone" "${start[@]}" "${site[@]}" \
+    "${suite[@]}" preflight node --ranks "$ranks" --budget "$((alone > 10 ? alone - 5 : 5))" \
     --directory "${MLHPC_PREFLIGHT_DIRECTORY:-$TMPDIR}" -o "$1" || echo "preflight: measuring nodes ended with exit code $?"
-  ((SLURM_JOB_NUM_NODES > 1)) || return 0
-  within "$links" "${each[@]}" --cpus-per-task="$SLURM_CPUS_PER_TASK" --mpi="$MLHPC_MPI" \
+  ((nodes > 1)) || return 0
+  place "$nodes" 0 1 "$cpus" "$MLHPC_MPI"
+  within "$links" "${start[@]}" "${site[@]}" \
     "${suite[@]}" preflight links --budget "$((links > 6 ? links - 1 : 5))" -o "$1" || echo "preflight: measuring links ended with exit code $?"
 }
 
 # judge ARGUMENT...: good 0, bad 1, inconclusive 4, wrong results 5; anything else: there is no verdict
 judge() {
-  local words=(preflight judge "$MLHPC_PREFLIGHT/1" "$@" --nodes "$SLURM_JOB_NODELIST" -o "$MLHPC_PREFLIGHT")
-  words+=(--choose "$((SLURM_JOB_NUM_NODES - MLHPC_SPARES))")
+  local words=(preflight judge "$MLHPC_PREFLIGHT/1" "$@" --nodes "$names" -o "$MLHPC_PREFLIGHT")
+  words+=(--choose "$((nodes - MLHPC_SPARES))")
   [[ -z $MLHPC_PREFLIGHT_HISTORY ]] || words+=(--history "$MLHPC_PREFLIGHT_HISTORY" --remember "$MLHPC_PREFLIGHT_HISTORY")
   [[ -z $MLHPC_PREFLIGHT_HISTORY ]] || mkdir -p "$MLHPC_PREFLIGHT_HISTORY"
-  within "$MLHPC_PREFLIGHT_S" srun --nodes=1 --ntasks=1 --input=none "${site[@]}" "${suite[@]}" "${words[@]}"
+  place 1 0 1 1
+  within "$MLHPC_PREFLIGHT_S" "${start[@]}" "${site[@]}" "${suite[@]}" "${words[@]}"
 }
 
 code=0
@@ -58,6 +60,7 @@ case $code in
 esac
 if ((MLHPC_SPARES > 0)) && [[ -s $MLHPC_PREFLIGHT/chosen ]]; then
   IFS=, read -ra chosen < "$MLHPC_PREFLIGHT/chosen"
+  nodes=${#chosen[@]} MLHPC_SPARES=0
   echo "preflight: the trials run on ${chosen[*]}"
 fi
 echo "preflight: took $((SECONDS - preflight_end + MLHPC_PREFLIGHT_S)) s of $MLHPC_PREFLIGHT_S s"

@@ -1,7 +1,7 @@
 #!/bin/bash{{ login }}
 # {{ workload }} {{ size }} on {{ system }}: {{ what }}
-# Read it, edit it, sbatch it. Change settings without editing:
-#   sbatch --nodes=4 --time=02:00:00 --export=ALL,MLHPC_SIZE=smoke,MLHPC_SET="max_epochs=2 precision=bfloat16" FILE
+# Read it, edit it, submit it. Change settings without editing:
+#   {{ example }}
 # Submitting it again with the same MLHPC_RUN continues what is unfinished: trials with a checkpoint resume (not scored), trials
 # that never began start afresh, and those that began and failed count unless MLHPC_REPLACE_FAILED=1.
 {{ directives }}
@@ -9,8 +9,14 @@
 {{ modules }}
 set -euo pipefail
 
-job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}
-task=$job${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID} # SLURM_JOB_ID of one task is that of the whole array
+# What the scheduler calls things: job, index (of an array, from 0), self (as locks name this job), nodes, names, ranks and cpus.
+# place NODES FIRST RANKS CPUS [MPI [END]]: `start` starts RANKS of a command on each of NODES nodes of this job, from the FIRST on.
+# Without MPI they know nothing of each other; with END one that fails ends all. `chosen`: nodes for the trials, where not the first.
+chosen=()
+{{ environment_of_job }}
+task=$job${index:+_$index}
+export MLHPC_JOB=$self MLHPC_INDEX=$index
+{{ redirect }}
 export TMPDIR="{{ scratch }}" # the settings below may use it
 {{ environment }}
 {{ apostrophe }}
@@ -29,14 +35,13 @@ export TMPDIR="{{ scratch }}" # the settings below may use it
 : "${MLHPC_SPARES:={{ spares }}}" # nodes of the allocation that no trial needs
 {{ preflight_settings }}
 : "${MLHPC_REQUEUE:={{ requeue }}}"
+{{ timer }}
 
-export OMP_NUM_THREADS="$SLURM_CPUS_PER_TASK"
+export OMP_NUM_THREADS="$cpus"
 export PYTHONUNBUFFERED=1
 
-site=() # options of every srun that runs the suite
+site=() # more options of what starts the suite
 {{ site_options }}
-step=(srun --mpi="$MLHPC_MPI" --ntasks-per-node="$SLURM_NTASKS_PER_NODE" --cpus-per-task="$SLURM_CPUS_PER_TASK")
-step+=(--kill-on-bad-exit=1 --input=none --open-mode=append "${site[@]}")
 {{ suite }}
 worker=("${suite[@]}" run {{ workload }})
 [[ -z $MLHPC_SIZE ]] || worker+=(--size "$MLHPC_SIZE")
@@ -52,19 +57,19 @@ for setting in "${settings[@]}"; do worker+=(--set "$setting"); done
 # What counts is that they can be opened: where another node made them a moment ago, mkdir may say that it cannot.
 mkdir -p "$MLHPC_RUN/output" "$MLHPC_RUN/exit" || ls "$MLHPC_RUN/output" "$MLHPC_RUN/exit" > /dev/null
 exit_file="$MLHPC_RUN/exit/$task"
-: > "$exit_file.running"
+echo {{ kind }} > "$exit_file.running" # whose job it is
 trap 'echo "$?" > "$exit_file.running" && mv "$exit_file.running" "$exit_file"' EXIT
-trap 'exit 143' TERM # scancel, or the end of the time limit: no further trial
+trap 'exit 143' TERM # cancelled, or the end of the time limit: no further trial
 
-echo "job $SLURM_JOB_ID on $SLURM_JOB_NODELIST: $SLURM_JOB_NUM_NODES nodes, $SLURM_NTASKS_PER_NODE ranks each, $SLURM_CPUS_PER_TASK cores a rank"
+echo "job $self on $names: $nodes nodes, $ranks ranks each, $cpus cores a rank"
 for name in "${!MLHPC_@}"; do echo "$name=${!name}"; done
 
 {{ setup }}
 drop_cache() {
   [[ -n $MLHPC_CACHE_DROP_COMMAND ]] || return 0
   MLHPC_CACHE_DROP_RC=0
-  srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 --cpus-per-task=1 \
-    bash -c "$MLHPC_CACHE_DROP_COMMAND" || MLHPC_CACHE_DROP_RC=$?
+  place "$nodes" 0 1 1
+  "${start[@]}" bash -c "$MLHPC_CACHE_DROP_COMMAND" || MLHPC_CACHE_DROP_RC=$?
   export MLHPC_CACHE_DROP_COMMAND MLHPC_CACHE_DROP_RC # the worker logs both as a fact
 }
 
@@ -73,32 +78,29 @@ other() {
   local lock
   lock=$(cat "$MLHPC_RUN/trial_$1.lock" 2> /dev/null) || return 1
   [[ $lock =~ \"job\":\"([0-9]+)\" ]] || { echo none && return; }
-  [[ ${BASH_REMATCH[1]} != "$SLURM_JOB_ID" ]] && echo "${BASH_REMATCH[1]}"
+  [[ ${BASH_REMATCH[1]} != "$self" ]] && echo "${BASH_REMATCH[1]}"
 }
 
 # trial INDEX NODES FIRST_NODE: one trial on some nodes of the allocation. Returns the worker's exit code:
 # 0 target reached, 1 not reached or failed, 2 usage, 3 stopped by a signal with a checkpoint left. 75: somebody else is at it.
 # --resume: what has a checkpoint goes on from it, what never began starts afresh, what is done stays as it is.
 trial() {
-  local code=0 owner=
-  if owner=$(other "$1") && [[ $(squeue --noheader --format=%T --jobs="$owner" 2> /dev/null) == RUNNING ]]; then
-    return 75
-  fi
+  local code=0 owner='' stop=()
+  if owner=$(other "$1") && is_running "$owner"; then return 75; fi
   if [[ -e $MLHPC_RUN/result_$1.txt && $(cat "$MLHPC_RUN/exit/trial_$1" 2> /dev/null) == 0 ]]; then
     echo "trial $1: reached its target before, left as it is"
     return 0
   fi
   [[ -n $owner ]] || rm -f "$MLHPC_RUN/exit/trial_$1" # else the ranks do, once they have the lock
-  local place=(--relative="$3")
-  if [[ -n ${chosen[*]} ]]; then place=("--nodelist=$(IFS=,; echo "${chosen[*]:$3:$2}")"); fi
-  "${step[@]}" --nodes="$2" --ntasks="$(($2 * SLURM_NTASKS_PER_NODE))" "${place[@]}" \
-    --output="${MLHPC_RUN//\%/%%}/output/trial_$1.log" "${worker[@]}" --trial "$1" --resume || code=$?
+  {{ stop }}
+  place "$2" "$3" "$ranks" "$cpus" "$MLHPC_MPI" 1
+  "${stop[@]}" "${start[@]}" "${site[@]}" "${worker[@]}" --trial "$1" --resume >> "$MLHPC_RUN/output/trial_$1.log" 2>&1 || code=$?
   if other "$1" > /dev/null; then return 75; fi # the ranks were refused the lock
   return "$code"
 }
 
 # report INDEX CODE: say how a trial ended, keep its exit code, and the worst one of the job. Sets $code: the ranks' own word
-# counts, because srun says 137 of ranks that it killed after another one had ended.
+# counts, because a launcher says 137 of ranks that it killed after another one had ended.
 status=0
 report() {
   if (($2 == 75)); then
@@ -112,15 +114,11 @@ report() {
   echo "$code" > "$MLHPC_RUN/exit/trial_$1" || true # a full disk must not end the series
   ((code <= status)) || status=$code
 }
-chosen=() # nodes for the trials, where not the first ones
 {{ preflight }}
 {{ loop }}
 
 if ((status == 3)); then
-  if [[ $MLHPC_REQUEUE == 1 ]] && command -v scontrol > /dev/null; then
-    echo "stopped with a checkpoint: requeued"
-    scontrol requeue "$task" && sleep 60 # Slurm ends this script meanwhile
-  fi
-  printf 'stopped with a checkpoint; to continue: MLHPC_RUN=%q sbatch FILE\n' "$MLHPC_RUN"
+  if [[ $MLHPC_REQUEUE == 1 ]]; then requeue || true; fi # which ends this script, if the scheduler can
+  printf 'stopped with a checkpoint; to continue: MLHPC_RUN=%q {{ submit }} FILE\n' "$MLHPC_RUN"
 fi
 exit "$status"

@@ -17,15 +17,16 @@ from mlhpc.suite.data.lock import Owner
 from mlhpc.suite.descriptor import load_descriptors
 from mlhpc.suite.documents import render_json
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.launch.slurm import (
+from mlhpc.suite.launch.job import (
     Container,
     Job,
-    Launcher,
+    Resources,
+    Site,
     find_system,
     parse_time_limit_s,
     read_system,
-    render_sbatch_script,
 )
+from mlhpc.suite.launch.script import render_script
 
 ROOT = Path(__file__).resolve().parents[3]
 SYSTEMS = sorted((ROOT / "submissions" / "systems").glob("*.yaml"))
@@ -38,26 +39,27 @@ SHIPPED = {
 
 def job(system: str, size: str, **changes: object) -> Job:
     file = read_system(find_system(system))
-    launcher = file.launcher
     base = Job(
-        workload="cosmoflow", size=size, config=size, system=file.name, launcher=launcher, nodes=1,
-        ranks_per_node=launcher.ranks_per_node, python=launcher.python or "python3", time_limit=launcher.time_limit,
+        workload="cosmoflow", size=size, config=size, system=file, nodes=1, python=file.site.python or "python3",
+        ranks_per_node=file.resources.ranks_per_node, time_limit=file.resources.time_limit,
     )  # fmt: skip
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
+def with_site(system: str, site: Site, **changes: object) -> Job:
+    """A job of two nodes on a system with another site."""
+    made = job(system, "mini", **{"nodes": 2} | changes)
+    return replace(made, system=structs.replace(made.system, site=site))
+
+
 def variants() -> dict[str, str]:
     """Scripts that together use every key of a launcher."""
-    texts = {
-        name: render_sbatch_script(job(system, size, **changes)) for name, (system, size, changes) in SHIPPED.items()
-    }
+    texts = {name: render_script(job(system, size, **changes)) for name, (system, size, changes) in SHIPPED.items()}
     for path in SYSTEMS:
-        texts[path.stem] = render_sbatch_script(
-            job(path.stem, "mini", nodes=2, runs=3, array=True, seed=7, run="/r/un 1")
-        )
-        texts[f"{path.stem}-preflight"] = render_sbatch_script(job(path.stem, "mini", nodes=2, preflight=60, spares=1))
+        texts[path.stem] = render_script(job(path.stem, "mini", nodes=2, runs=3, array=True, seed=7, run="/r/un 1"))
+        texts[f"{path.stem}-preflight"] = render_script(job(path.stem, "mini", nodes=2, preflight=60, spares=1))
     for name in load_descriptors():
-        texts[f"{name}-full"] = render_sbatch_script(job("gpu-pyxis", "full", workload=name, nodes=8, runs=3))
+        texts[f"{name}-full"] = render_script(job("gpu-pyxis", "full", workload=name, nodes=8, runs=3))
     return texts
 
 
@@ -70,7 +72,7 @@ def test_one_script_is_shipped_for_each_kind_of_job() -> None:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_shipped_script_is_what_the_suite_renders(name: str) -> None:
     system, size, changes = SHIPPED[name]
-    text = render_sbatch_script(job(system, size, **changes))
+    text = render_script(job(system, size, **changes))
     path = ROOT / "submissions" / "slurm" / name
     if os.environ.get("MLHPC_WRITE_GOLDEN"):
         path.write_text(text)
@@ -122,8 +124,8 @@ def run_head(script: str, tmp_path: Path, **variables: str) -> dict[str, str]:
 
 
 def test_settings_keep_their_text_and_expand_variables_of_the_node(tmp_path: Path) -> None:
-    launcher = Launcher(staging_directory="/tmp/$USER/{node}", cache_drop_command='sh -c "sync; exit 0"')
-    text = render_sbatch_script(replace(job("slurm-two-node", "mini", nodes=2, runs=2, run="/r n"), launcher=launcher))
+    site = Site(staging_directory="/tmp/$USER/{node}", cache_drop_command='sh -c "sync; exit 0"')
+    text = render_script(with_site("slurm-two-node", site, runs=2, run="/r n"))
     told = run_head(text.replace("/r n", str(tmp_path / "r n")), tmp_path)
     assert told["MLHPC_STAGING_DIRECTORY"] == "/tmp/ada/{node}"
     assert told["MLHPC_CACHE_DROP_COMMAND"] == 'sh -c "sync; exit 0"'
@@ -136,8 +138,7 @@ def test_settings_keep_their_text_and_expand_variables_of_the_node(tmp_path: Pat
 
 
 def test_the_environment_overrides_a_setting_and_empty_switches_it_off(tmp_path: Path) -> None:
-    launcher = Launcher(staging_directory="/stage")
-    text = render_sbatch_script(replace(job("slurm-two-node", "mini", nodes=2, runs=2), launcher=launcher))
+    text = render_script(with_site("slurm-two-node", Site(staging_directory="/stage"), runs=2))
     told = run_head(text, tmp_path, MLHPC_RUNS="1", MLHPC_STAGING_DIRECTORY="", MLHPC_SET="a=1 b=[2]", MLHPC_SEED="5")
     calls = (tmp_path / "calls").read_text().splitlines()
     assert told["MLHPC_RUN"] == "runs/cosmoflow-mini-17"
@@ -160,9 +161,7 @@ def test_the_environment_overrides_a_setting_and_empty_switches_it_off(tmp_path:
 def test_the_command_of_the_ranks_is_one_that_run_understands(
     config: str, variables: dict[str, str], given: tuple[str | None, str | None], tmp_path: Path
 ) -> None:
-    told = run_head(
-        render_sbatch_script(replace(job("slurm-two-node", "mini", runs=1), config=config)), tmp_path, **variables
-    )
+    told = run_head(render_script(replace(job("slurm-two-node", "mini", runs=1), config=config)), tmp_path, **variables)
     assert told["code"] == "0", told["said"]
     calls = (tmp_path / "calls").read_text().splitlines()
     words = calls[calls.index("run") + 1 :]
@@ -174,7 +173,7 @@ def test_the_command_of_the_ranks_is_one_that_run_understands(
 
 @pytest.mark.parametrize(("code", "trials"), [(0, 3), (1, 3), (2, 1), (3, 1), (137, 1)])
 def test_a_missed_target_does_not_end_the_series_but_a_stop_does(tmp_path: Path, code: int, trials: int) -> None:
-    told = run_head(render_sbatch_script(job("slurm-two-node", "mini", nodes=2, runs=3)), tmp_path, SRUN_EXIT=str(code))
+    told = run_head(render_script(job("slurm-two-node", "mini", nodes=2, runs=3)), tmp_path, SRUN_EXIT=str(code))
     assert (tmp_path / "calls").read_text().splitlines().count("--trial") == trials
     assert told["code"] == str(code)
     assert (tmp_path / "runs" / "cosmoflow-mini-17" / "exit" / "17").read_text() == f"{code}\n"
@@ -187,7 +186,7 @@ def test_a_missed_target_does_not_end_the_series_but_a_stop_does(tmp_path: Path,
 def test_the_ranks_word_counts_where_srun_speaks_of_those_that_it_killed(
     tmp_path: Path, ranks: str, trials: int, code: str
 ) -> None:
-    script = render_sbatch_script(job("slurm-two-node", "mini", nodes=2, runs=3))
+    script = render_script(job("slurm-two-node", "mini", nodes=2, runs=3))
     told = run_head(script, tmp_path, SRUN_EXIT="137", RANKS_SAY=ranks)
     assert (tmp_path / "calls").read_text().splitlines().count("--trial") == trials
     assert told["code"] == code
@@ -195,7 +194,7 @@ def test_the_ranks_word_counts_where_srun_speaks_of_those_that_it_killed(
 
 
 def test_a_trial_that_failed_before_it_began_ends_the_series(tmp_path: Path) -> None:
-    script = render_sbatch_script(job("slurm-two-node", "mini", nodes=2, runs=3))
+    script = render_script(job("slurm-two-node", "mini", nodes=2, runs=3))
     told = run_head(script, tmp_path, SRUN_EXIT="1", LOGGED="init_start")
     assert (tmp_path / "calls").read_text().splitlines().count("--trial") == 1
     assert told["code"] == "1"
@@ -208,7 +207,7 @@ def test_a_trial_that_reached_its_target_is_left_alone_and_the_worker_decides_ab
         (run / "exit" / f"trial_{trial}").write_text(f"{code}\n")
     (run / "result_0.txt").touch()
     (run / "result_1.txt").touch()  # trial 2 has a code but no log: somebody removed it
-    told = run_head(render_sbatch_script(job("slurm-two-node", "mini", nodes=2, runs=3)), tmp_path, SRUN_EXIT="1")
+    told = run_head(render_script(job("slurm-two-node", "mini", nodes=2, runs=3)), tmp_path, SRUN_EXIT="1")
     calls = " ".join((tmp_path / "calls").read_text().split())
     assert re.findall(r"--trial (\d) --resume", calls) == ["1", "2"]
     assert "--replace-failed" not in calls
@@ -218,21 +217,19 @@ def test_a_trial_that_reached_its_target_is_left_alone_and_the_worker_decides_ab
 
 
 def test_failed_runs_are_replaced_when_the_user_says_so(tmp_path: Path) -> None:
-    run_head(render_sbatch_script(job("slurm-two-node", "mini", nodes=2)), tmp_path, MLHPC_REPLACE_FAILED="1")
+    run_head(render_script(job("slurm-two-node", "mini", nodes=2)), tmp_path, MLHPC_REPLACE_FAILED="1")
     assert (tmp_path / "calls").read_text().splitlines().count("--replace-failed") == 1
 
 
 def test_settings_may_use_tmpdir_and_setup_runs_on_every_node_before_the_ranks(tmp_path: Path) -> None:
-    launcher = Launcher(setup=('tar -C "$TMPDIR" -xf it\'s.tar', "echo $HOME"))
-    text = render_sbatch_script(
-        replace(job("slurm-two-node", "mini", nodes=2, runs=1), launcher=launcher, python="$TMPDIR/env/bin/python")
-    )
+    site = Site(setup=('tar -C "$TMPDIR" -xf it\'s.tar', "echo $HOME"))
+    text = render_script(with_site("slurm-two-node", site, python="$TMPDIR/env/bin/python"))
     told = run_head(text, tmp_path)  # no TMPDIR: set -u ended the script here
     assert (told["code"], told["MLHPC_PYTHON"]) == ("0", "/tmp/env/bin/python")
     assert run_head(text, tmp_path, TMPDIR="/local")["MLHPC_PYTHON"] == "/local/env/bin/python"
-    scratch = structs.replace(launcher, scratch="/scratch/$USER", environment={"SITE": "$TMPDIR/site"})
-    given = replace(job("slurm-two-node", "mini", nodes=2, runs=1), launcher=scratch, python="$SITE/python")
-    assert run_head(render_sbatch_script(given), tmp_path)["MLHPC_PYTHON"] == "/scratch/ada/site/python"
+    scratch = structs.replace(site, scratch="/scratch/$USER", environment={"SITE": "$TMPDIR/site"})
+    given = with_site("slurm-two-node", scratch, python="$SITE/python")
+    assert run_head(render_script(given), tmp_path)["MLHPC_PYTHON"] == "/scratch/ada/site/python"
     calls = (tmp_path / "calls").read_text()
     assert calls.index('tar -C "$TMPDIR" -xf it\'s.tar\necho $HOME\n') < calls.index("--trial")
     failed = run_head(text, tmp_path, SRUN_EXIT="9", MLHPC_RUN=str(tmp_path / "failed"))
@@ -241,7 +238,7 @@ def test_settings_may_use_tmpdir_and_setup_runs_on_every_node_before_the_ranks(t
 
 
 def test_an_array_task_runs_its_own_trial(tmp_path: Path) -> None:
-    text = render_sbatch_script(job("slurm-two-node", "mini", nodes=2, runs=5, array=True))
+    text = render_script(job("slurm-two-node", "mini", nodes=2, runs=5, array=True))
     assert "#SBATCH --array=0-4%1\n" in text
     run_head(text, tmp_path, SLURM_ARRAY_JOB_ID="16", SLURM_ARRAY_TASK_ID="3")
     calls = " ".join((tmp_path / "calls").read_text().split())
@@ -257,15 +254,15 @@ exit 1 # so that the script does not wait for its end
 
 def test_only_the_task_that_was_stopped_is_requeued(tmp_path: Path) -> None:
     """The last task of an array, or the first one to start, has the id of the whole array."""
-    launcher = structs.replace(job("slurm-two-node", "mini").launcher, requeue=True)
+    site = Site(requeue=True)
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools" / "scontrol").write_text(SCONTROL)
     (tmp_path / "tools" / "scontrol").chmod(0o755)
-    text = render_sbatch_script(job("slurm-two-node", "mini", nodes=2, runs=5, array=True, launcher=launcher))
+    text = render_script(with_site("slurm-two-node", site, runs=5, array=True))
     array = {"SLURM_JOB_ID": "16", "SLURM_ARRAY_JOB_ID": "16", "SLURM_ARRAY_TASK_ID": "3"}
     assert run_head(text, tmp_path, SRUN_EXIT="3", **array)["code"] == "3"
     run_head(text, tmp_path, SRUN_EXIT="3", **array | {"SLURM_JOB_ID": "18", "SLURM_ARRAY_TASK_ID": "2"})
-    run_head(render_sbatch_script(job("slurm-two-node", "mini", launcher=launcher)), tmp_path, SRUN_EXIT="3")
+    run_head(render_script(with_site("slurm-two-node", site, nodes=1)), tmp_path, SRUN_EXIT="3")
     assert (tmp_path / "calls.scontrol").read_text().splitlines() == ["requeue 16_3", "requeue 16_2", "requeue 17"]
 
 
@@ -289,7 +286,7 @@ def test_a_trial_that_somebody_else_runs_is_left_alone(
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools" / "squeue").write_text(f"#!/bin/bash\n[[ $* == *--jobs=18* ]] && echo {state}\n")
     (tmp_path / "tools" / "squeue").chmod(0o755)
-    told = run_head(render_sbatch_script(job("slurm-two-node", "mini", nodes=2, runs=3)), tmp_path, SRUN_EXIT="2")
+    told = run_head(render_script(job("slurm-two-node", "mini", nodes=2, runs=3)), tmp_path, SRUN_EXIT="2")
     assert told["code"] == "2"
     assert ("trial 0: somebody else is running it, so left alone" in told["said"]) == left_alone
     assert (run / "exit" / "trial_0").read_text() == ("3\n" if left_alone else "2\n")
@@ -299,7 +296,7 @@ def test_a_trial_that_somebody_else_runs_is_left_alone(
 
 
 def test_instances_share_the_allocation_by_nodes(tmp_path: Path) -> None:
-    text = render_sbatch_script(job("slurm-two-node", "mini", nodes=1, instances=2))
+    text = render_script(job("slurm-two-node", "mini", nodes=1, instances=2))
     assert "#SBATCH --nodes=2\n" in text
     run_head(text, tmp_path)
     calls = (tmp_path / "calls").read_text().splitlines()
@@ -324,8 +321,7 @@ def test_every_system_file_is_valid_and_named_after_its_file(path: Path) -> None
 
 
 def test_text_of_a_user_that_looks_like_a_place_of_the_template_stays() -> None:
-    launcher = Launcher(scratch="/{{ size }}/{{ nope }}", sbatch_options=("{{ login }}",))
-    text = render_sbatch_script(replace(job("slurm-two-node", "mini", nodes=2), launcher=launcher))
+    text = render_script(with_site("slurm-two-node", Site(scratch="/{{ size }}/{{ nope }}", options=("{{ login }}",))))
     assert 'export TMPDIR="/{{ size }}/{{ nope }}"' in text
     assert "#SBATCH {{ login }}\n" in text
     assert text.count("{{") == 3
@@ -333,7 +329,7 @@ def test_text_of_a_user_that_looks_like_a_place_of_the_template_stays() -> None:
 
 def test_the_example_shows_every_key() -> None:
     text = (ROOT / "submissions" / "systems" / "example.yaml").read_text()
-    keys = [item.name for kind in (Launcher, Container) for item in structs.fields(kind)]
+    keys = [item.name for kind in (Site, Resources, Container) for item in structs.fields(kind)]
     keys += ["networking_topology", "memory_configuration", "cooling"]  # what a machine does not know of itself
     assert [key for key in keys if not re.search(rf"^ +{key}:", text, re.MULTILINE)] == []
 
@@ -341,16 +337,17 @@ def test_the_example_shows_every_key() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("name: s\nlauncher:\n  nodez: 2\n", r"s\.yaml:3: unknown key 'nodez'; valid keys: account, "),
-        ("name: s\nlauncher:\n  container:\n    imge: x\n",
-         r"s\.yaml:4: unknown key 'imge'; did you mean 'image'\? valid keys: image, mounts"),
-        ("name: s\nluncher: {}\n",
-         r"s\.yaml:2: unknown key 'luncher'; did you mean 'launcher'\? valid keys: description, launcher, name"),
-        ("name: s\nlauncher:\n  cpus_per_task: 0\n", r"s\.yaml:3: launcher\.cpus_per_task = 0: expected int >= 1"),
-        ("name: s\nlauncher:\n  time_limit: soon\n", r"s\.yaml:3: .*'soon'.*expected minutes, h:mm:ss or d-hh:mm:ss"),
-        ("name: s\nlauncher:\n  partition: a; rm -r\n", r"s\.yaml:3: .*expected one word without shell characters"),
-        ("name: s\nlauncher:\n  container:\n    runtime: pyxis\n", r"s\.yaml:3: .*runtime and image belong together"),
-        ("launcher: {}\n", r"s\.yaml: missing key 'name'"),
+        ("name: s\nsite:\n  nodez: 2\n", r"s\.yaml:3: unknown key 'nodez'; valid keys: account, "),
+        ("name: s\ncontainer:\n  imge: x\n",
+         r"s\.yaml:3: unknown key 'imge'; did you mean 'image'\? valid keys: image, mounts"),
+        ("name: s\nsitte: {}\n",
+         r"s\.yaml:2: unknown key 'sitte'; did you mean 'site'\? valid keys: container, description, kind, name"),
+        ("name: s\nresources:\n  cpus_per_rank: 0\n", r"s\.yaml:3: resources\.cpus_per_rank = 0: expected int >= 1"),
+        ("name: s\nresources:\n  time_limit: soon\n", r"s\.yaml:3: .*'soon'.*expected minutes, h:mm:ss or d-hh:mm:ss"),
+        ("name: s\nsite:\n  queue: a; rm -r\n", r"s\.yaml:3: .*expected one word without shell characters"),
+        ("name: s\ncontainer:\n  runtime: pyxis\n", r"s\.yaml:2: .*runtime and image belong together"),
+        ("name: s\nlauncher:\n  partition: a\n", r"s\.yaml:2: launcher: is now kind, site, resources and container"),
+        ("site: {}\n", r"s\.yaml: missing key 'name'"),
     ],
 )  # fmt: skip
 def test_a_mistake_in_a_system_file_is_one_line_with_its_place(tmp_path: Path, text: str, message: str) -> None:
