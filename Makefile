@@ -58,11 +58,16 @@ wheelhouse:
 	@rm -rf $@/.pip
 	@echo "mlhpc: $$(ls $@ | wc -l) wheels in $@/"
 
-# The tests with a real Slurm need Debian's packages. They are installed only by root and only when asked for.
+# The tests with a real Slurm and Grid Engine need Debian's packages. They are installed only by root and only when asked for. Grid
+# Engine's would start daemons: policy-rc.d forbids it, and nothing is configured, because each session of tests makes its own cell.
 slurm:
-	@if [ "$$MLHPC_INSTALL_SLURM" = 1 ] && [ "$$(id -u)" = 0 ] && ! command -v slurmctld >/dev/null; then \
-	  echo "mlhpc: installing slurm-wlm and munge (MLHPC_INSTALL_SLURM=1)"; \
-	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq slurm-wlm munge >/dev/null; \
+	@if [ "$$MLHPC_INSTALL_SLURM" = 1 ] && [ "$$(id -u)" = 0 ] && ! { command -v slurmctld && command -v sge_qmaster; } >/dev/null; then \
+	  echo "mlhpc: installing slurm-wlm, munge and gridengine (MLHPC_INSTALL_SLURM=1)"; \
+	  for name in common client exec master; do echo "gridengine-$$name shared/gridengineconfig boolean false"; done | debconf-set-selections; \
+	  policy=/usr/sbin/policy-rc.d; [ -e $$policy ] || { printf '#!/bin/sh\nexit 101\n' >$$policy; chmod 755 $$policy; mine=1; }; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+	    slurm-wlm munge gridengine-master gridengine-exec gridengine-client >/dev/null; \
+	  code=$$?; [ -z "$$mine" ] || rm $$policy; exit $$code; \
 	fi
 
 clean:

@@ -123,7 +123,7 @@ def render_cost(cost: Cost, time_limit_s: int) -> list[str]:
     lines = [f"epochs per run   {cost.epochs.count:.4g} ({cost.epochs.source})"]
     if cost.job_s is None or cost.node_hours is None or cost.pace is None:
         lines.append(
-            "time             unknown: give --estimate-from RUN, or launcher.flops_per_s_per_rank in the system"
+            "time             unknown: give --estimate-from RUN, or resources.flops_per_s_per_rank in the system"
         )
     else:
         lines.append(f"time             {render_duration(cost.job_s)} of training, modelled ({cost.pace.source})")

@@ -93,7 +93,7 @@ def parse_job_id(text: str, dialect: Dialect) -> str:
             f"{dialect.SUBMIT[0]} answered {text.strip()[:200]!r}: expected a job id; "
             f"{dialect.QUEUE} shows whether the job is queued"
         )
-    return match[1] if match[1].isdecimal() else str(decode_base58(match[1]))
+    return str(decode_base58(match[1])) if "base58" in match.groupdict() else match[1]
 
 
 def decode_base58(text: str) -> int:

@@ -120,7 +120,7 @@ def running_cluster(hosts: Mapping[str, Sequence[str]] | None = None) -> Iterato
     with ExitStack() as cleanup:
         cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
         user, host = pwd.getpwuid(os.getuid()).pw_name, socket.gethostname().partition(".")[0]
-        ports = _free_ports()
+        ports = free_ports()
         nodes = f"NodeName=node[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports[1]}-{ports[2]}] CPUs=2 State=UNKNOWN"
         if hosts is not None:
             nodes = (
@@ -138,7 +138,7 @@ def running_cluster(hosts: Mapping[str, Sequence[str]] | None = None) -> Iterato
         (folder / "munge.key").write_bytes(os.urandom(1024))
         (folder / "munge.key").chmod(0o400)
         for pid_file in ("munged.pid", "slurmctld.pid", "node1.pid", "node2.pid"):  # stopped in the reverse order
-            cleanup.callback(_stop, folder / pid_file)
+            cleanup.callback(stop, folder / pid_file)
         files = {"socket": "munge.socket", "key-file": "munge.key", "pid-file": "munged.pid", "log-file": "munged.log"}
         options = [f"--{name}={folder / file}" for name, file in files.items()]
         cluster.call("munged", "--force", *options, f"--seed-file={folder / 'munged.seed'}")
@@ -155,7 +155,7 @@ def slurm_path() -> str:
     return f"{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin:/sbin"
 
 
-def _free_ports() -> list[int]:
+def free_ports() -> list[int]:
     """One port for slurmctld and two consecutive ones for the nodes."""
     for base in range(17800 + os.getpid() % 1000, 30000, 7):
         probes = [socket.socket() for _ in range(3)]
@@ -184,7 +184,7 @@ def _wait_until_idle(cluster: Cluster) -> None:
     raise AssertionError(f"the two nodes are not idle after 300 s: {done.stdout}{done.stderr}\n{logs}")
 
 
-def _stop(pid_file: Path) -> None:
+def stop(pid_file: Path) -> None:
     """SIGTERM to the process of a pid file, then SIGKILL after 10 s. A daemon that never started has no file."""
     try:
         pid = int(pid_file.read_text())

@@ -357,7 +357,7 @@ def judge_srun(types: Sequence[str], library: str) -> Check:
     known = ", ".join(types) or "none"
     if fitting:
         return Check("srun --mpi", True, f"{fitting[0]} for {library[:40] or 'MPI'} (of {known})", "slurm")
-    fix = "set launcher.mpi to none (ranks connect over TCP), or build mpi4py against the MPI that Slurm knows"
+    fix = "set site.mpi to none (ranks connect over TCP), or build mpi4py against the MPI that Slurm knows"
     return Check(
         "srun --mpi", False, f"{known}: none connects {library[:40] or 'MPI'}", "slurm", fix, "a fitting plug-in"
     )

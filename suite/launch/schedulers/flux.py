@@ -12,17 +12,16 @@ TRIED = "not run on a real Flux"
 PREFIX = "# flux:"
 EXAMPLE = 'flux batch -t 120m --env=MLHPC_SIZE=smoke --env=MLHPC_SET="max_epochs=2 precision=bfloat16" FILE'
 SUBMIT, PARSABLE, STDIN = ("flux", "batch"), (), False
-JOB_ID, QUEUE = r"^[ƒf]?([0-9A-Za-z]+)$", "flux jobs"
+JOB_ID, QUEUE = r"^(?:ƒ|f)(?P<base58>[1-9A-HJ-NP-Za-km-z]+)$", "flux jobs"
 KEPT, FOREIGN = ("FLUX_URI", "FLUX_CONNECTOR_PATH", "FLUX_EXEC_PATH", "FLUX_MODULE_PATH"), ("FLUX_", "PMI_")
 CHECKS = {"controller": ("flux", "resource", "list"), "queue": ("flux", "queue", "list", "--queue={queue}")}
-MPI = "flux"
-WRITES_OUTPUT = False
+MPI, WRITES_OUTPUT = "flux", False
 
 ENVIRONMENT = """\
 job=$(flux job id --to=dec "$(flux getattr jobid)")
 self=$job index=${MLHPC_INDEX:-}
 read -ra hosts <<< "$(flux hostlist --expand instance)"
-names=$(IFS=,; echo "${hosts[*]}") nodes=${#hosts[@]} ranks=RANKS cpus=CPUS
+names=$(IFS=,; echo "${hosts[*]}") nodes=${#hosts[@]} ranks=RANKS cpus=CPUS chosen=()
 place() {
   local at=("${hosts[@]}")
   [[ -z ${chosen[*]} ]] || at=("${chosen[@]}")

@@ -13,20 +13,14 @@ from mlhpc.suite.launch.schedulers import NOT_KNOWN, Ask, State
 TITLE = "Grid Engine"
 TRIED = "8.1.9, one node"
 PREFIX = "#$"
-EXAMPLE = 'qsub -l h_rt=2:0:0,s_rt=1:58:0 -v MLHPC_SIZE=smoke,MLHPC_SET="max_epochs=2 precision=bfloat16" FILE'
+EXAMPLE = 'qsub -l h_rt=2:0:0 -v MLHPC_STOP_AFTER_S=7080,MLHPC_SIZE=smoke,MLHPC_SET="max_epochs=2" FILE'
 SUBMIT, PARSABLE, STDIN = ("qsub",), ("-terse",), False
 JOB_ID, QUEUE = r"^(\d+)(?:\.\d+-\d+:\d+)?$", "qstat"
-KEPT, FOREIGN = (
-    ("SGE_ROOT", "SGE_CELL", "SGE_QMASTER_PORT", "SGE_EXECD_PORT", "SGE_CLUSTER_NAME"),
-    ("SGE_", "PE_", "JOB_"),
-)
-CHECKS = {
-    "controller": ("qhost",),
-    "queue": ("qconf", "-sq", "{queue}"),
-    "PE": ("qconf", "-sp", "{parallel_environment}"),
-}
-MPI = "hydra"
-WRITES_OUTPUT = False
+KEPT = ("SGE_ROOT", "SGE_CELL", "SGE_QMASTER_PORT", "SGE_EXECD_PORT", "SGE_CLUSTER_NAME")
+FOREIGN = ("SGE_", "PE_", "JOB_")
+PE = ("qconf", "-sp", "{parallel_environment}")
+CHECKS = {"controller": ("qhost",), "queue": ("qconf", "-sq", "{queue}"), "parallel environment": PE}
+MPI, WRITES_OUTPUT = "hydra", False
 
 ENVIRONMENT = """\
 job=$JOB_ID self=$JOB_ID index=${MLHPC_INDEX:-}
@@ -37,7 +31,7 @@ if ((${#hosts[@]} * SLOTS != ${NSLOTS:-SLOTS})); then
   echo "$NSLOTS slots on ${#hosts[@]} nodes: the allocation_rule of the parallel environment must be SLOTS" >&2
   exit 2
 fi
-trap : USR1 # at the soft limit the whole job gets it: the ranks save and stop, and this script goes on after them
+trap : USR1 # of a site's s_rt or -notify, to the whole job: the ranks save and stop, and this script goes on after them
 requeue() {
   echo "stopped with a checkpoint: requeued"
   exit 99
@@ -65,7 +59,8 @@ def render_array(job: Job) -> Iterator[str]:
 
 
 def render_signal(job: Job) -> Iterator[str]:
-    yield f"-l s_rt={render_clock(job.limit_s - job.system.resources.signal_margin_s)}"
+    # Not s_rt: in 8.1.9 it signals a job's first start only, and kills one that was started again (seen on 29 November 2026).
+    yield from ()
 
 
 def render_dependency(job: str, *, succeeded: bool) -> Sequence[str]:

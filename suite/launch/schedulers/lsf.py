@@ -16,8 +16,7 @@ SUBMIT, PARSABLE, STDIN = ("bsub",), (), True
 JOB_ID, QUEUE = r"^Job <(\d+)> is submitted", "bjobs"
 KEPT, FOREIGN = ("LSF_ENVDIR", "LSF_SERVERDIR", "LSF_LIBDIR", "LSF_BINDIR"), ("LSB_", "LS_", "LSF_")
 CHECKS = {"controller": ("lsid",), "queue": ("bqueues", "{queue}")}
-MPI = "jsrun"
-WRITES_OUTPUT = False
+MPI, WRITES_OUTPUT = "jsrun", False
 REQUEUE_CODE = 99
 
 ENVIRONMENT = """\

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 
@@ -18,8 +17,7 @@ SUBMIT, PARSABLE, STDIN = ("qsub",), (), False
 JOB_ID, QUEUE = r"^(\d+)(?:\[\])?(?:\.\S+)?$", "qstat -u $USER"
 KEPT, FOREIGN = ("PBS_CONF_FILE", "PBS_DEFAULT", "PBS_SERVER", "PBS_EXEC"), ("PBS_", "PMI_", "PALS_")
 CHECKS = {"controller": ("qstat", "-B"), "queue": ("qstat", "-Q", "{queue}")}
-MPI = "hydra"
-WRITES_OUTPUT = False
+MPI, WRITES_OUTPUT = "hydra", False
 
 ENVIRONMENT = """\
 cd "${PBS_O_WORKDIR:-.}"
@@ -27,7 +25,7 @@ job=${PBS_JOBID%%[!0-9]*} self=${PBS_JOBID%%[!0-9]*} index=${PBS_ARRAY_INDEX:-${
 mapfile -t hosts < <(awk '!seen[$0]++' "$PBS_NODEFILE") # a node stands there once for each rank
 requeue() {
   echo "stopped with a checkpoint: requeued"
-  qrerun "$PBS_JOBID" && sleep 60 # PBS ends this script meanwhile
+  if qrerun "$PBS_JOBID"; then sleep 60; fi # PBS ends this script meanwhile
 }
 """
 
@@ -72,24 +70,15 @@ def fetch_states(ids: Sequence[str], ask: Ask) -> Iterator[State]:
         if text is None:
             yield job, None, NOT_KNOWN
             return
-        try:
-            found = json.loads(text or "{}").get("Jobs", {})
-        except ValueError:  # names of jobs and variables are not always escaped
-            found = {
-                each: {"job_state": state} for each, state in re.findall(r'"(\d[^"]*)":\{.*?"job_state":"(\w)"', text)
-            }
-        for each, about in found.items():
-            match = re.match(r"\d+(?:\[(\d*)\])?", each)
-            state = STATES.get(about.get("job_state", ""), "PENDING")
-            yield job, (match[1] or None) if match else None, state
+        # Not as JSON: names of jobs and variables are not always escaped.
+        for index, letter in re.findall(r'"\d+(?:\[(\d*)\])?[^"]*":\s*\{[^{]*?"job_state":\s*"(\w)"', text):
+            yield job, index or None, STATES.get(letter, "PENDING")
 
 
 STATES = {
     "R": "RUNNING",
     "B": "RUNNING",
     "E": "COMPLETING",
-    "S": "SUSPENDED",
-    "U": "SUSPENDED",
-    "F": "ENDED",
-    "X": "ENDED",
+    **dict.fromkeys("SU", "SUSPENDED"),
+    **dict.fromkeys("FX", "ENDED"),
 }

@@ -17,8 +17,7 @@ SUBMIT, PARSABLE, STDIN = ("pjsub",), (), False
 JOB_ID, QUEUE = r"pjsub Job (\d+) submitted", "pjstat"
 KEPT, FOREIGN = (), ("PJM_", "PLE_", "PMIX_")
 CHECKS = {"controller": ("pjstat",), "queue": ("pjstat", "--rsc", "--rg", "{queue}")}
-MPI = "pjm"
-WRITES_OUTPUT = False
+MPI, WRITES_OUTPUT = "pjm", False
 
 ENVIRONMENT = """\
 job=$PJM_JOBID self=$PJM_JOBID index=${PJM_BULKNUM:-${MLHPC_INDEX:-}}

@@ -11,18 +11,15 @@ from mlhpc.suite.launch.schedulers import NOT_KNOWN, Ask, State
 TITLE = "Slurm"
 TRIED = "22.05.8, two nodes"
 PREFIX = "#SBATCH"
-EXAMPLE = (
-    'sbatch --nodes=4 --time=02:00:00 --export=ALL,MLHPC_SIZE=smoke,MLHPC_SET="max_epochs=2 precision=bfloat16" FILE'
-)
+EXAMPLE = 'sbatch --nodes=4 --time=02:00:00 --export=ALL,MLHPC_SIZE=smoke,MLHPC_SET="max_epochs=2" FILE'
 SUBMIT, PARSABLE, STDIN = ("sbatch",), ("--parsable",), False
 JOB_ID, QUEUE = r"^(\d+)(?:;\S+)?$", "squeue --me"
 KEPT, FOREIGN = ("SLURM_CONF",), ("SBATCH_", "SLURM_")
 CHECKS = {"controller": ("sinfo", "--noheader", "--format=%P %D nodes %T"), "queue": ("sinfo", "-hp", "{queue}")}
-MPI = "pmi2"
-WRITES_OUTPUT = True
+MPI, WRITES_OUTPUT = "pmi2", True
 
 ENVIRONMENT = """\
-job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID} index=${SLURM_ARRAY_TASK_ID:-} # SLURM_JOB_ID of one task is that of the whole array
+job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID} index=${SLURM_ARRAY_TASK_ID:-} chosen=() # SLURM_JOB_ID of one task is the array's
 self=$SLURM_JOB_ID names=$SLURM_JOB_NODELIST nodes=$SLURM_JOB_NUM_NODES ranks=$SLURM_NTASKS_PER_NODE cpus=$SLURM_CPUS_PER_TASK
 place() {
   start=(srun --nodes="$1" --ntasks="$(($1 * $3))" --ntasks-per-node="$3" --cpus-per-task="$4" --mpi="${5:-none}")
@@ -33,7 +30,7 @@ is_running() { [[ $(squeue --noheader --format=%T --jobs="$1" 2> /dev/null) == R
 requeue() {
   command -v scontrol > /dev/null || return 0
   echo "stopped with a checkpoint: requeued"
-  scontrol requeue "$task" && sleep 60 # Slurm ends this script meanwhile
+  if scontrol requeue "$task"; then sleep 60; fi # Slurm ends this script meanwhile
 }"""
 
 
@@ -52,13 +49,8 @@ def render_header(job: Job) -> Iterator[str]:
     output = f"%x-{name}.out" if job.output is None else job.output.replace("%", "%%") + f"/job_{name}.log"
     yield f"--output={_quote(output)}"  # Slurm expands %j in any part of a path
     yield "--open-mode=append"  # a requeued job would overwrite the output of its first start
-    for option in (
-        ("partition", site.queue),
-        ("account", site.account),
-        ("qos", site.qos),
-        ("constraint", site.constraint),
-    ):
-        yield from (f"--{option[0]}={_quote(option[1])}",) if option[1] else ()
+    options = {"partition": site.queue, "account": site.account, "qos": site.qos, "constraint": site.constraint}
+    yield from (f"--{name}={_quote(value)}" for name, value in options.items() if value)
 
 
 def render_array(job: Job) -> Iterator[str]:

@@ -19,8 +19,7 @@ SUBMIT, PARSABLE, STDIN = ("bash",), ("-c", 'setsid bash "$0" > /dev/null 2>&1 <
 JOB_ID, QUEUE = r"^(\d+)$", "ps -e"
 KEPT, FOREIGN = (), ()
 CHECKS = {"mpiexec": ("mpiexec", "--version")}
-MPI = "hydra"
-WRITES_OUTPUT = False
+MPI, WRITES_OUTPUT = "hydra", False
 
 ENVIRONMENT = """\
 job=$$ self=$$ index=

