@@ -22,7 +22,7 @@ known = {"job_submit_timeout": 60, "slurm_job_cancel_reasons": [], "slurm_envvar
 class Scheduler(getscheduler(kind)):
     def get_option(self, name):
         return known.get(name, False)
-job = Job.create(Scheduler(), getlauncher("local")(), name="cosmoflowmini", workdir="/w", script_filename="/w/job.sh", stdout="/w/o", stderr="/w/e")
+job = Job.create(Scheduler(), getlauncher("local")(), name="x", workdir="/w", script_filename="/w/j", stdout="/w/o", stderr="/w/e")
 for name, value in options.items():
     setattr(job, name, value)
 print(json.dumps(job.scheduler.emit_preamble(job)))

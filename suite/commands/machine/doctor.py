@@ -1,4 +1,4 @@
-"""`mlhpc doctor`: checks this machine for runs here, on several nodes and through Slurm, and says what to do.
+"""`mlhpc doctor`: checks this machine for runs here, on several nodes and through a scheduler, and says what to do.
 
 Versions are read from installed metadata. Packages are imported in another process, MPI is loaded, and two ranks are
 run. A launcher and an mpi4py of different MPIs start without an error, as two worlds of one rank.
@@ -27,7 +27,10 @@ from mlhpc.suite.cli.options import JSON, format_option, ranks_option
 from mlhpc.suite.errors import PACKAGES, ExitCode, InputError, find_pip_requirement
 from mlhpc.suite.files import print_line, render_bytes, render_duration
 from mlhpc.suite.launch import local
+from mlhpc.suite.launch.job import Job, SystemFile, find_system, read_system
 from mlhpc.suite.launch.local import make_mpiexec_command, make_trial_environment
+from mlhpc.suite.launch.schedulers import load_dialect
+from mlhpc.suite.launch.script import render_directives
 from mlhpc.suite.launcher import describe_launcher, find_launch, render_unset_command
 from mlhpc.suite.machine.probes.allowance import UsableResources, find_usable_resources
 from mlhpc.suite.machine.probes.collect import (
@@ -40,7 +43,7 @@ from mlhpc.suite.machine.probes.collect import (
 from mlhpc.suite.machine.probes.processor import find_machine_root, is_simulated
 from mlhpc.suite.shadowed import describe_location
 
-Purpose = Literal["local", "nodes", "slurm", "extra"]
+Purpose = Literal["local", "nodes", "slurm", "system", "extra"]
 PYTHON_NEEDED = (3, 11)  # as pyproject.toml
 FREE_NEEDED_BYTES = 2 << 30
 SHARED_NEEDED_BYTES = 256 << 20  # containers have 64 MiB by default, which MPI and data loaders exceed
@@ -101,15 +104,20 @@ Examples:
   mlhpc doctor
   mlhpc doctor --ranks 64             are memory and the limit of open files enough for 64 ranks?
   srun -N 2 --ntasks-per-node=1 mlhpc doctor --format json
+  mlhpc doctor --system mysite        what can be checked of a system file without a job
 
 \b
-Exit codes: 0 a local run can start, 1 something it needs is missing.
+Exit codes: 0 a local run can start, 1 something it needs is missing. With --system: the same of its jobs.
 """
+)
+@click.option(
+    "--system", "system_name", help="Check this system file too: a name under submissions/systems, or a .yaml file."
 )
 @ranks_option(2, "Number of MPI ranks to check memory and open files for.")
 @format_option()
-def doctor(ranks: int, style: str) -> None:
+def doctor(system_name: str | None, ranks: int, style: str) -> None:
     """Check this machine for local, multi-node and Slurm runs; say what is missing and how to get it."""
+    system = read_system(find_system(system_name)) if system_name else None
     root = find_machine_root(os.environ)
     loaded, library = check_mpi_load()
     checks = [
@@ -120,13 +128,13 @@ def doctor(ranks: int, style: str) -> None:
         *check_machine(find_usable_resources(), ranks),
         *check_folders(os.environ),
     ]
-    checks += [*check_node_name(root), *check_clock(Path.cwd(), simulated=is_simulated(root)), *check_slurm(library)]
+    checks += [*check_node_name(root), *check_clock(Path.cwd(), simulated=is_simulated(root)), *(check_slurm(library) if system is None else check_system(system))]
     if style == JSON:
         print_line(json.dumps([asdict(check) for check in checks], indent=2))
     else:
         for line in render_checks(checks):
             print_line(line)
-    sys.exit(ExitCode.OK if can_run(checks, "local") else ExitCode.FINDINGS)
+    sys.exit(ExitCode.OK if can_run(checks, "system" if system else "local") else ExitCode.FINDINGS)
 
 
 def can_run(checks: Iterable[Check], purpose: Purpose) -> bool:
@@ -140,9 +148,12 @@ def render_checks(checks: Sequence[Check]) -> list[str]:
         "local": "Local runs",
         "nodes": "Runs on several nodes",
         "slurm": "Slurm runs",
+        "system": "Jobs of this system file",
         "extra": "Analysis and checks",
     }
     text = [f"mlhpc {VERSION} on {platform.node()}"]
+    if not any(check.purpose == "system" for check in checks):
+        del titles["system"]
     for purpose, title in titles.items():
         ready = "ready" if can_run(checks, purpose) else "something is missing"
         text += ["", f"{title}: {ready}"]
@@ -348,6 +359,42 @@ def check_slurm(library: str = "") -> list[Check]:
     checks.append(Check("controller", partitions.code == 0 and bool(text), text[:160] or "no answer", "slurm", fix))
     if partitions.code == 0:
         checks.append(judge_srun(parse_mpi_types(_run_command(["srun", "--mpi=list"]).output), library))
+    return checks
+
+
+def check_system(system: SystemFile) -> list[Check]:
+    """Check what a system file says, as far as a login node knows it: the scheduler, the queue, paths and programs."""
+    dialect, site = load_dialect(system.kind), system.site
+    checks = [Check("scheduler", True, f"{dialect.TITLE} ({dialect.TRIED})", "system")]
+    programs = dict.fromkeys((*dialect.SUBMIT[:1], *(words[0] for words in dialect.CHECKS.values())))
+    runtime = system.container.runtime
+    programs |= {"apptainer": None} if runtime == "apptainer" and not site.modules else {}
+    missing = [name for name in programs if shutil.which(name) is None]
+    found = f"no {', '.join(missing)} on PATH" if missing else ", ".join(programs)
+    checks.append(Check("commands", not missing, found, "system", "use a login node of this system"))
+    for name, words in dialect.CHECKS.items():
+        # A queue that the file does not name is the scheduler's choice.
+        wanted = [key for key in ("queue", "parallel_environment") if f"{{{key}}}" in " ".join(words)]
+        if words[0] in missing or any(getattr(site, key) is None for key in wanted):
+            continue
+        answer = _run_command([word.format(**{key: getattr(site, key) for key in wanted}) for word in words])
+        text = "; ".join(line.strip() for line in answer.output.strip().splitlines())[:120]
+        fix = f"correct site.{wanted[0]}" if wanted else "ask whether the scheduler runs"
+        checks.append(Check(name, answer.code == 0 and bool(text), text or "no answer", "system", fix, "an answer"))
+    paths = {"site.python": site.python, "container.image": system.container.image}
+    for key, value in paths.items():
+        # Variables of a compute node say nothing here.
+        if value and value.startswith("/") and "$" not in value:
+            there = Path(value).exists()
+            checks.append(
+                Check(key, there, value, "system", f"correct {key}, or make this file", "a file that is there")
+            )
+    try:
+        job = Job("workload", "size", "size", system, nodes=1, ranks_per_node=system.resources.ranks_per_node)
+        list(render_directives(job, dialect))
+        dialect.render_environment(job)
+    except InputError as error:
+        checks.append(Check("job script", False, str(error), "system", "correct the system file"))
     return checks
 
 

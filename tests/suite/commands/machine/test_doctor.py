@@ -16,6 +16,7 @@ from mlhpc.suite.commands.machine.doctor import (
     check_folders,
     check_machine,
     check_node_name,
+    check_system,
     judge_clock,
     judge_mpi,
     judge_mpi_load,
@@ -24,6 +25,7 @@ from mlhpc.suite.commands.machine.doctor import (
     render_checks,
 )
 from mlhpc.suite.launch import local
+from mlhpc.suite.launch.job import Container, Site, SystemFile
 from mlhpc.suite.launch.local import SiteMpi
 from mlhpc.suite.machine.probes.allowance import UsableResources, read_usable_resources
 from mlhpc.suite.machine.probes.collect import is_loopback, is_synchronised, list_own_addresses, measure_clock_skew
@@ -368,3 +370,25 @@ def test_the_command_meets_a_machine_that_is_not_here(tmp_path: Path) -> None:
         "MISSING  open files     64 (hard limit 64); expected 144 for 4 ranks; fix: have the hard limit raised"
         in done.stdout
     )
+
+
+def test_a_system_file_is_checked_without_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tools := tmp_path / "tools").mkdir()
+    for name, body in (("qsub", "exit 1"), ("qstat", '[[ $* != "-Q wrong" ]] && echo fine')):
+        (tools / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tools / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
+    system = SystemFile(name="s", kind="pbs", site=Site(queue="right", mpi="pals", python="$HOME/python"))
+    assert [check.name for check in check_system(system) if not check.ok] == []
+    wrong = Site(queue="wrong", mpi="palls", python="/nowhere/python")
+    container = Container(runtime="apptainer", image="/nowhere/image.sif")
+    checks = {
+        check.name: check for check in check_system(SystemFile(name="s", kind="pbs", site=wrong, container=container))
+    }
+    bad = {"commands", "queue", "site.python", "container.image", "job script"}
+    assert {name for name, check in checks.items() if not check.ok} == bad
+    assert all(checks[name].fix for name in bad)
+    assert "not run on a real PBS" in checks["scheduler"].found
+    assert "did you mean 'pals'" in checks["job script"].found
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert any("no qsub, qstat on PATH" in line for line in render_checks(check_system(system)))
