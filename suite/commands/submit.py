@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 from msgspec import structs
 
 from mlhpc.suite import MOST_RUNS, NO_SUBMITTER
@@ -27,6 +30,7 @@ from mlhpc.suite.cli.options import (
     runs_option,
     settings_options,
 )
+from mlhpc.suite.commands.status import read_job_status
 from mlhpc.suite.config import RunConfig, choose_default_data_root, explain_missing_submitter, load_config
 from mlhpc.suite.descriptor import Descriptor, load_descriptor
 from mlhpc.suite.documents import convert_to_plain_data, parse_yaml
@@ -34,7 +38,7 @@ from mlhpc.suite.errors import ExitCode, InputError
 from mlhpc.suite.files import make_folder, print_line, quote_path, write_file_atomically
 from mlhpc.suite.launch import estimates
 from mlhpc.suite.launch.job import Job, SystemFile, find_system, parse_time_limit_s, read_system
-from mlhpc.suite.launch.queue import submit_script
+from mlhpc.suite.launch.queue import list_exit_codes, submit_script
 from mlhpc.suite.launch.schedulers import load_dialect, render_command
 from mlhpc.suite.launch.script import render_script
 from mlhpc.suite.log.reader import read_events
@@ -54,6 +58,8 @@ if TYPE_CHECKING:  # only --estimate-from reads a log
     from mlhpc.suite.log.record import RunRecord
 
 PREFLIGHT_WING = "fleet"  # has the commands that the job script calls
+RUN_OPTIONS = ("config", "runs", "instances", "array", "preflight", "spares", "estimate_from", "mesh")
+WAIT_INTERVAL_S = 5.0  # between two looks of --wait
 PREFLIGHT_S, MIN_PREFLIGHT_S = 60, 18  # a third is for the nodes, whose ranks take seconds to start
 
 
@@ -65,9 +71,10 @@ Examples:
   mlhpc submit cosmoflow --system mysite --size small --nodes 2 --instances 8     throughput mode, 16 nodes
   mlhpc submit cosmoflow --system mysite --size small --nodes 4 --runs 10 --array
   mlhpc submit cosmoflow --system mysite --size small --nodes 8 --runs 10 --preflight --spares 1
+  mlhpc submit data cosmoflow --system mysite --size small --nodes 4 --wait         the data set, made by all ranks
 """
 )
-@click.argument("workload")
+@click.argument("words", nargs=-1, required=True, metavar="[data] WORKLOAD")
 @click.option(
     "--system",
     "system_name",
@@ -120,9 +127,11 @@ Examples:
     type=click.Path(path_type=Path),
     help="Earlier run folder whose time per epoch predicts the time of these runs, in proportion to ranks.",
 )
+@click.option("--after", metavar="JOB", help="Start when this job has succeeded, such as one of `submit data`.")
+@click.option("--wait", is_flag=True, help="Wait until the jobs have ended; the exit code is that of the worst one.")
 @click.option("--dry-run", is_flag=True, help="Print the job scripts and the predicted cost; submit nothing.")
 def submit(
-    workload: str,
+    words: tuple[str, ...],
     system_name: str,
     size: str | None,
     config: str | None,
@@ -140,12 +149,17 @@ def submit(
     output: Path | None,
     time_limit: str | None,
     estimate_from: Path | None,
+    after: str | None,
+    wait: bool,
     dry_run: bool,
 ) -> None:
     """Submit runs of a workload to a scheduler: one job and one run folder per node count.
 
     Prints the predicted time, node-hours and disk use of each job first. --dry-run prints them and submits nothing.
+
+    With `data` before the workload the job makes the data set of a size, and trains nothing.
     """
+    workload, makes_data = _parse_words(words)
     if preflight and PREFLIGHT_WING in list_missing_wings():
         raise InputError(f"--preflight: {explain_missing_wing(PREFLIGHT_WING)}")
     chosen = load_descriptor(workload)
@@ -153,12 +167,20 @@ def submit(
     overrides += convert_plan_to_settings(plan_name, mesh)
     name = choose_config_name(size, config) or DEFAULT_SIZE
     system = read_system(find_system(system_name))
+    if site_data := system.site.data:
+        os.environ.setdefault("MLHPC_DATA", os.path.expandvars(site_data))
     resolved = load_config(chosen, name, overrides, submitter=system.submitter)
     template = _make_template(chosen, resolved, system, ranks_per_node, time_limit)
+    under = os.path.expandvars(system.site.runs or "runs")
+    if makes_data:
+        root = output or choose_default_folder(f"data-{chosen.name}", resolved.size, datetime.now(UTC), under)
+        job = replace(template, makes_data=True, nodes=parse_nodes(node_counts)[0], seed=seed, config=resolved.size)
+        _submit_data(job, root.absolute(), after, wait=wait, dry_run=dry_run)
+        return
     template = replace(
         template, runs=runs, instances=instances, array=array, seed=seed, preflight=preflight or 0, spares=spares
     )
-    root = output or choose_default_folder(resolved.workload, resolved.size, datetime.now(UTC))
+    root = output or choose_default_folder(resolved.workload, resolved.size, datetime.now(UTC), under)
     folders = _choose_folders(root.absolute(), parse_nodes(node_counts))
     # A dry run shows the node counts that are possible; a real one submits all or none.
     planned, impossible = _plan_all(template, resolved, folders, tolerant=dry_run)
@@ -180,9 +202,23 @@ def submit(
         sys.exit(ExitCode.FINDINGS)
     if not dry_run:
         for folder, job in zip(folders.values(), planned, strict=True):
-            ids = _submit_job(folder, job, resolved)
+            ids = _submit_job(folder, job, resolved, after)
             print_line(f"job {', '.join(ids)}: {_render_title(job)}: {folder}")
         print_line(f"state: mlhpc status {quote_path(root)}")
+        if wait:
+            sys.exit(wait_for_jobs(folders.values()))
+
+
+def _parse_words(words: Sequence[str]) -> tuple[str, bool]:
+    """Return the workload, and whether its data set is to be made. UsageError for other words, or options of runs."""
+    if len(words) != 1 and (len(words) != 2 or words[0] != "data"):
+        raise click.UsageError(f"{' '.join(words)}: expected the name of a workload, or data and that name")
+    if len(words) == 2:
+        context = click.get_current_context()
+        given = [name for name in RUN_OPTIONS if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+        if given:
+            raise click.UsageError(f"--{given[0].replace('_', '-')} is of runs; leave it out to make a data set")
+    return words[-1], len(words) == 2
 
 
 def _choose_folders(root: Path, counts: Sequence[int]) -> dict[int, Path]:
@@ -355,26 +391,71 @@ def _read_earlier_run(folder: Path) -> RunRecord:
     raise InputError(f"{folder}: no log has a complete epoch to estimate from; give another run folder")
 
 
-def _submit_job(folder: Path, job: Job, config: RunConfig) -> tuple[str, ...]:
+def _submit_job(folder: Path, job: Job, config: RunConfig, after: str | None) -> tuple[str, ...]:
     """Create the run folder, submit its jobs and return their ids. If they are refused, the folder is removed."""
-    dialect = load_dialect(job.system.kind)
     create_run_folder(folder)
     run = write_run_info(
         folder, config, mode=job.mode, runs=job.trials, ranks=job.ranks, seed=job.seed, same_allocation=not job.array
     )
     try:
-        make_folder(folder / "output")
-        script = folder / SCRIPT
-        write_file_atomically(script, render_script(job))
-        ids: list[str] = []
-        # Without arrays of its own, the scheduler gets a job for each run, which waits for the one before.
-        for index in range(job.runs) if job.array and not tuple(dialect.render_array(job)) else (None,):
-            after = dialect.render_dependency(ids[-1], succeeded=False) if ids else ()
-            ids.append(submit_script(script, dialect, *after, index=index))
+        return _give_to_scheduler(folder, job, after)
     except ValueError:
         shutil.rmtree(run.root)  # a folder without a job would stay "queued" for ever
         raise
+
+
+def _submit_data(job: Job, folder: Path, after: str | None, *, wait: bool, dry_run: bool) -> None:
+    """Submit the job that makes a data set. Its folder has its script and its output."""
+    refuse_existing(folder)
+    if dry_run:
+        print_line(render_script(job), end="")
+        return
+    create_run_folder(folder)
+    try:
+        ids = _give_to_scheduler(folder, replace(job, run=str(folder), output=str(folder / "output")), after)
+    except ValueError:
+        shutil.rmtree(folder)
+        raise
+    where = choose_default_data_root(job.workload, job.size)
+    print_line(f"job {', '.join(ids)}: data set {job.workload} {job.size} in {where}: {folder}")
+    if wait:
+        sys.exit(wait_for_jobs([folder]))
+
+
+def _give_to_scheduler(folder: Path, job: Job, after: str | None) -> tuple[str, ...]:
+    """Write the script and job.json, submit the jobs and return their ids."""
+    dialect = load_dialect(job.system.kind)
+    make_folder(folder / "output")
+    script = folder / SCRIPT
+    write_file_atomically(script, render_script(job))
+    ids: list[str] = []
+    # Without arrays of its own, the scheduler gets a job for each run, which waits for the one before.
+    for index in range(job.runs) if job.array and not tuple(dialect.render_array(job)) else (None,):
+        first = dialect.render_dependency(after, succeeded=True) if after else ()
+        options = dialect.render_dependency(ids[-1], succeeded=False) if ids else first
+        ids.append(submit_script(script, dialect, *options, index=index))
     submitted = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    job_info = JobInfo(kind=job.system.kind, command=render_command(dialect), job_ids=tuple(ids), submitted=submitted)
-    write_file_atomically(folder / "job.json", json.dumps(convert_to_plain_data(job_info), indent=2) + "\n")
+    info = JobInfo(kind=job.system.kind, command=render_command(dialect), job_ids=tuple(ids), submitted=submitted)
+    write_file_atomically(folder / "job.json", json.dumps(convert_to_plain_data(info), indent=2) + "\n")
     return tuple(ids)
+
+
+def wait_for_jobs(folders: Iterable[Path], pause: Callable[[float], object] = time.sleep) -> int:
+    """Wait until the jobs of all folders have ended, say how each changes, and return the worst of their exit codes.
+
+    A job that left none failed.
+    """
+    worst = 0
+    for folder in folders:
+        said = ""
+        while True:
+            job = read_job_status(folder)
+            if (text := f"job {', '.join(job.ids)}: {job.state}") != said:
+                print_line(text, error=True)
+                said = text
+            if job.ended:
+                codes = [code for each in job.ids for code in list_exit_codes(folder, each).values()]
+                worst = max(worst, *codes, ExitCode.OK if codes else ExitCode.FAILED)
+                break
+            pause(WAIT_INTERVAL_S)
+    return worst

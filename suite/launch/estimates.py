@@ -19,6 +19,7 @@ from mlhpc.suite.descriptor import describe_card, load_descriptor
 from mlhpc.suite.documents import parse_yaml
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import read_bytes, render_bytes, render_duration
+from mlhpc.suite.launch.job import LONGEST_S
 from mlhpc.suite.log.reader import read_limits
 from mlhpc.suite.log.record import RunRecord
 from mlhpc.suite.log.run_folder import RunFolder
@@ -150,7 +151,10 @@ def find_obstacles(cost: Cost, time_limit_s: int, *, trials: int, required: int,
     limit, run = render_duration(time_limit_s), render_duration(cost.run_s)
     # Only whole runs count: a run that is cut is resumed and not scored.
     fit = int(time_limit_s // cost.run_s) if cost.run_s > 0 else trials
-    if fit == 0:
+    if fit == 0 and 1.25 * cost.run_s > LONGEST_S:
+        years = cost.run_s * cost.nodes / (365.25 * 86400)
+        found.append(f"this cannot finish here: one run needs about {years:.2g} node-years, on {cost.nodes} nodes")
+    elif fit == 0:
         found.append(
             f"one run takes about {run}, the time limit is {limit}: every run would be stopped and resumed, "
             f"and resumed runs are never scored; ask for --time-limit {_suggest_time_limit(cost.run_s)} or more nodes"
@@ -158,10 +162,13 @@ def find_obstacles(cost: Cost, time_limit_s: int, *, trials: int, required: int,
     elif not array and fit < cost.trials_in_sequence:
         found.append(
             f"about {fit} of {cost.trials_in_sequence} runs of {run} fit in the time limit of {limit}: the one that is"
-            f" cut would be resumed and not scored; ask for --time-limit {_suggest_time_limit(cost.job_s or 0.0)}, or"
-            " --array"
+            f" cut would be resumed and not scored; {_suggest_longer(cost.job_s or 0.0)}--array"
         )
     return found
+
+
+def _suggest_longer(seconds: float) -> str:
+    return f"ask for --time-limit {_suggest_time_limit(seconds)}, or " if 1.25 * seconds <= LONGEST_S else "use "
 
 
 def _suggest_time_limit(seconds: float) -> str:

@@ -87,6 +87,8 @@ class Site(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     scratch: Annotated[Line | None, "TMPDIR of the ranks"] = None
     staging_directory: Annotated[Line | None, "node-local; {node} becomes the node's name"] = None
     cache_drop_command: Annotated[Line | None, "run once per node before each trial; its exit code is logged"] = None
+    data: Annotated[Line | None, "folder of the data sets; MLHPC_DATA comes first"] = None
+    runs: Annotated[Line | None, "folder in which run folders are made"] = None
     preflight_history: Annotated[
         Line | None, "folder in which `submit --preflight` keeps what it measured of good nodes"
     ] = None
@@ -125,7 +127,8 @@ class Job:
 
     With ``run`` None the script chooses the run folder (runs/<workload>-<size>-<job id>). ``config`` is the name of a
     size, or the path of a YAML file on the compute nodes. ``overrides`` are KEY=VALUE settings on top of it. ``nodes``
-    and ``ranks_per_node`` are those of one trial. ``output`` is the folder of the job's own output; None: the
+    and ``ranks_per_node`` are those of one trial. ``makes_data``: the job makes the data set of the size, and ``seed``
+    is that of the data. ``output`` is the folder of the job's own output; None: the
     scheduler's place. ``preflight``: seconds for measuring the nodes first; 0: not at all. ``spares``: extra nodes,
     from which preflight chooses.
     """
@@ -145,6 +148,7 @@ class Job:
     time_limit: TimeLimit = "01:00:00"
     output: str | None = None
     overrides: tuple[str, ...] = ()
+    makes_data: bool = False
     preflight: int = 0
     spares: int = 0
 

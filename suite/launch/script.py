@@ -41,7 +41,9 @@ def _render_parts(job: Job, dialect: Dialect) -> dict[str, str]:
     """Return the texts for the template, by name. Text of a user is escaped for its place."""
     site, weak = job.system.site, job.mode == "weak"
     runs = (
-        f"{job.instances} instances at once (throughput mode), each"
+        "the data set, made by one group"
+        if job.makes_data
+        else f"{job.instances} instances at once (throughput mode), each"
         if weak
         else f"{_render_count(job.runs, 'scored run')}, one after another,"
     )
@@ -87,8 +89,14 @@ def _render_parts(job: Job, dialect: Dialect) -> dict[str, str]:
         "mode": job.mode,
         "setup": _render_setup(site),
         "preflight": _read_template("preflight").removesuffix("\n") if job.preflight else "",
-        "loop": _read_template("instances" if weak else "trials").removesuffix("\n"),
+        "data": f': "${{MLHPC_DATA:={_escape_default(site.data)}}}"; export MLHPC_DATA' if site.data else "",
+        "loop": _render_loop(job),
     }
+
+
+def _render_loop(job: Job) -> str:
+    name = "data" if job.makes_data else "instances" if job.mode == "weak" else "trials"
+    return _read_template(name).removesuffix("\n").replace("WORKLOAD", job.workload)
 
 
 _TIMER = (

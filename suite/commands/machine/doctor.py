@@ -128,7 +128,11 @@ def doctor(system_name: str | None, ranks: int, style: str) -> None:
         *check_machine(find_usable_resources(), ranks),
         *check_folders(os.environ),
     ]
-    checks += [*check_node_name(root), *check_clock(Path.cwd(), simulated=is_simulated(root)), *(check_slurm(library) if system is None else check_system(system))]
+    checks += [
+        *check_node_name(root),
+        *check_clock(Path.cwd(), simulated=is_simulated(root)),
+        *(check_slurm(library) if system is None else check_system(system)),
+    ]
     if style == JSON:
         print_line(json.dumps([asdict(check) for check in checks], indent=2))
     else:

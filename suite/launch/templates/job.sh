@@ -19,6 +19,7 @@ export MLHPC_JOB=$self MLHPC_INDEX=$index
 export TMPDIR="{{ scratch }}" # the settings below may use it
 {{ environment }}
 {{ apostrophe }}
+{{ data }}
 : "${MLHPC_PYTHON:={{ python }}}"
 : "${MLHPC_SIZE=}" # a size of the workload, or
 : "${MLHPC_CONFIG=}" # a YAML file of settings; neither:

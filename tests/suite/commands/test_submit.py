@@ -300,6 +300,7 @@ def test_node_hours_are_nodes_times_hours_of_all_trials() -> None:
         (36.0, 300, 5, True, ["one run takes about 6 min, the time limit is 5 min: every run would be stopped and resumed, and "
                               "resumed runs are never scored; ask for --time-limit 8 or more nodes"]),
         (36.0, 3600, 1, False, ["1 run planned; a score of this size needs 5"]),
+        (1e9, 300, 5, False, ["this cannot finish here: one run needs about 1.3e+03 node-years, on 4 nodes"]),
         (None, 60, 5, False, []),  # nothing is known, so nothing is said
     ],
 )  # fmt: skip
@@ -349,3 +350,41 @@ def test_job_ids_and_states_are_read_from_slurms_own_words(monkeypatch: pytest.M
     ):
         answers["scontrol"] = text
         assert queue.fetch_job_states(["9"], slurm)["9"] == state
+
+
+FAKE_JOB = """[[ $0 == */squeue ]] && { echo "7 N/A RUNNING"; exit; }
+echo 7 "$@" >> "$HOME/calls"; echo 7
+run=$(dirname "${@: -1}"); mkdir -p "$run/exit"; echo 1 > "$run/exit/7"
+"""
+
+
+def test_a_data_set_is_a_job_and_runs_wait_for_it(tmp_path: Path) -> None:
+    fake_sbatch(tmp_path, FAKE_JOB)
+    system = tmp_path / "s.yaml"
+    text = (ROOT / "submissions/systems/slurm-two-node.yaml").read_text()
+    system.write_text(text.replace("site:\n", "site:\n  data: $HOME/sets\n  runs: $HOME/all\n"))
+    words = ["--system", str(system), "--size", "mini", "--nodes", "2"]
+    environment = {"PATH": f"{tmp_path / 'tools'}:/usr/bin:/bin", "HOME": str(tmp_path)}
+    done = cli.mlhpc("submit", "data", "cosmoflow", *words, "--wait", cwd=tmp_path, environment=environment)
+    assert done.returncode == 1, done.stderr  # the job's own code
+    assert done.stdout.startswith(
+        f"job 7: data set cosmoflow mini in {tmp_path}/sets/cosmoflow-mini: {tmp_path}/all/data-cosmo"
+    )
+    assert done.stderr == "job 7: exit 1\n"
+    (folder,) = (tmp_path / "all").iterdir()
+    script = (folder / "job.sbatch").read_text()
+    assert ': "${MLHPC_DATA:=$HOME/sets}"; export MLHPC_DATA\n' in script
+    assert '"${suite[@]}" data generate cosmoflow --size "$MLHPC_SIZE"' in script
+    subprocess.run(["bash", "-n", folder / "job.sbatch"], check=True)
+    done = cli.mlhpc("submit", "cosmoflow", *words, "--after", "7", cwd=tmp_path, environment=environment)
+    assert done.returncode == 0, done.stderr
+    assert "--dependency=afterok:7" in (tmp_path / "calls").read_text().splitlines()[-1]
+    for wrong, message in (
+        (["submit", "data", "cosmoflow", *words, "--runs", "2"], "--runs is of runs; leave it out to make a data set"),
+        (
+            ["submit", "cosmoflow", "data", *words],
+            "cosmoflow data: expected the name of a workload, or data and that name",
+        ),
+    ):
+        done = cli.mlhpc(*wrong, cwd=tmp_path, environment=environment)
+        assert (done.returncode, message in done.stderr) == (2, True)

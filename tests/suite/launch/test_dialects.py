@@ -59,7 +59,9 @@ def variants(kind: str) -> list[Job]:
 def test_a_dialect_is_one_short_file_and_its_system_file_is_short(kind: str) -> None:
     assert len((ROOT / "suite/launch/schedulers" / f"{kind}.py").read_text().splitlines()) <= 90
     assert len(find_system(SYSTEMS.get(kind, kind)).read_text().splitlines()) <= 30
-    row = next(line for line in (ROOT / "docs/clusters.md").read_text().splitlines() if line.startswith(f"| `{kind}` |"))
+    row = next(
+        line for line in (ROOT / "docs/clusters.md").read_text().splitlines() if line.startswith(f"| `{kind}` |")
+    )
     assert f"| {load_dialect(kind).TRIED} |" in row
 
 
