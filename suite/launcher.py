@@ -18,13 +18,15 @@ LAUNCHERS: tuple[tuple[str, str, str], ...] = (
     ("torchrun", "RANK", "WORLD_SIZE"),
     ("openmpi", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
     ("pmi", "PMI_RANK", "PMI_SIZE"),
+    ("flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
+    ("pjm", "PMIX_RANK", "PJM_MPI_PROC"),
     ("slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # srun sets STEP_ variables, the batch script has none
 )
 _NAMES = {launcher: (rank, size) for launcher, rank, size in LAUNCHERS}
 # Variables by which a launcher speaks to its ranks, and a scheduler to mpiexec. A user's own settings are not among
 # them: HYDRA_*, MPICH_*, most of OMPI_MCA_*
 _LAUNCHER_VARIABLES = re.compile(
-    r"(?:SLURM|PMI|PMIX|PRTE|PALS|FLUX|HYDI|TORCHELASTIC|PBS|LSB|COBALT)_.*|PE_HOSTFILE|OMPI_(?!MCA_).*"
+    r"(?:SLURM|PMI|PMIX|PRTE|PALS|PLE|PJM|JSM_NAMESPACE|FLUX|HYDI|TORCHELASTIC|PBS|LSB|COBALT)_.*|PE_HOSTFILE|OMPI_(?!MCA_).*"
     r"|OMPI_MCA_(?:orte|prte|ess|pmix|initial).*|MPI_LOCALN?RANK(?:S|ID)|MV2_COMM_WORLD_.*"
     r"|(?:(?:LOCAL|GROUP|ROLE)_)?(?:RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(?:ADDR|PORT)"
 )
@@ -86,7 +88,7 @@ def _refuse_contradiction(launch: Launch, others: Sequence[Launch], environ: Map
     if launch.launcher == "torchrun" and not by_hand:
         return
     for other in others:
-        outer = other.launcher == "slurm" and not by_hand  # mpiexec may have started one process per node through srun
+        outer = other.launcher in ("slurm", "flux") and not by_hand  # mpiexec may have started a process per node through it
         if other.size > 1 and not outer and (other.rank, other.size) != (launch.rank, launch.size):
             unset = " or ".join(f"env -u {_NAMES[each.launcher][0]}" for each in (launch, other))
             raise InputError(

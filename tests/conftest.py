@@ -26,6 +26,7 @@ from tests.fixtures.zoo import Machine
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST_FIRST = (  # files of more than ten seconds: begun last, one of them would keep one worker busy and the others idle
     "tests/slurm/",
+    "tests/grid_engine/",
     "tests/test_readme.py",
     "tests/test_run.py",
     "tests/suite/training/test_watchdog.py",

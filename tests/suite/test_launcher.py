@@ -252,3 +252,18 @@ def test_two_ranks_start_in_a_world_of_one(
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["ranks"] == 2
+
+
+@pytest.mark.parametrize(
+    ("variables", "launcher"),
+    [
+        ({"FLUX_TASK_RANK": "3", "FLUX_JOB_SIZE": "8", "FLUX_TASK_LOCAL_ID": "1"}, "flux"),
+        ({"FLUX_TASK_RANK": "3", "FLUX_JOB_SIZE": "8", "PMI_RANK": "3", "PMI_SIZE": "8"}, "pmi"),
+        ({"PALS_RANKID": "3", "PALS_LOCAL_RANKID": "1", "PMI_RANK": "3", "PMI_SIZE": "8"}, "pmi"),
+        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8", "JSM_NAMESPACE_RANK": "3"}, "openmpi"),  # jsrun
+        ({"PMIX_RANK": "3", "PJM_MPI_PROC": "8", "PLE_RANK_ON_NODE": "1"}, "pjm"),
+    ],
+)
+def test_a_rank_of_each_schedulers_launcher_is_known(variables: dict[str, str], launcher: str) -> None:
+    assert find_launch(variables) == Launch(launcher, 3, 8)
+    assert drop_launcher_variables(variables) == {}
