@@ -88,7 +88,9 @@ def _refuse_contradiction(launch: Launch, others: Sequence[Launch], environ: Map
     if launch.launcher == "torchrun" and not by_hand:
         return
     for other in others:
-        outer = other.launcher in ("slurm", "flux") and not by_hand  # mpiexec may have started a process per node through it
+        outer = (
+            other.launcher in ("slurm", "flux") and not by_hand
+        )  # mpiexec may have started a process per node through it
         if other.size > 1 and not outer and (other.rank, other.size) != (launch.rank, launch.size):
             unset = " or ".join(f"env -u {_NAMES[each.launcher][0]}" for each in (launch, other))
             raise InputError(
@@ -173,6 +175,9 @@ def _list_present(environ: Mapping[str, str]) -> list[tuple[str, str, str]]:
 JOB_VARIABLES = ("MLHPC_JOB", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "PJM_JOBID", "JOB_ID")
 RESTART_VARIABLES = ("SLURM_RESTART_COUNT", "RESTARTED")  # Slurm, Grid Engine: how often this job began again
 ARRAY_VARIABLES = ("MLHPC_INDEX", "SLURM_ARRAY_TASK_ID")  # of a process whose runs are jobs of their own
+
+# Of a trial, in Unix seconds: when its launcher began, and when that of the attempt before had seen its end
+BEGAN, ENDED = "MLHPC_BEGAN", "MLHPC_ENDED"
 
 
 def find_batch_job(environ: Mapping[str, str]) -> str | None:

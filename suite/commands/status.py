@@ -89,8 +89,10 @@ Examples:
 @click.option("--follow", is_flag=True, help="Keep showing the table as it changes, until every run has ended.")
 @click.option(
     "--goodput",
+    "--time",
     is_flag=True,
-    help="Show the share of the time that was useful training, and the checkpoint interval that would lose least.",
+    help="Show the share of the time that was useful training, what each recovery took by phase, and the checkpoint "
+    "interval that would lose least.",
 )
 @click.option(
     "--mtbf-h",
@@ -193,7 +195,17 @@ def render_goodput(trial: Goodput) -> str:
     unfinished = "; it never finished" if trial.died else ""
     count = f"{trial.interruptions} interruption{'s' * (trial.interruptions != 1)}"
     useful = f"{share} of {render_duration(trial.wall_s)} was useful training"
-    return f"{trial.folder} trial {trial.trial}: {useful}; {rest}; {count}{unfinished}"
+    return f"{trial.folder} trial {trial.trial}: {useful}; {rest}; {count}{unfinished}{_render_recoveries(trial)}"
+
+
+def _render_recoveries(trial: Goodput) -> str:
+    """Say what each recovery took, by phase: the parts are the time from the last step that counts to the next one."""
+    text = ""
+    for number, parts in enumerate(trial.recoveries, 1):
+        known = {name.removesuffix("_s"): seconds for name, seconds in parts.items() if seconds is not None}
+        phases = ", ".join(f"{name} {render_duration(seconds)}" for name, seconds in known.items())
+        text += f"; recovery {number}: {render_duration(sum(known.values()))} ({phases})"
+    return text
 
 
 def print_until_ended(read: Callable[[], list[TrialStatus]], pause: Callable[[float], object] = time.sleep) -> None:

@@ -7,12 +7,14 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from pathlib import Path
 
 from mlhpc.suite.data.lock import LockedError, refuse_held
 from mlhpc.suite.errors import ExitCode
 from mlhpc.suite.files import QUIET, print_line, print_progress, write_file_atomically
 from mlhpc.suite.launch.estimates import SeriesTimeEstimator, find_expectation
 from mlhpc.suite.launch.local import keep_heartbeat, make_worker_command, run_local
+from mlhpc.suite.launcher import BEGAN, ENDED
 from mlhpc.suite.log.run_folder import ResumeDecision, RunFolder, find_newest_log, has_run_start, plan_resume
 
 STOPPED_EARLY = "was stopped before it began"
@@ -74,10 +76,12 @@ def run_trials(
             )
             _refuse_running(folder, trial)
             with keep_heartbeat(folder.running(trial), f"trial {trial}") as is_lost:
+                times = {BEGAN: str(time.time()), ENDED: _read_mtime(folder.exit_code(trial))}
                 # If this launcher is killed, the code of an earlier attempt would count for this one.
                 folder.exit_code(trial).unlink(missing_ok=True)
                 code = run_local(
                     command,
+                    environ=os.environ | times,
                     ranks=ranks,
                     log=folder.output(trial),
                     say=progress.say,
@@ -97,6 +101,14 @@ def run_trials(
                 progress.say(f"run {trial} {why}{rest}")
                 return _choose_exit_code(folder, trial, codes, stops, left=left)
     return _choose_exit_code(folder, trial, codes, stops, left=0)
+
+
+def _read_mtime(path: Path) -> str:
+    """Return when a file was written, in Unix seconds; "" without one."""
+    try:
+        return str(path.stat().st_mtime)
+    except OSError:
+        return ""
 
 
 def _explain_series_end(folder: RunFolder, trial: int, code: int, *, stopped: bool) -> str | None:

@@ -12,13 +12,15 @@ The expected share of time that counts is that of Kokolis et al. (HPCA 2025, arX
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mlhpc.suite.errors import InputError, explain_not_installed
 from mlhpc.suite.files import render_duration, render_duration_range
+from mlhpc.suite.launcher import BEGAN, ENDED
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.reader import Event, convert_to_float, read_events
 from mlhpc.suite.log.run_folder import RunFolder
@@ -71,6 +73,7 @@ class Goodput:
     each: tuple[Interruption, ...]
     died: bool = False
     ups: tuple[float, ...] = ()
+    recoveries: tuple[dict[str, float | None], ...] = ()  # as the attempts logged them
 
     @property
     def up_s(self) -> float:
@@ -101,11 +104,9 @@ def find_goodput(folder: RunFolder, trial: int) -> Goodput | None:
 
     None if no log has an event; OSError if one cannot be read.
     """
-    paths = [*folder.failed(trial), folder.result(trial), *folder.resumed(trial)]
-    logs = [events for events in (read_events(path, steps=False).events for path in paths if path.exists()) if events]
+    logs = _read_attempts(folder, trial)
     if not logs:
         return None
-    logs.sort(key=lambda events: events[0].time_ms)
     ended = any(event.key == mllog.RUN_STOP for event in logs[-1])
     died = not ended and trial not in folder.under_way()
     useful = lost = stalled = starting = restarting = 0.0
@@ -155,7 +156,60 @@ def find_goodput(folder: RunFolder, trial: int) -> Goodput | None:
         each=tuple(each),
         died=died,
         ups=tuple(ups),
+        recoveries=tuple(
+            event.value
+            for events in logs
+            for event in events
+            if event.key == mllog.RECOVERY and _is_recovery(event.value)
+        ),
     )
+
+
+PHASES = ("replayed_s", "detection_s", "queue_s", "restart_s", "reload_s")  # of a recovery, in the order of time
+
+
+def _is_recovery(value: Any) -> bool:
+    return isinstance(value, dict) and set(value) == set(PHASES)
+
+
+def find_recovery(
+    folder: RunFolder, trial: int, load_began_ms: float, reload_s: float, environ: Mapping[str, str] = os.environ
+) -> dict[str, float | None] | None:
+    """Split the time from the last step of a trial that counts to its next one, in seconds. None without two attempts.
+
+    ``replayed``: what the attempt before did after its checkpoint. ``detection``: until its launcher saw its end; None
+    if that ended too. ``queue``: until the next launcher began. ``reload``: reading the checkpoint. ``restart``: the rest.
+    """
+    logs = _read_attempts(folder, trial)
+    if len(logs) < 2:
+        return None
+    before, now = logs[-2:]
+    start, last = _find_run_times_ms(before)
+    kept, begin = _find_kept_until_ms(before, now, start), _find_run_times_ms(now)[0]
+    given = [_read_unix_ms(environ.get(name, "")) for name in (ENDED, BEGAN)]
+    launched = min(max(given[1] or last, last), load_began_ms)
+    ended = given[0] if last <= given[0] <= launched else None
+    parts = (last - kept, None if ended is None else ended - last, launched - (ended or last))
+    restart = begin - launched - 1000 * reload_s
+    return {
+        name: None if part is None else part / 1000
+        for name, part in zip(PHASES, (*parts, restart, 1000 * reload_s), strict=True)
+    }
+
+
+def _read_unix_ms(text: str) -> float:
+    """Read a variable with Unix seconds; 0 if there is none."""
+    try:
+        return max(0.0, 1000 * float(text))
+    except ValueError:
+        return 0.0
+
+
+def _read_attempts(folder: RunFolder, trial: int) -> list[Sequence[Event]]:
+    """Read the logs of a trial's attempts, in the order of time."""
+    paths = [*folder.failed(trial), folder.result(trial), *folder.resumed(trial)]
+    logs = [events for events in (read_events(path, steps=False).events for path in paths if path.exists()) if events]
+    return sorted(logs, key=lambda events: events[0].time_ms)
 
 
 def _find_run_times_ms(events: Sequence[Event]) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from mlhpc.suite.data.manifest import Verification
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import print_line
 from mlhpc.suite.log import mllog
-from mlhpc.suite.log.goodput import find_goodput
+from mlhpc.suite.log.goodput import find_goodput, find_recovery
 from mlhpc.suite.log.mllog import EventLog
 from mlhpc.suite.machine.facts import write_facts
 from mlhpc.suite.machine.page_cache import drop_page_caches
@@ -38,6 +38,8 @@ class RunSession:
     ) -> None:
         self.plan, self.world = plan, world
         self.staged_s, self.in_run = 0.0, False
+        # Of a run that goes on: when it began to read its checkpoint (Unix ms), and the seconds that took
+        self.reloaded: tuple[float, float] | None = None
         self.log = EventLog(path if world.is_first else None, wall_ms=wall_ms, later=True)
         self._startup = startup
 
@@ -102,6 +104,10 @@ class RunSession:
         self._others = OtherWork(self.world)
         self.log.start(mllog.RUN)
         self.in_run = True
+        if self.reloaded is not None and self.world.is_first:
+            with suppress(OSError):  # a log of an earlier attempt that cannot be read ends no run
+                if found := find_recovery(self.plan.folder, self.plan.trial, *self.reloaded):
+                    self.log.event(mllog.RECOVERY, found)
 
     def end_run(
         self, reached: bool, reason: str, *, first_block: int = 1, finish: Callable[[], None] = lambda: None

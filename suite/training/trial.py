@@ -352,7 +352,9 @@ class _Trial:
             progress=self.progress,
             parallel=self.parallel,
         )
+        began_s = time.time()
         restored = self.checkpoint.load(self.world, state) if self.plan.resume else None
+        reload_s = time.time() - began_s
         self.session.open_log()
         self._log_statement(workload, state.seed, parameters)
         position = Position(1, 0) if restored is None else restored.position
@@ -360,6 +362,7 @@ class _Trial:
         if restored is None and self.world.is_first:
             self.checkpoint.remove()
         if restored is not None:
+            self.session.reloaded = (1000 * began_s, reload_s)
             what = {"block": position.block, "next_step": position.step}
             self.log.event(
                 mllog.RUN_RESUMED, metadata=what | {"ranks": restored.ranks, "rederived": restored.rederived}

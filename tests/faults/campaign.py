@@ -69,6 +69,9 @@ class Outcome:
     hit: str  # the phase that the process really was in
     lost_s: float | None = None  # training time that the next attempt has to repeat
     problems: list[str] = field(default_factory=list)
+    recovery: Mapping[str, float | None] = field(
+        default_factory=dict
+    )  # seconds by phase, as the next attempt logged them
 
     def sentences(self) -> list[str]:
         """What was killed, how and when, before each problem."""
@@ -373,6 +376,8 @@ def _account(chain: Chain, outcomes: list[Outcome], earlier: Sequence[Path]) -> 
     ]
     if new and old and len(outcomes) > 1 and "resumed" in new[-1].name:
         outcomes[-2].lost_s = lost_work(old[-1], new[-1])
+        found = [event.value for event in read_events(new[-1]).events if event.key == "recovery"]
+        outcomes[-2].recovery = found[0] if found else {}
 
 
 def _compare(chain: Chain, reference: dict[tuple[int, int], tuple[float, float]]) -> list[str]:
@@ -483,6 +488,15 @@ def table(outcomes: Sequence[Outcome]) -> str:
             f"Training repeated after a kill: n = {len(lost)}, median {lost[len(lost) // 2]:.2f} s, most {lost[-1]:.2f} s; "
             f"checkpoints every {INTERVAL_S:g} s, ranks agree every {AGREED_S:g} s."
         )
+    recovered = [outcome.recovery for outcome in outcomes if outcome.recovery]
+    if recovered:
+        lines += ["", "| phase of a recovery | n | median s | most s |", "| --- | --- | --- | --- |"]
+        for name in recovered[0]:
+            seconds = sorted(value for each in recovered if (value := each[name]) is not None)
+            if seconds:
+                median = seconds[len(seconds) // 2]
+                lines.append(f"| {name.removesuffix('_s')} | {len(seconds)} | {median:.2f} | {seconds[-1]:.2f} |")
+        lines.append("")
     lines += [f"- {words}" for outcome in outcomes for words in outcome.sentences()]
     return "\n".join(lines) + "\n"
 

@@ -23,7 +23,10 @@ def test_a_campaign_covers_every_victim_signal_and_phase() -> None:
 def test_the_table_counts_kills_and_names_every_problem() -> None:
     kill = Kill("rank", signal.SIGKILL, "run", 0.5)
     fine, bad = Outcome(kill, "in the run", 0.5), Outcome(kill, "in the run", 1.5, ["2 processes were left after 60 s"])
+    fine.recovery = {"queue_s": 2.0, "detection_s": None}
     text = table([fine, fine, bad])
+    assert "| queue | 2 | 2.00 | 2.00 |\n" in text
+    assert "detection" not in text  # nobody saw the ends
     assert "| rank | SIGKILL | in the run | 3 | 1 |" in text
     assert "3 kills, 1 with a problem." in text
     assert "n = 3, median 0.50 s, most 1.50 s" in text

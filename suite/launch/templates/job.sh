@@ -91,6 +91,9 @@ trial() {
     echo "trial $1: reached its target before, left as it is"
     return 0
   fi
+  # For the log of a trial that goes on: when this began, and when the end of the attempt before was seen.
+  export MLHPC_BEGAN=${EPOCHREALTIME/,/.} MLHPC_ENDED
+  MLHPC_ENDED=$(stat -c %.Y "$MLHPC_RUN/exit/trial_$1" 2> /dev/null || true)
   [[ -n $owner ]] || rm -f "$MLHPC_RUN/exit/trial_$1" # else the ranks do, once they have the lock
   {{ stop }}
   place "$2" "$3" "$ranks" "$cpus" "$MLHPC_MPI" 1

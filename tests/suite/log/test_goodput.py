@@ -19,6 +19,7 @@ from mlhpc.suite.log.goodput import (
     compute_young_interval_s,
     estimate_mtbf_s,
     find_goodput,
+    find_recovery,
     render_advice,
 )
 from mlhpc.suite.log.run_folder import RunFolder
@@ -93,6 +94,33 @@ def test_the_time_of_an_interrupted_run(tmp_path: Path) -> None:
     assert found.ratio == pytest.approx(127 / 200)
     assert found.each == (Interruption(lost_s=22.5, down_s=30, restart_s=10),)
     assert found.logged()["interruptions"] == [{"lost_s": 22.5, "down_s": 30, "restart_s": 10}]
+
+
+@pytest.mark.parametrize(
+    ("times", "parts"),
+    [
+        ((103.0, 120.0), (22.5, 3.0, 17.0, 16.0, 4.0)),
+        ((None, 120.0), (22.5, None, 20.0, 16.0, 4.0)),  # its launcher was killed too
+        ((90.0, 120.0), (22.5, None, 20.0, 16.0, 4.0)),  # an end before the last event is another one's
+        ((125.0, 120.0), (22.5, None, 20.0, 16.0, 4.0)),  # clocks that differ
+        ((None, None), (22.5, None, 0.0, 36.0, 4.0)),  # an srun by hand
+        ((103.0, 500.0), (22.5, 3.0, 29.0, 4.0, 4.0)),
+    ],
+)
+def test_the_phases_of_a_recovery_are_the_time_between_two_steps_that_count(
+    tmp_path: Path, times: tuple[float | None, float | None], parts: tuple[float | None, ...]
+) -> None:
+    given = zip(("MLHPC_ENDED", "MLHPC_BEGAN"), times, strict=True)
+    environ = {name: "" if at is None else str(BASE_MS / 1000 + at) for name, at in given}
+    folder = RunFolder(interrupted(tmp_path / "run"))
+    found = find_recovery(folder, 0, BASE_MS + 132_000, 4.0, environ)
+    assert found is not None
+    assert tuple(found.values()) == pytest.approx(parts)
+    assert sum(filter(None, found.values())) == pytest.approx(
+        140 - 77.5
+    )  # from the checkpoint's last step to run_start
+    (folder.resumed(0)[0]).unlink()
+    assert find_recovery(folder, 0, BASE_MS, 4.0, environ) is None
 
 
 def test_the_time_before_the_first_event_is_start_too(tmp_path: Path) -> None:

@@ -342,6 +342,9 @@ def test_sigterm_leaves_a_checkpoint_and_the_resumed_run_has_the_same_losses(
     found = assert_goodput(resumed, interruptions=1)
     assert found["checkpoint"]["saves"] >= 1
     assert found["interruptions"][0]["restart_s"] > 0
+    (recovery,) = values(resumed, "recovery")
+    assert min(seconds for seconds in recovery.values() if seconds is not None) >= 0
+    assert min(recovery["restart_s"], recovery["reload_s"]) > 0
     assert windows(resumed) == {key: loss for key, loss in windows(whole).items() if key > last}
     assert windows(log) == {key: loss for key, loss in windows(whole).items() if key <= last}
 
