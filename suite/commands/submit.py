@@ -74,7 +74,8 @@ Examples:
   mlhpc submit data cosmoflow --system mysite --size small --nodes 4 --wait         the data set, made by all ranks
 """
 )
-@click.argument("words", nargs=-1, required=True, metavar="[data] WORKLOAD")
+@click.argument("workload", metavar="[data] WORKLOAD")
+@click.argument("data_of", required=False, metavar="")
 @click.option(
     "--system",
     "system_name",
@@ -131,7 +132,8 @@ Examples:
 @click.option("--wait", is_flag=True, help="Wait until the jobs have ended; the exit code is that of the worst one.")
 @click.option("--dry-run", is_flag=True, help="Print the job scripts and the predicted cost; submit nothing.")
 def submit(
-    words: tuple[str, ...],
+    workload: str,
+    data_of: str | None,
     system_name: str,
     size: str | None,
     config: str | None,
@@ -159,7 +161,7 @@ def submit(
 
     With `data` before the workload the job makes the data set of a size, and trains nothing.
     """
-    workload, makes_data = _parse_words(words)
+    workload, makes_data = _parse_words(workload, data_of)
     if preflight and PREFLIGHT_WING in list_missing_wings():
         raise InputError(f"--preflight: {explain_missing_wing(PREFLIGHT_WING)}")
     chosen = load_descriptor(workload)
@@ -209,16 +211,17 @@ def submit(
             sys.exit(wait_for_jobs(folders.values()))
 
 
-def _parse_words(words: Sequence[str]) -> tuple[str, bool]:
+def _parse_words(first: str, second: str | None) -> tuple[str, bool]:
     """Return the workload, and whether its data set is to be made. UsageError for other words, or options of runs."""
-    if len(words) != 1 and (len(words) != 2 or words[0] != "data"):
-        raise click.UsageError(f"{' '.join(words)}: expected the name of a workload, or data and that name")
-    if len(words) == 2:
+    if (first == "data") != (second is not None):
+        words = first if second is None else f"{first} {second}"
+        raise click.UsageError(f"{words}: expected the name of a workload, or data and that name")
+    if second is not None:
         context = click.get_current_context()
         given = [name for name in RUN_OPTIONS if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
         if given:
             raise click.UsageError(f"--{given[0].replace('_', '-')} is of runs; leave it out to make a data set")
-    return words[-1], len(words) == 2
+    return second or first, second is not None
 
 
 def _choose_folders(root: Path, counts: Sequence[int]) -> dict[int, Path]:

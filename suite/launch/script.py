@@ -60,6 +60,7 @@ def _render_parts(job: Job, dialect: Dialect) -> dict[str, str]:
         "example": dialect.EXAMPLE,
         "submit": render_command(dialect),
         "directives": "\n".join(render_directives(job, dialect)),
+        "unused": "# shellcheck disable=SC2317,SC2329 # functions of trials" if job.makes_data else "",
         "modules": _render_modules(site),
         "environment_of_job": dialect.render_environment(job),
         "redirect": _render_redirect(job) if job.output and not dialect.WRITES_OUTPUT else "",

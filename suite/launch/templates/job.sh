@@ -6,6 +6,7 @@
 # that never began start afresh, and those that began and failed count unless MLHPC_REPLACE_FAILED=1.
 {{ directives }}
 
+{{ unused }}
 {{ modules }}
 set -euo pipefail
 

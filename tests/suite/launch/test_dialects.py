@@ -47,11 +47,11 @@ def with_site(job: Job, **changes: object) -> Job:
 def variants(kind: str) -> list[Job]:
     """Jobs that together use every key."""
     job = make_job(kind)
-    many = {} if kind == "pjm" else {"preflight": 60, "spares": int(kind != "ssh")}
-    found = [job, replace(job, runs=3, array=kind != "ssh", seed=7), replace(job, output=None, run=None, **many)]
-    setup = with_site(job, setup=("echo $HOME",), requeue=True, cache_drop_command="sync", modules=("gcc/12",))
-    found += [setup] if kind == "pjm" else [setup, replace(job, nodes=1, instances=2)]
-    mpi = WORDS if kind in ("pbs", "lsf", "grid_engine", "ssh") else ()
+    full = with_site(job, setup=("echo $HOME",), requeue=True, cache_drop_command="sync", modules=("gcc/12",))
+    found = [replace(full, runs=3, array=kind != "ssh", seed=7), replace(job, makes_data=True, output=None, run=None)]
+    if kind != "pjm":
+        found += [replace(job, nodes=1, instances=2, preflight=60)]
+    mpi = WORDS if kind == "pbs" else ()
     return found + [with_site(job, mpi=each, environment={"A_B": "c"}, options=("#DW jobdw",)) for each in mpi]
 
 

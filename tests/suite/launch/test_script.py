@@ -14,7 +14,6 @@ from msgspec import structs
 from mlhpc.suite.cli.options import choose_config_name
 from mlhpc.suite.commands.run import run as run_command
 from mlhpc.suite.data.lock import Owner
-from mlhpc.suite.descriptor import load_descriptors
 from mlhpc.suite.documents import render_json
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.launch.job import (
@@ -58,8 +57,7 @@ def variants() -> dict[str, str]:
     for path in (path for path in SYSTEMS if read_system(path).kind == "slurm"):
         texts[path.stem] = render_script(job(path.stem, "mini", nodes=2, runs=3, array=True, seed=7, run="/r/un 1"))
         texts[f"{path.stem}-preflight"] = render_script(job(path.stem, "mini", nodes=2, preflight=60, spares=1))
-    for name in load_descriptors():
-        texts[f"{name}-full"] = render_script(job("gpu-pyxis", "full", workload=name, nodes=8, runs=3))
+    texts["full"] = render_script(job("gpu-pyxis", "full", workload="deepcam", nodes=8, runs=3))
     return texts
 
 
