@@ -71,7 +71,7 @@ def test_the_tests_of_the_core_pass_without_a_wing(without: tuple[str, Path]) ->
     _, copy = without
     chosen = [
         "-m",
-        "not long and not slurm",
+        "not long and not slurm and not grid_engine",
         "--deselect",
         "tests/test_wings.py",
         "--deselect",

@@ -59,7 +59,7 @@ if TYPE_CHECKING:  # only --estimate-from reads a log
 
 PREFLIGHT_WING = "fleet"  # has the commands that the job script calls
 RUN_OPTIONS = ("config", "runs", "instances", "array", "preflight", "spares", "estimate_from", "mesh")
-WAIT_INTERVAL_S = 5.0  # between two looks of --wait
+WAIT_INTERVAL_S, LOOKS = 5.0, 3  # between two looks of --wait; a job without a trace is looked for so often
 PREFLIGHT_S, MIN_PREFLIGHT_S = 60, 18  # a third is for the nodes, whose ranks take seconds to start
 
 
@@ -450,14 +450,16 @@ def wait_for_jobs(folders: Iterable[Path], pause: Callable[[float], object] = ti
     """
     worst = 0
     for folder in folders:
-        said = ""
+        said, missed = "", 0
         while True:
             job = read_job_status(folder)
             if (text := f"job {', '.join(job.ids)}: {job.state}") != said:
                 print_line(text, error=True)
                 said = text
-            if job.ended:
-                codes = [code for each in job.ids for code in list_exit_codes(folder, each).values()]
+            codes = [code for each in job.ids for code in list_exit_codes(folder, each).values()]
+            # A job that the scheduler does not list yet, and one whose exit file another node has just written, look gone.
+            missed = missed + 1 if job.ended and not codes else 0
+            if job.ended and (codes or missed == LOOKS):
                 worst = max(worst, *codes, ExitCode.OK if codes else ExitCode.FAILED)
                 break
             pause(WAIT_INTERVAL_S)

@@ -58,5 +58,5 @@ def fetch_states(ids: Sequence[str], ask: Ask) -> Iterator[State]:
             words = Path(f"/proc/{job}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
-        if words[:1] == [b"bash"]:  # the kernel gives the number of an ended process to a new one
+        if words[0] in (b"bash", b"setsid"):  # the kernel gives the number of an ended process to a new one
             yield job, None, "RUNNING"

@@ -5,13 +5,14 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from mlhpc.suite.card import ReferencePoint, ReferencePoints
-from mlhpc.suite.commands.submit import parse_nodes, submit
+from mlhpc.suite.commands.submit import parse_nodes, submit, wait_for_jobs
 from mlhpc.suite.descriptor import load_descriptor, load_descriptors
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.launch import estimates, queue
@@ -388,3 +389,16 @@ def test_a_data_set_is_a_job_and_runs_wait_for_it(tmp_path: Path) -> None:
     ):
         done = cli.mlhpc(*wrong, cwd=tmp_path, environment=environment)
         assert (done.returncode, message in done.stderr) == (2, True)
+
+
+def test_waiting_looks_again_for_a_job_that_is_not_listed_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = iter(["", "PENDING", "", "RUNNING", "", "", ""])
+    monkeypatch.setattr(queue, "ask", lambda *words: f"7 N/A {state}\n" if (state := next(states)) else "")
+    monkeypatch.setattr("mlhpc.suite.launch.schedulers.slurm.fetch_states", lambda ids, ask: slurm_states(ask))
+    (tmp_path / "job.json").write_text('{"version": 1, "job_ids": ["7"], "submitted": "x"}')
+    assert wait_for_jobs([tmp_path], lambda seconds: None) == 1
+    assert list(states) == []
+
+
+def slurm_states(ask: Callable[..., str]) -> list[tuple[str, str | None, str]]:
+    return [("7", None, line.split()[2]) for line in ask("squeue").splitlines()]
