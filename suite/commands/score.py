@@ -122,6 +122,8 @@ def render_result(scored: Result, *, explain: bool) -> list[str]:
         text.append(f"  {scored.verdict}")
     if busy := render_busy_warning([run.company for run in scored.runs]):
         text.append(f"  {busy}")
+    if slept := [(run.trial, run.suspended_s) for run in scored.runs if run.suspended_s]:
+        text.append("  suspended: " + ", ".join(f"run {trial} for {render_duration(s)}" for trial, s in slept))
     if disturbed := assess(scored).disturbed:
         text.append(f"  not ranked: {disturbed}")
     baselines: dict[str, None] = {}  # each line once: the runs of a result log the same baselines

@@ -35,11 +35,16 @@ from mlhpc.suite.processes import read_start_time
 from mlhpc.suite.world import World, find_node_name
 
 REFRESH_S = 20.0
+# A refresh that comes so much later says that the process was suspended: its clock jumped
+JUMP_S = 10.0
 # An owner on another host is gone if its lock is older: nine refreshes are missing.
 SILENT_S = 180.0
 # Taking over a lock takes milliseconds: a process that needs longer was killed.
 BREAKING_S = 60.0
 TRIES, PAUSE_S = 100, 0.05
+
+
+suspensions: list[float] = []  # seconds, of this process while it held a lock
 
 
 class LockedError(InputError):
@@ -122,9 +127,10 @@ class Lease:
     def refresh(self) -> None:
         """Tell other processes that this one lives."""
         self.check()
-        silent_s = _read_clock_s() - self._refreshed_s
-        if silent_s > 3 * REFRESH_S:
-            text = f"this process was suspended for {render_duration(silent_s)}"
+        late_s = _read_clock_s() - self._refreshed_s - REFRESH_S
+        if late_s > JUMP_S:
+            suspensions.append(late_s)
+            text = f"this process was suspended for {render_duration(late_s)}"
             print_line(f"mlhpc: warning: {self._path}: {text}", error=True)
         if not self.lost:
             os.utime(self._path)

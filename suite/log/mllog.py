@@ -83,6 +83,7 @@ CHECKPOINT = "checkpoint_saved"  # {"stall_s", "write_s", "bytes", "files"}
 CHECKPOINT_FAILED = "checkpoint_failed"  # the place and the reason; training went on
 RUN_RESUMED = "run_resumed"  # present only in a resumed run, which is therefore not scored
 RECOVERY = "recovery"  # of a run that goes on, at run_start: seconds since the last step that counts, by phase
+SUSPENDED = "suspended"  # seconds for which the first rank was suspended: its clock jumped
 RUN_REPLACED = "failed_run_replaced"  # for each run of this trial that began, failed and was run again by choice
 RANK_PHASES = "rank_phases"  # per-epoch phase seconds: mean over ranks
 RANK_STATS = "rank_stats"  # per epoch: phases, bytes read and communicated, memory peaks: their distribution over ranks

@@ -205,6 +205,7 @@ class RunRecord:
     own_cpu_s: float | None = derived(
         lambda log: sum_own_seconds(log.run.first(mllog.OTHER_WORK)), columns="own_cpu_s", limited=True
     )
+    suspended_s: float | None = stated(mllog.SUSPENDED, parse_float)
     baselines: Mapping[str, float] = field(default_factory=dict)
     oracle_baselines: Mapping[str, float] = field(default_factory=dict)  # by predictors that know the rule of the data
     data_manifest: str | None = stated(mllog.DATA_MANIFEST, parse_text, cause=("data", "data manifest"))

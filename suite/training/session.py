@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
+from mlhpc.suite.data.lock import suspensions
 from mlhpc.suite.data.manifest import Verification
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import print_line
@@ -116,6 +117,8 @@ class RunSession:
         self.world.barrier()
         finish()
         self._others.log(self.log)
+        if suspensions:  # of the first rank, which holds the lock
+            self.log.event(mllog.SUSPENDED, sum(suspensions))
         self.stop(reached, reason, first_block=first_block)
 
     def stop(self, reached: bool, reason: str, *, first_block: int = 1) -> None:

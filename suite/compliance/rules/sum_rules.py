@@ -53,6 +53,7 @@ _NAMES: dict[str, tuple[str, str]] = {
         "ratio wall_s useful_s lost_s stalled_s starting_s restarting_s down_s checkpoint interruptions",
         "",
     ),
+    mllog.SUSPENDED: ("", ""),
     mllog.RECOVERY: ("replayed_s detection_s queue_s restart_s reload_s", ""),
     mllog.CHECKPOINT: ("stall_s write_s bytes files", "epoch_num next_step"),
 }

@@ -135,3 +135,15 @@ def test_baselines_stand_beside_a_score_and_oracle_baselines_apart(tmp_path: Pat
     lines = mlhpc("score", run).stdout.splitlines()
     assert "  simple predictors reach on such data: mean 0.5000" in lines
     assert "  oracle baselines, which know how the data were made: knows 0.1000" in lines
+
+
+def test_a_score_names_the_seconds_for_which_a_run_was_suspended(tmp_path: Path) -> None:
+    run = our_runs(tmp_path / "run")
+    log = run / "result_1.txt"
+    lines = log.read_text().splitlines()
+    (place,) = [number for number, line in enumerate(lines) if '"run_stop"' in line]
+    lines.insert(
+        place, re.sub(r'"key": "run_stop", "value": [^,]*', '"key": "suspended", "value": 300.0', lines[place])
+    )
+    log.write_text("\n".join(lines) + "\n")
+    assert "  suspended: run 1 for 5 min" in mlhpc("score", run).stdout.splitlines()

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
+from mlhpc.suite.data import lock
 from mlhpc.suite.data.lock import BREAKING_S, SILENT_S, Owner, create_lock
 from mlhpc.suite.errors import InputError
 from tests.fixtures.warm import warm_python
@@ -232,3 +233,15 @@ def test_without_hard_links_the_lock_is_one_too(path: Path, monkeypatch: pytest.
     take(path)
     with create_lock(path, "trial 0"), pytest.raises(InputError, match=f"in use by process {os.getpid()}"):
         take(path)
+
+
+def test_seconds_of_a_suspension_are_found_by_the_clock(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine is late by seconds, a suspended one by what it slept."""
+    monkeypatch.setattr(lock, "suspensions", [])
+    clock = iter([0.0, 29.0, 29.0, 349.0, 349.0])
+    monkeypatch.setattr(lock, "_read_clock_s", lambda: next(clock))
+    with create_lock(path, "trial 0") as lease:
+        lease.refresh()
+        assert lock.suspensions == []
+        lease.refresh()
+    assert lock.suspensions == [300.0]
