@@ -32,7 +32,7 @@ from mlhpc.suite.plugins import read_name_and_version
 SOURCES_VERSION: Final = 1
 DIFF_BYTES = 2**20  # of the uncommitted changes that are kept; their sha256 is that of all
 PARTS = ("suite", "workloads", "analysis", "plugins")  # folders of the package mlhpc; in a checkout they are links
-KINDS = frozenset({".py", ".yaml", ".json", ".j2", ".sbatch", ".html", ".css", ".js", ".npz"})
+KINDS = frozenset({".py", ".yaml", ".json", ".j2", ".sbatch", ".sh", ".html", ".css", ".js", ".npz"})
 # Without the configuration of a checkout that could make git run a program of its own on the files
 _DIFF = ("-c", "core.fsmonitor=", "diff", "--no-color", "--no-ext-diff", "--no-textconv", "HEAD")
 
