@@ -25,7 +25,7 @@ mapfile -t hosts < <(awk '!seen[$0]++' "$PJM_O_NODEINF")
 names=$(IFS=,; echo "${hosts[*]}") nodes=${#hosts[@]} ranks=RANKS cpus=CPUS
 place() { start=(mpiexec -n "$(($1 * $3))"); } # all nodes: max-proc-per-node spreads the ranks
 is_running() { return 1; } # the ranks find out, by the lock
-trap : XCPU # at the limit: the script ends after its ranks
+trap '' XCPU # at the limit all processes get it, the ranks too: they end by SIGKILL ten seconds later, or before
 requeue() { :; }"""
 
 
