@@ -252,12 +252,12 @@ def test_scancel_leaves_a_log_that_parses_and_no_process(cluster: Cluster, smoke
 
 def test_mlhpc_submit_gives_a_job_whose_status_is_known(cluster: Cluster, smoke_data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    command = ["submit", "cosmoflow", "--system", "slurm-two-node", "--size", "smoke", "--nodes", "2", "--array"]
+    command = ["submit", "cosmoflow", "--system", "slurm-two-node", "--size", "smoke", "--nodes", "1", "--array"]
     command += ["--runs", "2", "--set", "max_epochs=1", "--set", "hyperparameters.base_learning_rate=1e-9"]
     variables = {"MLHPC_DATA": str(smoke_data)}
     said = cluster.call(sys.executable, "-m", "mlhpc", *command, "-o", str(run), cwd=tmp_path, **variables)
     job = json.loads((run / "job.json").read_text())["job_ids"][0]
-    assert f"job {job}: cosmoflow smoke, 2 nodes x 1 rank, 2 runs" in said
+    assert f"job {job}: cosmoflow smoke, 1 node x 1 rank, 2 runs" in said
     wait_for_text(run / "exit" / f"{job}_1", r"^\d+\n$", timeout_s=300)
     text = cluster.call(sys.executable, "-m", "mlhpc", "status", str(run), "--format", "json")
     assert [(row["trial"], row["state"], row["epoch"]) for row in json.loads(text)] == [
