@@ -42,7 +42,7 @@ from mlhpc.suite.log.energy.score import find_energy
 from mlhpc.suite.log.mllog import convert_to_json
 from mlhpc.suite.log.origin.sources import Sources
 from mlhpc.suite.log.record import RunRecord, find_first_on_target
-from mlhpc.suite.log.run_folder import RunInfo
+from mlhpc.suite.log.run_folder import SCRIPT, JobInfo, RunInfo
 from mlhpc.suite.log.score import Throughput, TimeToTrain, compute_throughput, compute_time_to_train
 from mlhpc.suite.machine.facts import UNKNOWN
 from mlhpc.suite.machine.system import System, describe_system, make_system_description
@@ -426,8 +426,9 @@ def render_scripts(folders: Sequence[KeptFolder], manifest: str | None) -> dict[
         'cd "$(dirname "$0")"',
     ]
     for number, (folder, info) in enumerate(infos):
-        script = f"sbatch provenance/run_{number}/job.sbatch" if "job.sbatch" in folder.files else _render_command(info)
-        lines.append(script)
+        job = folder.read("job.json", JobInfo) or JobInfo(job_ids=(), submitted="")
+        script = f"{job.command} provenance/run_{number}/{SCRIPT}"
+        lines.append(script if SCRIPT in folder.files else _render_command(info))
     return {
         "setup.sh": setup.format(version=render_printable(first.suite_version), **words),
         "init_datasets.sh": data.format(**words),

@@ -82,7 +82,7 @@ class JobInfo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     version: int = JOB_VERSION
     kind: str = "slurm"
-    command: str = "sbatch"
+    command: Annotated[str, Meta(pattern=r"\A[a-z]+(?: [a-z]+)?(?: <)?\Z")] = "sbatch"  # scripts of a package have it
     job_ids: tuple[str, ...]
     submitted: str
 

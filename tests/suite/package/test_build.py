@@ -32,13 +32,14 @@ def tree(folder: Path) -> set[str]:
 def test_the_tree_of_a_package(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "runs" / "a")
     (run / "job.sbatch").write_text("#!/bin/bash\n")
+    (run / "job.json").write_text('{"version": 1, "kind": "lsf", "command": "bsub <", "job_ids": ["7"], "submitted": "x"}')
     write(run / "resumed_1_1.txt", our_run())
     write(run / "failed_2_1.txt", our_run()[:5])
     write(run / "failed_2_2.txt", our_run(values=(0.9,)))
     built = build_package([run], system="bed", out=tmp_path / "submissions" / "ACME")
     assert built.folder == tmp_path / "submissions" / "ACME"
     code = f"benchmarks/cosmoflow/implementations/mlhpc-{VERSION}/bed_1x2_smoke/strong"
-    inside = ("run.json", "config.yaml", "facts/node1.json", "origin.json", "job.sbatch", "resumed_1_1.txt")
+    inside = ("run.json", "config.yaml", "facts/node1.json", "origin.json", "job.sbatch", "job.json", "resumed_1_1.txt")
     inside += ("failed_2_1.txt", "failed_2_2.txt", "sources.json", "environment.json")
     assert tree(built.folder) - {"ro-crate-metadata.json"} == {  # which a wing writes
         "manifest.sha256",
@@ -50,7 +51,7 @@ def test_the_tree_of_a_package(tmp_path: Path) -> None:
     for n in range(5):
         log = built.folder / "results/bed_1x2_smoke/strong/cosmoflow" / f"result_{n}.txt"
         assert log.read_bytes() == (run / f"result_{n}.txt").read_bytes()
-    assert "sbatch provenance/run_0/job.sbatch" in (built.folder / code / "run_and_time.sh").read_text()
+    assert "bsub < provenance/run_0/job.sbatch" in (built.folder / code / "run_and_time.sh").read_text()
     assert "resumed_1_1.txt" in (built.folder / code / "README.md").read_text()
     readme = (built.folder / code / "README.md").read_text()
     assert "`failed_2_1.txt`: an attempt that never began" in readme
