@@ -32,7 +32,9 @@ def tree(folder: Path) -> set[str]:
 def test_the_tree_of_a_package(tmp_path: Path) -> None:
     run = run_folder(tmp_path / "runs" / "a")
     (run / "job.sbatch").write_text("#!/bin/bash\n")
-    (run / "job.json").write_text('{"version": 1, "kind": "lsf", "command": "bsub <", "job_ids": ["7"], "submitted": "x"}')
+    (run / "job.json").write_text(
+        '{"version": 1, "kind": "lsf", "command": "bsub <", "job_ids": ["7"], "submitted": "x"}'
+    )
     write(run / "resumed_1_1.txt", our_run())
     write(run / "failed_2_1.txt", our_run()[:5])
     write(run / "failed_2_2.txt", our_run(values=(0.9,)))
