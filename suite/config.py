@@ -13,8 +13,16 @@ import yaml
 from msgspec import Meta, Struct, ValidationError, defstruct, structs, to_builtins
 
 from mlhpc.suite import NO_SUBMITTER
-from mlhpc.suite.descriptor import Descriptor
-from mlhpc.suite.documents import Count, YamlSource, convert, convert_to_plain_data, find_mistake, parse_yaml
+from mlhpc.suite.descriptor import Descriptor, load_descriptor
+from mlhpc.suite.documents import (
+    Count,
+    YamlSource,
+    convert,
+    convert_to_plain_data,
+    find_mistake,
+    list_key_paths,
+    parse_yaml,
+)
 from mlhpc.suite.errors import InputError, explain_unknown_name
 from mlhpc.suite.files import render_repr
 
@@ -282,6 +290,15 @@ def _config_kind(own: Any) -> type[RunConfig]:
     """Return RunConfig with the type of a workload's hyperparameters, so that they are checked too."""
     kind = defstruct("RunConfig", [("hyperparameters", own)], bases=(RunConfig,), kw_only=True, frozen=True)
     return cast("type[RunConfig]", kind)
+
+
+@cache
+def list_setting_keys(workload: str) -> tuple[str, ...]:
+    """Return the dotted keys that ``--set`` takes. Those of the workload itself come last."""
+    own = load_descriptor(workload).load_hyperparameters()
+    inner = list(list_key_paths(_config_kind(own)))
+    sections = {path.partition(".")[0] for path in inner} | {"workload", "size", "tuned"}
+    return (*(field.name for field in structs.fields(RunConfig) if field.name not in sections), *inner)
 
 
 def _find_config(descriptor: Descriptor, name: str) -> Path:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ from mlhpc.suite.cli.options import (
     plan_options,
     settings_options,
 )
+from mlhpc.suite.cli.progress import start_progress
 from mlhpc.suite.config import RunConfig, load_config
 from mlhpc.suite.descriptor import Descriptor, load_descriptor
 from mlhpc.suite.errors import ExitCode, InputError
@@ -45,7 +47,7 @@ Examples:
   mlhpc plan cosmoflow --size full --nodes 512 --ranks-per-node 4 --sweep --format json
   mlhpc plan deepcam --size mini --mesh data=2,spatial=2x1 --tflops 20 --gigabytes-per-s 10 --latency-us 5
   mlhpc moe fit sweep.json --format json > network.json
-  mlhpc plan cosmoflow --size mini --nodes 4 --sweep --ceilings ceilings.json --network network.json --reached 0.2-0.5
+  mlhpc plan cosmoflow --size mini --nodes 4 --sweep --ceilings ceilings.json --network network.json --reached 20-50%
   mlhpc plan cosmoflow --plan ./mine.yaml --size small --mesh spatial=2x2x2 --memory 16
 """
 )
@@ -99,7 +101,9 @@ Examples:
     help="Output of `mlhpc moe fit SWEEP --format json`: its measured bandwidth and latency replace the stated ones.",
 )
 @click.option(
-    "--reached", metavar="N[-N]", help="Fraction of the rates of --ceilings that a step reaches, such as 0.3-0.5."
+    "--reached",
+    metavar="PERCENT[-PERCENT]",
+    help="Share of the rates of --ceilings that a step reaches, such as 30-50%.",
 )
 @format_option()
 def plan(
@@ -142,11 +146,13 @@ def plan(
     machine = _choose_machine((tflops, gigabytes_per_s, latency_us), (ceilings, network, reached), resolved.precision)
     refused: list[dict[str, str]] = []
     if not sweep:
-        costs = [_predict_cost(chosen, resolved, ranks, memory)]
+        with start_progress(f"plan {chosen.name} {resolved.size}: the model, on no memory"):
+            costs = [_predict_cost(chosen, resolved, ranks, memory)]
     elif ranks is None or mesh is not None:
         raise click.UsageError("--sweep needs --ranks or --nodes and chooses the mesh itself: leave --mesh out")
     else:
-        costs, refused = _sweep(chosen, resolved, tried, ranks, memory)
+        with start_progress("meshes tried") as tell:
+            costs, refused = _sweep(chosen, resolved, tried, ranks, memory, tell)
     rows = _predict_times(machine, costs)
     if style == JSON:
         print_line(_render_json(rows, refused))
@@ -186,15 +192,16 @@ def _make_stated_machine(tflops: str | None, gigabytes_per_s: float | None, late
 def _read_measured_machine(
     ceilings: Path | None, network: Path | None, reached: str | None, precision: str
 ) -> Machine | None:
-    from mlhpc.plugins.axes.step_time import read_machine
+    from mlhpc.plugins.axes.step_time import Estimate, read_machine
 
     if (ceilings is None) != (network is None) or (reached is not None and ceilings is None):
         raise click.UsageError("--ceilings needs --network, --network needs --ceilings, and --reached needs both")
     if ceilings is None or network is None:
         return None
-    part = None if reached is None else _parse_span("--reached", reached)
-    if part is not None and part.high > 1:
-        raise click.UsageError(f"--reached {reached}: expected at most 1, the whole peak rate")
+    part = None if reached is None else _parse_span("--reached", reached.replace("%", ""))
+    if part is not None and not 1 <= part.low <= part.high <= 100:
+        raise click.UsageError(f"--reached {reached}: expected per cent from 1 to 100, the whole peak rate: 30-50%")
+    part = None if part is None else part.times(Estimate(0.01, 0.01, 0.01))
     return read_machine(ceilings, network, precision, part)
 
 
@@ -274,10 +281,15 @@ def _predict_cost(
 
 
 def _sweep(
-    chosen: Descriptor, config: RunConfig, plans: list[str], ranks: int, memory: float | None
+    chosen: Descriptor,
+    config: RunConfig,
+    plans: list[str],
+    ranks: int,
+    memory: float | None,
+    tell: Callable[[int, int], None],
 ) -> tuple[list[Cost], list[dict[str, str]]]:
     """Find the legal plans and meshes of this many ranks. Also return why the others are not legal."""
-    from mlhpc.plugins.axes.predict import PredictionCache, list_plan_costs
+    from mlhpc.plugins.axes.predict import PredictionCache, list_meshes, list_plan_costs
     from mlhpc.suite.training.parallel.meta_init import build_on_meta
     from mlhpc.suite.training.parallel.parallel_dims import placements
     from mlhpc.suite.training.parallel.plan import find_plan, read_plan
@@ -286,12 +298,14 @@ def _sweep(
     common = PredictionCache()
     # On the meta device parameters have names and shapes but no memory.
     names = [name for name, _ in build_on_meta(chosen, config)[1].named_parameters()]
-    return list_plan_costs(
-        found,
-        ranks,
-        lambda plan: placements(found[plan], names),
-        lambda plan, mesh: _predict_cost(chosen, structs.replace(config, plan=plan, mesh=mesh), ranks, memory, common),
-    )
+    meshes = sum(1 for plan in found.values() for _ in list_meshes(plan, ranks))
+    looked = itertools.count(1)
+
+    def predict(plan: str, mesh: str) -> Cost:
+        tell(next(looked), meshes)
+        return _predict_cost(chosen, structs.replace(config, plan=plan, mesh=mesh), ranks, memory, common)
+
+    return list_plan_costs(found, ranks, lambda plan: placements(found[plan], names), predict)
 
 
 def _render_cost(cost: Cost, time: StepTime | None) -> Iterator[str]:
