@@ -33,6 +33,13 @@ class Hyperparameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     Derive from it with ``frozen=True, kw_only=True``. To check across fields, raise InputError in ``__post_init__``.
     """
 
+    def collect_logged(self, config: RunConfig, ranks: int = 1) -> dict[str, Any]:
+        """Collect the hyperparameters that a log states, so that they are judged before the run. No torch.
+
+        ``ranks``: those that share the experts. Default: empty, so they are judged afterwards alone.
+        """
+        return {}
+
 
 Seconds = Annotated[float, Meta(gt=0, le=1e9)]  # 30 years: a later moment is none that the system's clock can show
 

@@ -197,6 +197,15 @@ def device_option() -> Decorator:
     )
 
 
+def strict_option() -> Decorator:
+    """``--strict`` of every command that begins runs."""
+    return click.option(
+        "--strict",
+        is_flag=True,
+        help="Begin nothing that the checker would refuse afterwards. [it is said and begun]",
+    )
+
+
 def busy_option() -> Decorator:
     """``--busy`` of every command that ranks results."""
     return click.option(

@@ -22,8 +22,10 @@ from mlhpc.suite.cli.options import (
     ranks_option,
     runs_option,
     settings_options,
+    strict_option,
 )
-from mlhpc.suite.config import choose_default_data_root, explain_missing_submitter, load_config
+from mlhpc.suite.compliance.before import judge_statement, print_refusals
+from mlhpc.suite.config import choose_default_data_root, load_config
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.errors import ExitCode, InputError, explain_near_names
 from mlhpc.suite.files import make_folder, print_line, print_progress, quote_path
@@ -82,6 +84,7 @@ Examples:
         "strong: runs are scored by time to train. weak: one of many instances at once, scored by throughput. [strong]"
     ),
 )
+@strict_option()
 @click.option(
     "--resume",
     is_flag=True,
@@ -116,6 +119,7 @@ def run(
     seed: int | None,
     trial: int | None,
     mode: str,
+    strict: bool,
     resume: bool,
     replace_failed: bool,
     quiet_first: bool,
@@ -157,7 +161,7 @@ def run(
         resume=resume,
         replace_failed=replace_failed,
     )
-    sys.exit(_start_trials(plan, trial, ranks, overrides, wait_s))
+    sys.exit(_start_trials(plan, trial, ranks, overrides, wait_s, strict=strict))
 
 
 def _refuse_lone_options(output: Path | None, trial: int | None, *, resume: bool, replace_failed: bool) -> None:
@@ -181,7 +185,13 @@ def _require_run_folder(root: Path) -> None:
 
 
 def _start_trials(
-    plan: TrialPlan, trial: int | None, ranks: int | None, overrides: tuple[str, ...], wait_s: float | None
+    plan: TrialPlan,
+    trial: int | None,
+    ranks: int | None,
+    overrides: tuple[str, ...],
+    wait_s: float | None,
+    *,
+    strict: bool,
 ) -> int:
     """Run as a rank of one trial, or start the ranks of one or all trials. Return the exit code.
 
@@ -202,33 +212,40 @@ def _start_trials(
         "a run of several ranks needs --output RUN --trial I: they are one trial, I is 0 for the first"
     )
     if trial is not None:
-        return _launch_trial(plan, trial, ranks or 1, overrides, wait_s)
+        return _launch_trial(plan, trial, ranks or 1, overrides, wait_s, strict=strict)
     # Only a whole series makes the run folder new; single trials share one.
-    return _launch_all(plan, ranks, overrides, wait_s)
+    return _launch_all(plan, ranks, overrides, wait_s, strict=strict)
 
 
-def _check_before_launch(plan: TrialPlan, ranks: int) -> None:
-    """Raise ValueError if every trial would fail: by its batch size or its data."""
+def _check_before_launch(plan: TrialPlan, ranks: int, *, runs: int | None, strict: bool) -> None:
+    """Raise ValueError if every trial would fail: by its batch size or its data. Say what the checker would refuse."""
     from mlhpc.suite.data.build import find_data
     from mlhpc.suite.data.sampling import check_batch
     from mlhpc.suite.training.parallel.parallel_dims import Parallel
 
     config = plan.config
-    groups = Parallel.of(config, plan.descriptor, 0, ranks).mesh.data_size
-    check_batch(config.global_batch_size, groups, config.gradient_accumulation_steps)
-    find_data(config.data or choose_default_data_root(config.workload, config.size), config.workload, config.size)
+    parallel = Parallel.of(config, plan.descriptor, 0, ranks)
+    check_batch(config.global_batch_size, parallel.mesh.data_size, config.gradient_accumulation_steps)
+    root = config.data or choose_default_data_root(config.workload, config.size)
+    data = find_data(root, config.workload, config.size)
+    stated = parallel.logged() if parallel.plan is not None else None
+    found = judge_statement(plan.descriptor, config, runs=runs, mode=plan.mode, data=data, plan=stated)
+    print_refusals(found, config, strict=strict)
 
 
-def _launch_trial(plan: TrialPlan, trial: int, ranks: int, overrides: tuple[str, ...], wait_s: float | None) -> int:
+def _launch_trial(
+    plan: TrialPlan, trial: int, ranks: int, overrides: tuple[str, ...], wait_s: float | None, *, strict: bool
+) -> int:
     """Run one trial on ranks of this machine. Its run folder is made, or is shared with other trials."""
-    _check_before_launch(plan, ranks)
-    _warn_of_no_submitter(plan)
+    _check_before_launch(plan, ranks, runs=None, strict=strict)
     make_folder(plan.folder.root)
     _write_info(plan, ranks)
     return _run_trials(plan, [trial], ranks, plan.base_seed, overrides, wait_s)
 
 
-def _launch_all(plan: TrialPlan, ranks: int | None, overrides: tuple[str, ...], wait_s: float | None) -> int:
+def _launch_all(
+    plan: TrialPlan, ranks: int | None, overrides: tuple[str, ...], wait_s: float | None, *, strict: bool
+) -> int:
     """Run all trials of a new run folder, or with --resume the trials left in an old one."""
     folder = plan.folder
     if plan.resume:
@@ -237,15 +254,14 @@ def _launch_all(plan: TrialPlan, ranks: int | None, overrides: tuple[str, ...], 
         seed = info.seed if plan.base_seed is None else plan.base_seed
         if info.seed not in (None, seed):
             raise InputError(f"{folder.root}: its runs have the seed {info.seed} (run.json): leave --seed out")
-        _check_before_launch(plan, ranks)
+        _check_before_launch(plan, ranks, runs=runs, strict=strict)
     else:
         runs, ranks, seed = plan.runs, ranks or 1, plan.base_seed
         # The folder is made last, so that a mistake in batch or data leaves none behind.
         refuse_existing(folder.root)
-        _check_before_launch(plan, ranks)
+        _check_before_launch(plan, ranks, runs=runs, strict=strict)
         create_run_folder(folder.root)
         _write_info(plan, ranks)
-    _warn_of_no_submitter(plan)
     code = _run_trials(plan, range(runs), ranks, seed, overrides, wait_s)
     if code > 128 and not any(
         map(has_run_start, folder.results())
@@ -255,12 +271,6 @@ def _launch_all(plan: TrialPlan, ranks: int | None, overrides: tuple[str, ...], 
         print_line(f"{folder.root}: {told}")
     print_line(f"{folder.root}: {_render_summary(folder, runs, refused=plan.resume and code == ExitCode.USAGE)}")
     return code
-
-
-def _warn_of_no_submitter(plan: TrialPlan) -> None:
-    """Say before training, which may take hours, that the logs will name no submitter."""
-    if note := explain_missing_submitter(plan.config):
-        print_line(note, error=True)
 
 
 def _write_info(plan: TrialPlan, ranks: int) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from msgspec import structs
@@ -26,8 +26,10 @@ from mlhpc.suite.cli.options import (
     plan_options,
     runs_option,
     settings_options,
+    strict_option,
 )
-from mlhpc.suite.config import RunConfig, choose_default_data_root, explain_missing_submitter, load_config
+from mlhpc.suite.compliance.before import judge_statement, print_refusals
+from mlhpc.suite.config import RunConfig, choose_default_data_root, load_config
 from mlhpc.suite.descriptor import Descriptor, load_descriptor
 from mlhpc.suite.documents import convert_to_plain_data, parse_yaml
 from mlhpc.suite.errors import ExitCode, InputError
@@ -116,6 +118,7 @@ Examples:
     type=click.Path(path_type=Path),
     help="Earlier run folder whose time per epoch predicts the time of these runs, in proportion to ranks.",
 )
+@strict_option()
 @click.option("--dry-run", is_flag=True, help="Print the job scripts and the predicted cost; submit nothing.")
 def submit(
     workload: str,
@@ -136,6 +139,7 @@ def submit(
     output: Path | None,
     time_limit: str | None,
     estimate_from: Path | None,
+    strict: bool,
     dry_run: bool,
 ) -> None:
     """Submit runs of a workload to Slurm: one job and one run folder per node count.
@@ -158,8 +162,9 @@ def submit(
     folders = _choose_folders(root.absolute(), parse_nodes(node_counts))
     # A dry run shows the node counts that are possible; a real one submits all or none.
     planned, impossible = _plan_all(template, resolved, folders, tolerant=dry_run)
-    if note := explain_missing_submitter(resolved):
-        print_line(note, error=True)
+    many, mode = (instances, "weak") if instances > 1 else (runs, "strong")
+    plan = _describe_plan(resolved, planned[0].ranks)
+    print_refusals(judge_statement(chosen, resolved, runs=many, mode=mode, plan=plan), resolved, strict=strict)
     size_card = chosen.card().size(resolved.size)
     earlier = _read_earlier_run(estimate_from) if estimate_from else None
     for job in planned:
@@ -179,6 +184,15 @@ def submit(
             job_id = _submit_job(folder, job, resolved)
             print_line(f"job {job_id}: {_render_title(job)}: {folder}")
         print_line(f"state: mlhpc status {quote_path(root)}")
+
+
+def _describe_plan(config: RunConfig, ranks: int) -> dict[str, Any] | None:
+    """Return the plan as the log will have it. None without a plan."""
+    if config.plan is None:
+        return None
+    from mlhpc.suite.training.parallel.parallel_dims import Parallel
+
+    return Parallel.of(config, load_descriptor(config.workload), 0, ranks).logged()
 
 
 def _choose_folders(root: Path, counts: Sequence[int]) -> dict[int, Path]:

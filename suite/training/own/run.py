@@ -21,6 +21,7 @@ import torch
 from torch import nn, optim
 
 from mlhpc.suite import FIRST_LINE_S
+from mlhpc.suite.compliance.before import explain_refusals, judge_statement
 from mlhpc.suite.config import explain_missing_submitter
 from mlhpc.suite.data.lock import create_lock_for_all_ranks
 from mlhpc.suite.data.manifest import Verification, compute_fingerprint
@@ -162,6 +163,10 @@ class Run:
         self._stack.enter_context(create_lock_for_all_ranks(folder.lock(trial), f"trial {trial}", self._world))
         self._stack.enter_context(_sigterm_raises())
         self.seed = self._world.broadcast(self._seed if self._seed is not None else draw_seed(None, trial))
+        reasons = judge_statement(self._benchmark, config, collect_hyperparameters(config))
+        for note in (*explain_refusals(reasons), explain_missing_submitter(config)):
+            if note:
+                self._session.say(note)
         self._session.collect_facts()
         self._manifest, self._read = _compute_data_sha256(self._data, self._world, self._progress)
         self._session.drop_caches(self._read.bytes if self._read else 0)
@@ -173,8 +178,6 @@ class Run:
             # The code of an earlier attempt must not stand for this run.
             folder.exit_code(trial).unlink(missing_ok=True)
         self._session.begin_init()
-        if note := explain_missing_submitter(config):
-            self._session.say(note)
 
     def init_process_group(self) -> None:
         """Start torch.distributed for these ranks, under any launcher. Does nothing on one rank or if it is started."""
