@@ -73,7 +73,6 @@ LAYERS: dict[str, set[str]] = {
     "suite.training.parallel": {"suite", "suite.data", "suite.training.counts"},
     "suite.training.own": {
         "suite",
-        "suite.compliance",
         "suite.log",
         "suite.machine",
         "suite.data",

@@ -192,7 +192,7 @@ def tune(
     name = choose_config_name(size, config) or DEFAULT_SIZE
     # Mistakes in settings come before torch is imported, which takes seconds.
     resolved = load_config(load_descriptor(workload), name, overrides).with_stated_precision("mlhpc tune")
-    reasons = [] if options["resume"] else list(judge_statement(load_descriptor(workload), resolved))
+    reasons = [] if options["resume"] else judge_statement(load_descriptor(workload), resolved)
     if options.pop("strict") and reasons:
         raise InputError(f"--strict: the checker would refuse a result with the default: {'; '.join(reasons)}")
     for note in explain_refusals(reasons):

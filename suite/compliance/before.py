@@ -40,8 +40,8 @@ def judge_statement(
     mode: str = "strong",
     data: Manifest | None = None,
     plan: Mapping[str, Any] | None = None,
-) -> Iterator[str]:
-    """Yield one line for each reason for which the checker would refuse the result. It takes no second and no torch.
+) -> list[str]:
+    """Return one line for each reason for which the checker would refuse the result. It takes no second and no torch.
 
     ``logged``: the hyperparameters that the log will have; default: those of the workload's own class. Without any they
     are not judged. ``plan``: as it will be logged. ``runs`` None: not known.
@@ -49,11 +49,22 @@ def judge_statement(
     if logged is None:
         stated = structs.replace(config, precision="float32") if config.precision == "auto" else config
         logged = config.hyperparameters.collect_logged(stated)
+    with use_cards([descriptor.card_path] if descriptor.hyperparameters is None else []):
+        return list(_find_reasons(descriptor, config, logged, runs, mode, data, plan))
+
+
+def _find_reasons(
+    descriptor: Descriptor,
+    config: RunConfig,
+    logged: Mapping[str, Any],
+    runs: int | None,
+    mode: str,
+    data: Manifest | None,
+    plan: Mapping[str, Any] | None,
+) -> Iterator[str]:
     log = Log(Path("statement"), tuple(_list_events(descriptor, config, logged, mode, data, plan)))
     rules = read_ruleset(RULESET)
-    own_card = [descriptor.card_path] if descriptor.hyperparameters is None else []
-    with use_cards(own_card):
-        record, benchmark = summarise_for_benchmark(log, rules)
+    record, benchmark = summarise_for_benchmark(log, rules)
     context = LogContext(log, record, rules, benchmark)
     for rule in LOG_RULES:
         if rules.severity(rule.name) != "error":
@@ -118,9 +129,18 @@ def explain_refusals(reasons: Iterable[str]) -> list[str]:
     return [f"note: the checker would refuse this result: {reason}" for reason in dict.fromkeys(reasons)]
 
 
+def explain_refusals_of(descriptor: Descriptor, config: RunConfig, logged: Mapping[str, Any]) -> list[str]:
+    """Return the lines for a person's own loop, which has stated its hyperparameters."""
+    return [*explain_refusals(judge_statement(descriptor, config, logged)), *_find_submitter_note(config)]
+
+
+def _find_submitter_note(config: RunConfig) -> Iterable[str]:
+    return filter(None, [explain_missing_submitter(config)])
+
+
 def print_refusals(reasons: Iterable[str], config: RunConfig, *, strict: bool) -> None:
     """Print each reason as one line, and that the submitter is not known. With ``strict`` they are an InputError."""
-    notes = [*explain_refusals(reasons), *filter(None, [explain_missing_submitter(config)])]
+    notes = [*explain_refusals(reasons), *_find_submitter_note(config)]
     if strict and notes:
         raise InputError(f"--strict: {'; '.join(note.removeprefix('note: ') for note in notes)}")
     for note in notes:

@@ -78,7 +78,7 @@ def resolve(workload: str, settings: tuple[str, ...]) -> RunConfig:
 def said_before(workload: str, settings: tuple[str, ...], runs: int | None) -> list[str]:
     chosen = load_descriptor(workload)
     need = chosen.card().size("smoke").required_runs
-    return list(judge_statement(chosen, resolve(workload, settings), runs=need if runs is None else runs))
+    return judge_statement(chosen, resolve(workload, settings), runs=need if runs is None else runs)
 
 
 def log(config: RunConfig) -> Lines:
@@ -129,7 +129,7 @@ def test_compressed_gradients_are_said_before_in_the_closed_division(tmp_path: P
         settings = (f"plan={tmp_path / 'plan.yaml'}", f"submission.division={division}")
         config, chosen = resolve("moe_lm", settings), load_descriptor("moe_lm")
         plan = Parallel.of(config, chosen, 0, 2).logged()
-        said = list(judge_statement(chosen, config, plan=plan))
+        said = judge_statement(chosen, config, plan=plan)
         assert len([line for line in said if "compresses gradients" in line]) == len(said) == expected
 
 
