@@ -61,7 +61,7 @@ def find_paths(patterns: Iterable[str | Path]) -> list[Path]:
 def _find_own_cards(paths: Iterable[Path], given: Sequence[Path]) -> list[Path]:
     """Find the cards in the run folders of own loops, one for each benchmark that no other card describes.
 
-    Reviewers judge by a copy of their own. Here a person looks at runs of a loop that lies beside.
+    Reviewers judge by a copy of their own. Here a person looks at runs of their own.
     """
     known = {describe_card(card).card().mlperf_name for card in given} | set(list_installed_cards())
     found: dict[str, Path] = {}

@@ -50,6 +50,20 @@ class PercentRange(FiniteRange):
         return super().convert(text.removesuffix("%").strip(), param, ctx) / self.scale
 
 
+class Duration(click.ParamType):
+    """A time such as 90s, 30min, 2h or 1d, in seconds."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Convert a text."""
+        units = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+        match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?) ?(s|m|min|h|d)", str(value).strip())
+        if match is None or float(match[1]) == 0:
+            self.fail(f"{value!r}: expected a time with its unit, such as 90s, 30min or 2h", param, ctx)
+        return float(match[1]) * units[match[2]]
+
+
 class IntegerRange(click.IntRange):
     """A whole number with limits, at most `LARGEST`. Python's integers have any length, those of libraries 64 bits."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -11,10 +12,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mlhpc.suite.card import read_reference_points
 from mlhpc.suite.cli.options import (
     DEFAULT_SIZE,
+    Duration,
     FiniteRange,
     IntegerRange,
+    PercentRange,
     choose_config_name,
     convert_plan_to_settings,
     output_option,
@@ -25,14 +29,15 @@ from mlhpc.suite.cli.options import (
     strict_option,
 )
 from mlhpc.suite.compliance.before import judge_statement, print_refusals
-from mlhpc.suite.config import choose_default_data_root, load_config
-from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.config import RunConfig, choose_default_data_root, load_config
+from mlhpc.suite.descriptor import Descriptor, load_descriptor
 from mlhpc.suite.errors import ExitCode, InputError, explain_near_names
 from mlhpc.suite.files import make_folder, print_line, print_progress, quote_path
 from mlhpc.suite.launch.quiet import wait_for_quiet
 from mlhpc.suite.launch.trials import run_trials
 from mlhpc.suite.launcher import find_world, refuse_several_ranks
 from mlhpc.suite.log.checkpoint_index import find_damage_quickly
+from mlhpc.suite.log.losses import render_losses
 from mlhpc.suite.log.other_work import render_busy_warning
 from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import summarise_log
@@ -46,6 +51,7 @@ from mlhpc.suite.log.run_folder import (
     refuse_existing,
     write_run_info,
 )
+from mlhpc.suite.log.spread import find_known_spread
 
 if TYPE_CHECKING:
     from mlhpc.suite.training.statement import TrialPlan
@@ -61,6 +67,7 @@ Examples:
   mlhpc run cosmoflow --size mini --set hyperparameters.dropout=0.1 --set submission.org=ACME
   mlhpc run cosmoflow --size mini --ranks 4 --plan spatial --mesh data=2,spatial=2x1x1
   mlhpc run cosmoflow --output runs/mine --resume               continue what is unfinished; --trial 3: only run 3
+  mlhpc run cosmoflow --size mini --detect 5%                   how many runs show 5 %; runs nothing
   srun python -P -m mlhpc run cosmoflow --size mini --output runs/mine --trial 0
 """
 )
@@ -85,6 +92,18 @@ Examples:
     ),
 )
 @strict_option()
+@click.option(
+    "--detect",
+    type=PercentRange(0.1, 100),
+    metavar="PERCENT",
+    help="Say how many runs show such a difference on this machine, by earlier runs or reference points; run nothing.",
+)
+@click.option(
+    "--within",
+    type=Duration(),
+    metavar="TIME",
+    help="Say how many runs fit into a time such as 2h, and which difference they show; run nothing.",
+)
 @click.option(
     "--resume",
     is_flag=True,
@@ -120,6 +139,8 @@ def run(
     trial: int | None,
     mode: str,
     strict: bool,
+    detect: float | None,
+    within: float | None,
     resume: bool,
     replace_failed: bool,
     quiet_first: bool,
@@ -149,6 +170,9 @@ def run(
 
     from mlhpc.suite.training.statement import TrialPlan
 
+    if detect is not None or within is not None:
+        _print_power(chosen, resolved, ranks or 1, detect, within)
+        return
     root = output or choose_default_folder(resolved.workload, resolved.size, datetime.now(UTC))
     plan = TrialPlan(
         chosen,
@@ -162,6 +186,23 @@ def run(
         replace_failed=replace_failed,
     )
     sys.exit(_start_trials(plan, trial, ranks, overrides, wait_s, strict=strict))
+
+
+def _print_power(chosen: Descriptor, config: RunConfig, ranks: int, detect: float | None, within: float | None) -> None:
+    """Print what how many runs can show. InputError if nothing tells how much runs differ."""
+    places = [Path(choose_default_folder(config.workload, config.size, datetime.now(UTC))).parent]
+    known = find_known_spread(config, ranks, places, read_reference_points(chosen.folder, config.size))
+    begin = f"mlhpc run {config.workload} --size {config.size} --ranks {ranks}"
+    if known is None:
+        raise InputError(
+            f"how much runs differ here is not known: {places[0]} has no three of {config.workload} {config.size} on "
+            f"{ranks} ranks with a batch of {config.global_batch_size}, and reference points say nothing; first {begin} --runs 3"
+        )
+    if detect is not None:
+        print_line(known.explain_difference(detect))
+    if within is not None:
+        print_line(known.explain_time(within))
+    print_line(f"begin: {begin} --runs N; then mlhpc compare A B --any")
 
 
 def _refuse_lone_options(output: Path | None, trial: int | None, *, resume: bool, replace_failed: bool) -> None:
@@ -267,6 +308,9 @@ def _launch_all(
         map(has_run_start, folder.results())
     ):  # one line, of the trial that was stopped, is enough
         return code
+    records = [summarise_log(read_events(path)) for path in folder.results()]
+    for line in render_losses(records, len(os.sched_getaffinity(0))):
+        print_line(line)
     if told := _describe_busy(folder):
         print_line(f"{folder.root}: {told}")
     print_line(f"{folder.root}: {_render_summary(folder, runs, refused=plan.resume and code == ExitCode.USAGE)}")
