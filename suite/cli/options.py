@@ -50,18 +50,19 @@ class PercentRange(FiniteRange):
         return super().convert(text.removesuffix("%").strip(), param, ctx) / self.scale
 
 
-class Duration(click.ParamType):
+class Duration(FiniteRange):
     """A time such as 90s, 30min, 2h or 1d, in seconds."""
 
-    name = "time"
+    def __init__(self) -> None:
+        super().__init__(0, min_open=True)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Convert a text."""
         units = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
-        match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?) ?(s|m|min|h|d)", str(value).strip())
-        if match is None or float(match[1]) == 0:
+        match = re.fullmatch(r"([\d.]+) ?(s|m|min|h|d)", str(value).strip())
+        if match is None:
             self.fail(f"{value!r}: expected a time with its unit, such as 90s, 30min or 2h", param, ctx)
-        return float(match[1]) * units[match[2]]
+        return units[match[2]] * super().convert(match[1], param, ctx)
 
 
 class IntegerRange(click.IntRange):

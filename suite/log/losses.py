@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from mlhpc.suite.log.record import RunRecord
-from mlhpc.suite.log.timeline import sum_lengths
 
 LEAST_SHARE = 0.03  # of the time to train; smaller ones are not worth a try
 MOST_LOSSES = 3
@@ -88,13 +87,13 @@ def _choose_checkpoints(record: RunRecord, cores: int) -> str:
 
 Measure = Callable[[RunRecord], float | None]
 _PARTS: tuple[tuple[str, Measure, Callable[[RunRecord, int], str]], ...] = (
-    ("waiting for data", lambda run: run.mean_phases and run.mean_phases.data_wait_s, _choose_loader_threads),
+    ("waiting for data", lambda run: run.mean_phases.data_wait_s if run.mean_phases else None, _choose_loader_threads),
     (
         "waiting for other ranks",
-        lambda run: run.mean_phases and run.mean_phases.exposed_communication_s,
+        lambda run: run.mean_phases.exposed_communication_s if run.mean_phases else None,
         _choose_exchange,
     ),
-    ("evaluation", lambda run: run.shares and run.shares.eval_s, _choose_eval_batch),
-    ("staging", lambda run: run.shares and run.shares.staging_exposed_s, _choose_staging),
-    ("saving checkpoints", lambda run: sum_lengths(list(run.checkpoints)), _choose_checkpoints),
+    ("evaluation", lambda run: run.shares.eval_s if run.shares else None, _choose_eval_batch),
+    ("staging", lambda run: run.shares.staging_exposed_s if run.shares else None, _choose_staging),
+    ("saving checkpoints", lambda run: sum(stop - start for start, stop in run.checkpoints), _choose_checkpoints),
 )
