@@ -292,6 +292,11 @@ def _find_place(source: YamlSource, key: tuple[str, ...], override_keys: Iterabl
     return source.where(*key)
 
 
+def make_config_kind(descriptor: Descriptor) -> type[RunConfig]:
+    """Make the type of a workload's configuration, with its own hyperparameters."""
+    return _config_kind(descriptor.load_hyperparameters())
+
+
 @cache
 def _config_kind(own: Any) -> type[RunConfig]:
     """Return RunConfig with the type of a workload's hyperparameters, so that they are checked too."""

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from mlhpc.suite import LARGEST_NUMBER, MOST_RUNS
+from mlhpc.suite.cli.completion import add_completion
 from mlhpc.suite.descriptor import use_cards
 from mlhpc.suite.files import QUIET, VERBOSE, render_repr
 from mlhpc.suite.plugins import CARDS
@@ -282,6 +283,7 @@ def add_shared(command: click.Command) -> click.Command:
     if isinstance(command, click.Group):
         for each in command.commands.values():
             add_shared(each)
+    add_completion(command)
     if not isinstance(command, click.Group) or command.invoke_without_command:
         taken = {name for parameter in command.params for name in parameter.opts}
         command.params += [option for option in make_shared_options() if not taken & set(option.opts)]
