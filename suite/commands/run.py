@@ -258,8 +258,8 @@ def _start_trials(
     return _launch_all(plan, ranks, overrides, wait_s, strict=strict)
 
 
-def _check_before_launch(plan: TrialPlan, ranks: int, *, runs: int | None, strict: bool) -> None:
-    """Raise ValueError if every trial would fail: by its batch size or its data. Say what the checker would refuse."""
+def _check_before_launch(plan: TrialPlan, ranks: int, *, runs: int | None, strict: bool) -> list[str]:
+    """Raise ValueError if every trial would fail: by its batch size or its data. Return what the checker would refuse."""
     from mlhpc.suite.data.build import find_data
     from mlhpc.suite.data.sampling import check_batch
     from mlhpc.suite.training.parallel.parallel_dims import Parallel
@@ -271,15 +271,18 @@ def _check_before_launch(plan: TrialPlan, ranks: int, *, runs: int | None, stric
     data = find_data(root, config.workload, config.size)
     stated = parallel.logged() if parallel.plan is not None else None
     found = judge_statement(plan.descriptor, config, runs=runs, mode=plan.mode, data=data, plan=stated)
-    print_refusals(found, config, strict=strict)
+    if strict:
+        print_refusals(found, config, strict=True)
+    return found
 
 
 def _launch_trial(
     plan: TrialPlan, trial: int, ranks: int, overrides: tuple[str, ...], wait_s: float | None, *, strict: bool
 ) -> int:
     """Run one trial on ranks of this machine. Its run folder is made, or is shared with other trials."""
-    _check_before_launch(plan, ranks, runs=None, strict=strict)
+    reasons = _check_before_launch(plan, ranks, runs=None, strict=strict)
     make_folder(plan.folder.root)
+    print_refusals(reasons, plan.config, strict=False)
     _write_info(plan, ranks)
     return _run_trials(plan, [trial], ranks, plan.base_seed, overrides, wait_s)
 
@@ -295,14 +298,16 @@ def _launch_all(
         seed = info.seed if plan.base_seed is None else plan.base_seed
         if info.seed not in (None, seed):
             raise InputError(f"{folder.root}: its runs have the seed {info.seed} (run.json): leave --seed out")
-        _check_before_launch(plan, ranks, runs=runs, strict=strict)
+        reasons = _check_before_launch(plan, ranks, runs=runs, strict=strict)
     else:
         runs, ranks, seed = plan.runs, ranks or 1, plan.base_seed
         # The folder is made last, so that a mistake in batch or data leaves none behind.
         refuse_existing(folder.root)
-        _check_before_launch(plan, ranks, runs=runs, strict=strict)
+        reasons = _check_before_launch(plan, ranks, runs=runs, strict=strict)
         create_run_folder(folder.root)
         _write_info(plan, ranks)
+    # After all mistakes: of these each is one line.
+    print_refusals(reasons, plan.config, strict=False)
     code = _run_trials(plan, range(runs), ranks, seed, overrides, wait_s)
     if code > 128 and not any(
         map(has_run_start, folder.results())
