@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import html
 import io
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from pathlib import Path, PosixPath
 from typing import TYPE_CHECKING
 
 import click
@@ -15,9 +16,10 @@ import pandas as pd
 from mlhpc.analysis.drawing.view import render_count
 from mlhpc.analysis.sources.readers import read_sources
 from mlhpc.analysis.study import Study, read_study
-from mlhpc.suite.descriptor import list_installed_cards, use_cards
+from mlhpc.suite.descriptor import describe_card, list_installed_cards, use_cards
 from mlhpc.suite.errors import InputError, explain_unknown_name
 from mlhpc.suite.files import convert_to_path, render_duration
+from mlhpc.suite.log.run_folder import RunFolder
 
 if TYPE_CHECKING:
     import altair as alt
@@ -56,12 +58,36 @@ def find_paths(patterns: Iterable[str | Path]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
+def _find_own_cards(paths: Iterable[Path], given: Sequence[Path]) -> list[Path]:
+    """Find the cards in the run folders of own loops, one for each benchmark that no other card describes.
+
+    Reviewers judge by a copy of their own. Here a person looks at runs of their own.
+    """
+    known = {describe_card(card).card().mlperf_name for card in given} | set(list_installed_cards())
+    found: dict[str, Path] = {}
+    for info in (
+        info for path in paths if path.is_dir() for info in sorted(path.rglob(RunFolder(Path()).info_path.name))
+    ):
+        card = RunFolder(info.parent).card_path
+        if card.is_file() and (name := describe_card(card).card().mlperf_name) not in known:
+            found.setdefault(name, card)
+    return list(found.values())
+
+
 def _view(name: str) -> View:
     from mlhpc.analysis.figures import list_views
 
     if name not in list_views():
         raise InputError(explain_unknown_name("figure", name, tuple(list_views())))
     return list_views()[name]
+
+
+class Page(PosixPath):
+    """The path of a report's page. A notebook shows the page itself."""
+
+    def _repr_html_(self) -> str:
+        content = html.escape(self.read_text(encoding="utf-8"))
+        return f'<iframe srcdoc="{content}" style="width: 100%; height: 45em; border: 0"></iframe>'
 
 
 class Results:
@@ -74,7 +100,7 @@ class Results:
     def __init__(self, paths: Sequence[str | Path], cards: Sequence[str | Path] = ()) -> None:
         self._paths, self._cards = find_paths(paths), [Path(card) for card in cards]
         sources = read_sources(self._paths)
-        with use_cards(self._cards):
+        with use_cards([*self._cards, *_find_own_cards(self._paths, self._cards)]):
             self._study = read_study(sources.logs, list_installed_cards(), sources.inputs, sources.documents)
 
     @property
@@ -86,6 +112,10 @@ class Results:
     def results(self) -> pd.DataFrame:
         """Return one row per result, a group of runs: its score and means over its runs."""
         return self._study.results
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return a copy of ``results``, one row per result, to change at will."""
+        return self._study.results.copy()
 
     @property
     def epochs(self) -> pd.DataFrame:
@@ -140,7 +170,7 @@ class Results:
         drawn = _view(name).chart(self.table(name).reset_index(drop=True))
         return drawn.properties(config=alt.Config(**THEME))
 
-    def report(self, folder: str | Path, *, force: bool = False) -> Path:
+    def report(self, folder: str | Path, *, force: bool = False) -> Page:
         """Write what ``mlhpc report`` writes for the same paths, and return the path of the page.
 
         Raises InputError if the folder holds a report already, unless ``force``.
@@ -156,7 +186,7 @@ class Results:
         except click.ClickException as error:
             # The caller of a method has arguments and no options
             raise InputError(error.format_message().replace("--force replaces", "force=True replaces")) from None
-        return Path(folder) / "report.html"
+        return Page(folder) / "report.html"
 
     @property
     def study(self) -> Study:

@@ -13,8 +13,16 @@ import yaml
 from msgspec import Meta, Struct, ValidationError, defstruct, structs, to_builtins
 
 from mlhpc.suite import NO_SUBMITTER
-from mlhpc.suite.descriptor import Descriptor
-from mlhpc.suite.documents import Count, YamlSource, convert, convert_to_plain_data, find_mistake, parse_yaml
+from mlhpc.suite.descriptor import Descriptor, load_descriptor
+from mlhpc.suite.documents import (
+    Count,
+    YamlSource,
+    convert,
+    convert_to_plain_data,
+    find_mistake,
+    list_key_paths,
+    parse_yaml,
+)
 from mlhpc.suite.errors import InputError, explain_unknown_name
 from mlhpc.suite.files import render_repr
 
@@ -24,6 +32,13 @@ class Hyperparameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     Derive from it with ``frozen=True, kw_only=True``. To check across fields, raise InputError in ``__post_init__``.
     """
+
+    def collect_logged(self, config: RunConfig, ranks: int = 1) -> dict[str, Any]:
+        """Collect the hyperparameters that a log states, so that they are judged before the run. No torch.
+
+        ``ranks``: those that share the experts. Default: empty, so they are judged afterwards alone.
+        """
+        return {}
 
 
 Seconds = Annotated[float, Meta(gt=0, le=1e9)]  # 30 years: a later moment is none that the system's clock can show
@@ -277,11 +292,25 @@ def _find_place(source: YamlSource, key: tuple[str, ...], override_keys: Iterabl
     return source.where(*key)
 
 
+def make_config_kind(descriptor: Descriptor) -> type[RunConfig]:
+    """Make the type of a workload's configuration, with its own hyperparameters."""
+    return _config_kind(descriptor.load_hyperparameters())
+
+
 @cache
 def _config_kind(own: Any) -> type[RunConfig]:
     """Return RunConfig with the type of a workload's hyperparameters, so that they are checked too."""
     kind = defstruct("RunConfig", [("hyperparameters", own)], bases=(RunConfig,), kw_only=True, frozen=True)
     return cast("type[RunConfig]", kind)
+
+
+@cache
+def list_setting_keys(workload: str) -> tuple[str, ...]:
+    """Return the dotted keys that ``--set`` takes. Those of the workload itself come last."""
+    own = load_descriptor(workload).load_hyperparameters()
+    inner = list(list_key_paths(_config_kind(own)))
+    sections = {path.partition(".")[0] for path in inner} | {"workload", "size", "tuned"}
+    return (*(field.name for field in structs.fields(RunConfig) if field.name not in sections), *inner)
 
 
 def _find_config(descriptor: Descriptor, name: str) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -182,7 +183,7 @@ def load_descriptor(name: str) -> Descriptor:
         known = load_descriptors() if list_card_files() else {}
         if name in known:
             return known[name]
-        raise InputError(explain_unknown_name("workload", name, sorted({*plugins, *known})))
+        raise InputError(_explain_unknown_workload(name, sorted({*plugins, *known})))
     try:
         loaded = _load_entry_point(plugins[name].point)
         # A damaged card is reported here, not in the middle of a run.
@@ -192,6 +193,21 @@ def load_descriptor(name: str) -> Descriptor:
         package = plugins[name].package
         raise InputError(f"workload {name!r} of package {package} cannot be used: {explain_unusable(error)}") from error
     return loaded
+
+
+def _explain_unknown_workload(name: str, known: list[str]) -> str:
+    """Return the message about an unknown workload. What stands there may be a file, a run folder or a size too."""
+    path = Path(name)
+    if path.suffix == ".py":
+        return f"{name} is a program, not a workload: python {name} with `import mlhpc` in it (docs/own_loop.md)"
+    if path.suffix in {".yaml", ".yml"}:
+        return f"{name} is a file, not a workload: settings are --config {name}, a card is --card {name}"
+    if path.is_dir():
+        return f"{name} is a folder, not a workload; a run folder goes on with: mlhpc run WORKLOAD -o {name} --resume"
+    first, *rest = re.split(r"[/:@,-]", name)
+    if first in known and rest[-1]:
+        return f"unknown workload {name!r}; did you mean {first} --size {rest[-1]}? workloads: {', '.join(known)}"
+    return explain_unknown_name("workload", name, known)
 
 
 def list_installed_cards() -> dict[str, Card]:

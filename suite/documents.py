@@ -23,6 +23,7 @@ import yaml
 from mlhpc.suite import LARGEST_NUMBER
 from mlhpc.suite.errors import InputError, explain_near_names
 from mlhpc.suite.files import DuplicateKeyError, read_json, render_bytes, render_repr
+from mlhpc.suite.meanings import find_same_meaning
 
 Data = TypeVar("Data")
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -407,15 +408,15 @@ def _is_struct(kind: Any) -> bool:
 def explain_unknown_key(kind: type[msgspec.Struct], key: str) -> str:
     """Describe an unknown key: the nearest known key, in a section below too, and all keys."""
     known = sorted(field.encode_name for field in msgspec.structs.fields(kind))
-    inside = [path for path in _key_paths(kind) if path.rpartition(".")[2] == key]
-    near = f"; did you mean {inside[0]!r}?" if inside else explain_near_names(key, known)
+    same = find_same_meaning(key, (*known, *list_key_paths(kind)))
+    near = f"; did you mean {same!r}?" if same else explain_near_names(key, known)
     return f"unknown key {key!r}{near or ';'} valid keys: {', '.join(known)}"
 
 
-def _key_paths(kind: type[msgspec.Struct]) -> Iterator[str]:
+def list_key_paths(kind: type[msgspec.Struct]) -> Iterator[str]:
     """Yield the dotted names of the keys in the sections of a Struct."""
     for field in msgspec.structs.fields(kind):
         if _is_struct(field.type):
             for inner in msgspec.structs.fields(field.type):
                 yield f"{field.encode_name}.{inner.encode_name}"
-            yield from (f"{field.encode_name}.{path}" for path in _key_paths(field.type))
+            yield from (f"{field.encode_name}.{path}" for path in list_key_paths(field.type))

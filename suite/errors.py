@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from enum import IntEnum
 
 from mlhpc.suite import VERSION
+from mlhpc.suite.meanings import find_same_meaning
 
 DEBUG = "MLHPC_DEBUG"  # environment variable: show the traceback of a defect instead of writing it to a file
 
@@ -107,9 +108,11 @@ def find_near(name: str, known: Iterable[str]) -> str | None:
 def explain_near_names(name: str, known: Iterable[str]) -> str:
     """Return the clause "did you mean" with the known names that contain the given one, else the nearest.
 
-    Empty if none is near, or if more than three contain it and none is nearest.
+    The nearest in meaning comes first. Empty if none is near, or if more than three contain it and none is nearest.
     """
     names = list(known)
+    if alike := find_same_meaning(name, names):
+        return f"; did you mean {alike!r}?"
     # Shorter texts are part of too many names.
     holding = [each for each in names if len(name) >= 4 and _letters(name) in _letters(each)]
     same = [each for each in holding if _letters(each) == _letters(name)]

@@ -22,6 +22,7 @@ from typing import Any, TextIO
 from mlhpc.suite.errors import InputError
 
 PART_SUFFIX = ".part"  # of a file that is being written, in the folder of the whole one
+VERBOSE = "MLHPC_VERBOSE"  # environment variable: print each event of a log too (--verbose)
 QUIET = "MLHPC_QUIET"  # environment variable: print results and errors, no progress (--quiet)
 
 
@@ -479,6 +480,9 @@ def print_line(text: str = "", *, error: bool = False, end: str = "\n", result: 
             give_up_output(failure, result=result)
     if result and not error and _StandardOutput.broken is not None:
         _StandardOutput.lost = _StandardOutput.broken
+
+
+LEAST_SHARE, LEAST_S = 0.05, 10.0  # of the work, and of time, before the time left is told: the first says little
 
 
 def print_progress(text: str = "", *, error: bool = False) -> None:

@@ -24,7 +24,7 @@ PAGE = (ROOT / "docs" / "api.md").read_text()
 SURFACE = {
     *("load", "check", "score", "compare", "published", "Results", "Verdict", "InputError", "Run", "__version__"),
     *("Descriptor", "Hyperparameters", "Workload", "Dataset", "Optimization", "Work", "UPDATE_FLOPS", "RunConfig"),
-    *("World", "Generator", "Synthetic", "ShardReader", "SPLITS", "draws"),
+    *("report", "World", "Generator", "Synthetic", "ShardReader", "SPLITS", "draws"),
 }
 
 

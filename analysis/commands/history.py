@@ -12,7 +12,7 @@ import click
 from mlhpc.analysis.history import record, verdict
 from mlhpc.analysis.history.verdict import SeriesVerdict
 from mlhpc.suite.cli.group import Subcommands
-from mlhpc.suite.cli.options import JSON, FiniteRange, busy_option, format_option, output_option, tolerance_option
+from mlhpc.suite.cli.options import JSON, PercentRange, busy_option, format_option, output_option, tolerance_option
 from mlhpc.suite.compliance.check import check as check_paths
 from mlhpc.suite.compliance.verdict import MOST_DISTURBED
 from mlhpc.suite.errors import ExitCode, InputError
@@ -31,8 +31,9 @@ _SINCE = click.option(
 _RATE = click.option(
     "--false-alarms",
     "rate",
-    type=FiniteRange(0.0001, 0.2),
-    default=0.01,
+    type=PercentRange(0.01, 20),
+    default="1%",
+    metavar="PERCENT",
     show_default=True,
     help="Probability that one check of an unchanged machine says `slower` or `faster`, over all its series.",
 )

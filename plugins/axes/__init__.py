@@ -6,6 +6,7 @@ points.
 
 USES = (
     "mlhpc.suite.cli.options",
+    "mlhpc.suite.cli.progress",
     "mlhpc.suite.config",
     "mlhpc.suite.data.sampling",
     "mlhpc.suite.descriptor",

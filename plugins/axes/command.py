@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ from mlhpc.suite.cli.options import (
     plan_options,
     settings_options,
 )
+from mlhpc.suite.cli.progress import start_progress
 from mlhpc.suite.config import RunConfig, load_config
 from mlhpc.suite.descriptor import Descriptor, load_descriptor
 from mlhpc.suite.errors import ExitCode, InputError
@@ -46,7 +48,7 @@ Examples:
   mlhpc plan cosmoflow --size full --nodes 512 --ranks-per-node 4 --sweep --format json
   mlhpc plan deepcam --size mini --mesh data=2,spatial=2x1 --tflops 20 --gigabytes-per-s 10 --latency-us 5
   mlhpc moe fit sweep.json --format json > network.json
-  mlhpc plan cosmoflow --size mini --nodes 4 --sweep --ceilings ceilings.json --network network.json --reached 0.2-0.5
+  mlhpc plan cosmoflow --size mini --nodes 4 --sweep --ceilings ceilings.json --network network.json --reached 20-50%
   mlhpc plan moe_lm --size full --nodes 8 --ceilings ceilings.json --offload host
   mlhpc plan cosmoflow --plan ./mine.yaml --size small --mesh spatial=2x2x2 --memory 16
 """
@@ -101,7 +103,9 @@ Examples:
     help="Output of `mlhpc moe fit SWEEP --format json`: its measured bandwidth and latency replace the stated ones.",
 )
 @click.option(
-    "--reached", metavar="N[-N]", help="Fraction of the rates of --ceilings that a step reaches, such as 0.3-0.5."
+    "--reached",
+    metavar="PERCENT[-PERCENT]",
+    help="Share of the rates of --ceilings that a step reaches, such as 30-50%.",
 )
 @click.option(
     "--offload",
@@ -156,11 +160,13 @@ def plan(
     machine = _choose_machine((tflops, gigabytes_per_s, latency_us), measured, resolved.precision)
     refused: list[dict[str, str]] = []
     if not sweep:
-        costs = [_predict_cost(chosen, resolved, ranks, memory)]
+        with start_progress(f"plan {chosen.name} {resolved.size}: the model, on no memory"):
+            costs = [_predict_cost(chosen, resolved, ranks, memory)]
     elif ranks is None or mesh is not None:
         raise click.UsageError("--sweep needs --ranks or --nodes and chooses the mesh itself: leave --mesh out")
     else:
-        costs, refused = _sweep(chosen, resolved, tried, ranks, memory)
+        with start_progress("meshes tried") as tell:
+            costs, refused = _sweep(chosen, resolved, tried, ranks, memory, tell)
     rows = _predict_times(machine, costs)
     moved = None if rates is None else _predict_offload(rates, costs[0], resolved)
     if style == JSON:
@@ -229,11 +235,13 @@ def _read_measured_machine(
 
 
 def _parse_part(reached: str) -> Estimate:
-    """Parse --reached. UsageError above 1."""
-    part = _parse_span("--reached", reached)
-    if part.high > 1:
-        raise click.UsageError(f"--reached {reached}: expected at most 1, the whole peak rate")
-    return part
+    """Parse --reached. UsageError outside of 1 to 100 %."""
+    from mlhpc.plugins.axes.step_time import Estimate
+
+    part = _parse_span("--reached", reached.replace("%", ""))
+    if not 1 <= part.low <= part.high <= 100:
+        raise click.UsageError(f"--reached {reached}: expected per cent from 1 to 100, the whole peak rate: 30-50%")
+    return part.times(Estimate(0.01, 0.01, 0.01))
 
 
 def _parse_span(option: str, text: str) -> Estimate:
@@ -313,10 +321,15 @@ def _predict_cost(
 
 
 def _sweep(
-    chosen: Descriptor, config: RunConfig, plans: list[str], ranks: int, memory: float | None
+    chosen: Descriptor,
+    config: RunConfig,
+    plans: list[str],
+    ranks: int,
+    memory: float | None,
+    tell: Callable[[int, int], None],
 ) -> tuple[list[Cost], list[dict[str, str]]]:
     """Find the legal plans and meshes of this many ranks. Also return why the others are not legal."""
-    from mlhpc.plugins.axes.predict import PredictionCache, list_plan_costs
+    from mlhpc.plugins.axes.predict import PredictionCache, list_meshes, list_plan_costs
     from mlhpc.suite.training.parallel.meta_init import build_on_meta
     from mlhpc.suite.training.parallel.parallel_dims import placements
     from mlhpc.suite.training.parallel.plan import find_plan, read_plan
@@ -325,12 +338,14 @@ def _sweep(
     common = PredictionCache()
     # On the meta device parameters have names and shapes but no memory.
     names = [name for name, _ in build_on_meta(chosen, config)[1].named_parameters()]
-    return list_plan_costs(
-        found,
-        ranks,
-        lambda plan: placements(found[plan], names),
-        lambda plan, mesh: _predict_cost(chosen, structs.replace(config, plan=plan, mesh=mesh), ranks, memory, common),
-    )
+    meshes = sum(1 for plan in found.values() for _ in list_meshes(plan, ranks))
+    looked = itertools.count(1)
+
+    def predict(plan: str, mesh: str) -> Cost:
+        tell(next(looked), meshes)
+        return _predict_cost(chosen, structs.replace(config, plan=plan, mesh=mesh), ranks, memory, common)
+
+    return list_plan_costs(found, ranks, lambda plan: placements(found[plan], names), predict)
 
 
 def _render_cost(cost: Cost, time: StepTime | None) -> Iterator[str]:

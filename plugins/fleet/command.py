@@ -31,6 +31,7 @@ from mlhpc.suite.cli.options import (
     JSON,
     FiniteRange,
     IntegerRange,
+    PercentRange,
     device_option,
     format_option,
     output_option,
@@ -69,7 +70,7 @@ Examples:
   mlhpc preflight judge today.jsonl --history last-week.jsonl --ceilings ceilings.json
   mlhpc preflight watch times.csv
   mlhpc preflight select --nodes nodes.csv --checks checks.yaml --job 24h
-  mlhpc preflight simulate --fleet rsc-1 --degraded 0.1
+  mlhpc preflight simulate --fleet rsc-1 --degraded 10%
 """,
 )
 def preflight() -> None:
@@ -339,17 +340,19 @@ def _write_end(path: Path, name: str, took: float, budget: int, why: str) -> Non
 @click.option(
     "--false-alarms",
     "rate",
-    type=FiniteRange(1e-6, 0.2),
-    default=slow_nodes.FALSE_ALARM_RATE,
+    type=PercentRange(1e-4, 20),
+    default=f"{100 * slow_nodes.FALSE_ALARM_RATE:g}%",
+    metavar="PERCENT",
     show_default=True,
     help="Probability that a healthy node is called bad, over all its metrics.",
 )
 @click.option(
     "--effect",
-    type=FiniteRange(0.001, 0.9),
-    default=slow_nodes.EFFECT,
+    type=PercentRange(0.1, 90),
+    default=f"{100 * slow_nodes.EFFECT:g}%",
+    metavar="PERCENT",
     show_default=True,
-    help="Smallest slowdown that matters (0.05: 5 %). A node is good if it is slower by less, with 95 % confidence.",
+    help="Smallest slowdown that matters. A node is good if it is slower by less, with 95 % confidence.",
 )
 @click.option(
     "--history",

@@ -30,7 +30,7 @@ from scipy import optimize, stats
 from mlhpc.analysis.drawing.view import render_interval
 from mlhpc.plugins.fleet import select
 from mlhpc.plugins.fleet.select import parse_hours
-from mlhpc.suite.cli.options import JSON, FiniteRange, IntegerRange, format_option
+from mlhpc.suite.cli.options import JSON, IntegerRange, PercentRange, format_option
 from mlhpc.suite.errors import explain_unknown_name
 from mlhpc.suite.files import align_columns, print_line, render_duration
 
@@ -365,8 +365,9 @@ MOST_NODES = 4_000_000  # nodes times replicas: 1 GiB
     "--fleet", "names", multiple=True, metavar="NAME", help="A published fleet, such as rsc-1; repeatable. [all]"
 )
 @click.option(
-    "--degraded", "shares", multiple=True, type=FiniteRange(0, 0.9), default=(0.0, 0.1, 0.5), show_default=True,
-    help="Fraction of the time between incidents in which a check can find the fault. "
+    "--degraded", "shares", multiple=True, type=PercentRange(0, 90), default=("0%", "10%", "50%"), show_default=True,
+    metavar="PERCENT",
+    help="Share of the time between incidents in which a check can find the fault. "
     "It is not published, so several are tried.",
 )  # fmt: skip
 @click.option("--job", metavar="TIME", default="24h", show_default=True, help="How long a job trains, such as 24h.")

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from mlhpc.suite.cli.options import JSON, FiniteRange, format_option
+from mlhpc.suite.cli.options import JSON, PercentRange, format_option
 from mlhpc.suite.errors import ExitCode, InputError
 from mlhpc.suite.files import print_line, render_printable, render_repr
 from mlhpc.suite.log.reader import parse_float
@@ -47,10 +47,11 @@ Floats = NDArray[np.float64]
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
     "--effect",
-    type=FiniteRange(0.01, 10),
-    default=EFFECT,
+    type=PercentRange(1, 1000),
+    default=f"{100 * EFFECT:g}%",
+    metavar="PERCENT",
     show_default=True,
-    help="Smallest slowdown to report, as a fraction: 0.15 is 15 %.",
+    help="Smallest slowdown to report.",
 )
 @format_option()
 def watch(file: Path, effect: float, style: str) -> None:

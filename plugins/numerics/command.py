@@ -14,8 +14,8 @@ from mlhpc.suite.cli.group import Subcommands
 from mlhpc.suite.cli.options import (
     DEFAULT_SIZE,
     JSON,
-    FiniteRange,
     IntegerRange,
+    PercentRange,
     choose_config_name,
     format_option,
     output_option,
@@ -75,8 +75,9 @@ Examples:
 )
 @click.option(
     "--error",
-    type=FiniteRange(1e-9, 0.1),
-    default=0.001,
+    type=PercentRange(1e-7, 10),
+    default="0.1%",
+    metavar="PERCENT",
     show_default=True,
     help="Chance that rounding is called not rounding, over all tensors of a step.",
 )

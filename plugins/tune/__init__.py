@@ -13,6 +13,7 @@ USES = (
     "mlhpc.suite.card",
     "mlhpc.suite.cli.group",
     "mlhpc.suite.cli.options",
+    "mlhpc.suite.compliance.before",
     "mlhpc.suite.compliance.check",
     "mlhpc.suite.compliance.package_files",
     "mlhpc.suite.compliance.ruleset",

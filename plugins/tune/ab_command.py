@@ -23,6 +23,7 @@ from mlhpc.suite.cli.options import (
     JSON,
     FiniteRange,
     IntegerRange,
+    PercentRange,
     choose_config_name,
     convert_plan_to_settings,
     format_option,
@@ -93,8 +94,9 @@ def runs() -> None:
 )
 @click.option(
     "--error",
-    type=FiniteRange(0.001, 0.5),
-    default=0.05,
+    type=PercentRange(0.1, 50),
+    default="5%",
+    metavar="PERCENT",
     show_default=True,
     help="Largest probability of naming a wrong winner.",
 )

@@ -29,7 +29,9 @@ from mlhpc.suite.cli.options import (
     output_option,
     ranks_option,
     settings_options,
+    strict_option,
 )
+from mlhpc.suite.compliance.before import explain_refusals, judge_statement
 from mlhpc.suite.config import Tuned, choose_default_data_root, load_config
 from mlhpc.suite.data.lock import create_lock
 from mlhpc.suite.descriptor import load_descriptor
@@ -90,6 +92,7 @@ Examples:
 )
 @click.argument("workload")
 @settings_options
+@strict_option()
 @ranks_option(text="Number of MPI ranks of the default, with which all is compared.")
 @click.option(
     "--budget",
@@ -189,6 +192,11 @@ def tune(
     name = choose_config_name(size, config) or DEFAULT_SIZE
     # Mistakes in settings come before torch is imported, which takes seconds.
     resolved = load_config(load_descriptor(workload), name, overrides).with_stated_precision("mlhpc tune")
+    reasons = [] if options["resume"] else judge_statement(load_descriptor(workload), resolved)
+    if options.pop("strict") and reasons:
+        raise InputError(f"--strict: the checker would refuse a result with the default: {'; '.join(reasons)}")
+    for note in explain_refusals(reasons):
+        print_line(note, error=True)
     if options.pop("predict"):
         # The files of --from are what is learned from: their settings are not measured.
         setting = _prepare(workload, name, overrides, ranks, {**options, "earlier": ()})

@@ -60,7 +60,7 @@ _ELSEWHERE = {  # name: the module that has it
     "SPLITS": "mlhpc.suite.data.build",
     "draws": "mlhpc.suite.data.sampling",
 }
-__all__ = ["check", "compare", "load", "published", "score", *_ELSEWHERE]
+__all__ = ["check", "compare", "load", "published", "report", "score", *_ELSEWHERE]
 
 
 def load(*paths: Place, cards: Sequence[Place] = ()) -> Results:
@@ -72,6 +72,14 @@ def load(*paths: Place, cards: Sequence[Place] = ()) -> Results:
     from mlhpc.analysis.loaded import Results
 
     return Results(paths, cards)
+
+
+def report(*paths: Place, folder: Place = "report", force: bool = False, cards: Sequence[Place] = ()) -> Path:
+    """Write what ``mlhpc report`` writes for the paths, and return the path of the page, which a notebook shows.
+
+    InputError if the folder holds a report already, unless ``force``.
+    """
+    return load(*paths, cards=cards).report(folder, force=force)
 
 
 def check(*paths: Place, ruleset: str | None = None, cards: Sequence[Place] = ()) -> Verdict:

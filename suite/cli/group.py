@@ -9,7 +9,8 @@ import click
 
 from mlhpc.suite.cli.commands import SECTIONS, Command
 from mlhpc.suite.cli.options import add_shared
-from mlhpc.suite.errors import InputError, explain_unknown_name
+from mlhpc.suite.cli.usage_errors import explain_command
+from mlhpc.suite.errors import InputError
 from mlhpc.suite.plugins import (
     COMMANDS,
     EXCHANGE,
@@ -29,7 +30,7 @@ HELP = "help"  # `mlhpc help X` is `mlhpc X --help`
 
 
 class Subcommands(click.Group):
-    """A group that answers an unknown command with the nearest and all valid ones."""
+    """A group that answers an unknown command with the nearest one in meaning or spelling."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """List the commands in the order of their definition."""
@@ -40,7 +41,7 @@ class Subcommands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command of the first word."""
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            ctx.fail(explain_unknown_name("command", args[0], self.list_commands(ctx)))
+            ctx.fail(explain_command(args[0], self, ctx))
         return super().resolve_command(ctx, args)
 
 

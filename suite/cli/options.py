@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 import click
 
 from mlhpc.suite import LARGEST_NUMBER, MOST_RUNS
+from mlhpc.suite.cli.completion import add_completion
 from mlhpc.suite.descriptor import use_cards
-from mlhpc.suite.files import QUIET, render_repr
+from mlhpc.suite.files import QUIET, VERBOSE, render_repr
 from mlhpc.suite.plugins import CARDS
 
 Function = Callable[..., Any]  # of a command
@@ -32,6 +34,36 @@ class FiniteRange(click.FloatRange):
         if not abs(number) <= LARGEST_NUMBER:  # NaN is not either
             self.fail(f"{number:g} is not a finite number up to {LARGEST_NUMBER:g}.", param, ctx)
         return number
+
+
+class PercentRange(FiniteRange):
+    """A share in per cent, with or without the sign: ``5%`` or ``5``. ``fraction``: the command gets 0.05."""
+
+    def __init__(self, low: float, high: float | None = None, *, fraction: bool = True) -> None:
+        super().__init__(low, high)
+        self.scale = 100.0 if fraction else 1.0
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Convert a text. Below 1 the sign is needed: other tools mean 5 % by 0.05."""
+        text = str(value).strip()
+        if re.fullmatch(r"0?\.\d*[1-9]\d*", text):
+            self.fail(f"{text} is in per cent here: write {100 * float(text):g}% or {text}%.", param, ctx)
+        return super().convert(text.removesuffix("%").strip(), param, ctx) / self.scale
+
+
+class Duration(FiniteRange):
+    """A time such as 90s, 30min, 2h or 1d, in seconds."""
+
+    def __init__(self) -> None:
+        super().__init__(0, min_open=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Convert a text."""
+        units = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+        match = re.fullmatch(r"([\d.]+) ?(s|m|min|h|d)", str(value).strip())
+        if match is None:
+            self.fail(f"{value!r}: expected a time with its unit, such as 90s, 30min or 2h", param, ctx)
+        return units[match[2]] * super().convert(match[1], param, ctx)
 
 
 class IntegerRange(click.IntRange):
@@ -165,7 +197,7 @@ def ranks_option(default: int | None = 1, text: str = "Number of MPI ranks to st
 
     kind = IntegerRange(1)
     return click.option(
-        "--ranks", type=kind, default=default, show_default=default is not None, help=text, callback=check
+        "-n", "--ranks", type=kind, default=default, show_default=default is not None, help=text, callback=check
     )
 
 
@@ -178,6 +210,15 @@ def device_option() -> Decorator:
         default="auto",
         show_default=True,
         help="Compute on this device; auto takes a GPU if torch finds one, else the CPU.",
+    )
+
+
+def strict_option() -> Decorator:
+    """``--strict`` of every command that begins runs."""
+    return click.option(
+        "--strict",
+        is_flag=True,
+        help="Begin nothing that the checker would refuse afterwards. [it is said and begun]",
     )
 
 
@@ -194,8 +235,8 @@ def tolerance_option() -> Decorator:
     """``--tolerance PERCENT`` of every command that calls a time slower, faster or equivalent."""
     return click.option(
         "--tolerance",
-        type=FiniteRange(0.0),
-        default=0.0,
+        type=PercentRange(0.0, fraction=False),
+        default="0%",
         show_default=True,
         metavar="PERCENT",
         help=(
@@ -238,10 +279,11 @@ card_option = click.option(  # of every command that judges: what cards say is r
 
 
 def add_shared(command: click.Command) -> click.Command:
-    """Give a command, and all commands of a group, ``--quiet`` and ``--no-color``."""
+    """Give a command, and all commands of a group, ``--quiet``, ``--verbose`` and ``--no-color``."""
     if isinstance(command, click.Group):
         for each in command.commands.values():
             add_shared(each)
+    add_completion(command)
     if not isinstance(command, click.Group) or command.invoke_without_command:
         taken = {name for parameter in command.params for name in parameter.opts}
         command.params += [option for option in make_shared_options() if not taken & set(option.opts)]
@@ -249,8 +291,9 @@ def add_shared(command: click.Command) -> click.Command:
 
 
 def make_shared_options() -> list[click.Option]:
-    """Return new options --quiet and --no-color, for every command and for mlhpc itself."""
+    """Return new options --quiet, --verbose and --no-color, for every command and for mlhpc itself."""
     return [
+        _make_flag(["-v", "--verbose"], VERBOSE, "Print also each event that enters the log of a run."),
         _make_flag(["-q", "--quiet"], QUIET, "Print only results and errors, no progress."),
         _make_flag(["--no-color"], NO_COLOR, "Print without colours. The environment variable NO_COLOR does the same."),
     ]

@@ -8,10 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from mlhpc.suite.files import QUIET, print_progress, render_duration
+from mlhpc.suite.files import LEAST_S, LEAST_SHARE, QUIET, print_progress, render_duration
 
 PLAIN_INTERVAL_S = 5.0  # between two lines where there is no terminal
-LEAST_SHARE = 0.05  # of the work that is done before the time left is estimated
 TERMINAL_NAME = "MLHPC_TERMINAL"  # set for the ranks when the command that started them had a terminal
 
 
@@ -22,9 +21,16 @@ def start_progress(title: str, *, shown: bool = True) -> Iterator[Callable[[int,
         yield lambda done, total: None
     elif sys.stderr.isatty() or TERMINAL_NAME in os.environ:
         from rich.console import Console
-        from rich.progress import Progress
+        from rich.progress import Progress, Task, TimeRemainingColumn
+        from rich.text import Text
 
-        with Progress(console=Console(force_terminal=True, stderr=True), transient=True) as bar:
+        class TimeLeft(TimeRemainingColumn):
+            def render(self, task: Task) -> Text:
+                early = task.percentage < 100 * LEAST_SHARE or (task.elapsed or 0) < LEAST_S
+                return Text("-:--:--") if early else super().render(task)
+
+        columns = (*Progress.get_default_columns()[:-1], TimeLeft())
+        with Progress(*columns, console=Console(force_terminal=True, stderr=True), transient=True) as bar:
             task = bar.add_task(title, total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
     else:
@@ -41,7 +47,7 @@ def make_plain_progress(title: str, clock: Callable[[], float]) -> Callable[[int
         if done and now - last >= PLAIN_INTERVAL_S:
             last = now
             left = f", about {render_duration(round((now - begin) * (total - done) / done))} left"
-            # The first few per cent say little about the others
-            print_progress(f"{title}: {100 * done // total} %{left if done >= LEAST_SHARE * total else ''}", error=True)
+            sure = done >= LEAST_SHARE * total and now - begin >= LEAST_S
+            print_progress(f"{title}: {100 * done // total} %{left if sure else ''}", error=True)
 
     return tell

@@ -1,17 +1,32 @@
-"""Explains mistakes on the command line in one line, with the nearest spelling that exists."""
+"""Explains mistakes on the command line in one line, with the right form: the nearest in meaning, else in spelling."""
 
 from __future__ import annotations
 
+import difflib
 import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import click
 
-from mlhpc.suite.errors import explain_near_names, find_near
+from mlhpc.suite.config import list_setting_keys
+from mlhpc.suite.errors import explain_near_names, explain_unknown_name, find_near
+from mlhpc.suite.meanings import find_same_meaning, has_word, read_meanings, simplify
+from mlhpc.suite.plugins import WORKLOADS, find_plugins
 
 # Messages of click, whose classes do not carry these values.
 _EXTRA = re.compile(r"Got unexpected extra arguments? \((.*)\)", re.DOTALL)
 _NO_NUMBER = re.compile(r"('.*') is not a valid (integer|float)( range)?", re.DOTALL)
 _ABSENT = re.compile(r"(?:File|Directory|Path) '(.*)' does not exist", re.DOTALL)
+SLIP = 0.8  # a name as similar as this was meant and mistyped
+# Keys of the launcher block of a system file (mlhpc.suite.launch.slurm.Launcher; a test compares)
+LAUNCHER_KEYS = (
+    *("partition", "account", "qos", "constraint", "gpus_per_node", "cpus_per_task", "exclusive", "requeue", "mpi"),
+    *("sbatch_options", "srun_options", "modules", "environment", "setup", "container", "scratch", "max_nodes"),
+)
+SIZES = ("smoke", "mini", "small", "full")
 
 
 def explain_usage(error: click.ClickException) -> str:
@@ -19,39 +34,233 @@ def explain_usage(error: click.ClickException) -> str:
     context = error.ctx if isinstance(error, click.UsageError) else None
     command = " ".join(context.command_path.split()[1:]) if context is not None else ""
     if isinstance(error, click.NoSuchOption) and context is not None:
-        return _explain_option(error, context, command)
+        return _explain_option(error.option_name, context, command)
     if isinstance(error, click.MissingParameter) and error.param is not None:
         return _explain_absent(error.param, context or click.Context(click.Command(command)), command)
     # Not its subclasses
     if type(error) is click.BadParameter and error.param is not None:
         return _explain_value(error, error.param, command)
-    if type(error) is click.UsageError and (extra := _EXTRA.fullmatch(error.message)):
-        return f"unexpected argument {extra[1]!r}; mlhpc help {command} says what it takes"
+    if type(error) is click.UsageError and context is not None and (extra := _EXTRA.fullmatch(error.message)):
+        return f"unexpected argument {extra[1]!r}; {_explain_extra(extra[1], context, command)}"
     return error.format_message()
+
+
+def explain_command(name: str, group: click.Group, context: click.Context) -> str:
+    """Return the message for a command that a group does not have."""
+    inside = " ".join(context.command_path.split()[1:])
+    known = group.list_commands(context)
+    unknown = f"unknown command {name!r}"
+    if name in find_plugins(WORKLOADS):
+        taking = [path for path, command in _walk(context) if any(each.name == "workload" for each in command.params)]
+        path = f"{inside} {taking[0]}" if inside and taking else "run"
+        return f"{unknown}: it is a workload: mlhpc {path} {name}"
+    if name.endswith(".py"):
+        return f"{unknown}: {_explain_program(name)}"
+    if (near := find_near(name, known)) and _are_alike(name, near):
+        return explain_unknown_name("command", name, known)
+    form = _find_command(name, inside, context.find_root())
+    return f"{unknown}: {form}" if form else explain_unknown_name("command", name, known)
+
+
+def _find_command(name: str, inside: str, top: click.Context) -> str:
+    """Return what to call for the name of a command elsewhere. Commands of the group ``inside`` come first."""
+    commands = dict(_walk(top))
+    paths = [path for path, words in read_meanings()["commands"].items() if has_word(words, name)]
+    paths += [path for path in commands if path.split()[-1] == name]
+    paths.sort(key=lambda path: not path.startswith(f"{inside} "))  # a stable order
+    text = _find_text(name)
+    for path in paths:
+        if path in commands:
+            return _describe(path, commands[path])
+        if path in ("help", "--version"):
+            return f"mlhpc {path} {inside if path == 'help' else ''}".rstrip()
+        if path.endswith("WORKLOAD"):
+            return f"use mlhpc {path}"
+    return text
+
+
+def _describe(path: str, command: click.Command) -> str:
+    """Return a command with its arguments, and what it does."""
+    words = [each for each in command.collect_usage_pieces(click.Context(command)) if each != "[OPTIONS]"]
+    return f"use mlhpc {' '.join([path, *words])} ({command.get_short_help_str(limit=100).rstrip('.')})"
+
+
+def _walk(context: click.Context, path: str = "") -> Iterator[tuple[str, click.Command]]:
+    """Yield all commands below a group with their paths. All are imported: a second, after a mistake."""
+    group = context.command
+    if isinstance(group, click.Group):
+        for name in group.list_commands(context):
+            try:
+                command = group.get_command(context, name)
+            except click.ClickException:  # of another package, or with a library that is not installed
+                continue
+            if command is not None:
+                yield f"{path} {name}".strip(), command
+                yield from _walk(click.Context(command, context, name), f"{path} {name}".strip())
 
 
 def _explain_absent(parameter: click.Parameter, context: click.Context, command: str) -> str:
     """Return the message for an absent argument or option that the command needs: its name and what it is."""
     if not isinstance(parameter, click.Option):
-        return f"{parameter.make_metavar(context)} is missing; mlhpc help {command} says what it can be"
+        can_be = f": {', '.join(find_plugins(WORKLOADS))}" if parameter.name == "workload" else ""
+        return f"{parameter.make_metavar(context)} is missing{can_be}; mlhpc help {command} says what it can be"
     what = (parameter.help or "").partition(". ")[0].rstrip(".")
     # The longest spelling is the one with two dashes.
     return f"{max(parameter.opts, key=len)} is missing ({what[:1].lower()}{what[1:]}); mlhpc help {command} has all"
 
 
-def _explain_option(error: click.NoSuchOption, context: click.Context, command: str) -> str:
+def _explain_option(name: str, context: click.Context, command: str) -> str:
     """Return the message for an option that the command does not have."""
-    known = [name for parameter in context.command.get_params(context) for name in parameter.opts]
-    bare = {name.lstrip("-"): name for name in known}  # else the dashes alone would make options alike
-    near = find_near(error.option_name.lstrip("-"), bare)
-    hint = f"; did you mean {bare[near]!r}?" if near else ";"
-    return f"no such option {error.option_name}{hint} {f'mlhpc help {command}'.rstrip()} has all"
+    if len(name) == 2 and name not in sys.argv:  # click reads `-lr` as -l -r
+        name = next((word for word in sys.argv if re.fullmatch(rf"{name}[a-z]+", word)), name)
+    return f"no such option {name}; {_find_form(name, _find_value(name), context, command)}"
+
+
+def _find_value(name: str) -> str:
+    """Return the value that was given to an option of the command line. "" if none was."""
+    words = sys.argv[1:]
+    for word, following in zip(words, [*words[1:], "-"], strict=True):
+        if word.startswith(f"{name}="):
+            return word.partition("=")[2]
+        if word == name and not following.startswith("-"):
+            return following
+    return ""
+
+
+def _find_form(name: str, value: str, context: click.Context, command: str) -> str:
+    """Return the right form of an option that the command does not have, with the value that it was given."""
+    options = _map_options(context.command)
+    top = context.find_root()
+    if isinstance(context.command, click.Group) and (called := _find_called(context)):
+        inner = f"{command} {called.info_name}".strip()
+        return f"options stand behind the command {inner}: {_find_form(name, value, called, inner)}"
+    if own := find_same_meaning(name, options):
+        return f"here it is {_render_option(options[own], value, name)}"
+    for argument in context.command.params:
+        words = read_meanings()["arguments"].get(argument.name, "")
+        if isinstance(argument, click.Argument) and has_word(words, name):
+            given = value or argument.make_metavar(context)
+            return f"it is an argument and has no name: mlhpc {command} {given}"
+    bare = {option.lstrip("-"): option for option in options}  # else the dashes alone would make options alike
+    near = find_near(name.lstrip("-"), bare) if len(name) > 2 else None
+    if near and _are_alike(name.lstrip("-"), near):
+        return f"did you mean {bare[near]!r}? mlhpc help {command} has all"
+    if "--set" in options and (key := find_same_meaning(name, _list_keys())):
+        return f"it is a setting: --set {_render_setting(key, name, value)}"
+    if context is top and (form := _find_command(name.lstrip("-"), "", top)):
+        return form
+    if where := _find_elsewhere(name, top):
+        return where
+    return f"{f'did you mean {bare[near]!r}? ' if near else ''}{f'mlhpc help {command}'.rstrip()} has all"
+
+
+def _find_called(context: click.Context) -> click.Context | None:
+    """Return the context of the command of a group that the command line names. None if it names none."""
+    group = context.command
+    assert isinstance(group, click.Group)
+    named = next((word for word in sys.argv[1:] if word in group.list_commands(context)), None)
+    command = group.get_command(context, named) if named is not None else None
+    return None if command is None else click.Context(command, context, named)
+
+
+def _find_elsewhere(name: str, top: click.Context) -> str:
+    """Return where another command, a setting or a system file has what an option means. "" if none has."""
+    if key := find_same_meaning(name, LAUNCHER_KEYS):
+        return f"a system file states it (launcher.{key}; submissions/systems/example.yaml): mlhpc submit --system FILE"
+    if text := _find_text(name):
+        return text
+    if key := find_same_meaning(name, _list_keys()):
+        return f"it is a setting of a run: mlhpc run WORKLOAD --set {_render_setting(key, name, _find_value(name))}"
+    others: dict[str, tuple[str, click.Option]] = {}
+    for path, command in _walk(top):
+        for spelled, option in _map_options(command).items():
+            others.setdefault(spelled, (path, option))
+    if found := find_same_meaning(name, others):
+        path, option = others[found]
+        what = (option.help or "").partition(". ")[0].rstrip(".")
+        return f"mlhpc {path} has {found} ({what[:1].lower()}{what[1:]})"
+    return ""
+
+
+def _find_text(name: str) -> str:
+    return next((text for words, text in read_meanings()["texts"] if has_word(words, name)), "")
+
+
+def _map_options(command: click.Command) -> dict[str, click.Option]:
+    """Return the options of a command by their spellings, the longest first."""
+    options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+    return {name: each for each in options for name in sorted(each.opts, key=len, reverse=True)}
+
+
+def _render_option(option: click.Option, value: str, asked: str = "") -> str:
+    """Return an option with a value as it is written. ``asked``: its name elsewhere, which may be the value here."""
+    name = max(option.opts, key=len)
+    if option.is_flag:
+        return f"{name} (it takes no value)" if value else name
+    if isinstance(option.type, click.Choice) and (same := find_same_meaning(asked, map(str, option.type.choices))):
+        return f"{name} {same}"
+    return f"{name} {value or option.make_metavar(click.Context(click.Command('')))}"
+
+
+def _list_keys() -> Iterable[str]:
+    """Return the dotted keys of settings: of the workload that the command line names, else of all."""
+    workloads = find_plugins(WORKLOADS)
+    named = [word for word in sys.argv[1:] if word in workloads]
+    return dict.fromkeys(key for name in named or workloads for key in list_setting_keys(name))
+
+
+def _render_setting(key: str, name: str, value: str) -> str:
+    values: Mapping[str, Any] = {simplify(word): each for word, each in read_meanings()["values"].items()}
+    return f"{key}={value or values.get(simplify(name), 'VALUE')}"
+
+
+def _are_alike(name: str, near: str) -> bool:
+    return difflib.SequenceMatcher(None, name.lower(), near.lower()).ratio() >= SLIP
+
+
+def _explain_extra(text: str, context: click.Context, command: str) -> str:
+    """Return what to do about arguments that a command does not take. ``text`` has them separated by blanks."""
+    word, options = text.split()[0] if text.split() else text, _map_options(context.command)
+    key, separator, value = word.lstrip("+~-").partition("=")
+    if separator and "--set" in options and (known := find_same_meaning(key, _list_keys())):
+        return f"a setting needs its option: --set {_render_setting(known, key, value)}"
+    if separator and (own := find_same_meaning(key, options)):
+        return f"an option has two dashes: {_render_option(options[own], value)}"
+    if separator and key.isupper():
+        return f"variables of the environment stand before the command: {word} mlhpc {command}"
+    if separator and "--set" in options:
+        return f"a setting needs its option: --set {key}={value}; this workload has no {key!r}"
+    if word.lstrip("-").isdecimal() and (numbers := [name for name in ("--ranks", "--runs") if name in options]):
+        return f"a number needs its option: {' or '.join(f'{name} {word}' for name in numbers)}"
+    if text in SIZES and "--size" in options:
+        return f"a size needs its option: --size {text}"
+    if Path(word).suffix in {".yaml", ".yml"} and "--config" in options:
+        return f"a file of settings needs its option: --config {word}"
+    if word in find_plugins(WORKLOADS):
+        return f"one workload for each command: mlhpc {command} {word}"
+    if word == "help":
+        return f"mlhpc help {command}"
+    if word.endswith(".py"):
+        return _explain_program(word)
+    if f"--{word}" in options:
+        return f"an option has two dashes: {_render_option(options[f'--{word}'], '')}"
+    if Path(word).is_dir() and "--output" in options:
+        return f"a folder needs its option: --output {word}"
+    return f"mlhpc help {command} says what it takes"
+
+
+def _explain_program(name: str) -> str:
+    return f"a program of your own is not started by mlhpc: python {name} with `import mlhpc` in it (docs/own_loop.md)"
 
 
 def _explain_value(error: click.BadParameter, parameter: click.Parameter, command: str) -> str:
     """Return the message for a value that an option or argument does not accept."""
     name, message = max(parameter.opts, key=len), error.message.rstrip(".")
     if isinstance(parameter, click.Option):
+        # `-np 4` is -n with the value p for click
+        joined = _find_joined(parameter, sys.argv[1:])
+        if joined and error.ctx is not None:
+            return _explain_option(joined, error.ctx, command)
         if isinstance(parameter.type, click.Choice) and (given := message.split("'")[1:2]):
             return f"{name}: {message}" + explain_near_names(given[0], map(str, parameter.type.choices))
         if number := _NO_NUMBER.fullmatch(message):
@@ -60,3 +269,9 @@ def _explain_value(error: click.BadParameter, parameter: click.Parameter, comman
     if absent := _ABSENT.fullmatch(message):
         return f"{absent[1]}: does not exist; mlhpc help {command} says what is expected"
     return f"{parameter.make_metavar(error.ctx or click.Context(click.Command(command)))}: {message}"
+
+
+def _find_joined(option: click.Option, words: Sequence[str]) -> str:
+    """Return a word such as ``-np`` that begins like a short form of the option. "" if there is none."""
+    short = [name[1] for name in option.opts if len(name) == 2]
+    return next((word for word in words if re.fullmatch(r"-[a-zA-Z][a-z]+", word) and word[1] in short), "")

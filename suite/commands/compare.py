@@ -113,6 +113,8 @@ def compare(
     first, others = (paths[0], paths[1:]) if baseline is None else (baseline, paths)
     if not others:
         raise click.UsageError(f"{first} has nothing to be compared with: give a second path")
+    if same := [path for path in others if path.resolve() == first.resolve()]:
+        print_line(f"note: {first} and {same[0]} are the same runs; give the path of other ones", error=True)
     found, confidence = compare_results(first, others, tolerance, any_runs=any_runs, busy=busy)
     if style == JSON:
         rows = [convert_to_data(item) for item in found]

@@ -16,6 +16,7 @@ from mlhpc.suite.cli.options import (
     JSON,
     FiniteRange,
     IntegerRange,
+    PercentRange,
     card_option,
     format_option,
     output_option,
@@ -109,7 +110,7 @@ Examples:
     "--pairs", type=IntegerRange(2), default=5, show_default=True, help="Number of pairs of runs for level 4."
 )
 @click.option(
-    "--margin", type=FiniteRange(0.1, 100), default=5.0, show_default=True,
+    "--margin", type=PercentRange(0.1, 100, fraction=False), default="5%", show_default=True, metavar="PERCENT",
     help="Level 4: times that differ by less than this percentage count as equal.",
 )  # fmt: skip
 @click.option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -11,10 +12,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mlhpc.suite.card import read_reference_points
 from mlhpc.suite.cli.options import (
     DEFAULT_SIZE,
+    Duration,
     FiniteRange,
     IntegerRange,
+    PercentRange,
     choose_config_name,
     convert_plan_to_settings,
     output_option,
@@ -22,15 +26,18 @@ from mlhpc.suite.cli.options import (
     ranks_option,
     runs_option,
     settings_options,
+    strict_option,
 )
-from mlhpc.suite.config import choose_default_data_root, explain_missing_submitter, load_config
-from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.compliance.before import judge_statement, print_refusals
+from mlhpc.suite.config import RunConfig, choose_default_data_root, load_config
+from mlhpc.suite.descriptor import Descriptor, load_descriptor
 from mlhpc.suite.errors import ExitCode, InputError, explain_near_names
 from mlhpc.suite.files import make_folder, print_line, print_progress, quote_path
 from mlhpc.suite.launch.quiet import wait_for_quiet
 from mlhpc.suite.launch.trials import run_trials
 from mlhpc.suite.launcher import find_world, refuse_several_ranks
 from mlhpc.suite.log.checkpoint_index import find_damage_quickly
+from mlhpc.suite.log.losses import render_losses
 from mlhpc.suite.log.other_work import render_busy_warning
 from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import summarise_log
@@ -44,6 +51,7 @@ from mlhpc.suite.log.run_folder import (
     refuse_existing,
     write_run_info,
 )
+from mlhpc.suite.log.spread import find_known_spread
 
 if TYPE_CHECKING:
     from mlhpc.suite.training.statement import TrialPlan
@@ -59,6 +67,7 @@ Examples:
   mlhpc run cosmoflow --size mini --set hyperparameters.dropout=0.1 --set submission.org=ACME
   mlhpc run cosmoflow --size mini --ranks 4 --plan spatial --mesh data=2,spatial=2x1x1
   mlhpc run cosmoflow --output runs/mine --resume               continue what is unfinished; --trial 3: only run 3
+  mlhpc run cosmoflow --size mini --detect 5%                   how many runs show 5 %; runs nothing
   srun python -P -m mlhpc run cosmoflow --size mini --output runs/mine --trial 0
 """
 )
@@ -81,6 +90,19 @@ Examples:
     help=(
         "strong: runs are scored by time to train. weak: one of many instances at once, scored by throughput. [strong]"
     ),
+)
+@strict_option()
+@click.option(
+    "--detect",
+    type=PercentRange(0.1, 100),
+    metavar="PERCENT",
+    help="Say how many runs show such a difference on this machine, by earlier runs or reference points; run nothing.",
+)
+@click.option(
+    "--within",
+    type=Duration(),
+    metavar="TIME",
+    help="Say how many runs fit into a time such as 2h, and which difference they show; run nothing.",
 )
 @click.option(
     "--resume",
@@ -116,6 +138,9 @@ def run(
     seed: int | None,
     trial: int | None,
     mode: str,
+    strict: bool,
+    detect: float | None,
+    within: float | None,
     resume: bool,
     replace_failed: bool,
     quiet_first: bool,
@@ -145,6 +170,9 @@ def run(
 
     from mlhpc.suite.training.statement import TrialPlan
 
+    if detect is not None or within is not None:
+        _print_power(chosen, resolved, ranks or 1, detect, within)
+        return
     root = output or choose_default_folder(resolved.workload, resolved.size, datetime.now(UTC))
     plan = TrialPlan(
         chosen,
@@ -157,7 +185,24 @@ def run(
         resume=resume,
         replace_failed=replace_failed,
     )
-    sys.exit(_start_trials(plan, trial, ranks, overrides, wait_s))
+    sys.exit(_start_trials(plan, trial, ranks, overrides, wait_s, strict=strict))
+
+
+def _print_power(chosen: Descriptor, config: RunConfig, ranks: int, detect: float | None, within: float | None) -> None:
+    """Print what how many runs can show. InputError if nothing tells how much runs differ."""
+    places = [Path(choose_default_folder(config.workload, config.size, datetime.now(UTC))).parent]
+    known = find_known_spread(config, ranks, places, read_reference_points(chosen.folder, config.size))
+    begin = f"mlhpc run {config.workload} --size {config.size} --ranks {ranks}"
+    if known is None:
+        raise InputError(
+            f"how much runs differ here is not known: {places[0]} has no three of {config.workload} {config.size} on "
+            f"{ranks} ranks with a batch of {config.global_batch_size}, and reference points say nothing; first {begin} --runs 3"
+        )
+    if detect is not None:
+        print_line(known.explain_difference(detect))
+    if within is not None:
+        print_line(known.explain_time(within))
+    print_line(f"begin: {begin} --runs N; then mlhpc compare A B --any")
 
 
 def _refuse_lone_options(output: Path | None, trial: int | None, *, resume: bool, replace_failed: bool) -> None:
@@ -181,7 +226,13 @@ def _require_run_folder(root: Path) -> None:
 
 
 def _start_trials(
-    plan: TrialPlan, trial: int | None, ranks: int | None, overrides: tuple[str, ...], wait_s: float | None
+    plan: TrialPlan,
+    trial: int | None,
+    ranks: int | None,
+    overrides: tuple[str, ...],
+    wait_s: float | None,
+    *,
+    strict: bool,
 ) -> int:
     """Run as a rank of one trial, or start the ranks of one or all trials. Return the exit code.
 
@@ -202,33 +253,43 @@ def _start_trials(
         "a run of several ranks needs --output RUN --trial I: they are one trial, I is 0 for the first"
     )
     if trial is not None:
-        return _launch_trial(plan, trial, ranks or 1, overrides, wait_s)
+        return _launch_trial(plan, trial, ranks or 1, overrides, wait_s, strict=strict)
     # Only a whole series makes the run folder new; single trials share one.
-    return _launch_all(plan, ranks, overrides, wait_s)
+    return _launch_all(plan, ranks, overrides, wait_s, strict=strict)
 
 
-def _check_before_launch(plan: TrialPlan, ranks: int) -> None:
-    """Raise ValueError if every trial would fail: by its batch size or its data."""
+def _check_before_launch(plan: TrialPlan, ranks: int, *, runs: int | None, strict: bool) -> list[str]:
+    """Raise ValueError if every trial would fail: by its batch size or its data. Return what the checker would refuse."""
     from mlhpc.suite.data.build import find_data
     from mlhpc.suite.data.sampling import check_batch
     from mlhpc.suite.training.parallel.parallel_dims import Parallel
 
     config = plan.config
-    groups = Parallel.of(config, plan.descriptor, 0, ranks).mesh.data_size
-    check_batch(config.global_batch_size, groups, config.gradient_accumulation_steps)
-    find_data(config.data or choose_default_data_root(config.workload, config.size), config.workload, config.size)
+    parallel = Parallel.of(config, plan.descriptor, 0, ranks)
+    check_batch(config.global_batch_size, parallel.mesh.data_size, config.gradient_accumulation_steps)
+    root = config.data or choose_default_data_root(config.workload, config.size)
+    data = find_data(root, config.workload, config.size)
+    stated = parallel.logged() if parallel.plan is not None else None
+    found = judge_statement(plan.descriptor, config, runs=runs, mode=plan.mode, data=data, plan=stated)
+    if strict:
+        print_refusals(found, config, strict=True)
+    return found
 
 
-def _launch_trial(plan: TrialPlan, trial: int, ranks: int, overrides: tuple[str, ...], wait_s: float | None) -> int:
+def _launch_trial(
+    plan: TrialPlan, trial: int, ranks: int, overrides: tuple[str, ...], wait_s: float | None, *, strict: bool
+) -> int:
     """Run one trial on ranks of this machine. Its run folder is made, or is shared with other trials."""
-    _check_before_launch(plan, ranks)
-    _warn_of_no_submitter(plan)
+    reasons = _check_before_launch(plan, ranks, runs=None, strict=strict)
     make_folder(plan.folder.root)
+    print_refusals(reasons, plan.config, strict=False)
     _write_info(plan, ranks)
     return _run_trials(plan, [trial], ranks, plan.base_seed, overrides, wait_s)
 
 
-def _launch_all(plan: TrialPlan, ranks: int | None, overrides: tuple[str, ...], wait_s: float | None) -> int:
+def _launch_all(
+    plan: TrialPlan, ranks: int | None, overrides: tuple[str, ...], wait_s: float | None, *, strict: bool
+) -> int:
     """Run all trials of a new run folder, or with --resume the trials left in an old one."""
     folder = plan.folder
     if plan.resume:
@@ -237,30 +298,28 @@ def _launch_all(plan: TrialPlan, ranks: int | None, overrides: tuple[str, ...], 
         seed = info.seed if plan.base_seed is None else plan.base_seed
         if info.seed not in (None, seed):
             raise InputError(f"{folder.root}: its runs have the seed {info.seed} (run.json): leave --seed out")
-        _check_before_launch(plan, ranks)
+        reasons = _check_before_launch(plan, ranks, runs=runs, strict=strict)
     else:
         runs, ranks, seed = plan.runs, ranks or 1, plan.base_seed
         # The folder is made last, so that a mistake in batch or data leaves none behind.
         refuse_existing(folder.root)
-        _check_before_launch(plan, ranks)
+        reasons = _check_before_launch(plan, ranks, runs=runs, strict=strict)
         create_run_folder(folder.root)
         _write_info(plan, ranks)
-    _warn_of_no_submitter(plan)
+    # After all mistakes: of these each is one line.
+    print_refusals(reasons, plan.config, strict=False)
     code = _run_trials(plan, range(runs), ranks, seed, overrides, wait_s)
     if code > 128 and not any(
         map(has_run_start, folder.results())
     ):  # one line, of the trial that was stopped, is enough
         return code
+    records = [summarise_log(read_events(path)) for path in folder.results()]
+    for line in render_losses(records, len(os.sched_getaffinity(0))):
+        print_line(line)
     if told := _describe_busy(folder):
         print_line(f"{folder.root}: {told}")
     print_line(f"{folder.root}: {_render_summary(folder, runs, refused=plan.resume and code == ExitCode.USAGE)}")
     return code
-
-
-def _warn_of_no_submitter(plan: TrialPlan) -> None:
-    """Say before training, which may take hours, that the logs will name no submitter."""
-    if note := explain_missing_submitter(plan.config):
-        print_line(note, error=True)
 
 
 def _write_info(plan: TrialPlan, ranks: int) -> None:

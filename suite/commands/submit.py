@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -29,9 +29,11 @@ from mlhpc.suite.cli.options import (
     plan_options,
     runs_option,
     settings_options,
+    strict_option,
 )
 from mlhpc.suite.commands.status import read_job_status
-from mlhpc.suite.config import RunConfig, choose_default_data_root, explain_missing_submitter, load_config
+from mlhpc.suite.compliance.before import judge_statement, print_refusals
+from mlhpc.suite.config import RunConfig, choose_default_data_root, load_config
 from mlhpc.suite.descriptor import Descriptor, load_descriptor
 from mlhpc.suite.documents import convert_to_plain_data, parse_yaml
 from mlhpc.suite.errors import ExitCode, InputError
@@ -58,7 +60,7 @@ if TYPE_CHECKING:  # only --estimate-from reads a log
     from mlhpc.suite.log.record import RunRecord
 
 PREFLIGHT_WING = "fleet"  # has the commands that the job script calls
-RUN_OPTIONS = ("config", "runs", "instances", "array", "preflight", "spares", "estimate_from", "mesh")
+RUN_OPTIONS = ("config", "runs", "instances", "array", "preflight", "spares", "estimate_from", "mesh", "strict")
 WAIT_INTERVAL_S, LOOKS = 5.0, 3  # between two looks of --wait; a job without a trace is looked for so often
 PREFLIGHT_S, MIN_PREFLIGHT_S = 60, 18  # a third is for the nodes, whose ranks take seconds to start
 
@@ -130,6 +132,7 @@ Examples:
 )
 @click.option("--after", metavar="JOB", help="Start when this job has succeeded, such as one of `submit data`.")
 @click.option("--wait", is_flag=True, help="Wait until the jobs have ended; the exit code is that of the worst one.")
+@strict_option()
 @click.option("--dry-run", is_flag=True, help="Print the job scripts and the predicted cost; submit nothing.")
 def submit(
     workload: str,
@@ -153,6 +156,7 @@ def submit(
     estimate_from: Path | None,
     after: str | None,
     wait: bool,
+    strict: bool,
     dry_run: bool,
 ) -> None:
     """Submit runs of a workload to a scheduler: one job and one run folder per node count.
@@ -186,8 +190,9 @@ def submit(
     folders = _choose_folders(root.absolute(), parse_nodes(node_counts))
     # A dry run shows the node counts that are possible; a real one submits all or none.
     planned, impossible = _plan_all(template, resolved, folders, tolerant=dry_run)
-    if note := explain_missing_submitter(resolved):
-        print_line(note, error=True)
+    many, mode = (instances, "weak") if instances > 1 else (runs, "strong")
+    plan = _describe_plan(resolved, planned[0].ranks) if planned else None
+    print_refusals(judge_statement(chosen, resolved, runs=many, mode=mode, plan=plan), resolved, strict=strict)
     size_card = chosen.card().size(resolved.size)
     earlier = _read_earlier_run(estimate_from) if estimate_from else None
     for job in planned:
@@ -222,6 +227,15 @@ def _parse_words(first: str, second: str | None) -> tuple[str, bool]:
         if given:
             raise click.UsageError(f"--{given[0].replace('_', '-')} is of runs; leave it out to make a data set")
     return second or first, second is not None
+
+
+def _describe_plan(config: RunConfig, ranks: int) -> dict[str, Any] | None:
+    """Return the plan as the log will have it. None without a plan."""
+    if config.plan is None:
+        return None
+    from mlhpc.suite.training.parallel.parallel_dims import Parallel
+
+    return Parallel.of(config, load_descriptor(config.workload), 0, ranks).logged()
 
 
 def _choose_folders(root: Path, counts: Sequence[int]) -> dict[int, Path]:

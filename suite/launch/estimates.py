@@ -18,7 +18,7 @@ from mlhpc.suite.card import ReferencePoints, SizeCard, read_reference_points
 from mlhpc.suite.descriptor import describe_card, load_descriptor
 from mlhpc.suite.documents import parse_yaml
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.files import read_bytes, render_bytes, render_duration
+from mlhpc.suite.files import LEAST_S, LEAST_SHARE, read_bytes, render_bytes, render_duration
 from mlhpc.suite.launch.job import LONGEST_S
 from mlhpc.suite.log.reader import read_limits
 from mlhpc.suite.log.record import RunRecord
@@ -241,7 +241,7 @@ class SeriesTimeEstimator:
         self._firsts: list[
             tuple[float, float]
         ] = []  # seconds from the beginning of a trial to its first line; its epoch
-        self._begin = clock()
+        self._begin = self._series_begin = clock()
         self._last: tuple[float, float] | None = None  # time and epoch of the newest line
 
     def end(self, *, reached: bool) -> None:
@@ -284,6 +284,9 @@ class SeriesTimeEstimator:
         start_s = sum(max(0.0, wait - first * pace) for wait, first in self._firsts) / len(self._firsts)
         left = max(0.0, count - epoch) * pace + others * (start_s + count * pace)
         so_far = render_duration(self._clock() - self._begin)
+        done = sum(self._finished) + epoch
+        if self._clock() - self._series_begin < LEAST_S or done < LEAST_SHARE * count * self._trials:
+            return so_far  # the first epochs and seconds say little about the others
         of = "the run" if self._trials == 1 else f"{self._trials} runs"
         when = f"{about} {render_duration(left)} left of {of}" if left else f"past the expected end of {of}"
         return f"{so_far}; {when} (epoch {count:.4g}, {basis})"

@@ -18,7 +18,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from mlhpc.suite.files import check_ownership, print_line
+from mlhpc.suite.files import VERBOSE, check_ownership, print_line, render_repr
 
 TOKEN = ":::MLLOG "
 INTERVAL_START = "INTERVAL_START"
@@ -140,6 +140,8 @@ class EventLog:
             "value": convert_to_json(value),
             "metadata": where | (convert_to_json(dict(metadata)) if metadata else {}),
         }
+        if os.environ.get(VERBOSE):
+            print_line(f"{key}: {render_repr(record['value'], longest=200)}", error=True, result=False)
         self._waiting += f"{TOKEN}{json.dumps(record, allow_nan=False)}\n".encode()
         try:
             self._write()

@@ -30,7 +30,7 @@ from mlhpc.suite.cli.options import (
 from mlhpc.suite.cli.progress import start_progress
 from mlhpc.suite.documents import convert, find_mistake
 from mlhpc.suite.errors import ExitCode, InputError, is_of_memory
-from mlhpc.suite.files import print_line, render_error, write_file_atomically
+from mlhpc.suite.files import print_line, print_progress, render_error, write_file_atomically
 from mlhpc.suite.launch.local import make_suite_command, run_attached
 from mlhpc.suite.launcher import find_world
 from mlhpc.suite.plugins import explain_missing_wing, find_plugins
@@ -215,6 +215,13 @@ def moe(  # one parameter per option
         from mlhpc.workloads.moe import bench
 
         shape = bench.Shape(tokens, width, config, load, dtype)  # type: ignore[arg-type]
+        if world.is_first:
+            what = "all-to-all and layer on 2, 4, … ranks" if sweep_network else "the layer and its dense FFN"
+            print_progress(
+                f"moe: times {what}: {world.size} ranks, {tokens} tokens each, width {width}, {experts} experts, "
+                f"{repeats} repeats, {chosen.type}",
+                error=True,
+            )
         if sweep_network:
             result, render = _sweep(world, chosen, shape, int(up_to_mib * MIB), repeats), _sweep_table
         else:

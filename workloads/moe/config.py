@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from mlhpc.suite.config import Hyperparameters
+from mlhpc.suite.config import Hyperparameters, RunConfig
 from mlhpc.suite.errors import InputError
 
 DEFAULT_CAPACITY_FACTOR = 1.0
@@ -91,6 +91,46 @@ class Training(Hyperparameters, frozen=True, kw_only=True):
     final_fraction: Annotated[float, Meta(ge=0, le=1)] = 0.1
     weight_decay: Annotated[float, Meta(ge=0), "of matrices; not of norms"] = 0.1
     adam_betas: tuple[Beta, Beta] = (0.9, 0.95)
+
+    def collect_training(self, config: RunConfig, ranks: int) -> dict[str, Any]:
+        """Collect what the log states of optimizer, schedule and MoE layers."""
+        return {
+            "opt_name": "adamw",
+            "opt_base_learning_rate": self.learning_rate,
+            "opt_learning_rate_warmup_steps": self.warmup_steps,
+            "opt_learning_rate_decay_steps": self.schedule_steps,
+            "opt_end_learning_rate": self.learning_rate * self.final_fraction,
+            "opt_adamw_beta_1": self.adam_betas[0],
+            "opt_adamw_beta_2": self.adam_betas[1],
+            "opt_adamw_weight_decay": self.weight_decay,
+            **build_hyperparameter_events(self.moe, dense=self.dense, precision=config.precision, ranks=ranks),
+        }
+
+
+def build_hyperparameter_events(moe: MoEConfig, *, dense: bool, precision: str, ranks: int) -> dict[str, Any]:
+    """Build the hyperparameter events of MoE layers: MLPerf Training's names where they exist, else prefix ``moe_``.
+
+    ``ranks``: number of ranks that share the experts; 1 if every rank has all. Rows are sent at the precision they are
+    computed in, gradients in float32.
+    """
+    auxiliary = moe.balance in ("gshard", "importance_load") and not dense
+    computed = {"float32": "fp32", "tf32": "tf32", "bfloat16": "bfloat16"}[precision]
+    sent = "bfloat16" if precision == "bfloat16" else "fp32"
+    return {
+        "lowest_numerical_precision_in_linear": computed,
+        "lowest_numerical_precision_in_attn": computed,
+        "lowest_numerical_precision_in_comm": sent if ranks > 1 else "fp32",
+        "expert_parallelism": ranks,
+        "moe_aux_loss_coeff": moe.balance_coefficient if auxiliary else 0.0,
+        "moe_balance": "none" if dense else moe.balance,
+        "moe_num_experts": 0 if dense else moe.experts,
+        "moe_top_k": 0 if dense else moe.top_k,
+        "moe_dispatch_mode": "none" if dense else moe.dispatch,
+        "moe_capacity_factor": None if dense else moe.capacity_factor,
+        "moe_a2a_algo": moe.all_to_all,
+        "moe_parallel_r": moe.parallel_r,
+        "moe_overlap_degree": moe.overlap_degree,
+    }
 
 
 def learning_rate(config: Training, step: int) -> float:

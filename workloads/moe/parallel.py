@@ -78,32 +78,6 @@ def locate_expert_shares(model: nn.Module) -> dict[str, tuple[Sequence[int], Seq
     return found
 
 
-def build_hyperparameter_events(moe: MoEConfig, *, dense: bool, precision: str, ranks: int) -> dict[str, Any]:
-    """Build the hyperparameter events of MoE layers: MLPerf Training's names where they exist, else prefix ``moe_``.
-
-    ``ranks``: number of ranks that share the experts; 1 if every rank has all. Rows are sent at the precision they are
-    computed in, gradients in float32.
-    """
-    auxiliary = moe.balance in ("gshard", "importance_load") and not dense
-    computed = {"float32": "fp32", "tf32": "tf32", "bfloat16": "bfloat16"}[precision]
-    sent = "bfloat16" if precision == "bfloat16" else "fp32"
-    return {
-        "lowest_numerical_precision_in_linear": computed,
-        "lowest_numerical_precision_in_attn": computed,
-        "lowest_numerical_precision_in_comm": sent if ranks > 1 else "fp32",
-        "expert_parallelism": ranks,
-        "moe_aux_loss_coeff": moe.balance_coefficient if auxiliary else 0.0,
-        "moe_balance": "none" if dense else moe.balance,
-        "moe_num_experts": 0 if dense else moe.experts,
-        "moe_top_k": 0 if dense else moe.top_k,
-        "moe_dispatch_mode": "none" if dense else moe.dispatch,
-        "moe_capacity_factor": None if dense else moe.capacity_factor,
-        "moe_a2a_algo": moe.all_to_all,
-        "moe_parallel_r": moe.parallel_r,
-        "moe_overlap_degree": moe.overlap_degree,
-    }
-
-
 def run_autotuner(model: nn.Module, *, tokens: int) -> Autotuner:
     """Tune on random tokens with the first MoE layer.
 

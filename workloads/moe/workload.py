@@ -21,7 +21,6 @@ from mlhpc.workloads.moe.layer import MoELayer
 from mlhpc.workloads.moe.mesh import DryRunGroup, ExpertMesh, make_dry_run_mesh
 from mlhpc.workloads.moe.parallel import (
     MoEMonitor,
-    build_hyperparameter_events,
     count_node_ranks,
     find_expert_copy,
     list_expert_parameters,
@@ -152,23 +151,6 @@ class MoEWorkload(Workload):
             # the selection bias has no gradient, so the optimizer does not move it
             optimizer.register_step_post_hook(lambda *_: _update_biases(layers, everyone))
         return Optimization(optimizer, lambda step, epoch: learning_rate(training, step), clip_norm=clip_norm)
-
-    def training_hyperparameters(self) -> dict[str, Any]:
-        """Build the hyperparameter events of optimizer, schedule and MoE layers."""
-        training = self._training
-        return {
-            "opt_name": "adamw",
-            "opt_base_learning_rate": training.learning_rate,
-            "opt_learning_rate_warmup_steps": training.warmup_steps,
-            "opt_learning_rate_decay_steps": training.schedule_steps,
-            "opt_end_learning_rate": training.learning_rate * training.final_fraction,
-            "opt_adamw_beta_1": training.adam_betas[0],
-            "opt_adamw_beta_2": training.adam_betas[1],
-            "opt_adamw_weight_decay": training.weight_decay,
-            **build_hyperparameter_events(
-                training.moe, dense=training.dense, precision=self.config.precision, ranks=self.layout.spread
-            ),
-        }
 
     def sharded_parameters(self, model: nn.Module) -> Sequence[nn.Parameter]:
         """List the expert parameters, if they are spread over the ranks."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta
 
+from mlhpc.suite.config import RunConfig
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
 from mlhpc.workloads.moe.config import Layout, Training
@@ -45,6 +46,14 @@ class MoELMConfig(Training, frozen=True, kw_only=True):
     def has_experts(self, layer: int) -> bool:
         """Return True if the 0-based block has experts: the last of every ``moe_every``."""
         return not self.dense and layer % self.moe_every == self.moe_every - 1
+
+    def collect_logged(self, config: RunConfig, ranks: int = 1) -> dict[str, Any]:
+        """Collect the hyperparameters that the log states: those of the model; MoE layers and training have their own."""
+        return {
+            "global_batch_size": config.global_batch_size,
+            "max_sequence_length": self.context,
+            **self.collect_training(config, ranks),
+        }
 
 
 def parameter_count(config: MoELMConfig, *, active: bool = False) -> int:

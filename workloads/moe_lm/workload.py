@@ -85,12 +85,8 @@ class MoELM(MoEWorkload):
         return {"eval_error": nats / math.log(2), "nats_per_byte": nats}
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Hyperparameters of the model; MoE layers and training have their own."""
-        return {
-            "global_batch_size": self.config.global_batch_size,
-            "max_sequence_length": self._settings.context,
-            **self.training_hyperparameters(),
-        }
+        """Return what the configuration says."""
+        return self._settings.collect_logged(self.config, self.layout.spread)
 
     def work(self) -> Work:
         """Compute the closed forms for the ranks the model was built for."""

@@ -5,7 +5,6 @@ MLPerf's OpenFold starts from a provided checkpoint too. Without one, chance dec
 
 from __future__ import annotations
 
-import hashlib
 import zipfile
 from pathlib import Path
 
@@ -14,18 +13,9 @@ import torch
 from torch import nn
 
 from mlhpc.suite.errors import InputError
+from mlhpc.workloads.openfold.config import find_checkpoint
 
 SETTING = "hyperparameters.init_checkpoint"
-
-
-def find_checkpoint(name: str) -> Path:
-    """Return the path of a checkpoint: a file in this package, or an absolute path."""
-    return Path(__file__).parent / name
-
-
-def compute_checkpoint_sha256(name: str | None) -> str:
-    """Compute the sum of the file, hexadecimal; empty without a file."""
-    return hashlib.sha256(find_checkpoint(name).read_bytes()).hexdigest() if name is not None else ""
 
 
 def load_checkpoint(model: nn.Module, name: str) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta, structs
 
+from mlhpc.suite.config import RunConfig
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.workload import GRADIENT_BYTES, UPDATE_FLOPS, Work
 from mlhpc.workloads.moe.config import Beta, Layout, MoEConfig, Training
@@ -115,6 +116,18 @@ class SwinV2MoEConfig(Training, frozen=True, kw_only=True):
     def final_width(self) -> int:
         """Return the width of the last stage."""
         return self.embed << (len(self.depths) - 1)
+
+    def collect_logged(self, config: RunConfig, ranks: int = 1) -> dict[str, Any]:
+        """Collect the hyperparameters that the log states: those of the model; MoE layers and training have their own."""
+        return {
+            "global_batch_size": config.global_batch_size,
+            "image_size": self.pixels,
+            "opt_gradient_clip_norm": self.clip_norm,
+            "label_smoothing": self.label_smoothing,
+            "drop_path": self.drop_path,
+            "augmentation": self.augmentation,
+            **self.collect_training(config, ranks),
+        }
 
 
 def parameter_count(config: SwinV2MoEConfig, *, active: bool = False) -> int:

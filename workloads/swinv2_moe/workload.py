@@ -104,17 +104,8 @@ class SwinV2MoEWorkload(MoEWorkload):
         return result
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Hyperparameters of the model; MoE layers and training have their own."""
-        settings = self._settings
-        return {
-            "global_batch_size": self.config.global_batch_size,
-            "image_size": settings.pixels,
-            "opt_gradient_clip_norm": settings.clip_norm,
-            "label_smoothing": settings.label_smoothing,
-            "drop_path": settings.drop_path,
-            "augmentation": settings.augmentation,
-            **self.training_hyperparameters(),
-        }
+        """Return what the configuration says."""
+        return self._settings.collect_logged(self.config, self.layout.spread)
 
     def work(self) -> Work:
         """Compute the closed forms for the ranks the model was built for."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from mlhpc.suite.cli.group import Subcommands
-from mlhpc.suite.commands.workload.subcommands import card, list_, new, rcp
+from mlhpc.suite.commands.workload.subcommands import card, list_, new, rcp, schema
 
 
 @click.group(cls=Subcommands)
@@ -25,3 +25,4 @@ workload.add_command(list_)
 workload.add_command(new)
 workload.add_command(card)
 workload.add_command(rcp)
+workload.add_command(schema)

@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mlhpc.suite import RULESET
-from mlhpc.suite.card import RCP_VERSION, ReferencePoint, ReferencePoints, SizeCard, read_reference_points
+from mlhpc.suite.card import RCP_VERSION, Card, ReferencePoint, ReferencePoints, SizeCard, read_reference_points
 from mlhpc.suite.cli.group import Subcommands
 from mlhpc.suite.cli.options import JSON, card_option, format_option, output_option, size_option
 from mlhpc.suite.compliance import rcp_limit
 from mlhpc.suite.compliance.ruleset import Benchmark, build_card_benchmark, read_ruleset
-from mlhpc.suite.config import RunConfig, choose_default_data_root, load_config
+from mlhpc.suite.config import RunConfig, choose_default_data_root, load_config, make_config_kind
 from mlhpc.suite.descriptor import Descriptor, load_descriptor, load_descriptors
 from mlhpc.suite.documents import YamlSource, convert_to_plain_data
 from mlhpc.suite.errors import ExitCode, InputError
@@ -516,3 +516,32 @@ def _render_point(point: ReferencePoint) -> str:
     where = f" on {sets} data sets" if sets > 1 else ""
     missed = f", {len(point.not_converged)} did not converge" if point.not_converged else ""
     return f"batch {point.global_batch_size}: {spread}, n={n}{where}{missed} ({point.system}, {point.recorded})"
+
+
+SCHEMAS = ("config", "card", "system")
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  mlhpc workload schema config cosmoflow > config.schema.json
+  mlhpc workload schema system > system.schema.json
+In a YAML file an editor reads it from a first line: # yaml-language-server: $schema=system.schema.json
+"""
+)
+@click.argument("kind", type=click.Choice(SCHEMAS))
+@click.argument("workload", required=False)
+def schema(kind: str, workload: str | None) -> None:
+    """Print the JSON schema of a file of settings, a card or a system file, for editors.
+
+    With WORKLOAD the hyperparameters of a file of settings are its own.
+    """
+    import msgspec
+    from mlhpc.suite.launch.slurm import SystemFile
+
+    if workload is not None and kind != "config":
+        raise click.UsageError(f"a {kind} file is the same for all workloads: leave {workload} out")
+    kinds = {"card": Card, "system": SystemFile, "config": RunConfig}
+    own = make_config_kind(load_descriptor(workload)) if workload is not None else kinds[kind]
+    found = msgspec.json.schema(own, schema_hook=lambda _: {"type": "string"})  # paths
+    print_line(json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **found}, indent=1))

@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,10 +21,11 @@ import torch
 from torch import nn, optim
 
 from mlhpc.suite import FIRST_LINE_S
-from mlhpc.suite.config import explain_missing_submitter
 from mlhpc.suite.data.lock import create_lock_for_all_ranks
 from mlhpc.suite.data.manifest import Verification, compute_fingerprint
+from mlhpc.suite.descriptor import load_object
 from mlhpc.suite.errors import ExitCode, InputError
+from mlhpc.suite.files import print_line
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.run_folder import choose_default_folder
 from mlhpc.suite.training.devices import (
@@ -34,6 +35,7 @@ from mlhpc.suite.training.devices import (
 )
 from mlhpc.suite.training.gradients import register_exchange_timing
 from mlhpc.suite.training.instrument import CollectiveCounter
+from mlhpc.suite.training.own.draft import begin_draft
 from mlhpc.suite.training.own.folder import (
     collect_hyperparameters,
     find_benchmark,
@@ -41,7 +43,7 @@ from mlhpc.suite.training.own.folder import (
     read_config,
     select_logged_config,
 )
-from mlhpc.suite.training.own.steps import CardCounter, OwnSteps
+from mlhpc.suite.training.own.steps import CardCounter, OwnSteps, convert_to_number
 from mlhpc.suite.training.records import TrainingLog
 from mlhpc.suite.training.session import RunSession, describe_error
 from mlhpc.suite.training.statement import (
@@ -67,7 +69,8 @@ HEX_DIGITS = 64  # of a sha256
 class Run:
     """One run of a person's own training loop, as a context. Set up first; `start` begins the run.
 
-    ``benchmark`` is the path of a card (``.yaml``) or the name of an installed workload.
+    ``benchmark`` is the path of a card (``.yaml``) or the name of an installed workload. Where no card is yet, the run
+    drafts one from what it sees, and is no result.
 
     ``config`` is a mapping or a YAML file with ``size``, ``global_batch_size``, ``max_epochs`` and ``hyperparameters``
     (logged as they are). Optional keys: ``submission``, ``precision``, ``device``, ``gradient_accumulation_steps``,
@@ -91,8 +94,10 @@ class Run:
         seed: int | None = None,
         trial: int | None = None,
     ) -> None:
-        self._benchmark = find_benchmark(benchmark)
-        self.config = read_config(self._benchmark, config)
+        self._draft = begin_draft(benchmark, config)
+        if self._draft is None:
+            self._benchmark = find_benchmark(benchmark)
+            self.config = read_config(self._benchmark, config)
         self._data, self._seed, self._trial = data, seed, trial
         self._root = Path(output) if output is not None else None
         self._stack = ExitStack()
@@ -128,6 +133,12 @@ class Run:
         """The number of this run in its folder, from 0."""
         return self._plan.trial
 
+    def __getattr__(self, name: str) -> Any:
+        # What `with` makes. Any other name is a mistake that Python itself explains
+        if name in ("_world", "_plan", "_session", "seed") and not self.__dict__.get("_entered", True):
+            raise InputError("mlhpc.Run is used with `with`: with mlhpc.Run(...) as run: ... (docs/own_loop.md)")
+        raise AttributeError(f"'Run' object has no attribute {name!r}")
+
     def __enter__(self) -> Self:
         if self._entered:
             raise InputError("mlhpc.Run: this object has been used for a run; make a new mlhpc.Run for the next run")
@@ -141,6 +152,10 @@ class Run:
 
     def _open(self) -> None:
         """Connect the ranks, make the folder, look at machine and data, and begin the log with init_start."""
+        if self._draft is not None:
+            self._world = World.create()
+            self.seed = self._world.broadcast(self._seed if self._seed is not None else draw_seed(None, 0))
+            return
         config = self.config
         # The watchdog needs connected ranks, so a hang of MPI's start is found in another way.
         with end_hung_start(config.watchdog):
@@ -162,6 +177,10 @@ class Run:
         self._stack.enter_context(create_lock_for_all_ranks(folder.lock(trial), f"trial {trial}", self._world))
         self._stack.enter_context(_sigterm_raises())
         self.seed = self._world.broadcast(self._seed if self._seed is not None else draw_seed(None, trial))
+        # The checker stands above training and imports parts of it.
+        explain: Callable[..., list[str]] = load_object("mlhpc.suite.compliance.before:explain_refusals_of")
+        for note in explain(self._benchmark, config, collect_hyperparameters(config)):
+            self._say(note)
         self._session.collect_facts()
         self._manifest, self._read = _compute_data_sha256(self._data, self._world, self._progress)
         self._session.drop_caches(self._read.bytes if self._read else 0)
@@ -173,8 +192,6 @@ class Run:
             # The code of an earlier attempt must not stand for this run.
             folder.exit_code(trial).unlink(missing_ok=True)
         self._session.begin_init()
-        if note := explain_missing_submitter(config):
-            self._session.say(note)
 
     def init_process_group(self) -> None:
         """Start torch.distributed for these ranks, under any launcher. Does nothing on one rank or if it is started."""
@@ -185,6 +202,9 @@ class Run:
         """Log the body as the copying of data to fast storage. In the run it counts as time of the run, before `start`
         not.
         """
+        if self._draft is not None:
+            yield
+            return
         self._session.log.start(mllog.STAGING)
         begin = time.perf_counter()
         yield
@@ -218,6 +238,10 @@ class Run:
             raise InputError("run.start(): the number of parameters is unknown; pass the model, or parameters=N")
         counted = sum(each.numel() for each in model.parameters()) if model is not None else 0
         total = parameters if parameters is not None else counted
+        if self._draft is not None:
+            self._draft.begin(train_samples, eval_samples, total)
+            return
+        self._session  # noqa: B018  says that `with` is missing
         if self._counts_for_the_card(model, train_samples, eval_samples, total):
             return
         check_parameters(self._plan, total)
@@ -234,7 +258,7 @@ class Run:
         session.log_data(self._read, "data root" if self._read else "the checksum of the data was stated, not computed")
         where, measured = device or torch.device("cpu"), self.config.instrumentation
         records = TrainingLog(session.log, self._world, where, self._progress, measured=measured)
-        self._steps = OwnSteps(self._plan, records, session.log, self._clock, train_samples, session.say)
+        self._steps = OwnSteps(self._plan, records, session.log, self._clock, train_samples, self._say)
         _time_phases(model, optimizer, records, self._stack)
         session.end_init(train_samples=train_samples, eval_samples=eval_samples)
         session.begin_run()
@@ -267,7 +291,7 @@ class Run:
         if not lines:
             return
         where = f"{self._benchmark.card_path}: sizes: {self.config.size}"
-        self._session.say("\n".join([f"{where} has counts of 0; counted here, to paste in their place:", *lines]))
+        self._say("\n".join([f"{where} has counts of 0; counted here, to paste in their place:", *lines]))
         if counter.must_end:
             raise InputError(
                 f"{where}: field model_parameters is 0; "
@@ -276,12 +300,12 @@ class Run:
 
     def epoch(self) -> None:
         """Begin an epoch, or the steps up to the next evaluation if the card evaluates every N steps."""
-        if not self._only_counts:
+        if self._draft is None and not self._only_counts:
             self._running("epoch").begin()
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the batches of a loader, and log the time that it takes as waiting for data. Optional."""
-        if self._only_counts:
+        if self._draft is not None or self._only_counts:
             yield from loader
             return
         timer = self._running("batches").timer
@@ -299,6 +323,8 @@ class Run:
 
         ``loss``: a number or a tensor of one element.
         """
+        if self._draft is not None:
+            return
         if self._counter is not None:
             # Only the first step is counted: later ones have the same FLOPs.
             counter, self._counter = self._counter, None
@@ -313,7 +339,12 @@ class Run:
         it passes None. ``metrics`` are logged with it. The evaluation began when the last step ended. InputError if
         ranks differ in the value.
         """
-        outcome = self._running("evaluation").evaluate(value, metrics)
+        number = None if value is None else convert_to_number("value", value)
+        numbers = {name: convert_to_number(name, each) for name, each in metrics.items()}
+        if self._draft is not None:
+            self.over = self._draft.evaluate(number)
+            return self.over
+        outcome = self._running("evaluation").evaluate(number, numbers)
         if outcome is None:
             return False
         self.over, self.reached = True, outcome[0]
@@ -328,6 +359,7 @@ class Run:
 
     def _running(self, call: str) -> OwnSteps:
         if self._steps is None:
+            self._session  # noqa: B018  says that `with` is missing
             raise InputError(f"run.{call}(): call run.start() first")
         if self.over:
             raise InputError(f"run.{call}(): the run is over; the loop ends when run.evaluation() returns True")
@@ -338,6 +370,10 @@ class Run:
     ) -> None:
         # sys.exit() and sys.exit(0) are proper ends.
         failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
+        if self._draft is not None:
+            if not failed and self._world.is_first:
+                print_line(self._draft.write(), error=True)
+            return
         if self._session.in_run:
             self.over, self.reached = True, False
             self._session.stop(
@@ -361,6 +397,10 @@ class Run:
         self._complain(f"{describe_error(error)} [rank {self.rank}]")
         traceback.print_exception(error)
         self._world.transport.abort(1)
+
+    def _say(self, text: str) -> None:
+        """Print a line on rank 0. A program may make several runs."""
+        self._session.say(f"run {self._plan.trial}: {text}")
 
     def _hung(self, text: str) -> None:
         if self._session.in_run:

@@ -37,6 +37,18 @@ class LogClock(Protocol):
         ...
 
 
+def convert_to_number(name: str, value: Any) -> float:
+    """Convert an argument of `run.evaluation`: a number, or an array of one element. InputError names it."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        shape = getattr(value, "shape", None)
+        what = f"has the shape {tuple(shape)}" if shape is not None else f"is {type(value).__name__}"
+        raise InputError(
+            f"run.evaluation(): {name} {what}; expected one number, such as the mean over the validation set"
+        ) from None
+
+
 class OwnSteps:
     """The epochs and steps of one run. All ranks make every call; rank 0's log writes."""
 
@@ -95,6 +107,10 @@ class OwnSteps:
         self._done += 1
         self._in_window += 1
         if loss is not None:
+            if getattr(loss, "ndim", 0) and math.prod(loss.shape) != 1:
+                raise InputError(
+                    f"run.step(): loss has the shape {tuple(loss.shape)}; expected one number, such as its mean"
+                )
             detached = loss.detach() if hasattr(loss, "detach") else float(loss)
             self._losses = detached if self._losses is None else self._losses + detached
         if self._in_window == self._plan.config.window_steps:
@@ -111,7 +127,7 @@ class OwnSteps:
         self._log.start(mllog.EVAL, metadata=where)
         # eval_start got the moment of the last step, which the clock still holds; the evaluation is timed from there.
         self._clock.held_ms, begin_ms = None, self._clock.last_ms
-        self._records.log_value(target.metric, agreed, where, {target.metric: agreed, **_convert_to_numbers(metrics)})
+        self._records.log_value(target.metric, agreed, where, {target.metric: agreed, **metrics})
         seconds = max(0, self._clock.now_ms() - begin_ms) / 1e3
         self._log.stop(mllog.EVAL, metadata=where | {"duration_s": seconds})
         self._end_epoch()
@@ -202,10 +218,6 @@ class OwnSteps:
                 f"{self._samples} samples in batches of {self._batch} need {due}. mlhpc check will report it; "
                 "call run.step() once per update of the weights, or correct global_batch_size"
             )
-
-
-def _convert_to_numbers(metrics: Mapping[str, float]) -> dict[str, float]:
-    return {name: float(value) for name, value in metrics.items()}
 
 
 FORWARD, TRAINING = "forward_flops_per_sample", "training_flops_per_sample"

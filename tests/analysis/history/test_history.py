@@ -163,7 +163,7 @@ def test_a_machine_that_did_not_change_is_exit_code_0(tmp_path: Path) -> None:
 def test_a_machine_that_became_faster_or_was_mended_is_exit_code_0(tmp_path: Path) -> None:
     faster = fill(tmp_path / "faster", nights(15) + nights(15, at=57.0, seed=2))
     mended = fill(tmp_path / "mended", nights(14) + nights(14, at=66.0, seed=2) + nights(14, seed=3))
-    often = ("--false-alarms", 0.1)
+    often = ("--false-alarms", "10%")
     assert mlhpc("history", "check", faster, *often).returncode == 0
     done = mlhpc("history", "check", mended, *often)
     assert (done.returncode, done.stdout.count(": equivalent: ")) == (0, 2)

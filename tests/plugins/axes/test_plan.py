@@ -113,8 +113,8 @@ def test_a_sweep_lists_every_legal_mesh_and_says_why_others_are_not() -> None:
             "--tflops 2-1: expected a positive number",
         ),
         (["--ceilings", "none.json"], "--ceilings needs --network"),
-        (["--reached", "0.5"], "and --reached needs both"),
-        (["--ceilings", "a", "--network", "b", "--reached", "1.5"], "--reached 1.5: expected at most 1"),
+        (["--reached", "50%"], "and --reached needs both"),
+        (["--ceilings", "a", "--network", "b", "--reached", "150%"], "--reached 150%: expected per cent from 1 to 100"),
         (["--ceilings", "none.json", "--network", "none.json"], "none.json: cannot be read"),
         (
             ["--ceilings", "a", "--network", "b", "--tflops", "1", "--gigabytes-per-s", "1", "--latency-us", "1"],

@@ -175,7 +175,7 @@ def test_simulate_prints_parameters_with_sources_and_the_same_for_a_seed() -> No
         "--degraded",
         "0",
         "--degraded",
-        "0.1",
+        "10%",
     )
     said = mlhpc(*words).stdout
     assert said == mlhpc(*words).stdout != mlhpc(*words, "--seed", "2").stdout
@@ -199,7 +199,7 @@ def test_simulate_prints_parameters_with_sources_and_the_same_for_a_seed() -> No
     [
         (("--fleet", "rsc1"), "rsc-1"),
         (("--job", "24"), "--job 24"),
-        (("--degraded", "1"), "--degraded"),
+        (("--degraded", "91"), "--degraded"),
         (("--nodes", "100000", "--jobs", "100"), "4,000,000"),
         (("--job", "1s"), "100,000 jobs"),
     ],

@@ -20,7 +20,7 @@ from tests.fixtures.logs import edit
 from tests.plugins.tune.conftest import Make, Played, make_contest
 
 THREE = {"quick": 1.0, "middle": 1.4, "slow": 1.5}
-LARGE_ERROR = ("--error", "0.4", "--blocks", "12")
+LARGE_ERROR = ("--error", "40%", "--blocks", "12")
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def slow_in(made: Played, entry: str, blocks: tuple[str, ...], factor: float) ->
     ],
 )
 def test_a_winner_of_most_blocks_with_the_worse_score_is_named(contest: Make, factor: float, words: str) -> None:
-    made = contest({"often": 1.0, "even": 1.4}, "--error", "0.2", "--blocks", "20")
+    made = contest({"often": 1.0, "even": 1.4}, "--error", "20%", "--blocks", "20")
     slow_in(made, "often", ("block_001", "block_002"), factor)
     made.run()
     _, document = made.show()

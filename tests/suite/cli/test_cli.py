@@ -80,7 +80,7 @@ def test_every_command_has_help_with_an_example(command: str) -> None:
     [
         (["chek"], "unknown command 'chek'; did you mean 'check'? commands: demo, doctor,"),
         (["run", "cosmo"], "unknown workload 'cosmo'; did you mean 'cosmoflow'? workloads: cosmoflow"),
-        (["run", "cosmoflow", "--size", "tiny"], "unknown size 'tiny'; sizes: "),
+        (["run", "cosmoflow", "--size", "tiny"], "unknown size 'tiny'; did you mean 'smoke'? sizes: "),
         (["run", "cosmoflow", "--set", "nodez=3"], "--set nodez: unknown key 'nodez'; valid keys:"),
         (["run", "cosmoflow", "--resume"], "--resume needs --output RUN"),
         (["run", "cosmoflow", "--ranks", "0"], "mlhpc: --ranks: 0 is not in the range x>=1"),
@@ -167,7 +167,8 @@ def test_a_defect_of_ours_is_not_the_users_mistake(
 
 
 def test_a_missing_argument_or_option_is_named_with_what_it_is() -> None:
-    assert mlhpc("run").stderr == "mlhpc: WORKLOAD is missing; mlhpc help run says what it can be\n"
+    workloads = "cosmoflow, deepcam, moe_lm, open_catalyst, openfold, swinv2_moe"
+    assert mlhpc("run").stderr == f"mlhpc: WORKLOAD is missing: {workloads}; mlhpc help run says what it can be\n"
     said = mlhpc("submit", "cosmoflow", "--size", "smoke", "--nodes", "1").stderr
     assert said.startswith("mlhpc: --system is missing (system to run on: ")
     assert said.endswith("; mlhpc help submit has all\n")

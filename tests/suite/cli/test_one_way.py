@@ -119,7 +119,7 @@ def test_a_size_and_a_file_of_settings_are_told_apart(words: str, said: str, tmp
         ("run cosmoflow --size smok", "did you mean 'smoke'?"),
         ("data generate cosmoflow --size Mini", "did you mean 'mini'?"),
         ("run cosmoflow --set max_epoch=3", "did you mean 'max_epochs'?"),
-        ("run cosmoflow --set batchsize=3", "did you mean 'eval_batch_size' or 'global_batch_size'?"),
+        ("run cosmoflow --set batchsize=3", "did you mean 'global_batch_size'?"),
         ("run cosmoflow --set dropout=0.1", "did you mean 'hyperparameters.dropout'?"),
         ("run cosmoflow --set staging.dir=/x", "valid keys: directory"),
         ("check --explain seed-distnct", "did you mean 'seed-distinct'?"),

@@ -178,17 +178,21 @@ def test_several_ranks_become_mpiexec_with_the_same_command(
 
 
 def test_plain_progress_speaks_every_few_seconds(capsys: pytest.CaptureFixture[str]) -> None:
-    now = iter([0.0, 1.0, 6.0, 7.0, 12.0])
+    now = iter([0.0, 1.0, 6.0, 11.0, 12.0])
     tell = make_plain_progress("toy", lambda: next(now))
     for done in (1, 2, 3, 8):
         tell(done, 8)
-    assert capsys.readouterr().err == "toy: 25 %, about 18 s left\ntoy: 100 %, about 0 s left\n"
+    assert capsys.readouterr().err == "toy: 25 %\ntoy: 37 %, about 18 s left\n"
 
 
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (("data", "generate", "cosmoflow", "--size", "tiny"), 2, "mlhpc: cosmoflow: unknown size 'tiny'; sizes: "),
+        (
+            ("data", "generate", "cosmoflow", "--size", "tiny"),
+            2,
+            "mlhpc: cosmoflow: unknown size 'tiny'; did you mean 'smoke'? sizes: ",
+        ),
         (("data", "generate", "nosuch", "--size", "tiny"), 2, "mlhpc: unknown workload 'nosuch'; workloads: cosmoflow"),
         (("data", "generate", "cosmoflow", "--size", "smoke", "--ranks", "2", "-o", "/proc/no"), 2, "mlhpc: "),
         (("data", "verify", "/nowhere"), 2, "mlhpc: /nowhere: does not exist; expected the folder of a data set"),

@@ -416,6 +416,69 @@ def test_what_cannot_be_a_run_is_refused_before_a_log_is_made(case: str, card: P
     assert not list(card.parent.glob("runs/*.lock"))
 
 
+def test_a_run_without_with_and_an_argument_that_is_no_number_are_named(card: Path) -> None:
+    bare = make_run(card)
+    for call in (lambda: bare.start(parameters=6, train_samples=40, eval_samples=7), bare.epoch, lambda: bare.seed):
+        with pytest.raises(InputError, match="is used with `with`"):
+            call()
+    assert not hasattr(bare, "nonsense")
+    with make_run(card) as run:
+        run.start(parameters=6, train_samples=40, eval_samples=7)
+        run.epoch()
+        with pytest.raises(InputError, match=r"loss has the shape \(3,\)"):
+            run.step(torch.ones(3))
+        run.step(torch.ones(1))
+        with pytest.raises(InputError, match=r"value has the shape \(2,\); expected one number"):
+            run.evaluation(torch.ones(2))
+        with pytest.raises(InputError, match="recall is str"):
+            run.evaluation(0.5, recall="high")
+
+
+def test_what_the_checker_would_refuse_is_said_when_the_run_begins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, expected in (("adamw", 1), ("sgd", 0)):
+        (tmp_path / name).mkdir()
+        card = write_card(tmp_path / name / "card.yaml", constraints={"opt_name": {"one_of": ["sgd"]}})
+        with make_run(card, hyperparameters={"opt_name": name}, submission={"org": "ACME"}):
+            told = capsys.readouterr().out
+        assert told.count("run 0: note: the checker would refuse this result: opt_name = 'adamw'") == expected
+        assert told.count("would refuse") == expected
+
+
+def test_a_card_that_is_not_there_is_drafted_and_the_next_run_uses_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "own_task.yaml"
+    (tmp_path / "data").write_text("data")
+
+    def run(**hyperparameters: Any) -> mlhpc.Run:
+        made = make_run(path, samples=tmp_path / "data", hyperparameters=hyperparameters)
+        with made:
+            train(made, (0.5, 0.7, 0.6, 0.8, 0.75))
+        return made
+
+    assert run(opt_name="sgd").over
+    assert "drafted from this run" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+    drafted = yaml.safe_load(path.read_text())
+    size = drafted["sizes"]["smoke"]
+    assert (drafted["workload"], size["metric"], size["direction"], size["threshold"]) == (
+        "own_task",
+        "eval_accuracy",
+        "max",
+        0.8,
+    )
+    assert (size["train_samples"], size["eval_samples"], size["model_parameters"]) == (40, 7, 6)
+    assert size["constraints"]["opt_name"] == {"one_of": ["sgd"]}
+    assert run(opt_name="sgd").reached
+    loaded = mlhpc.load(tmp_path / "runs")
+    assert loaded.to_pandas()["benchmark"].tolist() == ["own_task"]
+    assert loaded.runs["target"].tolist() == [0.8]
+    with pytest.raises(InputError, match="did you mean 'own_task.yaml'"):
+        make_run(tmp_path / "own_tusk.yaml")
+
+
 def test_an_unknown_benchmark_and_a_config_that_is_none_are_refused(card: Path) -> None:
     with pytest.raises(InputError, match="unknown workload 'nobody'"):
         mlhpc.Run("nobody", {}, data=card)

@@ -10,7 +10,8 @@ from mlhpc.suite.config import load_config
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.world import World
 from mlhpc.workloads.openfold import DESCRIPTOR
-from mlhpc.workloads.openfold.checkpoint import find_checkpoint, load_checkpoint, save_checkpoint
+from mlhpc.workloads.openfold.checkpoint import load_checkpoint, save_checkpoint
+from mlhpc.workloads.openfold.config import find_checkpoint
 from mlhpc.workloads.openfold.workload import OpenFold
 
 

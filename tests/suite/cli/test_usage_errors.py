@@ -1,0 +1,91 @@
+"""What is told to a person who types what another tool would take: the right form, in one line, with exit code 2.
+
+`habits.tsv` is the kept table: tool, words after `mlhpc`, what the answer must say.
+"""
+
+import itertools
+import re
+from pathlib import Path
+
+import click
+import msgspec
+import pytest
+from mlhpc.suite.launch.slurm import Launcher
+
+from mlhpc.suite.cli.main import group
+from mlhpc.suite.cli.options import PercentRange
+from mlhpc.suite.cli.usage_errors import LAUNCHER_KEYS, SIZES
+from mlhpc.suite.config import list_setting_keys
+from mlhpc.suite.meanings import read_meanings
+from tests.fixtures.cli import mlhpc
+
+TABLE = [line.split("\t") for line in Path(__file__).with_name("habits.tsv").read_text().splitlines()]
+FORMS = re.compile(r"--set ([\w.]+)=|(?:here it is|did you mean) '?(--?[\w-]+)|(?:mlhpc (\w+(?: \w+)*) has (--[\w-]+))")
+
+
+def answer(words: list[str], place: Path) -> str:
+    done = mlhpc(*words, cwd=place)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    return done.stderr
+
+
+def test_the_kept_mistakes_are_answered_with_the_right_form(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    said = {words: answer(words.split(), tmp_path) for _, words, _ in TABLE}
+    wrong = [(words, said[words]) for _, words, expected in TABLE if expected not in said[words]]
+    assert len(TABLE) >= 106
+    assert not wrong
+
+
+@pytest.mark.parametrize("command", ["run", "submit", "tune", "data generate", "score"])
+def test_what_is_named_for_any_known_word_exists(command: str, tmp_path: Path) -> None:
+    """Each word of the table of meanings, on each command: no traceback, and no form that would be a mistake again."""
+    keys, parts, context = set(list_setting_keys("cosmoflow")), command.split(), click.Context(group)
+    found: click.Command | None = group
+    for part in parts:
+        assert isinstance(found, click.Group)
+        found = found.get_command(context, part)
+    assert found is not None
+    own = {name for parameter in found.params for name in parameter.opts}
+    words = sorted({word for line in read_meanings()["names"] for word in line.split()})[
+        :: 1 if command == "run" else 4
+    ]
+    answered = 0
+    for word in words:
+        option = f"-{word}" if len(word) == 1 else f"--{word.replace('_', '-')}"
+        if option in own:
+            continue
+        said = answer(
+            [*parts, "cosmoflow", f"{option}=3"] if len(word) > 1 else [*parts, "cosmoflow", option, "3"], tmp_path
+        )
+        for key, here, _, _ in FORMS.findall(said):
+            assert key in ("", "KEY", "max_epochs") or key in keys, said
+            assert not here or here in own, said
+        answered += not said.rstrip().endswith(f"; mlhpc help {command} has all")
+    assert answered > 0.85 * len(words), (answered, len(words))
+
+
+def test_runs_that_are_compared_with_themselves_are_said_to_be_the_same(tmp_path: Path) -> None:
+    assert "are the same runs" in mlhpc("compare", ".", ".", cwd=tmp_path).stderr
+
+
+def test_a_share_is_in_per_cent_with_or_without_its_sign() -> None:
+    kind = PercentRange(0.1, 50)
+    assert kind.convert("5%", None, None) == kind.convert("5", None, None) == 0.05
+    assert kind.convert("0.5%", None, None) == 0.005
+    assert PercentRange(0, fraction=False).convert("0", None, None) == 0
+    with pytest.raises(click.BadParameter, match="write 5% or 0.05%"):
+        kind.convert("0.05", None, None)
+
+
+def test_commands_of_other_tools_lead_to_one_that_exists(tmp_path: Path) -> None:
+    for path, words in read_meanings()["commands"].items():
+        for word in words.split():
+            if word not in group.list_commands(click.Context(group)) and not word.startswith("-"):
+                assert re.search(r"mlhpc|did you mean", answer([word], tmp_path).partition("unknown")[2]), (path, word)
+
+
+def test_keys_of_system_files_and_sizes_are_those_that_exist() -> None:
+    assert set(LAUNCHER_KEYS) <= {field.name for field in msgspec.structs.fields(Launcher)}
+    assert set(SIZES) == set(itertools.chain(("smoke", "mini", "small", "full")))
