@@ -537,7 +537,7 @@ def schema(kind: str, workload: str | None) -> None:
     With WORKLOAD the hyperparameters of a file of settings are its own.
     """
     import msgspec
-    from mlhpc.suite.launch.slurm import SystemFile
+    from mlhpc.suite.launch.job import SystemFile
 
     if workload is not None and kind != "config":
         raise click.UsageError(f"a {kind} file is the same for all workloads: leave {workload} out")
