@@ -21,10 +21,11 @@ _EXTRA = re.compile(r"Got unexpected extra arguments? \((.*)\)", re.DOTALL)
 _NO_NUMBER = re.compile(r"('.*') is not a valid (integer|float)( range)?", re.DOTALL)
 _ABSENT = re.compile(r"(?:File|Directory|Path) '(.*)' does not exist", re.DOTALL)
 SLIP = 0.8  # a name as similar as this was meant and mistyped
-# Keys of the launcher block of a system file (mlhpc.suite.launch.slurm.Launcher; a test compares)
-LAUNCHER_KEYS = (
-    *("partition", "account", "qos", "constraint", "gpus_per_node", "cpus_per_task", "exclusive", "requeue", "mpi"),
-    *("sbatch_options", "srun_options", "modules", "environment", "setup", "container", "scratch", "max_nodes"),
+# Keys of a system file (mlhpc.suite.launch.job.SystemFile; a test compares)
+SYSTEM_KEYS = (
+    *("site.queue", "site.account", "site.qos", "site.constraint", "site.requeue", "site.mpi", "site.options"),
+    *("site.launch_options", "site.modules", "site.environment", "site.setup", "site.scratch", "site.max_nodes"),
+    *("resources.gpus_per_node", "resources.cpus_per_rank", "resources.exclusive", "container.image"),
 )
 SIZES = ("smoke", "mini", "small", "full")
 
@@ -81,7 +82,7 @@ def _find_command(name: str, inside: str, top: click.Context) -> str:
 
 def _describe(path: str, command: click.Command) -> str:
     """Return a command with its arguments, and what it does."""
-    words = [each for each in command.collect_usage_pieces(click.Context(command)) if each != "[OPTIONS]"]
+    words = [each for each in command.collect_usage_pieces(click.Context(command)) if each not in ("", "[OPTIONS]")]
     return f"use mlhpc {' '.join([path, *words])} ({command.get_short_help_str(limit=100).rstrip('.')})"
 
 
@@ -165,8 +166,8 @@ def _find_called(context: click.Context) -> click.Context | None:
 
 def _find_elsewhere(name: str, top: click.Context) -> str:
     """Return where another command, a setting or a system file has what an option means. "" if none has."""
-    if key := find_same_meaning(name, LAUNCHER_KEYS):
-        return f"a system file states it (launcher.{key}; submissions/systems/example.yaml): mlhpc submit --system FILE"
+    if key := find_same_meaning(name, SYSTEM_KEYS):
+        return f"a system file states it ({key}; submissions/systems/example.yaml): mlhpc submit --system FILE"
     if text := _find_text(name):
         return text
     if key := find_same_meaning(name, _list_keys()):

@@ -537,6 +537,7 @@ def schema(kind: str, workload: str | None) -> None:
     With WORKLOAD the hyperparameters of a file of settings are its own.
     """
     import msgspec
+
     from mlhpc.suite.launch.job import SystemFile
 
     if workload is not None and kind != "config":

@@ -10,12 +10,12 @@ from pathlib import Path
 import click
 import msgspec
 import pytest
-from mlhpc.suite.launch.slurm import Launcher
 
 from mlhpc.suite.cli.main import group
 from mlhpc.suite.cli.options import PercentRange
-from mlhpc.suite.cli.usage_errors import LAUNCHER_KEYS, SIZES
+from mlhpc.suite.cli.usage_errors import SIZES, SYSTEM_KEYS
 from mlhpc.suite.config import list_setting_keys
+from mlhpc.suite.launch.job import SystemFile
 from mlhpc.suite.meanings import read_meanings
 from tests.fixtures.cli import mlhpc
 
@@ -87,5 +87,6 @@ def test_commands_of_other_tools_lead_to_one_that_exists(tmp_path: Path) -> None
 
 
 def test_keys_of_system_files_and_sizes_are_those_that_exist() -> None:
-    assert set(LAUNCHER_KEYS) <= {field.name for field in msgspec.structs.fields(Launcher)}
+    for block, _, key in (each.partition(".") for each in SYSTEM_KEYS):
+        assert key in msgspec.structs.asdict(getattr(SystemFile(name="x"), block))
     assert set(SIZES) == set(itertools.chain(("smoke", "mini", "small", "full")))
