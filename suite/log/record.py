@@ -186,6 +186,7 @@ class RunRecord:
     hyperparameters: Mapping[str, Any] = derived(
         lambda log: log.hyperparameters, empty=dict, columns={"hyperparameters": render_json}
     )
+    keys: frozenset[str] = derived(lambda log: frozenset(log.run.places), empty=frozenset)  # of all events
     startup: Mapping[str, Any] | None = stated(mllog.STARTUP, parse_mapping, columns=_STARTUP, limited=True)
     # The mean over ranks if the log has it: rank 0 alone may be the fastest or the slowest
     mean_phases: Phases | None = derived(
