@@ -7,8 +7,10 @@ The time and the epochs of a run are single numbers, easily edited. The events a
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator
+from itertools import islice
 
 from mlhpc.suite.compliance.result import count_evaluated_samples
 from mlhpc.suite.compliance.rules.base import (
@@ -119,6 +121,42 @@ def check_epoch_steps(context: LogContext) -> Iterator[LogBreach]:
             due = f"{samples} samples in batches of {batch} are {fewest} to {most} for each epoch"
             yield event.line, f"{event.key} of epoch {epoch:g} after {steps:g} steps; {due}"
             return
+
+
+@log_rule(
+    "stated-twice",
+    "what a log states twice is the same: rates, learning rates, steps, seconds of staging; losses are numbers",
+    OURS,
+)
+def check_stated_twice(context: LogContext) -> Iterator[LogBreach]:
+    if context.record.status == "success":
+        yield from islice(_list_contradictions(context), 1)
+
+
+def _list_contradictions(context: LogContext) -> Iterator[LogBreach]:
+    """Yield what contradicts an earlier event. No published log of MLPerf HPC has any of these."""
+    stated = (convert_to_float(context.logged(key)) for key in ("opt_lr", "opt_base_learning_rate"))
+    highest = max((rate for rate in stated if rate is not None), default=math.inf)
+    throughput, steps, staging = dict[float | None, float | None](), 0.0, 0.0
+    for event in context.run.events:
+        value, about = convert_to_float(event.value), event.metadata
+        epoch = convert_to_float(about.get("epoch_num", about.get("epoch")))
+        rate = value if event.key == "throughput" else _find_rate(event) if event.key == mllog.TRACKED_STATS else None
+        if None not in (rate, epoch) and throughput.setdefault(epoch, rate) != rate:
+            yield event.line, f"{event.key} = {rate}; of the same epoch the log states {throughput[epoch]}"
+        elif event.key == "learning_rate" and value is not None and value > (1.0 + _RATE_TOLERANCE) * highest:
+            yield event.line, f"learning_rate = {value:g}; the log states {highest:g}"
+        elif isinstance(event.value, float) and value is None and not event.key.startswith("eval_"):
+            yield event.line, f"{event.key} = {render_repr(event.value)} in a run that reached its target"
+        taken = convert_to_float(about.get("step_num"))
+        if taken is not None and taken < steps:
+            yield event.line, f"{event.key} stands at step {taken:g}, after step {steps:g}"
+        steps = taken or steps
+        staging = event.time_ms if event.key == mllog.STAGING_START else staging
+        seconds = convert_to_float(about.get("staging_duration"))
+        took = (event.time_ms - staging) / 1e3
+        if staging and seconds is not None and abs(seconds - took) > _RATE_TOLERANCE * took + _SHORTEST_S:
+            yield event.line, f"staging_duration = {seconds:g} s; the time stamps say {render_duration(took)}"
 
 
 @log_rule("epoch-time", "no epoch is fifty times shorter than another", OURS)

@@ -489,10 +489,26 @@ def check_speed_possible(result: Result) -> Iterator[ResultBreach]:
     if unread and system is not None and system.number("accelerators_per_node"):
         what = f"accelerator_model_name = {render_repr(named)}"
         yield system.path, f"{what}: nobody can read which accelerators trained"
+    yield from islice(_check_platform(result), 1)
     for run in result.runs:
         seconds, (nodes, accelerators) = run.time_to_train_s, _find_scale(result, run)
         if seconds and seconds > 0.0 and nodes is not None:
             yield from islice(_check_run_speed(result, run, seconds, (nodes, accelerators)), 1)
+
+
+def _check_platform(result: Result) -> Iterator[ResultBreach]:
+    """Yield a run whose platform, or a system whose name, has other accelerators than the description names."""
+    known = result.benchmark.fastest if result.benchmark is not None else {}
+    system = result.system
+
+    def find(text: object) -> set[str]:
+        return {model for model in known if model.lower() in str(text).lower()}
+
+    stated = find(system.fields.get("accelerator_model_name")) if system is not None else set()
+    names = ((run.path, run.platform) for run in result.runs)
+    for path, name in (*names, (None, result.group.system)) if stated else ():
+        if find(name) and not find(name) & stated:
+            yield path, f"{render_repr(name)} has {', '.join(find(name))}; the description names {', '.join(stated)}"
 
 
 def _check_run_speed(result: Result, run: RunRecord, seconds: float, scale: tuple[int, int]) -> Iterator[ResultBreach]:
