@@ -41,7 +41,9 @@ LAYERS: dict[str, set[str]] = {
         *("suite.machine", "suite.data"),  # readers of the files that a package keeps of a run
         *("suite.compliance.rules", "suite.compliance.forensics", "suite.cli"),  # the parser of commands
     },
-    "suite.compliance.rules": {"suite", "suite.log", "suite.log.energy", "suite.compliance", "suite.training.parallel"},
+    "suite.compliance.rules": {
+        *("suite", "suite.log", "suite.log.energy", "suite.machine", "suite.compliance", "suite.training.parallel"),
+    },
     "suite.compliance.forensics": {
         *("suite", "suite.log", "suite.log.origin", "suite.machine", "suite.compliance", "suite.compliance.rules"),
     },

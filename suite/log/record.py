@@ -160,6 +160,8 @@ class RunRecord:
     seed: int | None = stated(mllog.SEED, parse_int, columns={"seed": render_text}, cause=("seed", "seed"))
     precision: object = derived(lambda log: _find_precision(log), columns={"precision": render_text})
     cache_state: str | None = stated(mllog.CACHE_STATE, parse_text, columns="cache_state")
+    # Bytes and files of the data, bytes of memory
+    sizes: Mapping[str, float] = derived(lambda log: _read_sizes(log), empty=dict)
     device: str | None = stated(
         mllog.RUN_CONFIG, parse_text, about="device", columns={"device_type": render_text}, cause=("device", "device")
     )
@@ -296,6 +298,12 @@ def _list_stalls(run: Log, line: Timeline) -> tuple[Span, ...]:
 
 def _find_precision(log: Reading) -> object:
     return log.hyperparameters.get("precision") or (parse_mapping(log.value(mllog.RUN_CONFIG)) or {}).get("precision")
+
+
+def _read_sizes(log: Reading) -> dict[str, float]:
+    found = {name: log.value(mllog.CACHE_STATE, name) for name in ("data_bytes", "memory_bytes")}
+    verified = parse_mapping(log.value(mllog.DATA_VERIFIED)) or {}
+    return _select_numbers(found | {name: verified.get(name) for name in ("bytes", "files")})
 
 
 def _is_staging_in_run(log: Reading) -> bool | None:

@@ -474,16 +474,15 @@ def _list_fingerprints(run: RunRecord) -> list[Fingerprint]:
         found += ((key, *three) for three in zip(distinct, distinct[1:], distinct[2:], strict=False))
     values = [item.value for item in run.evals[:_MOST_VALUES]]
     # Errors of few samples lie on a grid, whatever number of digits they have.
-    if build_series(run)[0].grain < _FINE_GRAIN:
+    grain = build_series(run)[0].grain
+    if grain < _FINE_GRAIN:
         for place, (one, other) in enumerate(pairwise(values)):
             if has_many_digits(one) and has_many_digits(other) and one != other:
                 found.append((EVALUATIONS, float(place), one, other))
-        # What stays of a curve that was shifted and scaled.
-        bends = [
-            float(f"{(c - b) / (b - a):.5g}") if a != b else 0.0
-            for a, b, c in zip(values, values[1:], values[2:], strict=False)
-        ]
-        found += ((SHAPE, float(place), *two) for place, two in enumerate(pairwise(bends)) if 0.0 not in two)
+    # What stays of a curve that was shifted and scaled.
+    steps = [b - a if abs(b - a) > 10.0 * grain * abs(a) else 0.0 for a, b in pairwise(values)]
+    bends = [float(f"{b / a:.5g}") if a else 0.0 for a, b in pairwise(steps)]
+    found += ((SHAPE, float(place), *two) for place, two in enumerate(pairwise(bends)) if 0.0 not in two)
     return found
 
 

@@ -128,10 +128,14 @@ def check_events_whole(context: LogContext) -> Iterator[LogBreach]:
     lacking = sorted({"sources.json", "environment.json"} - context.record.run_files.keys())
     if lacking:
         yield None, f"run_files states no sha256 of {lacking[0]}"
+    starts = [context.log.first(key) for key in (mllog.INIT_START, mllog.INIT_STOP)]
+    init_s = (starts[1].time_ms - starts[0].time_ms) / 1e3 if starts[0] and starts[1] else 0.0
     for name, entry in _value(context, mllog.STARTUP).items():
         seconds = _list_numbers(entry, "min", "median", "max")
         if len(seconds) < 3 or seconds != sorted(seconds):
             yield None, f"startup has {name} = {render_repr(entry)}: expected min <= median <= max"
+        elif name == "init" and seconds[2] < init_s - _RATE_S:
+            yield None, f"startup has init = {render_duration(seconds[2])}; init took {render_duration(init_s)}"
     yield from _check_ends(context)
     yield from _check_stated_data(context, own=own)
     if not isinstance(context.logged(mllog.CACHE_CLEAR), bool):
@@ -196,7 +200,16 @@ def check_sums_agree(context: LogContext) -> Iterator[LogBreach]:
 
 
 def _check_losses(context: LogContext) -> Iterator[LogBreach]:
-    """Yield an epoch in which the losses of windows are not the sum that the ranks have."""
+    """Yield an epoch in which the losses of windows are not the sum that the ranks have, or less than the first ones."""
+    first, window = context.log.first(mllog.FIRST_LOSSES), context.log.first(mllog.STEP_PHASES)
+    begun = [convert_to_float(loss) or 0.0 for loss in _list(first.value)] if first is not None else []
+    steps, mean = (
+        (_number(window.metadata, name) or 0.0 for name in ("steps", "loss")) if window is not None else (0.0, 0.0)
+    )
+    whole = mean * steps if len(begun) <= steps else math.inf
+    # Losses may be negative, but not in a run that begins with positive ones and stays so.
+    if first is not None and min(begun, default=0.0) > 0.0 < mean and math.fsum(begun) > (1.0 + _ROUNDED) * whole:
+        yield first.line, f"first_losses sum to {math.fsum(begun):g}, all of their window to {whole:g}"
     windows: dict[float | None, list[Event]] = {}
     for event in context.by_key.get(mllog.STEP_PHASES, ()):
         windows.setdefault(find_epoch_num(event), []).append(event)
@@ -293,6 +306,9 @@ def _check_own_work(context: LogContext) -> Iterator[LogBreach]:
     """Yield a run on processors whose ranks used less CPU time than their passes took."""
     record, phases = context.record, context.record.mean_phases
     event = context.log.first(mllog.OTHER_WORK)
+    counted = event.metadata.get("nodes") if event is not None else None
+    if event is not None and record.nodes is not None and counted not in (None, record.nodes):
+        yield event.line, f"other_work was counted on {counted} nodes, number_of_nodes is {record.nodes}"
     if event is None or phases is None or record.device != "cpu" or not isinstance(event.value, list):
         return
     seconds, own = convert_to_float(event.metadata.get("seconds")), record.own_cpu_s
