@@ -25,6 +25,10 @@ class Hyperparameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     Derive from it with ``frozen=True, kw_only=True``. To check across fields, raise InputError in ``__post_init__``.
     """
 
+    def build_events(self, run: RunConfig) -> dict[str, Any] | None:
+        """Build all hyperparameter events of a run, key to value. None if the workload alone knows them."""
+        return None
+
 
 Seconds = Annotated[float, Meta(gt=0, le=1e9)]  # 30 years: a later moment is none that the system's clock can show
 

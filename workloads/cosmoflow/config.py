@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from mlhpc.suite.config import Hyperparameters
+from mlhpc.suite.config import Hyperparameters, RunConfig
 from mlhpc.suite.errors import InputError
 
 REDSHIFTS = (3.0, 1.5, 0.5, 0.0)  # the four channels of a sample, in the order of the public data
@@ -64,6 +64,28 @@ class CosmoFlowConfig(Hyperparameters, frozen=True, kw_only=True):
         """Compute the factor from the base learning rate to the rate after warm-up."""
         ratio = global_batch_size / self.base_batch_size
         return {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[self.scaling]
+
+    def build_events(self, run: RunConfig) -> dict[str, Any]:
+        """Keys and units are the reference's: ``opt_base_learning_rate`` is the rate after warm-up.
+
+        ``opt_weight_decay`` is l2; a torch weight decay of the same strength is 2 * l2. All decay factors are logged,
+        not only the largest.
+        """
+        scale = self.scale(run.global_batch_size)
+        return {
+            "global_batch_size": run.global_batch_size,
+            "opt_name": "SGD",
+            "opt_base_learning_rate": self.base_learning_rate * scale,
+            "opt_learning_rate_warmup_epochs": self.warmup_epochs,
+            "opt_learning_rate_warmup_factor": scale,
+            "opt_learning_rate_decay_boundary_epochs": list(self.decay_boundary_epochs),
+            "opt_learning_rate_decay_factor": list(self.decay_factors),
+            "sgd_opt_momentum": self.momentum,
+            "opt_weight_decay": self.l2,
+            "dropout": self.dropout,
+            "input_norm": self.input_norm,
+            "augmentation": self.augmentation,
+        }
 
 
 def learning_rate(config: CosmoFlowConfig, global_batch_size: int, epoch: int) -> float:

@@ -94,27 +94,8 @@ class CosmoFlow(Workload):
         return {"eval_error": error, "eval_error_se": spread, **found, "mse": mse}
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Keys and units are the reference's: ``opt_base_learning_rate`` is the rate after warm-up.
-
-        ``opt_weight_decay`` is l2; a torch weight decay of the same strength is 2 * l2. All decay factors are logged,
-        not only the largest.
-        """
-        settings = self._settings
-        scale = settings.scale(self.config.global_batch_size)
-        return {
-            "global_batch_size": self.config.global_batch_size,
-            "opt_name": "SGD",
-            "opt_base_learning_rate": settings.base_learning_rate * scale,
-            "opt_learning_rate_warmup_epochs": settings.warmup_epochs,
-            "opt_learning_rate_warmup_factor": scale,
-            "opt_learning_rate_decay_boundary_epochs": list(settings.decay_boundary_epochs),
-            "opt_learning_rate_decay_factor": list(settings.decay_factors),
-            "sgd_opt_momentum": settings.momentum,
-            "opt_weight_decay": settings.l2,
-            "dropout": settings.dropout,
-            "input_norm": settings.input_norm,
-            "augmentation": settings.augmentation,
-        }
+        """Return the events that the settings make."""
+        return self._settings.build_events(self.config)
 
     def work(self) -> Work:
         """Compute the closed forms, with activations stored at the run's precision."""

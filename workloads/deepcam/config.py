@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from mlhpc.suite.config import Hyperparameters
+from mlhpc.suite.config import Hyperparameters, RunConfig
 from mlhpc.suite.errors import InputError
 
 CHANNELS = (  # of a sample, in the order of the public data (CAM5 names)
@@ -22,6 +22,7 @@ OUTPUT_STRIDE = 16
 MIN_CHANNELS = 16  # oneDNN 3.12 crashes in the backward of strided, channels-last 1x1 convolutions below 16 channels
 EPS = 1e-6  # of Adam, AdamW and LAMB; fixed by the benchmark
 MAX_GRAD_NORM = 1.0  # of LAMB; fixed by the benchmark
+BIAS_CORRECTION = GRAD_AVERAGING = True  # fixed by the benchmark
 
 Rate = Annotated[int, Meta(ge=2)]
 Beta = Annotated[float, Meta(ge=0, lt=1)]
@@ -68,6 +69,33 @@ class DeepCamConfig(Hyperparameters, frozen=True, kw_only=True):
     def channels(self, reference: int) -> int:
         """Scale a channel count of the reference: a multiple of 8, at least `MIN_CHANNELS`."""
         return max(MIN_CHANNELS, 8 * math.ceil(reference / self.channel_divisor / 8))
+
+    def build_events(self, run: RunConfig) -> dict[str, Any]:
+        """Keys are the reference's; ``opt_lr`` is the rate before multiplication by ``scheduler_lr_warmup_factor``."""
+        logged: dict[str, Any] = {
+            "global_batch_size": run.global_batch_size,
+            "batchnorm_group_size": self.batchnorm_group_size,
+            "gradient_accumulation_frequency": run.gradient_accumulation_steps,
+            "opt_name": self.optimizer,
+            "opt_lr": self.learning_rate,
+            "opt_betas": list(self.betas),
+            "opt_eps": self.eps,
+            "opt_weight_decay": self.weight_decay,
+        }
+        if self.optimizer == "LAMB":
+            logged["opt_bias_correction"] = BIAS_CORRECTION
+            logged["opt_grad_averaging"] = GRAD_AVERAGING
+            logged["opt_max_grad_norm"] = MAX_GRAD_NORM
+        logged["scheduler_type"] = self.schedule
+        logged["scheduler_lr_warmup_steps"] = self.warmup_steps
+        logged["scheduler_lr_warmup_factor"] = self.warmup_factor
+        if self.schedule == "multistep":
+            logged["scheduler_milestones"] = list(self.milestones)
+            logged["scheduler_decay_rate"] = self.decay_rate
+        else:
+            logged["scheduler_t_max"] = self.t_max
+            logged["scheduler_eta_min"] = self.eta_min
+        return logged
 
 
 def learning_rate(config: DeepCamConfig, step: int) -> float:

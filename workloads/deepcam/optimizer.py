@@ -11,8 +11,6 @@ from torch import Tensor
 
 from mlhpc.workloads.deepcam.config import EPS, MAX_GRAD_NORM, DeepCamConfig
 
-BIAS_CORRECTION = GRAD_AVERAGING = True  # fixed by the benchmark
-
 
 class Lamb(torch.optim.Optimizer):
     """Adam with decoupled weight decay and steps scaled per tensor by |w| / |step|. Clips the global gradient norm.

@@ -15,10 +15,10 @@ from mlhpc.suite.machine.choice.layout import choose_layout
 from mlhpc.suite.workload import ChooserProtocol, Optimization, Work, Workload
 from mlhpc.suite.world import World
 from mlhpc.workloads.deepcam import metric
-from mlhpc.workloads.deepcam.config import CHANNELS, LOSS_WEIGHTS, MAX_GRAD_NORM, DeepCamConfig, learning_rate
+from mlhpc.workloads.deepcam.config import CHANNELS, LOSS_WEIGHTS, DeepCamConfig, learning_rate
 from mlhpc.workloads.deepcam.data import DeepCamData
 from mlhpc.workloads.deepcam.model import DeepLabV3Plus, join_groups
-from mlhpc.workloads.deepcam.optimizer import BIAS_CORRECTION, GRAD_AVERAGING, build_optimizer
+from mlhpc.workloads.deepcam.optimizer import build_optimizer
 from mlhpc.workloads.deepcam.work import compute_work
 
 if TYPE_CHECKING:
@@ -88,32 +88,8 @@ class DeepCam(Workload):
         return metric.compute_metrics(totals)
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Keys are the reference's; ``opt_lr`` is the rate before multiplication by ``scheduler_lr_warmup_factor``."""
-        settings = self._settings
-        logged: dict[str, Any] = {
-            "global_batch_size": self.config.global_batch_size,
-            "batchnorm_group_size": settings.batchnorm_group_size,
-            "gradient_accumulation_frequency": self.config.gradient_accumulation_steps,
-            "opt_name": settings.optimizer,
-            "opt_lr": settings.learning_rate,
-            "opt_betas": list(settings.betas),
-            "opt_eps": settings.eps,
-            "opt_weight_decay": settings.weight_decay,
-        }
-        if settings.optimizer == "LAMB":
-            logged["opt_bias_correction"] = BIAS_CORRECTION
-            logged["opt_grad_averaging"] = GRAD_AVERAGING
-            logged["opt_max_grad_norm"] = MAX_GRAD_NORM
-        logged["scheduler_type"] = settings.schedule
-        logged["scheduler_lr_warmup_steps"] = settings.warmup_steps
-        logged["scheduler_lr_warmup_factor"] = settings.warmup_factor
-        if settings.schedule == "multistep":
-            logged["scheduler_milestones"] = list(settings.milestones)
-            logged["scheduler_decay_rate"] = settings.decay_rate
-        else:
-            logged["scheduler_t_max"] = settings.t_max
-            logged["scheduler_eta_min"] = settings.eta_min
-        return logged
+        """Return the events that the settings make."""
+        return self._settings.build_events(self.config)
 
     def work(self) -> Work:
         """Compute the closed forms, with activations stored at the run's precision."""

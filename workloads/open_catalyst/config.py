@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta
 
-from mlhpc.suite.config import Hyperparameters
+from mlhpc.suite.config import Hyperparameters, RunConfig
 from mlhpc.suite.errors import InputError
 
 ELEMENTS = 95  # rows of the embedding; atomic numbers are 1..94
@@ -59,6 +59,26 @@ class OpenCatalystConfig(Hyperparameters, frozen=True, kw_only=True):
         boundaries = list(self.decay_boundary_steps)
         if boundaries != sorted(set(boundaries)):
             raise InputError(f"decay_boundary_steps is {boundaries}, expected increasing steps")
+
+    def build_events(self, run: RunConfig) -> dict[str, Any]:
+        """Keys are the reference's; ``opt_base_learning_rate`` is the rate after warm-up."""
+        return {
+            "global_batch_size": run.global_batch_size,
+            "opt_name": "AdamW",
+            "opt_base_learning_rate": self.learning_rate,
+            "opt_learning_rate_warmup_steps": self.warmup_steps,
+            "opt_learning_rate_warmup_factor": self.warmup_factor,
+            "opt_learning_rate_decay_boundary_steps": list(self.decay_boundary_steps),
+            "opt_learning_rate_decay_factor": self.decay_factor,
+            "opt_weight_decay": self.weight_decay,
+            "force_coefficient": self.force_coefficient,
+            "energy_coefficient": self.energy_coefficient,
+            "target_std": self.target_std_ev,
+            "cutoff": self.cutoff_angstrom,
+            "max_neighbours": self.max_neighbours,
+            "exact_angles": self.exact_angles,
+            "balanced_batches": self.balanced_batches,
+        }
 
 
 def learning_rate(config: OpenCatalystConfig, step: int) -> float:

@@ -107,25 +107,8 @@ class OpenCatalyst(Workload):
         return metrics
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Keys are the reference's; ``opt_base_learning_rate`` is the rate after warm-up."""
-        settings = self._settings
-        return {
-            "global_batch_size": self.config.global_batch_size,
-            "opt_name": "AdamW",
-            "opt_base_learning_rate": settings.learning_rate,
-            "opt_learning_rate_warmup_steps": settings.warmup_steps,
-            "opt_learning_rate_warmup_factor": settings.warmup_factor,
-            "opt_learning_rate_decay_boundary_steps": list(settings.decay_boundary_steps),
-            "opt_learning_rate_decay_factor": settings.decay_factor,
-            "opt_weight_decay": settings.weight_decay,
-            "force_coefficient": settings.force_coefficient,
-            "energy_coefficient": settings.energy_coefficient,
-            "target_std": settings.target_std_ev,
-            "cutoff": settings.cutoff_angstrom,
-            "max_neighbours": settings.max_neighbours,
-            "exact_angles": settings.exact_angles,
-            "balanced_batches": settings.balanced_batches,
-        }
+        """Return the events that the settings make."""
+        return self._settings.build_events(self.config)
 
     def work(self) -> Work:
         """Compute the closed forms for a sample of mean size, with activations stored at the run's precision."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta
 
-from mlhpc.suite.config import Hyperparameters
+from mlhpc.suite.config import Hyperparameters, RunConfig
 from mlhpc.suite.errors import InputError
+from mlhpc.workloads.openfold import DESCRIPTOR
 
 
 class OpenFoldConfig(Hyperparameters, frozen=True, kw_only=True):
@@ -92,6 +93,46 @@ class OpenFoldConfig(Hyperparameters, frozen=True, kw_only=True):
             raise InputError(
                 f"decay_steps is {steps}, expected increasing steps, none before warmup_steps {self.warmup_steps}"
             )
+
+    def build_events(self, run: RunConfig) -> dict[str, Any]:
+        """Keys are the reference's. Target, samples and evaluation interval come from the card."""
+        card = DESCRIPTOR.card().size(run.size)
+        return {
+            "global_batch_size": run.global_batch_size,
+            "target_avg_lddt_ca_value": card.threshold,
+            "val_max_sequence_length": self.val_max_sequence_length,
+            "val_every_iters": card.eval_every_steps or 0,
+            "model_parameters_count": card.model_parameters,
+            "train_sequence_crop_size": self.crop_size,
+            "num_recycling_iters": self.num_recycling_iters,
+            "max_msa_clusters": self.max_msa_clusters,
+            "max_extra_msa": self.max_extra_msa,
+            "templates_enabled": self.max_templates > 0,
+            "max_templates": self.max_templates,
+            "fape_loss_weight": self.fape_loss_weight,
+            "fape_loss_backbone_weight": self.fape_backbone_weight,
+            "fape_loss_sidechain_weight": self.fape_sidechain_weight,
+            "supervised_chi_loss_weight": self.supervised_chi_loss_weight,
+            "distogram_loss_weight": self.distogram_loss_weight,
+            "masked_msa_loss_weight": self.masked_msa_loss_weight,
+            "plddt_loss_weight": self.plddt_loss_weight,
+            "opt_name": "Adam",
+            "opt_base_learning_rate": self.learning_rate,
+            "opt_learning_rate_warmup_init": self.warmup_init,
+            "opt_learning_rate_warmup_steps": self.warmup_steps,
+            "opt_learning_rate_decay_boundary_steps": list(self.decay_steps),
+            "opt_learning_rate_decay_factor": self.decay_factor,
+            "opt_adam_beta_1": self.adam_beta_1,
+            "opt_adam_beta_2": self.adam_beta_2,
+            "opt_adam_epsilon": self.adam_eps,
+            "opt_weight_decay": 0,
+            "opt_amsgrad": False,
+            "opt_gradient_clipping": True,
+            "opt_gradient_clip_norm": self.gradient_clip_norm,
+            "swa_enabled": self.swa_decay_rate > 0,
+            "swa_decay_rate": self.swa_decay_rate,
+            "balanced_batches": self.balanced_batches,
+        }
 
 
 def learning_rate(config: OpenFoldConfig, step: int) -> float:

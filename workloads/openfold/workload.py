@@ -14,7 +14,7 @@ from mlhpc.suite.config import RunConfig
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.workload import Optimization, Work, Workload
 from mlhpc.suite.world import World
-from mlhpc.workloads.openfold import DESCRIPTOR, residues
+from mlhpc.workloads.openfold import residues
 from mlhpc.workloads.openfold.checkpoint import compute_checkpoint_sha256, load_checkpoint
 from mlhpc.workloads.openfold.config import OpenFoldConfig, learning_rate
 from mlhpc.workloads.openfold.data import OpenFoldData, compute_batch_work
@@ -113,45 +113,9 @@ class OpenFold(Workload):
         return {"imbalance": float((work_RS.max(0) / work_RS.mean(0)).mean())}
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Keys are the reference's. Target, samples and evaluation interval come from the card."""
-        settings, card = self._settings, DESCRIPTOR.card().size(self.config.size)
-        return {
-            "global_batch_size": self.config.global_batch_size,
-            "target_avg_lddt_ca_value": card.threshold,
-            "val_max_sequence_length": settings.val_max_sequence_length,
-            "val_every_iters": card.eval_every_steps or 0,
-            "model_parameters_count": card.model_parameters,
-            "init_checkpoint_sha256sum": compute_checkpoint_sha256(settings.init_checkpoint),
-            "train_sequence_crop_size": settings.crop_size,
-            "num_recycling_iters": settings.num_recycling_iters,
-            "max_msa_clusters": settings.max_msa_clusters,
-            "max_extra_msa": settings.max_extra_msa,
-            "templates_enabled": settings.max_templates > 0,
-            "max_templates": settings.max_templates,
-            "fape_loss_weight": settings.fape_loss_weight,
-            "fape_loss_backbone_weight": settings.fape_backbone_weight,
-            "fape_loss_sidechain_weight": settings.fape_sidechain_weight,
-            "supervised_chi_loss_weight": settings.supervised_chi_loss_weight,
-            "distogram_loss_weight": settings.distogram_loss_weight,
-            "masked_msa_loss_weight": settings.masked_msa_loss_weight,
-            "plddt_loss_weight": settings.plddt_loss_weight,
-            "opt_name": "Adam",
-            "opt_base_learning_rate": settings.learning_rate,
-            "opt_learning_rate_warmup_init": settings.warmup_init,
-            "opt_learning_rate_warmup_steps": settings.warmup_steps,
-            "opt_learning_rate_decay_boundary_steps": list(settings.decay_steps),
-            "opt_learning_rate_decay_factor": settings.decay_factor,
-            "opt_adam_beta_1": settings.adam_beta_1,
-            "opt_adam_beta_2": settings.adam_beta_2,
-            "opt_adam_epsilon": settings.adam_eps,
-            "opt_weight_decay": 0,
-            "opt_amsgrad": False,
-            "opt_gradient_clipping": True,
-            "opt_gradient_clip_norm": settings.gradient_clip_norm,
-            "swa_enabled": settings.swa_decay_rate > 0,
-            "swa_decay_rate": settings.swa_decay_rate,
-            "balanced_batches": settings.balanced_batches,
-        }
+        """Return the events that the settings make, and the digest of the first weights."""
+        digest = compute_checkpoint_sha256(self._settings.init_checkpoint)
+        return self._settings.build_events(self.config) | {"init_checkpoint_sha256sum": digest}
 
     def data_hyperparameters(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
         """Return the days that the chains were selected by, and the loader's order.

@@ -472,6 +472,9 @@ def _list_fingerprints(run: RunRecord) -> list[Fingerprint]:
     for key, numbers in run.measured.items():
         distinct = list(dict.fromkeys(numbers))
         found += ((key, *three) for three in zip(distinct, distinct[1:], distinct[2:], strict=False))
+        ratios = [float(f"{b / a:.7g}") if a else 0.0 for a, b in pairwise(numbers)]
+        scaled = enumerate(pairwise(ratios)) if key == mllog.TRACKED_STATS else ()
+        found += ((SHAPE, -1.0 - place, *two) for place, two in scaled if not {0.0, 1.0} & {*two})
     values = [item.value for item in run.evals[:_MOST_VALUES]]
     # Errors of few samples lie on a grid, whatever number of digits they have.
     grain = build_series(run)[0].grain
@@ -506,7 +509,8 @@ def _find_shared_numbers(
                     f"evaluations {numbers[0] + 1:g} and {numbers[0] + 2:g} are {numbers[1]!r}, {numbers[2]!r}, as of",
                 )
             if key == SHAPE:
-                return other, f"evaluations from {numbers[0] + 1:g} on are, shifted and scaled, those of"
+                what = "evaluations" if numbers[0] >= 0.0 else mllog.TRACKED_STATS
+                return other, f"{what} from {abs(numbers[0] + 0.5) + 0.5:g} on are, shifted and scaled, those of"
             return other, f"measured {key} {', '.join(map(repr, numbers))}, as"
     return None
 

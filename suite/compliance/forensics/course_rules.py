@@ -41,6 +41,8 @@ _OWN_EVAL_SHARE = 0.04  # where the log says how much of training is computing
 _MOST_EVAL_RATE = 7.5
 _MOST_RUN_RATE = 1.5  # times the highest logged rate; the most published (MLPerf Training v5.0) is 1.011
 _RATE_TOLERANCE = 0.03  # of a rate; published rates are within 0.023 of their times
+_MOST_EPOCH_RATE, _FEW = 1.3, 3  # times the median of more rates than these; the most of 884 published logs is 1.195
+_NEVER_EQUAL = (mllog.EVAL_ACCURACY, "eval_loss")  # eval_error has been, three times
 _PAUSE_S = 2.0  # a busy machine may pause so long between an epoch's time stamps and its first or last step
 _LEAST_STEP_SHARE = 0.15  # of an epoch is spent in steps, however long the pauses are
 _SLACK_S = 0.1  # of clocks and time stamps
@@ -125,7 +127,8 @@ def check_epoch_steps(context: LogContext) -> Iterator[LogBreach]:
 
 @log_rule(
     "stated-twice",
-    "what a log states twice is the same: rates, learning rates, steps, seconds of staging; losses are numbers",
+    "what a log states twice is the same: rates, learning rates, steps, seconds of staging; what it measured is finite, "
+    "no accuracy above 1, no value twice in a row, no rate far above the others",
     OURS,
 )
 def check_stated_twice(context: LogContext) -> Iterator[LogBreach]:
@@ -138,6 +141,10 @@ def _list_contradictions(context: LogContext) -> Iterator[LogBreach]:
     stated = (convert_to_float(context.logged(key)) for key in ("opt_lr", "opt_base_learning_rate"))
     highest = max((rate for rate in stated if rate is not None), default=math.inf)
     throughput, steps, staging = dict[float | None, float | None](), 0.0, 0.0
+    before: dict[str, object] = {}
+    rates = [rate for event in context.run.every(mllog.TRACKED_STATS) if (rate := _find_rate(event))]
+    if len(rates) > _FEW and max(rates) > _MOST_EPOCH_RATE * statistics.median(rates):
+        yield None, f"throughput is {max(rates):g} samples/s in one epoch, in the middle {statistics.median(rates):g}"
     for event in context.run.events:
         value, about = convert_to_float(event.value), event.metadata
         epoch = convert_to_float(about.get("epoch_num", about.get("epoch")))
@@ -148,6 +155,12 @@ def _list_contradictions(context: LogContext) -> Iterator[LogBreach]:
             yield event.line, f"learning_rate = {value:g}; the log states {highest:g}"
         elif isinstance(event.value, float) and value is None and not event.key.startswith("eval_"):
             yield event.line, f"{event.key} = {render_repr(event.value)} in a run that reached its target"
+        elif value is not None and value > 1.0 and event.key.endswith("_accuracy"):
+            yield event.line, f"{event.key} = {value:g}: no accuracy is above 1"
+        elif event.key in _NEVER_EQUAL and value is not None:
+            if before.get(event.key) == value:
+                yield event.line, f"{event.key} = {value!r}, as just before: no two measurements are equal"
+            before[event.key] = value
         taken = convert_to_float(about.get("step_num"))
         if taken is not None and taken < steps:
             yield event.line, f"{event.key} stands at step {taken:g}, after step {steps:g}"

@@ -48,9 +48,10 @@ from mlhpc.suite.data.manifest import Manifest
 from mlhpc.suite.documents import YamlSource
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import read_bytes, render_duration, render_repr
+from mlhpc.suite.log.mllog import convert_to_json
 from mlhpc.suite.log.origin.sources import Environment, Sources, convert_distribution_name
 from mlhpc.suite.log.reader import read_events
-from mlhpc.suite.log.record import RunRecord, summarise_log
+from mlhpc.suite.log.record import NOT_HYPERPARAMETERS, RunRecord, summarise_log
 from mlhpc.suite.log.results_tree import SystemFile, read_system
 from mlhpc.suite.log.score import count_peak_use
 from mlhpc.suite.machine.facts import UNKNOWN, Facts
@@ -199,7 +200,7 @@ def check_statements_agree(result: Result) -> Iterator[ResultBreach]:
             yield from islice(_check_run_settings(run, found, settings[found.path]), 1)
             yield from islice(_check_seed(result, run, found), 1)
             yield from islice(_check_read_files(result, run, found), 1)
-            yield from islice(_check_installed(result, run, found), 1)
+            yield from islice(_check_installed(result, run, found, settings[found.path]), 1)
             yield from islice(_check_sizes(run, found), 1)
     if result.group.package is not None and result.provenance.folders:
         yield from _check_derived(result)
@@ -295,13 +296,25 @@ def _check_read_files(result: Result, run: RunRecord, folder: KeptFolder) -> Ite
             )
 
 
-def _check_installed(result: Result, run: RunRecord, folder: KeptFolder) -> Iterator[ResultBreach]:
+def _check_installed(
+    result: Result, run: RunRecord, folder: KeptFolder, kept: RunConfig | str | None
+) -> Iterator[ResultBreach]:
     """Yield what a log states in another way than the files of the suite say, where the run had those of this suite."""
     descriptor, card = find_descriptor(folder), result.benchmark.card if result.benchmark is not None else None
     if has_same_code(folder, None, "__init__.py") and run.suite_version != VERSION:
         yield run.path, f"suite_version: {render_repr(run.suite_version)} in the log, {VERSION!r} by sources.json"
     if descriptor is None or card is None or run.run_start_s is None or run.loop is not None:
         return
+    events = None
+    if not isinstance(kept, str | None) and has_same_code(folder, descriptor, "config.py"):
+        events = kept.hyperparameters.build_events(kept)
+    due = convert_to_json(events or {})
+    logged = {key: run.hyperparameters.get(key, ABSENT) for key in due}
+    for name, one, other in compare_values(logged, due):
+        yield run.path, f"{name}: {render_repr(one)} in the log, {render_repr(other)} by {CONFIG}"
+    unknown = sorted(run.keys - NOT_HYPERPARAMETERS - {*(events or run.keys), *card.constraints})
+    if unknown:
+        yield run.path, f"logs {', '.join(unknown[:3])}, which the workload does not log"
     if not has_same_code(folder, descriptor, "card.yaml"):
         return
     stated = card.baselines
@@ -314,8 +327,8 @@ def _check_installed(result: Result, run: RunRecord, folder: KeptFolder) -> Iter
     ):
         yield run.path, f"{name}: {render_repr(one)} in the log, {render_repr(other)} on the card"
     if result.closed:
-        due = {"forward_flops": card.forward_flops_per_sample, "sample_bytes": card.sample_bytes}
-        for name, count in due.items():
+        counts = {"forward_flops": card.forward_flops_per_sample, "sample_bytes": card.sample_bytes}
+        for name, count in counts.items():
             if abs(run.work_per_sample.get(name, 0.0) - count) > _WORK_SHARE * count:
                 found = render_repr(run.work_per_sample.get(name))
                 yield run.path, f"work_per_sample.{name}: {found} in the log, {count:g} on the card"
