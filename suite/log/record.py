@@ -160,6 +160,7 @@ class RunRecord:
     seed: int | None = stated(mllog.SEED, parse_int, columns={"seed": render_text}, cause=("seed", "seed"))
     precision: object = derived(lambda log: _find_precision(log), columns={"precision": render_text})
     cache_state: str | None = stated(mllog.CACHE_STATE, parse_text, columns="cache_state")
+    preflight: str | None = stated(mllog.PREFLIGHT, parse_text, about="verdict_sha256")
     # Bytes and files of the data, bytes of memory
     sizes: Mapping[str, float] = derived(lambda log: _read_sizes(log), empty=dict)
     device: str | None = stated(

@@ -404,9 +404,26 @@ def _check_derived(result: Result) -> Iterator[ResultBreach]:
             same = False
         if not same:
             yield path, f"is not what follows from {'the logs' if name == README else 'run.json'}"
+    for folder in folders:
+        yield from islice(_check_unstated(folder, records or result.runs), 1)
     for path in where.iterdir():
         if path.name not in {*texts, STATED, README, "provenance"}:
             yield path, "is no file that mlhpc package writes: nobody reads it"
+
+
+def _check_unstated(folder: KeptFolder, runs: Sequence[RunRecord]) -> Iterator[ResultBreach]:
+    """Yield a kept file whose event no log has: of a job, of a preflight, of a run that was interrupted."""
+    redacted = folder.origin.redacted if folder.origin is not None else {}
+    for name, file in folder.files.items():
+        verdict = redacted.get(name, file.sha256) if name.endswith("/verdict.json") else None
+        trial = re.match(r"resumed_(\d{1,9})_", name)
+        of_trial = [run for run in runs if trial is not None and run.trial == int(trial[1])]
+        if name == "job.sbatch" and not any(run.job for run in runs):
+            yield folder.path / name, "no log names a job"
+        elif verdict is not None and not any(run.preflight == verdict for run in runs):
+            yield folder.path / name, "no log states this verdict of a preflight"
+        elif any(run.status == "success" for run in of_trial):
+            yield folder.path / name, f"continues trial {of_trial[0].trial}, whose own log reached the target"
 
 
 def _list_records(result: Result) -> list[RunRecord] | None:
@@ -471,7 +488,7 @@ def _check_environment(folder: KeptFolder) -> Iterator[ResultBreach]:
             yield folder.path / name, f"has the architecture {node.cpu.architecture!r}, environment.json {machine!r}"
         known = {key: item.version for key, item in environment.by_name().items()} | {"": environment.python}
         packages = node.software.packages  # of others the facts may name a second one that is not imported
-        named = (key for key in (*LISTED_PACKAGES, *PACKAGES_OF_FRAMEWORKS) if key in packages)
+        named = (key for key in ("mlhpc", *LISTED_PACKAGES, *PACKAGES_OF_FRAMEWORKS) if key in packages)
         stated = {convert_distribution_name(key): packages[key] for key in named}
         stated |= {} if node.software.python == UNKNOWN else {"": node.software.python}
         for key, text in stated.items():

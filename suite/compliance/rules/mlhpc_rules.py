@@ -28,7 +28,6 @@ from mlhpc.suite.documents import convert
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import render_duration, render_repr
 from mlhpc.suite.log import mllog
-from mlhpc.suite.log.other_work import find_problem
 from mlhpc.suite.log.reader import Event, convert_to_float, parse_int64
 from mlhpc.suite.log.record import read_config_file
 from mlhpc.suite.machine.page_cache import judge_state
@@ -262,6 +261,9 @@ def check_metric_agrees(context: LogContext) -> Iterator[LogBreach]:
         if (convert_to_float(event.value), find_epoch_num(event)) not in reached:
             what = f"{event.key} = {render_repr(event.value)}"
             yield event.line, f"{what}: no evaluation that reaches the target has this value"
+        stop, due = context.log.first(mllog.RUN_STOP), f"target reached in epoch {event.metadata.get('epoch_num')}"
+        if stop is not None and stop.metadata.get("reason", due) != due:
+            yield stop.line, f"run_stop says {render_repr(stop.metadata['reason'])}; the {due}"
 
 
 @log_rule("samples-agree", "steps, batch size and samples of an epoch agree", OURS)
@@ -311,18 +313,6 @@ def _list_step_counts(context: LogContext) -> Iterator[tuple[int | None, str, fl
     yield from ((None, "step_phases", number, total) for number, total in sums.items())
     for event in context.every(mllog.RANK_PHASES, mllog.RANK_STATS):
         yield event.line, event.key, find_epoch_num(event), event.metadata.get("steps")
-
-
-@log_rule(
-    "measured", "every finished epoch has its throughput and its phases logged, unless instrumentation is off", OURS
-)
-def check_measured(context: LogContext) -> Iterator[LogBreach]:
-    bare = (context.record.config or {}).get("instrumentation") is False
-    for key in (mllog.TRACKED_STATS, mllog.RANK_PHASES, *(() if bare else (mllog.STEP_PHASES, mllog.RANK_STATS))):
-        logged = {find_epoch_num(event) for event in context.by_key.get(key, ())}
-        without = [epoch.number for epoch in context.record.epochs if epoch.complete and epoch.number not in logged]
-        if without:
-            yield None, f"no {key} of epoch {_render_epoch(without[0])}"
 
 
 @log_rule("eval-order", "an epoch trains, then evaluates, then ends, and all its events have one epoch_num", OURS)
@@ -436,17 +426,10 @@ def check_machine_real(context: LogContext) -> Iterator[LogBreach]:
 def check_other_work(context: LogContext) -> Iterator[LogBreach]:
     if context.record.mode == "weak":
         return  # instances of one measurement share the CPUs by design
-    run_s, found = context.record.time_to_train_s, context.record.company
-    for event in islice(context.run.every(mllog.OTHER_WORK), 1):
-        seconds, wrong = convert_to_float(event.metadata.get("seconds")), find_problem(event)
-        if wrong is not None:
-            yield event.line, f"other_work = {render_repr(event.value)}: {wrong}"
-        elif seconds is not None and run_s is not None and abs(seconds - run_s) > 0.01 * run_s + 1.0:
-            counted = _render_difference(seconds, run_s)
-            yield event.line, f"the run took {render_duration(run_s)}, other_work was counted for {counted}"
-        elif found is not None:
-            where = f"node {found.node}: " if (context.record.nodes or 1) > 1 else ""
-            yield event.line, f"{where}{found.text} during the run"
+    event, found = context.run.first(mllog.OTHER_WORK), context.record.company
+    if event is not None and found is not None:
+        where = f"node {found.node}: " if (context.record.nodes or 1) > 1 else ""
+        yield event.line, f"{where}{found.text} during the run"
 
 
 @log_rule("work-agrees", "the FLOPs per sample agree with the card within 1 %", "the workload's card")

@@ -112,14 +112,6 @@ def _list_stated(result: Result, run: RunRecord) -> Iterator[tuple[str, object]]
     yield from ((name, value) for name, value in facts if value is not None and value != {})
 
 
-@result_rule("trial-gap", "the trials of a result are consecutive: none in between was left out", OURS)
-def check_trial_gap(result: Result) -> Iterator[ResultBreach]:
-    trials = sorted({run.trial for run in result.runs if run.trial is not None})
-    # Without gaps the last number is the first plus one less than the number of trials.
-    if not result.weak and len(trials) == len(result.runs) and trials and trials[-1] - trials[0] >= len(trials):
-        yield None, f"the runs are trials {', '.join(map(str, trials))}: others were run and are not here"
-
-
 @result_rule("strong-pruned", "only instances of a throughput result can be pruned", "training_policies PR#499")
 def check_strong_pruned(result: Result) -> Iterator[ResultBreach]:
     if not result.weak:

@@ -13,13 +13,15 @@ from typing import Any
 from mlhpc.suite.compliance.rules.base import OURS, LogBreach, LogContext, find_epoch_num, log_rule
 from mlhpc.suite.files import render_duration, render_repr
 from mlhpc.suite.log import mllog
-from mlhpc.suite.log.reader import Event, convert_to_float
+from mlhpc.suite.log.other_work import find_problem
+from mlhpc.suite.log.reader import Event, convert_to_float, parse_int64
 
 # ruff: noqa: D103  the explanation of a rule is the second argument of its decorator, where --explain finds it
 
 _PHASES = "step data_wait forward_backward exposed_communication optimizer other overlapped_communication"
 _WHERE = "epoch_num first_step steps"
 _ANY = "*"
+_INSTRUMENTS = (mllog.STEP_PHASES, mllog.RANK_STATS)  # which a run without instrumentation lacks
 # The names of the events of this suite, in their value and in their metadata; after ? those that may be absent. Metrics,
 # counters, statistics and baselines have names of the workload's or the machine's.
 _NAMES: dict[str, tuple[str, str]] = {
@@ -191,12 +193,46 @@ def _check_stated_data(context: LogContext, *, own: bool) -> Iterator[LogBreach]
 
 @log_rule(
     "sums-agree",
-    "what ranks and windows of steps measured adds up: losses, phases, rates, seconds of energy and CPUs, goodput",
+    "what ranks and windows of steps measured is there for every epoch, unless instrumentation is off, and adds up: "
+    "steps, losses, phases, rates, seconds of energy and CPUs, goodput",
     OURS,
 )
 def check_sums_agree(context: LogContext) -> Iterator[LogBreach]:
-    for check in (_check_losses, _check_ranks, _check_rates, _check_energy, _check_own_work, _check_goodput):
+    for check in (
+        _check_windows,
+        _check_losses,
+        _check_ranks,
+        _check_rates,
+        _check_energy,
+        _check_own_work,
+        _check_goodput,
+    ):
         yield from islice(check(context), 1)
+
+
+def _check_windows(context: LogContext) -> Iterator[LogBreach]:
+    """Yield an epoch whose windows of steps are not those that run_config asks for, or which was not measured."""
+    config = context.record.config or {}
+    size, bare = parse_int64(config.get("window_steps")), config.get("instrumentation") is False
+    epochs = [epoch.number for epoch in context.record.epochs if epoch.complete]
+    found: dict[str, dict[float | None, list[Event]]] = {}
+    for key in (mllog.TRACKED_STATS, mllog.RANK_PHASES, *_INSTRUMENTS):
+        for event in context.by_key.get(key, ()):
+            found.setdefault(key, {}).setdefault(find_epoch_num(event), []).append(event)
+        lacking = [number for number in epochs if number not in found.get(key, {})]
+        if lacking and not (bare and key in _INSTRUMENTS):
+            yield None, f"no {key} of epoch {render_repr(lacking[0])}"
+        if bare and key == mllog.RANK_STATS and key in context.by_key:
+            yield context.by_key[key][0].line, f"{key}, and run_config has instrumentation = False"
+    for number in epochs if size and not bare and context.record.loop is None else ():
+        (ranks, *_), windows = found[mllog.RANK_PHASES][number], found[mllog.STEP_PHASES][number]
+        steps = parse_int64(ranks.metadata.get("steps")) or 0
+        firsts = range(0, steps, size or 1)
+        places = [[each.metadata.get(name) for name in ("first_step", "steps")] for each in windows]
+        if len(places) != len(firsts) or places != [[first, min(size or 1, steps - first)] for first in firsts]:
+            what = f"{len(places)} windows of {steps} steps, first {places[:3]}"
+            yield windows[0].line, f"step_phases has {what}; run_config asks for windows of {size}"
+            return
 
 
 def _check_losses(context: LogContext) -> Iterator[LogBreach]:
@@ -303,9 +339,16 @@ def _check_energy(context: LogContext) -> Iterator[LogBreach]:
 
 
 def _check_own_work(context: LogContext) -> Iterator[LogBreach]:
-    """Yield a run on processors whose ranks used less CPU time than their passes took."""
-    record, phases = context.record, context.record.mean_phases
-    event = context.log.first(mllog.OTHER_WORK)
+    """Yield CPU time that is none, or less than the passes of ranks on processors took."""
+    record, phases, run_s = context.record, context.record.mean_phases, context.record.time_to_train_s
+    event = context.run.first(mllog.OTHER_WORK) if record.mode != "weak" else None  # instances share the CPUs by design
+    wrong = find_problem(event) if event is not None else None
+    spent = convert_to_float(event.metadata.get("seconds")) if event is not None else None
+    if event is not None and (wrong is not None or spent is None):
+        yield event.line, f"other_work = {render_repr(event.value)}: {wrong}"
+    elif event is not None and spent is not None and run_s is not None and abs(spent - run_s) > 0.01 * run_s + 1.0:
+        took = render_duration(run_s)
+        yield event.line, f"the run took {took}, other_work was counted for {render_duration(spent)}"
     counted = event.metadata.get("nodes") if event is not None else None
     if event is not None and record.nodes is not None and counted not in (None, record.nodes):
         yield event.line, f"other_work was counted on {counted} nodes, number_of_nodes is {record.nodes}"

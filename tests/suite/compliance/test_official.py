@@ -31,7 +31,7 @@ BEYOND_THEIR_LANGUAGE = {
     *("clock-jump", "clock-order", "interval-open", "interval-negative", "before-run", "init-gap", "phases-sum"),
     *("rank-stats", "energy-plausible"),
     *("throughput-true", "config-agrees", "event-valid", "event-after-stop", "staging-order", "eval-every-epoch"),
-    *("log-empty", "key-conflict", "clock-unit", "metric-agrees", "samples-agree", "measured", "eval-order"),
+    *("log-empty", "key-conflict", "clock-unit", "metric-agrees", "samples-agree", "sums-agree", "eval-order"),
     *("duration-agrees", "ranks-agree", "cache-agrees", "machine-real", "resumed", "data-verified"),
     *("data-expected", "config-stated", "eval-stated", "names-known", "events-whole", "sums-agree", "plan-stated"),
 }
