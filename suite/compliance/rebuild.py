@@ -485,9 +485,10 @@ def render_readme(
 ) -> str:
     """Render the README of a result: what it is, and which logs do not count. ``place`` is the folder of its logs."""
     scored, pruned, left_out = selection
-    first, info = scored[0], folders[0].info
-    if info is None:
+    info = folders[0].info
+    if info is None or not scored:
         return ""
+    first = scored[0]
     own = f"{info.loop}, a loop of the submitter's own logged by " if info.loop else ""
     changes = " with local changes" if info.git and info.git.dirty else ""
     text = (

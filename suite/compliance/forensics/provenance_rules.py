@@ -502,7 +502,7 @@ def _check_collected(folder: KeptFolder, node: Facts) -> Iterator[str]:
     created = _parse_time(folder.info.created) if folder.info is not None else None
     try:
         seconds = datetime.fromisoformat(node.collected).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError):
         yield f"was collected at {render_repr(node.collected)}: expected a time such as 2026-11-20T14:00:00+00:00"
         return
     if created is not None and not created - _CLOCK_SLACK_S <= seconds <= time.time() + _CLOCK_SLACK_S:

@@ -7,7 +7,7 @@ The rules for what a log of this suite must state. Omitting a value must not swi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from math import prod
 from typing import Any
@@ -53,106 +53,11 @@ def check_run_replaced(context: LogContext) -> Iterator[LogBreach]:
         yield event.line, f"the run was made in place of one that began and failed ({render_repr(event.value)})"
 
 
-_STEP_PARTS = ("data_wait", "forward_backward", "exposed_communication", "optimizer", "other")
-
-
-@log_rule("phases-sum", "the phases of a step sum to the step, and all steps fit into the time of all epochs", OURS)
-def check_phases_sum(context: LogContext) -> Iterator[LogBreach]:
-    for key in (mllog.STEP_PHASES, mllog.RANK_PHASES):
-        yield from islice(_check_phases(context, key), 1)
-
-
-def _check_phases(context: LogContext, key: str) -> Iterator[LogBreach]:
-    """Compare the phases in the events of one key with their steps. Compare all steps with the time of all epochs."""
-    total = 0.0
-    for event in context.by_key.get(key, ()):
-        value = event.value if isinstance(event.value, dict) else {}
-        if key == mllog.RANK_PHASES and value.keys() <= {"loss_sum"}:
-            continue  # a run without instrumentation
-        step, parts = convert_to_float(value.get("step")), _find_seconds(value, _STEP_PARTS)
-        if step is None or parts is None:
-            yield event.line, f"{key} = {render_repr(event.value)}: expected seconds of step, {', '.join(_STEP_PARTS)}"
-            return
-        # Logged numbers are rounded.
-        if abs(sum(parts) - step) > 0.01 * step + 1e-4:
-            yield (
-                event.line,
-                f"{key}: the step takes {render_duration(step)}, its phases {_render_difference(sum(parts), step)}",
-            )
-            return
-        total += step
-    training = sum(epoch.stop_s - epoch.start_s for epoch in context.record.epochs) + _compute_unfinished_s(context)
-    # The log rounds both; phases of a rank are measured by another clock than time stamps.
-    if training and total > 1.01 * training + 0.1:
-        yield (
-            None,
-            f"all epochs take {render_duration(training)}, the sum of {key} is {_render_difference(total, training)}",
-        )
-
-
 def _render_difference(seconds: float, other: float) -> str:
     """Render a time and its difference to another one, which three digits of both may hide."""
     return (
         f"{render_duration(seconds)}, {render_duration(abs(seconds - other))} {'more' if seconds > other else 'less'}"
     )
-
-
-def _compute_unfinished_s(context: LogContext) -> float:
-    """Compute the seconds of the epoch in which a run broke off, up to its last event. 0 for a run with run_stop."""
-    started = context.by_key.get(mllog.EPOCH_START, [])
-    if mllog.RUN_STOP in context.by_key or not started or find_epoch_num(started[-1]) in list_finished_epochs(context):
-        return 0.0
-    return (context.log.events[-1].time_ms - started[-1].time_ms) / 1e3
-
-
-@log_rule(
-    "rank-stats", "what ranks measured is a distribution of numbers over all ranks and fits into the epoch's time", OURS
-)
-def check_rank_stats(context: LogContext) -> Iterator[LogBreach]:
-    ranks = context.record.ranks or 1
-    epochs = list_finished_epochs(context)
-    for event in context.by_key.get(mllog.RANK_STATS, ()):
-        epoch = epochs.get(find_epoch_num(event))
-        for name, entry in _list_entries(event):
-            problem = _distribution_problem(name, entry, ranks)
-            # The steps of a rank cannot take longer than the training of their epoch.
-            if problem is None and name == "step_s" and epoch and entry["max"] > 1.01 * epoch.train_s + 0.1:
-                steps = _render_difference(entry["max"], epoch.train_s)
-                problem = f"training the epoch takes {render_duration(epoch.train_s)}, the steps of a rank {steps}"
-            if problem is not None:
-                yield event.line, problem
-                return
-
-
-def _distribution_problem(name: str, entry: Any, ranks: int) -> str | None:
-    """Return why ``entry`` is no distribution over ranks: min, median, max, two ranks, and values if any."""
-    expected = f"{name} = {render_repr(entry)}: expected min <= median <= max and whose they are, of {ranks} ranks"
-    if not isinstance(entry, dict):
-        return expected
-    numbers = _find_seconds(entry, ("min", "median", "max"))
-    ends = [entry.get(part) for part in ("min_rank", "max_rank")]
-    if numbers is None or numbers != sorted(numbers) or not all(rank in range(ranks) for rank in ends):
-        return expected
-    values, least, most = entry.get("values"), numbers[0], numbers[-1]
-    if isinstance(values, list) and len(values) != ranks:
-        return f"{name}: {len(values)} value{'s' * (len(values) != 1)} for {ranks} ranks"
-    if values is not None and not _has_extremes(values, ranks, least, most):
-        return f"{name}: its values are not those of {ranks} ranks from {least:g} to {most:g}"
-    return None
-
-
-def _find_seconds(values: Mapping[str, Any], names: Sequence[str]) -> list[float] | None:
-    """Read some values of a mapping. None unless all are numbers of at least 0."""
-    numbers = [convert_to_float(values.get(name)) for name in names]
-    valid = [number for number in numbers if number is not None and number >= 0.0]
-    return valid if len(valid) == len(numbers) else None
-
-
-def _has_extremes(values: Any, ranks: int, least: float, most: float) -> bool:
-    """True if ``values`` is a list of one number per rank with this minimum and maximum."""
-    numbers = [convert_to_float(value) for value in values] if isinstance(values, list) else []
-    valid = [number for number in numbers if number is not None]
-    return len(valid) == len(numbers) == ranks and (min(valid), max(valid)) == (least, most)
 
 
 @log_rule(
@@ -452,26 +357,6 @@ def _render_epoch(epoch: float | None) -> str:
 
 
 # ruff: noqa: D103  the explanation of a rule is the second argument of its decorator, where --explain finds it
-
-
-_REQUIRED_SETTINGS = (
-    *("workload", "size", "global_batch_size", "gradient_accumulation_steps", "max_epochs"),
-    *("instrumentation", "submission", "hyperparameters"),
-)
-
-
-@log_rule("config-stated", "run_config holds what other events are compared with", OURS)
-def check_config_stated(context: LogContext) -> Iterator[LogBreach]:
-    event = context.log.first(mllog.RUN_CONFIG)
-    if event is None:
-        return
-    config = event.value if isinstance(event.value, dict) else {}
-    missing = [name for name in _REQUIRED_SETTINGS if name not in config]
-    if missing:
-        yield event.line, f"run_config has no {', '.join(missing)}"
-    for name in ("submission", "hyperparameters"):
-        if name in config and not isinstance(config[name], dict):
-            yield event.line, f"run_config has {name} = {render_repr(config[name])}: expected a mapping"
 
 
 @log_rule("eval-stated", "an evaluation states its samples, its duration and, beside its value, all metrics", OURS)
