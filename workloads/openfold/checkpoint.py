@@ -6,6 +6,7 @@ MLPerf's OpenFold starts from a provided checkpoint too. Without one, chance dec
 from __future__ import annotations
 
 import hashlib
+import io
 import zipfile
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from torch import nn
 from mlhpc.suite.errors import InputError
 
 SETTING = "hyperparameters.init_checkpoint"
+_LOADED: dict[Path, str] = {}  # sum of the bytes that this process loaded, which the log states
 
 
 def find_checkpoint(name: str) -> Path:
@@ -25,18 +27,21 @@ def find_checkpoint(name: str) -> Path:
 
 def compute_checkpoint_sha256(name: str | None) -> str:
     """Compute the sum of the file, hexadecimal; empty without a file."""
-    return hashlib.sha256(find_checkpoint(name).read_bytes()).hexdigest() if name is not None else ""
+    if name is None:
+        return ""
+    path = find_checkpoint(name)
+    return _LOADED.get(path) or hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def load_checkpoint(model: nn.Module, name: str) -> None:
     """Give the model the weights of a checkpoint. InputError if the file is no such file, or of another network."""
     path = find_checkpoint(name)
     try:
-        with path.open("rb") as stream:
-            arrays = np.load(stream, allow_pickle=False)
-            if not isinstance(arrays, np.lib.npyio.NpzFile):
-                raise ValueError("it is a single array")
-            weights = {key: torch.from_numpy(arrays[key]) for key in arrays.files}
+        content = path.read_bytes()
+        arrays = np.load(io.BytesIO(content), allow_pickle=False)
+        if not isinstance(arrays, np.lib.npyio.NpzFile):
+            raise ValueError("it is a single array")
+        weights = {key: torch.from_numpy(arrays[key]) for key in arrays.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(f"{path}: {SETTING} expects a .npz file of weights ({error})") from error
     expected = {key: tuple(value.shape) for key, value in model.state_dict().items()}
@@ -47,6 +52,7 @@ def load_checkpoint(model: nn.Module, name: str) -> None:
             f"{path}: weights of another network: {first} is {found.get(first, 'missing')}, expected "
             f"{expected.get(first, 'none')}; set {SETTING}=null to start from random weights"
         )
+    _LOADED[path] = hashlib.sha256(content).hexdigest()
     with torch.no_grad():
         for key, value in model.state_dict().items():
             value.copy_(weights[key])  # load_state_dict warns if the model is on the meta device

@@ -485,7 +485,9 @@ def _list_fingerprints(run: RunRecord) -> list[Fingerprint]:
     # What stays of a curve that was shifted and scaled.
     steps = [b - a if abs(b - a) > 10.0 * grain * abs(a) else 0.0 for a, b in pairwise(values)]
     bends = [float(f"{b / a:.5g}") if a else 0.0 for a, b in pairwise(steps)]
-    found += ((SHAPE, float(place), *two) for place, two in enumerate(pairwise(bends)) if 0.0 not in two)
+    # Of curves that fall by equal shares all bends are equal.
+    bent = ((place, two) for place, two in enumerate(pairwise(bends)) if abs(two[1] - two[0]) > 0.01 * abs(two[0]))
+    found += ((SHAPE, float(place), *two) for place, two in bent if 0.0 not in two)
     return found
 
 

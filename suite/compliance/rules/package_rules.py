@@ -331,9 +331,13 @@ def _check_crate(package: Path) -> Iterator[tuple[str, Path, str]]:
     path = package / CRATE
     if not path.is_file() or path.is_symlink() or EXCHANGE in list_missing_wings():
         return
+    try:
+        rendered = load_export("ro-crate", "RO-Crate")(package)
+    except OSError:  # a log that cannot be read: other rules report it
+        return
     stated, due = (
         {str(item.get("@id")): item | {"hasPart": None} for item in document if item.get("@type") != "File"}
-        for document in (_read_graph(path), json.loads(load_export("ro-crate", "RO-Crate")(package))["@graph"])
+        for document in (_read_graph(path), json.loads(rendered)["@graph"])
     )
     for name in sorted(due.keys() | stated.keys()):
         if stated.get(name) != due.get(name):

@@ -336,6 +336,7 @@ def test_what_a_terminal_acts_on_is_replaced(capsys: pytest.CaptureFixture[str])
         ("", ""),
         ("a=b", "a=b"),
         ("cosmoflow", "cosmoflow"),
+        ("a\x1b[31m\u202eb", "a?[31m?b"),
         (-1.5, -1.5),
         (None, None),
         (True, True),
