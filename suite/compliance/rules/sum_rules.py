@@ -19,10 +19,10 @@ from mlhpc.suite.log.reader import Event, convert_to_float, parse_int64
 # ruff: noqa: D103  the explanation of a rule is the second argument of its decorator, where --explain finds it
 
 _PHASES = "step data_wait forward_backward exposed_communication optimizer other overlapped_communication"
-_PARTS = 5  # phases that fill a step
+_PARTS, _LISTED_RANKS = 5, 64  # phases that fill a step; ranks whose values are listed
 _WHERE = "epoch_num first_step steps"
 _ANY = "*"
-_INSTRUMENTS = (mllog.STEP_PHASES, mllog.RANK_STATS)  # which a run without instrumentation lacks
+_INSTRUMENTS = (mllog.STEP_PHASES, mllog.RANK_STATS, mllog.ENERGY)  # which a run without instrumentation lacks
 # The names of the events of this suite, in their value and in their metadata; after ? those that may be absent. Metrics,
 # counters, statistics and baselines have names of the workload's or the machine's.
 _NAMES: dict[str, tuple[str, str]] = {
@@ -90,6 +90,10 @@ _LEAST_OWN_SHARE = 0.25  # of the time in which ranks compute on processors that
 
 @log_rule("names-known", "the events of this suite have the names in them that the harness writes, and no others", OURS)
 def check_names_known(context: LogContext) -> Iterator[LogBreach]:
+    for event in context.log.events:
+        if event.key.endswith(("_start", "_stop")) and event.value is not None:
+            yield event.line, f"{event.key} has the value {render_repr(event.value)}: expected none"
+            break
     for key, (values, metadata) in _NAMES.items():
         for event in context.by_key.get(key, ()):
             problem = _find_name_problem(event.metadata, metadata)
@@ -333,7 +337,7 @@ def _find_distribution_problem(parts: Mapping[str, Any], ranks: int) -> str | No
     if unknown:
         return f"{render_repr(unknown[0])} is a name that nobody reads"
     known = [number for value in _list(values) if (number := convert_to_float(value)) is not None]
-    if values is not None and len(known) != ranks:
+    if len(known) != ranks and (values is not None or ranks <= _LISTED_RANKS):
         return f"{len(known)} value{'s' * (len(known) != 1)} for {ranks} ranks"
     least, most = numbers[0], numbers[2]
     if known and [min(known), max(known), *(known[each] for each in ends)] != [least, most, least, most]:

@@ -325,7 +325,7 @@ def test_what_a_terminal_acts_on_is_replaced(capsys: pytest.CaptureFixture[str])
         ("-2+3", "'-2+3"),
         ("@SUM(1)", "'@SUM(1)"),
         ("\t=1", "'\t=1"),
-        ("\r=1", "'\r=1"),
+        ("\r=1", "'?=1"),
         ("\n=1", "'\n=1"),
         ("\uff1d1", "'\uff1d1"),
         ("=", "'="),
