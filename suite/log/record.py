@@ -301,7 +301,7 @@ def _find_precision(log: Reading) -> object:
     return log.hyperparameters.get("precision") or (parse_mapping(log.value(mllog.RUN_CONFIG)) or {}).get("precision")
 
 
-def _read_sizes(log: Reading) -> dict[str, float]:
+def _read_sizes(log: Reading) -> Mapping[str, float]:
     found = {name: log.value(mllog.CACHE_STATE, name) for name in ("data_bytes", "memory_bytes")}
     verified = parse_mapping(log.value(mllog.DATA_VERIFIED)) or {}
     return _select_numbers(found | {name: verified.get(name) for name in ("bytes", "files")})

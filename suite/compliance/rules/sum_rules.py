@@ -329,9 +329,9 @@ def _check_ranks(context: LogContext) -> Iterator[LogBreach]:
 def _find_distribution_problem(parts: Mapping[str, Any], ranks: int) -> str | None:
     """Return why a mapping is no distribution over ranks: min, median, max, mean, two ranks, and values if any."""
     numbers, mean, values = _list_numbers(parts, "min", "median", "max"), _number(parts, "mean"), parts.get("values")
-    ends = [parts.get(name) for name in ("min_rank", "max_rank")]
-    ordered = len(numbers) == len(ends) + 1 and numbers == sorted(numbers) and numbers[0] >= 0.0
-    if not ordered or not all(type(each) is int and 0 <= each < ranks for each in ends):
+    ends = [rank for name in ("min_rank", "max_rank") if type(rank := parts.get(name)) is int and 0 <= rank < ranks]
+    ordered = len(numbers) == 3 and numbers == sorted(numbers) and numbers[0] >= 0.0
+    if not ordered or len(ends) < 2:
         return f"expected min <= median <= max and whose they are, of {ranks} ranks"
     unknown = sorted(parts.keys() - {*_DISTRIBUTION.split()})
     if unknown:
