@@ -109,6 +109,9 @@ def check_provenance_agrees(result: Result) -> Iterator[ResultBreach]:
         "mode": "weak" if result.weak else "strong",
         "suite_version": first.suite_version,
     }
+    for run in result.runs:
+        if run.mode not in (None, logged_values["mode"]):
+            yield run.path, f"mode is {render_repr(run.mode)}, of the folder {logged_values['mode']!r}"
     for folder in result.provenance.folders:
         if (info := folder.info) is None:
             continue
