@@ -45,7 +45,8 @@ LAYERS: dict[str, set[str]] = {
         *("suite", "suite.log", "suite.log.energy", "suite.machine", "suite.compliance", "suite.training.parallel"),
     },
     "suite.compliance.forensics": {
-        *("suite", "suite.log", "suite.log.origin", "suite.machine", "suite.compliance", "suite.compliance.rules"),
+        *("suite", "suite.data", "suite.log", "suite.log.origin", "suite.machine"),
+        *("suite.compliance", "suite.compliance.rules"),
     },
     "suite.compliance.exchange": {"suite", "suite.log", "suite.compliance", "suite.compliance.rules"},
     "suite.package": {
