@@ -167,8 +167,8 @@ def check_metric_agrees(context: LogContext) -> Iterator[LogBreach]:
             what = f"{event.key} = {render_repr(event.value)}"
             yield event.line, f"{what}: no evaluation that reaches the target has this value"
         stop, due = context.log.first(mllog.RUN_STOP), f"target reached in epoch {event.metadata.get('epoch_num')}"
-        if stop is not None and stop.metadata.get("reason", due) != due:
-            yield stop.line, f"run_stop says {render_repr(stop.metadata['reason'])}; the {due}"
+        if stop is not None and stop.metadata.get("reason") != due:
+            yield stop.line, f"run_stop says {render_repr(stop.metadata.get('reason'))}; the {due}"
 
 
 @log_rule("samples-agree", "steps, batch size and samples of an epoch agree", OURS)
