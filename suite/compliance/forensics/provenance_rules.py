@@ -391,7 +391,7 @@ def _check_derived(result: Result) -> Iterator[ResultBreach]:
             for difference in islice(compare_values(stated.fields, due), 3):
                 yield stated.path, _render_difference(difference, STATED, "the logs")
     texts = render_scripts(folders, first.data_manifest)
-    records = _list_records(result)
+    records = list_records(result)
     if benchmark is not None and records is not None:
         selection = select_runs(records, benchmark, weak=result.weak)
         for record in selection[0]:
@@ -429,7 +429,7 @@ def _check_unstated(folder: KeptFolder, runs: Sequence[RunRecord]) -> Iterator[R
             yield folder.path / name, f"continues trial {of_trial[0].trial}, whose own log reached the target"
 
 
-def _list_records(result: Result) -> list[RunRecord] | None:
+def list_records(result: Result) -> list[RunRecord] | None:
     """List the records of all runs of the run folders in order, surplus ones too. None if a log is missing."""
     known = {run.path: run for run in (*result.runs, *result.pruned)}
     found: list[RunRecord | None] = []
