@@ -37,7 +37,7 @@ EXPLAINED = (
     ),
     (
         "result",
-        "hyperparameter-drift",
+        "run-drift",
         "one run has another learning rate than the others, which theirs does not compare",
     ),
     (

@@ -7,6 +7,7 @@ what was expected. The annotations of a Struct state what a document may hold: `
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -132,11 +133,12 @@ def read_json_document(path: Path, kind: type[Data], what: str, version: int, *,
 
 @dataclass(frozen=True)
 class YamlSource:
-    """The data of a YAML mapping, and the line of every key path in it."""
+    """The data of a YAML mapping, the line of every key path in it, and the sha256 of the bytes that were read."""
 
     path: Path
     data: dict[str, Any]
     lines: dict[tuple[str, ...], int]
+    sha256: str = ""
 
     @staticmethod
     def read(path: Path) -> YamlSource:
@@ -163,7 +165,7 @@ class YamlSource:
             raise InputError(f"{where}: not valid YAML: {problem}") from None
         if not isinstance(data, dict):
             raise InputError(f"{path}: expected a mapping, found {type(data).__name__}")
-        return YamlSource(path, data, lines)
+        return YamlSource(path, data, lines, hashlib.sha256(text.encode()).hexdigest())
 
     def convert(self, kind: type[Data]) -> Data:
         """Make a Struct of the data. InputError names file, line, key, value and what was expected."""

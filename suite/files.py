@@ -406,14 +406,20 @@ def render_printable(text: str, *, keep: str = "") -> str:
 
 
 def encode_csv_cell(value: object) -> object:
-    """Return a cell of a CSV table. A text that a spreadsheet would run as a formula gets an apostrophe."""
-    if not isinstance(value, str) or not value.startswith(_FORMULA):
+    """Return a cell of a CSV table: without characters that a terminal acts on.
+
+    A text that a spreadsheet would run as a formula gets an apostrophe.
+    """
+    if not isinstance(value, str):
         return value
+    shown = render_printable(value, keep="\n\t")
+    if not value.startswith(_FORMULA):
+        return shown
     try:
         float(value)
     except ValueError:
-        return f"'{value}"
-    return value if value.isprintable() else f"'{value}"
+        return f"'{shown}"
+    return shown if value.isprintable() else f"'{shown}"
 
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")  # the last four: full width

@@ -44,9 +44,12 @@ LAYERS: dict[str, set[str]] = {
         *("suite.machine", "suite.data"),  # readers of the files that a package keeps of a run
         *("suite.compliance.rules", "suite.compliance.forensics", "suite.cli"),  # the parser of commands
     },
-    "suite.compliance.rules": {"suite", "suite.log", "suite.log.energy", "suite.compliance", "suite.training.parallel"},
+    "suite.compliance.rules": {
+        *("suite", "suite.log", "suite.log.energy", "suite.machine", "suite.compliance", "suite.training.parallel"),
+    },
     "suite.compliance.forensics": {
-        *("suite", "suite.log", "suite.log.origin", "suite.machine", "suite.compliance", "suite.compliance.rules"),
+        *("suite", "suite.data", "suite.log", "suite.log.origin", "suite.machine"),
+        *("suite.compliance", "suite.compliance.rules"),
     },
     "suite.compliance.exchange": {"suite", "suite.log", "suite.compliance", "suite.compliance.rules"},
     "suite.package": {

@@ -381,9 +381,10 @@ def hide_paths(text: str) -> str:
 
 
 def _replace_control_characters(html: str) -> str:
-    """Replace control characters: HTML forbids them, and a hostile log may contain some."""
+    """Replace control characters, which HTML forbids, and marks that turn text around. A hostile log may have some."""
     return re.sub(
-        r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]",
+        r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069"
+        r"\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]",
         "\N{REPLACEMENT CHARACTER}",
         html,
     )

@@ -21,13 +21,12 @@ from typing import Any
 from urllib.parse import quote
 
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.files import read_json, render_printable, write_file_atomically
+from mlhpc.suite.files import read_json, render_printable
 from mlhpc.suite.log.reader import read_events, read_limits
 from mlhpc.suite.log.record import RunRecord, summarise_log
-from mlhpc.suite.log.results_tree import MANIFEST, Group, find_results, list_files
+from mlhpc.suite.log.results_tree import CRATE, MANIFEST, Group, find_results, list_files
 from mlhpc.suite.machine.facts import Facts, read_facts
 
-CRATE = "ro-crate-metadata.json"
 CONTEXT = ("https://w3id.org/ro/crate/1.1/context", "https://w3id.org/ro/terms/workflow-run/context")
 PROFILE = "https://w3id.org/ro/wfrun/process/0.5"
 _PYPI = "https://pypi.org/project/{}/"
@@ -71,11 +70,6 @@ class _RunOrigin:
 
     folder: Path
     nodes: tuple[Facts, ...]
-
-
-def write_crate(package: Path) -> None:
-    """Write the crate of a package as it is now, in place of an earlier one."""
-    write_file_atomically(package / CRATE, render_crate(package))
 
 
 def render_crate(package: Path) -> str:

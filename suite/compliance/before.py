@@ -48,9 +48,16 @@ def judge_statement(
     """
     if logged is None:
         stated = structs.replace(config, precision="float32") if config.precision == "auto" else config
-        logged = config.hyperparameters.collect_logged(stated)
+        logged = _collect_logged(stated)
     with use_cards([descriptor.card_path] if descriptor.hyperparameters is None else []):
         return list(_find_reasons(descriptor, config, logged, runs, mode, data, plan))
+
+
+def _collect_logged(config: RunConfig) -> Mapping[str, Any]:
+    try:
+        return config.hyperparameters.collect_logged(config)
+    except OSError:  # a file that is not there: the run says so when it opens it
+        return {}
 
 
 def _find_reasons(

@@ -42,9 +42,11 @@ from mlhpc.suite.log.energy.score import find_energy
 from mlhpc.suite.log.mllog import convert_to_json
 from mlhpc.suite.log.origin.sources import Sources
 from mlhpc.suite.log.record import RunRecord, find_first_on_target
-from mlhpc.suite.log.run_folder import SCRIPT, JobInfo, RunInfo
-from mlhpc.suite.log.score import Throughput, TimeToTrain, compute_throughput, compute_time_to_train
+from mlhpc.suite.log.results_tree import PRUNED
+from mlhpc.suite.log.run_folder import SCRIPT, JobInfo, RunInfo, has_run_start
+from mlhpc.suite.log.score import Throughput, TimeToTrain, compute_throughput, compute_time_to_train, find_failure
 from mlhpc.suite.machine.facts import UNKNOWN
+from mlhpc.suite.machine.secrets import remove_secrets
 from mlhpc.suite.machine.system import System, describe_system, make_system_description
 
 ABSENT = type("Absent", (), {"__repr__": lambda self: "nothing"})()  # the value of what a file does not state
@@ -192,18 +194,21 @@ def rebuild_from_command(folder: KeptFolder, descriptor: Descriptor, kept: RunCo
 
 def _find_shipped(folder: KeptFolder, descriptor: Descriptor, size: str) -> Mapping[str, Any] | None:
     """Return the settings of a size. None unless the run had the file and the defaults that are installed here."""
+    name = f"config/{Path(size).name}.yaml"
+    same = has_same_code(folder, descriptor, name, "config.py") and has_same_code(folder, None, "config.py")
+    return YamlSource.read(descriptor.folder / name).data if same else None
+
+
+def has_same_code(folder: KeptFolder, descriptor: Descriptor | None, *names: str) -> bool:
+    """Return True if a run had these files of a workload, or of the suite, as they are installed here."""
     sources = folder.read("sources.json", Sources)
-    shipped = descriptor.folder / "config" / f"{Path(size).name}.yaml"
-    own = f"workloads/{descriptor.name}"
-    suite = Path(__file__).parents[1]
-    same = {f"{own}/config/{shipped.name}": shipped, f"{own}/config.py": descriptor.folder / "config.py"}
-    same["suite/config.py"] = suite / "config.py"
-    if sources is None or not all(
-        path.is_file() and sources.files.get(name) == hashlib.sha256(path.read_bytes()).hexdigest()
-        for name, path in same.items()
-    ):
-        return None
-    return YamlSource.read(shipped).data
+    at = Path(__file__).parents[1] if descriptor is None else descriptor.folder
+    own = "suite" if descriptor is None else f"workloads/{descriptor.name}"
+    return sources is not None and all(
+        (at / name).is_file()
+        and sources.files.get(f"{own}/{name}") == hashlib.sha256((at / name).read_bytes()).hexdigest()
+        for name in names
+    )
 
 
 # The description of the system
@@ -284,6 +289,32 @@ def _is_memory(text: str, gib: float | None) -> bool:
     if match is None or gib is None:
         return False
     return abs(float(match[1]) * 1024.0 ** ("KMGT".index(match[2]) - 2) - gib) <= _MEMORY_SHARE * gib
+
+
+# Which runs count
+
+Selection = tuple[tuple[RunRecord, ...], tuple[RunRecord, ...], tuple[tuple[RunRecord, str], ...]]
+
+
+def select_runs(records: Sequence[RunRecord], benchmark: Benchmark, *, weak: bool) -> Selection:
+    """Select the runs that a package scores, those that it prunes, and those that it leaves out with the reason.
+
+    Of a time-to-train result with more than required, the N consecutive runs with the median score. Of a throughput
+    result, instances that did not converge or repeat a seed are pruned, if enough remain.
+    """
+    if weak:
+        first = {record.seed: record for record in reversed(records) if find_failure(record, benchmark) is None}
+        scored = tuple(record for record in records if first.get(record.seed) is record)
+        if len(scored) < benchmark.required_runs:
+            return tuple(records), (), ()
+        return scored, tuple(record for record in records if record not in scored), ()
+    if len(records) <= benchmark.required_runs:
+        return tuple(records), (), ()
+    score = compute_time_to_train(records, benchmark)
+    # The reasons why the score leaves a run out; the fastest and the slowest are left out of the mean only.
+    outside = [run for run in score.runs if run.dropped is not None and run.dropped.startswith(("outside", "resumed"))]
+    kept = tuple(run.record for run in score.runs if run not in outside)
+    return kept, (), tuple((run.record, str(run.dropped)) for run in outside)
 
 
 # result.json
@@ -445,3 +476,55 @@ def _render_command(info: RunInfo) -> str:
 def render_commit(info: RunInfo) -> str:
     """Return the commit of a run, or HEAD if it is not known."""
     return info.git.commit if info.git and info.git.commit else "HEAD"
+
+
+README = "README.md"
+
+
+def render_readme(
+    folders: Sequence[KeptFolder], card: Benchmark, selection: Selection, place: str, submitter: str
+) -> str:
+    """Render the README of a result: what it is, and which logs do not count. ``place`` is the folder of its logs."""
+    scored, pruned, left_out = selection
+    info = folders[0].info
+    if info is None or not scored:
+        return ""
+    first = scored[0]
+    own = f"{info.loop}, a loop of the submitter's own logged by " if info.loop else ""
+    changes = " with local changes" if info.git and info.git.dirty else ""
+    text = (
+        f"# {card.name}, size {card.size}\n\n"
+        f"Target: {card.target_text}. Ruleset {first.ruleset}, {card.required_runs} runs required. "
+        f"Logs: `{place}/result_0.txt` to `result_{len(scored) - 1}.txt`.\n\n"
+        f"Made by {own}mlhpc {info.suite_version}, commit {render_commit(info)}{changes}, on {info.created}: "
+        f"{first.nodes} node{'s' * (first.nodes != 1)}, {first.ranks} rank{'s' * (first.ranks != 1)}, "
+        f"{first.accelerators_per_node} accelerators per node, "
+        f"global batch size {first.global_batch_size}.\n\n"
+        "- `setup.sh` installs the suite as it was\n"
+        "- `init_datasets.sh` makes the data set\n"
+        "- `run_and_time.sh` runs it\n"
+        f"- `{STATED}` has the score and the times of the runs, to be compared with the logs by `mlhpc reproduce`\n"
+        "- `provenance/` holds what each run left: run.json, config.yaml, facts of every node, the job script, "
+        "the uncommitted\n"
+        "  changes, the digests of the suite's files, the environment, the data set's manifest\n"
+    )
+    if info.loop:
+        text += "- `provenance/run_*/code/` is the program, `card.yaml` beside it what it was made for\n"
+    if pruned:
+        text += f"- `{PRUNED}/` beside the logs: {len(pruned)} instances that were pruned\n"
+    if any(folder.origin is not None and folder.origin.late_submitter is not None for folder in folders):
+        text += f"\nThe logs name no submitter. {submitter} was stated late, when this package was built.\n"
+    names = [(record.path.name, why) for record, why in left_out if record.path]
+    names += [(name, "a continuation of an interrupted run") for name in _list_names(folders, "resumed_")]
+    for folder in folders:
+        for name in _list_names([folder], "failed_"):
+            began = has_run_start(folder.path / name)
+            names.append(
+                (name, "a run that began, failed and was replaced" if began else "an attempt that never began")
+            )
+    lines = "".join(f"- `{name}`: {why}\n" for name, why in names)
+    return remove_secrets(text + (f"\nNot scored, in `provenance/`:\n\n{lines}" if lines else ""))
+
+
+def _list_names(folders: Sequence[KeptFolder], stem: str) -> list[str]:
+    return [name for folder in folders for name in folder.files if name.startswith(stem)]

@@ -228,6 +228,11 @@ class Ruleset:
         """True for MLPerf HPC rounds, whose logs were written by other codes."""
         return not self.data.cards
 
+    @property
+    def complete(self) -> bool:
+        """True if all runs of a result log the same keys. Some codes of MLPerf Training log what one run needs."""
+        return self.data.suite == _DEFAULT_SUITE
+
     def severity(self, rule: str) -> Severity | None:
         """Return the severity of a rule's findings. None if the ruleset does not apply the rule.
 

@@ -160,6 +160,9 @@ class RunRecord:
     seed: int | None = stated(mllog.SEED, parse_int, columns={"seed": render_text}, cause=("seed", "seed"))
     precision: object = derived(lambda log: _find_precision(log), columns={"precision": render_text})
     cache_state: str | None = stated(mllog.CACHE_STATE, parse_text, columns="cache_state")
+    preflight: str | None = stated(mllog.PREFLIGHT, parse_text, about="verdict_sha256")
+    # Bytes and files of the data, bytes of memory
+    sizes: Mapping[str, float] = derived(lambda log: _read_sizes(log), empty=dict)
     device: str | None = stated(
         mllog.RUN_CONFIG, parse_text, about="device", columns={"device_type": render_text}, cause=("device", "device")
     )
@@ -186,6 +189,7 @@ class RunRecord:
     hyperparameters: Mapping[str, Any] = derived(
         lambda log: log.hyperparameters, empty=dict, columns={"hyperparameters": render_json}
     )
+    keys: frozenset[str] = derived(lambda log: frozenset(log.run.places), empty=frozenset)  # of all events
     startup: Mapping[str, Any] | None = stated(mllog.STARTUP, parse_mapping, columns=_STARTUP, limited=True)
     # The mean over ranks if the log has it: rank 0 alone may be the fastest or the slowest
     mean_phases: Phases | None = derived(
@@ -296,6 +300,12 @@ def _list_stalls(run: Log, line: Timeline) -> tuple[Span, ...]:
 
 def _find_precision(log: Reading) -> object:
     return log.hyperparameters.get("precision") or (parse_mapping(log.value(mllog.RUN_CONFIG)) or {}).get("precision")
+
+
+def _read_sizes(log: Reading) -> Mapping[str, float]:
+    found = {name: log.value(mllog.CACHE_STATE, name) for name in ("data_bytes", "memory_bytes")}
+    verified = parse_mapping(log.value(mllog.DATA_VERIFIED)) or {}
+    return _select_numbers(found | {name: verified.get(name) for name in ("bytes", "files")})
 
 
 def _is_staging_in_run(log: Reading) -> bool | None:

@@ -23,6 +23,7 @@ from mlhpc.suite.files import DuplicateKeyError, read_json
 from mlhpc.suite.log.reader import read_limits
 
 MANIFEST = "manifest.sha256"
+CRATE = "ro-crate-metadata.json"  # of a package, for other tools
 PRUNED = "pruned_results"
 POWER = "power"
 SCENARIOS = ("strong", "weak")

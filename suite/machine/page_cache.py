@@ -46,13 +46,14 @@ def drop_page_caches(
         code = _run_command(command)
     exit_codes = tuple(sorted({each for each in world.allgather(code) if each is not None}))
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    state = _judge_state(command, exit_codes, data_bytes, memory_bytes)
+    state = judge_state(command, exit_codes, data_bytes, memory_bytes)
     return CacheState(state, command, exit_codes, data_bytes, memory_bytes)
 
 
-def _judge_state(
+def judge_state(
     command: str | None, exit_codes: tuple[int, ...], data_bytes: int, memory_bytes: int
 ) -> Literal["dropped", "cold-by-size", "unverified"]:
+    """Judge the state of the caches by what the command left and by the size of the data."""
     if command and exit_codes == (0,):
         return "dropped"
     return "cold-by-size" if data_bytes > COLD_BY_SIZE_FACTOR * memory_bytes else "unverified"

@@ -23,7 +23,7 @@ from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import add_path_to_errors, make_folder, make_scratch_folder, write_file_atomically
 from mlhpc.suite.log.energy.power_log import render_estimate
 from mlhpc.suite.log.record import RunRecord
-from mlhpc.suite.log.results_tree import MANIFEST, POWER
+from mlhpc.suite.log.results_tree import CRATE, MANIFEST, POWER
 from mlhpc.suite.log.score import find_failure
 from mlhpc.suite.machine.secrets import remove_secrets
 from mlhpc.suite.machine.system import System
@@ -130,8 +130,8 @@ def build_package(
 def _write_crate(package: Path) -> tuple[str, ...]:
     """Describe the package for other tools (RO-Crate). Return a warning if the wing that does it is not installed."""
     if EXCHANGE in list_missing_wings():
-        return (f"{package / 'ro-crate-metadata.json'}: not written: {explain_missing_wing(EXCHANGE)}",)
-    load_export("ro-crate", "RO-Crate")(package)
+        return (f"{package / CRATE}: not written: {explain_missing_wing(EXCHANGE)}",)
+    write_file_atomically(package / CRATE, load_export("ro-crate", "RO-Crate")(package))
     return ()
 
 

@@ -12,14 +12,12 @@ from pathlib import Path
 
 from mlhpc.suite.compliance.kept_files import ORIGIN_FILE, ORIGIN_VERSION, VERBATIM, KeptFolder, Origin
 from mlhpc.suite.compliance.package_files import compute_sha256
-from mlhpc.suite.compliance.rebuild import STATED, build_stated_result, render_commit, render_scripts
+from mlhpc.suite.compliance.rebuild import README, STATED, build_stated_result, render_readme, render_scripts
 from mlhpc.suite.documents import convert_to_plain_data, read_json_document
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import make_folder, write_file_atomically
 from mlhpc.suite.log.origin.sources import ENVIRONMENT_VERSION, Environment, convert_distribution_name
 from mlhpc.suite.log.reader import read_limits
-from mlhpc.suite.log.results_tree import PRUNED
-from mlhpc.suite.log.run_folder import has_run_start
 from mlhpc.suite.machine.secrets import remove_random_words, remove_secrets
 from mlhpc.suite.machine.system import System
 from mlhpc.suite.package.redaction import PersonalNames, Redaction
@@ -42,10 +40,12 @@ def write_implementation(
         left += [(result.implementation / provenance / name, kind, words) for name, kind, words in found]
     score = build_stated_result(compute_score(result), result.benchmark, result.names, staged / result.folder)
     write_file_atomically(folder / STATED, json.dumps(score, indent=1) + "\n")
-    write_file_atomically(folder / "README.md", remove_secrets(_render_readme(result, submitter)))
-    for name, text in render_scripts(list_kept(staged, result), result.scored[0].data_manifest).items():
+    kept, selection = list_kept(staged, result), (result.scored, result.pruned, result.left_out)
+    readme = render_readme(kept, result.benchmark, selection, result.folder.as_posix(), submitter)
+    texts = render_scripts(kept, result.scored[0].data_manifest) | {README: readme}
+    for name, text in texts.items():
         write_file_atomically(folder / name, text)
-        (folder / name).chmod(0o755)
+        (folder / name).chmod(0o644 if name == README else 0o755)
     return left
 
 
@@ -90,48 +90,6 @@ def _list_provenance(run: Run, result: Result) -> Iterator[Path]:
     """Yield the files of a run folder that show how the result was made, without its logs."""
     yield from (run.folder.root / name for name in run.kept.files)
     yield from (record.path for record, _ in result.left_out if record.path and record.path.parent == run.folder.root)
-
-
-def _render_readme(result: Result, submitter: str) -> str:
-    card, first, info = result.benchmark, result.scored[0], result.info
-    logs = f"`{result.folder.as_posix()}/result_0.txt` to `result_{len(result.scored) - 1}.txt`"
-    own = f"{info.loop}, a loop of the submitter's own logged by " if info.loop else ""
-    changes = " with local changes" if info.git and info.git.dirty else ""
-    text = (
-        f"# {card.name}, size {card.size}\n\n"
-        f"Target: {card.target_text}. Ruleset {first.ruleset}, {card.required_runs} runs required. Logs: {logs}.\n\n"
-        f"Made by {own}mlhpc {info.suite_version}, commit {render_commit(info)}{changes}, on {info.created}: "
-        f"{first.nodes} node{'s' * (first.nodes != 1)}, {first.ranks} rank{'s' * (first.ranks != 1)}, "
-        f"{first.accelerators_per_node} accelerators per node, "
-        f"global batch size {first.global_batch_size}.\n\n"
-        "- `setup.sh` installs the suite as it was\n"
-        "- `init_datasets.sh` makes the data set\n"
-        "- `run_and_time.sh` runs it\n"
-        f"- `{STATED}` has the score and the times of the runs, to be compared with the logs by `mlhpc reproduce`\n"
-        "- `provenance/` holds what each run left: run.json, config.yaml, facts of every node, the job script, "
-        "the uncommitted\n"
-        "  changes, the digests of the suite's files, the environment, the data set's manifest\n"
-    )
-    if info.loop:
-        text += "- `provenance/run_*/code/` is the program, `card.yaml` beside it what it was made for\n"
-    if result.pruned:
-        text += f"- `{PRUNED}/` beside the logs: {len(result.pruned)} instances that were pruned\n"
-    if any(run.unnamed for run in result.runs):
-        text += f"\nThe logs name no submitter. {submitter} was stated late, when this package was built.\n"
-    not_scored = list(_list_not_scored(result))
-    return text + ("\nNot scored, in `provenance/`:\n\n" + "".join(not_scored) if not_scored else "")
-
-
-def _list_not_scored(result: Result) -> Iterator[str]:
-    """Yield a line of the README for each log that is not scored, with the reason."""
-    for record, why in result.left_out:
-        if record.path:
-            yield f"- `{record.path.name}`: {why}\n"
-    for path in (path for run in result.runs for path in run.resumed):
-        yield f"- `{path.name}`: a continuation of an interrupted run\n"
-    for path in (path for run in result.runs for path in run.folder.failed()):
-        what = "a run that began, failed and was replaced" if has_run_start(path) else "an attempt that never began"
-        yield f"- `{path.name}`: {what}\n"
 
 
 def _make_redaction(run: Run, kinds: Collection[str]) -> Redaction:

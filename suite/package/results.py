@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mlhpc.suite import NO_SUBMITTER
 from mlhpc.suite.compliance.kept_files import KeptFolder
-from mlhpc.suite.compliance.rebuild import compute_stated_score
+from mlhpc.suite.compliance.rebuild import compute_stated_score, select_runs
 from mlhpc.suite.compliance.ruleset import Benchmark, build_card_benchmark
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.errors import InputError
@@ -16,7 +16,7 @@ from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import RunRecord, summarise_log
 from mlhpc.suite.log.results_tree import PRUNED
 from mlhpc.suite.log.run_folder import RunFolder, RunInfo, has_run_start
-from mlhpc.suite.log.score import Throughput, TimeToTrain, compute_time_to_train, find_failure
+from mlhpc.suite.log.score import Throughput, TimeToTrain, find_failure
 from mlhpc.suite.machine.facts import Facts
 from mlhpc.suite.machine.system import list_differences, read_nodes
 
@@ -110,8 +110,7 @@ def group_results(runs: Sequence[Run], system: str) -> Iterator[Result]:
             )
         records = [record for run in members for record in run.records]
         _check_subject(records, benchmark, f"{workload} {size}")
-        select = _select_instances if mode == "weak" else _select_runs
-        scored, pruned, left_out = select(records, benchmark)
+        scored, pruned, left_out = select_runs(records, benchmark, weak=mode == "weak")
         scenario = "weak" if mode == "weak" else "strong"
         yield Result(tuple(members), benchmark, scored, pruned, left_out, system_id, scenario)
 
@@ -144,34 +143,6 @@ def _build_system_name(run: Run, system: str) -> str:
         )
     instances = f"{len(run.records)}x" if run.info.mode == "weak" else ""
     return f"{system}_{instances}{first.nodes}x{max(first.ranks // first.nodes, 1)}_{run.info.size}"
-
-
-# Scored, pruned, and left out with the reason
-_Selection = tuple[tuple[RunRecord, ...], tuple[RunRecord, ...], tuple[tuple[RunRecord, str], ...]]
-
-
-def _select_instances(records: Sequence[RunRecord], benchmark: Benchmark) -> _Selection:
-    """Prune instances of a throughput result that did not converge or repeat a seed, if enough remain."""
-    seeds: set[int | None] = set()
-    scored = []
-    for record in records:
-        if find_failure(record, benchmark) is None and record.seed not in seeds:
-            seeds.add(record.seed)
-            scored.append(record)
-    if len(scored) < benchmark.required_runs:
-        return tuple(records), (), ()
-    return tuple(scored), tuple(record for record in records if record not in scored), ()
-
-
-def _select_runs(records: Sequence[RunRecord], benchmark: Benchmark) -> _Selection:
-    """Select the N consecutive runs with the median score if a time-to-train result has more than required."""
-    if len(records) <= benchmark.required_runs:
-        return tuple(records), (), ()
-    score = compute_time_to_train(records, benchmark)
-    # The reasons why the score leaves a run out; the fastest and the slowest are left out of the mean only.
-    outside = [run for run in score.runs if run.dropped is not None and run.dropped.startswith(("outside", "resumed"))]
-    scored = tuple(run.record for run in score.runs if run not in outside)
-    return scored, (), tuple((run.record, str(run.dropped)) for run in outside)
 
 
 def compute_score(result: Result) -> TimeToTrain | Throughput:

@@ -15,7 +15,7 @@ from mlhpc.suite.errors import InputError
 from mlhpc.suite.workload import Optimization, Work, Workload
 from mlhpc.suite.world import World
 from mlhpc.workloads.openfold import residues
-from mlhpc.workloads.openfold.checkpoint import load_checkpoint
+from mlhpc.workloads.openfold.checkpoint import compute_loaded_sha256, load_checkpoint
 from mlhpc.workloads.openfold.config import OpenFoldConfig, learning_rate
 from mlhpc.workloads.openfold.data import OpenFoldData, compute_batch_work
 from mlhpc.workloads.openfold.losses import compute_losses, compute_sample_lddt_ca
@@ -113,8 +113,9 @@ class OpenFold(Workload):
         return {"imbalance": float((work_RS.max(0) / work_RS.mean(0)).mean())}
 
     def hyperparameters(self) -> dict[str, Any]:
-        """Return what the configuration says."""
-        return self._settings.collect_logged(self.config)
+        """Return what the configuration says, and the digest of the weights that were loaded."""
+        digest = compute_loaded_sha256(self._settings.init_checkpoint)
+        return self._settings.collect_logged(self.config) | {"init_checkpoint_sha256sum": digest}
 
     def data_hyperparameters(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
         """Return the days that the chains were selected by, and the loader's order.

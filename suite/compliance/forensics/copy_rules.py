@@ -61,6 +61,7 @@ _MAX_RUNS_PER_CLASS = 32  # runs remembered for one pair of values: more would m
 _MOST_CANDIDATES = 100  # compared value by value: those that share most pairs of values with the run
 
 EVALUATIONS, DURATIONS, LOSSES = "evaluations", "durations between evaluations", "losses of first steps"
+SHAPE = "shape of the curve"  # of four evaluations
 _FINE_GRAIN = 1e-6  # of a grid that is none
 _FEWEST_LOSSES = 8  # the first of them follow from the start of every run
 HashClass = tuple[str, int, int]
@@ -304,7 +305,7 @@ def check_run_copied(result: Result) -> Iterator[ResultBreach]:
     yield from copies.items()
     seen: dict[Fingerprint, RunRecord] = {}
     for run in runs:
-        prints = [each for each in _list_fingerprints(run) if each[0] != EVALUATIONS]
+        prints = [each for each in _list_fingerprints(run) if each[0] not in (EVALUATIONS, SHAPE)]
         found = _find_shared_numbers(run, prints, seen.get, _have_one_seed) if run.path not in copies else None
         if found is not None:
             other, text = found
@@ -330,7 +331,7 @@ def check_run_repeated(result: Result) -> Iterator[ResultBreach]:
         exact.add(course)
         curves = build_series(run)
         found = seen.find_duplicate(curves, partial(_is_evidence_of_copy, run, _have_one_seed))
-        prints = [each for each in _list_fingerprints(run) if each[0] == EVALUATIONS]
+        prints = [each for each in _list_fingerprints(run) if each[0] in (EVALUATIONS, SHAPE)]
         shared = _find_shared_numbers(run, prints, pairs.get, _have_one_seed)
         pairs |= dict.fromkeys(prints, run)
         if shared is not None and found is None:
@@ -463,7 +464,7 @@ def _is_evidence_of_copy(run: RunRecord, excuse: Excuse, other: RunRecord, what:
 
 
 def _list_fingerprints(run: RunRecord) -> list[Fingerprint]:
-    """List each three measured numbers in a row, and two evaluations in a row with their place.
+    """List each three measured numbers in a row, and two evaluations and two bends of their curve with their place.
 
     Of 7,176 published logs no two runs with another start have the same, but for two results (docs/checker.md).
     """
@@ -471,12 +472,22 @@ def _list_fingerprints(run: RunRecord) -> list[Fingerprint]:
     for key, numbers in run.measured.items():
         distinct = list(dict.fromkeys(numbers))
         found += ((key, *three) for three in zip(distinct, distinct[1:], distinct[2:], strict=False))
+        ratios = [float(f"{b / a:.7g}") if a else 0.0 for a, b in pairwise(numbers)]
+        scaled = enumerate(pairwise(ratios)) if key == mllog.TRACKED_STATS else ()
+        found += ((SHAPE, -1.0 - place, *two) for place, two in scaled if not {0.0, 1.0} & {*two})
     values = [item.value for item in run.evals[:_MOST_VALUES]]
     # Errors of few samples lie on a grid, whatever number of digits they have.
-    if build_series(run)[0].grain < _FINE_GRAIN:
+    grain = build_series(run)[0].grain
+    if grain < _FINE_GRAIN:
         for place, (one, other) in enumerate(pairwise(values)):
             if has_many_digits(one) and has_many_digits(other) and one != other:
                 found.append((EVALUATIONS, float(place), one, other))
+    # What stays of a curve that was shifted and scaled.
+    steps = [b - a if abs(b - a) > 10.0 * grain * abs(a) else 0.0 for a, b in pairwise(values)]
+    bends = [float(f"{b / a:.5g}") if a else 0.0 for a, b in pairwise(steps)]
+    # Of curves that fall by equal shares all bends are equal.
+    bent = ((place, two) for place, two in enumerate(pairwise(bends)) if abs(two[1] - two[0]) > 0.01 * abs(two[0]))
+    found += ((SHAPE, float(place), *two) for place, two in bent if 0.0 not in two)
     return found
 
 
@@ -499,6 +510,9 @@ def _find_shared_numbers(
                     other,
                     f"evaluations {numbers[0] + 1:g} and {numbers[0] + 2:g} are {numbers[1]!r}, {numbers[2]!r}, as of",
                 )
+            if key == SHAPE:
+                what = "evaluations" if numbers[0] >= 0.0 else mllog.TRACKED_STATS
+                return other, f"{what} from {abs(numbers[0] + 0.5) + 0.5:g} on are, shifted and scaled, those of"
             return other, f"measured {key} {', '.join(map(repr, numbers))}, as"
     return None
 

@@ -8,17 +8,20 @@ benchmarks/<benchmark>/implementations/mlhpc-<version>/<system>/<scenario>/.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice, pairwise
 from pathlib import Path
+from typing import Any
 
-from mlhpc.suite import NO_SUBMITTER, RULESET
+from mlhpc.suite import NO_SUBMITTER, RULESET, VERSION
 from mlhpc.suite.card import FULL, SizeCard
 from mlhpc.suite.compliance.kept_files import CONFIG, PLAN, KeptFolder
 from mlhpc.suite.compliance.rebuild import (
     ABSENT,
+    README,
     STATED,
     Difference,
     build_description,
@@ -27,23 +30,29 @@ from mlhpc.suite.compliance.rebuild import (
     compare_values,
     compute_stated_score,
     find_descriptor,
+    has_same_code,
     list_model_words,
     log_config,
     may_be_redacted,
     rebuild_config,
     rebuild_from_command,
     rebuild_info,
+    render_readme,
     render_scripts,
+    select_runs,
 )
 from mlhpc.suite.compliance.result import Result, count_evaluated_samples, count_trained_samples
 from mlhpc.suite.compliance.rules.base import OURS, ResultBreach, render_log_name, result_rule
 from mlhpc.suite.compliance.ruleset import compute_logs_digest, read_ruleset
 from mlhpc.suite.config import RunConfig
+from mlhpc.suite.data.manifest import Manifest
 from mlhpc.suite.documents import YamlSource
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import read_bytes, render_duration, render_repr
+from mlhpc.suite.log.mllog import convert_to_json
 from mlhpc.suite.log.origin.sources import Environment, Sources, convert_distribution_name
-from mlhpc.suite.log.record import RunRecord
+from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.log.record import NOT_HYPERPARAMETERS, RunRecord, summarise_log
 from mlhpc.suite.log.results_tree import SystemFile, read_system
 from mlhpc.suite.log.score import count_peak_use
 from mlhpc.suite.machine.facts import UNKNOWN, Facts
@@ -56,6 +65,7 @@ from mlhpc.suite.machine.system import (
 
 # Between the clock of the machine that started the runs and those that ran them.
 _CLOCK_SLACK_S = 600.0
+_LONGEST_WAIT_S = 366 * 86_400.0  # of a run folder for its first run
 _SMALLEST_DRAWN = 2147  # of 2^31 seeds one in a million is smaller
 _CORES_PER_CACHE = 4  # cores that share their first cache of data: none do, some virtual machines say so
 # All peaks below are generous: the rule is to find forged times, not slow hardware.
@@ -64,6 +74,8 @@ _NODE_PEAK_FLOPS = 1e15  # FLOP/s of a node without accelerators, if its cores a
 _MOST_PUBLISHED_RATE = 2.5  # times that of the fastest published run: software gets better, by at most 1.5 in a round
 _SCALE = ("number_of_nodes", "accelerators_per_node")
 _MODELS = ("cosmoflow", "deepcam", "oc20", "openfold")  # of MLPerf HPC: their cards have the model of the rounds
+_WORK_SHARE = 0.01  # of counted work, which versions of torch count in other ways
+_MEMORY_SHARE = 0.02  # a machine that was started again may show a little more or less
 _CORE_HZ = 6e9
 _FLOPS_PER_CYCLE, _FLOPS_PER_CYCLE_REDUCED = 128.0, 4096.0  # two 512-bit FMA units, and matrix units at 16 bits
 
@@ -98,6 +110,9 @@ def check_provenance_agrees(result: Result) -> Iterator[ResultBreach]:
         "mode": "weak" if result.weak else "strong",
         "suite_version": first.suite_version,
     }
+    for run in result.runs:
+        if run.mode not in (None, logged_values["mode"]):
+            yield run.path, f"mode is {render_repr(run.mode)}, of the folder {logged_values['mode']!r}"
     for folder in result.provenance.folders:
         if (info := folder.info) is None:
             continue
@@ -114,6 +129,8 @@ def check_provenance_agrees(result: Result) -> Iterator[ResultBreach]:
         if earliest is not None and _find_start(earliest) < created - _CLOCK_SLACK_S:
             late = render_duration(created - _find_start(earliest))
             yield path, f"the run folder was made {late} after {render_log_name(earliest)} began"
+        elif earliest is not None and _find_start(earliest) > created + _LONGEST_WAIT_S:
+            yield path, f"the run folder was made more than a year before {render_log_name(earliest)} began"
 
 
 @result_rule(
@@ -187,6 +204,8 @@ def check_statements_agree(result: Result) -> Iterator[ResultBreach]:
             yield from islice(_check_run_settings(run, found, settings[found.path]), 1)
             yield from islice(_check_seed(result, run, found), 1)
             yield from islice(_check_read_files(result, run, found), 1)
+            yield from islice(_check_installed(result, run, found, settings[found.path]), 1)
+            yield from islice(_check_sizes(run, found), 1)
     if result.group.package is not None and result.provenance.folders:
         yield from _check_derived(result)
 
@@ -281,6 +300,74 @@ def _check_read_files(result: Result, run: RunRecord, folder: KeptFolder) -> Ite
             )
 
 
+def _collect_events(kept: RunConfig) -> dict[str, Any] | None:
+    """Return what the file of settings makes a run log. None if the workload or its ranks decide a part of it."""
+    try:
+        alone, shared = (kept.hyperparameters.collect_logged(kept, ranks) for ranks in (1, 2))
+    except OSError:  # it names a file of the machine that ran
+        return None
+    return alone if alone == shared else None
+
+
+def _check_installed(
+    result: Result, run: RunRecord, folder: KeptFolder, kept: RunConfig | str | None
+) -> Iterator[ResultBreach]:
+    """Yield what a log states in another way than the files of the suite say, where the run had those of this suite."""
+    descriptor, card = find_descriptor(folder), result.benchmark.card if result.benchmark is not None else None
+    if has_same_code(folder, None, "__init__.py") and run.suite_version != VERSION:
+        yield run.path, f"suite_version: {render_repr(run.suite_version)} in the log, {VERSION!r} by sources.json"
+    if descriptor is None or card is None or run.run_start_s is None or run.loop is not None:
+        return
+    events = None
+    if not isinstance(kept, str | None) and has_same_code(folder, descriptor, "config.py"):
+        events = _collect_events(kept)
+    due = convert_to_json(events or {})
+    logged = {key: run.hyperparameters.get(key, ABSENT) for key in due}
+    for name, one, other in compare_values(logged, due):
+        yield run.path, f"{name}: {render_repr(one)} in the log, {render_repr(other)} by {CONFIG}"
+    unknown = sorted(run.keys - NOT_HYPERPARAMETERS - {*(events or run.keys), *card.constraints})
+    if unknown:
+        yield run.path, f"logs {', '.join(unknown[:3])}, which the workload does not log"
+    if not has_same_code(folder, descriptor, "card.yaml"):
+        return
+    stated = card.baselines
+    for name, one, other in compare_values(
+        {"baseline": dict(run.baselines), "oracle": dict(run.oracle_baselines)},
+        {
+            "baseline": stated.metrics() if stated is not None else {},
+            "oracle": stated.metrics(oracle=True) if stated is not None else {},
+        },
+    ):
+        yield run.path, f"{name}: {render_repr(one)} in the log, {render_repr(other)} on the card"
+    if result.closed:
+        counts = {"forward_flops": card.forward_flops_per_sample, "sample_bytes": card.sample_bytes}
+        for name, count in counts.items():
+            if abs(run.work_per_sample.get(name, 0.0) - count) > _WORK_SHARE * count:
+                found = render_repr(run.work_per_sample.get(name))
+                yield run.path, f"work_per_sample.{name}: {found} in the log, {count:g} on the card"
+
+
+def _check_sizes(run: RunRecord, folder: KeptFolder) -> Iterator[ResultBreach]:
+    """Yield bytes and files that a log states otherwise than data.json, and memory or threads otherwise than facts."""
+    manifest, nodes = folder.read("data.json", Manifest), folder.nodes
+    due: dict[str, float] = {}
+    if manifest is not None:
+        due = {"data_bytes": manifest.bytes, "bytes": manifest.bytes, "files": len(manifest.shards)}
+    memory = {round(node.memory.total_gib, 1) for node in nodes if node.memory.total_gib is not None}
+    if len(memory) == 1:
+        due["memory_bytes"] = min(memory) * 2**30
+    for name, value in due.items():
+        stated = run.sizes.get(name, value)
+        if abs(stated - value) > (_MEMORY_SHARE * value if name == "memory_bytes" else 0.0):
+            yield (
+                run.path,
+                f"{name}: {stated:g} in the log, {value:g} by {'the facts' if name == 'memory_bytes' else 'data.json'}",
+            )
+    threads = [node.cpu.threads for node in nodes if node.cpu.threads is not None]
+    if threads and (run.threads_per_rank or 0) > max(threads):
+        yield run.path, f"threads_per_rank: {run.threads_per_rank} in the log, {max(threads)} threads by the facts"
+
+
 _PLAN_HEAD = ("description", "version", "mesh")  # of a plan: not in the log, or resolved there
 
 
@@ -313,14 +400,56 @@ def _check_derived(result: Result) -> Iterator[ResultBreach]:
         else:
             for difference in islice(compare_values(stated.fields, due), 3):
                 yield stated.path, _render_difference(difference, STATED, "the logs")
-    for name, text in render_scripts(folders, first.data_manifest).items():
-        script = where / name
+    texts = render_scripts(folders, first.data_manifest)
+    records = list_records(result)
+    if benchmark is not None and records is not None:
+        selection = select_runs(records, benchmark, weak=result.weak)
+        for record in selection[0]:
+            if record not in result.runs:
+                yield record.path, "is not scored; of these runs mlhpc package scores it"
+        place = result.group.folder.relative_to(result.group.package or result.group.folder).as_posix()
+        texts |= {README: render_readme(folders, benchmark, selection, place, result.group.submitter or "")}
+    for name, text in texts.items():
+        path = where / name
         try:
-            same = not script.is_symlink() and read_bytes(script, len(text.encode()) + 1) == text.encode()
+            same = not path.is_symlink() and read_bytes(path, len(text.encode()) + 1) == text.encode()
         except OSError:
             same = False
         if not same:
-            yield script, "is not the script that follows from run.json"
+            yield path, f"is not what follows from {'the logs' if name == README else 'run.json'}"
+    for folder in folders:
+        yield from islice(_check_unstated(folder, records or result.runs), 1)
+    for path in where.iterdir():
+        if path.name not in {*texts, STATED, README, "provenance"}:
+            yield path, "is no file that mlhpc package writes: nobody reads it"
+
+
+def _check_unstated(folder: KeptFolder, runs: Sequence[RunRecord]) -> Iterator[ResultBreach]:
+    """Yield a kept file whose event no log has: of a job, of a preflight, of a run that was interrupted."""
+    redacted = folder.origin.redacted if folder.origin is not None else {}
+    for name, file in folder.files.items():
+        verdict = redacted.get(name, file.sha256) if name.endswith("/verdict.json") else None
+        trial = re.match(r"resumed_(\d{1,9})_", name)
+        of_trial = [run for run in runs if trial is not None and run.trial == int(trial[1])]
+        if name == "job.sbatch" and not any(run.job for run in runs):
+            yield folder.path / name, "no log names a job"
+        elif verdict is not None and not any(run.preflight == verdict for run in runs):
+            yield folder.path / name, "no log states this verdict of a preflight"
+        elif any(run.status == "success" for run in of_trial):
+            yield folder.path / name, f"continues trial {of_trial[0].trial}, whose own log reached the target"
+
+
+def list_records(result: Result) -> list[RunRecord] | None:
+    """List the records of all runs of the run folders in order, surplus ones too. None if a log is missing."""
+    known = {run.path: run for run in (*result.runs, *result.pruned)}
+    found: list[RunRecord | None] = []
+    for folder in result.provenance.folders:
+        logs = {log: result.group.folder / name for log, name in (folder.origin.logs if folder.origin else {}).items()}
+        logs |= {log: folder.path / log for log in folder.surplus}
+        for log in sorted(logs, key=lambda name: (len(name), name)):
+            surplus = log in folder.surplus
+            found.append(summarise_log(read_events(logs[log], steps=False)) if surplus else known.get(logs[log]))
+    return None if None in found else [record for record in found if record is not None]
 
 
 def _render_difference(difference: Difference, one: str, other: str) -> str:
@@ -364,17 +493,33 @@ def _check_environment(folder: KeptFolder) -> Iterator[ResultBreach]:
             continue
         if Path(name).stem != node.node.replace("/", "_"):
             yield folder.path / name, f"has the facts of node {render_repr(node.node)}"
+        yield from ((folder.path / name, text) for text in _check_collected(folder, node))
         if environment is None:
             continue
+        machine = environment.machine.rpartition(" ")[2]
+        if node.cpu.architecture not in (UNKNOWN, machine):
+            yield folder.path / name, f"has the architecture {node.cpu.architecture!r}, environment.json {machine!r}"
         known = {key: item.version for key, item in environment.by_name().items()} | {"": environment.python}
         packages = node.software.packages  # of others the facts may name a second one that is not imported
-        named = (key for key in (*LISTED_PACKAGES, *PACKAGES_OF_FRAMEWORKS) if key in packages)
+        named = (key for key in ("mlhpc", *LISTED_PACKAGES, *PACKAGES_OF_FRAMEWORKS) if key in packages)
         stated = {convert_distribution_name(key): packages[key] for key in named}
         stated |= {} if node.software.python == UNKNOWN else {"": node.software.python}
         for key, text in stated.items():
             if known.get(key) != text:
                 other = render_repr(known.get(key))
                 yield folder.path / name, f"has {key or 'Python'} {render_repr(text)}, environment.json {other}"
+
+
+def _check_collected(folder: KeptFolder, node: Facts) -> Iterator[str]:
+    """Yield facts that were collected before the run folder was made, or that are not from the past."""
+    created = _parse_time(folder.info.created) if folder.info is not None else None
+    try:
+        seconds = datetime.fromisoformat(node.collected).timestamp()
+    except (ValueError, OverflowError):
+        yield f"was collected at {render_repr(node.collected)}: expected a time such as 2026-11-20T14:00:00+00:00"
+        return
+    if created is not None and not created - _CLOCK_SLACK_S <= seconds <= time.time() + _CLOCK_SLACK_S:
+        yield f"was collected at {node.collected}; the run folder was made at {folder.info.created if folder.info else None}"
 
 
 def _check_node(node: Facts) -> Iterator[str]:
@@ -489,10 +634,26 @@ def check_speed_possible(result: Result) -> Iterator[ResultBreach]:
     if unread and system is not None and system.number("accelerators_per_node"):
         what = f"accelerator_model_name = {render_repr(named)}"
         yield system.path, f"{what}: nobody can read which accelerators trained"
+    yield from islice(_check_platform(result), 1)
     for run in result.runs:
         seconds, (nodes, accelerators) = run.time_to_train_s, _find_scale(result, run)
         if seconds and seconds > 0.0 and nodes is not None:
             yield from islice(_check_run_speed(result, run, seconds, (nodes, accelerators)), 1)
+
+
+def _check_platform(result: Result) -> Iterator[ResultBreach]:
+    """Yield a run whose platform, or a system whose name, has other accelerators than the description names."""
+    known = result.benchmark.fastest if result.benchmark is not None else {}
+    system = result.system
+
+    def find(text: object) -> set[str]:
+        return {model for model in known if model.lower() in str(text).lower()}
+
+    stated = find(system.fields.get("accelerator_model_name")) if system is not None else set()
+    names = ((run.path, run.platform) for run in result.runs)
+    for path, name in (*names, (None, result.group.system)) if stated else ():
+        if find(name) and not find(name) & stated:
+            yield path, f"{render_repr(name)} has {', '.join(find(name))}; the description names {', '.join(stated)}"
 
 
 def _check_run_speed(result: Result, run: RunRecord, seconds: float, scale: tuple[int, int]) -> Iterator[ResultBreach]:

@@ -3,17 +3,22 @@
 
 from __future__ import annotations
 
+import json
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from mlhpc.suite.compliance.package_files import check_manifest
 from mlhpc.suite.compliance.result import Result
 from mlhpc.suite.compliance.rules.base import HPC, OURS, PACKAGE, ResultBreach, Rule, cite, result_rule
-from mlhpc.suite.files import render_repr
-from mlhpc.suite.log.results_tree import POWER, SCENARIOS, Group, SystemFile, list_files
+from mlhpc.suite.files import read_json, render_repr
+from mlhpc.suite.log.reader import read_limits
+from mlhpc.suite.log.results_tree import CRATE, POWER, SCENARIOS, Group, SystemFile, list_files
 from mlhpc.suite.log.score import compute_instance_scale, count_peak_use
+from mlhpc.suite.plugins import EXCHANGE, list_missing_wings, load_export
 
 _WEAK = cite(HPC, "7.2")
 NO_SUCH_FILE = "there is no such file"  # the problem of a missing system description (mlhpc.suite.log.results_tree)
@@ -316,8 +321,36 @@ def judge_package(package: Path, groups: Sequence[Group]) -> Iterator[tuple[str,
     for path in (package / BYPASS_FILE, *sorted((package / "results").glob(f"*/{BYPASS_FILE}"))):
         if path.is_file():
             yield "bypass-file", path, "asks the official tool to skip checks"
+    yield from _check_crate(package)
     yield from _check_special_files(package, groups)
     yield from check_manifest(package)
+
+
+def _check_crate(package: Path) -> Iterator[tuple[str, Path, str]]:
+    """Yield a description for other tools that is not that of the package's runs. It may lack files added later."""
+    path = package / CRATE
+    if not path.is_file() or path.is_symlink() or EXCHANGE in list_missing_wings():
+        return
+    try:
+        rendered = load_export("ro-crate", "RO-Crate")(package)
+    except OSError:  # a log that cannot be read: other rules report it
+        return
+    stated, due = (
+        {str(item.get("@id")): item | {"hasPart": None} for item in document if item.get("@type") != "File"}
+        for document in (_read_graph(path), json.loads(rendered)["@graph"])
+    )
+    for name in sorted(due.keys() | stated.keys()):
+        if stated.get(name) != due.get(name):
+            yield "statements-agree", path, f"describes {render_repr(name)} otherwise than the runs of the package"
+            return
+
+
+def _read_graph(path: Path) -> list[dict[str, Any]]:
+    with suppress(OSError, ValueError):
+        document = read_json(path, read_limits().json)
+        found = document.get("@graph") if isinstance(document, dict) else None
+        return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
+    return []
 
 
 def _check_special_files(package: Path, groups: Sequence[Group]) -> Iterator[tuple[str, Path, str]]:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -23,7 +24,10 @@ from mlhpc.suite.files import render_repr
 from mlhpc.suite.log.record import RunRecord, find_first_on_target
 from mlhpc.suite.log.results_tree import PRUNED
 
-_RUN_SETTINGS = ("precision", "precision_mode", "data_oversampling_factor", "data_format", "shuffle_mode")
+_RUN_SETTINGS = (  # hyperparameters that no ruleset restricts may change the convergence, too
+    *("global_batch_size", "dropout", "opt_weight_decay"),
+    *("precision", "precision_mode", "data_oversampling_factor", "data_format", "shuffle_mode"),
+)
 _WIDE_SHARE = 0.2  # of the reference's epochs
 
 
@@ -63,65 +67,55 @@ def check_seed_distinct(result: Result) -> Iterator[ResultBreach]:
     )
 
 
-@result_rule("hyperparameter-drift", "all runs have the same hyperparameters and batch size", OURS)
-def check_hyperparameter_drift(result: Result) -> Iterator[ResultBreach]:
-    if result.benchmark is None or not result.runs:
-        return
-    # Keys that a ruleset does not restrict may change the convergence, too.
-    keys = {*result.benchmark.closed, "global_batch_size", "dropout", "opt_weight_decay", *_RUN_SETTINGS} - {"seed"}
-    for key in sorted(keys):
-        runs = [run for run in result.runs if key in run.hyperparameters]
-        for run in runs:
-            first, value = runs[0].hyperparameters[key], run.hyperparameters[key]
-            if value != first:
-                yield (
-                    run.path,
-                    f"{key} = {render_repr(value)}, in {render_log_name(runs[0])} it is {render_repr(first)}",
-                )
+# What a run states of itself: which one it was, and where its copy of the data lay.
+_OF_ONE_RUN = re.compile("instance|stage_|seed")
+# Of run_config. The others say how a run was watched and stored.
+_SETTINGS = ("precision", "gradient_accumulation_steps", "hyperparameters", "plan", "mesh")
+_FACTS = (
+    *("nodes", "accelerators_per_node", "ranks", "device", "suite_version", "data_manifest"),
+    *("work_per_sample", "baselines", "oracle_baselines"),
+)
+
+
+@result_rule(
+    "run-drift",
+    "all runs of a result log the same keys and state the same hyperparameters, scale, data, work and version",
+    OURS,
+)
+def check_run_drift(result: Result) -> Iterator[ResultBreach]:
+    stated = [(run, dict(_list_stated(result, run))) for run in result.runs]
+    for name in dict.fromkeys(name for _, found in stated for name in found):
+        (first, due), *others = [(run, found[name]) for run, found in stated if name in found]
+        for run, value in others:
+            if value != due:
+                where, more = render_log_name(first), _describe_differences(value, due)
+                what = f"another {name} than {where}{more}" if more else f"{name} = {render_repr(value)}"
+                yield run.path, what if more else f"{what}, in {where} it is {render_repr(due)}"
                 break
+    whole = [run for run in result.judged() if run.converged] if result.benchmark and result.ruleset.complete else []
+    keys = [(run.record, run.record.keys if result.ruleset.foreign else {*run.record.hyperparameters}) for run in whole]
+    for run, logged in keys:
+        other, lacking = max(((each, found - logged) for each, found in keys), key=lambda pair: len(pair[1]))
+        if lacking:
+            yield run.path, f"logs no {', '.join(sorted(lacking)[:3])}, which {render_log_name(other)} logs"
 
 
-@result_rule("data-drift", "all runs read the same data set", OURS)
-def check_data_drift(result: Result) -> Iterator[ResultBreach]:
-    yield from _check_drift(result.runs, "data_manifest", lambda run: run.data_manifest)
-
-
-@result_rule("config-drift", "all runs have the same model, optimizer and precision in their configuration", OURS)
-def check_config_drift(result: Result) -> Iterator[ResultBreach]:
-    for name in ("precision", "gradient_accumulation_steps", "hyperparameters"):
-        stated = any(run.config is not None and name in run.config for run in result.runs)
-        known = [(run, run.config.get(name)) for run in result.runs if run.config is not None and stated]
-        for run, value in known:
-            first, first_value = known[0]
-            if value != first_value:
-                yield (
-                    run.path,
-                    (
-                        f"run_config has another {name} than"
-                        f" {render_log_name(first)}{_describe_differences(value, first_value)}"
-                    ),
-                )
-                break
-
-
-@result_rule("trial-gap", "the trials of a result are consecutive: none in between was left out", OURS)
-def check_trial_gap(result: Result) -> Iterator[ResultBreach]:
-    trials = sorted({run.trial for run in result.runs if run.trial is not None})
-    # Without gaps the last number is the first plus one less than the number of trials.
-    if not result.weak and len(trials) == len(result.runs) and trials and trials[-1] - trials[0] >= len(trials):
-        yield None, f"the runs are trials {', '.join(map(str, trials))}: others were run and are not here"
+def _list_stated(result: Result, run: RunRecord) -> Iterator[tuple[str, object]]:
+    """Yield name and value of each statement that all runs of a result have in common."""
+    named = {*(result.benchmark.closed if result.benchmark else ()), *_RUN_SETTINGS} - {"seed"}
+    for key, value in run.hyperparameters.items():
+        if key in named or (result.ruleset.complete and not _OF_ONE_RUN.match(key)):
+            yield key, value
+    yield from ((name, value) for name, value in (run.config or {}).items() if name in _SETTINGS)
+    # A run that died early stated less.
+    facts = ((name, getattr(run, name)) for name in _FACTS if run.run_start_s is not None)
+    yield from ((name, value) for name, value in facts if value is not None and value != {})
 
 
 @result_rule("strong-pruned", "only instances of a throughput result can be pruned", "training_policies PR#499")
 def check_strong_pruned(result: Result) -> Iterator[ResultBreach]:
     if not result.weak:
         yield from ((path, "a pruned run of a time-to-train result") for path in result.group.pruned)
-
-
-@result_rule("scale-drift", "all runs used the same number of nodes and accelerators", OURS)
-def check_scale_drift(result: Result) -> Iterator[ResultBreach]:
-    what = "nodes x accelerators per node, ranks"
-    yield from _check_drift(result.runs, what, lambda run: (run.nodes, run.accelerators_per_node, run.ranks))
 
 
 @result_rule("org-drift", "all runs name the same organisation", OURS)
@@ -133,21 +127,6 @@ def check_org_drift(result: Result) -> Iterator[ResultBreach]:
 def check_platform_drift(result: Result) -> Iterator[ResultBreach]:
     what = "submission_status, submission_platform"
     yield from _check_drift(result.runs, what, lambda run: (run.submission_status, run.platform))
-
-
-@result_rule("work-drift", "all runs state the same work per sample, baselines and device", OURS)
-def check_work_drift(result: Result) -> Iterator[ResultBreach]:
-    def find_work(run: RunRecord) -> object:
-        started = run.run_start_s is not None
-        numbers = (run.work_per_sample, run.baselines, run.oracle_baselines)
-        return (*(tuple(sorted(each.items())) for each in numbers), run.device) if started else (None,) * 4
-
-    yield from _check_drift(result.runs, "work_per_sample, baselines, device", find_work)
-
-
-@result_rule("version-drift", "all runs were made by the same version of the suite", OURS)
-def check_version_drift(result: Result) -> Iterator[ResultBreach]:
-    yield from _check_drift(result.runs, "suite_version", lambda run: run.suite_version)
 
 
 @result_rule("size-mixed", "all runs have the same benchmark and size: sizes are never ranked together", OURS)
@@ -240,7 +219,7 @@ def _has_references(result: Result) -> bool:
 
 
 def find_batch_size(runs: Sequence[RunRecord]) -> int | None:
-    """Return the batch size of the first run that logs one. Rule hyperparameter-drift finds runs with another."""
+    """Return the batch size of the first run that logs one. Rule run-drift finds runs with another."""
     return next((run.global_batch_size for run in runs if run.global_batch_size is not None), None)
 
 

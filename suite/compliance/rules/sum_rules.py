@@ -13,19 +13,26 @@ from typing import Any
 from mlhpc.suite.compliance.rules.base import OURS, LogBreach, LogContext, find_epoch_num, log_rule
 from mlhpc.suite.files import render_duration, render_repr
 from mlhpc.suite.log import mllog
-from mlhpc.suite.log.reader import Event, convert_to_float
+from mlhpc.suite.log.other_work import find_problem
+from mlhpc.suite.log.reader import Event, convert_to_float, parse_int64
 
 # ruff: noqa: D103  the explanation of a rule is the second argument of its decorator, where --explain finds it
 
 _PHASES = "step data_wait forward_backward exposed_communication optimizer other overlapped_communication"
+_PARTS, _LISTED_RANKS = 5, 64  # phases that fill a step; ranks whose values are listed
 _WHERE = "epoch_num first_step steps"
 _ANY = "*"
+_INSTRUMENTS = (mllog.STEP_PHASES, mllog.RANK_STATS, mllog.ENERGY)  # which a run without instrumentation lacks
 # The names of the events of this suite, in their value and in their metadata; after ? those that may be absent. Metrics,
 # counters, statistics and baselines have names of the workload's or the machine's.
 _NAMES: dict[str, tuple[str, str]] = {
     mllog.CACHE_STATE: ("", "state command exit_codes data_bytes memory_bytes"),
     mllog.RUN_MODE: ("", "trial launcher ? job instance"),
-    mllog.RUN_CONFIG: (_ANY, "device threads_per_rank simulated_machine ? keeps_freed_memory loop"),
+    mllog.RUN_CONFIG: (
+        "workload size global_batch_size gradient_accumulation_steps max_epochs instrumentation submission"
+        f" hyperparameters ? {_ANY}",
+        "device threads_per_rank simulated_machine ? keeps_freed_memory loop",
+    ),
     mllog.CONFIG_FILE: ("", "sha256"),
     mllog.RUN_FILES: ("sources.json environment.json", ""),
     mllog.STARTUP: ("interpreter imports init", ""),
@@ -69,6 +76,7 @@ _KINDS: dict[str, tuple[type, ...]] = {  # of what stands in the metadata or und
         ("trial", "threads_per_rank", "data_bytes", "memory_bytes", "first_step", "steps", "nodes"), (int,)
     ),
     **dict.fromkeys(("exit_codes",), (list,)),
+    **dict.fromkeys(("submission", "hyperparameters"), (dict,)),
     **dict.fromkeys(("simulated_machine", "keeps_freed_memory"), (bool,)),
 }
 _DISTRIBUTION = "min median mean max min_rank max_rank values"
@@ -84,6 +92,10 @@ _LEAST_OWN_SHARE = 0.25  # of the time in which ranks compute on processors that
 
 @log_rule("names-known", "the events of this suite have the names in them that the harness writes, and no others", OURS)
 def check_names_known(context: LogContext) -> Iterator[LogBreach]:
+    for event in context.log.events:
+        if event.key.endswith(("_start", "_stop")) and event.value is not None:
+            yield event.line, f"{event.key} has the value {render_repr(event.value)}: expected none"
+            break
     for key, (values, metadata) in _NAMES.items():
         for event in context.by_key.get(key, ()):
             problem = _find_name_problem(event.metadata, metadata)
@@ -101,7 +113,7 @@ def check_names_known(context: LogContext) -> Iterator[LogBreach]:
 def _find_name_problem(found: Mapping[str, Any], names: str) -> str | None:
     """Return which name is unknown or missing, or which has a value of another kind."""
     required, _, optional = names.partition("?")
-    unknown = sorted(found.keys() - {*required.split(), *optional.split()} - _PLACE)
+    unknown = sorted(found.keys() - {*required.split(), *optional.split()} - _PLACE) if _ANY not in optional else []
     missing = sorted({*required.split()} - found.keys())
     if unknown or missing:
         return f"{render_repr(unknown[0])}, a name that nobody reads" if unknown else f"no {missing[0]}"
@@ -130,10 +142,14 @@ def check_events_whole(context: LogContext) -> Iterator[LogBreach]:
     lacking = sorted({"sources.json", "environment.json"} - context.record.run_files.keys())
     if lacking:
         yield None, f"run_files states no sha256 of {lacking[0]}"
+    starts = [context.log.first(key) for key in (mllog.INIT_START, mllog.INIT_STOP)]
+    init_s = (starts[1].time_ms - starts[0].time_ms) / 1e3 if starts[0] and starts[1] else 0.0
     for name, entry in _value(context, mllog.STARTUP).items():
         seconds = _list_numbers(entry, "min", "median", "max")
         if len(seconds) < 3 or seconds != sorted(seconds):
             yield None, f"startup has {name} = {render_repr(entry)}: expected min <= median <= max"
+        elif name == "init" and seconds[2] < init_s - _RATE_S:
+            yield None, f"startup has init = {render_duration(seconds[2])}; init took {render_duration(init_s)}"
     yield from _check_ends(context)
     yield from _check_stated_data(context, own=own)
     if not isinstance(context.logged(mllog.CACHE_CLEAR), bool):
@@ -189,16 +205,61 @@ def _check_stated_data(context: LogContext, *, own: bool) -> Iterator[LogBreach]
 
 @log_rule(
     "sums-agree",
-    "what ranks and windows of steps measured adds up: losses, phases, rates, seconds of energy and CPUs, goodput",
+    "what ranks and windows of steps measured is there for every epoch, unless instrumentation is off, and adds up: "
+    "steps, losses, phases, rates, seconds of energy and CPUs, goodput",
     OURS,
 )
 def check_sums_agree(context: LogContext) -> Iterator[LogBreach]:
-    for check in (_check_losses, _check_ranks, _check_rates, _check_energy, _check_own_work, _check_goodput):
+    for check in (
+        _check_windows,
+        _check_losses,
+        _check_phases,
+        _check_ranks,
+        _check_rates,
+        _check_energy,
+        _check_own_work,
+        _check_goodput,
+    ):
         yield from islice(check(context), 1)
 
 
+def _check_windows(context: LogContext) -> Iterator[LogBreach]:
+    """Yield an epoch whose windows of steps are not those that run_config asks for, or which was not measured."""
+    config = context.record.config or {}
+    size, bare = parse_int64(config.get("window_steps")), config.get("instrumentation") is False
+    epochs = [epoch.number for epoch in context.record.epochs if epoch.complete]
+    found: dict[str, dict[float | None, list[Event]]] = {}
+    for key in (mllog.TRACKED_STATS, mllog.RANK_PHASES, *_INSTRUMENTS):
+        for event in context.by_key.get(key, ()):
+            found.setdefault(key, {}).setdefault(find_epoch_num(event), []).append(event)
+        lacking = [number for number in epochs if number not in found.get(key, {})]
+        if lacking and not (bare and key in _INSTRUMENTS):
+            yield None, f"no {key} of epoch {render_repr(lacking[0])}"
+            return
+        if bare and key == mllog.RANK_STATS and key in context.by_key:
+            yield context.by_key[key][0].line, f"{key}, and run_config has instrumentation = False"
+    for number in epochs if size and not bare and context.record.loop is None else ():
+        (ranks, *_), windows = found[mllog.RANK_PHASES][number], found[mllog.STEP_PHASES][number]
+        steps = parse_int64(ranks.metadata.get("steps")) or 0
+        firsts = range(0, steps, size or 1)
+        places = [[each.metadata.get(name) for name in ("first_step", "steps")] for each in windows]
+        if len(places) != len(firsts) or places != [[first, min(size or 1, steps - first)] for first in firsts]:
+            what = f"{len(places)} windows of {steps} steps, first {places[:3]}"
+            yield windows[0].line, f"step_phases has {what}; run_config asks for windows of {size}"
+            return
+
+
 def _check_losses(context: LogContext) -> Iterator[LogBreach]:
-    """Yield an epoch in which the losses of windows are not the sum that the ranks have."""
+    """Yield an epoch in which the losses of windows are not the sum that the ranks have, or less than the first ones."""
+    first, window = context.log.first(mllog.FIRST_LOSSES), context.log.first(mllog.STEP_PHASES)
+    begun = [convert_to_float(loss) or 0.0 for loss in _list(first.value)] if first is not None else []
+    steps, mean = (
+        (_number(window.metadata, name) or 0.0 for name in ("steps", "loss")) if window is not None else (0.0, 0.0)
+    )
+    whole = mean * steps if len(begun) <= steps else math.inf
+    # Losses may be negative, but not in a run that begins with positive ones and stays so.
+    if first is not None and min(begun, default=0.0) > 0.0 < mean and math.fsum(begun) > (1.0 + _ROUNDED) * whole:
+        yield first.line, f"first_losses sum to {math.fsum(begun):g}, all of their window to {whole:g}"
     windows: dict[float | None, list[Event]] = {}
     for event in context.by_key.get(mllog.STEP_PHASES, ()):
         windows.setdefault(find_epoch_num(event), []).append(event)
@@ -226,31 +287,66 @@ def _check_losses(context: LogContext) -> Iterator[LogBreach]:
             yield event.line, f"loss_sum = {total:g}; the losses of the windows sum to {math.fsum(known):g}"
 
 
+def _check_phases(context: LogContext) -> Iterator[LogBreach]:
+    """Yield a step that its phases do not fill, and an epoch whose windows are not what rank 0 has in rank_stats."""
+    ranks = {find_epoch_num(event): event.value for event in context.by_key.get(mllog.RANK_STATS, ())}
+    sums: dict[tuple[float | None, str], float] = {}
+    for event in context.every(mllog.STEP_PHASES, mllog.RANK_PHASES):
+        if isinstance(event.value, dict) and event.value.keys() <= {"loss_sum"}:
+            continue  # a run without instrumentation
+        step, *parts = _list_numbers(event.value, *_PHASES.split()[:-1]) or [0.0]
+        if len(parts) < _PARTS or min(step, *parts) < 0.0 or abs(math.fsum(parts) - step) > 0.01 * step + 1e-4:
+            yield event.line, f"{event.key} = {render_repr(event.value)}: expected seconds of a step and of its phases"
+        for name in _PHASES.split() if event.key == mllog.STEP_PHASES else ():
+            place = find_epoch_num(event), f"{name}_s"
+            sums[place] = sums.get(place, 0.0) + (_number(event.value, name) or 0.0)
+    for (epoch, name), total in sums.items():
+        values = _list(_value_of(_value_of(ranks.get(epoch)).get(name)).get("values"))
+        due = convert_to_float(values[0]) if values else None
+        if due is not None and abs(total - due) > 0.02 * due + _CLOCK_S:  # an epoch ends after its last window
+            yield None, f"the windows of epoch {render_repr(epoch)} have {name} = {total:g}, rank 0 {due:g}"
+
+
 def _check_ranks(context: LogContext) -> Iterator[LogBreach]:
-    """Yield an epoch in which a phase of rank_stats has another mean than rank_phases, or than its own values."""
+    """Yield what is no distribution over ranks, or has another mean than rank_phases."""
     means = {find_epoch_num(event): event.value for event in context.by_key.get(mllog.RANK_PHASES, ())}
+    lengths = {epoch.number: epoch.train_s for epoch in context.record.epochs if epoch.complete}
     for event in context.by_key.get(mllog.RANK_STATS, ()):
-        phases = means.get(find_epoch_num(event))
-        lacking = [name for name in _PHASES.split() if isinstance(event.value, dict) and f"{name}_s" not in event.value]
+        epoch, stats = find_epoch_num(event), _value_of(event.value)
+        lacking = [name for name in _PHASES.split() if f"{name}_s" not in stats]
         if lacking:
             yield event.line, f"rank_stats has no {lacking[0]}_s"
-        for name, entry in event.value.items() if isinstance(event.value, dict) else ():
-            parts = entry if isinstance(entry, dict) else {}
-            mean = convert_to_float(parts.get("mean"))
-            due = convert_to_float(phases.get(name.removesuffix("_s"))) if isinstance(phases, dict) else None
-            if name.endswith("_s") and due is not None and (mean is None or not _is_near(mean, due, _ROUNDED)):
-                yield event.line, f"{name} has the mean {render_repr(parts.get('mean'))}, rank_phases {due:g}"
-            unknown = sorted(parts.keys() - {*_DISTRIBUTION.split()})
-            if unknown:
-                yield event.line, f"{name} has {render_repr(unknown[0])}, a name that nobody reads"
-            ends = _list_numbers(parts, "min", "max")
-            near = [end * (1.0 + side) + side for end, side in zip(ends, (-_ROUNDED, _ROUNDED), strict=False)]
-            if mean is None or len(near) < 2 or not near[0] <= mean <= near[1]:
-                yield event.line, f"{name} = {render_repr(entry)}: expected min <= mean <= max"
-            values = [convert_to_float(value) for value in _list(parts.get("values"))]
-            numbers = [value for value in values if value is not None]
-            if numbers and mean is not None and not _is_near(math.fsum(numbers) / len(numbers), mean, _ROUNDED):
-                yield event.line, f"{name} has the mean {mean:g}, its values {math.fsum(numbers) / len(numbers):g}"
+        for name, entry in stats.items():
+            parts = _value_of(entry)
+            problem = _find_distribution_problem(parts, context.record.ranks or 1)
+            due, mean = _number(means.get(epoch), name.removesuffix("_s")), _number(parts, "mean")
+            if problem is None and name.endswith("_s") and due is not None and not _is_near(mean or 0.0, due, _ROUNDED):
+                problem = f"rank_phases has {due:g}"
+            if problem is None and name == "step_s" and parts["max"] > 1.01 * lengths.get(epoch, math.inf) + 0.1:
+                problem = f"training the epoch took {render_duration(lengths[epoch])}"
+            if problem is not None:
+                yield event.line, f"{name} = {render_repr(entry)}: {problem}"
+
+
+def _find_distribution_problem(parts: Mapping[str, Any], ranks: int) -> str | None:
+    """Return why a mapping is no distribution over ranks: min, median, max, mean, two ranks, and values if any."""
+    numbers, mean, values = _list_numbers(parts, "min", "median", "max"), _number(parts, "mean"), parts.get("values")
+    ends = [rank for name in ("min_rank", "max_rank") if type(rank := parts.get(name)) is int and 0 <= rank < ranks]
+    ordered = len(numbers) == 3 and numbers == sorted(numbers) and numbers[0] >= 0.0
+    if not ordered or len(ends) < 2:
+        return f"expected min <= median <= max and whose they are, of {ranks} ranks"
+    unknown = sorted(parts.keys() - {*_DISTRIBUTION.split()})
+    if unknown:
+        return f"{render_repr(unknown[0])} is a name that nobody reads"
+    known = [number for value in _list(values) if (number := convert_to_float(value)) is not None]
+    if len(known) != ranks and (values is not None or ranks <= _LISTED_RANKS):
+        return f"{len(known)} value{'s' * (len(known) != 1)} for {ranks} ranks"
+    least, most = numbers[0], numbers[2]
+    if known and [min(known), max(known), *(known[each] for each in ends)] != [least, most, least, most]:
+        return "its values have another minimum or maximum"
+    due = math.fsum(known) / ranks if known else mean
+    inside = mean is not None and least - _ROUNDED * (1.0 + least) <= mean <= most + _ROUNDED * (1.0 + most)
+    return None if inside and _is_near(mean or 0.0, due or 0.0, _ROUNDED) else f"expected a mean of {due}"
 
 
 def _check_rates(context: LogContext) -> Iterator[LogBreach]:
@@ -292,9 +388,19 @@ def _check_energy(context: LogContext) -> Iterator[LogBreach]:
 
 
 def _check_own_work(context: LogContext) -> Iterator[LogBreach]:
-    """Yield a run on processors whose ranks used less CPU time than their passes took."""
-    record, phases = context.record, context.record.mean_phases
-    event = context.log.first(mllog.OTHER_WORK)
+    """Yield CPU time that is none, or less than the passes of ranks on processors took."""
+    record, phases, run_s = context.record, context.record.mean_phases, context.record.time_to_train_s
+    event = context.run.first(mllog.OTHER_WORK) if record.mode != "weak" else None  # instances share the CPUs by design
+    wrong = find_problem(event) if event is not None else None
+    spent = convert_to_float(event.metadata.get("seconds")) if event is not None else None
+    if event is not None and (wrong is not None or spent is None):
+        yield event.line, f"other_work = {render_repr(event.value)}: {wrong}"
+    elif event is not None and spent is not None and run_s is not None and abs(spent - run_s) > 0.01 * run_s + 1.0:
+        took = render_duration(run_s)
+        yield event.line, f"the run took {took}, other_work was counted for {render_duration(spent)}"
+    counted = event.metadata.get("nodes") if event is not None else None
+    if event is not None and record.nodes is not None and counted not in (None, record.nodes):
+        yield event.line, f"other_work was counted on {counted} nodes, number_of_nodes is {record.nodes}"
     if event is None or phases is None or record.device != "cpu" or not isinstance(event.value, list):
         return
     seconds, own = convert_to_float(event.metadata.get("seconds")), record.own_cpu_s
@@ -353,7 +459,10 @@ def _check_goodput(context: LogContext) -> Iterator[LogBreach]:
 
 
 def _value(context: LogContext, key: str) -> Mapping[str, Any]:
-    value = context.logged(key)
+    return _value_of(context.logged(key))
+
+
+def _value_of(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 

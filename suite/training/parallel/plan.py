@@ -6,7 +6,6 @@ the model parts are gathered, and what the loss of a rank is. The model knows no
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from fnmatch import fnmatchcase
@@ -298,7 +297,7 @@ def read_plan(path: Path) -> tuple[ParallelPlan, str]:
         raise InputError(f"{source.where(name)}: {name} needs a parameter placed shard: add it, or remove {name}")
     if (plan.tensor or plan.axial or plan.pipeline) and "check_plan" in find_plugins(AXES_GROUP):
         load_axis("check_plan", str(path))(plan, source)
-    return plan, hashlib.sha256(path.read_bytes()).hexdigest()
+    return plan, source.sha256
 
 
 def extents_of(plan: ParallelPlan, config: RunConfig) -> dict[str, int]:

@@ -85,6 +85,13 @@ def test_slower_faster_equivalent_and_inconclusive_are_one_line_and_an_exit_code
     assert (faster.returncode, ": faster; assumes" in faster.stdout) == (0, True)
 
 
+def test_a_copy_is_called_one(tmp_path: Path) -> None:
+    before, after = (runs(tmp_path / name, 1.0) for name in ("before", "after"))
+    done = mlhpc("compare", before, after)
+    copy = "5 of 5 runs of B are runs of A: a result and its copy say nothing of each other"
+    assert (done.returncode, done.stdout) == (4, f"cosmoflow smoke strong: inconclusive; {copy}\n")
+
+
 def test_a_side_that_is_not_compliant_is_named_and_is_no_score(tmp_path: Path) -> None:
     before, after = (runs(tmp_path / name, 1.0) for name in ("before", "after"))
     (after / "result_2.txt").write_bytes((after / "result_1.txt").read_bytes())  # a copy

@@ -222,11 +222,11 @@ def test_pruned_instances_are_compliant_but_for_their_convergence(tmp_path: Path
 @pytest.mark.parametrize(
     ("options", "rule"),
     [
-        ({"hyperparameters": {"opt_base_learning_rate": 0.02}}, "hyperparameter-drift"),
-        ({"hyperparameters": {"global_batch_size": 32}}, "hyperparameter-drift"),
+        ({"hyperparameters": {"opt_base_learning_rate": 0.02}}, "run-drift"),
+        ({"hyperparameters": {"global_batch_size": 32}}, "run-drift"),
         ({"org": "Other"}, "org-drift"),
-        ({"nodes": 2}, "scale-drift"),
-        ({"ranks": 4}, "scale-drift"),
+        ({"nodes": 2}, "run-drift"),
+        ({"ranks": 4}, "run-drift"),
     ],
 )
 def test_what_may_not_differ_between_runs(tmp_path: Path, options: dict[str, object], rule: str) -> None:

@@ -15,12 +15,21 @@ from typing import Any
 
 import yaml
 
+from mlhpc.plugins.exchange.crate import render_crate
 from mlhpc.suite import RULESET
 from mlhpc.suite.compliance.check import check
 from mlhpc.suite.compliance.kept_files import KeptFolder
-from mlhpc.suite.compliance.rebuild import STATED, build_stated_result, compute_stated_score, render_scripts
+from mlhpc.suite.compliance.rebuild import (
+    README,
+    STATED,
+    build_stated_result,
+    compute_stated_score,
+    render_readme,
+    render_scripts,
+)
 from mlhpc.suite.compliance.ruleset import read_ruleset, summarise_for_benchmark
 from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.log.results_tree import CRATE
 from mlhpc.suite.package.build import write_package_manifest
 
 Change = Callable[[Any], Any]  # of a value; GONE takes it away
@@ -28,7 +37,7 @@ Events = list[dict[str, Any]]
 GONE = object()
 TOKEN = ":::MLLOG "
 ALL, ONE = "all", "one"  # runs
-DERIVED = ("result.json", "systems/", ".sh")  # not stated again where they are the subject
+DERIVED = ("result.json", "systems/", ".sh", "README.md", "ro-crate")  # not stated again where they are the subject
 
 
 @dataclass(frozen=True)
@@ -55,7 +64,7 @@ class Forgery:
 
 
 def restate(package: Path) -> None:
-    """Write result.json and the scripts again, from the logs and kept files as they are now."""
+    """Write result.json, the scripts, README and crate again, from the logs and kept files as they are now."""
     rules, kept = read_ruleset(RULESET), KeptFolder(find_kept(package))
     logs = find_logs(package)
     read = [summarise_for_benchmark(read_events(path, steps=False), rules) for path in logs]
@@ -65,8 +74,12 @@ def restate(package: Path) -> None:
         score = compute_stated_score(records, benchmark, weak=False)
         stated = build_stated_result(score, benchmark, {path: path.name for path in logs}, logs[0].parent)
         (above / STATED).write_text(json.dumps(stated))
+        place = logs[0].parent.relative_to(package).as_posix()
+        readme = render_readme([kept], benchmark, (tuple(records), (), ()), place, package.name)
+        (above / README).write_text(readme)
     for name, text in render_scripts([kept], records[0].data_manifest).items():
         (above / name).write_text(text)
+    (package / CRATE).write_text(render_crate(package))
 
 
 def list_forgeries(package: Path) -> list[Forgery]:
@@ -359,7 +372,7 @@ def _forge_whole_files(package: Path) -> Iterator[Forgery]:
     kept = find_kept(package)
     for path in sorted(package.rglob("*")):
         name = path.relative_to(package)
-        if path.is_file() and path.name not in ("manifest.sha256", "README.md", "ro-crate-metadata.json"):
+        if path.is_file() and path.name != "manifest.sha256":
             restate = not any(mark in name.as_posix() for mark in DERIVED)
             yield Forgery(f"whole: {path.name}: gone", lambda folder, name=name: (folder / name).unlink(), restate)
             yield Forgery(
