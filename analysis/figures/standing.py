@@ -160,7 +160,10 @@ def draw_chart(table: pd.DataFrame) -> Chart:
         names_at = make_number_channel(alt.X, "_at", title, log=True, domain=[low, high])
         is_last = rows["_title"].iloc[0] == last  # its axis is that of all
         for channel in (x, ends["x"], names_at):
-            channel.axis = alt.Axis(format=".3~g", tickCount=6, labels=is_last, ticks=is_last, domain=is_last)
+            # A label that reached beyond the axis would make this panel narrower than the others
+            channel.axis = alt.Axis(
+                format=".3~g", tickCount=6, labels=is_last, ticks=is_last, domain=is_last, labelBound=True
+            )
             channel.title = title if is_last else None
         scale = alt.Scale(domain=list(COLOURS), range=list(COLOURS.values()))
         colour, fill = (kind("_sign:N", scale=scale, legend=None) for kind in (alt.Color, alt.Fill))
