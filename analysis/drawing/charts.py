@@ -204,11 +204,13 @@ def make_span_channels(axis: str, low: str, high: str, title: str) -> dict[str, 
     return {axis: start, f"{axis}2": {"field": encode_column(high)}}
 
 
-def draw_stacked_bars(table: pd.DataFrame, parts: Mapping[str, str], unit: str, *, text: str | None = None) -> Chart:
+def draw_stacked_bars(
+    table: pd.DataFrame, parts: Mapping[str, str], unit: str, *, text: str | None = None, longest: float | None = None
+) -> Chart:
     """Draw a horizontal bar for each row, made of ``parts`` (column: colour) in their order, in ``unit``.
 
     ``text`` is a column that is written at the end of the bar. Names of parts in the legend are those of the columns
-    without the unit in brackets.
+    without the unit in brackets. The axis ends at ``longest``, which several panels can share.
     """
     names = {part: part.partition(" [")[0] for part in parts}
     wide = table.reset_index(drop=True)
@@ -225,10 +227,13 @@ def draw_stacked_bars(table: pd.DataFrame, parts: Mapping[str, str], unit: str, 
     colours = alt.Scale(domain=list(names.values()), range=list(parts.values()))
     legend: Any = {} if len(parts) > 1 else {"legend": None}
     bars = base.mark_bar(height={"band": 0.75}).encode(
-        x=alt.X("sum(_value):Q", title=unit, axis=alt.Axis(format=".6~g", tickCount=8), stack="zero"),
+        x=alt.X(
+            "sum(_value):Q", title=unit, axis=alt.Axis(format=".6~g", tickCount=8), stack="zero",
+            scale=alt.Undefined if longest is None else alt.Scale(domain=[0, longest], nice=False),
+        ),
         color=alt.Color("_part:N", scale=colours, **legend),
         order=alt.Order("_order:Q"),
-    )
+    )  # fmt: skip
     inside = base.mark_text(fontSize=11).encode(
         x=alt.X("_middle:Q"), text="_inside:N", color=alt.Color("_ink:N", scale=None)
     )

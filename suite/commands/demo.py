@@ -28,7 +28,8 @@ from mlhpc.suite.stopping import compute_exit_code
 
 ALL = "all"  # in place of a workload
 SHORTEST = "swinv2_moe"  # of the workloads at size smoke: two results of it take as long as one of another
-PRECISIONS = ("float32", "bfloat16")  # what the demo compares: a small model takes 2 to 3 times as long in bfloat16
+# What the demo compares: of a small model half a batch takes nearly as long as a whole one, and less memory
+BATCHES = {"whole-batch": "gradient_accumulation_steps=1", "half-batches": "gradient_accumulation_steps=2"}
 THIS_MACHINE = "this-machine"  # the system of a demo that compares nothing
 ORG = "demo"  # the submitter of the package
 STEPS = "steps.json"  # what became of each step, for the report
@@ -73,7 +74,7 @@ class StepResult:
 @click.command(
     epilog="""\b
 Examples:
-  mlhpc demo                          SwinV2-MoE smoke: which is faster here, float32 or bfloat16?
+  mlhpc demo                          SwinV2-MoE smoke: each batch at once or in halves: which is faster?
   mlhpc demo --runs 2                 takes a minute; too few runs for a score, so exit code 1
   mlhpc demo cosmoflow                one result, and how far it is from the ceilings of this machine
   mlhpc demo all --size smoke --runs 1    every workload once, and one report of all
@@ -87,13 +88,13 @@ Examples:
 def demo(workload: str | None, size: str, runs: int | None, ranks: int, output: Path | None) -> None:
     """Run a benchmark end to end on this machine, from making data to a report.
 
-    The steps: make the data, train in float32 and in bfloat16, build a package, check and score it, write a report that
-    says which of the two is faster. With a WORKLOAD there is one result of it, and the ceilings of this machine.
+    The steps: make the data, train with each batch at once and in halves, build a package, check and score it, write a
+    report that says which is faster. With a WORKLOAD there is one result of it, and the ceilings of this machine.
 
     Exit code 0 if every step succeeded, else 1. Fewer --runs than the size requires give no score, so exit code 1.
     """
     refuse_several_ranks("the demo starts its own ranks: run it once, outside of srun and mpiexec")
-    precisions = () if workload else PRECISIONS
+    compared: tuple[str, ...] = () if workload else tuple(BATCHES)
     workload = workload or SHORTEST
     names = sorted(load_descriptors()) if workload == ALL else [workload]
     counts = {name: runs or load_descriptor(name).card().size(size).required_runs for name in names}
@@ -104,7 +105,7 @@ def demo(workload: str | None, size: str, runs: int | None, ranks: int, output: 
     began = time.monotonic()
     outcomes: list[StepResult] = []
     try:
-        for step in list_steps(counts, size, ranks, root, precisions):
+        for step in list_steps(counts, size, ranks, root, compared):
             outcomes.append(_run_step(step))
             # After every step: the report, which is the last one, reads the file.
             _write_steps(root / STEPS, outcomes)
@@ -116,23 +117,23 @@ def demo(workload: str | None, size: str, runs: int | None, ranks: int, output: 
 
 
 def list_steps(
-    runs: Mapping[str, int], size: str, ranks: int, root: Path, precisions: Sequence[str] = ()
+    runs: Mapping[str, int], size: str, ranks: int, root: Path, compared: Sequence[str] = ()
 ) -> Sequence[DemoStep]:
     """List the steps. ``runs`` is the number of runs by workload. Without a package, its readers take run folders.
 
-    With ``precisions`` there is a result of each to be compared, without them the ceilings of the machine are measured.
+    There is a result of each of ``compared``, keys of BATCHES. Without them the ceilings of the machine are measured.
     """
     package, ceilings = root / "submissions" / ORG, root / "ceilings.json"
-    systems = precisions or (THIS_MACHINE,)
+    systems = compared or (THIS_MACHINE,)
     folders = {
-        (name, system): root / "-".join(["run", *([name] if len(runs) > 1 else []), *([system] if precisions else [])])
+        (name, system): root / "-".join(["run", *([name] if len(runs) > 1 else []), *([system] if compared else [])])
         for name in runs
         for system in systems
     }
     made = [step for name in runs for step in _list_run_steps(name, size, runs[name], ranks, root, folders)]
     packages = [
         DemoStep(
-            f"package of {system}" if precisions else "package",
+            f"package of {system}" if compared else "package",
             ("package", "--system", system, "--submitter", ORG, "-o", str(package)),
             (tuple(folder for (_, of), folder in folders.items() if of == system),),
         )
@@ -145,7 +146,7 @@ def list_steps(
         *packages,
         DemoStep("check", ("check", "--official"), results),
         DemoStep("score", ("score",), results),
-        *([] if precisions else [DemoStep("ceilings", (*measure, "-o", str(ceilings)), limit_s=CEILINGS_LIMIT_S)]),
+        *([] if compared else [DemoStep("ceilings", (*measure, "-o", str(ceilings)), limit_s=CEILINGS_LIMIT_S)]),
         DemoStep("report", ("report", "-o", str(root / "report")), results, (ceilings, root / STEPS)),
     )
 
@@ -159,10 +160,10 @@ def _list_run_steps(
     make = ("data", "generate", workload, "--size", size, "--ranks", str(ranks), "-o", data)
     steps = [DemoStep(f"{workload}: data", make)]
     for system in [of for name, of in folders if name == workload]:
-        stated = (f"precision={system}",) if system in PRECISIONS else ()
+        stated = (BATCHES[system],) if system in BATCHES else ()
         options = [part for text in (*sets, *stated) for part in ("--set", text)]
         run = ("run", workload, "--size", size, "--ranks", str(ranks), "--runs", str(runs))
-        title = f"{workload}: runs" + (f" in {system}" if stated else "")
+        title = f"{workload}: runs" + (f" ({system})" if stated else "")
         steps.append(DemoStep(title, (*run, "-o", str(folders[workload, system]), *options)))
     return steps
 

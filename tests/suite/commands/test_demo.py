@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from mlhpc.suite.commands.demo import PRECISIONS, STEPS, _execute, demo
+from mlhpc.suite.commands.demo import BATCHES, STEPS, _execute, demo
 from mlhpc.suite.machine.probes.processor import VARIABLE
 from tests.fixtures.zoo import machine
 
@@ -76,18 +76,18 @@ def test_without_a_package_the_report_is_made_of_the_run(tmp_path: Path, monkeyp
     done, steps = follow(tmp_path, monkeypatch, {"run": 1, "package": 2})
     assert done.exit_code == 1
     for name in ("check", "score", "report"):
-        assert steps.command(name)[1:3] == [str(steps.root / f"run-{precision}") for precision in PRECISIONS]
+        assert steps.command(name)[1:3] == [str(steps.root / f"run-{name}") for name in BATCHES]
     assert done.output.count("  failed:") == 4
 
 
-def test_two_results_differ_in_precision_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_results_differ_in_one_setting_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, steps = follow(tmp_path, monkeypatch, {})
     assert [words[0] for words in steps.ran] == ["data", "run", "run", "package", "package", "check", "score", "report"]
     one, other = ([*words] for words in steps.ran if words[0] == "run")
     differing = [pair for pair in zip(one, other, strict=True) if len(set(pair)) == 2]
-    folders = tuple(str(steps.root / f"run-{precision}") for precision in PRECISIONS)
-    assert differing == [folders, tuple(f"precision={precision}" for precision in PRECISIONS)]
-    assert [words[words.index("--system") + 1] for words in steps.ran if "--system" in words] == [*PRECISIONS]
+    folders = tuple(str(steps.root / f"run-{name}") for name in BATCHES)
+    assert differing == [folders, tuple(BATCHES.values())]
+    assert [words[words.index("--system") + 1] for words in steps.ran if "--system" in words] == [*BATCHES]
 
 
 def test_one_workload_that_fails_leaves_the_others_their_report(
