@@ -90,7 +90,7 @@ def draw_run_chart(table: pd.DataFrame) -> Chart:
     parts = {f"{part} [s]": colour for _, part, colour in RUN_PARTS}
     ordered = table[table["run [s]"] > 0].sort_values("run [s]")
     shares = dict(100 * ordered[list(parts)].fillna(0.0).div(ordered["run [s]"], axis=0))
-    longest = float(sum(shares.values()).max())
+    longest = float(pd.DataFrame(shares).sum(axis=1).max())
     totals = ordered["run [s]"].map(render_seconds)
     return _bars(ordered.assign(**shares), totals, parts, "share of the run [%]", longest)
 
