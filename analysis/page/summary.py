@@ -423,9 +423,10 @@ def _sentences(
 
 def _resume(row: Mapping[Any, Any]) -> str:
     """Say how to make the runs that a result of one's own lacks."""
-    lacks = not row["published"] and pd.notna(row["required_runs"]) and row["n_started"] < row["required_runs"]
-    needed = f"`--runs {row['required_runs']:.0f}`"
-    return f"; `mlhpc run --resume -o` makes the others if its folder was begun with {needed}" if lacks else ""
+    needed = row["required_runs"]
+    if row["published"] or pd.isna(needed) or row["n_started"] >= needed:
+        return ""
+    return f"; `mlhpc run --resume -o` makes the others if its folder was begun with `--runs {needed:.0f}`"
 
 
 def _describe_unranked(study: Study) -> Iterable[str]:
