@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
 
 import pandas as pd
@@ -55,8 +55,9 @@ class Study:
     between: tuple[tuple[str, str], ...] = ()
     prices: Prices | None = None
     index: Index | None = None
+    made: dict[object, pd.DataFrame] = field(default_factory=dict, init=False, compare=False, repr=False)
 
-    @property
+    @cached_property
     def in_rounds(self) -> pd.DataFrame:
         """Return the results, each once in every group of rounds that has it.
 
@@ -132,6 +133,18 @@ class Study:
     def _by_group(self) -> Mapping[str, pd.DataFrame]:
         """Split the runs by group once: figures ask for the runs of a result thousands of times."""
         return {str(group): runs for group, runs in self.runs.groupby("group", sort=False)}
+
+
+def build_once(build: Callable[[Study], pd.DataFrame]) -> Callable[[Study], pd.DataFrame]:
+    """Let a table that takes long be built once for each study: chart, answer and other figures ask for it."""
+
+    @wraps(build)
+    def get(study: Study) -> pd.DataFrame:
+        if build not in study.made:
+            study.made[build] = build(study)
+        return study.made[build].copy()
+
+    return get
 
 
 def read_study(

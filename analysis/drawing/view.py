@@ -230,9 +230,12 @@ def list_timed_runs(study: Study, group: str, column: str = "run_s") -> tuple[Ti
 
 def list_ordered_runs(study: Study, group: str) -> pd.DataFrame:
     """List the runs of a result that reached the target, in the order of their start, ``begin_s``."""
-    runs = study.converged_of(group)
-    known = runs[(runs["run_s"] > 0) & (runs["run_s"] < math.inf)]
-    return known.assign(begin_s=known["run_start_ms"].fillna(0.0) / 1e3).sort_values(["begin_s", "run_s"])
+    if (list_ordered_runs, group) not in study.made:
+        runs = study.converged_of(group)
+        known = runs[(runs["run_s"] > 0) & (runs["run_s"] < math.inf)]
+        ordered = known.assign(begin_s=known["run_start_ms"].fillna(0.0) / 1e3).sort_values(["begin_s", "run_s"])
+        study.made[list_ordered_runs, group] = ordered
+    return study.made[list_ordered_runs, group]
 
 
 def number_sessions(study: Study, group: str) -> list[int]:

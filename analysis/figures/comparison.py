@@ -20,7 +20,7 @@ from mlhpc.analysis.drawing.view import (
     render_counts,
     render_label,
 )
-from mlhpc.analysis.study import NotAnswerableError, Study
+from mlhpc.analysis.study import NotAnswerableError, Study, build_once
 from mlhpc.suite.statistics import CONFIDENCE, Outcome
 from mlhpc.suite.statistics.comparison import Comparison, compare_times, holm
 from mlhpc.suite.statistics.sessions import TimedRun
@@ -46,6 +46,7 @@ CAPTION = (
 )
 
 
+@build_once
 def build_table(study: Study) -> pd.DataFrame:
     """Build the ratio, interval and p values of every comparison."""
     lines = []

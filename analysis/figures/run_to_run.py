@@ -29,7 +29,7 @@ from mlhpc.analysis.drawing.view import (
     render_percent,
 )
 from mlhpc.analysis.results.selection import compute_run_spread, render_short_heading
-from mlhpc.analysis.study import NotAnswerableError, Study
+from mlhpc.analysis.study import NotAnswerableError, Study, build_once
 from mlhpc.suite.statistics import student_t
 from mlhpc.suite.statistics.sessions import fit_slope, render_sessions
 
@@ -52,6 +52,7 @@ PARTS = (("run_s", "time to train", BLUE), ("epochs", "epochs", VERMILION), ("ta
 BY_EPOCHS = "explained by epochs [%]"
 
 
+@build_once
 def build_table(study: Study) -> pd.DataFrame:
     """Build the relative spread, and the variance of log(epochs x seconds per epoch) by part."""
     rows = []

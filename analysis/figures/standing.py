@@ -36,8 +36,8 @@ from mlhpc.analysis.drawing.view import (
     render_seconds,
 )
 from mlhpc.analysis.figures import comparison
-from mlhpc.analysis.results.selection import CLASS_COLUMNS, Task, find_system_units
-from mlhpc.analysis.study import NotAnswerableError, Study
+from mlhpc.analysis.results.selection import CLASS_COLUMNS, Task
+from mlhpc.analysis.study import NotAnswerableError, Study, build_once
 from mlhpc.suite.log.score import find_round_group
 from mlhpc.suite.statistics import Outcome
 
@@ -61,6 +61,7 @@ WIDTH, PHONE = 1250, 330  # pixels of the axis on a wide page and on a phone
 FROM_COMPARISON = ("95 % from", "95 % to", "p (Holm)", "smallest detectable ratio", "to tell")
 
 
+@build_once
 def build_table(study: Study) -> pd.DataFrame:
     """Build a row for each result of a task with several: those not ranked have the reason, and come last."""
     try:
@@ -125,7 +126,8 @@ def _describe_unranked(row: Mapping[Any, Any], best_s: float) -> dict[str, Any]:
 
 
 def _describe(row: Mapping[Any, Any], time_s: float) -> dict[str, Any]:
-    units = find_system_units(pd.DataFrame([row])).iloc[0]
+    # As find_system_units, which takes a table
+    units = row["units_described" if row["mode"] == "weak" and pd.notna(row["units_described"]) else "units"]
     names = {name: row[name] for name in ("benchmark", "size", "mode", "label", "name", "device", "published")}
     names["machine"] = row["machine"] if row["published"] else row["name"]
     return names | {"devices": units, "time to train [min]": time_s / 60, "models/min": row["models_per_min"]}
@@ -160,7 +162,10 @@ def draw_chart(table: pd.DataFrame) -> Chart:
         names_at = make_number_channel(alt.X, "_at", title, log=True, domain=[low, high])
         is_last = rows["_title"].iloc[0] == last  # its axis is that of all
         for channel in (x, ends["x"], names_at):
-            channel.axis = alt.Axis(format=".3~g", tickCount=6, labels=is_last, ticks=is_last, domain=is_last)
+            # A label that reached beyond the axis would make this panel narrower than the others
+            channel.axis = alt.Axis(
+                format=".3~g", tickCount=6, labels=is_last, ticks=is_last, domain=is_last, labelBound=True
+            )
             channel.title = title if is_last else None
         scale = alt.Scale(domain=list(COLOURS), range=list(COLOURS.values()))
         colour, fill = (kind("_sign:N", scale=scale, legend=None) for kind in (alt.Color, alt.Fill))
@@ -174,7 +179,7 @@ def draw_chart(table: pd.DataFrame) -> Chart:
             x=names_at, text="_said:N"
         )
         layers = [*([rule] if rows.get("95 % to", pd.Series(dtype=float)).notna().any() else []), point, names]
-        return alt.layer(*layers).properties(height=ROW_HEIGHT * len(rows))
+        return alt.layer(*layers, height=ROW_HEIGHT * len(rows))
 
     return draw_panels(shown, ["_title"], draw, columns=1, sort=False)
 

@@ -110,7 +110,7 @@ def draw_rate_chart(table: pd.DataFrame) -> Chart:
                 detail=["machine:N", "rounds:N", "division:N"],
             )
         )
-        return alt.layer(line, draw_points(rows, x, y, shown["device"], names="label")).properties(height=PANEL_HEIGHT)
+        return alt.layer(line, draw_points(rows, x, y, shown["device"], names="label"), height=PANEL_HEIGHT)
 
     return draw_result_panels(shown, draw, zoom=True)
 

@@ -90,7 +90,9 @@ def draw_run_chart(table: pd.DataFrame) -> Chart:
     parts = {f"{part} [s]": colour for _, part, colour in RUN_PARTS}
     ordered = table[table["run [s]"] > 0].sort_values("run [s]")
     shares = dict(100 * ordered[list(parts)].fillna(0.0).div(ordered["run [s]"], axis=0))
-    return _bars(ordered.assign(**shares), ordered["run [s]"].map(render_seconds), parts, "share of the run [%]")
+    longest = float(pd.DataFrame(shares).sum(axis=1).max())
+    totals = ordered["run [s]"].map(render_seconds)
+    return _bars(ordered.assign(**shares), totals, parts, "share of the run [%]", longest)
 
 
 def build_start_table(study: Study) -> pd.DataFrame:
@@ -215,11 +217,15 @@ def draw_step_chart(table: pd.DataFrame) -> Chart:
     return _bars(table, whole_ms.map("{:.3g} ms".format), parts, "milliseconds per training step")
 
 
-def _bars(table: pd.DataFrame, totals: pd.Series, parts: dict[str, str], unit: str) -> Chart:
+def _bars(
+    table: pd.DataFrame, totals: pd.Series, parts: dict[str, str], unit: str, longest: float | None = None
+) -> Chart:
     """Draw bars of parts for each benchmark and size, with the total time (and n) at their ends."""
     ends = [f"{total} (n={n})" for total, n in zip(totals, table["n"], strict=True)]
     return draw_result_panels(
-        table.assign(_end=ends), lambda rows: draw_stacked_bars(rows, parts, unit, text="_end"), columns=1
+        table.assign(_end=ends),
+        lambda rows: draw_stacked_bars(rows, parts, unit, text="_end", longest=longest),
+        columns=1,
     )
 
 

@@ -27,7 +27,7 @@ from mlhpc.analysis.drawing.view import (
 from mlhpc.analysis.figures.comparison import compare_results
 from mlhpc.analysis.results.decompose import Factors, build_split, compute_factors
 from mlhpc.analysis.results.selection import CLASS_COLUMNS, PLURAL, add_extent, group_tasks, render_heading
-from mlhpc.analysis.study import NotAnswerableError, Study
+from mlhpc.analysis.study import NotAnswerableError, Study, build_once
 from mlhpc.suite.log.score import list_differences
 from mlhpc.suite.statistics import Outcome
 from mlhpc.suite.statistics.comparison import MIN_RUNS, Comparison, compute_welch_ratio
@@ -90,6 +90,7 @@ class ResultPair:
         return self.comparison.outcome.value
 
 
+@build_once
 def build_table(study: Study) -> pd.DataFrame:
     """Build the factors of every pair; the ``first`` ones were asked for, or the summary names them."""
     leading = {*study.between, *_list_leading(study)}
@@ -187,7 +188,7 @@ def draw_chart(table: pd.DataFrame) -> Chart:
         )
         text = base.mark_text(dy=-8).encode(y="_top:Q", text=alt.Text("_factor:Q", format=".3~g"))
         one = alt.Chart().mark_rule(color=TEXT_COLOUR).encode(y=alt.datum(1.0))
-        return alt.layer(bar, text, one).properties(height=220)
+        return alt.layer(bar, text, one, height=220)
 
     return draw_panels(bars, ["_pair"], draw, sort=False, first=max(LEAST_PANELS, int(shown["first"].sum())))
 

@@ -431,8 +431,13 @@ def _build_scores_tile(study: Study) -> Tile:
     rows, runs = study.results, study.runs
     scored = int(rows["score_s"].notna().sum())
     # Resumed and pruned runs are never scored, so they are not counted as lost
-    lost = runs[~runs["converged"] & ~runs["resumed"] & ~runs["pruned"]]
-    reasons = ", ".join(f"{count} {name}" for name, count in lost["outcome"].value_counts(sort=True).items())
+    aside = runs["resumed"] | runs["pruned"]
+    lost = runs[~runs["converged"] & ~aside]
+    counts = [
+        *lost["outcome"].value_counts(sort=True).items(),
+        ("resumed or pruned", int((~runs["converged"] & aside).sum())),
+    ]
+    reasons = ", ".join(f"{count} {name}" for name, count in counts if count)
     detail = f"{int(runs['converged'].sum())} of {render_count(len(runs), 'run')} reached the target"
     detail += f"; {reasons}" if reasons else ""
     state = "bad" if not scored else "good" if scored == len(rows) and lost.empty else "warn"

@@ -109,8 +109,8 @@ FORMULAS = (
      "may fail and then is the slowest (MLPerf HPC rules)"),
     ("Score, throughput mode", "instances that reached the target ÷ (last run_stop − first run_start)"),
     ("Score with staging", "as the score, with the staging before run_start added to each run"),
-    (INTERVAL_WORDS, "of the geometric mean: Student t (95 %) on log time over all runs of the score that converged; other "
-     "days and other seeds may lie outside"),
+    (INTERVAL_WORDS, "of the geometric mean: Student t (95 %) on log time over all runs of the score that converged, "
+     "whose epochs vary at least as much as those of the reference points; other days and other seeds may lie outside"),
     ("Time split", "T = T_staging + E·τ + T_other; E·τ = training + evaluation; cut at run_stop; the parts sum to T"),
     ("Epochs to target", "epoch of the first evaluation that meets the target before run_stop"),
     ("τ, seconds per epoch", "(training + evaluation) ÷ epochs of the run"),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -146,13 +147,13 @@ def write_headline(study: Study, standing: pd.DataFrame) -> str:
         f"{leader} is the fastest in {'all' if count == len(pairs) else f'{count} of'} {len(pairs)} tasks by time to train"
     ]
     parts += [f"{who} in {many}" for who, many in others[:MOST_LISTED]]
-    parts += [f"{len(pairs) - len(sure)} undecided"] if len(sure) < len(pairs) else []
+    undecided = f"; {len(pairs) - len(sure)} undecided" if len(sure) < len(pairs) else ""
     if others:
-        return ", ".join(parts)
+        return ", ".join(parts) + undecided
     nexts = {second["machine"] for _, second in sure}
     ratios = [f"{each(second['ratio'] for _, second in sure):.3g}" for each in (min, max)]
     than = nexts.pop() if len(nexts) == 1 else "the next"
-    return f"{', '.join(parts)}: {' to '.join(dict.fromkeys(ratios))} times as fast as {than}"
+    return f"{', '.join(parts)}: {' to '.join(dict.fromkeys(ratios))} times as fast as {than}{undecided}"
 
 
 def _write_headline_of_one(study: Study) -> str:
@@ -160,16 +161,21 @@ def _write_headline_of_one(study: Study) -> str:
     known = study.distinct
     reasons = _list_reasons(known)
     if len(known) > 1:
-        why = f": {reasons[0]}" if len(set(reasons)) == 1 else ""
+        kinds = {re.sub(r"\d+", "", reason) for reason in reasons}  # that differ in more than a number
+        why = f": {max(reasons)}" if len(kinds) == 1 else ""
         ranked = len(known) - len(reasons)
         if not ranked:
             return f"None of {len(known)} results is ranked{why}"
         if ranked == 1:
             only = known[known["not_ranked"].isna() & known["score_s"].notna()].iloc[0]
             return f"{only['label']} has no result beside it that may be ranked{why}"
+        reached = {_name_task(row): row["score_s"] for _, row in known.iterrows()}
+        if not reasons and len(known) == len(reached) <= MOST_LISTED and (known["mode"] == "strong").all():
+            said = [f"{task} in {render_seconds(float(time_s))}" for task, time_s in reached.items()]
+            return f"{', '.join(said)}: each reached its target"
         return f"{ranked} of {len(known)} results may be ranked, none beside another{why}"
     row = known.iloc[0]
-    task = render_short_heading(row["benchmark"], row["size"], row["mode"])
+    task = _name_task(row)
     if pd.isna(row["score_s"]):
         return f"{task} has no score: {row['score_note']}"
     low, high = row["score_low_s"], row["score_high_s"]
@@ -177,6 +183,10 @@ def _write_headline_of_one(study: Study) -> str:
     verb = "trained all models" if row["mode"] == "weak" else "reached its target"
     but = f"; not ranked: {reasons[0]}" if reasons else ""
     return f"{task} {verb} in {render_seconds(float(row['score_s']))}{ends}{but}"
+
+
+def _name_task(row: pd.Series) -> str:
+    return render_short_heading(row["benchmark"], row["size"], row["mode"])
 
 
 def _list_reasons(rows: pd.DataFrame) -> list[str]:
@@ -219,7 +229,7 @@ def _time(
     else:
         by += f", {render_counts(next_one)}; inconclusive: {_join_labels(close)} may be as fast"
     who = best if not close else f"{best}, or {_join_labels(close)}"
-    why = _explain_difference(explained, b, a, sure=not close)
+    why = _explain_difference(explained, b, a, sure=not close) + _name_settings(a, b, study)
     by += _describe_other_processes(rows, study)
     return task.short, who, by, why, _costs(a, b, study), _advice(a, b, next_one, close, study)
 
@@ -238,6 +248,21 @@ def _explain_difference(explained: pd.DataFrame, other: pd.Series, best: pd.Seri
         return explain_factors(row) or "no factor differs by more than its runs do"
     known = any(is_sure(row, name) for name in FACTORS)
     return f"the total is inconclusive, but not each part: {explain_factors(row)}" if known else "no part of it is sure"
+
+
+def _name_settings(a: pd.Series, b: pd.Series, study: Study) -> str:
+    """Name the settings in which two results of one's own differ. Empty if none does, or if one of them is published."""
+    if a["published"] or b["published"]:
+        return ""
+    one, other = (_settings(study.runs[study.runs["group"] == row["group"]]).get(row["group"], {}) for row in (a, b))
+    names = sorted(
+        name
+        for name in one.keys() & other.keys()
+        if one[name] != other[name] and not name.startswith(("data", "staging.", "submission."))
+    )
+    more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
+    said = ", ".join(f"{name} ({one[name]} against {other[name]})" for name in names[:MOST_LISTED])
+    return f"; settings that differ: {said}{more}" if names else ""
 
 
 def _describe_other_processes(rows: pd.DataFrame, study: Study) -> str:
@@ -389,13 +414,19 @@ def _sentences(
             )
         if answers.get("beside_published") and (study.distinct["size"] == FULL).any():
             yield f"In the published field: {answers['beside_published']}."
-        yield "Nothing to rank yet: add the runs or packages of a second system, of the same benchmark and size."
+        reasons = _list_reasons(study.distinct)
+        if any("other programs" in reason for reason in reasons):
+            yield "`mlhpc run --wait-for-quiet` repeats runs when other programs leave the CPUs idle."
+        if not reasons or not study.distinct.duplicated(list(CLASS_COLUMNS)).any():
+            yield "Nothing to rank yet: add the runs or packages of a second system, of the same benchmark and size."
 
 
 def _resume(row: Mapping[Any, Any]) -> str:
     """Say how to make the runs that a result of one's own lacks."""
-    lacks = not row["published"] and pd.notna(row["required_runs"]) and row["n_started"] < row["required_runs"]
-    return "; `mlhpc run --resume -o` with its folder makes the others" if lacks else ""
+    needed = row["required_runs"]
+    if row["published"] or pd.isna(needed) or row["n_started"] >= needed:
+        return ""
+    return f"; `mlhpc run --resume -o` makes the others if its folder was begun with `--runs {needed:.0f}`"
 
 
 def _describe_unranked(study: Study) -> Iterable[str]:
@@ -630,16 +661,16 @@ def _build_differences(study: Study, known: Mapping[str, Mapping[str, Any]], wha
     return tables
 
 
-def _settings(study: Study) -> dict[str, dict[str, Any]]:
+def _settings(runs: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """Collect hyperparameters and run_config of each result (by group), flat.
 
     Settings that differ between runs say so.
     """
     by_group: dict[str, dict[str, Any]] = {}
-    for group, runs in study.runs.groupby("group", sort=True):
+    for group, of_group in runs.groupby("group", sort=True):
         flat = [
             _flatten(parse_mapping(hyperparameters)) | _flatten(parse_mapping(config))
-            for hyperparameters, config in zip(runs["hyperparameters"], runs["config"], strict=True)
+            for hyperparameters, config in zip(of_group["hyperparameters"], of_group["config"], strict=True)
         ]
         names = sorted({name for settings in flat for name in settings})
         by_group[str(group)] = {
@@ -663,7 +694,7 @@ def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def build_setting_differences(study: Study) -> list[HtmlTable]:
     """Build for each class with several results a table of the settings in which they differ."""
-    settings = _settings(study)
+    settings = _settings(study.runs)
     names = sorted({name for of_result in settings.values() for name in of_result})
     known = {group: {name: of_result.get(name) for name in names} for group, of_result in settings.items()}
     return _build_differences(study, known, "settings that differ")
@@ -677,7 +708,7 @@ def build_settings_tables(study: Study) -> list[tuple[str, HtmlTable]]:
             f"{labels[group]} ({group})",
             build_html_table({"setting": list(s), "value": list(s.values())}, f"Settings of {labels[group]}"),
         )
-        for group, s in _settings(study).items()
+        for group, s in _settings(study.runs).items()
         if s
     ]
 

@@ -17,7 +17,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -280,6 +280,7 @@ PROBLEM_COLUMNS = ["benchmark", "size"]
 # Of the devices in published packages, whose descriptions name one device in many ways ("NVIDIA A100-SXM4-40GB")
 DEVICE_FAMILY = re.compile(r"\b(?:[VPAHB][12]00|GH200|MI\d{3}[AX]?|RTX \d{4}|A64FX|Xeon Phi)\b")
 UNKNOWN_DEVICE = "unknown device"
+OWN_FOLDER = re.compile(r"(.+)_(?:\d+x)?\d+x\d+_\w+")  # of a result in a package of this suite: system, shape, size
 MACHINES = {  # start of a published system's folder name: the machine's name
     "abci": "ABCI",
     "corigpu": "Cori GPU",
@@ -340,7 +341,7 @@ def describe_systems(rows: pd.DataFrame, systems: pd.DataFrame) -> tuple[pd.Seri
     systems = systems.set_index("system_key")
     device = systems["accelerator"].where(systems["accelerators_per_node"] > 0).fillna(systems["processor"])
     device_names = rows["system_key"].map(device).fillna(UNKNOWN_DEVICE).astype(str)
-    described = rows["system_key"].map(systems["name"]).fillna(rows["system"]).astype(str)
+    described = _strip_shape(rows["system_key"].map(systems["name"]).fillna(rows["system"]).astype(str), rows)
     public = rows["system"].map(_machine).where(rows["published"])
     # Folder names of one machine differ between rounds ("daint", "piz_daint"): MACHINES gives them one name
     return device_names.map(_family), public.fillna(described)
@@ -352,6 +353,20 @@ def _family(device: str) -> str:
     return match.group() if match else device
 
 
+def _strip_shape(names: pd.Series, rows: pd.DataFrame) -> pd.Series:
+    """Return the names of systems; those of this suite's packages without shape and size ("laptop_1x2_smoke")."""
+    return names.where(rows["published"].astype(bool), names.str.replace(OWN_FOLDER, r"\1", regex=True))
+
+
+def _render_shape(row: Mapping[Any, Any]) -> str:
+    """Return the shape of a result of one's own: "4 ranks", or "2 nodes of 4 ranks"."""
+    if row["published"] or pd.isna(row["ranks"]):
+        return ""
+    nodes, ranks = (int(row[name]) if pd.notna(row[name]) else 1 for name in ("nodes", "ranks"))
+    each = ranks // nodes
+    return (f"{nodes} nodes of " if nodes > 1 else "") + f"{each} rank{'' if each == 1 else 's'}"
+
+
 def _machine(system: str) -> str | None:
     """Return the machine behind the folder name of a published system. None: it is not in MACHINES."""
     return next((name for start, name in MACHINES.items() if system.lower().startswith(start)), None)
@@ -361,18 +376,19 @@ def build_result_names(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
     """Return the name and the label of each result.
 
     Names are unique in a class and round. A label adds the rounds if there are several. A published result of a known
-    machine is named after the machine and its number of compute units. Any other is named after its folder. Submitter
-    or folder is appended to equal names.
+    machine is named after the machine and its number of compute units. Any other is named after its folder, or the system
+    that its folder names. Ranks, submitter or folder are appended to equal names.
     """
     units = find_system_units(rows)
     known = rows["published"] & rows["system"].map(_machine).notna() & units.notna()
-    name = rows["system"].astype(str)
+    name = _strip_shape(rows["system"].astype(str), rows)
     name = name.mask(known, rows["machine"] + " " + units.map("{:.0f}".format))
     name = name.mask(known & (rows["division"] == "open"), name + " (open)")
-    # The submitter first: only results of one submitter still need the folder
-    for column in ("submitter", "system"):
-        clash = name.groupby([rows[key] for key in (*CLASS_COLUMNS, "round")] + [name]).transform("size") > 1
-        name = name.mask(clash, name + " · " + rows[column].astype(str))
+    shape = pd.Series([_render_shape(row) for row in rows.to_dict("records")], index=rows.index, dtype=str)
+    # The submitter before the folder, which only results of one submitter still need
+    for more in (shape, rows["submitter"].astype(str), rows["system"].astype(str)):
+        alike = more.groupby([rows[key] for key in (*CLASS_COLUMNS, "round")] + [name])
+        name = name.mask(alike.transform("nunique") > 1, name + " · " + more)
     mixed = rows["round"].nunique() > 1
     return name, name + " · " + rows["rounds"].astype(str) if mixed else name
 

@@ -1,4 +1,4 @@
-"""`mlhpc demo`: data, runs, package, both checkers, the machine's roofs and the report, by ordinary commands."""
+"""`mlhpc demo`: data, runs, package, both checkers and the report, by ordinary commands."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ from mlhpc.suite.log.run_folder import choose_default_folder
 from mlhpc.suite.stopping import compute_exit_code
 
 ALL = "all"  # in place of a workload
+SHORTEST = "swinv2_moe"  # of the workloads at size smoke: two results of it take as long as one of another
+# What the demo compares: of a small model half a batch takes nearly as long as a whole one, and less memory
+BATCHES = {"whole-batch": "gradient_accumulation_steps=1", "half-batches": "gradient_accumulation_steps=2"}
+THIS_MACHINE = "this-machine"  # the system of a demo that compares nothing
 ORG = "demo"  # the submitter of the package
 STEPS = "steps.json"  # what became of each step, for the report
 STEPS_VERSION = 1
@@ -70,25 +74,28 @@ class StepResult:
 @click.command(
     epilog="""\b
 Examples:
-  mlhpc demo                          CosmoFlow smoke with 2 ranks and with 1: which is faster?
+  mlhpc demo                          SwinV2-MoE smoke: each batch at once or in halves: which is faster?
   mlhpc demo --runs 2                 takes a minute; too few runs for a score, so exit code 1
+  mlhpc demo cosmoflow                one result, and how far it is from the ceilings of this machine
   mlhpc demo all --size smoke --runs 1    every workload once, and one report of all
 """
 )
-@click.argument("workload", default="cosmoflow", metavar="[WORKLOAD|all]")
+@click.argument("workload", required=False, metavar="[WORKLOAD|all]")
 @size_option("smoke", "Size of the workload; choose one that fits this machine (mlhpc workload list).")
 @runs_option(None, "Number of runs. [as many as a score of this size needs]")
 @ranks_option(2)
 @output_option("New folder for data, runs, package and report.", "demo/<workload>-<size>-<time>")
-def demo(workload: str, size: str, runs: int | None, ranks: int, output: Path | None) -> None:
+def demo(workload: str | None, size: str, runs: int | None, ranks: int, output: Path | None) -> None:
     """Run a benchmark end to end on this machine, from making data to a report.
 
-    The steps: make the data, train with --ranks and with one rank, build a package, check and score it, measure peak
-    rates, write a report that compares the two. `mlhpc demo all` trains every workload once, with --ranks only.
+    The steps: make the data, train with each batch at once and in halves, build a package, check and score it, write a
+    report that says which is faster. With a WORKLOAD there is one result of it, and the ceilings of this machine.
 
     Exit code 0 if every step succeeded, else 1. Fewer --runs than the size requires give no score, so exit code 1.
     """
     refuse_several_ranks("the demo starts its own ranks: run it once, outside of srun and mpiexec")
+    compared: tuple[str, ...] = () if workload else tuple(BATCHES)
+    workload = workload or SHORTEST
     names = sorted(load_descriptors()) if workload == ALL else [workload]
     counts = {name: runs or load_descriptor(name).card().size(size).required_runs for name in names}
     root = output or choose_default_folder(workload, size, datetime.now(UTC), under="demo")
@@ -98,7 +105,7 @@ def demo(workload: str, size: str, runs: int | None, ranks: int, output: Path | 
     began = time.monotonic()
     outcomes: list[StepResult] = []
     try:
-        for step in list_steps(counts, size, ranks, root):
+        for step in list_steps(counts, size, ranks, root, compared):
             outcomes.append(_run_step(step))
             # After every step: the report, which is the last one, reads the file.
             _write_steps(root / STEPS, outcomes)
@@ -109,67 +116,56 @@ def demo(workload: str, size: str, runs: int | None, ranks: int, output: Path | 
     sys.exit(ExitCode.FAILED if failed else ExitCode.OK)
 
 
-def list_steps(runs: Mapping[str, int], size: str, ranks: int, root: Path) -> Sequence[DemoStep]:
+def list_steps(
+    runs: Mapping[str, int], size: str, ranks: int, root: Path, compared: Sequence[str] = ()
+) -> Sequence[DemoStep]:
     """List the steps. ``runs`` is the number of runs by workload. Without a package, its readers take run folders.
 
-    A single workload runs twice, with as many ranks and with one, so that the report has two results to compare.
+    There is a result of each of ``compared``, keys of BATCHES. Without them the ceilings of the machine are measured.
     """
     package, ceilings = root / "submissions" / ORG, root / "ceilings.json"
-    counts = [ranks, 1] if len(runs) == 1 and ranks > 1 else [ranks]
+    systems = compared or (THIS_MACHINE,)
     folders = {
-        (name, count): root / "-".join(["run", *[name] * (len(runs) > 1), *[name_ranks(count)] * (len(counts) > 1)])
+        (name, system): root / "-".join(["run", *([name] if len(runs) > 1 else []), *([system] if compared else [])])
         for name in runs
-        for count in counts
+        for system in systems
     }
-    made = [step for name in runs for step in _list_run_steps(name, size, runs[name], counts, root, folders)]
-    systems = {count: tuple(folder for (_, of), folder in folders.items() if of == count) for count in counts}
+    made = [step for name in runs for step in _list_run_steps(name, size, runs[name], ranks, root, folders)]
     packages = [
         DemoStep(
-            f"package of {name_ranks(count)}" if len(counts) > 1 else "package",
-            ("package", "--system", name_ranks(count), "--submitter", ORG, "-o", str(package)),
-            (systems[count],),
+            f"package of {system}" if compared else "package",
+            ("package", "--system", system, "--submitter", ORG, "-o", str(package)),
+            (tuple(folder for (_, of), folder in folders.items() if of == system),),
         )
-        for count in counts
+        for system in systems
     ]
     results = ((package,), tuple(folders.values()))
-    measure = ("ceilings", "--quick", "--ranks", str(ranks), "--system", name_ranks(ranks), "--directory", str(root))
+    measure = ("ceilings", "--quick", "--ranks", str(ranks), "--system", THIS_MACHINE, "--directory", str(root))
     return (
         *made,
         *packages,
         DemoStep("check", ("check", "--official"), results),
         DemoStep("score", ("score",), results),
-        DemoStep("ceilings", (*measure, "-o", str(ceilings)), limit_s=CEILINGS_LIMIT_S),
+        *([] if compared else [DemoStep("ceilings", (*measure, "-o", str(ceilings)), limit_s=CEILINGS_LIMIT_S)]),
         DemoStep("report", ("report", "-o", str(root / "report")), results, (ceilings, root / STEPS)),
     )
 
 
-def name_ranks(count: int) -> str:
-    """Name a number of ranks, as in a folder: "2-ranks"."""
-    return f"{count}-rank{'' if count == 1 else 's'}"
-
-
 def _list_run_steps(
-    workload: str, size: str, runs: int, counts: Sequence[int], root: Path, folders: Mapping[tuple[str, int], Path]
+    workload: str, size: str, runs: int, ranks: int, root: Path, folders: Mapping[tuple[str, str], Path]
 ) -> list[DemoStep]:
-    """Make the steps for data and runs of one workload, with each number of ranks."""
+    """Make the steps for data and runs of one workload, on each system of ``folders``."""
     data = f"data/{workload}-{size}"
     sets = (f"data={data}", f"staging.directory={root}/node-local/{{node}}-{{trial}}", f"submission.org={ORG}")
-    options = tuple(part for text in sets for part in ("--set", text))
-    make = ("data", "generate", workload, "--size", size, "--ranks", str(counts[0]), "-o", data)
-    return [
-        DemoStep(f"{workload}: data", make),
-        *(
-            DemoStep(
-                f"{workload}: runs with {name_ranks(count)}",
-                (
-                    *("run", workload, "--size", size, "--ranks", str(count), "--runs", str(runs)),
-                    *("-o", str(folders[workload, count])),
-                    *options,
-                ),
-            )
-            for count in counts
-        ),
-    ]
+    make = ("data", "generate", workload, "--size", size, "--ranks", str(ranks), "-o", data)
+    steps = [DemoStep(f"{workload}: data", make)]
+    for system in [of for name, of in folders if name == workload]:
+        stated = (BATCHES[system],) if system in BATCHES else ()
+        options = [part for text in (*sets, *stated) for part in ("--set", text)]
+        run = ("run", workload, "--size", size, "--ranks", str(ranks), "--runs", str(runs))
+        title = f"{workload}: runs" + (f" ({system})" if stated else "")
+        steps.append(DemoStep(title, (*run, "-o", str(folders[workload, system]), *options)))
+    return steps
 
 
 def _run_step(step: DemoStep) -> StepResult:
@@ -234,7 +230,7 @@ def _print_summary(root: Path, workload: str, size: str, seconds: float, failed:
     for name, meaning in (
         ("run*/result_*.txt", "event logs, MLPerf format: the only source of every number"),
         (f"submissions/{ORG}", "results package in the MLPerf HPC layout, with sha256 manifest"),
-        ("ceilings.json", "this machine's measured roofs, for the report's rooflines"),
+        ("ceilings.json", "this machine's measured ceilings, for the report's rooflines"),
         ("report/report.html", "open this in a browser; tables beside it"),
     ):
         if any(root.glob(name)):

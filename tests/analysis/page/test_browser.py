@@ -311,16 +311,63 @@ def test_every_window_and_medium(rich: Report, tmp_path: Path, width: int, mediu
     assert told["dark"] is (medium == "dark")
 
 
-@pytest.mark.long
-def test_on_paper_the_page_is_a_readable_file(rich: Report, tmp_path: Path) -> None:
-    (tmp_path / "page.html").write_text(rich.html)
-    paper = tmp_path / "page.pdf"
+def print_words(page: str, folder: Path) -> list[list[tuple[float, float, float, float, str]]]:
+    """Each page on paper as its words: left, top, right and bottom, and the text."""
+    (folder / "page.html").write_text(page)
+    paper = folder / "page.pdf"
     flags = ["--no-pdf-header-footer", "--virtual-time-budget=60000", f"--print-to-pdf={paper}"]
-    subprocess.run(
-        [*command(tmp_path), *flags, f"file://{tmp_path}/page.html"], capture_output=True, timeout=300, check=True
-    )
-    pages = len(re.findall(rb"/Type\s*/Page\b", paper.read_bytes()))
-    assert rich.html.count("<figure>") / 2 < pages < 2 * rich.html.count("<figure>")
+    browser = [*command(folder), *flags, f"file://{folder}/page.html"]
+    subprocess.run(browser, capture_output=True, timeout=300, check=True)
+    told = subprocess.run(
+        ["pdftotext", "-bbox", paper, "-"], capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+    word = re.compile(r'<word xMin="(.+?)" yMin="(.+?)" xMax="(.+?)" yMax="(.+?)">(.*?)</word>')
+    found = [word.findall(sheet) for sheet in told.split("<page ")[1:]]
+    return [[(float(a), float(b), float(c), float(d), text) for a, b, c, d, text in words] for words in found]
+
+
+def find_overprinted(sheets: Sequence[Sequence[tuple[float, float, float, float, str]]]) -> list[tuple[str, str]]:
+    """Pairs of words of which one covers more than a quarter of the other."""
+    pairs = []
+    for words in sheets:
+        for place, (a, b, c, d, text) in enumerate(words):
+            for e, f, g, h, other in words[place + 1 :]:
+                both = max(0, min(c, g) - max(a, e)) * max(0, min(d, h) - max(b, f))
+                if both > 0.25 * min((c - a) * (d - b), (g - e) * (h - f)):
+                    pairs.append((text, other))
+    return pairs
+
+
+needs_pdftotext = pytest.mark.skipif(
+    shutil.which("pdftotext") is None, reason="no pdftotext (apt install poppler-utils)"
+)
+
+
+@needs_pdftotext
+def test_on_paper_nothing_is_printed_over_a_heading(rich: Report, tmp_path: Path) -> None:
+    sheets = print_words(rich.html, tmp_path)
+    assert find_overprinted(sheets) == []
+    printed_text = " ".join(word[4] for words in sheets for word in words)
+    # The title of the first figure is for those who hear the page: the headline says it
+    headings = re.findall(r'<h3 id="[^"]*">([\w ]+)</h3>', rich.html)
+    assert len(headings) > 15
+    assert [text for text in headings if text not in printed_text] == []
+
+
+@needs_pdftotext
+def test_words_printed_over_a_heading_are_found(tmp_path: Path) -> None:
+    page = "<h2>Convergence</h2><p style='margin-top: {}'>answers</p>"
+    assert find_overprinted(print_words(page.format("0"), tmp_path)) == []
+    assert find_overprinted(print_words(page.format("-3em"), tmp_path)) == [("answers", "Convergence")]
+
+
+@needs_pdftotext
+@pytest.mark.long
+def test_a_public_round_has_at_most_ten_sheets(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> None:
+    rounds = [published_results(tmp_path_factory) / "hpc_results_v3.0"]
+    sheets = print_words(render_report(read_study(rounds, list_installed_cards()), []).html, tmp_path)
+    assert len(sheets) <= 10
+    assert find_overprinted(sheets) == []
 
 
 @pytest.mark.long

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pandas as pd
 import pytest
 
 from mlhpc.analysis.figures import list_views
 from mlhpc.analysis.page.issues import build_tiles, list_issues
-from mlhpc.analysis.page.summary import Summary, build_summary, write_headline
+from mlhpc.analysis.page.summary import Summary, _name_settings, build_summary, write_headline
 from mlhpc.analysis.results.index import read_prices
 from mlhpc.analysis.study import NotAnswerableError, Study, read_study
 from mlhpc.suite.card import Card
@@ -144,6 +146,24 @@ def test_a_first_run_says_what_it_knows(tmp_path: Path, run_folder: Build, cards
     assert then.startswith("Nothing to rank yet")
 
 
+def test_results_of_unlike_tasks_are_one_headline(tmp_path: Path, run_folder: Build, cards: Cards) -> None:
+    said = of(read_study([run_folder(tmp_path, "one"), run_folder(tmp_path, "two", size="other")], cards)).headline
+    assert re.fullmatch(r"cosmoflow mini in [\d.]+ s, cosmoflow other in [\d.]+ s: each reached its target", said)
+
+
+def test_settings_that_differ_explain_a_difference_of_ones_own() -> None:
+    configs = [{"batch": 20, "parts": parts, "data": place} for parts, place in ((1, "a"), (2, "b"))]
+    rows = [
+        {"group": name, "published": False, "config": json.dumps(config), "hyperparameters": "{}"}
+        for name, config in zip("ab", configs, strict=True)
+    ]
+    study = cast(Study, SimpleNamespace(runs=pd.DataFrame(rows)))
+    one, other = (pd.Series(row) for row in rows)
+    assert _name_settings(one, other, study) == "; settings that differ: parts (1 against 2)"
+    assert _name_settings(one, one, study) == ""
+    assert _name_settings(one, other.replace(False, True), study) == ""
+
+
 def test_what_has_no_score_is_named_with_the_reason(tmp_path: Path, run_folder: Build, cards: Cards) -> None:
     said = of(read_study([run_folder(tmp_path, "part", runs=1), run_folder(tmp_path, "whole")], cards)).sentences
     assert any(sentence.startswith("part (cosmoflow mini) has no score: ") for sentence in said)
@@ -224,7 +244,7 @@ def test_a_target_that_simple_predictors_reach_is_told_once(tmp_path: Path, run_
             "a is the fastest in all 3 tasks by time to train: 2 to 3 times as fast as the next",
         ),
         (("a>b 2", "b>a 3", "a>c 4"), "a is the fastest in 2 of 3 tasks by time to train, b in 1"),
-        (("a>b 2", "b~a 1"), "a is the fastest in 1 of 2 tasks by time to train, 1 undecided: 2 times as fast as b"),
+        (("a>b 2", "b~a 1"), "a is the fastest in 1 of 2 tasks by time to train: 2 times as fast as b; 1 undecided"),
         (("a~b 1", "b~a 1"), "No system is surely the fastest in any of 2 tasks by time to train"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What the size of a machine is counted in."""
+"""What the size of a machine is counted in, and the names of results."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from mlhpc.analysis.figures import list_views
-from mlhpc.analysis.results.selection import add_extent, choose_extent, find_unit_names
+from mlhpc.analysis.results.selection import add_extent, build_result_names, choose_extent, find_unit_names
 from mlhpc.analysis.study import NotAnswerableError, Study, read_study
 from mlhpc.suite.card import Card
 
@@ -124,3 +124,23 @@ def test_a_result_of_unknown_size_keeps_its_throughput(one_node: Study) -> None:
     for name in ("time_and_units", "pareto", "scaling"):
         with pytest.raises(NotAnswerableError):
             list_views()[name].table(known)
+
+
+@pytest.mark.parametrize(
+    ("folders", "nodes", "ranks", "names"),
+    [
+        (["laptop_1x2_smoke"], [1], [2], ["laptop"]),
+        (["laptop_1x1_smoke", "laptop_1x2_smoke"], [1, 1], [1, 2], ["laptop · 1 rank", "laptop · 2 ranks"]),
+        (["a_b_8x2x4_mini_facts"], [2], [8], ["a_b"]),
+        (["c_1x4_full", "c_2x4_full"], [1, 2], [4, 8], ["c · 4 ranks", "c · 2 nodes of 4 ranks"]),
+        (["runs-1x2", "laptop"], [1, 1], [2, 2], ["runs-1x2", "laptop"]),
+        (["c_1x4_full", "c"], [1, 1], [4, 4], ["c · c_1x4_full", "c · c"]),
+    ],
+)
+def test_ones_own_results_have_the_names_of_their_systems(
+    folders: list[str], nodes: list[int], ranks: list[int], names: list[str]
+) -> None:
+    rows = pd.DataFrame({"system": folders, "nodes": nodes, "ranks": ranks})
+    known = {"published": False, "machine": "", "division": "closed", "submitter": "ACME", "round": "", "rounds": ""}
+    rows = rows.assign(benchmark="b", size="s", mode="strong", units=1.0, units_described=1.0, **known)
+    assert list(build_result_names(rows)[0]) == names

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from mlhpc.suite.commands.demo import STEPS, _execute, demo
+from mlhpc.suite.commands.demo import BATCHES, STEPS, _execute, demo
 from mlhpc.suite.machine.probes.processor import VARIABLE
 from tests.fixtures.zoo import machine
 
@@ -51,7 +51,7 @@ def test_a_demo_without_failures_ends_with_zero(tmp_path: Path, monkeypatch: pyt
     done, steps = follow(tmp_path, monkeypatch, {})
     assert (done.exit_code, "failed:" in done.output) == (0, False)
     package = str(steps.root / "submissions" / "demo")
-    report = [package, "-o", str(steps.root / "report"), str(steps.root / "ceilings.json"), str(steps.root / STEPS)]
+    report = [package, "-o", str(steps.root / "report"), str(steps.root / STEPS)]
     assert steps.command("report") == ["report", *report]
     assert all(step["reason"] == "" for step in json.loads((steps.root / STEPS).read_text())["steps"])
 
@@ -61,19 +61,9 @@ def test_a_demo_without_failures_ends_with_zero(tmp_path: Path, monkeypatch: pyt
 def test_a_side_step_that_fails_is_named_and_the_rest_goes_on(
     name: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done, steps = follow(tmp_path, monkeypatch, {name: code})
+    done, steps = follow(tmp_path, monkeypatch, {name: code}, "cosmoflow")
     assert done.exit_code == 1
-    assert [words[0] for words in steps.ran] == [
-        "data",
-        "run",
-        "run",
-        "package",
-        "package",
-        "check",
-        "score",
-        "ceilings",
-        "report",
-    ]
+    assert [words[0] for words in steps.ran] == ["data", "run", "package", "check", "score", "ceilings", "report"]
     (line,) = [line for line in done.output.splitlines() if line.startswith("  failed:")]
     said = "stopped after 2 min" if (name, code) == ("ceilings", 124) else f"{name} went wrong"
     assert line == f"  failed: `mlhpc {name}` ({name}): {said}"
@@ -86,8 +76,18 @@ def test_without_a_package_the_report_is_made_of_the_run(tmp_path: Path, monkeyp
     done, steps = follow(tmp_path, monkeypatch, {"run": 1, "package": 2})
     assert done.exit_code == 1
     for name in ("check", "score", "report"):
-        assert steps.command(name)[1] == str(steps.root / "run-2-ranks")
+        assert steps.command(name)[1:3] == [str(steps.root / f"run-{name}") for name in BATCHES]
     assert done.output.count("  failed:") == 4
+
+
+def test_two_results_differ_in_one_setting_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, steps = follow(tmp_path, monkeypatch, {})
+    assert [words[0] for words in steps.ran] == ["data", "run", "run", "package", "package", "check", "score", "report"]
+    one, other = ([*words] for words in steps.ran if words[0] == "run")
+    differing = [pair for pair in zip(one, other, strict=True) if len(set(pair)) == 2]
+    folders = tuple(str(steps.root / f"run-{name}") for name in BATCHES)
+    assert differing == [folders, tuple(BATCHES.values())]
+    assert [words[words.index("--system") + 1] for words in steps.ran if "--system" in words] == [*BATCHES]
 
 
 def test_one_workload_that_fails_leaves_the_others_their_report(
@@ -106,9 +106,9 @@ def test_one_workload_that_fails_leaves_the_others_their_report(
 
 
 def test_a_demo_without_any_run_says_what_it_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done, steps = follow(tmp_path, monkeypatch, {"data": 1, "run": 2})
+    done, steps = follow(tmp_path, monkeypatch, {"data": 1, "run": 2}, "cosmoflow")
     assert done.exit_code == 1
-    assert [words[0] for words in steps.ran] == ["data", "run", "run", "ceilings"]
+    assert [words[0] for words in steps.ran] == ["data", "run", "ceilings"]
     assert "failed: `mlhpc report` (report): left out: no earlier step left what it reads" in done.output
 
 
