@@ -175,7 +175,8 @@ def _find_elsewhere(name: str, top: click.Context) -> str:
     others: dict[str, tuple[str, click.Option]] = {}
     for path, command in _walk(top):
         for spelled, option in _map_options(command).items():
-            others.setdefault(spelled, (path, option))
+            if spelled not in others or (option.required and not others[spelled][1].required):
+                others[spelled] = path, option
     if found := find_same_meaning(name, others):
         path, option = others[found]
         what = (option.help or "").partition(". ")[0].rstrip(".")

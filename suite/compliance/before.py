@@ -55,7 +55,8 @@ def judge_statement(
 
 def _collect_logged(config: RunConfig) -> Mapping[str, Any]:
     try:
-        return config.hyperparameters.collect_logged(config)
+        logged: Mapping[str, Any] = config.hyperparameters.collect_logged(config)
+        return logged
     except OSError:  # a file that is not there: the run says so when it opens it
         return {}
 
