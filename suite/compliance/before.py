@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,10 @@ def judge_statement(
 
 
 def _collect_logged(config: RunConfig) -> Mapping[str, Any]:
-    try:
-        logged: Mapping[str, Any] = config.hyperparameters.collect_logged(config)
-        return logged
-    except OSError:  # a file that is not there: the run says so when it opens it
-        return {}
+    logged: Mapping[str, Any] = {}
+    with suppress(OSError):  # a file that is not there: the run says so when it opens it
+        logged = config.hyperparameters.collect_logged(config)
+    return logged
 
 
 def _find_reasons(
