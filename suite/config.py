@@ -36,7 +36,7 @@ class Hyperparameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def collect_logged(self, config: RunConfig, ranks: int = 1) -> dict[str, Any]:
         """Collect the hyperparameters that a log states, so that they are judged before the run. No torch.
 
-        ``ranks``: those that share the experts. Default: empty, so they are judged afterwards alone.
+        ``ranks``: how many share the experts. Default: empty, so they are judged afterwards alone.
         """
         return {}
 

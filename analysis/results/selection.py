@@ -363,7 +363,7 @@ def _render_shape(row: Mapping[Any, Any]) -> str:
     if row["published"] or pd.isna(row["ranks"]):
         return ""
     nodes, ranks = (int(row[name]) if pd.notna(row[name]) else 1 for name in ("nodes", "ranks"))
-    each = ranks // nodes
+    each = ranks // max(nodes, 1)
     return (f"{nodes} nodes of " if nodes > 1 else "") + f"{each} rank{'' if each == 1 else 's'}"
 
 

@@ -46,7 +46,7 @@ SECTIONS: dict[str, tuple[Command, ...]] = {
         Command(
             "submit",
             "mlhpc.suite.commands.submit:submit",
-            "Submit runs of a workload to Slurm: one job and one run folder per node count",
+            "Submit runs of a workload to a scheduler: one job and one run folder per node count",
         ),
         Command(
             "plan",

@@ -65,7 +65,7 @@ class Pair:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """What a person should know beside the verdict."""
+        """What a person should know with the verdict."""
         return (*self.verdict.reasons, *self.energy_reasons)
 
 

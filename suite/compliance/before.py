@@ -1,4 +1,4 @@
-"""Judges what a run will state before it trains, by the rules of the check afterwards: hours are not spent in vain."""
+"""Judges what a run will state before it trains, by the rules of the check afterwards: no hours are lost."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class KeptFolder:
         yield from ((self.path / name, problem) for name, problem in self._list_changed(records))
 
     def _list_changed(self, records: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
-        """Yield the files that are not those of which a log or run.json states the sha256."""
+        """Yield the files whose sha256 is not as a log or run.json states."""
         stated: set[tuple[str, str | None, str]] = {
             (name, sha256, "the logs say") for record in records for name, sha256 in _list_digests(record)
         }

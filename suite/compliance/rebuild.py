@@ -297,7 +297,7 @@ Selection = tuple[tuple[RunRecord, ...], tuple[RunRecord, ...], tuple[tuple[RunR
 
 
 def select_runs(records: Sequence[RunRecord], benchmark: Benchmark, *, weak: bool) -> Selection:
-    """Select the runs that a package scores, those that it prunes, and those that it leaves out with the reason.
+    """Select the runs that a package scores, the pruned ones, and the ones left out with the reason.
 
     Of a time-to-train result with more than required, the N consecutive runs with the median score. Of a throughput
     result, instances that did not converge or repeat a seed are pruned, if enough remain.

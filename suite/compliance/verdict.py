@@ -1,4 +1,4 @@
-"""Answers, before any ranking, what a result is: of which task, compliant, disturbed, of how many sessions.
+"""Answers, before any ranking, what a result is: its task, compliant, disturbed, of how many sessions.
 
 `mlhpc compare`, `score`, the report, its index and `history` all ask here. So no door ranks what another one refuses.
 """
@@ -166,9 +166,11 @@ def judge_pair(
     # Other rules make other times: the ratio is shown, but says nothing of the machine.
     apart = list_differences(a.round, b.round, a.division, b.division)
     one, other = ({run[:2] for run in side.runs} for side in (a, b))
-    if not apart and (one <= other or other <= one):
-        same = f"{len(one & other)} of {len(b.runs)} runs of B are runs of A"
-        return PairVerdict(Outcome.INCONCLUSIVE, (f"{same}: a result and its copy say nothing of each other", *invalid))
+    copied = not apart and (one <= other or other <= one)
+    same = (
+        f"{len(one & other)} of {len(b.runs)} runs of B are runs of A: a result and its copy say nothing of each other"
+    )
+    apart = [*apart, *[same] * copied]
     lost = [_describe_missed_runs(side, one) for side, one in sides if one.missed > ALLOWED_TO_MISS]
     disturbed = [f"{side}: {one.disturbed}" for side, one in sides if one.disturbed]
     against = [*apart, *lost, *(disturbed if not busy else []), *(invalid if not any_runs else [])]

@@ -167,7 +167,8 @@ def check_metric_agrees(context: LogContext) -> Iterator[LogBreach]:
             what = f"{event.key} = {render_repr(event.value)}"
             yield event.line, f"{what}: no evaluation that reaches the target has this value"
         stop, due = context.log.first(mllog.RUN_STOP), f"target reached in epoch {event.metadata.get('epoch_num')}"
-        if stop is not None and stop.metadata.get("reason") != due:
+        # What ended the run after its target has a reason of its own.
+        if stop is not None and stop.metadata.get("status") == "success" and stop.metadata.get("reason") != due:
             yield stop.line, f"run_stop says {render_repr(stop.metadata.get('reason'))}; the {due}"
 
 

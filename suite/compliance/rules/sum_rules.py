@@ -224,7 +224,7 @@ def check_sums_agree(context: LogContext) -> Iterator[LogBreach]:
 
 
 def _check_windows(context: LogContext) -> Iterator[LogBreach]:
-    """Yield an epoch whose windows of steps are not those that run_config asks for, or which was not measured."""
+    """Yield an epoch whose windows of steps are not as run_config asks for, or which was not measured."""
     config = context.record.config or {}
     size, bare = parse_int64(config.get("window_steps")), config.get("instrumentation") is False
     epochs = [epoch.number for epoch in context.record.epochs if epoch.complete]

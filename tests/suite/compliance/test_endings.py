@@ -166,7 +166,7 @@ def test_one_run_of_five_may_be_ended_at_every_event(
 @pytest.mark.parametrize(
     ("old", "new", "rule"),
     [
-        (b'"opt_name", "value": "sgd"', b'"opt_name", "value": ""', None),
+        (b'"opt_name", "value": "sgd"', b'"opt_name", "value": ""', "run-drift"),
         (b'"train_samples", "value": 128', b'"train_samples", "value": 64', "key-value"),
         (b'"model_parameters", "value": 36', b'"model_parameters", "value": 35', "key-value"),
         (b'"submission_division", "value": "closed"', b'"submission_division", "value": "shut"', "key-value"),

@@ -153,7 +153,7 @@ def also(key: str, value: float) -> Mutation:
         with_second: list[Line] = []
         for line in lines:
             if line.key in ("eval_accuracy", "eval_error"):
-                with_second.append(Line(key, value, line.time_ms, line.metadata))
+                with_second.append(Line(key, value + 1e-6 * len(with_second), line.time_ms, line.metadata))
             with_second.append(line)
         return with_second
 

@@ -66,9 +66,11 @@ def write_result(folder: Path, made: Made, number: int) -> Path:
         config = next(line.value for line in lines if line.key == "run_config")
         config["submission"]["platform"] = folder.name
         if made.others:
-            other_s = 20.0 * made.others[n]
-            use = {"node": 0, "cpus": 2, "own_s": 20.0 - other_s, "other_s": other_s, "stolen_s": 0.0}
-            about = {"seconds": 10.0, "nodes": 1, "absent": {}}
+            begin, end = (next(x.time_ms for x in lines if x.key == key) for key in ("run_start", "run_stop"))
+            seconds = (end - begin) / 1e3
+            other_s = 2 * seconds * made.others[n]
+            use = {"node": 0, "cpus": 2, "own_s": 2 * seconds - other_s, "other_s": other_s, "stolen_s": 0.0}
+            about = {"seconds": seconds, "nodes": 1, "absent": {}}
             lines = insert(Line("other_work", [use], metadata=about), before="run_stop")(lines)
         return edit("dropout", value=7)(lines) if made.edited and n == 2 else lines
 

@@ -170,7 +170,7 @@ def test_a_continued_folder_keeps_its_base_seed(tmp_path: Path, monkeypatch: pyt
         return 0
 
     monkeypatch.setattr("mlhpc.suite.commands.run.run_trials", note)
-    monkeypatch.setattr("mlhpc.suite.commands.run._check_before_launch", lambda plan, ranks: None)
+    monkeypatch.setattr("mlhpc.suite.commands.run._check_before_launch", lambda plan, ranks, **options: [])
     folder = tmp_path / "run"
     assert mlhpc("run", "cosmoflow", "--size", "smoke", "--seed", 7, "-o", folder).returncode == 0
     assert mlhpc("run", "cosmoflow", "-o", folder, "--resume").returncode == 0

@@ -20,12 +20,16 @@ from mlhpc.suite.package.build import build_package
 from tests.fixtures.logs import edit, our_run, write
 from tests.fixtures.once import made_once
 from tests.fixtures.reproduction import beside, forge, left_by_run, package_of
+from tests.fixtures.runs import state_job
 
 SCRIPT = """#!/bin/bash
 # Read it, edit it, sbatch it. Change settings without editing:
 srun true
 exit "$status"
 """
+
+
+VERDICT = '{"nodes": {"node1": {"word": "good"}}}'
 
 
 def full_run(root: Path) -> Path:
@@ -38,8 +42,9 @@ def full_run(root: Path) -> Path:
     look = root / "preflight" / "7" / "1"
     look.mkdir(parents=True)
     (look / "node1.jsonl").write_text(render_samples([Sample(node="node1", metric="m", better="more", values=(1.0,))]))
-    (look.parent / "verdict.json").write_text('{"nodes": {"node1": {"word": "good"}}}')
-    write(root / "resumed_1_1.txt", our_run())
+    (look.parent / "verdict.json").write_text(VERDICT)
+    state_job(root, VERDICT)
+    write(root / "resumed_9_1.txt", our_run())
     write(root / "failed_2_1.txt", our_run()[:5])
     (root / "code").mkdir()
     (root / "code" / "train.py").write_text("print('hello')\n")
@@ -98,7 +103,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], object]]] = {
     "a FIFO": ("environment.json", fifo), "a link to itself": ("sources.json", self_link),
     "a folder": ("environment.json", folder),
     "a log with a broken line in the middle": (
-        "resumed_1_1.txt", lambda path: path.write_text(path.read_text().replace('"time_ms"', '"time', 1)),
+        "resumed_9_1.txt", lambda path: path.write_text(path.read_text().replace('"time_ms"', '"time', 1)),
     ),
     "a log without an event": ("failed_2_1.txt", lambda path: path.write_bytes(os.urandom(3000))),
 }  # fmt: skip
@@ -187,7 +192,7 @@ def test_a_missing_file_is_a_note(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_log_that_a_kill_cut_is_no_damage(run: Path) -> None:
-    half(run / "resumed_1_1.txt")
+    half(run / "resumed_9_1.txt")
     (run / "failed_2_1.txt").write_text("")
     assert list(KeptFolder(run, packaged=False).list_problems()) == []
 

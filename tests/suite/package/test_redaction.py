@@ -14,7 +14,7 @@ from mlhpc.suite.machine.facts import Sample, render_samples
 from mlhpc.suite.machine.secrets import is_secret_name
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import edit, our_run, write
-from tests.fixtures.runs import node, run_folder
+from tests.fixtures.runs import node, run_folder, state_job
 
 SCRIPT = """#!/bin/bash
 #SBATCH --account=ab1234
@@ -42,6 +42,7 @@ def test_names_of_secrets() -> None:
 def run(tmp_path: Path) -> Path:
     folder = run_folder(tmp_path / "runs" / "a")
     (folder / "job.sbatch").write_text(SCRIPT)
+    state_job(folder)
     facts = node("gpu17", hostname="gpu17.cluster.example.org", slurm={"SLURM_JOB_NODELIST": "gpu[17-18]"})
     (folder / "facts" / "node1.json").unlink()
     (folder / "facts" / "gpu17.json").write_text(json.dumps(convert_to_plain_data(facts), indent=1))
@@ -98,7 +99,9 @@ def test_what_was_measured_of_nodes_goes_with_the_run_without_their_names(run: P
         (look / f"{name}.jsonl").write_text(
             render_samples([Sample(node=name, metric="m", better="more", values=(1.0,))])
         )
-    (look.parent / "verdict.json").write_text('{"nodes": {"gpu17": {"word": "good"}, "gpu18": {"word": "bad"}}}')
+    verdict = '{"nodes": {"gpu17": {"word": "good"}, "gpu18": {"word": "bad"}}}'
+    (look.parent / "verdict.json").write_text(verdict)
+    state_job(run, verdict)
     (look.parent / "messages.txt").write_text("/home/ada")
     package = tmp_path / "out" / "ACME"
     done = mlhpc("package", run, "--system", "bed", "-o", package, "--redact", "hosts,paths,account")
