@@ -161,7 +161,7 @@ for each in mine.parents()[:2]:  # proxy and mpiexec
     others |= {found.laddr for found in each.net_connections() if found.status == "LISTEN"}
 world.barrier()
 found = {each.laddr for each in mine.net_connections() if each.status == "LISTEN"}
-print("listens", *sorted({place.ip for place in found - others}))
+sys.stdout.write(f"listens {', '.join(sorted({place.ip for place in found - others}))}\\n")  # in one piece
 world.barrier()
 """
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from mlhpc.suite.commands.demo import BATCHES, STEPS, _execute, demo
+from mlhpc.suite.commands.demo import BATCHES, STEPS, StepResult, _execute, add_outcome, demo
 from mlhpc.suite.machine.probes.processor import VARIABLE
 from tests.fixtures.zoo import machine
 
@@ -123,6 +123,14 @@ def test_the_last_line_of_an_error_is_the_reason(capfd: pytest.CaptureFixture[st
     shown = capfd.readouterr()
     assert (shown.out, shown.err) == ("out\n", "first\nmlhpc: no room\n")
     assert _execute([sys.executable, "-c", "pass"], 60.0) == (0, "")
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+def test_a_run_that_missed_its_target_fails_the_demo_only_if_the_checker_refuses(accepted: bool) -> None:
+    ran = StepResult("runs", "mlhpc run", 1, 1.0, "run 3 missed its target")
+    judged = StepResult("check", "mlhpc check", 0 if accepted else 1, 1.0, "" if accepted else "NOT compliant")
+    failed = [each.command for each in add_outcome(add_outcome([], ran), judged) if each.reason]
+    assert failed == ([] if accepted else ["mlhpc run", "mlhpc check"])
 
 
 def test_a_step_that_hangs_is_stopped() -> None:
