@@ -82,13 +82,13 @@ def record(args: argparse.Namespace) -> int:
             "--system",
             "laptop",
             "--submitter",
-            "unknown",
+            "bench",
             "-o",
-            str(output / "unknown"),
+            str(output / "bench"),
         )
         for command in ("check", "score", "reproduce"):
-            mlhpc.save(output / f"{command}-package.json", output, command, "unknown", "--format", "json")
-        mlhpc.run(output, "report", "unknown", "-o", "report-package")
+            mlhpc.save(output / f"{command}-package.json", output, command, "bench", "--format", "json")
+        mlhpc.run(output, "report", "bench", "-o", "report-package")
     if "training" in args.only:
         for workload in WORKLOADS:
             if not (mlhpc.data / f"{workload}-smoke").exists():
