@@ -196,7 +196,8 @@ def _print_power(chosen: Descriptor, config: RunConfig, ranks: int, detect: floa
     if known is None:
         raise InputError(
             f"how much runs differ here is not known: {places[0]} has no three of {config.workload} {config.size} on "
-            f"{ranks} ranks with a batch of {config.global_batch_size}, and reference points say nothing; first {begin} --runs 3"
+            f"{ranks} rank{'s' * (ranks > 1)} with a batch of {config.global_batch_size}, and reference points say "
+            f"nothing; first {begin} --runs 3"
         )
     if detect is not None:
         print_line(known.explain_difference(detect))
