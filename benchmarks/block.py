@@ -89,8 +89,6 @@ def trainer(
         data=Fixed(data, validation),
         log=log,
         checkpoint=Checkpoint(plan.folder.checkpoint(0), {}),
-        stop_signal=lambda: None,
-        say=lambda text: None,
     )
     out_of_reach = float("inf") if plan.target.direction == "max" else float("-inf")
     prepared.target = structs.replace(plan.target, threshold=out_of_reach)

@@ -85,7 +85,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first, in this order. Of a test marked ``drawn(n)`` mark all but n cases ``long``."""
     cases = defaultdict[tuple[str, int], list[pytest.Item]](list)
     for item in items:
-        for mark in [] if item.get_closest_marker("long") else item.iter_markers("drawn"):
+        if (mark := item.get_closest_marker("drawn")) and not item.get_closest_marker("long"):
             cases[item.nodeid.partition("[")[0], mark.args[0]].append(item)
     for (_, count), of_one_test in cases.items():
         # By a hash of their names: neighbours in a table are alike.

@@ -46,16 +46,13 @@ class Rates:
         Source: b F / (2 B) with b bytes of a parameter, F FLOP/s, B bytes/s; the backward pass has twice the FLOPs and
         also writes gradients.
         """
-        return Estimate(*(self._break_even(*rates) for rates in zip(*self._worst_last(), strict=True)))
+        flops = self.flops.low, self.flops.value, self.flops.high  # fast transfers and slow products need the fewest
+        rates = zip(flops, self.load.fastest_first(), self.store.fastest_first(), strict=True)
+        return Estimate(*(self._break_even(*each) for each in rates))
 
     def _break_even(self, flops: float, load: float, store: float) -> float:
         forward, backward = self.pass_seconds(1.0, load, store)
         return flops * max(forward / FORWARD, backward / BACKWARD)
-
-    def _worst_last(self) -> tuple[tuple[float, ...], ...]:
-        """Fast transfers and slow products need the fewest tokens."""
-        flops = self.flops.low, self.flops.value, self.flops.high
-        return flops, self.load.fastest_first(), self.store.fastest_first()
 
     def pass_seconds(self, parameters: float, load: float, store: float) -> tuple[float, float]:
         """Return the seconds in which the forward and the backward pass move parameters at these rates."""

@@ -19,7 +19,6 @@ USES = (
     "mlhpc.suite.files",
     "mlhpc.suite.launch.ranks",
     "mlhpc.suite.launcher",
-    "mlhpc.suite.log.mllog",
     "mlhpc.suite.log.run_folder",
     "mlhpc.suite.log.score",
     "mlhpc.suite.machine.choice.layout",

@@ -22,7 +22,6 @@ from mlhpc.suite.config import RunConfig
 from mlhpc.suite.data.build import find_data
 from mlhpc.suite.descriptor import Descriptor
 from mlhpc.suite.files import print_progress, render_error
-from mlhpc.suite.log.mllog import EventLog
 from mlhpc.suite.log.run_folder import RunFolder
 from mlhpc.suite.statistics import CONFIDENCE
 from mlhpc.suite.statistics.sessions import compute_mean_interval
@@ -226,10 +225,7 @@ def train(
         device=device,
         state=state,
         data=SimpleNamespace(train=lambda block: training, validation=lambda block: validation),
-        log=EventLog(None),
         checkpoint=Checkpoint(plan.folder.checkpoint(0), {}),
-        stop_signal=lambda: None,
-        say=lambda text: None,
     )
     watch = StopAgreement(world, lambda: None)
     for epoch in range(1, config.max_epochs + 1):

@@ -28,7 +28,6 @@ USES = (
     "mlhpc.suite.launch.local",
     "mlhpc.suite.launch.ranks",
     "mlhpc.suite.launcher",
-    "mlhpc.suite.log.mllog",
     "mlhpc.suite.log.reader",
     "mlhpc.suite.log.record",
     "mlhpc.suite.log.run_folder",

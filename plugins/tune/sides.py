@@ -23,7 +23,6 @@ from mlhpc.plugins.tune.race import Turn, make_balanced_order, run_block
 from mlhpc.suite.data.sampling import check_batch, count_steps_per_epoch
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import align_columns
-from mlhpc.suite.log.mllog import EventLog
 from mlhpc.suite.machine.choice.chooser import make_chooser
 from mlhpc.suite.machine.choice.layout import ProcessSettings, keep_process_settings
 from mlhpc.suite.statistics import Outcome
@@ -250,10 +249,7 @@ class Side:
                 device=device,
                 state=state,
                 data=_TrainingData(data),
-                log=EventLog(None),
                 checkpoint=checkpoint,
-                stop_signal=lambda: None,
-                say=lambda _: None,
                 parallel=parallel,
             )
             process = ProcessSettings.now()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -52,6 +51,7 @@ from mlhpc.suite.log.run_folder import (
     write_run_info,
 )
 from mlhpc.suite.log.spread import find_known_spread
+from mlhpc.suite.machine.probes.allowance import find_usable_resources
 
 if TYPE_CHECKING:
     from mlhpc.suite.training.statement import TrialPlan
@@ -314,10 +314,10 @@ def _launch_all(
         map(has_run_start, folder.results())
     ):  # one line, of the trial that was stopped, is enough
         return code
-    records = [summarise_log(read_events(path)) for path in folder.results()]
-    for line in render_losses(records, len(os.sched_getaffinity(0))):
+    records = [summarise_log(read_events(path, steps=False)) for path in folder.results()]
+    for line in render_losses(records, find_usable_resources().cores):
         print_line(line)
-    if told := _describe_busy(folder):
+    if told := render_busy_warning([each.company for each in records]):
         print_line(f"{folder.root}: {told}")
     print_line(f"{folder.root}: {_render_summary(folder, runs, refused=plan.resume and code == ExitCode.USAGE)}")
     return code
@@ -367,8 +367,3 @@ def _render_summary(folder: RunFolder, runs: int, *, refused: bool) -> str:
         first = "first mend what is said above, then" if refused else "to go on"
         return f"{reached}, {left} not finished; {first}: {find_continue_command(folder.root, left=True)}"
     return f"{reached}; next: mlhpc score {quote_path(folder.root)} --explain"
-
-
-def _describe_busy(folder: RunFolder) -> str:
-    """Say how many runs shared the CPUs with other programs, and how much these used. Empty if none did."""
-    return render_busy_warning([summarise_log(read_events(path, steps=False)).company for path in folder.results()])

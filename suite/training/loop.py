@@ -100,7 +100,7 @@ class Trainer:
     """Trains one trial in blocks, each followed by an evaluation.
 
     A block is an epoch, or the card's ``eval_every_steps``. ``stop_signal`` returns the name of a signal that asked
-    this rank to stop, or None.
+    this rank to stop, or None. By default nothing is logged or said, and nobody asks to stop.
     """
 
     plan: TrialPlan
@@ -109,10 +109,10 @@ class Trainer:
     device: torch.device
     state: TrainingState
     data: DataSplits
-    log: EventLog
     checkpoint: Checkpoint
-    stop_signal: Callable[[], str | None]
-    say: Callable[[str], None]
+    log: EventLog = field(default_factory=lambda: EventLog(None))
+    stop_signal: Callable[[], str | None] = lambda: None
+    say: Callable[[str], None] = lambda text: None
     progress: ProgressMarks = field(default_factory=ProgressMarks)
     parallel: Parallel | None = None  # None: every rank trains on samples of its own
     capture: Capture | None = None  # how passes are captured; None: as CUDA graphs

@@ -101,7 +101,7 @@ def train(
         trainer = Trainer(
             plan=plan, workload=workload, world=world, device=CPU, state=state,
             data=Fixed(Repeated(splits[0], STEPS // 2 * BATCH), Repeated(splits[1], 3)), log=log,
-            checkpoint=Checkpoint(plan.folder.checkpoint(0), {}), stop_signal=lambda: None, say=lambda text: None,
+            checkpoint=Checkpoint(plan.folder.checkpoint(0), {}),
             capture=capture if standing_in else None,
         )  # fmt: skip
         trainer.size_card = structs.replace(trainer.size_card, eval_every_steps=None)

@@ -3,7 +3,6 @@
 `habits.tsv` is the kept table: tool, words after `mlhpc`, what the answer must say.
 """
 
-import itertools
 import re
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from mlhpc.suite.cli.main import group
 from mlhpc.suite.cli.options import PercentRange
 from mlhpc.suite.cli.usage_errors import SIZES, SYSTEM_KEYS
 from mlhpc.suite.config import list_setting_keys
+from mlhpc.suite.descriptor import load_descriptors
 from mlhpc.suite.launch.job import SystemFile
 from mlhpc.suite.meanings import read_meanings
 from tests.fixtures.cli import mlhpc
@@ -89,4 +89,4 @@ def test_commands_of_other_tools_lead_to_one_that_exists(tmp_path: Path) -> None
 def test_keys_of_system_files_and_sizes_are_those_that_exist() -> None:
     for block, _, key in (each.partition(".") for each in SYSTEM_KEYS):
         assert key in msgspec.structs.asdict(getattr(SystemFile(name="x"), block))
-    assert set(SIZES) == set(itertools.chain(("smoke", "mini", "small", "full")))
+    assert set(SIZES) <= {size for each in load_descriptors().values() for size in each.card().sizes}

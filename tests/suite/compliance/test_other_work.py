@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from mlhpc.suite.commands.run import _describe_busy
 from mlhpc.suite.commands.status import JobStatus, judge_trial
 from mlhpc.suite.compliance.check import check_log
 from mlhpc.suite.compliance.ruleset import read_ruleset
 from mlhpc.suite.launch.local import AttemptState
+from mlhpc.suite.log.other_work import render_busy_warning
 from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import summarise_log
 from mlhpc.suite.log.run_folder import RunFolder
@@ -123,7 +123,8 @@ def test_status_and_the_last_line_of_a_run_say_it(tmp_path: Path) -> None:
     for trial, other_s in enumerate((0.1, 3.0, 1.0)):
         write(tmp_path / f"result_{trial}.txt", log(told(node(other_s=other_s)), trial=trial))
     folder = RunFolder(tmp_path)
-    assert _describe_busy(folder).startswith("warning: other programs used up to 23 % of the CPUs during 2 of 3 runs; ")
+    warning = render_busy_warning([summarise_log(read_events(path)).company for path in folder.results()])
+    assert warning.startswith("warning: other programs used up to 23 % of the CPUs during 2 of 3 runs; ")
     record = summarise_log(read_events(folder.result(1)))
     said = judge_trial(record, JobStatus(), 0.0, resumable=False, sign=AttemptState())
     assert said == ("finished", "other programs used 23 % of the CPUs (0.46 of 2)")
