@@ -88,6 +88,7 @@ def test_the_loop_as_it_was_runs_too(tmp_path: Path) -> None:
     assert done.stdout.startswith("epoch 0: accuracy ")
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("ranks", ["one", "two"])
 def test_the_runs_are_compliant_scored_and_shown(ran: Path, ranks: str) -> None:
     runs = ran / ranks / "runs" / "shapes"

@@ -62,6 +62,7 @@ def wait():
 IN_A_STRING = "def wait():\n    exec('import time; print(\"in\", flush=True); time.sleep(60)')\n"
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("body", [WAITS, CLEANS, CONVERTS, IN_A_CALLBACK, IN_A_STRING])
 def test_a_signal_ends_a_command_with_one_line(body: str, number: int) -> None:

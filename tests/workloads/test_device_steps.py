@@ -92,7 +92,7 @@ def on_meta(form: str, root: Path | None, world: World, monkeypatch: pytest.Monk
     return workload, model
 
 
-@pytest.mark.drawn(4)
+@pytest.mark.drawn(3)
 def test_a_training_step_neither_waits_nor_copies_nor_computes_in_float64(
     root: Path | None, on_meta: tuple[Workload, nn.Module]
 ) -> None:

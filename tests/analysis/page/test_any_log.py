@@ -34,6 +34,7 @@ ODD = [
 ]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(n, marks=pytest.mark.long) for n in range(3, 40))])
 def test_odd_values_in_any_place(
     tmp_path: Path, seed: int, run_folder: Callable[..., Path], cards: dict[str, Card]

@@ -45,7 +45,7 @@ def damage(log: Path, how: str) -> None:
         log.write_text(text.replace("mlhpc-1.0", "3.0.0"))
 
 
-@pytest.mark.drawn(12)
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize(
     "how",
     ["", "cut", "empty", "no MLLOG", "binary", "target missed", "another benchmark", "training", "another ruleset"],

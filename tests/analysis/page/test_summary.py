@@ -96,6 +96,7 @@ def test_a_result_alone_says_what_was_beside_it(made: Build, cards: Cards) -> No
     assert first.endswith("10 of 10 runs reached it; 10 of 10 runs of alone shared the CPUs with other programs.")
 
 
+@pytest.mark.drawn(2)
 @pytest.mark.parametrize(
     ("prices", "cost", "advice"),
     [

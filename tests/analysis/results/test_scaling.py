@@ -97,6 +97,7 @@ def test_the_interval_of_an_extrapolation_holds_the_truth(laws: int) -> None:
         assert np.median(widths[reach]) < 4  # an interval that holds everything would say nothing
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("draws", [6, pytest.param(60, marks=pytest.mark.long)])
 @pytest.mark.parametrize("truth", TRUTHS)
 def test_extrapolations_hold_on_unfriendly_laws(truth: str, draws: int) -> None:

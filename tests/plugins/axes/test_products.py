@@ -176,6 +176,7 @@ def test_norms_of_split_parameters_are_those_of_whole_ones() -> None:
         assert found == pytest.approx(expected, rel=1e-14)
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("before", "after"),
     [

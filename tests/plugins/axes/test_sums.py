@@ -65,6 +65,7 @@ class Training(Divided):
         return F.cross_entropy(logits, label) + auxiliary  # type: ignore[no-any-return]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("mesh", "balance"), [((1, 2), "gshard"), pytest.param((1, 4), "gshard", marks=pytest.mark.long), ((2, 2), "none")]
 )

@@ -89,6 +89,7 @@ def test_beyond_twice_the_ranks_a_time_has_a_lower_end_only(judged: list[Outcome
     assert list_bounded_ranks(fit) == (128,)
 
 
+@pytest.mark.drawn(3)
 @pytest.mark.parametrize("draws", [5, pytest.param(60, marks=pytest.mark.long)])
 @pytest.mark.parametrize("truth", TRUTHS)
 def test_the_times_that_are_printed_hold_on_unfriendly_networks(truth: str, draws: int) -> None:

@@ -211,6 +211,7 @@ def _more_blocks(contest: Played) -> None:
     path.write_text(path.read_text().replace("blocks: 12", "blocks: 13"))
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize(
     ("forge", "rule"),
     [

@@ -18,6 +18,7 @@ from mlhpc.suite.log.mllog import convert_to_json
 from mlhpc.suite.training.parallel.parallel_dims import Parallel
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import Lines, our_run, write
+from tests.fixtures.wings import needs_axes
 
 LOG1P = tuple(f"hyperparameters.{name}" for name in ("input_norm=log1p", "input_mean=null", "input_std=null"))
 # workload, settings, number of runs (None: as many as it needs), a part of what is said
@@ -122,6 +123,7 @@ def test_of_what_the_checker_accepts_nothing_is_said(workload: str, settings: tu
     assert new <= AFTERWARDS
 
 
+@needs_axes
 def test_compressed_gradients_are_said_before_in_the_closed_division(tmp_path: Path) -> None:
     shipped = load_descriptor("moe_lm").folder / "plans" / "sharded.yaml"
     (tmp_path / "plan.yaml").write_text(shipped.read_text() + "compress: {kind: bf16}\n")

@@ -57,7 +57,7 @@ def judged(tmp_path: Path, case: Case, name: str) -> list[str]:
     return [finding.rule for finding in log.findings if finding.severity == "error"]
 
 
-@pytest.mark.drawn(100)
+@pytest.mark.drawn(80)
 @pytest.mark.parametrize("case", ours(), ids=lambda case: case.name)
 def test_mutations_of_our_log(tmp_path: Path, case: Case) -> None:
     found = judged(tmp_path, case, "mlhpc-1.0")

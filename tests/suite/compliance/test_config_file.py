@@ -181,7 +181,7 @@ def errors_of_package(stage: Path, tmp_path: Path, damage: Callable[[Path], obje
     return [finding.message for finding in check([package]).counted("error")]
 
 
-@pytest.mark.drawn(8)
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("name", WRONG_PACKAGES)
 def test_a_package_without_the_file_that_its_logs_state_is_found(name: str, stage: Path, tmp_path: Path) -> None:
     assert errors_of_package(stage, tmp_path, WRONG_PACKAGES[name])

@@ -105,6 +105,7 @@ def test_runs_that_reach_the_target_are_a_result(tmp_path: Path, ended: dict[str
     assert not errors(verdict)
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.usefixtures("toy_card")
 @pytest.mark.parametrize("name", [name for name in ENDINGS if name not in GOOD])
 def test_one_run_of_five_may_end_in_any_way(tmp_path: Path, ended: dict[str, bytes], name: str) -> None:

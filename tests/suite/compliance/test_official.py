@@ -94,7 +94,7 @@ def rules_file(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-@pytest.mark.drawn(100)
+@pytest.mark.drawn(60)
 @pytest.mark.parametrize("case", ours(), ids=lambda case: case.name)
 def test_their_engine_with_our_rules_agrees_with_us(tmp_path: Path, rules_file: str, case: Case) -> None:
     path = write(tmp_path / "result_0.txt", case.lines())
@@ -138,7 +138,7 @@ def test_flags_of_an_optimizer_are_asked_of_runs_with_that_optimizer(tmp_path: P
         assert not theirs
 
 
-@pytest.mark.drawn(24)
+@pytest.mark.drawn(20)
 @pytest.mark.parametrize("case", [case for case in hpc() if "traversal" not in case.name], ids=lambda case: case.name)
 def test_what_their_own_rules_reject_we_reject(tmp_path: Path, case: Case) -> None:
     path = write(tmp_path / "result_0.txt", case.lines())

@@ -225,7 +225,7 @@ PASSED: list[Callable[[Path], object]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.drawn(40)
+@pytest.mark.drawn(30)
 @pytest.mark.parametrize(("rule", "damage"), CAUGHT, ids=lambda item: item if isinstance(item, str) else "")
 def test_a_forgery_breaks_its_rule(tmp_path: Path, rule: str, damage: Callable[[Path], object]) -> None:
     records = sound(tmp_path)

@@ -89,6 +89,7 @@ def cpu_s(path: Path, rules: str) -> float:
     return time.process_time() - begin
 
 
+@pytest.mark.drawn(5)
 @pytest.mark.parametrize("name", ATTACKS)
 @pytest.mark.parametrize("rules", [pytest.param("3.0.0", marks=pytest.mark.long), "mlhpc-1.0"])
 def test_time_grows_with_the_size_of_a_log(tmp_path: Path, name: str, rules: str) -> None:
@@ -169,6 +170,7 @@ ENTRIES: dict[str, tuple[Spoil, str | None]] = {
 }  # fmt: skip
 
 
+@pytest.mark.drawn(6)
 @pytest.mark.parametrize("name", ENTRIES)
 def test_links_special_files_and_sparse_files_are_findings(tmp_path: Path, name: str) -> None:
     spoil, rule = ENTRIES[name]
@@ -215,7 +217,7 @@ class Hang(BaseException):
     """A command did not end; no OSError, which commands may handle."""
 
 
-@pytest.mark.drawn(30)
+@pytest.mark.drawn(24)
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize(
     "where", ["run.json", "config.yaml", "job.json", "facts/n.json", "exit/trial_0", "exit/7", "result_0.txt"]

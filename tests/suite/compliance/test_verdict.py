@@ -98,7 +98,7 @@ def expect_code(a: Made, b: Made) -> ExitCode:
     return ExitCode.FINDINGS if b.factor > a.factor else ExitCode.OK
 
 
-@pytest.mark.drawn(15)
+@pytest.mark.drawn(10)
 @pytest.mark.parametrize(("a", "b"), PAIRS, ids=lambda name: name)
 def test_compare_ranks_only_what_every_door_ranks(folders: dict[str, Path], study: Study, a: str, b: str) -> None:
     done = mlhpc("compare", folders[a], folders[b])

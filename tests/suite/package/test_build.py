@@ -391,7 +391,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return example(tmp_path_factory.mktemp("whole"))
 
 
-@pytest.mark.drawn(30)
+@pytest.mark.drawn(24)
 @pytest.mark.parametrize("case", package_cases(), ids=lambda case: case.name)
 def test_mutations_of_a_package(tmp_path: Path, whole: Path, case: PackageCase) -> None:
     folder = tmp_path / whole.name

@@ -243,6 +243,7 @@ def levels_of(found: Findings, largest: int) -> list[tuple[int, int]]:
     return list(pairwise(ends))
 
 
+@pytest.mark.drawn(12)
 @pytest.mark.parametrize("rate", [2e9, 20e9, 500e9], ids=["slow", "usual", "fast"])
 @every_machine
 def test_a_bounded_sweep_ends_in_time_on_every_machine(

@@ -141,6 +141,7 @@ def test_a_slower_result_is_found(truth: str, sizes: tuple[int, int], effect: fl
     assert count_different(np.random.default_rng(12), truth, sizes, effect, 100) >= 70
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize("truth", SESSION_TRUTHS)
 def test_equal_results_of_several_sessions_are_called_unequal_as_seldom_as_stated(truth: str) -> None:
     chance, (counts, spread, noise, _) = np.random.default_rng(13), SESSION_TRUTHS[truth]

@@ -347,6 +347,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.drawn(12)
 @pytest.mark.parametrize("change", HOSTILE, ids=str)
 @pytest.mark.parametrize("every", [False, True])
 def test_a_strangers_layout_is_refused_or_changes_nothing(tmp_path: Path, change: dict[str, Any], every: bool) -> None:

@@ -55,6 +55,7 @@ def count(settings: SwinV2MoEConfig) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+@pytest.mark.drawn(4)
 @pytest.mark.parametrize(("model", "experts"), [(m, e) for m, sizes in TUTEL_MILLIONS.items() for e in sizes])
 def test_the_parameters_are_tutels(model: str, experts: int) -> None:
     found = count(tutel(model, experts))
@@ -69,6 +70,7 @@ def test_the_flops_are_tutels(model: str) -> None:
         assert forward_flops(tutel(model, experts)) / 2e9 == pytest.approx(TUTEL_GFLOPS[model], rel=0.01)
 
 
+@pytest.mark.drawn(8)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("form", ["", "dense=true", "moe.router=cosine", "moe.activation=swiglu", "moe.bias=false"])
 def test_the_closed_form_counts_the_parameters(size: str, form: str) -> None:
