@@ -12,6 +12,7 @@ The manifest attributes of a CosmoFlow data set, computed from a summary of each
 from __future__ import annotations
 
 import hashlib
+import platform
 import re
 import struct
 import tarfile
@@ -493,6 +494,11 @@ def _copy_checked(origin: Path, target: Path, expected: str) -> None:
 
 
 def _unpack(archive: Path, folder: Path) -> None:
+    if not hasattr(tarfile, "data_filter"):  # Debian 12 has 3.11.2
+        raise InputError(
+            f"{archive}: Python {platform.python_version()} cannot unpack a stranger's archive safely; expected 3.11.4 or"
+            f" newer: unpack it yourself into {folder}"
+        )
     make_folder(folder)
     try:
         with tarfile.open(archive) as tar:

@@ -166,6 +166,16 @@ def test_fetch_checks_and_unpacks_an_archive(tmp_path: Path) -> None:
     assert (tmp_path / "public" / "train" / "a.txt").read_text() == "data"
 
 
+def test_an_old_python_unpacks_no_archive_and_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = tmp_path / "small.tgz"
+    with tarfile.open(archive, "w:gz"):
+        pass
+    archive.with_name("small.tgz.sha256").write_text(hashlib.sha256(archive.read_bytes()).hexdigest() + "  small.tgz\n")
+    monkeypatch.delattr(tarfile, "data_filter")
+    with pytest.raises(InputError, match=r"expected 3\.11\.4 or newer: unpack it yourself into .*public"):
+        fetch(tmp_path / "public", source=str(archive))
+
+
 def test_fetch_copies_and_checks_a_folder(tmp_path: Path) -> None:
     (tmp_path / "from" / "train").mkdir(parents=True)
     (tmp_path / "from" / "train" / "a").write_text("data")
