@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Literal
@@ -393,12 +393,29 @@ def check_system(system: SystemFile) -> list[Check]:
             checks.append(
                 Check(key, there, value, "system", f"correct {key}, or make this file", "a file that is there")
             )
+    checks += check_image(system)
     try:
         job = Job("workload", "size", "size", system, nodes=1, ranks_per_node=system.resources.ranks_per_node)
         list(render_directives(job, dialect))
         dialect.render_environment(job)
     except InputError as error:
         checks.append(Check("job script", False, str(error), "system", "correct the system file"))
+    return checks
+
+
+def check_image(system: SystemFile) -> list[Check]:
+    """Check that an image starts, which MPI is in it, and whether Slurm outside can connect its ranks."""
+    image = system.container.image
+    if system.container.runtime != "apptainer" or shutil.which("apptainer") is None or image is None or "$" in image:
+        return []
+    answer = _run_command(["apptainer", "exec", image, system.site.python or "python3", "-P", "-c", local.LOAD_PROGRAM])
+    checks, library = judge_mpi_load(answer, local.find_site(os.environ))
+    fix = "make the image by submissions/containers/mlhpc.def"
+    checks = [replace(check, name="MPI in image", purpose="system", fix=fix) for check in checks]
+    if library and system.kind == "slurm" and system.site.mpi != "none":
+        types = parse_mpi_types(_run_command(["srun", "--mpi=list"]).output)
+        wanted = [name for name in types if system.site.mpi in (None, name)]
+        checks.append(replace(judge_srun(wanted, library), name="PMI outside", purpose="system"))
     return checks
 
 

@@ -14,6 +14,7 @@ from mlhpc.suite.commands.machine.doctor import (
     CommandResult,
     can_run,
     check_folders,
+    check_image,
     check_machine,
     check_node_name,
     check_system,
@@ -392,3 +393,23 @@ def test_a_system_file_is_checked_without_a_job(tmp_path: Path, monkeypatch: pyt
     assert "did you mean 'pals'" in checks["job script"].found
     monkeypatch.setenv("PATH", str(tmp_path))
     assert any("no qsub, qstat on PATH" in line for line in render_checks(check_system(system)))
+
+
+@pytest.mark.parametrize(
+    ("inside", "outside", "bad"),
+    [
+        (f'exec {sys.executable} "${{@:4}}"', "pmi2 none", set()),  # what an image has: this Python's own MPI
+        (f'exec {sys.executable} "${{@:4}}"', "none openmpi", {"PMI outside"}),
+        ("echo FATAL: could not open image >&2; exit 255", "pmi2 none", {"MPI in image"}),
+    ],
+)
+def test_an_image_has_an_mpi_that_the_scheduler_outside_can_start(
+    inside: str, outside: str, bad: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, body in (("apptainer", inside), ("srun", f"printf '%s\\n' 'MPI plugin types are...' {outside}")):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    checks = check_image(SystemFile(name="s", container=Container(runtime="apptainer", image="/images/mlhpc.sif")))
+    assert {check.name for check in checks if not check.ok} == bad
+    assert all(check.fix for check in checks if not check.ok)
