@@ -165,6 +165,7 @@ class ExitCode(IntEnum):
     NO_SCORE = 3  # of compare and history: one side is not a score
     INCONCLUSIVE = 4  # what was measured does not decide
     WRONG = 5  # of preflight: a node computes wrong results
+    TAKEN_OVER = 6  # of a worker: it was suspended, and another process goes on with its trial
     DEFECT = 70  # EX_SOFTWARE of sysexits.h: an error of mlhpc itself, never of its user
     TIMED_OUT = 124  # as timeout(1) has it
     INTERRUPTED = 130  # as shells have it: 128 + SIGINT

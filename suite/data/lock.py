@@ -145,7 +145,7 @@ class Lease:
             print_line(f"mlhpc: warning: {text}", error=True)
             return
         print_line(f"mlhpc: {text}; ended here, so that its files are not touched", error=True)
-        os._exit(ExitCode.USAGE)  # whatever waits to be written must not be; the launcher ends the other ranks
+        os._exit(ExitCode.TAKEN_OVER)  # whatever waits to be written must not be; the launcher ends the other ranks
 
 
 def _read_clock_s() -> float:

@@ -117,7 +117,7 @@ def _explain_series_end(folder: RunFolder, trial: int, code: int, *, stopped: bo
         return STOPPED_EARLY if stopped else "failed before it began"
     if stopped and code == ExitCode.OK:
         return "was done when a signal came"
-    return f"ended with exit code {code}" if stopped or code in (ExitCode.STOPPED, ExitCode.USAGE) else None
+    return f"ended with exit code {code}" if stopped or code in (ExitCode.STOPPED, ExitCode.USAGE, ExitCode.TAKEN_OVER) else None
 
 
 def _make_time_estimator(folder: RunFolder, trials: int) -> SeriesTimeEstimator:
@@ -181,7 +181,7 @@ def _has_not_begun(folder: RunFolder, trial: int) -> bool:
 def select_worst_exit_code(codes: Iterable[int]) -> int:
     """Return the most important exit code: stopped, then usage, then failed, then 0."""
     present = set(codes)
-    urgent = (ExitCode.STOPPED, ExitCode.USAGE, ExitCode.FAILED)
+    urgent = (ExitCode.STOPPED, ExitCode.USAGE, ExitCode.TAKEN_OVER, ExitCode.FAILED)
     return next((code for code in urgent if code in present), ExitCode.OK)
 
 

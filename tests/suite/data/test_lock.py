@@ -196,7 +196,7 @@ def test_a_process_that_lost_its_lock_ends_before_its_next_write(path: Path, wri
     if change == "touched":
         assert (process.returncode, output) == (0, "written\n"), errors
         return
-    assert (process.returncode, output) == (2, "")
+    assert (process.returncode, output) == (6, "")
     assert (
         errors == f"mlhpc: {path}: another process took this lock over; ended here, so that its files are not touched\n"
     )
