@@ -27,8 +27,8 @@ def parse_time_limit_s(text: str) -> int:
     seconds = _sum_time_limit(match)
     if not 0 < seconds <= LONGEST_S:
         raise InputError(
-            f"time limit {text!r}: expected more than nothing, and at most a year; Slurm takes 0 for no limit, and ranks that"
-            " are never told of their end save nothing"
+            f"time limit {text!r}: expected more than nothing, and at most a year; some schedulers take 0 for no limit,"
+            " and ranks that are never told of their end save nothing"
         )
     return seconds
 
