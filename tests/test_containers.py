@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDER = ROOT / "submissions" / "containers"
+FOLDER = ROOT / "containers"
 INSTALL = (FOLDER / "install.sh").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "mlhpc.def"])
 def test_an_image_is_made_by_the_one_script(name: str) -> None:
     text = (FOLDER / name).read_text(encoding="utf-8")
-    assert "submissions/containers/install.sh" in text
+    assert "containers/install.sh" in text
     assert "pip" not in text.replace("pypi", "")
     assert re.search(r"python:3\.(\d+)-slim", text)
     assert "TORCH_INDEX=https://download.pytorch.org/whl/cpu" in text

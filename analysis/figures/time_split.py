@@ -240,8 +240,10 @@ VIEWS = (
         "Shares of a run, mean over the scored runs (over all that reached the target where there is no score), "
         "with the time from run_start to run_stop at the right; the fastest is on top. Staging before run_start "
         "lies right of 100 % (HPC 3.0 rules do not count it). Evaluation that ran beside a later epoch "
-        "costs no time here. Other: in no epoch, evaluation or staging. The table has all staging in epochs of training; "
-        "placeholders below one second are none, and a result without staging events may have staged in its first epoch.",
+        "costs no time here. Other: in no epoch, evaluation or staging. The table has all staging in epochs of"
+        " training; "
+        "placeholders below one second are none, and a result without staging events may have staged in its"
+        " first epoch.",
         build_run_table, render_run_answer, draw_run_chart,
     ),
     View(

@@ -188,7 +188,9 @@ class _Scatter:
 
 
 def scatter_parameters(model: nn.Module) -> int:
-    """Put this rank's rows in the place of the parameters whose states are split, without memory. Returns their bytes."""
+    """Put this rank's rows in the place of the parameters whose states are split, without memory. Returns their
+    bytes.
+    """
     states, size = states_of(model), 0
     for name in states.shapes if states is not None else ():
         assert states is not None

@@ -30,7 +30,9 @@ LAYERS_ON_DEVICE = 2  # the one that computes, and the next, which is being load
 
 @dataclass(frozen=True)
 class Rates:
-    """What a rank reaches: FLOP/s, and bytes/s from and to the tier. ``weight_bytes``: of a parameter as it is loaded."""
+    """What a rank reaches: FLOP/s, and bytes/s from and to the tier. ``weight_bytes``: of a parameter as it is
+    loaded.
+    """
 
     tier: Tier
     flops: Estimate
@@ -104,13 +106,15 @@ class Offload:
         """Yield lines for people: rates, a row for each layer, memory, the verdict."""
         rates = self.rates
         yield (
-            f"offload to {rates.tier}: load {rates.load.value / 1e9:.4g} GB/s, store {rates.store.value / 1e9:.4g} GB/s, "
+            f"offload to {rates.tier}: load {rates.load.value / 1e9:.4g} GB/s, store"
+            f" {rates.store.value / 1e9:.4g} GB/s, "
             f"compute {rates.flops.value / 1e12:.4g} TFLOP/s ({rates.source}); times of one part of a step (modelled)"
         )
         head = ("layer", "experts", "weights", "states", "tokens per expert", "load", "compute", "wait")
         yield from align_columns([head, *_list_rows(self.layers)], right=range(1, len(head)))
         yield (
-            f"  a rank needs {render_bytes(round(self.device_bytes))} on the device ({render_bytes(cost.memory)} without "
+            f"  a rank needs {render_bytes(round(self.device_bytes))} on the device"
+            f" ({render_bytes(cost.memory)} without "
             f"offload) and {render_bytes(round(self.tier_bytes))} in the tier"
         )
         yield f"  states of the optimizer: {self.states_s * 1e3:.4g} ms in each step"

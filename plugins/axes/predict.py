@@ -286,7 +286,9 @@ def _run_stages(
     config: RunConfig,
     kept: list[nn.Parameter],
 ) -> Passes | None:
-    """Run one microbatch through the stages of this rank; count activations of as many as the schedule holds at once."""
+    """Run one microbatch through the stages of this rank; count activations of as many as the schedule holds at
+    once.
+    """
     from mlhpc.plugins.axes.bubbles import plan_timeline
     from mlhpc.plugins.axes.pipeline import Rehearsed
 

@@ -488,7 +488,9 @@ def _by_part(path: str, calls: Sequence[Call], split: Split) -> dict[Extents, Ca
 
 
 class _Halo:
-    """The hook of one layer with a window: fetches and pads its input; after a transposed convolution crops the output."""
+    """The hook of one layer with a window: fetches and pads its input; after a transposed convolution crops the
+    output.
+    """
 
     def __init__(
         self, path: str, calls: Sequence[Call], split: Split, windows: Sequence[Window | Transposed], fill: float

@@ -118,7 +118,8 @@ class MeterReadings:
                 raise InputError(
                     f"{self.path}: no readings of node {node} from {_render_iso_time(start_s)} "
                     f"to {_render_iso_time(stop_s)}; they are "
-                    f"from {_render_iso_time(points[0][0])} to {_render_iso_time(points[-1][0])} (is the time zone right?)"
+                    f"from {_render_iso_time(points[0][0])} to {_render_iso_time(points[-1][0])} (is the time"
+                    " zone right?)"
                 )
             found[node] = inside
         return found
@@ -131,7 +132,9 @@ def read_power_columns(path: Path) -> PowerColumns:
 
 @dataclass(frozen=True)
 class _Table:
-    """The rows of a CSV by stripped names, each with its line. A head that comes again, as after a restart, is left out."""
+    """The rows of a CSV by stripped names, each with its line. A head that comes again, as after a restart, is
+    left out.
+    """
 
     path: Path
     names: list[str]
@@ -304,7 +307,8 @@ def _recognise(table: _Table) -> PowerColumns:
     if power is None or time is None or unit == "?":
         lacking = "time" if power is not None and unit != "?" else "power of a known tool"
         raise InputError(
-            f"{table.path}:1: the head has no column with the {lacking} ({render_repr(', '.join(names), longest=120)}); known are"
+            f"{table.path}:1: the head has no column with the {lacking}"
+            f" ({render_repr(', '.join(names), longest=120)}); known are"
             " nvidia-smi, amd-smi, rocm-smi, jpwr and sacct; for other tables give --power-columns (docs/energy.md)"
         )
     return PowerColumns(

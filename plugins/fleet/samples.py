@@ -108,7 +108,8 @@ def read_samples(path: Path) -> list[Sample]:
     lines = [line for line in content.splitlines() if line.strip()]
     if not lines:
         raise InputError(
-            f"{path}: the file has no sample; expected a JSON object in each line, as `mlhpc preflight node` writes them"
+            f"{path}: the file has no sample; expected a JSON object in each line, as `mlhpc preflight node`"
+            " writes them"
         )
     try:
         first = msgspec.json.decode(lines[0])
@@ -131,7 +132,8 @@ def group_by_metric(samples: Iterable[Sample]) -> list[Metric]:
         if (metric.unit, metric.better) != (sample.unit, sample.better):
             raise InputError(
                 f"node {sample.node}: {sample.metric} has unit {sample.unit!r} and better = {sample.better}; "
-                f"another node of this hardware has unit {metric.unit!r} and better = {metric.better}; expected the same"
+                f"another node of this hardware has unit {metric.unit!r} and better = {metric.better}; expected"
+                " the same"
             )
         if sample.node in metric.samples or sample.node in metric.failed:
             raise InputError(

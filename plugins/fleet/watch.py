@@ -189,7 +189,8 @@ class Job:
             much = f"{MOST_VISIBLE + 1:g} times as slow"
             return f"no verdict: these times are too few or too noisy to find a worker that becomes {much}"
         return (
-            f"no worker is known to have become slower; one that became slower by {100 * visible:.2g} % or more around the"
+            f"no worker is known to have become slower; one that became slower by {100 * visible:.2g} % or more"
+            " around the"
             f" middle would have been named in 8 of 10 cases; {blind}"
         )
 

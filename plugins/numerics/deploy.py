@@ -209,7 +209,9 @@ def train(
     seed: int,
     form: Form = lambda batch: batch,
 ) -> Trained:
-    """Train a model from a seed until it meets its target, or for all epochs. ``form``: of the data, for both splits."""
+    """Train a model from a seed until it meets its target, or for all epochs. ``form``: of the data, for both
+    splits.
+    """
     workload = load_workload(descriptor)(config)
     device = choose_device("cpu", world)
     stored = workload.dataset("validation", root)

@@ -175,7 +175,9 @@ class Candidates:
         return reference.mean * self.descriptor.card().size(config.size).train_samples / config.global_batch_size
 
     def cost(self, point: Point) -> Cost | str:
-        """Return the predicted cost of a point, or why there is none: of float32, and the default of unpredicted ones."""
+        """Return the predicted cost of a point, or why there is none: of float32, and the default of unpredicted
+        ones.
+        """
         ranks = self.launch(point).ranks
         shaping = {name: value for name, value in point.items() if self.space.tunables[name].predicted}
         key = key_of_point({**shaping, RANKS: ranks})
@@ -196,7 +198,9 @@ class Candidates:
             return str(error) if config.plan is not None else _make_unrehearsed_cost(self.descriptor, config, ranks)
 
     def closed_form_s(self, point: Point) -> float:
-        """Return the closed form of the objective in seconds, for rates that nobody measured. Infinite if there is none."""
+        """Return the closed form of the objective in seconds, for rates that nobody measured. Infinite if there
+        is none.
+        """
         from mlhpc.plugins.axes.step_time import Estimate, Machine, make_uniform_network, predict_time
 
         cost, launch = self.cost(point), self.launch(point)

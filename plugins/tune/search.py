@@ -147,7 +147,9 @@ NORMAL_90 = 1.6449  # standard deviations on each side of 90 % of a normal distr
 
 
 class PredictedPoint(Struct, frozen=True, kw_only=True):
-    """A point with its time over the default's, and the 90 % interval of a measurement. ``measured``: how often it was."""
+    """A point with its time over the default's, and the 90 % interval of a measurement. ``measured``: how often
+    it was.
+    """
 
     point: dict[str, Value]
     ratio: float
@@ -220,7 +222,9 @@ FEWEST_PAIRS = 7  # that a race of two needs, for which a search leaves time
 
 @dataclass(frozen=True)
 class SearchRules:
-    """``budget_s`` and ``evaluations``: at most. ``pairs``: the most of the race. ``error``: chance of a wrong answer."""
+    """``budget_s`` and ``evaluations``: at most. ``pairs``: the most of the race. ``error``: chance of a wrong
+    answer.
+    """
 
     budget_s: float
     evaluations: int

@@ -61,7 +61,8 @@ class Space:
             for other in tunable.when:
                 if other not in seen:
                     raise InputError(
-                        f"tunable {name}: when names {other!r}; expected a tunable before it: {', '.join(seen) or 'none'}"
+                        f"tunable {name}: when names {other!r}; expected a tunable before it:"
+                        f" {', '.join(seen) or 'none'}"
                     )
             seen.add(name)
 

@@ -108,7 +108,8 @@ Examples:
     default="step-time",
     show_default=True,
     help="What to minimise. cpu-time, of all ranks, suits a machine that other programs use too. time-to-quality also "
-    "tries the batches that have reference points, and counts their epochs. joules are those of a step, by the machine's "
+    "tries the batches that have reference points, and counts their epochs. joules are those of a step, by the"
+    " machine's "
     "counters.",
 )
 @click.option(
@@ -300,7 +301,8 @@ def _prepare(workload: str, name: str, overrides: tuple[str, ...], ranks: int, o
     refused = {spaces.render_point(point, default): why for point, why in reasons if why}
     if not any(point != default for point in pool):
         raise InputError(
-            f"no configuration of the space can run, except the default; the first reason: {next(iter(refused.values()), 'none')}"
+            "no configuration of the space can run, except the default; the first reason:"
+            f" {next(iter(refused.values()), 'none')}"
         )
     first = read_earlier_points(options["earlier"], chosen, space, resources.cores)
     able = {spaces.key_of_point(point) for point in pool}

@@ -132,7 +132,9 @@ def compare(
 
 
 def published() -> pd.DataFrame:
-    """The published MLPerf HPC results that ship with the suite, one row per result; times in seconds (docs/tables.md)."""
+    """The published MLPerf HPC results that ship with the suite, one row per result; times in seconds
+    (docs/tables.md).
+    """
     from mlhpc.analysis.published.scores import read_scores
 
     return read_scores().copy()

@@ -320,14 +320,18 @@ def read_job_status(root: Path, trials: int = 0) -> JobStatus:
 
 
 def _load_dialect(kind: str | None) -> Dialect:
-    """Load the dialect of a run folder's jobs. A folder that names none, or one that is not here, is taken for Slurm's."""
+    """Load the dialect of a run folder's jobs. A folder that names none, or one that is not here, is taken for
+    Slurm's.
+    """
     return load_dialect(kind if kind in list_kinds() else "slurm")
 
 
 def _read_task_states(
     root: Path, ids: tuple[str, ...], job: str, states: Mapping[str, str], trials: int
 ) -> dict[int, JobStatus]:
-    """Return the state of each task of a job: the queue's if it is active, else that of its exit file. Empty: no array."""
+    """Return the state of each task of a job: the queue's if it is active, else that of its exit file. Empty: no
+    array.
+    """
     codes, tasks = queue.list_exit_codes(root, job), {}
     if not any(name.startswith(f"{job}_") for name in states) and set(codes) <= {None}:
         return {}

@@ -48,7 +48,9 @@ ANSWER_TIMEOUT_S = 30
 
 
 def make_clean_environment(environ: Mapping[str, str], dialect: Dialect) -> dict[str, str]:
-    """Return the environment for the scheduler's command, without an outer job's variables and settings of the script."""
+    """Return the environment for the scheduler's command, without an outer job's variables and settings of the
+    script.
+    """
 
     def foreign(name: str) -> bool:
         return name in SCRIPT_VARIABLES or (name.startswith(tuple(dialect.FOREIGN)) and name not in dialect.KEPT)

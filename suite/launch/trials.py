@@ -117,7 +117,11 @@ def _explain_series_end(folder: RunFolder, trial: int, code: int, *, stopped: bo
         return STOPPED_EARLY if stopped else "failed before it began"
     if stopped and code == ExitCode.OK:
         return "was done when a signal came"
-    return f"ended with exit code {code}" if stopped or code in (ExitCode.STOPPED, ExitCode.USAGE, ExitCode.TAKEN_OVER) else None
+    return (
+        f"ended with exit code {code}"
+        if stopped or code in (ExitCode.STOPPED, ExitCode.USAGE, ExitCode.TAKEN_OVER)
+        else None
+    )
 
 
 def _make_time_estimator(folder: RunFolder, trials: int) -> SeriesTimeEstimator:

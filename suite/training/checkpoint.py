@@ -346,7 +346,8 @@ def _check(path: Path, state: dict[str, Any], identity: Mapping[str, Any], ranks
         raise InputError(f"{path}: is not of this run: {'; '.join(differing)}; {_OTHER_WAYS}")
     if state["ranks"] != ranks and state["sharded"]:
         raise InputError(
-            f"{path}: checkpoint of {state['ranks']} ranks, each with its share of the parameters; this run has {ranks};"
+            f"{path}: checkpoint of {state['ranks']} ranks, each with its share of the parameters; this run has"
+            f" {ranks};"
             f" {_OTHER_WAYS}"
         )
 

@@ -496,7 +496,8 @@ def _copy_checked(origin: Path, target: Path, expected: str) -> None:
 def _unpack(archive: Path, folder: Path) -> None:
     if not hasattr(tarfile, "data_filter"):  # Debian 12 has 3.11.2
         raise InputError(
-            f"{archive}: Python {platform.python_version()} cannot unpack a stranger's archive safely; expected 3.11.4 or"
+            f"{archive}: Python {platform.python_version()} cannot unpack a stranger's archive safely; expected"
+            " 3.11.4 or"
             f" newer: unpack it yourself into {folder}"
         )
     make_folder(folder)

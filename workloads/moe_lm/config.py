@@ -48,7 +48,9 @@ class MoELMConfig(Training, frozen=True, kw_only=True):
         return not self.dense and layer % self.moe_every == self.moe_every - 1
 
     def collect_logged(self, config: RunConfig, ranks: int = 1) -> dict[str, Any]:
-        """Collect the hyperparameters that the log states: those of the model; MoE layers and training have their own."""
+        """Collect the hyperparameters that the log states: those of the model; MoE layers and training have their
+        own.
+        """
         return {
             "global_batch_size": config.global_batch_size,
             "max_sequence_length": self.context,

@@ -29,7 +29,8 @@ class TextData:
         text = self._reader.read([0])["text"]
         if (text.shape[1:], str(text.dtype)) != ((expected,), "uint8"):
             raise InputError(
-                f"{root}: {split} rows are {text.dtype} {text.shape[1:]}, the config expects {expected} bytes: the data are"
+                f"{root}: {split} rows are {text.dtype} {text.shape[1:]}, the config expects {expected} bytes:"
+                " the data are"
                 " of another size"
             )
 

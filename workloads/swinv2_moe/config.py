@@ -118,7 +118,9 @@ class SwinV2MoEConfig(Training, frozen=True, kw_only=True):
         return self.embed << (len(self.depths) - 1)
 
     def collect_logged(self, config: RunConfig, ranks: int = 1) -> dict[str, Any]:
-        """Collect the hyperparameters that the log states: those of the model; MoE layers and training have their own."""
+        """Collect the hyperparameters that the log states: those of the model; MoE layers and training have their
+        own.
+        """
         return {
             "global_batch_size": config.global_batch_size,
             "image_size": self.pixels,

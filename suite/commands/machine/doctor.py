@@ -410,7 +410,7 @@ def check_image(system: SystemFile) -> list[Check]:
         return []
     answer = _run_command(["apptainer", "exec", image, system.site.python or "python3", "-P", "-c", local.LOAD_PROGRAM])
     checks, library = judge_mpi_load(answer, local.find_site(os.environ))
-    fix = "make the image by submissions/containers/mlhpc.def"
+    fix = "make the image by containers/mlhpc.def"
     checks = [replace(check, name="MPI in image", purpose="system", fix=fix) for check in checks]
     if library and system.kind == "slurm" and system.site.mpi != "none":
         types = parse_mpi_types(_run_command(["srun", "--mpi=list"]).output)

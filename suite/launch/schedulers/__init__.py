@@ -45,7 +45,9 @@ class Dialect(Protocol):
         """Name, nodes, ranks, time, queue, output."""
 
     def render_array(self, job: Job) -> Iterable[str]:
-        """A task for each run, one at a time. Nothing: `mlhpc submit` gives each run a job, which waits for the last."""
+        """A task for each run, one at a time. Nothing: `mlhpc submit` gives each run a job, which waits for the
+        last.
+        """
 
     def render_signal(self, job: Job) -> Iterable[str]:
         """A signal to the ranks before the limit. Nothing: the script has a timer."""
