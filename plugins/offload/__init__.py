@@ -4,10 +4,14 @@ A layer's experts are loaded when its router has chosen them. `mlhpc offload sim
 """
 
 USES = (
+    "mlhpc.suite.cli.group",
+    "mlhpc.suite.cli.options",
     "mlhpc.suite.data.lock",
     "mlhpc.suite.documents",
     "mlhpc.suite.errors",
     "mlhpc.suite.files",
+    "mlhpc.suite.log.mllog",
+    "mlhpc.suite.log.reader",
     "mlhpc.suite.training.parallel.layout",
     "mlhpc.suite.training.parallel.meta_init",
     "mlhpc.suite.world",
