@@ -75,17 +75,15 @@ def simulate(
     """
     from mlhpc.plugins.offload import simulate as simulation
 
-    if log is None:
-        popularity = simulation.make_zipf(zipf, layers, experts, choices, seed)
-    else:
-        popularity = simulation.read_popularity(log)
+    popularity = simulation.read_popularity(log) if log else simulation.make_zipf(zipf, layers, experts, choices, seed)
     rows = list(simulation.simulate(popularity, caches, ranks, requests, seed))
     if style == JSON:
         print_line(render_json({"kind": "simulation", "source": popularity.source, "rows": rows}))
         return
+    drawn = min(ranks, simulation.DRAWN_RANKS)
     print_line(
         f"simulation, nothing is measured: {popularity.source}; {len(popularity.shares)} layers, {popularity.experts:,} "
-        f"experts, {popularity.choices:,} choices in a step; {min(ranks, simulation.DRAWN_RANKS)} of {ranks:,} ranks, {requests:,} requests each"
+        f"experts, {popularity.choices:,} choices in a step; {drawn} of {ranks:,} ranks, {requests:,} requests each"
     )
     head = ("cache", "experts", *simulation.POLICIES)
     table = [head]
