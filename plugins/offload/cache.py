@@ -125,8 +125,7 @@ class Cache:
                     return
                 key = self._queue.popleft()
                 try:
-                    # Twice: while a file is read, its bytes are there too.
-                    size = 2 * self._sizes[key]
+                    size = self._sizes[key]
                     if key in self._entries or (key != self._wanted and not self._has_room(size)):
                         continue
                     self._make_room(size)

@@ -7,6 +7,7 @@ and so leaves these parameters out; `Keeper.step` then does the same arithmetic,
 
 from __future__ import annotations
 
+import mmap
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +21,17 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from mlhpc.plugins.offload.cache import Cache
-from mlhpc.plugins.offload.tier import Entry, FileTier, HostTier, Key, Tier
+from mlhpc.plugins.offload.tier import (
+    Entry,
+    FileTier,
+    HostTier,
+    Key,
+    Tier,
+    copy,
+    make_tensors,
+    map_memory,
+    return_freed_memory,
+)
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import render_bytes
 from mlhpc.suite.training.parallel.layout import AWAY
@@ -90,6 +101,8 @@ class Keeper:
                 self.cache.prefetch(keys)
             layer.update(chunk)
         self.tier.commit()
+        if self.settings.cache is not None:
+            return_freed_memory()
 
     def ask_ahead(self, numbers: Iterable[int]) -> None:
         """Load experts of other layers ahead: those that the layers used last."""
@@ -139,21 +152,24 @@ class OffloadedLayer:
         alone = all(size % VECTOR == 0 for size in sizes)
         self.chunks = [[expert] for expert in range(self.experts)] if alone else [list(range(self.experts))]
         for expert in range(self.experts):
-            entry = {name: weight.data[expert].clone() for name, weight in self.weights.items()}
-            self.cache.put(Key(number, expert, WEIGHTS), entry)
+            entry = {name: weight.data[expert] for name, weight in self.weights.items()}
+            self.cache.put(Key(number, expert, WEIGHTS), copy(entry))
+        self._memory: mmap.mmap | None = map_memory(self.bytes)  # of the weights on a CPU: pages that are used
+        mapped = make_tensors(self._memory, {name: weight.shape for name, weight in self.weights.items()})
         for name, weight in self.weights.items():
             setattr(weight, AWAY, _Away(self, WEIGHTS, name, weight))
-            weight.untyped_storage().resize_(0)
+            weight.data = mapped[name]
             weight.register_post_accumulate_grad_hook(self._take_gradient)  # type: ignore[no-untyped-call]
         layer.experts._apply = self._move  # type: ignore[method-assign]
         layer.router.register_forward_hook(self._load_routed)
         layer.register_forward_hook(self._end_forward, always_call=True)
         self._train, layer.train = layer.train, self._enter  # type: ignore[method-assign]
         self._module = weakref.ref(layer)
+        return_freed_memory()
 
     @property
     def needed_bytes(self) -> int:
-        """The memory that this layer needs at least. While an entry is read, it counts twice.
+        """The memory that this layer needs at least.
 
         A backward pass has weights and gradients, and former gradients if a step has parts. An update has gradients
         and a chunk's old and new values. A checkpoint may have one weight beside.
@@ -177,7 +193,7 @@ class OffloadedLayer:
         """Give the weights memory, with the values of these experts, and zeros in place of others."""
         if not self._loaded:
             self.cache.reserve(self.bytes)
-            for weight in self.weights.values():
+            for weight in self.weights.values() if self._memory is None else ():
                 weight.untyped_storage().resize_(weight.nbytes)
                 weight.data.zero_()
         for expert in experts:
@@ -191,7 +207,9 @@ class OffloadedLayer:
         """Take the weights' memory away."""
         if self._loaded:
             self._loaded.clear()
-            for weight in self.weights.values():
+            if self._memory is not None:
+                self._memory.madvise(mmap.MADV_DONTNEED)  # they read as zeros again
+            for weight in self.weights.values() if self._memory is None else ():
                 weight.untyped_storage().resize_(0)
             self.cache.reserve(-self.bytes)
 
@@ -231,7 +249,7 @@ class OffloadedLayer:
         for weight in self.weights.values():
             device = function(weight.data.new_empty(0)).device
             if device != weight.device:
-                weight.data = _make_without_memory(weight, device)
+                weight.data, self._memory = _make_without_memory(weight, device), None
         return layer.experts
 
     @torch.no_grad()
@@ -256,7 +274,10 @@ class OffloadedLayer:
                     dist.all_reduce(gradient.mul_(1 / dist.get_world_size()))
             self._norms = {name: torch._foreach_norm([gradient])[0] for name, gradient in gradients.items()}
         self.cache.reserve(-self.bytes)
-        self.cache.put(key, {name: gradient.cpu() for name, gradient in gradients.items()}, dirty=True)
+        self.cache.put(key, copy(gradients), dirty=True)
+        del gradients
+        if self.keeper.settings.cache is not None:
+            return_freed_memory()
 
     def update(self, chunk: Sequence[int]) -> None:
         """Update some experts by their gradients. After the last ones the gradients go."""
@@ -294,13 +315,13 @@ class OffloadedLayer:
             )
             for (each, kind), value in zip(names.items(), values, strict=True):
                 for found, part in zip(new[kind], value.cpu().unbind(), strict=True):
-                    found[each] = part if len(chunk) == 1 else part.clone()
+                    found[each] = part
             if chunk[-1] == self.experts - 1:
                 state["step"] += 1
         self.cache.reserve(-3 * size)
         for kind, every in new.items():
             for expert, entry in zip(chunk, every, strict=True):
-                self.cache.put(Key(self.number, expert, kind), entry)
+                self.cache.put(Key(self.number, expert, kind), copy(entry))
         if chunk[-1] == self.experts - 1:
             self.cache.drop(Key(self.number, None, GRADIENTS))
             self._factor, self._norms = None, {}
@@ -345,8 +366,8 @@ class _Away:
     def write(self, values: Tensor) -> None:
         """Replace the values."""
         for expert, value in enumerate(values):
-            entry = dict(self._layer._read(self._kind, expert)) | {self._name: value.clone()}
-            self._layer.cache.put(Key(self._layer.number, expert, self._kind), entry)
+            entry = dict(self._layer._read(self._kind, expert)) | {self._name: value}
+            self._layer.cache.put(Key(self._layer.number, expert, self._kind), copy(entry))
 
     def pin(self) -> Tensor:
         """Return a tensor without memory whose values stay as they are."""

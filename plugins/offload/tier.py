@@ -6,16 +6,23 @@ So the index names whole files at any moment. The checkpoint, not the tier, is w
 
 from __future__ import annotations
 
+import ctypes
+import math
+import mmap
+import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import google_crc32c
+import numpy as np
 import safetensors.torch
+import torch
+from msgspec import Struct, json
 from torch import Tensor
 
 from mlhpc.suite.data.lock import create_lock
@@ -25,6 +32,7 @@ from mlhpc.suite.files import add_path_to_errors, check_ownership, make_folder
 
 Entry = Mapping[str, Tensor]
 INDEX = "index.json"
+BYTES = 4  # of a value: parameters and states are float32 in any precision
 
 
 class Key(NamedTuple):
@@ -40,6 +48,40 @@ class Key(NamedTuple):
 
 
 Read = Callable[[Key], Entry]
+
+
+def map_memory(size: int) -> mmap.mmap:
+    """Map zeros, which take memory once they are written.
+
+    They go back to the system with the last tensor in them. The heap would keep them, in pieces between what lives
+    longer.
+    """
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def make_tensors(memory: mmap.mmap, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+    """Make float32 tensors of these shapes, one behind the other in mapped memory."""
+    found, begin = dict[str, Tensor](), 0
+    for name, shape in shapes.items():
+        values = math.prod(shape)
+        found[name] = torch.frombuffer(memory, dtype=torch.float32, count=values, offset=begin).view(*shape)
+        begin += BYTES * values
+    return found
+
+
+def copy(entry: Entry) -> dict[str, Tensor]:
+    """Copy tensors to mapped memory."""
+    memory = map_memory(sum(tensor.nbytes for tensor in entry.values()))
+    found = make_tensors(memory, {name: tensor.shape for name, tensor in entry.items()})
+    for name, tensor in entry.items():
+        found[name].copy_(tensor)
+    return found
+
+
+def return_freed_memory() -> None:
+    """Give what the heap has free back to the system, with glibc."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class Tier(Protocol):
@@ -120,16 +162,20 @@ class FileTier:
 
     def _read(self, file: _File) -> Entry:
         path = self.folder / file.name
+        data = map_memory(file.bytes)
         try:
-            data = path.read_bytes()
+            with path.open("rb", buffering=0) as stream:
+                found, view = os.fstat(stream.fileno()).st_size, memoryview(data)
+                if found != file.bytes:
+                    raise InputError(f"{path}: has {found} bytes, {file.bytes} were written; {_WAY_OUT}")
+                while view and (read := stream.readinto(view)):
+                    view = view[read:]
         except FileNotFoundError:
             raise InputError(f"{path}: is gone, and experts were in it; {_WAY_OUT}") from None
-        if len(data) != file.bytes:
-            raise InputError(f"{path}: has {len(data)} bytes, {file.bytes} were written; {_WAY_OUT}")
-        if google_crc32c.value(data) != file.crc32c:
+        if google_crc32c.extend(0, np.frombuffer(data, np.uint8)) != file.crc32c:
             raise InputError(f"{path}: its checksum is not that of what was written; {_WAY_OUT}")
         self.bytes_read += file.bytes
-        return safetensors.torch.load(data)
+        return _parse(data)
 
     def write(self, key: Key, entry: Entry) -> None:
         """Write a new file for an entry. The former one stays until `commit`."""
@@ -179,6 +225,25 @@ class FileTier:
     def close(self) -> None:
         """Remove the files, and give up the lock if nothing else of this process uses it."""
         self._close()
+
+
+def _parse(data: mmap.mmap) -> Entry:
+    """Return the tensors of a safetensors file, in its memory: the library's own function copies them to the heap."""
+    begin = 8 + int.from_bytes(data[:8], "little")
+    header = json.decode(data[8:begin], type=dict[str, _Header])
+    return {
+        name: torch.frombuffer(
+            data, dtype=torch.float32, count=(each.data_offsets[1] - each.data_offsets[0]) // BYTES,
+            offset=begin + each.data_offsets[0],
+        ).view(*each.shape)
+        for name, each in header.items()
+    }  # fmt: skip
+
+
+class _Header(Struct, frozen=True):
+    dtype: Literal["F32"]
+    shape: list[int]
+    data_offsets: tuple[int, int]
 
 
 _WAY_OUT = "damaged after it was written: continue from the checkpoint with --resume"
