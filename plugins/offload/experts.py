@@ -32,6 +32,7 @@ from mlhpc.plugins.offload.tier import (
     map_memory,
     return_freed_memory,
 )
+from mlhpc.suite.data.lock import LockedError
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import render_bytes
 from mlhpc.suite.training.parallel.layout import AWAY
@@ -66,9 +67,12 @@ class Keeper:
     def cache(self) -> Cache:
         """The cache, which is made with the first layer. InputError on every rank if another run has the folder."""
         if self._cache is None:
-            tier, error = None, None
+            tier: Tier | None = None
+            error: Exception | None = None
             try:
                 tier = _make_tier(self.settings, self.world.rank)
+            except LockedError as caught:  # not the trial's own, which ends a process without a word to its launcher
+                error = InputError(str(caught))
             except (ValueError, OSError) as caught:
                 error = caught
             self.world.check_together(error)
@@ -81,7 +85,9 @@ class Keeper:
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
         """Update the experts after each step of an optimizer, an AdamW. InputError if the budget is too small."""
-        needed = max((layer.needed_bytes for layer in self.layers), default=0)
+        if not self.layers:  # of a dry run, or dense
+            return
+        needed = max(layer.needed_bytes for layer in self.layers)
         if needed > self.cache.budget:
             self.close()
             raise InputError(
@@ -113,6 +119,8 @@ class Keeper:
 
     def flush(self, world: World) -> dict[str, Any]:
         """Return the statistics since the last call: sums over ranks, and the most that a rank held in memory."""
+        if not self.layers:
+            return {}
         mine = self.cache.flush()
         if isinstance(self.tier, FileTier):
             mine |= {"bytes_read": self.tier.bytes_read, "bytes_written": self.tier.bytes_written}

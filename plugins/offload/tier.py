@@ -205,7 +205,7 @@ class FileTier:
         check_ownership()
         part = self.folder / f"{INDEX}.part"
         with add_path_to_errors(part):
-            part.write_text(render_json({file.name: [file.bytes, file.crc32c] for file in self._files.values()}))
+            part.write_text(render_json({file.name: [file.bytes, file.crc32c] for file in list(self._files.values())}))
         part.replace(self.folder / INDEX)
         kept = []
         for name in self._replaced:

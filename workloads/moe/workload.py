@@ -49,6 +49,7 @@ class MoEWorkload(Workload):
         self._monitor: MoEMonitor | None = None
         self._tuner: Autotuner | None = None
         self._keeper: Any = None  # `Keeper` of the wing offload
+        self.offloads = training.moe.offload is not None
         self.layout = self._layout(1)
 
     def mesh(self, world: World) -> ExpertMesh | None:
@@ -82,6 +83,10 @@ class MoEWorkload(Workload):
         if settings is None:
             yield
             return
+        if self.config.compile:
+            raise InputError(
+                "compile: torch's compiler cannot follow hyperparameters.moe.offload: leave one of them out"
+            )
         make = load_offload("experts", "hyperparameters.moe.offload")
         self._keeper = make(settings, world, self.config.gradient_accumulation_steps)
         token = KEEPER.set(self._keeper)

@@ -20,7 +20,7 @@ from mlhpc.suite.descriptor import Descriptor
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.training.parallel.exchange import Axis, Note
 from mlhpc.suite.training.parallel.fsdp import shard_states
-from mlhpc.suite.training.parallel.layout import find_away, slices
+from mlhpc.suite.training.parallel.layout import slices
 from mlhpc.suite.training.parallel.mesh import EXPERT, PIPELINE, SHARD, Mesh
 from mlhpc.suite.training.parallel.meta_init import build_deferred, build_on_meta
 from mlhpc.suite.training.parallel.parallel_dims import Parallel, SampleAxis, find_axis, placements
@@ -51,7 +51,7 @@ def check_model(parallel: Parallel, model: nn.Module, workload: Workload) -> Non
         if not any(path and fnmatchcase(path, pattern) for path in modules):
             raise InputError(f"plan: pattern {pattern!r} of recompute matches no module: remove it, or correct it")
     others = parallel.is_sharded or parallel.is_split or plan.recompute or plan.compress is not None
-    if others and any(find_away(parameter) is not None for parameter in model.parameters()):
+    if others and workload.offloads:
         raise InputError("plan: with hyperparameters.moe.offload it may have the axes data and expert alone")
     shares = {id(parameter) for parameter in workload.sharded_parameters(model)}
     if parallel.is_split and shares and not (parallel.mesh.tensor > 1 and parallel.mesh.expert):

@@ -30,7 +30,7 @@ def configure(workload: str, *settings: str) -> RunConfig:
     small = MINI if workload == "moe_lm" else ()
     moe = ("experts=6", "hidden=16") if workload == "moe_lm" else ()
     named = [f"hyperparameters.{each}" for each in small] + [f"hyperparameters.moe.{each}" for each in moe]
-    top = ("hyperparameters.", "gradient_accumulation_steps")
+    top = ("hyperparameters.", "gradient_accumulation_steps", "global_batch_size", "compile")
     words = [each if each.startswith(top) else f"hyperparameters.moe.{each}" for each in settings]
     return load_config(load_descriptor(workload), "smoke", ["precision=float32", "graphs=false", *named, *words])
 

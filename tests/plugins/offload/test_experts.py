@@ -7,10 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 
+from mlhpc.plugins.offload import experts
+from mlhpc.suite.data.lock import LockedError
+from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.training.checkpoint import Checkpoint
-from tests.plugins.offload.conftest import assert_equal, in_files
+from mlhpc.suite.training.parallel.apply import check_model
+from mlhpc.suite.training.parallel.meta_init import build_on_meta
+from mlhpc.suite.training.parallel.parallel_dims import Parallel
+from tests.plugins.offload.conftest import assert_equal, configure, in_files
 
 STEPS = 4
 FORMS = {
@@ -93,3 +100,27 @@ def test_settings_that_do_not_fit_are_one_line(start: Any, tmp_path: Path) -> No
         start("moe_lm", "offload.tier=host", "autotune=true")
     with pytest.raises(InputError, match=r"offload.cache is 1000 bytes, and one layer needs .*: give at least \d+"):
         start("moe_lm", *in_files(tmp_path, cache=1000))
+
+
+def test_what_cannot_follow_offload_is_refused_and_a_dry_run_makes_no_folder(start: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="torch's compiler cannot follow"):
+        start("moe_lm", "offload.tier=host", "compile=true")
+    config = configure("moe_lm", *in_files(tmp_path / "tier"), "global_batch_size=8")
+    for mesh, plan in (("shard=2", "sharded"), ("tensor=2", "tensor_experts")):
+        planned = structs.replace(config, mesh=mesh, plan=Path(plan))
+        parallel = Parallel.of(planned, load_descriptor("moe_lm"), 0, 2)
+        workload, model = build_on_meta(load_descriptor("moe_lm"), planned)
+        with pytest.raises(InputError, match="it may have the axes data and expert alone"):
+            check_model(parallel, model, workload)
+        workload.build_optimizer(model, 1)
+    assert not (tmp_path / "tier").exists()
+
+
+def test_a_second_run_with_the_folder_is_one_line(start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise LockedError("held by another")
+
+    monkeypatch.setattr(experts, "FileTier", refuse)
+    with pytest.raises(InputError, match="held by another") as found:
+        start("moe_lm", *in_files(tmp_path))
+    assert not isinstance(found.value, LockedError)

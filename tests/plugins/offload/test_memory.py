@@ -17,8 +17,8 @@ from mlhpc.workloads.moe_lm import generate
 from tests.plugins.offload.conftest import in_files
 
 ROOT = Path(__file__).resolve().parents[3]
-LIMIT, CACHE = 600_000_000, 120_000_000
-LAYERS, EXPERTS, WIDTH, HIDDEN = 18, 128, 128, 256
+LIMIT, CACHE = 660_000_000, 110_000_000
+LAYERS, EXPERTS, WIDTH, HIDDEN = 20, 128, 128, 256
 STATES = 16 * LAYERS * EXPERTS * 2 * WIDTH * HIDDEN  # weights, gradients and two moments in float32
 
 
