@@ -64,7 +64,7 @@ def check(requests: int, names: tuple[str, ...], sizes: tuple[int, ...]) -> None
 
 
 def test_hits_are_those_of_naive_caches() -> None:
-    check(3000, ("steps", "independent", "moving", "in a circle"), (1, 9, 20))
+    check(1500, ("steps", "independent", "moving", "in a circle"), (1, 9, 20))
 
 
 @pytest.mark.long

@@ -88,9 +88,9 @@ def test_the_index_names_whole_files_at_any_moment(tmp_path: Path) -> None:
 
 def test_another_process_is_refused_and_a_killed_one_is_cleaned_up(tmp_path: Path) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from mlhpc.plugins.offload.tier import hold_folder\n"
-        "root = Path(sys.argv[1]); close = hold_folder(root / 'rank0-9', root / 'rank0.lock')\n"
-        "(root / 'rank0-9' / 'x').write_text('x'); print('held', flush=True); time.sleep(60)"
+        "import sys, time; from pathlib import Path; from mlhpc.suite.data.lock import create_lock\n"
+        "root = Path(sys.argv[1]); (root / 'rank0-9').mkdir(); (root / 'rank0-9' / 'x').write_text('x')\n"
+        "with create_lock(root / 'rank0.lock', 'it'): print('held', flush=True); time.sleep(60)"
     )
     other = subprocess.Popen([sys.executable, "-c", program, tmp_path], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert other.stdout is not None
