@@ -20,7 +20,6 @@ from typing import Literal, NamedTuple, Protocol
 
 import google_crc32c
 import numpy as np
-import safetensors.torch
 import torch
 from msgspec import Struct, json
 from torch import Tensor
@@ -147,6 +146,9 @@ class FileTier:
     """Entries in safetensors files of a folder that only this object uses."""
 
     def __init__(self, folder: Path, lock: Path) -> None:
+        from safetensors.torch import save  # an extra, which the other tier does without
+
+        self._save = save
         self.folder = folder
         self._files: dict[Key, _File] = {}
         self._replaced: list[str] = []  # which the index on the disk names still
@@ -180,7 +182,7 @@ class FileTier:
     def write(self, key: Key, entry: Entry) -> None:
         """Write a new file for an entry. The former one stays until `commit`."""
         check_ownership()
-        data = safetensors.torch.save(dict(entry))
+        data = self._save(dict(entry))
         file = _File(f"{key}.{next(self._number)}.safetensors", len(data), google_crc32c.value(data))
         with add_path_to_errors(self.folder / file.name):
             (self.folder / file.name).write_bytes(data)
