@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PY := $(VENV)/bin/python
-EXTRAS := run,mpi,open-catalyst,openfold-data,analysis,parquet,fleet,nvml,export,official,tune,numerics,docs,test
+EXTRAS := run,mpi,open-catalyst,openfold-data,analysis,parquet,fleet,nvml,export,official,tune,numerics,offload,docs,test
 BUILD := setuptools>=77
 # A worker takes whole files of tests: session fixtures (a Slurm cluster, a data set) are made once. The longest files go first
 # (tests/conftest.py). Three workers on two cores: many tests wait for processes that they started.

@@ -160,7 +160,7 @@ class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, d
         """
 
         settings: dict[str, Any] = to_builtins(self, enc_hook=lambda path: path.name)
-        return settings | {"hyperparameters": convert_to_plain_data(self.hyperparameters)}
+        return settings | {"hyperparameters": convert_to_plain_data(settings["hyperparameters"])}
 
 
 class UserSubmission(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

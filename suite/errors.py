@@ -70,6 +70,7 @@ PACKAGES = {
     "prometheus_client": ("prometheus-client", "export"),
     "mlflow": ("mlflow-skinny", "mlflow"),
     "triton": ("triton", "kernels"),
+    "safetensors": ("safetensors", "offload"),
     "PIL": ("pillow", "numerics"),
     "cv2": ("opencv-python-headless", "numerics"),
     "simplejpeg": ("simplejpeg", "numerics"),

@@ -22,10 +22,12 @@ WINGS_GROUP = "mlhpc.wings"  # the packages of our own wings
 SOURCES = "mlhpc.sources"  # readers of JSON files of a report, by the value of their key "kind"
 EXPORTS = "mlhpc.exports"  # functions that write or read what another tool has, by its name or form
 SCORES = "mlhpc.scores"  # functions that find the official score of a published result
+OFFLOAD_GROUP = "mlhpc.offload"  # keeps experts in a slower memory
 AXES_GROUP = "mlhpc.axes"  # axes whose ranks share samples, and the compression of gradients
 CARDS = "MLHPC_CARDS"  # environment variable: card files of card-only benchmarks, separated as in PATH
 OURS = "mlhpc"  # the package whose entries win over others of the same name
 AXES = "axes"  # the wing of spatial, axial, tensor and pipeline parallelism, and of predictions
+OFFLOAD = "offload"  # the wing of OFFLOAD_GROUP
 EXCHANGE = "exchange"  # the wing of EXPORTS
 WINGS: tuple[str, ...] = (
     AXES,
@@ -33,6 +35,7 @@ WINGS: tuple[str, ...] = (
     "fleet",
     "network",
     "numerics",
+    OFFLOAD,
     "tune",
 )  # those that a whole mlhpc has (plugins/)
 
@@ -110,6 +113,11 @@ def load_export(name: str, asked: str) -> Any:
 def load_axis(name: str, asked: str) -> Any:
     """Load a part of the wing of axes. InputError, which names what was ``asked``, if it is not installed."""
     return _load(AXES_GROUP, AXES, name, asked)
+
+
+def load_offload(name: str, asked: str) -> Any:
+    """Load a part of the wing of offload. InputError, which names what was ``asked``, if it is not installed."""
+    return _load(OFFLOAD_GROUP, OFFLOAD, name, asked)
 
 
 def _load(group: str, wing: str, name: str, asked: str) -> Any:

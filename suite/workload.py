@@ -161,6 +161,7 @@ class Workload(Protocol):
     # (docs/plans.md)
     initialises_by_operators: bool = False
     spread: ExpertSpread = ExpertSpread()  # set before `build_model`
+    offloads: bool = False  # True: tensors of the model may have no memory (docs/offload.md)
 
     @abstractmethod
     def dataset(self, split: str, root: Path) -> Dataset:

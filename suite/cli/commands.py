@@ -114,6 +114,7 @@ SECTIONS: dict[str, tuple[Command, ...]] = {
             "Say whether a difference is rounding or a fault, and what a change of the deployment costs",
             wing="numerics",
         ),
+        Command("offload", "", "Simulate caches of experts that lie in a slower memory", wing="offload"),
     ),
     "Machine": (
         Command(

@@ -45,7 +45,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.log.checkpoint_index import DamagedCheckpointError, FileSum
-from mlhpc.suite.training.parallel.layout import Held
+from mlhpc.suite.training.parallel.layout import Away, Held, find_away
 
 METADATA = ".metadata"
 LAYOUT = "layout.msgpack"
@@ -143,7 +143,7 @@ def _make_result(box: Box) -> WriteResult:
 
 
 def _writer(folder: Path, rank: int | None) -> tuple[FileSystemWriter, _Files]:
-    writer, files = FileSystemWriter(folder), _Files()
+    writer, files = FileSystemWriter(folder, per_thread_copy_ahead=0), _Files()  # 0: all is on the host
     writer.fs = files
     writer.set_up_storage_writer(rank is None, rank=rank, use_collectives=rank is None)
     return writer, files
@@ -195,6 +195,7 @@ class _Saving(DefaultSavePlanner):
     def __init__(self, contents: Contents) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._contents = contents
+        self._read: Tensor | None = None
 
     def create_local_plan(self) -> SavePlan:
         items: list[WriteItem] = []
@@ -211,7 +212,16 @@ class _Saving(DefaultSavePlanner):
 
     def lookup_object(self, index: MetadataIndex) -> Any:
         value = self._contents[index.fqn]
-        return value.parts[cast(torch.Size, index.offset)] if isinstance(value, Held) else value
+        if not isinstance(value, Held):
+            return value
+        part = value.parts[cast(torch.Size, index.offset)]
+        away = find_away(part)
+        if away is None:
+            return part
+        if self._read is not None:  # written by now: DCP asks when it writes, and keeps what it got
+            self._read.untyped_storage().resize_(0)
+        self._read = away.read()
+        return self._read
 
 
 class _Loading(DefaultLoadPlanner):
@@ -220,6 +230,7 @@ class _Loading(DefaultLoadPlanner):
     def __init__(self, contents: Contents, metadata: Metadata, folder: Path) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self.contents, self.metadata, self._folder = dict(contents), metadata, folder
+        self._away: tuple[Away, Tensor] | None = None  # what is being read, and its values so far
 
     def create_local_plan(self) -> LoadPlan:
         assert self.metadata is not None
@@ -244,7 +255,18 @@ class _Loading(DefaultLoadPlanner):
         self.contents[read_item.dest_index.fqn] = torch.load(value, weights_only=True)  # torch's own executes pickles
 
     def lookup_tensor(self, index: MetadataIndex) -> Tensor:
-        return cast(Tensor, self.contents[index.fqn].parts[index.offset])
+        part = cast(Tensor, self.contents[index.fqn].parts[index.offset])
+        away = find_away(part)
+        if away is None:
+            return part
+        self._away = away, away.read()
+        return self._away[1]
+
+    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
+        if self._away is not None:
+            away, values = self._away
+            away.write(values)
+            self._away = None
 
 
 class _Files(FileSystem):

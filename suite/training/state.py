@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mlhpc.suite.training.parallel.ddp import Clipping, adapt_optimizer
 from mlhpc.suite.training.parallel.fsdp import local, states_of
-from mlhpc.suite.training.parallel.layout import Held, Layout, SharePlace, slices, stages_of
+from mlhpc.suite.training.parallel.layout import Held, Layout, SharePlace, find_away, slices, stages_of
 from mlhpc.suite.workload import Optimization, Workload
 
 
@@ -128,7 +128,10 @@ class TrainingState:
             if part != "optimizer" or name not in weights or not label.endswith(self._ending(name, rank)):
                 continue
             weight, key = weights[name], key.split(" of rank ")[0]
-            if size == layouts[name].whole:
+            away = find_away(weight)
+            if away is not None:
+                found.setdefault(name, {})[key] = away.make_moment(key)
+            elif size == layouts[name].whole:
                 mine = torch.empty_like(local(weight), dtype=dtype)
                 found.setdefault(name, {})[key] = mine if weight is local(weight) else _like(weight, mine)
             else:

@@ -276,6 +276,9 @@ def _replace_refused(plan: TrialPlan, manifest: Manifest, world: World) -> Trial
 def describe_identity(config: RunConfig, manifest: Manifest) -> dict[str, Any]:
     """Describe what must be equal for a checkpoint to continue: data, version, settings that change the losses."""
     shaping = {key: value for key, value in convert_to_plain_data(config).items() if key in IDENTITY_SETTINGS}
+    moe = shaping["hyperparameters"].get("moe")
+    if isinstance(moe, dict):  # where experts lie changes no loss, so a run may go on with or without offload
+        moe.pop("offload", None)
     return {"config": shaping, "data_manifest": manifest.sha256, "suite_version": VERSION}
 
 

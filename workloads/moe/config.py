@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -20,6 +21,19 @@ Algorithm = Literal["linear", "2dh"]
 Backend = Literal["auto", "loop", "onednn", "bmm", "grouped_mm", "triton"]
 Beta = Annotated[float, Meta(ge=0, lt=1)]  # of AdamW
 DispatchMode = Literal["dropless", "capacity", "einsum"]
+
+
+class Offload(Hyperparameters, frozen=True, kw_only=True):
+    """Where the experts' weights and states of the optimizer lie while no layer needs them (docs/offload.md)."""
+
+    tier: Annotated[Literal["host", "file"], "the host's memory, or safetensors files in folder"]
+    folder: Annotated[Path | None, "file: each rank's files, which go with the run; one run at a time"] = None
+    depth: Annotated[int, Meta(ge=0, le=64), "file: layers that are loaded ahead"] = 1
+    cache: Annotated[int, Meta(ge=1), "file: bytes of memory that a rank may use for experts"] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.tier == "file") != (self.folder is not None and self.cache is not None):
+            raise InputError("offload: tier file needs folder and cache, for example /scratch/experts and 1000000000")
 
 
 class MoEConfig(Hyperparameters, frozen=True, kw_only=True):
@@ -53,12 +67,17 @@ class MoEConfig(Hyperparameters, frozen=True, kw_only=True):
         None
     )
     autotune: Annotated[bool, "choose parallel_r, overlap_degree and all_to_all by model and trials"] = False
+    offload: Annotated[Offload, "keep experts in a slower memory"] | None = None
 
     def __post_init__(self) -> None:
         if self.top_k > self.experts:
             raise InputError(f"top_k is {self.top_k}, expected at most the number of experts, {self.experts}")
         if self.balance == "importance_load" and self.gate_noise <= 0:
             raise InputError("balance importance_load needs gate_noise > 0: the load is a probability under that noise")
+        if self.autotune and self.offload is not None:
+            raise InputError(
+                "autotune times layers outside of a step, where offload has no experts: leave one of them out"
+            )
         if self.dispatch == "dropless" and self.capacity_factor is not None:
             raise InputError("capacity_factor belongs to dispatch capacity or einsum; dropless has no capacity")
         if self.capacity_factor is not None and abs(self.capacity_factor) > max(self.experts, LOAD_MARGIN):

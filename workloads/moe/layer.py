@@ -9,6 +9,8 @@ T tokens, D width, E experts, N rows of this rank's buffer, J chunks. W ranks, L
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -56,6 +58,9 @@ from mlhpc.workloads.moe.routes import (
     plan_routes,
     split_buffer,
 )
+
+# Takes the experts of each layer that is built to another memory (docs/offload.md). None: they stay.
+KEEPER: ContextVar[Callable[[MoELayer], None] | None] = ContextVar("keeper", default=None)
 
 
 @dataclass(frozen=True)
@@ -140,6 +145,8 @@ class MoELayer(nn.Module):
         self._all_weights: Weights | None = None
         self._computed: torch.dtype | None = None  # the type of the last pass: an evaluation gathers the weights in it
         self._last_schedule: tuple[object, Schedule] | None = None  # of a capacity layer: the same until a size changes
+        if (keep := KEEPER.get()) is not None:
+            keep(self)
 
     def use(self, execution: Execution) -> None:
         """Set how the layer is executed from now on; every rank calls. InputError if this r does not exist."""
@@ -286,6 +293,8 @@ class MoELayer(nn.Module):
         """Find why a training pass cannot be a CUDA graph on one GPU. ``bfloat16``: what the experts compute in."""
         if self.dispatcher is not dispatch:
             return "the experts have a dispatcher of their own"
+        if self.config.offload is not None:
+            return "offload loads experts from the host"
         factor = self.config.capacity_factor
         if factor is not None and factor <= 0:
             return f"capacity_factor {factor:g} makes the host read the longest queue"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol, cast
 
@@ -11,13 +12,14 @@ from torch import nn
 
 from mlhpc.suite.config import RunConfig
 from mlhpc.suite.errors import InputError
+from mlhpc.suite.plugins import load_offload
 from mlhpc.suite.training.timing import CudaClock, HostClock
 from mlhpc.suite.workload import ChooserProtocol, ExpertLayer, Optimization, Workload
 from mlhpc.suite.world import World
 from mlhpc.workloads.moe.autotune import Autotuner
 from mlhpc.workloads.moe.backend_selection import ExpertShape, choose_backend
 from mlhpc.workloads.moe.config import Layout, Training, learning_rate
-from mlhpc.workloads.moe.layer import MoELayer
+from mlhpc.workloads.moe.layer import KEEPER, MoELayer
 from mlhpc.workloads.moe.mesh import DryRunGroup, ExpertMesh, make_dry_run_mesh
 from mlhpc.workloads.moe.parallel import (
     MoEMonitor,
@@ -46,6 +48,8 @@ class MoEWorkload(Workload):
         self._training = training
         self._monitor: MoEMonitor | None = None
         self._tuner: Autotuner | None = None
+        self._keeper: Any = None  # `Keeper` of the wing offload
+        self.offloads = training.moe.offload is not None
         self.layout = self._layout(1)
 
     def mesh(self, world: World) -> ExpertMesh | None:
@@ -71,6 +75,25 @@ class MoEWorkload(Workload):
         two_levels = moe.all_to_all == "2dh" and mesh.nodes > 1 and mesh.devices > 1
         self.layout = replace(self.layout, spread=ranks, hops=2 if two_levels else 1, copies=mesh.copies)
         return mesh
+
+    @contextmanager
+    def offloading(self, world: World) -> Iterator[None]:
+        """Keep the experts of layers that the body builds where the configuration says. InputError without the wing."""
+        settings = self._training.moe.offload
+        if settings is None:
+            yield
+            return
+        if self.config.compile:
+            raise InputError(
+                "compile: torch's compiler cannot follow hyperparameters.moe.offload: leave one of them out"
+            )
+        make = load_offload("experts", "hyperparameters.moe.offload")
+        self._keeper = make(settings, world, self.config.gradient_accumulation_steps)
+        token = KEEPER.set(self._keeper)
+        try:
+            yield
+        finally:
+            KEEPER.reset(token)
 
     def tokens_of_layers(self, model: HasMoELayers) -> Sequence[int]:
         """Return the tokens of one sample in each MoE layer, in the order of `moe_layers`."""
@@ -142,6 +165,8 @@ class MoEWorkload(Workload):
         groups = [{"params": decayed, "weight_decay": training.weight_decay}, {"params": others, "weight_decay": 0.0}]
         optimizer = torch.optim.AdamW(groups, lr=training.learning_rate, betas=training.adam_betas, fused=True)
         layers = list(model.moe_layers().values())
+        if self._keeper is not None:
+            self._keeper.follow(optimizer)
         if layers and training.moe.balance == "bias":
             note, size, everyone = self.spread.note, self.spread.size, self.spread.replicas
             if everyone is not None and size == 1:  # one rank has this stage of a pipeline
@@ -169,6 +194,8 @@ class MoEWorkload(Workload):
         if self._monitor is None:
             return {}
         stats = self._monitor.flush(world)
+        if self._keeper is not None:
+            stats["offload"] = self._keeper.flush(world)
         if self._tuner is not None:
             stats["autotuned"] = [decision.event() for decision in self._tuner.decisions.values()]
         return stats

@@ -38,7 +38,8 @@ class MoELM(MoEWorkload):
 
     def build_model(self, world: World) -> nn.Module:
         """Build the model from torch's current seed; with expert parallelism only this rank's share of the experts."""
-        model = MoELanguageModel(self._settings, self.mesh(world))
+        with self.offloading(world):
+            model = MoELanguageModel(self._settings, self.mesh(world))
         self.watch(model)
         return model
 

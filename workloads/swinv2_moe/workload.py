@@ -43,7 +43,8 @@ class SwinV2MoEWorkload(MoEWorkload):
 
     def build_model(self, world: World) -> nn.Module:
         """Build the model from torch's current seed; with expert parallelism only this rank's share of the experts."""
-        model = SwinV2MoE(self._settings, self.mesh(world))
+        with self.offloading(world):
+            model = SwinV2MoE(self._settings, self.mesh(world))
         self.watch(model)
         return model
 

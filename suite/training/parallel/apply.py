@@ -50,6 +50,9 @@ def check_model(parallel: Parallel, model: nn.Module, workload: Workload) -> Non
     for pattern in plan.recompute:
         if not any(path and fnmatchcase(path, pattern) for path in modules):
             raise InputError(f"plan: pattern {pattern!r} of recompute matches no module: remove it, or correct it")
+    others = parallel.is_sharded or parallel.is_split or plan.recompute or plan.compress is not None
+    if others and workload.offloads:
+        raise InputError("plan: with hyperparameters.moe.offload it may have the axes data and expert alone")
     shares = {id(parameter) for parameter in workload.sharded_parameters(model)}
     if parallel.is_split and shares and not (parallel.mesh.tensor > 1 and parallel.mesh.expert):
         raise InputError(

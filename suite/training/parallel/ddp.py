@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from mlhpc.suite.data.sampling import list_eval_batches
 from mlhpc.suite.training.parallel.exchange import Axis
 from mlhpc.suite.training.parallel.fsdp import local, states_of
-from mlhpc.suite.training.parallel.layout import slices
+from mlhpc.suite.training.parallel.layout import find_away, slices
 from mlhpc.suite.training.parallel.parallel_dims import Parallel
 from mlhpc.suite.world import World
 
@@ -63,7 +63,7 @@ def wrap(model: nn.Module, sharded: Sequence[nn.Parameter], world: World, device
     states = states_of(model)
     names = {name for name, _, _ in slices(model)} | set(states.shapes if states is not None else ())
     shares = {id(parameter) for parameter in sharded}
-    names |= {name for name, parameter in model.named_parameters() if id(parameter) in shares}
+    names |= {name for name, each in model.named_parameters() if id(each) in shares or find_away(each) is not None}
     if not any(parameter.requires_grad and name not in names for name, parameter in model.named_parameters()):
         return model
     # torch has no public way to say so (pytorch#43690)
@@ -94,14 +94,17 @@ class Clipping:
 
     def __call__(self) -> None:
         """Clip the gradients that there are now."""
-        weights = [each for each in self._whole if each.grad is not None]
-        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        weights, gradients = [], []
+        for weight in self._whole:
+            if (gradient := _find_gradient(weight)) is not None:
+                weights.append(weight)
+                gradients.append(gradient)
         if self._in_parts:
             gradients = norms_of_whole(self._model)(gradients, weights)
         norm = nn.utils.get_total_norm(gradients, foreach=self._at_once)
         if self._sharded:
             square = nn.utils.get_total_norm(
-                [local(each.grad) for each in self._sharded if each.grad is not None]
+                [local(each) for weight in self._sharded if (each := _find_gradient(weight)) is not None]
             ).square()
             if dist.is_initialized():
                 dist.all_reduce(square)
@@ -113,6 +116,14 @@ class Clipping:
             torch._foreach_mul_(found, factor)
         for gradient in () if self._at_once else found:
             gradient.mul_(factor)
+        for away in filter(None, map(find_away, self._parameters)):
+            away.scale_gradient(factor)
+
+
+def _find_gradient(weight: Tensor) -> Tensor | None:
+    """Return a weight's gradient. Of one that is away its norm, which is a number and so its own norm."""
+    away = find_away(weight)
+    return weight.grad if away is None else away.gradient_norm()
 
 
 def norms_of_whole(model: nn.Module) -> Norms:

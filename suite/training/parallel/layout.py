@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,45 @@ from mlhpc.suite.training.parallel.exchange import Axis
 SharePlace = tuple[Sequence[int], Sequence[int]]
 SLICES = "_mlhpc_slices"  # what a module with split parameters has beside its own attributes
 STAGES = "_mlhpc_stages"  # the attribute of a model of which this rank has stages
+AWAY = "_mlhpc_away"  # the attribute of a tensor without memory: the `Away` that has its values
+
+
+class Away(Protocol):
+    """Has the values of a tensor that has a shape and no memory (docs/offload.md)."""
+
+    def read(self) -> Tensor:
+        """Return the values."""
+        ...
+
+    def write(self, values: Tensor) -> None:
+        """Replace the values."""
+        ...
+
+    def pin(self) -> Tensor:
+        """Return a tensor without memory whose values stay as they are now."""
+        ...
+
+    def make_moment(self, key: str) -> Tensor:
+        """Return a tensor without memory for a state of the optimizer that has a parameter's shape."""
+        ...
+
+    def gradient_norm(self) -> Tensor | None:
+        """Return the L2 norm of a parameter's gradient, a number. None without a gradient."""
+        ...
+
+    def scale_gradient(self, factor: Tensor) -> None:
+        """Multiply a parameter's gradient."""
+        ...
+
+
+def find_away(tensor: Tensor) -> Away | None:
+    """Return what has a tensor's values; None for a tensor with memory."""
+    return getattr(tensor, AWAY, None)
+
+
+def _copy_to_host(part: Tensor) -> Tensor:
+    away = find_away(part)
+    return part.detach().to("cpu", copy=True) if away is None else away.pin()
 
 
 Offsets = torch.Size  # of the first value of a box, in each dimension
@@ -54,7 +93,7 @@ class Held:
 
     def copied(self) -> Held:
         """Copy the values to host memory."""
-        return Held(self.whole, {at: part.detach().to("cpu", copy=True) for at, part in self.parts.items()})
+        return Held(self.whole, {at: _copy_to_host(part) for at, part in self.parts.items()})
 
 
 @dataclass(frozen=True, eq=False)
