@@ -190,7 +190,7 @@ def _compute_interval(
     runs = [TimedRun(record.run_start_s or 0.0, _find_time_s(record), record.job or "") for record in records]
     sessions = find_sessions(runs)
     words = f"by the spread of {render_sessions(len(runs), len(sessions))}"
-    if_so = f", 95 % if {'runs and days' if len(sessions) == 1 else 'sessions'} are alike and independent, slow ones not rare"
+    if_so = f", 95 % for normal noise and {'independent runs on equal days' if len(sessions) == 1 else 'independent sessions'}"
     interval = compute_log_interval(list_unit_times(sessions))
     if len(sessions) > 1:
         return interval, words + if_so
