@@ -228,13 +228,13 @@ def print_unchanged(truths: Sequence[str], counts: Sequence[int], series: int, e
             )
 
 
-def print_power(truths: Sequence[str], counts: Sequence[int], series: int, rate: float) -> None:
+def print_power(truths: Sequence[str], counts: Sequence[int], series: int, rate: float, seed: int) -> None:
     """Print how often a fresh series with the change that another one says to be found is called slower (80 % stated)."""
     print("| truth | results | stated, 10 to 90 % | called slower | Wilson | n |")
     print("| --- | --- | --- | --- | --- | --- |")
     for truth in truths:
         for count in counts:
-            chance, sizes, slower = np.random.default_rng([20261129, count]), [], 0
+            chance, sizes, slower = np.random.default_rng([seed, count]), [], 0
             for _ in range(series):
                 first = judge(UNCHANGED[truth](chance, count), rate)
                 if first.word == Outcome.SLOWER or (said := find_smallest_change(first)) is None:
@@ -269,11 +269,12 @@ def main() -> None:
     parser.add_argument("--truths", nargs="*", choices=list(UNCHANGED), default=list(UNCHANGED))
     parser.add_argument("--counts", nargs="*", type=int, default=COUNTS, help="numbers of results")
     parser.add_argument("--changed-only", action="store_true")
+    parser.add_argument("--seed", type=int, default=20261129, help="of --power")
     parser.add_argument("--power", action="store_true", help="only whether the smallest change that is stated is found")
     given = parser.parse_args()
     print(f"{given.series} series each ({given.effects} for effects and changes), {100 * given.rate:g} % stated")
     if given.power:
-        print_power(given.truths, given.counts, given.series, given.rate)
+        print_power(given.truths, given.counts, given.series, given.rate, given.seed)
         return
     if not given.changed_only:
         print_unchanged(given.truths, given.counts, given.series, given.effects, given.rate)

@@ -230,7 +230,10 @@ LAWS: dict[str, tuple[Callable[[Chance], Callable[[float], float]], str]] = {
 }
 SCALING: dict[str, tuple[Trial, str]] = {
     **{name: (scale(law, lambda c, n: 0.01 * c.standard_normal(n)), named) for name, (law, named) in LAWS.items()},
-    **{f"Amdahl, {name}": (scale(amdahl, law), "") for name, (law, _) in NOISE.items() if law not in (daily, recovering)},
+    **{
+        f"Amdahl, {name}": (scale(amdahl, law), "")
+        for name, (law, _) in NOISE.items() if law not in (daily, recovering, geometric_epochs)
+    },
     "Amdahl, a day of 3 % for each size": (
         scale(amdahl, lambda c, n: 0.03 * c.standard_normal() + 0.005 * c.standard_normal(n)), DAY,
     ),
