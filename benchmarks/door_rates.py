@@ -273,14 +273,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=300)
     parser.add_argument("--door", metavar="TEXT", default="", help="only rows whose door begins so [all]")
+    parser.add_argument("--seed", type=int, default=20261129)
     parser.add_argument("--truth", metavar="TEXT", default="", help="only rows whose truth begins so [all]")
     given = parser.parse_args()
-    print(f"python benchmarks/door_rates.py --runs {given.runs}, seed 20261129; AMD EPYC, 2026-11-29")
+    print(f"python benchmarks/door_rates.py --runs {given.runs}, seed {given.seed}; AMD EPYC, 2026-11-29")
     print("| door | truth | stated | seen | Wilson | n |")
     print("| --- | --- | --- | --- | --- | --- |")
     for door, truth, stated, trial in list_rows():
         if door.startswith(given.door) and truth.startswith(given.truth):
-            chance = np.random.default_rng(20261129)
+            chance = np.random.default_rng(given.seed)
             found = [each for _ in range(given.runs) if (each := trial(chance)) is not None]
             low, high = wilson(sum(found), len(found))
             seen = 100 * statistics.fmean(found)

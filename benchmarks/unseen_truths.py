@@ -281,7 +281,7 @@ def slow_workers(noise: Callable[[Chance, int], Floats]) -> Trial:
 
 WATCH: dict[str, tuple[Trial, str]] = {
     **{
-        name: (slow_workers(law), "as large and lasting for all workers")
+        name: (slow_workers(law), "if noise is normal, and as large and lasting for all workers")
         for name, (law, _) in NOISE.items() if law is not recovering
     },
     "a rank that is always 30 % slower": (
@@ -289,7 +289,7 @@ WATCH: dict[str, tuple[Trial, str]] = {
     ),
     "one worker ten times as noisy": (
         lambda c: (bool(make_job(c.standard_normal((200, 8)) * np.where(np.arange(8) == 3, 0.2, 0.02)).find_slowdowns()), ASSUMED),
-        "as large and lasting for all workers",
+        "if noise is normal, and as large and lasting for all workers",
     ),
 }  # fmt: skip
 
