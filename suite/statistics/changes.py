@@ -126,9 +126,8 @@ def is_slowed(logs: Rows, rate: float) -> bool:
     if compute_p(STEP, logs, rate, find_correlation(logs)) > rate:
         return False
     (place,), rest = fit_kind(STEP, compute_scores(logs[None])[0])
-    size = compare_levels(
-        *([math.exp(log) for log in part] for part in (logs[:place], logs[place:])), find_correlation(rest, 0.5)
-    )
+    before, after = ([math.exp(log) for log in part] for part in (logs[:place], logs[place:]))
+    size = compare_levels(before, after, find_correlation(rest, 0.5))
     return size.interval is not None and size.interval[0] > 1.0
 
 
