@@ -1,6 +1,6 @@
 """How often the doors beside `compare` are wrong: slow rank, watch, ab steps, tune and the time between failures.
 
-    python benchmarks/door_rates.py [--runs 300] [--door TEXT]
+    python benchmarks/door_rates.py [--runs 300] [--door TEXT] [--truth effect]
 
 A row is a truth of a door. "seen" is how often the door names something that is not there, or (rows "effect") how often it finds
 an effect of the size that it says to find in 8 of 10 cases.
@@ -273,17 +273,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=300)
     parser.add_argument("--door", metavar="TEXT", default="", help="only rows whose door begins so [all]")
+    parser.add_argument("--seed", type=int, default=20261129)
+    parser.add_argument("--truth", metavar="TEXT", default="", help="only rows whose truth begins so [all]")
     given = parser.parse_args()
-    print(f"python benchmarks/door_rates.py --runs {given.runs}, seed 20261129; AMD EPYC, 2026-11-29")
+    print(f"python benchmarks/door_rates.py --runs {given.runs}, seed {given.seed}; AMD EPYC, 2026-11-29")
     print("| door | truth | stated | seen | Wilson | n |")
     print("| --- | --- | --- | --- | --- | --- |")
     for door, truth, stated, trial in list_rows():
-        if door.startswith(given.door):
-            chance = np.random.default_rng(20261129)
-            slow = stated == VISIBLE and door in ("watch", "ab steps")  # each trial simulates a thousand decisions
-            found = [
-                each for _ in range(given.runs // 3 if slow else given.runs) if (each := trial(chance)) is not None
-            ]
+        if door.startswith(given.door) and truth.startswith(given.truth):
+            chance = np.random.default_rng(given.seed)
+            found = [each for _ in range(given.runs) if (each := trial(chance)) is not None]
             low, high = wilson(sum(found), len(found))
             seen = 100 * statistics.fmean(found)
             print(

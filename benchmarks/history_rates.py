@@ -21,9 +21,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.verdict_rates import Noise, rounded, steady, student, tailed, wilson
+from benchmarks.verdict_rates import Noise, wilson
 from mlhpc.analysis.history.record import Record, Series
-from mlhpc.analysis.history.verdict import SeriesVerdict, judge_all
+from mlhpc.analysis.history.verdict import SeriesVerdict, find_smallest_change, judge_all
 from mlhpc.suite.statistics import Outcome
 
 COUNTS = (20, 30, 60)
@@ -32,6 +32,11 @@ EFFECTS = (1.01, 1.015, 1.02, 1.03, 1.05, 1.07, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0, 3
 SERIES = Series(
     benchmark="b", size="s", scenario="strong", division="closed", rules="v3.0", system="m", nodes=1, ranks=1
 )
+
+
+def steady(chance: np.random.Generator, n: int) -> np.ndarray:
+    """Draw results of 1 %."""
+    return np.exp(chance.normal(0.0, 0.01, n))
 
 
 def correlated(chance: np.random.Generator, n: int, correlation: float) -> np.ndarray:
@@ -93,9 +98,9 @@ CORRELATED = {
 }
 UNCHANGED: dict[str, Noise] = {
     "log-normal, 1 %": steady,
-    "Student t3": student,
-    "exponential tail": tailed,
-    "rounded to 1 %": rounded,
+    "Student t3": lambda chance, n: np.exp(0.01 * chance.standard_t(3, n)),
+    "exponential tail": lambda chance, n: 1.0 + 0.1 * chance.exponential(1.0, n),
+    "rounded to 1 %": lambda chance, n: np.round(steady(chance, n), 2),
     "correlation 0.3": lambda chance, n: correlated(chance, n, 0.3),
     "correlation 0.6": lambda chance, n: correlated(chance, n, 0.6),
     "correlation 0.8": lambda chance, n: correlated(chance, n, 0.8),
@@ -223,6 +228,26 @@ def print_unchanged(truths: Sequence[str], counts: Sequence[int], series: int, e
             )
 
 
+def print_power(truths: Sequence[str], counts: Sequence[int], series: int, rate: float, seed: int) -> None:
+    """Print how often a fresh series with the change that another one says to be found is called slower (80 % stated)."""
+    print("| truth | results | stated, 10 to 90 % | called slower | Wilson | n |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for truth in truths:
+        for count in counts:
+            chance, sizes, slower = np.random.default_rng([seed, count]), [], 0
+            for _ in range(series):
+                first = judge(UNCHANGED[truth](chance, count), rate)
+                if first.word == Outcome.SLOWER or (said := find_smallest_change(first)) is None:
+                    continue
+                sizes.append(100 * said[1])
+                effect = np.where(np.arange(count) < count - said[0], 1.0, 1.0 + said[1])
+                slower += judge(UNCHANGED[truth](chance, count) * effect, rate).word == Outcome.SLOWER
+            low, high = wilson(slower, len(sizes))
+            ends = " to ".join(f"{each:.1f}" for each in np.quantile(sizes, (0.1, 0.9)))
+            seen = f"{100 * slower / len(sizes):.1f} % | {100 * low:.1f} to {100 * high:.1f} %"
+            print(f"| {truth} | {count} | {ends} % | {seen} | {len(sizes)} |", flush=True)
+
+
 def print_changed(series: int, rate: float) -> None:
     """Print the table of machines that changed."""
     print("\n| a machine that changes | results | slower | faster | equivalent | inconclusive |")
@@ -244,8 +269,13 @@ def main() -> None:
     parser.add_argument("--truths", nargs="*", choices=list(UNCHANGED), default=list(UNCHANGED))
     parser.add_argument("--counts", nargs="*", type=int, default=COUNTS, help="numbers of results")
     parser.add_argument("--changed-only", action="store_true")
+    parser.add_argument("--seed", type=int, default=20261129, help="of --power")
+    parser.add_argument("--power", action="store_true", help="only whether the smallest change that is stated is found")
     given = parser.parse_args()
     print(f"{given.series} series each ({given.effects} for effects and changes), {100 * given.rate:g} % stated")
+    if given.power:
+        print_power(given.truths, given.counts, given.series, given.rate, given.seed)
+        return
     if not given.changed_only:
         print_unchanged(given.truths, given.counts, given.series, given.effects, given.rate)
     if given.effects and (given.changed_only or len(given.truths) == len(UNCHANGED)):

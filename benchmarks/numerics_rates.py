@@ -384,10 +384,10 @@ def train_large_rate(case: Case, threads: int) -> float:
     return float(loss)
 
 
-def list_honest_rows(runs: int, compiled: bool) -> Iterator[str]:
+def list_honest_rows(runs: int, compiled: bool, first: int = 0) -> Iterator[str]:
     outcomes: dict[str, Counter[str]] = defaultdict(Counter)
     largest: dict[str, float] = defaultdict(float)
-    done, number = 0, 0
+    done, number = 0, first
     while done < runs:
         for workload in WORKLOADS:
             own = reference(workload, number % HONEST_SEEDS)
@@ -443,6 +443,7 @@ def main() -> None:
     parser.add_argument("--fault", choices=FAULTS, help="only this one")
     parser.add_argument("--draws", type=int, default=20)
     parser.add_argument("--honest", type=int, default=200)
+    parser.add_argument("--first", type=int, default=0, help="seed that honest runs begin with")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     DATA = options.data
@@ -452,7 +453,7 @@ def main() -> None:
         f"# {platform.machine()}, torch {torch.__version__}, {RUNS} perturbed runs, {SAMPLES} samples, smoke",
     ]
     for part in (
-        list_honest_rows(options.honest, options.compiled) if options.honest else (),
+        list_honest_rows(options.honest, options.compiled, options.first) if options.honest else (),
         list_fault_rows(options.draws, options.fault) if options.draws else (),
     ):
         for line in part:

@@ -139,7 +139,7 @@ def _describe_prediction(row: Mapping[Hashable, Any]) -> str:
     largest = row["further size"] / SOLID_REACH
     return (
         f"; by the models {time} per epoch at {row['further size']:g} "
-        f"(the upper end holds if no limit begins beyond {largest:g})"
+        f"(the upper end holds if no limit begins beyond {largest:g} and no size had a better day)"
     )
 
 

@@ -29,17 +29,18 @@ from mlhpc.suite.statistics.changes import (
     compare_levels,
     compute_min_results,
     find_places,
+    is_slowed,
     judge_changes,
 )
-from mlhpc.suite.statistics.dependence import STEP, compute_p, compute_variance_factor, draw_blocks, find_correlation
-from mlhpc.suite.statistics.power import find_smallest_effect
+from mlhpc.suite.statistics.dependence import STEP, compute_variance_factor, draw_blocks
+from mlhpc.suite.statistics.power import POWER, find_smallest_effect
 from mlhpc.suite.statistics.sessions import TimedRun, find_sessions, fit_slope, render_sessions
 
 QUANTITIES = ("time to train", "training time of an epoch")
 DAY_S = 86400.0
 NEWEST = 3  # results of the change that a verdict says it would have found
 LARGEST_EFFECT = 25.0  # of such a change, in deviations of the results
-POWER_DRAWS = 16
+POWER_DRAWS, MOST_MISSED = 29, 5  # fewer than 5: this series is one of many, and its own noise is luck too
 MOST_MORE = 10  # results that are tried, to say how many more decide
 MOST_NAMED = 6  # changed facts that are named; --format json has all
 MONTH_DAYS = 30.0  # days, the unit of a trend
@@ -213,13 +214,18 @@ def find_smallest_change(verdict: SeriesVerdict) -> tuple[int, float] | None:
     import numpy as np
 
     noise, share = _compute_noise(verdict), RATE_SHARES[STEP] * verdict.rate
-    drawn, most = draw_blocks(noise, POWER_DRAWS), math.expm1(min(LARGEST_EFFECT * float(noise.std()), LARGEST_LOG))
+    most = math.expm1(min(LARGEST_EFFECT * float(noise.std()), LARGEST_LOG))
+    # A series knows its own spread as well as its number of results allows, so that is drawn too
+    dof, chance = len(noise) - 1, np.random.default_rng(len(noise))
+    spreads = np.quantile(chance.chisquare(dof, 4000), (np.arange(POWER_DRAWS) + 0.5) / POWER_DRAWS)
+    drawn = draw_blocks(noise, POWER_DRAWS) * np.sqrt(dof / chance.permutation(spreads))[:, None]
     for last in range(NEWEST, len(verdict.values) // 2 + 1):
         newest = np.arange(len(verdict.values)) >= len(verdict.values) - last
 
         def find_share(effect: float, newest: Any = newest) -> float:
-            slowed = drawn + math.log1p(effect) * newest
-            return statistics.fmean(compute_p(STEP, each, share, find_correlation(each)) <= share for each in slowed)
+            missed = (not is_slowed(each, share) for each in drawn + math.log1p(effect) * newest)
+            few = sum(itertools.islice(filter(None, missed), MOST_MISSED)) < MOST_MISSED  # then no more are judged
+            return POWER if few else 0.0
 
         if (smallest := find_smallest_effect(find_share, most)) is not None:
             return last, smallest

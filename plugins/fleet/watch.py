@@ -36,6 +36,7 @@ MOST_BASELINE_WINDOWS = 20  # windows of a worker that a level is compared with,
 LEAST_BASELINE_WINDOWS = 4  # at least
 EFFICIENCY = 0.25  # degrees of freedom per window of a median of changes: 0.37 of a variance's; changes overlap
 MAD_TO_STD = 1.4826  # standard deviation of a normal distribution in units of its median deviation
+MEAN_TO_STD = 1.2533  # and of its mean one
 MOST_VISIBLE = 10.0  # the largest slowdown that is tried for what could have been seen
 TRIED_WORKERS = 8  # that are made slow for it, at most
 ASSUMED = "of jobs without a change 1 in 100 is named, if noise is normal, and as large and lasting for all workers"
@@ -197,8 +198,7 @@ class Job:
     def _find(self, worker: str, level: Floats) -> list[Slowdown]:
         """Find the slowdowns of one worker."""
         seen, first = np.flatnonzero(~np.isnan(level)), self.first
-        changes = np.diff(level[seen])
-        noise = MAD_TO_STD * float(np.median(np.abs(changes))) / math.sqrt(2.0) if len(changes) else 0.0
+        noise = _measure_noise(np.abs(np.diff(level[seen]))) / math.sqrt(2.0)
         # A level is compared with a median of levels, whose variance is pi / 2 times that of their mean
         noise *= math.sqrt(1.0 + math.pi / 2 / LEAST_BASELINE_WINDOWS)
         least = max(math.log1p(self.effect), self.limit * max(noise, self.lasting))
@@ -226,6 +226,15 @@ class Job:
         if slow:
             found.append(Slowdown(worker, first[begin], None, math.exp(float(np.median(slow)) - base)))
         return found
+
+
+def _measure_noise(changes: Floats) -> float:
+    """Measure the deviation of noise from sizes of changes: the usual one, or their mean without the two largest.
+
+    A slowdown begins and ends with a large one. Of times that take few values most changes are 0.
+    """
+    rest = np.sort(changes)[:-2]
+    return max(MAD_TO_STD * float(np.median(changes)), MEAN_TO_STD * float(rest.mean())) if len(rest) else 0.0
 
 
 def _compare_with_earlier(level: Floats) -> list[float]:

@@ -216,10 +216,14 @@ def _compare_cpu_seconds(a: Standing, b: Standing, confidence: float) -> list[st
 def _describe_assumption(compared: Comparison, a: Standing, b: Standing) -> str:
     """Say what a verdict rests on, as far as no test of the times can show it."""
     apart = max(a.runs) < min(b.runs) or max(b.runs) < min(a.runs)
+    several = min(compared.sessions_a, compared.sessions_b) > 1
     unit = "sessions" if compared.by_session else "runs"
-    texts = ["the machine was the same in both sessions (mlhpc ab runs them in turn)"] if apart else []
-    if compared.by_session:
-        texts = [] if min(compared.sessions_a, compared.sessions_b) > 1 else ["sessions of both sides differ alike"]
+    both = "all" if several else "both"
+    texts = [f"the machine was the same in {both} sessions (mlhpc ab runs them in turn)"] if apart else []
+    texts += ["sessions of both sides differ alike"] if compared.by_session and not several else []
+    texts += [
+        f"{one.missed} run of {side} missed the target by chance" for side, one in (("A", a), ("B", b)) if one.missed
+    ]
     texts.append(f"{unit} do not depend on each other")
     texts.append(f"neither side has rare slow {unit}, a longer tail or wider noise than the other")
     return f"assumes that {'; that '.join(texts)}"

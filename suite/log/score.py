@@ -190,20 +190,21 @@ def _compute_interval(
     runs = [TimedRun(record.run_start_s or 0.0, _find_time_s(record), record.job or "") for record in records]
     sessions = find_sessions(runs)
     words = f"by the spread of {render_sessions(len(runs), len(sessions))}"
+    if_so = f", 95 % for normal noise and {'independent runs on equal days' if len(sessions) == 1 else 'independent sessions'}"
     interval = compute_log_interval(list_unit_times(sessions))
     if len(sessions) > 1:
-        return interval, words
+        return interval, words + if_so
     reached = [find_first_on_target(record, target) for record in records]
     epochs = [item.epoch for item in reached if item is not None and item.epoch]
     points = reference.get(_find_nearest(reference, records[0].global_batch_size), ())
     if interval is None or len(epochs) < len(runs) or len(set(epochs)) > FEW_VALUES or len(points) < FEW_VALUES:
-        return interval, words
+        return interval, words + if_so
     variance = statistics.variance(math.log(point) for point in points if point > 0.0)
     variance += statistics.variance(math.log(run.time_s / epoch) for run, epoch in zip(runs, epochs, strict=True))
     half = student_t.compute_quantile(0.5 + CONFIDENCE / 2, len(runs) - 1) * math.sqrt(variance / len(runs))
     middle = compute_geometric_mean(runs)
     wider = (min(interval[0], middle * math.exp(-half)), max(interval[1], middle * math.exp(half)))
-    return wider, f"{words}, and of the epochs of the reference points" if wider != interval else words
+    return wider, words + (", and of the epochs of the reference points" if wider != interval else "") + if_so
 
 
 def _find_nearest(reference: Mapping[int, Sequence[float]], batch: int | None) -> int:

@@ -66,7 +66,7 @@ class KnownSpread:
         ratio = find_detectable_ratio(self.spread, self.dof, (runs, runs))
         return (
             f"{runs} runs fit into {render_duration(seconds)}; so many of each side show {100 * (ratio - 1):.2g} % in 8 of "
-            f"10 cases ({self._describe()})"
+            f"10 cases of normal noise ({self._describe()})"
         )
 
     def _describe(self) -> str:

@@ -32,7 +32,7 @@ SIGNIFICANCE_LEVEL = 0.05
 MIN_EXCESS_SHARE = 0.01
 # Correlations of neighbouring blocks that are simulated
 CORRELATIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
-LIKELY = 0.6  # the share for the most likely one: the larger of two estimates is taken, each half of the time too large
+LIKELY = 0.5  # the share for the most likely one: of two estimates the larger is taken
 REFUTED = 0.1  # a correlation is refuted if so few simulated runs look as independent
 CLEARLY_SLOW = 5.0  # deviations of the noise: a block in which a rank was slow beyond doubt
 

@@ -115,7 +115,20 @@ def judge_changes(values: Sequence[float], rate: float) -> Changes:
         return replace(line, doubtful=doubtful)
     share = RATE_SHARES[STEP] * rate
     held = min(find_held_correlation(STEP, logs[change.begin : change.end], share) for change in sure)
-    return Changes(tuple(sure), doubtful, shown, held=held)
+    # Of the noise: a change makes the results before and after it look alike
+    for begin, end in itertools.pairwise([0, *(change.place for change in sure), len(logs)]):
+        logs[begin:end] -= logs[begin:end].mean()
+    return Changes(tuple(sure), doubtful, find_correlation(logs, 0.5), held=held)
+
+
+def is_slowed(logs: Rows, rate: float) -> bool:
+    """Return whether a series of logs of times has one surely slower level, at its end."""
+    if compute_p(STEP, logs, rate, find_correlation(logs)) > rate:
+        return False
+    (place,), rest = fit_kind(STEP, compute_scores(logs[None])[0])
+    before, after = ([math.exp(log) for log in part] for part in (logs[:place], logs[place:]))
+    size = compare_levels(before, after, find_correlation(rest, 0.5))
+    return size.interval is not None and size.interval[0] > 1.0
 
 
 def _judge_line(logs: Rows, rate: float, plain: Changes, allowed: float) -> Changes:

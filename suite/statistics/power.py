@@ -45,12 +45,12 @@ class RunsNeeded(NamedTuple):
     high: int | None
 
     def render(self, unit: str = "runs") -> str:
-        """Render as text: ``about 24 runs each (14 to 60) would show 5 % in 8 of 10 cases``."""
-        what = f"{100 * self.difference:.3g} %"
+        """Render as text: ``about 24 runs each (14 to 60) would show 5 % in 8 of 10 cases of normal noise``."""
+        what = f"{100 * self.difference:.3g} % in 8 of 10 cases of normal noise"
         if self.runs is None:
             return f"more than {MAX_PROPOSED_RUNS} {unit} each would be needed to show {what}"
         most = f"{self.high}" if self.high else f"more than {MAX_PROPOSED_RUNS}"
-        return f"about {self.runs} {unit} each ({self.low} to {most}) would show {what} in 8 of 10 cases"
+        return f"about {self.runs} {unit} each ({self.low} to {most}) would show {what}"
 
 
 def find_smallest_effect(find_share: Callable[[float], float], most: float) -> float | None:

@@ -74,7 +74,7 @@ def test_slower_faster_equivalent_and_inconclusive_are_one_line_and_an_exit_code
     assert (alike.returncode, alike.stdout.count("\n")) == (4, 1), alike.stderr
     assert alike.stdout.startswith(f"cosmoflow smoke strong: {after} (B) takes 1.0")
     power = r"[\d.]+ % would have been seen in 8 of 10 cases of normal noise"
-    power += r"; about \d+ runs each \(\d+ to \d+\) would show 5 % in 8 of 10 cases"
+    power += r"; about \d+ runs each \(\d+ to \d+\) would show 5 % in 8 of 10 cases of normal noise"
     assert re.search(rf": inconclusive; {power}\n$", alike.stdout)
     slower = mlhpc("compare", before, slow)
     assert slower.returncode == 1

@@ -38,7 +38,7 @@ def test_run_says_how_many_runs_show_a_difference_and_runs_none(tmp_path: Path) 
     words = ("run", "cosmoflow", "--size", "smoke", "--ranks", 2)
     told = mlhpc(*words, "--detect", "5%", "--within", "2h", cwd=tmp_path)
     assert told.returncode == 0, told.stderr
-    assert "would show 5 % in 8 of 10 cases; " in told.stdout
+    assert "would show 5 % in 8 of 10 cases of normal noise; " in told.stdout
     assert "runs fit into 2 h; so many of each side show " in told.stdout
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["a"]
     short = mlhpc(*words, "--within", "1s", cwd=tmp_path)

@@ -18,6 +18,7 @@ from mlhpc.suite.statistics.changes import (
     compute_min_results,
     find_changes,
     find_places,
+    is_slowed,
     judge_changes,
 )
 from mlhpc.suite.statistics.dependence import CLIP, LINE, compute_p, compute_scores
@@ -259,3 +260,17 @@ def test_a_line_is_no_more_often_seen_in_results_without_one_than_stated() -> No
 
 def test_too_few_results_are_not_judged() -> None:
     assert judge_changes([1.0, 1.0, 2.0], 0.01) == Changes()
+
+
+def test_a_change_is_no_correlation_of_its_results() -> None:
+    """Of twelve results the last four: the levels alone would make neighbours look alike, and widen the size to nothing."""
+    alike = []
+    for seed in range(5):
+        values = [*steady(8, seed=seed), *steady(4, at=66.0, seed=seed + 9)]
+        found = judge_changes(values, 0.01)
+        assert [change.place for change in found.sure] == [8]
+        alike.append(found.correlation)
+        assert is_slowed(np.log(values), 0.0088)
+        assert not is_slowed(np.log(values[::-1]), 0.0088), "its last results are faster"
+        assert not is_slowed(np.log(steady(12, seed=seed)), 0.0088)
+    assert sum(each < 0.3 for each in alike) >= 4

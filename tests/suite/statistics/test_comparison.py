@@ -92,7 +92,7 @@ def test_runs_needed_have_a_range_that_holds_them(unit: str) -> None:
     assert found.low < found.runs < (found.high or 0)
     assert (
         found.render(unit)
-        == f"about {found.runs} {unit} each ({found.low} to {found.high}) would show 5 % in 8 of 10 cases"
+        == f"about {found.runs} {unit} each ({found.low} to {found.high}) would show 5 % in 8 of 10 cases of normal noise"
     )
     assert "more than 1000 runs each" in estimate_runs_needed(5.0, 4.0, 0.05).render()
 
