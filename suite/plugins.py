@@ -29,6 +29,7 @@ AXES = "axes"  # the wing of spatial, axial, tensor and pipeline parallelism, an
 EXCHANGE = "exchange"  # the wing of EXPORTS
 WINGS: tuple[str, ...] = (
     AXES,
+    "dispatch",
     EXCHANGE,
     "fleet",
     "network",
