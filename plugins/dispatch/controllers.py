@@ -6,6 +6,7 @@ for the ranks to meet in.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from typing import Any
@@ -59,9 +60,8 @@ def start_ray(ranks: int, programs: int, folder: str) -> Remote:
     import ray
 
     # The actors find the package where this process has it
-    ray.init(num_cpus=ranks, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    kind = ray.remote(num_cpus=1)(Rank)
-    actors = [kind.remote(folder, rank, ranks, programs) for rank in range(ranks)]
+    ray.init(num_cpus=ranks, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    actors: list[Any] = [ray.remote(Rank).remote(folder, rank, ranks, programs) for rank in range(ranks)]
 
     def call(*command: float) -> list[Any]:
         return [actor.run.remote(*command) for actor in actors]

@@ -142,8 +142,8 @@ class FirstRank:
 
     def wait(self, command: Any) -> float:
         """Run this rank's part, then wait for the others if the command asks for it."""
-        *work, asks = self._queued.popleft()
-        took_s = compute(self._link, *work)
+        program, count, length_s, asks = self._queued.popleft()
+        took_s = compute(self._link, program, count, length_s)
         for rank in self._others if asks else ():
             self._link.receive(rank, array("d", [0.0]), ACKNOWLEDGEMENT)
         return took_s

@@ -22,15 +22,15 @@ CONFIDENCE = 0.95
 SAMPLE_S = 0.05  # the shortest timing
 LEAST, MOST = 8, 4096  # computations of one timing
 EXCESS = 1 / SHARE - 1  # time over SPMD's, minus 1, at the break-even
-HIDING = 4.0  # a computation so much longer than the cost could hide it
+HIDING = 8.0  # a computation so much longer than the cost could hide it
 AROUND = (0.35, 0.7, 1.4)  # lengths measured, over the predicted break-even
 
 
 class Case(NamedTuple):
-    """What is timed: ``count`` computations of one length in one mode."""
+    """What is timed: so many computations of one length in one mode."""
 
     mode: Mode
-    count: int
+    computations: int
     length_s: float
 
 
