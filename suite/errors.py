@@ -77,6 +77,8 @@ PACKAGES = {
     "mlperf_logging": ("mlperf_logging", "official"),
     "optuna": ("optuna", "tune"),
     "sklearn": ("scikit-learn", "tune"),
+    "ray": ("ray", "ray"),
+    "monarch": ("torchmonarch", "monarch"),
 }
 
 

@@ -31,6 +31,7 @@ OFFLOAD = "offload"  # the wing of OFFLOAD_GROUP
 EXCHANGE = "exchange"  # the wing of EXPORTS
 WINGS: tuple[str, ...] = (
     AXES,
+    "dispatch",
     EXCHANGE,
     "fleet",
     "network",

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mlhpc.plugins.network.fit import CONFIDENCE, PRIOR_ERROR, Fit, Quantity
+from mlhpc.plugins.network.fit import CONFIDENCE, PRIOR_ERROR, Errors, Fit, Quantity
 from mlhpc.plugins.network.law import Points
 from mlhpc.plugins.network.sweep import MIB
 from mlhpc.suite.performance.cost_model import ALGORITHMS, Algorithm
@@ -222,26 +222,33 @@ def _points(fit: Fit, ranks: int, sizes: Floats, algorithm: Algorithm) -> Points
 
 
 def _distances(fit: Fit, quantity: Quantity, ranks: int, message: Floats, variance: Floats) -> tuple[Floats, Floats]:
-    """Compute the distances of the lower and the upper end from the prediction, in log seconds.
-
-    If the newest back test erred in one direction, the end on that side moves away by this error per doubling. If the
-    largest grid was slower than foreseen, that may have been a bad day: the lower end moves by this error once. Beyond
-    `BOUNDED_GROWTH` the upper end is infinite, and so is the lower one of a ratio.
-    """
+    """Compute the distances of the lower and the upper end from the prediction, in log seconds."""
     if quantity not in fit.errors:
         free = max(1, fit.law.count - len(fit.law.values_P))
         # A ratio has the residuals of two times
         residuals = fit.law.squares / free * (2 if quantity == "ratio" else 1)
         half = np.asarray(student_t.compute_quantile(0.5 + CONFIDENCE / 2, free) * np.sqrt(variance + residuals))
         return half, half
-    errors, beyond = fit.errors[quantity], math.log2(ranks / fit.sweep.ranks)
+    return compute_distances(fit.errors[quantity], quantity, fit.sweep.ranks, ranks, message, variance)
+
+
+def compute_distances(
+    errors: Errors, quantity: Quantity, measured: int, ranks: int, message: Floats, variance: Floats
+) -> tuple[Floats, Floats]:
+    """Compute the distances from a prediction for ``ranks`` ranks, of which at most ``measured`` were measured.
+
+    If the newest back test erred in one direction, the end on that side moves away by this error per doubling. If the
+    largest grid was slower than foreseen, that may have been a bad day: the lower end moves by this error once. Beyond
+    `BOUNDED_GROWTH` the upper end is infinite, and so is the lower one of a ratio.
+    """
+    beyond = math.log2(ranks / measured)
     # On measured ranks the doublings are 0, and the error of the fit would vanish
     half = errors.half_width(quantity, max(beyond, WITHIN_DOUBLINGS), message, variance)
     trend = errors.trend(message)
     fall, rise = np.maximum(-trend, 0.0), np.maximum(trend, 0.0)
     down = half + max(beyond, 0.0) * fall + min(max(beyond, 0.0), 1.0) * rise
     up = half + max(beyond, 0.0) * rise
-    if ranks <= BOUNDED_GROWTH * fit.sweep.ranks:
+    if ranks <= BOUNDED_GROWTH * measured:
         return down, up
     # Networks do not get faster with size, so the lower end of a time stays; a ratio loses both ends
     unknown = np.full_like(half, np.inf)

@@ -133,6 +133,12 @@ SECTIONS: dict[str, tuple[Command, ...]] = {
             "Time the phases of a mixture-of-experts layer, and compare it with a dense FFN of equal FLOPs",
         ),
         Command(
+            "dispatch",
+            "",
+            "Measure how long a computation must be, so that a controller does not slow it",
+            wing="dispatch",
+        ),
+        Command(
             "preflight",
             "",
             "Find slow nodes before a run: measure each node, then judge them at a stated false-alarm rate",

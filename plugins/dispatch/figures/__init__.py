@@ -1,0 +1,3 @@
+"""The figure of what controllers cost."""
+
+FIGURES = ("dispatch_ceiling",)
