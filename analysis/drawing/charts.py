@@ -9,6 +9,7 @@ a contrast of 3:1 on white. On a dark page `DARK_COLOURS` replaces colours.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -36,7 +37,9 @@ AXIS_MARGIN = 14  # pixels between the outermost marks and the frame, on a logar
 # On a logarithmic axis a label at 8 or 9 takes the room of the one at 10
 CROWDS_TEN = "test(/^[89]\\.000/, format(datum.value, '.3e'))"
 
-Chart = Any  # an altair chart: its own types make a chain of calls Any, or a union with kinds that none of these is
+# An altair chart (its own types make a chain of calls Any, or a union with kinds that none of these is), or a Vega-Lite
+# document as a dict, whose "data" are tables: altair copies every object of a chart each time that it is put into another
+Chart = Any
 
 _TEXT = {
     "labelColor": TEXT_COLOUR,
@@ -146,33 +149,49 @@ def draw_panels(
     zoom: bool = False,
     sort: bool = True,
     first: int | None = None,
+    colours: str = "shared",
 ) -> Chart:
     """Draw one chart for the rows of each value of the columns ``by``, titled by it. A single chart is drawn wide.
 
     With ``zoom`` a person can zoom and move the axes of each. Without ``sort`` panels have the order of the rows. The
-    page shows the ``first`` panels, and the others by a choice.
+    page shows the ``first`` panels, and the others by a choice. ``colours``: "shared", or "independent" for each panel.
     """
     groups = [(_title(key), rows) for key, rows in table.groupby(list(by), sort=sort, dropna=False)]
     width = WIDTH if columns == 1 or len(groups) == 1 else NARROW
-    drawn = [draw(rows) for _, rows in groups]
-    for chart, (title, _) in zip(drawn, groups, strict=True):
-        # Not by properties(), which copies every object of a chart: half of the time that drawing took
-        chart.title, chart.width = render_label(title, 60), width
-    if zoom:
-        # Vega-Lite needs another name for the parameter of each panel
-        drawn = [chart.add_params(_zoom(place)) for place, chart in enumerate(drawn)]
+    drawn = [
+        _convert_to_document(draw(rows)) | {"title": render_label(title, 60), "width": width} for title, rows in groups
+    ]
+    for place, panel in enumerate(drawn if zoom else ()):
+        # The axes follow the wheel with Ctrl, because the wheel alone scrolls the page. Vega-Lite needs another name for
+        # the parameter of each panel
+        select = {"type": "interval", "zoom": "wheel![event.ctrlKey || event.metaKey]"}
+        panel.get("layer", [panel])[0]["params"] = [{"name": f"zoom_{place}", "select": select, "bind": "scales"}]
     if len(drawn) == 1:
         return drawn[0]
     # One legend for all panels
-    shared = {"usermeta": {"first": first}} if first else {}
-    resolve = alt.Resolve(scale=alt.ScaleResolveMap(color="shared", shape="shared"))
-    return alt.concat(*drawn, columns=columns, resolve=resolve, **shared)
+    resolve = {"scale": {"color": colours, "shape": "shared"}}
+    return {"concat": drawn, "columns": columns, "resolve": resolve} | ({"usermeta": {"first": first}} if first else {})
 
 
-def _zoom(place: int) -> alt.Parameter:
-    """Make the axes of the panel at ``place`` follow the wheel and the pointer."""
-    wheel = "wheel![event.ctrlKey || event.metaKey]"  # the wheel alone scrolls the page
-    return alt.selection_interval(bind="scales", name=f"zoom_{place}", zoom=wheel)
+def layer_charts(*charts: Chart, **options: Any) -> Chart:
+    """Draw charts over each other. ``options`` are those of a chart: width, height."""
+    parts = [_convert_to_document(chart) for chart in charts]
+    return {"layer": [each for part in parts for each in part.get("layer", [part])], **options}
+
+
+def _convert_to_document(chart: Chart) -> dict[str, Any]:
+    """Convert a chart of altair to a document, whose "data" is the table itself."""
+    if isinstance(chart, dict):
+        return chart
+    if not isinstance(chart, alt.Chart):  # a chart of others, which altair has put together
+        with alt.data_transformers.enable("default", max_rows=None):
+            # altair refuses tables of more than 5,000 rows unless told otherwise
+            whole = chart.to_dict(validate=False)
+        return {name: value for name, value in whole.items() if name not in ("$schema", "config")}
+    unit = chart.copy(deep=False)
+    table, unit.data = unit.data, alt.Undefined
+    document: dict[str, Any] = unit.to_dict(validate=False, context={"top_level": False, "data": table})
+    return document | {"data": {"values": [{}]} if table is alt.Undefined else table}  # a mark of no row is drawn once
 
 
 def _title(key: tuple[Any, ...]) -> str:
@@ -247,7 +266,7 @@ def draw_stacked_bars(
         written = base.transform_filter("datum._order == 0").mark_text(align="left", dx=5)
         long["_whole"] = pd.concat([ends.iloc[:, -1]] * len(parts), ignore_index=True)
         layers.append(written.encode(x=alt.X("_whole:Q"), text=alt.Text(field=encode_column(text), type="nominal")))
-    return alt.layer(*layers, height=ROW_HEIGHT * len(table))
+    return layer_charts(*layers, height=ROW_HEIGHT * len(table))
 
 
 def _choose_ink(colour: str) -> str:
@@ -295,7 +314,7 @@ def draw_points(
     layers.append(marks.encode(x=x, y=y, fill=filled, fillOpacity=opacity, **look))
     if names is not None:
         layers.append(_draw_names(base, x, y))
-    return alt.layer(*layers, height=PANEL_HEIGHT)
+    return layer_charts(*layers, height=PANEL_HEIGHT)
 
 
 def _field(channel: Any) -> str:
@@ -368,27 +387,45 @@ def draw_intervals(
     layers = [rule, point]
     if at is not None:
         layers.insert(0, alt.Chart().mark_rule(strokeDash=[3, 3]).encode(x=alt.datum(at)))
-    return alt.layer(*layers, data=table, height=compute_chart_height(table["label"].nunique()))
+    return layer_charts(*layers, height=compute_chart_height(table["label"].nunique()))
 
 
-def build_specification(chart: alt.TopLevelMixin) -> dict[str, Any]:
+def build_specification(chart: Chart) -> dict[str, Any]:
     """Build the Vega-Lite document of a chart, with the theme.
 
     It has only the columns that the chart draws, or that begin with "_".
     """
-    with alt.data_transformers.enable("default", max_rows=None):
-        # altair refuses tables of more than 5,000 rows unless told otherwise
-        document = chart.to_dict(validate=False)
-    document["config"] = THEME
-    datasets = document.pop("datasets", {})
+    datasets: dict[str, list[dict[str, Any]]] = {}
+    tables: dict[int, tuple[str, pd.DataFrame]] = {}
+    document = _name_tables(_convert_to_document(chart), tables, datasets)
+    document |= {"$schema": alt.SCHEMA_URL, "config": THEME}
     text = json.dumps(document, ensure_ascii=False)
     # A name counts as used if it occurs anywhere in the text: a column too many costs little, one too few the chart
-    used = {name for rows in datasets.values() for row in rows[:1] for name in row if _is_used(name, text)}
-    document["datasets"] = {
-        key: [{name: value for name, value in row.items() if name in used} for row in rows]
-        for key, rows in datasets.items()
-    }
-    return document
+    for name, table in tables.values():
+        used = [column for column in table if _is_used(column, text)]
+        values = [[None if _is_missing(value) else value for value in table[column].tolist()] for column in used]
+        datasets[name] = [dict(zip(used, row, strict=True)) for row in zip(*values, strict=True)]
+    return document | {"datasets": datasets}
+
+
+def _name_tables(
+    part: dict[str, Any], tables: dict[int, tuple[str, pd.DataFrame]], datasets: dict[str, list[dict[str, Any]]]
+) -> dict[str, Any]:
+    """Return a document with the name of each table in its place. ``tables`` gets each table once, by its identity.
+
+    ``datasets`` gets those of charts that altair has put together.
+    """
+    named = dict(part)
+    datasets.update(named.pop("datasets", {}))
+    if isinstance(table := part.get("data"), pd.DataFrame):
+        named["data"] = {"name": tables.setdefault(id(table), (f"data-{len(tables)}", table))[0]}
+    for several in {"layer", "concat"} & part.keys():
+        named[several] = [_name_tables(each, tables, datasets) for each in part[several]]
+    return named
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or value is pd.NA or (isinstance(value, float) and not math.isfinite(value))
 
 
 def _is_used(name: str, text: str) -> bool:

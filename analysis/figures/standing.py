@@ -16,6 +16,7 @@ from mlhpc.analysis.drawing.charts import (
     ORANGE,
     Chart,
     draw_panels,
+    layer_charts,
     make_number_channel,
     make_span_channels,
 )
@@ -179,7 +180,7 @@ def draw_chart(table: pd.DataFrame) -> Chart:
             x=names_at, text="_said:N"
         )
         layers = [*([rule] if rows.get("95 % to", pd.Series(dtype=float)).notna().any() else []), point, names]
-        return alt.layer(*layers, height=ROW_HEIGHT * len(rows))
+        return layer_charts(*layers, height=ROW_HEIGHT * len(rows))
 
     return draw_panels(shown, ["_title"], draw, columns=1, sort=False)
 
