@@ -65,6 +65,7 @@ from mlhpc.suite.files import render_duration_range
 from mlhpc.suite.log.score import GROUP_MEANINGS, find_round_group
 
 SAME_COST = 1.05  # a cost within 5 % of the least is the least
+SCORES_DIFFER = 1.05  # of the ratio of scores over that of the geometric means of all runs
 MOST_LISTED = 3  # results that a sentence names
 COLUMNS = ("task", "fastest", "by how much, and is it sure", "why", "size and cost of both", "what to take")
 EMPTY_TABLE = pd.DataFrame(
@@ -224,6 +225,9 @@ def _time(
     close = list(others.loc[others["verdict"] != "slower", "label"])
     interval = f"95 %: {next_one['95 % from']:.3g} to {next_one['95 % to']:.3g}"
     by = f"{next_one['label']} takes {next_one['ratio of times']:.3g} times as long ({interval})"
+    scores = next_one["ratio of scores"]
+    if not 1 / SCORES_DIFFER < scores / next_one["ratio of times"] < SCORES_DIFFER and scores > 0:
+        by += f"; {scores:.3g} times by scores, which leave out the fastest and the slowest run"
     if not close:
         by += f"; sure, {render_counts(next_one)}"
     else:
