@@ -65,6 +65,7 @@ THEME: dict[str, Any] = {
     "title": {
         "color": TEXT_COLOUR,
         "anchor": "start",
+        "frame": "bounds",
         "fontSize": 13,
         "fontWeight": "bold",
         "subtitleColor": TEXT_COLOUR,

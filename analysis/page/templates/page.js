@@ -212,13 +212,13 @@ function legendOf(panel) {  // one for all panels: names of colours; those that 
   return [made("p", { className: "legend" }, ...keys)];
 }
 function fit(panel, room) {
+  panel.config = { ...panel.config, title: { ...panel.config.title, limit: room - 30 } };
   if (room >= NARROW) return panel;
   const text = JSON.parse(JSON.stringify(panel).replaceAll('"_said"', '"_short"'));
-  const { axis, legend, title } = text.config;
+  const { axis, legend } = text.config;
   Object.assign(axis, { labelLimit: 110, titleLimit: room - 110 });
   Object.assign(legend, { columns: 2, labelLimit: 110 });
   text.config.text.limit = room / 2.2;
-  Object.assign(title ?? {}, { limit: room });
   return text;
 }
 function forget(view) {
