@@ -289,17 +289,19 @@ def draw_points(
 ) -> Chart:  # fmt: skip
     """Draw a point for each row of ``table`` (columns ``_sign`` and the axes'). ``y_ends`` adds intervals along y.
 
-    ``hollow`` and ``joined`` are columns of booleans: which points are hollow, and which a line joins from left to
-    right. ``names`` is the column of names at the points, on logarithmic axes; one without room has none.
+    ``hollow`` and ``joined`` are columns of booleans: which points are hollow, and which of one sign a line joins from
+    left to right. ``names`` is the column of names at the points, on logarithmic axes; one without room has none.
     """
     if names is not None:
-        table = pd.concat([table, place_names(table[_field(x)], table[_field(y)], table[names])], axis=1)
+        places = PLACES if joined is None else PLACES_OFF_LINES
+        table = pd.concat([table, place_names(table[_field(x)], table[_field(y)], table[names], places)], axis=1)
     base = alt.Chart(table)
     layers: list[alt.Chart] = []
     if joined is not None:
         # json.dumps writes the name as JavaScript reads it, with its quotes
         front = base.transform_filter(f"datum[{json.dumps(joined)}]")
-        layers.append(front.mark_line(interpolate="step-after", color=TEXT_COLOUR, strokeWidth=1).encode(x=x, y=y))
+        line = front.mark_line(interpolate="step-after", color=TEXT_COLOUR, strokeWidth=1)
+        layers.append(line.encode(x=x, y=y, detail="_sign:N"))
     look = make_marker_channels(signs)
     if y_ends is not None:
         low, high = (encode_column(end) for end in y_ends)
@@ -329,17 +331,21 @@ def _draw_names(base: Chart, x: alt.X, y: alt.Y) -> Chart:
 
 
 PANEL_HEIGHT = 300  # pixels of a chart of points
-NAMED_WIDTH = 260  # pixels for which names are placed: a wider chart has room for them too
+NAMED_WIDTH = 200  # pixels for which names are placed: a wider chart has room for them too
 PLACES = (
     ("left", 1, 0),
     ("right", -1, 0),
     ("center", 0, -1),
     ("center", 0, 1),
 )  # of a name: alignment, and where it is
+PLACES_OFF_LINES = (("left", 0, -1), ("right", 0, -1), ("left", 0, 1), ("right", 0, 1))  # above and below a point
+MOST_LETTERS = 20  # of a name
 FROM_POINT, LETTER, LINE = 8, 6.2, 13  # pixels from a point to its name, of a letter and of a line
 
 
-def place_names(x: pd.Series, y: pd.Series, names: pd.Series) -> pd.DataFrame:
+def place_names(
+    x: pd.Series, y: pd.Series, names: pd.Series, places: Sequence[tuple[str, int, int]] = PLACES
+) -> pd.DataFrame:
     """Place a name at each point of two logarithmic axes, so that none covers another name or point.
 
     The first rows come first. Columns: ``_name`` (empty: no room), ``_align``, ``_dx``, ``_dy``.
@@ -348,13 +354,14 @@ def place_names(x: pd.Series, y: pd.Series, names: pd.Series) -> pd.DataFrame:
     points = [(at * NAMED_WIDTH, (1 - height) * PANEL_HEIGHT) for at, height in zip(across, up, strict=True)]
     taken = [(a - 5, a + 5, b - 5, b + 5) for a, b in points]
     rows = []
-    for (a, b), name in zip(points, names.map(lambda each: render_label(each, 26)), strict=True):
+    for (a, b), name in zip(points, names.map(lambda each: render_label(each, MOST_LETTERS)), strict=True):
         length = len(name) * LETTER
-        for align, side, over in PLACES:
+        for align, side, over in places:
             left = a + side * FROM_POINT - {"left": 0.0, "right": length, "center": length / 2}[align]
             top = b + over * (LINE + 2)
             box = (left, left + length, top - LINE / 2, top + LINE / 2)
-            if box[0] >= 0 and box[1] <= NAMED_WIDTH and not any(_overlap(box, other) for other in taken):
+            inside = box[0] >= 0 and box[1] <= NAMED_WIDTH and box[2] >= 0 and box[3] <= PANEL_HEIGHT
+            if inside and not any(_overlap(box, other) for other in taken):
                 taken.append(box)
                 rows.append((name, align, side * FROM_POINT, over * (LINE + 2)))
                 break
