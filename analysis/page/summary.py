@@ -192,7 +192,7 @@ def _name_task(row: pd.Series) -> str:
 
 def _list_reasons(rows: pd.DataFrame) -> list[str]:
     """List for each result that is not ranked why."""
-    why = rows["not_ranked"].where(rows["not_ranked"].notna(), "no score: " + rows["score_note"].astype(str))
+    why = rows["not_ranked"].where(rows["score_s"].notna(), "no score (" + rows["score_note"].astype(str) + ")")
     return list(why[rows["not_ranked"].notna() | rows["score_s"].isna()])
 
 
@@ -430,12 +430,12 @@ def _resume(row: Mapping[Any, Any]) -> str:
     needed = row["required_runs"]
     if row["published"] or pd.isna(needed) or row["n_started"] >= needed:
         return ""
-    return f"; `mlhpc run --resume -o` makes the others if its folder was begun with `--runs {needed:.0f}`"
+    return f"; `mlhpc run {row['benchmark']} -o FOLDER --resume --runs {needed:.0f}` makes the others"
 
 
 def _describe_unranked(study: Study) -> Iterable[str]:
-    """Say which results are not ranked, and why."""
-    reasons = study.distinct.get("not_ranked", pd.Series(dtype=object)).dropna()
+    """Say which results with a score are not ranked, and why."""
+    reasons = study.distinct.loc[study.distinct["score_s"].notna(), "not_ranked"].dropna()
     for place, reason in reasons.head(MOST_LISTED).items():
         row = study.distinct.loc[place]
         yield f"{row['label']} ({row['benchmark']} {row['size']}) is not ranked: {reason}."
