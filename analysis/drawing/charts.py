@@ -38,7 +38,7 @@ AXIS_MARGIN = 14  # pixels between the outermost marks and the frame, on a logar
 CROWDS_TEN = "test(/^[89]\\.000/, format(datum.value, '.3e'))"
 
 # An altair chart (its own types make a chain of calls Any, or a union with kinds that none of these is), or a Vega-Lite
-# document as a dict, whose "data" are tables: altair copies every object of a chart each time that it is put into another
+# document as a dict, whose "data" are tables: altair copies every object of a chart that is put into another
 Chart = Any
 
 _TEXT = {
@@ -163,8 +163,8 @@ def draw_panels(
         _convert_to_document(draw(rows)) | {"title": render_label(title, 60), "width": width} for title, rows in groups
     ]
     for place, panel in enumerate(drawn if zoom else ()):
-        # The axes follow the wheel with Ctrl, because the wheel alone scrolls the page. Vega-Lite needs another name for
-        # the parameter of each panel
+        # The axes follow the wheel with Ctrl, because the wheel alone scrolls the page. Each panel's parameter needs a
+        # name of its own
         select = {"type": "interval", "zoom": "wheel![event.ctrlKey || event.metaKey]"}
         panel.get("layer", [panel])[0]["params"] = [{"name": f"zoom_{place}", "select": select, "bind": "scales"}]
     if len(drawn) == 1:

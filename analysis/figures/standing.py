@@ -212,7 +212,7 @@ def _place_names(shown: pd.DataFrame) -> tuple[pd.DataFrame, float, float]:
     placed = shown.assign(
         _said=said, _short=short, _align=right.map({True: "right", False: "left"}),
         _dx=right.map({True: -9, False: 9}), _at=begins.where(right, reaches),
-        _side=sides[0].where(right, sides[1]),  # the share of the axis that a name may take: the page writes the short one
+        _side=sides[0].where(right, sides[1]),  # the share of the axis that a name may take
     )  # fmt: skip
     return placed, low, high
 
