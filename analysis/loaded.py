@@ -165,10 +165,12 @@ class Results:
         """
         import altair as alt
 
-        from mlhpc.analysis.drawing.charts import THEME
+        from mlhpc.analysis.drawing.charts import build_specification
 
-        drawn = _view(name).chart(self.table(name).reset_index(drop=True))
-        return drawn.properties(config=alt.Config(**THEME))
+        drawn: alt.TopLevelMixin = alt.Chart.from_dict(
+            build_specification(_view(name).chart(self.table(name).reset_index(drop=True)))
+        )
+        return drawn
 
     def report(self, folder: str | Path, *, force: bool = False) -> Page:
         """Write what ``mlhpc report`` writes for the same paths, and return the path of the page.

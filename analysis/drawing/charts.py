@@ -9,6 +9,7 @@ a contrast of 3:1 on white. On a dark page `DARK_COLOURS` replaces colours.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -36,7 +37,9 @@ AXIS_MARGIN = 14  # pixels between the outermost marks and the frame, on a logar
 # On a logarithmic axis a label at 8 or 9 takes the room of the one at 10
 CROWDS_TEN = "test(/^[89]\\.000/, format(datum.value, '.3e'))"
 
-Chart = Any  # an altair chart: its own types make a chain of calls Any, or a union with kinds that none of these is
+# An altair chart (its own types make a chain of calls Any, or a union with kinds that none of these is), or a Vega-Lite
+# document as a dict, whose "data" are tables: altair copies every object of a chart that is put into another
+Chart = Any
 
 _TEXT = {
     "labelColor": TEXT_COLOUR,
@@ -62,6 +65,7 @@ THEME: dict[str, Any] = {
     "title": {
         "color": TEXT_COLOUR,
         "anchor": "start",
+        "frame": "bounds",
         "fontSize": 13,
         "fontWeight": "bold",
         "subtitleColor": TEXT_COLOUR,
@@ -146,33 +150,49 @@ def draw_panels(
     zoom: bool = False,
     sort: bool = True,
     first: int | None = None,
+    colours: str = "shared",
 ) -> Chart:
     """Draw one chart for the rows of each value of the columns ``by``, titled by it. A single chart is drawn wide.
 
     With ``zoom`` a person can zoom and move the axes of each. Without ``sort`` panels have the order of the rows. The
-    page shows the ``first`` panels, and the others by a choice.
+    page shows the ``first`` panels, and the others by a choice. ``colours``: "shared", or "independent" for each panel.
     """
     groups = [(_title(key), rows) for key, rows in table.groupby(list(by), sort=sort, dropna=False)]
     width = WIDTH if columns == 1 or len(groups) == 1 else NARROW
-    drawn = [draw(rows) for _, rows in groups]
-    for chart, (title, _) in zip(drawn, groups, strict=True):
-        # Not by properties(), which copies every object of a chart: half of the time that drawing took
-        chart.title, chart.width = render_label(title, 60), width
-    if zoom:
-        # Vega-Lite needs another name for the parameter of each panel
-        drawn = [chart.add_params(_zoom(place)) for place, chart in enumerate(drawn)]
+    drawn = [
+        _convert_to_document(draw(rows)) | {"title": render_label(title, 60), "width": width} for title, rows in groups
+    ]
+    for place, panel in enumerate(drawn if zoom else ()):
+        # The axes follow the wheel with Ctrl, because the wheel alone scrolls the page. Each panel's parameter needs a
+        # name of its own
+        select = {"type": "interval", "zoom": "wheel![event.ctrlKey || event.metaKey]"}
+        panel.get("layer", [panel])[0]["params"] = [{"name": f"zoom_{place}", "select": select, "bind": "scales"}]
     if len(drawn) == 1:
         return drawn[0]
     # One legend for all panels
-    shared = {"usermeta": {"first": first}} if first else {}
-    resolve = alt.Resolve(scale=alt.ScaleResolveMap(color="shared", shape="shared"))
-    return alt.concat(*drawn, columns=columns, resolve=resolve, **shared)
+    resolve = {"scale": {"color": colours, "shape": "shared"}}
+    return {"concat": drawn, "columns": columns, "resolve": resolve} | ({"usermeta": {"first": first}} if first else {})
 
 
-def _zoom(place: int) -> alt.Parameter:
-    """Make the axes of the panel at ``place`` follow the wheel and the pointer."""
-    wheel = "wheel![event.ctrlKey || event.metaKey]"  # the wheel alone scrolls the page
-    return alt.selection_interval(bind="scales", name=f"zoom_{place}", zoom=wheel)
+def layer_charts(*charts: Chart, **options: Any) -> Chart:
+    """Draw charts over each other. ``options`` are those of a chart: width, height."""
+    parts = [_convert_to_document(chart) for chart in charts]
+    return {"layer": [each for part in parts for each in part.get("layer", [part])], **options}
+
+
+def _convert_to_document(chart: Chart) -> dict[str, Any]:
+    """Convert a chart of altair to a document, whose "data" is the table itself."""
+    if isinstance(chart, dict):
+        return chart
+    if not isinstance(chart, alt.Chart):  # a chart of others, which altair has put together
+        with alt.data_transformers.enable("default", max_rows=None):
+            # altair refuses tables of more than 5,000 rows unless told otherwise
+            whole = chart.to_dict(validate=False)
+        return {name: value for name, value in whole.items() if name not in ("$schema", "config")}
+    unit = chart.copy(deep=False)
+    table, unit.data = unit.data, alt.Undefined
+    document: dict[str, Any] = unit.to_dict(validate=False, context={"top_level": False, "data": table})
+    return document | {"data": {"values": [{}]} if table is alt.Undefined else table}  # a mark of no row is drawn once
 
 
 def _title(key: tuple[Any, ...]) -> str:
@@ -247,7 +267,7 @@ def draw_stacked_bars(
         written = base.transform_filter("datum._order == 0").mark_text(align="left", dx=5)
         long["_whole"] = pd.concat([ends.iloc[:, -1]] * len(parts), ignore_index=True)
         layers.append(written.encode(x=alt.X("_whole:Q"), text=alt.Text(field=encode_column(text), type="nominal")))
-    return alt.layer(*layers, height=ROW_HEIGHT * len(table))
+    return layer_charts(*layers, height=ROW_HEIGHT * len(table))
 
 
 def _choose_ink(colour: str) -> str:
@@ -269,17 +289,19 @@ def draw_points(
 ) -> Chart:  # fmt: skip
     """Draw a point for each row of ``table`` (columns ``_sign`` and the axes'). ``y_ends`` adds intervals along y.
 
-    ``hollow`` and ``joined`` are columns of booleans: which points are hollow, and which a line joins from left to
-    right. ``names`` is the column of names at the points, on logarithmic axes; one without room has none.
+    ``hollow`` and ``joined`` are columns of booleans: which points are hollow, and which of one sign a line joins from
+    left to right. ``names`` is the column of names at the points, on logarithmic axes; one without room has none.
     """
     if names is not None:
-        table = pd.concat([table, place_names(table[_field(x)], table[_field(y)], table[names])], axis=1)
+        places = PLACES if joined is None else PLACES_OFF_LINES
+        table = pd.concat([table, place_names(table[_field(x)], table[_field(y)], table[names], places)], axis=1)
     base = alt.Chart(table)
     layers: list[alt.Chart] = []
     if joined is not None:
         # json.dumps writes the name as JavaScript reads it, with its quotes
         front = base.transform_filter(f"datum[{json.dumps(joined)}]")
-        layers.append(front.mark_line(interpolate="step-after", color=TEXT_COLOUR, strokeWidth=1).encode(x=x, y=y))
+        line = front.mark_line(interpolate="step-after", color=TEXT_COLOUR, strokeWidth=1)
+        layers.append(line.encode(x=x, y=y, detail="_sign:N"))
     look = make_marker_channels(signs)
     if y_ends is not None:
         low, high = (encode_column(end) for end in y_ends)
@@ -295,7 +317,7 @@ def draw_points(
     layers.append(marks.encode(x=x, y=y, fill=filled, fillOpacity=opacity, **look))
     if names is not None:
         layers.append(_draw_names(base, x, y))
-    return alt.layer(*layers, height=PANEL_HEIGHT)
+    return layer_charts(*layers, height=PANEL_HEIGHT)
 
 
 def _field(channel: Any) -> str:
@@ -309,17 +331,21 @@ def _draw_names(base: Chart, x: alt.X, y: alt.Y) -> Chart:
 
 
 PANEL_HEIGHT = 300  # pixels of a chart of points
-NAMED_WIDTH = 260  # pixels for which names are placed: a wider chart has room for them too
+NAMED_WIDTH = 200  # pixels for which names are placed: a wider chart has room for them too
 PLACES = (
     ("left", 1, 0),
     ("right", -1, 0),
     ("center", 0, -1),
     ("center", 0, 1),
 )  # of a name: alignment, and where it is
+PLACES_OFF_LINES = (("left", 0, -1), ("right", 0, -1), ("left", 0, 1), ("right", 0, 1))  # above and below a point
+MOST_LETTERS = 20  # of a name
 FROM_POINT, LETTER, LINE = 8, 6.2, 13  # pixels from a point to its name, of a letter and of a line
 
 
-def place_names(x: pd.Series, y: pd.Series, names: pd.Series) -> pd.DataFrame:
+def place_names(
+    x: pd.Series, y: pd.Series, names: pd.Series, places: Sequence[tuple[str, int, int]] = PLACES
+) -> pd.DataFrame:
     """Place a name at each point of two logarithmic axes, so that none covers another name or point.
 
     The first rows come first. Columns: ``_name`` (empty: no room), ``_align``, ``_dx``, ``_dy``.
@@ -328,13 +354,14 @@ def place_names(x: pd.Series, y: pd.Series, names: pd.Series) -> pd.DataFrame:
     points = [(at * NAMED_WIDTH, (1 - height) * PANEL_HEIGHT) for at, height in zip(across, up, strict=True)]
     taken = [(a - 5, a + 5, b - 5, b + 5) for a, b in points]
     rows = []
-    for (a, b), name in zip(points, names.map(lambda each: render_label(each, 26)), strict=True):
+    for (a, b), name in zip(points, names.map(lambda each: render_label(each, MOST_LETTERS)), strict=True):
         length = len(name) * LETTER
-        for align, side, over in PLACES:
+        for align, side, over in places:
             left = a + side * FROM_POINT - {"left": 0.0, "right": length, "center": length / 2}[align]
             top = b + over * (LINE + 2)
             box = (left, left + length, top - LINE / 2, top + LINE / 2)
-            if box[0] >= 0 and box[1] <= NAMED_WIDTH and not any(_overlap(box, other) for other in taken):
+            inside = box[0] >= 0 and box[1] <= NAMED_WIDTH and box[2] >= 0 and box[3] <= PANEL_HEIGHT
+            if inside and not any(_overlap(box, other) for other in taken):
                 taken.append(box)
                 rows.append((name, align, side * FROM_POINT, over * (LINE + 2)))
                 break
@@ -368,27 +395,45 @@ def draw_intervals(
     layers = [rule, point]
     if at is not None:
         layers.insert(0, alt.Chart().mark_rule(strokeDash=[3, 3]).encode(x=alt.datum(at)))
-    return alt.layer(*layers, data=table, height=compute_chart_height(table["label"].nunique()))
+    return layer_charts(*layers, height=compute_chart_height(table["label"].nunique()))
 
 
-def build_specification(chart: alt.TopLevelMixin) -> dict[str, Any]:
+def build_specification(chart: Chart) -> dict[str, Any]:
     """Build the Vega-Lite document of a chart, with the theme.
 
     It has only the columns that the chart draws, or that begin with "_".
     """
-    with alt.data_transformers.enable("default", max_rows=None):
-        # altair refuses tables of more than 5,000 rows unless told otherwise
-        document = chart.to_dict(validate=False)
-    document["config"] = THEME
-    datasets = document.pop("datasets", {})
+    datasets: dict[str, list[dict[str, Any]]] = {}
+    tables: dict[int, tuple[str, pd.DataFrame]] = {}
+    document = _name_tables(_convert_to_document(chart), tables, datasets)
+    document |= {"$schema": alt.SCHEMA_URL, "config": THEME}
     text = json.dumps(document, ensure_ascii=False)
     # A name counts as used if it occurs anywhere in the text: a column too many costs little, one too few the chart
-    used = {name for rows in datasets.values() for row in rows[:1] for name in row if _is_used(name, text)}
-    document["datasets"] = {
-        key: [{name: value for name, value in row.items() if name in used} for row in rows]
-        for key, rows in datasets.items()
-    }
-    return document
+    for name, table in tables.values():
+        used = [column for column in table if _is_used(column, text)]
+        values = [[None if _is_missing(value) else value for value in table[column].tolist()] for column in used]
+        datasets[name] = [dict(zip(used, row, strict=True)) for row in zip(*values, strict=True)]
+    return document | {"datasets": datasets}
+
+
+def _name_tables(
+    part: dict[str, Any], tables: dict[int, tuple[str, pd.DataFrame]], datasets: dict[str, list[dict[str, Any]]]
+) -> dict[str, Any]:
+    """Return a document with the name of each table in its place. ``tables`` gets each table once, by its identity.
+
+    ``datasets`` gets those of charts that altair has put together.
+    """
+    named = dict(part)
+    datasets.update(named.pop("datasets", {}))
+    if isinstance(table := part.get("data"), pd.DataFrame):
+        named["data"] = {"name": tables.setdefault(id(table), (f"data-{len(tables)}", table))[0]}
+    for several in {"layer", "concat"} & part.keys():
+        named[several] = [_name_tables(each, tables, datasets) for each in part[several]]
+    return named
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or value is pd.NA or (isinstance(value, float) and not math.isfinite(value))
 
 
 def _is_used(name: str, text: str) -> bool:

@@ -20,6 +20,7 @@ from mlhpc.analysis.drawing.charts import (
     Chart,
     compute_chart_height,
     draw_panels,
+    layer_charts,
     make_kind_channels,
     make_names_axis,
     make_number_channel,
@@ -135,7 +136,7 @@ def draw_bounds_chart(table: pd.DataFrame) -> Chart:
             x=make_number_channel(alt.X, "step [s]", title, log=True, prefix=True)
         )
         marks = base.mark_point(size=80, strokeWidth=2).encode(x=x, **kinds)
-        return alt.layer(band, step, marks).properties(height=compute_chart_height(rows["label"].nunique(), 26))
+        return layer_charts(band, step, marks, height=compute_chart_height(rows["label"].nunique(), 26))
 
     own = table[table["step is"] == MEASURED]
     shown = own if len(own) else table  # modelled roofs stand in the table
@@ -207,7 +208,7 @@ def draw_whatif_chart(table: pd.DataFrame) -> Chart:
             x=make_number_channel(alt.X, "measured [s]", title, log=True, prefix=True)
         )
         predicted = point.encode(x=make_number_channel(alt.X, "predicted [s]", title, log=True, prefix=True))
-        return alt.layer(band, here, predicted).properties(height=compute_chart_height(rows["label"].nunique(), 26))
+        return layer_charts(band, here, predicted, height=compute_chart_height(rows["label"].nunique(), 26))
 
     shown = table[table["of"].isin(["training step", "solution"])]
     return draw_panels(shown.assign(label=shown["label"] + " on " + shown["on"]), ["of"], draw, columns=1)

@@ -18,6 +18,7 @@ from mlhpc.analysis.drawing.charts import (
     draw_panels,
     draw_points,
     draw_result_panels,
+    layer_charts,
     make_names_axis,
     make_number_channel,
     make_span_channels,
@@ -116,7 +117,7 @@ def draw_epochs_chart(table: pd.DataFrame) -> Chart:
         middle = base.mark_tick(color=GREEN, thickness=2).encode(x="reference mean \\[epochs\\]:Q")
         rule = base.mark_rule(color=BLUE, strokeWidth=2).encode(x="_low:Q", x2="_high:Q")
         point = base.mark_point(color=BLUE, filled=True, size=80, opacity=1).encode(x=x)
-        return alt.layer(band, middle, rule, point, height=compute_chart_height(len(rows)))
+        return layer_charts(band, middle, rule, point, height=compute_chart_height(len(rows)))
 
     return draw_result_panels(shown, draw, columns=1)
 
@@ -164,7 +165,7 @@ def draw_curves_chart(table: pd.DataFrame) -> Chart:
         y = make_number_channel(alt.Y, "metric", render_label(title, 40))
         line = base.mark_line(color=BLUE, opacity=0.6, point={"size": 18, "color": BLUE}).encode(y=y, detail="run:N")
         target = alt.Chart(rows.head(1)).mark_rule(strokeDash=[5, 3], color=VERMILION).encode(y="target:Q")
-        return alt.layer(line, target, height=220)
+        return layer_charts(line, target, height=220)
 
     return draw_panels(table, ["benchmark", "size", "label"], draw, zoom=True)
 
@@ -238,8 +239,7 @@ def draw_batch_chart(table: pd.DataFrame) -> Chart:
             x=x, y=make_number_channel(alt.Y, "reference mean [epochs]", "epochs to target", log=True)
         )
         means = draw_points(rows, x, y, table["division"], y_ends=("_low", "_high"), names="label")
-        means.height = alt.Undefined
-        return alt.layer(reference, means, height=260)
+        return layer_charts(reference, means, height=260)
 
     return draw_result_panels(shown, draw, zoom=True)
 

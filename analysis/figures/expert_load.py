@@ -140,9 +140,8 @@ def draw_tokens_chart(table: pd.DataFrame) -> Chart:
         )  # fmt: skip
         return cells.properties(height=compute_chart_height(rows["layer"].nunique(), 26))
 
-    drawn = draw_panels(table, ["benchmark", "size", "label"], draw)
     # Panels differ in their range of loads: with shared colours the even ones would be white
-    return drawn.resolve_scale(color="independent") if isinstance(drawn, alt.ConcatChart) else drawn
+    return draw_panels(table, ["benchmark", "size", "label"], draw, colours="independent")
 
 
 def _loads(study: Study) -> list[ResultLoad]:

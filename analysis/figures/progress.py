@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from mlhpc.analysis.drawing.charts import WIDTH, Chart, make_marker_channels, make_minutes_channel
+from mlhpc.analysis.drawing.charts import WIDTH, Chart, layer_charts, make_marker_channels, make_minutes_channel
 from mlhpc.analysis.drawing.view import CHOOSE_SYSTEMS, Answer, Question, View, join_statements, rankable
 from mlhpc.analysis.published.scores import ROUNDS, describe_missing_results, read_scores
 from mlhpc.analysis.study import NotAnswerableError, Study
@@ -96,7 +96,7 @@ def draw_chart(table: pd.DataFrame) -> Chart:
     line = base.mark_line().encode(color=look["color"])
     marks = base.mark_point(size=90, filled=True).encode(**look)
     names = base.mark_text(align="left", dx=8, dy=-8).encode(text="machine:N")
-    return alt.layer(line, marks, names).properties(width=WIDTH, height=320)
+    return layer_charts(line, marks, names, width=WIDTH, height=320)
 
 
 VIEWS = (View("progress", TITLE, QUESTION, f"{CAPTION} {CHANGES}", build_table, render_answer, draw_chart),)

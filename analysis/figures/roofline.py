@@ -8,7 +8,14 @@ from dataclasses import dataclass
 import altair as alt
 import pandas as pd
 
-from mlhpc.analysis.drawing.charts import TEXT_COLOUR, Chart, draw_panels, draw_points, make_number_channel
+from mlhpc.analysis.drawing.charts import (
+    TEXT_COLOUR,
+    Chart,
+    draw_panels,
+    draw_points,
+    layer_charts,
+    make_number_channel,
+)
 from mlhpc.analysis.drawing.view import UNDERSTAND_TIME, Question, View, join_statements, render_label
 from mlhpc.analysis.roofline.bounds import Point, Roof, describe_roof_share, explain_above_roof, render_si
 from mlhpc.analysis.roofline.points import PlacedPoint, find_counters, list_kernels, list_machines
@@ -176,7 +183,7 @@ def draw_time_chart(table: pd.DataFrame) -> Chart:
             rows["_sign"],
             hollow="_hollow",
         )
-        return alt.layer(diagonal, marks).properties(height=420)
+        return layer_charts(diagonal, marks, height=420)
 
     shown = table[(table["at the compute roof [s]"] > 0) & (table["at the memory roof [s]"] > 0)]
     return draw_panels(_mark_points(shown), ["ceilings"], draw, zoom=True)
@@ -261,7 +268,7 @@ def _draw_under_roofs(roofs: pd.DataFrame, rows: pd.DataFrame) -> Chart:
         rows["_sign"],
         hollow="_hollow",
     )
-    return alt.layer(lines, text, marks).properties(height=420)
+    return layer_charts(lines, text, marks, height=420)
 
 
 def _build_roof_line(peak: float, bandwidth: float, intensities: pd.Series, name: str) -> pd.DataFrame:

@@ -19,6 +19,7 @@ from mlhpc.analysis.drawing.charts import (
     Chart,
     compute_chart_height,
     draw_panels,
+    layer_charts,
     make_names_axis,
 )
 from mlhpc.analysis.drawing.view import UNDERSTAND_TIME, Answer, Question, View, render_count, render_seconds
@@ -122,7 +123,7 @@ def draw_chart(table: pd.DataFrame) -> Chart:
             color=alt.Color("part:N", scale=colours),
         )  # fmt: skip
         ends = base.transform_filter("datum._first").mark_text(align="left", dx=5).encode(x="_last:Q", text="_end:N")
-        return alt.layer(blocks, ends).properties(height=compute_chart_height(rows["run"].nunique()))
+        return layer_charts(blocks, ends, height=compute_chart_height(rows["run"].nunique()))
 
     return draw_panels(shown, ["benchmark", "size", "label"], draw)
 

@@ -18,6 +18,7 @@ from mlhpc.analysis.drawing.charts import (
     Chart,
     convert_to_long_table,
     draw_panels,
+    layer_charts,
     make_kind_channels,
     make_number_channel,
 )
@@ -155,7 +156,7 @@ def draw_chart(table: pd.DataFrame) -> Chart:
         line = base.mark_line()
         marks = base.mark_point(size=70, filled=True, opacity=1).encode(shape=kinds["shape"])
         perfect = alt.Chart(rows.head(1)).mark_rule(strokeDash=[2, 3]).encode(y=alt.datum(1.0))
-        return alt.layer(perfect, line, marks).properties(height=230)
+        return layer_charts(perfect, line, marks, height=230)
 
     return draw_panels(long, ["series"], draw, zoom=True)
 

@@ -16,6 +16,7 @@ from mlhpc.analysis.drawing.charts import (
     ORANGE,
     Chart,
     draw_panels,
+    layer_charts,
     make_number_channel,
     make_span_channels,
 )
@@ -179,7 +180,7 @@ def draw_chart(table: pd.DataFrame) -> Chart:
             x=names_at, text="_said:N"
         )
         layers = [*([rule] if rows.get("95 % to", pd.Series(dtype=float)).notna().any() else []), point, names]
-        return alt.layer(*layers, height=ROW_HEIGHT * len(rows))
+        return layer_charts(*layers, height=ROW_HEIGHT * len(rows))
 
     return draw_panels(shown, ["_title"], draw, columns=1, sort=False)
 
@@ -198,18 +199,20 @@ def _place_names(shown: pd.DataFrame) -> tuple[pd.DataFrame, float, float]:
     room = np.minimum(np.array([len(text) for text in said]) * LETTER / WIDTH, 0.7)
     tight = (np.log(begins / low) < room * np.log(high / low)) & (np.log(high / reaches) < room * np.log(high / low))
     high = max([high, *np.exp((np.log(reaches) - room * np.log(low)) / (1.0 - room))[tight]])
+    sides = [np.log(begins / low) / np.log(high / low), np.log(high / reaches) / np.log(high / low)]
     lacks = [
         # Pixels that a name lacks beside its mark: on a phone, or on a wide page
         np.maximum(
             np.array([len(text) for text in short]) * LETTER - share * PHONE,
             np.array([len(text) for text in said]) * LETTER - share * WIDTH,
         )
-        for share in (np.log(begins / low) / np.log(high / low), np.log(high / reaches) / np.log(high / low))
+        for share in sides
     ]
     right = pd.Series(lacks[0] < lacks[1], index=shown.index)  # of the name's end: it stands left of the mark
     placed = shown.assign(
         _said=said, _short=short, _align=right.map({True: "right", False: "left"}),
         _dx=right.map({True: -9, False: 9}), _at=begins.where(right, reaches),
+        _side=sides[0].where(right, sides[1]),  # the share of the axis that a name may take
     )  # fmt: skip
     return placed, low, high
 

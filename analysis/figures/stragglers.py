@@ -9,7 +9,15 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from mlhpc.analysis.drawing.charts import BLUE, ORANGE, VERMILION, Chart, convert_to_long_table, draw_panels
+from mlhpc.analysis.drawing.charts import (
+    BLUE,
+    ORANGE,
+    VERMILION,
+    Chart,
+    convert_to_long_table,
+    draw_panels,
+    layer_charts,
+)
 from mlhpc.analysis.drawing.view import UNDERSTAND_TIME, Question, View, join_statements, render_percent
 from mlhpc.analysis.roofline.bounds import render_si
 from mlhpc.analysis.study import NotAnswerableError, Study
@@ -95,7 +103,7 @@ def draw_chart(table: pd.DataFrame) -> Chart:
         mark = slow.mark_point(shape="triangle-down", color=VERMILION, filled=True, size=90, yOffset=-8).encode(
             y="_whole:Q"
         )
-        return alt.layer(bars, mark).properties(height=200)
+        return layer_charts(bars, mark, height=200)
 
     return draw_panels(long, ["benchmark", "size", "label"], draw)
 

@@ -14,6 +14,7 @@ from mlhpc.analysis.drawing.charts import (
     draw_points,
     draw_result_panels,
     draw_stacked_bars,
+    layer_charts,
     make_colour_channel,
     make_number_channel,
 )
@@ -110,7 +111,7 @@ def draw_rate_chart(table: pd.DataFrame) -> Chart:
                 detail=["machine:N", "rounds:N", "division:N"],
             )
         )
-        return alt.layer(line, draw_points(rows, x, y, shown["device"], names="label"), height=PANEL_HEIGHT)
+        return layer_charts(line, draw_points(rows, x, y, shown["device"], names="label"), height=PANEL_HEIGHT)
 
     return draw_result_panels(shown, draw, zoom=True)
 

@@ -12,7 +12,16 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from mlhpc.analysis.drawing.charts import BLUE, GREEN, TEXT_COLOUR, VERMILION, Chart, draw_panels, make_number_channel
+from mlhpc.analysis.drawing.charts import (
+    BLUE,
+    GREEN,
+    TEXT_COLOUR,
+    VERMILION,
+    Chart,
+    draw_panels,
+    layer_charts,
+    make_number_channel,
+)
 from mlhpc.analysis.drawing.view import (
     CHOOSE_SYSTEMS,
     MACHINE,
@@ -188,7 +197,7 @@ def draw_chart(table: pd.DataFrame) -> Chart:
         )
         text = base.mark_text(dy=-8).encode(y="_top:Q", text=alt.Text("_factor:Q", format=".3~g"))
         one = alt.Chart().mark_rule(color=TEXT_COLOUR).encode(y=alt.datum(1.0))
-        return alt.layer(bar, text, one, height=220)
+        return layer_charts(bar, text, one, height=220)
 
     return draw_panels(bars, ["_pair"], draw, sort=False, first=max(LEAST_PANELS, int(shown["first"].sum())))
 

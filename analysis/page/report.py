@@ -364,11 +364,20 @@ def _csv(frame: pd.DataFrame) -> str:
 
     Texts of logs and names of folders may be a stranger's.
     """
+    known: dict[object, object] = {}  # a text stands in thousands of rows
+
+    def encode(value: object) -> object:
+        if not isinstance(value, str):
+            return hide_paths(str(value)) if isinstance(value, list | tuple | dict) else value
+        if value not in known:
+            known[value] = hide_paths(str(encode_csv_cell(value)))
+        return known[value]
+
     written = frame.rename(columns=encode_csv_cell)
     for place, (_, column) in enumerate(frame.items()):
         if not pd.api.types.is_numeric_dtype(column):
-            written.isetitem(place, column.map(encode_csv_cell))
-    return hide_paths(str(written.to_csv(index=False)))
+            written.isetitem(place, column.map(encode))
+    return str(written.to_csv(index=False))
 
 
 # Of a disk: a folder and what is below; not a part of an address or of a fraction

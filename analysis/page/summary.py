@@ -65,6 +65,7 @@ from mlhpc.suite.files import render_duration_range
 from mlhpc.suite.log.score import GROUP_MEANINGS, find_round_group
 
 SAME_COST = 1.05  # a cost within 5 % of the least is the least
+SCORES_DIFFER = 1.05  # of the ratio of scores over that of the geometric means of all runs
 MOST_LISTED = 3  # results that a sentence names
 COLUMNS = ("task", "fastest", "by how much, and is it sure", "why", "size and cost of both", "what to take")
 EMPTY_TABLE = pd.DataFrame(
@@ -191,7 +192,7 @@ def _name_task(row: pd.Series) -> str:
 
 def _list_reasons(rows: pd.DataFrame) -> list[str]:
     """List for each result that is not ranked why."""
-    why = rows["not_ranked"].where(rows["not_ranked"].notna(), "no score: " + rows["score_note"].astype(str))
+    why = rows["not_ranked"].where(rows["score_s"].notna(), "no score (" + rows["score_note"].astype(str) + ")")
     return list(why[rows["not_ranked"].notna() | rows["score_s"].isna()])
 
 
@@ -224,6 +225,9 @@ def _time(
     close = list(others.loc[others["verdict"] != "slower", "label"])
     interval = f"95 %: {next_one['95 % from']:.3g} to {next_one['95 % to']:.3g}"
     by = f"{next_one['label']} takes {next_one['ratio of times']:.3g} times as long ({interval})"
+    scores = next_one["ratio of scores"]
+    if not 1 / SCORES_DIFFER < scores / next_one["ratio of times"] < SCORES_DIFFER and scores > 0:
+        by += f"; {scores:.3g} times by scores, which leave out the fastest and the slowest run"
     if not close:
         by += f"; sure, {render_counts(next_one)}"
     else:
@@ -426,12 +430,12 @@ def _resume(row: Mapping[Any, Any]) -> str:
     needed = row["required_runs"]
     if row["published"] or pd.isna(needed) or row["n_started"] >= needed:
         return ""
-    return f"; `mlhpc run --resume -o` makes the others if its folder was begun with `--runs {needed:.0f}`"
+    return f"; `mlhpc run {row['benchmark']} -o FOLDER --resume --runs {needed:.0f}` makes the others"
 
 
 def _describe_unranked(study: Study) -> Iterable[str]:
-    """Say which results are not ranked, and why."""
-    reasons = study.distinct.get("not_ranked", pd.Series(dtype=object)).dropna()
+    """Say which results with a score are not ranked, and why."""
+    reasons = study.distinct.loc[study.distinct["score_s"].notna(), "not_ranked"].dropna()
     for place, reason in reasons.head(MOST_LISTED).items():
         row = study.distinct.loc[place]
         yield f"{row['label']} ({row['benchmark']} {row['size']}) is not ranked: {reason}."

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import replace
 
 from mlhpc.suite.card import read_reference_points
 from mlhpc.suite.cli.options import (
@@ -75,7 +76,9 @@ Examples:
 @settings_options
 @plan_options
 @ranks_option(None, "Number of MPI ranks to start on this machine. [1; with --resume as many as before]")
-@runs_option()
+@runs_option(
+    None, "Number of runs; mlhpc workload list says how many a score needs. With --resume also of more than before. [1]"
+)
 @output_option("New run folder.", "runs/<workload>-<size>-<time>")
 @click.option("--seed", type=IntegerRange(0), help="Seed of run 0; run i has seed + i. [random]")
 @click.option(
@@ -133,7 +136,7 @@ def run(
     plan_name: str | None,
     mesh: str | None,
     ranks: int | None,
-    runs: int,
+    runs: int | None,
     output: Path | None,
     seed: int | None,
     trial: int | None,
@@ -179,12 +182,14 @@ def run(
         resolved,
         RunFolder(root),
         trial=trial or 0,
-        runs=runs,
+        runs=runs or 1,
         mode=mode,
         base_seed=seed,
         resume=resume,
         replace_failed=replace_failed,
     )
+    if resume and runs is not None and trial is None:
+        _add_runs(plan.folder, runs)
     sys.exit(_start_trials(plan, trial, ranks, overrides, wait_s, strict=strict))
 
 
@@ -224,6 +229,16 @@ def _require_run_folder(root: Path) -> None:
     what = "no run folder (no run.json)" if root.exists() else "does not exist"
     near = explain_near_names(root.name, beside) or ";"
     raise InputError(f"{root}: {what}{near} --resume continues a run folder; without it a new run begins")
+
+
+def _add_runs(folder: RunFolder, runs: int) -> None:
+    """Let a series that was begun with fewer runs have that many. InputError for one with more."""
+    info = folder.read_info()
+    if runs < info.runs:
+        raise InputError(f"{folder.root}: it was begun with {info.runs} runs; --runs {runs} cannot take any away")
+    if runs > info.runs:
+        folder.write_info(replace(info, runs=runs))
+        print_line(f"{folder.root}: begun with {info.runs} run{'s' * (info.runs > 1)}, now has {runs}")
 
 
 def _start_trials(

@@ -250,6 +250,13 @@ class RunFolder:
             raise InputError(f"{self.root}: not a run folder (no run.json)")
         return read_json_document(self.info_path, RunInfo, "a run.json", RUN_VERSION, largest=read_limits().json)
 
+    def write_info(self, info: RunInfo) -> None:
+        """Write run.json again. InputError if it cannot be written."""
+        try:
+            write_file_atomically(self.info_path, _render_info(info))
+        except OSError as error:
+            raise InputError(f"{self.info_path}: cannot be written: {error.strerror}") from None
+
     def read_job(self) -> JobInfo | None:
         """Read job.json. None without one, and if it is incomplete."""
         try:
@@ -337,6 +344,10 @@ def create_run_folder(root: Path) -> None:
         raise InputError(f"{root}: cannot be created: {error.strerror}") from None
 
 
+def _render_info(info: RunInfo) -> str:
+    return json.dumps(convert_to_plain_data(info), indent=2) + "\n"
+
+
 def write_run_info(
     root: Path,
     config: RunConfig,
@@ -375,7 +386,7 @@ def write_run_info(
         *([(folder.plan_path, config.plan.read_text())] if config.plan is not None and config.plan.is_file() else []),
         (folder.sources_path, json.dumps(compute_suite_digests(), indent=1) + "\n"),
         (folder.environment_path, read_environment().text()),
-        (folder.info_path, json.dumps(convert_to_plain_data(info), indent=2) + "\n"),
+        (folder.info_path, _render_info(info)),
     )
     for path, text in texts:
         try:

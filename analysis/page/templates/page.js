@@ -156,6 +156,7 @@ for (const pair of new Set(known.breaks.map(each => each.devices.join("|")))) {
 // data whose results the filters keep; rows about no result stay with them. Each of its panels is as wide as its place.
 const drawn = new Map();  // view: what vega-embed returned for each panel
 const inSight = new Set();
+const LETTER = 6.6;  // pixels
 const NARROW = 500;  // pixels of a panel with short texts
 const whenIdle = work => (window.requestIdleCallback ? requestIdleCallback(work, { timeout: 500 }) : setTimeout(work, 50));
 const datasetsOf = part => [part.data?.name, ...(part.layer ?? []).flatMap(datasetsOf)].filter(name => name);
@@ -212,13 +213,15 @@ function legendOf(panel) {  // one for all panels: names of colours; those that 
   return [made("p", { className: "legend" }, ...keys)];
 }
 function fit(panel, room) {
+  panel.config = { ...panel.config, title: { ...panel.config.title, limit: room - 30 } };
+  for (const row of Object.values(panel.datasets).flat())
+    if (LETTER * row._said?.length > row._side * (room - 40) - 12) row._said = row._short;
   if (room >= NARROW) return panel;
-  const text = JSON.parse(JSON.stringify(panel).replaceAll('"_said"', '"_short"'));
-  const { axis, legend, title } = text.config;
+  const text = JSON.parse(JSON.stringify(panel));
+  const { axis, legend } = text.config;
   Object.assign(axis, { labelLimit: 110, titleLimit: room - 110 });
   Object.assign(legend, { columns: 2, labelLimit: 110 });
   text.config.text.limit = room / 2.2;
-  Object.assign(title ?? {}, { limit: room });
   return text;
 }
 function forget(view) {

@@ -15,6 +15,7 @@ from mlhpc.analysis.drawing.charts import (
     ORANGE,
     Chart,
     draw_panels,
+    layer_charts,
     make_marker_channels,
     make_number_channel,
     make_span_channels,
@@ -71,7 +72,7 @@ def draw_time_chart(table: pd.DataFrame) -> Chart:
         band = base.transform_filter("datum.extrapolated").mark_area(opacity=0.15).encode(**ends, color=look["color"])
         measured = base.transform_filter("isValid(datum['measured [s]'])").mark_point(size=80, filled=True, opacity=1)
         marks = measured.encode(y=make_number_channel(alt.Y, "measured [s]", title, log=True, prefix=True), **look)
-        return alt.layer(band, line, marks).properties(height=320)
+        return layer_charts(band, line, marks, height=320)
 
     return draw_panels(table.assign(_sign=table["idea"]), ["sweep"], draw, zoom=True)
 
@@ -109,7 +110,7 @@ def draw_choice_chart(table: pd.DataFrame) -> Chart:
             y=alt.Y("_ranks:N", title="ranks", sort=list(dict.fromkeys(rows["_ranks"]))),
         )
         cells = base.mark_rect(opacity=0.3).encode(color=alt.Color("_kind:N", scale=kinds))
-        return alt.layer(cells, base.mark_text().encode(text="_how:N")).properties(height=30 * rows["ranks"].nunique())
+        return layer_charts(cells, base.mark_text().encode(text="_how:N"), height=30 * rows["ranks"].nunique())
 
     return draw_panels(shown, ["sweep"], draw, columns=1)
 
@@ -152,7 +153,7 @@ def draw_crossover_chart(table: pd.DataFrame) -> Chart:
         )
         marks = measured.encode(y=make_number_channel(alt.Y, "measured, linear / 2DH", title, log=True), **look)
         one = alt.Chart(rows.head(1)).mark_rule(strokeDash=[2, 3]).encode(y=alt.datum(1.0))
-        return alt.layer(one, band, line, marks).properties(height=320)
+        return layer_charts(one, band, line, marks, height=320)
 
     return draw_panels(table.assign(_sign=ranks), ["sweep"], draw, zoom=True)
 

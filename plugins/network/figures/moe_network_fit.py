@@ -5,7 +5,14 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from mlhpc.analysis.drawing.charts import TEXT_COLOUR, Chart, draw_panels, draw_points, make_number_channel
+from mlhpc.analysis.drawing.charts import (
+    TEXT_COLOUR,
+    Chart,
+    draw_panels,
+    draw_points,
+    layer_charts,
+    make_number_channel,
+)
 from mlhpc.analysis.drawing.view import RUN_EXPERTS, Question, View, render_label
 from mlhpc.analysis.study import Study
 from mlhpc.plugins.network.figures import list_fits
@@ -85,7 +92,7 @@ def draw_chart(table: pd.DataFrame) -> Chart:
                 detail="_sign:N",
             )
         )
-        return alt.layer(line, draw_points(rows, x, y, grids, hollow="_hollow")).properties(height=320)
+        return layer_charts(line, draw_points(rows, x, y, grids, hollow="_hollow"), height=320)
 
     return draw_panels(table.assign(_sign=grids, _hollow=~table["in the fit"]), ["sweep"], draw, zoom=True)
 

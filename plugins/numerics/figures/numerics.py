@@ -16,6 +16,7 @@ from mlhpc.analysis.drawing.charts import (
     Chart,
     draw_intervals,
     draw_panels,
+    layer_charts,
     make_span_channels,
 )
 from mlhpc.analysis.drawing.view import UNDERSTAND_CONVERGENCE, Answer, Question, View, join_statements, render_label
@@ -80,7 +81,7 @@ def draw_deployed_chart(table: pd.DataFrame) -> Chart:
         kinds = list(dict.fromkeys(rows["kind"]))
         band = alt.Chart(rows.head(1)).mark_rect(color=GREEN, opacity=0.2)
         band = band.encode(**make_span_channels("x", "_low", "_high", LOST))
-        return alt.layer(band, draw_intervals(rows, LOST, ("low", "high"), LOST, "kind", alt.Scale(domain=kinds)))
+        return layer_charts(band, draw_intervals(rows, LOST, ("low", "high"), LOST, "kind", alt.Scale(domain=kinds)))
 
     return draw_panels(table, PANEL, draw, columns=1)
 

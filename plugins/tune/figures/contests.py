@@ -19,6 +19,7 @@ from mlhpc.analysis.drawing.charts import (
     compute_chart_height,
     draw_panels,
     encode_column,
+    layer_charts,
     make_names_axis,
     make_number_channel,
     make_span_channels,
@@ -90,7 +91,7 @@ def draw_contests_chart(table: pd.DataFrame) -> Chart:
         placed = base.transform_filter(f'datum["{RATIO}"] > 0')  # 0: the leader did not finish where this one did
         points = placed.mark_point(size=80, filled=True).encode(x=make_number_channel(alt.X, RATIO, log=True))
         leader = alt.Chart().mark_rule(strokeDash=[3, 3]).encode(x=alt.datum(1.0))
-        return alt.layer(leader, rules, points, data=rows).properties(height=compute_chart_height(len(rows)))
+        return layer_charts(leader, rules, points, height=compute_chart_height(len(rows)))
 
     return draw_panels(table, ["contest"], draw)
 

@@ -18,6 +18,7 @@ from mlhpc.analysis.drawing.charts import (
     compute_chart_height,
     draw_panels,
     encode_column,
+    layer_charts,
     make_number_channel,
 )
 from mlhpc.analysis.drawing.view import UNDERSTAND_TIME, Question, View, join_statements, render_label
@@ -86,7 +87,7 @@ def draw_course_chart(table: pd.DataFrame) -> Chart:
         )
         points = base.mark_point(color=BLUE, filled=True, size=50).encode(y=make_number_channel(alt.Y, RATIO, log=True))
         default = alt.Chart().mark_rule(strokeDash=[3, 3]).encode(y=alt.datum(1.0))
-        return alt.layer(best, points, default, data=rows).properties(height=240)
+        return layer_charts(best, points, default, height=240)
 
     return draw_panels(table[table[RATIO].notna()], SEARCH, draw, zoom=True)
 
@@ -189,7 +190,7 @@ def draw_values_chart(table: pd.DataFrame) -> Chart:
         named = rows.drop_duplicates(["tunable", "value"])
         ticks = alt.Chart(named).mark_point(filled=True, size=30, color=GREY).encode(x=x, y=y)
         words = alt.Chart(named).mark_text(align="left", dx=6, dy=-6).encode(x=x, y=y, text="value:N")
-        return alt.layer(lines, ticks, words).properties(height=260)
+        return layer_charts(lines, ticks, words, height=260)
 
     return draw_panels(table, SEARCH, draw, columns=1)
 

@@ -94,8 +94,13 @@ def check_run_drift(result: Result) -> Iterator[ResultBreach]:
                 break
     whole = [run for run in result.judged() if run.converged] if result.benchmark and result.ruleset.complete else []
     keys = [(run.record, run.record.keys if result.ruleset.foreign else {*run.record.hyperparameters}) for run in whole]
+    # Hundreds of instances log one set of keys: it is compared once, for the first run that has it
+    first_with: dict[frozenset[str], RunRecord] = {}
+    for run, found in keys:
+        first_with.setdefault(frozenset(found), run)
     for run, logged in keys:
-        other, lacking = max(((each, found - logged) for each, found in keys), key=lambda pair: len(pair[1]))
+        pairs = ((each, found - logged) for found, each in first_with.items())
+        other, lacking = max(pairs, key=lambda pair: len(pair[1]))
         if lacking:
             yield run.path, f"logs no {', '.join(sorted(lacking)[:3])}, which {render_log_name(other)} logs"
 

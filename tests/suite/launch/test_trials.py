@@ -177,3 +177,22 @@ def test_a_continued_folder_keeps_its_base_seed(tmp_path: Path, monkeypatch: pyt
     other = mlhpc("run", "cosmoflow", "-o", folder, "--resume", "--seed", 9)  # run.json states the seed of all runs
     assert (other.returncode, seeds) == (2, [7, 7])
     assert other.stderr == f"mlhpc: {folder}: its runs have the seed 7 (run.json): leave --seed out\n"
+
+
+def test_a_continued_folder_can_have_more_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+
+    def note(workload: str, folder: RunFolder, trials: range, **options: object) -> int:
+        started.append(len(trials))
+        return 0
+
+    monkeypatch.setattr("mlhpc.suite.commands.run.run_trials", note)
+    monkeypatch.setattr("mlhpc.suite.commands.run._check_before_launch", lambda plan, ranks, **options: [])
+    folder = tmp_path / "run"
+    mlhpc("run", "cosmoflow", "--size", "smoke", "--runs", 3, "-o", folder)
+    again = ("run", "cosmoflow", "-o", folder, "--resume")
+    assert f"{folder}: begun with 3 runs, now has 5\n" in mlhpc(*again, "--runs", 5).stdout
+    mlhpc(*again)
+    fewer = mlhpc(*again, "--runs", 4)
+    assert fewer.stderr == f"mlhpc: {folder}: it was begun with 5 runs; --runs 4 cannot take any away\n"
+    assert (started, RunFolder(folder).read_info().runs) == ([3, 5, 5], 5)
