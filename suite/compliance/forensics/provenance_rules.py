@@ -92,7 +92,8 @@ def check_provenance_missing(result: Result) -> Iterator[ResultBreach]:
     elif not any(name.startswith("facts/") for folder in found.folders for name in folder.files):
         yield None, "no facts of a node under provenance/run_<n>/facts"
     for folder in found.folders:
-        for name in ("run.json", CONFIG):
+        loop = folder.info.loop if folder.info is not None else None
+        for name in ("run.json", CONFIG, *(() if loop is None else ("card.yaml", f"code/{loop}"))):
             if name not in folder.files:
                 yield folder.path / name, "there is no such file"
 
@@ -167,6 +168,10 @@ def check_trials_whole(result: Result) -> Iterator[ResultBreach]:
             yield run.path, "no origin.json in the provenance says which trial of which run folder it is"
         elif number is not None and run.trial is not None and int(number[1]) != run.trial:
             yield run.path, f"is trial {run.trial} by its log, {log} of its run folder"
+    due = [f"result_{number}.txt" for number in range(len(result.runs))]
+    names = [run.path.name for run in result.runs if run.path is not None]
+    if packaged and sorted(names) != sorted(due):
+        yield None, f"its logs are {', '.join(names[:5])}; mlhpc package numbers them from result_0.txt on"
     for folder in found.folders if packaged else ():
         info, origin = folder.info, folder.origin
         if info is None or origin is None:

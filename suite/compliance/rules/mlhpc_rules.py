@@ -221,7 +221,12 @@ def _list_step_counts(context: LogContext) -> Iterator[tuple[int | None, str, fl
         yield event.line, event.key, find_epoch_num(event), event.metadata.get("steps")
 
 
-@log_rule("eval-order", "an epoch trains, then evaluates, then ends, and all its events have one epoch_num", OURS)
+@log_rule(
+    "eval-order",
+    "an epoch trains, then evaluates, then ends, and all its events have one epoch_num; every other event stands once, "
+    "before run_start, in the run or after it, as the harness writes it",
+    OURS,
+)
 def check_eval_order(context: LogContext) -> Iterator[LogBreach]:
     metric = context.benchmark.metric if context.benchmark else mllog.EVAL_ERROR
     after = {
@@ -238,12 +243,44 @@ def check_eval_order(context: LogContext) -> Iterator[LogBreach]:
             place = before.key if before else "nothing"
             yield event.line, f"{event.key} stands after {place}; due is {' or '.join(due)}"
             return
-        number = event.metadata.get("epoch_num")
-        within = before.metadata.get("epoch_num") if before is not None else None
-        if before is not None and event.key != mllog.EPOCH_START and number != within:
-            yield event.line, f"{event.key} of epoch {render_repr(number)} inside epoch {render_repr(within)}"
-            return
         before = event
+    yield from islice(_check_places(context), 1)
+
+
+# Events without a number of their epoch that stand in the run, and those that may stand anywhere, also several times.
+_IN_RUN = (mllog.FIRST_LOSSES, mllog.RECOMPUTED_FLOPS, mllog.RECOVERY, mllog.SUSPENDED, mllog.OTHER_WORK)
+_ANYWHERE = (mllog.CHECKPOINT, mllog.CHECKPOINT_FAILED, mllog.MEASURED_CHOICE)
+
+
+def _check_places(context: LogContext) -> Iterator[LogBreach]:
+    """Yield an event that stands twice, or where the harness writes none of its kind."""
+    seen, epoch, phase = dict[object, Any](), None, "before the run"
+    for event in context.log.events:
+        key, number, stem = event.key, event.metadata.get("epoch_num"), event.key.rpartition("_")[0]
+        kind = {f"{stem}_start": mllog.INTERVAL_START, f"{stem}_stop": mllog.INTERVAL_END}.get(key, mllog.POINT_IN_TIME)
+        if event.event_type != kind:
+            yield event.line, f"{key} has the event_type {render_repr(event.event_type)}; due is {kind}"
+        phase = {mllog.RUN_START: "in the run", mllog.RUN_STOP: "after the run"}.get(key, phase)
+        epoch = number if key == mllog.EPOCH_START else epoch
+        place = key, render_repr(number), render_repr(event.metadata.get("first_step"))
+        if key in _ANYWHERE:
+            continue
+        if place in seen and not (phase == "before the run" and is_same_value(event.value, seen[place])):
+            yield event.line, f"{key} stands twice"
+        seen.setdefault(place, event.value)
+        if "epoch_num" in event.metadata and key != mllog.TARGET_ACCURACY_REACHED:
+            if number != epoch:
+                yield event.line, f"{key} of epoch {render_repr(number)} inside epoch {render_repr(epoch)}"
+            due = "in the run"
+        elif key in (*_IN_RUN, mllog.RUN_START, mllog.TARGET_ACCURACY_REACHED):
+            due = "in the run"
+        elif stem == mllog.STAGING:  # before the run, or beside it
+            due = phase.replace("after", "in")
+        else:
+            due = "after the run" if key in (mllog.RUN_STOP, mllog.GOODPUT) else "before the run"
+        if phase != due:
+            yield event.line, f"{key} stands {phase}; due is {due}"
+        epoch = None if key == mllog.EPOCH_STOP else epoch
 
 
 @log_rule("duration-agrees", "the measured time of an evaluation is that between its time stamps", OURS)

@@ -139,6 +139,8 @@ def check_events_whole(context: LogContext) -> Iterator[LogBreach]:
         killed = event is None and key == mllog.GOODPUT and context.log.events[-1].key == mllog.RUN_STOP
         if not killed and (event is None or event.value is None):
             yield None, f"no {key} is logged"
+    if not own and (f"{mllog.STAGING}_stop" in context.by_key) != (mllog.STAGING_STATS in context.by_key):
+        yield None, f"staging without {mllog.STAGING_STATS}, or the other way round"
     lacking = sorted({"sources.json", "environment.json"} - context.record.run_files.keys())
     if lacking:
         yield None, f"run_files states no sha256 of {lacking[0]}"
