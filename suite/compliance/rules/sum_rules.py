@@ -6,13 +6,15 @@ A value that is absent, null or unknown is a breach: it would switch a compariso
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
+from mlhpc.suite.compliance.rebuild import compare_values
 from mlhpc.suite.compliance.rules.base import OURS, LogBreach, LogContext, find_epoch_num, log_rule
 from mlhpc.suite.files import render_duration, render_repr
 from mlhpc.suite.log import mllog
+from mlhpc.suite.log.goodput import compute_goodput
 from mlhpc.suite.log.other_work import find_problem
 from mlhpc.suite.log.reader import Event, convert_to_float, parse_int64
 
@@ -47,6 +49,9 @@ _NAMES: dict[str, tuple[str, str]] = {
         "",
     ),
     mllog.BASELINE: (_ANY, "? oracle data_seed samples table attainable"),
+    mllog.EVAL_START: ("", "epoch_num samples_count"),
+    **dict.fromkeys((mllog.EVAL_ERROR, mllog.EVAL_ACCURACY), ("", "epoch_num samples_count metrics")),
+    mllog.EVAL_STOP: ("", "epoch_num samples_count duration_s"),
     mllog.MEASURED_CHOICE: ("name chosen", "source ? shape seconds problems beside note"),
     mllog.FIRST_LOSSES: ("", "first_step steps"),
     mllog.STEP_PHASES: (_PHASES, f"{_WHERE} loss"),
@@ -73,10 +78,12 @@ _KINDS: dict[str, tuple[type, ...]] = {  # of what stands in the metadata or und
     **dict.fromkeys(("chosen", "name", "sha256", "source", "launcher", "place", "reason", "state"), (str,)),
     **dict.fromkeys(("sources.json", "environment.json"), (str,)),
     **dict.fromkeys(
-        ("trial", "threads_per_rank", "data_bytes", "memory_bytes", "first_step", "steps", "nodes"), (int,)
+        ("samples_count", "trial", "threads_per_rank", "data_bytes", "memory_bytes", "first_step", "steps", "nodes"),
+        (int,),
     ),
     **dict.fromkeys(("exit_codes",), (list,)),
-    **dict.fromkeys(("submission", "hyperparameters"), (dict,)),
+    **dict.fromkeys(("submission", "hyperparameters", "metrics"), (dict,)),
+    **dict.fromkeys(("duration_s",), (int, float)),
     **dict.fromkeys(("simulated_machine", "keeps_freed_memory"), (bool,)),
 }
 _DISTRIBUTION = "min median mean max min_rank max_rank values"
@@ -424,40 +431,15 @@ def _check_own_work(context: LogContext) -> Iterator[LogBreach]:
 
 
 def _check_goodput(context: LogContext) -> Iterator[LogBreach]:
-    """Yield a goodput whose parts are not its whole, or not the time of the run."""
-    event, run_s = context.log.first(mllog.GOODPUT), context.record.time_to_train_s
-    if event is None or not isinstance(event.value, dict) or run_s is None:
+    """Yield a part of goodput that is not what the events of the run say. A replaced run has attempts elsewhere."""
+    event = context.log.first(mllog.GOODPUT)
+    if event is None or event.value is None or {mllog.RUN_REPLACED, mllog.RUN_RESUMED} & context.by_key.keys():
         return
-    names = ("wall_s", "useful_s", "lost_s", "stalled_s", "starting_s", "restarting_s", "down_s", "ratio")
-    found = {name: _number(event.value, name) for name in names}
-    if None in found.values() or any(value is not None and value < 0.0 for value in found.values()):
-        yield event.line, f"goodput has {render_repr(event.value)}: expected numbers of {', '.join(names)}"
-        return
-
-    def part(name: str) -> float:
-        return found[name] or 0.0
-
-    whole = part("useful_s") + part("lost_s") + part("stalled_s") + part("starting_s") + part("down_s")
-    first = context.log.events[0].time_ms
-    begun = context.log.first(mllog.RUN_START)
-    launch = math.fsum(
-        max(0.0, _number(_value(context, mllog.STARTUP).get(name), "max") or 0.0) for name in ("interpreter", "imports")
-    )
-    started = launch + (begun.time_ms - first) / 1e3 if begun is not None else 0.0
-    each = _list(event.value.get("interruptions"))
-    alone = [] if each else [("starting_s", part("starting_s"), started)]
-    cases = (
-        ("wall_s", part("wall_s"), whole),
-        ("ratio", part("ratio") * part("wall_s"), part("useful_s")),
-        ("useful_s", part("useful_s") + part("stalled_s"), run_s),
-        ("restarting_s", part("restarting_s"), min(part("starting_s"), _sum(each, "restart_s"))),
-        ("lost_s", part("lost_s"), _sum(each, "lost_s")),
-        ("down_s", part("down_s"), _sum(each, "down_s")),
-        *alone,
-    )
-    for name, stated, due in cases if not context.record.resumed else ():
-        if abs(stated - due) > _CLOCK_S + 0.001 * due:
-            yield event.line, f"goodput says {name}: {render_duration(stated)}, its parts {render_duration(due)}"
+    due = compute_goodput([context.log.events], context.log.path, 0).logged()
+    for name, stated, value in compare_values(event.value, due):
+        numbers = convert_to_float(stated), convert_to_float(value)
+        if None in numbers or not math.isclose(*numbers, rel_tol=0.001, abs_tol=_CLOCK_S):  # type: ignore[arg-type]
+            yield event.line, f"goodput says {name} = {render_repr(stated)}, the events {render_repr(value)}"
 
 
 def _value(context: LogContext, key: str) -> Mapping[str, Any]:
@@ -474,10 +456,6 @@ def _number(value: object, name: str) -> float | None:
 
 def _list_numbers(value: object, *names: str) -> list[float]:
     return [number for name in names if (number := _number(value, name)) is not None]
-
-
-def _sum(parts: Iterable[object], name: str) -> float:
-    return math.fsum(_number(part, name) or 0.0 for part in parts)
 
 
 def _list(value: object) -> list[Any]:

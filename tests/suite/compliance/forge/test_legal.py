@@ -167,12 +167,15 @@ LOGS: dict[str, Variant] = {
     ),
     "a suspended second": _beside("run_stop", key="suspended", value=1.5),
     "blocks computed again": _beside("step_phases", key="recomputed_flops_per_sample", value=1e6),
-    "a checkpoint": _beside(
-        "target_accuracy_reached",
-        key="checkpoint_saved",
-        value={"stall_s": 0.1, "write_s": 0.2, "bytes": 9, "files": 2},
-        metadata={"epoch_num": 2, "next_step": 250},
-    ),
+    "a checkpoint, and no goodput": lambda package: [
+        LOGS["no goodput"](package),
+        _beside(
+            "target_accuracy_reached",
+            key="checkpoint_saved",
+            value={"stall_s": 0.1, "write_s": 0.2, "bytes": 9, "files": 2},
+            metadata={"epoch_num": 2, "next_step": 250},
+        )(package),
+    ],
     "a day later": _of_events(_later),
     "one run fails": lambda package: edit_logs(package, _fail_one, "one"),
     "a run killed after run_stop": lambda package: [
