@@ -51,11 +51,15 @@ class Forgery:
     def make(self, package: Path, folder: Path) -> Path:
         """A copy of the package with this forgery."""
         forged = Path(shutil.copytree(package, folder / package.name))
-        self.apply(forged)
-        if self.restate:
-            restate(forged)
-        write_package_manifest(forged)
+        self.change(forged)
         return forged
+
+    def change(self, package: Path) -> None:
+        """Forge a package in its place."""
+        self.apply(package)
+        if self.restate:
+            restate(package)
+        write_package_manifest(package)
 
     def errors(self, package: Path, folder: Path, *, known: frozenset[tuple[str, str]] = frozenset()) -> list[str]:
         """The rules whose errors the forgery causes, beside ``known`` ones of the package itself."""

@@ -213,7 +213,7 @@ MANIFESTS: dict[str, Variant] = {
 }
 
 
-def _draw() -> list[tuple[str, ...]]:
+def draw_names() -> list[tuple[str, ...]]:
     """Draw variants: each one alone, then one of the logs with one of the documents and one of the manifest."""
     found: list[tuple[str, ...]] = [(name,) for name in (*LOGS, *DOCUMENTS, *MANIFESTS)]
     drawn = random.Random(20261129)
@@ -224,20 +224,21 @@ def _draw() -> list[tuple[str, ...]]:
     return found
 
 
+def change(names: tuple[str, ...], package: Path) -> None:
+    """Make the variants: of the logs, then of the documents that follow from them, then of the manifest."""
+    for table in (LOGS, DOCUMENTS, MANIFESTS):
+        for name in names:
+            if name in table:
+                table[name](package)
+                if table is LOGS:
+                    restate(package)
+        if table is not MANIFESTS:
+            write_package_manifest(package)
+
+
 @pytest.mark.drawn(16)
-@pytest.mark.parametrize("names", _draw(), ids=" + ".join)
+@pytest.mark.parametrize("names", draw_names(), ids=" + ".join)
 def test_a_legal_variant_is_no_error(names: tuple[str, ...], package: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(package, tmp_path / package.name))
-    for name in names:
-        if name in LOGS:
-            LOGS[name](copy)
-            restate(copy)
-            write_package_manifest(copy)
-    for name in names:
-        if name in DOCUMENTS:
-            DOCUMENTS[name](copy)
-            write_package_manifest(copy)
-    for name in names:
-        if name in MANIFESTS:
-            MANIFESTS[name](copy)
+    change(names, copy)
     assert [f"{item.rule}: {item.message}" for item in check([copy]).counted("error")] == []
