@@ -197,6 +197,8 @@ def scaled_rates(factor: float) -> Change:
         return [
             event | {"value": {**event["value"], "throughput": factor * event["value"]["throughput"]}}
             if event["key"] == "tracked_stats" and "throughput" in event["value"]
+            else event | {"value": factor * event["value"]}
+            if event["key"] == "throughput"
             else event
             for event in events
         ]
@@ -461,11 +463,20 @@ def package_cases() -> list[Case]:
     def one_more(events: Events) -> Events:
         last = max(n for n, event in enumerate(events) if event["key"] == "epoch_start")
         length = events[-1]["time_ms"] - events[last]["time_ms"]
+        steps = events[last]["metadata"].get("step_num", 0) // max(1, events[last]["metadata"]["epoch_num"] - 1)
+        by = {"epoch_num": 1, "epoch": 1, "step_num": steps, "step": steps}
         more = [
-            event | {"time_ms": event["time_ms"] + length, "metadata": {**event["metadata"], **(
-                {"epoch_num": event["metadata"]["epoch_num"] + 1} if "epoch_num" in event["metadata"] else {})}}
-            for event in events[last:] if event["key"].startswith(("epoch_", "eval_"))
-        ]  # fmt: skip
+            event
+            | {
+                "time_ms": event["time_ms"] + length,
+                "value": event["value"] * (1.0003 if event["key"] in ("eval_accuracy", "eval_loss") else 1.0)
+                if isinstance(event["value"], float)
+                else event["value"],
+                "metadata": {name: each + by.get(name, 0) for name, each in event["metadata"].items() if name in by},
+            }
+            for event in events[last:]
+            if by.keys() & event["metadata"].keys() and event["key"] not in ("run_stop", "target_accuracy_reached")
+        ]
         stop = next(n for n, event in enumerate(events) if event["key"] == "run_stop")
         return [*events[:stop], *more, events[stop] | {"time_ms": events[stop]["time_ms"] + length}]
 

@@ -91,7 +91,7 @@ _PLACE = {"file", "lineno"}  # in the code
 _AT_END = (mllog.OTHER_WORK, mllog.GOODPUT, mllog.STARTUP, mllog.RUN_FILES)  # of a run that reached its target
 _OF_HARNESS = (mllog.FIRST_LOSSES, mllog.WORK_PER_SAMPLE)  # a person's own loop need not know them
 _ROUNDED = 1e-5  # sums of the same numbers in another order
-_CLOCK_S = 0.05  # between two clocks of one process
+_CLOCK_S, _STAMP_S = 0.05, 0.002  # between two clocks of one process; of two time stamps
 _RATE_SHARE, _RATE_S = 0.05, 0.2  # between the steps of all ranks and the block's time
 _ENERGY_SHARE, _ENERGY_S = 0.02, 1.0  # of a run may pass before its first and after its last reading
 _LEAST_OWN_SHARE = 0.25  # of the time in which ranks compute on processors that nobody else had
@@ -203,13 +203,11 @@ def _check_stated_data(context: LogContext, *, own: bool) -> Iterator[LogBreach]
             None,
             f"run_config has verify_data = {render_repr(config.get('verify_data'))}; data_verified says otherwise",
         )
-    verified = _value(context, mllog.DATA_VERIFIED)
-    due = (_number(verified, "bytes") or 0.0) / max(_number(verified, "seconds") or 0.0, 1e-9) / 1e9
-    if verified and not _is_near(_number(verified, "gb_per_s") or 0.0, due, 0.01):
-        yield (
-            None,
-            f"data_verified has gb_per_s = {render_repr(verified.get('gb_per_s'))}; bytes and seconds say {due:.3g}",
-        )
+    for key in (mllog.DATA_VERIFIED, mllog.STAGING_STATS):
+        read = _value(context, key)
+        due = (_number(read, "bytes") or 0.0) / max(_number(read, "seconds") or 0.0, 1e-9) / 1e9
+        if read and not _is_near(_number(read, "gb_per_s") or 0.0, due, 0.01):
+            yield None, f"{key} has gb_per_s = {render_repr(read.get('gb_per_s'))}; bytes and seconds say {due:.3g}"
 
 
 @log_rule(
@@ -438,7 +436,7 @@ def _check_goodput(context: LogContext) -> Iterator[LogBreach]:
     due = compute_goodput([context.log.events], context.log.path, 0).logged()
     for name, stated, value in compare_values(event.value, due):
         numbers = convert_to_float(stated), convert_to_float(value)
-        if None in numbers or not math.isclose(*numbers, rel_tol=0.001, abs_tol=_CLOCK_S):  # type: ignore[arg-type]
+        if None in numbers or not math.isclose(*numbers, rel_tol=1e-6, abs_tol=_STAMP_S):  # type: ignore[arg-type]
             yield event.line, f"goodput says {name} = {render_repr(stated)}, the events {render_repr(value)}"
 
 
