@@ -155,7 +155,7 @@ def check_events_whole(context: LogContext) -> Iterator[LogBreach]:
     init_s = (starts[1].time_ms - starts[0].time_ms) / 1e3 if starts[0] and starts[1] else 0.0
     for name, entry in _value(context, mllog.STARTUP).items():
         seconds = _list_numbers(entry, "min", "median", "max")
-        if len(seconds) < 3 or seconds != sorted(seconds):
+        if len(seconds) < 3 or len(entry) > 3 or seconds != sorted(seconds):
             yield None, f"startup has {name} = {render_repr(entry)}: expected min <= median <= max"
         elif name == "init" and seconds[2] < init_s - _RATE_S:
             yield None, f"startup has init = {render_duration(seconds[2])}; init took {render_duration(init_s)}"
