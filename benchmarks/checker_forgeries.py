@@ -77,7 +77,9 @@ def report(rows: list[tuple[Case, list[str]]]) -> int:
     """Print a table by kind and each case, and return the exit code."""
     forged, legal = [row for row in rows if not row[0].legal], [row for row in rows if row[0].legal]
     found, wrong = sum(bool(errors) for _, errors in forged), [row for row in legal if row[1]]
-    print(f"{datetime.date.today()}  python -m benchmarks.checker_forgeries HPC TRAINING: no timing was taken\n")
+    print(
+        f"{datetime.date.today()}  python -m benchmarks.checker_forgeries {' '.join(sys.argv[1:])}: no timing was taken\n"
+    )
     print(f"{found} of {len(forged)} forgeries are errors; {len(wrong)} of {len(legal)} legal variants are.\n")
     for kind in dict.fromkeys(case.kind for case, _ in rows):
         of_kind = [(case, errors) for case, errors in rows if case.kind == kind]
@@ -161,7 +163,14 @@ def faster(factor: float) -> Change:
     def apply(events: Events) -> Events:
         begin = first_ms(events, "run_start")
         return [
-            e | {"time_ms": begin + (e["time_ms"] - begin) * (factor if e["time_ms"] > begin else 1)} for e in events
+            e
+            | {
+                "time_ms": begin + (e["time_ms"] - begin) * (factor if e["time_ms"] > begin else 1),
+                "metadata": {
+                    name: each * factor if name == "staging_duration" else each for name, each in e["metadata"].items()
+                },
+            }
+            for e in events
         ]
 
     return apply
