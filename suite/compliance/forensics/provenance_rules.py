@@ -168,9 +168,9 @@ def check_trials_whole(result: Result) -> Iterator[ResultBreach]:
             yield run.path, "no origin.json in the provenance says which trial of which run folder it is"
         elif number is not None and run.trial is not None and int(number[1]) != run.trial:
             yield run.path, f"is trial {run.trial} by its log, {log} of its run folder"
-    due = [f"result_{number}.txt" for number in range(len(result.runs))]
     names = [run.path.name for run in result.runs if run.path is not None]
-    if packaged and sorted(names) != sorted(due):
+    numbers = sorted(int(number[1]) for name in names if (number := re.fullmatch(r"result_(\d{1,9})\.txt", name)))
+    if packaged and numbers != list(range(len(result.runs))):
         yield None, f"its logs are {', '.join(names[:5])}; mlhpc package numbers them from result_0.txt on"
     for folder in found.folders if packaged else ():
         info, origin = folder.info, folder.origin
