@@ -253,7 +253,7 @@ def compare_description(
     """
     for key, one, other in compare_values(dict(stated), dict(rebuilt)):
         name, text, due = key.partition(".")[0], str(one).strip(), str(other)
-        known = due != UNKNOWN or name in _COUNTS
+        known = due not in (UNKNOWN, "N/A") or name in _COUNTS
         cores = name == "host_processor_core_count" and text in _list_core_counts(described)
         memory = name == "host_memory_capacity" and _is_memory(text, described.memory_per_node_gib)
         longer = name.endswith(("_model_name", "_notes")) and (due in text or text in due or _share_model(text, due))

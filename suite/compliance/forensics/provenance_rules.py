@@ -53,7 +53,7 @@ from mlhpc.suite.log.mllog import convert_to_json
 from mlhpc.suite.log.origin.sources import Environment, Sources, convert_distribution_name
 from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import NOT_HYPERPARAMETERS, RunRecord, summarise_log
-from mlhpc.suite.log.results_tree import read_system
+from mlhpc.suite.log.results_tree import SystemFile, read_system
 from mlhpc.suite.log.score import count_peak_use
 from mlhpc.suite.machine.facts import UNKNOWN, Facts
 from mlhpc.suite.machine.system import (
@@ -475,6 +475,8 @@ def check_facts_agree(result: Result) -> Iterator[ResultBreach]:
     surveyed = not any(_has_failed_probe(node) for node in facts)
     if surveyed:
         yield from islice(_check_accelerator_counts(result, facts), 1)
+    if result.system is not None and not result.system.problem:
+        yield from ((result.system.path, text) for text in _check_models(result.system, facts, surveyed=surveyed))
     if any(node.simulated for node in facts):
         yield None, "the facts are those of a simulated machine"
     yield from islice(((None, text) for node in facts for text in _check_node(node)), 1)
@@ -579,6 +581,20 @@ def _check_accelerator_counts(result: Result, facts: Sequence[Facts]) -> Iterato
         if (run.accelerators_per_node or 0) > fewest:
             claim = f"accelerators_per_node = {run.accelerators_per_node}"
             yield run.path, f"{claim}, the facts of a node name {fewest}"
+
+
+def _check_models(system: SystemFile, facts: Sequence[Facts], *, surveyed: bool) -> Iterator[str]:
+    """Compare the models that a system description names with those in the facts of the nodes."""
+    models = [item.model for node in facts for item in node.accelerators]
+    named = system.fields.get("accelerator_model_name")
+    if _has_name(named) and not models and surveyed:
+        yield f"accelerator_model_name = {render_repr(named)}, the facts of the nodes name no accelerator"
+    elif _has_name(named) and models and not _may_be_same_model(str(named), models):
+        yield f"accelerator_model_name = {render_repr(named)}, the facts say {render_repr(models[0])}"
+    processors = [node.cpu.model for node in facts]
+    processor = system.fields.get("host_processor_model_name")
+    if _has_name(processor) and not _may_be_same_model(str(processor), processors):
+        yield f"host_processor_model_name = {render_repr(processor)}, the facts say {render_repr(processors[0])}"
 
 
 @result_rule("code-changed", "the code of a run is that of its commit: nothing was changed locally", OURS)
@@ -725,6 +741,16 @@ def _compute_peak_flops(run: RunRecord, accelerators: int, facts: Sequence[Facts
 def _has_failed_probe(node: Facts) -> bool:
     """Return True if the probe of a node's accelerators failed."""
     return not node.accelerators and "accelerator" in str(node.problems).lower()
+
+
+def _has_name(value: object) -> bool:
+    return str(value or "").strip().lower() not in ("", "n/a", "na", "none", "unknown", "-", "0")
+
+
+def _may_be_same_model(name: str, models: Sequence[str]) -> bool:
+    """Return True if a name and a model share a word such as H100 or 7763. True also if one has no such word."""
+    words = list_model_words(name)
+    return not words or any(not list_model_words(model) or words & list_model_words(model) for model in models)
 
 
 def _find_start(run: RunRecord) -> float:

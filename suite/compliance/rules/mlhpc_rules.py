@@ -269,7 +269,7 @@ def _check_places(context: LogContext) -> Iterator[LogBreach]:
             due = phase.replace("after", "in")
         else:
             due = "after the run" if key in (mllog.RUN_STOP, mllog.GOODPUT) else "before the run"
-        if phase != due:
+        if phase != due and (key != mllog.GOODPUT or mllog.RUN_STOP in context.by_key):
             yield event.line, f"{key} stands {phase}; due is {due}"
         epoch = None if key == mllog.EPOCH_STOP else epoch
 
