@@ -1,10 +1,11 @@
 """Invalid packages and legal variants of published and own packages: which of them are errors of `mlhpc check`.
 
-    python -m benchmarks.checker_forgeries HPC TRAINING > benchmarks/results/DATE-checker_forgeries.txt
+    python -m benchmarks.checker_forgeries HPC [TRAINING] > benchmarks/results/DATE-checker_forgeries.txt
 
-HPC is a folder of hpc_results_v* checkouts, TRAINING one of training_results_v5.0 and v5.1. A case copies one published result,
-or a package of this suite that tests/ makes, and changes it. A forgery counts as found if it has an error that the
-unchanged package lacks. Exit code 1 if fewer than 95 of 101 forgeries are found, or a legal variant has a new error.
+HPC is a folder of hpc_results_v* checkouts, TRAINING one of training_results_v5.0 and v5.1; without it no case of Training is
+tried. A case copies one published result, or a package of this suite as tests/suite/compliance/forge makes it, and changes
+it: of the forge's cases some are drawn, without those that nobody can detect. A forgery counts as found if it has an error that
+the unchanged package lacks. Exit code 1 if fewer than 95 of 101 forgeries are found, or a legal variant has a new error.
 """
 
 from __future__ import annotations
@@ -27,14 +28,16 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is not installed
 
 from mlhpc.suite.compliance.check import check
-from mlhpc.suite.package.build import write_package_manifest
-from tests.suite.compliance.forensics import test_statements as own
+from tests.suite.compliance.forge import test_legal as legal
+from tests.suite.compliance.forge.forgeries import draw, list_forgeries
+from tests.suite.compliance.forge.test_forgeries import is_undetected, make_package
 
 Event = dict[str, Any]
 Events = list[Event]
 Change = Callable[[Events], Events]
 Damage = Callable[[Path], object]
 TOKEN = ":::MLLOG "
+DRAWN, SEED = 100, 20261129  # of the forge's cases
 
 
 @dataclass(frozen=True)
@@ -51,15 +54,20 @@ class Case:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("hpc", type=Path)
-    parser.add_argument("training", type=Path)
+    parser.add_argument("training", type=Path, nargs="?")
     args = parser.parse_args()
     roots = {"hpc": args.hpc, "training": args.training}
     cases = [*time_cases(), *clock_cases(), *evaluation_cases(), *interval_cases(), *whose_cases(), *package_cases()]
-    cases += [Case("statements", name, None, damage) for name, (_, damage) in own.FOUND.items()]
-    cases += [Case("statements", name, None, damage, legal=True) for name, damage in own.LEGAL.items()]
+    cases = [case for case in cases if args.training is not None or not str(case.base).startswith("training")]
     with tempfile.TemporaryDirectory(prefix="mlhpc-forgeries-") as folder:
         whole = Path(folder) / "own"
-        own.make_package(whole)
+        package = make_package(whole)
+        drawn = [each for each in draw(list_forgeries(package), DRAWN, SEED) if not is_undetected(each.name)]
+        cases += [Case("own package", each.name, None, each.change) for each in drawn]
+        cases += [
+            Case("own package", " + ".join(names), None, partial(legal.change, names), legal=True)
+            for names in legal.draw_names()
+        ]
         before: dict[str | None, Counter[str]] = {}
         rows = [(case, judge(case, roots, Path(folder), whole, before)) for case in cases]
     return report(rows)
@@ -69,7 +77,9 @@ def report(rows: list[tuple[Case, list[str]]]) -> int:
     """Print a table by kind and each case, and return the exit code."""
     forged, legal = [row for row in rows if not row[0].legal], [row for row in rows if row[0].legal]
     found, wrong = sum(bool(errors) for _, errors in forged), [row for row in legal if row[1]]
-    print(f"{datetime.date.today()}  python -m benchmarks.checker_forgeries HPC TRAINING: no timing was taken\n")
+    print(
+        f"{datetime.date.today()}  python -m benchmarks.checker_forgeries {' '.join(sys.argv[1:])}: no timing was taken\n"
+    )
     print(f"{found} of {len(forged)} forgeries are errors; {len(wrong)} of {len(legal)} legal variants are.\n")
     for kind in dict.fromkeys(case.kind for case, _ in rows):
         of_kind = [(case, errors) for case, errors in rows if case.kind == kind]
@@ -94,8 +104,6 @@ def judge(
         before[case.base] = errors_of(prepare(case.base, roots, scratch / "before", whole))
     folder = prepare(case.base, roots, scratch / "case", whole)
     case.damage(folder)
-    if case.base is None:
-        write_package_manifest(folder)
     return sorted(errors_of(folder) - before[case.base])
 
 
@@ -155,7 +163,14 @@ def faster(factor: float) -> Change:
     def apply(events: Events) -> Events:
         begin = first_ms(events, "run_start")
         return [
-            e | {"time_ms": begin + (e["time_ms"] - begin) * (factor if e["time_ms"] > begin else 1)} for e in events
+            e
+            | {
+                "time_ms": begin + (e["time_ms"] - begin) * (factor if e["time_ms"] > begin else 1),
+                "metadata": {
+                    name: each * factor if name == "staging_duration" else each for name, each in e["metadata"].items()
+                },
+            }
+            for e in events
         ]
 
     return apply
@@ -191,6 +206,8 @@ def scaled_rates(factor: float) -> Change:
         return [
             event | {"value": {**event["value"], "throughput": factor * event["value"]["throughput"]}}
             if event["key"] == "tracked_stats" and "throughput" in event["value"]
+            else event | {"value": factor * event["value"]}
+            if event["key"] == "throughput"
             else event
             for event in events
         ]
@@ -455,11 +472,20 @@ def package_cases() -> list[Case]:
     def one_more(events: Events) -> Events:
         last = max(n for n, event in enumerate(events) if event["key"] == "epoch_start")
         length = events[-1]["time_ms"] - events[last]["time_ms"]
+        steps = events[last]["metadata"].get("step_num", 0) // max(1, events[last]["metadata"]["epoch_num"] - 1)
+        by = {"epoch_num": 1, "epoch": 1, "step_num": steps, "step": steps}
         more = [
-            event | {"time_ms": event["time_ms"] + length, "metadata": {**event["metadata"], **(
-                {"epoch_num": event["metadata"]["epoch_num"] + 1} if "epoch_num" in event["metadata"] else {})}}
-            for event in events[last:] if event["key"].startswith(("epoch_", "eval_"))
-        ]  # fmt: skip
+            event
+            | {
+                "time_ms": event["time_ms"] + length,
+                "value": event["value"] * (1.0003 if event["key"] in ("eval_accuracy", "eval_loss") else 1.0)
+                if isinstance(event["value"], float)
+                else event["value"],
+                "metadata": {name: each + by.get(name, 0) for name, each in event["metadata"].items() if name in by},
+            }
+            for event in events[last:]
+            if by.keys() & event["metadata"].keys() and event["key"] not in ("run_stop", "target_accuracy_reached")
+        ]
         stop = next(n for n, event in enumerate(events) if event["key"] == "run_stop")
         return [*events[:stop], *more, events[stop] | {"time_ms": events[stop]["time_ms"] + length}]
 

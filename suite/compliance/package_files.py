@@ -11,7 +11,7 @@ from mlhpc.suite.log.reader import read_limits
 from mlhpc.suite.log.results_tree import MANIFEST, list_files
 
 MANIFEST_VERSION = 1
-_SHA256_DIGITS = 64
+_SHA256_DIGITS, _NAME = 64, 66  # of a line: the sum, and where the name begins
 
 
 def render_package_manifest(package: Path) -> str:
@@ -32,11 +32,9 @@ def read_package_manifest(path: Path) -> dict[str, str] | None:
                 text = line.decode().rstrip("\r\n")
                 if not text or text.startswith("#"):
                     continue
-                # sha256sum writes two blanks, or a blank and an asterisk for binary mode, which `mlhpc package` never
-                # writes.
-                # It reads sums in capitals too.
-                sha256, _, name = text.partition("  ")
-                if not name or len(sha256) != _SHA256_DIGITS or name in found:
+                # sha256sum writes two blanks, or a blank and an asterisk for binary mode. It reads sums in capitals too.
+                sha256, mode, name = text[:_SHA256_DIGITS], text[_SHA256_DIGITS:_NAME], text[_NAME:]
+                if not name or mode not in ("  ", " *") or name in found:
                     return None
                 found[name] = sha256.lower()
     except (OSError, UnicodeDecodeError):

@@ -108,7 +108,11 @@ def find_goodput(folder: RunFolder, trial: int) -> Goodput | None:
     if not logs:
         return None
     ended = any(event.key == mllog.RUN_STOP for event in logs[-1])
-    died = not ended and trial not in folder.under_way()
+    return compute_goodput(logs, folder.root, trial, died=not ended and trial not in folder.under_way())
+
+
+def compute_goodput(logs: Sequence[Sequence[Event]], folder: Path, trial: int, *, died: bool = False) -> Goodput:
+    """Decompose the time of a trial from the events of its attempts."""
     useful = lost = stalled = starting = restarting = 0.0
     each: list[Interruption] = []
     ups: list[float] = []
@@ -140,7 +144,7 @@ def find_goodput(folder: RunFolder, trial: int) -> Goodput | None:
     saved = [event for events in logs for event in events if event.key == mllog.CHECKPOINT]
     down_s = math.fsum(one.down_s for one in each)
     return Goodput(
-        folder=folder.root,
+        folder=folder,
         trial=trial,
         attempts=len(logs),
         wall_s=(useful + lost + stalled + starting) / 1000 + down_s,

@@ -1,4 +1,4 @@
-"""Renders a verdict as JSON, version 1, and the schema of the document, verdict.schema.json.
+"""Renders a verdict as JSON, version 1, whose schema is verdict.schema.json.
 
 Computes a result's figures of merit: named numbers with UCUM units, one per line, matched by one expression.
 
@@ -7,7 +7,7 @@ Computes a result's figures of merit: named numbers with UCUM units, one per lin
 A line has six words with one space between them. Version 1 keeps names, units and the form, and may get new keys
 (docs/exchange.md).
 
-Renders a result as JSON, version 1, with its score and figures of merit. Renders the document's schema too.
+Renders a result as JSON, version 1, with its score and figures of merit. Its schema is result.schema.json.
 
 `mlhpc score --format json` prints these documents.
 """
@@ -20,60 +20,12 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
-
-import msgspec
-from msgspec import Meta, Struct, field
+from typing import Any, Literal, NamedTuple
 
 from mlhpc.suite.compliance.check import Verdict
 from mlhpc.suite.compliance.result import Result, find_named_run
 from mlhpc.suite.compliance.rules.base import Finding, render_rule_link
-from mlhpc.suite.compliance.ruleset import Severity
 from mlhpc.suite.log.score import MINUTE_S, JudgedRun, Throughput, TimeToTrain, convert_to_minutes, find_log_name
-
-SCHEMA = Path(__file__).parent / "verdict.schema.json"
-
-
-class _StrictStruct(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The base class of the parts of the document."""
-
-
-class WaivedEntry(_StrictStruct, frozen=True, kw_only=True):
-    """Who accepted a finding, and why."""
-
-    reason: str
-    who: str
-
-
-class FindingEntry(_StrictStruct, frozen=True, kw_only=True):
-    """One breach of a rule."""
-
-    rule: str
-    severity: Severity
-    file: str
-    line: Annotated[int | None, Meta(description="line number in the file; null for a file or folder as a whole")]
-    message: str
-    # A stable link, so that a CI system can show it beside the finding.
-    help: Annotated[str, Meta(description="where the rule is explained")]
-    waived: Annotated[WaivedEntry | None, Meta(description="null unless a waiver covers the finding")]
-
-
-class CheckedEntry(_StrictStruct, frozen=True, kw_only=True):
-    """The numbers of logs and packages that were judged."""
-
-    logs: int
-    packages: int
-
-
-class VerdictDocument(_StrictStruct, frozen=True, kw_only=True):
-    """The document that `mlhpc check --format json` prints."""
-
-    version: Literal[1]
-    compliant: Annotated[bool, Meta(description="no finding is an error, those that a waiver covers left out")]
-    ruleset: Annotated[str, Meta(description="the rulesets that were used, with commas between them")]
-    checked: CheckedEntry
-    findings: list[FindingEntry]
 
 
 def render_json(verdict: Verdict) -> str:
@@ -86,11 +38,6 @@ def render_json(verdict: Verdict) -> str:
         "findings": [_build_entry(finding) for finding in verdict.findings],
     }
     return json.dumps(document, indent=1)
-
-
-def render_schema() -> str:
-    """Render verdict.schema.json."""
-    return json.dumps(msgspec.json.schema(VerdictDocument), indent=1) + "\n"
 
 
 def _build_entry(finding: Finding) -> dict[str, Any]:
@@ -211,90 +158,15 @@ def _make_result_name(scored: Result) -> str:
     return "/".join(re.sub(r"[^A-Za-z0-9._+-]", "_", part)[:100] or "_" for part in parts)
 
 
-RESULT_SCHEMA = Path(__file__).parent / "result.schema.json"
-SCHEMA_ID: Literal["mlhpc-result-1"] = "mlhpc-result-1"
-
-
-class FigureEntry(_StrictStruct, frozen=True, kw_only=True):
-    """One figure of merit."""
-
-    key: str
-    value: float
-    unit: Annotated[str, Meta(description="UCUM")]
-    better: Annotated[BetterDirection | None, Meta(description="which values are better; null: neither")]
-    low: Annotated[float | None, Meta(description="lower end of the 95 % interval")]
-    high: Annotated[float | None, Meta(description="upper end of the 95 % interval")]
-    n: Annotated[int | None, Meta(description="runs that it is of")]
-
-
-class RunEntry(_StrictStruct, frozen=True, kw_only=True):
-    """One run of a result. Times in minutes."""
-
-    file: str
-    seed: int | None
-    time_min: float | None
-    time_with_staging_min: float | None
-    converged: bool
-    failure: Annotated[str | None, Meta(description="why the run did not converge")]
-    dropped: Annotated[str | None, Meta(description="why the score leaves the run out")]
-
-
-class ResultDocument(_StrictStruct, frozen=True, kw_only=True):
-    """One result. Times in minutes; a number that does not exist is null."""
-
-    schema_id: Literal["mlhpc-result-1"] = field(name="schema")
-    result: Annotated[
-        str, Meta(description="system/benchmark-size/scenario/nodesxranks, the same for every run of the same thing")
-    ]
-    path: str
-    round: str | None
-    submitter: str | None
-    system: str | None
-    scenario: Literal["strong", "weak"]
-    benchmark: str | None
-    size: str | None
-    division: str | None
-    valid: Annotated[bool, Meta(description="this is the score of a compliant result")]
-    reason: str | None
-    compliant: bool
-    errors: int
-    runs: int
-    runs_converged: int
-    runs_scored: int
-    runs_required: int
-    score_min: float | None
-    score_scaled_min: float | None
-    scaling_factor: float | None
-    score_with_staging_min: float | None
-    std_min: float | None
-    fastest_min: float | None
-    slowest_min: float | None
-    interval95_min: list[float] | None
-    instances: int | None
-    instance_scale: int | None
-    instance_scale_claimed: int | None
-    total_scale: int | None
-    ttta_min: float | None
-    ttta_with_staging_min: float | None
-    models_per_min: float | None
-    run_list: list[RunEntry]
-    figures: list[FigureEntry]
-
-
 def build_result_documents(scored: Sequence[Result]) -> list[dict[str, Any]]:
     """Return the documents of some results, in their order."""
     return [_build_document(item, name) for item, name in zip(scored, make_result_names(scored), strict=True)]
 
 
-def render_result_schema() -> str:
-    """Render result.schema.json."""
-    return json.dumps(msgspec.json.schema(ResultDocument), indent=1) + "\n"
-
-
 def _build_document(scored: Result, name: str) -> dict[str, Any]:
     group, result, first = scored.group, scored.score, find_named_run(scored.runs)
     return {
-        "schema": SCHEMA_ID,
+        "schema": "mlhpc-result-1",
         "result": name,
         "path": str(group.folder),
         "round": group.round,

@@ -12,12 +12,13 @@ of n.
 from __future__ import annotations
 
 import math
+import operator
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -291,6 +292,9 @@ def _find_longest_stretch(close: Sequence[float], limit: float) -> tuple[int, in
 
 
 Fingerprint = tuple[str, float, float, float]
+# Of what a cubic of another run leaves of a run, over its roughness. The least of 8,033 published pairs is 0.055.
+_LEAST_MISFIT, _FEWEST_FITTED, _TERMS = 0.02, 7, 4
+_FITTED = ("train_loss", mllog.FIRST_LOSSES)  # beside evaluations; what clocks measure is alike in honest runs
 _TIMES = (mllog.TRACKED_STATS, mllog.STEP_PHASES)  # what follows from clocks
 
 
@@ -314,16 +318,60 @@ def check_run_copied(result: Result) -> Iterator[ResultBreach]:
             seen.setdefault(fingerprint, run)
 
 
+def _find_smooth_copies(
+    run: RunRecord, mine: Mapping[str, list[float]], earlier: Sequence[tuple[RunRecord, Mapping[str, list[float]]]]
+) -> Iterator[ResultBreach]:
+    """Yield an earlier run of which a smooth function gives a series of this one."""
+    for other, theirs in earlier:
+        for what in () if _have_one_seed(run, other) else [each for each in mine if each in theirs]:
+            if _compute_misfit(theirs[what], mine[what]) < _LEAST_MISFIT:
+                yield run.path, f"its {what} are a smooth function of those of {render_log_name(other)}"
+
+
+def _list_fitted(run: RunRecord) -> dict[str, list[float]]:
+    """List the logarithms of the series of a run that no smooth function of another run's gives."""
+    evaluations = build_series(run)[0]
+    found = {EVALUATIONS: list(evaluations.numbers) if evaluations.grain < _FINE_GRAIN else []} | {
+        key: list(run.measured.get(key, ())) for key in _FITTED
+    }
+    return {what: [math.log(abs(each)) for each in values[:_MOST_VALUES] if each] for what, values in found.items()}
+
+
+def _compute_misfit(theirs: Sequence[float], mine: Sequence[float]) -> float:
+    """Return the deviation of a series from the cubic of another that fits best, over its roughness."""
+    count = min(len(theirs), len(mine))
+    bends = [abs(a - 2.0 * b + c) for a, b, c in zip(mine, mine[1:], mine[2:count], strict=False)]
+    roughness = statistics.median(bends) / math.sqrt(6.0) if count >= _FEWEST_FITTED else 0.0
+    if roughness == 0.0:
+        return math.inf
+    rest, basis, middle = list(mine[:count]), list[list[float]](), math.fsum(theirs[:count]) / count
+    for power in range(_TERMS):
+        column = [(each - middle) ** power for each in theirs[:count]]
+        for known in basis:
+            column = _remove(column, known)
+        basis.append(column)
+        rest = _remove(rest, column)
+    return math.sqrt(math.fsum(each * each for each in rest) / (count - _TERMS)) / roughness
+
+
+def _remove(series: Sequence[float], other: Sequence[float]) -> list[float]:
+    """Return what is left of a series beside its part along another."""
+    norm = math.fsum(each * each for each in other)
+    share = math.fsum(map(operator.mul, series, other)) / norm if norm else 0.0
+    return [one - share * each for one, each in zip(series, other, strict=True)]
+
+
 @result_rule(
     "run-repeated",
     "no two runs are more alike than one pair of honest runs in 100,000: a run that is another with other seed, "
-    "last digits or time stamps, its beginning or its end",
+    "last digits or time stamps, its beginning, its end or a smooth function of it",
     OURS,
 )
 def check_run_repeated(result: Result) -> Iterator[ResultBreach]:
     seen: RunIndex[RunRecord] = RunIndex()
     exact: set[object] = set()
     pairs: dict[Fingerprint, RunRecord] = {}
+    earlier: list[tuple[RunRecord, dict[str, list[float]]]] = []
     for run in (*result.runs, *result.pruned):
         course = _make_time_free_key(run)
         if course is not None and course in exact:
@@ -334,8 +382,12 @@ def check_run_repeated(result: Result) -> Iterator[ResultBreach]:
         prints = [each for each in _list_fingerprints(run) if each[0] in (EVALUATIONS, SHAPE)]
         shared = _find_shared_numbers(run, prints, pairs.get, _have_one_seed)
         pairs |= dict.fromkeys(prints, run)
+        fitted = _list_fitted(run)
         if shared is not None and found is None:
             yield run.path, f"{shared[1]} {render_log_name(shared[0])}"
+        elif found is None:
+            yield from islice(_find_smooth_copies(run, fitted, earlier[-_MAX_RUNS_PER_CLASS:]), 1)
+        earlier.append((run, fitted))
         if found is not None:
             other, similarity = found
             seed = "no seed is logged" if run.seed is None else f"its seed is {render_repr(run.seed)}"
@@ -482,12 +534,16 @@ def _list_fingerprints(run: RunRecord) -> list[Fingerprint]:
         for place, (one, other) in enumerate(pairwise(values)):
             if has_many_digits(one) and has_many_digits(other) and one != other:
                 found.append((EVALUATIONS, float(place), one, other))
-    # What stays of a curve that was shifted and scaled.
-    steps = [b - a if abs(b - a) > 10.0 * grain * abs(a) else 0.0 for a, b in pairwise(values)]
-    bends = [float(f"{b / a:.5g}") if a else 0.0 for a, b in pairwise(steps)]
-    # Of curves that fall by equal shares all bends are equal.
-    bent = ((place, two) for place, two in enumerate(pairwise(bends)) if abs(two[1] - two[0]) > 0.01 * abs(two[0]))
-    found += ((SHAPE, float(place), *two) for place, two in bent if 0.0 not in two)
+    # What stays of a curve that was shifted and scaled, or raised to a power.
+    for curve in (values, [math.log(value) if value > 0.0 else 0.0 for value in values]):
+        steps = [
+            b - a if abs(y - x) > 10.0 * grain * abs(x) else 0.0
+            for (a, b), (x, y) in zip(pairwise(curve), pairwise(values), strict=True)
+        ]
+        bends = [float(f"{b / a:.5g}") if a else 0.0 for a, b in pairwise(steps)]
+        # Of curves that fall by equal shares all bends are equal.
+        bent = ((place, two) for place, two in enumerate(pairwise(bends)) if abs(two[1] - two[0]) > 0.01 * abs(two[0]))
+        found += ((SHAPE, float(place), *two) for place, two in bent if 0.0 not in two)
     return found
 
 
@@ -512,7 +568,10 @@ def _find_shared_numbers(
                 )
             if key == SHAPE:
                 what = "evaluations" if numbers[0] >= 0.0 else mllog.TRACKED_STATS
-                return other, f"{what} from {abs(numbers[0] + 0.5) + 0.5:g} on are, shifted and scaled, those of"
+                return (
+                    other,
+                    f"{what} from {abs(numbers[0] + 0.5) + 0.5:g} on are, shifted and scaled or to a power, those of",
+                )
             return other, f"measured {key} {', '.join(map(repr, numbers))}, as"
     return None
 

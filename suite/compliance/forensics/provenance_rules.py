@@ -92,7 +92,8 @@ def check_provenance_missing(result: Result) -> Iterator[ResultBreach]:
     elif not any(name.startswith("facts/") for folder in found.folders for name in folder.files):
         yield None, "no facts of a node under provenance/run_<n>/facts"
     for folder in found.folders:
-        for name in ("run.json", CONFIG):
+        loop = folder.info.loop if folder.info is not None else None
+        for name in ("run.json", CONFIG, *(() if loop is None else ("card.yaml", f"code/{loop}"))):
             if name not in folder.files:
                 yield folder.path / name, "there is no such file"
 

@@ -608,12 +608,19 @@ def check_eval_negative(context: LogContext) -> Iterator[LogBreach]:
             return
 
 
-@log_rule("eval-closed", "every evaluation that begins also ends, except the last if run_stop interrupts it", LOGGING)
+@log_rule(
+    "eval-closed",
+    "every evaluation that ends has begun, and every one that begins ends, except the last if run_stop interrupts it",
+    LOGGING,
+)
 def check_eval_closed(context: LogContext) -> Iterator[LogBreach]:
     if mllog.RUN_STOP not in context.by_key:
         return
-    ended = Counter(find_epoch_num(event) for event in context.run.every(mllog.EVAL_STOP))
-    for event in context.run.every(mllog.EVAL_START)[:-1]:
+    starts, stops = context.run.every(mllog.EVAL_START), context.run.every(mllog.EVAL_STOP)
+    if len(stops) > len(starts):
+        yield stops[-1].line, f"{len(stops)} eval_stop but {len(starts)} eval_start"
+    ended = Counter(map(find_epoch_num, stops))
+    for event in starts[:-1]:
         number = find_epoch_num(event)
         if ended[number]:
             ended[number] -= 1

@@ -29,7 +29,6 @@ from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import render_duration, render_repr
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.reader import Event, convert_to_float, parse_int64
-from mlhpc.suite.log.record import read_config_file
 from mlhpc.suite.machine.page_cache import judge_state
 from mlhpc.suite.training.parallel.plan import VERSION as PLAN_VERSION
 from mlhpc.suite.training.parallel.plan import ParallelPlan
@@ -104,6 +103,12 @@ def check_config_agrees(context: LogContext) -> Iterator[LogBreach]:
             f"run_config has workload = {render_repr(config['workload'])}, the events say {render_repr(workload)}",
         )
     yield from _check_device(context, event, config)
+    if event.metadata.get("simulated_machine", False) is not False:
+        yield event.line, "run_config says that the machine is simulated, or not that it is none"
+    stated = context.log.first(mllog.CONFIG_FILE)
+    if stated is not None and context.record.config_file is None:
+        what = f"config_file = {render_repr(stated.value)}, sha256 = {render_repr(stated.metadata.get('sha256'))}"
+        yield stated.line, f"{what}: expected the name of a file without folders, and 64 hexadecimal digits"
     most, card = convert_to_float(config.get("max_epochs")), context.card
     # If a card evaluates every N steps, the log's epochs are blocks of N steps.
     if most is not None and card is not None and card.eval_every_steps is None and len(context.record.epochs) > most:
@@ -116,20 +121,6 @@ def _check_device(context: LogContext, event: Event, config: Mapping[str, Any]) 
     for place, device in (("device", config.get("device")), ("device in its metadata", event.metadata.get("device"))):
         if number is not None and device in ("cuda", "cpu") and (device == "cuda") != (number > 0):
             yield event.line, f"run_config has {place} = {render_repr(device)}, accelerators_per_node is {number}"
-            return
-
-
-@log_rule("config-file", "config_file states the plain name of one file of settings and its sha256", OURS)
-def check_config_file(context: LogContext) -> Iterator[LogBreach]:
-    events = context.by_key.get(mllog.CONFIG_FILE, [])
-    stated = [read_config_file(event) for event in events]
-    for event, found in zip(events, stated, strict=True):
-        if found is None:
-            what = f"config_file = {render_repr(event.value)}, sha256 = {render_repr(event.metadata.get('sha256'))}"
-            yield event.line, f"{what}: expected the name of a file without folders, and 64 hexadecimal digits"
-            return
-        if found != stated[0]:
-            yield event.line, f"config_file states another file than before: {render_repr(event.value)}"
             return
 
 
@@ -221,7 +212,12 @@ def _list_step_counts(context: LogContext) -> Iterator[tuple[int | None, str, fl
         yield event.line, event.key, find_epoch_num(event), event.metadata.get("steps")
 
 
-@log_rule("eval-order", "an epoch trains, then evaluates, then ends, and all its events have one epoch_num", OURS)
+@log_rule(
+    "eval-order",
+    "an epoch trains, then evaluates, then ends, and all its events have one epoch_num; every other event stands once, "
+    "before run_start, in the run or after it, as the harness writes it",
+    OURS,
+)
 def check_eval_order(context: LogContext) -> Iterator[LogBreach]:
     metric = context.benchmark.metric if context.benchmark else mllog.EVAL_ERROR
     after = {
@@ -238,12 +234,44 @@ def check_eval_order(context: LogContext) -> Iterator[LogBreach]:
             place = before.key if before else "nothing"
             yield event.line, f"{event.key} stands after {place}; due is {' or '.join(due)}"
             return
-        number = event.metadata.get("epoch_num")
-        within = before.metadata.get("epoch_num") if before is not None else None
-        if before is not None and event.key != mllog.EPOCH_START and number != within:
-            yield event.line, f"{event.key} of epoch {render_repr(number)} inside epoch {render_repr(within)}"
-            return
         before = event
+    yield from islice(_check_places(context), 1)
+
+
+# Events without a number of their epoch that stand in the run, and those that may stand anywhere, also several times.
+_IN_RUN = (mllog.FIRST_LOSSES, mllog.RECOMPUTED_FLOPS, mllog.RECOVERY, mllog.SUSPENDED, mllog.OTHER_WORK)
+_ANYWHERE = (mllog.CHECKPOINT, mllog.CHECKPOINT_FAILED, mllog.MEASURED_CHOICE)
+
+
+def _check_places(context: LogContext) -> Iterator[LogBreach]:
+    """Yield an event that stands twice, or where the harness writes none of its kind."""
+    seen, epoch, phase = dict[object, Any](), None, "before the run"
+    for event in context.log.events:
+        key, number, stem = event.key, event.metadata.get("epoch_num"), event.key.rpartition("_")[0]
+        kind = {f"{stem}_start": mllog.INTERVAL_START, f"{stem}_stop": mllog.INTERVAL_END}.get(key, mllog.POINT_IN_TIME)
+        if event.event_type != kind:
+            yield event.line, f"{key} has the event_type {render_repr(event.event_type)}; due is {kind}"
+        phase = {mllog.RUN_START: "in the run", mllog.RUN_STOP: "after the run"}.get(key, phase)
+        epoch = number if key == mllog.EPOCH_START else epoch
+        place = key, render_repr(number), render_repr(event.metadata.get("first_step"))
+        if key in _ANYWHERE:
+            continue
+        stated = event.value, {name: each for name, each in event.metadata.items() if name not in ("file", "lineno")}
+        if seen.setdefault(place, stated) is not stated and not (phase == "before the run" and stated == seen[place]):
+            yield event.line, f"{key} stands twice"
+        if "epoch_num" in event.metadata and key != mllog.TARGET_ACCURACY_REACHED:
+            if number != epoch:
+                yield event.line, f"{key} of epoch {render_repr(number)} inside epoch {render_repr(epoch)}"
+            due = "in the run"
+        elif key in (*_IN_RUN, mllog.RUN_START, mllog.TARGET_ACCURACY_REACHED):
+            due = "in the run"
+        elif stem == mllog.STAGING:  # before the run, or beside it
+            due = phase.replace("after", "in")
+        else:
+            due = "after the run" if key in (mllog.RUN_STOP, mllog.GOODPUT) else "before the run"
+        if phase != due and (key != mllog.GOODPUT or mllog.RUN_STOP in context.by_key):
+            yield event.line, f"{key} stands {phase}; due is {due}"
+        epoch = None if key == mllog.EPOCH_STOP else epoch
 
 
 @log_rule("duration-agrees", "the measured time of an evaluation is that between its time stamps", OURS)
@@ -315,15 +343,6 @@ def check_cache_agrees(context: LogContext) -> Iterator[LogBreach]:
         yield clear.line, f"cache_clear is {clear.value}, cache_state {due!r}"
 
 
-@log_rule("machine-real", "the machine was not a simulated one, whose facts are files of a test", OURS)
-def check_machine_real(context: LogContext) -> Iterator[LogBreach]:
-    event = context.log.first(mllog.RUN_CONFIG)
-    simulated = event.metadata.get("simulated_machine", False) if event is not None else False
-    if event is not None and simulated is not False:
-        what = f"run_config has simulated_machine = {render_repr(simulated)}"
-        yield event.line, f"{what}: its facts are not those of the machine"
-
-
 @log_rule(
     "other-work",
     "a run had the CPUs that it may use to itself: others took at most 5 % of them, and no whole CPU",
@@ -355,26 +374,6 @@ def _list_entries(event: Event) -> Iterable[tuple[str, Any]]:
 
 def _render_epoch(epoch: float | None) -> str:
     return "without a number" if epoch is None else f"{epoch:g}"
-
-
-# ruff: noqa: D103  the explanation of a rule is the second argument of its decorator, where --explain finds it
-
-
-@log_rule("eval-stated", "an evaluation states its samples, its duration and, beside its value, all metrics", OURS)
-def check_eval_stated(context: LogContext) -> Iterator[LogBreach]:
-    metric = context.benchmark.metric if context.benchmark else None
-    keys = (mllog.EVAL_START, mllog.EVAL_STOP, *((metric,) if metric else ()))
-    for event in context.run.every(*keys):
-        if convert_to_float(event.metadata.get("samples_count")) is None:
-            yield event.line, f"{event.key} without a number samples_count"
-            return
-        if event.key == mllog.EVAL_STOP and convert_to_float(event.metadata.get("duration_s")) is None:
-            yield event.line, "eval_stop without a number duration_s"
-            return
-        metrics = event.metadata.get("metrics")
-        if event.key == metric and not (isinstance(metrics, dict) and metric in metrics):
-            yield event.line, f"{metric} without metrics that hold it"
-            return
 
 
 AXES = ("shard", "tensor", "axial", "expert", "pipeline")  # of a mesh, beside data and spatial

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -240,7 +241,7 @@ _POLICIES = "mlcommons/policies submission_rules.adoc, system description"
 # Rules without a function of their own: `judge_system`, `judge_package` and mlhpc.suite.compliance.check apply them.
 PACKAGE_RULES: tuple[Rule, ...] = (
     Rule("system-valid", "a system description is a JSON object", PACKAGE),
-    Rule("system-field", "a system description has all 33 fields, each a text or a count", _FIELDS),
+    Rule("system-field", "a system description has all 33 fields, each a visible text or a count", _FIELDS),
     Rule("system-blank", "the fields of a system description that need a meaningful response are filled in", _POLICIES),
     Rule(
         "weak-without-strong", "a throughput result stands beside a time-to-train result of the same benchmark", _WEAK
@@ -270,6 +271,8 @@ def judge_system(system: SystemFile) -> Iterator[tuple[str, str]]:
     for name in SYSTEM_FIELDS:
         if not _is_text_or_count(name, system.fields.get(name, "")):
             yield "system-field", f"{name} = {render_repr(system.fields[name])}: expected a text"
+        elif any(unicodedata.category(each) == "Cf" for each in str(system.fields.get(name, ""))):
+            yield "system-field", f"{name} = {render_repr(system.fields[name])}: has characters that nobody sees"
     for name in _REQUIRED:
         if system.fields.get(name) == "":
             yield "system-field", f"{name} is empty"

@@ -6,13 +6,15 @@ A value that is absent, null or unknown is a breach: it would switch a compariso
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
+from mlhpc.suite.compliance.rebuild import compare_values
 from mlhpc.suite.compliance.rules.base import OURS, LogBreach, LogContext, find_epoch_num, log_rule
 from mlhpc.suite.files import render_duration, render_repr
 from mlhpc.suite.log import mllog
+from mlhpc.suite.log.goodput import compute_goodput
 from mlhpc.suite.log.other_work import find_problem
 from mlhpc.suite.log.reader import Event, convert_to_float, parse_int64
 
@@ -47,6 +49,9 @@ _NAMES: dict[str, tuple[str, str]] = {
         "",
     ),
     mllog.BASELINE: (_ANY, "? oracle data_seed samples table attainable"),
+    mllog.EVAL_START: ("", "epoch_num samples_count"),
+    **dict.fromkeys((mllog.EVAL_ERROR, mllog.EVAL_ACCURACY), ("", "epoch_num samples_count metrics")),
+    mllog.EVAL_STOP: ("", "epoch_num samples_count duration_s"),
     mllog.MEASURED_CHOICE: ("name chosen", "source ? shape seconds problems beside note"),
     mllog.FIRST_LOSSES: ("", "first_step steps"),
     mllog.STEP_PHASES: (_PHASES, f"{_WHERE} loss"),
@@ -73,10 +78,12 @@ _KINDS: dict[str, tuple[type, ...]] = {  # of what stands in the metadata or und
     **dict.fromkeys(("chosen", "name", "sha256", "source", "launcher", "place", "reason", "state"), (str,)),
     **dict.fromkeys(("sources.json", "environment.json"), (str,)),
     **dict.fromkeys(
-        ("trial", "threads_per_rank", "data_bytes", "memory_bytes", "first_step", "steps", "nodes"), (int,)
+        ("samples_count", "trial", "threads_per_rank", "data_bytes", "memory_bytes", "first_step", "steps", "nodes"),
+        (int,),
     ),
     **dict.fromkeys(("exit_codes",), (list,)),
-    **dict.fromkeys(("submission", "hyperparameters"), (dict,)),
+    **dict.fromkeys(("submission", "hyperparameters", "metrics"), (dict,)),
+    **dict.fromkeys(("duration_s",), (int, float)),
     **dict.fromkeys(("simulated_machine", "keeps_freed_memory"), (bool,)),
 }
 _DISTRIBUTION = "min median mean max min_rank max_rank values"
@@ -84,7 +91,7 @@ _PLACE = {"file", "lineno"}  # in the code
 _AT_END = (mllog.OTHER_WORK, mllog.GOODPUT, mllog.STARTUP, mllog.RUN_FILES)  # of a run that reached its target
 _OF_HARNESS = (mllog.FIRST_LOSSES, mllog.WORK_PER_SAMPLE)  # a person's own loop need not know them
 _ROUNDED = 1e-5  # sums of the same numbers in another order
-_CLOCK_S = 0.05  # between two clocks of one process
+_CLOCK_S, _STAMP_S = 0.05, 0.002  # between two clocks of one process; of two time stamps
 _RATE_SHARE, _RATE_S = 0.05, 0.2  # between the steps of all ranks and the block's time
 _ENERGY_SHARE, _ENERGY_S = 0.02, 1.0  # of a run may pass before its first and after its last reading
 _LEAST_OWN_SHARE = 0.25  # of the time in which ranks compute on processors that nobody else had
@@ -139,6 +146,8 @@ def check_events_whole(context: LogContext) -> Iterator[LogBreach]:
         killed = event is None and key == mllog.GOODPUT and context.log.events[-1].key == mllog.RUN_STOP
         if not killed and (event is None or event.value is None):
             yield None, f"no {key} is logged"
+    if not own and (f"{mllog.STAGING}_stop" in context.by_key) != (mllog.STAGING_STATS in context.by_key):
+        yield None, f"staging without {mllog.STAGING_STATS}, or the other way round"
     lacking = sorted({"sources.json", "environment.json"} - context.record.run_files.keys())
     if lacking:
         yield None, f"run_files states no sha256 of {lacking[0]}"
@@ -146,7 +155,7 @@ def check_events_whole(context: LogContext) -> Iterator[LogBreach]:
     init_s = (starts[1].time_ms - starts[0].time_ms) / 1e3 if starts[0] and starts[1] else 0.0
     for name, entry in _value(context, mllog.STARTUP).items():
         seconds = _list_numbers(entry, "min", "median", "max")
-        if len(seconds) < 3 or seconds != sorted(seconds):
+        if len(seconds) < 3 or len(entry) > 3 or seconds != sorted(seconds):
             yield None, f"startup has {name} = {render_repr(entry)}: expected min <= median <= max"
         elif name == "init" and seconds[2] < init_s - _RATE_S:
             yield None, f"startup has init = {render_duration(seconds[2])}; init took {render_duration(init_s)}"
@@ -194,13 +203,11 @@ def _check_stated_data(context: LogContext, *, own: bool) -> Iterator[LogBreach]
             None,
             f"run_config has verify_data = {render_repr(config.get('verify_data'))}; data_verified says otherwise",
         )
-    verified = _value(context, mllog.DATA_VERIFIED)
-    due = (_number(verified, "bytes") or 0.0) / max(_number(verified, "seconds") or 0.0, 1e-9) / 1e9
-    if verified and not _is_near(_number(verified, "gb_per_s") or 0.0, due, 0.01):
-        yield (
-            None,
-            f"data_verified has gb_per_s = {render_repr(verified.get('gb_per_s'))}; bytes and seconds say {due:.3g}",
-        )
+    for key in (mllog.DATA_VERIFIED, mllog.STAGING_STATS):
+        read = _value(context, key)
+        due = (_number(read, "bytes") or 0.0) / max(_number(read, "seconds") or 0.0, 1e-9) / 1e9
+        if read and not _is_near(_number(read, "gb_per_s") or 0.0, due, 0.01):
+            yield None, f"{key} has gb_per_s = {render_repr(read.get('gb_per_s'))}; bytes and seconds say {due:.3g}"
 
 
 @log_rule(
@@ -422,40 +429,15 @@ def _check_own_work(context: LogContext) -> Iterator[LogBreach]:
 
 
 def _check_goodput(context: LogContext) -> Iterator[LogBreach]:
-    """Yield a goodput whose parts are not its whole, or not the time of the run."""
-    event, run_s = context.log.first(mllog.GOODPUT), context.record.time_to_train_s
-    if event is None or not isinstance(event.value, dict) or run_s is None:
+    """Yield a part of goodput that is not what the events of the run say. A replaced run has attempts elsewhere."""
+    event = context.log.first(mllog.GOODPUT)
+    if event is None or event.value is None or {mllog.RUN_REPLACED, mllog.RUN_RESUMED} & context.by_key.keys():
         return
-    names = ("wall_s", "useful_s", "lost_s", "stalled_s", "starting_s", "restarting_s", "down_s", "ratio")
-    found = {name: _number(event.value, name) for name in names}
-    if None in found.values() or any(value is not None and value < 0.0 for value in found.values()):
-        yield event.line, f"goodput has {render_repr(event.value)}: expected numbers of {', '.join(names)}"
-        return
-
-    def part(name: str) -> float:
-        return found[name] or 0.0
-
-    whole = part("useful_s") + part("lost_s") + part("stalled_s") + part("starting_s") + part("down_s")
-    first = context.log.events[0].time_ms
-    begun = context.log.first(mllog.RUN_START)
-    launch = math.fsum(
-        max(0.0, _number(_value(context, mllog.STARTUP).get(name), "max") or 0.0) for name in ("interpreter", "imports")
-    )
-    started = launch + (begun.time_ms - first) / 1e3 if begun is not None else 0.0
-    each = _list(event.value.get("interruptions"))
-    alone = [] if each else [("starting_s", part("starting_s"), started)]
-    cases = (
-        ("wall_s", part("wall_s"), whole),
-        ("ratio", part("ratio") * part("wall_s"), part("useful_s")),
-        ("useful_s", part("useful_s") + part("stalled_s"), run_s),
-        ("restarting_s", part("restarting_s"), min(part("starting_s"), _sum(each, "restart_s"))),
-        ("lost_s", part("lost_s"), _sum(each, "lost_s")),
-        ("down_s", part("down_s"), _sum(each, "down_s")),
-        *alone,
-    )
-    for name, stated, due in cases if not context.record.resumed else ():
-        if abs(stated - due) > _CLOCK_S + 0.001 * due:
-            yield event.line, f"goodput says {name}: {render_duration(stated)}, its parts {render_duration(due)}"
+    due = compute_goodput([context.log.events], context.log.path, 0).logged()
+    for name, stated, value in compare_values(event.value, due):
+        numbers = convert_to_float(stated), convert_to_float(value)
+        if None in numbers or not math.isclose(*numbers, rel_tol=1e-6, abs_tol=_STAMP_S):  # type: ignore[arg-type]
+            yield event.line, f"goodput says {name} = {render_repr(stated)}, the events {render_repr(value)}"
 
 
 def _value(context: LogContext, key: str) -> Mapping[str, Any]:
@@ -472,10 +454,6 @@ def _number(value: object, name: str) -> float | None:
 
 def _list_numbers(value: object, *names: str) -> list[float]:
     return [number for name in names if (number := _number(value, name)) is not None]
-
-
-def _sum(parts: Iterable[object], name: str) -> float:
-    return math.fsum(_number(part, name) or 0.0 for part in parts)
 
 
 def _list(value: object) -> list[Any]:

@@ -301,7 +301,7 @@ FORGED = {
     "another model": ('"key": "model_parameters", "value": 6', '"key": "model_parameters", "value": 7', "key-value"),
     "a resumed run": ('"first_block": 1', '"first_block": 2', "resumed"),
     "no data": ('"key": "data_manifest"', '"key": "data_manifesto"', "key-missing"),
-    "a simulated machine": ('"simulated_machine": false', '"simulated_machine": true', "machine-real"),
+    "a simulated machine": ('"simulated_machine": false', '"simulated_machine": true', "config-agrees"),
 }
 
 

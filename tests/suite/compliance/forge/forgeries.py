@@ -51,11 +51,15 @@ class Forgery:
     def make(self, package: Path, folder: Path) -> Path:
         """A copy of the package with this forgery."""
         forged = Path(shutil.copytree(package, folder / package.name))
-        self.apply(forged)
-        if self.restate:
-            restate(forged)
-        write_package_manifest(forged)
+        self.change(forged)
         return forged
+
+    def change(self, package: Path) -> None:
+        """Forge a package in its place."""
+        self.apply(package)
+        if self.restate:
+            restate(package)
+        write_package_manifest(package)
 
     def errors(self, package: Path, folder: Path, *, known: frozenset[tuple[str, str]] = frozenset()) -> list[str]:
         """The rules whose errors the forgery causes, beside ``known`` ones of the package itself."""
@@ -177,6 +181,9 @@ def _forge_events(package: Path) -> Iterator[Forgery]:
                 yield Forgery(
                     f"event: {key}: one dropped in {runs}", _edit(lambda all_, key=key: _drop_second(all_, key), runs)
                 )
+            yield Forgery(f"event: {key}: another one beside it in {runs}", _edit(_doubled(key), runs))
+            yield Forgery(f"event: {key}: at the end in {runs}", _edit(_at_the_end(key), runs))
+            yield Forgery(f"event: {key}: of another type in {runs}", _edit(_of_another_type(key), runs))
         about = {name: value for name, value in sample["metadata"].items() if name not in ("file", "lineno")}
         for at in list_places({"value": sample["value"], "metadata": about}):
             if at in ((), ("metadata",)):
@@ -204,6 +211,35 @@ def _edit(edit: Callable[[Events], Events], runs: str) -> Callable[[Path], None]
 def _drop_second(events: Events, key: str) -> Events:
     place = [number for number, event in enumerate(events) if event["key"] == key][1]
     return events[:place] + events[place + 1 :]
+
+
+def _doubled(key: str) -> Callable[[Events], Events]:
+    def apply(events: Events) -> Events:
+        place = next(number for number, event in enumerate(events) if event["key"] == key)
+        again = json.loads(json.dumps(events[place]))
+        change = next(change for how, change in list_changes(again["value"]) if how not in ("gone", "null"))
+        again["value"] = change(again["value"])
+        return [*events[:place], again, *events[place:]]
+
+    return apply
+
+
+def _at_the_end(key: str) -> Callable[[Events], Events]:
+    def apply(events: Events) -> Events:
+        last = events[-1]["time_ms"]
+        mine = [{**event, "time_ms": last} for event in events if event["key"] == key]
+        return [*(event for event in events if event["key"] != key), *mine]
+
+    return apply
+
+
+def _of_another_type(key: str) -> Callable[[Events], Events]:
+    return lambda events: [
+        {**event, "event_type": "INTERVAL_END" if event["event_type"] != "INTERVAL_END" else "POINT_IN_TIME"}
+        if event["key"] == key
+        else event
+        for event in events
+    ]
 
 
 def _change_events(key: str, at: tuple[Any, ...], change: Change, *, every: bool) -> Callable[[Events], Events]:
@@ -244,12 +280,16 @@ def _load(path: Path) -> Any:
     return yaml.safe_load(path.read_text()) if path.suffix == ".yaml" else json.loads(path.read_text())
 
 
+def change_document(path: Path, at: tuple[Any, ...], change: Change) -> None:
+    """Change one part of a document."""
+    document = change_part(_load(path), at, change)
+    path.write_text(yaml.safe_dump(document, sort_keys=False) if path.suffix == ".yaml" else json.dumps(document))
+
+
 def _change_document(name: Path, at: tuple[Any, ...], change: Change) -> Callable[[Path], None]:
     def apply(package: Path) -> None:
-        path = package / name
-        document = change_part(_load(path), at, change)
-        path.write_text(yaml.safe_dump(document, sort_keys=False) if path.suffix == ".yaml" else json.dumps(document))
-        state_digest(package, path)
+        change_document(package / name, at, change)
+        state_digest(package, package / name)
 
     return apply
 
