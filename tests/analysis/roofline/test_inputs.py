@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from mlhpc.analysis.commands.report import report
+from mlhpc.analysis.drawing.charts import build_specification
 from mlhpc.analysis.drawing.view import View
 from mlhpc.analysis.figures import list_views
 from mlhpc.analysis.figures.roofline import HOST_LINK, build_roof_table, draw_roof_chart
@@ -181,7 +182,7 @@ def test_the_ridge_of_the_host_link_is_the_break_even_of_offload(made: Study) ->
     """b F / (2 B) tokens: at 2 FLOPs a token for b bytes the intensity F / B."""
     table = build_roof_table(made)
     assert HOST_LINK not in table  # a processor is the host
-    panels = draw_roof_chart(table.assign(**{HOST_LINK: 1e6})).to_dict()["datasets"].values()
+    panels = build_specification(draw_roof_chart(table.assign(**{HOST_LINK: 1e6})))["datasets"].values()
     line = [row for panel in panels for row in panel if "offload" in str(row.get("_roof"))]
     peak = table["compute roof [FLOP/s]"].max()
     assert {row["_x"] for row in line if row["_y"] == peak} >= {peak / 1e6}

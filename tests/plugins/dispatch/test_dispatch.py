@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from mlhpc.analysis.drawing.charts import build_specification
 from mlhpc.plugins.dispatch import command, loops
 from mlhpc.plugins.dispatch.figures import dispatch_ceiling
 from mlhpc.plugins.dispatch.loops import FirstRank, Mode, list_modes, serve, time_mode
@@ -357,4 +358,4 @@ def test_the_figure_names_the_longest_limit_and_a_busy_machine() -> None:
     assert "a computation of 17.1 ms or more" in answer
     assert "ray sync included (other processes kept 1.5 cores busy)" in answer
     table = dispatch_ceiling.build_table(Given(make_result()))  # type: ignore[arg-type]
-    assert dispatch_ceiling.draw_chart(table).to_dict()["vconcat" if len(table["machine"].unique()) > 1 else "height"]
+    assert build_specification(dispatch_ceiling.draw_chart(table))["datasets"]

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from mlhpc.analysis.commands.report import report
+from mlhpc.analysis.drawing.charts import build_specification
 from mlhpc.analysis.sources.readers import read_file
 from mlhpc.analysis.study import NotAnswerableError, Study, read_study
 from mlhpc.plugins.tune.figures import contests, tuning
@@ -102,7 +103,7 @@ def test_values_stand_in_order_and_the_fastest_have_in_common(study: Study) -> N
 def test_every_view_is_drawn_with_its_metrics(view: Any, study: Study) -> None:
     table = view.table(study)
     assert set(view.question.metrics) <= set(table)
-    assert view.chart(table.reset_index(drop=True)).to_dict()
+    assert build_specification(view.chart(table.reset_index(drop=True)))
 
 
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)

@@ -157,7 +157,8 @@ def test_one_run_of_five_may_be_ended_at_every_event(
     for count in range(begin + 1, len(lines), step):
         last = json.loads(lines[count - 1].removeprefix(b":::MLLOG "))
         metadata = {"status": "aborted", "reason": "x", **more}
-        stop = last | {"time_ms": last["time_ms"] + 1, "key": "run_stop", "value": None, "metadata": metadata}
+        stop = {"time_ms": last["time_ms"] + 1, "event_type": "INTERVAL_END", "key": "run_stop", "value": None}
+        stop = last | stop | {"metadata": metadata}
         log = b"".join([*lines[:count], b":::MLLOG ", json.dumps(stop).encode(), b"\n"])
         found = errors(check([result_with(tmp_path, ended, log)]))
         assert not found, (count, lines[count - 1], found)

@@ -367,3 +367,15 @@ def test_a_run_may_go_on_after_the_target(tmp_path: Path, more: int, last: float
     assert bool(found(path, "3.0.0", "last-eval")) == (last > 0.124)
     (message,) = found(path, "3.0.0", "late-stop")
     assert message == f"the target was reached {more} evaluation{'s' * (more > 1)} before the run stopped"
+
+
+@pytest.mark.parametrize("tail_s", [0.0, 0.3, 5.0])
+def test_an_epoch_may_end_long_after_its_last_window(tmp_path: Path, tail_s: float) -> None:
+    """By as much as the window's event waits for a slow disk. A time that was not there is an error."""
+    lines = our_run(measured=True, tail_s=tail_s)
+    assert found(write(tmp_path / "result_0.txt", lines), "mlhpc-1.0", "sums-agree") == []
+    windows = [line.value for line in lines if line.key == "step_phases"]
+    more = {name: value + (tail_s + 0.3) * (name in ("other", "step")) for name, value in windows[0].items()}
+    for change in (more, {name: 0.9 * value for name, value in windows[0].items()}):
+        path = write(tmp_path / "result_1.txt", edit("step_phases", value=change)(lines))
+        assert any("rank 0" in message for message in found(path, "mlhpc-1.0", "sums-agree"))
