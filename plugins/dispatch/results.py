@@ -8,7 +8,6 @@ from typing import Literal
 from msgspec import Struct
 
 from mlhpc.suite.documents import NotNegative, Positive
-from mlhpc.suite.files import render_duration
 
 KIND: Literal["dispatch"] = "dispatch"
 SHARE = 0.95  # of SPMD's throughput, from which on a controller counts as hidden
@@ -100,15 +99,15 @@ class Dispatch(Struct, frozen=True, kw_only=True):
             f"{self.system}: {self.ranks} ranks, {self.cores} cores, {self.cpu}; depth {self.depth}, chains of "
             f"{self.chain}, {self.clients} clients"
         )
-        yield f"{'':18}{'overhead [us]':24}{'time / SPMD':22}{'95 % of SPMD from':26}closed form"
+        yield f"{'':18}{'overhead [us]':32}{'time / SPMD':22}{'95 % of SPMD from':28}closed form"
         version = ""
         for row in self.rows:
             if row.version != version:
                 version = row.version
                 yield f"{version}: SPMD {1e6 * row.spmd_s:.3g} us, n = {row.n}"
-            form = "" if row.predicted_s is None else render_duration(row.predicted_s)
+            form = "" if row.predicted_s is None else f"{1e3 * row.predicted_s:.3g} ms"
             name = f"  {row.controller} {row.mode}"
-            yield f"{name:18}{row.overhead_s.render(1e6):23} {row.ratio.render():21} {row.render_limit():26}{form}".rstrip()
+            yield f"{name:18}{row.overhead_s.render(1e6):31} {row.ratio.render():21} {row.render_limit():28}{form}".rstrip()
         for missing in self.not_measured:
             yield f"{missing.controller}: {missing.reason}"
         for each in self.extrapolated:

@@ -51,7 +51,9 @@ def test_a_missing_package_is_named_in_one_line(
 ) -> None:
     done = without([module], *words, folder=tmp_path)
     assert done.returncode == 2, done.stderr
-    (last,) = [line for line in done.stderr.splitlines() if "the wing" not in line]  # a copy without a wing says so first
+    (last,) = [
+        line for line in done.stderr.splitlines() if "the wing" not in line
+    ]  # a copy without a wing says so first
     assert last == f"mlhpc: the Python package {install}; this Python is {sys.executable}"
 
 

@@ -144,6 +144,8 @@ def _list_contradictions(context: LogContext) -> Iterator[LogBreach]:
     if context.ruleset.foreign and len(rates) > _FEW and max(rates) > _MOST_EPOCH_RATE * statistics.median(rates):
         yield None, f"throughput is {max(rates):g} samples/s in one epoch, in the middle {statistics.median(rates):g}"
     for event in context.run.events:
+        if event.key in STEP_KEYS:  # of which the reader keeps some
+            continue
         value, about = convert_to_float(event.value), event.metadata
         epoch = convert_to_float(about.get("epoch_num", about.get("epoch")))
         rate = value if event.key == "throughput" else _find_rate(event) if event.key == mllog.TRACKED_STATS else None

@@ -63,6 +63,18 @@ def test_every_flip_in_an_exact_product_is_found() -> None:
         check()  # of normal data, where not every bit is above the bound
 
 
+def test_a_low_bit_of_a_zero_is_not_lost_in_a_sum() -> None:
+    def multiply(a: Tensor, b: Tensor) -> Tensor:
+        c = torch.mm(a, b)
+        c[3, 4] = 0.0
+        flip(c[3, 4:5], random.Random(), bit=0)
+        return c
+
+    one, other = torch.eye(ORDER), torch.zeros(ORDER, ORDER)
+    other[0, 0] = 8.0
+    assert check_product(multiply, one, other, 0.0) > 1.0
+
+
 def test_every_flip_above_the_bound_in_a_product_of_normal_data_is_found() -> None:
     chance, seen = random.Random(), 0
     while seen < 100:
