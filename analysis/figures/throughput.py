@@ -61,7 +61,9 @@ def build_rate_table(study: Study) -> pd.DataFrame:
 
 
 def render_rate_answer(study: Study) -> Answer:
-    """Name the fastest and the slowest part of each problem that was trained on several sizes, else the most samples."""
+    """Name the fastest and the slowest part of each problem that was trained on several sizes, else the most
+    samples.
+    """
     table = build_rate_table(study)
     sentences = []
     for (benchmark, size), rows in (
@@ -92,7 +94,9 @@ def _render_rate(rate: float) -> str:
 
 
 def draw_rate_chart(table: pd.DataFrame) -> Chart:
-    """Draw log-log panels of the speed of one part over the size of the machine; a line joins the sizes of a machine."""
+    """Draw log-log panels of the speed of one part over the size of the machine; a line joins the sizes of a
+    machine.
+    """
     shown = _select_sizes(table).assign(_sign=lambda rows: rows["device"])
 
     def draw(rows: pd.DataFrame) -> Chart:
@@ -196,9 +200,12 @@ VIEWS = (
             ("train_rate.mean", "train_rate_per_unit"),
             needs="a second machine size",
         ),
-        "Samples per second of each accelerator, processor, node, core or rank (whichever varies) over the number of them: "
-        "epochs × training samples ÷ training time, without evaluation and staging; harmonic mean over the scored runs. A "
-        "line joins the sizes of one machine: a horizontal one is perfect scaling. Higher is a faster part, further right a "
+        "Samples per second of each accelerator, processor, node, core or rank (whichever varies) over the"
+        " number of them: "
+        "epochs × training samples ÷ training time, without evaluation and staging; harmonic mean over the"
+        " scored runs. A "
+        "line joins the sizes of one machine: a horizontal one is perfect scaling. Higher is a faster part,"
+        " further right a "
         "larger machine. The table has standard deviations, and throughput mode.",
         build_rate_table, render_rate_answer, draw_rate_chart, _has_sizes,
     ),

@@ -334,7 +334,9 @@ FILTERS = {name: name for name in ("benchmark", "size", "round", "division", "de
 
 
 def _render_filter_values(study: Study, summary: Summary) -> str:
-    """Render what the page's script filters results by, and prices that matter, as JSON that is safe inside of a page."""
+    """Render what the page's script filters results by, and prices that matter, as JSON that is safe inside of a
+    page.
+    """
     results = [
         {"label": row["label"], "name": row["name"]} | {name: str(row[column]) for name, column in FILTERS.items()}
         for row in study.results.to_dict("records")

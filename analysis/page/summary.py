@@ -145,7 +145,8 @@ def write_headline(study: Study, standing: pd.DataFrame) -> str:
         return f"No system is surely the fastest in any of {tasks}"
     (leader, count), *others = wins
     parts = [
-        f"{leader} is the fastest in {'all' if count == len(pairs) else f'{count} of'} {len(pairs)} tasks by time to train"
+        f"{leader} is the fastest in {'all' if count == len(pairs) else f'{count} of'} {len(pairs)} tasks by"
+        " time to train"
     ]
     parts += [f"{who} in {many}" for who, many in others[:MOST_LISTED]]
     undecided = f"; {len(pairs) - len(sure)} undecided" if len(sure) < len(pairs) else ""
@@ -255,7 +256,9 @@ def _explain_difference(explained: pd.DataFrame, other: pd.Series, best: pd.Seri
 
 
 def _name_settings(a: pd.Series, b: pd.Series, study: Study) -> str:
-    """Name the settings in which two results of one's own differ. Empty if none does, or if one of them is published."""
+    """Name the settings in which two results of one's own differ. Empty if none does, or if one of them is
+    published.
+    """
     if a["published"] or b["published"]:
         return ""
     one, other = (_settings(study.runs[study.runs["group"] == row["group"]]).get(row["group"], {}) for row in (a, b))
@@ -291,7 +294,8 @@ def _throughput(task: Task, a: pd.Series, b: pd.Series, study: Study) -> tuple[s
     vary = max((each["run_s.std"] / each["run_s.mean"] for each in (a, b)), default=math.nan)
     spread = f"; instances vary by {render_percent(100 * vary)}" if vary == vary else ""
     by = (
-        f"{a['models_per_min'] / b['models_per_min']:.3g} times: {rate} against {other} of {_machine(b)}; one measurement "
+        f"{a['models_per_min'] / b['models_per_min']:.3g} times: {rate} against {other} of {_machine(b)}; one"
+        " measurement "
         f"of each, whose error is not known{spread}"
     )
     return task.short, _machine(a), by, "–", _costs(a, b, study), _advise_by_cost(a, b, study)

@@ -82,7 +82,8 @@ def simulate(
         return
     drawn = min(ranks, simulation.DRAWN_RANKS)
     print_line(
-        f"simulation, nothing is measured: {popularity.source}; {len(popularity.shares)} layers, {popularity.experts:,} "
+        f"simulation, nothing is measured: {popularity.source}; {len(popularity.shares)} layers,"
+        f" {popularity.experts:,} "
         f"experts, {popularity.choices:,} choices in a step; {drawn} of {ranks:,} ranks, {requests:,} requests each"
     )
     head = ("cache", "experts", *simulation.POLICIES)

@@ -106,7 +106,9 @@ class Popularity:
         return sum(map(len, self.shares))
 
     def draw(self, ranks: int, requests: int, generator: np.random.Generator) -> Trace:
-        """Draw the requests of one of several ranks, which share a step. An expert's number counts those of earlier layers."""
+        """Draw the requests of one of several ranks, which share a step. An expert's number counts those of
+        earlier layers.
+        """
         firsts = np.cumsum([0, *map(len, self.shares)])
         mine = max(1, self.choices // ranks)
         absent = [(1 - share) ** mine for share in self.shares]  # the chance that an expert gets no token
@@ -148,7 +150,9 @@ def read_popularity(path: Path) -> Popularity:
 
 
 class Hits(Struct, frozen=True, kw_only=True):
-    """The hits of one policy in 100 requests: the mean over ranks, and the rank with fewest. ``entries``: of a cache."""
+    """The hits of one policy in 100 requests: the mean over ranks, and the rank with fewest. ``entries``: of a
+    cache.
+    """
 
     policy: str
     cache: float

@@ -275,7 +275,9 @@ def _start_trials(
 
 
 def _check_before_launch(plan: TrialPlan, ranks: int, *, runs: int | None, strict: bool) -> list[str]:
-    """Raise ValueError if every trial would fail: by its batch size or its data. Return what the checker would refuse."""
+    """Raise ValueError if every trial would fail: by its batch size or its data. Return what the checker would
+    refuse.
+    """
     from mlhpc.suite.data.build import find_data
     from mlhpc.suite.data.sampling import check_batch
     from mlhpc.suite.training.parallel.parallel_dims import Parallel

@@ -103,7 +103,9 @@ def _describe_errors(result: Result) -> str:
 
 
 def describe_disturbance(runs: Sequence[RunRecord]) -> str | None:
-    """Say during how many runs other programs used more than `MOST_DISTURBED` of the CPUs. None: in none, or not logged."""
+    """Say during how many runs other programs used more than `MOST_DISTURBED` of the CPUs. None: in none, or not
+    logged.
+    """
     shares = [run.company.share for run in runs if run.company is not None and run.company.share > MOST_DISTURBED]
     if not shares:
         return None

@@ -61,11 +61,13 @@ class KnownSpread:
         runs = int(seconds / self.run_s)
         if runs < 2:
             raise InputError(
-                f"{render_duration(seconds)} is enough for {runs} of two runs: one takes about {render_duration(self.run_s)}"
+                f"{render_duration(seconds)} is enough for {runs} of two runs: one takes about"
+                f" {render_duration(self.run_s)}"
             )
         ratio = find_detectable_ratio(self.spread, self.dof, (runs, runs))
         return (
-            f"{runs} runs fit into {render_duration(seconds)}; so many of each side show {100 * (ratio - 1):.2g} % in 8 of "
+            f"{runs} runs fit into {render_duration(seconds)}; so many of each side show"
+            f" {100 * (ratio - 1):.2g} % in 8 of "
             f"10 cases of normal noise ({self._describe()})"
         )
 

@@ -125,7 +125,8 @@ def render_crossover_answer(study: Study) -> str:
     return "; ".join(
         f"{render_label(fit.sweep.name)}: "
         + ", ".join(
-            f"{ranks:,} ranks{' (extrapolated)' if ranks > fit.sweep.ranks else ''} {find_crossover(fit, ranks).words()}"
+            f"{ranks:,} ranks{' (extrapolated)' if ranks > fit.sweep.ranks else ''}"
+            f" {find_crossover(fit, ranks).words()}"
             for ranks in (fit.sweep.ranks, *list_bounded_ranks(fit))
         )
         + f"; on more than {(fit.sweep.ranks, *list_bounded_ranks(fit))[-1]:,} ranks: inconclusive"

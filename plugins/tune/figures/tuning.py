@@ -72,7 +72,8 @@ def _render_answer(search: TuneResult) -> str:
     ends = f"{ratio.low:.3g} to {ratio.high:.3g}" if ratio.low and ratio.high else "unknown"
     return (
         f"{named}: {render_point(search.best, search.default)} takes {ratio.value:.3g} of the default's "
-        f"{search.objective.replace('-', ' ').replace('cpu', 'CPU')} (95 % interval {ends}, {search.pairs} fresh pairs), {effort}"
+        f"{search.objective.replace('-', ' ').replace('cpu', 'CPU')} (95 % interval {ends}, {search.pairs}"
+        f" fresh pairs), {effort}"
     )
 
 
@@ -130,7 +131,9 @@ def draw_importance_chart(table: pd.DataFrame) -> Chart:
 
 
 def build_values_table(study: Study) -> pd.DataFrame:
-    """Build a row per measured configuration and tunable with several values: the value, and the time over the default's."""
+    """Build a row per measured configuration and tunable with several values: the value, and the time over the
+    default's.
+    """
     return pd.DataFrame([row for search in _list_searches(study) for row in _value_rows(search)])
 
 
@@ -215,14 +218,16 @@ VIEWS = (
             UNDERSTAND_TIME, "Which settings are the fastest here, and how sure is that?", (RATIO, BEST), needs=NEEDS,
             decision="the interval of fresh pairs decides: the best of many measured ones looks faster than it is",
         ),
-        "A point per measured configuration, in order: its time over the default's in the same blocks. The green line is "
+        "A point per measured configuration, in order: its time over the default's in the same blocks. The"
+        " green line is "
         "the best until then. Fresh pairs of the best and the default, in the answer, do not count the search.",
         build_course_table, render_course_answer, draw_course_chart,
     ),
     View(
         "tuning_importance", "What a tunable is worth",
         Question(UNDERSTAND_TIME, "Which tunables matter on this machine?", ("part of variance",), needs=NEEDS),
-        "The part of the variance of log time that a tunable explains (functional analysis of variance of random trees) "
+        "The part of the variance of log time that a tunable explains (functional analysis of variance of"
+        " random trees) "
         "among the measured configurations. A search measures good ones more often, so parts are rough.",
         build_importance_table, render_importance_answer, draw_importance_chart,
     ),

@@ -487,7 +487,9 @@ def check_facts_agree(result: Result) -> Iterator[ResultBreach]:
 
 
 def _check_environment(folder: KeptFolder) -> Iterator[ResultBreach]:
-    """Yield facts in a file that is not their node's, and software that the facts and the environment have otherwise."""
+    """Yield facts in a file that is not their node's, and software that the facts and the environment have
+    otherwise.
+    """
     environment = folder.read("environment.json", Environment)
     for name, file in folder.files.items():
         if not isinstance(node := file.value, Facts):

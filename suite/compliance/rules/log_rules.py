@@ -229,7 +229,9 @@ def check_clock_jump(context: LogContext) -> Iterator[LogBreach]:
 
 
 def _list_steps_back(context: LogContext) -> Iterator[tuple[int, float]]:
-    """Yield (line, seconds) of each event that is earlier than the one before it by more than clocks of ranks differ."""
+    """Yield (line, seconds) of each event that is earlier than the one before it by more than clocks of ranks
+    differ.
+    """
     many = context.ruleset.data.many_writers
     events = _list_timed_events(_list_run_events(context)) if many else context.log.events
     least = _CLOCKS_DIFFER_S if many else _CLOCK_STEP_S

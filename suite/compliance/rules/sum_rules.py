@@ -257,7 +257,9 @@ def _check_windows(context: LogContext) -> Iterator[LogBreach]:
 
 
 def _check_losses(context: LogContext) -> Iterator[LogBreach]:
-    """Yield an epoch in which the losses of windows are not the sum that the ranks have, or less than the first ones."""
+    """Yield an epoch in which the losses of windows are not the sum that the ranks have, or less than the first
+    ones.
+    """
     first, window = context.log.first(mllog.FIRST_LOSSES), context.log.first(mllog.STEP_PHASES)
     begun = [convert_to_float(loss) or 0.0 for loss in _list(first.value)] if first is not None else []
     steps, mean = (
@@ -288,7 +290,8 @@ def _check_losses(context: LogContext) -> Iterator[LogBreach]:
             if context.record.status == "success":
                 yield (
                     event.line,
-                    f"loss_sum = {render_repr(stated)}, the losses of its windows {render_repr(losses)}: expected numbers",
+                    f"loss_sum = {render_repr(stated)}, the losses of its windows {render_repr(losses)}:"
+                    " expected numbers",
                 )
         elif not _is_near(math.fsum(known), total, _ROUNDED):
             yield event.line, f"loss_sum = {total:g}; the losses of the windows sum to {math.fsum(known):g}"

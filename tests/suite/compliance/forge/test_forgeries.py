@@ -14,8 +14,6 @@ from mlhpc.suite.package.build import build_package
 from tests.fixtures.logs import START_MS, Lines, our_run, results
 from tests.fixtures.once import made_once
 from tests.fixtures.runs import describe
-
-pytest.importorskip("mlhpc.plugins.exchange", reason="the wing exchange is not installed: no crate to forge")
 from tests.suite.compliance.forge.forgeries import (
     Forgery,
     draw,
