@@ -108,7 +108,7 @@ class Keeper:
             layer.update(chunk)
         self.tier.commit()
         if self.settings.cache is not None:
-            return_freed_memory()
+            return_freed_memory(self.settings.cache)
 
     def ask_ahead(self, numbers: Iterable[int]) -> None:
         """Load experts of other layers ahead: those that the layers used last."""
@@ -285,7 +285,7 @@ class OffloadedLayer:
         self.cache.put(key, copy(gradients), dirty=True)
         del gradients
         if self.keeper.settings.cache is not None:
-            return_freed_memory()
+            return_freed_memory(self.keeper.settings.cache)
 
     def update(self, chunk: Sequence[int]) -> None:
         """Update some experts by their gradients. After the last ones the gradients go."""

@@ -77,10 +77,22 @@ def copy(entry: Entry) -> dict[str, Tensor]:
     return found
 
 
-def return_freed_memory() -> None:
-    """Give what the heap has free back to the system, with glibc."""
+class _Heap(ctypes.Structure):
+    """The struct mallinfo2 of glibc."""
+
+    _fields_ = tuple((name, ctypes.c_size_t) for name in "arena ord smblks hblks hblkhd usm fsm uord free keep".split())
+
+
+def return_freed_memory(kept: int = 0) -> None:
+    """Give what the heap has free back to the system if that is more than ``kept`` bytes, with glibc.
+
+    The next step would ask for most of it again: to trim after each layer takes a third of a step.
+    """
     with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)
+        glibc = ctypes.CDLL(None)
+        glibc.mallinfo2.restype = _Heap
+        if glibc.mallinfo2().free > kept:
+            glibc.malloc_trim(0)
 
 
 class Tier(Protocol):
