@@ -3,8 +3,8 @@
     python benchmarks/offload_pairs.py [--pairs 20] [--batch 64] [--tier file] > benchmarks/results/DATE-offload_pairs.txt
 
 Each pair trains `moe_lm` smoke for two epochs on one rank without offload and with it, in an order that alternates. Compared is
-the throughput of the second epoch. Run it alone: ten minutes. Printed: n, the ratio with / without of geometric means with its 90 % interval, and what a
-step waits for loads. Needs the data set ($MLHPC_DATA).
+the throughput of the second epoch. Run it alone: it takes ten minutes. Printed: n, the ratio with / without of geometric means with
+its 90 % interval, and what a step waits for loads. Needs the data set ($MLHPC_DATA).
 """
 
 from __future__ import annotations
