@@ -80,7 +80,10 @@ def copy(entry: Entry) -> dict[str, Tensor]:
 class _Heap(ctypes.Structure):
     """The struct mallinfo2 of glibc."""
 
-    _fields_ = tuple((name, ctypes.c_size_t) for name in "arena ord smblks hblks hblkhd usm fsm uord free keep".split())
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in ("arena", "ord", "smblks", "hblks", "hblkhd", "usm", "fsm", "uord", "free", "keep")
+    )
 
 
 def return_freed_memory(kept: int = 0) -> None:
