@@ -13,7 +13,6 @@ from mlhpc.analysis.drawing.charts import (
     GREY,
     ORANGE,
     PURPLE,
-    SKY,
     VERMILION,
     Chart,
     draw_result_panels,
@@ -30,7 +29,7 @@ RUN_PARTS = (  # column of the results, of the table, and its colour
     ("train_s", "training", BLUE),
     ("eval_s", "evaluation", GREEN),
     ("other_s", "other", GREY),
-    ("staging_before_run_s", "staging before the run", SKY),
+    ("staging_before_run_s", "staging before the run", PURPLE),
 )
 START_PARTS = (("interpreter", ORANGE), ("imports", PURPLE), ("init", BLUE))
 GOODPUT_PARTS = (
