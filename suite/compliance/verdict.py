@@ -168,11 +168,9 @@ def judge_pair(
     # Other rules make other times: the ratio is shown, but says nothing of the machine.
     apart = list_differences(a.round, b.round, a.division, b.division)
     one, other = ({run[:2] for run in side.runs} for side in (a, b))
-    copied = not apart and (one <= other or other <= one)
-    same = (
-        f"{len(one & other)} of {len(b.runs)} runs of B are runs of A: a result and its copy say nothing of each other"
-    )
-    apart = [*apart, *[same] * copied]
+    if not apart and (one <= other or other <= one):
+        same = f"{len(one & other)} of {len(b.runs)} runs of B are runs of A"
+        apart = [f"{same}: a result and its copy say nothing of each other"]
     lost = [_describe_missed_runs(side, one) for side, one in sides if one.missed > ALLOWED_TO_MISS]
     disturbed = [f"{side}: {one.disturbed}" for side, one in sides if one.disturbed]
     against = [*apart, *lost, *(disturbed if not busy else []), *(invalid if not any_runs else [])]

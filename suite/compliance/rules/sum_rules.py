@@ -297,6 +297,11 @@ def _check_losses(context: LogContext) -> Iterator[LogBreach]:
             yield event.line, f"loss_sum = {total:g}; the losses of the windows sum to {math.fsum(known):g}"
 
 
+def _measure_epochs(context: LogContext) -> dict[float | None, float]:
+    """Return the seconds of training of each complete epoch, by its number."""
+    return {epoch.number: epoch.train_s for epoch in context.record.epochs if epoch.complete}
+
+
 def _check_phases(context: LogContext) -> Iterator[LogBreach]:
     """Yield a step that its phases do not fill, and an epoch whose windows are not what rank 0 has in rank_stats."""
     ranks = {find_epoch_num(event): event.value for event in context.by_key.get(mllog.RANK_STATS, ())}
@@ -310,7 +315,7 @@ def _check_phases(context: LogContext) -> Iterator[LogBreach]:
         for name in _PHASES.split() if event.key == mllog.STEP_PHASES else ():
             place = find_epoch_num(event), f"{name}_s"
             sums[place] = sums.get(place, 0.0) + (_number(event.value, name) or 0.0)
-    lengths = {epoch.number: epoch.train_s for epoch in context.record.epochs if epoch.complete}
+    lengths = _measure_epochs(context)
     for (epoch, name), total in sums.items():
         values = _list(_value_of(_value_of(ranks.get(epoch)).get(name)).get("values"))
         due = convert_to_float(values[0]) if values else None
@@ -324,7 +329,7 @@ def _check_phases(context: LogContext) -> Iterator[LogBreach]:
 def _check_ranks(context: LogContext) -> Iterator[LogBreach]:
     """Yield what is no distribution over ranks, or has another mean than rank_phases."""
     means = {find_epoch_num(event): event.value for event in context.by_key.get(mllog.RANK_PHASES, ())}
-    lengths = {epoch.number: epoch.train_s for epoch in context.record.epochs if epoch.complete}
+    lengths = _measure_epochs(context)
     for event in context.by_key.get(mllog.RANK_STATS, ()):
         epoch, stats = find_epoch_num(event), _value_of(event.value)
         lacking = [name for name in _PHASES.split() if f"{name}_s" not in stats]
