@@ -52,10 +52,12 @@ QUESTION = Question(
 CAPTION = (
     "Time to train over that of the fastest result of the task, on a logarithmic axis; in throughput mode the "
     "fastest's models per minute over those of each. Bars are 95 % intervals. A task has results of one benchmark, "
-    "size and division, of rounds whose times mean the same. Green: the fastest. Blue: surely slower. Grey: the runs "
-    "do not tell, or there is one measurement of each. Hollow: not ranked, with the reason."
+    "size and division, of rounds whose times mean the same. Slower: surely so. Inconclusive: the runs do not tell. A mark "
+    "that is not ranked has the reason beside it."
 )
 COLOURS = {FASTEST: GREEN, SLOWER: BLUE, INCONCLUSIVE: GREY, ONE_EACH: GREY, NOT_RANKED: ORANGE}
+FILLS = COLOURS | {NOT_RANKED: "transparent"}
+KEY = ["Ratios, 95 % intervals: of the means of all runs", "Times beside names: scores"]  # lines as wide as a phone
 MOST_ROWS = 6  # of a task on the page; one's own are always shown
 ROW_HEIGHT, LETTER = 22, 6.5  # pixels
 WIDTH, PHONE = 1250, 330  # pixels of the axis on a wide page and on a phone
@@ -151,7 +153,7 @@ def draw_chart(table: pd.DataFrame) -> Chart:
     """Draw a panel for each task, with a mark, its interval and its name for each result; one axis for all."""
     shown, low, high = _place_names(table[table["shown"]])
     shown = shown.assign(
-        _sign=shown["verdict"], _hollow=shown["verdict"] == NOT_RANKED, _place=range(len(shown)),
+        _sign=shown["verdict"], _place=range(len(shown)),
         _title=[_render_title(row) for row in shown.to_dict("records")],
     )  # fmt: skip
     last = shown["_title"].iloc[-1]
@@ -168,14 +170,20 @@ def draw_chart(table: pd.DataFrame) -> Chart:
                 format=".3~g", tickCount=6, labels=is_last, ticks=is_last, domain=is_last, labelBound=True
             )
             channel.title = title if is_last else None
-        scale = alt.Scale(domain=list(COLOURS), range=list(COLOURS.values()))
-        colour, fill = (kind("_sign:N", scale=scale, legend=None) for kind in (alt.Color, alt.Fill))
+        found = [name for name in COLOURS if name in set(shown["_sign"])]
+        legend = (
+            alt.Legend(orient="bottom", title=KEY, titleLimit=0, values=found, symbolOpacity=1, labelLimit=0)
+            if is_last
+            else None
+        )
+        colour, fill = (
+            kind("_sign:N", scale=alt.Scale(domain=list(of), range=list(of.values())), legend=legend)
+            for kind, of in ((alt.Stroke, COLOURS), (alt.Fill, FILLS))
+        )
         y = alt.Y("_place:O", axis=None)
         base = alt.Chart(rows).encode(y=y)
-        rule = base.mark_rule(strokeWidth=4, opacity=0.35).encode(color=colour, **ends)
-        filled = alt.when("datum._hollow").then(alt.value(0)).otherwise(alt.value(1))
-        marks = base.mark_point(size=90, strokeWidth=1.8)
-        point = marks.encode(x=x, color=colour, fill=fill, fillOpacity=filled)
+        rule = base.mark_rule(strokeWidth=4, opacity=0.35).encode(stroke=colour, **ends)
+        point = base.mark_point(size=90, strokeWidth=1.8).encode(x=x, stroke=colour, fill=fill)
         names = base.mark_text(align=alt.expr("datum._align"), dx=alt.expr("datum._dx")).encode(
             x=names_at, text="_said:N"
         )

@@ -210,7 +210,7 @@ def _compute_interval(
 def _find_nearest(reference: Mapping[int, Sequence[float]], batch: int | None) -> int:
     """Find the batch size of reference points that is nearest as a ratio."""
     known = [size for size in reference if size > 0]
-    return min(known, key=lambda size: abs(math.log(size / batch)), default=0) if batch else 0
+    return min(known, key=lambda size: abs(math.log(size / batch)), default=0) if batch and batch > 0 else 0
 
 
 def compute_olympic_mean(times: Sequence[float]) -> float:
