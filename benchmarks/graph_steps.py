@@ -29,7 +29,7 @@ from torch import Tensor
 from mlhpc.suite.config import choose_default_data_root
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.log.mllog import EventLog
-from mlhpc.suite.training.graphs import WARM_UPS
+from mlhpc.suite.training.cuda_graphs import WARM_UPS
 from mlhpc.suite.world import World
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -31,7 +31,7 @@ from mlhpc.suite.statistics.student_t import compute_quantile
 from mlhpc.suite.training.agreement import StopAgreement
 from mlhpc.suite.training.instrument import compute_rank_distribution
 from mlhpc.suite.training.loop import Trainer
-from mlhpc.suite.training.timing import PHASES
+from mlhpc.suite.training.step_timing import PHASES
 from mlhpc.suite.world import World
 
 LIMIT = 1.01

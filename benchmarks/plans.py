@@ -40,7 +40,8 @@ from mlhpc.suite.descriptor import Descriptor, load_descriptor
 from mlhpc.suite.training.instrument import CollectiveCounter, count_collectives
 from mlhpc.suite.training.loop import run_evaluation
 from mlhpc.suite.training.parallel.apply import apply
-from mlhpc.suite.training.parallel.ddp import Clipping, adapt_optimizer, wrap
+from mlhpc.suite.training.parallel.clipping import Clipping
+from mlhpc.suite.training.parallel.ddp import adapt_optimizer, wrap
 from mlhpc.suite.training.parallel.fsdp import local
 from mlhpc.suite.training.parallel.layout import slices, stages_of
 from mlhpc.suite.training.parallel.mesh import Mesh

@@ -278,7 +278,7 @@ def ours(args: argparse.Namespace, folder: Path) -> tuple[Step, int, str]:
 
     from mlhpc.suite.machine.choice.chooser import make_chooser
     from mlhpc.suite.training.loop import make_autocast
-    from mlhpc.suite.training.parallel.ddp import Clipping
+    from mlhpc.suite.training.parallel.clipping import Clipping
     from mlhpc.suite.world import World
 
     name, world = args.workloads[0], World.create(None)

@@ -258,7 +258,7 @@ class Workload(Protocol):
         """Find why a training pass cannot be a CUDA graph. None, the default: nothing is known.
 
         In a graph shapes are fixed and the host reads nothing. Python does not run again, see `after_pass` in
-        mlhpc.suite.training.graphs.
+        mlhpc.suite.training.cuda_graphs.
         """
         return None
 

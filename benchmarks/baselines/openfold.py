@@ -18,7 +18,7 @@ from mlhpc.suite.data.shards import ShardReader
 from mlhpc.workloads.openfold import residues
 from mlhpc.workloads.openfold.features import Protein
 from mlhpc.workloads.openfold.geometry import compute_torsions_of
-from mlhpc.workloads.openfold.losses import compute_distance_lddt_ca
+from mlhpc.workloads.openfold.metric import compute_distance_lddt_ca
 from mlhpc.workloads.openfold.proteins import HELIX, STRAND, TORSIONS, Floats, build_backbone
 from mlhpc.workloads.openfold.shard_form import convert_to_proteins
 

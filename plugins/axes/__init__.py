@@ -21,6 +21,8 @@ USES = (
     "mlhpc.suite.training.instrument",
     "mlhpc.suite.training.loop",
     "mlhpc.suite.training.parallel.apply",
+    "mlhpc.suite.training.parallel.batch_norm",
+    "mlhpc.suite.training.parallel.clipping",
     "mlhpc.suite.training.parallel.ddp",
     "mlhpc.suite.training.parallel.exchange",
     "mlhpc.suite.training.parallel.fsdp",

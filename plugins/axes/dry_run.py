@@ -21,7 +21,8 @@ from torch._subclasses.fake_tensor import (
 from mlhpc.suite.config import RunConfig
 from mlhpc.suite.training.counts.flops import list_flop_formulas
 from mlhpc.suite.training.counts.memory import LiveBytes
-from mlhpc.suite.training.parallel.ddp import Clipping, adapt_optimizer
+from mlhpc.suite.training.parallel.clipping import Clipping
+from mlhpc.suite.training.parallel.ddp import adapt_optimizer
 from mlhpc.suite.training.parallel.fsdp import Group, States, local, states_of
 from mlhpc.suite.training.parallel.mesh import Mesh
 from mlhpc.suite.training.parallel.recompute import is_computed_again

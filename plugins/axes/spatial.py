@@ -33,7 +33,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from mlhpc.plugins.axes.collectives import add_up, gather
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.training.parallel.ddp import GroupBatchNorm2d
+from mlhpc.suite.training.parallel.batch_norm import GroupBatchNorm2d
 from mlhpc.suite.training.parallel.exchange import Axis
 from mlhpc.suite.training.parallel.mesh import Interval, part_of
 from mlhpc.suite.training.parallel.plan import SAMPLE, Boundary

@@ -13,7 +13,7 @@ USES = (
     "mlhpc.suite.documents",
     "mlhpc.suite.errors",
     "mlhpc.suite.files",
-    "mlhpc.suite.launch.ranks",
+    "mlhpc.suite.launch.measuring_ranks",
     "mlhpc.suite.launcher",
     "mlhpc.suite.machine.probes.allowance",
     "mlhpc.suite.machine.probes.processor",

@@ -30,7 +30,7 @@ from mlhpc.suite.cli.options import (
 )
 from mlhpc.suite.errors import ExitCode, InputError, explain_missing
 from mlhpc.suite.files import print_line, print_progress, read_bytes, render_error, write_file_atomically
-from mlhpc.suite.launch.ranks import run_as_rank, start_ranks
+from mlhpc.suite.launch.measuring_ranks import run_as_rank, start_ranks
 from mlhpc.suite.launcher import find_world
 from mlhpc.suite.machine.probes.allowance import find_usable_resources
 from mlhpc.suite.machine.probes.processor import find_machine_root, read_cpu

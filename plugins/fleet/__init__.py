@@ -12,7 +12,7 @@ USES = (
     "mlhpc.suite.documents",
     "mlhpc.suite.errors",
     "mlhpc.suite.files",
-    "mlhpc.suite.launch.ranks",
+    "mlhpc.suite.launch.measuring_ranks",
     "mlhpc.suite.launcher",
     "mlhpc.suite.log.reader",
     "mlhpc.suite.machine.facts",

@@ -26,7 +26,7 @@ USES = (
     "mlhpc.suite.errors",
     "mlhpc.suite.files",
     "mlhpc.suite.launch.local",
-    "mlhpc.suite.launch.ranks",
+    "mlhpc.suite.launch.measuring_ranks",
     "mlhpc.suite.launcher",
     "mlhpc.suite.log.reader",
     "mlhpc.suite.log.record",

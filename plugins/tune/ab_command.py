@@ -46,7 +46,7 @@ from mlhpc.suite.files import (
     render_printable,
     write_file_atomically,
 )
-from mlhpc.suite.launch.ranks import run_as_rank, start_ranks
+from mlhpc.suite.launch.measuring_ranks import run_as_rank, start_ranks
 from mlhpc.suite.launcher import find_world
 from mlhpc.suite.log.run_folder import RunFolder, choose_default_folder
 from mlhpc.suite.machine.probes.processor import find_machine_root, read_cpu

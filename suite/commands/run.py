@@ -37,7 +37,7 @@ from mlhpc.suite.launch.quiet import wait_for_quiet
 from mlhpc.suite.launch.trials import run_trials
 from mlhpc.suite.launcher import find_world, refuse_several_ranks
 from mlhpc.suite.log.checkpoint_index import find_damage_quickly
-from mlhpc.suite.log.losses import render_losses
+from mlhpc.suite.log.lost_time import render_losses
 from mlhpc.suite.log.other_work import render_busy_warning
 from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import summarise_log

@@ -24,12 +24,12 @@ from mlhpc.suite.machine.choice.chooser import make_chooser
 from mlhpc.suite.performance.stragglers import StragglerTest, find_straggler
 from mlhpc.suite.training.counts.flops import Count, count
 from mlhpc.suite.training.devices import BatchCopier, has_no_idle_core, load_with_prefetch
-from mlhpc.suite.training.gradients import register_exchange_timing
+from mlhpc.suite.training.gradient_exchange import register_exchange_timing
 from mlhpc.suite.training.instrument import CollectiveCounter
 from mlhpc.suite.training.loop import make_autocast
 from mlhpc.suite.training.parallel.ddp import wrap
 from mlhpc.suite.training.state import TrainingState
-from mlhpc.suite.training.timing import DATA_WAIT, EXPOSED_COMMUNICATION, OPTIMIZER, PhaseTimer, make_device_clock
+from mlhpc.suite.training.step_timing import DATA_WAIT, EXPOSED_COMMUNICATION, OPTIMIZER, PhaseTimer, make_device_clock
 from mlhpc.suite.workload import Dataset, Workload
 from mlhpc.suite.world import World
 

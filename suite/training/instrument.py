@@ -1,6 +1,6 @@
 """Measures what a rank communicates and consumes in energy. It counts and never waits.
 
-mlhpc.suite.training.timing measures where a step's time goes. mlhpc.suite.training.instrument has what a rank reads and
+mlhpc.suite.training.step_timing measures where a step's time goes. mlhpc.suite.training.instrument has what a rank reads and
 holds. Rank 0 gathers and logs everything once per block of steps.
 
 Computes the event `rank_stats`: quantities that each rank counts of itself, and their distribution over ranks.
@@ -37,7 +37,7 @@ from mlhpc.suite.machine.power.counters import (
     sum_readings,
 )
 from mlhpc.suite.machine.probes.processor import find_machine_root
-from mlhpc.suite.training.timing import EXPOSED_COMMUNICATION, FORWARD_BACKWARD, Clock, PhaseTimer
+from mlhpc.suite.training.step_timing import EXPOSED_COMMUNICATION, FORWARD_BACKWARD, Clock, PhaseTimer
 from mlhpc.suite.transport import ObservedTransport, Transport
 from mlhpc.suite.world import World
 

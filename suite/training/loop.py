@@ -32,9 +32,9 @@ from mlhpc.suite.log.mllog import EventLog
 from mlhpc.suite.plugins import load_axis
 from mlhpc.suite.training.agreement import CHECK_INTERVAL_S, DIVERGED, StepDecision, StopAgreement
 from mlhpc.suite.training.checkpoint import Checkpoint, CheckpointSaver
+from mlhpc.suite.training.cuda_graphs import Capture, CudaCapture, StepGraphs, find_graph_problem
 from mlhpc.suite.training.devices import BatchCopier, has_no_idle_core, load_with_prefetch
-from mlhpc.suite.training.gradients import register_exchange_timing
-from mlhpc.suite.training.graphs import Capture, CudaCapture, StepGraphs, find_graph_problem
+from mlhpc.suite.training.gradient_exchange import register_exchange_timing
 from mlhpc.suite.training.instrument import CollectiveCounter
 from mlhpc.suite.training.parallel.ddp import eval_turns, wrap
 from mlhpc.suite.training.parallel.fsdp import evaluating
@@ -44,7 +44,7 @@ from mlhpc.suite.training.parallel.recompute import recomputed_of
 from mlhpc.suite.training.records import FIRST_LOSSES, TrainingLog
 from mlhpc.suite.training.state import Position, TrainingState
 from mlhpc.suite.training.statement import TrialPlan
-from mlhpc.suite.training.timing import (
+from mlhpc.suite.training.step_timing import (
     DATA_WAIT,
     EXPOSED_COMMUNICATION,
     FORWARD_BACKWARD,

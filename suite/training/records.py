@@ -20,7 +20,7 @@ from mlhpc.suite.machine.probes.allowance import read_usable_resources
 from mlhpc.suite.machine.probes.cpu_time import NodeTimes, NodeUse, compute_use, read_node_times, read_own_s
 from mlhpc.suite.machine.probes.processor import find_machine_root
 from mlhpc.suite.training.instrument import Instruments, compute_rank_distribution
-from mlhpc.suite.training.timing import OTHER, NoTimer, PhaseTimer, ProgressMarks, make_device_clock
+from mlhpc.suite.training.step_timing import OTHER, NoTimer, PhaseTimer, ProgressMarks, make_device_clock
 from mlhpc.suite.world import World
 
 LOSS_SUM = "loss_sum"

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mlhpc.suite.training.parallel.ddp import Clipping, adapt_optimizer
+from mlhpc.suite.training.parallel.clipping import Clipping
+from mlhpc.suite.training.parallel.ddp import adapt_optimizer
 from mlhpc.suite.training.parallel.fsdp import local, states_of
 from mlhpc.suite.training.parallel.layout import Held, Layout, SharePlace, find_away, slices, stages_of
 from mlhpc.suite.workload import Optimization, Workload

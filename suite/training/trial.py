@@ -37,8 +37,8 @@ from mlhpc.suite.machine.choice.chooser import Chooser, make_chooser
 from mlhpc.suite.machine.choice.precision import choose_precision
 from mlhpc.suite.machine.power.beside import run_power_sampler
 from mlhpc.suite.training.checkpoint import Checkpoint, find_refusal
+from mlhpc.suite.training.cuda_graphs import choose_graphs, find_graph_problem
 from mlhpc.suite.training.devices import StopSignals, set_up_rank
-from mlhpc.suite.training.graphs import choose_graphs, find_graph_problem
 from mlhpc.suite.training.loop import Trainer, TrainingOutcome
 from mlhpc.suite.training.parallel.apply import build
 from mlhpc.suite.training.parallel.parallel_dims import Parallel, cut
@@ -53,7 +53,7 @@ from mlhpc.suite.training.statement import (
     draw_seed,
     keep_data_manifest,
 )
-from mlhpc.suite.training.timing import ProgressMarks
+from mlhpc.suite.training.step_timing import ProgressMarks
 from mlhpc.suite.training.watchdog import Watchdog
 from mlhpc.suite.workload import Dataset, Workload, load_workload
 from mlhpc.suite.world import World

@@ -1,6 +1,6 @@
 """Ends a trial that hangs, and names the ranks that the others wait for.
 
-A thread of every rank looks at the rank's last mark (mlhpc.suite.training.timing). If that is old, it writes the rank's
+A thread of every rank looks at the rank's last mark (mlhpc.suite.training.step_timing). If that is old, it writes the rank's
 Python stacks to a file. Then it asks the other ranks by UDP what they are doing. If any rank has made progress, this is
 not a hang. Otherwise the run hangs. Ranks that do not answer are stopped or gone; ranks with fewer marks did not
 arrive.
@@ -32,7 +32,7 @@ import numpy as np
 from mlhpc.suite.config import WatchdogSettings
 from mlhpc.suite.errors import ExitCode
 from mlhpc.suite.files import make_folder, print_line, render_duration
-from mlhpc.suite.training.timing import ProgressMarks, make_marking_transport
+from mlhpc.suite.training.step_timing import ProgressMarks, make_marking_transport
 from mlhpc.suite.world import World, find_node_name, find_own_address
 
 ANSWER_TIMEOUT_S = 3.0  # for the other ranks to say what they do

@@ -33,7 +33,7 @@ from mlhpc.suite.workload import load_workload
 from mlhpc.suite.world import World, find_node_name
 
 if TYPE_CHECKING:  # torch is imported once the ranks are connected
-    from mlhpc.suite.training.timing import ProgressMarks
+    from mlhpc.suite.training.step_timing import ProgressMarks
 
 
 def run_worker(plan: TrialPlan) -> int:
@@ -46,7 +46,7 @@ def run_worker(plan: TrialPlan) -> int:
     watchdog = None
     try:
         from mlhpc.suite.training import statement, trial
-        from mlhpc.suite.training.timing import ProgressMarks
+        from mlhpc.suite.training.step_timing import ProgressMarks
         from mlhpc.suite.training.watchdog import start_watchdog
 
         load_workload(plan.descriptor)

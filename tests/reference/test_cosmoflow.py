@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from mlhpc.suite.config import load_config
 from mlhpc.suite.world import World
 from mlhpc.workloads.cosmoflow import DESCRIPTOR, generate
-from mlhpc.workloads.cosmoflow.config import CosmoFlowConfig, learning_rate
+from mlhpc.workloads.cosmoflow.config import CosmoFlowConfig
 from mlhpc.workloads.cosmoflow.cosmology import Simulation
+from mlhpc.workloads.cosmoflow.schedule import learning_rate
 from mlhpc.workloads.cosmoflow.workload import CosmoFlow
 from tests.fixtures.export_cosmoflow import export_tfrecord
 

@@ -19,7 +19,7 @@ from mlhpc.suite.data.shards import ShardReader
 from mlhpc.suite.world import World
 from mlhpc.workloads.openfold import residues
 from mlhpc.workloads.openfold.clusters import ClusterSampling, compute_weights, find_alignment
-from mlhpc.workloads.openfold.config import OpenFoldConfig, learning_rate
+from mlhpc.workloads.openfold.config import OpenFoldConfig
 from mlhpc.workloads.openfold.convert import convert
 from mlhpc.workloads.openfold.features import Protein, build_alignment, build_sample
 from mlhpc.workloads.openfold.mmcif import Entry, read_entry
@@ -27,6 +27,7 @@ from mlhpc.workloads.openfold.model import PSI, compute_template_features
 from mlhpc.workloads.openfold.proteins import Families, make_proteins
 from mlhpc.workloads.openfold.public.selection import read_chains
 from mlhpc.workloads.openfold.public.structures import MmcifFiles, PickleFiles, list_mmcif_files
+from mlhpc.workloads.openfold.schedule import learning_rate
 from mlhpc.workloads.openfold.shard_form import convert_to_proteins
 from tests.fixtures.openfold_layouts import MadeEntry, entries, write_original, write_processed
 from tests.reference.openfold_code import openfold_code

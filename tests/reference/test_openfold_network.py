@@ -17,7 +17,8 @@ from torch import Tensor
 from mlhpc.workloads.openfold import geometry, residues
 from mlhpc.workloads.openfold.features import Protein, build_sample
 from mlhpc.workloads.openfold.geometry import Frame, compute_atoms, compute_group_frames
-from mlhpc.workloads.openfold.losses import compute_losses, compute_sample_lddt_ca
+from mlhpc.workloads.openfold.losses import compute_losses
+from mlhpc.workloads.openfold.metric import compute_sample_lddt_ca
 from mlhpc.workloads.openfold.model import OpenFoldNet
 from mlhpc.workloads.openfold.proteins import Families, make_proteins
 from mlhpc.workloads.openfold.structure import compute_frame_update

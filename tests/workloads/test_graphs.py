@@ -20,7 +20,7 @@ from mlhpc.suite.log.mllog import EventLog
 from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.run_folder import RunFolder
 from mlhpc.suite.training.checkpoint import Checkpoint
-from mlhpc.suite.training.graphs import WARM_UPS
+from mlhpc.suite.training.cuda_graphs import WARM_UPS
 from mlhpc.suite.training.loop import Trainer
 from mlhpc.suite.training.state import Position, TrainingState
 from mlhpc.suite.training.statement import TrialPlan

@@ -8,7 +8,7 @@ import torch
 
 from mlhpc.suite.config import load_config
 from mlhpc.suite.descriptor import load_descriptor
-from mlhpc.suite.training.parallel.ddp import Clipping
+from mlhpc.suite.training.parallel.clipping import Clipping
 from mlhpc.suite.workload import load_workload
 from mlhpc.suite.world import World
 

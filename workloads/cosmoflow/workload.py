@@ -15,9 +15,10 @@ from mlhpc.suite.config import RunConfig
 from mlhpc.suite.machine.choice.layout import choose_layout
 from mlhpc.suite.workload import ChooserProtocol, Optimization, Work, Workload
 from mlhpc.suite.world import World
-from mlhpc.workloads.cosmoflow.config import TARGETS, CosmoFlowConfig, learning_rate
+from mlhpc.workloads.cosmoflow.config import TARGETS, CosmoFlowConfig
 from mlhpc.workloads.cosmoflow.data import CosmoFlowData
 from mlhpc.workloads.cosmoflow.model import CHANNELS, CosmoFlowNet, KerasSGD, compute_work, list_regularised_weights
+from mlhpc.workloads.cosmoflow.schedule import learning_rate
 
 if TYPE_CHECKING:
     from mlhpc.suite.workload import Batch

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.training.parallel.ddp import GroupBatchNorm2d
+from mlhpc.suite.training.parallel.batch_norm import GroupBatchNorm2d
 from mlhpc.suite.training.parallel.exchange import Axis
 from mlhpc.suite.world import World
 from mlhpc.workloads.deepcam.config import CHANNELS, CLASSES, DeepCamConfig

@@ -15,10 +15,11 @@ from mlhpc.suite.machine.choice.layout import choose_layout
 from mlhpc.suite.workload import ChooserProtocol, Optimization, Work, Workload
 from mlhpc.suite.world import World
 from mlhpc.workloads.deepcam import metric
-from mlhpc.workloads.deepcam.config import CHANNELS, LOSS_WEIGHTS, DeepCamConfig, learning_rate
+from mlhpc.workloads.deepcam.config import CHANNELS, LOSS_WEIGHTS, DeepCamConfig
 from mlhpc.workloads.deepcam.data import DeepCamData
 from mlhpc.workloads.deepcam.model import DeepLabV3Plus, join_groups
 from mlhpc.workloads.deepcam.optimizer import build_optimizer
+from mlhpc.workloads.deepcam.schedule import learning_rate
 from mlhpc.workloads.deepcam.work import compute_work
 
 if TYPE_CHECKING:

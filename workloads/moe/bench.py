@@ -23,7 +23,7 @@ from mlhpc.suite.documents import convert_to_plain_data
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.machine.choice.chooser import make_measuring_chooser
 from mlhpc.suite.performance.cost_model import ALGORITHMS
-from mlhpc.suite.training.timing import CudaClock, HostClock
+from mlhpc.suite.training.step_timing import CudaClock, HostClock
 from mlhpc.suite.world import World
 from mlhpc.workloads.moe import phases
 from mlhpc.workloads.moe.activations import compute_activation

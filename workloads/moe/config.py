@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -150,17 +149,6 @@ def build_hyperparameter_events(moe: MoEConfig, *, dense: bool, precision: str, 
         "moe_parallel_r": moe.parallel_r,
         "moe_overlap_degree": moe.overlap_degree,
     }
-
-
-def learning_rate(config: Training, step: int) -> float:
-    """Compute the rate of a 0-based step: linear warm-up, then cosine, then constant."""
-    if step < config.warmup_steps:
-        return config.learning_rate * (step + 1) / config.warmup_steps
-    # a schedule that ends with its warm-up would divide by zero
-    span = max(1, config.schedule_steps - config.warmup_steps)
-    progress = min(1.0, (step - config.warmup_steps) / span)
-    low = config.final_fraction
-    return config.learning_rate * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
 def count_ranks_per_expert(experts: int, ranks: int) -> int:

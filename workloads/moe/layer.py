@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.training.graphs import after_pass
+from mlhpc.suite.training.cuda_graphs import after_pass
 from mlhpc.suite.training.parallel.recompute import is_computed_again
 from mlhpc.workloads.moe import phases
 from mlhpc.workloads.moe.config import Algorithm, Backend, MoEConfig, count_ranks_per_expert, list_valid_r

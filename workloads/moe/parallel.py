@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.training.timing import Clock
+from mlhpc.suite.training.step_timing import Clock
 from mlhpc.suite.world import World
 from mlhpc.workloads.moe.autotune import Autotuner, make_trial_timer, measure_flops, measure_network
 from mlhpc.workloads.moe.config import MoEConfig, count_ranks_per_expert, list_valid_r

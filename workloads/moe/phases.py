@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mlhpc.suite.training.graphs import after_pass, is_captured
-from mlhpc.suite.training.timing import Clock
+from mlhpc.suite.training.cuda_graphs import after_pass, is_captured
+from mlhpc.suite.training.step_timing import Clock
 
 GATE = "gate"
 PERMUTE = "permute"

@@ -13,12 +13,12 @@ from torch import nn
 from mlhpc.suite.config import RunConfig
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.plugins import load_offload
-from mlhpc.suite.training.timing import CudaClock, HostClock
+from mlhpc.suite.training.step_timing import CudaClock, HostClock
 from mlhpc.suite.workload import ChooserProtocol, ExpertLayer, Optimization, Workload
 from mlhpc.suite.world import World
 from mlhpc.workloads.moe.autotune import Autotuner
 from mlhpc.workloads.moe.backend_selection import ExpertShape, choose_backend
-from mlhpc.workloads.moe.config import Layout, Training, learning_rate
+from mlhpc.workloads.moe.config import Layout, Training
 from mlhpc.workloads.moe.layer import KEEPER, MoELayer
 from mlhpc.workloads.moe.mesh import DryRunGroup, ExpertMesh, make_dry_run_mesh
 from mlhpc.workloads.moe.parallel import (
@@ -30,6 +30,7 @@ from mlhpc.workloads.moe.parallel import (
     make_expert_mesh,
     run_autotuner,
 )
+from mlhpc.workloads.moe.schedule import learning_rate
 
 
 class HasMoELayers(Protocol):

@@ -15,9 +15,10 @@ from mlhpc.suite.config import RunConfig
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.workload import Optimization, Work, Workload
 from mlhpc.suite.world import World
-from mlhpc.workloads.open_catalyst.config import OpenCatalystConfig, learning_rate
+from mlhpc.workloads.open_catalyst.config import OpenCatalystConfig
 from mlhpc.workloads.open_catalyst.data import OpenCatalystData
 from mlhpc.workloads.open_catalyst.model import DimeNetPlusPlus, compute_work
+from mlhpc.workloads.open_catalyst.schedule import learning_rate
 
 if TYPE_CHECKING:
     from mlhpc.suite.workload import Batch

@@ -1,6 +1,6 @@
-"""OpenFold's losses (FAPE, torsions, distogram, masked alignment, pLDDT) and its metric, lDDT-CA, per sample.
+"""OpenFold's losses (FAPE, torsions, distogram, masked alignment, pLDDT) per sample.
 
-AlphaFold 2's supplement 1.9; lDDT after Mariani et al. 2013. Legend: N samples, T iterations, F frames, P points,
+AlphaFold 2's supplement 1.9. Legend: N samples, T iterations, F frames, P points,
 L residues. Each loss is (N,), so a batch's mean does not depend on how samples are batched.
 """
 
@@ -23,6 +23,7 @@ from mlhpc.workloads.openfold.geometry import (
     load_residue_table,
     select_pseudo_beta,
 )
+from mlhpc.workloads.openfold.metric import compute_lddt_ca
 from mlhpc.workloads.openfold.model import DISTOGRAM_BINS, PLDDT_BINS, Prediction
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 FAPE_CLAMP = 10.0  # angstrom
 FAPE_UNIT = 10.0
 EPS = 1e-4
-LDDT_CUTOFF = 15.0
-LDDT_THRESHOLDS = (0.5, 1.0, 2.0, 4.0)
 DISTOGRAM_RANGE = (2.3125, 21.6875)
 PLDDT_RESOLUTION = (0.1, 3.0)  # angstrom
 
@@ -240,36 +239,3 @@ def compute_plddt_loss(
     error = F.cross_entropy(logits.float().transpose(1, 2), bins, reduction="none")
     trusted = (resolution_N >= PLDDT_RESOLUTION[0]) & (resolution_N <= PLDDT_RESOLUTION[1])
     return (error * mask).sum(-1) / (mask.sum(-1) + EPS) * trusted
-
-
-def compute_lddt_ca(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
-    """Compute lDDT (N, L), 0 to 1, of each residue from CA positions (N, L, 3). No superposition is needed."""
-    scored, preserved = _pairs(_distances(predicted), _distances(true), mask)
-    # a residue with no other in range scores 1
-    return (1e-10 + preserved.sum(-1)) / (1e-10 + scored.sum(-1))
-
-
-def compute_sample_lddt_ca(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
-    """Compute lDDT-CA (N,) of whole chains: the fraction of distances preserved, over all pairs within the cutoff."""
-    return compute_distance_lddt_ca(_distances(predicted), _distances(true), mask)
-
-
-def compute_distance_lddt_ca(predicted: Tensor, true: Tensor, mask: Tensor) -> Tensor:
-    """Compute lDDT-CA (N,) of whole chains from the distances (N, L, L) of their CA."""
-    scored, preserved = _pairs(predicted, true, mask)
-    return (1e-10 + preserved.sum((-1, -2))) / (1e-10 + scored.sum((-1, -2)))
-
-
-def _pairs(predicted: Tensor, true: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute (N, L, L) twice: 1 for pairs within the true cutoff; the fraction of thresholds above their error."""
-    both = mask[:, :, None] * mask[:, None]
-    itself = torch.eye(true.shape[1], device=true.device, dtype=true.dtype)
-    scored = (true < LDDT_CUTOFF) * both * (1 - itself)
-    error = (true - predicted).abs()
-    within = torch.stack([(error < threshold).to(true.dtype) for threshold in LDDT_THRESHOLDS]).mean(0)
-    return scored, scored * within
-
-
-def _distances(position: Tensor) -> Tensor:
-    """Compute distances (N, L, L), without a matrix product, whose rounding errors would show below an angstrom."""
-    return (position[:, :, None] - position[:, None]).square().sum(-1).sqrt()

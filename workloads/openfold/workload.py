@@ -16,11 +16,13 @@ from mlhpc.suite.workload import Optimization, Work, Workload
 from mlhpc.suite.world import World
 from mlhpc.workloads.openfold import residues
 from mlhpc.workloads.openfold.checkpoint import compute_loaded_sha256, load_checkpoint
-from mlhpc.workloads.openfold.config import OpenFoldConfig, learning_rate
+from mlhpc.workloads.openfold.config import OpenFoldConfig
 from mlhpc.workloads.openfold.data import OpenFoldData, compute_batch_work
-from mlhpc.workloads.openfold.losses import compute_losses, compute_sample_lddt_ca
+from mlhpc.workloads.openfold.losses import compute_losses
+from mlhpc.workloads.openfold.metric import compute_sample_lddt_ca
 from mlhpc.workloads.openfold.model import OpenFoldNet
 from mlhpc.workloads.openfold.public.selection import Dates
+from mlhpc.workloads.openfold.schedule import learning_rate
 from mlhpc.workloads.openfold.work import compute_work
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from mlhpc.suite.training.devices import (
     compute_process_age_s,
     end_hung_start,
 )
-from mlhpc.suite.training.gradients import register_exchange_timing
+from mlhpc.suite.training.gradient_exchange import register_exchange_timing
 from mlhpc.suite.training.instrument import CollectiveCounter
 from mlhpc.suite.training.own.draft import begin_draft
 from mlhpc.suite.training.own.folder import (
@@ -55,7 +55,7 @@ from mlhpc.suite.training.statement import (
     print_for_trial,
     write_exit_code,
 )
-from mlhpc.suite.training.timing import DATA_WAIT, OPTIMIZER, ProgressMarks
+from mlhpc.suite.training.step_timing import DATA_WAIT, OPTIMIZER, ProgressMarks
 from mlhpc.suite.training.watchdog import start_watchdog
 from mlhpc.suite.world import World
 

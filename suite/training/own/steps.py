@@ -20,7 +20,7 @@ from mlhpc.suite.log.mllog import EventLog
 from mlhpc.suite.training.counts.flops import FlopSum
 from mlhpc.suite.training.records import TrainingLog
 from mlhpc.suite.training.statement import TrialPlan
-from mlhpc.suite.training.timing import OTHER, NoTimer, PhaseTimer
+from mlhpc.suite.training.step_timing import OTHER, NoTimer, PhaseTimer
 
 
 class LogClock(Protocol):

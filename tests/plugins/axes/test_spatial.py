@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mlhpc.plugins.axes.spatial import Split, Upsampled, check_extents, split_model, trace
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.training.parallel.ddp import GroupBatchNorm2d
+from mlhpc.suite.training.parallel.batch_norm import GroupBatchNorm2d
 from mlhpc.suite.training.parallel.mesh import Mesh, part_of
 from mlhpc.suite.training.parallel.plan import Boundary
 from tests.fixtures.thread_ranks import on_ranks

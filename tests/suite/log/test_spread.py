@@ -10,7 +10,7 @@ import pytest
 
 from mlhpc.suite.config import load_config
 from mlhpc.suite.descriptor import load_descriptor
-from mlhpc.suite.log.losses import find_largest_losses, render_losses
+from mlhpc.suite.log.lost_time import find_largest_losses, render_losses
 from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import Phases, RunRecord, summarise_log
 from mlhpc.suite.log.spread import KnownSpread, find_known_spread

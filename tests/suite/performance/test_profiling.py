@@ -18,7 +18,7 @@ from mlhpc.suite.commands.machine.profile import profile, render_profile
 from mlhpc.suite.performance.profiling import _name_layers, _Session, measure_layer_times
 from mlhpc.suite.training.counts.flops import count
 from mlhpc.suite.training.state import TrainingState
-from mlhpc.suite.training.timing import PhaseTimer, make_device_clock
+from mlhpc.suite.training.step_timing import PhaseTimer, make_device_clock
 from mlhpc.suite.workload import Optimization
 from mlhpc.suite.world import World
 from tests.fixtures.warm import warm_python

@@ -17,7 +17,7 @@ import pytest
 
 from mlhpc.suite.log.other_work import find_problem
 from mlhpc.suite.log.reader import Log, read_events
-from mlhpc.suite.training.timing import PHASES
+from mlhpc.suite.training.step_timing import PHASES
 from tests.fixtures.warm import warm_python
 
 HERE = Path(__file__).parent

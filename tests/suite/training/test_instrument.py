@@ -20,7 +20,7 @@ from mlhpc.suite.training.instrument import (
     count_collectives,
     make_counting_transport,
 )
-from mlhpc.suite.training.timing import PhaseTimer
+from mlhpc.suite.training.step_timing import PhaseTimer
 from mlhpc.suite.transport import SingleProcessTransport, decode, encode
 from mlhpc.suite.world import World
 

@@ -24,7 +24,7 @@ from mlhpc.suite.config import WatchdogSettings
 from mlhpc.suite.launch.local import run_local
 from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.training import watchdog
-from mlhpc.suite.training.timing import ProgressMarks, make_marking_transport
+from mlhpc.suite.training.step_timing import ProgressMarks, make_marking_transport
 from mlhpc.suite.training.watchdog import RankState, Watchdog, explain_hang
 from mlhpc.suite.transport import SingleProcessTransport
 from mlhpc.suite.world import World

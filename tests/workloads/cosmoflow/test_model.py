@@ -12,7 +12,7 @@ from torch import nn
 from mlhpc.suite.config import RunConfig, load_config
 from mlhpc.suite.errors import InputError
 from mlhpc.workloads.cosmoflow import DESCRIPTOR
-from mlhpc.workloads.cosmoflow.config import CosmoFlowConfig, learning_rate
+from mlhpc.workloads.cosmoflow.config import CosmoFlowConfig
 from mlhpc.workloads.cosmoflow.model import (
     ONEDNN_ABOVE,
     Convolution,
@@ -20,6 +20,7 @@ from mlhpc.workloads.cosmoflow.model import (
     forward_flops,
     list_regularised_weights,
 )
+from mlhpc.workloads.cosmoflow.schedule import learning_rate
 from mlhpc.workloads.cosmoflow.workload import CosmoFlow
 
 SIZES = list(DESCRIPTOR.card().sizes)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.training.parallel.ddp import GroupBatchNorm2d
+from mlhpc.suite.training.parallel.batch_norm import GroupBatchNorm2d
 from mlhpc.suite.world import World
 from mlhpc.workloads.deepcam.model import group_ranks, join_groups
 from tests.fixtures.warm import warm_python
@@ -37,7 +37,7 @@ def on_ranks(ranks: int, program: str) -> None:
 
 
 LAYER = """
-from mlhpc.suite.training.parallel.ddp import GroupBatchNorm2d
+from mlhpc.suite.training.parallel.batch_norm import GroupBatchNorm2d
 from mlhpc.workloads.deepcam.model import join_groups
 generator = torch.Generator().manual_seed(0)
 x = (100 + torch.randn(5, 4, 6, 7, generator=generator)).double()   # a mean far above the spread: no cancellation
@@ -78,9 +78,9 @@ import numpy as np
 sys.path.insert(0, {str(TESTS)!r})
 from conftest import make_tiny_config as tiny_config
 from mlhpc.suite.transport import SingleProcessTransport
-from mlhpc.suite.training.timing import PhaseTimer
+from mlhpc.suite.training.step_timing import PhaseTimer
 from mlhpc.suite.training.parallel.ddp import wrap
-from mlhpc.suite.training.timing import make_device_clock
+from mlhpc.suite.training.step_timing import make_device_clock
 from mlhpc.workloads.deepcam.workload import DeepCam
 generator = torch.Generator().manual_seed(0)
 x = torch.rand(4, 16, 32, 16, generator=generator).double()

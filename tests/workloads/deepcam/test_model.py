@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mlhpc.suite.config import RunConfig, load_config
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.training.parallel.ddp import GroupBatchNorm2d
+from mlhpc.suite.training.parallel.batch_norm import GroupBatchNorm2d
 from mlhpc.suite.world import World
 from mlhpc.workloads.deepcam import DESCRIPTOR
 from mlhpc.workloads.deepcam.config import LOSS_WEIGHTS, DeepCamConfig

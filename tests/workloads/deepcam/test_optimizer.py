@@ -11,8 +11,9 @@ from torch import nn
 
 from mlhpc.suite.config import RunConfig
 from mlhpc.suite.world import World
-from mlhpc.workloads.deepcam.config import DeepCamConfig, learning_rate
+from mlhpc.workloads.deepcam.config import DeepCamConfig
 from mlhpc.workloads.deepcam.optimizer import Lamb, build_optimizer
+from mlhpc.workloads.deepcam.schedule import learning_rate
 from mlhpc.workloads.deepcam.workload import DeepCam
 
 SHAPES = [(4, 3), (5,), (2, 2, 3)]

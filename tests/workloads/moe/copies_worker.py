@@ -16,7 +16,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from mlhpc.suite.config import load_config
 from mlhpc.suite.descriptor import load_descriptor
-from mlhpc.suite.training.parallel.ddp import Clipping, wrap
+from mlhpc.suite.training.parallel.clipping import Clipping
+from mlhpc.suite.training.parallel.ddp import wrap
 from mlhpc.suite.training.trial import count_parameters
 from mlhpc.suite.transport import SingleProcessTransport, TorchTransport
 from mlhpc.suite.workload import ExpertSpread, load_workload

@@ -16,7 +16,8 @@ from mlhpc.suite.config import RunConfig, load_config
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.training.checkpoint import Checkpoint
 from mlhpc.suite.training.parallel.apply import build
-from mlhpc.suite.training.parallel.ddp import Clipping, wrap
+from mlhpc.suite.training.parallel.clipping import Clipping
+from mlhpc.suite.training.parallel.ddp import wrap
 from mlhpc.suite.training.parallel.fsdp import local
 from mlhpc.suite.training.parallel.layout import slices
 from mlhpc.suite.training.parallel.parallel_dims import Parallel

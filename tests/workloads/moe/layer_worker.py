@@ -18,7 +18,7 @@ from mlhpc.suite.errors import InputError
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from mlhpc.suite.performance.cost_model import Network
-from mlhpc.suite.training.timing import HostClock
+from mlhpc.suite.training.step_timing import HostClock
 from mlhpc.workloads.moe import phases
 from mlhpc.workloads.moe.autotune import Autotuner, make_trial_timer, measure_flops, measure_network
 from mlhpc.workloads.moe.config import MoEConfig, count_ranks_per_expert, list_valid_r

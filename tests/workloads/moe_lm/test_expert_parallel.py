@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mlhpc.suite.log.reader import Log, read_events
-from mlhpc.suite.training.timing import PHASES
+from mlhpc.suite.training.step_timing import PHASES
 
 ROOT = Path(__file__).resolve().parents[3]
 RANKS = 4

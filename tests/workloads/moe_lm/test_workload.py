@@ -8,8 +8,8 @@ import torch
 
 from mlhpc.suite.config import RunConfig, load_config
 from mlhpc.suite.world import World
-from mlhpc.workloads.moe.config import learning_rate
 from mlhpc.workloads.moe.layer import MoELayer
+from mlhpc.workloads.moe.schedule import learning_rate
 from mlhpc.workloads.moe_lm import DESCRIPTOR
 from mlhpc.workloads.moe_lm.config import MoELMConfig, parameter_count
 from mlhpc.workloads.moe_lm.model import MoELanguageModel, add_rotary_positions

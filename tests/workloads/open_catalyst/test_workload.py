@@ -18,7 +18,8 @@ from mlhpc.suite.documents import convert_to_plain_data
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.world import World
 from mlhpc.workloads.open_catalyst import DESCRIPTOR
-from mlhpc.workloads.open_catalyst.config import OpenCatalystConfig, learning_rate
+from mlhpc.workloads.open_catalyst.config import OpenCatalystConfig
+from mlhpc.workloads.open_catalyst.schedule import learning_rate
 from mlhpc.workloads.open_catalyst.workload import OpenCatalyst
 from tests.fixtures.warm import warm_python
 

@@ -17,7 +17,7 @@ from mlhpc.workloads.openfold import DESCRIPTOR, features, residues
 from mlhpc.workloads.openfold import generate as generator
 from mlhpc.workloads.openfold.data import OpenFoldData
 from mlhpc.workloads.openfold.features import SLOT_ARRAYS, build_alignment, build_sample, choose_recycles
-from mlhpc.workloads.openfold.losses import compute_sample_lddt_ca
+from mlhpc.workloads.openfold.metric import compute_sample_lddt_ca
 from mlhpc.workloads.openfold.proteins import (
     HELIX,
     KINDS,

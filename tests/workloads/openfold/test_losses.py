@@ -26,13 +26,12 @@ from mlhpc.workloads.openfold.losses import (
     compute_backbone_fape,
     compute_distogram_loss,
     compute_fape,
-    compute_lddt_ca,
     compute_losses,
     compute_mean_distance,
-    compute_sample_lddt_ca,
     compute_sidechain_fape,
     rename_atoms,
 )
+from mlhpc.workloads.openfold.metric import compute_lddt_ca, compute_sample_lddt_ca
 from mlhpc.workloads.openfold.model import OpenFoldNet
 from mlhpc.workloads.openfold.structure import compute_frame_update
 from tests.workloads.openfold.conftest import SMALL_NET

@@ -13,9 +13,10 @@ from mlhpc.suite.data.manifest import read_manifest
 from mlhpc.suite.data.sampling import list_train_batches
 from mlhpc.suite.world import World
 from mlhpc.workloads.openfold import DESCRIPTOR
-from mlhpc.workloads.openfold.config import OpenFoldConfig, learning_rate
+from mlhpc.workloads.openfold.config import OpenFoldConfig
 from mlhpc.workloads.openfold.data import compute_batch_work
 from mlhpc.workloads.openfold.public.selection import Dates
+from mlhpc.workloads.openfold.schedule import learning_rate
 from mlhpc.workloads.openfold.work import count_forward
 from mlhpc.workloads.openfold.workload import OpenFold
 from tests.workloads.openfold.conftest import SMALL_NET

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.training.counts.flops import count
-from mlhpc.suite.training.parallel.ddp import GroupBatchNorm2d
+from mlhpc.suite.training.parallel.batch_norm import GroupBatchNorm2d
 from mlhpc.suite.training.parallel.recompute import recompute_blocks, recomputed_of
 
 BATCH, LENGTH, WIDTH, HEADS = 2, 128, 256, 4

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import GradBucket  # what torch.distributed.Grad
 from torch.nn.parallel import DistributedDataParallel
 
 from mlhpc.suite.training.instrument import CollectiveCounter, ReducerTimes
-from mlhpc.suite.training.timing import EXPOSED_COMMUNICATION, FORWARD_BACKWARD, NoTimer, PhaseTimer
+from mlhpc.suite.training.step_timing import EXPOSED_COMMUNICATION, FORWARD_BACKWARD, NoTimer, PhaseTimer
 
 
 def register_exchange_timing(

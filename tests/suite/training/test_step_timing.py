@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlhpc.suite.training.timing import PHASES, PhaseTimer
+from mlhpc.suite.training.step_timing import PHASES, PhaseTimer
 
 
 class Script:

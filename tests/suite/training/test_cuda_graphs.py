@@ -13,7 +13,7 @@ from mlhpc.suite.config import RunConfig, load_config
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.machine.choice.chooser import ChoiceCache, Chooser
-from mlhpc.suite.training.graphs import (
+from mlhpc.suite.training.cuda_graphs import (
     EAGER,
     GRAPH,
     MOST_GRAPHS,
