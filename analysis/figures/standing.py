@@ -203,17 +203,15 @@ def _place_names(shown: pd.DataFrame) -> tuple[pd.DataFrame, float, float]:
     )
     said = [_render_mark(row) for row in shown.to_dict("records")]
     short = [f"{render_label(row['name'], 16)} · {row['ratio']:.3g}×" for row in shown.to_dict("records")]
-    # Where a long name fits on neither side, the axis gets longer
-    room = np.minimum(np.array([len(text) for text in said]) * LETTER / WIDTH, 0.7)
+    # Where a name fits on neither side, its short form on a phone included, the axis gets longer
+    wide, narrow = (np.array([len(text) for text in texts]) * LETTER for texts in (said, short))
+    room = np.minimum(np.maximum(wide / WIDTH, (narrow + 24) / PHONE), 0.7)
     tight = (np.log(begins / low) < room * np.log(high / low)) & (np.log(high / reaches) < room * np.log(high / low))
     high = max([high, *np.exp((np.log(reaches) - room * np.log(low)) / (1.0 - room))[tight]])
     sides = [np.log(begins / low) / np.log(high / low), np.log(high / reaches) / np.log(high / low)]
     lacks = [
         # Pixels that a name lacks beside its mark: on a phone, or on a wide page
-        np.maximum(
-            np.array([len(text) for text in short]) * LETTER - share * PHONE,
-            np.array([len(text) for text in said]) * LETTER - share * WIDTH,
-        )
+        np.maximum(narrow - share * PHONE, wide - share * WIDTH)
         for share in sides
     ]
     right = pd.Series(lacks[0] < lacks[1], index=shown.index)  # of the name's end: it stands left of the mark

@@ -175,7 +175,8 @@ def _write_headline_of_one(study: Study) -> str:
         if not reasons and len(known) == len(reached) <= MOST_LISTED and (known["mode"] == "strong").all():
             said = [f"{task} in {render_seconds(float(time_s))}" for task, time_s in reached.items()]
             return f"{', '.join(said)}: each reached its target"
-        return f"{ranked} of {len(known)} results may be ranked, none beside another{why}"
+        rest = f"; {len(reasons)} may not{why}" if reasons else ""
+        return f"{ranked} of {len(known)} results may be ranked, but each alone in its task{rest}"
     row = known.iloc[0]
     task = _name_task(row)
     if pd.isna(row["score_s"]):
