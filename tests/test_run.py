@@ -137,7 +137,7 @@ def test_a_reader_that_closes_the_output_does_not_end_the_run(smoke_data: Path, 
         errors = process.stderr.read()
         code = process.wait(timeout=600)
     assert code == 1, "as without head: the target is out of reach"
-    assert errors == "note: the checker would refuse this result: 1 runs; cosmoflow needs 5 (rule run-count)\n"
+    assert errors == "note: the checker would refuse this result: 1 run; cosmoflow needs 5 (rule run-count)\n"
     record = summarise_log(read_events(folder / "result_0.txt"))
     assert len(record.epochs) == 2
     stated = load_descriptor("cosmoflow").card().size("smoke").baselines

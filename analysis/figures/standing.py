@@ -56,7 +56,7 @@ CAPTION = (
     "that is not ranked has the reason beside it."
 )
 COLOURS = {FASTEST: GREEN, SLOWER: BLUE, INCONCLUSIVE: GREY, ONE_EACH: GREY, NOT_RANKED: ORANGE}
-FILLS = COLOURS | {NOT_RANKED: "transparent"}
+FILLS = COLOURS | {ONE_EACH: "transparent", NOT_RANKED: "transparent"}  # hollow: no test stands behind it
 KEY = ["Ratios, 95 % intervals: of the means of all runs", "Times beside names: scores"]  # lines as wide as a phone
 MOST_ROWS = 6  # of a task on the page; one's own are always shown
 ROW_HEIGHT, LETTER = 22, 6.5  # pixels

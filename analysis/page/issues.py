@@ -24,6 +24,7 @@ from mlhpc.analysis.sources.readers import Step
 from mlhpc.analysis.study import Study
 from mlhpc.analysis.tables.ingest import parse_mapping
 from mlhpc.suite.card import FULL
+from mlhpc.suite.compliance.all_rules import RULES
 from mlhpc.suite.compliance.check import JudgedLogs, Verdict, check
 from mlhpc.suite.compliance.rules.base import Finding
 from mlhpc.suite.log.other_work import render_percent
@@ -371,7 +372,9 @@ def _other_work(study: Study) -> Tile:
     busy, logged = runs[runs["had_company"]], int(runs["other_work_share"].notna().sum())
     if len(busy):
         share = render_percent(float(busy["other_work_share"].max()))
-        detail = f"other programs used up to {share} of the CPUs: times on a busy machine say little"
+        names = sorted(set(study.results.set_index("group").loc[busy["group"], "label"]))
+        of = f"{', '.join(names)}: " if len(names) <= 3 and len(study.results) > 1 else ""
+        detail = f"{of}other programs used up to {share} of the CPUs: times on a busy machine say little"
         return Tile("bad", "Busy machine", f"{len(busy)} of {render_count(len(runs), 'run')}", detail)
     if not logged:
         return Tile("info", "Busy machine", "not logged", "no log says whether other programs used the machine")
@@ -385,6 +388,9 @@ def _build_unranked_tile(study: Study) -> list[Tile]:
     why = "; ".join(
         f"{reason}{f' ({count})' if count > 1 else ''}" for reason, count in reasons.value_counts().head(3).items()
     )
+    named = {name for reason in reasons for name in re.findall(r"[a-z]+(?:-[a-z]+)+", reason) if name in RULES}
+    if len(named) == 1:
+        why += f": {RULES[named.pop()].asks}"  # what a stranger to the rules cannot know
     return [Tile("warn", "Not ranked", render_count(len(reasons), "result"), why)] if len(reasons) else []
 
 

@@ -315,6 +315,8 @@ def _lead(study: Study) -> str:
         render_count(len(study.runs), "run"),
         _dates(study),
     ]
+    if len(rounds) > 1:
+        parts.append("the first figure has the newest round of each task")
     return " · ".join(parts)
 
 

@@ -154,7 +154,8 @@ def write_headline(study: Study, standing: pd.DataFrame) -> str:
         return ", ".join(parts) + undecided
     nexts = {second["machine"] for _, second in sure}
     ratios = [f"{each(second['ratio'] for _, second in sure):.3g}" for each in (min, max)]
-    than = nexts.pop() if len(nexts) == 1 else "the next"
+    passed = any((rows.loc[rows["verdict"] == NOT_RANKED, "ratio"] < rows["ratio"].iloc[1]).any() for rows in shown)
+    than = nexts.pop() if len(nexts) == 1 else "the next" + " that is ranked" * passed
     return f"{', '.join(parts)}: {' to '.join(dict.fromkeys(ratios))} times as fast as {than}{undecided}"
 
 
@@ -175,17 +176,23 @@ def _write_headline_of_one(study: Study) -> str:
         if not reasons and len(known) == len(reached) <= MOST_LISTED and (known["mode"] == "strong").all():
             said = [f"{task} in {render_seconds(float(time_s))}" for task, time_s in reached.items()]
             return f"{', '.join(said)}: each reached its target"
-        rest = f"; {len(reasons)} may not{why}" if reasons else ""
+        not_ranked = known[known["not_ranked"].notna() | known["score_s"].isna()]
+        who = f"{not_ranked['label'].iloc[0]}, {_name_task(not_ranked.iloc[0])}," if len(reasons) == 1 else len(reasons)
+        rest = f"; {who} may not{why}" if reasons else ""
         return f"{ranked} of {len(known)} results may be ranked, but each alone in its task{rest}"
     row = known.iloc[0]
     task = _name_task(row)
     if pd.isna(row["score_s"]):
-        return f"{task} has no score: {row['score_note']}"
+        reached = f"{row['n_reached']:.0f} of {render_count(row['n_started'], 'run')} reached the target"
+        return f"{task} has no score: {row['score_note'] if row['n_reached'] == row['n_started'] else reached}"
     low, high = row["score_low_s"], row["score_high_s"]
-    ends = f" ({render_duration_range(low, high)})" if pd.notna(low) and row["mode"] == "strong" else ""
+    ends = (
+        f" ({INTERVAL_WORDS}: {render_duration_range(low, high)})" if pd.notna(low) and row["mode"] == "strong" else ""
+    )
     verb = "trained all models" if row["mode"] == "weak" else "reached its target"
+    on = f" on {row['label']}" if row["published"] else ""
     but = f"; not ranked: {reasons[0]}" if reasons else ""
-    return f"{task} {verb} in {render_seconds(float(row['score_s']))}{ends}{but}"
+    return f"{task} {verb} in {render_seconds(float(row['score_s']))}{on}{ends}{but}"
 
 
 def _name_task(row: pd.Series) -> str:
@@ -409,7 +416,11 @@ def _sentences(
     if more > 0:
         yield f"{render_count(more, 'more result')} {'has' if more == 1 else 'have'} nothing to be compared with."
     for row in without.head(MOST_LISTED).to_dict("records"):
-        time = f"; its runs took {render_seconds(row['run_s.mean'])} on average" if pd.notna(row["run_s.mean"]) else ""
+        time = (
+            f"; it took {render_seconds(row['run_s.mean'])}{' on average' * (row['n_started'] > 1)}"
+            if pd.notna(row["run_s.mean"])
+            else ""
+        )
         yield f"{row['label']} ({row['benchmark']} {row['size']}) has no score: {row['score_note']}{time}{_resume(row)}."
     if len(without) > MOST_LISTED:
         yield f"{render_count(len(without) - MOST_LISTED, 'more result')} without a score."
@@ -435,7 +446,7 @@ def _resume(row: Mapping[Any, Any]) -> str:
     needed = row["required_runs"]
     if row["published"] or pd.isna(needed) or row["n_started"] >= needed:
         return ""
-    return f"; `mlhpc run {row['benchmark']} -o FOLDER --resume --runs {needed:.0f}` makes the others"
+    return f"; `mlhpc run {row['benchmark']} -o FOLDER --resume --runs {needed:.0f}` completes them"
 
 
 def _describe_unranked(study: Study) -> Iterable[str]:

@@ -39,7 +39,7 @@ def check_run_count(result: Result) -> Iterator[ResultBreach]:
         return
     need, runs = result.benchmark.required_runs, len(result.runs)
     if runs < need:
-        yield None, f"{runs} runs; {result.benchmark.name} needs {need}"
+        yield None, f"{runs} run{'s' * (runs != 1)}; {result.benchmark.name} needs {need}"
     elif runs > need and not result.weak:
         yield None, f"{runs} runs; a time-to-train result of {result.benchmark.name} has exactly {need}"
 

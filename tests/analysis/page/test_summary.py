@@ -202,7 +202,7 @@ def test_the_headline_is_the_verdict(tmp_path: Path, made: Build, run_folder: Bu
     part = read_study([run_folder(tmp_path, "part", runs=1)], cards)
     assert headline(part).startswith("cosmoflow mini has no score: ")
     assert any(
-        re.search(r"`mlhpc run cosmoflow -o FOLDER --resume --runs \d+` makes", text) for text in of(part).sentences
+        re.search(r"`mlhpc run cosmoflow -o FOLDER --resume --runs \d+` completes", text) for text in of(part).sentences
     )
 
 
