@@ -37,7 +37,7 @@ class Origin(StrEnum):
 class Bound:
     """Errors of one tensor in ``n`` perturbed runs: mean and deviation of their logarithm, and the largest.
 
-    If they ``jump``, as at a tie, only an error far above the largest is judged.
+    If they ``jump``, as at a tie, they are not normal: an error is no rounding if it is far above the largest.
     """
 
     mean: float
@@ -50,13 +50,15 @@ class Bound:
         """Compute the chance that rounding alone gives an error as large."""
         if error == 0.0:
             return 1.0
-        if not math.isfinite(error):
+        if not math.isfinite(error) or (self.jumps and error > JUMP * self.most):
             return 0.0
         apart = math.log(error / SLACK) - self.mean
         return student_t.compute_cdf(-apart / (self.spread * math.sqrt(1 + 1 / self.n)), self.n - 1)
 
     def compute_factor(self, error: float, error_rate: float) -> float:
         """Compute the error over the largest one that a test at this rate calls rounding."""
+        if self.jumps:
+            return error / (JUMP * self.most)
         t = student_t.compute_quantile(1 - error_rate, self.n - 1)
         most = math.exp(self.mean + t * self.spread * math.sqrt(1 + 1 / self.n)) * SLACK
         return error / most
