@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import torch
@@ -123,7 +123,7 @@ def _nothing_drawn() -> Iterator[None]:
     A mode of torch would not reach a forward pass that the backward pass computes again.
     """
 
-    def draw(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def draw(make: Any) -> Callable[..., Tensor]:
         return lambda *sizes, generator=None, **options: make(*sizes, **options)
 
     ones, zeros = (

@@ -271,7 +271,7 @@ class Meter:
         launch, blocks = self.candidates.launch(points[0]), replace(self.blocks, judged=judged)
         sides = run_job(self.candidates.descriptor.name, configs, launch, blocks, limit_s)
         for number in judged:
-            found = StepError(*(sides[number][0].get(name) for name in (GRADIENT, BOUND)))
+            found = StepError(sides[number][0].get(GRADIENT), sides[number][0].get(BOUND))
             self.error = found.error
             if found.is_wrong:
                 raise FailedJobError(found.render())
