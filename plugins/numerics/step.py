@@ -124,12 +124,18 @@ def run_step(
     device = device or torch.device("cpu")
     model = copy.deepcopy(case.model).to(device, dtype).train()
     found: Trace = {}
-    parts = [{name: _convert(value, dtype).to(device) for name, value in part.items()} for part in case.parts]
-    if noise is not None:
-        parts = [{name: _shake(value, *noise) for name, value in part.items()} for part in parts]
+    unit, seed = noise or (0.0, 0)
+    parts = [
+        {
+            name: _shake(value.to(device, dtype), unit, seed) if value.is_floating_point() else value.to(device)
+            for name, value in part.items()
+        }
+        for part in case.parts
+    ]
+    if unit:
         with torch.no_grad():
             for place, weight in enumerate(model.parameters()):
-                weight.copy_(_shake(weight, noise[0], noise[1] + (place << 32)))
+                weight.copy_(_shake(weight, unit, seed + (place << 32)))
     for module in model.modules():
         if getattr(module, "eps", 0) is None:  # which means the resolution of the type: another one in float64
             module.eps = torch.finfo(torch.float32).eps  # type: ignore[assignment]
@@ -161,15 +167,9 @@ def run_step(
     return dict(sorted(found.items(), key=lambda pair: KINDS.index(pair[0].partition(" ")[0])))
 
 
-def _convert(value: Tensor, dtype: torch.dtype) -> Tensor:
-    return value.to(dtype) if value.is_floating_point() else value
-
-
 def _shake(value: Tensor, unit: float, seed: int) -> Tensor:
-    if not value.is_floating_point():
-        return value
     generator = torch.Generator().manual_seed(seed)
-    return value * (1 + unit * torch.randint(-1, 2, value.shape, generator=generator).to(value))
+    return value * (1 + unit * torch.randint(-1, 2, value.shape, generator=generator).to(value)) if unit else value
 
 
 def _keep(found: Trace, kind: str, tensors: Mapping[str, Tensor]) -> None:
