@@ -133,8 +133,10 @@ DEPLOYMENTS: Mapping[str, Deployment] = {
     "int8 weights": Deployment("quantisation", partial(_round_weights, bits=8)),
     "int4 weights": Deployment("quantisation", partial(_round_weights, bits=4)),
     **{
-        f"stored as {name}": Deployment("storage", data=partial(_convert_inputs, change=partial(_store, dtype=dtype)))
-        for name, dtype in (("uint16", torch.uint16), ("uint8", torch.uint8), ("float16", torch.float16))
+        f"stored as {name}": Deployment(
+            "storage", data=partial(_convert_inputs, change=partial(_store, dtype=getattr(torch, name)))
+        )
+        for name in ("uint16", "uint8", "float16")
     },
     "constants of 1 digit": Deployment("normalisation", _renormalise),
     "constants of the batch": Deployment("normalisation", data=partial(_convert_inputs, change=_rescale)),
@@ -242,13 +244,13 @@ def list_rows(trained: Sequence[Trained], changes: Mapping[str, Deployment]) -> 
     sign = 1.0 if trained[0].trainer.target.direction == "max" else -1.0
     for name, change in changes.items():
         print_progress(name)
+        after, why = list[float | None](), "no bit of the evaluation changes"
         try:
             after = [each.evaluate(change) for each in trained]
         except RuntimeError as error:  # padding that is wider than a layer's input
-            yield Deployed(change=name, group=change.group, why=render_error(error))
-            continue
+            why = render_error(error)
         if all(value is None for value in after):
-            yield Deployed(change=name, group=change.group, why="no bit of the evaluation changes")
+            yield Deployed(change=name, group=change.group, why=why)
             continue
         deltas = [
             0.0 if value is None else sign * (value - each.value) for value, each in zip(after, trained, strict=True)

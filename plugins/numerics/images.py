@@ -26,8 +26,10 @@ Image = NDArray[np.uint8]
 LARGER = 2  # times the model's side
 QUALITY = 90
 REFERENCE = ("pillow", "pillow bilinear")
-PILLOW_FILTERS = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
-OPENCV_FILTERS = ("nearest", "linear", "area", "cubic", "lanczos4")
+FILTERS = (
+    *("pillow nearest", "pillow box", "pillow hamming", "pillow bicubic", "pillow lanczos"),
+    *("opencv nearest", "opencv linear", "opencv area", "opencv cubic", "opencv lanczos4"),
+)
 
 
 def encode(image: Image, quality: int = QUALITY) -> bytes:
@@ -92,8 +94,7 @@ def list_forms() -> Iterator[tuple[str, str, Callable[[Batch], Batch]]]:
         raise InputError(f"--jpeg: {error.name} is not installed (pip install 'mlhpc[numerics]')") from None
     for decoder in ("opencv", "simplejpeg", "simplejpeg fast"):
         yield f"decoded by {decoder}", "decoder", partial(convert, decoder=decoder)
-    for filter_ in (*(f"pillow {each}" for each in PILLOW_FILTERS), *(f"opencv {each}" for each in OPENCV_FILTERS)):
-        if filter_ != REFERENCE[1]:
-            yield f"resized by {filter_}", "resize", partial(convert, filter_=filter_)
+    for filter_ in FILTERS:
+        yield f"resized by {filter_}", "resize", partial(convert, filter_=filter_)
     for quality in (50, 75, 95):
         yield f"quality {quality}", "quality", partial(convert, quality=quality)

@@ -37,7 +37,7 @@ class Origin(StrEnum):
 class Bound:
     """Errors of one tensor in ``n`` perturbed runs: mean and deviation of their logarithm, and the largest.
 
-    If they ``jump``, as at a tie, only an error far above the largest is judged.
+    If they ``jump``, as at a tie, they are not normal: an error is no rounding if it is far above the largest.
     """
 
     mean: float
@@ -48,18 +48,23 @@ class Bound:
 
     def compute_p(self, error: float) -> float:
         """Compute the chance that rounding alone gives an error as large."""
-        if error == 0.0:
-            return 1.0
+        if self.jumps or error == 0.0:
+            return float(error <= JUMP * self.most)
         if not math.isfinite(error):
             return 0.0
-        apart = math.log(error / SLACK) - self.mean
-        return student_t.compute_cdf(-apart / (self.spread * math.sqrt(1 + 1 / self.n)), self.n - 1)
+        return student_t.compute_cdf((self.mean - math.log(error / SLACK)) / self._scale, self.n - 1)
 
     def compute_factor(self, error: float, error_rate: float) -> float:
         """Compute the error over the largest one that a test at this rate calls rounding."""
+        if self.jumps:
+            return error / (JUMP * self.most)
         t = student_t.compute_quantile(1 - error_rate, self.n - 1)
-        most = math.exp(self.mean + t * self.spread * math.sqrt(1 + 1 / self.n)) * SLACK
-        return error / most
+        return error / math.exp(self.mean + t * self._scale) / SLACK
+
+    @property
+    def _scale(self) -> float:
+        """The deviation of a new run from the mean of ``n``."""
+        return self.spread * math.sqrt(1 + 1 / self.n)
 
 
 def make_bounds(runs: Sequence[Mapping[str, float]], unit: float) -> dict[str, Bound]:
@@ -97,18 +102,14 @@ class Finding:
 def judge(errors: Mapping[str, float], bounds: Mapping[str, Bound], error_rate: float = ERROR_RATE) -> Finding:
     """Judge the errors of a step, in the order of its computation."""
     names = [name for name in errors if name in bounds]
-    each = error_rate / max(1, len(names))
-    steady = [name for name in names if not bounds[name].jumps or errors[name] > JUMP * bounds[name].most]
-    rest = [name for name in names if name not in steady]
-    jumping = [name for name in rest if errors[name] > math.exp(bounds[name].mean) * SLACK]
-    chances = holm([bounds[name].compute_p(errors[name]) for name in steady])
-    beyond = [name for name, p in zip(steady, chances, strict=True) if p < error_rate]
-    factors = {name: bounds[name].compute_factor(errors[name], each) for name in steady}
-    counts = len(names), len(beyond), len(jumping)
-    if beyond:
-        return Finding(Origin.FAULT, beyond[0], factors[beyond[0]], *counts)
-    largest = max(factors, key=lambda name: factors[name], default="")
-    factor = factors.get(largest, math.nan)
-    if jumping or not steady:
-        return Finding(Origin.INCONCLUSIVE, (jumping or [""])[0], factor, *counts)
-    return Finding(Origin.ROUNDING, largest, factor, *counts)
+    chances = holm([bounds[name].compute_p(errors[name]) for name in names])
+    beyond = [name for name, p in zip(names, chances, strict=True) if p < error_rate]
+    jumping = [name for name in names if bounds[name].jumps]
+    undecided = [name for name in jumping if errors[name] > math.exp(bounds[name].mean) * SLACK and name not in beyond]
+    compared = beyond[:1] or [name for name in names if name not in jumping]
+    factors = [bounds[name].compute_factor(errors[name], error_rate / len(names)) for name in compared]
+    factor, first = max(zip(factors, compared, strict=True), default=(math.nan, ""))
+    origin = Origin.FAULT if beyond else Origin.ROUNDING
+    if not beyond and (undecided or not compared):
+        origin, first = Origin.INCONCLUSIVE, (undecided or [""])[0]
+    return Finding(origin, first, factor, len(names), len(beyond), len(undecided))

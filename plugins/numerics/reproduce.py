@@ -6,8 +6,8 @@ A `Reference` has the step in float64 and the bounds of rounding. It can be writ
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -91,23 +91,21 @@ _contexts: dict[str, Context] = {FLOAT32: nullcontext, BFLOAT16: partial(torch.a
 
 @dataclass(frozen=True)
 class Change:
-    """What a system may change. ``use`` sets the process, ``alter`` the model; ``explain`` says why it cannot act."""
+    """What a system may change. ``use`` sets the process and ``undo`` what is not kept; ``alter`` changes the model."""
 
-    use: Context = nullcontext
+    use: Callable[[], object] = lambda: None
+    undo: Callable[[], object] = lambda: None
     alter: Callable[[nn.Module], object] = lambda model: None
     precision: str = FLOAT32
     device: str = "cpu"
-    explain: Callable[[Case], str] = lambda case: ""
 
-
-@contextmanager
-def _setting(change: Callable[[], object], undo: Callable[[], object] = lambda: None) -> Iterator[None]:
-    with keep_process_settings():
-        change()
-        try:
-            yield
-        finally:
-            undo()
+    def explain(self, case: Case) -> str:
+        """Say why it cannot act."""
+        if self.device == "cuda" and not torch.cuda.is_available():
+            return "no GPU here"
+        if self.alter is _lay_out_otherwise and not hasattr(case.model, "lay_out"):
+            return "the model has one memory format"
+        return ""
 
 
 def _compile(model: nn.Module) -> None:
@@ -117,11 +115,7 @@ def _compile(model: nn.Module) -> None:
 
 
 def _recompute(model: nn.Module) -> None:
-    recompute_blocks(model, dict.fromkeys(_list_blocks(model), "full"))
-
-
-def _list_blocks(model: nn.Module) -> list[str]:
-    """List the outermost modules with parameters that may be computed again."""
+    """Recompute the outermost modules with parameters that may be."""
     found: list[str] = []
     for path, module in model.named_modules():
         inside = any(path.startswith(f"{block}.") for block in found)
@@ -129,7 +123,7 @@ def _list_blocks(model: nn.Module) -> list[str]:
         called = "forward" in type(module).__dict__ or type(module).__module__.startswith("torch.nn")
         if path and not inside and not normal and called and not isinstance(module, nn.ModuleList | nn.ModuleDict):
             found += [path] if any(True for _ in module.parameters()) else []
-    return found
+    recompute_blocks(model, dict.fromkeys(found, "full"))
 
 
 def _lay_out_otherwise(model: nn.Module) -> None:
@@ -140,36 +134,21 @@ def _use_other_threads() -> None:
     torch.set_num_threads(2 if torch.get_num_threads() == 1 else 1)
 
 
-def _flush(wanted: bool) -> None:
-    torch.set_flush_denormal(wanted)
-
-
+_be_deterministic = torch.use_deterministic_algorithms
 CHANGES: Mapping[str, Change] = {
     "as set": Change(),
-    "other number of threads": Change(partial(_setting, _use_other_threads)),
-    "native convolutions": Change(partial(_setting, partial(use_onednn, wanted=False))),
-    "denormals flushed": Change(partial(_setting, partial(_flush, True), partial(_flush, False))),
-    "other memory format": Change(
-        alter=_lay_out_otherwise,
-        explain=lambda case: "" if hasattr(case.model, "lay_out") else "the model has one memory format",
-    ),
+    "other number of threads": Change(_use_other_threads),
+    "native convolutions": Change(partial(use_onednn, wanted=False)),
+    "denormals flushed": Change(partial(torch.set_flush_denormal, True), partial(torch.set_flush_denormal, False)),
+    "other memory format": Change(alter=_lay_out_otherwise),
     "deterministic algorithms": Change(
-        partial(
-            _setting,
-            partial(torch.use_deterministic_algorithms, True, warn_only=True),
-            partial(torch.use_deterministic_algorithms, False),
-        )
+        partial(_be_deterministic, True, warn_only=True), partial(_be_deterministic, False)
     ),
     "recomputed": Change(alter=_recompute),
     "compiled": Change(alter=_compile),
     "bfloat16": Change(precision=BFLOAT16),
-    "cuda": Change(device="cuda", explain=lambda case: "" if torch.cuda.is_available() else "no GPU here"),
-    "cuda, tf32": Change(
-        partial(_setting, partial(use_precision, TF32, torch.device("cuda"))),
-        precision=TF32,
-        device="cuda",
-        explain=lambda case: "" if torch.cuda.is_available() else "no GPU here",
-    ),
+    "cuda": Change(device="cuda"),
+    "cuda, tf32": Change(partial(use_precision, TF32, torch.device("cuda")), precision=TF32, device="cuda"),
 }
 
 
@@ -179,7 +158,9 @@ def run_change(reference: Reference, name: str, rate: float = ERROR_RATE, case: 
     why = change.explain(case)
     if why:
         return Reproduced(change=name, why=why)
-    with change.use():
+    with keep_process_settings(), ExitStack() as after:
+        after.callback(change.undo)
+        change.use()
         found = run_step(
             case,
             device=torch.device(change.device),

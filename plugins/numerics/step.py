@@ -98,10 +98,10 @@ def _compute_wide() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def run_truth(case: Case) -> Trace:
+def run_truth(case: Case, *, whole: bool = True) -> Trace:
     """Run the step in float64."""
     with _compute_wide():
-        return run_step(case, dtype=torch.float64)
+        return run_step(case, dtype=torch.float64, whole=whole)
 
 
 def run_step(
@@ -113,8 +113,9 @@ def run_step(
     context: Callable[[], AbstractContextManager[Any]] = nullcontext,
     noise: tuple[float, int] | None = None,
     world: World | None = None,
+    whole: bool = True,
 ) -> Trace:
-    """Run forward and backward pass of each part, and updates of a probe.
+    """Run forward and backward pass of each part, and updates of a probe. Not ``whole``: keep loss and gradients alone.
 
     ``alter`` changes the model before the step; ``context`` surrounds each forward pass. ``noise``, a unit and a seed,
     changes each weight and each floating-point input by -1, 0 or 1 units, relative to its value. With ``world`` each of its
@@ -123,30 +124,41 @@ def run_step(
     device = device or torch.device("cpu")
     model = copy.deepcopy(case.model).to(device, dtype).train()
     found: Trace = {}
-    parts = [{name: _convert(value, dtype).to(device) for name, value in part.items()} for part in case.parts]
-    if noise is not None:
-        parts = [{name: _shake(value, *noise) for name, value in part.items()} for part in parts]
+    unit, seed = noise or (0.0, 0)
+    parts = [
+        {
+            name: _shake(value.to(device, dtype), unit, seed) if value.is_floating_point() else value.to(device)
+            for name, value in part.items()
+        }
+        for part in case.parts
+    ]
+    if unit:
         with torch.no_grad():
             for place, weight in enumerate(model.parameters()):
-                weight.copy_(_shake(weight, noise[0], noise[1] + (place << 32)))
+                weight.copy_(_shake(weight, unit, seed + (place << 32)))
     for module in model.modules():
         if getattr(module, "eps", 0) is None:  # which means the resolution of the type: another one in float64
             module.eps = torch.finfo(torch.float32).eps  # type: ignore[assignment]
+        if dtype == torch.float64 and hasattr(module, "backend"):  # of experts: others have no float64
+            module.backend = "loop"  # type: ignore[assignment]
     alter(model)
     mine = list(enumerate(parts)) if world is None else [(world.rank, parts[world.rank])]
     wrapped = model if world is None else wrap(model, case.workload.sharded_parameters(model), world, device)
     losses, norms = [], dict[str, tuple[nn.Module, Tensor]]()
     for number, part in mine:
-        if not found:
+        kept = whole and number == mine[0][0]
+        if kept:
             _keep(found, DATA, part)
         torch.manual_seed(case.seed + number)
-        with _outputs_kept(model, found, norms) if number == mine[0][0] else nullcontext(), context():
+        with _outputs_kept(model, found, norms) if kept else nullcontext(), context():
             loss = case.workload.loss(wrapped, part)
         (loss / len(mine)).backward()  # type: ignore[no-untyped-call]
         losses.append(float(loss.detach()))
     everywhere = losses if world is None else [loss for each in world.allgather(losses) for loss in each]
     found[LOSS] = torch.tensor(everywhere, dtype=torch.float64).mean()
     _add_gradients(found, model)
+    if not whole:
+        return found
     _keep(found, BUFFER, dict(model.named_buffers()))
     with torch.no_grad(), context():
         for name, (norm, x) in norms.items():
@@ -155,15 +167,9 @@ def run_step(
     return dict(sorted(found.items(), key=lambda pair: KINDS.index(pair[0].partition(" ")[0])))
 
 
-def _convert(value: Tensor, dtype: torch.dtype) -> Tensor:
-    return value.to(dtype) if value.is_floating_point() else value
-
-
 def _shake(value: Tensor, unit: float, seed: int) -> Tensor:
-    if not value.is_floating_point():
-        return value
     generator = torch.Generator().manual_seed(seed)
-    return value * (1 + unit * torch.randint(-1, 2, value.shape, generator=generator).to(value))
+    return value * (1 + unit * torch.randint(-1, 2, value.shape, generator=generator).to(value)) if unit else value
 
 
 def _keep(found: Trace, kind: str, tensors: Mapping[str, Tensor]) -> None:

@@ -1,7 +1,8 @@
 """Entries of a tier in memory, least recently used out first, within a budget of bytes. A thread loads ahead.
 
 All loads run in that thread, one after another, as one channel would. What the training thread waits for them is
-counted. Entries that the tier does not have yet (``dirty``) are written when they have to go.
+counted. A second thread writes what is new. Entries that the tier need not have yet (``dirty``) are written when they
+have to go.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from mlhpc.plugins.offload.tier import Entry, Key, Tier
+
+_INDEX = Key(-1, None, "index")  # no entry's
 
 
 def count_bytes(entry: Entry) -> int:
@@ -27,8 +30,11 @@ class Cache:
         self._tier, self.budget = tier, budget
         self._entries: OrderedDict[Key, Entry] = OrderedDict()  # the least recently used first
         self._sizes: dict[Key, int] = {}  # of all entries of the tier, too
-        self._dirty: set[Key] = set()
+        self._dirty: set[Key] = set()  # not in the tier yet
         self._ahead: set[Key] = set()  # loaded, and not asked for yet
+        self._clean = 0  # bytes of entries that are neither
+        self._unwritten: deque[Key | None] = deque()  # of them what is to be written; None: the index
+        self._writing: Key | None = None
         self._queue: deque[Key] = deque()
         self._wanted: Key | None = None  # what the training thread waits for
         self._loading: Key | None = None
@@ -38,8 +44,12 @@ class Cache:
         self.held = self.peak = 0
         self.counts: Counter[str] = Counter()
         self.wait_s = 0.0
-        self._thread = threading.Thread(target=self._load, name="offload", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=each, name=f"offload, {each.__name__}", daemon=True)
+            for each in (self._load, self._write)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def get(self, key: Key) -> Entry:
         """Return an entry, at once or after its load. What goes wrong in the thread is raised here."""
@@ -51,8 +61,7 @@ class Cache:
                 began = time.perf_counter()
                 self._wanted = key
                 while key not in self._entries:
-                    if self._error is not None:
-                        raise self._error
+                    self._raise_error()
                     if key != self._loading:
                         self._queue.appendleft(key)
                         self._state.notify_all()
@@ -60,7 +69,7 @@ class Cache:
                 self._wanted = None
                 self.wait_s += time.perf_counter() - began
             self._entries.move_to_end(key)
-            self._ahead.discard(key)
+            self._tag(self._ahead, key, False)
             return self._entries[key]
 
     def prefetch(self, keys: Iterable[Key]) -> None:
@@ -70,15 +79,36 @@ class Cache:
             self._state.notify_all()
 
     def put(self, key: Key, entry: Entry, *, dirty: bool = False) -> None:
-        """Add or replace an entry; in the tier at once, or if ``dirty`` when it has to go."""
+        """Add or replace an entry. The tier gets it soon, or if ``dirty`` when it has to go.
+
+        What goes wrong while it is written is raised by a later call.
+        """
         with self._state:
+            self._raise_error()
             self._forget(key)
             self._make_room(count_bytes(entry))
+            self._forget(key)  # a former value that was loaded meanwhile
+            if key == self._loading:
+                self._loading = None
             self._add(key, entry)
-            if dirty:
-                self._dirty.add(key)
-        if not dirty:
-            self._tier.write(key, entry)
+            self._tag(self._dirty, key, True)
+            if not dirty:
+                self._unwritten.append(key)
+                self._state.notify_all()
+
+    def commit(self) -> None:
+        """Make what was put the tier's present state, soon."""
+        with self._state:
+            self._unwritten.append(None)
+            self._state.notify_all()
+
+    def settle(self) -> None:
+        """Wait until all is written."""
+        with self._state:
+            while self._unwritten or self._writing is not None:
+                self._raise_error()
+                self._state.wait()
+            self._raise_error()
 
     def has(self, key: Key) -> bool:
         """Return True if there is such an entry, in memory or in the tier."""
@@ -89,6 +119,7 @@ class Cache:
         """Remove an entry from memory and tier."""
         with self._state:
             self._forget(key)
+            self._loading = None if key == self._loading else self._loading
             self._tier.remove(key)
 
     def reserve(self, size: int) -> None:
@@ -103,8 +134,9 @@ class Cache:
         with self._state:
             self._closed = True
             self._state.notify_all()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        for thread in self._threads:
+            if threading.current_thread() is not thread:
+                thread.join()
         self._entries.clear()
 
     def flush(self) -> dict[str, Any]:
@@ -126,26 +158,67 @@ class Cache:
                 key = self._queue.popleft()
                 try:
                     size = self._sizes[key]
-                    if key in self._entries or (key != self._wanted and not self._has_room(size)):
+                    # There may be room once something is written
+                    while key != self._wanted and not self._has_room(size) and self._is_writing() and not self._closed:
+                        self._state.wait()
+                    there = key in self._entries or not self._tier.has(key)
+                    if there or (key != self._wanted and not self._has_room(size)):
                         continue
-                    self._make_room(size)
-                    self._hold(size)
                     self._loading = key
-                except OSError as error:
-                    self._fail(error)
+                    self._make_room(size)
+                    if key != self._loading:  # replaced or dropped, while a write was waited for
+                        continue
+                    self._hold(size)
+                except Exception as caught:
+                    self._fail(caught)
                     continue
+            entry: Entry | None = None
+            error: Exception | None = None
             try:
                 entry = self._tier.read(key)
-            except (ValueError, OSError) as error:
-                self._fail(error)
-                continue
+            except Exception as caught:
+                error = caught
             with self._state:
                 self._hold(-size)
-                self._loading = None
-                if key not in self._entries:
+                fresh, self._loading = key == self._loading, None  # not replaced or dropped meanwhile
+                if fresh and error is not None:
+                    self._fail(error)
+                elif fresh and entry is not None and key not in self._entries:
                     self._add(key, entry)
-                    self._ahead.add(key)
+                    self._tag(self._ahead, key, True)
                 self._state.notify_all()
+
+    def _write(self) -> None:
+        """Write what is new, in order, until the cache is closed or a write fails."""
+        while True:
+            with self._state:
+                while not self._unwritten and not self._closed:
+                    self._state.wait()
+                if self._closed:
+                    return
+                key = self._unwritten.popleft()
+                entry = None if key is None else self._entries[key]
+                self._writing = key or _INDEX
+            try:
+                if key is None or entry is None:
+                    self._tier.commit()
+                else:
+                    self._tier.write(key, entry)
+            except Exception as error:
+                self._fail(error)
+                return
+            with self._state:
+                self._writing = None
+                if key is not None:
+                    self._tag(self._dirty, key, False)
+                self._state.notify_all()
+
+    def _is_writing(self) -> bool:
+        return self._error is None and bool(self._unwritten or self._writing is not None)
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
 
     def _fail(self, error: Exception) -> None:
         with self._state:
@@ -154,29 +227,45 @@ class Cache:
 
     def _has_room(self, size: int) -> bool:
         """Return True if there is room without entries that were loaded ahead, and without writing."""
-        free = sum(self._sizes[key] for key in self._entries if key not in self._ahead and key not in self._dirty)
-        return self.held - free + size <= self.budget
+        return self.held - self._clean + size <= self.budget
 
     def _make_room(self, size: int) -> None:
         """Let entries go, those that were loaded ahead last."""
-        for spared in (self._ahead, set[Key]()):
-            for key in [each for each in self._entries if each not in spared]:
-                if self.held + size <= self.budget:
-                    return
-                if key in self._dirty:
-                    self._tier.write(key, self._entries[key])
-                self._forget(key)
+        while self._entries and self.held + size > self.budget:
+            key = next((each for each in self._entries if each not in self._ahead), next(iter(self._entries)))
+            self._await_write(key)
+            if key in self._dirty:
+                self._tier.write(key, self._entries[key])
+            self._forget(key)
 
     def _add(self, key: Key, entry: Entry) -> None:
         self._entries[key] = entry
         self._sizes[key] = count_bytes(entry)
+        self._clean += self._sizes[key]
         self._hold(self._sizes[key])
 
     def _forget(self, key: Key) -> None:
-        if self._entries.pop(key, None) is not None:
+        self._await_write(key)
+        if key in self._entries:
+            for tags in (self._ahead, self._dirty):
+                self._tag(tags, key, False)
+            del self._entries[key]
+            self._clean -= self._sizes[key]
             self._hold(-self._sizes[key])
-        self._ahead.discard(key)
-        self._dirty.discard(key)
+
+    def _await_write(self, key: Key) -> None:
+        """Wait for a write that has begun. One that has not is left out: the entry goes, or is written at once."""
+        while key == self._writing and self._error is None:
+            self._state.wait()
+        if key in self._unwritten:
+            self._unwritten.remove(key)
+
+    def _tag(self, tags: set[Key], key: Key, on: bool) -> None:
+        """Add a key to `_ahead` or `_dirty`, or remove it, and keep the sum of entries that are in neither."""
+        before = key in self._ahead or key in self._dirty
+        (tags.add if on else tags.discard)(key)
+        after = key in self._ahead or key in self._dirty
+        self._clean += self._sizes[key] * (before - after) if key in self._entries else 0
 
     def _hold(self, size: int) -> None:
         self.held += size

@@ -99,14 +99,14 @@ class Keeper:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Update all experts that have gradients."""
+        """Update all experts that have gradients. The index is written while the next step begins."""
         order = [(layer, chunk) for layer in self.layers if layer.has_gradient for chunk in layer.chunks]
         ahead = [layer.list_keys(chunk, WEIGHTS, STATES) for layer, chunk in order]
         for position, (layer, chunk) in enumerate(order):
             for keys in ahead[position + 1 : position + 1 + self.settings.depth]:
                 self.cache.prefetch(keys)
             layer.update(chunk)
-        self.tier.commit()
+        self.cache.commit()
         if self.settings.cache is not None:
             return_freed_memory(self.settings.cache)
 
@@ -121,6 +121,7 @@ class Keeper:
         """Return the statistics since the last call: sums over ranks, and the most that a rank held in memory."""
         if not self.layers:
             return {}
+        self.cache.settle()
         mine = self.cache.flush()
         if isinstance(self.tier, FileTier):
             mine |= {"bytes_read": self.tier.bytes_read, "bytes_written": self.tier.bytes_written}
@@ -380,6 +381,7 @@ class _Away:
     def pin(self) -> Tensor:
         """Return a tensor without memory whose values stay as they are."""
         layer, number, kind = self._layer, self._layer.number, self._kind
+        layer.cache.settle()
         read, end = layer.keeper.tier.pin(layer.list_keys(range(layer.experts), kind))
         found = _make_without_memory(self._weight, torch.device("cpu"))
         setattr(found, AWAY, _Pinned(lambda: self._stack(lambda expert: read(Key(number, expert, kind)))))

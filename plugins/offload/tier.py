@@ -11,6 +11,7 @@ import math
 import mmap
 import os
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -30,6 +31,7 @@ from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import add_path_to_errors, check_ownership, make_folder
 
 Entry = Mapping[str, Tensor]
+ALIGNMENT = 64  # of the values in a file
 INDEX = "index.json"
 BYTES = 4  # of a value: parameters and states are float32 in any precision
 
@@ -68,10 +70,24 @@ def make_tensors(memory: mmap.mmap, shapes: Mapping[str, Sequence[int]]) -> dict
     return found
 
 
-def copy(entry: Entry) -> dict[str, Tensor]:
-    """Copy tensors to mapped memory."""
-    memory = map_memory(sum(tensor.nbytes for tensor in entry.values()))
-    found = make_tensors(memory, {name: tensor.shape for name, tensor in entry.items()})
+class Copied(dict[str, Tensor]):
+    """An entry whose tensors lie in ``file``, the bytes of a safetensors file."""
+
+    def __init__(self, file: mmap.mmap) -> None:
+        super().__init__(_parse(file))
+        self.file = file
+
+
+def copy(entry: Entry) -> Copied:
+    """Copy tensors to mapped memory, as a file has them: a write then copies nothing more."""
+    header, end = dict[str, _Header](), 0
+    for name, tensor in entry.items():
+        header[name] = _Header("F32", list(tensor.shape), (end, end := end + tensor.nbytes))
+    text = json.encode(header)
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
+    memory = map_memory(8 + len(text) + end)
+    memory[: 8 + len(text)] = len(text).to_bytes(8, "little") + text
+    found = Copied(memory)
     for name, tensor in entry.items():
         found[name].copy_(tensor)
     return found
@@ -161,15 +177,13 @@ class FileTier:
     """Entries in safetensors files of a folder that only this object uses."""
 
     def __init__(self, folder: Path, lock: Path) -> None:
-        from safetensors.torch import save  # an extra, which the other tier does without
-
-        self._save = save
         self.folder = folder
         self._files: dict[Key, _File] = {}
         self._replaced: list[str] = []  # which the index on the disk names still
         self._pins: Counter[str] = Counter()
         self._number = count()
         self.bytes_read = self.bytes_written = 0
+        self._counting = threading.Lock()  # two threads write
         self._close = hold_folder(folder, lock)
 
     def read(self, key: Key) -> Entry:
@@ -192,16 +206,18 @@ class FileTier:
         if google_crc32c.extend(0, np.frombuffer(data, np.uint8)) != file.crc32c:
             raise InputError(f"{path}: its checksum is not that of what was written; {_WAY_OUT}")
         self.bytes_read += file.bytes
-        return _parse(data)
+        return Copied(data)
 
     def write(self, key: Key, entry: Entry) -> None:
         """Write a new file for an entry. The former one stays until `commit`."""
         check_ownership()
-        data = self._save(dict(entry))
-        file = _File(f"{key}.{next(self._number)}.safetensors", len(data), google_crc32c.value(data))
+        data = (entry if isinstance(entry, Copied) else copy(entry)).file
+        crc = google_crc32c.extend(0, np.frombuffer(data, np.uint8))
+        file = _File(f"{key}.{next(self._number)}.safetensors", len(data), crc)
         with add_path_to_errors(self.folder / file.name):
             (self.folder / file.name).write_bytes(data)
-        self.bytes_written += file.bytes
+        with self._counting:
+            self.bytes_written += file.bytes
         former = self._files.get(key)
         self._files[key] = file
         if former is not None:
@@ -221,16 +237,15 @@ class FileTier:
         """Replace the index, then remove files that it no longer names."""
         check_ownership()
         part = self.folder / f"{INDEX}.part"
+        replaced, self._replaced = self._replaced, []  # another thread may replace more
         with add_path_to_errors(part):
             part.write_text(render_json({file.name: [file.bytes, file.crc32c] for file in list(self._files.values())}))
         part.replace(self.folder / INDEX)
-        kept = []
-        for name in self._replaced:
+        for name in replaced:
             if self._pins[name]:
-                kept.append(name)
+                self._replaced.append(name)
             else:
                 (self.folder / name).unlink(missing_ok=True)
-        self._replaced = kept
 
     def pin(self, keys: Iterable[Key]) -> tuple[Read, Callable[[], None]]:
         """Keep files until the second function is called."""
@@ -244,7 +259,7 @@ class FileTier:
         self._close()
 
 
-def _parse(data: mmap.mmap) -> Entry:
+def _parse(data: mmap.mmap) -> dict[str, Tensor]:
     """Return the tensors of a safetensors file, in its memory: the library's own function copies them to the heap."""
     begin = 8 + int.from_bytes(data[:8], "little")
     header = json.decode(data[8:begin], type=dict[str, _Header])

@@ -10,6 +10,8 @@ USES = (
     "mlhpc.analysis.study",
     "mlhpc.plugins.axes.predict",
     "mlhpc.plugins.axes.step_time",
+    "mlhpc.plugins.numerics.judge",
+    "mlhpc.plugins.numerics.step",
     "mlhpc.suite.card",
     "mlhpc.suite.cli.group",
     "mlhpc.suite.cli.options",

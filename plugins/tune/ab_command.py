@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from msgspec import structs
 
 from mlhpc.suite.cli.group import Subcommands
 from mlhpc.suite.cli.options import (
@@ -54,6 +55,7 @@ from mlhpc.suite.machine.probes.processor import find_machine_root, read_cpu
 if TYPE_CHECKING:
     from mlhpc.plugins.tune.contest import RunResult
     from mlhpc.plugins.tune.sides import Schedule, Side
+    from mlhpc.plugins.tune.space import StepError
     from mlhpc.suite.world import World
 
 
@@ -320,7 +322,10 @@ def steps(
     Which side begins is drawn, so that no disturbance of the machine is in step with one of them.
     Compares step time, CPU time, peak memory of tensors, executed FLOPs, bytes sent and loss. Each gets an interval and
     a verdict: faster, slower, equivalent or inconclusive. All intervals together hold with 95 %. The new folder gets
-    ab.json with every block.
+    ab.json with every block. Of each side, the gradient of a step is compared with float64.
+
+    Exit code 0: compared. Exit code 1: refused, since rounding does not explain the gradient of a side. Exit code 2:
+    usage.
     """
     if plan_b is None and not own_a and not own_b:
         raise click.UsageError("A and B are the same: give --b PLAN, --set-b KEY=VALUE or --set-a KEY=VALUE")
@@ -356,10 +361,14 @@ def steps(
     schedule = Schedule(pairs, timed, warmup)
     stated = own_a, own_b
 
-    def body(world: World) -> None:
-        _run_sides(world, chosen, sides, stated, schedule, seed, folder, style)
+    wrong: list[StepError] = []
 
-    sys.exit(run_as_rank(launch, check, body))
+    def body(world: World) -> None:
+        errors = _run_sides(world, chosen, sides, stated, schedule, seed, folder, style)
+        wrong.extend(error for error in errors if error.is_wrong)
+
+    code = run_as_rank(launch, check, body)
+    sys.exit(ExitCode.FINDINGS if wrong and not code else code)
 
 
 def _load_side_config(
@@ -442,8 +451,9 @@ def _run_sides(
     seed: int,
     folder: Path,
     style: str,
-) -> None:
-    """Run both sides on all ranks; rank 0 writes and prints."""
+) -> list[StepError]:
+    """Run both sides on all ranks; rank 0 writes and prints. Returns the errors of both."""
+    from mlhpc.plugins.tune.error import measure_error
     from mlhpc.plugins.tune.sides import Side, run_block_pairs
     from mlhpc.suite.data.build import find_data
     from mlhpc.suite.training.devices import set_up_rank, use_precision
@@ -471,12 +481,16 @@ def _run_sides(
             for plan, own in zip(plans, settings, strict=True)
         ]
         found = run_block_pairs(sides[0], sides[1], schedule)
+        errors = [
+            measure_error(side, schedule.warmup, max(block.memory for block in blocks))
+            for side, blocks in zip(sides, found, strict=True)
+        ]
     finally:
         if world.is_first:
             # The checkpoint serves only the blocks of this command.
             shutil.rmtree(place.parent, ignore_errors=True)
     if not world.is_first:
-        return
+        return errors
     values = [
         {name: [block.by_quantity()[name] for block in blocks] for name in blocks[0].by_quantity()} for blocks in found
     ]
@@ -493,16 +507,24 @@ def _run_sides(
         "load": load,
         **asdict(schedule),
     }
-    _write_and_print(shown, sides, values, folder, style)
+    _write_and_print(shown, sides, values, errors, folder, style)
+    return errors
 
 
 def _write_and_print(
-    shown: dict[str, Any], sides: list[Side], values: list[dict[str, list[float]]], folder: Path, style: str
+    shown: dict[str, Any],
+    sides: list[Side],
+    values: list[dict[str, list[float]]],
+    errors: list[StepError],
+    folder: Path,
+    style: str,
 ) -> None:
-    """Write what was measured and print it."""
-    from mlhpc.plugins.tune.sides import find_visible_step_time, judge, render_rows
+    """Write what was measured and print it. What computes something else is not called faster or slower."""
+    from mlhpc.plugins.tune.sides import REFUSED, find_visible_step_time, judge, render_rows
 
     rows, visible = judge(*values), find_visible_step_time(*(side["step time"] for side in values))
+    if any(error.is_wrong for error in errors):
+        rows = [replace(row, verdict=REFUSED) for row in rows]
     stated = [
         {
             "name": side.name,
@@ -511,9 +533,10 @@ def _write_and_print(
             "precision": side.trainer.config.precision,
             "choices": side.choices,
             "collectives_of_rank_0": side.collectives,
+            "gradient_error": structs.asdict(error),
             "blocks": blocks,
         }
-        for side, blocks in zip(sides, values, strict=True)
+        for side, blocks, error in zip(sides, values, errors, strict=True)
     ]
     document = {"version": VERSION, "kind": "ab", **shown, "sides": stated, "rows": [asdict(row) for row in rows]}
     document["visible_step_time"] = visible
@@ -521,8 +544,8 @@ def _write_and_print(
     if style == JSON:
         print_line(json.dumps(document, indent=1))
         return
-    for label, side in zip("AB", sides, strict=True):
-        print_line(f"{label}: {side.name}")
+    for label, side, error in zip("AB", sides, errors, strict=True):
+        print_line(f"{label}: {side.name}; {error.render()}")
     ranks = f"{shown['ranks']} rank{'s' * (shown['ranks'] > 1)}"
     print_line(
         f"{shown['pairs']} pairs of blocks of {shown['steps']} timed steps on {ranks}, "

@@ -7,6 +7,7 @@ points of a space beside the default by such jobs.
 from __future__ import annotations
 
 import math
+import operator
 import os
 import statistics
 import tempfile
@@ -22,17 +23,18 @@ from msgspec import Meta, Struct
 
 from mlhpc.plugins.tune.candidates import CPU_TIME, JOULES, STEP_TIME, TIME_TO_QUALITY, Candidates, Launch
 from mlhpc.plugins.tune.race import Turn, make_alternating_order, run_block
-from mlhpc.plugins.tune.space import Point, TunedTrial
+from mlhpc.plugins.tune.space import Point, StepError, TunedTrial
 from mlhpc.suite.config import RunConfig, choose_default_data_root, load_config
 from mlhpc.suite.descriptor import Descriptor, load_descriptor
 from mlhpc.suite.documents import convert_to_plain_data, read_json_document
-from mlhpc.suite.files import render_duration, write_file_atomically
+from mlhpc.suite.files import make_folder, render_duration, write_file_atomically
 from mlhpc.suite.launch.measuring_ranks import start_ranks
 from mlhpc.suite.world import World
 
 VERSION = 1
 WARMUP_STEPS = 2
 TUNED, DEFAULT = "tuned", "default"  # the two sides of a pair
+GRADIENT, BOUND = "gradient error", "gradient bound"  # of a setting, if it was judged: from float64 (`tune.error`)
 ENERGY = "energy"  # joules per step of the whole machine; absent where no counter can be read
 OBJECTIVES = {  # the name of the measured quantity: `ENERGY`, or one of `BlockCost.by_quantity`
     STEP_TIME: "step time",
@@ -44,11 +46,15 @@ OBJECTIVES = {  # the name of the measured quantity: `ENERGY`, or one of `BlockC
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks that a job runs of each setting: their number, timed steps in each, and the seed of the samples."""
+    """The blocks that a job runs of each setting: their number, timed steps in each, and the seed of the samples.
+
+    ``judged``: the numbers of settings of which a step is compared with float64.
+    """
 
     number: int
     steps: int
     seed: int
+    judged: tuple[int, ...] = ()
 
 
 class Job(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,6 +65,7 @@ class Job(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     blocks: Annotated[int, Meta(ge=1)]
     steps: Annotated[int, Meta(ge=1)]
     seed: Annotated[int, Meta(ge=0)]
+    judged: tuple[int, ...] = ()
     output: Path
 
 
@@ -90,6 +97,7 @@ def run_job(
             blocks=blocks.number,
             steps=blocks.steps,
             seed=blocks.seed,
+            judged=blocks.judged,
             output=folder / "result.json",
         )
         (folder / "job.json").write_bytes(msgspec.json.encode(job, enc_hook=str))
@@ -126,6 +134,7 @@ def measure_sides(world: World, job: Job, workload: str) -> None:
 
     Of each setting, a block of warm-up comes first. Nothing is loaded from a checkpoint: each side trains on.
     """
+    from mlhpc.plugins.tune.error import measure_error
     from mlhpc.plugins.tune.sides import COUNTED_STEPS, Side
     from mlhpc.suite.data.build import find_data
     from mlhpc.suite.training.devices import set_up_rank
@@ -141,8 +150,14 @@ def measure_sides(world: World, job: Job, workload: str) -> None:
         str(number): _create_side(Side, descriptor, config, job, world, device, root, manifest.sha256)
         for number, config in enumerate(configs)
     }
-    for side in sides.values():
-        side.block(0, WARMUP_STEPS, restored=False)
+    errors: list[dict[str, float]] = []
+    if job.judged and world.is_first:
+        make_folder(sides["0"].checkpoint.path.parent)
+    world.barrier()
+    for number, side in enumerate(sides.values()):
+        memory = side.block(0, WARMUP_STEPS, restored=False).memory
+        found = measure_error(side, 0, memory) if number in job.judged else StepError()
+        errors.append({} if found.error is None else {GRADIENT: found.error, BOUND: found.bound or 0.0})
     begin, each = WARMUP_STEPS + COUNTED_STEPS, job.steps + COUNTED_STEPS
 
     # Any side's: it counts the whole machine.
@@ -159,7 +174,8 @@ def measure_sides(world: World, job: Job, workload: str) -> None:
         run_block(number, make_alternating_order(number, tuple(sides)), run) for number in range(1, job.blocks + 1)
     ]
     if world.is_first:
-        result = JobResult(sides=tuple(tuple(block[name] for block in blocks) for name in sides))
+        rows = [tuple(block[name] | error for block in blocks) for name, error in zip(sides, errors, strict=True)]
+        result = JobResult(sides=tuple(rows))
         write_file_atomically(job.output, msgspec.json.encode(result))
 
 
@@ -190,6 +206,7 @@ class Meter:
     limit_s: float | None = None
     turns: int = 0
     fixed: bool = False
+    error: float | None = None  # of the setting that was judged last
 
     def measure_default(self) -> float:
         """Measure the default alone. Returns seconds of its job, which set the time limit of the others.
@@ -197,7 +214,7 @@ class Meter:
         FailedJobError if it cannot run.
         """
         begun = time.monotonic()
-        (sides,) = self._run_job([self.default], None)
+        (sides,) = self._run_job([self.default], None, judged=(0,))
         took = time.monotonic() - begun
         if not self.fixed:
             step_s = statistics.median(block[OBJECTIVES[STEP_TIME]] for block in sides)
@@ -211,11 +228,12 @@ class Meter:
         self.turns += 1
         begun = time.monotonic()
         try:
-            blocks = self._run_pair(point, make_alternating_order(self.turns, (DEFAULT, TUNED)))
-        except FailedJobError as error:
-            return TunedTrial(point=dict(point), ratio=None, seconds=time.monotonic() - begun, why=str(error))
-        ratios = (a / b for a, b in zip(blocks[TUNED], blocks[DEFAULT], strict=True))
-        return TunedTrial(point=dict(point), ratio=statistics.geometric_mean(ratios), seconds=time.monotonic() - begun)
+            blocks = self._run_pair(point, make_alternating_order(self.turns, (DEFAULT, TUNED)), judged=True)
+            ratio, why = statistics.geometric_mean(map(operator.truediv, blocks[TUNED], blocks[DEFAULT])), ""
+        except FailedJobError as failed:
+            ratio, why = None, str(failed)
+        seconds = time.monotonic() - begun
+        return TunedTrial(point=dict(point), ratio=ratio, seconds=seconds, error=self.error, why=why)
 
     def compare(self, point: Point, order: Sequence[str]) -> Mapping[str, float]:
         """Run one pair of the race. A pair that fails is lost by the point: the default is known to run."""
@@ -227,24 +245,36 @@ class Meter:
             times = {TUNED: math.inf, DEFAULT: 1.0}  # any finite time
         return {**times, "took": time.monotonic() - begun}
 
-    def _run_pair(self, point: Point, order: Sequence[str]) -> dict[str, list[float]]:
-        """Run blocks of both: in one job if it can hold both, and they start alike; else in one job each."""
+    def _run_pair(self, point: Point, order: Sequence[str], *, judged: bool = False) -> dict[str, list[float]]:
+        """Run blocks of both: in one job if it can hold both, and they start alike; else in one job each.
+
+        ``judged``: FailedJobError if rounding does not explain a gradient of the point.
+        """
+        self.error = None
         points = {DEFAULT: self.default, TUNED: point}
         alike = self.candidates.launch(point) == self.candidates.launch(self.default)
         if alike and self.candidates.fits_twice(point, self.default):
-            return dict(zip(order, self._run([points[name] for name in order], self.limit_s), strict=True))
-        return {name: self._run([points[name]], self.limit_s)[0] for name in order}
+            numbers = (order.index(TUNED),) if judged else ()
+            return dict(zip(order, self._run([points[name] for name in order], numbers), strict=True))
+        return {name: self._run([points[name]], (0,) if judged and name == TUNED else ())[0] for name in order}
 
-    def _run(self, points: Sequence[Point], limit_s: float | None) -> list[list[float]]:
+    def _run(self, points: Sequence[Point], judged: tuple[int, ...]) -> list[list[float]]:
         quantity = OBJECTIVES[self.candidates.objective]
         steps = [self.candidates.count_steps(point) for point in points]
-        sides = self._run_job(points, limit_s)
+        sides = self._run_job(points, self.limit_s, judged)
         return [[block[quantity] * count for block in side] for side, count in zip(sides, steps, strict=True)]
 
-    def _run_job(self, points: Sequence[Point], limit_s: float | None) -> list[list[dict[str, float]]]:
+    def _run_job(
+        self, points: Sequence[Point], limit_s: float | None, judged: tuple[int, ...]
+    ) -> list[list[dict[str, float]]]:
         configs = [self.candidates.config(point) for point in points]
-        launch = self.candidates.launch(points[0])
-        sides = run_job(self.candidates.descriptor.name, configs, launch, self.blocks, limit_s)
+        launch, blocks = self.candidates.launch(points[0]), replace(self.blocks, judged=judged)
+        sides = run_job(self.candidates.descriptor.name, configs, launch, blocks, limit_s)
+        for number in judged:
+            found = StepError(sides[number][0].get(GRADIENT), sides[number][0].get(BOUND))
+            self.error = found.error
+            if found.is_wrong:
+                raise FailedJobError(found.render())
         if any(OBJECTIVES[self.candidates.objective] not in block for side in sides for block in side):
             raise FailedJobError("no counter of energy can be read here (docs/energy.md says which there are)")
         return sides

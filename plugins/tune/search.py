@@ -276,6 +276,7 @@ class History:
                         point=dict(self.space.restrict(trial.params)),
                         ratio=trial.value,
                         seconds=trial.user_attrs["seconds"],
+                        error=trial.user_attrs.get("error"),
                         why=trial.user_attrs.get("why", ""),
                     )
                 )
@@ -288,6 +289,7 @@ class History:
         measured = measure(point)
         if measured.why:
             trial.set_user_attr("why", measured.why)
+        trial.set_user_attr("error", measured.error)
         trial.set_user_attr("seconds", measured.seconds)
         if measured.ratio is None:
             self.study.tell(trial, state=TrialState.FAIL)

@@ -42,6 +42,7 @@ from mlhpc.suite.workload import Dataset, Workload, load_workload
 from mlhpc.suite.world import World
 
 CONFIDENCE = 0.95  # of all intervals of one comparison together (Bonferroni)
+REFUSED = "refused"  # of every row, if a side computes something else (`mlhpc.plugins.tune.error`)
 MORE, LESS = "more", "less"  # of an amount; of a time it is slower and faster
 LOSS = "loss"
 DRAWS = 200  # simulated comparisons
@@ -202,7 +203,8 @@ class Side:
     """
 
     trainer: Trainer
-    data: Dataset
+    data: Dataset  # this rank's part of each sample
+    whole: Dataset
     checkpoint: Checkpoint
     device: torch.device
     process: ProcessSettings
@@ -231,7 +233,8 @@ class Side:
         parallel = Parallel.of(config, plan.descriptor, world.rank, world.size)
         check_batch(config.global_batch_size, parallel.mesh.data_size, config.gradient_accumulation_steps)
         workload: Workload = load_workload(plan.descriptor)(config)
-        data = cut(workload.dataset("train", root), parallel.slabs(evaluation=False))
+        whole = workload.dataset("train", root)
+        data = cut(whole, parallel.slabs(evaluation=False))
         seed, chooser = plan.base_seed or 0, make_chooser(config, world, device)
         look = partial(workload.choose, chooser=chooser) if choosing else lambda _: None
         with keep_process_settings():
@@ -258,7 +261,7 @@ class Side:
             {name: value for name, value in group.items() if name != "params"}
             for group in state.optimization.optimizer.param_groups
         ]
-        return Side(trainer, data, checkpoint, device, process, groups, settings, chosen)
+        return Side(trainer, data, whole, checkpoint, device, process, groups, settings, chosen)
 
     @property
     def name(self) -> str:

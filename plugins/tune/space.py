@@ -274,12 +274,41 @@ KIND: Literal["tune"] = "tune"
 RESULT = "tune.json"  # in the folder of a search
 
 
+class StepError(Struct, frozen=True):
+    """The relative error of a step's gradient ``of`` a weight, against float64. None with the reason, if unknown.
+
+    The weight is the one whose error is largest over its bound.
+    """
+
+    error: NotNegative | None = None
+    bound: NotNegative | None = None
+    why: str = ""
+    of: str = ""
+
+    @property
+    def is_wrong(self) -> bool:
+        """True if rounding does not explain the error."""
+        return self.error is not None and self.bound is not None and not self.error <= self.bound
+
+    def render(self) -> str:
+        """Render the error for people."""
+        if self.error is None:
+            return f"not compared with float64: {self.why}"
+        weight = f" of {self.of}" if self.of else ""
+        place = f"gradient{weight} {self.error:.2g} from float64, rounding gives at most {self.bound:.2g}"
+        return f"{place}: refused, it computes something else" if self.is_wrong else place
+
+
 class TunedTrial(Struct, frozen=True, kw_only=True):
-    """A measured point: its time over the default's in the same blocks, or why there is none. ``seconds``: it took."""
+    """A measured point: its time over the default's in the same blocks, or why there is none. ``seconds``: it took.
+
+    ``error``: of the gradient, relative to float64; None if it was not compared.
+    """
 
     point: dict[str, Value]
     ratio: Positive | None
     seconds: NotNegative
+    error: NotNegative | None = None
     why: str = ""
 
 

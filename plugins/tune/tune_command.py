@@ -346,7 +346,8 @@ def _render_trial(trial: TunedTrial, default: Point) -> str:
     from mlhpc.plugins.tune.space import render_point
 
     result = f"cannot run: {trial.why}" if trial.ratio is None else f"{trial.ratio:.3f} of the default's time"
-    return f"{render_point(trial.point, default)}: {result} ({render_duration(trial.seconds)})"
+    error = "" if trial.error is None or trial.why else f", gradient {trial.error:.2g} from float64"
+    return f"{render_point(trial.point, default)}: {result}{error} ({render_duration(trial.seconds)})"
 
 
 def _describe(

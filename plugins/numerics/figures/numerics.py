@@ -29,6 +29,7 @@ TITLE = "Numerics"
 PANEL = ["workload", "size"]
 LOST = "metric, after - before"
 NEEDS = "a file of `mlhpc numerics deploy -o FILE`"
+KEYS = ["benchmark", "size", "mode", "rounds"]
 FRAMEWORKS = ("TensorFlow", "PyTorch", "MXNet")
 
 
@@ -97,18 +98,20 @@ def build_frameworks_table(study: Study) -> pd.DataFrame:
     rows = rows[(rows["framework"] != "") & rows["epochs_to_target.mean"].notna()]
     rows = rows.assign(rounds=rows["round"].map(find_round_group, na_action="ignore").fillna(""))
     found: list[dict[str, Any]] = []
-    for key, results in rows.groupby(["benchmark", "size", "mode", "rounds", "framework"], sort=True):
+    for key, results in rows.groupby([*KEYS, "framework"], sort=True):
         epochs = [float(each) for each in results["epochs_to_target.mean"]]
         low, high = compute_log_interval(epochs) or (None, None)
         found.append(
-            dict(zip(("benchmark", "size", "mode", "rounds", "framework"), key, strict=True))
+            dict(zip((*KEYS, "framework"), key, strict=True))
             | {"results": len(epochs), "epochs": statistics.geometric_mean(epochs), "low": low, "high": high}
             | {"median batch": float(results["global_batch_size"].median())}
         )
     table = pd.DataFrame(found)
-    if table.empty or table.groupby(["benchmark", "size", "mode", "rounds"])["framework"].nunique().max() < 2:
+    if not table.empty:
+        table = table[table.groupby(KEYS)["framework"].transform("nunique") > 1]
+    if table.empty:
         raise NotAnswerableError("results of two frameworks (system descriptions state them)")
-    return table[table.groupby(["benchmark", "size", "mode", "rounds"])["framework"].transform("nunique") > 1]
+    return table
 
 
 def _find_framework(text: str) -> str:
@@ -118,7 +121,7 @@ def _find_framework(text: str) -> str:
 def render_frameworks_answer(study: Study) -> Answer:
     """State the epochs of each framework by benchmark."""
     table, parts = build_frameworks_table(study), []
-    for (benchmark, *_, rounds), rows in table.groupby(["benchmark", "size", "mode", "rounds"], sort=False):
+    for (benchmark, *_, rounds), rows in table.groupby(KEYS, sort=False):
         each = ", ".join(
             f"{row['framework']} {row['epochs']:.3g}"
             + (f" [{row['low']:.3g}, {row['high']:.3g}]" if pd.notna(row["low"]) else "")

@@ -50,6 +50,7 @@ def build_course_table(study: Study) -> pd.DataFrame:
                     RATIO: trial.ratio,
                     BEST: best,
                     "took [s]": trial.seconds,
+                    "error of the gradient": trial.error,
                     "cannot run": trial.why,
                 }
             )

@@ -49,6 +49,16 @@ def test_a_tensor_whose_perturbed_runs_jump_decides_nothing() -> None:
     assert judge({"output a": 1e-2, "output b": 1e-3}, bounds).first == "output a"
 
 
+def test_far_above_the_largest_jump_is_no_rounding_however_wide_the_jumps_are() -> None:
+    """Calm and jumping runs are no normal distribution: its tail would reach to a gradient that is wholly wrong."""
+    share, wide = random.uniform(0.2, 0.8), 10 ** random.uniform(2.5, 5)
+    runs = [{"gradient": 1e-6 * (wide if n < 20 * share else 1)} for n in range(20)]
+    bounds = make_bounds(runs, 2.0**-23)
+    assert judge({"gradient": 9e-6 * wide}, bounds).origin is Origin.INCONCLUSIVE
+    found = judge({"gradient": 1.1e-5 * wide}, bounds)
+    assert (found.origin, found.factor) == (Origin.FAULT, pytest.approx(1.1))
+
+
 def test_the_factor_is_one_where_the_chance_is_the_rate() -> None:
     bound = Bound(math.log(1e-7), 0.2, 24)
     error = 1e-7 / bound.compute_factor(1e-7, ERROR_RATE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -87,6 +88,49 @@ def test_an_error_of_the_thread_is_raised_where_the_entry_is_needed(made: Any) -
     cache.prefetch([key(0)])
     with pytest.raises(OSError, match="gone"):
         cache.get(key(0))
+
+
+def test_whatever_happens_the_budget_holds_and_the_newest_values_are_there(made: Any) -> None:
+    """Drawn calls, while both threads are slow at drawn moments."""
+    cache, tier = made(450, 0)
+    write, read = tier.write, tier.read
+    tier.write = lambda *given: (time.sleep(random.choice((0, 1e-3))), write(*given))
+    tier.read = lambda *given: (time.sleep(random.choice((0, 1e-3))), read(*given))[1]
+    newest: dict[Key, float] = {}
+    for value in range(300):
+        one = key(random.randrange(8))
+        act = random.choice(("put", "put", "dirty", "get", "prefetch", "drop", "reserve", "commit"))
+        if act in ("put", "dirty"):
+            newest[one] = float(value)
+            cache.put(one, {"up": torch.full((25,), newest[one])}, dirty=act == "dirty")
+        elif act == "drop":
+            cache.drop(one)
+            newest.pop(one, None)
+        elif act == "reserve":
+            cache.reserve(200)
+            cache.reserve(-200)
+        elif act == "commit":
+            cache.commit()
+        elif one in newest and act == "get":
+            assert cache.get(one)["up"][0] == newest[one], value
+        elif one in newest:
+            cache.prefetch([one])
+        with cache._state:
+            spared = cache._ahead | cache._dirty
+            assert cache._clean == sum(100 for each in cache._entries if each not in spared)
+    cache.settle()
+    assert {one: cache.get(one)["up"][0].item() for one in newest} == newest
+    assert cache.flush()["peak_bytes"] <= 450
+
+
+def test_an_error_of_a_write_is_raised_by_a_later_call(made: Any) -> None:
+    cache, tier = made(300, 0)
+    tier.write = lambda *_: (_ for _ in ()).throw(OSError("no room"))
+    cache.put(key(0), {"up": torch.zeros(25)})
+    with pytest.raises(OSError, match="no room"):
+        cache.settle()
+    with pytest.raises(OSError, match="no room"):
+        cache.put(key(1), {"up": torch.zeros(25)})
 
 
 @pytest.mark.parametrize(("load_ms", "compute_ms", "depth"), [(30, 20, 1), (15, 30, 1), (25, 25, 0), (30, 10, 2)])

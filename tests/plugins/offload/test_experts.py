@@ -89,7 +89,7 @@ def test_a_checkpoint_has_the_values_of_its_step_although_training_goes_on(start
         assert not torch.equal(run.values()[key], before[key])
     files = len(list(run.keeper.tier.folder.iterdir()))
     del copied, part
-    run.train(4, 5)
+    run.train(4, 5).keeper.cache.settle()
     assert len(list(run.keeper.tier.folder.iterdir())) < files
 
 

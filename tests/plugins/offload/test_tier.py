@@ -55,6 +55,7 @@ def test_damage_is_one_line_before_any_value_is_used(tmp_path: Path, kind: str) 
 
 def test_damage_ends_a_training(start: Any, tmp_path: Path) -> None:
     run = start("moe_lm", *in_files(tmp_path, cache=50_000)).train(0, 1)
+    run.keeper.cache.settle()
     for path in run.keeper.tier.folder.glob("layer1-*weights*"):
         flip(path, 300)
     with pytest.raises(InputError, match="its checksum is not that of what was written"):
@@ -68,8 +69,8 @@ def test_a_full_disk_is_one_line(start: Any, tmp_path: Path, monkeypatch: pytest
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Path, "write_bytes", fail)
-    with pytest.raises(OSError, match=r"No space left on device: '.*layer0-expert0-weights"):
-        run.train(1, 2)
+    with pytest.raises(OSError, match=r"No space left on device: '.*layer\d-expert\d-"):
+        run.train(1, 3)
 
 
 def test_the_index_names_whole_files_at_any_moment(tmp_path: Path) -> None:
@@ -116,7 +117,7 @@ run = Run(configure("moe_lm", *in_files(root / "tier", 60_000)), World.create(No
 run.save(root / "c" / "trial_0.pt")
 run.train(2, 3)
 tier.FileTier.commit = lambda self: os.kill(os.getpid(), signal.SIGKILL)
-run.train(3, 4)
+run.train(3, 5)
 """
 
 
@@ -178,3 +179,23 @@ def test_200_steps_with_a_kill_have_the_losses_of_a_run_without(tmp_path: Path, 
     assert 50 <= len(found) < 200
     assert found == expected[-len(found) :]
     assert not list((tmp_path / "tier").iterdir())
+
+
+@pytest.mark.long
+def test_experts_spread_by_a_plan_have_the_losses_of_a_run_without(tmp_path: Path) -> None:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+
+    def call(*words: object) -> None:
+        command = [sys.executable, "-m", "mlhpc", *map(str, words)]
+        subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=500, check=False)
+
+    call("data", "generate", "moe_lm", "--size", "smoke", "-o", tmp_path / "data")
+    run = ("run", "moe_lm", "--size", "smoke", "--ranks", 2, "--runs", 1, "--seed", 1, "--plan", "experts")
+    plain = ("--set", f"data={tmp_path / 'data'}", "--set", "max_epochs=1", "--set", "window_steps=5")
+    more = [word for each in in_files(tmp_path / "tier", 600_000) for word in ("--set", f"hyperparameters.moe.{each}")]
+    call(*run, *plain, "-o", tmp_path / "without")
+    call(*run, *plain, *more, "-o", tmp_path / "with")
+    values = re.compile(r'"(?:loss": |eval_error", "value": )([\d.e-]+)')
+    expected, found = (values.findall((tmp_path / name / "result_0.txt").read_text()) for name in ("without", "with"))
+    assert len(expected) > 20
+    assert found == expected

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from mlhpc.plugins.tune.space import StepError
 from mlhpc.suite.data.manifest import read_manifest
 from mlhpc.suite.transport import SingleProcessTransport
 from mlhpc.suite.world import World
@@ -148,6 +149,18 @@ def test_a_setting_of_the_optimizer_is_the_sides_own(data: Path, tmp_path: Path)
     assert done.returncode == 0, done.stderr
     a, b = json.loads(done.stdout)["sides"]
     assert a["blocks"]["loss"] != b["blocks"]["loss"]
+    assert all(0 < side["gradient_error"]["error"] < side["gradient_error"]["bound"] for side in (a, b))
+
+
+def test_a_side_that_computes_something_else_is_refused(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = iter([StepError(1e-6, 1e-5), StepError(1e-2, 1e-5)])
+    monkeypatch.setattr("mlhpc.plugins.tune.error.measure_error", lambda *_: next(found))
+    done = mlhpc(*words(data, "--set-b", "loader_threads=2", "--pairs", 2, "--steps", 1, "-o", tmp_path / "out"))
+    assert done.returncode == 1, done.stderr
+    assert "gradient 0.01 from float64, rounding gives at most 1e-05: refused" in done.stdout
+    assert set(rows(json.loads((tmp_path / "out" / "ab.json").read_text())).values()) == {"refused"}
 
 
 @pytest.mark.long

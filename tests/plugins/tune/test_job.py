@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import os
+import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from mlhpc.plugins.tune import job
 from mlhpc.plugins.tune.candidates import Candidates, Launch, Limits
-from mlhpc.plugins.tune.job import DEFAULT, ENERGY, TUNED, Blocks, FailedJobError, Meter, run_job
+from mlhpc.plugins.tune.job import BOUND, DEFAULT, ENERGY, GRADIENT, TUNED, Blocks, FailedJobError, Meter, run_job
 from mlhpc.plugins.tune.space import build_space
 from mlhpc.suite.config import load_config
 from mlhpc.suite.descriptor import load_descriptor
@@ -100,6 +102,28 @@ def test_a_failed_measurement_is_no_end(settings: list[str], monkeypatch: pytest
     assert meter.compare({"ranks": 1, "threads": 1}, (TUNED, DEFAULT))[TUNED] == math.inf
     with pytest.raises(FailedJobError):
         meter.measure_default()
+
+
+def test_a_setting_whose_gradient_rounding_does_not_explain_is_refused(
+    settings: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged: list[tuple[int, ...]] = []
+    errors = {"float32": (1e-6, 1e-5), "bfloat16": (random.uniform(2e-2, 1), 1e-2)}
+
+    def run(workload: str, configs: list[Any], launch: Launch, blocks: Blocks, limit_s: float | None) -> object:
+        judged.append(blocks.judged)
+        times = {"step time": 1.0, "CPU time": 1.0}
+        return [[times | dict(zip((GRADIENT, BOUND), errors[each.precision], strict=True))] for each in configs]
+
+    monkeypatch.setattr("mlhpc.plugins.tune.job.run_job", run)
+    meter = make_meter(settings)
+    meter.measure_default()
+    found = meter.measure({**meter.default, "precision": "bfloat16"})
+    assert (found.ratio, found.error) == (None, errors["bfloat16"][0])
+    assert found.why.endswith("rounding gives at most 0.01: refused, it computes something else")
+    assert meter.measure({**meter.default, "loader_threads": 2}).error == 1e-6
+    assert meter.compare({**meter.default, "precision": "bfloat16"}, (DEFAULT, TUNED))[TUNED] == 1.0
+    assert judged == [(0,), (1,), (0,), ()]
 
 
 def test_time_to_quality_is_step_time_times_the_steps_of_each(
