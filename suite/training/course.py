@@ -1,0 +1,68 @@
+"""Measures, once per block of steps, the numbers by which a course of training is compared with healthy ones.
+
+No step waits for them: norms of gradients are computed in the last step of each window and stay on the device.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from mlhpc.suite.training.parallel.fsdp import states_of
+from mlhpc.suite.training.parallel.layout import find_away, slices, stages_of
+from mlhpc.suite.world import World
+
+MOST_STEPS = 256  # of a block, whose losses are compared with those of the block before
+FEWEST_STEPS = 12
+
+
+class CourseMeter:
+    """Collects losses and norms of a block. All ranks make every call.
+
+    Norms are measured only where every rank has all weights: then they need no exchange.
+    """
+
+    def __init__(self, model: nn.Module, sharded: Sequence[nn.Parameter]) -> None:
+        weights = list(model.parameters())
+        parts = sharded, list(slices(model)), states_of(model), stages_of(model), any(map(find_away, weights))
+        divided = any(parts)
+        self._weights = [] if divided else weights
+        self._losses: list[float] = []
+        self._squares: list[Tensor] = []
+        self._before: list[float] = []
+
+    def add_gradients(self) -> None:
+        """Measure the norm of the gradients that there are now, before they are clipped."""
+        found = [each.grad for each in self._weights if each.grad is not None]
+        if found:
+            self._squares.append(nn.utils.get_total_norm(found).float().square())
+
+    def add_losses(self, losses: Sequence[float]) -> None:
+        """Add this rank's losses of the next steps of the block."""
+        self._losses += losses[: MOST_STEPS - len(self._losses)]
+
+    @torch.no_grad()
+    def take(self, world: World, first_step: int) -> dict[str, float]:
+        """Return the numbers of the block that began with ``first_step``, and begin the next one."""
+        found = {}
+        if self._squares:
+            found["gradient_norm"] = float(torch.stack(self._squares).mean().sqrt())
+        if self._weights:
+            norms = torch.stack([each.float().norm() for each in self._weights])
+            coarse = sum(int((each == each.bfloat16()).sum()) for each in self._weights)
+            found["weight_norm"] = float(norms.norm())
+            found["coarse_weights"] = coarse / sum(each.numel() for each in self._weights)
+        sums = world.sum({str(step): loss for step, loss in enumerate(self._losses)})
+        changes = [after - before for before, after in pairwise(sums.values())] if first_step == 0 else []
+        if len(changes) >= FEWEST_STEPS and all(map(math.isfinite, changes)):
+            mean = statistics.fmean(sums.values())
+            found["loss_spread"] = statistics.pstdev(changes) / abs(mean) if mean else 0.0
+            if len(self._before) == len(changes) and min(map(statistics.pstdev, (changes, self._before))) > 0.0:
+                found["loss_repeat"] = statistics.correlation(changes, self._before)
+        self._losses, self._squares, self._before = [], [], changes
+        return {name: value for name, value in found.items() if math.isfinite(value)}
