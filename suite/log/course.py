@@ -11,6 +11,7 @@ LONGEST = 400  # numbers of a run; a stranger's log may have any
 _NAMES = {
     "gradient_norm": "gradient norm",
     "weight_norm": "weight norm",
+    "still_weights": "share of weights without a gradient",
     "coarse_weights": "share of weights that bfloat16 holds",
     "loss_spread": "spread of the losses of steps",
     "loss_repeat": "correlation of losses with the epoch before",

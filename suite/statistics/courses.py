@@ -20,7 +20,7 @@ RATE = 0.01  # of healthy runs that are accused
 FEWEST_RUNS, FEWEST_SETS = 10, 3
 SHRINKAGE = 0.3  # of correlations towards none: there are more numbers than runs
 LEAST_REST = 0.4  # of a deviation that the numbers before leave open, as the shrinkage does
-LEAST_LOG, LEAST_SHARE = 1e-4, 0.02  # deviations that count as one: of logarithms, of numbers that may be 0
+LEAST_LOG, LEAST_SHARE = 1e-4, 0.005  # deviations that count as one: of logarithms, of numbers that may be 0
 LARGEST = 1e9  # deviations
 
 Row = list[float]

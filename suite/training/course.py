@@ -1,6 +1,6 @@
 """Measures, once per block of steps, the numbers by which a course of training is compared with healthy ones.
 
-No step waits for them: norms of gradients are computed in the last step of each window and stay on the device.
+No step waits for them: norms of gradients are computed in a few steps and stay on the device.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from mlhpc.suite.world import World
 
 MOST_STEPS = 256  # of a block, whose losses are compared with those of the block before
 FEWEST_STEPS = 12
+MEASURED_STEPS = 16  # of a block, in which the gradients' norm is measured
 
 
 class CourseMeter:
@@ -33,14 +34,21 @@ class CourseMeter:
         divided = any(parts)
         self._weights = [] if divided else weights
         self._losses: list[float] = []
-        self._squares: list[Tensor] = []
+        self._norms: list[Tensor] = []  # of the gradient of each weight that has one
+        self._sizes = torch.empty(0)
         self._before: list[float] = []
 
+    def is_due(self, step: int, steps: int) -> bool:
+        """Return whether the gradients of a step (from 0) of a block of ``steps`` are measured."""
+        every = max(1, steps // MEASURED_STEPS)
+        return step % every == every - 1
+
     def add_gradients(self) -> None:
-        """Measure the norm of the gradients that there are now, before they are clipped."""
+        """Measure the gradients that there are now, before they are clipped."""
         found = [each.grad for each in self._weights if each.grad is not None]
         if found:
-            self._squares.append(nn.utils.get_total_norm(found).float().square())
+            self._norms.append(torch.stack([each.float() for each in torch._foreach_norm(found)]))
+            self._sizes = torch.tensor([float(each.numel()) for each in found], device=found[0].device)
 
     def add_losses(self, losses: Sequence[float]) -> None:
         """Add this rank's losses of the next steps of the block."""
@@ -50,8 +58,11 @@ class CourseMeter:
     def take(self, world: World, first_step: int) -> dict[str, float]:
         """Return the numbers of the block that began with ``first_step``, and begin the next one."""
         found = {}
-        if self._squares:
-            found["gradient_norm"] = float(torch.stack(self._squares).mean().sqrt())
+        if self._norms:
+            norms = torch.stack(self._norms)
+            found["gradient_norm"] = float(norms.square().sum(1).mean().sqrt())
+            moved = float((norms.sum(0) > 0.0).float() @ self._sizes)
+            found["still_weights"] = 1.0 - moved / sum(each.numel() for each in self._weights)
         if self._weights:
             norms = torch.stack([each.float().norm() for each in self._weights])
             coarse = sum(int((each == each.bfloat16()).sum()) for each in self._weights)
@@ -64,5 +75,5 @@ class CourseMeter:
             found["loss_spread"] = statistics.pstdev(changes) / abs(mean) if mean else 0.0
             if len(self._before) == len(changes) and min(map(statistics.pstdev, (changes, self._before))) > 0.0:
                 found["loss_repeat"] = statistics.correlation(changes, self._before)
-        self._losses, self._squares, self._before = [], [], changes
+        self._losses, self._norms, self._before = [], [], changes
         return {name: value for name, value in found.items() if math.isfinite(value)}

@@ -214,13 +214,12 @@ class Trainer:
         step, seen = first_step - 1, []
         place = (block - 1) * steps + first_step, block * steps
         for item, batch in self.batches(data, *place):
-            closes = item.ends and (window.steps == self.config.window_steps - 1 or step == steps - 2)
-            self.part(batch, item, window, closes=closes)
+            self.part(batch, item, window, measures=self._course.is_due(step + 1, steps))
             seen.append(item.indices)
             if not item.ends:
                 continue
             step += 1
-            if closes:
+            if window.steps == self.config.window_steps or step == steps - 1:
                 loss = self._close_window(window)
                 watch.diverged = watch.diverged or not math.isfinite(loss)
                 window = StepWindow(label, step + 1)
@@ -275,10 +274,10 @@ class Trainer:
                     yield PlannedBatch(step, epoch + 1, chosen[part::parts], begins=part == 0, ends=part == parts - 1)
                 step += 1
 
-    def part(self, batch: Batch, item: PlannedBatch, window: StepWindow, *, closes: bool = False) -> None:
+    def part(self, batch: Batch, item: PlannedBatch, window: StepWindow, *, measures: bool = False) -> None:
         """Run forward and backward pass of one part of a step and, after the last part, the optimizer.
 
-        ``closes``: the window ends with this step.
+        ``measures``: the norm of this step's gradients is measured.
         """
         self.timer.mark(DATA_WAIT)
         self.progress.enter("forward pass of step", item.step)
@@ -290,7 +289,7 @@ class Trainer:
         self._keep_first(value, item)
         if not item.ends:
             return
-        if closes:
+        if measures:
             self._course.add_gradients()
         self.state.update(item.step, item.epoch)
         self.timer.mark(OPTIMIZER)

@@ -54,7 +54,10 @@ _NAMES: dict[str, tuple[str, str]] = {
     mllog.EVAL_STOP: ("", "epoch_num samples_count duration_s"),
     mllog.MEASURED_CHOICE: ("name chosen", "source ? shape seconds problems beside note"),
     mllog.FIRST_LOSSES: ("", "first_step steps"),
-    mllog.TRAINING_COURSE: ("? gradient_norm weight_norm coarse_weights loss_spread loss_repeat", "epoch_num steps"),
+    mllog.TRAINING_COURSE: (
+        "? gradient_norm still_weights weight_norm coarse_weights loss_spread loss_repeat",
+        "epoch_num steps",
+    ),
     mllog.STEP_PHASES: (_PHASES, f"{_WHERE} loss"),
     mllog.WINDOW_STATS: (_ANY, _WHERE),
     mllog.TRACKED_STATS: ("throughput", "epoch_num"),

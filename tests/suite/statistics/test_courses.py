@@ -84,7 +84,7 @@ def test_a_share_that_was_zero_may_be_small_and_not_one() -> None:
     chance = random.Random(1)
     band = draw_band(chance, 5, 25, 0.2)
     run = draw(chance, 0.0, 0.2)
-    assert not judge(band, run | {"share": 0.01})
+    assert not judge(band, run | {"share": 0.003})
     assert {each.name for each in judge(band, run | {"share": 1.0})} == {"share"}
 
 

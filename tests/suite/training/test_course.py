@@ -33,6 +33,7 @@ def test_norms_are_those_of_all_weights_and_of_the_gradients_seen() -> None:
     assert found["gradient_norm"] == pytest.approx(math.sqrt(sum(squares) / 2), rel=1e-6)
     weights = torch.cat([weight.flatten() for weight in model.parameters()])
     assert found["weight_norm"] == pytest.approx(float(weights.detach().norm()), rel=1e-6)
+    assert found["still_weights"] == 0.0
     assert found["coarse_weights"] < 0.1
     assert "loss_spread" not in found
     with torch.no_grad():
@@ -59,6 +60,18 @@ def test_the_same_order_in_each_epoch_repeats_losses(steps: int) -> None:
     assert abs(epoch(chance.sample(hard, steps))["loss_repeat"]) < 4 / math.sqrt(min(steps, MOST_STEPS))
     assert "loss_repeat" not in epoch(hard, first_step=3)  # a resumed epoch has other steps
     assert "loss_repeat" not in epoch([1.0] * steps)
+
+
+def test_a_layer_without_a_gradient_is_counted() -> None:
+    for frozen in (True, False):  # without a gradient, or with one that is zero
+        model = make_model()
+        meter = CourseMeter(model, [])
+        for weight in model[0].parameters():  # type: ignore[index]
+            weight.requires_grad_(not frozen)
+        for _ in range(2):
+            model[1](model[0](torch.ones(2, 3)) * (1.0 if frozen else 0.0)).sum().backward()  # type: ignore[index]
+            meter.add_gradients()
+        assert meter.take(World.create(None), 0)["still_weights"] == pytest.approx((16 if frozen else 16 + 4) / 21)
 
 
 def test_weights_of_which_ranks_hold_parts_have_no_norms() -> None:
