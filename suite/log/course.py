@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 from mlhpc.suite.log import mllog
@@ -13,18 +14,24 @@ _NAMES = {
     "weight_norm": "weight norm",
     "still_weights": "share of weights without a gradient",
     "coarse_weights": "share of weights that bfloat16 holds",
+    "same_order": "share of samples in their place of the epoch before",
     "loss_spread": "spread of the losses of steps",
-    "loss_repeat": "correlation of losses with the epoch before",
+    "loss_repeat": "mean correlation of losses with the epoch before, up to that",
 }
 
 
 def read_course(run: Log) -> Mapping[str, float]:
     """Read the losses of the first steps, of windows and epochs, norms, and the metric after each evaluation."""
     found: dict[str, float] = {}
+    repeats: list[float] = []
     for name, value in _list_numbers(run):
         number = convert_to_float(value)
-        if number is not None and len(found) < LONGEST:
-            found.setdefault(name, number)
+        if number is None or len(found) == LONGEST or name in found:
+            continue
+        if name.startswith(_NAMES["loss_repeat"]):  # of one epoch it says little
+            repeats.append(number)
+            number = math.fsum(repeats) / len(repeats)
+        found[name] = number
     return found
 
 

@@ -2,8 +2,8 @@
 
 Two questions per number: is it like those of healthy runs, and is it so after what came before it? The second sees what
 leaves every number in its range: a validation metric too good for its loss. Each is a t test, and all together accuse
-`RATE` of healthy runs at most (Bonferroni), if logarithms of healthy runs are normal. Runs on the same data are alike,
-so a new run's spread has a part of data sets, with few degrees of freedom, and one of runs (Satterthwaite).
+`RATE` of healthy runs at most (Bonferroni), if tails are no longer than those of `MOST_DOF`. Runs on the same data are
+alike, so a new run's spread has a part of data sets, with few degrees of freedom, and one of runs (Satterthwaite).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ RATE = 0.01  # of healthy runs that are accused
 FEWEST_RUNS, FEWEST_SETS = 10, 3
 SHRINKAGE = 0.3  # of correlations towards none: there are more numbers than runs
 LEAST_REST = 0.4  # of a deviation that the numbers before leave open, as the shrinkage does
+MOST_DOF = 8.0  # tails of healthy numbers are longer than normal ones (benchmarks/results/2026-11-29-courses.txt)
 LEAST_LOG, LEAST_SHARE = 1e-4, 0.005  # deviations that count as one: of logarithms, of numbers that may be 0
 LARGEST = 1e9  # deviations
 
@@ -152,7 +153,7 @@ def _measure(rows: Sequence[Row], data: Sequence[str], logs: Sequence[bool]) -> 
         least = LEAST_LOG if log else LEAST_SHARE
         means.append(mean)
         spreads.append(math.sqrt(max(least**2, variance + between / len(column))))
-        dofs.append(variance**2 / free if free else float(len(column) - 1))
+        dofs.append(min(MOST_DOF, variance**2 / free if free else float(len(column) - 1)))
     return means, spreads, dofs
 
 

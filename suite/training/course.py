@@ -10,7 +10,9 @@ import statistics
 from collections.abc import Sequence
 from itertools import pairwise
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mlhpc.suite.training.parallel.fsdp import states_of
@@ -37,6 +39,7 @@ class CourseMeter:
         self._norms: list[Tensor] = []  # of the gradient of each weight that has one
         self._sizes = torch.empty(0)
         self._before: list[float] = []
+        self._order: NDArray[np.int64] = np.empty(0, np.int64)
 
     def is_due(self, step: int, steps: int) -> bool:
         """Return whether the gradients of a step (from 0) of a block of ``steps`` are measured."""
@@ -55,12 +58,18 @@ class CourseMeter:
         self._losses += losses[: MOST_STEPS - len(self._losses)]
 
     @torch.no_grad()
-    def take(self, world: World, first_step: int) -> dict[str, float]:
-        """Return the numbers of the block that began with ``first_step``, and begin the next one."""
+    def take(self, world: World, first_step: int, order: NDArray[np.int64]) -> dict[str, float]:
+        """Return the numbers of the block that began with ``first_step``, and begin the next one.
+
+        ``order``: this rank's samples, as they came.
+        """
         found = {}
+        if first_step == 0 and len(self._order) == len(order) > 0:
+            found["same_order"] = float((self._order == order).mean())
+        self._order = order if first_step == 0 else order[:0]
         if self._norms:
             norms = torch.stack(self._norms)
-            found["gradient_norm"] = float(norms.square().sum(1).mean().sqrt())
+            found["gradient_norm"] = float(norms.norm(dim=1).log().mean().exp())
             moved = float((norms.sum(0) > 0.0).float() @ self._sizes)
             found["still_weights"] = 1.0 - moved / sum(each.numel() for each in self._weights)
         if self._weights:

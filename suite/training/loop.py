@@ -230,7 +230,8 @@ class Trainer:
         done = steps - first_step
         samples = done * self.config.global_batch_size
         self._throughput = self.records.end_block(label, done, samples, lambda: time.perf_counter() - begin)
-        self.records.log_course(self._course.take(self.world, first_step), label, done)
+        order = np.concatenate([np.empty(0, np.int64), *seen])
+        self.records.log_course(self._course.take(self.world, first_step, order), label, done)
         expected = [item.indices for item in self._plan(len(data), per_epoch, *place, alone=True)]
         require_samples(self.world, seen if self.shared.counts else [], expected, f"training of epoch {label}")
         return None

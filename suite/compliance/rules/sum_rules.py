@@ -55,7 +55,7 @@ _NAMES: dict[str, tuple[str, str]] = {
     mllog.MEASURED_CHOICE: ("name chosen", "source ? shape seconds problems beside note"),
     mllog.FIRST_LOSSES: ("", "first_step steps"),
     mllog.TRAINING_COURSE: (
-        "? gradient_norm still_weights weight_norm coarse_weights loss_spread loss_repeat",
+        "? gradient_norm still_weights weight_norm coarse_weights same_order loss_spread loss_repeat",
         "epoch_num steps",
     ),
     mllog.STEP_PHASES: (_PHASES, f"{_WHERE} loss"),
