@@ -12,11 +12,11 @@ LONGEST = 400  # numbers of a run; a stranger's log may have any
 _NAMES = {
     "gradient_norm": "gradient norm",
     "weight_norm": "weight norm",
-    "still_weights": "share of weights without a gradient",
-    "coarse_weights": "share of weights that bfloat16 holds",
-    "same_order": "share of samples in their place of the epoch before",
-    "loss_spread": "spread of the losses of steps",
-    "loss_repeat": "mean correlation of losses with the epoch before, up to that",
+    "still_weights": "weights without a gradient",
+    "coarse_weights": "weights that bfloat16 holds",
+    "same_order": "repeated order",
+    "loss_spread": "spread of losses",
+    "loss_repeat": "repeated losses up to the end",
 }
 
 
