@@ -130,7 +130,8 @@ class SizeCard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     The four counts from ``model_parameters`` on are 0 until `mlhpc workload card` counts them. ``required_runs`` are
     the scored runs of a time-to-train result; the olympic mean drops two of them. ``eval_every_steps`` None: every
-    epoch; else epoch_num counts samples seen. ``data_sha256`` belongs to the manifest of the generated data (seed 0).
+    epoch; else epoch_num counts samples seen. ``course``: what it is in the closed division if a run's course is unlike
+    those of healthy runs. ``data_sha256`` belongs to the manifest of the generated data (seed 0).
     It is None if they differ between processors. ``official`` None: MLPerf HPC has no such benchmark. ``baselines``
     None: not measured.
     """
@@ -143,6 +144,7 @@ class SizeCard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     # Of three runs the olympic mean keeps one.
     required_runs: Annotated[int, Meta(ge=3)]
     eval_every_steps: Annotated[int, Meta(ge=1)] | None = None
+    course: Literal["warning", "error"] = "warning"
     train_samples: int
     eval_samples: int
     model_parameters: int
@@ -263,6 +265,33 @@ class ReferencePoints(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     points: tuple[ReferencePoint, ...]
 
 
+class ReferenceCourse(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The numbers that healthy runs logged, by name in the order of training (mlhpc.suite.log.course).
+
+    ``seeds``, ``data_manifests`` and each list of ``values`` have one entry per run. It judges runs of the same batch
+    size, precision and hyperparameters.
+    """
+
+    global_batch_size: int
+    precision: str
+    hyperparameters: dict[str, Any]
+    seeds: tuple[int, ...]
+    data_manifests: tuple[str, ...]
+    values: dict[str, tuple[float, ...]]
+    recorded: str
+    suite_version: str
+    system: str
+
+
+class ReferenceCourses(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of ``rcp/<size>_course.json``."""
+
+    version: Literal[1]
+    workload: str
+    size: str
+    courses: tuple[ReferenceCourse, ...]
+
+
 def read_card(path: Path) -> Card:
     """Read the card in a YAML file. InputError names file, line, value and what was expected."""
     return YamlSource.read(path).convert(Card)
@@ -274,3 +303,11 @@ def read_reference_points(folder: Path, size: str) -> ReferencePoints | None:
     if not path.exists():
         return None
     return read_json_document(path, ReferencePoints, "a reference point file", RCP_VERSION)
+
+
+def read_reference_courses(folder: Path, size: str) -> tuple[ReferenceCourse, ...]:
+    """Read ``<folder>/rcp/<size>_course.json``. Empty if there is none; InputError if it is not valid."""
+    path = folder / "rcp" / f"{size}_course.json"
+    if not path.exists():
+        return ()
+    return read_json_document(path, ReferenceCourses, "a file of reference courses", RCP_VERSION).courses

@@ -531,6 +531,7 @@ def _remarks(rows: pd.DataFrame) -> Iterable[str]:
             yield f"{name}: {GROUP_MEANINGS[name]}."
     if first["size"] != FULL:
         yield f"Compare {first['size']} results only with {first['size']} results: it is not the MLPerf problem."
+        yield "A smaller problem has other limits, such as overhead: speeds here say nothing of full; correctness does."
 
 
 def _headline_table(rows: pd.DataFrame, caption: str, study: Study) -> HtmlTable:

@@ -48,6 +48,13 @@ VALUES = {
         "ranks; metadata `absent`: why a quantity is missing"
     ),
     "first_losses": "losses of the first 20 steps, mean over ranks, exact; a resumed trial has none",
+    "training_course": (
+        "of an epoch: `gradient_norm` before clipping, geometric mean over about 16 of its steps; `still_weights`, "
+        "the share of weights without a gradient in them; `weight_norm`; `coarse_weights`, the share of weights that "
+        "bfloat16 holds exactly; `same_order`, the share of samples in their place of the epoch before; `loss_spread`, "
+        "how losses of steps vary; `loss_repeat`, how they correlate with the same steps an epoch earlier. No norms "
+        "where ranks hold parts of weights"
+    ),
     "energy": (
         "per counter `joules` since the last such event, and how many `counters`; metadata `seconds`, "
         "`scopes`, `absent`"

@@ -17,7 +17,16 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, field, structs
 
 from mlhpc.suite import RULESET
-from mlhpc.suite.card import FULL, Card, Constraint, SizeCard, Target, read_reference_points
+from mlhpc.suite.card import (
+    FULL,
+    Card,
+    Constraint,
+    ReferenceCourse,
+    SizeCard,
+    Target,
+    read_reference_courses,
+    read_reference_points,
+)
 from mlhpc.suite.compliance.consistency import EvalInterval, EvalSchedule, ScaledValue
 from mlhpc.suite.descriptor import Descriptor, list_card_files, load_descriptors
 from mlhpc.suite.documents import YamlSource, convert
@@ -141,6 +150,7 @@ class Benchmark(Target, frozen=True, kw_only=True, forbid_unknown_fields=True):
     throughput_per_rank: int | None = None  # samples of an epoch per rank, as some codes log them
     closed: dict[str, KeyRule] = field(default_factory=dict)
     reference_points: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    reference_courses: tuple[ReferenceCourse, ...] = ()
     reference_slack: float = 0.0  # a submission may converge faster than the test allows by this amount
     parts: dict[str, KeyRule] = field(default_factory=dict)  # the rule for each part of a metric that has several
     offline_evals: bool = False  # other processes may evaluate after the run
@@ -443,6 +453,7 @@ def build_card_benchmark(descriptor: Descriptor, size: str) -> Benchmark:
         epoch_counts_samples=entry.eval_every_steps is not None,
         closed=keys,
         reference_points={point.global_batch_size: point.epochs for point in points.points} if points else {},
+        reference_courses=read_reference_courses(descriptor.folder, size),
         card=entry,
     )
 

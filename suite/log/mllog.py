@@ -77,6 +77,7 @@ WORK_PER_SAMPLE = "work_per_sample"  # model and executed FLOPs, algorithmic byt
 BASELINE = "baseline"  # the card's metric of simple predictors; metadata: oracle baselines, and the data they hold for
 WINDOW_STATS = "window_stats"  # what the workload counts over a logging window (experts' load, imbalance of samples)
 FIRST_LOSSES = "first_losses"  # losses of the first 20 steps, mean over ranks, each the shortest text of its float64
+TRAINING_COURSE = "training_course"  # per epoch: norms, and how the losses of steps vary and repeat
 RECOMPUTED_FLOPS = "recomputed_flops_per_sample"  # of blocks that the plan computes again, counted in the first step
 STEP_PHASES = "step_phases"  # seconds per phase of one logging window on rank 0; sums to the window's step time
 CHECKPOINT = "checkpoint_saved"  # {"stall_s", "write_s", "bytes", "files"}
@@ -106,7 +107,7 @@ class EventLog:
     def __init__(self, path: Path | None, *, wall_ms: Callable[[], int] | None = None, later: bool = False) -> None:
         anchor = time.time_ns() - time.monotonic_ns()  # a stepped system clock cannot make an interval negative
         self._wall_ms = wall_ms or (lambda: (anchor + time.monotonic_ns()) // 1_000_000)
-        self._path = path
+        self.path = path
         self._file: FileIO | None = None
         self._waiting = b""
         self._told = False
@@ -115,8 +116,8 @@ class EventLog:
 
     def open(self) -> None:
         """Make the file. FileExistsError if there is one, another OSError if it cannot be made."""
-        if self._path is not None and self._file is None:
-            self._file = self._path.open("xb", buffering=0)
+        if self.path is not None and self._file is None:
+            self._file = self.path.open("xb", buffering=0)
 
     def event(
         self,
@@ -128,7 +129,7 @@ class EventLog:
         stack_level: int = 1,
     ) -> None:
         """Write one event. Any value is accepted: what JSON cannot hold is written as text."""
-        if self._path is None:
+        if self.path is None:
             return
         frame = sys._getframe(stack_level)
         where = {"file": _shorten_path(frame.f_code.co_filename), "lineno": frame.f_lineno}
@@ -148,7 +149,7 @@ class EventLog:
         except OSError as error:
             if not self._told:
                 self._told = True
-                print_line(f"mlhpc: {self._path}: {error.strerror}; the run goes on, events wait for space", error=True)
+                print_line(f"mlhpc: {self.path}: {error.strerror}; the run goes on, events wait for space", error=True)
 
     def _write(self) -> None:
         """Write the waiting lines. Bytes that the disk has taken are not written again."""
@@ -179,7 +180,7 @@ class EventLog:
             self._write()
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise OSError(error.errno, f"{error.strerror}; the end of the log is missing", str(self._path)) from None
+            raise OSError(error.errno, f"{error.strerror}; the end of the log is missing", str(self.path)) from None
         finally:
             self._file.close()
 

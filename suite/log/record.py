@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from mlhpc.suite.card import Target
 from mlhpc.suite.log import mllog
+from mlhpc.suite.log.course import read_course
 from mlhpc.suite.log.facts import (
     ROW,
     Fact,
@@ -214,6 +215,7 @@ class RunRecord:
     oracle_baselines: Mapping[str, float] = field(default_factory=dict)  # by predictors that know the rule of the data
     data_manifest: str | None = stated(mllog.DATA_MANIFEST, parse_text, cause=("data", "data manifest"))
     first_losses: tuple[float, ...] = stated(mllog.FIRST_LOSSES, _parse_losses)
+    course: Mapping[str, float] = derived(lambda log: read_course(log.run), empty=dict)
     choices: Mapping[str, str] = derived(lambda log: read_choices(log.run), empty=dict)
     # Name and sha256 of the file of settings
     config_file: tuple[str, str] | None = derived(lambda log: read_config_file(log.run.first(mllog.CONFIG_FILE)))

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -32,6 +32,7 @@ from mlhpc.suite.log.mllog import EventLog
 from mlhpc.suite.plugins import load_axis
 from mlhpc.suite.training.agreement import CHECK_INTERVAL_S, DIVERGED, StepDecision, StopAgreement
 from mlhpc.suite.training.checkpoint import Checkpoint, CheckpointSaver
+from mlhpc.suite.training.course import CourseMeter
 from mlhpc.suite.training.cuda_graphs import Capture, CudaCapture, StepGraphs, find_graph_problem
 from mlhpc.suite.training.devices import BatchCopier, has_no_idle_core, load_with_prefetch
 from mlhpc.suite.training.gradient_exchange import register_exchange_timing
@@ -123,6 +124,7 @@ class Trainer:
         self.shared = self.parallel or Parallel(Mesh(self.world.rank, self.world.size))
         self._throughput = 0.0
         self._steps_per_block = 0
+        self._course = CourseMeter(self.state.model, self.state.sharded)
         captured = self.config.graphs is True
         self._feed = BatchCopier(self.device, alone=has_no_idle_core(self.world), fixed=captured)
         self._first_losses: list[Tensor] | None = []  # of steps; None: not those of the run's beginning, or logged
@@ -212,7 +214,7 @@ class Trainer:
         step, seen = first_step - 1, []
         place = (block - 1) * steps + first_step, block * steps
         for item, batch in self.batches(data, *place):
-            self.part(batch, item, window)
+            self.part(batch, item, window, measures=self._course.is_due(step + 1, steps))
             seen.append(item.indices)
             if not item.ends:
                 continue
@@ -228,6 +230,8 @@ class Trainer:
         done = steps - first_step
         samples = done * self.config.global_batch_size
         self._throughput = self.records.end_block(label, done, samples, lambda: time.perf_counter() - begin)
+        order = np.concatenate([np.empty(0, np.int64), *seen])
+        self.records.log_course(self._course.take(self.world, first_step, order), label, done)
         expected = [item.indices for item in self._plan(len(data), per_epoch, *place, alone=True)]
         require_samples(self.world, seen if self.shared.counts else [], expected, f"training of epoch {label}")
         return None
@@ -271,8 +275,11 @@ class Trainer:
                     yield PlannedBatch(step, epoch + 1, chosen[part::parts], begins=part == 0, ends=part == parts - 1)
                 step += 1
 
-    def part(self, batch: Batch, item: PlannedBatch, window: StepWindow) -> None:
-        """Run forward and backward pass of one part of a step and, after the last part, the optimizer."""
+    def part(self, batch: Batch, item: PlannedBatch, window: StepWindow, *, measures: bool = False) -> None:
+        """Run forward and backward pass of one part of a step and, after the last part, the optimizer.
+
+        ``measures``: the norm of this step's gradients is measured.
+        """
         self.timer.mark(DATA_WAIT)
         self.progress.enter("forward pass of step", item.step)
         # A graph overwrites its gradients, which must stay where they are.
@@ -283,6 +290,8 @@ class Trainer:
         self._keep_first(value, item)
         if not item.ends:
             return
+        if measures:
+            self._course.add_gradients()
         self.state.update(item.step, item.epoch)
         self.timer.mark(OPTIMIZER)
         if self._recomputed is not None:
@@ -343,6 +352,7 @@ class Trainer:
     def _close_window(self, window: StepWindow) -> float:
         """Log a window. Returns its loss, the mean over steps and ranks."""
         where = {"epoch_num": window.epoch, "first_step": window.first_step, "steps": window.steps}
+        self._course.add_losses(window.step_losses())
         return self.records.close_window(where, window.mean_loss(), lambda: self.workload.window_stats(self.world))
 
     def _agree(self, agreed: StepDecision | None, block: int, step: int, label: int) -> TrainingOutcome | None:
@@ -400,15 +410,23 @@ class StepWindow:
     def __init__(self, epoch: int, first_step: int) -> None:
         self.epoch, self.first_step, self.steps = epoch, first_step, 0
         self._losses: list[Tensor] = []
+        self._ends: list[int] = []  # parts up to the end of each step
 
     def add(self, loss: Tensor, *, ends_step: bool) -> None:
         """Add one part of a step. The losses of a step's parts sum to the step's loss."""
         self.steps += ends_step
         self._losses.append(loss)
+        if ends_step:
+            self._ends.append(len(self._losses))
 
     def mean_loss(self) -> float:
         """Return this rank's mean loss per step. Waits for the device."""
         return float(torch.stack(self._losses).sum()) / self.steps if self._losses else math.nan
+
+    def step_losses(self) -> list[float]:
+        """Return this rank's loss of each step. Waits for the device."""
+        values = torch.stack(self._losses).tolist() if self._losses else []
+        return [math.fsum(values[begin:end]) for begin, end in pairwise([0, *self._ends])]
 
 
 def run_evaluation(

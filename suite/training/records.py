@@ -100,6 +100,10 @@ class TrainingLog:
             mean = [value / self.world.size for value in total.values()]
             self._log.event(mllog.FIRST_LOSSES, mean, metadata={"first_step": 0, "steps": len(mean)})
 
+    def log_course(self, numbers: Mapping[str, float], label: int, steps: int) -> None:
+        """Write the numbers by which a block of steps is compared with those of healthy runs."""
+        self._log.event(mllog.TRAINING_COURSE, numbers, metadata={"epoch_num": label, "steps": steps})
+
     def log_recomputed(self, flops: int, samples: int) -> None:
         """Write the FLOPs per sample that blocks computed again in a step of ``samples`` samples. All ranks call it."""
         total = self.world.sum({"flops": float(flops)})["flops"]

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from mlhpc.suite import VERSION
-from mlhpc.suite.card import render_baselines
+from mlhpc.suite.card import read_reference_courses, render_baselines
 from mlhpc.suite.config import RunConfig, choose_default_data_root
 from mlhpc.suite.data.build import find_data
 from mlhpc.suite.data.manifest import Manifest, Verification, verify_shards
@@ -31,7 +31,8 @@ from mlhpc.suite.errors import ExitCode
 from mlhpc.suite.files import print_line
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.reader import read_events
-from mlhpc.suite.log.record import read_choices
+from mlhpc.suite.log.record import read_choices, summarise_log
+from mlhpc.suite.log.reference_course import describe_run_course
 from mlhpc.suite.log.run_folder import find_newest_log, plan_and_prepare_resume
 from mlhpc.suite.machine.choice.chooser import Chooser, make_chooser
 from mlhpc.suite.machine.choice.precision import choose_precision
@@ -440,6 +441,7 @@ class _Trial:
         # With the run all background copying ends.
         self.session.end_run(outcome.reached, outcome.reason, first_block=position.block, finish=data.finish)
         self._say_baselines()
+        self._say_course()
         trainer.saver.close()
         return outcome
 
@@ -484,6 +486,13 @@ class _Trial:
         stated = self.plan.size_card.baselines
         for line in [] if stated is None else render_baselines(stated.metrics(), stated.metrics(oracle=True)):
             self.session.say(line)
+
+    def _say_course(self) -> None:
+        """Say whether the run went as healthy runs of this size go. Read from the log, as the checker does."""
+        descriptor, size = self.plan.descriptor, self.config.size
+        if self.world.is_first and self.log.path is not None:
+            record = summarise_log(read_events(self.log.path))
+            self.session.say(describe_run_course(record, read_reference_courses(descriptor.folder, size)))
 
 
 def count_parameters(model: nn.Module, workload: Workload, world: World, *, alike: int = 1) -> int:

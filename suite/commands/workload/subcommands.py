@@ -22,7 +22,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mlhpc.suite import RULESET
-from mlhpc.suite.card import RCP_VERSION, Card, ReferencePoint, ReferencePoints, SizeCard, read_reference_points
+from mlhpc.suite.card import (
+    RCP_VERSION,
+    Card,
+    ReferenceCourse,
+    ReferenceCourses,
+    ReferencePoint,
+    ReferencePoints,
+    SizeCard,
+    read_reference_courses,
+    read_reference_points,
+)
 from mlhpc.suite.cli.group import Subcommands
 from mlhpc.suite.cli.options import JSON, card_option, format_option, output_option, size_option
 from mlhpc.suite.compliance import rcp_limit
@@ -34,6 +44,7 @@ from mlhpc.suite.errors import ExitCode, InputError
 from mlhpc.suite.files import align_columns, print_line, quote_path, render_bytes, write_file_atomically
 from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import RunRecord, find_first_on_target, summarise_log
+from mlhpc.suite.log.reference_course import collect_courses, render_reference_course
 from mlhpc.suite.log.results_tree import find_results
 from mlhpc.suite.log.run_folder import RunFolder
 from mlhpc.suite.log.score import find_failure
@@ -366,6 +377,9 @@ def rcp() -> None:
 def record(runs: tuple[Path, ...], output: Path | None) -> None:
     """Record the epochs that the runs under RUNS needed: one point per batch size in <workload>/rcp/<size>.json.
 
+    Their losses, norms and metrics on the way become the course of healthy runs, <size>_course.json: it judges later
+    runs.
+
     Points of other batch sizes in the file stay. Use runs on data sets of several seeds (mlhpc data generate --seed).
     Seeds of runs alone spread less than seeds of data.
     """
@@ -394,6 +408,21 @@ def record(runs: tuple[Path, ...], output: Path | None) -> None:
         more = f"; {useful} runs would show more cut epochs" if len(point.epochs) < useful else ""
         print_line(f"{_render_point(point)}{more}")
     print_line(f"{path}: written")
+    _record_courses(collect_courses(logs, system), descriptor, size, folder)
+
+
+def _record_courses(new: Sequence[ReferenceCourse], descriptor: Descriptor, size: str, folder: Path) -> None:
+    """Write courses beside the reference points. They replace those of the same batch size and precision."""
+    replaced = {(course.global_batch_size, course.precision) for course in new}
+    earlier = read_reference_courses(folder, size)
+    kept = [course for course in earlier if (course.global_batch_size, course.precision) not in replaced]
+    if new:
+        courses = ReferenceCourses(version=RCP_VERSION, workload=descriptor.name, size=size, courses=(*kept, *new))
+        path = folder / "rcp" / f"{size}_course.json"
+        write_file_atomically(path, json.dumps(convert_to_plain_data(courses)) + "\n")
+        for course in new:
+            print_line(render_reference_course(course))
+        print_line(f"{path}: written")
 
 
 @rcp.command()
@@ -422,6 +451,9 @@ def show(workload: str, style: str) -> None:
                 else ""
             )
             print_line(f"  {_render_point(point)}{least}")
+        courses = read_reference_courses(descriptor.folder, size)
+        for text in map(render_reference_course, courses) if courses else ["no reference course"]:
+            print_line(f"  {text}")
 
 
 def compute_reference_point(logs: Sequence[RunRecord], benchmark: Benchmark, system: str) -> ReferencePoint:

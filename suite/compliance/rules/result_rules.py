@@ -22,6 +22,7 @@ from mlhpc.suite.compliance.rules.base import (
 )
 from mlhpc.suite.files import render_repr
 from mlhpc.suite.log.record import RunRecord, find_first_on_target
+from mlhpc.suite.log.reference_course import judge_run_course
 from mlhpc.suite.log.results_tree import PRUNED
 
 _RUN_SETTINGS = (  # hyperparameters that no ruleset restricts may change the convergence, too
@@ -184,6 +185,33 @@ def check_rcp_wide(result: Result) -> Iterator[ResultBreach]:
             f" missing: the reference runs spread by {bound.std:.3g}{advice}"
         ),
     )
+
+
+def _list_unlike(result: Result) -> Iterator[ResultBreach]:
+    if result.benchmark is None or not result.benchmark.reference_courses:
+        return
+    for run in result.runs:
+        found = judge_run_course(run, result.benchmark.reference_courses, together=len(result.runs))
+        if found:
+            more = f"; {len(found) - 1} more numbers are" if len(found) > 1 else ""
+            yield run.path, f"its course is unlike that of healthy runs: {found[0].render()}{more}"
+
+
+def _is_course_required(result: Result) -> bool:
+    card = result.benchmark.card if result.benchmark else None
+    return result.closed and card is not None and card.course == "error"
+
+
+@result_rule("course-reference", "a run goes as healthy runs of its size go: losses, norms, metric", OURS)
+def check_course_reference(result: Result) -> Iterator[ResultBreach]:
+    if not _is_course_required(result):
+        yield from _list_unlike(result)
+
+
+@result_rule("course-required", "the same, where the card asks for it and the division is closed", OURS)
+def check_course_required(result: Result) -> Iterator[ResultBreach]:
+    if _is_course_required(result):
+        yield from _list_unlike(result)
 
 
 @result_rule("rcp-given", "reference points that did not come with the ruleset are named", "mlperf_logging rcp_checker")

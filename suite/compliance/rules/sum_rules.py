@@ -54,6 +54,10 @@ _NAMES: dict[str, tuple[str, str]] = {
     mllog.EVAL_STOP: ("", "epoch_num samples_count duration_s"),
     mllog.MEASURED_CHOICE: ("name chosen", "source ? shape seconds problems beside note"),
     mllog.FIRST_LOSSES: ("", "first_step steps"),
+    mllog.TRAINING_COURSE: (
+        "? gradient_norm still_weights weight_norm coarse_weights same_order loss_spread loss_repeat",
+        "epoch_num steps",
+    ),
     mllog.STEP_PHASES: (_PHASES, f"{_WHERE} loss"),
     mllog.WINDOW_STATS: (_ANY, _WHERE),
     mllog.TRACKED_STATS: ("throughput", "epoch_num"),
@@ -72,7 +76,7 @@ _NAMES: dict[str, tuple[str, str]] = {
 # Those whose value has numbers only, at every depth.
 _NUMBERS = (
     *(mllog.STARTUP, mllog.WORK_PER_SAMPLE, mllog.BASELINE, mllog.FIRST_LOSSES, mllog.STEP_PHASES),
-    *(mllog.TRACKED_STATS, mllog.RANK_PHASES, mllog.DATA_VERIFIED),
+    *(mllog.TRACKED_STATS, mllog.RANK_PHASES, mllog.DATA_VERIFIED, mllog.TRAINING_COURSE),
 )
 _KINDS: dict[str, tuple[type, ...]] = {  # of what stands in the metadata or under a name
     **dict.fromkeys(("chosen", "name", "sha256", "source", "launcher", "place", "reason", "state"), (str,)),
