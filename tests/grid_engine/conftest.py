@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from mlhpc.suite.launch.schedulers.grid_engine import fetch_states
 from tests.slurm.conftest import ROOT, free_ports, stop
 
 PROGRAMS = ("sge_qmaster", "sge_execd", "qsub", "qstat", "qconf")
@@ -103,6 +104,18 @@ class GridEngine:
         )
         assert done.returncode == 0, f"{' '.join(command)}: {done.stdout}{done.stderr}"
         return done.stdout
+
+    def state(self, job: str) -> str:
+        """The job's state in the words of `mlhpc status`. "GONE" after its end."""
+        found = fetch_states([job], lambda *words: self.call(*words))
+        return next((state for name, _, state in found if name == job), "GONE")
+
+    def cancel(self, job: str) -> None:
+        self.call("qdel", job)
+
+    def daemons(self) -> list[int]:
+        """The process ids that sge_execd noted."""
+        return [int(path.read_text()) for path in self.root.glob("spool/execd/*/execd.pid")]
 
     def wait_until_gone(self, job: str) -> None:
         """Wait until the queue has no more of a job."""
