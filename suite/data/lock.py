@@ -210,14 +210,6 @@ def create_lock_for_all_ranks(path: Path, what: str, world: World) -> Iterator[N
         yield
 
 
-def watch_lock(path: Path) -> Lease | None:
-    """Return the lease of the process that holds a lock now, to `check` it here. None without a lock."""
-    with suppress(OSError):
-        if (owner := _read_lock(path)[0]) is not None:
-            return Lease(path, owner, ends=True, holds=False)
-    return None
-
-
 def refuse_held(path: Path, what: str) -> None:
     """Raise LockedError, which names the owner, if another living process has a lock. Writes nothing.
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlhpc.suite.data.lock import watch_lock
+from mlhpc.suite.errors import ExitCode
 from mlhpc.suite.files import make_folder
 from mlhpc.suite.log.energy.power_log import READING, START, STOP
 from mlhpc.suite.machine.power.counters import EnergyCounter, EnergyMeter, find_gpu_counter, find_node_counters
@@ -127,6 +127,20 @@ def build_file_name(node: int, scope: str, widest: bool) -> str:
     return f"node_{node}.txt" if widest else f"part_{node}_{scope}.txt"
 
 
+def watch_owner(lock: Path) -> Callable[[], None]:
+    """Return what ends this process if a lock has another owner than now. One that is gone was given back."""
+    with suppress(OSError):
+        owner = lock.read_bytes()
+
+        def check() -> None:
+            with suppress(OSError):
+                if lock.read_bytes() != owner:
+                    os._exit(ExitCode.TAKEN_OVER)
+
+        return check
+    return lambda: None
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Sample until standard input ends. Returns 0 also without counters; then no file is written."""
     parser = argparse.ArgumentParser(prog="mlhpc.suite.machine.power.sampler")
@@ -157,8 +171,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     lacking = {name: reason for name, reason in of_node.absent.items() if name.startswith("rapl/")}
     stated |= {"absent": lacking} if lacking else {}
     sampler = Sampler(scopes, EnergyMeter(counters))
-    if given.lock is not None and (lease := watch_lock(given.lock)):
-        sampler.check = lease.check
+    if given.lock is not None:
+        sampler.check = watch_owner(given.lock)
     sampler.run(stated)
     return 0
 

@@ -21,13 +21,12 @@ from mlhpc.suite.data.lock import (
     Owner,
     create_lock,
     create_lock_for_all_ranks,
-    watch_lock,
 )
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import check_ownership, write_atomically, write_file_atomically
 from mlhpc.suite.log.energy.power_log import READING
 from mlhpc.suite.machine.power.counters import EnergyCounter, EnergyMeter
-from mlhpc.suite.machine.power.sampler import Sampler, Scope
+from mlhpc.suite.machine.power.sampler import Sampler, Scope, watch_owner
 from tests.fixtures.warm import warm_python
 
 HOLDER = """
@@ -267,8 +266,7 @@ def test_a_write_that_a_suspension_interrupts_is_not_finished(path: Path, ends: 
 
 def test_a_power_sampler_ends_with_the_trial_and_writes_no_end(path: Path, ends: None) -> None:
     write(path, **ELSEWHERE)
-    lease, log = watch_lock(path), path.with_name("node_0.txt")
-    assert lease is not None
+    check, log = watch_owner(path), path.with_name("node_0.txt")
     scope = Scope("package", [EnergyCounter("rapl/package-0", time.monotonic)])
     scope.file = os.open(log, os.O_WRONLY | os.O_CREAT)
 
@@ -278,7 +276,7 @@ def test_a_power_sampler_ends_with_the_trial_and_writes_no_end(path: Path, ends:
         return True
 
     with pytest.raises(Ended):
-        Sampler([scope], EnergyMeter(scope.counters), wait=wait, check=lease.check).run({}, 0.01)
+        Sampler([scope], EnergyMeter(scope.counters), wait=wait, check=check).run({}, 0.01)
     assert "stop" not in log.read_text()
     assert log.read_text().count("\n") == 2
 
