@@ -35,10 +35,11 @@ def start(root: Path, words: list[str], *, elsewhere: bool = False) -> subproces
     return subprocess.Popen(command, text=True, env=environment, start_new_session=True, **pipes)  # type: ignore[call-overload,no-any-return]
 
 
-def wait_for(path: Path, text: bytes, count: int = 1) -> None:
-    """Wait until a file has a text so often."""
+def wait_for(path: Path, text: bytes, while_lives: subprocess.Popen[str]) -> None:
+    """Wait until a file has a text."""
     end = time.monotonic() + LIMIT_S
-    while not path.exists() or path.read_bytes().count(text) < count:
+    while not path.exists() or text not in path.read_bytes():
+        assert while_lives.poll() is None, f"it ended: {while_lives.communicate()[1]}"
         assert time.monotonic() < end, f"{path}: no {text!r} within {LIMIT_S:g} s"
         time.sleep(0.02)
 
@@ -47,17 +48,17 @@ def freeze(root: Path, data: Path, ranks: int) -> list[str]:
     """Freeze a run, take it over, wake it. Returns what is wrong."""
     settings = [word for each in (f"data={data}", "max_epochs=2", *SETTINGS) for word in ("--set", each)]
     first = start(root, ["--size", "smoke", "--ranks", str(ranks), "--runs", "1", "--seed", "1", *settings])
-    wait_for(root / "result_0.txt", b'"checkpoint_saved"')
+    wait_for(root / "result_0.txt", b'"checkpoint_saved"', while_lives=first)
     frozen = [pid for pid, words in commands() if any(str(root) in word for word in words)]
     for pid in frozen:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGSTOP)
     before = (root / "result_0.txt").read_bytes()
-    for path in root.glob("*.lock"):
+    for path in (root / "trial_0.lock", root / "exit" / "trial_0.running"):
         os.utime(path, (time.time() - 600,) * 2)
     second = start(root, ["--resume"], elsewhere=True)
     resumed = root / "resumed_0_1.txt"
-    wait_for(resumed, b'"step_phases"')
+    wait_for(resumed, b'"step_phases"', while_lives=second)
     time.sleep(2.0)
     for pid in frozen:
         with suppress(ProcessLookupError):
