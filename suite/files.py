@@ -62,6 +62,7 @@ def write_atomically(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
             yield part
             # Without it a crash after the rename can leave an empty file under the final name.
             fsync_path(part)
+            check_ownership()  # the body may have taken long
             if overwrite:
                 part.replace(final)
             else:

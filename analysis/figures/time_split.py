@@ -22,6 +22,7 @@ from mlhpc.analysis.drawing.view import UNDERSTAND_TIME, Answer, Question, View,
 from mlhpc.analysis.results.selection import render_short_heading
 from mlhpc.analysis.roofline.regime import count_steps
 from mlhpc.analysis.study import NotAnswerableError, Study
+from mlhpc.suite.log.goodput import PHASES
 
 TITLE = "Where the time goes"
 RUN_PARTS = (  # column of the results, of the table, and its colour
@@ -39,6 +40,7 @@ GOODPUT_PARTS = (
     ("starting", "starting", PURPLE),
     ("down", "down", GREY),
 )
+RECOVERY_PARTS = {f"recovery_{name}": f"{name.removesuffix('_s')} of a recovery [s]" for name in PHASES}
 STEP_PARTS = (
     ("data_wait", "data wait", VERMILION),
     ("forward_backward", "forward + backward", BLUE),
@@ -142,6 +144,10 @@ def build_goodput_table(study: Study) -> pd.DataFrame:
             line[f"{title} [%]"] = float((100 * runs[f"goodput_{name}_s"].to_numpy(float) / wall).mean())
         useful = 100 * runs["goodput_useful_s"].to_numpy(float) / wall
         interruptions = int(runs["goodput_interruptions"].sum())
+        same = (known["benchmark"] == benchmark) & (known["size"] == size) & (known["label"] == label)
+        again = known[same & known["recovery_reload_s"].notna()]
+        line |= {title: float(pd.to_numeric(again[column]).mean()) for column, title in RECOVERY_PARTS.items()}
+        line["recoveries"] = len(again)
         line |= {"least useful [%]": useful.min(), "most useful [%]": useful.max(), "interruptions": interruptions}
         rows.append(line)
     return pd.DataFrame(rows)
@@ -162,7 +168,12 @@ def _useful(row: pd.Series) -> str:
     count = int(row["interruptions"])
     least, most = f"{row['least useful [%]']:.3g}", f"{row['most useful [%]']:.3g}"
     spread = "" if least == most else f" ({least} to {most})"
-    return f"{row['useful [%]']:.3g} %{spread}, n = {row['n']}, {count} interruption{'s' * (count != 1)}"
+    text = f"{row['useful [%]']:.3g} %{spread}, n = {row['n']}, {count} interruption{'s' * (count != 1)}"
+    if not row["recoveries"]:
+        return text
+    phases = {title: row[title] for title in RECOVERY_PARTS.values() if pd.notna(row[title])}
+    named = ", ".join(f"{title.partition(' ')[0]} {render_seconds(seconds)}" for title, seconds in phases.items())
+    return f"{text}; a recovery took {render_seconds(sum(phases.values()))}: {named}"
 
 
 def draw_goodput_chart(table: pd.DataFrame) -> Chart:
@@ -270,7 +281,8 @@ VIEWS = (
         "runs of a result; runs without an interruption or a checkpoint are beside those with. Useful: training "
         "and evaluation that count. Checkpoints: what they stalled. Lost: after the last checkpoint before an "
         "interruption. Starting: until run_start, of every attempt. Down: between attempts. Interrupted runs are "
-        "not scored.",
+        "not scored. A recovery is the time from the last step that counts to the next one, mean of all by phase: work"
+        " that is replayed, until the end was seen, in the queue, to restart, to reload the checkpoint.",
         build_goodput_table, render_goodput_answer, draw_goodput_chart,
     ),
     View(

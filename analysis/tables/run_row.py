@@ -16,6 +16,7 @@ from typing import Any
 from mlhpc.suite.card import FULL, Target
 from mlhpc.suite.files import read_json
 from mlhpc.suite.log import mllog
+from mlhpc.suite.log.goodput import PHASES
 from mlhpc.suite.log.reader import Log, parse_float, read_limits
 from mlhpc.suite.log.record import FACTS, RunRecord
 from mlhpc.suite.log.results_tree import LogFile
@@ -238,10 +239,13 @@ def _goodput(log: Log) -> dict[str, Any]:
     """Build the columns of where the time of all attempts went until this log's end. A run logs it after run_stop."""
     event = log.first(mllog.GOODPUT)
     value = event.value if event is not None and isinstance(event.value, dict) else {}
+    again = log.first(mllog.RECOVERY)
+    phases = again.value if again is not None and isinstance(again.value, dict) else {}
     saved, each = value.get("checkpoint"), value.get("interruptions")
     return {column: parse_float(value.get(name)) for column, name in GOODPUT_COLUMNS.items()} | {
         "goodput_saves": parse_float(saved.get("saves")) if isinstance(saved, dict) else None,
         "goodput_interruptions": len(each) if isinstance(each, list) else None,
+        **{f"recovery_{name}": parse_float(phases.get(name)) for name in PHASES},
     }
 
 
@@ -270,7 +274,7 @@ def _limited(columns: tuple[str, ...]) -> list[tuple[str, bool, bool]]:
 
 
 def _never_negative(column: str) -> bool:
-    return column.startswith("goodput_") or column in LIMITED_COLUMNS
+    return column.startswith(("goodput_", "recovery_")) or column in LIMITED_COLUMNS
 
 
 def _outcome(content: LogContent) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 PDU, IPMI, Redfish and sacct exports are CSV tables, or become one with a line of awk or jq. A YAML file names the
 columns and describes the meter; docs/energy.md has an example for each. Tables of nvidia-smi, amd-smi, rocm-smi, jpwr and
-sacct are recognised by their head. Nothing else is guessed: a value that does not fit is an InputError with file and line.
+sacct, and texts of IPMI and dcgmi dmon, are recognised by their head. Nothing else is guessed: a value that does not fit
+is an InputError with file and line.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, structs
 
+from mlhpc.plugins.exchange.power_text import NODE, read_text
 from mlhpc.suite.documents import Positive, YamlSource
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import make_folder, read_bytes, render_duration, render_repr
@@ -149,6 +151,8 @@ class _Table:
             raise InputError(f"{path}: cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:
             raise InputError(f"{path}: not UTF-8 text") from None
+        if text := read_text(path, lines):
+            return _Table(path, *text)
         table = csv.reader(
             lines, delimiter=delimiter or max(_DELIMITERS, key=(lines or [""])[0].count), skipinitialspace=True
         )
@@ -295,6 +299,17 @@ def _recognise(table: _Table) -> PowerColumns:
             scope="job", current="AC", time="End", since="Start", energy="ConsumedEnergyRaw", unit="J", time_form=form,
             rows={"JobID": jobs[0]}, delimiter=delimiter,
         )  # fmt: skip
+    if NODE in names:
+        hosts = sorted({row["host"] for _, row in table.rows if row["host"]})
+        return PowerColumns(
+            scope="node",
+            current="AC",
+            time="timestamp",
+            power=NODE,
+            unit="W",
+            node="host" if hosts else None,
+            nodes=hosts,
+        )
     time = next((name for name in names if re.split(r"[ (\[]", name.lower())[0] in _TIMES), None)
     power: str | list[str] | None = None
     unit = "W"
@@ -309,7 +324,8 @@ def _recognise(table: _Table) -> PowerColumns:
         raise InputError(
             f"{table.path}:1: the head has no column with the {lacking}"
             f" ({render_repr(', '.join(names), longest=120)}); known are"
-            " nvidia-smi, amd-smi, rocm-smi, jpwr and sacct; for other tables give --power-columns (docs/energy.md)"
+            " nvidia-smi, amd-smi, rocm-smi, jpwr, sacct, dcgmi dmon and IPMI; for other tables give --power-columns"
+            " (docs/energy.md)"
         )
     return PowerColumns(
         scope="device", current="DC", time=time, power=power, unit=unit, time_form=_find_time_form(first.get(time)),  # type: ignore[arg-type]

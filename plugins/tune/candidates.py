@@ -1,7 +1,7 @@
 """Which points of a space can run and may run, and what the suite's closed forms say of their time.
 
 *Feasible*: cores, divisibility, and memory by the prediction of `mlhpc plan`. *Admissible*: the closed division admits
-settings that leave the training as it is, and hyperparameters within the card's constraints.
+settings that leave the training as it is, and the checker's rules refuse nothing that they do not refuse of the default.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
@@ -26,7 +26,7 @@ from mlhpc.plugins.tune.space import (
     list_settings,
 )
 from mlhpc.suite.card import ReferencePoint, Tunable, read_reference_points
-from mlhpc.suite.compliance.ruleset import KeyRule, build_card_benchmark
+from mlhpc.suite.compliance.before import judge_statement
 from mlhpc.suite.config import RunConfig, load_config
 from mlhpc.suite.data.sampling import check_batch
 from mlhpc.suite.descriptor import Descriptor
@@ -89,10 +89,10 @@ class Candidates:
         return Launch(ranks, _as_count(point, THREADS, max(1, self.limits.cores // ranks)))
 
     @cached_property
-    def rules(self) -> Mapping[str, KeyRule]:
-        """The constraints of the closed division, by key of the log."""
-        base = self.config({})
-        return build_card_benchmark(self.descriptor, base.size).closed if base.submission.division == "closed" else {}
+    def standing(self) -> frozenset[str]:
+        """What the checker would refuse of the default, which the person was told."""
+        config = self.config({})
+        return frozenset(judge_statement(self.descriptor, config, self._collect_logged(config)))
 
     def explain_refused(self, point: Point) -> str:
         """Return why a point cannot run or may not: in one line, empty if it can."""
@@ -104,15 +104,14 @@ class Candidates:
             parallel = Parallel.of(config, self.descriptor, 0, launch.ranks)
             config = parallel.with_microbatches(config)
             check_batch(config.global_batch_size, parallel.mesh.data_size, config.gradient_accumulation_steps)
-            broken = self._explain_broken_rule(config)
-            if self.rules and parallel.plan is not None and parallel.plan.compress is not None:
-                broken = f"plan {parallel.name} compresses gradients, which the closed division does not admit"
+            broken = self._explain_broken_rule(config, parallel)
         except InputError as error:
             return str(error)
-        broken = broken or self._explain_unknown_quality(config)
+        if broken := broken or self._explain_unknown_quality(config):
+            return broken  # before its cost is predicted, which takes time
         cost = self.cost(point)
-        if broken or isinstance(cost, str):
-            return broken or str(cost)
+        if isinstance(cost, str):
+            return cost
         needed = cost.memory * (launch.ranks if self.limits.shared else 1)
         if self.limits.memory is not None and needed > self.limits.memory:
             return f"needs {render_bytes(needed)}; {render_bytes(self.limits.memory)} are there (predicted)"
@@ -130,13 +129,14 @@ class Candidates:
             needed += cost.memory * (self.launch(point).ranks if self.limits.shared else 1)
         return needed <= self.limits.memory
 
-    def _explain_broken_rule(self, config: RunConfig) -> str:
-        logged = load_workload(self.descriptor)(config).hyperparameters()
-        logged |= {"global_batch_size": config.global_batch_size}
-        for key, rule in self.rules.items():
-            if key in logged and rule.applies(logged.get) and (problem := rule.problem(logged[key], logged.get)):
-                return f"{key} = {render_repr(logged[key])}: {problem} (closed division)"
-        return ""
+    def _explain_broken_rule(self, config: RunConfig, parallel: Parallel) -> str:
+        """Return why the checker would refuse a result of this configuration; empty if it would not."""
+        plan = parallel.logged() if parallel.plan is not None else None
+        found = judge_statement(self.descriptor, config, self._collect_logged(config), plan=plan)
+        return next((reason for reason in found if reason not in self.standing), "")
+
+    def _collect_logged(self, config: RunConfig) -> Mapping[str, Any]:
+        return load_workload(self.descriptor)(config).hyperparameters()
 
     @cached_property
     def references(self) -> Mapping[int, ReferencePoint]:
@@ -151,7 +151,7 @@ class Candidates:
         if reference is None:
             known = ", ".join(map(str, sorted(self.references))) or "none"
             return f"no reference points for a batch of {config.global_batch_size}; there are some for {known}"
-        logged = load_workload(self.descriptor)(config).hyperparameters()
+        logged = self._collect_logged(config)
         for key, value in reference.hyperparameters.items():
             # Other keys say how a step is computed, which the search changes.
             if key.startswith(("opt_", "scheduler_")) and key in logged and not _is_equal(logged[key], value):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pkgutil import resolve_name
 
@@ -137,5 +138,6 @@ def _find_other_commands() -> dict[str, Plugin]:
 
 
 def convert_help_words(words: Sequence[str]) -> list[str]:
-    """Return the words of a command line, with ``help X`` as ``X --help``."""
+    """Return the words of a command line, with ``help X`` as ``X --help``. `-hosts` is not `-h`."""
+    words = [re.sub(r"^(-h[a-z])", r"-\1", word) for word in words]
     return [*(word for word in words if word != HELP), "--help"] if words[:1] == [HELP] else list(words)

@@ -109,7 +109,7 @@ def _explain(error: BaseException) -> tuple[str, ExitCode]:
     """Return one line about an error, and the exit code. Called while the error is handled."""
     if isinstance(error, click.ClickException):
         hidden = explain_shadowed(error.__cause__) if error.__cause__ is not None else ""
-        return hidden or explain_usage(error), ExitCode.USAGE
+        return hidden or explain_usage(error, group), ExitCode.USAGE
     if isinstance(error, InputError):
         return render_error(error), ExitCode.USAGE
     if isinstance(error, OSError):

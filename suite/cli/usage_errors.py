@@ -6,6 +6,7 @@ import difflib
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ import click
 
 from mlhpc.suite.config import list_setting_keys
 from mlhpc.suite.errors import explain_near_names, explain_unknown_name, find_near
-from mlhpc.suite.meanings import find_same_meaning, has_word, read_meanings, simplify
+from mlhpc.suite.meanings import find_same_meaning, find_tool, has_word, read_meanings, simplify, split_parts
 from mlhpc.suite.plugins import WORKLOADS, find_plugins
 
 # Messages of click, whose classes do not carry these values.
 _EXTRA = re.compile(r"Got unexpected extra arguments? \((.*)\)", re.DOTALL)
 _NO_NUMBER = re.compile(r"('.*') is not a valid (integer|float)( range)?", re.DOTALL)
 _ABSENT = re.compile(r"(?:File|Directory|Path) '(.*)' does not exist", re.DOTALL)
+FEW = 12  # options of a command that are listed
 SLIP = 0.8  # a name as similar as this was meant and mistyped
 # Keys of a system file (mlhpc.suite.launch.job.SystemFile; a test compares)
 SYSTEM_KEYS = (
@@ -27,17 +29,20 @@ SYSTEM_KEYS = (
     *("site.launch_options", "site.modules", "site.environment", "site.setup", "site.scratch", "site.max_nodes"),
     *("resources.gpus_per_node", "resources.cpus_per_rank", "resources.exclusive", "container.image"),
 )
+SCRIPTS = {".sh", ".sbatch", ".slurm", ".pbs", ".job", ".lsf"}
 SIZES = ("smoke", "mini", "small", "full")
 
 
-def explain_usage(error: click.ClickException) -> str:
-    """Return the message for a mistake on the command line."""
+def explain_usage(error: click.ClickException, group: click.Group) -> str:
+    """Return the message for a mistake on the command line of a group."""
     context = error.ctx if isinstance(error, click.UsageError) else None
     command = " ".join(context.command_path.split()[1:]) if context is not None else ""
     if isinstance(error, click.NoSuchOption) and context is not None:
         return _explain_option(error.option_name, context, command)
     if isinstance(error, click.MissingParameter) and error.param is not None:
         return _explain_absent(error.param, context or click.Context(click.Command(command)), command)
+    if isinstance(error, click.BadOptionUsage):  # it comes without a context
+        return _explain_count(error, _find_innermost(click.Context(group)))
     # Not its subclasses
     if type(error) is click.BadParameter and error.param is not None:
         return _explain_value(error, error.param, command)
@@ -57,10 +62,25 @@ def explain_command(name: str, group: click.Group, context: click.Context) -> st
         return f"{unknown}: it is a workload: mlhpc {path} {name}"
     if name.endswith(".py"):
         return f"{unknown}: {_explain_program(name)}"
-    if (near := find_near(name, known)) and _are_alike(name, near):
+    top, following = context.find_root(), _find_following(name)
+    mistyped = (near := find_near(name, known)) and _are_alike(name, near)
+    if mistyped and (not _has_meaning(name) or following in find_plugins(WORKLOADS)):
         return explain_unknown_name("command", name, known)
-    form = _find_command(name, inside, context.find_root())
+    form = (
+        find_tool("commands", f"{name}-{following}") or _find_command(name, inside, top) or find_tool("commands", name)
+    )
+    for part in () if mistyped else (following, *split_parts(name)):
+        form = form or _find_command(part, inside, top)
     return f"{unknown}: {form}" if form else explain_unknown_name("command", name, known)
+
+
+def _has_meaning(name: str) -> bool:
+    return any(has_word(words, name) for words in read_meanings()["commands"].values())
+
+
+def _find_following(word: str) -> str:
+    """Return the word that follows another one on the command line. "" if none does."""
+    return next((second for first, second in pairwise(sys.argv[1:]) if first == word), "")
 
 
 def _find_command(name: str, inside: str, top: click.Context) -> str:
@@ -69,7 +89,6 @@ def _find_command(name: str, inside: str, top: click.Context) -> str:
     paths = [path for path, words in read_meanings()["commands"].items() if has_word(words, name)]
     paths += [path for path in commands if path.split()[-1] == name]
     paths.sort(key=lambda path: not path.startswith(f"{inside} "))  # a stable order
-    text = _find_text(name)
     for path in paths:
         if path in commands:
             return _describe(path, commands[path])
@@ -77,7 +96,7 @@ def _find_command(name: str, inside: str, top: click.Context) -> str:
             return f"mlhpc {path} {inside if path == 'help' else ''}".rstrip()
         if path.endswith("WORKLOAD"):
             return f"use mlhpc {path}"
-    return text
+    return _find_text(name)
 
 
 def _describe(path: str, command: click.Command) -> str:
@@ -105,16 +124,31 @@ def _explain_absent(parameter: click.Parameter, context: click.Context, command:
     if not isinstance(parameter, click.Option):
         can_be = f": {', '.join(find_plugins(WORKLOADS))}" if parameter.name == "workload" else ""
         return f"{parameter.make_metavar(context)} is missing{can_be}; mlhpc help {command} says what it can be"
-    what = (parameter.help or "").partition(". ")[0].rstrip(".")
+    if script := next((word for word in sys.argv[2:] if Path(word).suffix in SCRIPTS), None):
+        return f"{script}: the job script is written by mlhpc submit WORKLOAD --system NAME (--dry-run prints it)"
     # The longest spelling is the one with two dashes.
-    return f"{max(parameter.opts, key=len)} is missing ({what[:1].lower()}{what[1:]}); mlhpc help {command} has all"
+    return f"{max(parameter.opts, key=len)} is missing ({_summarize(parameter)}); mlhpc help {command} has all"
 
 
 def _explain_option(name: str, context: click.Context, command: str) -> str:
     """Return the message for an option that the command does not have."""
     if len(name) == 2 and name not in sys.argv:  # click reads `-lr` as -l -r
-        name = next((word for word in sys.argv if re.fullmatch(rf"{name}[a-z]+", word)), name)
+        name = next((word for word in sys.argv if re.fullmatch(rf"{name}[A-Za-z-]+", word)), name)
     return f"no such option {name}; {_find_form(name, _find_value(name), context, command)}"
+
+
+def _explain_count(error: click.BadOptionUsage, context: click.Context) -> str:
+    """Return the message for an option with a value that it does not take, or without one that it needs."""
+    option = _map_options(context.command).get(error.option_name)
+    if option is None:
+        return error.format_message()
+    said = "it takes no value" if option.is_flag else f"a value is missing: {option.make_metavar(context)}"
+    return f"{error.option_name}: {said} ({_summarize(option)})"
+
+
+def _summarize(option: click.Option) -> str:
+    what = (option.help or "").partition(". ")[0].rstrip(".")
+    return what[:1].lower() + what[1:]
 
 
 def _find_value(name: str) -> str:
@@ -130,29 +164,64 @@ def _find_value(name: str) -> str:
 
 def _find_form(name: str, value: str, context: click.Context, command: str) -> str:
     """Return the right form of an option that the command does not have, with the value that it was given."""
-    options = _map_options(context.command)
     top = context.find_root()
-    if isinstance(context.command, click.Group) and (called := _find_called(context)):
-        inner = f"{command} {called.info_name}".strip()
-        return f"options stand behind the command {inner}: {_find_form(name, value, called, inner)}"
-    if own := find_same_meaning(name, options):
-        return f"here it is {_render_option(options[own], value, name)}"
-    for argument in context.command.params:
-        words = read_meanings()["arguments"].get(argument.name, "")
-        if isinstance(argument, click.Argument) and has_word(words, name):
-            given = value or argument.make_metavar(context)
-            return f"it is an argument and has no name: mlhpc {command} {given}"
+    if isinstance(context.command, click.Group):
+        if called := _find_called(context):
+            inner = f"{command} {called.info_name}".strip()
+            return f"options stand behind the command {inner}: {_find_form(name, value, called, inner)}"
+        if workload := next((word for word in sys.argv[1:] if word in find_plugins(WORKLOADS)), None):
+            return f"a workload is an argument of a command: mlhpc {command or 'run'} {workload}"
+        # A name says more than a letter
+        name = max((word.partition("=")[0] for word in sys.argv[1:] if word.startswith("-")), key=len, default=name)
+    options = _map_options(context.command)
     bare = {option.lstrip("-"): option for option in options}  # else the dashes alone would make options alike
     near = find_near(name.lstrip("-"), bare) if len(name) > 2 else None
+    if form := _find_here(name, value, context, command):
+        return form
     if near and _are_alike(name.lstrip("-"), near):
         return f"did you mean {bare[near]!r}? mlhpc help {command} has all"
     if "--set" in options and (key := find_same_meaning(name, _list_keys())):
         return f"it is a setting: --set {_render_setting(key, name, value)}"
-    if context is top and (form := _find_command(name.lstrip("-"), "", top)):
-        return form
-    if where := _find_elsewhere(name, top):
-        return where
-    return f"{f'did you mean {bare[near]!r}? ' if near else ''}{f'mlhpc help {command}'.rstrip()} has all"
+    return (
+        (_find_command(name.lstrip("-"), "", top) if context is top else "")
+        or find_tool("options", name, f"{name}={value}" if value else name)
+        or _find_elsewhere(name, top)
+        or ("" if value.isdecimal() else _find_kind(value, options, command))
+        or _find_by_part(name, value, options, top)
+        or f"{f'did you mean {bare[near]!r}? ' if near else ''}{_list_options(options)}mlhpc help {command}".rstrip()
+        + " has all"
+    )
+
+
+def _list_options(options: Mapping[str, click.Option]) -> str:
+    """Return the options of a command, if they are few."""
+    own = list(dict.fromkeys(max(each.opts, key=len) for each in options.values()))
+    return f"it has {', '.join(own)}; " if 0 < len(own) <= FEW else ""
+
+
+def _find_here(name: str, value: str, context: click.Context, command: str) -> str:
+    """Return the option or argument of the command that means the same. "" if it has none."""
+    options = _map_options(context.command)
+    if own := find_same_meaning(name, options):
+        return f"here it is {_render_option(options[own], value, name)}"
+    for argument in context.command.params:
+        words = read_meanings()["arguments"].get(argument.name, "")
+        named = has_word(words, name) or (argument.name == "workload" and value in find_plugins(WORKLOADS))
+        if isinstance(argument, click.Argument) and named:
+            known = argument.name != "workload" or value in find_plugins(WORKLOADS)
+            given = value if value and known else argument.make_metavar(context)
+            return f"it is an argument and has no name: mlhpc {command} {given}"
+    return ""
+
+
+def _find_by_part(name: str, value: str, options: Mapping[str, click.Option], top: click.Context) -> str:
+    """Return the option, setting or command that a part of a name means. "" if no part means one."""
+    for part in split_parts(name):
+        if own := find_same_meaning(part, options):
+            return f"the nearest here is {_render_option(options[own], value, part)}"
+        if where := _find_elsewhere(part, top) or _find_command(part, "", top):
+            return f"the nearest in meaning: {where}"
+    return ""
 
 
 def _find_called(context: click.Context) -> click.Context | None:
@@ -162,6 +231,11 @@ def _find_called(context: click.Context) -> click.Context | None:
     named = next((word for word in sys.argv[1:] if word in group.list_commands(context)), None)
     command = group.get_command(context, named) if named is not None else None
     return None if command is None else click.Context(command, context, named)
+
+
+def _find_innermost(context: click.Context) -> click.Context:
+    called = _find_called(context) if isinstance(context.command, click.Group) else None
+    return _find_innermost(called) if called else context
 
 
 def _find_elsewhere(name: str, top: click.Context) -> str:
@@ -175,12 +249,12 @@ def _find_elsewhere(name: str, top: click.Context) -> str:
     others: dict[str, tuple[str, click.Option]] = {}
     for path, command in _walk(top):
         for spelled, option in _map_options(command).items():
-            if spelled not in others or (option.required and not others[spelled][1].required):
+            # A letter alone means another thing elsewhere
+            if len(spelled) > 3 and (spelled not in others or (option.required and not others[spelled][1].required)):
                 others[spelled] = path, option
     if found := find_same_meaning(name, others):
         path, option = others[found]
-        what = (option.help or "").partition(". ")[0].rstrip(".")
-        return f"mlhpc {path} has {found} ({what[:1].lower()}{what[1:]})"
+        return f"mlhpc {path} has {found} ({_summarize(option)})"
     return ""
 
 
@@ -201,7 +275,16 @@ def _render_option(option: click.Option, value: str, asked: str = "") -> str:
         return f"{name} (it takes no value)" if value else name
     if isinstance(option.type, click.Choice) and (same := find_same_meaning(asked, map(str, option.type.choices))):
         return f"{name} {same}"
-    return f"{name} {value or option.make_metavar(click.Context(click.Command('')))}"
+    kind = option.metavar or option.make_metavar(click.Context(click.Command(""))).replace("INTEGER RANGE", "N")
+    return f"{name} {value if value and _takes(option, value) else kind}"
+
+
+def _takes(option: click.Option, value: str) -> bool:
+    try:
+        option.type.convert(value, option, None)
+    except click.ClickException:
+        return False
+    return True
 
 
 def _list_keys() -> Iterable[str]:
@@ -217,38 +300,61 @@ def _render_setting(key: str, name: str, value: str) -> str:
 
 
 def _are_alike(name: str, near: str) -> bool:
-    return difflib.SequenceMatcher(None, name.lower(), near.lower()).ratio() >= SLIP
+    # Letters that change places count as two slips
+    return sorted(name) == sorted(near) or difflib.SequenceMatcher(None, name.lower(), near.lower()).ratio() >= SLIP
 
 
 def _explain_extra(text: str, context: click.Context, command: str) -> str:
     """Return what to do about arguments that a command does not take. ``text`` has them separated by blanks."""
     word, options = text.split()[0] if text.split() else text, _map_options(context.command)
-    key, separator, value = word.lstrip("+~-").partition("=")
-    if separator and "--set" in options and (known := find_same_meaning(key, _list_keys())):
+    if "=" in word and (form := _explain_assignment(word, options, command)):
+        return form
+    if kind := _find_kind(word, options, command):
+        return kind
+    if word == "help":
+        return f"mlhpc help {command}"
+    if f"--{word}" in options:
+        return f"an option has two dashes: {_render_option(options[f'--{word}'], '')}"
+    form = find_tool("commands", word) or _find_form(word, "", context, command)
+    return f"mlhpc help {command} says what it takes" if form.endswith("has all") else form
+
+
+def _explain_assignment(word: str, options: Mapping[str, click.Option], command: str) -> str:
+    """Return the right form of KEY=VALUE without an option. "" if nothing is known of it."""
+    key, _, value = word.lstrip("+~-").partition("=")
+    key = key.replace("/", ".")  # a group of Hydra
+    if "--set" in options and (known := find_same_meaning(key, _list_keys())):
         return f"a setting needs its option: --set {_render_setting(known, key, value)}"
-    if separator and (own := find_same_meaning(key, options)):
+    if own := find_same_meaning(key, options):
         return f"an option has two dashes: {_render_option(options[own], value)}"
-    if separator and key.isupper():
+    if key.isupper():
         return f"variables of the environment stand before the command: {word} mlhpc {command}"
-    if separator and "--set" in options:
-        return f"a setting needs its option: --set {key}={value}; this workload has no {key!r}"
-    if word.lstrip("-").isdecimal() and (numbers := [name for name in ("--ranks", "--runs") if name in options]):
+    if "--set" not in options:
+        return ""
+    if known := find_same_meaning(value, _list_keys()):
+        return f"there is no setting {key!r}; --set {_render_setting(known, value, '')}"
+    return (
+        _find_text(key)
+        or find_tool("options", key)
+        or f"there is no setting {key!r}; mlhpc workload schema config has all"
+    )
+
+
+def _find_kind(word: str, options: Mapping[str, click.Option], command: str) -> str:
+    """Return where a word stands that is a number, a size, a file, a folder, a workload. "" if it is none."""
+    if word.isdecimal() and (numbers := [name for name in ("--ranks", "--runs") if name in options]):
         return f"a number needs its option: {' or '.join(f'{name} {word}' for name in numbers)}"
-    if text in SIZES and "--size" in options:
-        return f"a size needs its option: --size {text}"
+    if word in SIZES and "--size" in options:
+        return f"a size needs its option: --size {word}"
     if Path(word).suffix in {".yaml", ".yml"} and "--config" in options:
         return f"a file of settings needs its option: --config {word}"
     if word in find_plugins(WORKLOADS):
         return f"one workload for each command: mlhpc {command} {word}"
-    if word == "help":
-        return f"mlhpc help {command}"
     if word.endswith(".py"):
         return _explain_program(word)
-    if f"--{word}" in options:
-        return f"an option has two dashes: {_render_option(options[f'--{word}'], '')}"
-    if Path(word).is_dir() and "--output" in options:
+    if word and Path(word).is_dir() and "--output" in options:
         return f"a folder needs its option: --output {word}"
-    return f"mlhpc help {command} says what it takes"
+    return ""
 
 
 def _explain_program(name: str) -> str:
@@ -276,4 +382,6 @@ def _explain_value(error: click.BadParameter, parameter: click.Parameter, comman
 def _find_joined(option: click.Option, words: Sequence[str]) -> str:
     """Return a word such as ``-np`` that begins like a short form of the option. "" if there is none."""
     short = [name[1] for name in option.opts if len(name) == 2]
-    return next((word for word in words if re.fullmatch(r"-[a-zA-Z][a-z]+", word) and word[1] in short), "")
+    return next((word for word in words if re.match(r"-[a-zA-Z][a-z]+(=|$)", word) and word[1] in short), "").partition(
+        "="
+    )[0]

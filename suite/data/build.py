@@ -28,7 +28,7 @@ from mlhpc.suite.data.manifest import MANIFEST_NAME, Manifest, ShardEntry, check
 from mlhpc.suite.data.shards import Compression, build_shard_path, write_shard
 from mlhpc.suite.documents import render_json
 from mlhpc.suite.errors import InputError, explain_unknown_name
-from mlhpc.suite.files import PART_SUFFIX, add_path_to_errors, quote_path, write_file_atomically
+from mlhpc.suite.files import PART_SUFFIX, add_path_to_errors, check_ownership, quote_path, write_file_atomically
 from mlhpc.suite.world import World
 
 if TYPE_CHECKING:
@@ -250,6 +250,7 @@ def _write_shards(
 
 def _write_record(path: Path, entry: ShardEntry) -> None:
     """Add the entry of a complete shard to this process's record, and force the record to the disk."""
+    check_ownership()
     with add_path_to_errors(path), path.open("a", encoding="utf-8") as file:
         file.write(render_json(entry) + "\n")
         file.flush()
@@ -276,6 +277,7 @@ def _find_intact(root: Path, path: Path, recorded: Records) -> ShardEntry | None
 
 def _remove_parts(root: Path) -> None:
     """Remove the files of killed builds: their names have a process id, so no later build overwrites them."""
+    check_ownership()
     for path in root.rglob(f"*{PART_SUFFIX}"):
         path.unlink(missing_ok=True)
 

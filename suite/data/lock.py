@@ -103,12 +103,14 @@ class Owner(Struct, frozen=True, kw_only=True):
 class Lease:
     """A lock that this process holds, until another one takes it over: this host may be frozen for minutes.
 
-    With ``ends`` that ends the process before its next write, so that nothing of the new owner is touched.
+    With ``ends`` that ends the process before its next write, so that nothing of the new owner is touched. Without
+    ``holds`` another process holds it for this one: a lock that is gone was given back, and the other one speaks.
     """
 
-    def __init__(self, path: Path, owner: Owner, *, ends: bool) -> None:
-        self._path, self._owner, self._ends = path, owner, ends
-        self._seen, self._refreshed_s, self.lost = path.stat(), _read_clock_s(), False
+    def __init__(self, path: Path, owner: Owner, *, ends: bool, holds: bool = True) -> None:
+        self._path, self.owner, self._ends, self._holds = path, owner, ends, holds
+        self._refreshed_s, self.lost = _read_clock_s(), False
+        self._seen: os.stat_result | None = path.stat() if holds else None
 
     def check(self) -> None:
         """Find out whether the lock is still this process's. As long as its file does not change one stat says so."""
@@ -116,10 +118,12 @@ class Lease:
             try:
                 found = self._path.stat()
             except FileNotFoundError:
-                return self._end()
-            if (found.st_ino, found.st_mtime_ns) == (self._seen.st_ino, self._seen.st_mtime_ns) or self.lost:
+                return self._end() if self._holds else None
+            seen = self._seen
+            if self.lost or (seen and (found.st_ino, found.st_mtime_ns) == (seen.st_ino, seen.st_mtime_ns)):
                 return None
-            if _read_lock(self._path)[0] != self._owner:
+            owner = _read_lock(self._path)[0]
+            if owner != self.owner and (self._holds or owner is not None):
                 return self._end()
             self._seen = found
         return None
@@ -144,7 +148,8 @@ class Lease:
         if not self._ends:
             print_line(f"mlhpc: warning: {text}", error=True)
             return
-        print_line(f"mlhpc: {text}; ended here, so that its files are not touched", error=True)
+        if self._holds:
+            print_line(f"mlhpc: {text}; ended here, so that its files are not touched", error=True)
         os._exit(ExitCode.TAKEN_OVER)  # whatever waits to be written must not be; the launcher ends the other ranks
 
 
@@ -179,13 +184,16 @@ def create_lock(path: Path, what: str, *, ends: bool = False) -> Iterator[Lease]
 
 @contextmanager
 def create_lock_for_all_ranks(path: Path, what: str, world: World) -> Iterator[None]:
-    """Hold a lock on rank 0 for all ranks; all call it. LockedError on every rank if another process has it."""
-    error = None
+    """Hold a lock on rank 0 for all ranks; all call it. LockedError on every rank if another process has it.
+
+    Each rank ends before it writes what another process has taken over.
+    """
+    error = lease = None
     with ExitStack() as stack:
         if world.is_first:
             try:
                 make_folder(path.parent)
-                stack.enter_context(create_lock(path, what, ends=True))
+                lease = stack.enter_context(create_lock(path, what, ends=True))
             except OSError as caught:
                 error = InputError(f"{path}: the lock file cannot be created: {caught.strerror}")
             except InputError as caught:
@@ -194,6 +202,11 @@ def create_lock_for_all_ranks(path: Path, what: str, world: World) -> Iterator[N
             world.check_together(error)
         except InputError as caught:
             raise LockedError(str(caught)) from None
+        owner = world.broadcast(lease.owner if lease is not None else None, Owner)
+        if lease is None:
+            watch = Lease(path, owner, ends=True, holds=False)
+            ownership.append(watch.check)
+            stack.callback(ownership.remove, watch.check)
         yield
 
 

@@ -42,7 +42,7 @@ from mlhpc.suite.data.manifest import (
     write_manifest,
 )
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.files import fsync_path, verify_folder
+from mlhpc.suite.files import check_ownership, fsync_path, verify_folder
 from mlhpc.suite.transport import decode, encode
 from mlhpc.suite.world import World
 
@@ -71,6 +71,7 @@ def remove_abandoned(target: Path) -> None:
 
     Where files cannot be locked, a file that was written a moment ago stays too.
     """
+    check_ownership()
     for part in target.rglob("*.part"):
         with suppress(FileNotFoundError, BlockingIOError):
             file = os.open(part, os.O_RDONLY | os.O_NOFOLLOW)
@@ -362,6 +363,7 @@ def _run_on_each_node(world: World, target: Path, do: Callable[[], None]) -> Non
 
 def _open_copy(target: Path, manifest: Manifest, needed: int, world: World) -> None:
     """Remove the manifest, the sign of completeness, if shards are missing; else write it."""
+    check_ownership()
     if needed:
         (target / MANIFEST_NAME).unlink(missing_ok=True)
         check_space(target, needed, world.node_names[world.node])
@@ -563,6 +565,9 @@ class _Writer:
     def _finish(self, part: _OpenShard, path: Path) -> None:
         try:
             os.fsync(part.file)  # before the rename: after a crash the final name must not show an empty file
+            check_ownership()
+            if not os.fstat(part.file).st_nlink:
+                raise InputError(f"{path}: another job removed its part file while this one was suspended; begin again")
             part.path.replace(path)
         except OSError as problem:
             part.path.unlink(missing_ok=True)

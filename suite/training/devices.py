@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -70,8 +71,9 @@ def end_with_launcher(environ: Mapping[str, str] = os.environ) -> Iterator[None]
         yield
         return
     signalled(signal.SIGKILL)
-    # The proxy may have ended before the signal was set up; this process is then init's child.
-    if os.getppid() == 1:
+    # The proxy may have ended before the signal was set up; this process is then init's child. In a container whose command
+    # is mlhpc that is the launcher itself.
+    if os.getppid() == 1 and b"mlhpc" not in Path("/proc/1/cmdline").read_bytes():
         print_line("mlhpc: the process that started this rank has ended", error=True)
         os._exit(1)
     try:

@@ -249,7 +249,8 @@ def run_trial(
         if watchdog is not None:
             watchdog.before_end = trial.hung
         gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
-        with run_power_sampler(path, world, gpu, wanted=config.instrumentation and plan.mode != "weak"):
+        sampled = config.instrumentation and plan.mode != "weak"
+        with run_power_sampler(path, world, gpu, plan.folder.lock(plan.trial), wanted=sampled):
             return trial.run()
     finally:
         session.log.close()

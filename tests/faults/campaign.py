@@ -1,12 +1,12 @@
 """Kills processes of real runs at random moments, continues the runs, and checks that nothing was lost but a little work.
 
-    python -m tests.faults.campaign --kills 200 --during-checkpoints 50 --slurm 20 --seed 1 -o benchmarks/results/DATE-faults.txt
+    python -m tests.faults.campaign --kills 200 --during-checkpoints 50 --slurm 20 --grid-engine 20 -o DATE-faults.txt
 
-A chain is one trial of CosmoFlow `smoke` on two local ranks, or on the two nodes of a real Slurm on this machine. Its processes
-(a rank, the launcher, mpiexec, its proxy, the relay of its output; under Slurm a rank, srun, a slurmstepd, a slurmd, the job
-script) are killed several times, with SIGKILL or SIGTERM, then it is continued to the end. After each kill: every process of the
-run ends, every log parses, `mlhpc status` says what is true, and the next attempt continues no further back than the last
-checkpoint may be. At the end the losses of all steps equal those of a run that nobody disturbed, bit for bit.
+A chain is one trial of CosmoFlow `smoke` on two local ranks, on the two nodes of a real Slurm, or on a real Grid Engine of this
+machine. Its processes (a rank, the launcher, mpiexec, its proxy, the relay of its output; srun, a slurmstepd, a slurmd, a
+shepherd, an execd, the job script) are killed several times, with SIGKILL or SIGTERM, then it is continued to the end. After each
+kill: every process of the run ends, every log parses, `mlhpc status` says what is true, and the next attempt continues no further
+back than the last checkpoint may be. At the end the losses of all steps equal those of an undisturbed run, bit for bit.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class Chain:
             elif "run" in words:
                 found["launcher"].append(pid)
         for pid, words in running.items():
-            if "hydra_pmi_proxy" in words[0] and _parent(pid) in mpiexec:
+            if "hydra_pmi_proxy" in words[0] and parent_of(pid) in mpiexec:
                 found["proxy"].append(pid)
         return found
 
@@ -193,7 +193,7 @@ def commands() -> Iterator[tuple[int, list[str]]]:
             yield int(entry.name), words
 
 
-def _parent(pid: int) -> int:
+def parent_of(pid: int) -> int:
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except OSError:
@@ -506,6 +506,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--during-checkpoints", type=int, default=50)
     parser.add_argument("--slurm", type=int, default=20, help="kills on the two-node Slurm; 0: none")
+    parser.add_argument("--grid-engine", type=int, default=20, help="kills on Grid Engine; 0: none")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
         "--minutes", type=float, default=math.inf, help="of the local kills: then the table of those made"
@@ -524,12 +525,13 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="mlhpc-faults-") as scratch:
             limit_s, kept = options.minutes * 60, partial(keep, f"local, {RANKS} ranks")
             outcomes += campaign(Path(scratch), options.kills, options.during_checkpoints, options.seed, limit_s, kept)
-    if options.slurm:
-        from tests.faults.slurm import campaign as slurm_campaign
+    for kills, where in ((options.slurm, "Slurm, two nodes"), (options.grid_engine, "Grid Engine, one node")):
+        if kills:
+            from tests.faults.scheduled import campaign as run_scheduled
 
-        with tempfile.TemporaryDirectory(prefix="mlhpc-faults-") as scratch:
-            kept = partial(keep, "Slurm, two nodes")
-            outcomes += slurm_campaign(Path(scratch), options.slurm, options.seed, kept)
+            with tempfile.TemporaryDirectory(prefix="mlhpc-faults-") as scratch:
+                kept, engine = partial(keep, where), where.startswith("Grid")
+                outcomes += run_scheduled(Path(scratch), kills, options.seed, kept, grid_engine=engine)
     print("\n".join(tables.values()))
     sys.exit(1 if any(outcome.problems for outcome in outcomes) else 0)
 

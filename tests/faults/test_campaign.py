@@ -43,7 +43,7 @@ def test_forty_kills_of_a_local_run_lose_nothing(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.slurm
 def test_ten_kills_under_slurm_lose_nothing(tmp_path: Path) -> None:
-    from tests.faults.slurm import campaign as slurm_campaign
+    from tests.faults.scheduled import campaign as slurm_campaign
 
     outcomes = slurm_campaign(tmp_path, 10, seed=11)
     assert len(outcomes) == 10

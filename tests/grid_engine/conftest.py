@@ -10,13 +10,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from mlhpc.suite.launch.schedulers.grid_engine import fetch_states
 from tests.slurm.conftest import ROOT, free_ports, stop
 
 PROGRAMS = ("sge_qmaster", "sge_execd", "qsub", "qstat", "qconf")
@@ -87,6 +88,7 @@ class GridEngine:
 
     root: Path
     ports: tuple[int, int]
+    first: tuple[str, ...] = ()  # the command that runs something on the first host
 
     @property
     def environment(self) -> dict[str, str]:
@@ -99,10 +101,27 @@ class GridEngine:
     def call(self, *command: str, cwd: Path = ROOT, **variables: str) -> str:
         """Standard output of a command that must succeed."""
         done = subprocess.run(
-            command, cwd=cwd, env=self.environment | variables, capture_output=True, text=True, timeout=300
+            (*self.first, *command),
+            cwd=cwd,
+            env=self.environment | variables,
+            capture_output=True,
+            text=True,
+            timeout=300,
         )
         assert done.returncode == 0, f"{' '.join(command)}: {done.stdout}{done.stderr}"
         return done.stdout
+
+    def state(self, job: str) -> str:
+        """The job's state in the words of `mlhpc status`. "GONE" after its end."""
+        found = fetch_states([job], lambda *words: self.call(*words))
+        return next((state for name, _, state in found if name == job), "GONE")
+
+    def cancel(self, job: str) -> None:
+        self.call("qdel", job)
+
+    def daemons(self) -> list[int]:
+        """The process ids that sge_execd noted."""
+        return [int(path.read_text()) for path in self.root.glob("spool/execd/*/execd.pid")]
 
     def wait_until_gone(self, job: str) -> None:
         """Wait until the queue has no more of a job."""
@@ -123,13 +142,18 @@ def grid_engine() -> Iterator[GridEngine]:
 
 
 @contextmanager
-def running_grid_engine() -> Iterator[GridEngine]:
-    """Start a Grid Engine in a new folder under /tmp, stop it and remove the folder."""
+def running_grid_engine(hosts: Mapping[str, Sequence[str]] | None = None) -> Iterator[GridEngine]:
+    """Start a Grid Engine in a new folder under /tmp, stop it and remove the folder.
+
+    ``hosts``: the commands that run something on hosts of these names, the first with all but the other's execd. Each takes one
+    rank of a job.
+    """
     root = Path(tempfile.mkdtemp(prefix="mlhpc-sge-", dir="/tmp"))
     root.chmod(0o755)
-    host = socket.gethostname()
+    commands = {name: tuple(command) for name, command in (hosts or {socket.gethostname(): ()}).items()}
+    host = next(iter(commands))
     ports = free_ports()
-    engine = GridEngine(root, (ports[0], ports[1]))
+    engine = GridEngine(root, (ports[0], ports[1]), commands[host])
     with ExitStack() as cleanup:
         cleanup.callback(shutil.rmtree, root, ignore_errors=True)
         common, spool = root / "default/common", root / "spool"
@@ -143,7 +167,8 @@ def running_grid_engine() -> Iterator[GridEngine]:
         _write_settings(SHARE / "default-bootstrap", common / "bootstrap", own)
         own = {"execd_spool_dir": f"{spool}/execd", "min_uid": "0", "min_gid": "0", "load_report_time": "00:00:01"}
         _write_settings(SHARE / "default-configuration", root / "configuration", own)
-        (common / "host_aliases").write_text(f"{host} localhost {socket.getfqdn()}\n")
+        if hosts is None:
+            (common / "host_aliases").write_text(f"{host} localhost {socket.getfqdn()}\n")
         (common / "act_qmaster").write_text(f"{host}\n")
         engine.call(str(TOOLS / "spoolinit"), "classic", "libspoolc", where, "init")
         resources = SHARE / "util/resources"
@@ -156,8 +181,11 @@ def running_grid_engine() -> Iterator[GridEngine]:
             engine.call(str(TOOLS / "spooldefaults"), what, str(value))
         cleanup.callback(stop, spool / "qmaster/qmaster.pid")
         engine.call("sge_qmaster")
-        _wait_for(engine, "qconf", "-as", host)
-        for option, text in (("-Ahgrp", GROUP.format(host=host)), ("-Ap", PARALLEL_ENVIRONMENT), ("-Aq", QUEUE)):
+        for name in commands:
+            _wait_for(engine, "qconf", "-as", name)
+            engine.call("qconf", "-ah", name)
+        rule = PARALLEL_ENVIRONMENT.replace("$pe_slots", "1") if hosts else PARALLEL_ENVIRONMENT
+        for option, text in (("-Ahgrp", GROUP.format(host=" ".join(commands))), ("-Ap", rule), ("-Aq", QUEUE)):
             (root / "file").write_text(text)
             engine.call("qconf", option, str(root / "file"))
         fast = {"schedule_interval": "0:0:1", "flush_submit_sec": "1", "flush_finish_sec": "1"}
@@ -165,9 +193,12 @@ def running_grid_engine() -> Iterator[GridEngine]:
         _write_settings(root / "scheduler", root / "file", fast)
         engine.call("qconf", "-Msconf", str(root / "file"))
         cleanup.callback(lambda: [stop(path) for path in spool.glob("execd/*/execd.pid")])
-        engine.call("sge_execd")
+        for command in commands.values():
+            replace(engine, first=command).call("sge_execd")
         yield engine
-        subprocess.run(["qdel", "-f", "-u", "*"], env=engine.environment, capture_output=True, timeout=300)
+        subprocess.run(
+            [*engine.first, "qdel", "-f", "-u", "*"], env=engine.environment, capture_output=True, timeout=300
+        )
 
 
 def _write_settings(source: Path, target: Path, own: dict[str, str]) -> None:
@@ -179,7 +210,9 @@ def _write_settings(source: Path, target: Path, own: dict[str, str]) -> None:
 def _wait_for(engine: GridEngine, *command: str) -> None:
     deadline = time.monotonic() + 60
     while True:
-        done = subprocess.run(command, env=engine.environment, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(
+            [*engine.first, *command], env=engine.environment, capture_output=True, text=True, timeout=300
+        )
         if done.returncode == 0:
             return
         assert time.monotonic() < deadline, done.stdout + done.stderr

@@ -14,7 +14,8 @@ import pytest
 
 from mlhpc.suite.commands.status import read_folder_status
 from mlhpc.suite.log.run_folder import RunFolder
-from tests.grid_engine.conftest import GridEngine
+from tests.fixtures.hosts import write_hosts
+from tests.grid_engine.conftest import GridEngine, running_grid_engine
 from tests.slurm.test_jobs import NEVER_CONVERGES, ranks_of, record, wait_for_text
 
 pytestmark = [pytest.mark.grid_engine, pytest.mark.timeout(1500)]
@@ -121,6 +122,27 @@ def test_a_job_whose_node_failed_begins_again_and_goes_on(
     assert killed.status != "success"
     assert (resumed.resumed, resumed.seed) == (True, 1)
     assert not (run / "exit" / "trial_0").exists() or (run / "exit" / "trial_0").read_text() != "0\n"
+
+
+@pytest.mark.long
+def test_two_nodes_train_under_one_mpiexec(
+    two_hosts: tuple[list[str], list[str]], smoke_data: Path, tmp_path: Path
+) -> None:
+    """Two execds with their own host names and addresses; mpiexec starts the second node's rank by qrsh -inherit."""
+    names = ("nodea", "nodeb")
+    for command in two_hosts:
+        write_hosts(command, "10.77.0.1 nodea\n10.77.0.2 nodeb\n")
+    named = ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"']
+    commands = {name: [*command, *named, name] for name, command in zip(names, two_hosts, strict=True)}
+    with running_grid_engine(commands) as engine:
+        run = tmp_path / "run"
+        job = submit(engine, smoke_data, run, "--nodes", "2", "--ranks-per-node", "1", *ONE_EPOCH)
+        engine.wait_until_gone(job)
+    found = record(run / "result_0.txt")
+    assert (found.nodes, found.ranks, found.status) == (2, 2, "aborted"), (
+        run / "output" / f"job_{job}.log"
+    ).read_text()
+    assert {path.stem for path in (run / "facts").iterdir()} == set(names)
 
 
 def shepherds(job: str) -> list[int]:

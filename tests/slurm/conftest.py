@@ -84,6 +84,9 @@ class Cluster:
         text = self.call("scontrol", "show", "job", job)
         return text.partition("JobState=")[2].split()[0]
 
+    def cancel(self, job: str) -> None:
+        self.call("scancel", job)
+
     def wait(self, job: str, *, timeout_s: float = 300) -> str:
         """Wait until the job has ended and its script is gone; its last state."""
         deadline = time.monotonic() + timeout_s
@@ -92,7 +95,7 @@ class Cluster:
             if state not in {"PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED"}:
                 return state
             time.sleep(0.3)
-        self.call("scancel", job)
+        self.cancel(job)
         raise AssertionError(f"job {job} still {state} after {timeout_s} s")
 
 

@@ -22,13 +22,13 @@ _END_S = 5.0  # for which a sampler may take to write its end
 
 
 @contextmanager
-def run_power_sampler(log: Path, world: World, gpu: str | None, *, wanted: bool) -> Iterator[None]:
+def run_power_sampler(log: Path, world: World, gpu: str | None, lock: Path, *, wanted: bool) -> Iterator[None]:
     """Sample the power of every node into ``power/<name of the log>/`` while the body runs. Every rank calls it.
 
-    On a node without counters nothing is written. A sampler that cannot start prints one line on stderr; the run goes
-    on.
+    A sampler ends when another process takes over the trial's lock. On a node without counters nothing is written. A
+    sampler that cannot start prints one line on stderr; the run goes on.
     """
-    process = _start_sampler(log, world, gpu) if wanted else None
+    process = _start_sampler(log, world, gpu, lock) if wanted else None
     try:
         yield
     finally:
@@ -42,7 +42,7 @@ def run_power_sampler(log: Path, world: World, gpu: str | None, *, wanted: bool)
                 process.wait()
 
 
-def _start_sampler(log: Path, world: World, gpu: str | None) -> subprocess.Popen[bytes] | None:
+def _start_sampler(log: Path, world: World, gpu: str | None, lock: Path) -> subprocess.Popen[bytes] | None:
     """Start the sampler of this node, on its first rank. All ranks take part in comparing clocks."""
     root = find_machine_root(os.environ)
     gpus = world.allgather((world.node, gpu))
@@ -68,6 +68,8 @@ def _start_sampler(log: Path, world: World, gpu: str | None) -> subprocess.Popen
         f"{offset:.6f}",
         "--bound",
         f"{bound:.6f}",
+        "--lock",
+        str(lock),
         *_make_option_words("--gpu", mine),
     ]
     unmarked = {name: value for name, value in os.environ.items() if name != LAUNCH}  # it is no rank

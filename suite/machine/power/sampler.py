@@ -3,8 +3,9 @@
     python -P -m mlhpc.suite.machine.power.sampler FOLDER NODE --root / --gpu UUID ...
 
 It runs until its standard input ends, which happens when the process that started it ends in any way. Each reading is
-one write. A killed sampler leaves whole lines and no ``power_measurement_stop``; a starved one leaves gaps. The checker
-finds both. It imports neither torch nor numpy, takes no signal, and buffers no reading.
+one write. A killed sampler leaves whole lines and no ``power_measurement_stop``. So does one that was suspended while
+another process took over the trial's lock. A starved one leaves gaps. The checker finds all of them. It imports neither
+torch nor numpy, takes no signal, and buffers no reading.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mlhpc.suite.errors import ExitCode
 from mlhpc.suite.files import make_folder
 from mlhpc.suite.log.energy.power_log import READING, START, STOP
 from mlhpc.suite.machine.power.counters import EnergyCounter, EnergyMeter, find_gpu_counter, find_node_counters
@@ -74,6 +76,7 @@ class Sampler:
     meter: EnergyMeter
     clock: Callable[[], float] = time.time
     wait: Callable[[float], bool] = lambda seconds: not select.select([sys.stdin], [], [], seconds)[0]
+    check: Callable[[], None] = lambda: None  # ends the process that lost its trial
     jitter: Callable[[], float] = lambda: random.uniform(1.0 - JITTER, 1.0 + JITTER)  # noqa: S311
     late: int = 0
     largest_s: float = 0.0
@@ -90,6 +93,7 @@ class Sampler:
         due, on = time.monotonic() + interval_s * self.jitter(), True
         while on:
             on = self.wait(max(due - time.monotonic(), 0.0))
+            self.check()
             due = max(due + interval_s * self.jitter(), time.monotonic())
             before = self._sample(before)
         marks = {"late": self.late, "largest_gap_s": round(self.largest_s, 3)}
@@ -123,6 +127,20 @@ def build_file_name(node: int, scope: str, widest: bool) -> str:
     return f"node_{node}.txt" if widest else f"part_{node}_{scope}.txt"
 
 
+def watch_owner(lock: Path) -> Callable[[], None]:
+    """Return what ends this process if a lock has another owner than now. One that is gone was given back."""
+    with suppress(OSError):
+        owner = lock.read_bytes()
+
+        def check() -> None:
+            with suppress(OSError):
+                if lock.read_bytes() != owner:
+                    os._exit(ExitCode.TAKEN_OVER)
+
+        return check
+    return lambda: None
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Sample until standard input ends. Returns 0 also without counters; then no file is written."""
     parser = argparse.ArgumentParser(prog="mlhpc.suite.machine.power.sampler")
@@ -132,6 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpu", action="append", default=[])
     parser.add_argument("--offset", type=float, default=0.0)
     parser.add_argument("--bound", type=float, default=0.0)
+    parser.add_argument("--lock", type=Path)
     given = parser.parse_args(arguments)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the run decides when it ends
@@ -151,7 +170,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # One of several zones: the sum of the others is less than the node uses, and the log says so.
     lacking = {name: reason for name, reason in of_node.absent.items() if name.startswith("rapl/")}
     stated |= {"absent": lacking} if lacking else {}
-    Sampler(scopes, EnergyMeter(counters)).run(stated)
+    sampler = Sampler(scopes, EnergyMeter(counters))
+    if given.lock is not None:
+        sampler.check = watch_owner(given.lock)
+    sampler.run(stated)
     return 0
 
 

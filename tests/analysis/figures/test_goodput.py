@@ -11,11 +11,14 @@ from mlhpc.analysis.study import NotAnswerableError, read_study
 from mlhpc.suite.card import Card
 from tests.analysis.conftest import LogText
 
+RECOVERY = {"replayed_s": 30.0, "detection_s": None, "queue_s": 49.0, "restart_s": 10.0, "reload_s": 4.0}
 Build = Callable[..., LogText]
 
 
 def write(root: Path, name: str, text: LogText, value: Any) -> None:
     text.event(1e6, "goodput", value)
+    if "resumed" in name:
+        text.event(1e6, "recovery", RECOVERY)
     text.write(root / "runs" / "one" / name)
 
 
@@ -55,7 +58,9 @@ def test_the_last_attempt_speaks_for_its_trial(tmp_path: Path, log: Build, cards
     assert row["down [%]"] == pytest.approx(24.5 / 2)
     assert row["starting [%]"] == pytest.approx((20 + 10) / 2)
     assert (row["least useful [%]"], row["most useful [%]"]) == (50, 80)
-    assert list_views()["goodput"].answer(made).endswith("65 % (50 to 80), n = 2, 1 interruption")
+    said = "65 % (50 to 80), n = 2, 1 interruption; a recovery took 93 s: replayed 30 s, queue 49 s, restart 10 s, reload 4 s"
+    assert list_views()["goodput"].answer(made).endswith(said)
+    assert row["recoveries"] == 1
 
 
 def test_nothing_is_shown_where_nothing_was_saved_or_interrupted(

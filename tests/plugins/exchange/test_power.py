@@ -245,3 +245,99 @@ def test_a_file_of_columns_without_the_time_adds_to_what_is_recognised(tmp_path:
     (tmp_path / "map.yaml").write_text("clock_offset_s: -7200\nclock_bound_s: 0.5\n")
     meter = read_meter(tmp_path / "smi.csv", tmp_path / "map.yaml").args[0]
     assert (meter.columns.clock_offset_s, meter.columns.power) == (-7200, "power.draw [W]")
+
+
+IPMITOOL = """
+    Instantaneous power reading:                   215 Watts
+    Minimum during sampling period:                162 Watts
+    Maximum during sampling period:                276 Watts
+    Average power reading over sample period:      176 Watts
+    IPMI timestamp:                           Wed Feb 15 12:49:{} 2017
+    Sampling period:                          01131466 Seconds.
+    Power reading state is:                   activated
+
+"""
+SUPERMICRO = """
+    Instantaneous power reading:                   109 Watts
+    IPMI timestamp:                           10/12/23 13:29:{} CEST    Sampling period:                          00065530 Seconds.
+    Power reading state is:                   activated
+"""
+FREEIPMI = """
+Current Power                        : 332 Watts
+Minimum Power over sampling duration : 68 watts
+Average Power over sampling duration : 348 watts
+Time Stamp                           : 11/03/2023 - 08:36:{}
+Statistics reporting time period     : 2685198000 milliseconds
+Power Measurement                    : Active
+"""
+XCAT = """ops01: Current Power                        : 591W
+ops01: Time Stamp                           : 11/18/2015 - 1:4:{}
+ops01: Power Measurement                    : Active
+"""
+DMON = """{0} #Entity   POWER   TOTEC
+{0} ID         W      mJ
+1777708{0[0]}07.135 GPU 0     16.609  256000
+1777708{0[0]}07.141 GPU 1     17.000  N/A
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "first_s", "watts", "scope"),
+    [
+        (IPMITOOL, 1487162951.0, 215.0, "node"),  # github.com/lovoo/ipmi_exporter/issues/18
+        (SUPERMICRO, 1697110151.0, 109.0, "node"),  # github.com/ateodorescu/home-assistant-ipmi/issues/13
+        (FREEIPMI, 1699000571.0, 332.0, "node"),  # github.com/ceems-dev/ceems, its collector of IPMI
+        (XCAT, 1447808651.0, 591.0, "node"),  # the manual of xCAT's renergy
+        (
+            DMON,
+            1777708107.141,
+            33.609,
+            "device",
+        ),  # dcgmi 4.5.2 with a wall clock before each line, as public scripts write it
+    ],
+    ids=["ipmitool", "ipmitool of a Supermicro board", "FreeIPMI", "xCAT", "dcgmi dmon"],
+)
+def test_the_text_of_a_tool_is_read_as_it_is(
+    tmp_path: Path, text: str, first_s: float, watts: float, scope: str
+) -> None:
+    path = tmp_path / "meter.txt"
+    # Asked more often than it measures, a board gives the same reading again
+    path.write_text(text.format("11") + text.format("11") * (scope == "node") + text.format("22"))
+    columns = recognise(path)
+    found = read_power_csv(path, columns)
+    assert (columns.scope, list(found.by_node)) == (scope, [0])
+    ((begin, one), (end, two)) = found.by_node[0]
+    assert (begin, one, two) == pytest.approx((first_s, watts, watts))
+    assert 10 < end - begin < 101
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        # github.com/openbmc/phosphor-host-ipmid/issues/167
+        (
+            IPMITOOL.replace("Wed Feb 15 12:49:{} 2017", "Thu Jan  1 00:00:00 1970"),
+            "the clock of the board was not set",
+        ),
+        (
+            IPMITOOL.format("11").replace("activated", "deactivated"),
+            ":2: the board says that its power reading is deactivated",
+        ),
+        (IPMITOOL.format("11").replace("215 Watts", "215 BTU"), "the unit is 'BTU'; expected Watts"),
+        (IPMITOOL.format("x"), "is no time that ipmitool or ipmi-dcmi writes"),
+        (IPMITOOL.partition("    IPMI timestamp")[0], "a reading without its time"),
+        (IPMITOOL.format("11"), "1 readings of node 0; expected two or more"),
+        (
+            "#Entity   POWER\nID   W\nGPU 0   16.6\n",
+            "dcgmi dmon writes no times; put them before: dcgmi dmon … | ts %.s",
+        ),
+        ("1777708107.1 #Entity   TMPTR\n", "no column POWER (TMPTR); ask for it: dcgmi dmon -e 155"),
+    ],
+)
+def test_a_text_that_lacks_something_is_refused_in_a_line(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "meter.txt"
+    path.write_text(text)
+    with pytest.raises(InputError) as refused:
+        read_power_csv(path, recognise(path))
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)

@@ -38,7 +38,7 @@ CANDIDATES = Candidates(MOE, "smoke", (), SPACE, Limits(4, GIB), "step-time")
         ({"ranks": 4, "threads": 1, "plan": "sharded data=1,shard=2"}, "2 ranks, the run has 4"),
         ({"ranks": 1, "threads": 1, "plan": "nowhere"}, "unknown plan 'nowhere'"),
         ({"ranks": 1, "threads": 1, "precision": "float12"}, "precision"),
-        ({"ranks": 1, "threads": 1, "hyperparameters.moe.top_k": 1}, "moe_top_k = 1: expected 2 (closed division)"),
+        ({"ranks": 1, "threads": 1, "hyperparameters.moe.top_k": 1}, "moe_top_k = 1: expected 2 (rule key-value)"),
         ({"ranks": 1, "threads": 1}, ""),
         ({"ranks": 2, "threads": 2, "plan": "sharded data=1,shard=2"}, ""),
     ],
@@ -59,6 +59,16 @@ def test_the_open_division_may_change_what_the_closed_one_fixes() -> None:
     refuse_inadmissible(["hyperparameters.moe.backend", "precision"], OWN, "closed")
     with pytest.raises(InputError, match=r"tunable hyperparameters.learning_rate: it may change the training"):
         refuse_inadmissible(["hyperparameters.learning_rate"], OWN, "closed")
+
+
+def test_a_setting_that_the_checker_would_refuse_costs_no_time_and_what_the_person_chose_is_said_once() -> None:
+    space = Space({**SPACE.tunables, "hyperparameters.moe.top_k": OWN["hyperparameters.moe.overlap_degree"]})
+    point = {"ranks": 1, "threads": 1, "global_batch_size": 4096}
+    assert "above all reference points" in replace(CANDIDATES, space=space).explain_refused(point)
+    chosen = replace(CANDIDATES, space=space, overrides=("hyperparameters.moe.top_k=1",))
+    assert "moe_top_k" in " ".join(chosen.standing)
+    assert chosen.explain_refused({"ranks": 2, "threads": 2}) == ""
+    assert "moe_top_k = 3" in chosen.explain_refused({"ranks": 1, "threads": 1, "hyperparameters.moe.top_k": 3})
 
 
 def test_the_closed_division_compresses_no_gradients(tmp_path: Path) -> None:
@@ -123,8 +133,6 @@ def test_time_to_quality_counts_the_epochs_of_reference_points_and_takes_no_othe
     )
     other = replace(timed, overrides=("hyperparameters.t_max=304",))
     assert other.explain_refused(point | {"global_batch_size": 4}) == ""
-    assert "no reference points for a batch of 16; there are some for 4, 8" in timed.explain_refused(
-        point | {"global_batch_size": 16}
-    )
+    assert "16 is above all reference points" in timed.explain_refused(point | {"global_batch_size": 16})
     assert timed.count_steps(point | {"global_batch_size": 16}) == math.inf
     assert replace(timed, objective="step-time").count_steps(point) == 1.0

@@ -8,14 +8,25 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 from msgspec import structs
 
 from mlhpc.suite.data import lock
-from mlhpc.suite.data.lock import BREAKING_S, SILENT_S, Owner, create_lock
+from mlhpc.suite.data.lock import (
+    BREAKING_S,
+    SILENT_S,
+    Owner,
+    create_lock,
+    create_lock_for_all_ranks,
+)
 from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import check_ownership, write_atomically, write_file_atomically
+from mlhpc.suite.log.energy.power_log import READING
+from mlhpc.suite.machine.power.counters import EnergyCounter, EnergyMeter
+from mlhpc.suite.machine.power.sampler import Sampler, Scope, watch_owner
 from tests.fixtures.warm import warm_python
 
 HOLDER = """
@@ -171,22 +182,26 @@ with create_lock(Path(sys.argv[1]), "trial 0", ends=True):
 """
 
 
-@pytest.mark.parametrize(
-    "write_it",
-    [
-        "log.event('after')",
-        "write_file_atomically(Path(sys.argv[1]).with_name('other'), 'mine')",
-        "Checkpoint(Path(sys.argv[1]).with_name('trial_0.pt'), {}).remove()",
-        "Checkpoint(Path(sys.argv[1]).with_name('trial_0.pt'), {}).remove_others(None)",
-    ],
+WRITES = (
+    "log.event('after')",
+    "write_file_atomically(Path(sys.argv[1]).with_name('other'), 'mine')",
+    "Checkpoint(Path(sys.argv[1]).with_name('trial_0.pt'), {}).remove()",
+    "Checkpoint(Path(sys.argv[1]).with_name('trial_0.pt'), {}).remove_others(None)",
+    "from mlhpc.suite.data.staging import remove_abandoned; remove_abandoned(Path(sys.argv[1]).parent)",
+    "from mlhpc.suite.data.build import _write_record; _write_record(Path(sys.argv[1]).with_name('other'), {})",
 )
-@pytest.mark.parametrize("change", ["other", "gone", "touched"])
+
+
+@pytest.mark.parametrize(
+    ("write_it", "change"), [*((each, "other") for each in WRITES), (WRITES[0], "gone"), (WRITES[0], "touched")]
+)
 def test_a_process_that_lost_its_lock_ends_before_its_next_write(path: Path, write_it: str, change: str) -> None:
     """A suspended process wakes up: its lock has another owner, or is gone with him. A mere touch is no loss."""
     program = [*warm_python(), "-c", WRITER.replace("{}", write_it), str(path)]
     process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     own = wait_until_stopped(path)
-    (path.with_name("trial_0.pt")).write_text("of the new owner")
+    path.with_name("trial_0.pt").write_text("of the new owner")
+    path.with_name("shard.h5.part").write_text("of the new owner")
     if change == "gone":
         path.unlink()
     else:
@@ -203,7 +218,67 @@ def test_a_process_that_lost_its_lock_ends_before_its_next_write(path: Path, wri
     assert path.with_name("log").read_text().count("\n") == 1
     assert not path.with_name("other").exists()
     assert path.with_name("trial_0.pt").read_text() == "of the new owner"
+    assert path.with_name("shard.h5.part").exists()
     assert path.exists() == (change == "other")
+
+
+class Ended(BaseException):
+    """In place of the end of this process."""
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(code: int) -> None:
+        assert code == 6
+        raise Ended
+
+    monkeypatch.setattr(os, "_exit", end)
+
+
+def test_each_rank_ends_before_it_writes_what_was_taken_over(
+    path: Path, ends: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Rank 0 may be on another host, and wake later. A lock that is gone was given back: rank 0 has ended its part."""
+    owner = write(path, **ELSEWHERE)
+    world = SimpleNamespace(is_first=False, check_together=lambda error: None, broadcast=lambda value, kind: owner)
+    with create_lock_for_all_ranks(path, "trial 0", world):  # type: ignore[arg-type]
+        check_ownership()
+        path.unlink()
+        write_file_atomically(path.with_name("mine"), "written")
+        write(path, **ELSEWHERE | {"pid": 2})
+        with pytest.raises(Ended):
+            write_file_atomically(path.with_name("mine"), "lost")
+    assert path.with_name("mine").read_text() == "written"
+    check_ownership()  # it is no rank of the trial any more
+    assert capfd.readouterr() == ("", "")  # rank 0 says it
+
+
+def test_a_write_that_a_suspension_interrupts_is_not_finished(path: Path, ends: None) -> None:
+    def write_slowly() -> None:
+        with write_atomically(path.with_name("shard")) as part:
+            part.write_text("mine")
+            write(path, **ELSEWHERE)
+
+    with create_lock(path, "trial 0", ends=True), pytest.raises(Ended):
+        write_slowly()
+    assert not path.with_name("shard").exists()
+
+
+def test_a_power_sampler_ends_with_the_trial_and_writes_no_end(path: Path, ends: None) -> None:
+    write(path, **ELSEWHERE)
+    check, log = watch_owner(path), path.with_name("node_0.txt")
+    scope = Scope("package", [EnergyCounter("rapl/package-0", time.monotonic)])
+    scope.file = os.open(log, os.O_WRONLY | os.O_CREAT)
+
+    def wait(seconds: float) -> bool:
+        if log.read_text().count(READING):
+            write(path, **ELSEWHERE | {"pid": 2})
+        return True
+
+    with pytest.raises(Ended):
+        Sampler([scope], EnergyMeter(scope.counters), wait=wait, check=check).run({}, 0.01)
+    assert "stop" not in log.read_text()
+    assert log.read_text().count("\n") == 2
 
 
 def wait_until_stopped(path: Path) -> int:

@@ -22,6 +22,7 @@ from mlhpc.suite.data.shards import build_shard_path, write_shard
 from mlhpc.suite.data.staging import (
     ROUND_BLOCKS,
     count_rounds,
+    create_part,
     find_staged_root,
     list_blocks,
     merge_blocks,
@@ -339,3 +340,12 @@ def test_the_schedule_covers_every_byte_of_every_shard_once_in_order(
 
 def _manifest(root: Path) -> Manifest:
     return msgspec.json.decode((root / "manifest.json").read_text(), type=Manifest)
+
+
+def test_a_part_file_that_another_job_removed_is_named(tmp_path: Path) -> None:
+    """The writer was suspended for minutes, on a disk without locks of files."""
+    part = tmp_path / "train_0.h5.node.1.part"
+    file = create_part(part, 4096)
+    part.unlink()
+    with pytest.raises(InputError, match=r"train_0\.h5: another job removed its part file .* begin again"):
+        staging._Writer._finish(None, staging._OpenShard(part, file), tmp_path / "train_0.h5")  # type: ignore[arg-type]

@@ -41,6 +41,18 @@ time.sleep(60)
 """
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="a process namespace needs root")
+def test_a_launcher_that_is_the_first_process_of_a_container_has_not_ended() -> None:
+    """`docker run IMAGE mlhpc run …`: the rank's parent has the number of init."""
+    program = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', sys.argv[1]]).returncode)"
+    child = "from mlhpc.suite.training.devices import end_with_launcher\nwith end_with_launcher(): print('alive')"
+    words = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", program, child, "mlhpc"]
+    done = subprocess.run(words, env=os.environ | {LAUNCH: "token"}, capture_output=True, text=True)
+    if "unshare" in done.stderr:
+        pytest.skip(done.stderr)
+    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+
+
 @pytest.mark.parametrize(
     ("environ", "starting_s", "until", "expected"),
     [

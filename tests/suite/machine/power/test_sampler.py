@@ -184,7 +184,7 @@ def test_beside_a_run_one_process_per_node_writes_the_nodes_log(
     monkeypatch.setenv(VARIABLE, str(rooted))
     world = World.create()
     file = tmp_path / "power" / "result_0" / "node_0.txt"
-    with run_power_sampler(tmp_path / "result_0.txt", world, None, wanted=True):
+    with run_power_sampler(tmp_path / "result_0.txt", world, None, tmp_path / "trial_0.lock", wanted=True):
         wait_for(file.exists)
         time.sleep(0.1)
     log = read_power_log(file)
@@ -196,10 +196,10 @@ def test_beside_a_run_one_process_per_node_writes_the_nodes_log(
 def test_without_counters_or_where_it_is_not_wanted_nothing_is_written(
     tmp_path: Path, rooted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with run_power_sampler(tmp_path / "result_0.txt", World.create(), None, wanted=False):
+    with run_power_sampler(tmp_path / "result_0.txt", World.create(), None, tmp_path / "trial_0.lock", wanted=False):
         pass
     monkeypatch.setenv(VARIABLE, str(machine("two_gib").lay_out(tmp_path / "bare")))
-    with run_power_sampler(tmp_path / "result_0.txt", World.create(), None, wanted=True):
+    with run_power_sampler(tmp_path / "result_0.txt", World.create(), None, tmp_path / "trial_0.lock", wanted=True):
         pass
     assert not (tmp_path / "power").exists()
 
@@ -210,7 +210,7 @@ def test_a_sampler_that_cannot_start_is_a_line_and_no_end(
     monkeypatch.setenv(VARIABLE, str(rooted))
     monkeypatch.setattr(beside.sys, "executable", str(tmp_path / "no-python"))
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    with run_power_sampler(tmp_path / "result_0.txt", World.create(), None, wanted=True):
+    with run_power_sampler(tmp_path / "result_0.txt", World.create(), None, tmp_path / "trial_0.lock", wanted=True):
         pass
     assert not (tmp_path / "power").exists()
 
