@@ -7,7 +7,6 @@ The time and the epochs of a run are single numbers, easily edited. The events a
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterator
 from itertools import islice, pairwise
@@ -59,7 +58,6 @@ _MEASURED = (
     *(mllog.TRACKED_STATS, mllog.STEP_PHASES, mllog.RANK_PHASES, mllog.RANK_STATS, mllog.FIRST_LOSSES),
     *("eval_loss", "train_loss", "throughput"),
 )
-_BENDS, _ROUNDED = 3, 1e-6  # differences of differences, of which a polynomial has none
 _BASE_RATES, _LEAST_LEARNING_RATE = ("opt_lr", "opt_base_learning_rate"), 0.9  # published: 0.97 to 1
 _RANKS_DIFFER_S = 0.01  # the clocks of two ranks, one of which logs the start of an evaluation
 _SHORTEST_S = 1.0  # in shorter epochs a pause may be most of the time: a rate may be far above what they say
@@ -143,13 +141,13 @@ def check_epoch_steps(context: LogContext) -> Iterator[LogBreach]:
 @log_rule(
     "stated-twice",
     "what a log states twice is the same: rates, steps, seconds beside time stamps, learning rates; what it measured is "
-    "finite, no accuracy above 1, no value twice in a row, no two in a row again, no curve a formula, no rate far above "
+    "finite, no accuracy above 1, no value twice in a row, no two in a row again, no rate far above "
     "the others",
     OURS,
 )
 def check_stated_twice(context: LogContext) -> Iterator[LogBreach]:
     if context.record.status == "success":
-        for check in (_list_contradictions, _check_clocks, _check_repeated, _check_curves, _check_learning_rates):
+        for check in (_list_contradictions, _check_clocks, _check_repeated, _check_learning_rates):
             yield from islice(check(context), 1)
 
 
@@ -218,19 +216,6 @@ def _check_repeated(context: LogContext) -> Iterator[LogBreach]:
                     yield event.line, f"{key} has {one!r}, {other!r}, as line {seen[key, one, other]}: measured twice"
             if known:
                 last[key] = known[-1]
-
-
-def _check_curves(context: LogContext) -> Iterator[LogBreach]:
-    """Yield a measured curve that is a polynomial: of published ones the bends are at least 0.4 % of the height."""
-    for key in (mllog.EVAL_ERROR, mllog.EVAL_ACCURACY, "eval_loss", "train_loss", mllog.FIRST_LOSSES):
-        values = [each for event in context.run.every(key) for each in list_floats(event.value) if math.isfinite(each)]
-        for curve in (values, [math.log(value) for value in values if value > 0.0]):
-            bends = curve = list(dict.fromkeys(curve))
-            for _ in range(_BENDS):
-                bends = [b - a for a, b in pairwise(bends)]
-            if len(bends) > _BENDS and statistics.median(map(abs, bends)) < _ROUNDED * (max(curve) - min(curve)):
-                yield None, f"{key}: {len(curve)} values lie on a smooth line, which no measurement does"
-                return
 
 
 def _check_learning_rates(context: LogContext) -> Iterator[LogBreach]:

@@ -275,7 +275,8 @@ def _check_load(context: LogContext) -> Iterator[LogBreach]:
     windows = {_place(event): _number(event.value, "step") for event in context.by_key.get(mllog.STEP_PHASES, ())}
     per_step = set[tuple[str, float]]()
     events = context.by_key.get(mllog.WINDOW_STATS, ())
-    if events and {*map(_place, events)} != windows.keys():
+    # A run without instrumentation has no step_phases, one that was killed may lack its last event.
+    if events and windows and context.record.status == "success" and {*map(_place, events)} != windows.keys():
         yield events[0].line, f"{len(events)} window_stats of {len(windows)} windows of steps"
     for event in events:
         step_s, spent = windows.get(_place(event)), math.fsum(list_floats(_value_of(event.value).get("phases")))
@@ -357,13 +358,6 @@ def _check_phases(context: LogContext) -> Iterator[LogBreach]:
         for name in _PHASES.split() if event.key == mllog.STEP_PHASES else ():
             place = find_epoch_num(event), f"{name}_s"
             sums[place] = sums.get(place, 0.0) + (_number(event.value, name) or 0.0)
-    began = 0.0
-    for event in context.run.every(mllog.EPOCH_START, mllog.STEP_PHASES):
-        step_s, passed = _number(event.value, "step") or 0.0, (event.time_ms - began) / 1e3
-        if step_s > (1.0 + _CLOCK_SHARE) * passed + _CLOCK_S:
-            took = render_duration(step_s)
-            yield event.line, f"its steps took {took}; {render_duration(passed)} have passed since the window before"
-        began = event.time_ms
     lengths = _measure_epochs(context)
     for (epoch, name), total in sums.items():
         values = _list(_value_of(_value_of(ranks.get(epoch)).get(name)).get("values"))
@@ -373,6 +367,13 @@ def _check_phases(context: LogContext) -> Iterator[LogBreach]:
         slack = 0.02 * (due or 0.0) + _CLOCK_S
         if due is not None and not -slack <= due - total <= slack + max(tail, 0.0):
             yield None, f"the windows of epoch {render_repr(epoch)} have {name} = {total:g}, rank 0 {due:g}"
+    began = 0.0
+    for event in context.run.every(mllog.EPOCH_START, mllog.STEP_PHASES):
+        step_s, passed = _number(event.value, "step") or 0.0, (event.time_ms - began) / 1e3
+        if step_s > (1.0 + _CLOCK_SHARE) * passed + _CLOCK_S:
+            took = render_duration(step_s)
+            yield event.line, f"its steps took {took}; {render_duration(passed)} have passed since the window before"
+        began = event.time_ms
 
 
 def _check_ranks(context: LogContext) -> Iterator[LogBreach]:
