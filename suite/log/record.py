@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import islice
@@ -231,6 +231,7 @@ class RunRecord:
     )
     status: str | None = stated(mllog.RUN_STOP, parse_text, about="status")
     resumed: bool = derived(lambda log: log.run.first(mllog.RUN_RESUMED) is not None, empty=bool)
+    replaced: bool = derived(lambda log: log.run.first(mllog.RUN_REPLACED) is not None, empty=bool)
     metric_key: str | None = derived(lambda log: log.metric_key)
     evals: tuple[MetricValue, ...] = derived(
         lambda log: _list_metric_values(log.run, log.metric_key, log.line.zero_ms), empty=tuple
@@ -319,18 +320,20 @@ def _select_measured_numbers(run: Log) -> dict[str, tuple[float, ...]]:
     """Select the first losses, rates and phases of steps that have many digits. No two runs share several of them."""
     found = {}
     for key in _MEASURED_KEYS:
-        values = (event.value for event in run.every(key))
-        numbers = tuple(islice(filter(has_many_digits, _list_floats(values)), _MOST_MEASURED))
+        values = [event.value for event in run.every(key)]
+        numbers = tuple(islice(filter(has_many_digits, list_floats(values)), _MOST_MEASURED))
         if numbers:
             found[key] = numbers
     return found
 
 
-def _list_floats(values: Iterable[object]) -> Iterator[float]:
-    """Yield the floats among the values, and in their lists and mappings. Deeper ones are left out."""
-    for value in values:
-        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else (value,)
-        yield from (number for number in inner if isinstance(number, float))
+def list_floats(value: object, depth: int = 4) -> Iterator[float]:
+    """Yield the floats of a value, and of its lists and mappings. Deeper ones are left out."""
+    if isinstance(value, float):
+        yield value
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for each in inner if depth else ():
+        yield from list_floats(each, depth - 1)
 
 
 def has_many_digits(number: float) -> bool:
@@ -404,8 +407,11 @@ def _sum_phases(run: Log, key: str) -> Phases | None:
     return Phases(**{f"{name}_s": seconds for name, seconds in totals.items()})
 
 
-_MEASURED_KEYS = (mllog.FIRST_LOSSES, "train_loss", mllog.TRACKED_STATS, mllog.STEP_PHASES, mllog.RANK_PHASES)
-_MANY_DIGITS, _MOST_MEASURED = 9, 40
+_MEASURED_KEYS = (
+    *(mllog.FIRST_LOSSES, "train_loss"),
+    *(mllog.TRACKED_STATS, mllog.STEP_PHASES, mllog.RANK_PHASES, mllog.STARTUP),
+)
+_MANY_DIGITS, _MOST_MEASURED = 9, 400
 _INTERVAL_KEYS = (mllog.INIT, mllog.RUN, mllog.STAGING, mllog.EPOCH, mllog.EVAL, mllog.BLOCK)
 NOT_HYPERPARAMETERS = frozenset(
     {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, pairwise
 
 from mlhpc.suite.compliance.result import count_evaluated_samples
 from mlhpc.suite.compliance.rules.base import (
@@ -25,6 +25,7 @@ from mlhpc.suite.compliance.rules.base import (
 from mlhpc.suite.files import render_duration, render_repr
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.reader import STEP_KEYS, Event, convert_to_float
+from mlhpc.suite.log.record import has_many_digits, list_floats
 from mlhpc.suite.log.timeline import Epoch
 
 _RUN_KEYS = (  # none of them may come before run_start, nor any other event that has an epoch or a step
@@ -45,6 +46,19 @@ _NEVER_EQUAL = (mllog.EVAL_ACCURACY, "eval_loss")  # eval_error has been, three 
 _PAUSE_S = 2.0  # a busy machine may pause so long between an epoch's time stamps and its first or last step
 _LEAST_STEP_SHARE = 0.15  # of an epoch is spent in steps, however long the pauses are
 _SLACK_S = 0.1  # of clocks and time stamps
+# What a log states of an interval beside its time stamps: first event, last one, and how many make a second.
+_CLOCKED = {
+    "staging_duration": (mllog.STAGING_START, mllog.STAGING_STOP, 1.0),
+    "training_epoch_latency": (mllog.EPOCH_START, mllog.EVAL_START, 1e3),
+    "eval_epoch_latency": (mllog.EVAL_START, mllog.EVAL_STOP, 1e3),
+    "time": (mllog.RUN_START, mllog.RUN_STOP, 1.0),
+}
+_NUMBERED, _CLOCK_S = (mllog.EPOCH_START, mllog.EVAL_START), 0.05
+_MEASURED = (
+    *(mllog.TRACKED_STATS, mllog.STEP_PHASES, mllog.RANK_PHASES, mllog.RANK_STATS, mllog.FIRST_LOSSES),
+    *("eval_loss", "train_loss", "throughput"),
+)
+_BASE_RATES, _LEAST_LEARNING_RATE = ("opt_lr", "opt_base_learning_rate"), 0.9  # published: 0.97 to 1
 _RANKS_DIFFER_S = 0.01  # the clocks of two ranks, one of which logs the start of an evaluation
 _SHORTEST_S = 1.0  # in shorter epochs a pause may be most of the time: a rate may be far above what they say
 
@@ -126,18 +140,20 @@ def check_epoch_steps(context: LogContext) -> Iterator[LogBreach]:
 
 @log_rule(
     "stated-twice",
-    "what a log states twice is the same: rates, steps, seconds of staging; what it measured is finite, "
-    "no accuracy above 1, no value twice in a row, no rate far above the others",
+    "what a log states twice is the same: rates, steps, seconds beside time stamps, learning rates; what it measured is "
+    "finite, no accuracy above 1, no value twice in a row, no two in a row again, no rate far above "
+    "the others",
     OURS,
 )
 def check_stated_twice(context: LogContext) -> Iterator[LogBreach]:
     if context.record.status == "success":
-        yield from islice(_list_contradictions(context), 1)
+        for check in (_list_contradictions, _check_clocks, _check_repeated, _check_learning_rates):
+            yield from islice(check(context), 1)
 
 
 def _list_contradictions(context: LogContext) -> Iterator[LogBreach]:
     """Yield what contradicts an earlier event. No published log of MLPerf HPC has one."""
-    throughput, steps, staging = dict[float | None, float | None](), 0.0, 0.0
+    throughput, steps = dict[float | None, float | None](), 0.0
     before = dict[str, object]()
     rates = [rate for event in context.run.every(mllog.TRACKED_STATS) if (rate := _find_rate(event))]
     # A shared machine may be slow for most of a run; published ones were not.
@@ -164,11 +180,54 @@ def _list_contradictions(context: LogContext) -> Iterator[LogBreach]:
         if taken is not None and taken < steps:
             yield event.line, f"{event.key} stands at step {taken:g}, after step {steps:g}"
         steps = taken or steps
-        staging = event.time_ms if event.key == mllog.STAGING_START else staging
-        seconds = convert_to_float(about.get("staging_duration"))
-        took = (event.time_ms - staging) / 1e3
-        if staging and seconds is not None and abs(seconds - took) > _RATE_TOLERANCE * took + _SHORTEST_S:
-            yield event.line, f"staging_duration = {seconds:g}; the time stamps say {render_duration(took)}"
+
+
+def _check_clocks(context: LogContext) -> Iterator[LogBreach]:
+    """Yield seconds that a log states of an interval and that its time stamps do not have."""
+    stamps = dict[tuple[str, float | None], float]()
+    for event in context.run.events:
+        epoch = find_epoch_num(event)
+        stamps.setdefault((event.key, epoch), event.time_ms)
+        stamps.setdefault((event.key, None), event.time_ms)
+        for name, (begin, end, per_s) in _CLOCKED.items():
+            stated, number = convert_to_float(event.metadata.get(name)), epoch if begin in _NUMBERED else None
+            first, last = stamps.get((begin, number)), stamps.get((end, number))
+            took = None if stated is None or first is None or last is None else (last - first) / 1e3
+            if took is not None and not _is_near(stated / per_s, took):
+                yield event.line, f"{name} = {stated:g}; the time stamps say {render_duration(took)}"
+
+
+def _is_near(stated_s: float, took_s: float) -> bool:
+    """Return True for seconds of a part of an interval that took so long: published ones are up to 2.3 % less."""
+    return (1.0 - _RATE_TOLERANCE) * took_s - _SHORTEST_S <= stated_s <= 1.002 * took_s + _CLOCK_S
+
+
+def _check_repeated(context: LogContext) -> Iterator[LogBreach]:
+    """Yield two measured numbers in a row that an earlier event has. Of 944 published logs none has such."""
+    seen, last = dict[tuple[str, float, float], int](), dict[str, float]()
+    for event in context.run.every(*_MEASURED):
+        loss = event.metadata.get("loss")
+        for key, numbers in ((event.key, list_floats(event.value)), ("loss", list_floats(loss))):
+            # Bytes, which ranks count too, are often equal.
+            fine = [each for each in numbers if has_many_digits(each) and not each.is_integer()]
+            known = [last[key], *fine] if key in last else fine
+            for one, other in pairwise(known):
+                if one != other and seen.setdefault((key, one, other), event.line) != event.line:
+                    yield event.line, f"{key} has {one!r}, {other!r}, as line {seen[key, one, other]}: measured twice"
+            if known:
+                last[key] = known[-1]
+
+
+def _check_learning_rates(context: LogContext) -> Iterator[LogBreach]:
+    """Yield the highest learning rate of a log, if it is not the stated one. Warm-up may be longer than the run."""
+    base = next((rate for key in _BASE_RATES if (rate := convert_to_float(context.logged(key)))), None)
+    rates = [(event, event.value) for event in context.run.every("learning_rate")]
+    rates += [(event, event.metadata.get("lr")) for event in context.run.every(mllog.EPOCH_START)]
+    found = [(rate, event) for event, value in rates for rate in list_floats(value)]
+    if base and found and context.ruleset.foreign:
+        most, event = max(found, key=lambda each: each[0])
+        if not _LEAST_LEARNING_RATE * base <= most <= 1.001 * base:
+            yield event.line, f"the highest learning rate is {most:g}; the log states {base:g}"
 
 
 @log_rule("epoch-time", "no epoch is fifty times shorter than another", OURS)

@@ -65,6 +65,7 @@ from mlhpc.suite.machine.system import (
 
 # Between the clock of the machine that started the runs and those that ran them.
 _CLOCK_SLACK_S = 600.0
+_LATEST_FACTS_S = 86_400.0
 _LONGEST_WAIT_S = 366 * 86_400.0  # of a run folder for its first run
 _SMALLEST_DRAWN = 2147  # of 2^31 seeds one in a million is smaller
 _CORES_PER_CACHE = 4  # cores that share their first cache of data: none do, some virtual machines say so
@@ -149,7 +150,8 @@ def check_provenance_valid(result: Result) -> Iterator[ResultBreach]:
 
 @result_rule(
     "trials-whole",
-    "the trials of a run folder are 0 to runs - 1, each is there once, and has the number of its log's name",
+    "the trials of a run folder are 0 to runs - 1, each is there once, has the number of its log's name, and began after "
+    "those before it, unless the folder shows that it was made again",
     OURS,
 )
 def check_trials_whole(result: Result) -> Iterator[ResultBreach]:
@@ -182,9 +184,20 @@ def check_trials_whole(result: Result) -> Iterator[ResultBreach]:
             )
         if (more and info.loop is None) or len(logs) != len({*logs}):
             yield folder.path, f"run.json asks for {info.runs} runs; the package has {', '.join(more[:5])} too"
+        if info.loop is None:
+            yield from islice(_check_trial_order(result, folder), 1)
         extra = sorted(name for name in origin.logs.values() if not (result.group.folder / name).is_file())
         if extra:
             yield folder.path / "origin.json", f"names {', '.join(extra[:5])}: there is no such log"
+
+
+def _check_trial_order(result: Result, folder: KeptFolder) -> Iterator[ResultBreach]:
+    """Yield a run that began after the next trials of its job: a better one may have taken the place of another."""
+    mine = [run for run in result.runs if run.mode == "strong" and result.provenance.folder_of(run) is folder]
+    for run, after in pairwise(sorted(mine, key=lambda run: run.trial or 0)):
+        again = any(re.match(rf"(failed|resumed)_{run.trial}_", name) for name in folder.files)
+        if _find_start(run) > _find_start(after) > 0.0 and run.job == after.job and not (again or run.replaced):
+            yield run.path, f"trial {run.trial} began after trial {after.trial}: it was made again"
 
 
 @result_rule(
@@ -244,10 +257,11 @@ def _check_run_settings(run: RunRecord, folder: KeptFolder, kept: RunConfig | st
         yield folder.path / CONFIG, kept
     elif kept is not None:
         redacted = folder.origin is not None and CONFIG in folder.origin.redacted
-        for name, one, other in compare_values(
-            run.config, log_config(kept, run.config, own_loop=info.loop is not None)
-        ):
-            if not (redacted and may_be_redacted(one, other)):
+        rebuilt, descriptor = log_config(kept, run.config, own_loop=info.loop is not None), find_descriptor(folder)
+        same = descriptor is None or has_same_code(folder, descriptor, "config.py")
+        for name, one, other in compare_values(run.config, rebuilt):
+            newer = one is ABSENT and other is None and not same  # a setting that the run's version did not have
+            if not newer and not (redacted and may_be_redacted(one, other)):
                 yield run.path, f"{name}: {render_repr(one)} in the log, {render_repr(other)} in {CONFIG}"
     if info.ranks is not None and run.ranks != info.ranks and not run.resumed and info.loop is None:
         yield run.path, f"ranks: {run.ranks} in the log, {info.ranks} in run.json"
@@ -481,14 +495,14 @@ def check_facts_agree(result: Result) -> Iterator[ResultBreach]:
         yield None, "the facts are those of a simulated machine"
     yield from islice(((None, text) for node in facts for text in _check_node(node)), 1)
     for folder in result.provenance.folders:
-        yield from islice(_check_environment(folder), 1)
+        yield from islice(_check_environment(folder, max(map(_find_start, result.runs), default=0.0)), 1)
     yield from islice(_check_cpus(result, facts), 1)
     yield from _check_stated_hardware(result, facts)
 
 
-def _check_environment(folder: KeptFolder) -> Iterator[ResultBreach]:
-    """Yield facts in a file that is not their node's, and software that the facts and the environment have
-    otherwise.
+def _check_environment(folder: KeptFolder, last_s: float) -> Iterator[ResultBreach]:
+    """Yield facts in a file that is not their node's, or of another time than the runs', the last of which began at
+    ``last_s``; and software that the facts and the environment have otherwise.
     """
     environment = folder.read("environment.json", Environment)
     for name, file in folder.files.items():
@@ -496,7 +510,7 @@ def _check_environment(folder: KeptFolder) -> Iterator[ResultBreach]:
             continue
         if Path(name).stem != node.node.replace("/", "_"):
             yield folder.path / name, f"has the facts of node {render_repr(node.node)}"
-        yield from ((folder.path / name, text) for text in _check_collected(folder, node))
+        yield from ((folder.path / name, text) for text in _check_collected(folder, node, last_s))
         if environment is None:
             continue
         machine = environment.machine.rpartition(" ")[2]
@@ -513,15 +527,18 @@ def _check_environment(folder: KeptFolder) -> Iterator[ResultBreach]:
                 yield folder.path / name, f"has {key or 'Python'} {render_repr(text)}, environment.json {other}"
 
 
-def _check_collected(folder: KeptFolder, node: Facts) -> Iterator[str]:
-    """Yield facts that were collected before the run folder was made, or that are not from the past."""
+def _check_collected(folder: KeptFolder, node: Facts, last_s: float) -> Iterator[str]:
+    """Yield facts that were collected before the run folder was made, or a day after its last run began."""
     created = _parse_time(folder.info.created) if folder.info is not None else None
     try:
         seconds = datetime.fromisoformat(node.collected).timestamp()
     except (ValueError, OverflowError):
         yield f"was collected at {render_repr(node.collected)}: expected a time such as 2026-11-20T14:00:00+00:00"
         return
-    if created is not None and not created - _CLOCK_SLACK_S <= seconds <= time.time() + _CLOCK_SLACK_S:
+    latest = min(
+        time.time() + _CLOCK_SLACK_S, (last_s or time.time()) + _LATEST_FACTS_S
+    )  # another attempt may have failed
+    if created is not None and not created - _CLOCK_SLACK_S <= seconds <= latest:
         yield f"was collected at {node.collected}; the run folder was made at {folder.info.created if folder.info else None}"
 
 

@@ -38,7 +38,7 @@ from mlhpc.suite.training.parallel.plan import ParallelPlan
 
 @log_rule("resumed", "a resumed run is not scored: its log is called resumed_<i>_<k>.txt, never result_<i>.txt", OURS)
 def check_resumed(context: LogContext) -> Iterator[LogBreach]:
-    event, stop = context.log.first(mllog.RUN_RESUMED), context.log.first(mllog.RUN_STOP)
+    event, stop = next(context.every(mllog.RUN_RESUMED, mllog.RECOVERY), None), context.log.first(mllog.RUN_STOP)
     if event is not None:
         yield event.line, "the run was resumed from a checkpoint"
     # Shows also in a log from which somebody deleted run_resumed.
@@ -78,7 +78,13 @@ def check_energy_plausible(context: LogContext) -> Iterator[LogBreach]:
             joules, counters = convert_to_float(parts.get("joules")), convert_to_float(parts.get("counters"))
             least = 0.0 if "dram" in str(name) else 1.0  # of a processor package or an accelerator at work
             # 100 kW is more than any node draws.
-            if not seconds or not counters or joules is None or not least <= joules / (seconds * counters) <= 1e5:
+            named = parts.keys() == {"joules", "counters"}
+            most = context.record.compute_units if context.record.accelerators_per_node else 0
+            if str(name).startswith("nvml/") and counters is not None and counters > (most or 0):
+                yield event.line, f"{name} = {render_repr(entry)}: the run has {most} accelerators"
+                return
+            power = joules / (seconds * counters) if named and seconds and counters and joules is not None else -1.0
+            if not least <= power <= 1e5:
                 what = f"{name} = {render_repr(entry)} in {render_duration(seconds) if seconds is not None else None}"
                 yield event.line, f"{what}: expected {least:g} W to 100 kW for each counter"
                 return
@@ -103,6 +109,7 @@ def check_config_agrees(context: LogContext) -> Iterator[LogBreach]:
             f"run_config has workload = {render_repr(config['workload'])}, the events say {render_repr(workload)}",
         )
     yield from _check_device(context, event, config)
+    yield from islice(_check_choices(context, config), 1)
     if event.metadata.get("simulated_machine", False) is not False:
         yield event.line, "run_config says that the machine is simulated, or not that it is none"
     stated = context.log.first(mllog.CONFIG_FILE)
@@ -113,6 +120,28 @@ def check_config_agrees(context: LogContext) -> Iterator[LogBreach]:
     # If a card evaluates every N steps, the log's epochs are blocks of N steps.
     if most is not None and card is not None and card.eval_every_steps is None and len(context.record.epochs) > most:
         yield event.line, f"run_config has max_epochs = {most:g}, the run has {len(context.record.epochs)} epochs"
+
+
+def _check_choices(context: LogContext, config: Mapping[str, Any]) -> Iterator[LogBreach]:
+    """Yield a choice that was made in another way than run_config asks for, or for another run."""
+    asked = config.get("choices") if isinstance(config.get("choices"), dict) else {}
+    pinned = asked.get("pinned") if isinstance(asked.get("pinned"), dict) else {}
+    record = context.record
+    stated = {name: value for name, value in config.items() if value != "auto"}
+    stated |= {"ranks": record.ranks, "nodes": record.nodes, "parameters": context.logged(mllog.MODEL_PARAMETERS)}
+    for event in context.by_key.get(mllog.MEASURED_CHOICE, ()):
+        source, shape = event.metadata.get("source"), event.metadata.get("shape")
+        name, chosen = (event.value.get(each) if isinstance(event.value, dict) else None for each in ("name", "chosen"))
+        given = pinned.get(name) if isinstance(name, str) else None
+        made = {"measured": asked.get("measure", True), "cache": asked.get("measure", True), "pinned": given == chosen}
+        # A pinned choice that is not possible says so in a note.
+        ignored = source == "rule" and given is not None and "note" not in event.metadata
+        if ignored or not made.get(str(source), source in ("rule", "kept")):
+            yield event.line, f"{render_repr(name)} has the source {render_repr(source)}; run_config says otherwise"
+        for key, value in (shape if isinstance(shape, dict) else {}).items():
+            if stated.get(key) not in (None, value):
+                what = f"{render_repr(name)} was chosen for {key} = {render_repr(value)}"
+                yield event.line, f"{what}; the run has {render_repr(stated[key])}"
 
 
 def _check_device(context: LogContext, event: Event, config: Mapping[str, Any]) -> Iterator[LogBreach]:

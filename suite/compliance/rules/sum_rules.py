@@ -17,6 +17,7 @@ from mlhpc.suite.log import mllog
 from mlhpc.suite.log.goodput import compute_goodput
 from mlhpc.suite.log.other_work import find_problem
 from mlhpc.suite.log.reader import Event, convert_to_float, parse_int64
+from mlhpc.suite.log.record import has_many_digits, list_floats
 
 # ruff: noqa: D103  the explanation of a rule is the second argument of its decorator, where --explain finds it
 
@@ -93,9 +94,11 @@ _KINDS: dict[str, tuple[type, ...]] = {  # of what stands in the metadata or und
 _DISTRIBUTION = "min median mean max min_rank max_rank values"
 _PLACE = {"file", "lineno"}  # in the code
 _AT_END = (mllog.OTHER_WORK, mllog.GOODPUT, mllog.STARTUP, mllog.RUN_FILES)  # of a run that reached its target
+_COUNTED = (mllog.CHECKPOINT, mllog.STAGING_STATS, mllog.DATA_VERIFIED, mllog.SUSPENDED)
 _OF_HARNESS = (mllog.FIRST_LOSSES, mllog.WORK_PER_SAMPLE)  # a person's own loop need not know them
 _ROUNDED = 1e-5  # sums of the same numbers in another order
 _CLOCK_S, _STAMP_S = 0.05, 0.002  # between two clocks of one process; of two time stamps
+_CLOCK_SHARE = 0.01  # between the clock of a device and that of its host
 _RATE_SHARE, _RATE_S = 0.05, 0.2  # between the steps of all ranks and the block's time
 _ENERGY_SHARE, _ENERGY_S = 0.02, 1.0  # of a run may pass before its first and after its last reading
 _LEAST_OWN_SHARE = 0.25  # of the time in which ranks compute on processors that nobody else had
@@ -178,7 +181,17 @@ def check_events_whole(context: LogContext) -> Iterator[LogBreach]:
 
 
 def _check_ends(context: LogContext) -> Iterator[LogBreach]:
-    """Yield what the first losses and the end of a run lack: they would show that it was resumed."""
+    """Yield what the first losses and the end of a run lack, which would show that it was resumed, and seconds or bytes
+    that cannot be.
+    """
+    for event in context.every(*_COUNTED):
+        most = context.record.time_to_train_s if event.key == mllog.SUSPENDED else None
+        wrong = [number for number in list_floats(event.value) if not 0.0 <= number <= (most or math.inf)]
+        if wrong:
+            yield (
+                event.line,
+                f"{event.key} has {wrong[0]:g}: expected 0 or more{', and no more than the run' * bool(most)}",
+            )
     losses = context.log.first(mllog.FIRST_LOSSES)
     if losses is not None and losses.metadata.get("first_step") != 0:
         yield losses.line, f"first_losses begins with step {render_repr(losses.metadata.get('first_step'))}: expected 0"
@@ -223,6 +236,7 @@ def _check_stated_data(context: LogContext, *, own: bool) -> Iterator[LogBreach]
 def check_sums_agree(context: LogContext) -> Iterator[LogBreach]:
     for check in (
         _check_windows,
+        _check_load,
         _check_losses,
         _check_phases,
         _check_ranks,
@@ -258,6 +272,35 @@ def _check_windows(context: LogContext) -> Iterator[LogBreach]:
             what = f"{len(places)} windows of {steps} steps, first {places[:3]}"
             yield windows[0].line, f"step_phases has {what}; run_config asks for windows of {size}"
             return
+
+
+def _check_load(context: LogContext) -> Iterator[LogBreach]:
+    """Yield what a workload measured of a window of steps and contradicts itself: parts longer than the step, tokens."""
+    windows = {_place(event): _number(event.value, "step") for event in context.by_key.get(mllog.STEP_PHASES, ())}
+    per_step = set[tuple[str, float]]()
+    events = context.by_key.get(mllog.WINDOW_STATS, ())
+    # A run without instrumentation has no step_phases, one that was killed may lack its last event.
+    if events and windows and context.record.status == "success" and {*map(_place, events)} != windows.keys():
+        yield events[0].line, f"{len(events)} window_stats of {len(windows)} windows of steps"
+    for event in events:
+        step_s, spent = windows.get(_place(event)), math.fsum(list_floats(_value_of(event.value).get("phases")))
+        if step_s is not None and spent > step_s + _CLOCK_S:
+            yield event.line, f"the phases of window_stats take {spent:g} s, the steps {step_s:g} s"
+        for name, entry in _value_of(_value_of(event.value).get("load")).items():
+            counts = map(convert_to_float, _list(_value_of(entry).get("tokens_per_expert")))
+            tokens = [count for count in counts if count is not None]
+            steps, stated, total = _number(event.metadata, "steps"), _number(entry, "imbalance"), math.fsum(tokens)
+            if not total or not steps or stated is None:
+                continue
+            per_step.add((str(name), total / steps))
+            due = max(tokens) * len(tokens) / total
+            if not _is_near(stated, due, _ROUNDED) or len(per_step) > len({each for each, _ in per_step}):
+                what = f"{name} has {total / steps:g} tokens a step, imbalance = {stated:g}"
+                yield event.line, f"{what}; tokens_per_expert and other windows say otherwise"
+
+
+def _place(event: Event) -> tuple[Any, ...]:
+    return tuple(render_repr(event.metadata.get(name)) for name in _WHERE.split())
 
 
 def _check_losses(context: LogContext) -> Iterator[LogBreach]:
@@ -328,6 +371,13 @@ def _check_phases(context: LogContext) -> Iterator[LogBreach]:
         slack = 0.02 * (due or 0.0) + _CLOCK_S
         if due is not None and not -slack <= due - total <= slack + max(tail, 0.0):
             yield None, f"the windows of epoch {render_repr(epoch)} have {name} = {total:g}, rank 0 {due:g}"
+    began = 0.0
+    for event in context.run.every(mllog.EPOCH_START, mllog.STEP_PHASES):
+        step_s, passed = _number(event.value, "step") or 0.0, (event.time_ms - began) / 1e3
+        if step_s > (1.0 + _CLOCK_SHARE) * passed + _CLOCK_S:
+            took = render_duration(step_s)
+            yield event.line, f"its steps took {took}; {render_duration(passed)} have passed since the window before"
+        began = event.time_ms
 
 
 def _check_ranks(context: LogContext) -> Iterator[LogBreach]:
@@ -367,14 +417,23 @@ def _find_distribution_problem(parts: Mapping[str, Any], ranks: int) -> str | No
     least, most = numbers[0], numbers[2]
     if known and [min(known), max(known), *(known[each] for each in ends)] != [least, most, least, most]:
         return "its values have another minimum or maximum"
+    fine = [number for number in known if has_many_digits(number) and not number.is_integer()]
+    if len({*fine}) < len(fine):
+        return "two ranks measured the same"
     due = math.fsum(known) / ranks if known else mean
     inside = mean is not None and least - _ROUNDED * (1.0 + least) <= mean <= most + _ROUNDED * (1.0 + most)
     return None if inside and _is_near(mean or 0.0, due or 0.0, _ROUNDED) else f"expected a mean of {due}"
 
 
 def _check_rates(context: LogContext) -> Iterator[LogBreach]:
-    """Yield an epoch whose steps take another time than its samples at the logged rate."""
-    batch = context.record.global_batch_size
+    """Yield an epoch whose steps take another time than its samples at the logged rate.
+
+    The rate is of all steps of rank 0, and of what lies between them.
+    """
+    batch, windows = context.record.global_batch_size, dict[float | None, float]()
+    for event in context.by_key.get(mllog.STEP_PHASES, ()):
+        epoch = find_epoch_num(event)
+        windows[epoch] = windows.get(epoch, 0.0) + (_number(event.value, "step") or 0.0)
     steps = {find_epoch_num(event): event for event in context.by_key.get(mllog.RANK_PHASES, ())}
     stats = {find_epoch_num(event): event.value for event in context.by_key.get(mllog.RANK_STATS, ())}
     for event in context.by_key.get(mllog.TRACKED_STATS, ()):
@@ -385,7 +444,8 @@ def _check_rates(context: LogContext) -> Iterator[LogBreach]:
             continue
         due, ranks_s = took[1] * batch / rate, [took[0], *_list_numbers(_of(stats, event, "step_s"), "min", "max")]
         least = _RATE_SHARE * due + _RATE_S  # ranks that begin or end an epoch apart have other times than their mean
-        if not min(ranks_s) - least <= due <= max(ranks_s) + least:
+        own_s = (1.0 - _CLOCK_SHARE) * windows.get(find_epoch_num(event), 0.0) - _STAMP_S
+        if not max(min(ranks_s) - least, own_s) <= due <= max(ranks_s) + least:
             steps_s = render_duration(took[0])
             yield event.line, f"{rate:g} samples/s are {render_duration(due)}, the steps of the ranks {steps_s}"
 
@@ -397,17 +457,14 @@ def _of(found: Mapping[float | None, Any], event: Event, name: str) -> Any:
 
 
 def _check_energy(context: LogContext) -> Iterator[LogBreach]:
-    """Yield energy that was counted for another time than the run's."""
-    events = context.by_key.get(mllog.ENERGY, [])
-    seconds = [convert_to_float(event.metadata.get("seconds")) for event in events]
-    run_s = context.record.time_to_train_s
-    if events and context.record.status == "success" and run_s is not None:
-        total = math.fsum(number for number in seconds if number is not None)
-        if None in seconds or abs(total - run_s) > _ENERGY_SHARE * run_s + _ENERGY_S:
-            yield (
-                events[0].line,
-                f"energy was counted for {render_duration(total)}, the run took {render_duration(run_s)}",
-            )
+    """Yield energy that was counted for another time than has passed since the run began."""
+    counted, start = 0.0, context.log.first(mllog.RUN_START)
+    for event in context.by_key.get(mllog.ENERGY, ()) if start is not None else ():
+        passed = (event.time_ms - start.time_ms) / 1e3
+        seconds = convert_to_float(event.metadata.get("seconds"))
+        counted += seconds or 0.0
+        if seconds is None or abs(counted - passed) > _ENERGY_SHARE * passed + _ENERGY_S:
+            yield event.line, f"energy was counted for {render_duration(counted)} of {render_duration(passed)}"
 
 
 def _check_own_work(context: LogContext) -> Iterator[LogBreach]:
