@@ -34,7 +34,7 @@ from mlhpc.plugins.offload.tier import (
 )
 from mlhpc.suite.data.lock import LockedError
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.files import render_bytes
+from mlhpc.suite.files import check_ownership, render_bytes
 from mlhpc.suite.training.parallel.layout import AWAY
 from mlhpc.suite.training.parallel.meta_init import has_values
 from mlhpc.suite.world import World
@@ -100,6 +100,8 @@ class Keeper:
     @torch.no_grad()
     def step(self) -> None:
         """Update all experts that have gradients. The index is written while the next step begins."""
+        # Here, before the step's writes: in a thread it could meet a lock of this process that is just given up
+        check_ownership()
         order = [(layer, chunk) for layer in self.layers if layer.has_gradient for chunk in layer.chunks]
         ahead = [layer.list_keys(chunk, WEIGHTS, STATES) for layer, chunk in order]
         for position, (layer, chunk) in enumerate(order):

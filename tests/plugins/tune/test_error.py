@@ -50,6 +50,7 @@ def test_an_honest_step_is_within_its_bound_and_changes_nothing(side: Side) -> N
     assert measure_error(side, 3, ROOM) == found
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("kind", ["scaled", "lost", "mirrored", "in bfloat16"])
 def test_a_fault_in_a_drawn_weight_is_refused(side: Side, kind: str) -> None:
     weights = dict(side.trainer.state.model.named_parameters())
