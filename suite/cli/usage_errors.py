@@ -62,16 +62,20 @@ def explain_command(name: str, group: click.Group, context: click.Context) -> st
         return f"{unknown}: it is a workload: mlhpc {path} {name}"
     if name.endswith(".py"):
         return f"{unknown}: {_explain_program(name)}"
-    top, following = context.find_root(), _find_following(name)
+    following = _find_following(name)
     mistyped = (near := find_near(name, known)) and _are_alike(name, near)
     if mistyped and (not _has_meaning(name) or following in find_plugins(WORKLOADS)):
         return explain_unknown_name("command", name, known)
-    form = (
-        find_tool("commands", f"{name}-{following}") or _find_command(name, inside, top) or find_tool("commands", name)
-    )
-    for part in () if mistyped else (following, *split_parts(name)):
-        form = form or _find_command(part, inside, top)
+    parts = () if mistyped else (following, *split_parts(name))
+    form = _find_any_command(name, following, parts, inside, context.find_root())
     return f"{unknown}: {form}" if form else explain_unknown_name("command", name, known)
+
+
+def _find_any_command(name: str, following: str, parts: Iterable[str], inside: str, top: click.Context) -> str:
+    """Return what to call for a name, for another tool's words, or for a part of the name. "" if there is nothing."""
+    form = find_tool("commands", f"{name}-{following}") or _find_command(name, inside, top)
+    form = form or find_tool("commands", name)
+    return form or next(filter(None, (_find_command(part, inside, top) for part in parts)), "")
 
 
 def _has_meaning(name: str) -> bool:

@@ -85,12 +85,13 @@ def freeze(root: Path, data: Path, ranks: int) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=20)
+    parser.add_argument("--data", type=Path, help="a data set of CosmoFlow smoke; default: a new one")
     parser.add_argument("-o", "--output", type=Path)
     options = parser.parse_args()
     bad, lines = 0, ["| ranks | frozen, taken over, woken | with a problem |", "| --- | --- | --- |"]
     done: dict[int, list[list[str]]] = {1: [], 2: []}
     with tempfile.TemporaryDirectory(prefix="mlhpc-freeze-") as scratch:
-        data = make_data(Path(scratch))
+        data = options.data or make_data(Path(scratch))
         for number in range(options.times):
             ranks = 1 + number % 2
             problems = freeze(Path(scratch) / f"run{number}", data, ranks)
