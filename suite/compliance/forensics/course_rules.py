@@ -192,8 +192,10 @@ def _check_clocks(context: LogContext) -> Iterator[LogBreach]:
         for name, (begin, end, per_s) in _CLOCKED.items():
             stated, number = convert_to_float(event.metadata.get(name)), epoch if begin in _NUMBERED else None
             first, last = stamps.get((begin, number)), stamps.get((end, number))
-            took = None if stated is None or first is None or last is None else (last - first) / 1e3
-            if took is not None and not _is_near(stated / per_s, took):
+            if stated is None or first is None or last is None:
+                continue
+            took = (last - first) / 1e3
+            if not _is_near(stated / per_s, took):
                 yield event.line, f"{name} = {stated:g}; the time stamps say {render_duration(took)}"
 
 

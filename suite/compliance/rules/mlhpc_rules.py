@@ -124,8 +124,10 @@ def check_config_agrees(context: LogContext) -> Iterator[LogBreach]:
 
 def _check_choices(context: LogContext, config: Mapping[str, Any]) -> Iterator[LogBreach]:
     """Yield a choice that was made in another way than run_config asks for, or for another run."""
-    asked = config.get("choices") if isinstance(config.get("choices"), dict) else {}
-    pinned = asked.get("pinned") if isinstance(asked.get("pinned"), dict) else {}
+    choices = config.get("choices")
+    asked: dict[str, Any] = choices if isinstance(choices, dict) else {}
+    pins = asked.get("pinned")
+    pinned: dict[str, Any] = pins if isinstance(pins, dict) else {}
     record = context.record
     stated = {name: value for name, value in config.items() if value != "auto"}
     stated |= {"ranks": record.ranks, "nodes": record.nodes, "parameters": context.logged(mllog.MODEL_PARAMETERS)}

@@ -459,7 +459,9 @@ def _of(found: Mapping[float | None, Any], event: Event, name: str) -> Any:
 def _check_energy(context: LogContext) -> Iterator[LogBreach]:
     """Yield energy that was counted for another time than has passed since the run began."""
     counted, start = 0.0, context.log.first(mllog.RUN_START)
-    for event in context.by_key.get(mllog.ENERGY, ()) if start is not None else ():
+    if start is None:
+        return
+    for event in context.by_key.get(mllog.ENERGY, ()):
         passed = (event.time_ms - start.time_ms) / 1e3
         seconds = convert_to_float(event.metadata.get("seconds"))
         counted += seconds or 0.0
