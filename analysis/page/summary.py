@@ -183,8 +183,8 @@ def _write_headline_of_one(study: Study) -> str:
     row = known.iloc[0]
     task = _name_task(row)
     if pd.isna(row["score_s"]):
-        reached = f"{row['n_reached']:.0f} of {render_count(row['n_started'], 'run')} reached the target"
-        return f"{task} has no score: {row['score_note'] if row['n_reached'] == row['n_started'] else reached}"
+        met = f"{row['n_reached']:.0f} of {render_count(row['n_started'], 'run')} reached the target"
+        return f"{task} has no score: {row['score_note'] if row['n_reached'] == row['n_started'] else met}"
     low, high = row["score_low_s"], row["score_high_s"]
     ends = (
         f" ({INTERVAL_WORDS}: {render_duration_range(low, high)})" if pd.notna(low) and row["mode"] == "strong" else ""
