@@ -143,8 +143,9 @@ def test_a_reader_that_closes_the_output_does_not_end_the_run(smoke_data: Path, 
     stated = load_descriptor("cosmoflow").card().size("smoke").baselines
     assert stated is not None
     assert record.baselines == stated.metrics()
-    *_, outcome, baselines = (folder / "output" / "trial_0.log").read_text().splitlines()
+    *_, outcome, baselines, course = (folder / "output" / "trial_0.log").read_text().splitlines()
     assert outcome == "target not reached in 2 epochs"
+    assert course == "no reference course of these settings: only the target judges this training"
     assert re.fullmatch(
         r"simple predictors reach on such data: train_mean 0\.4962, one_point_ridge .*, power_spectrum_ridge .*",
         baselines,

@@ -41,6 +41,7 @@ from mlhpc.suite.files import render_printable, render_repr
 from mlhpc.suite.log.energy.score import find_energy
 from mlhpc.suite.log.mllog import convert_to_json
 from mlhpc.suite.log.origin.sources import Sources
+from mlhpc.suite.log.reader import convert_to_float
 from mlhpc.suite.log.record import RunRecord, find_first_on_target
 from mlhpc.suite.log.results_tree import PRUNED
 from mlhpc.suite.log.run_folder import SCRIPT, JobInfo, RunInfo, has_run_start
@@ -72,7 +73,9 @@ def _is_same(one: Any, other: Any) -> bool:
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, int | float) and isinstance(other, int | float):
-        return bool(one == other or (one != one and other != other) or math.isclose(one, other, rel_tol=_SAME))
+        a, b = convert_to_float(one), convert_to_float(other)  # None: also of an integer that no float holds
+        near = a is not None and b is not None and math.isclose(a, b, rel_tol=_SAME)
+        return bool(one == other or (one != one and other != other) or near)
     return type(one) is type(other) and bool(one == other)
 
 

@@ -295,7 +295,7 @@ Fingerprint = tuple[str, float, float, float]
 # Of what a cubic of another run leaves of a run, over its roughness. The least of 8,033 published pairs is 0.055.
 _LEAST_MISFIT, _FEWEST_FITTED, _TERMS = 0.02, 7, 4
 _FITTED = ("train_loss", mllog.FIRST_LOSSES)  # beside evaluations; what clocks measure is alike in honest runs
-_TIMES = (mllog.TRACKED_STATS, mllog.STEP_PHASES, mllog.STARTUP)  # what follows from clocks
+_TIMES = (mllog.TRACKED_STATS, mllog.STEP_PHASES)  # what follows from clocks
 
 
 @result_rule(

@@ -223,8 +223,7 @@ def _check_repeated(context: LogContext) -> Iterator[LogBreach]:
 def _check_learning_rates(context: LogContext) -> Iterator[LogBreach]:
     """Yield the highest learning rate of a log, if it is not the stated one. Warm-up may be longer than the run."""
     base = next((rate for key in _BASE_RATES if (rate := convert_to_float(context.logged(key)))), None)
-    rates = [(event, event.value) for event in context.run.every("learning_rate")]
-    rates += [(event, event.metadata.get("lr")) for event in context.run.every(mllog.EPOCH_START)]
+    rates = [(event, event.metadata.get("lr")) for event in context.run.every(mllog.EPOCH_START)]
     found = [(rate, event) for event, value in rates for rate in list_floats(value)]
     if base and found and context.ruleset.foreign:
         most, event = max(found, key=lambda each: each[0])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any
 
 from mlhpc.suite.compliance.rebuild import compare_values
@@ -285,7 +285,10 @@ def _check_load(context: LogContext) -> Iterator[LogBreach]:
     for event in events:
         step_s, spent = windows.get(_place(event)), math.fsum(list_floats(_value_of(event.value).get("phases")))
         if step_s is not None and spent > step_s + _CLOCK_S:
-            yield event.line, f"the phases of window_stats take {spent:g} s, the steps {step_s:g} s"
+            yield (
+                event.line,
+                f"the phases of window_stats take {render_duration(spent)}, the steps {render_duration(step_s)}",
+            )
         for name, entry in _value_of(_value_of(event.value).get("load")).items():
             counts = map(convert_to_float, _list(_value_of(entry).get("tokens_per_expert")))
             tokens = [count for count in counts if count is not None]
@@ -371,9 +374,12 @@ def _check_phases(context: LogContext) -> Iterator[LogBreach]:
         slack = 0.02 * (due or 0.0) + _CLOCK_S
         if due is not None and not -slack <= due - total <= slack + max(tail, 0.0):
             yield None, f"the windows of epoch {render_repr(epoch)} have {name} = {total:g}, rank 0 {due:g}"
-    began = 0.0
-    for event in context.run.every(mllog.EPOCH_START, mllog.STEP_PHASES):
-        step_s, passed = _number(event.value, "step") or 0.0, (event.time_ms - began) / 1e3
+    began, events = 0.0, [*context.run.every(mllog.EPOCH_START, mllog.STEP_PHASES, mllog.TRACKED_STATS)]
+    for event, after in zip_longest(events, events[1:]):
+        # A device ends the last steps of a block after the host has written them.
+        end = after if after is not None and after.key == mllog.TRACKED_STATS else event
+        step_s = _number(event.value, "step") or 0.0 if event.key == mllog.STEP_PHASES else 0.0
+        passed = (end.time_ms - began) / 1e3
         if step_s > (1.0 + _CLOCK_SHARE) * passed + _CLOCK_S:
             took = render_duration(step_s)
             yield event.line, f"its steps took {took}; {render_duration(passed)} have passed since the window before"
