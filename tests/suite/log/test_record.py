@@ -44,7 +44,7 @@ def test_phases_are_totals_over_the_run(tmp_path: Path) -> None:
     phases = record(tmp_path, our_run(values=SHORT, epoch_s=2.0)).phases
     parts = phases.data_wait_s + phases.forward_backward_s + phases.exposed_communication_s
     assert parts + phases.optimizer_s + phases.other_s == pytest.approx(phases.step_s) == pytest.approx(6.0)
-    assert phases.overlapped_communication_s == pytest.approx(1.2)
+    assert phases.overlapped_communication_s == pytest.approx(1.2, rel=0.01)  # windows differ a little
 
 
 def test_staging_before_the_run_is_beside_the_time_and_staging_inside_is_in_it(tmp_path: Path) -> None:
