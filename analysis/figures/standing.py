@@ -205,7 +205,7 @@ def _place_names(shown: pd.DataFrame) -> tuple[pd.DataFrame, float, float]:
     short = [f"{render_label(row['name'], 16)} · {row['ratio']:.3g}×" for row in shown.to_dict("records")]
     # Where a name fits on neither side, its short form on a phone included, the axis gets longer
     wide, narrow = (np.array([len(text) for text in texts]) * LETTER for texts in (said, short))
-    room = np.minimum(np.maximum(wide / WIDTH, (narrow + 24) / PHONE), 0.7)
+    room = np.minimum(np.maximum(wide / WIDTH, (narrow + 12) / PHONE), 0.7)
     tight = (np.log(begins / low) < room * np.log(high / low)) & (np.log(high / reaches) < room * np.log(high / low))
     high = max([high, *np.exp((np.log(reaches) - room * np.log(low)) / (1.0 - room))[tight]])
     sides = [np.log(begins / low) / np.log(high / low), np.log(high / reaches) / np.log(high / low)]

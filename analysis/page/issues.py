@@ -390,7 +390,7 @@ def _build_unranked_tile(study: Study) -> list[Tile]:
     )
     named = {name for reason in reasons for name in re.findall(r"[a-z]+(?:-[a-z]+)+", reason) if name in RULES}
     if len(named) == 1:
-        why += f": {RULES[named.pop()].asks}"  # what a stranger to the rules cannot know
+        why += f"; the rule: {RULES[named.pop()].asks}"  # what a stranger to the rules cannot know
     return [Tile("warn", "Not ranked", render_count(len(reasons), "result"), why)] if len(reasons) else []
 
 
