@@ -53,6 +53,7 @@ _CLOCKED = {
     "eval_epoch_latency": (mllog.EVAL_START, mllog.EVAL_STOP, 1e3),
     "time": (mllog.RUN_START, mllog.RUN_STOP, 1.0),
 }
+_ENDS = {end for begin, stop, _ in _CLOCKED.values() for end in (begin, stop)}
 _NUMBERED, _CLOCK_S = (mllog.EPOCH_START, mllog.EVAL_START), 0.05
 _MEASURED = (
     *(mllog.TRACKED_STATS, mllog.STEP_PHASES, mllog.RANK_PHASES, mllog.RANK_STATS, mllog.FIRST_LOSSES),
@@ -186,10 +187,14 @@ def _check_clocks(context: LogContext) -> Iterator[LogBreach]:
     """Yield seconds that a log states of an interval and that its time stamps do not have."""
     stamps = dict[tuple[str, float | None], float]()
     for event in context.run.events:
+        named = [name for name in _CLOCKED if name in event.metadata]
+        if not named and event.key not in _ENDS:
+            continue
         epoch = find_epoch_num(event)
         stamps.setdefault((event.key, epoch), event.time_ms)
         stamps.setdefault((event.key, None), event.time_ms)
-        for name, (begin, end, per_s) in _CLOCKED.items():
+        for name in named:
+            begin, end, per_s = _CLOCKED[name]
             stated, number = convert_to_float(event.metadata.get(name)), epoch if begin in _NUMBERED else None
             first, last = stamps.get((begin, number)), stamps.get((end, number))
             if stated is None or first is None or last is None:
