@@ -173,12 +173,12 @@ def _write_headline_of_one(study: Study) -> str:
             only = known[known["not_ranked"].isna() & known["score_s"].notna()].iloc[0]
             return f"{only['label']} has no result beside it that may be ranked{why}"
         reached = {_name_task(row): row["score_s"] for _, row in known.iterrows()}
-        if not reasons and len(known) == len(reached) <= MOST_LISTED and (known["mode"] == "strong").all():
+        if reasons.empty and len(known) == len(reached) <= MOST_LISTED and (known["mode"] == "strong").all():
             said = [f"{task} in {render_seconds(float(time_s))}" for task, time_s in reached.items()]
             return f"{', '.join(said)}: each reached its target"
-        not_ranked = known[known["not_ranked"].notna() | known["score_s"].isna()]
-        who = f"{not_ranked['label'].iloc[0]}, {_name_task(not_ranked.iloc[0])}," if len(reasons) == 1 else len(reasons)
-        rest = f"; {who} may not{why}" if reasons else ""
+        one = known.loc[reasons.index[0]] if len(reasons) == 1 else None
+        who = len(reasons) if one is None else f"{one['label']}, {_name_task(one)},"
+        rest = f"; {who} may not{why}" if len(reasons) else ""
         return f"{ranked} of {len(known)} results may be ranked, but each alone in its task{rest}"
     row = known.iloc[0]
     task = _name_task(row)
@@ -191,7 +191,7 @@ def _write_headline_of_one(study: Study) -> str:
     )
     verb = "trained all models" if row["mode"] == "weak" else "reached its target"
     on = f" on {row['label']}" if row["published"] else ""
-    but = f"; not ranked: {reasons[0]}" if reasons else ""
+    but = f"; not ranked: {reasons.iloc[0]}" if len(reasons) else ""
     return f"{task} {verb} in {render_seconds(float(row['score_s']))}{on}{ends}{but}"
 
 
@@ -199,10 +199,10 @@ def _name_task(row: pd.Series) -> str:
     return render_short_heading(row["benchmark"], row["size"], row["mode"])
 
 
-def _list_reasons(rows: pd.DataFrame) -> list[str]:
+def _list_reasons(rows: pd.DataFrame) -> pd.Series:
     """List for each result that is not ranked why."""
     why = rows["not_ranked"].where(rows["score_s"].notna(), "no score (" + rows["score_note"].astype(str) + ")")
-    return list(why[rows["not_ranked"].notna() | rows["score_s"].isna()])
+    return why[rows["not_ranked"].notna() | rows["score_s"].isna()]
 
 
 def _table(lines: Sequence[tuple[Any, ...]], title: str) -> HtmlTable | None:
@@ -437,7 +437,7 @@ def _sentences(
         reasons = _list_reasons(study.distinct)
         if any("other programs" in reason for reason in reasons):
             yield "`mlhpc run --wait-for-quiet` repeats runs when other programs leave the CPUs idle."
-        if not reasons or not study.distinct.duplicated(list(CLASS_COLUMNS)).any():
+        if reasons.empty or not study.distinct.duplicated(list(CLASS_COLUMNS)).any():
             yield "Nothing to rank yet: add the runs or packages of a second system, of the same benchmark and size."
 
 

@@ -200,11 +200,11 @@ def _check_clocks(context: LogContext) -> Iterator[LogBreach]:
             if stated is None or first is None or last is None:
                 continue
             took = (last - first) / 1e3
-            if not _is_near(stated / per_s, took):
+            if not _fits_clock(stated / per_s, took):
                 yield event.line, f"{name} = {stated:g}; the time stamps say {render_duration(took)}"
 
 
-def _is_near(stated_s: float, took_s: float) -> bool:
+def _fits_clock(stated_s: float, took_s: float) -> bool:
     """Return True for seconds of a part of an interval that took so long: published ones are up to 2.3 % less."""
     return (1.0 - _RATE_TOLERANCE) * took_s - _SHORTEST_S <= stated_s <= 1.002 * took_s + _CLOCK_S
 
@@ -228,8 +228,8 @@ def _check_repeated(context: LogContext) -> Iterator[LogBreach]:
 def _check_learning_rates(context: LogContext) -> Iterator[LogBreach]:
     """Yield the highest learning rate of a log, if it is not the stated one. Warm-up may be longer than the run."""
     base = next((rate for key in _BASE_RATES if (rate := convert_to_float(context.logged(key)))), None)
-    rates = [(event, event.metadata.get("lr")) for event in context.run.every(mllog.EPOCH_START)]
-    found = [(rate, event) for event, value in rates for rate in list_floats(value)]
+    starts = context.run.every(mllog.EPOCH_START)
+    found = [(rate, event) for event in starts for rate in list_floats(event.metadata.get("lr"))]
     if base and found and context.ruleset.foreign:
         most, event = max(found, key=lambda each: each[0])
         if not _LEAST_LEARNING_RATE * base <= most <= 1.001 * base:

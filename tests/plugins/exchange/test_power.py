@@ -38,6 +38,15 @@ def test_the_page_has_an_example_of_each_export() -> None:
     assert set(examples()) == {"IPMI", "PDU", "Redfish", "sacct"}
 
 
+def check_refused(path: Path, text: str, said: str) -> None:
+    """Check that a file with this text is refused in one line."""
+    path.write_text(text)
+    with pytest.raises(InputError) as refused:
+        read_power_csv(path, recognise(path))
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
 @pytest.mark.parametrize("name", ["IPMI", "PDU", "Redfish", "sacct"])
 def test_the_examples_of_the_page_are_read(tmp_path: Path, name: str) -> None:
     found = read(tmp_path, *examples()[name])
@@ -233,11 +242,7 @@ def test_the_energy_of_a_job_is_not_that_of_its_first_node(tmp_path: Path) -> No
     ],
 )
 def test_what_is_no_known_table_is_refused_in_a_line(tmp_path: Path, text: str, said: str) -> None:
-    path = tmp_path / "meter.csv"
-    path.write_text(text)
-    with pytest.raises(InputError) as refused:
-        read_power_csv(path, recognise(path))
-    assert said in str(refused.value)
+    check_refused(tmp_path / "meter.csv", text, said)
 
 
 def test_a_file_of_columns_without_the_time_adds_to_what_is_recognised(tmp_path: Path) -> None:
@@ -335,9 +340,4 @@ def test_the_text_of_a_tool_is_read_as_it_is(
     ],
 )
 def test_a_text_that_lacks_something_is_refused_in_a_line(tmp_path: Path, text: str, said: str) -> None:
-    path = tmp_path / "meter.txt"
-    path.write_text(text)
-    with pytest.raises(InputError) as refused:
-        read_power_csv(path, recognise(path))
-    assert said in str(refused.value)
-    assert "\n" not in str(refused.value)
+    check_refused(tmp_path / "meter.txt", text, said)
