@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.faults.campaign import SETTINGS, Chain, Keep, Kill, Outcome, commands, make_data, parent_of, plan, run_chains
-from tests.grid_engine.conftest import GridEngine, running_grid_engine
+from tests.grid_engine.conftest import SUBMIT, GridEngine, running_grid_engine
 from tests.slurm.conftest import ROOT, Cluster, lives, running_cluster, slurm_path
 
 SCRIPT = ROOT / "submissions" / "slurm" / "cosmoflow-mini.sbatch"
-SYSTEM = ROOT / "submissions" / "systems" / "grid-engine.yaml"
 OF_SLURM = ("rank", "srun", "slurmstepd", "slurmd", "script")
 OF_GRID_ENGINE = ("rank", "mpiexec", "proxy", "shepherd", "execd", "script")
 LIMIT_S = 180.0  # a job that the scheduler itself does not end by then is cancelled, as its owner would
@@ -142,18 +141,7 @@ class GridEngineChain(ScheduledChain):
     def submit(self, exports: dict[str, str]) -> str:
         script = self.root.parent / "job.sh"
         if not script.exists():
-            words = [
-                "submit",
-                "cosmoflow",
-                "--system",
-                str(SYSTEM),
-                "--size",
-                "smoke",
-                "--nodes",
-                "1",
-                "--dry-run",
-                "-q",
-            ]
+            words = [*SUBMIT, "--dry-run", "-q"]
             script.write_text(self.cluster.call(sys.executable, "-P", "-m", "mlhpc", *words))
         # Not started again by itself: the campaign does so
         words = ["-terse", "-r", "n", "-o", "/dev/null", str(script)]

@@ -22,6 +22,8 @@ from tests.slurm.conftest import ROOT, free_ports, stop
 
 PROGRAMS = ("sge_qmaster", "sge_execd", "qsub", "qstat", "qconf")
 INSTALL = "MLHPC_INSTALL_SLURM=1 make slurm"
+SYSTEM = ROOT / "submissions/systems/grid-engine.yaml"
+SUBMIT = ("submit", "cosmoflow", "--system", str(SYSTEM), "--size", "smoke", "--nodes", "1")
 SHARE, TOOLS = Path("/usr/share/gridengine"), Path("/usr/lib/gridengine")
 LIMITS = "\n".join(
     f"{kind}_{what} INFINITY"

@@ -15,30 +15,17 @@ import pytest
 from mlhpc.suite.commands.status import read_folder_status
 from mlhpc.suite.log.run_folder import RunFolder
 from tests.fixtures.hosts import write_hosts
-from tests.grid_engine.conftest import GridEngine, running_grid_engine
+from tests.grid_engine.conftest import SUBMIT, GridEngine, running_grid_engine
 from tests.slurm.test_jobs import NEVER_CONVERGES, ranks_of, record, wait_for_text
 
 pytestmark = [pytest.mark.grid_engine, pytest.mark.timeout(1500)]
-SYSTEM = Path(__file__).resolve().parents[2] / "submissions/systems/grid-engine.yaml"
 NO_END = [word for each in NEVER_CONVERGES.split() for word in ("--set", each)]
 ONE_EPOCH = [word.replace("=400", "=1") for word in NO_END]
 
 
 def submit(engine: GridEngine, data: Path, run: Path, *options: str) -> str:
     """Submit CosmoFlow smoke; the job's id."""
-    words = [
-        "submit",
-        "cosmoflow",
-        "--system",
-        str(SYSTEM),
-        "--size",
-        "smoke",
-        "--nodes",
-        "1",
-        *options,
-        "-o",
-        str(run),
-    ]
+    words = [*SUBMIT, *options, "-o", str(run)]
     engine.call(sys.executable, "-P", "-m", "mlhpc", *words, cwd=run.parent, MLHPC_DATA=str(data))
     job = json.loads((run / "job.json").read_text())
     assert (job["kind"], job["command"]) == ("grid_engine", "qsub")
