@@ -299,9 +299,8 @@ VIEWS = (
             needs="a result of yours",
         ),
         "The metric at every evaluation up to run_stop, a line per run; the dashed line is the target. The first "
-        f"{MOST_CURVES} results, own ones first, and the first {MOST_RUNS} runs of each; tables/evals has all."
-        " What trivial "
-        "and analytic predictors reach stands in the table.",
+        f"{MOST_CURVES} results, own ones first, and the first {MOST_RUNS} runs of each; tables/evals has all. What "
+        "trivial and analytic predictors reach stands in the table.",
         build_curves_table, render_curves_answer, draw_curves_chart,
     ),
     View(

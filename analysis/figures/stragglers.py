@@ -122,9 +122,8 @@ def _describe_result(item: ResultRanks) -> str:
     if visible is None:
         return (
             f"{label}: rank {result.slow} waits least, {render_si(result.waiting_s)}s a step less than the median; "
-            f"{result.blocks} "
-            f"epoch{'s' * (result.blocks > 1)} on {len(result.own_s)} ranks are too few to tell a slow rank"
-            f" from luck{some}"
+            f"{result.blocks} epoch{'s' * (result.blocks > 1)} on {len(result.own_s)} ranks are too few to tell a "
+            f"slow rank from luck{some}"
         )
     if result.p < SIGNIFICANCE_LEVEL:
         return (
@@ -132,10 +131,9 @@ def _describe_result(item: ResultRanks) -> str:
             f" {result.p:.2g}){some}"
         )
     return (
-        f"{label}: all ranks are equally fast; a gap of {render_si(result.gap_s)}s a step is chance (p ="
-        f" {result.p:.2g}); "
-        f"of ranks slower by {render_percent(100 * visible)} of the step all the time, 8 in 10 would have been"
-        f" named{some}"
+        f"{label}: all ranks are equally fast; a gap of {render_si(result.gap_s)}s a step is chance (p = "
+        f"{result.p:.2g}); of ranks slower by {render_percent(100 * visible)} of the step all the time, 8 in 10 would "
+        f"have been named{some}"
     )
 
 

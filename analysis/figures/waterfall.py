@@ -49,18 +49,16 @@ QUESTION = Question(
     needs="a second result of the same benchmark and size",
 )
 CAPTION = (
-    "Speed-up from the first to the second result, factor by factor, on a logarithmic axis: they multiply to "
-    "the total. First bar: how many more accelerators, processors, nodes, cores or ranks (whichever varies) the "
-    "machine has. Speed each: epochs per second of one of them, below 1 where scaling is not perfect. Epochs: "
-    "below 1 where the second needs more, usually for its larger batch. Staging and other: time outside epochs. "
-    "Where the parallel plans differ, table and answer name them. In sight are the pairs of the summary and"
-    " those asked "
-    "for (--between); the choice has consecutive sizes of one machine and the way to the fastest, the table every "
-    "result against the fastest of its task. An inconclusive difference is not explained. The factors "
-    "multiply to the ratio of scores. The table has the 95 % "
-    "interval of each factor, by Welch's t on its logs over the runs, or sessions where a result has several; a "
-    "factor whose interval holds 1 may be chance. On unlike devices the number of parts and the speed of each go "
-    "together: a new device is fewer and faster parts."
+    "Speed-up from the first to the second result, factor by factor, on a logarithmic axis: they multiply to the "
+    "total. First bar: how many more accelerators, processors, nodes, cores or ranks (whichever varies) the machine "
+    "has. Speed each: epochs per second of one of them, below 1 where scaling is not perfect. Epochs: below 1 where "
+    "the second needs more, usually for its larger batch. Staging and other: time outside epochs. Where the parallel "
+    "plans differ, table and answer name them. In sight are the pairs of the summary and those asked for (--between); "
+    "the choice has consecutive sizes of one machine and the way to the fastest, the table every result against the "
+    "fastest of its task. An inconclusive difference is not explained. The factors multiply to the ratio of scores. "
+    "The table has the 95 % interval of each factor, by Welch's t on its logs over the runs, or sessions where a "
+    "result has several; a factor whose interval holds 1 may be chance. On unlike devices the number of parts and the "
+    "speed of each go together: a new device is fewer and faster parts."
 )
 MOST_PANELS = 6  # panels per class
 LEAST_PANELS = 3  # that are in sight; others by a choice

@@ -344,9 +344,8 @@ def _reason(verdict: SeriesVerdict) -> str:
         else (f"{MOST_MORE} more such results would not decide")
     )
     return (
-        "neighbouring results may depend on each other, or too few lie on one level; such results look like"
-        " this without"
-        f" a change. {decide} (mlhpc history add)"
+        "neighbouring results may depend on each other, or too few lie on one level; such results look like this "
+        f"without a change. {decide} (mlhpc history add)"
     )
 
 
@@ -375,9 +374,8 @@ def _render_growth(verdict: SeriesVerdict) -> str:
     if slope < 0.0:
         slope, low, high = -slope, -high, -low
     return (
-        f"times {'grow' if trend.slope > 0.0 else 'fall'} by {slope:.2g} % in 30 days, interval [{low:.2g},"
-        f" {high:.2g}],"
-        f" from result {growth.begin + 1} of {len(verdict.values)} on"
+        f"times {'grow' if trend.slope > 0.0 else 'fall'} by {slope:.2g} % in 30 days, interval [{low:.2g}, "
+        f"{high:.2g}], from result {growth.begin + 1} of {len(verdict.values)} on"
     )
 
 

@@ -302,9 +302,8 @@ def _throughput(task: Task, a: pd.Series, b: pd.Series, study: Study) -> tuple[s
     vary = max((each["run_s.std"] / each["run_s.mean"] for each in (a, b)), default=math.nan)
     spread = f"; instances vary by {render_percent(100 * vary)}" if vary == vary else ""
     by = (
-        f"{a['models_per_min'] / b['models_per_min']:.3g} times: {rate} against {other} of {_machine(b)}; one"
-        " measurement "
-        f"of each, whose error is not known{spread}"
+        f"{a['models_per_min'] / b['models_per_min']:.3g} times: {rate} against {other} of {_machine(b)}; one "
+        f"measurement of each, whose error is not known{spread}"
     )
     return task.short, _machine(a), by, "–", _costs(a, b, study), _advise_by_cost(a, b, study)
 

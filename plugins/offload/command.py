@@ -82,9 +82,9 @@ def simulate(
         return
     drawn = min(ranks, simulation.DRAWN_RANKS)
     print_line(
-        f"simulation, nothing is measured: {popularity.source}; {len(popularity.shares)} layers,"
-        f" {popularity.experts:,} "
-        f"experts, {popularity.choices:,} choices in a step; {drawn} of {ranks:,} ranks, {requests:,} requests each"
+        f"simulation, nothing is measured: {popularity.source}; {len(popularity.shares)} layers, "
+        f"{popularity.experts:,} experts, {popularity.choices:,} choices in a step; {drawn} of {ranks:,} ranks, "
+        f"{requests:,} requests each"
     )
     head = ("cache", "experts", *simulation.POLICIES)
     table = [head]

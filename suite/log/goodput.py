@@ -364,9 +364,8 @@ def render_advice(advice: dict[str, Any]) -> str:
         low, high = advice["mtbf_interval_s"]
         tested = "too few to test" if p is None else f"p = {p:.2g}"
         basis = (
-            f"from {advice['interruptions']} seen, 90 % {render_duration_range(low, high)} if failures come at"
-            " a constant"
-            f" rate: {tested}"
+            f"from {advice['interruptions']} seen, 90 % {render_duration_range(low, high)} if failures come at a "
+            f"constant rate: {tested}"
         )
     elif p is not None:
         basis = f"from {advice['interruptions']} seen, not at a constant rate (p = {p:.2g}), so without an interval"

@@ -66,9 +66,8 @@ class KnownSpread:
             )
         ratio = find_detectable_ratio(self.spread, self.dof, (runs, runs))
         return (
-            f"{runs} runs fit into {render_duration(seconds)}; so many of each side show"
-            f" {100 * (ratio - 1):.2g} % in 8 of "
-            f"10 cases of normal noise ({self._describe()})"
+            f"{runs} runs fit into {render_duration(seconds)}; so many of each side show {100 * (ratio - 1):.2g} % in "
+            f"8 of 10 cases of normal noise ({self._describe()})"
         )
 
     def _describe(self) -> str:

@@ -79,10 +79,9 @@ VIEWS = (
             UNDERSTAND_TIME, "How long must a computation be, so that a controller does not slow it?", (LIMIT,), needs=NEEDS,
             decision="a step that is longer than the limit loses at most 5 % to the controller",
         ),
-        "The shortest computation, its all-reduce included, with 95 % of the throughput of ranks without a"
-        " controller, with its "
-        "95 % interval. Modes: acknowledged commands (sync), commands ahead, chains, several programs in one"
-        " order (gang).",
+        "The shortest computation, its all-reduce included, with 95 % of the throughput of ranks without a "
+        "controller, with its 95 % interval. Modes: acknowledged commands (sync), commands ahead, chains, several "
+        "programs in one order (gang).",
         build_table, render_answer, draw_chart, lambda table: bool(table[LIMIT].notna().any()),
     ),
 )  # fmt: skip

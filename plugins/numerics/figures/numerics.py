@@ -147,9 +147,9 @@ VIEWS = (
     View(
         "numerics_deployed", "What a change of the deployment costs",
         Question(UNDERSTAND_CONVERGENCE, "What does a change of the deployment cost?", (LOST,), needs=NEEDS),
-        "A point per change: the metric after it minus before, of the same trained models; positive is better."
-        " Line: 95 % "
-        "interval of the mean over seeds. Band: how much seeds differ. A change without a point leaves every bit.",
+        "A point per change: the metric after it minus before, of the same trained models; positive is better. Line: "
+        "95 % interval of the mean over seeds. Band: how much seeds differ. A change without a point leaves every "
+        "bit.",
         build_deployed_table, render_deployed_answer, draw_deployed_chart,
     ),
     View(
@@ -158,9 +158,8 @@ VIEWS = (
             UNDERSTAND_CONVERGENCE, "Do implementations of one benchmark need as many epochs?", ("epochs", "median batch"),
             needs="results of two frameworks",
         ),
-        "A point per framework: the geometric mean of the epochs to target over results, with its 95 %"
-        " interval. Nobody "
-        "chose them at random: batch sizes and years differ too, and a larger batch needs more epochs.",
+        "A point per framework: the geometric mean of the epochs to target over results, with its 95 % interval. "
+        "Nobody chose them at random: batch sizes and years differ too, and a larger batch needs more epochs.",
         build_frameworks_table, render_frameworks_answer, draw_frameworks_chart,
     ),
 )  # fmt: skip

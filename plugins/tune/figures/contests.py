@@ -116,10 +116,9 @@ VIEWS = (
             UNDERSTAND_TIME, "Which of several configurations is the fastest, by whole runs?", (RATIO,), needs=NEEDS,
             decision="the verdict of the contest: an entry is dropped when it is not the best, at the stated error",
         ),
-        "Entries with equal budgets, run in paired blocks; every run that was started counts. A point is the"
-        " median ratio of "
-        "an entry's time to the leader's, with its 95 % interval where it has two ends. Intervals hold however"
-        " long one looks.",
+        "Entries with equal budgets, run in paired blocks; every run that was started counts. A point is the median "
+        "ratio of an entry's time to the leader's, with its 95 % interval where it has two ends. Intervals hold "
+        "however long one looks.",
         build_contests_table, render_contests_answer, draw_contests_chart,
     ),
 )  # fmt: skip

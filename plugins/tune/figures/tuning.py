@@ -219,17 +219,16 @@ VIEWS = (
             UNDERSTAND_TIME, "Which settings are the fastest here, and how sure is that?", (RATIO, BEST), needs=NEEDS,
             decision="the interval of fresh pairs decides: the best of many measured ones looks faster than it is",
         ),
-        "A point per measured configuration, in order: its time over the default's in the same blocks. The"
-        " green line is "
-        "the best until then. Fresh pairs of the best and the default, in the answer, do not count the search.",
+        "A point per measured configuration, in order: its time over the default's in the same blocks. The green "
+        "line is the best until then. Fresh pairs of the best and the default, in the answer, do not count the "
+        "search.",
         build_course_table, render_course_answer, draw_course_chart,
     ),
     View(
         "tuning_importance", "What a tunable is worth",
         Question(UNDERSTAND_TIME, "Which tunables matter on this machine?", ("part of variance",), needs=NEEDS),
-        "The part of the variance of log time that a tunable explains (functional analysis of variance of"
-        " random trees) "
-        "among the measured configurations. A search measures good ones more often, so parts are rough.",
+        "The part of the variance of log time that a tunable explains (functional analysis of variance of random "
+        "trees) among the measured configurations. A search measures good ones more often, so parts are rough.",
         build_importance_table, render_importance_answer, draw_importance_chart,
     ),
     View(
