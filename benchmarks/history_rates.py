@@ -94,6 +94,8 @@ CORRELATED = {
     "two speeds, keeps one with 0.65": 0.3,
     "two speeds, keeps one with 0.8": 0.6,
     "two speeds, keeps one with 0.9": 0.8,
+    "wave of 15 results": 0.75,
+    "wave of 30 results": 0.8,
     "sessions of 5 differ by 2 %": 0.64,
 }
 UNCHANGED: dict[str, Noise] = {
