@@ -245,6 +245,9 @@ class RunRecord:
     # Fine numbers of the beginning, by key
     measured: Mapping[str, tuple[float, ...]] = derived(lambda log: _select_measured_numbers(log.run), empty=dict)
 
+    def __hash__(self) -> int:
+        return hash(self.path)  # equal records have equal paths, and mappings have no hash
+
     @property
     def stretches(self) -> Mapping[str, Sequence[Span]]:
         """When each part of the run was, in seconds since run_start. Empty for a run without run_stop."""

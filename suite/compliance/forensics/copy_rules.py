@@ -101,9 +101,7 @@ class Series:
     @cached_property
     def roughness(self) -> float:
         """The deviation of the values from a smooth curve. A straight line has none, so it is no evidence."""
-        logs = self.logs
-        bends = [abs(a - 2.0 * b + c) for a, b, c in zip(logs, logs[1:], logs[2:], strict=False)]
-        return statistics.median(bends) / math.sqrt(6.0) if bends else 0.0
+        return _compute_roughness(self.logs)
 
     @cached_property
     def grain(self) -> float:
@@ -166,9 +164,16 @@ class Series:
         return any(self.closeness(other, shift, range(at, at + 1))[0] <= _LIMITS[0] for at in neighbours)
 
 
+def _compute_roughness(values: Sequence[float]) -> float:
+    bends = [abs(a - 2.0 * b + c) for a, b, c in zip(values, values[1:], values[2:], strict=False)]
+    return statistics.median(bends) / math.sqrt(6.0) if bends else 0.0
+
+
 RunSeries = tuple[Series, ...]
 
 
+# A run is compared with those of its result, then with those of all others.
+@lru_cache(4096)
 def build_series(run: RunRecord) -> RunSeries:
     """Return the evaluations of a run, the durations between them, and the losses of its first steps."""
     # All runs share the evaluations before any training.
@@ -178,11 +183,7 @@ def build_series(run: RunRecord) -> RunSeries:
     gaps = tuple(min(max(later - earlier, 1e-3), _LONGEST_S) for earlier, later in pairwise(times))
     losses = tuple(abs(loss) for loss in run.first_losses if loss)
     named = ((EVALUATIONS, values), (DURATIONS, gaps), (LOSSES, losses))
-    return tuple(_build_cached_series(what, numbers) for what, numbers in named)
-
-
-# A run is compared with those of its result, then with those of all others.
-_build_cached_series = lru_cache(4096)(Series)
+    return tuple(Series(what, numbers) for what, numbers in named)
 
 
 def find_similarity(series: Series, other: Series, shift: int, places: int) -> Similarity | None:
@@ -319,7 +320,9 @@ def check_run_copied(result: Result) -> Iterator[ResultBreach]:
 
 
 def _find_smooth_copies(
-    run: RunRecord, mine: Mapping[str, list[float]], earlier: Sequence[tuple[RunRecord, Mapping[str, list[float]]]]
+    run: RunRecord,
+    mine: Mapping[str, tuple[float, ...]],
+    earlier: Sequence[tuple[RunRecord, Mapping[str, tuple[float, ...]]]],
 ) -> Iterator[ResultBreach]:
     """Yield an earlier run of which a smooth function gives a series of this one."""
     for other, theirs in earlier:
@@ -328,37 +331,46 @@ def _find_smooth_copies(
                 yield run.path, f"its {what} are a smooth function of those of {render_log_name(other)}"
 
 
-def _list_fitted(run: RunRecord) -> dict[str, list[float]]:
+def _list_fitted(run: RunRecord) -> dict[str, tuple[float, ...]]:
     """List the logarithms of the series of a run that no smooth function of another run's gives."""
     evaluations = build_series(run)[0]
-    found = {EVALUATIONS: list(evaluations.numbers) if evaluations.grain < _FINE_GRAIN else []} | {
-        key: list(run.measured.get(key, ())) for key in _FITTED
+    found = {EVALUATIONS: evaluations.numbers if evaluations.grain < _FINE_GRAIN else ()} | {
+        key: run.measured.get(key, ()) for key in _FITTED
     }
-    return {what: [math.log(abs(each)) for each in values[:_MOST_VALUES] if each] for what, values in found.items()}
+    return {
+        what: tuple(math.log(abs(each)) for each in values[:_MOST_VALUES] if each) for what, values in found.items()
+    }
 
 
-def _compute_misfit(theirs: Sequence[float], mine: Sequence[float]) -> float:
+def _compute_misfit(theirs: tuple[float, ...], mine: tuple[float, ...]) -> float:
     """Return the deviation of a series from the cubic of another that fits best, over its roughness."""
     count = min(len(theirs), len(mine))
-    bends = [abs(a - 2.0 * b + c) for a, b, c in zip(mine, mine[1:], mine[2:count], strict=False)]
-    roughness = statistics.median(bends) / math.sqrt(6.0) if count >= _FEWEST_FITTED else 0.0
-    if roughness == 0.0:
+    if count < _FEWEST_FITTED or not (roughness := _compute_roughness(mine[:count])):
         return math.inf
-    rest, basis, middle = list(mine[:count]), list[list[float]](), math.fsum(theirs[:count]) / count
+    rest: Sequence[float] = mine[:count]
+    for column in _list_powers(theirs[:count]):
+        rest = _remove(rest, column)
+    return math.sqrt(math.fsum(map(operator.mul, rest, rest)) / (count - _TERMS)) / roughness
+
+
+@lru_cache(1024)  # many runs are compared with the same earlier ones
+def _list_powers(series: tuple[float, ...]) -> tuple[Sequence[float], ...]:
+    """Return an orthonormal basis of the cubics of a series, but for powers that add nothing."""
+    basis: list[Sequence[float]] = []
+    middle = math.fsum(series) / len(series)
     for power in range(_TERMS):
-        column = [(each - middle) ** power for each in theirs[:count]]
+        column: Sequence[float] = [(each - middle) ** power for each in series]
         for known in basis:
             column = _remove(column, known)
-        basis.append(column)
-        rest = _remove(rest, column)
-    return math.sqrt(math.fsum(each * each for each in rest) / (count - _TERMS)) / roughness
+        if norm := math.sqrt(math.fsum(map(operator.mul, column, column))):
+            basis.append([each / norm for each in column])
+    return tuple(basis)
 
 
-def _remove(series: Sequence[float], other: Sequence[float]) -> list[float]:
-    """Return what is left of a series beside its part along another."""
-    norm = math.fsum(each * each for each in other)
-    share = math.fsum(map(operator.mul, series, other)) / norm if norm else 0.0
-    return [one - share * each for one, each in zip(series, other, strict=True)]
+def _remove(series: Sequence[float], unit: Sequence[float]) -> list[float]:
+    """Return what is left of a series beside its part along a unit vector."""
+    share = math.fsum(map(operator.mul, series, unit))
+    return [one - share * each for one, each in zip(series, unit, strict=True)]
 
 
 @result_rule(
@@ -371,7 +383,7 @@ def check_run_repeated(result: Result) -> Iterator[ResultBreach]:
     seen: RunIndex[RunRecord] = RunIndex()
     exact: set[object] = set()
     pairs: dict[Fingerprint, RunRecord] = {}
-    earlier: list[tuple[RunRecord, dict[str, list[float]]]] = []
+    earlier: list[tuple[RunRecord, Mapping[str, tuple[float, ...]]]] = []
     for run in (*result.runs, *result.pruned):
         course = _make_time_free_key(run)
         if course is not None and course in exact:
@@ -515,7 +527,8 @@ def _is_evidence_of_copy(run: RunRecord, excuse: Excuse, other: RunRecord, what:
     return what == DURATIONS or not excuse(run, other)
 
 
-def _list_fingerprints(run: RunRecord) -> list[Fingerprint]:
+@lru_cache(4096)  # four rules read them
+def _list_fingerprints(run: RunRecord) -> Sequence[Fingerprint]:
     """List each three measured numbers in a row, and two evaluations and two bends of their curve with their place.
 
     Of 7,176 published logs no two runs with another start have the same, but for two results (docs/checker.md).
