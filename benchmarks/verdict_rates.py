@@ -219,7 +219,7 @@ def wilson(count: int, pairs: int) -> tuple[float, float]:
     """Compute Wilson's 95 % interval of a share."""
     z, p = 1.96, count / pairs
     middle, half = p + z * z / (2 * pairs), z * np.sqrt(p * (1 - p) / pairs + z * z / (4 * pairs * pairs))
-    return (middle - half) / (1 + z * z / pairs), (middle + half) / (1 + z * z / pairs)
+    return max(0.0, middle - half) / (1 + z * z / pairs), (middle + half) / (1 + z * z / pairs)
 
 
 def render_share(count: int, pairs: int) -> str:
