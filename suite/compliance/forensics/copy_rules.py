@@ -117,9 +117,10 @@ class Series:
             return math.inf
         # Try the smallest gap, its half, its third ... as the step, until a step would fit any values.
         finest, parts, luck = min(gaps), 1, 0.0
+        distances = [number - ordered[0] for number in ordered]
         while parts == 1 or (luck < _GRID_CHANCE and parts < _MAX_GRID_PARTS):
             step = finest / parts
-            if _is_on_grid([number - ordered[0] for number in ordered], step, rounding):
+            if _is_on_grid(distances, step, rounding):
                 return step / ordered[0]
             luck += min(1.0, 8.0 * rounding / step) ** (len(gaps) - 1)
             parts += 1
