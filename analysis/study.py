@@ -11,18 +11,17 @@ import pandas as pd
 
 from mlhpc.analysis.results.decompose import add_time_parts, build_results, find_copies, list_rounds, select_scored_runs
 from mlhpc.analysis.results.index import Index, Prices
-from mlhpc.analysis.results.selection import (
+from mlhpc.analysis.results.machine_size import find_unit_names
+from mlhpc.analysis.results.names import (
     CLASS_COLUMNS,
-    Selection,
     Task,
-    add_energy,
     build_result_names,
     describe_systems,
     find_pairs,
-    find_unit_names,
     group_tasks,
     render_heading,
 )
+from mlhpc.analysis.results.selection import Selection, add_energy
 from mlhpc.analysis.sources.readers import Inputs
 from mlhpc.analysis.tables.ingest import Tables, read_tables
 from mlhpc.suite.card import Card

@@ -34,12 +34,8 @@ from mlhpc.analysis.drawing.view import (
     render_label,
     varies,
 )
-from mlhpc.analysis.results.selection import (
-    PROBLEM_COLUMNS,
-    build_result_table,
-    compute_reference_limit,
-    render_short_heading,
-)
+from mlhpc.analysis.results.names import PROBLEM_COLUMNS, build_result_table, render_short_heading
+from mlhpc.analysis.results.spread import compute_reference_limit
 from mlhpc.analysis.study import NotAnswerableError, Study
 from mlhpc.analysis.tables.ingest import parse_mapping
 from mlhpc.analysis.tables.run_row import LARGEST_PLAUSIBLE

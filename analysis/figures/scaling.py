@@ -24,6 +24,7 @@ from mlhpc.analysis.drawing.charts import (
 )
 from mlhpc.analysis.drawing.view import CHOOSE_SYSTEMS, Question, View, join_statements, render_seconds_interval
 from mlhpc.analysis.results.decompose import Factors, build_split, compute_factors
+from mlhpc.analysis.results.machine_size import choose_extent
 from mlhpc.analysis.results.scaling import (
     SOLID_REACH,
     Model,
@@ -32,7 +33,6 @@ from mlhpc.analysis.results.scaling import (
     fit,
     predict_time,
 )
-from mlhpc.analysis.results.selection import choose_extent
 from mlhpc.analysis.study import NotAnswerableError, Study
 
 TITLE = "Scaling"

@@ -37,7 +37,7 @@ from mlhpc.analysis.drawing.view import (
     render_seconds,
 )
 from mlhpc.analysis.figures import comparison
-from mlhpc.analysis.results.selection import CLASS_COLUMNS, Task
+from mlhpc.analysis.results.names import CLASS_COLUMNS, Task
 from mlhpc.analysis.study import NotAnswerableError, Study, build_once
 from mlhpc.suite.log.score import find_round_group
 from mlhpc.suite.statistics import Outcome

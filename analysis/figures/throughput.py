@@ -27,11 +27,10 @@ from mlhpc.analysis.drawing.view import (
     join_statements,
     rankable,
 )
-from mlhpc.analysis.results.selection import (
+from mlhpc.analysis.results.machine_size import PLURAL, add_extent
+from mlhpc.analysis.results.names import (
     CLASS_COLUMNS,
-    PLURAL,
     PROBLEM_COLUMNS,
-    add_extent,
     build_result_table,
     group_tasks,
     render_short_heading,

@@ -25,7 +25,8 @@ from mlhpc.analysis.drawing.view import (
     render_seconds,
     varies,
 )
-from mlhpc.analysis.results.selection import PLURAL, PROBLEM_COLUMNS, add_extent, build_result_table, group_tasks
+from mlhpc.analysis.results.machine_size import PLURAL, add_extent
+from mlhpc.analysis.results.names import PROBLEM_COLUMNS, build_result_table, group_tasks
 from mlhpc.analysis.study import NotAnswerableError, Study
 
 TITLE = "Time and cost"

@@ -19,7 +19,7 @@ from mlhpc.analysis.drawing.charts import (
     draw_stacked_bars,
 )
 from mlhpc.analysis.drawing.view import UNDERSTAND_TIME, Answer, Question, View, join_statements, render_seconds
-from mlhpc.analysis.results.selection import render_short_heading
+from mlhpc.analysis.results.names import render_short_heading
 from mlhpc.analysis.roofline.regime import count_steps
 from mlhpc.analysis.study import NotAnswerableError, Study
 from mlhpc.suite.log.goodput import PHASES

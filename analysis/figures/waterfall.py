@@ -35,7 +35,8 @@ from mlhpc.analysis.drawing.view import (
 )
 from mlhpc.analysis.figures.comparison import compare_results
 from mlhpc.analysis.results.decompose import Factors, build_split, compute_factors
-from mlhpc.analysis.results.selection import CLASS_COLUMNS, PLURAL, add_extent, group_tasks, render_heading
+from mlhpc.analysis.results.machine_size import PLURAL, add_extent
+from mlhpc.analysis.results.names import CLASS_COLUMNS, group_tasks, render_heading
 from mlhpc.analysis.study import NotAnswerableError, Study, build_once
 from mlhpc.suite.log.score import list_differences
 from mlhpc.suite.statistics import Outcome

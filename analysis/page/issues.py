@@ -19,7 +19,7 @@ import pandas as pd
 
 from mlhpc.analysis.drawing.view import list_timed_runs, render_count
 from mlhpc.analysis.page.cells import HtmlTable, build_html_table
-from mlhpc.analysis.results.selection import CLASS_COLUMNS, render_heading
+from mlhpc.analysis.results.names import CLASS_COLUMNS, render_heading
 from mlhpc.analysis.sources.readers import Step
 from mlhpc.analysis.study import Study
 from mlhpc.analysis.tables.ingest import parse_mapping

@@ -49,15 +49,8 @@ from mlhpc.analysis.page.cells import (
 )
 from mlhpc.analysis.published.scores import read_stated_minutes
 from mlhpc.analysis.results.index import ANY_TIER, Index, build_index_tables
-from mlhpc.analysis.results.selection import (
-    CLASS_COLUMNS,
-    UNKNOWN_DEVICE,
-    Task,
-    choose_extent,
-    find_system_units,
-    render_heading,
-    render_short_heading,
-)
+from mlhpc.analysis.results.machine_size import choose_extent, find_system_units
+from mlhpc.analysis.results.names import CLASS_COLUMNS, UNKNOWN_DEVICE, Task, render_heading, render_short_heading
 from mlhpc.analysis.study import Study
 from mlhpc.analysis.tables.ingest import parse_mapping
 from mlhpc.suite.card import FULL

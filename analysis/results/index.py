@@ -24,7 +24,9 @@ import pandas as pd
 import yaml
 from msgspec import Meta, Struct
 
-from mlhpc.analysis.results.selection import find_system_units, make_timed_runs, render_short_heading
+from mlhpc.analysis.results.machine_size import find_system_units
+from mlhpc.analysis.results.names import render_short_heading
+from mlhpc.analysis.results.selection import make_timed_runs
 from mlhpc.suite.documents import Count, Positive, YamlSource
 from mlhpc.suite.errors import InputError, explain_near_names
 from mlhpc.suite.log.score import find_round_group

@@ -105,7 +105,7 @@ class RunFolder:
 
     @property
     def plan_path(self) -> Path:
-        """A copy of the parallel plan, if it is a file of the user's."""
+        """In the run folder: a copy of the parallel plan, if it is a file of the user's."""
         return self.root / "plan.yaml"
 
     @property

@@ -20,7 +20,7 @@ from mlhpc.analysis.figures import list_views
 from mlhpc.analysis.page.cells import HtmlTable
 from mlhpc.analysis.page.issues import list_issues
 from mlhpc.analysis.page.summary import build_score_sections, build_summary
-from mlhpc.analysis.results.selection import CLASS_COLUMNS, render_heading
+from mlhpc.analysis.results.names import CLASS_COLUMNS, render_heading
 from mlhpc.analysis.study import NotAnswerableError, Study, read_study
 from mlhpc.suite.card import Card
 from mlhpc.suite.descriptor import list_installed_cards

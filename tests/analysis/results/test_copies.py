@@ -40,7 +40,7 @@ def test_a_carried_over_result_appears_once_in_each_group_of_rounds(again: Study
 
 
 def test_a_result_can_be_named_by_any_of_its_rounds(again: Study, cards: dict[str, Card]) -> None:
-    from mlhpc.analysis.results.selection import find_pairs
+    from mlhpc.analysis.results.names import find_pairs
 
     names = ("Fugaku 4 · v3.0", "Piz Daint 4 · v3.0")
     ((first, second),) = find_pairs(again.results, *names)

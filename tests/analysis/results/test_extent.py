@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 from mlhpc.analysis.figures import list_views
-from mlhpc.analysis.results.selection import add_extent, build_result_names, choose_extent, find_unit_names
+from mlhpc.analysis.results.machine_size import add_extent, choose_extent, find_unit_names
+from mlhpc.analysis.results.names import build_result_names
 from mlhpc.analysis.study import NotAnswerableError, Study, read_study
 from mlhpc.suite.card import Card
 

@@ -4,7 +4,7 @@ import pytest
 from msgspec import structs
 
 from mlhpc.analysis.published.scores import read_scores
-from mlhpc.analysis.results.selection import DEVICE_FAMILY, MACHINES
+from mlhpc.analysis.results.names import DEVICE_FAMILY, MACHINES
 from mlhpc.analysis.roofline.bounds import list_ceilings, predict_bounds, read_roofs
 from mlhpc.suite.workload import load_workload
 
