@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from mlhpc.analysis.loaded import Results
+from mlhpc.analysis.api import Results
 from mlhpc.analysis.roofline.regime import list_measured_cases
 
 WORKLOADS = ("cosmoflow", "deepcam", "open_catalyst", "openfold", "swinv2_moe", "moe_lm")

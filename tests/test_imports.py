@@ -145,7 +145,7 @@ ANALYSIS_LAYERS: dict[str, set[str]] = {
     "analysis.history": set(),
 }
 # These may use all of it: commands, and what `mlhpc.load` returns.
-ANALYSIS_TOPS = {"analysis.commands", "analysis.loaded"}
+ANALYSIS_TOPS = {"analysis.commands", "analysis.api"}
 WORKLOADS_MAY_USE = {
     *(
         "suite",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from mlhpc.analysis.loaded import Results as Results
+    from mlhpc.analysis.api import Results as Results
     from mlhpc.suite.compliance.check import Verdict as Verdict
     from mlhpc.suite.config import Hyperparameters as Hyperparameters
     from mlhpc.suite.config import RunConfig as RunConfig
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _ELSEWHERE = {  # name: the module that has it
     "__version__": "mlhpc.suite:VERSION",
     # results
-    "Results": "mlhpc.analysis.loaded",
+    "Results": "mlhpc.analysis.api",
     "Verdict": "mlhpc.suite.compliance.check",
     "InputError": "mlhpc.suite.errors",
     # a loop of one's own
@@ -69,7 +69,7 @@ def load(*paths: Place, cards: Sequence[Place] = ()) -> Results:
 
     ``cards`` are the files of card-only benchmarks. InputError for a path that does not exist, or if there is no log.
     """
-    from mlhpc.analysis.loaded import Results
+    from mlhpc.analysis.api import Results
 
     return Results(paths, cards)
 
