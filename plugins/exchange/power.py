@@ -193,8 +193,9 @@ def _read_rows(table: _Table, columns: PowerColumns) -> MeterReadings:
         if columns.node is not None and row[columns.node] not in columns.nodes:
             continue  # another outlet of the same PDU
         node = 0 if columns.node is None else columns.nodes.index(row[columns.node] or "")
-        if any((row[name] or "").lower() in _GAPS for name in columns.columns):
-            continue  # the tool says that it has no reading
+        cells = [(row[name] or "").lower().partition(" (") for name in columns.columns]
+        if any(cell in _GAPS for cell, *_ in cells):
+            continue  # the tool says that it has no reading, and perhaps why: N/A (Secondary die)
         time = _parse_time(row[columns.time], columns.time_form, where)
         points = by_node[node]
         if columns.since is not None:
