@@ -230,9 +230,19 @@ def test_the_table_of_a_tool_is_read_as_it_is(tmp_path: Path, name: str) -> None
     assert [each for _, each in found.by_node[0]] == pytest.approx(watts)
 
 
-def test_the_energy_of_a_job_is_not_that_of_its_first_node(tmp_path: Path) -> None:
+def test_a_meter_that_was_killed_leaves_a_part_of_a_line(tmp_path: Path) -> None:
+    text, watts = PUBLIC["nvidia-smi, one A100, idle"]
+    for end in ("2026/05/09 03:57:50.170", "2026/0", "2026/05/09 03:57:50.170, 62.53 W, 0 %"):
+        (path := tmp_path / "smi.csv").write_text(text + end)
+        found = read_power_csv(path, recognise(path))
+        assert [each for _, each in found.by_node[0]] == watts
+        check_refused(path, text + end + "\n" + text.splitlines()[-1], "")
+
+
+@pytest.mark.parametrize("name", ["JobID", "JobIDRaw"])
+def test_the_energy_of_a_job_is_not_that_of_its_first_node(tmp_path: Path, name: str) -> None:
     path = tmp_path / "sacct.txt"
-    path.write_text(ALPS)
+    path.write_text(ALPS.replace("JobID", name))
     columns = recognise(path)
     assert columns.scope == "job"
     ((begin, watts), (end, _)) = read_power_csv(path, columns).by_node[0]
