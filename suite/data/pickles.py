@@ -16,11 +16,12 @@ REFUSED = (
 )
 
 
-class PlainUnpickler(pickle._Unpickler):  # type: ignore[name-defined,misc]
+class PlainUnpickler(pickle._Unpickler):
     """Unpickles numbers, texts, bytes and containers. pickle.UnpicklingError for a name, a call or a change of state."""
 
-    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)  # type: ignore[attr-defined]
+    dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
     CHANGED: ClassVar[tuple[type, ...]] = ()  # the classes whose objects are given a state
+    stack: list[Any]
 
     def __init__(self, content: bytes) -> None:
         super().__init__(io.BytesIO(content))
@@ -34,7 +35,7 @@ class PlainUnpickler(pickle._Unpickler):  # type: ignore[name-defined,misc]
         changed = self.stack[-2] if len(self.stack) > 1 else None
         if type(changed) not in self.CHANGED:
             raise pickle.UnpicklingError(f"it changes a {type(changed).__name__}: refused")
-        super().load_build()
+        super().load_build()  # type: ignore[misc]  # typeshed knows the one in C
 
     def refuse(self) -> None:
         """Refuse an operation that plain data do not need."""
