@@ -146,11 +146,12 @@ class _Table:
     def read(path: Path, delimiter: str | None) -> _Table:
         """Read a file. Without a delimiter it is the one that the head has most of."""
         try:
-            lines = read_bytes(path, _LARGEST_FILE).decode("utf-8-sig").splitlines()
+            content = read_bytes(path, _LARGEST_FILE).decode("utf-8-sig")
         except OSError as error:
             raise InputError(f"{path}: cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:
             raise InputError(f"{path}: not UTF-8 text") from None
+        lines = content.splitlines()
         if text := read_text(path, lines):
             return _Table(path, *text)
         table = csv.reader(
@@ -162,6 +163,8 @@ class _Table:
             values = [cell.strip() for cell in cells]
             if values and values != names:
                 rows.append((table.line_num, {**dict.fromkeys(names), **dict(zip(names, values, strict=False))}))
+        if rows and lines[-1] == content[-len(lines[-1]) :] and len(values) < len(names):
+            rows.pop()  # a meter that was killed leaves a part of a line without an end
         return _Table(path, names, rows)
 
 
@@ -193,8 +196,9 @@ def _read_rows(table: _Table, columns: PowerColumns) -> MeterReadings:
         if columns.node is not None and row[columns.node] not in columns.nodes:
             continue  # another outlet of the same PDU
         node = 0 if columns.node is None else columns.nodes.index(row[columns.node] or "")
-        if any((row[name] or "").lower() in _GAPS for name in columns.columns):
-            continue  # the tool says that it has no reading
+        cells = [(row[name] or "").lower().partition(" (") for name in columns.columns]
+        if any(cell in _GAPS for cell, *_ in cells):
+            continue  # the tool says that it has no reading, and perhaps why: N/A (Secondary die)
         time = _parse_time(row[columns.time], columns.time_form, where)
         points = by_node[node]
         if columns.since is not None:
@@ -288,8 +292,9 @@ def recognise(path: Path) -> PowerColumns:
 def _recognise(table: _Table) -> PowerColumns:
     names, first = table.names, table.rows[0][1] if table.rows else {}
     delimiter = _find_delimiter(table.path)
-    if {"JobID", "Start", "End", "ConsumedEnergyRaw"} <= {*names}:
-        jobs = sorted({row["JobID"] or "" for _, row in table.rows if "." not in (row["JobID"] or ".")})
+    job = "JobIDRaw" if "JobIDRaw" in names else "JobID"
+    if {job, "Start", "End", "ConsumedEnergyRaw"} <= {*names}:
+        jobs = sorted({row[job] or "" for _, row in table.rows if "." not in (row[job] or ".")})
         if len(jobs) != 1:
             raise InputError(
                 f"{table.path}: has {len(jobs)} jobs ({render_repr(', '.join(jobs))}); expected one: sacct -j"
@@ -297,7 +302,7 @@ def _recognise(table: _Table) -> PowerColumns:
         form = _find_time_form(first.get("End"))
         return PowerColumns(
             scope="job", current="AC", time="End", since="Start", energy="ConsumedEnergyRaw", unit="J", time_form=form,
-            rows={"JobID": jobs[0]}, delimiter=delimiter,
+            rows={job: jobs[0]}, delimiter=delimiter,
         )  # fmt: skip
     if NODE in names:
         hosts = sorted({row["host"] for _, row in table.rows if row["host"]})

@@ -77,12 +77,34 @@ def map_columns(path: Path) -> dict[str, Column]:
         with path.open("rb") as file:  # the map stays valid after the file is closed
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         try:
+            for name in shard:
+                if problem := _find_problem(shard, name, len(mapped)):
+                    raise InputError(f"{path}: {name!r} is {problem}; stage or generate the data set again")
             offsets = {name: _read_offsets(path, shard[name]) for name in shard if name.endswith(OFFSETS)}
             return Named({name: _map_column(path, mapped, shard[name], name, offsets) for name in shard}, path)
         except (KeyError, AttributeError, OSError, RuntimeError) as error:  # how h5py answers a damaged structure
             raise InputError(
                 f"{path}: the structure of the HDF5 file is damaged: {error}; stage or generate the data set again"
             ) from None
+
+
+def _find_problem(shard: h5py.File, name: str, size: int) -> str | None:
+    """Return what a dataset is that no shard has. What it says must lie in the file's ``size`` bytes, not elsewhere."""
+    if not isinstance(shard.get(name, getlink=True), h5py.HardLink):
+        return "a link; expected a dataset of this file"
+    dataset = shard[name]
+    if not isinstance(dataset, h5py.Dataset) or dataset.dtype.kind not in "biufcS" or not dataset.dtype.isnative:
+        kind = dataset.dtype.str if isinstance(dataset, h5py.Dataset) else "a group"
+        return f"{kind}; expected a dataset in this machine's byte order"
+    if not dataset.shape:
+        return "a single value; expected one for each sample"
+    if dataset.external or dataset.is_virtual:
+        return "kept in another file; expected its values here"
+    if len(dataset) == 0 and build_offsets_name(name) not in shard:
+        return "without a sample"
+    if len(dataset) > size or (name.endswith(OFFSETS) and dataset.nbytes > size):
+        return f"of {len(dataset):,} rows, in a file of {size:,} bytes"
+    return None
 
 
 def build_offsets_name(name: str) -> str:
@@ -121,9 +143,6 @@ def _read_offsets(path: Path, dataset: Any) -> NDArray[np.int64]:
 def _map_column(
     path: Path, mapped: mmap.mmap, dataset: Any, name: str, offsets: Mapping[str, NDArray[np.int64]]
 ) -> Column:
-    if not isinstance(dataset, h5py.Dataset) or dataset.dtype.kind not in "biufcS" or not dataset.dtype.isnative:
-        kind = dataset.dtype.str if isinstance(dataset, h5py.Dataset) else "a group"
-        raise InputError(f"{path}: {name!r} is {kind}; expected a dataset in this machine's byte order")
     if name in offsets:
         lengths = np.diff(offsets[name])
         return Column(len(lengths), (), lengths.dtype, lengths.__getitem__, None)
@@ -171,17 +190,23 @@ def _map_contiguous(path: Path, mapped: mmap.mmap, dataset: Any) -> Column:
 def _map_chunked(path: Path, mapped: mmap.mmap, dataset: Any) -> Column:
     samples, *rest = dataset.shape
     name, shape, dtype = dataset.name, tuple(rest), dataset.dtype
+    sample_bytes = dtype.itemsize * math.prod(shape)
     if dataset.chunks != (1, *shape) or dataset.compression != "gzip" or dataset.shuffle or dataset.fletcher32:
         raise InputError(
-            f"{path}: dataset {name!r}has another layout; expected contiguous, or gzip with one chunk per sample"
+            f"{path}: dataset {name!r} has another layout; expected contiguous, or gzip with one chunk per sample"
         )
     chunks = [dataset.id.get_chunk_info_by_coord((i, *(0 for _ in shape))) for i in range(samples)]
     extents = [(chunk.byte_offset, chunk.size) for chunk in chunks]
+    if any(begin is None for begin, _ in extents):
+        raise InputError(f"{path}: {name!r} lacks samples that were never written; generate the data again")
 
     def inflate(index: int) -> NDArray[Any]:
         begin, size = extents[index]
         try:
-            return np.frombuffer(zlib.decompress(mapped[begin : begin + size]), dtype).reshape(shape)
+            # At most a byte too many: few bytes can stand for many.
+            inflater = zlib.decompressobj()
+            content = inflater.decompress(mapped[begin : begin + size], sample_bytes + 1)
+            return np.frombuffer(content if inflater.eof else b"", dtype).reshape(shape)
         # ValueError: it decompresses, but to another number of bytes.
         except (zlib.error, ValueError):
             number = index % samples

@@ -26,6 +26,16 @@ from mlhpc.suite.node_list import parse_first_node, parse_node_list
         (" a , b\n", ("a", "b")),
         ("nid[000012,000020-000021]", ("nid000012", "nid000020", "nid000021")),
         ("gpu-b-[03]", ("gpu-b-03",)),
+        # public issues and scripts: skypilot #8891, palace #228, scoop #44, psij-python #200, a TACC page, an NLDAS script
+        (
+            "ml-16-node-[001-002,004],ml-17-node-[001-002]",
+            ("ml-16-node-001", "ml-16-node-002", "ml-16-node-004", "ml-17-node-001", "ml-17-node-002"),
+        ),
+        ("d05-[41-42]", ("d05-41", "d05-42")),
+        ("PC[4455,2343,2342]", ("PC4455", "PC2343", "PC2342")),
+        ("lassen[23,26]", ("lassen23", "lassen26")),
+        ("c521-041,c562-008", ("c521-041", "c562-008")),
+        ("cn[265,297-299]", ("cn265", "cn297", "cn298", "cn299")),
     ],
 )
 def test_a_list_is_expanded(text: str, names: tuple[str, ...]) -> None:

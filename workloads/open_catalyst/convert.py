@@ -24,6 +24,7 @@ from __future__ import annotations
 import gzip
 import io
 import lzma
+import math
 import pickle
 import re
 from collections import OrderedDict, defaultdict
@@ -39,6 +40,7 @@ import torch
 from numpy.typing import NDArray
 
 from mlhpc.suite.data.build import SPLITS, Arrays, DataSetPlan, Progress, ShardPlan, build_data_set, check_disjoint
+from mlhpc.suite.data.pickles import PlainUnpickler, explain_damage
 from mlhpc.suite.errors import InputError, explain_not_installed
 from mlhpc.suite.world import World
 from mlhpc.workloads.open_catalyst.structures import Neighbourhood, Structure, build_shard_arrays
@@ -228,7 +230,7 @@ class LmdbFile:
         try:
             return self._load(value)
         except Exception as error:  # a damaged pickle can raise any exception
-            raise InputError(f"{self.path}: {what}: {type(error).__name__}: {str(error).splitlines()[0]}") from None
+            raise InputError(f"{self.path}: {what}: {explain_damage(error)}") from None
 
 
 @contextmanager
@@ -268,11 +270,46 @@ def read_record_fields(data: Any) -> dict[str, Any]:
 
 def load_restricted(value: bytes) -> Any:
     """Unpickle tensors, arrays, containers and inert records. pickle.UnpicklingError for any other name."""
-    return _RestrictedUnpickler(io.BytesIO(value)).load()
+    return _RestrictedUnpickler(value).load()
 
 
-def _storage_from_bytes(value: bytes) -> Any:
-    return torch.load(io.BytesIO(value), weights_only=True)
+class _Dtype:
+    """A type of numbers or text. numpy's own takes objects for numbers if a pickle says so."""
+
+    def __init__(self, code: str, *_: object) -> None:
+        if not re.fullmatch(r"[biufcSU]\d{1,4}", code):
+            raise pickle.UnpicklingError(f"arrays of {code!r}: refused")
+        self.type = np.dtype(code)
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        self.type = self.type.newbyteorder(state[1])
+
+
+class _Array:
+    """The values of a tensor, its storage or an array. Their own classes would take any size from the pickle."""
+
+    def __init__(self, values: NDArray[Any] | None = None) -> None:
+        self.values = values
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        _, shape, kind, fortran, content = state
+        self.values = np.frombuffer(content, kind.type).reshape(shape, order="F" if fortran else "C")
+
+
+def _make_storage(value: bytes) -> _Array:
+    storage = torch.load(io.BytesIO(value), weights_only=True)
+    return _Array(torch.empty(0, dtype=storage.dtype).set_(storage._untyped_storage).numpy())
+
+
+def _make_tensor(storage: _Array, offset: int, size: Sequence[int], stride: Sequence[int], *_: object) -> _Array:
+    values = torch.from_numpy(storage.values)
+    if math.prod(size) > len(values):  # a stride of 0 would repeat a value for ever
+        raise pickle.UnpicklingError(f"a tensor of {list(size)} of {len(values)} values: refused")
+    return _Array(values.as_strided(size, stride, offset).numpy())
+
+
+def _make_scalar(kind: _Dtype, content: bytes) -> Any:
+    return np.frombuffer(content, kind.type, 1)[0]
 
 
 def _bytes_of_protocol_2(text: str, encoding: str) -> bytes:
@@ -281,33 +318,31 @@ def _bytes_of_protocol_2(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
-# numpy's own function for rebuilding an array, wherever this version keeps it
-_RECONSTRUCT = np.empty(0).__reduce__()[0]
-_SCALAR = np.float64(0).__reduce__()[0]
-
-# Names in pickles of the public data. None of them opens a file, imports or executes by a name from the pickle.
+# Names in pickles of the public data. None of them opens a file, imports, executes, or is what the rest of the program uses.
 ALLOWED: dict[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): OrderedDict,
     ("collections", "defaultdict"): defaultdict,
     **{(module, "set"): set for module in ("builtins", "__builtin__")},
     ("_codecs", "encode"): _bytes_of_protocol_2,
-    ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,
-    ("torch.storage", "_load_from_bytes"): _storage_from_bytes,
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    **{(f"numpy.{core}.multiarray", "_reconstruct"): _RECONSTRUCT for core in ("core", "_core")},
-    **{(f"numpy.{core}.multiarray", "scalar"): _SCALAR for core in ("core", "_core")},
+    ("torch._utils", "_rebuild_tensor_v2"): _make_tensor,
+    ("torch.storage", "_load_from_bytes"): _make_storage,
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _Dtype,
+    **{(f"numpy.{core}.multiarray", "_reconstruct"): lambda *_: _Array() for core in ("core", "_core")},
+    **{(f"numpy.{core}.multiarray", "scalar"): _make_scalar for core in ("core", "_core")},
 }
 RECORDS = "torch_geometric"  # a package: none of its classes is imported, so new ones of later versions do no harm
 
 
-class _RestrictedUnpickler(pickle.Unpickler):
+class _RestrictedUnpickler(PlainUnpickler):
+    CHANGED = (Record, _Array, _Dtype)
+
     def find_class(self, module: str, name: str) -> Any:
         if module.partition(".")[0] == RECORDS:
             return Record
         if (module, name) in ALLOWED:
             return ALLOWED[module, name]
-        raise pickle.UnpicklingError(f"the pickle asks for {module}.{name}, which data do not need: refused")
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which data do not need: refused")
 
 
 def _system(value: Any, index: int) -> int:
@@ -320,9 +355,10 @@ def _convert_to_plain(value: Any) -> Any:
 
     None for all else: numpy would follow a pointer in ``__array_interface__``.
     """
-    if isinstance(value, torch.Tensor):
-        array: NDArray[Any] = value.detach().numpy()
-        return array
+    if isinstance(value, _Array):
+        value = value.values
+    if isinstance(value, torch.Tensor):  # of a file that is trusted
+        value = value.detach().numpy()
     if isinstance(value, np.ndarray) and value.dtype.hasobject:
         return None
     return value if isinstance(value, np.ndarray | np.generic | int | float | str) else None

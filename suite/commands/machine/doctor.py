@@ -383,7 +383,9 @@ def check_system(system: SystemFile) -> list[Check]:
             continue
         answer = _run_command([word.format(**{key: getattr(site, key) for key in wanted}) for word in words])
         text = "; ".join(line.strip() for line in answer.output.strip().splitlines())[:120]
-        fix = f"correct site.{wanted[0]}" if wanted else "ask whether the scheduler runs"
+        # A scheduler that does not know a name says so with it; one that cannot be reached speaks of something else.
+        named = [key for key in wanted if not text or re.search(rf"\b{re.escape(getattr(site, key))}\b", answer.output)]
+        fix = f"correct site.{named[0]}" if named else "ask whether the scheduler runs, and from which hosts it answers"
         checks.append(Check(name, answer.code == 0 and bool(text), text or "no answer", "system", fix, "an answer"))
     paths = {"site.python": site.python, "container.image": system.container.image}
     for key, value in paths.items():

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from mlhpc.suite.launch.job import Job
 from mlhpc.suite.launch.schedulers import NOT_KNOWN, Ask, State
+from mlhpc.suite.node_list import parse_node_list
 
 TITLE = "Slurm"
 TRIED = "22.05.8, two nodes"
@@ -17,6 +18,8 @@ JOB_ID, QUEUE = r"^(\d+)(?:;\S+)?$", "squeue --me"
 KEPT, FOREIGN = ("SLURM_CONF",), ("SBATCH_", "SLURM_")
 CHECKS = {"controller": ("sinfo", "--noheader", "--format=%P %D nodes %T"), "queue": ("sinfo", "-hp", "{queue}")}
 MPI, WRITES_OUTPUT = "pmi2", True
+# A record of scontrol: tasks of an array (`7`, or `8-10,12%2` that wait), then the state in a line of its own
+RECORD = r"^JobId=\d+(?: ArrayJobId=\d+ ArrayTaskId=(?:([\d,-]+)(?:%\d+)? )?)?.*(?:\n +.*)*?\n +JobState=(\w+)"
 
 ENVIRONMENT = """\
 job=${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID} index=${SLURM_ARRAY_TASK_ID:-} chosen=() # SLURM_JOB_ID of one task is the array's
@@ -43,7 +46,6 @@ def render_header(job: Job) -> Iterator[str]:
     yield from (f"--gpus-per-node={resources.gpus_per_node}",) * bool(resources.gpus_per_node)
     yield from ("--exclusive",) * resources.exclusive
     yield f"--time={job.time_limit}"
-    # If neither is given, the site's default decides.
     yield "--requeue" if site.requeue else "--no-requeue"
     name = "%A_%a" if job.array else "%j"
     output = f"%x-{name}.out" if job.output is None else job.output.replace("%", "%%") + f"/job_{name}.log"
@@ -58,8 +60,7 @@ def render_array(job: Job) -> Iterator[str]:
 
 
 def render_signal(job: Job) -> Iterator[str]:
-    # Without `B:` Slurm signals the job's steps, and so the ranks, not the script.
-    yield f"--signal=TERM@{job.system.resources.signal_margin_s}"
+    yield f"--signal=TERM@{job.system.resources.signal_margin_s}"  # without `B:` to the job's steps: the ranks
 
 
 def render_dependency(job: str, *, succeeded: bool) -> Sequence[str]:
@@ -71,16 +72,15 @@ def render_environment(job: Job) -> str:
 
 
 def fetch_states(ids: Sequence[str], ask: Ask) -> Iterator[State]:
-    # %F is the job id without the number of an array task, %K that number, %T the long name of the state. With --array
-    # tasks that wait have a line each.
+    # %F: the job id, %K: the number of an array's task, %T: the state. With --array tasks that wait have a line each
     listed = ask("squeue", "--array", "--noheader", "--format=%F %K %T", f"--jobs={','.join(ids)}")
     found = [each for line in (listed or "").splitlines() if len(each := line.split()) == 3]
     yield from ((job, index if index.isdecimal() else None, state) for job, index, state in found)
     shown: str | None = ""
     for job in sorted(set(ids) - {each[0] for each in found}):
-        if shown is not None:  # who does not answer once is not asked again
-            shown = ask("scontrol", "show", "job", job)
-        yield from ((job, None, state) for state in re.findall(r"\bJobState=(\w+)", shown or ""))
+        shown = None if shown is None else ask("scontrol", "show", "job", job)  # who does not answer is not asked again
+        for tasks, state in re.findall(RECORD, shown or "", re.MULTILINE):
+            yield from ((job, index, state) for index in (parse_node_list(f"[{tasks}]") if tasks else (None,)))
         if shown is None and listed is None:
             yield job, None, NOT_KNOWN
 

@@ -334,12 +334,16 @@ def read_accelerator_links(accelerators: Sequence[Accelerator], run: Run) -> str
     """Return how the node's accelerators are linked, for people to read. Known only for NVIDIA's."""
     if not accelerators or accelerators[0].vendor != "NVIDIA":
         return UNKNOWN
-    # The table underlines its head with terminal codes; its legend names NV# for any machine
-    matrix = re.sub(r"\x1b\[[\d;]*m", "", run(["nvidia-smi", "topo", "-m"])).split("Legend")[0]
-    lanes = sorted(set(re.findall(r"\bNV\d+\b", matrix)))
+    # The table underlines its head with terminal codes. Columns of network cards follow those of the GPUs, in every row
+    rows = [line.split() for line in re.sub(r"\x1b\[[\d;]*m", "", run(["nvidia-smi", "topo", "-m"])).splitlines()]
+    matrix = [words for words in rows if words and re.fullmatch(r"GPU\d+", words[0])]
+    width = sum(re.fullmatch(r"GPU\d+", word) is not None for word in matrix[0]) if matrix else 0
+    links = {word for words in matrix[1:] for word in words[1 : width + 1]}
+    lanes = sorted((word for word in links if re.fullmatch(r"NV\d+", word)), key=lambda word: int(word[2:]))
+    pcie = links & {"PIX", "PXB", "PHB", "NODE", "SYS", "SOC"}
     if lanes:
-        return "NVLink (" + ", ".join(lanes) + " in nvidia-smi topo)"
-    return "PCIe" if len(accelerators) > 1 and matrix else UNKNOWN
+        return f"NVLink ({', '.join(lanes)} in nvidia-smi topo)" + ", PCIe between others" * bool(pcie)
+    return "PCIe" if pcie else UNKNOWN
 
 
 TUNING = re.compile(  # variables that change how fast or how exactly a run computes, of the libraries that it may use

@@ -145,7 +145,8 @@ def test_what_is_no_readings_is_refused_in_a_line(tmp_path: Path, name: str) -> 
     assert "\n" not in str(caught.value)
 
 
-# Tables as these tools write them. Lines of the A100 and of sacct are public logs; those of amd-smi, jpwr and rocm-smi are made
+# Tables as these tools write them. Lines of the A100, of sacct and of the 7900 XTX (llama-swap #775, with a time in front) are
+# public logs; cells of the MI250 (rocm_smi_lib #149, #160) too. Those of amd-smi, jpwr and one of rocm-smi are made
 PUBLIC = {
     "nvidia-smi, one A100, idle": (
         "timestamp, power.draw [W], utilization.gpu [%], temperature.gpu\n"
@@ -186,6 +187,25 @@ PUBLIC = {
         "1795406400,card0,210.0\n1795406400,card1,198.5\n1795406401,card0,211.0\n1795406401,card1,198.5\n",
         [408.5, 409.5],
     ),
+    "rocm-smi of two 7900 XTX": (
+        "timestamp,device,Device Name,Device ID,Temperature (Sensor edge) (C),Average Graphics Package Power (W),GPU use (%),"
+        "Memory Activity,Avg. Memory Bandwidth,VRAM Total Memory (B),Card Vendor,GFX Version  \n"
+        "1795406400,card0,Radeon RX 7900 XTX,0x744c,31.0,19.0,0,N/A,0,25753026560,Advanced Micro Devices [AMD/ATI],gfx1100  \n"
+        "1795406400,card1,Radeon RX 7900 XTX,0x744c,27.0,18.0,0,N/A,0,25753026560,Advanced Micro Devices [AMD/ATI],gfx1100  \n"
+        "1795406401,card0,Radeon RX 7900 XTX,0x744c,31.0,21.0,0,N/A,0,25753026560,Advanced Micro Devices [AMD/ATI],gfx1100  \n"
+        "1795406401,card1,Radeon RX 7900 XTX,0x744c,27.0,18.0,0,N/A,0,25753026560,Advanced Micro Devices [AMD/ATI],gfx1100  \n",
+        [37.0, 39.0],
+    ),
+    "rocm-smi of an MI250, whose second die says nothing": (
+        "timestamp,device,Average Graphics Package Power (W)\n"
+        "1795406400,card0,237.0\n1795406400,card1,N/A (Secondary die)\n"
+        "1795406401,card0,238.0\n1795406401,card1,N/A (Secondary die)\n",
+        [237.0, 238.0],
+    ),
+    "rocm-smi 6 of an APU": (
+        "timestamp,device,Current Socket Graphics Package Power (W)\n1795406400,card0,4.0\n1795406401,card0,3.0\n",
+        [4.0, 3.0],
+    ),
     "amd-smi": (
         "timestamp,gpu,socket_power,gfx_voltage\n1795406400,0,142 W,N/A\n1795406401,0,143 W,N/A\n",
         [142.0, 143.0],
@@ -210,9 +230,19 @@ def test_the_table_of_a_tool_is_read_as_it_is(tmp_path: Path, name: str) -> None
     assert [each for _, each in found.by_node[0]] == pytest.approx(watts)
 
 
-def test_the_energy_of_a_job_is_not_that_of_its_first_node(tmp_path: Path) -> None:
+def test_a_meter_that_was_killed_leaves_a_part_of_a_line(tmp_path: Path) -> None:
+    text, watts = PUBLIC["nvidia-smi, one A100, idle"]
+    for end in ("2026/05/09 03:57:50.170", "2026/0", "2026/05/09 03:57:50.170, 62.53 W, 0 %"):
+        (path := tmp_path / "smi.csv").write_text(text + end)
+        found = read_power_csv(path, recognise(path))
+        assert [each for _, each in found.by_node[0]] == watts
+        check_refused(path, text + end + "\n" + text.splitlines()[-1], "")
+
+
+@pytest.mark.parametrize("name", ["JobID", "JobIDRaw"])
+def test_the_energy_of_a_job_is_not_that_of_its_first_node(tmp_path: Path, name: str) -> None:
     path = tmp_path / "sacct.txt"
-    path.write_text(ALPS)
+    path.write_text(ALPS.replace("JobID", name))
     columns = recognise(path)
     assert columns.scope == "job"
     ((begin, watts), (end, _)) = read_power_csv(path, columns).by_node[0]

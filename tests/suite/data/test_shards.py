@@ -3,11 +3,14 @@
 import json
 import os
 import threading
+import tracemalloc
+import zlib
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -21,6 +24,7 @@ from mlhpc.suite.data.shards import (
     build_shard_path,
     count_read_bytes,
     list_page_runs,
+    map_columns,
     read_shard_entry,
     write_shard,
 )
@@ -62,6 +66,94 @@ def test_a_shard_that_is_well_signed_and_wrong_is_one_line(tmp_path: Path, kind:
         InputError, match=rf"shard_00000.h5: 'z' is .{{0,2}}{kind.lstrip('>')}; expected a dataset in this"
     ):
         write_shard(build_shard_path(tmp_path, "train", 0), wrong, compression=compression)
+
+
+def rewrite(path: Path, kind: str) -> None:
+    """Write a shard that is well formed and no shard of ours, as a stranger may sign it."""
+    rows = np.zeros((3, 400), np.int16)
+    (other := path.with_name("other.h5")).write_bytes(path.read_bytes())
+    with h5py.File(path, "w") as file:
+        if kind == "scalar":
+            file["y"] = 3
+        elif kind == "empty":
+            file["y"] = h5py.Empty("u1")
+        elif kind == "group":
+            file.create_group("y")
+        elif kind == "no sample":
+            file["y"] = rows[:0]
+        elif kind == "link":
+            file["y"] = h5py.SoftLink("/z")
+        elif kind == "link to a file":
+            file["y"] = h5py.ExternalLink("/dev/zero", "/y")
+        elif kind == "values of a file":
+            file.create_dataset("y", (3, 400), "i2", external=[("/etc/passwd", 0, h5py.h5f.UNLIMITED)])
+        elif kind == "virtual":
+            layout = h5py.VirtualLayout((5, 4), "f4")
+            layout[:] = h5py.VirtualSource(str(other), "y", (5, 4))
+            file.create_virtual_dataset("y", layout)
+        elif kind == "offsets of another file":
+            file.create_dataset("y.offsets", (1 << 40,), "i8", external=[("/dev/zero", 0, h5py.h5f.UNLIMITED)])
+        elif kind == "offsets that inflate":
+            file.create_dataset("y.offsets", (1 << 32,), "i8", chunks=(1 << 20,), compression="gzip")
+        elif kind == "rows that inflate":
+            file.create_dataset("y", (1 << 40, 4), "i2", chunks=(1, 4), compression="gzip")
+        elif kind == "never written":
+            file.create_dataset("y", (3, 4), "i2", chunks=(1, 4), compression="gzip")
+        elif kind == "rows without a place":
+            file.create_dataset("y", (3, 1 << 50), "i2")
+        elif kind == "samples of nothing":
+            file.create_dataset("y", (1 << 40, 0), "i2")
+        elif kind == "shuffled":
+            file.create_dataset("y", data=rows, chunks=(1, 400), compression="gzip", shuffle=True)
+        elif kind == "texts":
+            file["y"] = ["a", "b", "c"]
+        elif kind == "objects":
+            file["y"] = np.array([file.ref] * 3, h5py.ref_dtype)
+
+
+KINDS = (
+    *(
+        "scalar",
+        "empty",
+        "group",
+        "no sample",
+        "link",
+        "link to a file",
+        "values of a file",
+        "virtual",
+        "texts",
+        "objects",
+    ),
+    *("offsets of another file", "offsets that inflate", "rows that inflate", "never written", "rows without a place"),
+    *("samples of nothing", "shuffled"),
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_strangers_shard_is_one_line_and_opens_no_other_file(tmp_path: Path, kind: str) -> None:
+    make(tmp_path)
+    path = build_shard_path(tmp_path, "train", 0)
+    rewrite(path, kind)
+    tracemalloc.start()
+    with pytest.raises(InputError, match=r"shard_00000\.h5: [^\n]*\Z"):
+        map_columns(path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 20e6
+
+
+def test_a_sample_inflates_to_its_size_and_no_further(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        made = file.create_dataset("y", (1, 4), "i2", chunks=(1, 4), compression="gzip")
+        made.id.write_direct_chunk((0, 0), zlib.compress(bytes(20_000_000)))
+    column = map_columns(path)["y"]
+    tracemalloc.start()
+    with pytest.raises(InputError, match="sample 0 of '/y' is damaged"):
+        column.sample(0)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1e6
 
 
 def test_a_dataset_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:

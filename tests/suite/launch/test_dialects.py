@@ -270,6 +270,47 @@ ANSWERS = {
 }  # fmt: skip
 
 
+# Records of `scontrol show job` in public issues and test data, with other names: xenon-middleware/xenon #672 (an element that
+# runs), JamesOwers in cdt-data-science/cluster-scripts #10 (elements that wait), a TACC page (heterogeneous),
+# tdegeus/GooseSLURM #32, ROCm/spur #761 (waits). A name may say anything.
+RECORD = """JobId={} JobName={}
+   UserId=ada(2422) GroupId=g(10532) MCS_label=N/A
+   Priority=100021 Nice=0 Account=a1 QOS=normal
+   JobState={} Reason=None Dependency=(null)
+   Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0
+   Partition=h100 AllocNode:Sid=fidis:20733
+   NodeList=node-[63-65]
+   Command=/location/JobState=FAILED
+   Power=
+
+"""
+SHOWN = [
+    (RECORD.format("17", "train.sh", "RUNNING"), {"17": "RUNNING"}),
+    (RECORD.format("17", "x JobState=COMPLETED", "PENDING"), {"17": "PENDING"}),
+    (RECORD.format("17", "x", "PREEMPTED"), {"17": "PREEMPTED"}),
+    (RECORD.format("17", "x", "OUT_OF_MEMORY"), {"17": "OUT_OF_MEMORY"}),
+    (RECORD.format("18 ArrayJobId=17 ArrayTaskId=1", "x", "RUNNING"), {"17": "RUNNING", "17_1": "RUNNING"}),
+    (RECORD.format("18 ArrayJobId=17 ArrayTaskId=0", "x", "FAILED")
+     + RECORD.format("17 ArrayJobId=17 ArrayTaskId=1-2,4%1", "x", "PENDING"),
+     {"17": "PENDING", "17_0": "FAILED", "17_1": "PENDING", "17_2": "PENDING", "17_4": "PENDING"}),
+    (RECORD.format("17 ArrayJobId=17 ArrayTaskId=0-8:2 ArrayTaskThrottle=2", "x", "PENDING"), {"17": "PENDING"}),
+    (RECORD.format("17 ArrayJobId=17 ArrayTaskId=1,3,5,...%2", "x", "PENDING"), {"17": "PENDING"}),
+    (RECORD.format("17 HetJobId=17 HetJobOffset=0", "x", "COMPLETED")
+     + RECORD.format("18 HetJobId=17 HetJobOffset=1", "x", "RUNNING"), {"17": "RUNNING"}),
+    (RECORD.format("17", "x\n   HetJobIdSet=17-18", "SUSPENDED"), {"17": "SUSPENDED"}),
+    (RECORD.format("17", "x", "COMPLETED").replace("MCS_label=N/A\n   ", "").replace("JobName", "Name"), {"17": "COMPLETED"}),
+    ("", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "states"), SHOWN)
+def test_what_slurms_queue_no_longer_lists_is_read_from_records_of_scontrol(
+    text: str, states: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "ask", lambda *words: text if words[0] == "scontrol" else "")
+    assert queue.fetch_job_states(["17"], load_dialect("slurm")) == states
+
+
 @pytest.mark.parametrize("kind", ANSWERS)
 def test_states_are_read_from_the_schedulers_own_words(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for text, states in ANSWERS[kind].items():

@@ -150,7 +150,7 @@ def test_a_malicious_pickle_is_refused_and_runs_nothing(pwned: Path, tmp_path: P
     with pytest.raises(pickle.UnpicklingError, match=r"asks for posix\.mkdir, which data do not need: refused"):
         load_restricted(evil)
     path = write_lmdb(tmp_path / "evil.lmdb", [evil])
-    with pytest.raises(InputError, match=rf"^{path}: structure 0: UnpicklingError: .*posix\.mkdir"):
+    with pytest.raises(InputError, match=rf"^{path}: structure 0: it asks for posix\.mkdir"):
         list(LmdbFile(path).structures(0, 1))
     assert not pwned.exists()
 

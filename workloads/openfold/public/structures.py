@@ -12,10 +12,8 @@ Alignments and template hits of chains: OpenProteinSet's folders, or the benchma
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import pickle
 import re
 import zlib
 from collections import defaultdict
@@ -30,6 +28,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from mlhpc.suite.data.pickles import PlainUnpickler, explain_damage
 from mlhpc.suite.errors import InputError
 from mlhpc.workloads.openfold import residues
 from mlhpc.workloads.openfold.clusters import find_alignment
@@ -97,11 +96,11 @@ class PickleFiles:
     def _read_group(self, group: str) -> Mapping[str, Any]:
         path = self._folder / group
         try:
-            content = _PlainUnpickler(io.BytesIO(path.read_bytes())).load()
+            content = PlainUnpickler(path.read_bytes()).load()
         except OSError as error:
             raise InputError(f"{path}: cannot be read: {error.strerror}") from None
         except Exception as error:  # a damaged pickle can raise any exception
-            raise InputError(f"{path}: not a pickle of plain data: {error}") from None
+            raise InputError(f"{path}: not a pickle of plain data: {explain_damage(error)}") from None
         if not isinstance(content, dict):
             raise InputError(f"{path}: holds a {type(content).__name__}, expected a dictionary of entries")
         return content
@@ -114,11 +113,6 @@ class PickleFiles:
             return _entry(group[name])
         except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as error:
             raise InputError(f"{self._folder / _group(name)}: entry {name} is damaged: {error!r}") from None
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which could run code")
 
 
 def _group(name: str) -> str:

@@ -28,6 +28,7 @@ from mlhpc.suite.commands.machine.doctor import (
 from mlhpc.suite.launch import local
 from mlhpc.suite.launch.job import Container, Site, SystemFile
 from mlhpc.suite.launch.local import SiteMpi
+from mlhpc.suite.launch.schedulers import load_dialect
 from mlhpc.suite.machine.probes.allowance import UsableResources, read_usable_resources
 from mlhpc.suite.machine.probes.collect import is_loopback, is_synchronised, list_own_addresses, measure_clock_skew
 from mlhpc.suite.machine.probes.processor import VARIABLE
@@ -393,6 +394,30 @@ def test_a_system_file_is_checked_without_a_job(tmp_path: Path, monkeypatch: pyt
     assert "did you mean 'pals'" in checks["job script"].found
     monkeypatch.setenv("PATH", str(tmp_path))
     assert any("no qsub, qstat on PATH" in line for line in render_checks(check_system(system)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "fix"),
+    [
+        ("pbs", "qstat: Unknown queue batch", "correct site.queue"),
+        ("lsf", "batch: No such queue.", "correct site.queue"),
+        ("pbs", "Connection refused; qstat: cannot connect to server pbs (errno=111)", "ask whether the scheduler runs"),
+        ("lsf", "Failed in an LSF library call: LIM is down; try later", "ask whether the scheduler runs"),
+        ("slurm", "sbatch: error: Unable to contact slurm controller", "ask whether the scheduler runs"),
+        ("grid_engine", "error: unable to send message to qmaster using port 6444", "ask whether the scheduler runs"),
+    ],
+)  # fmt: skip
+def test_a_scheduler_that_cannot_be_reached_is_not_a_wrong_queue(
+    kind: str, said: str, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dialect = load_dialect(kind)
+    for name in {dialect.SUBMIT[0], *(words[0] for words in dialect.CHECKS.values())}:
+        (tmp_path / name).write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    checks = check_system(SystemFile(name="s", kind=kind, site=Site(queue="batch")))
+    (found,) = [check for check in checks if check.name == "queue"]
+    assert found.fix.startswith(fix)
 
 
 @pytest.mark.parametrize(
