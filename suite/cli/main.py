@@ -11,6 +11,7 @@ import click
 from mlhpc.suite import VERSION, stopping
 from mlhpc.suite.cli.group import LazyGroup, convert_help_words
 from mlhpc.suite.cli.options import make_shared_options
+from mlhpc.suite.cli.path_kinds import add_kind
 from mlhpc.suite.cli.usage_errors import explain_usage
 from mlhpc.suite.errors import (
     DEBUG,
@@ -109,9 +110,9 @@ def _explain(error: BaseException) -> tuple[str, ExitCode]:
     """Return one line about an error, and the exit code. Called while the error is handled."""
     if isinstance(error, click.ClickException):
         hidden = explain_shadowed(error.__cause__) if error.__cause__ is not None else ""
-        return hidden or explain_usage(error, group), ExitCode.USAGE
+        return hidden or add_kind(explain_usage(error, group)), ExitCode.USAGE
     if isinstance(error, InputError):
-        return render_error(error), ExitCode.USAGE
+        return add_kind(render_error(error)), ExitCode.USAGE
     if isinstance(error, OSError):
         return render_error(error), choose_exit_code(error)
     if DEBUG in os.environ:
