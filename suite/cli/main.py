@@ -11,7 +11,6 @@ import click
 from mlhpc.suite import VERSION, stopping
 from mlhpc.suite.cli.group import LazyGroup, convert_help_words
 from mlhpc.suite.cli.options import make_shared_options
-from mlhpc.suite.cli.path_kinds import add_kind
 from mlhpc.suite.cli.usage_errors import explain_usage
 from mlhpc.suite.errors import (
     DEBUG,
@@ -30,6 +29,7 @@ from mlhpc.suite.files import (
     render_error,
     set_missing_home,
 )
+from mlhpc.suite.path_kinds import add_kind
 from mlhpc.suite.shadowed import explain_shadowed
 
 EPILOG = """\b

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -12,7 +13,7 @@ _KIND = re.compile(
     r"\bnot an? |\bno \w+ (?:below|under|here)|\bno (?:data set|run folder|search)\b|\bexpected\b|"
     r"[Ii]s a directory|nothing to |missing key|unknown key|unknown system|has no|cannot be read"
 )
-_PLACE = re.compile(r"(?:--?[\w-]+ |unknown system |\S*: )?'?(?P<path>[^:'\n]+?)'?(?:(?::\d+)?[:;,]| is a directory)")
+_PLACE = re.compile(r"(?:--?[\w-]+ |unknown system )?'?(?P<path>[^:'\n]+?)'?(?:(?::\d+)?[:;,] | is a directory)")
 # File of a folder: the kind of the folder, and what to do
 FOLDERS = {
     "run.json": "run folder: {path}/result_0.txt is a log of it, mlhpc package makes a package of it",
@@ -50,7 +51,11 @@ def add_kind(message: str) -> str:
     except OSError:  # not ours to read
         return message
     kind = what.partition(":")[0]
-    return message if not what or re.search(rf"(?<!not a ){kind}\b", message) else f"{message}; it is {what}"
+    # The mistake lies within a file of the right kind
+    right = "did you mean" in message or not set(re.findall(r"--\w+", what)).isdisjoint(sys.argv)
+    if not what or right or re.search(rf"(?<!not ){kind}\b", message):
+        return message
+    return f"{message}; {'it' if path.exists() else path.parent} is {what}"
 
 
 def _describe(path: Path) -> str:
@@ -74,6 +79,8 @@ def _list_below(path: Path) -> str:
         return "empty folder"
     if below := list(islice(_find_below(path), _SHOWN)):
         return f"folder above {', '.join(below)}"
+    if files := sorted(map(str, path.glob("*.y*ml")))[:_SHOWN]:
+        return f"folder with the files {', '.join(files)}"
     return ""
 
 
