@@ -10,7 +10,8 @@ from pathlib import Path
 
 # A message about the kind of a path, not about what is wrong inside
 _KIND = re.compile(
-    r"\bnot an? |\bno \w+ (?:below|under|here)|\bno (?:data set|run folder|search)\b|\bexpected\b|"
+    r"\bnot an? |\bno \w+ (?:below|under|here)|\bno (?:data set|run folder|search)\b|"
+    r"\bexpected (?:an? |the |run |logs|results|JSON|YAML)|"
     r"[Ii]s a directory|nothing to |missing key|unknown key|unknown system|has no|cannot be read"
 )
 _PLACE = re.compile(r"(?:--?[\w-]+ |unknown system )?'?(?P<path>[^:'\n]+?)'?(?:(?::\d+)?[:;,] | is a directory)")
@@ -46,6 +47,8 @@ def add_kind(message: str) -> str:
     if found is None or not _KIND.search(message):
         return message
     path = Path(found["path"])
+    if not path.exists() and path.name not in FOLDERS:
+        return message
     try:
         what = _describe(path if path.exists() else path.parent)
     except OSError:  # not ours to read

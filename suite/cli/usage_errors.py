@@ -380,6 +380,8 @@ def _explain_value(error: click.BadParameter, parameter: click.Parameter, comman
             kind = "whole number" if number[2] == "integer" else "number"
             form = _explain_number(number[1], kind, _summarize(parameter))
             return f"{name} {number[1]}: expected a {kind}{form}"
+        if directory := _DIRECTORY.fullmatch(message):
+            return f"{name} {directory[1]}: is a directory, expected a file"
         return f"{name}: {message}"
     if absent := _ABSENT.fullmatch(message):
         return f"{absent[1]}: does not exist; mlhpc help {command} says what is expected"

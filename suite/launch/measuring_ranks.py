@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 from mlhpc.suite.errors import ExitCode, choose_exit_code
 from mlhpc.suite.files import print_line, render_error
 from mlhpc.suite.launch.local import make_suite_command, run_local
+from mlhpc.suite.path_kinds import add_kind
 from mlhpc.suite.stopping import end_by_signal
 
 if TYPE_CHECKING:
     from mlhpc.suite.launcher import Launch
-    from mlhpc.suite.path_kinds import add_kind
 from mlhpc.suite.world import World
 
 GRACE_S = 1.0  # between SIGTERM and SIGKILL to ranks that are stopped: they have nothing to save

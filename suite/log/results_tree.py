@@ -144,7 +144,21 @@ class LogFile:
 
 
 RESULT = r"result_.*\.txt"
-NO_LOGS = {".json", ".jsonl", ".yaml", ".yml", ".html", ".csv", ".py"}  # suffixes of files that hold none
+NO_LOGS = {
+    ".json",
+    ".jsonl",
+    ".yaml",
+    ".yml",
+    ".html",
+    ".csv",
+    ".py",
+    ".zip",
+    ".gz",
+    ".tgz",
+    ".bz2",
+    ".xz",
+    ".tar",
+}  # suffixes of files that hold none
 RESUMED = r"resumed_.*\.txt"
 _TRIAL = r"(?:result|resumed)_(\d+)"
 _ROUND = r"(?:.*results[_\-])?v(\d+\.\d+)"

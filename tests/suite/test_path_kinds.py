@@ -119,6 +119,11 @@ def test_a_json_file_that_ends_too_early_is_said_to(tmp_path: Path) -> None:
         ("data describe data", "data is a folder above data/moe_lm-smoke"),
         ("score run/facts.json", "not a log (result_*.txt)"),
         ("offload simulate run", "it is a run folder"),
+        ("report run --what-if run", "--what-if run: is a directory, expected a file; it is a run folder"),
+        ("check p.zip", "it is a packed file: unpack it first"),
+        ("reproduce run --with data", "not a run folder (no result_*.txt)"),
+        ("package run --system here --status onprem2", "'onprem2' is not one of 'cloud', 'onprem'"),
+        ("run moe_lm --config list.yaml", "expected a mapping, found list; write lines KEY: VALUE"),
         ("tune moe_lm --size smoke --predict", "--predict needs --from PATH"),
         ("tune moe_lm --size smoke --resume -o run", "no search here to resume"),
         ("run moe_lm --config c.json", "rename it to NAME.yaml"),
@@ -134,6 +139,8 @@ def test_a_command_says_what_it_was_given(
     for name in ("run/run.json", "run/facts.json", "data/moe_lm-smoke/manifest.json", "c.json"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text("{}")
+    Path("p.zip").write_text("PK\x03\x04")
+    Path("list.yaml").write_text("- a\n")
     monkeypatch.setattr(sys, "argv", ["mlhpc", *words.split()])
     assert _run() == 2
     said = capsys.readouterr().err
