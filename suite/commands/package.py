@@ -189,4 +189,8 @@ def _verify_packages(packages: tuple[Path, ...]) -> None:
         print_line("\n".join(changes) if changes else f"{folder}: unchanged")
         count += len(changes)
     if count:
+        print_line(
+            "what changed is not what was packaged: copy the package again, or build it again: mlhpc package RUNS",
+            error=True,
+        )
         raise click.exceptions.Exit(ExitCode.FINDINGS)

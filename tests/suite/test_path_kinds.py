@@ -1,5 +1,6 @@
 """What lies at a path that a command did not take is said, with what to do; nothing is added where it would not help."""
 
+import errno
 import json
 import sys
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from mlhpc.suite.cli.main import _run, group
+from mlhpc.suite.cli.main import OUTPUTS, _explain, _run, group
 from mlhpc.suite.cli.usage_errors import explain_usage
 from mlhpc.suite.files import read_json
 from mlhpc.suite.path_kinds import FOLDERS, add_kind
@@ -120,6 +121,7 @@ def test_a_json_file_that_ends_too_early_is_said_to(tmp_path: Path) -> None:
         ("score run/facts.json", "not a log (result_*.txt)"),
         ("offload simulate run", "it is a run folder"),
         ("report run --what-if run", "--what-if run: is a directory, expected a file; it is a run folder"),
+        ("history check run", "run: not a history; expected a folder of records"),
         ("check p.zip", "it is a packed file: unpack it first"),
         ("reproduce run --with data", "not a run folder (no result_*.txt)"),
         ("package run --system here --status onprem2", "'onprem2' is not one of 'cloud', 'onprem'"),
@@ -158,3 +160,13 @@ def test_a_data_set_that_MLHPC_DATA_names_itself_is_noticed(
     monkeypatch.setattr(sys, "argv", ["mlhpc", "run", "moe_lm", "--size", "smoke", "--ranks", "1"])
     assert _run() == 2
     assert f"MLHPC_DATA names the folder above: MLHPC_DATA={tmp_path}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", OUTPUTS)
+def test_a_place_that_cannot_be_written_is_named_with_its_option(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["mlhpc", "x", "a.csv", option, "/proc/x"])
+    for number in (errno.ENOENT, errno.EACCES, errno.EROFS, errno.ENOSPC):
+        for file in ("/proc/x", "/proc/x/y"):
+            said, _ = _explain(OSError(number, "why", file))
+            assert said == f"{file}: why; choose another {option}"
+        assert _explain(OSError(number, "why", "a.csv"))[0] == "a.csv: why"
