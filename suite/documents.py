@@ -164,7 +164,8 @@ class YamlSource:
             problem = " ".join(str(getattr(error, "problem", None) or error).split())  # some have several lines
             raise InputError(f"{where}: not valid YAML: {problem}") from None
         if not isinstance(data, dict):
-            raise InputError(f"{path}: expected a mapping, found {type(data).__name__}")
+            found = "nothing" if data is None else type(data).__name__
+            raise InputError(f"{path}: expected a mapping, found {found}; write lines KEY: VALUE")
         return YamlSource(path, data, lines, hashlib.sha256(text.encode()).hexdigest())
 
     def convert(self, kind: type[Data]) -> Data:

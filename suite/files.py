@@ -329,10 +329,16 @@ def read_json(path: Path, largest: int) -> Any:
     ValueError if it is not JSON, is nested too deeply, or has a number that is too long. DuplicateKeyError, with the
     name, if an object has a name twice.
     """
+    content = read_bytes(path, largest)
     try:
-        return json.loads(read_bytes(path, largest), object_pairs_hook=refuse_duplicate_keys)
+        return json.loads(content, object_pairs_hook=refuse_duplicate_keys)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    except json.JSONDecodeError as error:
+        # Only the end of an object or list completes a document of ours
+        if content.rstrip()[-1:] in (b"}", b"]"):
+            raise
+        raise ValueError(f"{error}; the file ends too early: copy it again, or make it again") from None
 
 
 LIMITS = "MLHPC_LIMITS"  # environment variable: the sizes that mlhpc.suite.log.reader reads

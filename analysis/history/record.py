@@ -21,6 +21,7 @@ from mlhpc.suite.log.record import RunRecord
 from mlhpc.suite.log.run_folder import RunFolder
 from mlhpc.suite.log.score import Throughput, find_round_group
 from mlhpc.suite.machine.facts import UNKNOWN, Facts, read_facts
+from mlhpc.suite.path_kinds import FOLDERS
 
 VERSION: Final = 1
 SUFFIX = ".json"
@@ -135,6 +136,10 @@ def read_history(folder: Path) -> list[Record]:
     """Read the records of a folder by date. InputError if there is no folder, or a file in it is not a record."""
     if not folder.is_dir():
         raise InputError(f"{folder}: no history here; begin one with: mlhpc history add RUNS -o {quote_path(folder)}")
+    if any((folder / name).exists() for name in FOLDERS):
+        raise InputError(
+            f"{folder}: not a history; expected a folder of records that mlhpc history add wrote, or a new one"
+        )
     paths = sorted(path for path in folder.iterdir() if path.suffix == SUFFIX and not path.name.startswith("."))
     records = [_read(path) for path in paths]
     return sorted(records, key=lambda record: (record.date, record.name))

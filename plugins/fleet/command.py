@@ -103,7 +103,7 @@ Examples:
 @rounds_option
 @click.option(
     "--directory",
-    type=click.Path(path_type=Path),
+    type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
     help="Measure storage in this folder; take the one to which data are staged. [$TMPDIR, else the output folder]",
 )
 @click.option(

@@ -21,6 +21,7 @@ from mlhpc.plugins.numerics.results import Deployed
 from mlhpc.suite.config import RunConfig
 from mlhpc.suite.data.build import find_data
 from mlhpc.suite.descriptor import Descriptor
+from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import print_progress, render_error
 from mlhpc.suite.log.run_folder import RunFolder
 from mlhpc.suite.statistics import CONFIDENCE
@@ -269,6 +270,12 @@ def deploy_all(
     changes, trained, form = dict(DEPLOYMENTS), [], {}
     if jpeg:
         from mlhpc.plugins.numerics.images import convert, list_forms
+
+        first = load_workload(descriptor)(config).dataset("validation", root).load([0], seed=0, epoch=0)
+        if "image" not in first:
+            raise InputError(
+                f"--jpeg: the samples of {config.workload} are no images; leave it out, or take swinv2_moe"
+            )
 
         changes |= {name: Deployment(group, form=made) for name, group, made in list_forms()}
         form = {"form": convert}

@@ -6,6 +6,7 @@ A `Reference` has the step in float64 and the bounds of rounding. It can be writ
 from __future__ import annotations
 
 import io
+import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -239,5 +240,6 @@ def read_reference(path: Path, case: Case, about: str) -> Reference:
         made = {name: {key: Bound(**bound) for key, bound in each.items()} for name, each in bounds.items()}
         return Reference(replace(case, parts=tuple(parts), seed=seed), truth, made)
     except Exception as error:  # torch.load raises many kinds
-        first = render_error(error)
+        # torch gives advice to load what may run code
+        first = "not a reference" if isinstance(error, pickle.UnpicklingError) else render_error(error)
         raise InputError(f"{path}: {first}; `mlhpc numerics reproduce --record` writes a reference") from None

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 LEAST_STEPS = 5  # of a block
 MOST_PREDICTED = 20  # configurations that are printed
 ERROR = 0.05  # chance that a setting is called faster which is not
-HISTORY, BEST = "history.log", "best.yaml"  # files of the new folder, beside the result
+HISTORY, BEST, LOCK = "history.log", "best.yaml", "tune.lock"  # files of the new folder, beside the result
 UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -193,6 +193,7 @@ def tune(
     name = choose_config_name(size, config) or DEFAULT_SIZE
     # Mistakes in settings come before torch is imported, which takes seconds.
     resolved = load_config(load_descriptor(workload), name, overrides).with_stated_precision("mlhpc tune")
+    _refuse_lone_options(output, options)
     reasons = [] if options["resume"] else judge_statement(load_descriptor(workload), resolved)
     if options.pop("strict") and reasons:
         raise InputError(f"--strict: the checker would refuse a result with the default: {'; '.join(reasons)}")
@@ -203,8 +204,6 @@ def tune(
         setting = _prepare(workload, name, overrides, ranks, {**options, "earlier": ()})
         _print_predictions(setting, resolved.size, options["earlier"], style)
         return
-    if options["resume"] and output is None:
-        raise click.UsageError("--resume: say which search to continue with -o FOLDER")
     folder = output or choose_default_folder(resolved.workload, resolved.size, datetime.now(UTC), under="tune")
     if options["resume"] != folder.exists():
         raise InputError(
@@ -223,7 +222,7 @@ def tune(
     setting = _prepare(workload, name, overrides, ranks, options)
     if not options["resume"]:
         make_folder(folder)
-    with create_lock(folder / "tune.lock", f"search {folder}"):
+    with create_lock(folder / LOCK, f"search {folder}"):
         search, decision, begun = _search(setting, folder, options)
         result = _describe(setting, search, decision, begun, options)
         write_file_atomically(folder / RESULT, render_json(result) + "\n")
@@ -234,6 +233,20 @@ def tune(
         print_line(render_json(result))
     else:
         _print_answer(setting, result, best)
+
+
+def _refuse_lone_options(output: Path | None, options: Mapping[str, Any]) -> None:
+    """Raise UsageError for an option without the one that it needs, InputError for a folder that is no search."""
+    if options["predict"] and not options["earlier"]:
+        raise click.UsageError("--predict needs --from PATH: an earlier search, run folder or package to learn from")
+    if not options["resume"]:
+        return
+    if output is None:
+        raise click.UsageError("--resume: say which search to continue with -o FOLDER")
+    # A search that was killed early left an empty folder or a lock
+    began = output.is_dir() and any((output / name).exists() for name in (HISTORY, LOCK))
+    if output.is_dir() and any(output.iterdir()) and not began:
+        raise InputError(f"{output}: no search here to resume; without --resume a new one begins in a new folder")
 
 
 @dataclass(frozen=True)

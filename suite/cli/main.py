@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import pairwise
+from pathlib import Path
 from traceback import walk_tb
 
 import click
@@ -29,8 +31,10 @@ from mlhpc.suite.files import (
     render_error,
     set_missing_home,
 )
+from mlhpc.suite.path_kinds import add_kind
 from mlhpc.suite.shadowed import explain_shadowed
 
+OUTPUTS = ("-o", "--output", "--requirements", "--record", "--remember")  # options with a path that is written
 EPILOG = """\b
 Examples:
   mlhpc demo                                      every step once, on this machine
@@ -109,11 +113,11 @@ def _explain(error: BaseException) -> tuple[str, ExitCode]:
     """Return one line about an error, and the exit code. Called while the error is handled."""
     if isinstance(error, click.ClickException):
         hidden = explain_shadowed(error.__cause__) if error.__cause__ is not None else ""
-        return hidden or explain_usage(error, group), ExitCode.USAGE
+        return hidden or add_kind(explain_usage(error, group)), ExitCode.USAGE
     if isinstance(error, InputError):
-        return render_error(error), ExitCode.USAGE
+        return add_kind(render_error(error)), ExitCode.USAGE
     if isinstance(error, OSError):
-        return render_error(error), choose_exit_code(error)
+        return f"{render_error(error)}{_name_output(error)}", choose_exit_code(error)
     if DEBUG in os.environ:
         raise error
     if text := explain_shadowed(error) or explain_missing(error):
@@ -124,6 +128,13 @@ def _explain(error: BaseException) -> tuple[str, ExitCode]:
         f"a defect of mlhpc itself: {type(error).__name__}: {render_error(error)} ({write_traceback()})",
         ExitCode.DEFECT,
     )
+
+
+def _name_output(error: OSError) -> str:
+    """Return the option that named the file or folder which could not be written. "" for a file that was read."""
+    file = Path(str(error.filename or ""))
+    places = {option: Path(value) for option, value in pairwise(sys.argv[1:]) if option in OUTPUTS}
+    return next((f"; choose another {option}" for option, at in places.items() if at in (file, *file.parents)), "")
 
 
 def _print_stopped() -> int:

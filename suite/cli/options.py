@@ -157,7 +157,9 @@ def choose_config_name(size: str | None, config: str | None) -> str | None:
     if size is not None and is_config_path(size):
         raise click.UsageError(f"--size {size}: expected the name of a size; a file of settings is --config {size}")
     if config is not None and not is_config_path(config):
-        raise click.UsageError(f"--config {config}: expected a YAML file; a size is --size {config}")
+        # JSON is YAML
+        form = "; rename it to NAME.yaml" if Path(config).exists() else f"; a size is --size {config}"
+        raise click.UsageError(f"--config {config}: expected a YAML file{form}")
     return config or size
 
 

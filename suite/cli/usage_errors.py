@@ -20,6 +20,7 @@ from mlhpc.suite.plugins import WORKLOADS, find_plugins
 # Messages of click, whose classes do not carry these values.
 _EXTRA = re.compile(r"Got unexpected extra arguments? \((.*)\)", re.DOTALL)
 _NO_NUMBER = re.compile(r"('.*') is not a valid (integer|float)( range)?", re.DOTALL)
+_DIRECTORY = re.compile(r"File '(.*)' is a directory", re.DOTALL)
 _ABSENT = re.compile(r"(?:File|Directory|Path) '(.*)' does not exist", re.DOTALL)
 FEW = 12  # options of a command that are listed
 SLIP = 0.8  # a name as similar as this was meant and mistyped
@@ -376,11 +377,26 @@ def _explain_value(error: click.BadParameter, parameter: click.Parameter, comman
         if isinstance(parameter.type, click.Choice) and (given := message.split("'")[1:2]):
             return f"{name}: {message}" + explain_near_names(given[0], map(str, parameter.type.choices))
         if number := _NO_NUMBER.fullmatch(message):
-            return f"{name} {number[1]}: expected a {'whole number' if number[2] == 'integer' else 'number'}"
+            kind = "whole number" if number[2] == "integer" else "number"
+            form = _explain_number(number[1], kind, _summarize(parameter))
+            return f"{name} {number[1]}: expected a {kind}{form}"
+        if directory := _DIRECTORY.fullmatch(message):
+            return f"{name} {directory[1]}: is a directory, expected a file"
         return f"{name}: {message}"
     if absent := _ABSENT.fullmatch(message):
         return f"{absent[1]}: does not exist; mlhpc help {command} says what is expected"
+    if directory := _DIRECTORY.fullmatch(message):
+        return f"{directory[1]}: is a directory, expected a file"
     return f"{parameter.make_metavar(error.ctx or click.Context(click.Command(command)))}: {message}"
+
+
+def _explain_number(text: str, kind: str, summary: str) -> str:
+    """Return what an option's number means, and the right form of one with a comma or a unit."""
+    given = text.strip("'")
+    if re.fullmatch(r"\d+,\d+", given) and kind == "number":
+        return f" with a point: {given.replace(',', '.')} ({summary})"
+    unit = " without a unit" if re.match(r"[\d.,]+ ?[A-Za-z%/]", given) else ""
+    return f"{unit} ({summary})"
 
 
 def _find_joined(option: click.Option, words: Sequence[str]) -> str:

@@ -142,6 +142,9 @@ def verify(root: Path, deep: bool) -> None:
     for text in problems:
         print_line(text, error=True)
     if problems:
+        print_line(
+            f"{root}: damaged: copy these files again, or remove the folder and make the data set again", error=True
+        )
         sys.exit(ExitCode.FINDINGS)
     what = "checksums of every byte" if deep else "presence and sizes (--deep compares every byte)"
     print_line(f"{_render_summary(root, manifest)}: fine: {what}, {render_duration(time.monotonic() - begin)}")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import click
 
 from mlhpc.suite.cli.options import FiniteRange, card_option, output_option
 from mlhpc.suite.compliance.package_files import check_manifest
+from mlhpc.suite.config import Submission
 from mlhpc.suite.errors import ExitCode, InputError
 from mlhpc.suite.files import print_line, quote_path
 from mlhpc.suite.launch.job import read_system
@@ -41,7 +43,11 @@ _SYSTEMS = Path("submissions") / "systems"  # as in the repository; another plac
     type=click.Choice(["closed", "open"]),
     help="Division of the rules: closed fixes the model and most settings, open does not. [as in the logs]",
 )
-@click.option("--status", help="Availability of the system, such as cloud or onprem. [submission_status of the logs]")
+@click.option(
+    "--status",
+    type=click.Choice(get_args(get_type_hints(Submission)["status"])),
+    help="Availability of the system, such as cloud or onprem. [submission_status of the logs]",
+)
 @click.option(
     "--count-failed", is_flag=True, help="Count a log without run_stop as a failed run; one run of a result may fail."
 )
@@ -183,4 +189,8 @@ def _verify_packages(packages: tuple[Path, ...]) -> None:
         print_line("\n".join(changes) if changes else f"{folder}: unchanged")
         count += len(changes)
     if count:
+        print_line(
+            "what changed is not what was packaged: copy the package again, or build it again: mlhpc package RUNS",
+            error=True,
+        )
         raise click.exceptions.Exit(ExitCode.FINDINGS)

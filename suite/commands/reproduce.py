@@ -164,6 +164,8 @@ def reproduce(
         _write_requirements(package, requirements)
         return
     level = _choose_highest_level(level, beside, overrides, run=run)
+    if beside is not None and not any(beside.glob("result_*.txt")):
+        raise InputError(f"{beside}: not a run folder (no result_*.txt); --with compares with one")
     stamp = datetime.now(UTC)
     root = output or Path("reproduction") / f"{package.resolve().name}-{stamp:%Y%m%dT%H%M%SZ}"
     if root.exists() and any(root.iterdir()) and not _is_unfinished(root):
@@ -270,6 +272,20 @@ def _make_lost_verdict(changes: list[Difference]) -> ResultVerdict:
     return ResultVerdict(result="results", workload=None, size=None, levels=(lost,), differences=tuple(changes[:20]))
 
 
+def _refuse_other_data(root: Path | None, original: Original) -> None:
+    """Raise InputError if --data holds another workload or size: no difference of it would be a finding."""
+    from mlhpc.suite.data.manifest import MANIFEST_NAME, read_manifest
+
+    if root is None or not (root / MANIFEST_NAME).exists():
+        return
+    held, expected = read_manifest(root), (original.info.get("workload"), original.info.get("size"))
+    if (held.workload, held.size) != expected:
+        raise InputError(
+            f"--data {root}: holds data of {held.workload} {held.size}; {original.name} needs {expected[0]} {expected[1]}; "
+            "--result chooses one of several results"
+        )
+
+
 def _judge(original: Original, changes: list[Difference], asked: _Options, folder: Path) -> ResultVerdict:
     """Judge all levels of one result that were asked for."""
     record = original.records[0]
@@ -288,6 +304,7 @@ def _judge(original: Original, changes: list[Difference], asked: _Options, folde
         else:
             from mlhpc.suite.package.reproduction.rerun import Rerun
 
+            _refuse_other_data(asked.data, original)
             rerun = Rerun(original, folder, asked.ranks, asked.seed, asked.data, asked.beside, may_run=asked.run)
             rerun.limit_s = asked.limit_s
             levels.append(rerun.judge_data())

@@ -170,6 +170,8 @@ def run(
         # What is continued keeps its settings; a new run has those of the default size.
         name = str(RunFolder(output).config_path) if resume and output is not None else DEFAULT_SIZE
     resolved = load_config(chosen, name, overrides)
+    if resume and output is not None and trial is None:
+        _refuse_other_size(output, resolved)
 
     from mlhpc.suite.training.statement import TrialPlan
 
@@ -229,6 +231,16 @@ def _require_run_folder(root: Path) -> None:
     what = "no run folder (no run.json)" if root.exists() else "does not exist"
     near = explain_near_names(root.name, beside) or ";"
     raise InputError(f"{root}: {what}{near} --resume continues a run folder; without it a new run begins")
+
+
+def _refuse_other_size(root: Path, config: RunConfig) -> None:
+    """Raise InputError if a run folder is of another workload or size: before data of that size are asked for."""
+    info = RunFolder(root).read_info()
+    if (info.workload, info.size) != (config.workload, config.size):
+        raise InputError(
+            f"{root}: holds runs of {info.workload} {info.size}, not of {config.workload} {config.size}; continue it with "
+            f"mlhpc run {info.workload} --output {quote_path(root)} --resume, or begin another folder"
+        )
 
 
 def _add_runs(folder: RunFolder, runs: int) -> None:

@@ -171,6 +171,8 @@ def submit(
     chosen = load_descriptor(workload)
     chosen.code()
     overrides += convert_plan_to_settings(plan_name, mesh)
+    if after is not None and (not after or set(after) & set(" ,;")):
+        raise click.UsageError(f"--after {after!r}: expected one job, such as 4711")
     name = choose_config_name(size, config) or DEFAULT_SIZE
     system = read_system(find_system(system_name))
     if site_data := system.site.data:

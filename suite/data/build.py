@@ -160,6 +160,11 @@ def _build(
 def find_data(root: Path, workload: str, size: str) -> Manifest:
     """Read the manifest of a complete data set. InputError says how to make it, or which data set the folder holds."""
     if not (root / MANIFEST_NAME).exists():
+        if (root.parent / MANIFEST_NAME).exists():
+            raise InputError(
+                f"{root}: no data set here, but {root.parent} is one; MLHPC_DATA names the folder above: "
+                f"MLHPC_DATA={quote_path(root.absolute().parent.parent)}"
+            )
         command = f"mlhpc data generate {workload} --size {size} -o {quote_path(root)}"
         raise InputError(f"{root}: no data set here; make it with: {command}")
     manifest = read_manifest(root)

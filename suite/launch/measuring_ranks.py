@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 from mlhpc.suite.errors import ExitCode, choose_exit_code
 from mlhpc.suite.files import print_line, render_error
 from mlhpc.suite.launch.local import make_suite_command, run_local
+from mlhpc.suite.path_kinds import add_kind
 from mlhpc.suite.stopping import end_by_signal
 
 if TYPE_CHECKING:
     from mlhpc.suite.launcher import Launch
-    from mlhpc.suite.world import World
+from mlhpc.suite.world import World
 
 GRACE_S = 1.0  # between SIGTERM and SIGKILL to ranks that are stopped: they have nothing to save
 
@@ -92,14 +93,14 @@ def run_as_rank(launch: Launch | None, check: Callable[[], None], body: Callable
         world.check_together(problem)
     except ValueError as error:
         if world.is_first:
-            print_line(f"mlhpc: {render_error(error)}", error=True)
+            print_line(f"mlhpc: {add_kind(render_error(error))}", error=True)
         return ExitCode.USAGE
     try:
         body(world)
         world.barrier()
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
         where = "" if world.size == 1 else f" [rank {world.rank}]"
-        print_line(f"mlhpc: {render_error(error)}{where}", error=True)
+        print_line(f"mlhpc: {add_kind(render_error(error))}{where}", error=True)
         code = choose_exit_code(error)
         if world.size > 1:
             world.transport.abort(code)

@@ -144,6 +144,21 @@ class LogFile:
 
 
 RESULT = r"result_.*\.txt"
+NO_LOGS = {
+    ".json",
+    ".jsonl",
+    ".yaml",
+    ".yml",
+    ".html",
+    ".csv",
+    ".py",
+    ".zip",
+    ".gz",
+    ".tgz",
+    ".bz2",
+    ".xz",
+    ".tar",
+}  # suffixes of files that hold none
 RESUMED = r"resumed_.*\.txt"
 _TRIAL = r"(?:result|resumed)_(\d+)"
 _ROUND = r"(?:.*results[_\-])?v(\d+\.\d+)"
@@ -156,6 +171,10 @@ def find_results(path: Path, *, partly: bool = False) -> Tree:
     device.
     """
     if path.is_file():
+        if path.suffix in NO_LOGS:
+            raise InputError(
+                f"{path}: not a log (result_*.txt); expected logs, run folders, results folders or packages"
+            )
         return Tree(path, (Group(path.parent, (path,)),), ())
     if path.exists() and not path.is_dir():
         raise InputError(f"{path}: neither a file nor a folder")

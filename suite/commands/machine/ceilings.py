@@ -47,7 +47,7 @@ Exit codes: 0 written, 1 measuring failed, 2 usage.
 @device_option()
 @click.option(
     "--directory",
-    type=click.Path(path_type=Path),
+    type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
     help="Measure storage in this folder; take the one to which data are staged. [$TMPDIR, else the output's folder]",
 )
 @click.option(

@@ -14,7 +14,7 @@ import keyword
 import re
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -397,6 +397,8 @@ def record(runs: tuple[Path, ...], output: Path | None) -> None:
     recorded = read_reference_points(folder, size)
     # New points replace old ones of the same batch size.
     earlier = {point.global_batch_size: point for point in recorded.points} if recorded else {}
+    if output is None:
+        _keep_more_runs(earlier, points, folder)
     merged = tuple(point for _, point in sorted((earlier | points).items()))
     document = ReferencePoints(version=RCP_VERSION, workload=descriptor.name, size=size, points=merged)
     path = folder / "rcp" / f"{size}.json"
@@ -409,6 +411,16 @@ def record(runs: tuple[Path, ...], output: Path | None) -> None:
         print_line(f"{_render_point(point)}{more}")
     print_line(f"{path}: written")
     _record_courses(collect_courses(logs, system), descriptor, size, folder)
+
+
+def _keep_more_runs(earlier: Mapping[int, ReferencePoint], points: Mapping[int, ReferencePoint], folder: Path) -> None:
+    """Raise InputError if the workload's own file would have a point of fewer runs than now."""
+    for batch, point in points.items():
+        if batch in earlier and len(earlier[batch].epochs) > len(point.epochs):
+            raise InputError(
+                f"{folder / 'rcp'}: the point of batch {batch} has {len(earlier[batch].epochs)} runs, these are "
+                f"{len(point.epochs)}; write it elsewhere with -o FOLDER"
+            )
 
 
 def _record_courses(new: Sequence[ReferenceCourse], descriptor: Descriptor, size: str, folder: Path) -> None:

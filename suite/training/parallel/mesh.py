@@ -172,7 +172,12 @@ def ranks_of(text: str, *, rest: int) -> int:
 def _sizes(text: str) -> dict[str, tuple[int, ...]]:
     sizes: dict[str, tuple[int, ...]] = {}
     for item in filter(None, text.split(",")):
-        name, _, value = item.strip().partition("=")
+        name, equals, value = item.strip().partition("=")
+        if not equals:
+            raise InputError(
+                f"--mesh {text}: {item!r}: expected AXIS=N, separated by commas, for example data=2,spatial=2x2x1; "
+                f"axes: {', '.join(AXES)}"
+            )
         if name not in AXES:
             raise InputError(f"--mesh {text}: {explain_unknown_name('axis', name, AXES)}")
         if name in sizes:

@@ -10,6 +10,7 @@ import pytest
 from mlhpc.suite.card import ReferencePoints
 from mlhpc.suite.commands.workload.subcommands import compute_reference_point
 from mlhpc.suite.compliance.ruleset import read_ruleset
+from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.documents import convert
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.log.reader import read_events
@@ -80,3 +81,12 @@ def test_show_lists_every_size() -> None:
     assert done.returncode == 0
     assert "cosmoflow full: eval_error target 0.124" in done.stdout
     assert "unknown workload 'nope'" in mlhpc("workload", "rcp", "show", "nope").stderr
+
+
+def test_the_workloads_own_points_are_not_replaced_by_those_of_fewer_runs(tmp_path: Path) -> None:
+    runs = our_runs(tmp_path / "runs", 5)  # the shipped point has more
+    card = load_descriptor("cosmoflow").folder / "rcp/smoke.json"
+    before = card.read_bytes()
+    done = mlhpc("workload", "rcp", "record", runs)
+    assert (done.returncode, card.read_bytes()) == (2, before)
+    assert "runs, these are 5; write it elsewhere with -o FOLDER" in done.stderr

@@ -1,0 +1,172 @@
+"""What lies at a path that a command did not take is said, with what to do; nothing is added where it would not help."""
+
+import errno
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from mlhpc.suite.cli.main import OUTPUTS, _explain, _run, group
+from mlhpc.suite.cli.usage_errors import explain_usage
+from mlhpc.suite.files import read_json
+from mlhpc.suite.path_kinds import FOLDERS, add_kind
+from tests.fixtures.wings import needs_all_wings
+
+ERRORS = (
+    "not a run folder (no run.json)",
+    "no data set here",
+    "no search here to resume",
+    "is a directory, expected a file",
+    "expected a folder with the files",
+    "cannot be read: Is a directory",
+    "no contest here (no contest.yaml)",
+    "no result below it; expected results/",
+)
+BEGINNINGS = {
+    ':::MLLOG {"key": "a"}\n': "log of a run",
+    "\n": "empty file",
+    "PK\x03\x04": "packed file",
+    "# mine\nwaivers:\n- rule: x\n": "waiver file",
+    "# mine\nname: a\nresources: {}\n": "system file",
+    "workload: a\nglobal_batch_size: 4\n": "file of settings",
+    "workload: a\ntitle: A\n": "card",
+}
+
+
+def numbers(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Option, click.Context]]:
+    context = click.Context(command, info_name=" ".join(path))
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            if (below := command.get_command(context, name)) is not None:
+                yield from numbers(below, (*path, name))
+    for option in command.params:
+        if isinstance(option, click.Option) and isinstance(option.type, click.IntRange | click.FloatRange):
+            yield " ".join(path), option, context
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folder_of_another_kind_is_said_to_be_what_it_is(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "it"
+    (folder / name).mkdir(parents=True)
+    kind = FOLDERS[name].partition(":")[0]
+    for error in ERRORS:
+        for place in (f"{folder}", f"--from {folder}"):
+            said = add_kind(f"{place}: {error}")
+            assert said.startswith(f"{place}: {error}")
+            assert kind in error or f"; it is a {kind}: " in said, said
+    assert f"a folder above {folder}" in add_kind(f"{tmp_path}: not a run folder")
+
+
+@pytest.mark.parametrize("text", BEGINNINGS)
+def test_a_file_is_known_by_how_it_begins(text: str, tmp_path: Path) -> None:
+    (tmp_path / "it").write_text(text)
+    assert BEGINNINGS[text] in add_kind(f"{tmp_path}/it: expected a data set")
+
+
+def test_a_message_that_is_not_about_a_kind_of_path_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run.json").touch()
+    (tmp_path / "a.yaml").write_text("resources: {}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["mlhpc", "submit", "--system", "a.yaml"])
+    for text in (
+        f"{tmp_path}: run 3 has another batch than run 0",
+        "--mesh data:2: expected AXIS=N",
+        "nothing here",
+        "a.yaml:1: unknown key 'resource'; did you mean 'resources'?",
+        "a.yaml:1: missing key 'name'",
+        f"{tmp_path}/absent: expected a run folder",
+    ):
+        assert add_kind(text) == text
+
+
+def test_each_number_with_a_unit_is_answered_with_what_the_option_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+    for path, option, context in numbers(group):
+        for text in ("16GB", "1.2kW", "3 s"):
+            monkeypatch.setattr(sys, "argv", ["mlhpc", *path.split(), max(option.opts, key=len), text])
+            try:
+                option.type.convert(text, option, context)
+            except click.BadParameter as error:
+                if "not a valid" not in error.message:  # it has units of its own
+                    continue
+                said, asked = explain_usage(error, group), asked + 1
+                assert f"'{text}': expected a " in said, said
+                assert "number without a unit (" in said, said
+    assert asked > 150
+
+
+def test_a_json_file_that_ends_too_early_is_said_to(tmp_path: Path) -> None:
+    path, text = tmp_path / "a.json", json.dumps({"a": [1, {"b": "cd"}], "e": None, "f": 1.5}, indent=1)
+    for length in range(1, len(text) - 1):
+        path.write_text(text[:length])
+        with pytest.raises(ValueError, match=r"too early: copy it again|Expecting|delimiter"):
+            read_json(path, 1000)
+        if text[:length].rstrip()[-1] not in "}]":
+            with pytest.raises(ValueError, match="too early"):
+                read_json(path, 1000)
+    path.write_text('{"a": 1,}')
+    with pytest.raises(ValueError, match=r"^(?!.*too early)"):
+        read_json(path, 1000)
+
+
+@needs_all_wings
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("data verify run", "it is a run folder: run/result_0.txt is a log"),
+        ("data describe data", "data is a folder above data/moe_lm-smoke"),
+        ("score run/facts.json", "not a log (result_*.txt)"),
+        ("offload simulate run", "it is a run folder"),
+        ("report run --what-if run", "--what-if run: is a directory, expected a file; it is a run folder"),
+        ("history check run", "run: not a history; expected a folder of records"),
+        ("check p.zip", "it is a packed file: unpack it first"),
+        ("reproduce run --with data", "not a run folder (no result_*.txt)"),
+        ("package run --system here --status onprem2", "'onprem2' is not one of 'cloud', 'onprem'"),
+        ("run moe_lm --config list.yaml", "expected a mapping, found list; write lines KEY: VALUE"),
+        ("tune moe_lm --size smoke --predict", "--predict needs --from PATH"),
+        ("tune moe_lm --size smoke --resume -o run", "no search here to resume"),
+        ("run moe_lm --config c.json", "rename it to NAME.yaml"),
+        ("submit moe_lm --system slurm-two-node --nodes 1 --after 1,2 --dry-run", "expected one job"),
+        ("ceilings --directory nowhere", "nowhere' does not exist"),
+        ("preflight node --directory nowhere", "nowhere' does not exist"),
+    ],
+)
+def test_a_command_says_what_it_was_given(
+    words: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("run/run.json", "run/facts.json", "data/moe_lm-smoke/manifest.json", "c.json"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text("{}")
+    Path("p.zip").write_text("PK\x03\x04")
+    Path("list.yaml").write_text("- a\n")
+    monkeypatch.setattr(sys, "argv", ["mlhpc", *words.split()])
+    assert _run() == 2
+    said = capsys.readouterr().err
+    assert expected in said
+    assert len(said.splitlines()) == 1, said
+
+
+def test_a_data_set_that_MLHPC_DATA_names_itself_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "moe_lm-smoke").mkdir()
+    (tmp_path / "moe_lm-smoke/manifest.json").write_text("{}")
+    monkeypatch.setenv("MLHPC_DATA", str(tmp_path / "moe_lm-smoke"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["mlhpc", "run", "moe_lm", "--size", "smoke", "--ranks", "1"])
+    assert _run() == 2
+    assert f"MLHPC_DATA names the folder above: MLHPC_DATA={tmp_path}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", OUTPUTS)
+def test_a_place_that_cannot_be_written_is_named_with_its_option(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["mlhpc", "x", "a.csv", option, "/proc/x"])
+    for number in (errno.ENOENT, errno.EACCES, errno.EROFS, errno.ENOSPC):
+        for file in ("/proc/x", "/proc/x/y"):
+            said, _ = _explain(OSError(number, "why", file))
+            assert said == f"{file}: why; choose another {option}"
+        assert _explain(OSError(number, "why", "a.csv"))[0] == "a.csv: why"
