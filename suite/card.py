@@ -131,9 +131,9 @@ class SizeCard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     The four counts from ``model_parameters`` on are 0 until `mlhpc workload card` counts them. ``required_runs`` are
     the scored runs of a time-to-train result; the olympic mean drops two of them. ``eval_every_steps`` None: every
     epoch; else epoch_num counts samples seen. ``course``: what it is in the closed division if a run's course is unlike
-    those of healthy runs. ``data_sha256`` belongs to the manifest of the generated data (seed 0).
-    It is None if they differ between processors. ``official`` None: MLPerf HPC has no such benchmark. ``baselines``
-    None: not measured.
+    those of healthy runs. ``share``: the metric is a share of the validation samples. ``data_sha256`` belongs to the
+    manifest of the generated data (seed 0). It is None if they differ between processors. ``official`` None: MLPerf HPC
+    has no such benchmark. ``baselines`` None: not measured.
     """
 
     description: str
@@ -141,6 +141,7 @@ class SizeCard(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     metric_name: str
     threshold: float
     direction: Literal["min", "max"]
+    share: bool = False
     # Of three runs the olympic mean keeps one.
     required_runs: Annotated[int, Meta(ge=3)]
     eval_every_steps: Annotated[int, Meta(ge=1)] | None = None

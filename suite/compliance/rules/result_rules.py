@@ -30,6 +30,8 @@ _RUN_SETTINGS = (  # hyperparameters that no ruleset restricts may change the co
     *("precision", "precision_mode", "data_oversampling_factor", "data_format", "shuffle_mode"),
 )
 _WIDE_SHARE = 0.2  # of the reference's epochs
+_SHARE_ROUNDING = 1e-7  # of a logged value; float32 has 6e-8
+_SHARE_CHANCE = 1e-6  # that healthy values look like those of fewer samples
 
 
 @result_rule(
@@ -212,6 +214,23 @@ def check_course_reference(result: Result) -> Iterator[ResultBreach]:
 def check_course_required(result: Result) -> Iterator[ResultBreach]:
     if _is_course_required(result):
         yield from _list_unlike(result)
+
+
+@result_rule("metric-share", "a metric that is a share of the validation samples has their steps", OURS)
+def check_metric_share(result: Result) -> Iterator[ResultBreach]:
+    card = result.benchmark.card if result.benchmark else None
+    if card is None or not card.share:
+        return
+    values = {each.value for run in result.runs for each in run.evals if 0 < each.value < 1}
+    due = card.eval_samples
+    odd = sorted(value for value in values if abs(value * due - round(value * due)) > _SHARE_ROUNDING * due)
+    if odd:
+        yield None, f"{card.metric} = {odd[0]:.8g} is no share of {due} validation samples"
+        return
+    step = math.gcd(due, *(round(value * due) for value in values))
+    if step > 1 and len(values) * math.log(step) > -math.log(_SHARE_CHANCE):
+        seen = f"all {len(values)} values of {card.metric} are shares of {due // step} samples"
+        yield None, f"{seen}, by chance once in {float(step) ** len(values):.0e} results; it has {due}"
 
 
 @result_rule("rcp-given", "reference points that did not come with the ruleset are named", "mlperf_logging rcp_checker")

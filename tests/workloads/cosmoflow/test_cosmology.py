@@ -1,8 +1,12 @@
 """The synthetic universes obey the physics they claim."""
 
+from dataclasses import replace
+from typing import Literal
+
 import numpy as np
 import pytest
 
+from benchmarks import voxel_power
 from mlhpc.workloads.cosmoflow import cosmology
 from mlhpc.workloads.cosmoflow.config import REDSHIFTS
 from mlhpc.workloads.cosmoflow.cosmology import Cosmology, Simulation
@@ -164,3 +168,32 @@ def test_rounding_moves_no_particle_into_another_voxel_in_float64(monkeypatch: p
         moved[precision] = sum(int((a != b).sum()) for a, b in zip(universes, again, strict=True))
     assert moved["float64"] == 0
     assert moved["float32"] > 0
+
+
+@pytest.mark.parametrize(
+    ("size", "universes", "points"),
+    [("smoke", 8, 8), ("mini", 2, 8), ("mini", 2, 1), ("small", 1, 1), ("full", 1, 1)],
+)
+def test_the_largest_scales_of_the_counts_have_the_power_of_linear_theory(
+    size: str, universes: int, points: Literal[1, 8]
+) -> None:
+    """At each redshift, but that one particle a voxel shows the lattice before z = 0.5: `mini` is made so.
+
+    Against the modes that a universe began with, so few universes suffice.
+    """
+    shipped = voxel_power.SIMULATIONS[size]
+    simulation = replace(shipped, points=points)
+    made = [voxel_power.make_counts(simulation, number) for number in range(universes)]
+    ratios = np.mean([voxel_power.compute_ratios(*each) for each in made], axis=0)[:, :2]
+    right = ((ratios > 0.75) & (ratios < 1.3)).all(axis=1)
+    assert right.tolist() == ([False, False, True, True] if (size, points) == ("mini", 1) else [True] * 4), ratios
+    assert size == "mini" or simulation == shipped
+
+
+def test_eight_points_of_a_particle_fill_its_cell_evenly() -> None:
+    points = cosmology.POINTS * 8 + 3.5
+    assert np.sort(points, axis=0).tolist() == [[place] * 3 for place in range(8)]
+    assert len({tuple(octant) for octant in (points > 3.5).tolist()}) == 8
+    np.testing.assert_allclose(points + points[::-1], 7)  # the same seen from the other side
+    simulation = Simulation(16, 16, 128.0, "2lpt", points=8)
+    assert cosmology.make_universe(simulation, 5, 7)[0].sum(axis=(0, 1, 2)).tolist() == [8 * 16**3] * 4
