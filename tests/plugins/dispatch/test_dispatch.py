@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from array import array
 from collections.abc import Callable
 from functools import partial
@@ -105,38 +106,74 @@ def test_without_gang_order_clients_deadlock() -> None:
         assert ran[0][last] != ran[1][last]
 
 
-MPI_PROGRAM = """
-import sys
-from mlhpc.plugins.dispatch.loops import FirstRank, Mode, make_link, serve, time_mode
+# Each rank notes the client in whose all-reduce it is, before it begins
+BEGIN_PROGRAM = """
+import random, sys, time
+from array import array
+from mpi4py import MPI
+from mlhpc.plugins.dispatch.loops import FirstRank, Mode, compute, make_link, serve, time_mode
 from mlhpc.suite.world import World
-world = World.create()
+world, gang = World.create(), sys.argv[1] == "gang"
 link, version = make_link("mpi", world, 2, 2)
+reduce, notes = link.reduce, open(f"{sys.argv[2]}/{world.rank}", "w", buffering=1)
+link.reduce = lambda client: (print(client, file=notes), reduce(client))
+world.barrier()
+"""
+TURNS_PROGRAM = """
 if world.is_first:
-    print("began", flush=True)
     controller = FirstRank(link, version)
-    time_mode(controller, Mode("two", 8, 1, 2, sys.argv[1] == "gang"), 1000, 0.0)
+    time_mode(controller, Mode("two", 8, 1, 2, gang), 1000, 0.0)
     controller.stop()
-    print("ended", flush=True)
 else:
     serve(link)
-world.barrier()
+"""
+# Ranks 2 and 3 are clients. In gang order they ask rank 0; otherwise each commands the ranks itself, as they come
+CLIENTS_PROGRAM = """
+every, each = MPI.COMM_WORLD, 500
+if world.rank >= 2:
+    for _ in range(each):
+        for rank in (0,) if gang else random.sample((0, 1), 2):
+            every.Send(array("d", [world.rank - 2]), rank)
+            time.sleep(random.random() / 1e4)
+elif not gang or world.is_first:
+    controller, taken, asked = FirstRank(link, version), [0, 0], array("d", [0])
+    for _ in range(2 * each):
+        every.Recv(asked, MPI.ANY_SOURCE)
+        client = int(asked[0])
+        if gang:
+            controller.submit(Mode("gang", 1, 1, 2), 2 * taken[client] + client, 1, 0.0)
+            controller.wait(None)
+            taken[client] += 1
+        else:
+            compute(link, client, 1, 0.0)
+    if gang:
+        controller.stop()
+else:
+    serve(link)
 """
 
 
+@pytest.mark.parametrize(
+    ("ranks", "program"), [(2, TURNS_PROGRAM), pytest.param(4, CLIENTS_PROGRAM, marks=pytest.mark.long)]
+)
 @pytest.mark.parametrize("order", ["gang", "free"])
-def test_two_clients_of_mpi_deadlock_without_gang_order_only(order: str) -> None:
-    words = [*make_mpiexec_command(ranks=2), sys.executable, "-c", MPI_PROGRAM, order]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "began\n"
-    try:
-        # A time limit: a deadlock has no other sign
-        ended = process.communicate(timeout=300 if order == "gang" else 1)[0] == "ended\n"
-    except subprocess.TimeoutExpired:
-        ended = False
+def test_two_clients_of_mpi_deadlock_without_gang_order_only(
+    ranks: int, program: str, order: str, tmp_path: Path
+) -> None:
+    """The ranks never end once each is in the all-reduce of another client: no time limit could show it as well."""
+    whole = f"{BEGIN_PROGRAM}{program}world.barrier()"
+    words = [*make_mpiexec_command(ranks=ranks), sys.executable, "-c", whole, order, tmp_path]
+    process = subprocess.Popen(words, start_new_session=True)
+    apart = False
+    while process.poll() is None and not apart:
+        ran = [path.read_text().split() if (path := tmp_path / str(rank)).exists() else [] for rank in (0, 1)]
+        apart = len(ran[0]) == len(ran[1]) > 0 and ran[0][-1] != ran[1][-1]
+        time.sleep(0.05)
+    if apart:
         os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-    assert ended == (order == "gang")
+    assert (process.wait(), apart) == ((0, False) if order == "gang" else (-signal.SIGKILL, True))
+    if order == "gang":
+        assert len((tmp_path / "0").read_text().split()) == 1000
 
 
 def test_the_order_of_commands_and_acknowledgements_is_that_of_the_mode() -> None:
