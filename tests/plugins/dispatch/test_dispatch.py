@@ -15,6 +15,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from importlib.abc import MetaPathFinder
 from pathlib import Path
@@ -364,6 +365,24 @@ def test_a_dead_controller_ends_all_ranks() -> None:
     assert process.returncode not in (0, 2)
     psutil.wait_procs(ranks, timeout=300)
     assert not any(each.is_running() for each in ranks)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "rank"), [("ray", "ray::Rank"), ("monarch", "monarch._src.actor")])
+def test_a_dead_controller_of_another_project_ends_its_ranks(name: str, rank: str) -> None:
+    pytest.importorskip(name)
+    import psutil
+
+    words = [sys.executable, "-m", "mlhpc", "dispatch", "--over", name, "--delay", "10000"]
+    process, ranks = subprocess.Popen(words, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL), list[Any]()
+    while len(ranks) < 2 and process.poll() is None:
+        time.sleep(0.5)
+        with suppress(psutil.NoSuchProcess):
+            children = psutil.Process(process.pid).children(recursive=True)
+            ranks = [each for each in children if rank in " ".join(each.cmdline())]
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert psutil.wait_procs(ranks, timeout=300)[1] == []
 
 
 @pytest.mark.long
