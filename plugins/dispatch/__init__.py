@@ -6,6 +6,7 @@ Controllers are our own on rank 0, Ray and Monarch (docs/dispatch.md). A report 
 USES = (
     "mlhpc.analysis.drawing.charts",
     "mlhpc.analysis.drawing.view",
+    "mlhpc.analysis.figures.time_split",
     "mlhpc.analysis.study",
     "mlhpc.plugins.network.fit",
     "mlhpc.plugins.network.intervals",

@@ -108,7 +108,7 @@ def run_step(
     case: Case,
     *,
     dtype: torch.dtype = torch.float32,
-    device: torch.device | None = None,
+    device: torch.device | str = "cpu",
     alter: Callable[[nn.Module], object] = lambda model: None,
     context: Callable[[], AbstractContextManager[Any]] = nullcontext,
     noise: tuple[float, int] | None = None,
@@ -121,7 +121,6 @@ def run_step(
     changes each weight and each floating-point input by -1, 0 or 1 units, relative to its value. With ``world`` each of its
     ranks runs one part, and gradients are exchanged as in training.
     """
-    device = device or torch.device("cpu")
     model = copy.deepcopy(case.model).to(device, dtype).train()
     found: Trace = {}
     unit, seed = noise or (0.0, 0)
@@ -143,7 +142,9 @@ def run_step(
             module.backend = "loop"  # type: ignore[assignment]
     alter(model)
     mine = list(enumerate(parts)) if world is None else [(world.rank, parts[world.rank])]
-    wrapped = model if world is None else wrap(model, case.workload.sharded_parameters(model), world, device)
+    wrapped = (
+        model if world is None else wrap(model, case.workload.sharded_parameters(model), world, torch.device(device))
+    )
     losses, norms = [], dict[str, tuple[nn.Module, Tensor]]()
     for number, part in mine:
         kept = whole and number == mine[0][0]
@@ -203,16 +204,15 @@ def _outputs_kept(model: nn.Module, found: Trace, norms: dict[str, tuple[nn.Modu
 
 
 def _list_tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        if value.is_floating_point():
-            yield value
-    elif isinstance(value, Mapping):
-        yield from _list_tensors(list(value.values()))
-    elif isinstance(value, list | tuple):
+    if dataclasses.is_dataclass(value):
+        value = vars(value)
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
         for each in value:
             yield from _list_tensors(each)
-    elif dataclasses.is_dataclass(value):
-        yield from _list_tensors(list(vars(value).values()))
+    elif isinstance(value, Tensor) and value.is_floating_point():
+        yield value
 
 
 def find_module(name: str) -> str:

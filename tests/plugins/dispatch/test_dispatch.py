@@ -12,8 +12,10 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from array import array
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from importlib.abc import MetaPathFinder
 from pathlib import Path
@@ -21,13 +23,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from mlhpc.analysis.drawing.charts import build_specification
 from mlhpc.plugins.dispatch import command, loops
 from mlhpc.plugins.dispatch.figures import dispatch_ceiling
 from mlhpc.plugins.dispatch.loops import FirstRank, Mode, list_modes, serve, time_mode
 from mlhpc.plugins.dispatch.measure import extrapolate, find_crossing, measure_rows
-from mlhpc.plugins.dispatch.results import Dispatch
+from mlhpc.plugins.dispatch.results import Dispatch, Interval
 from mlhpc.suite.launch.local import make_mpiexec_command
 from tests.fixtures.cli import mlhpc
 from tests.plugins.dispatch.examples import make_result
@@ -55,8 +58,10 @@ class ThreadLink:
         self._shared[program].wait()
 
 
-def run_threads(size: int, clients: int, patience_s: float, body: Callable[[FirstRank], object]) -> list[list[int]]:
-    """Run ranks as threads, rank 0 here. Returns the programs that each ran; BrokenBarrierError for a deadlock."""
+def run_threads(
+    size: int, clients: int, patience_s: float, body: Callable[[FirstRank], object]
+) -> tuple[list[list[int]], bool]:
+    """Run ranks as threads, rank 0 here. Returns the programs that each ran, and if one was waited for in vain."""
     shared: dict[Any, Any] = {}
     links = [ThreadLink(rank, shared, size, clients, patience_s) for rank in range(size)]
     stuck: list[threading.BrokenBarrierError] = []
@@ -73,12 +78,13 @@ def run_threads(size: int, clients: int, patience_s: float, body: Callable[[Firs
     controller = FirstRank(links[0], "threads")
     try:
         body(controller)
+    except threading.BrokenBarrierError as error:
+        stuck.append(error)
     finally:
         controller.stop()
         for thread in others:
             thread.join()
-    assert not stuck
-    return [link.ran for link in links]
+    return [link.ran for link in links], bool(stuck)
 
 
 def test_with_gang_order_clients_never_deadlock_in_1000_runs() -> None:
@@ -86,7 +92,8 @@ def test_with_gang_order_clients_never_deadlock_in_1000_runs() -> None:
     for _ in range(1000):
         clients, depth = chance.randint(2, 4), chance.randint(1, 9)
         mode, count = Mode("gang", depth, chance.choice((1, 1, 3)), clients), chance.randint(4, 12)
-        ran = run_threads(2, clients, 60, partial(time_mode, mode=mode, count=count, length_s=0.0))
+        ran, stuck = run_threads(2, clients, 60, partial(time_mode, mode=mode, count=count, length_s=0.0))
+        assert not stuck
         assert ran[0] == ran[1]
         assert len(ran[0]) == count
 
@@ -94,42 +101,80 @@ def test_with_gang_order_clients_never_deadlock_in_1000_runs() -> None:
 def test_without_gang_order_clients_deadlock() -> None:
     for clients in (2, 3, 4):
         mode = Mode("free", 8, 1, clients, gang=False)
-        with pytest.raises(threading.BrokenBarrierError):
-            run_threads(2, clients, 0.05, partial(time_mode, mode=mode, count=64, length_s=0.0))
+        ran, stuck = run_threads(2, clients, 0.5, partial(time_mode, mode=mode, count=64, length_s=0.0))
+        assert stuck
+        last = min(map(len, ran)) - 1  # a deadlock and no slow machine: each waits in another program's all-reduce
+        assert ran[0][last] != ran[1][last]
 
 
-MPI_PROGRAM = """
-import sys
-from mlhpc.plugins.dispatch.loops import FirstRank, Mode, make_link, serve, time_mode
+# Each rank notes the client in whose all-reduce it is, before it begins
+BEGIN_PROGRAM = """
+import random, sys, time
+from array import array
+from mpi4py import MPI
+from mlhpc.plugins.dispatch.loops import FirstRank, Mode, compute, make_link, serve, time_mode
 from mlhpc.suite.world import World
-world = World.create()
+world, gang = World.create(), sys.argv[1] == "gang"
 link, version = make_link("mpi", world, 2, 2)
+reduce, notes = link.reduce, open(f"{sys.argv[2]}/{world.rank}", "w", buffering=1)
+link.reduce = lambda client: (print(client, file=notes), reduce(client))
+world.barrier()
+"""
+TURNS_PROGRAM = """
 if world.is_first:
-    print("began", flush=True)
     controller = FirstRank(link, version)
-    time_mode(controller, Mode("two", 8, 1, 2, sys.argv[1] == "gang"), 1000, 0.0)
+    time_mode(controller, Mode("two", 8, 1, 2, gang), 1000, 0.0)
     controller.stop()
-    print("ended", flush=True)
 else:
     serve(link)
-world.barrier()
+"""
+# Ranks 2 and 3 are clients. In gang order they ask rank 0; otherwise each commands the ranks itself, as they come
+CLIENTS_PROGRAM = """
+every, each = MPI.COMM_WORLD, 500
+if world.rank >= 2:
+    for _ in range(each):
+        for rank in (0,) if gang else random.sample((0, 1), 2):
+            every.Send(array("d", [world.rank - 2]), rank)
+            time.sleep(random.random() / 1e4)
+elif not gang or world.is_first:
+    controller, taken, asked = FirstRank(link, version), [0, 0], array("d", [0])
+    for _ in range(2 * each):
+        every.Recv(asked, MPI.ANY_SOURCE)
+        client = int(asked[0])
+        if gang:
+            controller.submit(Mode("gang", 1, 1, 2), 2 * taken[client] + client, 1, 0.0)
+            controller.wait(None)
+            taken[client] += 1
+        else:
+            compute(link, client, 1, 0.0)
+    if gang:
+        controller.stop()
+else:
+    serve(link)
 """
 
 
+@pytest.mark.parametrize(
+    ("ranks", "program"), [(2, TURNS_PROGRAM), pytest.param(4, CLIENTS_PROGRAM, marks=pytest.mark.long)]
+)
 @pytest.mark.parametrize("order", ["gang", "free"])
-def test_two_clients_of_mpi_deadlock_without_gang_order_only(order: str) -> None:
-    words = [*make_mpiexec_command(ranks=2), sys.executable, "-c", MPI_PROGRAM, order]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "began\n"
-    try:
-        # A time limit: a deadlock has no other sign
-        ended = process.communicate(timeout=300 if order == "gang" else 1)[0] == "ended\n"
-    except subprocess.TimeoutExpired:
-        ended = False
+def test_two_clients_of_mpi_deadlock_without_gang_order_only(
+    ranks: int, program: str, order: str, tmp_path: Path
+) -> None:
+    """The ranks never end once each is in the all-reduce of another client: no time limit could show it as well."""
+    whole = f"{BEGIN_PROGRAM}{program}world.barrier()"
+    words = [*make_mpiexec_command(ranks=ranks), sys.executable, "-c", whole, order, tmp_path]
+    process = subprocess.Popen(words, start_new_session=True)
+    apart = False
+    while process.poll() is None and not apart:
+        ran = [path.read_text().split() if (path := tmp_path / str(rank)).exists() else [] for rank in (0, 1)]
+        apart = len(ran[0]) == len(ran[1]) > 0 and ran[0][-1] != ran[1][-1]
+        time.sleep(0.05)
+    if apart:
         os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-    assert ended == (order == "gang")
+    assert (process.wait(), apart) == ((0, False) if order == "gang" else (-signal.SIGKILL, True))
+    if order == "gang":
+        assert len((tmp_path / "0").read_text().split()) == 1000
 
 
 def test_the_order_of_commands_and_acknowledgements_is_that_of_the_mode() -> None:
@@ -323,6 +368,24 @@ def test_a_dead_controller_ends_all_ranks() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(("name", "rank"), [("ray", "ray::Rank"), ("monarch", "monarch._src.actor")])
+def test_a_dead_controller_of_another_project_ends_its_ranks(name: str, rank: str) -> None:
+    pytest.importorskip(name)
+    import psutil
+
+    words = [sys.executable, "-m", "mlhpc", "dispatch", "--over", name, "--delay", "10000"]
+    process, ranks = subprocess.Popen(words, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL), list[Any]()
+    while len(ranks) < 2 and process.poll() is None:
+        time.sleep(0.5)
+        with suppress(psutil.NoSuchProcess):
+            children = psutil.Process(process.pid).children(recursive=True)
+            ranks = [each for each in children if rank in " ".join(each.cmdline())]
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert psutil.wait_procs(ranks, timeout=300)[1] == []
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["torch", "ray", "monarch"])
 def test_a_controller_of_another_project_is_measured(name: str, tmp_path: Path) -> None:
     pytest.importorskip(name)
@@ -353,9 +416,20 @@ class Given:
         return self._files
 
 
-def test_the_figure_names_the_longest_limit_and_a_busy_machine() -> None:
-    answer = dispatch_ceiling.render_answer(Given(make_result(busy=1.5)))  # type: ignore[arg-type]
-    assert "a computation of 17.1 ms or more" in answer
-    assert "ray sync included (other processes kept 1.5 cores busy)" in answer
+def test_the_figure_names_the_longest_limit_the_steps_and_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(step_ms: float | None, *files: Dispatch) -> str:
+        monkeypatch.setattr(dispatch_ceiling, "_find_shortest_step", lambda study: step_ms)
+        return str(dispatch_ceiling.render_answer(Given(*files)))  # type: ignore[arg-type]
+
+    said = answer(None, make_result(busy=1.5))
+    assert "from 17.1 ms [16.2, 18] on (ray sync) no measured mode costs a computation 5 %; other processes" in said
+    assert "step" not in said
+    assert "a step of 17 ms may be too short for ray sync" in answer(17, make_result())
+    assert "a step of 15 ms is too short for ray sync" in answer(15, make_result())
+    assert "a step of 18.1 ms is long enough for all" in answer(18.1, make_result())
+    wide = structs.replace(make_result().rows[2], ratio=Interval(1.0, 0.9, 1.2))
+    assert "no controller is seen to cost a computation 5 %; inconclusive: mpi chained" in answer(
+        3, structs.replace(make_result(), rows=(wide,))
+    )
     table = dispatch_ceiling.build_table(Given(make_result()))  # type: ignore[arg-type]
     assert build_specification(dispatch_ceiling.draw_chart(table))["datasets"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -124,3 +126,12 @@ def test_the_command_says_what_is_rounding_and_writes_it(tmp_path: Path) -> None
     assert "not rounding: first differs in `schedule`" in fewer.stdout
     unknown = mlhpc(*words, "--change", "two threads", cwd=tmp_path)
     assert (unknown.returncode, "unknown change" in unknown.stderr) == (2, True)
+
+
+@pytest.mark.long
+def test_a_compiled_model_with_experts_is_rounding(tmp_path: Path) -> None:
+    words = ["numerics", "reproduce", "moe_lm", "--size", "smoke", "--runs", "20", "--change", "compiled"]
+    # A process of its own: the compiler warns
+    done = subprocess.run([sys.executable, "-m", "mlhpc", *words], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "compiled                 rounding: at most" in done.stdout
