@@ -6,6 +6,7 @@ A value that is absent, null or unknown is a breach: it would switch a compariso
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator, Mapping
 from itertools import islice, zip_longest
 from typing import Any
@@ -423,15 +424,18 @@ def _find_distribution_problem(parts: Mapping[str, Any], ranks: int) -> str | No
     known = [number for value in _list(values) if (number := convert_to_float(value)) is not None]
     if len(known) != ranks and (values is not None or ranks <= _LISTED_RANKS):
         return f"{len(known)} value{'s' * (len(known) != 1)} for {ranks} ranks"
-    least, most = numbers[0], numbers[2]
-    if known and [min(known), max(known), *(known[each] for each in ends)] != [least, most, least, most]:
-        return "its values have another minimum or maximum"
     fine = [number for number in known if has_many_digits(number) and not number.is_integer()]
     if len({*fine}) < len(fine):
         return "two ranks measured the same"
-    due = math.fsum(known) / ranks if known else mean
-    inside = mean is not None and least - _ROUNDED * (1.0 + least) <= mean <= most + _ROUNDED * (1.0 + most)
-    return None if inside and _is_near(mean or 0.0, due or 0.0, _ROUNDED) else f"expected a mean of {due}"
+    least, most = numbers[0], numbers[2]
+    if not known:  # of many ranks
+        inside = mean is not None and least - _ROUNDED * (1.0 + least) <= mean <= most + _ROUNDED * (1.0 + most)
+        return None if inside else f"expected a mean of {least:g} to {most:g}"
+    low, high = min(known), max(known)
+    due = {"min": low, "median": statistics.median(known), "mean": math.fsum(known) / ranks, "max": high}
+    due |= {"min_rank": known.index(low), "max_rank": known.index(high)}
+    found = compare_values({name: parts.get(name) for name in due}, due)
+    return next((f"expected {name} = {value!r}" for name, _, value in found), None)
 
 
 def _check_rates(context: LogContext) -> Iterator[LogBreach]:
