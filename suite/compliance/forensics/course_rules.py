@@ -119,9 +119,9 @@ def check_epoch_begun(context: LogContext) -> Iterator[LogBreach]:
         if event.key == mllog.EPOCH_START:
             epoch = number
         elif event.key == mllog.EVAL_START:
-            evals.append(number)
+            evals.extend([number] if number <= (epoch or 0.0) else [])
         # Some codes number what they log before the first epoch.
-        elif number not in (epoch, *evals) and (epoch is not None or event.key in _VALUES):
+        elif number not in (epoch or 0.0, *evals) and (epoch is not None or event.key in _VALUES):
             begun = "no epoch" if epoch is None else f"epoch {epoch:g}"
             yield event.line, f"{event.key} of epoch {number:g}; {begun} was the last that had begun"
             return
