@@ -120,8 +120,10 @@ def check_epoch_begun(context: LogContext) -> Iterator[LogBreach]:
             epoch = number
         elif event.key == mllog.EVAL_START:
             evals.extend([number] if number <= (epoch or 0.0) else [])
-        # Some codes number what they log before the first epoch.
-        elif number not in (epoch or 0.0, *evals) and (epoch is not None or event.key in _VALUES):
+        # Some codes number what they log before the first epoch; a checkpoint may be written after its own.
+        elif number not in (epoch or 0.0, *evals) and (
+            event.key in _VALUES or (context.ruleset.foreign and epoch is not None and "checkpoint" not in event.key)
+        ):
             begun = "no epoch" if epoch is None else f"epoch {epoch:g}"
             yield event.line, f"{event.key} of epoch {number:g}; {begun} was the last that had begun"
             return
