@@ -8,6 +8,7 @@ The time and the epochs of a run are single numbers, easily edited. The events a
 from __future__ import annotations
 
 import statistics
+from collections import deque
 from collections.abc import Iterator
 from itertools import islice, pairwise
 
@@ -28,9 +29,10 @@ from mlhpc.suite.log.reader import STEP_KEYS, Event, convert_to_float
 from mlhpc.suite.log.record import has_many_digits, list_floats
 from mlhpc.suite.log.timeline import Epoch
 
+_VALUES = (mllog.EVAL_ERROR, mllog.EVAL_ACCURACY)
 _RUN_KEYS = (  # none of them may come before run_start, nor any other event that has an epoch or a step
     *(mllog.EPOCH_START, mllog.EPOCH_STOP, f"{mllog.BLOCK}_start", f"{mllog.BLOCK}_stop"),
-    *(mllog.EVAL_START, mllog.EVAL_STOP, mllog.EVAL_ERROR, mllog.EVAL_ACCURACY),
+    *(mllog.EVAL_START, mllog.EVAL_STOP, *_VALUES),
     *(mllog.TRACKED_STATS, mllog.STEP_PHASES, mllog.TARGET_ACCURACY_REACHED),
 )
 _INIT_KEYS = (mllog.TRAIN_SAMPLES, mllog.EVAL_SAMPLES)
@@ -42,6 +44,7 @@ _MOST_EVAL_RATE = 7.5
 _MOST_RUN_RATE = 1.5  # times the highest logged rate; the most published (MLPerf Training v5.0) is 1.011
 _RATE_TOLERANCE = 0.03  # of a rate; published rates are within 0.023 of their times
 _MOST_EPOCH_RATE, _FEW = 1.3, 3  # times the median of more rates than these; the most of 884 published logs is 1.195
+_OF_HPC = ("eval_loss", mllog.TARGET_ACCURACY_REACHED)
 _NEVER_EQUAL = (mllog.EVAL_ACCURACY, "eval_loss")  # eval_error has been, three times
 _PAUSE_S = 2.0  # a busy machine may pause so long between an epoch's time stamps and its first or last step
 _LEAST_STEP_SHARE = 0.15  # of an epoch is spent in steps, however long the pauses are
@@ -103,17 +106,25 @@ def _is_training_event(event: Event) -> bool:
     return event.key in _RUN_KEYS or "epoch_num" in event.metadata or "step_num" in event.metadata
 
 
-@log_rule("epoch-begun", "an evaluation is that of an epoch that has begun, as the epochs around it are numbered", OURS)
+@log_rule(
+    "epoch-begun", "what names an epoch names the one that began last, or that of an evaluation that began last", OURS
+)
 def check_epoch_begun(context: LogContext) -> Iterator[LogBreach]:
-    latest: float | None = None
-    for event in context.run.every(mllog.EPOCH_START, mllog.EVAL_ERROR, mllog.EVAL_ACCURACY):
+    epoch: float | None = None
+    evals = deque[float](maxlen=2)  # another process may evaluate while the training goes on
+    for event in context.run.events:
         number = find_epoch_num(event)
         if number is None:  # rule eval-epoch reports it
             continue
         if event.key == mllog.EPOCH_START:
-            latest = number if latest is None else max(latest, number)
-        elif number > (latest or 0.0):
-            begun = "no epoch" if latest is None else f"epoch {latest:g}"
+            epoch = number
+        elif event.key == mllog.EVAL_START:
+            evals.extend([number] if number <= (epoch or 0.0) else [])
+        # Some codes number what they log before the first epoch; a checkpoint may be written after its own.
+        elif number not in (epoch or 0.0, *evals) and (
+            event.key in _VALUES or (context.ruleset.foreign and epoch is not None and "checkpoint" not in event.key)
+        ):
+            begun = "no epoch" if epoch is None else f"epoch {epoch:g}"
             yield event.line, f"{event.key} of epoch {number:g}; {begun} was the last that had begun"
             return
 
@@ -128,7 +139,7 @@ def check_epoch_steps(context: LogContext) -> Iterator[LogBreach]:
         return
     fewest, most = samples // batch, -(-samples // batch)  # steps of an epoch: codes drop or fill up the last batch
     from_zero = any(epoch.number == 0 for epoch in context.record.epochs)
-    for event in context.run.every(mllog.EVAL_ERROR, mllog.EVAL_ACCURACY):
+    for event in context.run.every(*_VALUES):
         steps, epoch = convert_to_float(event.metadata.get("step_num")), find_epoch_num(event)
         if steps is None or epoch is None:
             continue
@@ -172,6 +183,8 @@ def _list_contradictions(context: LogContext) -> Iterator[LogBreach]:
             yield event.line, f"{event.key} = {render_repr(event.value)} in a run that reached its target"
         elif value is not None and value > 1.0 and event.key.endswith("_accuracy"):
             yield event.line, f"{event.key} = {value:g}: no accuracy is above 1"
+        elif event.key in _OF_HPC and context.ruleset.foreign:
+            yield from _check_loss_and_target(context, event, value)
         # Accuracies of a few samples are few fractions, of which neighbours may be equal.
         elif event.key in _NEVER_EQUAL and context.ruleset.foreign and value is not None:
             if before.get(event.key) == value:
@@ -181,6 +194,17 @@ def _list_contradictions(context: LogContext) -> Iterator[LogBreach]:
         if taken is not None and taken < steps:
             yield event.line, f"{event.key} stands at step {taken:g}, after step {steps:g}"
         steps = taken or steps
+
+
+def _check_loss_and_target(context: LogContext, event: Event, value: float | None) -> Iterator[LogBreach]:
+    """Yield a loss below 0, and a target that is neither that of the benchmark nor the value that reached it."""
+    if event.key == "eval_loss" and value is not None and value < 0.0 and context.division == "closed":
+        yield event.line, f"eval_loss = {value:g}: expected at least 0"
+    if event.key == mllog.TARGET_ACCURACY_REACHED and context.benchmark is not None:
+        values = (item.value for item in context.record.evals)
+        if value not in (context.benchmark.threshold, *filter(context.benchmark.reached, values)):
+            what = f"{event.key} = {render_repr(event.value)}"
+            yield event.line, f"{what}: neither the target {context.benchmark.target_text} nor a value that reaches it"
 
 
 def _check_clocks(context: LogContext) -> Iterator[LogBreach]:

@@ -219,7 +219,7 @@ def check_statements_agree(result: Result) -> Iterator[ResultBreach]:
             yield from islice(_check_seed(result, run, found), 1)
             yield from islice(_check_read_files(result, run, found), 1)
             yield from islice(_check_installed(result, run, found, settings[found.path]), 1)
-            yield from islice(_check_sizes(run, found), 1)
+            yield from islice(_check_sizes(result, run, found), 1)
     if result.group.package is not None and result.provenance.folders:
         yield from _check_derived(result)
 
@@ -362,9 +362,13 @@ def _check_installed(
                 yield run.path, f"work_per_sample.{name}: {found} in the log, {count:g} on the card"
 
 
-def _check_sizes(run: RunRecord, folder: KeptFolder) -> Iterator[ResultBreach]:
+def _check_sizes(result: Result, run: RunRecord, folder: KeptFolder) -> Iterator[ResultBreach]:
     """Yield bytes and files that a log states otherwise than data.json, and memory or threads otherwise than facts."""
     manifest, nodes = folder.read("data.json", Manifest), folder.nodes
+    card = result.benchmark.card if result.benchmark is not None else None
+    unknown = folder.packaged and "data.json" not in folder.files and run.data_manifest is not None
+    if unknown and run.loop is None and card is not None and card.data_sha256 is None:
+        yield folder.path / "data.json", "there is no such file, and the card has no checksum of the data"
     due: dict[str, float] = {}
     if manifest is not None:
         due = {"data_bytes": manifest.bytes, "bytes": manifest.bytes, "files": len(manifest.shards)}

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -20,7 +21,7 @@ from mlhpc.suite.compliance.rules.base import (
     render_log_name,
     result_rule,
 )
-from mlhpc.suite.files import render_repr
+from mlhpc.suite.files import render_duration, render_repr
 from mlhpc.suite.log.record import RunRecord, find_first_on_target
 from mlhpc.suite.log.reference_course import judge_run_course
 from mlhpc.suite.log.results_tree import PRUNED
@@ -29,6 +30,7 @@ _RUN_SETTINGS = (  # hyperparameters that no ruleset restricts may change the co
     *("global_batch_size", "dropout", "opt_weight_decay"),
     *("precision", "precision_mode", "data_oversampling_factor", "data_format", "shuffle_mode"),
 )
+_MOST_PACE = 1.5  # times that of the run in the middle; the most of published results is 1.24
 _WIDE_SHARE = 0.2  # of the reference's epochs
 _SHARE_ROUNDING = 1e-7  # of a logged value; float32 has 6e-8
 _SHARE_CHANCE = 1e-6  # that healthy values look like those of fewer samples
@@ -129,6 +131,22 @@ def check_strong_pruned(result: Result) -> Iterator[ResultBreach]:
 @result_rule("org-drift", "all runs name the same organisation", OURS)
 def check_org_drift(result: Result) -> Iterator[ResultBreach]:
     yield from _check_drift(result.runs, "submission_org", lambda run: result.organisations[run.path])
+
+
+@result_rule("run-pace", "no run trains half as fast again as the run in the middle: all have one system", OURS)
+def check_run_pace(result: Result) -> Iterator[ResultBreach]:
+    paces = [
+        (statistics.median(seconds), run)
+        for run in result.runs
+        if (seconds := [epoch.train_s for epoch in run.epochs if epoch.complete])
+    ]
+    middle = statistics.median(pace for pace, _ in paces) if paces else 0.0
+    for pace, run in paces if result.ruleset.foreign else ():  # a machine that people share has no pace
+        if middle > _MOST_PACE * pace:
+            yield (
+                run.path,
+                f"an epoch takes {render_duration(pace)}, {render_duration(middle)} in the run in the middle",
+            )
 
 
 @result_rule("platform-drift", "all runs state the same submission_status and submission_platform", OURS)

@@ -5,11 +5,14 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from mlhpc import suite
 from mlhpc.suite.compliance.check import check
+from mlhpc.suite.compliance.forensics.provenance_rules import _check_sizes
 from mlhpc.suite.compliance.kept_files import TEMPLATE_COMMENT, TEMPLATE_END, KeptFolder
 from mlhpc.suite.data.manifest import Manifest
 from mlhpc.suite.documents import convert_to_plain_data
@@ -156,6 +159,20 @@ def test_the_manifest_of_the_data_is_that_of_the_logs(tmp_path: Path, seed: int,
     half(run / "data.json")
     with pytest.raises(InputError, match=r"data\.json: expected JSON"):
         build_package([run], system="bed", out=tmp_path / "out" / "ACME")
+
+
+@pytest.mark.parametrize(
+    ("stated", "packaged", "kept", "sound"),
+    [(None, True, False, False), ("ab" * 32, True, False, True), (None, False, False, True), (None, True, True, True)],
+)
+def test_a_package_has_the_manifest_of_data_that_the_card_does_not_name(
+    tmp_path: Path, stated: str | None, packaged: bool, kept: bool, sound: bool
+) -> None:
+    if kept:
+        (tmp_path / "data.json").write_text(manifest().text())
+    result: Any = SimpleNamespace(benchmark=SimpleNamespace(card=SimpleNamespace(data_sha256=stated)))
+    run: Any = SimpleNamespace(data_manifest="cd" * 32, loop=None, sizes={}, threads_per_rank=None, path=tmp_path)
+    assert (list(_check_sizes(result, run, KeptFolder(tmp_path, packaged=packaged))) == []) == sound
 
 
 @pytest.mark.parametrize("name", ["environment.json", "sources.json"])

@@ -87,3 +87,13 @@ def test_in_1_0_a_rate_that_contradicts_the_times_is_a_warning(tmp_path: Path) -
     lines = drop("staging_start", "staging_stop")(case.lines())
     log = check_log(write(tmp_path / "result_0.txt", lines), read_ruleset("1.0.0"))
     assert [item.severity for item in log.findings if item.rule == "throughput-true"] == ["warning"]
+
+
+@pytest.mark.parametrize(("seconds", "found"), [(3.0, True), (4.5, False), (30.0, False)])
+def test_a_run_far_faster_than_the_others_is_an_error(tmp_path: Path, seconds: float, found: bool) -> None:
+    def run(index: int) -> Lines:
+        epoch_s = 5 + index / 10 if index else seconds
+        return hpc_run("deepcam", seed=index + 1, epochs=9, start_ms=1_695_000_000_000 + index * 10**7, epoch_s=epoch_s)
+
+    results(tmp_path, 5, run)
+    assert ("run-pace" in {finding.rule for finding in check([tmp_path], "3.0.0").findings}) == found
