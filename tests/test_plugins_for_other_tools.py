@@ -13,7 +13,7 @@ import yaml
 
 from mlhpc.suite.cli.main import group
 from mlhpc.suite.compliance.check import check
-from mlhpc.suite.compliance.exchange.documents import FOM_PATTERN, compute_figures_of_merit, render_lines
+from mlhpc.suite.compliance.exchange.figures_of_merit import FOM_PATTERN, compute_figures_of_merit, render_lines
 from mlhpc.suite.descriptor import load_descriptors
 from tests.fixtures.logs import our_runs
 

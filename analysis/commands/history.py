@@ -15,7 +15,8 @@ from mlhpc.suite.cli.group import Subcommands
 from mlhpc.suite.cli.options import JSON, PercentRange, busy_option, format_option, output_option, tolerance_option
 from mlhpc.suite.compliance.check import check as check_paths
 from mlhpc.suite.compliance.verdict import MOST_DISTURBED
-from mlhpc.suite.errors import ExitCode, InputError
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import print_line, render_printable
 from mlhpc.suite.statistics import Outcome
 

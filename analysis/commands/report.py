@@ -17,7 +17,8 @@ import click
 
 from mlhpc.suite.cli.options import busy_option, card_option, output_option
 from mlhpc.suite.cli.progress import make_plain_progress
-from mlhpc.suite.errors import ExitCode, InputError, explain_not_installed
+from mlhpc.suite.errors import InputError, explain_not_installed
+from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import add_path_to_errors, make_folder, print_line, print_progress, write_file_atomically
 from mlhpc.suite.log.run_folder import RunFolder
 from mlhpc.suite.plugins import EXCHANGE, explain_missing_wing, list_missing_wings, load_export, mark_missing_wing

@@ -12,6 +12,7 @@ USES = (
     "mlhpc.suite.descriptor",
     "mlhpc.suite.documents",
     "mlhpc.suite.errors",
+    "mlhpc.suite.exit_codes",
     "mlhpc.suite.files",
     "mlhpc.suite.performance.ceilings_file",
     "mlhpc.suite.performance.cost_model",

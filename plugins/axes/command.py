@@ -27,7 +27,8 @@ from mlhpc.suite.cli.options import (
 from mlhpc.suite.cli.progress import start_progress
 from mlhpc.suite.config import RunConfig, load_config
 from mlhpc.suite.descriptor import Descriptor, load_descriptor
-from mlhpc.suite.errors import ExitCode, InputError
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import align_columns, print_line, render_bytes
 
 if TYPE_CHECKING:

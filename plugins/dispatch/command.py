@@ -28,9 +28,10 @@ from mlhpc.suite.cli.options import (
     ranks_option,
     render_option_words,
 )
-from mlhpc.suite.errors import ExitCode, InputError, explain_missing
+from mlhpc.suite.errors import InputError, explain_missing
+from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import print_line, print_progress, read_bytes, render_error, write_file_atomically
-from mlhpc.suite.launch.measuring_ranks import run_as_rank, start_ranks
+from mlhpc.suite.launch.command_on_ranks import run_as_rank, start_ranks
 from mlhpc.suite.launcher import find_world
 from mlhpc.suite.machine.probes.allowance import find_usable_resources
 from mlhpc.suite.machine.probes.processor import find_machine_root, read_cpu

@@ -41,9 +41,10 @@ from mlhpc.suite.cli.options import (
 from mlhpc.suite.config import choose_default_data_root
 from mlhpc.suite.descriptor import load_descriptor, load_descriptors
 from mlhpc.suite.documents import YamlSource
-from mlhpc.suite.errors import ExitCode, InputError
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import make_folder, print_line, render_duration, render_printable, write_file_atomically
-from mlhpc.suite.launch.measuring_ranks import run_as_rank, start_ranks
+from mlhpc.suite.launch.command_on_ranks import run_as_rank, start_ranks
 from mlhpc.suite.machine.facts import END_METRIC, Sample, render_samples
 from mlhpc.suite.node_list import parse_node_list
 

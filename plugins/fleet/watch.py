@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from mlhpc.suite.cli.options import JSON, PercentRange, format_option
-from mlhpc.suite.errors import ExitCode, InputError
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import print_line, render_printable, render_repr
 from mlhpc.suite.log.reader import parse_float
 from mlhpc.suite.statistics.power import find_smallest_effect

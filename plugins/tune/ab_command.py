@@ -37,7 +37,8 @@ from mlhpc.suite.cli.options import (
 )
 from mlhpc.suite.config import RunConfig, choose_default_data_root, load_config
 from mlhpc.suite.descriptor import Descriptor, load_descriptor
-from mlhpc.suite.errors import ExitCode, InputError
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import (
     make_folder,
     print_line,
@@ -47,7 +48,7 @@ from mlhpc.suite.files import (
     render_printable,
     write_file_atomically,
 )
-from mlhpc.suite.launch.measuring_ranks import run_as_rank, start_ranks
+from mlhpc.suite.launch.command_on_ranks import run_as_rank, start_ranks
 from mlhpc.suite.launcher import find_world
 from mlhpc.suite.log.run_folder import RunFolder, choose_default_folder
 from mlhpc.suite.machine.probes.processor import find_machine_root, read_cpu

@@ -30,7 +30,8 @@ from mlhpc.suite.config import RunConfig, load_config
 from mlhpc.suite.data.lock import create_lock
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.documents import YamlSource, convert_to_plain_data
-from mlhpc.suite.errors import ExitCode, InputError
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import print_line, quote_path, read_bytes, render_duration, render_error, write_file_atomically
 from mlhpc.suite.launch.local import make_suite_command
 from mlhpc.suite.log.reader import Log, read_events, read_limits

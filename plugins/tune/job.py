@@ -28,7 +28,7 @@ from mlhpc.suite.config import RunConfig, choose_default_data_root, load_config
 from mlhpc.suite.descriptor import Descriptor, load_descriptor
 from mlhpc.suite.documents import convert_to_plain_data, read_json_document
 from mlhpc.suite.files import make_folder, render_duration, write_file_atomically
-from mlhpc.suite.launch.measuring_ranks import start_ranks
+from mlhpc.suite.launch.command_on_ranks import start_ranks
 from mlhpc.suite.world import World
 
 VERSION = 1

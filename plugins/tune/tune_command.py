@@ -45,7 +45,7 @@ from mlhpc.suite.files import (
     render_duration,
     write_file_atomically,
 )
-from mlhpc.suite.launch.measuring_ranks import run_as_rank
+from mlhpc.suite.launch.command_on_ranks import run_as_rank
 from mlhpc.suite.launcher import find_world, refuse_several_ranks
 from mlhpc.suite.log.run_folder import choose_default_folder
 from mlhpc.suite.machine.probes.allowance import find_usable_resources

@@ -103,7 +103,7 @@ def score(*paths: Place, ruleset: str | None = None, cards: Sequence[Place] = ()
     does not exist.
     """
     from mlhpc.suite.compliance.check import check
-    from mlhpc.suite.compliance.exchange.documents import build_result_documents
+    from mlhpc.suite.compliance.exchange.figures_of_merit import build_result_documents
     from mlhpc.suite.descriptor import use_cards
 
     with use_cards(cards):

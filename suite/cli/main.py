@@ -14,15 +14,8 @@ from mlhpc.suite import VERSION, stopping
 from mlhpc.suite.cli.group import LazyGroup, convert_help_words
 from mlhpc.suite.cli.options import make_shared_options
 from mlhpc.suite.cli.usage_errors import explain_usage
-from mlhpc.suite.errors import (
-    DEBUG,
-    ExitCode,
-    InputError,
-    choose_exit_code,
-    explain_missing,
-    is_of_memory,
-    write_traceback,
-)
+from mlhpc.suite.errors import DEBUG, InputError, explain_missing, is_of_memory, write_traceback
+from mlhpc.suite.exit_codes import ExitCode, choose_exit_code
 from mlhpc.suite.files import (
     find_output_error,
     give_up_output,

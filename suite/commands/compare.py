@@ -15,7 +15,8 @@ from mlhpc.suite.cli.options import JSON, busy_option, card_option, format_optio
 from mlhpc.suite.compliance.check import check
 from mlhpc.suite.compliance.result import Result
 from mlhpc.suite.compliance.verdict import PairVerdict, Standing, Task, assess, judge_pair
-from mlhpc.suite.errors import ExitCode, InputError
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import print_line, render_duration, render_printable
 from mlhpc.suite.log.other_work import render_busy_warning
 from mlhpc.suite.log.score import Throughput

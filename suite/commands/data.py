@@ -20,7 +20,8 @@ from mlhpc.suite.cli.options import IntegerRange, output_option, ranks_option, s
 from mlhpc.suite.cli.progress import TERMINAL_NAME, start_progress
 from mlhpc.suite.config import choose_default_data_root
 from mlhpc.suite.descriptor import load_descriptor
-from mlhpc.suite.errors import ExitCode, InputError
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import print_line, quote_path, render_bytes, render_duration, write_file_atomically
 from mlhpc.suite.launch.local import make_suite_command, run_attached
 from mlhpc.suite.launcher import find_world

@@ -19,7 +19,8 @@ import click
 
 from mlhpc.suite.cli.options import output_option, ranks_option, runs_option, size_option
 from mlhpc.suite.descriptor import load_descriptor, load_descriptors
-from mlhpc.suite.errors import ExitCode, InputError
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import make_folder, print_line, print_progress, render_duration, write_file_atomically
 from mlhpc.suite.launch.local import make_suite_command
 from mlhpc.suite.launcher import refuse_several_ranks

@@ -11,7 +11,8 @@ import click
 from mlhpc.suite.cli.options import FiniteRange, card_option, output_option
 from mlhpc.suite.compliance.package_files import check_manifest
 from mlhpc.suite.config import Submission
-from mlhpc.suite.errors import ExitCode, InputError
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import print_line, quote_path
 from mlhpc.suite.launch.job import read_system
 from mlhpc.suite.log.results_tree import MANIFEST

@@ -25,7 +25,8 @@ from mlhpc.suite.cli.options import (
 )
 from mlhpc.suite.compliance.package_files import compute_sha256
 from mlhpc.suite.data.lock import create_lock
-from mlhpc.suite.errors import ExitCode, InputError
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import PART_SUFFIX, make_folder, print_line, print_progress, quote_path, write_file_atomically
 from mlhpc.suite.log.results_tree import MANIFEST
 from mlhpc.suite.package.reproduction.judge import (

@@ -31,7 +31,8 @@ from mlhpc.suite.cli.options import (
 from mlhpc.suite.compliance.before import judge_statement, print_refusals
 from mlhpc.suite.config import RunConfig, choose_default_data_root, load_config
 from mlhpc.suite.descriptor import Descriptor, load_descriptor
-from mlhpc.suite.errors import ExitCode, InputError, explain_near_names
+from mlhpc.suite.errors import InputError, explain_near_names
+from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import make_folder, print_line, print_progress, quote_path
 from mlhpc.suite.launch.quiet import wait_for_quiet
 from mlhpc.suite.launch.trials import run_trials

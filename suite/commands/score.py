@@ -12,11 +12,12 @@ import click
 from mlhpc.suite.card import render_baselines
 from mlhpc.suite.cli.options import JSON, card_option, format_option
 from mlhpc.suite.compliance.check import check
-from mlhpc.suite.compliance.exchange.documents import build_result_documents, render_lines
+from mlhpc.suite.compliance.exchange.figures_of_merit import build_result_documents, render_lines
 from mlhpc.suite.compliance.result import Result, find_named_run
 from mlhpc.suite.compliance.ruleset import list_rulesets, read_ruleset
 from mlhpc.suite.compliance.verdict import assess
-from mlhpc.suite.errors import ExitCode, InputError
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import print_line, render_duration, render_duration_range, render_printable
 from mlhpc.suite.log.other_work import render_busy_warning
 from mlhpc.suite.log.score import JudgedRun, Throughput, TimeToTrain, find_log_name

@@ -15,7 +15,8 @@ import click
 from mlhpc.suite.card import render_metric_value
 from mlhpc.suite.cli.options import JSON, TEXT, FiniteRange, card_option, format_option
 from mlhpc.suite.data.lock import find_living_owner
-from mlhpc.suite.errors import WORKER_CODES, ExitCode, InputError
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import WORKER_CODES, ExitCode
 from mlhpc.suite.files import print_line, render_duration, render_error, render_printable
 from mlhpc.suite.launch import queue
 from mlhpc.suite.launch.estimates import Expectation, estimate_eta_s, find_expectation

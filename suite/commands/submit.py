@@ -36,7 +36,8 @@ from mlhpc.suite.compliance.before import judge_statement, print_refusals
 from mlhpc.suite.config import RunConfig, choose_default_data_root, load_config
 from mlhpc.suite.descriptor import Descriptor, load_descriptor
 from mlhpc.suite.documents import convert_to_plain_data, parse_yaml
-from mlhpc.suite.errors import ExitCode, InputError
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import make_folder, print_line, quote_path, write_file_atomically
 from mlhpc.suite.launch import estimates
 from mlhpc.suite.launch.job import Job, SystemFile, find_system, parse_time_limit_s, read_system

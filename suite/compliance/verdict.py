@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from mlhpc.suite.compliance.result import Result, find_named_run
-from mlhpc.suite.errors import ExitCode
+from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.log.other_work import MAX_SHARE, render_percent
 from mlhpc.suite.log.record import RunRecord
 from mlhpc.suite.log.score import list_differences

@@ -19,7 +19,8 @@ from pathlib import Path
 from msgspec import DecodeError, Struct, json
 
 from mlhpc.suite.documents import render_json
-from mlhpc.suite.errors import ExitCode, InputError
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import (
     PART_SUFFIX,
     add_path_to_errors,

@@ -35,7 +35,8 @@ from typing import IO, Literal
 
 from mlhpc.suite import LAUNCH
 from mlhpc.suite.data.lock import create_lock
-from mlhpc.suite.errors import WORKER_CODES, InputError
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import WORKER_CODES
 from mlhpc.suite.files import make_folder, print_line, read_bytes, read_json, render_duration
 from mlhpc.suite.launcher import drop_launcher_variables
 from mlhpc.suite.log.reader import EXIT_CODE_BYTES, read_limits

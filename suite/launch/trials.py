@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from mlhpc.suite.data.lock import LockedError, refuse_held
-from mlhpc.suite.errors import ExitCode
+from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import QUIET, print_line, print_progress, write_file_atomically
 from mlhpc.suite.launch.estimates import SeriesTimeEstimator, find_expectation
 from mlhpc.suite.launch.local import keep_heartbeat, make_worker_command, run_local

@@ -27,7 +27,7 @@ from mlhpc.suite.data.manifest import Manifest, Verification, verify_shards
 from mlhpc.suite.data.sampling import check_batch, count_steps_per_epoch
 from mlhpc.suite.data.staging import StagingReport, create_own_world, stage
 from mlhpc.suite.documents import convert_to_plain_data
-from mlhpc.suite.errors import ExitCode
+from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import print_line
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.reader import read_events

@@ -30,7 +30,7 @@ import msgspec
 import numpy as np
 
 from mlhpc.suite.config import WatchdogSettings
-from mlhpc.suite.errors import ExitCode
+from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import make_folder, print_line, render_duration
 from mlhpc.suite.training.step_timing import ProgressMarks, make_marking_transport
 from mlhpc.suite.world import World, find_node_name, find_own_address

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from mlhpc.suite import FIRST_LINE_S
 from mlhpc.suite.data.lock import LockedError, create_lock_for_all_ranks
-from mlhpc.suite.errors import ExitCode, InputError, explain_missing
+from mlhpc.suite.errors import InputError, explain_missing
+from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import make_folder, print_line, render_error
 from mlhpc.suite.launcher import ARRAY_VARIABLES
 from mlhpc.suite.log.checkpoint_index import find_damage

@@ -16,7 +16,8 @@ import yaml
 from mlhpc.__main__ import USAGE
 from mlhpc.suite import VERSION
 from mlhpc.suite.commands.machine import doctor
-from mlhpc.suite.errors import ExitCode, InputError
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.shadowed import describe_location
 from mlhpc.suite.world import resolve_address
 from tests.fixtures.warm import warm_python

@@ -29,7 +29,8 @@ from mlhpc.suite.cli.options import (
 )
 from mlhpc.suite.cli.progress import start_progress
 from mlhpc.suite.documents import convert, find_mistake
-from mlhpc.suite.errors import ExitCode, InputError, is_of_memory
+from mlhpc.suite.errors import InputError, is_of_memory
+from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import print_line, print_progress, render_error, write_file_atomically
 from mlhpc.suite.launch.local import make_suite_command, run_attached
 from mlhpc.suite.launcher import find_world

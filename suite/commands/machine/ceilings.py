@@ -13,7 +13,7 @@ import click
 from mlhpc.suite.cli.group import Subcommands, find_exchange_command
 from mlhpc.suite.cli.options import device_option, output_option, ranks_option, render_option_words
 from mlhpc.suite.files import print_line, print_progress
-from mlhpc.suite.launch.measuring_ranks import run_as_rank, start_ranks
+from mlhpc.suite.launch.command_on_ranks import run_as_rank, start_ranks
 from mlhpc.suite.launcher import find_world
 from mlhpc.suite.performance.ceilings_file import refuse_existing, write
 

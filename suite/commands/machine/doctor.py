@@ -24,7 +24,8 @@ import click
 
 from mlhpc.suite import VERSION
 from mlhpc.suite.cli.options import JSON, format_option, ranks_option
-from mlhpc.suite.errors import PACKAGES, ExitCode, InputError, find_pip_requirement
+from mlhpc.suite.errors import PACKAGES, InputError, find_pip_requirement
+from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import print_line, render_bytes, render_duration
 from mlhpc.suite.launch import local
 from mlhpc.suite.launch.job import Job, SystemFile, find_system, read_system

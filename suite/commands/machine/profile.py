@@ -33,7 +33,7 @@ from mlhpc.suite.files import (
     print_progress,
     write_file_atomically,
 )
-from mlhpc.suite.launch.measuring_ranks import run_as_rank, start_ranks
+from mlhpc.suite.launch.command_on_ranks import run_as_rank, start_ranks
 from mlhpc.suite.launcher import find_world
 from mlhpc.suite.log.run_folder import choose_default_folder
 from mlhpc.suite.workload import load_workload

@@ -40,7 +40,8 @@ from mlhpc.suite.compliance.ruleset import Benchmark, build_card_benchmark, read
 from mlhpc.suite.config import RunConfig, choose_default_data_root, load_config, make_config_kind
 from mlhpc.suite.descriptor import Descriptor, load_descriptor, load_descriptors
 from mlhpc.suite.documents import YamlSource, convert_to_plain_data
-from mlhpc.suite.errors import ExitCode, InputError
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import align_columns, print_line, quote_path, render_bytes, write_file_atomically
 from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import RunRecord, find_first_on_target, summarise_log

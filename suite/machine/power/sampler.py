@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlhpc.suite.errors import ExitCode
+from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import make_folder
 from mlhpc.suite.log.energy.power_log import READING, START, STOP
 from mlhpc.suite.machine.power.counters import EnergyCounter, EnergyMeter, find_gpu_counter, find_node_counters

@@ -24,7 +24,8 @@ from mlhpc.suite import FIRST_LINE_S
 from mlhpc.suite.data.lock import create_lock_for_all_ranks
 from mlhpc.suite.data.manifest import Verification, compute_fingerprint
 from mlhpc.suite.descriptor import load_object
-from mlhpc.suite.errors import ExitCode, InputError
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import print_line
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.run_folder import choose_default_folder

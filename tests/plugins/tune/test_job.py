@@ -50,7 +50,7 @@ def test_a_job_that_hangs_ends_in_its_time_limit(settings: list[str], monkeypatc
         return start(["tune", "--help"], ranks, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(job, "start_ranks", hang)
-    monkeypatch.setattr("mlhpc.suite.launch.measuring_ranks.make_suite_command", lambda *words: ["sleep", "3600"])
+    monkeypatch.setattr("mlhpc.suite.launch.command_on_ranks.make_suite_command", lambda *words: ["sleep", "3600"])
     with pytest.raises(FailedJobError, match=r"was ended after its time limit of 1 s"):
         run_job("swinv2_moe", [config], Launch(1, 1), BLOCKS, 1.0)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mlhpc.suite.errors import choose_exit_code
-from mlhpc.suite.launch.measuring_ranks import start_ranks
+from mlhpc.suite.exit_codes import choose_exit_code
+from mlhpc.suite.launch.command_on_ranks import start_ranks
 from mlhpc.suite.log.run_folder import RunFolder, find_continue_command
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import our_run, write

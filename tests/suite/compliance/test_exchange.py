@@ -15,8 +15,8 @@ from jsonschema import ValidationError, validate
 
 from mlhpc.suite.compliance.all_rules import RULES
 from mlhpc.suite.compliance.check import Verdict, check
-from mlhpc.suite.compliance.exchange import documents
-from mlhpc.suite.compliance.exchange.documents import render_json
+from mlhpc.suite.compliance.exchange import figures_of_merit
+from mlhpc.suite.compliance.exchange.figures_of_merit import render_json
 from mlhpc.suite.compliance.exchange.review_files import add_waivers, read_reference_points, read_waivers
 from mlhpc.suite.compliance.output import explain_rule, read_rule_texts, render_junit, render_rules_page
 from mlhpc.suite.compliance.rules.base import OURS, RULES_PAGE, Finding, Waiver
@@ -88,7 +88,7 @@ def test_json_is_what_the_schema_says(tmp_path: Path) -> None:
     assert document["compliant"] is False
     assert {item["help"] for item in document["findings"]} == {f"{RULES_PAGE}#{item.rule}" for item in verdict.findings}
     named = [item for item in document["findings"] if "\udcff" not in item["file"]]
-    schema = json.loads((Path(documents.__file__).parent / "verdict.schema.json").read_text())
+    schema = json.loads((Path(figures_of_merit.__file__).parent / "verdict.schema.json").read_text())
     validate(document | {"findings": named}, schema)
     for broken in ({"version": 2}, {"compliant": None}, {"more": 1}, {"findings": [{"rule": "x"}]}):
         with pytest.raises(ValidationError):

@@ -8,8 +8,8 @@ import pytest
 from jsonschema import validate
 
 from mlhpc.suite.compliance.check import check
-from mlhpc.suite.compliance.exchange import documents
-from mlhpc.suite.compliance.exchange.documents import (
+from mlhpc.suite.compliance.exchange import figures_of_merit
+from mlhpc.suite.compliance.exchange.figures_of_merit import (
     FOM_PATTERN,
     compute_figures_of_merit,
     make_result_names,
@@ -109,7 +109,7 @@ def test_throughput_has_a_rate_of_its_own_name(tmp_path: Path) -> None:
 
 
 def test_every_group_is_a_document_of_the_schema(runs: Path, tmp_path: Path) -> None:
-    schema = json.loads((Path(documents.__file__).parent / "result.schema.json").read_text())
+    schema = json.loads((Path(figures_of_merit.__file__).parent / "result.schema.json").read_text())
     groups = json.loads(mlhpc("score", runs, example(tmp_path / "p"), "--format", "json").stdout)["groups"]
     assert len(groups) > 1
     for document in groups:

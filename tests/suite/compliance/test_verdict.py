@@ -14,7 +14,8 @@ from mlhpc.analysis.study import Study, mark_not_ranked, read_study
 from mlhpc.suite.compliance.check import check
 from mlhpc.suite.compliance.verdict import assess
 from mlhpc.suite.descriptor import list_installed_cards
-from mlhpc.suite.errors import ExitCode, InputError
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import ExitCode
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import START_MS, Line, edit, insert, our_run, results
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from mlhpc.suite.errors import ExitCode, InputError
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.launch import local
 from mlhpc.suite.stopping import REPEAT_WINDOW_S
 from tests.fixtures.disk import fill

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from mlhpc.suite.card import Target
 from mlhpc.suite.compliance.check import check
-from mlhpc.suite.compliance.exchange.documents import build_result_documents
+from mlhpc.suite.compliance.exchange.figures_of_merit import build_result_documents
 from mlhpc.suite.log.record import MetricValue, RunRecord
 from mlhpc.suite.log.score import (
     compute_log_interval,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlhpc.suite.errors import ExitCode, choose_exit_code
+from mlhpc.suite.exit_codes import ExitCode, choose_exit_code
 from mlhpc.suite.files import print_line, render_error
 from mlhpc.suite.launch.local import make_suite_command, run_local
 from mlhpc.suite.path_kinds import add_kind
