@@ -116,14 +116,14 @@ def check_epoch_begun(context: LogContext) -> Iterator[LogBreach]:
         number = find_epoch_num(event)
         if number is None:  # rule eval-epoch reports it
             continue
+        # Some codes number what they log before the first epoch; a checkpoint may be written after its own.
+        # Events of steps may be left out of what is judged.
+        foreign = context.ruleset.foreign and "checkpoint" not in event.key and event.key not in STEP_KEYS
         if event.key == mllog.EPOCH_START:
             epoch = number
         elif event.key == mllog.EVAL_START:
             evals.extend([number] if number <= (epoch or 0.0) else [])
-        # Some codes number what they log before the first epoch; a checkpoint may be written after its own.
-        elif number not in (epoch or 0.0, *evals) and (
-            event.key in _VALUES or (context.ruleset.foreign and epoch is not None and "checkpoint" not in event.key)
-        ):
+        elif number not in (epoch or 0.0, *evals) and (event.key in _VALUES or (foreign and epoch is not None)):
             begun = "no epoch" if epoch is None else f"epoch {epoch:g}"
             yield event.line, f"{event.key} of epoch {number:g}; {begun} was the last that had begun"
             return

@@ -111,7 +111,7 @@ def test_a_mesh_is_read(text: str) -> None:
         ("data=8,shard=2", "16 ranks, the run has 8; expected data=4"),
         ("data=2,data=4", "axis 'data' is given twice"),
         ("data=2x4", "data is one number"),
-        ("data", "expected positive numbers"),
+        ("data", "expected AXIS=N"),
         ("spatial=99999999x1x1", "expected positive numbers"),
     ],
 )

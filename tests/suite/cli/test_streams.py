@@ -189,7 +189,7 @@ def test_a_symbolic_link_given_to_o_is_followed(place: Path, tmp_path: Path) -> 
     assert list((tmp_path / "real" / "page").glob("*.json"))
     (tmp_path / "loop").symlink_to("loop")
     code, errors = run(f"report R --form prometheus -o {tmp_path / 'loop'}", place, subprocess.DEVNULL)
-    assert (code, errors) == (2, f"mlhpc: {tmp_path / 'loop'}: Too many levels of symbolic links\n")
+    assert (code, errors) == (2, f"mlhpc: {tmp_path / 'loop'}: Too many levels of symbolic links; choose another -o\n")
 
 
 @exchange
@@ -205,7 +205,7 @@ def test_a_pipe_and_a_device_are_written_into_and_stay(place: Path, tmp_path: Pa
     assert run("report R --form prometheus -o /dev/null", place, subprocess.DEVNULL) == (0, "")
     assert Path("/dev/null").is_char_device()
     code, errors = run("report R --form prometheus -o /dev/full", place, subprocess.DEVNULL)
-    assert (code, errors) == (1, "mlhpc: /dev/full: No space left on device\n")
+    assert (code, errors) == (1, "mlhpc: /dev/full: No space left on device; choose another -o\n")
     (tmp_path / "link").symlink_to("/dev/null")
     assert run(f"report R --form prometheus -o {tmp_path / 'link'}", place, subprocess.DEVNULL) == (0, "")
     assert (tmp_path / "link").is_symlink()

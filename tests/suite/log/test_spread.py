@@ -43,9 +43,9 @@ def test_run_says_how_many_runs_show_a_difference_and_runs_none(tmp_path: Path) 
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["a"]
     short = mlhpc(*words, "--within", "1s", cwd=tmp_path)
     assert (short.returncode, "is enough for 0 of two runs" in short.stderr) == (2, True)
-    unknown = mlhpc(*words[:-1], 1, "--detect", "5%", cwd=tmp_path / "runs")
+    unknown = mlhpc("run", "open_catalyst", "--size", "mini", "--ranks", 1, "--detect", "5%", cwd=tmp_path)
     assert unknown.returncode == 2
-    assert "first mlhpc run cosmoflow --size smoke --ranks 1 --runs 3" in unknown.stderr
+    assert "first mlhpc run open_catalyst --size mini --ranks 1 --runs 3" in unknown.stderr
     assert "such as 90s, 30min or 2h" in mlhpc(*words, "--within", "2", cwd=tmp_path).stderr
 
 

@@ -401,12 +401,12 @@ def test_the_command_starts_ranks_with_its_own_arguments(tmp_path: Path, monkeyp
 
     monkeypatch.setattr("mlhpc.suite.commands.machine.ceilings.start_ranks", start)
     path = str(tmp_path / "c.json")
-    arguments = ["--ranks", "3", "--quick", "--directory", "/scratch", "--system", "bed", "-o", path]
+    arguments = ["--ranks", "3", "--quick", "--directory", str(tmp_path), "--system", "bed", "-o", path]
     assert CliRunner().invoke(ceilings, arguments).exit_code == 1
     *words, ranks = started
     assert ranks == 3
     context = ceilings.make_context("ceilings", [str(word) for word in words[1:]])
-    asked = ceilings.make_context("ceilings", ["--quick", "--directory", "/scratch", "--system", "bed", "-o", path])
+    asked = ceilings.make_context("ceilings", ["--quick", "--directory", str(tmp_path), "--system", "bed", "-o", path])
     assert context.params == asked.params
 
 
