@@ -42,8 +42,7 @@ from torch import Tensor  # noqa: E402
 
 from benchmarks.kernel_traffic import Sizes  # noqa: E402
 from benchmarks.public_expert_layers import list_peers  # noqa: E402
-from mlhpc.workloads.moe.activations import compute_activation  # noqa: E402
-from mlhpc.workloads.moe.experts import Weights, run_experts  # noqa: E402
+from mlhpc.workloads.moe.experts import Weights, compute_activation, run_experts  # noqa: E402
 from mlhpc.workloads.moe.kernels import fused  # noqa: E402
 from mlhpc.workloads.moe.kernels.blocks import list_candidates  # noqa: E402
 from mlhpc.workloads.moe.kernels.fused import Source, run_fused  # noqa: E402

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from mlhpc.analysis.published.scores import read_scores
-from mlhpc.analysis.results.spread import compute_reference_limit
+from mlhpc.analysis.results.selection import compute_reference_limit
 from mlhpc.analysis.roofline.bounds import Bounds, predict_bounds
 from mlhpc.analysis.roofline.regime import Case, compute_term_seconds, list_measured_cases
 from mlhpc.analysis.roofline.whatif import Prediction, compute_phase_factor, predict, predict_solution, sum_phases

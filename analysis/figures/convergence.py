@@ -35,7 +35,7 @@ from mlhpc.analysis.drawing.view import (
     varies,
 )
 from mlhpc.analysis.results.names import PROBLEM_COLUMNS, build_result_table, render_short_heading
-from mlhpc.analysis.results.spread import compute_reference_limit
+from mlhpc.analysis.results.selection import compute_reference_limit
 from mlhpc.analysis.study import NotAnswerableError, Study
 from mlhpc.analysis.tables.ingest import parse_mapping
 from mlhpc.analysis.tables.run_row import LARGEST_PLAUSIBLE

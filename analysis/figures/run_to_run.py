@@ -28,8 +28,8 @@ from mlhpc.analysis.drawing.view import (
     render_count,
     render_percent,
 )
+from mlhpc.analysis.results.decompose import compute_run_spread
 from mlhpc.analysis.results.names import render_short_heading
-from mlhpc.analysis.results.spread import compute_run_spread
 from mlhpc.analysis.study import NotAnswerableError, Study, build_once
 from mlhpc.suite.statistics import student_t
 from mlhpc.suite.statistics.sessions import fit_slope, render_sessions

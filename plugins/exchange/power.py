@@ -1,9 +1,9 @@
 """Reads power readings of an external meter from a CSV, and writes those of a run into its package.
 
 PDU, IPMI, Redfish and sacct exports are CSV tables, or become one with a line of awk or jq. A YAML file names the
-columns and describes the meter; docs/energy.md has an example for each. Tables of nvidia-smi, amd-smi, rocm-smi, jpwr and
-sacct, and texts of IPMI and dcgmi dmon, are recognised by their head. Nothing else is guessed: a value that does not fit
-is an InputError with file and line.
+columns and describes the meter; docs/energy.md has an example for each. Tables of nvidia-smi, amd-smi, rocm-smi, jpwr
+and sacct, and texts of IPMI and dcgmi dmon, are recognised by their head. Nothing else is guessed: a value that does
+not fit is an InputError with file and line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Does a training go as healthy ones went? Compares a run's numbers, in the order of training, with those of other runs.
+"""Does a training go as healthy ones went? Compares a run's numbers, in order, with those of other runs.
 
 Two questions per number: is it like those of healthy runs, and is it so after what came before it? The second sees what
 leaves every number in its range: a validation metric too good for its loss. Each is a t test, and all together accuse
@@ -105,7 +105,7 @@ def build_band(runs: Sequence[Mapping[str, float]], data: Sequence[str]) -> Band
 
 
 def judge_course(band: Band, run: Mapping[str, float], rate: float = RATE) -> list[Deviation]:
-    """Find the numbers of a run that are unlike those of healthy runs, the least likely first. Empty: it is like them."""
+    """Find the numbers of a run that are unlike those of healthy runs, the least likely first. Empty: none is."""
     scores = band.standardise(run)
     rests, known = _solve(band.factor, scores)
     tests = 2 * sum(score is not None for score in scores)

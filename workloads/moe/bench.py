@@ -26,10 +26,10 @@ from mlhpc.suite.performance.cost_model import ALGORITHMS
 from mlhpc.suite.training.step_timing import CudaClock, HostClock
 from mlhpc.suite.world import World
 from mlhpc.workloads.moe import phases
-from mlhpc.workloads.moe.activations import compute_activation
 from mlhpc.workloads.moe.autotune import measure_flops, measure_memory
 from mlhpc.workloads.moe.backend_selection import ExpertShape, choose_backend
 from mlhpc.workloads.moe.config import Layout, MoEConfig, list_valid_r
+from mlhpc.workloads.moe.experts import compute_activation
 from mlhpc.workloads.moe.layer import Execution, MoELayer
 from mlhpc.workloads.moe.mesh import ExpertMesh, resolve_process_group
 from mlhpc.workloads.moe.parallel import make_expert_mesh

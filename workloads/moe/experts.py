@@ -20,7 +20,6 @@ from mlhpc.suite.errors import InputError
 from mlhpc.suite.machine.choice.products import compute_onednn_product, has_onednn
 from mlhpc.suite.training.parallel.meta_init import has_values
 from mlhpc.workloads.moe import phases
-from mlhpc.workloads.moe.activations import ACTIVATION_GRADIENTS, compute_activation
 from mlhpc.workloads.moe.config import Activation, Backend
 from mlhpc.workloads.moe.kernels.fused import Source, find_problem, run_fused
 from mlhpc.workloads.moe.phases import Marker, NoMarker
@@ -540,3 +539,23 @@ BACKENDS: dict[str, ExpertBackend] = {
     "bmm": ExpertBackend(_bmm, lambda rows_ND, weights: None, pads=True),
     "triton": ExpertBackend(_triton, explain_triton_problem),
 }
+
+
+ACTIVATION_GRADIENTS: dict[str, Callable[..., Tensor]] = {
+    "relu": lambda gradient, value, grad_input: torch.ops.aten.threshold_backward(
+        gradient, value, 0, grad_input=grad_input
+    ),
+    "gelu": torch.ops.aten.gelu_backward,
+    "silu": torch.ops.aten.silu_backward,
+}
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
+
+
+def compute_activation(up: Tensor, gate: Tensor | None, activation: Activation) -> Tensor:
+    """Apply the activation of the hidden layer; swiglu is silu(gate) * up."""
+    if activation == "swiglu":
+        assert gate is not None
+        return F.silu(gate) * up
+    return _ACTIVATIONS[activation](up)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mlhpc.workloads.moe.activations import compute_activation
+from mlhpc.workloads.moe.experts import compute_activation
 from mlhpc.workloads.moe.layer import MoELayer
 from mlhpc.workloads.moe.mesh import ExpertMesh
 from mlhpc.workloads.moe_lm.config import VOCABULARY, MoELMConfig

@@ -103,9 +103,9 @@ VIEWS = (
             decision="a step that is longer than the limit loses at most 5 % to the controller",
         ),
         "The shortest computation, its all-reduce included, with 95 % of the throughput of ranks without a "
-        "controller, with its 95 % interval. Dashed: the shortest step of the results. Modes: acknowledged commands (sync), "
-        "commands ahead, chains, several programs in one order (gang). Not drawn: modes that slow no length by 5 %, and "
-        "inconclusive ones.",
+        "controller, with its 95 % interval. Dashed: the shortest step of the results. Modes: acknowledged commands "
+        "(sync), commands ahead, chains, several programs in one order (gang). Not drawn: modes that slow no length "
+        "by 5 %, and inconclusive ones.",
         build_table, render_answer, draw_chart, lambda table: bool(table[LIMIT].notna().any()),
     ),
 )  # fmt: skip

@@ -39,7 +39,7 @@ _INIT_KEYS = (mllog.TRAIN_SAMPLES, mllog.EVAL_SAMPLES)
 _SHORTEST_EPOCH_SHARE = 0.02  # of the longest; the shortest of 3,792 published logs is 0.05
 _SHORTEST_EVAL_SHARE = 0.1  # of the time that training takes for as many samples; the least published is 0.11
 _OWN_EVAL_SHARE = 0.04  # where the log says how much of training is computing
-# An evaluation computes a third of training, and no accelerator trains 2.5 times as fast as in the fastest published run.
+# An evaluation computes a third of training. No accelerator trains 2.5 times as fast as in the fastest published run.
 _MOST_EVAL_RATE = 7.5
 _MOST_RUN_RATE = 1.5  # times the highest logged rate; the most published (MLPerf Training v5.0) is 1.011
 _RATE_TOLERANCE = 0.03  # of a rate; published rates are within 0.023 of their times

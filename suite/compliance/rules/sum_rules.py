@@ -276,7 +276,7 @@ def _check_windows(context: LogContext) -> Iterator[LogBreach]:
 
 
 def _check_load(context: LogContext) -> Iterator[LogBreach]:
-    """Yield what a workload measured of a window of steps and contradicts itself: parts longer than the step, tokens."""
+    """Yield what a window of steps states of a workload and contradicts itself: parts longer than the step, tokens."""
     windows = {_place(event): _number(event.value, "step") for event in context.by_key.get(mllog.STEP_PHASES, ())}
     per_step = set[tuple[str, float]]()
     events = context.by_key.get(mllog.WINDOW_STATS, ())

@@ -10,8 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from mlhpc.analysis.results.decompose import add_time_parts, build_results, select_scored_runs
-from mlhpc.analysis.results.spread import compute_run_spread
+from mlhpc.analysis.results.decompose import add_time_parts, build_results, compute_run_spread, select_scored_runs
 from mlhpc.analysis.tables.ingest import Tables, read_tables
 from tests.fixtures.published import SHARED, published_results
 

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from benchmarks.verdict_rates import SESSION_TRUTHS, TRUTHS, count_different, draw_sessions, is_different, judge
+from mlhpc.analysis.results.decompose import compute_run_spread
 from mlhpc.analysis.results.selection import make_timed_runs
-from mlhpc.analysis.results.spread import compute_run_spread
 from mlhpc.suite.statistics import Outcome
 from mlhpc.suite.statistics.comparison import Comparison, compare_times, holm
 from mlhpc.suite.statistics.power import estimate_runs_needed, find_detectable_ratio, find_smallest_effect
