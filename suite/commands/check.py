@@ -11,10 +11,16 @@ import click
 from mlhpc.suite.cli.options import JSON, TEXT, card_option, format_option
 from mlhpc.suite.compliance.check import Verdict
 from mlhpc.suite.compliance.check import check as check_paths
-from mlhpc.suite.compliance.exchange.figures_of_merit import render_json
 from mlhpc.suite.compliance.exchange.review_files import add_waivers, read_reference_points, read_waivers
 from mlhpc.suite.compliance.official import run_official, write_rules
-from mlhpc.suite.compliance.output import explain_rule, print_table, render_junit, render_rule_list, render_table
+from mlhpc.suite.compliance.output import (
+    explain_rule,
+    print_table,
+    render_json,
+    render_junit,
+    render_rule_list,
+    render_table,
+)
 from mlhpc.suite.compliance.ruleset import list_rulesets, read_ruleset
 from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import print_line

@@ -1,4 +1,4 @@
-"""Renders a verdict as a table or as JUnit (for CI). Only `print_table` prints.
+"""Renders a verdict as a table, as JUnit (for CI) or as JSON. Only `print_table` prints.
 
 Renders explanations of the rules for --explain, --list-rules and docs/rules.md.
 
@@ -7,6 +7,7 @@ A rule's code states its request and source. Rulesets state severity and thresho
 
 from __future__ import annotations
 
+import json
 import os
 from collections import defaultdict
 from collections.abc import Iterator
@@ -224,6 +225,31 @@ def render_junit(verdict: Verdict) -> str:
     suite.set("tests", str(len(suite)))
     ElementTree.indent(suite)
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
+
+
+def render_json(verdict: Verdict) -> str:
+    """Render as JSON, version 1: exchange/verdict.schema.json. A name that is not UTF-8 has escaped surrogates."""
+    document = {
+        "version": 1,
+        "compliant": verdict.compliant,
+        "ruleset": ", ".join(verdict.rulesets),
+        "checked": {"logs": verdict.logs, "packages": verdict.packages},
+        "findings": [_build_entry(finding) for finding in verdict.findings],
+    }
+    return json.dumps(document, indent=1)
+
+
+def _build_entry(finding: Finding) -> dict[str, Any]:
+    waiver = finding.waiver
+    return {
+        "rule": finding.rule,
+        "severity": finding.severity,
+        "file": finding.file,
+        "line": finding.line,
+        "message": finding.message,
+        "help": render_rule_link(finding.rule),
+        "waived": None if waiver is None else {"reason": waiver.reason, "who": waiver.who},
+    }
 
 
 _HELP = "more about a rule: mlhpc check --explain RULE"

@@ -1,6 +1,4 @@
-"""Renders a verdict as JSON, version 1, whose schema is verdict.schema.json.
-
-Computes a result's figures of merit: named numbers with UCUM units, one per line, matched by one expression.
+"""Computes a result's figures of merit: named numbers with UCUM units, one per line, matched by one expression.
 
     MLHPC_FOM 1 <result> <key> <value> <unit>
 
@@ -14,7 +12,6 @@ Renders a result as JSON, version 1, with its score and figures of merit. Its sc
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import statistics
@@ -22,36 +19,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
-from mlhpc.suite.compliance.check import Verdict
 from mlhpc.suite.compliance.result import Result, find_named_run
-from mlhpc.suite.compliance.rules.base import Finding, render_rule_link
 from mlhpc.suite.log.score import MINUTE_S, JudgedRun, Throughput, TimeToTrain, convert_to_minutes, find_log_name
-
-
-def render_json(verdict: Verdict) -> str:
-    """Render as JSON, version 1. A name that is not UTF-8 has escaped surrogates."""
-    document = {
-        "version": 1,
-        "compliant": verdict.compliant,
-        "ruleset": ", ".join(verdict.rulesets),
-        "checked": {"logs": verdict.logs, "packages": verdict.packages},
-        "findings": [_build_entry(finding) for finding in verdict.findings],
-    }
-    return json.dumps(document, indent=1)
-
-
-def _build_entry(finding: Finding) -> dict[str, Any]:
-    waiver = finding.waiver
-    return {
-        "rule": finding.rule,
-        "severity": finding.severity,
-        "file": finding.file,
-        "line": finding.line,
-        "message": finding.message,
-        "help": render_rule_link(finding.rule),
-        "waived": None if waiver is None else {"reason": waiver.reason, "who": waiver.who},
-    }
-
 
 # ReFrame and other harnesses match this expression, so names, units and form may not change within a version.
 FOM_VERSION = 1

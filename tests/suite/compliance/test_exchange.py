@@ -16,9 +16,8 @@ from jsonschema import ValidationError, validate
 from mlhpc.suite.compliance.all_rules import RULES
 from mlhpc.suite.compliance.check import Verdict, check
 from mlhpc.suite.compliance.exchange import figures_of_merit
-from mlhpc.suite.compliance.exchange.figures_of_merit import render_json
 from mlhpc.suite.compliance.exchange.review_files import add_waivers, read_reference_points, read_waivers
-from mlhpc.suite.compliance.output import explain_rule, read_rule_texts, render_junit, render_rules_page
+from mlhpc.suite.compliance.output import explain_rule, read_rule_texts, render_json, render_junit, render_rules_page
 from mlhpc.suite.compliance.rules.base import OURS, RULES_PAGE, Finding, Waiver
 from mlhpc.suite.compliance.ruleset import list_rulesets, read_ruleset
 from mlhpc.suite.errors import InputError
