@@ -90,5 +90,10 @@ def _list_below(path: Path) -> str:
 def _find_below(path: Path) -> Iterator[str]:
     """Yield the folders of a known kind below a path."""
     for place in sorted(path.iterdir()):
-        if place.is_dir() and any((place / name).exists() for name in FOLDERS):
+        if place.is_dir() and is_of_known_kind(place):
             yield str(place)
+
+
+def is_of_known_kind(folder: Path) -> bool:
+    """Return True for a folder that a command wrote: a run folder, a data set, a package ..."""
+    return any((folder / name).exists() for name in FOLDERS)

@@ -21,7 +21,7 @@ from mlhpc.suite.log.record import RunRecord
 from mlhpc.suite.log.run_folder import RunFolder
 from mlhpc.suite.log.score import Throughput, find_round_group
 from mlhpc.suite.machine.facts import UNKNOWN, Facts, read_facts
-from mlhpc.suite.path_kinds import FOLDERS
+from mlhpc.suite.path_kinds import is_of_known_kind
 
 VERSION: Final = 1
 SUFFIX = ".json"
@@ -136,7 +136,7 @@ def read_history(folder: Path) -> list[Record]:
     """Read the records of a folder by date. InputError if there is no folder, or a file in it is not a record."""
     if not folder.is_dir():
         raise InputError(f"{folder}: no history here; begin one with: mlhpc history add RUNS -o {quote_path(folder)}")
-    if any((folder / name).exists() for name in FOLDERS):
+    if is_of_known_kind(folder):
         raise InputError(
             f"{folder}: not a history; expected a folder of records that mlhpc history add wrote, or a new one"
         )

@@ -189,10 +189,10 @@ def _verify_packages(packages: tuple[Path, ...]) -> None:
         changes = [f"{path}: {message}" for _, path, message in check_manifest(folder)]
         print_line("\n".join(changes) if changes else f"{folder}: unchanged")
         count += len(changes)
-    if any((folder / MANIFEST).exists() for folder in packages) and count:
-        print_line(
-            "what changed is not what was packaged: copy the package again, or build it again: mlhpc package RUNS",
-            error=True,
-        )
     if count:
+        if any((folder / MANIFEST).exists() for folder in packages):
+            print_line(
+                "what changed is not what was packaged: copy the package again, or build it again: mlhpc package RUNS",
+                error=True,
+            )
         raise click.exceptions.Exit(ExitCode.FINDINGS)

@@ -19,7 +19,7 @@ from mlhpc.suite.stopping import end_by_signal
 
 if TYPE_CHECKING:
     from mlhpc.suite.launcher import Launch
-from mlhpc.suite.world import World
+    from mlhpc.suite.world import World
 
 GRACE_S = 1.0  # between SIGTERM and SIGKILL to ranks that are stopped: they have nothing to save
 
