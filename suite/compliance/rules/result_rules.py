@@ -30,7 +30,7 @@ _RUN_SETTINGS = (  # hyperparameters that no ruleset restricts may change the co
     *("global_batch_size", "dropout", "opt_weight_decay"),
     *("precision", "precision_mode", "data_oversampling_factor", "data_format", "shuffle_mode"),
 )
-_MOST_PACE = 1.5  # times that of the run in the middle; the most of published results is 1.24
+_MOST_PACE = 1.5  # times that of the median run; the most of published results is 1.24
 _WIDE_SHARE = 0.2  # of the reference's epochs
 _SHARE_ROUNDING = 1e-7  # of a logged value; float32 has 6e-8
 _SHARE_CHANCE = 1e-6  # that healthy values look like those of fewer samples
@@ -133,7 +133,7 @@ def check_org_drift(result: Result) -> Iterator[ResultBreach]:
     yield from _check_drift(result.runs, "submission_org", lambda run: result.organisations[run.path])
 
 
-@result_rule("run-pace", "no run trains half as fast again as the run in the middle: all have one system", OURS)
+@result_rule("run-pace", "no run trains 1.5 times as fast as the median run: all have one system", OURS)
 def check_run_pace(result: Result) -> Iterator[ResultBreach]:
     paces = [
         (statistics.median(seconds), run)
@@ -145,7 +145,7 @@ def check_run_pace(result: Result) -> Iterator[ResultBreach]:
         if middle > _MOST_PACE * pace:
             yield (
                 run.path,
-                f"an epoch takes {render_duration(pace)}, {render_duration(middle)} in the run in the middle",
+                f"an epoch takes {render_duration(pace)}, {render_duration(middle)} in the median run",
             )
 
 
