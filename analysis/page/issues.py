@@ -284,11 +284,16 @@ def check_paths(paths: Sequence[Path], judged: JudgedLogs | None = None) -> list
 
 def check_path(path: Path, judged: JudgedLogs | None = None) -> CheckedPath:
     """Check one path. The same files give the same verdict in whatever folder they lie."""
-    verdict = check([path], judged=judged)
-    parent = str(path.resolve().parent) + "/"
+    place = path.resolve()  # as the reader of logs names them: ``judged`` is by path
+    verdict = check([place], judged=judged)
     # Paths from the root would tell readers where the author keeps files, and differ between machines
-    findings = tuple(replace(finding, file=_strip_parent(finding.file, parent)) for finding in verdict.findings)
-    return CheckedPath(path.resolve().name, replace(verdict, findings=findings))
+    own_name = re.compile(rf"(?<!\w){re.escape(str(place))}(?!\w)")
+
+    def strip(text: str) -> str:
+        return own_name.sub(lambda _: place.name, text)
+
+    findings = tuple(replace(item, file=strip(item.file), message=strip(item.message)) for item in verdict.findings)
+    return CheckedPath(place.name, replace(verdict, findings=findings))
 
 
 def render_error(error: Finding) -> str:
@@ -338,13 +343,6 @@ def _find_result_folder(finding: Finding) -> str:
     path = Path(finding.file)
     is_file = path.suffix[1:].isalpha()  # the "suffix" of a folder such as pytorch1.13 is a number
     return str(path.parent if is_file else path)
-
-
-def _strip_parent(file: str, parent: str) -> str:
-    """Remove ``parent`` from a file's path. What is no path, such as a group of files, stays as it is."""
-    if Path(file).is_absolute() or Path(file).exists():
-        return str(Path(file).resolve()).removeprefix(parent)
-    return file
 
 
 @dataclass(frozen=True)

@@ -153,10 +153,11 @@ def _may_belong_to(unread: Path, package: Path | None, tree: Tree) -> bool:
 
 
 def find_rulesets_of_logs(path: Path) -> dict[Path, str]:
-    """Map each log below a path, pruned ones too, to the ruleset by which `check` would judge it."""
+    """Map each log below a path, pruned ones too, to the ruleset by which `check` judges it. Links are resolved."""
     names: dict[Path, str] = {}
-    for _, groups in _group_by_package(find_results(path.absolute(), partly=True)):
-        name = select_ruleset(groups, path.absolute()).name
+    place = path.resolve()
+    for _, groups in _group_by_package(find_results(place, partly=True)):
+        name = select_ruleset(groups, place).name
         if name is not None:
             names.update({log: name for group in groups for log in (*group.logs, *group.pruned)})
     return names

@@ -70,19 +70,30 @@ def test_the_verdict_is_that_of_the_checker(
     assert check_paths(paths, judged) == check_paths(paths)
 
 
-def test_a_log_is_judged_without_being_read_again(
-    tmp_path: Path, run_folder: Build, cards: dict[str, Card], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("spelling", ["absolute", "relative", "by its parent", "link"])
+def test_a_log_that_the_tables_read_is_not_read_again_however_its_folder_is_spelled(
+    tmp_path: Path, run_folder: Build, cards: dict[str, Card], monkeypatch: pytest.MonkeyPatch, spelling: str
 ) -> None:
     folder = run_folder(tmp_path, runs=3)
-    judged = read_tables([folder], cards, judging=True).judged
+    (tmp_path / "link").symlink_to(folder)
+    monkeypatch.chdir(folder.parent)
+    given = {
+        "absolute": folder.resolve(),
+        "relative": Path(folder.name),
+        "by its parent": Path("..") / folder.parent.name / folder.name,
+        "link": tmp_path / "link",
+    }[spelling]
+    judged = read_tables([given], cards, judging=True).judged
 
     def fail(*_: object) -> None:
         raise AssertionError("read again")
 
     monkeypatch.setattr("mlhpc.suite.compliance.check.check_log", fail)
-    assert check_paths([folder], judged)[0].verdict.logs == 3
+    (checked,) = check_paths([given], judged)
+    assert checked.verdict.logs == 3
+    assert str(tmp_path) not in str(checked.as_dict())
     with pytest.raises(AssertionError, match="read again"):
-        check_paths([folder])
+        check_paths([given])
 
 
 def test_pruned_logs_and_those_behind_a_link_are_judged_alike(
