@@ -38,7 +38,7 @@ from mlhpc.suite.log.mllog import EventLog
 from mlhpc.suite.machine.choice.chooser import make_chooser
 from mlhpc.suite.statistics.student_t import compute_quantile
 from mlhpc.suite.training.agreement import StopAgreement
-from mlhpc.suite.training.devices import BatchCopier, has_no_idle_core, load_with_prefetch
+from mlhpc.suite.training.batch_loading import BatchCopier, has_no_idle_core, load_with_prefetch
 from mlhpc.suite.training.state import TrainingState
 from mlhpc.suite.world import World
 

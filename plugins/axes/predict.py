@@ -34,7 +34,7 @@ from mlhpc.plugins.axes.spatial import Trace
 from mlhpc.suite.config import RunConfig
 from mlhpc.suite.descriptor import Descriptor
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.training.devices import count_prefetched_batches
+from mlhpc.suite.training.batch_loading import count_prefetched_batches
 from mlhpc.suite.training.instrument import count_functional_collectives
 from mlhpc.suite.training.parallel.apply import apply
 from mlhpc.suite.training.parallel.exchange import Note

@@ -22,8 +22,8 @@ from mlhpc.suite.config import RunConfig
 from mlhpc.suite.data.sampling import list_train_batches
 from mlhpc.suite.machine.choice.chooser import make_chooser
 from mlhpc.suite.performance.stragglers import StragglerTest, find_straggler
+from mlhpc.suite.training.batch_loading import BatchCopier, has_no_idle_core, load_with_prefetch
 from mlhpc.suite.training.counts.flops import Count, count
-from mlhpc.suite.training.devices import BatchCopier, has_no_idle_core, load_with_prefetch
 from mlhpc.suite.training.gradient_exchange import register_exchange_timing
 from mlhpc.suite.training.instrument import CollectiveCounter
 from mlhpc.suite.training.loop import make_autocast

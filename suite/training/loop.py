@@ -31,10 +31,10 @@ from mlhpc.suite.log import mllog
 from mlhpc.suite.log.mllog import EventLog
 from mlhpc.suite.plugins import load_axis
 from mlhpc.suite.training.agreement import CHECK_INTERVAL_S, DIVERGED, StepDecision, StopAgreement
+from mlhpc.suite.training.batch_loading import BatchCopier, has_no_idle_core, load_with_prefetch
 from mlhpc.suite.training.checkpoint import Checkpoint, CheckpointSaver
 from mlhpc.suite.training.course import CourseMeter
 from mlhpc.suite.training.cuda_graphs import Capture, CudaCapture, StepGraphs, find_graph_problem
-from mlhpc.suite.training.devices import BatchCopier, has_no_idle_core, load_with_prefetch
 from mlhpc.suite.training.gradient_exchange import register_exchange_timing
 from mlhpc.suite.training.instrument import CollectiveCounter
 from mlhpc.suite.training.parallel.ddp import eval_turns, wrap

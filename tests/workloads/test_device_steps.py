@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mlhpc.suite.config import RunConfig, load_config
 from mlhpc.suite.data.manifest import read_manifest
 from mlhpc.suite.descriptor import load_descriptor
-from mlhpc.suite.training.devices import PackedBatch
+from mlhpc.suite.training.batch_loading import PackedBatch
 from mlhpc.suite.workload import Workload, load_workload
 from mlhpc.suite.world import World
 from tests.fixtures.device_steps import (

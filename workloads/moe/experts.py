@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.machine.choice.products import compute_onednn_product, has_onednn
+from mlhpc.suite.machine.choice.layout import compute_onednn_product, has_onednn
 from mlhpc.suite.training.parallel.meta_init import has_values
 from mlhpc.workloads.moe import phases
 from mlhpc.workloads.moe.config import Activation, Backend

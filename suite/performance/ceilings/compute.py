@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from mlhpc.suite.files import render_duration
-from mlhpc.suite.machine.choice.products import compute_onednn_product, has_onednn
+from mlhpc.suite.machine.choice.layout import compute_onednn_product, has_onednn
 from mlhpc.suite.performance.ceilings.samples import (
     Effort,
     Samples,

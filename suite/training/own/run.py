@@ -29,11 +29,7 @@ from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import print_line
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.run_folder import choose_default_folder
-from mlhpc.suite.training.devices import (
-    InterruptedTrialError,
-    compute_process_age_s,
-    end_hung_start,
-)
+from mlhpc.suite.training.devices import InterruptedTrialError, compute_process_age_s, end_hung_start
 from mlhpc.suite.training.gradient_exchange import register_exchange_timing
 from mlhpc.suite.training.instrument import CollectiveCounter
 from mlhpc.suite.training.own.draft import begin_draft

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from mlhpc.suite.machine.probes.allowance import UsableResources
-from mlhpc.suite.training import devices
-from mlhpc.suite.training.devices import (
+from mlhpc.suite.training import batch_loading
+from mlhpc.suite.training.batch_loading import (
     ALIGNMENT,
     LOADS_PER_CHECK,
     THREAD_LOADS,
@@ -189,7 +189,7 @@ class Clocks:
         self.wall_s = self.cpu_s = 0.0
         self.by_caller: list[int] = []
         told = SimpleNamespace(perf_counter=lambda: self.wall_s, thread_time=lambda: self.cpu_s)
-        monkeypatch.setattr(devices, "time", told)
+        monkeypatch.setattr(batch_loading, "time", told)
 
     def run(self, items: int, threads: int, waits_s: Callable[[int], float], *, alone: bool = True) -> list[int]:
         """Load and use all; the items that the caller loaded itself. A load computes 1 ms, a step 10 ms."""
@@ -256,7 +256,7 @@ def test_an_error_of_the_caller_s_load_comes_at_its_own_batch() -> None:
 def test_a_core_is_free_unless_ranks_of_one_thread_compute_on_all(
     cpus: int, quota: float | None, ranks: int, threads: int, taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "find_usable_resources", lambda: UsableResources(frozenset(range(cpus)), quota))
+    monkeypatch.setattr(batch_loading, "find_usable_resources", lambda: UsableResources(frozenset(range(cpus)), quota))
     monkeypatch.setattr("os.cpu_count", lambda: 64)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     assert has_no_idle_core(cast("World", SimpleNamespace(local_size=ranks))) is taken
