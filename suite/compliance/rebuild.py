@@ -123,6 +123,11 @@ def _resolve(descriptor: Descriptor, data: Mapping[str, Any], path: Path, overri
     return resolve_config(descriptor, YamlSource(path, data, {}), overrides)
 
 
+# Options of a command that begins no run folder, so that none has it in its run.json.
+_CONTINUE = frozenset({"resume", "replace_failed"})
+_BEGIN_NO_RUN = _CONTINUE | {"detect", "within", "dry_run"}
+
+
 def parse_command(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """Parse the command of run.json by the program's own parser: the command's name, and what was given by parameter.
 
@@ -161,6 +166,9 @@ def rebuild_info(info: RunInfo) -> Iterator[Difference]:
     if name == RUN and (given.get("ranks") is not None or given.get("trial") is None):
         expected["ranks"] = int(given.get("ranks") or 1)
     yield from ((key, getattr(info, key), value) for key, value in expected.items() if getattr(info, key) != value)
+    # Only a job's script, which names the trial, passes --resume to runs that begin. The others begin none.
+    begins_none = _BEGIN_NO_RUN if given.get("trial") is None else _BEGIN_NO_RUN - _CONTINUE
+    yield from ((key, ABSENT, given[key]) for key in sorted(begins_none & given.keys()))
 
 
 def rebuild_from_command(folder: KeptFolder, descriptor: Descriptor, kept: RunConfig) -> Iterator[Difference]:

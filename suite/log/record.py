@@ -412,7 +412,7 @@ def _sum_phases(run: Log, key: str) -> Phases | None:
 
 _MEASURED_KEYS = (
     *(mllog.FIRST_LOSSES, "train_loss"),
-    *(mllog.TRACKED_STATS, mllog.STEP_PHASES, mllog.RANK_PHASES),
+    *(mllog.TRACKED_STATS, mllog.STEP_PHASES, mllog.RANK_PHASES, mllog.TRAINING_COURSE),
 )
 _MANY_DIGITS, _MOST_MEASURED = 9, 400
 _INTERVAL_KEYS = (mllog.INIT, mllog.RUN, mllog.STAGING, mllog.EPOCH, mllog.EVAL, mllog.BLOCK)

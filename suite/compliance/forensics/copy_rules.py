@@ -293,11 +293,12 @@ def _find_longest_stretch(close: Sequence[float], limit: float) -> tuple[int, in
 # ruff: noqa: D103  the explanation of a rule is the second argument of its decorator, where --explain finds it
 
 
-Fingerprint = tuple[str, float, float, float]
+Fingerprint = tuple[str, *tuple[float, ...]]
 # Of what a cubic of another run leaves of a run, over its roughness. The least of 8,033 published pairs is 0.055.
 _LEAST_MISFIT, _FEWEST_FITTED, _TERMS = 0.02, 7, 4
 _FITTED = ("train_loss", mllog.FIRST_LOSSES)  # beside evaluations; what clocks measure is alike in honest runs
 _TIMES = (mllog.TRACKED_STATS, mllog.STEP_PHASES)  # what follows from clocks
+_NEAR, _NEAR_IN_A_ROW = 1e-4, 8  # numbers so near, relative, are one class; no two published logs have so many alike
 
 
 @result_rule(
@@ -530,7 +531,8 @@ def _is_evidence_of_copy(run: RunRecord, excuse: Excuse, other: RunRecord, what:
 
 @lru_cache(4096)  # four rules read them
 def _list_fingerprints(run: RunRecord) -> Sequence[Fingerprint]:
-    """List each three measured numbers in a row, and two evaluations and two bends of their curve with their place.
+    """List each three measured numbers in a row, the classes of each eight, and two evaluations and two bends of their
+    curve with their place.
 
     Of 7,176 published logs no two runs with another start have the same, but for two results (docs/checker.md).
     """
@@ -538,6 +540,9 @@ def _list_fingerprints(run: RunRecord) -> Sequence[Fingerprint]:
     for key, numbers in run.measured.items():
         distinct = list(dict.fromkeys(numbers))
         found += ((key, *three) for three in zip(distinct, distinct[1:], distinct[2:], strict=False))
+        classes = [float(round(math.log(abs(number)) / _NEAR)) for number in distinct]
+        rows = zip(*(classes[begin:] for begin in range(_NEAR_IN_A_ROW)), strict=False)
+        found += ((key, *row) for row in rows)
         ratios = [float(f"{b / a:.7g}") if a else 0.0 for a, b in pairwise(numbers)]
         scaled = enumerate(pairwise(ratios)) if key == mllog.TRACKED_STATS else ()
         found += ((SHAPE, -1.0 - place, *two) for place, two in scaled if not {0.0, 1.0} & {*two})
@@ -586,6 +591,9 @@ def _find_shared_numbers(
                     other,
                     f"{what} from {abs(numbers[0] + 0.5) + 0.5:g} on are, shifted and scaled or to a power, those of",
                 )
+            if len(numbers) == _NEAR_IN_A_ROW:
+                begin = math.exp(numbers[0] * _NEAR)
+                return other, f"{len(numbers)} numbers of {key} from {begin:.5g} on are within {_NEAR:g} of those in"
             return other, f"measured {key} {', '.join(map(repr, numbers))}, as"
     return None
 

@@ -7,6 +7,7 @@ The time and the epochs of a run are single numbers, easily edited. The events a
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Iterator
@@ -38,6 +39,7 @@ _RUN_KEYS = (  # none of them may come before run_start, nor any other event tha
 _INIT_KEYS = (mllog.TRAIN_SAMPLES, mllog.EVAL_SAMPLES)
 _SHORTEST_EPOCH_SHARE = 0.02  # of the longest; the shortest of 3,792 published logs is 0.05
 _SHORTEST_EVAL_SHARE = 0.1  # of the time that training takes for as many samples; the least published is 0.11
+_LEAST_OF_MIDDLE_EVAL = 0.04  # of the median evaluation of a run; the least of 3,792 published logs is 0.05
 _OWN_EVAL_SHARE = 0.04  # where the log says how much of training is computing
 # An evaluation computes a third of training. No accelerator trains 2.5 times as fast as in the fastest published run.
 _MOST_EVAL_RATE = 7.5
@@ -62,6 +64,7 @@ _MEASURED = (
     *(mllog.TRACKED_STATS, mllog.STEP_PHASES, mllog.RANK_PHASES, mllog.RANK_STATS, mllog.FIRST_LOSSES),
     *("eval_loss", "train_loss", "throughput"),
 )
+_DECAY = ("opt_learning_rate_decay_boundary_epochs", "opt_learning_rate_decay_factor")
 _BASE_RATES, _LEAST_LEARNING_RATE = ("opt_lr", "opt_base_learning_rate"), 0.9  # published: 0.97 to 1
 _RANKS_DIFFER_S = 0.01  # the clocks of two ranks, one of which logs the start of an evaluation
 _SHORTEST_S = 1.0  # in shorter epochs a pause may be most of the time: a rate may be far above what they say
@@ -250,14 +253,29 @@ def _check_repeated(context: LogContext) -> Iterator[LogBreach]:
 
 
 def _check_learning_rates(context: LogContext) -> Iterator[LogBreach]:
-    """Yield the highest learning rate of a log, if it is not the stated one. Warm-up may be longer than the run."""
+    """Yield the highest learning rate of a log, if it is not the stated one, and a later one that the stated decay does
+    not give. Warm-up may be longer than the run, and some codes end with a rate of 0.
+    """
     base = next((rate for key in _BASE_RATES if (rate := convert_to_float(context.logged(key)))), None)
     starts = context.run.every(mllog.EPOCH_START)
     found = [(rate, event) for event in starts for rate in list_floats(event.metadata.get("lr"))]
-    if base and found and context.ruleset.foreign:
-        most, event = max(found, key=lambda each: each[0])
-        if not _LEAST_LEARNING_RATE * base <= most <= 1.001 * base:
-            yield event.line, f"the highest learning rate is {most:g}; the log states {base:g}"
+    if not base or not found or not context.ruleset.foreign:
+        return
+    most, event = max(found, key=lambda each: each[0])
+    if not _LEAST_LEARNING_RATE * base <= most <= 1.001 * base:
+        yield event.line, f"the highest learning rate is {most:g}; the log states {base:g}"
+    ends, shares = (_list_numbers(context.logged(key)) for key in _DECAY)
+    for rate, later in found if len(ends) == len(shares) else ():
+        epoch = find_epoch_num(later) or 0.0
+        passed = sum(end < epoch for end in ends)
+        due = most * shares[passed - 1] if passed else most
+        if later.line > event.line and rate and not math.isclose(rate, due, rel_tol=1e-3):
+            yield later.line, f"the learning rate is {rate:g}; the decay that the log states gives {due:g}"
+
+
+def _list_numbers(value: object) -> list[float]:
+    found = map(convert_to_float, value if isinstance(value, list) else [value])
+    return [number for number in found if number is not None]
 
 
 @log_rule("epoch-time", "no epoch is fifty times shorter than another", OURS)
@@ -273,25 +291,25 @@ def check_epoch_time(context: LogContext) -> Iterator[LogBreach]:
 
 @log_rule(
     "eval-time",
-    "no evaluation is ten times faster than training computes as many samples, nor faster than the accelerators can",
+    "no evaluation is ten times faster than training computes as many samples, 25 times faster than others of the run, "
+    "nor faster than the accelerators can",
     OURS,
 )
 def check_eval_time(context: LogContext) -> Iterator[LogBreach]:
-    samples, least = context.record.eval_samples, _compute_shortest_eval_s(context)
-    if least is None:
-        return
-    begun: dict[float | None, Event] = {}
+    lasted, begun = list[tuple[float, Event]](), dict[float | None, Event]()
     for event in context.run.every(mllog.EVAL_START, mllog.EVAL_STOP):
         number = find_epoch_num(event)
         start = begun.pop(number, None)
         if event.key == mllog.EVAL_START:
             begun[number] = start or event  # another rank may have logged it before
-        elif start is not None and (event.time_ms - start.time_ms) / 1e3 + _RANKS_DIFFER_S < least:
-            took = render_duration((event.time_ms - start.time_ms) / 1e3)
-            yield (
-                event.line,
-                f"{samples} samples are evaluated in {took}; at least {render_duration(least)} are possible",
-            )
+        elif start is not None:
+            lasted.append(((event.time_ms - start.time_ms) / 1e3, event))
+    middle = statistics.median_low([took for took, _ in lasted]) if lasted else 0.0
+    least = max(_compute_shortest_eval_s(context) or 0.0, _LEAST_OF_MIDDLE_EVAL * middle)
+    for took, event in lasted:
+        if took + _RANKS_DIFFER_S < least:
+            what = f"{context.record.eval_samples} samples are evaluated in {render_duration(took)}"
+            yield event.line, f"{what}; at least {render_duration(least)} are possible"
             return
 
 

@@ -11,6 +11,7 @@ import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -39,7 +40,7 @@ from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import summarise_log
 from mlhpc.suite.log.results_tree import find_results
 from tests.fixtures.cli import mlhpc
-from tests.fixtures.logs import START_MS, WORK, Line, edit, hpc_run, insert, our_run, our_runs, results, write
+from tests.fixtures.logs import START_MS, WORK, Line, Lines, edit, hpc_run, insert, our_run, our_runs, results, write
 from tests.fixtures.mutations import Case, hpc, ours
 from tests.fixtures.package_mutations import example
 from tests.fixtures.published import SCORES, published_results
@@ -233,6 +234,15 @@ def test_what_may_not_differ_between_runs(tmp_path: Path, options: dict[str, obj
     runs = our_runs(tmp_path / "runs")
     write(runs / "result_4.txt", our_run(seed=99, start_ms=START_MS + 5, epoch_s=3.3, values=(0.44, 0.35), **options))  # type: ignore[arg-type]
     assert errors(check([runs])) == [rule]
+
+
+@pytest.mark.parametrize("changes", [{"meta": {"threads_per_rank": 2}}, {"compile": True}, {"loader_threads": 4}])
+def test_settings_of_speed_may_not_differ_between_runs(tmp_path: Path, changes: dict[str, Any]) -> None:
+    runs, line = our_runs(tmp_path / "runs"), our_run(seed=99, trial=4)
+    config = next(each.value for each in line if each.key == "run_config")
+    value = config | {name: each for name, each in changes.items() if name != "meta"}
+    write(runs / "result_4.txt", edit("run_config", value=value, meta=changes.get("meta", {}))(line))
+    assert "run-drift" in errors(check([runs]))
 
 
 def test_sizes_do_not_mix(tmp_path: Path) -> None:
@@ -456,15 +466,18 @@ def test_points_above_the_lower_hull_are_pruned() -> None:
 
 
 def test_convergence_that_is_too_fast_is_an_error(tmp_path: Path) -> None:
-    def runs(epochs: int) -> Path:
-        return results(
-            tmp_path / str(epochs),
-            10,
-            lambda n: hpc_run(seed=n + 1, epochs=epochs, start_ms=START_MS + n * 10**6, epoch_s=5 + n * 0.01),
-        )
+    def runs(epochs: int, first: int) -> Path:
+        def run(n: int) -> Lines:
+            taken = epochs if n else first
+            return hpc_run(seed=n + 1, epochs=taken, start_ms=START_MS + n * 10**6, epoch_s=5 + n * 0.01)
 
-    assert errors(check([runs(20)], "3.0.0")) == ["rcp-speed"]
-    assert errors(check([runs(24)], "3.0.0")) == []
+        return results(tmp_path / f"{epochs}_{first}", 10, run)
+
+    assert errors(check([runs(20, 20)], "3.0.0")) == ["rcp-speed"]
+    assert errors(check([runs(24, 24)], "3.0.0")) == []
+    # The mean leaves the best run out: a single one is looked at too.
+    assert errors(check([runs(24, 15)], "3.0.0")) == ["rcp-speed"]
+    assert errors(check([runs(24, 17)], "3.0.0")) == []
 
 
 # Output and command line

@@ -9,8 +9,14 @@ from pathlib import Path
 import pytest
 
 from mlhpc.suite.compliance.check import check
-from mlhpc.suite.compliance.forensics.copy_rules import FALSE_ALARMS, RunIndex, RunSeries, build_series
-from mlhpc.suite.log.reader import Log
+from mlhpc.suite.compliance.forensics.copy_rules import (
+    FALSE_ALARMS,
+    RunIndex,
+    RunSeries,
+    _list_fingerprints,
+    build_series,
+)
+from mlhpc.suite.log.reader import Event, Log
 from mlhpc.suite.log.record import MetricValue, summarise_log
 from tests.fixtures.logs import Lines, drop, edit, hpc_run, write
 from tests.fixtures.published import published_results
@@ -263,6 +269,22 @@ def test_a_disguised_copy_in_another_result_is_found(tmp_path: Path) -> None:
     found = [item for item in check([tmp_path], "3.0.0").findings if item.rule == "run-reused"]
     assert len(found) == 10
     assert all("/b/" in item.file and "/a/" in item.message for item in found)
+
+
+@pytest.mark.parametrize(("by", "found"), [(0.0, True), (1e-7, True), (1e-6, True), (1e-5, True), (1e-2, False)])
+def test_measured_numbers_of_another_run_are_found_within_a_ten_thousandth(by: float, found: bool) -> None:
+    def phases(seed: int, by: float = 0.0) -> list[Event]:
+        draw, noise = random.Random(seed), random.Random(99)
+        numbers = [1.0 + draw.random() + by * noise.random() for _ in range(40)]
+        return [Event("step_phases", {"step": each}, 0.0, "POINT_IN_TIME", {}, 1) for each in numbers]
+
+    log = Log(Path("result_1.txt"), tuple(phases(seed=1)))
+    one, other, third = (
+        {*_list_fingerprints(summarise_log(replace(log, events=tuple(events))))}
+        for events in (phases(1), [*phases(3)[:20], *phases(1, by)[20:]], phases(2))
+    )
+    assert bool(one & other) == found
+    assert not one & third
 
 
 def honest(draw: random.Random, number: int) -> RunSeries:

@@ -1,5 +1,6 @@
 """The course of a run against the clock, and its epochs against the reference points: forgeries are errors, odd runs are not."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,9 @@ from mlhpc.suite.compliance.check import check, check_log
 from mlhpc.suite.compliance.ruleset import read_ruleset
 from tests.fixtures.course_mutations import CourseCase, course_cases
 from tests.fixtures.logs import Lines, Mutation, chain, drop, edit, hpc_run, results, settle, write
+
+BOUNDARIES = (19, 21, 22, 23)  # of the epochs after which the learning rate falls
+DECAY = ("learning_rate_decay_boundary_epochs", "learning_rate_decay_factor")
 
 
 @pytest.mark.drawn(80)
@@ -97,3 +101,21 @@ def test_a_run_far_faster_than_the_others_is_an_error(tmp_path: Path, seconds: f
 
     results(tmp_path, 5, run)
     assert ("run-pace" in {finding.rule for finding in check([tmp_path], "3.0.0").findings}) == found
+
+
+@pytest.mark.parametrize("changed", [None, *BOUNDARIES, "factor"])
+@pytest.mark.parametrize("by", [-4, 1])
+def test_learning_rates_are_those_of_the_stated_decay(tmp_path: Path, changed: object, by: int) -> None:
+    """The log states the decay once and the rate in each epoch: each boundary and factor is changed alone."""
+    lines, base = hpc_run(epochs=30), 0.024
+    stated = [end + by * (end == changed) for end in BOUNDARIES]
+    factors = [0.5, 0.25, 0.125, 0.0625 + (changed == "factor") * by / 100]
+    for place, line in enumerate(lines):
+        epoch = (line.metadata or {}).get("epoch_num", 0)
+        rate = base * min(0.25 * epoch, 1.0) * 0.5 ** sum(end < epoch for end in BOUNDARIES)
+        if line.key == "epoch_start":
+            lines[place] = replace(line, metadata={**(line.metadata or {}), "lr": [rate, rate]})
+    for key, value in zip(("base_learning_rate", *DECAY), (base, stated, factors), strict=True):
+        lines = edit(f"opt_{key}", value=value)(lines)
+    found = check_log(write(tmp_path / "result_0.txt", lines), read_ruleset("3.0.0")).findings
+    assert [item.rule for item in found if "learning rate" in item.message] == ["stated-twice"] * (changed is not None)

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from mlhpc.suite import RULESET
+from mlhpc.suite.commands.run import run
 from mlhpc.suite.compliance.check import check
 from mlhpc.suite.compliance.kept_files import KeptFolder
 from mlhpc.suite.compliance.rebuild import (
@@ -331,7 +332,10 @@ def _forge_command(package: Path) -> Iterator[Forgery]:
         yield Forgery(f"command: {word}: other", with_words([*words[:number], f"{word}9", *words[number + 1 :]]))
         if word.startswith("-"):
             yield Forgery(f"command: {word}: with its value dropped", with_words(words[:number] + words[number + 2 :]))
+    options = {word for parameter in run.params for word in parameter.opts[-1:] if word.startswith("--")}
+    flags = {word for parameter in run.params if getattr(parameter, "is_flag", False) for word in parameter.opts}
     for more in (
+        *([word] if word in flags else [word, "5"] for word in sorted(options - {*words})),
         ["--seed", "3"], ["--runs", "9"], ["--ranks", "64"], ["--size", "mini"], ["--mode", "weak"],
         ["--set", "precision=bfloat16"], ["--set", "hyperparameters.dropout=0.3"], ["--set", "submission.org=Other"],
         ["--set", "global_batch_size=8"], ["--plan", "spatial"], ["--mesh", "data=2"], ["--set", "no.such=1"], ["--forged"],
