@@ -32,7 +32,7 @@ _RUN_SETTINGS = (  # hyperparameters that no ruleset restricts may change the co
 )
 _MOST_PACE = 1.5  # times that of the median run; the most of published results is 1.24
 _WIDE_SHARE = 0.2  # of the reference's epochs
-_LEAST_RUN_SHARE = 0.7  # of the reference's mean, for one run; the least of 6,750 published runs is 0.727
+_LEAST_RUN_SHARE = 0.7  # of the reference's mean, for one run; the least of the published runs is 0.727
 _SHARE_ROUNDING = 1e-7  # of a logged value; float32 has 6e-8
 _SHARE_CHANCE = 1e-6  # that healthy values look like those of fewer samples
 
