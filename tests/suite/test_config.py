@@ -28,6 +28,15 @@ def test_every_shipped_config_is_valid_and_of_a_size_of_its_card() -> None:
             assert path.stem == config.size
 
 
+def test_a_mapping_in_an_override_changes_its_keys_alone() -> None:
+    descriptor = load_descriptor("cosmoflow")
+    whole = load_config(descriptor, "smoke", ["hyperparameters={dropout: 0.25}", "checkpoint={interval_s: 5}"])
+    single = load_config(descriptor, "smoke", ["hyperparameters.dropout=0.25", "checkpoint.interval_s=5"])
+    assert whole == single
+    with pytest.raises(InputError, match="did you mean 'dropout'"):
+        load_config(descriptor, "smoke", ["hyperparameters={dropuot: 0.25}"])
+
+
 def test_overrides_win_over_the_file_and_are_typed() -> None:
     config = load_config(
         COSMOFLOW, "smoke", ["global_batch_size=32", "hyperparameters.dropout=0.25", "staging.overlap=true"]
