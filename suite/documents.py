@@ -338,6 +338,8 @@ def find_mistake(data: Any, kind: Any, error: msgspec.ValidationError) -> Mistak
         wrong = _find_wrong_key(data, kind)
         return Mistake((*key, wrong), f"{'.'.join((*key, wrong))}: {text} as the key")
     name = f"{'.'.join(key)} = " if key else ""
+    if isinstance(data, str) and re.match(r"[-+.]?\d", data) and re.search(r"expected (int|float)", text):
+        text += "; write a number without unit or words"
     return Mistake(key, f"{name}{render_repr(data, longest=80)}: {text}")
 
 
@@ -358,10 +360,18 @@ def _find_by_path(place: str, data: Any, kind: Any) -> tuple[tuple[str, ...], An
 
 
 def _explain_missing_keys(struct: type[msgspec.Struct], data: Any, key: tuple[str, ...]) -> str:
-    """Name all missing keys; msgspec names only the first."""
-    required = [each.encode_name for each in msgspec.structs.fields(struct) if each.required]
-    missing = [".".join((*key, each)) for each in required if each not in data]
-    return f"missing key{'s' if len(missing) > 1 else ''} {', '.join(map(repr, missing))}"
+    """Name all missing keys, with the words that each may be; msgspec names only the first."""
+    missing = [each for each in msgspec.structs.fields(struct) if each.required and each.encode_name not in data]
+    named = [repr(".".join((*key, each.encode_name))) + _list_choices(each.type) for each in missing]
+    return f"missing key{'s' if len(missing) > 1 else ''} {', '.join(named)}"
+
+
+def _list_choices(kind: Any) -> str:
+    """Return the words that a value may be, in brackets. "" if it may be any."""
+    words = [
+        str(each) for choice in _list_union_types(kind) if get_origin(choice) is Literal for each in get_args(choice)
+    ]
+    return f" ({', '.join(words)})" if words else ""
 
 
 def _find_wrong_key(data: Any, kind: Any) -> str:

@@ -63,6 +63,8 @@ def explain_command(name: str, group: click.Group, context: click.Context) -> st
         return f"{unknown}: it is a workload: mlhpc {path} {name}"
     if name.endswith(".py"):
         return f"{unknown}: {_explain_program(name)}"
+    if Path(name).suffix in {".yaml", ".yml"}:
+        return f"{unknown}: a file is given to a command: mlhpc run WORKLOAD --config {name}, or submit --system {name}"
     following = _find_following(name)
     mistyped = (near := find_near(name, known)) and _are_alike(name, near)
     if mistyped and (not _has_meaning(name) or following in find_plugins(WORKLOADS)):
@@ -148,7 +150,9 @@ def _explain_option(name: str, context: click.Context, command: str) -> str:
     """Return the message for an option that the command does not have."""
     if len(name) == 2 and name not in sys.argv:  # click reads `-lr` as -l -r
         name = next((word for word in sys.argv if re.fullmatch(rf"{name}[A-Za-z-]+", word)), name)
-    return f"no such option {name}; {_find_form(name, _find_value(name), context, command)}"
+    program = next((word for word in sys.argv[2:] if word.endswith(".py")), None)
+    form = _explain_program(program) if program else _find_form(name, _find_value(name), context, command)
+    return f"no such option {name}; {form}"
 
 
 def _explain_count(error: click.BadOptionUsage, context: click.Context) -> str:
@@ -392,6 +396,9 @@ def _explain_pairs(pairs: Sequence[tuple[str, str]], options: Mapping[str, click
         return f"variables of the environment stand before the command: {' '.join(variables)} mlhpc {command}"
     if settings and any(re.search(r"^[^\[]+,", value) for _, _, value in settings):
         return _find_text("multirun")
+    named = dict(pairs)
+    if named.get("workload") in find_plugins(WORKLOADS):
+        return f"a workload is an argument: mlhpc {command} {named['workload']}"
     if words and "--set" in options:
         return f"a setting needs its option: {words}"
     for key, value in pairs:
@@ -411,6 +418,8 @@ def _find_kind(word: str, options: Mapping[str, click.Option], command: str) -> 
     if Path(word).suffix in {".yaml", ".yml"} and "--config" in options:
         return f"a file of settings needs its option: --config {word}"
     if word in find_plugins(WORKLOADS):
+        if "--size" not in options and not command.startswith(("workload", "data")):
+            return "no workload is given here: runs and packages say which they are of"
         return f"one workload for each command: mlhpc {command} {word}"
     if word.endswith(".py"):
         return _explain_program(word)
