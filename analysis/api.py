@@ -8,7 +8,7 @@ import html
 import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 import pandas as pd
@@ -17,7 +17,7 @@ from mlhpc.analysis.drawing.view import render_count
 from mlhpc.analysis.sources.readers import read_sources
 from mlhpc.analysis.study import Study, read_study
 from mlhpc.suite.descriptor import describe_card, list_installed_cards, use_cards
-from mlhpc.suite.errors import InputError, explain_unknown_name
+from mlhpc.suite.errors import InputError, explain_attribute, explain_unknown_name
 from mlhpc.suite.files import convert_to_path, render_duration
 from mlhpc.suite.log.run_folder import RunFolder
 
@@ -194,6 +194,12 @@ class Results:
     def study(self) -> Study:
         """Return what the figures are made of, for a figure of one's own (docs/report.md). Not stable."""
         return self._study
+
+    def __getitem__(self, name: object) -> NoReturn:
+        raise InputError(f"results[{name!r}]: a table is an attribute, such as results.runs (docs/api.md)")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(explain_attribute(self, name))
 
     def __repr__(self) -> str:
         counts = f"{render_count(len(self.results), 'result')} of {render_count(len(self.runs), 'run')}"

@@ -342,8 +342,32 @@ def _override(data: dict[str, Any], text: str) -> tuple[str, ...]:
                 f"--set {text!r}: {part!r} is a single value and has no settings below it; expected a key such as "
                 "hyperparameters.dropout"
             )
-    target[parts[-1]] = parse_setting("--set", text)
+    _set(target, parts[-1], parse_setting("--set", text))
     return parts
+
+
+def _set(target: dict[str, Any], key: str, value: Any) -> None:
+    """Set a value. The keys of a mapping join those that are there: {dropout: 0.1} leaves other hyperparameters."""
+    if isinstance(value, dict) and isinstance(there := target.get(key), dict):
+        for inner, each in value.items():
+            _set(there, inner, each)
+    else:
+        target[key] = value
+
+
+def split_mapping(text: str) -> list[tuple[str, str]]:
+    """Return the dotted keys and the values of ``{a: {b: 1}}``, as ``--set`` takes them. Empty if it is no mapping."""
+    try:
+        left, found = [("", parse_setting("", f"={text}"))], []
+    except InputError:
+        return []
+    while left:
+        key, value = left.pop(0)
+        if isinstance(value, dict):
+            left[:0] = [(f"{key}.{inner}".lstrip("."), each) for inner, each in value.items()]
+        elif key:
+            found.append((key, str(value)))
+    return found
 
 
 def parse_setting(option: str, text: str) -> Any:

@@ -162,7 +162,8 @@ class YamlSource:
             mark = getattr(error, "problem_mark", None)
             where = f"{path}:{mark.line + 1}" if mark else str(path)
             problem = " ".join(str(getattr(error, "problem", None) or error).split())  # some have several lines
-            raise InputError(f"{where}: not valid YAML: {problem}") from None
+            line = text.splitlines()[mark.line : mark.line + 1] if mark else []
+            raise InputError(f"{where}: not valid YAML: {problem}{_explain_syntax(problem, ''.join(line))}") from None
         if not isinstance(data, dict):
             found = "nothing" if data is None else type(data).__name__
             raise InputError(f"{path}: expected a mapping, found {found}; write lines KEY: VALUE")
@@ -180,6 +181,27 @@ class YamlSource:
         """Return ``file:line`` of a key path or of its nearest parent. Without a known line, return the file."""
         nearest = (key[:end] for end in range(len(key), 0, -1) if key[:end] in self.lines)
         return next((f"{self.path}:{self.lines[place]}" for place in nearest), str(self.path))
+
+
+def _explain_syntax(problem: str, line: str) -> str:
+    """Return what to do about a mistake of YAML's grammar, by the parser's words and the line. "" if this is not known."""
+    if "\t" in problem or "\\t" in problem or line.startswith("\t"):
+        return "; indent with spaces, not with tabs"
+    if found := re.search(r"found character '(.)'", problem):
+        return f"; put quotes around a text that begins with {found[1]}"
+    if "mapping values" in problem:
+        return "; keys of one level begin in one column, and a text with ': ' in it needs quotes"
+    if "expected ':'" in problem:
+        return "; write KEY: VALUE in each line"
+    if "end of stream" in problem:
+        return "; a quote or a bracket is open at the end"
+    if "expected ',' or" in problem:
+        return "; a bracket above is not closed, or a comma is missing"
+    if "<block end>" in problem or "block mapping" in problem:
+        return "; keys of one level begin in one column, items of a list with '- '"
+    if "alias" in problem:
+        return "; put quotes around a text that begins with *"
+    return "; put quotes around a text with special characters"
 
 
 def parse_yaml(text: str) -> Any:
@@ -316,6 +338,8 @@ def find_mistake(data: Any, kind: Any, error: msgspec.ValidationError) -> Mistak
         wrong = _find_wrong_key(data, kind)
         return Mistake((*key, wrong), f"{'.'.join((*key, wrong))}: {text} as the key")
     name = f"{'.'.join(key)} = " if key else ""
+    if isinstance(data, str) and re.match(r"[-+.]?\d", data) and re.search(r"expected (int|float)", text):
+        text += "; write a number without unit or words"
     return Mistake(key, f"{name}{render_repr(data, longest=80)}: {text}")
 
 
@@ -336,10 +360,18 @@ def _find_by_path(place: str, data: Any, kind: Any) -> tuple[tuple[str, ...], An
 
 
 def _explain_missing_keys(struct: type[msgspec.Struct], data: Any, key: tuple[str, ...]) -> str:
-    """Name all missing keys; msgspec names only the first."""
-    required = [each.encode_name for each in msgspec.structs.fields(struct) if each.required]
-    missing = [".".join((*key, each)) for each in required if each not in data]
-    return f"missing key{'s' if len(missing) > 1 else ''} {', '.join(map(repr, missing))}"
+    """Name all missing keys, with the words that each may be; msgspec names only the first."""
+    missing = [each for each in msgspec.structs.fields(struct) if each.required and each.encode_name not in data]
+    named = [repr(".".join((*key, each.encode_name))) + _list_choices(each.type) for each in missing]
+    return f"missing key{'s' if len(missing) > 1 else ''} {', '.join(named)}"
+
+
+def _list_choices(kind: Any) -> str:
+    """Return the words that a value may be, in brackets. "" if it may be any."""
+    words = [
+        str(each) for choice in _list_union_types(kind) if get_origin(choice) is Literal for each in get_args(choice)
+    ]
+    return f" ({', '.join(words)})" if words else ""
 
 
 def _find_wrong_key(data: Any, kind: Any) -> str:

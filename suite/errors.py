@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from mlhpc.suite import VERSION
 from mlhpc.suite.meanings import find_same_meaning
@@ -132,6 +133,30 @@ def explain_unknown_name(kind: str, name: str, known: Iterable[str], more: str =
     # The plural of axis is axes.
     kinds = f"{kind.removesuffix('is')}es" if kind.endswith("is") else f"{kind}s"
     return f"unknown {kind} {name!r}{near or ';'} {kinds}: {', '.join(names) or 'none'}" + (f"; {more}" if more else "")
+
+
+def explain_call(function: Callable[..., object], name: str, error: TypeError) -> str:
+    """Return the message for a call with other arguments than a function has: which was meant, and how it is called."""
+    signature = inspect.signature(function)
+    known = [each for each in signature.parameters if each != "self"]
+    form = ", ".join(
+        "*" * (each.kind is each.VAR_POSITIONAL) + key + "=…" * (each.default is not each.empty)
+        for key, each in signature.parameters.items()
+        if key != "self"
+    )
+    text = re.sub(r"^[\w.<>]+\(\) ", "", str(error))
+    near = ""
+    if found := re.search(r"unexpected keyword argument '(\w+)'", text):
+        in_config = f"; settings stand in the configuration: config={{'{found[1]}': …}}" if "config" in known else ""
+        near = explain_near_names(found[1], known) or in_config
+    return f"{name}: {text}{near.rstrip('?')}; call {name}({form})"
+
+
+def explain_attribute(thing: object, name: str) -> str:
+    """Return the message for an attribute that an object does not have: the nearest one, and all that it has."""
+    known = sorted(each for each in {*dir(type(thing)), *vars(thing)} if not each.startswith("_"))
+    near = explain_near_names(name, known) or ";"
+    return f"{type(thing).__name__!r} object has no attribute {name!r}{near} it has {', '.join(known)}"
 
 
 def write_traceback(to: str = "") -> str:

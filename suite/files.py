@@ -453,9 +453,8 @@ def convert_to_path(given: object) -> Path:
     InputError for anything else, such as a list of paths.
     """
     if not isinstance(given, str | os.PathLike):
-        raise InputError(
-            f"{render_repr(given, longest=80)}: expected one path; pass the paths of a list one by one, as (*paths)"
-        )
+        several = "; pass the paths of a list one by one, as (*paths)" if isinstance(given, Iterable) else ""
+        raise InputError(f"{render_repr(given, longest=80)}: expected one path, as a str or a Path{several}")
     return Path(given).expanduser()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ from pathlib import Path
 _KIND = re.compile(
     r"\bnot an? |\bno \w+ (?:below|under|here)|\bno (?:data set|run folder|search)\b|"
     r"\bexpected (?:an? |the |run |logs|results|JSON|YAML)|"
-    r"[Ii]s a directory|nothing to |missing key|unknown key|unknown system|has no|cannot be read"
+    r"[Ii]s a directory|nothing to |does not exist|missing key|unknown key|unknown system|has no|cannot be read"
 )
 _PLACE = re.compile(r"(?:--?[\w-]+ |unknown system )?'?(?P<path>[^:'\n]+?)'?(?:(?::\d+)?[:;,] | is a directory)")
 # File of a folder: the kind of the folder, and what to do
@@ -39,6 +41,8 @@ FILES = {
 }
 _BEGINNING = 2000  # bytes of a file that tell its kind
 _SHOWN = 3
+_ALIKE = 0.75
+_PLACES = ("data", "runs", "packages", "submissions")  # folders that hold what commands write
 
 
 def add_kind(message: str) -> str:
@@ -48,7 +52,8 @@ def add_kind(message: str) -> str:
         return message
     path = Path(found["path"])
     if not path.exists() and path.name not in FOLDERS:
-        return message
+        said = "did you mean" in message or not re.search("does not exist|No such file", message)
+        return message if said else f"{message}{_find_like(path)}"
     try:
         what = _describe(path if path.exists() else path.parent)
     except OSError:  # not ours to read
@@ -59,6 +64,22 @@ def add_kind(message: str) -> str:
     if not what or right or re.search(rf"(?<!not ){kind}\b", message):
         return message
     return f"{message}; {'it' if path.exists() else path.parent} is {what}"
+
+
+def _find_like(path: Path) -> str:
+    """Return which path is spelled like one that does not exist, else what lies in the nearest folder that does."""
+    above = next(each for each in path.absolute().parents if each.is_dir())
+    above = Path() if above == Path.cwd() else above if path.is_absolute() else Path(os.path.relpath(above))
+    absent = path.absolute().relative_to(above.absolute()).parts[0]
+    try:
+        names = sorted(each.name for each in above.iterdir())
+    except OSError:
+        return ""
+    if near := difflib.get_close_matches(absent, names, 1, _ALIKE):
+        return f"; did you mean {above / near[0]}?"
+    if below := list(islice(_find_below(above, _PLACES), _SHOWN)):
+        return f"; here are {', '.join(below)}"
+    return f"; {above} is empty" if not names else ""
 
 
 def _describe(path: Path) -> str:
@@ -87,11 +108,13 @@ def _list_below(path: Path) -> str:
     return ""
 
 
-def _find_below(path: Path) -> Iterator[str]:
-    """Yield the folders of a known kind below a path."""
+def _find_below(path: Path, inside: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield the folders of a known kind below a path, and below its folders with the names ``inside``."""
     for place in sorted(path.iterdir()):
         if place.is_dir() and is_of_known_kind(place):
             yield str(place)
+        elif place.is_dir() and place.name in inside:
+            yield from _find_below(place)
 
 
 def is_of_known_kind(folder: Path) -> bool:

@@ -164,6 +164,40 @@ def test_what_a_user_can_mend_is_an_input_error_of_one_line(case: str) -> None:
     assert len(str(caught.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize("name", ["load", "report", "check", "score", "compare", "published", "Run"])
+def test_a_call_with_other_arguments_is_an_input_error_that_says_how_it_is_called(name: str) -> None:
+    function = getattr(mlhpc, name)
+    parameters = [each for each in inspect.signature(function).parameters if each != "self"]
+    with pytest.raises(mlhpc.InputError, match=r"unexpected keyword argument 'zzz'") as caught:
+        function(zzz=1)
+    called = str(caught.value).rpartition(f"call mlhpc.{name}(")[2]
+    assert all(each in called for each in parameters)
+    for each in parameters:  # two letters change places
+        slip = each[:1] + each[2:3] + each[1:2] + each[3:]
+        if slip not in parameters and len(each) > 4 and name != "Run":
+            with pytest.raises(mlhpc.InputError, match=f"did you mean '{each}'"):
+                function(**{slip: 1})
+    with pytest.raises(mlhpc.InputError, match=r"config=\{'max_epochs': …\}"):
+        mlhpc.Run("a.yaml", max_epochs=3)
+
+
+def test_an_error_inside_a_function_stays_what_it_is(run: Path) -> None:
+    with pytest.raises(TypeError):
+        mlhpc.compare(run, run, tolerance="much")
+
+
+def test_an_attribute_that_is_not_there_is_answered_with_those_that_are(run: Path) -> None:
+    for thing in (mlhpc.load(run), mlhpc.check(run)):
+        known = [each for each in dir(type(thing)) if not each.startswith("_")]
+        with pytest.raises(AttributeError, match="it has .*") as caught:
+            _ = thing.nothing_like_it
+        assert all(each in str(caught.value) for each in known)
+    with pytest.raises(AttributeError, match="did you mean 'results'"):
+        _ = mlhpc.load(run).resutls
+    with pytest.raises(mlhpc.InputError, match="a table is an attribute"):
+        mlhpc.load(run)["runs"]
+
+
 def test_an_unknown_figure_and_one_without_data_are_named(run: Path) -> None:
     results = mlhpc.load(run)
     with pytest.raises(mlhpc.InputError, match="unknown figure 'convergense'.*did you mean 'convergence'"):

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # typing's own could be hidden by PYTHONPATH, which the command line explains
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
-    from typing import Any
+    from typing import Any, TypeVar
 
     import pandas as pd
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from mlhpc.suite.world import World as World
 
     Place = str | Path
+    Call = TypeVar("Call", bound=Callable[..., Any])
 
 _ELSEWHERE = {  # name: the module that has it
     "__version__": "mlhpc.suite:VERSION",
@@ -63,6 +64,24 @@ _ELSEWHERE = {  # name: the module that has it
 __all__ = ["check", "compare", "load", "published", "report", "score", *_ELSEWHERE]
 
 
+def _explained(function: Call, name: str = "") -> Call:
+    """Make a function whose call with other arguments than its own is an InputError that says how it is called."""
+
+    def call(*given: Any, **named: Any) -> Any:
+        try:
+            return function(*given, **named)
+        except TypeError as error:
+            if error.__traceback__ is not None and error.__traceback__.tb_next is not None:  # of its inside
+                raise
+            from mlhpc.suite.errors import InputError, explain_call
+
+            raise InputError(explain_call(function, name or f"mlhpc.{function.__name__}", error)) from None
+
+    call.__name__, call.__doc__, call.__wrapped__ = function.__name__, function.__doc__, function  # type: ignore[attr-defined]
+    return call  # type: ignore[return-value]
+
+
+@_explained
 def load(*paths: Place, cards: Sequence[Place] = ()) -> Results:
     """Load results: run folders, packages, rounds, logs, or patterns such as ``"runs/*"``; ceilings and sweeps beside
     them.
@@ -74,6 +93,7 @@ def load(*paths: Place, cards: Sequence[Place] = ()) -> Results:
     return Results(paths, cards)
 
 
+@_explained
 def report(*paths: Place, folder: Place = "report", force: bool = False, cards: Sequence[Place] = ()) -> Path:
     """Write what ``mlhpc report`` writes for the paths, and return the path of the page, which a notebook shows.
 
@@ -82,6 +102,7 @@ def report(*paths: Place, folder: Place = "report", force: bool = False, cards: 
     return load(*paths, cards=cards).report(folder, force=force)
 
 
+@_explained
 def check(*paths: Place, ruleset: str | None = None, cards: Sequence[Place] = ()) -> Verdict:
     """Check logs, run folders, packages or rounds, as ``mlhpc check`` does. Reads only.
 
@@ -96,6 +117,7 @@ def check(*paths: Place, ruleset: str | None = None, cards: Sequence[Place] = ()
         return check(_existing(paths), _known(ruleset))
 
 
+@_explained
 def score(*paths: Place, ruleset: str | None = None, cards: Sequence[Place] = ()) -> list[dict[str, Any]]:
     """Score every result at the paths: for each the fields of ``mlhpc score --format json``, times in minutes.
 
@@ -110,6 +132,7 @@ def score(*paths: Place, ruleset: str | None = None, cards: Sequence[Place] = ()
         return build_result_documents(check(_existing(paths), _known(ruleset)).results)
 
 
+@_explained
 def compare(
     a: Place, *others: Place, tolerance: float = 0.0, any_runs: bool = False, cards: Sequence[Place] = ()
 ) -> list[dict[str, Any]]:
@@ -131,6 +154,7 @@ def compare(
         return [convert_to_data(item) for item in compare_results(first, rest, tolerance, any_runs=any_runs)[0]]
 
 
+@_explained
 def published() -> pd.DataFrame:
     """The published MLPerf HPC results that ship with the suite, one row per result; times in seconds
     (docs/tables.md).
@@ -167,6 +191,10 @@ def __getattr__(name: str) -> Any:
 
     module, _, attribute = _ELSEWHERE[name].partition(":")
     found = globals()[name] = getattr(importlib.import_module(module), attribute or name)
+    if name == "Run":
+        found.__init__ = _explained(found.__init__, "mlhpc.Run")
+        for method in ("start", "epoch", "batches", "step", "evaluation"):
+            setattr(found, method, _explained(getattr(found, method), f"run.{method}"))
     return found
 
 

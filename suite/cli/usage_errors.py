@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from mlhpc.suite.config import list_setting_keys
+from mlhpc.suite.config import list_setting_keys, split_mapping
 from mlhpc.suite.errors import explain_near_names, explain_unknown_name, find_near
 from mlhpc.suite.meanings import find_same_meaning, find_tool, has_word, read_meanings, simplify, split_parts
 from mlhpc.suite.plugins import WORKLOADS, find_plugins
@@ -22,7 +22,7 @@ _EXTRA = re.compile(r"Got unexpected extra arguments? \((.*)\)", re.DOTALL)
 _NO_NUMBER = re.compile(r"('.*') is not a valid (integer|float)( range)?", re.DOTALL)
 _DIRECTORY = re.compile(r"File '(.*)' is a directory", re.DOTALL)
 _ABSENT = re.compile(r"(?:File|Directory|Path) '(.*)' does not exist", re.DOTALL)
-FEW = 12  # options of a command that are listed
+FEW = 24  # options of a command that are listed
 SLIP = 0.8  # a name as similar as this was meant and mistyped
 # Keys of a system file (mlhpc.suite.launch.job.SystemFile; a test compares)
 SYSTEM_KEYS = (
@@ -63,6 +63,8 @@ def explain_command(name: str, group: click.Group, context: click.Context) -> st
         return f"{unknown}: it is a workload: mlhpc {path} {name}"
     if name.endswith(".py"):
         return f"{unknown}: {_explain_program(name)}"
+    if Path(name).suffix in {".yaml", ".yml"}:
+        return f"{unknown}: a file is given to a command: mlhpc run WORKLOAD --config {name}, or submit --system {name}"
     following = _find_following(name)
     mistyped = (near := find_near(name, known)) and _are_alike(name, near)
     if mistyped and (not _has_meaning(name) or following in find_plugins(WORKLOADS)):
@@ -74,7 +76,7 @@ def explain_command(name: str, group: click.Group, context: click.Context) -> st
 
 def _find_any_command(name: str, following: str, parts: Iterable[str], inside: str, top: click.Context) -> str:
     """Return what to call for a name, for another tool's words, or for a part of the name. "" if there is nothing."""
-    form = find_tool("commands", f"{name}-{following}") or _find_command(name, inside, top)
+    form = find_tool("commands", f"{name}-{following}") or _find_command(name, inside, top, following)
     form = form or find_tool("commands", name)
     return form or next(filter(None, (_find_command(part, inside, top) for part in parts)), "")
 
@@ -88,12 +90,16 @@ def _find_following(word: str) -> str:
     return next((second for first, second in pairwise(sys.argv[1:]) if first == word), "")
 
 
-def _find_command(name: str, inside: str, top: click.Context) -> str:
-    """Return what to call for the name of a command elsewhere. Commands of the group ``inside`` come first."""
+def _find_command(name: str, inside: str, top: click.Context, following: str = "") -> str:
+    """Return what to call for the name of a command elsewhere. Commands of the group ``inside`` come first, then those
+    that take what ``following`` is: a workload, or a path.
+    """
     commands = dict(_walk(top))
+    taken = "workload" if following in find_plugins(WORKLOADS) else "path" if Path(following or "-").exists() else ""
     paths = [path for path, words in read_meanings()["commands"].items() if has_word(words, name)]
     paths += [path for path in commands if path.split()[-1] == name]
-    paths.sort(key=lambda path: not path.startswith(f"{inside} "))  # a stable order
+    # A stable order
+    paths.sort(key=lambda path: (not path.startswith(f"{inside} "), not _takes_argument(commands.get(path), taken)))
     for path in paths:
         if path in commands:
             return _describe(path, commands[path])
@@ -102,6 +108,11 @@ def _find_command(name: str, inside: str, top: click.Context) -> str:
         if path.endswith("WORKLOAD"):
             return f"use mlhpc {path}"
     return _find_text(name)
+
+
+def _takes_argument(command: click.Command | None, name: str) -> bool:
+    named = [each.name or "" for each in command.params] if command is not None else []
+    return any(each.startswith(name) for each in named)
 
 
 def _describe(path: str, command: click.Command) -> str:
@@ -139,7 +150,9 @@ def _explain_option(name: str, context: click.Context, command: str) -> str:
     """Return the message for an option that the command does not have."""
     if len(name) == 2 and name not in sys.argv:  # click reads `-lr` as -l -r
         name = next((word for word in sys.argv if re.fullmatch(rf"{name}[A-Za-z-]+", word)), name)
-    return f"no such option {name}; {_find_form(name, _find_value(name), context, command)}"
+    program = next((word for word in sys.argv[2:] if word.endswith(".py")), None)
+    form = _explain_program(program) if program else _find_form(name, _find_value(name), context, command)
+    return f"no such option {name}; {form}"
 
 
 def _explain_count(error: click.BadOptionUsage, context: click.Context) -> str:
@@ -181,7 +194,7 @@ def _find_form(name: str, value: str, context: click.Context, command: str) -> s
     options = _map_options(context.command)
     bare = {option.lstrip("-"): option for option in options}  # else the dashes alone would make options alike
     near = find_near(name.lstrip("-"), bare) if len(name) > 2 else None
-    if form := _find_here(name, value, context, command):
+    if form := _find_by_value(value, options, command) or _find_here(name, value, context, command):
         return form
     if near and _are_alike(name.lstrip("-"), near):
         return f"did you mean {bare[near]!r}? mlhpc help {command} has all"
@@ -202,6 +215,26 @@ def _list_options(options: Mapping[str, click.Option]) -> str:
     """Return the options of a command, if they are few."""
     own = list(dict.fromkeys(max(each.opts, key=len) for each in options.values()))
     return f"it has {', '.join(own)}; " if 0 < len(own) <= FEW else ""
+
+
+def _find_by_value(value: str, options: Mapping[str, click.Option], command: str) -> str:
+    """Return what to do about an unknown option by what its value is: settings, variables or workloads. "" if neither."""
+    if (pairs := _list_pairs(value)) and (form := _explain_pairs(pairs, options, command)):
+        return form
+    takes_one = "--set" in options or command.endswith("generate")
+    named = [word for word in re.split(r"[,:@/.]", value) if takes_one and word in find_plugins(WORKLOADS)]
+    return (
+        f"a workload is an argument and has no name: {' && '.join(f'mlhpc {command} {each}' for each in named)}"
+        * bool(named)
+    )
+
+
+def _list_pairs(text: str) -> list[tuple[str, str]]:
+    """Return the keys and values of ``a=1``, ``a=1,b=2`` or ``{a: 1}``. Empty if a text is neither."""
+    if text.startswith("{"):
+        return split_mapping(text)
+    pairs = [each.lstrip("+~-").partition("=")[::2] for each in re.split(r",(?=[\w.]+=)", text)]
+    return [(key.replace("/", "."), value) for key, value in pairs if key and value]  # / names a group of Hydra
 
 
 def _find_here(name: str, value: str, context: click.Context, command: str) -> str:
@@ -254,8 +287,12 @@ def _find_elsewhere(name: str, top: click.Context) -> str:
     others: dict[str, tuple[str, click.Option]] = {}
     for path, command in _walk(top):
         for spelled, option in _map_options(command).items():
-            # A letter alone means another thing elsewhere
-            if len(spelled) > 3 and (spelled not in others or (option.required and not others[spelled][1].required)):
+            # A letter alone means another thing elsewhere; an option that does not take the value was not meant
+            if (
+                len(spelled) > 3
+                and _suits(option, _find_value(name))
+                and (spelled not in others or (option.required and not others[spelled][1].required))
+            ):
                 others[spelled] = path, option
     if found := find_same_meaning(name, others):
         path, option = others[found]
@@ -292,6 +329,11 @@ def _takes(option: click.Option, value: str) -> bool:
     return True
 
 
+def _suits(option: click.Option, value: str) -> bool:
+    """Return False if an option does not take a value. A flag takes none; a path may come to exist."""
+    return not value or option.is_flag or isinstance(option.type, click.Path | click.Choice) or _takes(option, value)
+
+
 def _list_keys() -> Iterable[str]:
     """Return the dotted keys of settings: of the workload that the command line names, else of all."""
     workloads = find_plugins(WORKLOADS)
@@ -312,6 +354,8 @@ def _are_alike(name: str, near: str) -> bool:
 def _explain_extra(text: str, context: click.Context, command: str) -> str:
     """Return what to do about arguments that a command does not take. ``text`` has them separated by blanks."""
     word, options = text.split()[0] if text.split() else text, _map_options(context.command)
+    if word in find_plugins(WORKLOADS) and (taken := _find_stray(word, options)):
+        return f"{taken!r} is no workload: {_explain_extra(taken, context, command)}"
     if "=" in word and (form := _explain_assignment(word, options, command)):
         return form
     if kind := _find_kind(word, options, command):
@@ -326,14 +370,9 @@ def _explain_extra(text: str, context: click.Context, command: str) -> str:
 
 def _explain_assignment(word: str, options: Mapping[str, click.Option], command: str) -> str:
     """Return the right form of KEY=VALUE without an option. "" if nothing is known of it."""
-    key, _, value = word.lstrip("+~-").partition("=")
-    key = key.replace("/", ".")  # a group of Hydra
-    if "--set" in options and (known := find_same_meaning(key, _list_keys())):
-        return f"a setting needs its option: --set {_render_setting(known, key, value)}"
-    if own := find_same_meaning(key, options):
-        return f"an option has two dashes: {_render_option(options[own], value)}"
-    if key.isupper():
-        return f"variables of the environment stand before the command: {word} mlhpc {command}"
+    ((key, value),) = _list_pairs(word)[:1] or [(word, "")]
+    if form := _explain_pairs(_list_pairs(word), options, command):
+        return form
     if "--set" not in options:
         return ""
     if known := find_same_meaning(value, _list_keys()):
@@ -345,21 +384,55 @@ def _explain_assignment(word: str, options: Mapping[str, click.Option], command:
     )
 
 
+def _explain_pairs(pairs: Sequence[tuple[str, str]], options: Mapping[str, click.Option], command: str) -> str:
+    """Return the right form of keys with values. "" if they are no settings, options or variables."""
+    keys, variables = tuple(_list_keys()), [f"{key}={value}" for key, value in pairs if re.fullmatch("[A-Z0-9_]+", key)]
+    settings = [(known, key, value) for key, value in pairs if (known := find_same_meaning(key, keys))]
+    words = " ".join(f"--set {_render_setting(known, key, value)}" for known, key, value in settings)
+    if variables and command.startswith("submit"):
+        form = ", ".join(each.replace("=", ": ", 1) for each in variables)
+        return f"a system file states variables of the ranks (site.environment: {{{form}}}): mlhpc submit --system FILE"
+    if variables:
+        return f"variables of the environment stand before the command: {' '.join(variables)} mlhpc {command}"
+    if settings and any(re.search(r"^[^\[]+,", value) for _, _, value in settings):
+        return _find_text("multirun")
+    named = dict(pairs)
+    if named.get("workload") in find_plugins(WORKLOADS):
+        return f"a workload is an argument: mlhpc {command} {named['workload']}"
+    if words and "--set" in options:
+        return f"a setting needs its option: {words}"
+    for key, value in pairs:
+        if own := find_same_meaning(key, options):
+            return f"an option has two dashes: {_render_option(options[own], value)}"
+    return ""
+
+
 def _find_kind(word: str, options: Mapping[str, click.Option], command: str) -> str:
     """Return where a word stands that is a number, a size, a file, a folder, a workload. "" if it is none."""
     if word.isdecimal() and (numbers := [name for name in ("--ranks", "--runs") if name in options]):
         return f"a number needs its option: {' or '.join(f'{name} {word}' for name in numbers)}"
+    if re.match(r"[.~]?/[^:]*:[./~]", word):
+        return find_tool("options", "volume", f"-v {word}") + "; mlhpc itself reads $MLHPC_DATA"
     if word in SIZES and "--size" in options:
         return f"a size needs its option: --size {word}"
     if Path(word).suffix in {".yaml", ".yml"} and "--config" in options:
         return f"a file of settings needs its option: --config {word}"
     if word in find_plugins(WORKLOADS):
+        if "--size" not in options and not command.startswith(("workload", "data")):
+            return "no workload is given here: runs and packages say which they are of"
         return f"one workload for each command: mlhpc {command} {word}"
     if word.endswith(".py"):
         return _explain_program(word)
     if word and Path(word).is_dir() and "--output" in options:
         return f"a folder needs its option: --output {word}"
     return ""
+
+
+def _find_stray(workload: str, options: Mapping[str, click.Option]) -> str:
+    """Return the word before a workload that was taken for one. "" if there is none."""
+    before = sys.argv[2 : sys.argv.index(workload)] if workload in sys.argv[2:] else []
+    free = [word for last, word in pairwise(["", *before]) if last not in options or options[last].is_flag]
+    return next((word for word in free if not word.startswith("-") and word not in find_plugins(WORKLOADS)), "")
 
 
 def _explain_program(name: str) -> str:

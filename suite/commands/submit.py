@@ -66,6 +66,18 @@ WAIT_INTERVAL_S, LOOKS = 5.0, 3  # between two looks of --wait; a job without a 
 PREFLIGHT_S, MIN_PREFLIGHT_S = 60, 18  # a third is for the nodes, whose ranks take seconds to start
 
 
+class JobName(click.ParamType[str]):
+    """The name of one job, as a scheduler prints it."""
+
+    name = "job"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Refuse a list of jobs, and sbatch's ``afterok:4711``."""
+        if not value or set(value) & set(" ,;:"):
+            self.fail(f"{value!r}: expected one job, such as 4711", param, ctx)
+        return str(value)
+
+
 @click.command(
     epilog="""\b
 Examples:
@@ -131,7 +143,9 @@ Examples:
     type=click.Path(path_type=Path),
     help="Earlier run folder whose time per epoch predicts the time of these runs, in proportion to ranks.",
 )
-@click.option("--after", metavar="JOB", help="Start when this job has succeeded, such as one of `submit data`.")
+@click.option(
+    "--after", type=JobName(), metavar="JOB", help="Start when this job has succeeded, such as one of `submit data`."
+)
 @click.option("--wait", is_flag=True, help="Wait until the jobs have ended; the exit code is that of the worst one.")
 @strict_option()
 @click.option("--dry-run", is_flag=True, help="Print the job scripts and the predicted cost; submit nothing.")
@@ -172,8 +186,6 @@ def submit(
     chosen = load_descriptor(workload)
     chosen.code()
     overrides += convert_plan_to_settings(plan_name, mesh)
-    if after is not None and (not after or set(after) & set(" ,;")):
-        raise click.UsageError(f"--after {after!r}: expected one job, such as 4711")
     name = choose_config_name(size, config) or DEFAULT_SIZE
     system = read_system(find_system(system_name))
     if site_data := system.site.data:

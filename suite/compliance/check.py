@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import NoReturn
 
 from mlhpc.suite.compliance.all_rules import LOG_RULES, RESULT_RULES
 from mlhpc.suite.compliance.forensics.copy_rules import SeenRuns
@@ -34,6 +35,7 @@ from mlhpc.suite.compliance.ruleset import (
     summarise_for_benchmark,
 )
 from mlhpc.suite.compliance.selection import SelectedRuleset, select_ruleset
+from mlhpc.suite.errors import explain_attribute
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.reader import HEAD_BYTES, Log, read_events
 from mlhpc.suite.log.record import RunRecord
@@ -63,6 +65,9 @@ class Verdict:
     def counted(self, severity: Severity) -> list[Finding]:
         """List the findings of a severity that no waiver covers."""
         return [finding for finding in self.findings if finding.severity == severity and finding.waiver is None]
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(explain_attribute(self, name))
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ import copy
 import json
 import pickle
 from pathlib import Path
+from typing import Literal
 
 import pytest
-from msgspec import structs
+from msgspec import Struct, structs
 
 from mlhpc.suite.config import explain_missing_submitter, load_config, resolve_config
 from mlhpc.suite.descriptor import load_descriptor, load_descriptors
@@ -26,6 +27,49 @@ def test_every_shipped_config_is_valid_and_of_a_size_of_its_card() -> None:
             config = load_config(workload, path.stem)
             assert config.size in workload.card().sizes
             assert path.stem == config.size
+
+
+def test_a_mapping_in_an_override_changes_its_keys_alone() -> None:
+    descriptor = load_descriptor("cosmoflow")
+    whole = load_config(descriptor, "smoke", ["hyperparameters={dropout: 0.25}", "checkpoint={interval_s: 5}"])
+    single = load_config(descriptor, "smoke", ["hyperparameters.dropout=0.25", "checkpoint.interval_s=5"])
+    assert whole == single
+    with pytest.raises(InputError, match="did you mean 'dropout'"):
+        load_config(descriptor, "smoke", ["hyperparameters={dropuot: 0.25}"])
+
+
+def test_a_missing_key_is_named_with_the_words_that_it_may_be(tmp_path: Path) -> None:
+    class Meter(Struct):
+        """A document with required keys."""
+
+        scope: Literal["node", "rack"]
+        count: int
+
+    (tmp_path / "a.yaml").write_text("{}\n")
+    with pytest.raises(InputError, match=r"missing keys 'scope' \(node, rack\), 'count'$"):
+        YamlSource.read(tmp_path / "a.yaml").convert(Meter)
+    (tmp_path / "a.yaml").write_text("scope: node\ncount: 10min\n")
+    with pytest.raises(InputError, match="expected int, got str; write a number without unit"):
+        YamlSource.read(tmp_path / "a.yaml").convert(Meter)
+
+
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [
+        ("\tb: 1", "indent with spaces"),
+        ("b: @c", "quotes around a text that begins with @"),
+        ("b: c: d", "needs quotes"),
+        ("b: {c: 1", "a bracket"),
+        ('b: "c', "is open at the end"),
+        ("b", "KEY: VALUE"),
+        ("- b", "begin in one column"),
+        ("b: *c d", "begins with \\*"),
+    ],
+)
+def test_a_mistake_of_grammar_says_what_to_write(line: str, remedy: str, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(f"a: 1\n{line}\n")
+    with pytest.raises(InputError, match=f"not valid YAML: .*; .*{remedy}"):
+        YamlSource.read(tmp_path / "a.yaml")
 
 
 def test_overrides_win_over_the_file_and_are_typed() -> None:

@@ -47,6 +47,21 @@ def numbers(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tupl
             yield " ".join(path), option, context
 
 
+def test_a_path_that_does_not_exist_is_answered_with_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert add_kind("runs/a: does not exist") == "runs/a: does not exist; . is empty"
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    (tmp_path / "runs" / "first" / "run.json").touch()
+    for slip in ("frist", "fist", "firsts", "first2"):
+        assert add_kind(f"runs/{slip}: does not exist") == f"runs/{slip}: does not exist; did you mean runs/first?"
+        absolute = tmp_path / "runs" / slip / "result_0.txt"
+        assert f"did you mean {tmp_path / 'runs' / 'first'}?" in add_kind(f"{absolute}: does not exist")
+    assert add_kind("4711: does not exist; expected a run folder").endswith("; here are runs/first")
+    assert add_kind("4711: no such option") == "4711: no such option"
+
+
 @pytest.mark.parametrize("name", FOLDERS)
 def test_a_folder_of_another_kind_is_said_to_be_what_it_is(name: str, tmp_path: Path) -> None:
     folder = tmp_path / "it"

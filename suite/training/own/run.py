@@ -24,7 +24,7 @@ from mlhpc.suite import FIRST_LINE_S
 from mlhpc.suite.data.lock import create_lock_for_all_ranks
 from mlhpc.suite.data.manifest import Verification, compute_fingerprint
 from mlhpc.suite.descriptor import load_object
-from mlhpc.suite.errors import InputError
+from mlhpc.suite.errors import InputError, explain_attribute
 from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import print_line
 from mlhpc.suite.log import mllog
@@ -131,10 +131,10 @@ class Run:
         return self._plan.trial
 
     def __getattr__(self, name: str) -> Any:
-        # What `with` makes. Any other name is a mistake that Python itself explains
+        # What `with` makes
         if name in ("_world", "_plan", "_session", "seed") and not self.__dict__.get("_entered", True):
             raise InputError("mlhpc.Run is used with `with`: with mlhpc.Run(...) as run: ... (docs/own_loop.md)")
-        raise AttributeError(f"'Run' object has no attribute {name!r}")
+        raise AttributeError(explain_attribute(self, name))
 
     def __enter__(self) -> Self:
         if self._entered:

@@ -107,6 +107,29 @@ def test_a_share_is_in_per_cent_with_or_without_its_sign() -> None:
         kind.convert("0.05", None, None)
 
 
+def test_the_value_says_what_an_option_of_any_name_means(tmp_path: Path) -> None:
+    """Each kind of setting, in each form in which other tools pass settings, by options of any name."""
+    keys = [key for key in list_setting_keys("cosmoflow") if not key.startswith("tuned")]
+    assert len(keys) > 30
+    for at, key in enumerate(keys[::7]):
+        last = key.rpartition(".")[2]
+        for option, value in (
+            (f"--{'xyzq'[at % 4]}{at}", f"{key}=3"),
+            ("-P", f"{key}=3"),
+            ("--extra-vars", '{"a": 3}'.replace('"a"', f'"{key}"')),
+            ("--model-args", f"{last}=3,max_epochs=2"),
+        ):
+            said = answer(["run", "cosmoflow", option, value], tmp_path)
+            assert f"--set {key}=3" in said or find_same_meaning(last, keys) != key, said
+            assert ("--set max_epochs=2" in said) == ("max_epochs" in value or key == "max_epochs" == 2), said
+    assert "OMP_X=3 mlhpc run" in answer(["run", "cosmoflow", "--q", "OMP_X=3"], tmp_path)
+    assert "site.environment: {OMP_X: 3}" in answer(["submit", "cosmoflow", "--q", "ALL,OMP_X=3"], tmp_path)
+    assert "mlhpc tune" in answer(["run", "cosmoflow", "--q", "max_epochs=1,2"], tmp_path)
+    for each in load_descriptors():
+        assert f"mlhpc run {each}" in answer(["run", "--q", f"deepcam,{each}"], tmp_path)
+        assert "'/a:/b' is no workload" in answer(["run", "/a:/b", each], tmp_path)
+
+
 @needs_all_wings
 def test_commands_of_other_tools_lead_to_one_that_exists(tmp_path: Path) -> None:
     for path, words in read_meanings()["commands"].items():
