@@ -56,6 +56,10 @@ _SECRET_ENDS = (
     "SECRETKEY",
     "SESSIONID",
     "SESSID",
+    *(
+        f"{whose}PASS"
+        for whose in ("STORE", "KEY", "USER", "DB", "ROOT", "ADMIN", "PROXY", "MAIL", "SMTP", "LDAP", "CERT")
+    ),
 )
 _SECRET_LAST = frozenset(
     {"KEY", "SIGNATURE", "AUTH", "CLAVE", "CHIAVE", "SCHLUESSEL", "SCHLÜSSEL"}
@@ -103,6 +107,11 @@ _NAMED = (
     ),
     # --token VALUE, ["--token", "VALUE"]
     re.compile(r"""(?<![\w-])--(?P<name>[A-Za-z][\w.-]{0,99})(?:[ \t]+|["']\s*,\s*(?=["']))(?P<quote>["']?)"""),
+    # A name of several letters after one dash, as of Java's and PuTTY's tools: -storepass VALUE. Openssl's -key is a file
+    re.compile(
+        r"""(?<![\w-])-(?P<name>\w*(?:pass|passw(?:or)?d|passphrase|pw|pwd|token|secret))[ \t]+(?P<quote>["']?)(?=[^\s-])""",
+        re.I,
+    ),
     # csh, fish and Lua modules, settings of tools: setenv NAME VALUE, setenv("NAME", "VALUE"), aws configure set NAME
     # VALUE
     re.compile(
@@ -137,7 +146,7 @@ _NAMED = (
     ),
     # A compound name of a secret, then a word with letters and digits
     re.compile(
-        r"""(?<![\w-])(?P<name>[A-Za-z]+(?:[_-][A-Za-z]+)+|pass(?:word|wd|phrase)?)(?:[ \t]+|[ \t]+<<<[ \t]*)(?P<quote>["']?)"""
+        r"""(?<![\w-])(?P<name>[A-Za-z]\w*(?:[._-]\w+)+|pass(?:word|wd|phrase)?)(?:[ \t]+|[ \t]+<<<[ \t]*)(?P<quote>["']?)"""
         + _STRONG,
         re.I,
     ),
@@ -169,6 +178,18 @@ _WORDS = re.compile(
 )
 
 
+_COMMAND = re.compile(r"[^\n|;&]+")
+_USER_ALONE = re.compile(
+    r"\b(?:sudo|su|doas|squeue|s?acct|scancel|sbatch|srun|salloc|sinfo|sprio|sshare|sreport|qstat|qsub|bjobs|ps|top|htop|pgrep|pkill"
+    r"|docker|podman|ssh|scp|rsync|chown|id|date|python\S*|sort|export)\b"
+)
+_AFTER_USER = re.compile(
+    r"[ \t](?:-[uUla]|--user(?:name)?)[ \t=]*[\w.@\\-]+[ \t](?:[^\n|;&]{0,100}?[ \t])?-[pPw][ \t=]*[\"']?"
+    + _STRONG
+    + r"([^\s\"'$]+)"
+)
+
+
 def _match_flag(tools: str, flag: str, value: str = r"[^\s\"'$-][^\s\"']*") -> str:
     """Match a short flag of some tools, and its value as the group."""
     return rf"\b(?:{tools})\b[^\n|;&]{{0,300}}?[ \t]{flag}[\"']?({value})"
@@ -186,6 +207,11 @@ _PLACES = tuple(
         # Positional words of tools
         r"\bmc[ \t]+(?:alias[ \t]+set|config[ \t]+host[ \t]+add)(?:[ \t]+\S+){3}[ \t]+[\"']?([^\s\"'$]+)",
         r"\b(?:htpasswd|vncpasswd)[ \t]+-\w*b\w*(?:[ \t]+\S+){2}[ \t]+[\"']?([^\s\"'$]+)",
+        # The last word after what is done with a secret: rclone obscure X, bw unlock X, rabbitmqctl add_user U X
+        r"\b(?:obscure|unlock|unseal|add_user|change_password|set_password|encrypt_string|hash-password)"
+        r"(?:[ \t]+[^\s|;&]+){0,3}?[ \t]+[\"']?([^\s\"'$/|;&-][^\s\"'/|;&]*)[\"']?[ \t]*(?=$|[\n|;&])",
+        r"(?m)^[\w.*-]+:(?:\d+|\*):[\w.*-]+:[\w.*-]+:" + _STRONG + r"(\S+)$",  # .pgpass
+        r"(?i)\bidentified[ ]+(?:with[ ]+\S+[ ]+)?(?:by|as)[ ]+(?:password[ ]+)?[\"']([^\"'\n]+)[\"']",  # SQL
         r"\bnet[ \t]+use\b[^\n]*?/user:\S+[ \t]+([^\s\"'$/]+)",
         r"\bnet[ \t]+use\b[^\n]*?[ \t]\\\\\S+[ \t]+([^\s\"'$/*]+)[ \t]+/user",
         r"\b(?:wandb|ngc|kaggle|comet|neptune|vault|infisical|doctl|glab|flyctl|snyk|oc|cargo|anaconda|ngrok|tailscale)"
@@ -210,6 +236,7 @@ _PLACES = tuple(
             "mongo\\w*|twine|ncftp\\w*|clickhouse\\S*|xfreerdp|smbmap|crackmapexec|nxc|pgcli|mycli|cqlsh", r"-p[ \t=]*"
         ),
         _match_flag("ssh-keygen", r"-[NP][ \t]*"),
+        _match_flag("useradd|usermod", r"-p[ \t]*"),
         _match_flag("anaconda|influx|glab|flyctl|vercel|netlify|dotnet|cf|rsconnect", r"-t[ \t]+"),
         _match_flag("snmp\\w+", r"-[cAX][ \t]*"),
         _match_flag("cqlsh|sqlcmd|bcp|bteq|tsql|osql|isql", r"-P[ \t]*"),
@@ -250,7 +277,7 @@ _PLACES = tuple(
         r"\bBearer[ \t]+((?=[^\s\"']*\d)[\w.~+/=-]{8,})",
         # -u user:password, --user=user:password, -U user%password
         r"(?<![\w-])(?:-[uU]|--(?:proxy-|http-)?user(?:name)?)[ \t=]*[\"']?"
-        r"(?![\w.-]+\.py:)[\w.@\\-]+[:%]((?![\d$%:]+(?:[\s\"']|$))[^\s\"']{3,})",
+        r"(?![\w.-]+\.py:)[\w.@\\-]+[:%](?!//)((?![\d$%:]+(?:[\s\"']|$))[^\s\"']{3,})",
         r"\blftp\b[^\n|;&]{0,300}?[ \t]-u[ \t]*[\"']?[\w.@-]+,([^\s\"'$]+)",
         r"\bsshpass[ \t]+(?:-\w[ \t]+)*?-p[ \t]*[\"']?([^\s\"'$][^\s\"']*)",
         r"\b(?:mysql|mysqldump|mysqladmin|mariadb)\b[^\n|;&]{0,300}?[ \t]-p([^\s\"'$][^\s\"']*)",
@@ -305,7 +332,7 @@ def remove_secrets(text: str) -> str:
     Names are HF_TOKEN or apiKey, for example. Places are a header, a flag, an address. Forms are those of passwords and
     tokens.
     """
-    for find in (_find_named, _find_words, find_secret_forms, _find_random_words):
+    for find in (_find_named, _find_words, _find_after_users, find_secret_forms, _find_random_words):
         for begin, end in _merge_places(find(text)):
             text = text[:begin] + REDACTED + text[end:]
     return text
@@ -383,6 +410,12 @@ def _read_gitleaks_rules() -> tuple[_Rule, ...]:
 
 def _find_named(text: str) -> Iterator[Span]:
     """Yield the places of values whose names are those of secrets."""
+    yield from _find_named_as_written(text)
+    if '\\"' in text:  # JSON in a string: a blank in place of each backslash, outside of the quotes
+        yield from _find_named_as_written(re.sub(r'(?<![^\s:,[{(=\'"])\\"', ' "', text).replace('\\"', '" '))
+
+
+def _find_named_as_written(text: str) -> Iterator[Span]:
     for pattern in _NAMED:
         for match in pattern.finditer(text):
             name = match["name"]
@@ -402,6 +435,17 @@ def _find_words(text: str) -> Iterator[Span]:
             if is_secret_name(name) and not _HARMLESS.fullmatch(value) and (not alone or re.match(_STRONG, value)):
                 begin, end = match.span("value")
                 yield tool.start("rest") + begin, tool.start("rest") + end
+
+
+def _find_after_users(text: str) -> Iterator[Span]:
+    """Yield the places of passwords that follow a user on a command line, whatever the tool: -u ada -P VALUE.
+
+    Schedulers have users and partitions, containers users and ports.
+    """
+    for command in _COMMAND.finditer(text):
+        if not _USER_ALONE.search(command.group()):
+            for match in _AFTER_USER.finditer(text, *command.span()):
+                yield match.span(1)
 
 
 def _find_value(text: str, match: re.Match[str]) -> Span | None:
