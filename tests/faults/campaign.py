@@ -1,12 +1,14 @@
 """Kills processes of real runs at random moments, continues the runs, and checks that nothing was lost but a little work.
 
     python -m tests.faults.campaign --kills 200 --during-checkpoints 50 --slurm 20 --grid-engine 20 -o DATE-faults.txt
+    python -m tests.faults.campaign --plan pipeline --plan tensor --kills 40 --slurm 0 --grid-engine 0 --warm
 
 A chain is one trial of CosmoFlow `smoke` on two local ranks, on the two nodes of a real Slurm, or on a real Grid Engine of this
-machine. Its processes (a rank, the launcher, mpiexec, its proxy, the relay of its output; srun, a slurmstepd, a slurmd, a
-shepherd, an execd, the job script) are killed several times, with SIGKILL or SIGTERM, then it is continued to the end. After each
-kill: every process of the run ends, every log parses, `mlhpc status` says what is true, and the next attempt continues no further
-back than the last checkpoint may be. At the end the losses of all steps equal those of an undisturbed run, bit for bit.
+machine; with --plan it is one epoch of a workload's shipped parallel plan on two local ranks. Its processes (a rank, the launcher,
+mpiexec, its proxy, the relay of its output; srun, a slurmstepd, a slurmd, a shepherd, an execd, the job script) are killed several
+times, with SIGKILL or SIGTERM, then it is continued to the end. After each kill: every process of the run ends, every log parses,
+`mlhpc status` says what is true, and the next attempt continues no further back than the last checkpoint may be. At the end the
+losses of all steps equal those of an undisturbed run, bit for bit.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from typing import Protocol
 
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.reader import Log, read_events
+from tests.fixtures.warm import warm_python
 
 RANKS = 2
 CHAIN = 6  # kills of one trial
@@ -39,12 +42,15 @@ AGREED_S = 1.0  # ranks agree about once a second whether a checkpoint is due
 START_S = 4.0  # from the start of a run to run_start, about
 VICTIMS = ("rank", "launcher", "mpiexec", "proxy", "relay")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)
-SETTINGS = (
-    f"checkpoint.interval_s={INTERVAL_S}",
-    "window_steps=1",  # a loss per step
-    "hyperparameters.dropout=0.2",  # so that random states matter
-    "submission.division=open",
-)
+EVERY_STEP = (f"checkpoint.interval_s={INTERVAL_S}", "window_steps=1", "submission.division=open")  # a loss per step
+SETTINGS = (*EVERY_STEP, "hyperparameters.dropout=0.2")  # so that random states matter
+PLANS = {  # the workload whose shipped plan it is
+    "pipeline": "moe_lm",
+    "sharded": "moe_lm",
+    "experts": "moe_lm",
+    "tensor": "moe_lm",
+    "spatial": "cosmoflow",
+}
 # In the environment of a run whose checkpoints take long enough to be hit: fsync takes a fifth of a second
 SLOW_DISK = (
     "import os, time\n_fsync = os.fsync\ndef fsync(fd):\n    time.sleep(0.2)\n    _fsync(fd)\nos.fsync = fsync\n"
@@ -97,19 +103,32 @@ class Chain:
     victims: tuple[str, ...] = VICTIMS
     end_s = 60.0  # so long after its last event all processes of a killed run have ended
 
-    def __init__(self, root: Path, data: Path, seed: int, environment: dict[str, str]) -> None:
-        self.root, self.data, self.seed, self.environment = root, data, seed, environment
+    def __init__(
+        self,
+        root: Path,
+        data: Path,
+        seed: int,
+        environment: dict[str, str],
+        plan: str | None = None,
+        *,
+        warm: bool = False,
+    ) -> None:
+        self.root, self.data, self.seed, self.environment, self.plan = root, data, seed, environment, plan
+        self.python = warm_python() if warm else [sys.executable]
         self.replace = False
         self.whole = 0  # steps of the undisturbed run
 
     def start(self) -> Attempt:
         """Start the run, or continue it."""
-        words = [sys.executable, "-P", "-m", "mlhpc", "run", "cosmoflow"]
+        words = [*self.python, "-P", "-m", "mlhpc", "run", find_workload(self.plan)]
+        settings = SETTINGS
+        if self.plan is not None:
+            settings = (*EVERY_STEP, f"plan={self.plan}", "max_epochs=1", "global_batch_size=32")
         if (self.root / "run.json").exists():
             words += ["--output", str(self.root), "--resume", *(["--replace-failed"] if self.replace else [])]
         else:
             words += ["--size", "smoke", "--ranks", str(RANKS), "--runs", "1", "--seed", str(self.seed)]
-            words += ["--output", str(self.root), *(w for s in (f"data={self.data}", *SETTINGS) for w in ("--set", s))]
+            words += ["--output", str(self.root), *(w for s in (f"data={self.data}", *settings) for w in ("--set", s))]
         self.replace = False
         with (self.root.parent / f"{self.root.name}.out").open("ab") as output:
             return subprocess.Popen(
@@ -180,6 +199,11 @@ class Chain:
 
     def repair(self) -> None:
         """Start again what does not belong to the run."""
+
+
+def find_workload(plan: str | None) -> str:
+    """Find the workload whose plan it is; without one CosmoFlow."""
+    return "cosmoflow" if plan is None else PLANS[plan]
 
 
 def commands() -> Iterator[tuple[int, list[str]]]:
@@ -295,8 +319,8 @@ def check_folder(chain: Chain) -> list[str]:
     if len(rows) != 1:
         return [*problems, f"status has {len(rows)} rows"]
     state = rows[0]["state"]
-    finished = any(_succeeded(read_events(path)) for path in chain.logs() if not path.name.startswith("failed"))
-    expected = ("finished",) if finished else ("killed", "aborted", "incomplete")
+    logs = [read_events(path) for path in chain.logs() if not path.name.startswith("failed")]
+    expected = ("finished",) if any(map(_succeeded, logs)) else ("killed", "aborted", "incomplete")
     if state not in expected:
         problems.append(f"status says {state!r}, expected {' or '.join(expected)}")
     return problems
@@ -305,6 +329,15 @@ def check_folder(chain: Chain) -> list[str]:
 def _succeeded(log: Log) -> bool:
     stop = log.first(mllog.RUN_STOP)
     return stop is not None and stop.metadata.get("status") == "success"
+
+
+def _trained(chain: Chain) -> bool:
+    """True if an attempt trained to the end: to its target, or, under a plan, for all its epochs."""
+    stops = [stop for path in chain.logs() if (stop := read_events(path).first(mllog.RUN_STOP)) is not None]
+    return any(
+        stop.metadata.get("status") == "success" or str(stop.metadata.get("reason")).startswith("target not reached")
+        for stop in stops
+    )
 
 
 def steps(path: Path) -> dict[tuple[int, int], tuple[float, float]]:
@@ -342,7 +375,7 @@ def run_chain(
         logs = chain.logs() if chain.root.exists() else []
         outcome = strike(chain, kill, chance, train_s)
         if outcome is None:
-            if any(_succeeded(read_events(path)) for path in chain.logs()):
+            if _trained(chain):
                 break
             continue
         outcomes.append(outcome)
@@ -351,14 +384,14 @@ def run_chain(
         chain.replace = not checkpointed and any(
             b'"run_start"' in path.read_bytes() for path in chain.logs() if not path.name.startswith("failed")
         )
-        if any(_succeeded(read_events(path)) for path in chain.logs()):
+        if _trained(chain):
             break
     for _ in range(3):
-        if any(_succeeded(read_events(path)) for path in chain.logs()):
+        if _trained(chain):
             break
         process = chain.start()
         code = process.wait()
-        if outcomes and code not in (0,):
+        if outcomes and code != 0 and not (chain.plan is not None and _trained(chain)):
             outcomes[-1].problems.append(f"the continuation ended with exit code {code}")
             chain.replace = True
     if outcomes:
@@ -382,7 +415,7 @@ def _account(chain: Chain, outcomes: list[Outcome], earlier: Sequence[Path]) -> 
 
 def _compare(chain: Chain, reference: dict[tuple[int, int], tuple[float, float]]) -> list[str]:
     problems = []
-    if not any(_succeeded(read_events(path)) for path in chain.logs()):
+    if not _trained(chain):
         return ["the trial could not be finished"]
     seen: set[tuple[int, int]] = set()
     for path in chain.logs():
@@ -412,10 +445,21 @@ Keep = Callable[[Sequence[Outcome]], None]
 
 
 def campaign(
-    root: Path, kills: int, during_checkpoints: int, seed: int, limit_s: float = math.inf, keep: Keep | None = None
+    root: Path,
+    kills: int,
+    during_checkpoints: int,
+    seed: int,
+    limit_s: float = math.inf,
+    keep: Keep | None = None,
+    *,
+    parallel: str | None = None,
+    warm: bool = False,
 ) -> list[Outcome]:
-    """Run local chains until as many kills as asked for have hit a living process."""
-    data = make_data(root)
+    """Run local chains until as many kills as asked for have hit a living process.
+
+    ``parallel`` is one of PLANS. ``warm``: the launcher and the ranks are forks of a Python that has loaded torch.
+    """
+    data = make_data(root, find_workload(parallel))
     slow = root / "slow_disk"
     slow.mkdir()
     (slow / "sitecustomize.py").write_text(SLOW_DISK)
@@ -423,15 +467,15 @@ def campaign(
 
     def chain(number: int, batch: Sequence[Kill]) -> Chain:
         slowed = {"PYTHONPATH": str(slow)} if any(kill.phase == "checkpoint" for kill in batch) else {}
-        return Chain(root / f"chain{number}", data, seed, calm_environment | slowed)
+        return Chain(root / f"chain{number}", data, seed, calm_environment | slowed, parallel, warm=warm)
 
     chance = random.Random(seed)
     return run_chains(chain, plan(kills, during_checkpoints, chance), chance, limit_s, keep)
 
 
-def make_data(root: Path) -> Path:
+def make_data(root: Path, workload: str = "cosmoflow") -> Path:
     """Make the data set of the runs."""
-    words = ["data", "generate", "cosmoflow", "--size", "smoke", "-o", str(root / "data")]
+    words = ["data", "generate", workload, "--size", "smoke", "-o", str(root / "data")]
     subprocess.run([sys.executable, "-P", "-m", "mlhpc", *words], check=True, capture_output=True)
     return root / "data"
 
@@ -450,7 +494,9 @@ def run_chains(
     calm = make(0, ())
     begin = time.monotonic()
     code = calm.start().wait()
-    assert code == 0, f"the undisturbed run ended with {code}: see {calm.root}"
+    assert code == 0 or (calm.plan is not None and _trained(calm)), (
+        f"the undisturbed run ended with {code}: see {calm.root}"
+    )
     reference = steps(calm.root / "result_0.txt")
     train_s = training_s(reference)
     whole_s = time.monotonic() - begin
@@ -507,6 +553,10 @@ def main() -> None:
     parser.add_argument("--during-checkpoints", type=int, default=50)
     parser.add_argument("--slurm", type=int, default=20, help="kills on the two-node Slurm; 0: none")
     parser.add_argument("--grid-engine", type=int, default=20, help="kills on Grid Engine; 0: none")
+    parser.add_argument(
+        "--plan", action="append", choices=PLANS, default=[], help="local kills under this plan; again for another one"
+    )
+    parser.add_argument("--warm", action="store_true", help="processes are forks of a Python that has loaded torch")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
         "--minutes", type=float, default=math.inf, help="of the local kills: then the table of those made"
@@ -521,10 +571,13 @@ def main() -> None:
         if options.output is not None:
             options.output.write_text("\n".join(tables.values()))
 
-    if options.kills:
+    for parallel in (options.plan or [None]) if options.kills else ():
         with tempfile.TemporaryDirectory(prefix="mlhpc-faults-") as scratch:
-            limit_s, kept = options.minutes * 60, partial(keep, f"local, {RANKS} ranks")
-            outcomes += campaign(Path(scratch), options.kills, options.during_checkpoints, options.seed, limit_s, kept)
+            where = f"local, {RANKS} ranks" + (f", plan {parallel} of {PLANS[parallel]}" if parallel else "")
+            outcomes += campaign(
+                *(Path(scratch), options.kills, options.during_checkpoints, options.seed, options.minutes * 60),
+                partial(keep, where), parallel=parallel, warm=options.warm,
+            )  # fmt: skip
     for kills, where in ((options.slurm, "Slurm, two nodes"), (options.grid_engine, "Grid Engine, one node")):
         if kills:
             from tests.faults.scheduled import campaign as run_scheduled

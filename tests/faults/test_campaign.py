@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.campaign import SIGNALS, VICTIMS, Kill, Outcome, campaign, plan, table
+from tests.faults.campaign import PLANS, SIGNALS, VICTIMS, Kill, Outcome, campaign, plan, table
 
 
 def test_a_campaign_covers_every_victim_signal_and_phase() -> None:
@@ -37,6 +37,14 @@ def test_the_table_counts_kills_and_names_every_problem() -> None:
 def test_forty_kills_of_a_local_run_lose_nothing(tmp_path: Path) -> None:
     outcomes = campaign(tmp_path, 40, 10, seed=11)
     assert len(outcomes) == 40
+    assert not [(outcome.kill, outcome.problems) for outcome in outcomes if outcome.problems]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("plan", PLANS)
+def test_six_kills_under_a_parallel_plan_lose_nothing(tmp_path: Path, plan: str) -> None:
+    outcomes = campaign(tmp_path, 6, 2, seed=11, parallel=plan, warm=True)
+    assert len(outcomes) == 6
     assert not [(outcome.kill, outcome.problems) for outcome in outcomes if outcome.problems]
 
 
