@@ -39,8 +39,10 @@ RANKS = 2
 CHAIN = 6  # kills of one trial
 INTERVAL_S = 1.0  # between two checkpoints of these runs; the default is 600
 AGREED_S = 1.0  # ranks agree about once a second whether a checkpoint is due
+STEP_S = 0.1  # how long a step takes, about
 START_S = 4.0  # from the start of a run to run_start, about
 VICTIMS = ("rank", "launcher", "mpiexec", "proxy", "relay")
+SURVIVED = ("proxy", "relay")  # a run goes on to its end without them, so that a chain has one, the last
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)
 EVERY_STEP = (f"checkpoint.interval_s={INTERVAL_S}", "window_steps=1", "submission.division=open")  # a loss per step
 SETTINGS = (*EVERY_STEP, "hyperparameters.dropout=0.2")  # so that random states matter
@@ -117,13 +119,14 @@ class Chain:
         self.python = warm_python() if warm else [sys.executable]
         self.replace = False
         self.whole = 0  # steps of the undisturbed run
+        self.part = 1.0  # of the steps that are left, where the next kill comes at the latest
 
     def start(self) -> Attempt:
         """Start the run, or continue it."""
         words = [*self.python, "-P", "-m", "mlhpc", "run", find_workload(self.plan)]
         settings = SETTINGS
         if self.plan is not None:
-            settings = (*EVERY_STEP, f"plan={self.plan}", "max_epochs=1", "global_batch_size=32")
+            settings = (*EVERY_STEP, f"plan={self.plan}", "max_epochs=1", "global_batch_size=64")
         if (self.root / "run.json").exists():
             words += ["--output", str(self.root), "--resume", *(["--replace-failed"] if self.replace else [])]
         else:
@@ -164,6 +167,14 @@ class Chain:
                 if path not in since and b'"run_start"' in path.read_bytes():
                     return True
         return False
+
+    def trained(self) -> int:
+        """The steps that all attempts have logged, repeated ones too."""
+        count = 0
+        for path in self.logs():
+            with suppress(FileNotFoundError):
+                count += path.read_bytes().count(b'"step_phases"')
+        return count
 
     def done(self, earlier: Sequence[Path]) -> float:
         """The part of the training that earlier attempts have logged, at most."""
@@ -224,12 +235,12 @@ def parent_of(pid: int) -> int:
         return 0
 
 
-def strike(chain: Chain, kill: Kill, chance: random.Random, train_s: float) -> Outcome | None:
+def strike(chain: Chain, kill: Kill, chance: random.Random) -> Outcome | None:
     """Start the run, kill, wait for the end and check. None if the run ended before the kill."""
     earlier = chain.logs()
     process = chain.start()
     try:
-        if not _await(chain, kill, process, earlier, train_s):
+        if not _await(chain, kill, process, earlier, chance):
             process.wait()
             return None
         while not (victims := chain.processes()[kill.victim]):  # not started yet
@@ -260,7 +271,7 @@ def strike(chain: Chain, kill: Kill, chance: random.Random, train_s: float) -> O
     return outcome
 
 
-def _await(chain: Chain, kill: Kill, process: Attempt, earlier: Sequence[Path], train_s: float) -> bool:
+def _await(chain: Chain, kill: Kill, process: Attempt, earlier: Sequence[Path], chance: random.Random) -> bool:
     """Wait for the moment of a kill. False if the run ended before."""
     begin = time.monotonic()
     if kill.phase == "start":
@@ -271,8 +282,14 @@ def _await(chain: Chain, kill: Kill, process: Attempt, earlier: Sequence[Path], 
         if process.poll() is not None:
             return False
         time.sleep(0.02)
-    if kill.phase == "run":
-        time.sleep(kill.moment * train_s * max(0.1, 1.0 - chain.done(earlier)))
+    if kill.phase == "run":  # at a step, because nobody knows how fast a busy machine will be
+        done = chain.done(earlier)
+        wanted = chain.trained() + kill.moment * chain.part * max(0.1, 1.0 - done) * chain.whole
+        while chain.trained() < wanted:
+            if process.poll() is not None:
+                return False
+            time.sleep(0.02)
+        time.sleep(chance.random() * STEP_S)
         return process.poll() is None
     skip = int(kill.moment * 2)  # not always the first checkpoint of the attempt
     seen: set[str] = set()
@@ -366,14 +383,14 @@ def run_chain(
     kills: Sequence[Kill],
     reference: dict[tuple[int, int], tuple[float, float]],
     chance: random.Random,
-    train_s: float,
 ) -> list[Outcome]:
     """Kill a trial several times, continue it to the end, and compare its losses with the undisturbed run's."""
     outcomes: list[Outcome] = []
     chain.whole = len(reference)
-    for kill in kills:
+    for number, kill in enumerate(kills):
+        chain.part = min(1.0, 2.0 / (len(kills) - number + 1))
         logs = chain.logs() if chain.root.exists() else []
-        outcome = strike(chain, kill, chance, train_s)
+        outcome = strike(chain, kill, chance)
         if outcome is None:
             if _trained(chain):
                 break
@@ -505,12 +522,12 @@ def run_chains(
     waiting, number = list(kills), 0
     while waiting and time.monotonic() - begin < limit_s:
         number += 1
-        batch, rest = waiting[:CHAIN], waiting[CHAIN:]
+        ending = [kill for kill in waiting if kill.victim not in SURVIVED]
+        last = [kill for kill in waiting if kill.victim in SURVIVED]
+        batch = [*ending[: CHAIN - bool(last)], *last[:1]]
+        rest = [*ending[CHAIN - bool(last) :], *last[1:]]
         chain = make(number, batch)
-        made = run_chain(chain, batch, reference, chance, train_s)
-        # where no kill came in time, the machine is faster than it was for the undisturbed run
-        if not made and (log := chain.current()) and (found := steps(log)):
-            train_s = min(train_s, training_s(found))
+        made = run_chain(chain, batch, reference, chance)
         struck = [outcome.kill for outcome in made]
         waiting = [kill for kill in batch if kill not in struck] + rest
         outcomes += made
@@ -556,6 +573,7 @@ def main() -> None:
     parser.add_argument(
         "--plan", action="append", choices=PLANS, default=[], help="local kills under this plan; again for another one"
     )
+    parser.add_argument("--patience", type=float, default=1.0, help="times longer until an idle job is cancelled")
     parser.add_argument("--warm", action="store_true", help="processes are forks of a Python that has loaded torch")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
@@ -584,7 +602,9 @@ def main() -> None:
 
             with tempfile.TemporaryDirectory(prefix="mlhpc-faults-") as scratch:
                 kept, engine = partial(keep, where), where.startswith("Grid")
-                outcomes += run_scheduled(Path(scratch), kills, options.seed, kept, grid_engine=engine)
+                outcomes += run_scheduled(
+                    *(Path(scratch), kills, options.seed, kept), grid_engine=engine, patience=options.patience
+                )
     print("\n".join(tables.values()))
     sys.exit(1 if any(outcome.problems for outcome in outcomes) else 0)
 

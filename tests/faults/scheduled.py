@@ -27,18 +27,19 @@ class Job:
     """A job of a chain."""
 
     def __init__(
-        self, cluster: Cluster | GridEngine, job: str, exit_file: Path, ranks: Callable[[], list[int]]
+        self, cluster: Cluster | GridEngine, job: str, exit_file: Path, ranks: Callable[[], list[int]], patience: float
     ) -> None:
         self._cluster, self._job, self._exit, self._ranks = cluster, job, exit_file, ranks
         self._begin = self._worked = time.monotonic()
-        self.cancelled = False
+        self.cancelled, self._patience = False, patience
 
     def poll(self) -> int | None:
         """The job's exit code, 1 if its script left none; None while the scheduler has it. Cancels what has nothing left to do."""
         state, now = self._cluster.state(self._job), time.monotonic()
         if state != "RUNNING" or self._ranks():
             self._worked = now
-        if not self.cancelled and (now > self._worked + EMPTY_S or now > self._begin + LIMIT_S):
+        empty_s, limit_s = self._patience * EMPTY_S, self._patience * LIMIT_S
+        if not self.cancelled and (now > self._worked + empty_s or now > self._begin + limit_s):
             self._cluster.cancel(self._job)
             self.cancelled = True
         if state in {"PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED"}:
@@ -58,9 +59,9 @@ class ScheduledChain(Chain):
     end_s = 240.0  # a run goes on to its end where its scheduler loses a process that it does not need, as one of srun's two
     keeps: tuple[str, ...] = ()  # daemons, which live on
 
-    def __init__(self, cluster: Any, root: Path, data: Path, seed: int) -> None:
+    def __init__(self, cluster: Any, root: Path, data: Path, seed: int, patience: float) -> None:
         super().__init__(root, data, seed, dict(cluster.environment))
-        self.cluster, self.job = cluster, ""
+        self.cluster, self.job, self.patience = cluster, "", patience
         self.jobs: list[Job] = []
 
     def start(self) -> Job:
@@ -77,7 +78,7 @@ class ScheduledChain(Chain):
         self.replace = False
         self.root.parent.mkdir(exist_ok=True)
         self.job = self.submit(exports)
-        self.jobs.append(Job(self.cluster, self.job, self.root / "exit" / self.job, self.ranks))
+        self.jobs.append(Job(self.cluster, self.job, self.root / "exit" / self.job, self.ranks, self.patience))
         return self.jobs[-1]
 
     def submit(self, exports: dict[str, str]) -> str:
@@ -168,9 +169,12 @@ class GridEngineChain(ScheduledChain):
 
 
 def campaign(
-    root: Path, kills: int, seed: int, keep: Keep | None = None, *, grid_engine: bool = False
+    root: Path, kills: int, seed: int, keep: Keep | None = None, *, grid_engine: bool = False, patience: float = 1.0
 ) -> list[Outcome]:
-    """Run chains under a scheduler until as many kills as asked for have hit a living process."""
+    """Run chains under a scheduler until as many kills as asked for have hit a living process.
+
+    ``patience`` multiplies the times after which a job is cancelled, for a busy machine.
+    """
     os.environ["PATH"] = slurm_path()
     chance = random.Random(seed)
     data = make_data(root)
@@ -179,7 +183,7 @@ def campaign(
 
         def chain(number: int, batch: Sequence[Kill]) -> Chain:
             kind = GridEngineChain if grid_engine else SlurmChain
-            chains.append(kind(cluster, root / f"chain{number}", data, seed))
+            chains.append(kind(cluster, root / f"chain{number}", data, seed, patience))
             return chains[-1]
 
         victims = OF_GRID_ENGINE if grid_engine else OF_SLURM
