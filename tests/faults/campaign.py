@@ -176,6 +176,15 @@ class Chain:
                 count += path.read_bytes().count(b'"step_phases"')
         return count
 
+    def trained_whole(self) -> bool:
+        """True if an attempt trained to the end: to its target, or, under a plan, for all its epochs."""
+        stops = [stop for path in self.logs() if (stop := read_events(path).first(mllog.RUN_STOP)) is not None]
+        return any(
+            stop.metadata.get("status") == "success"
+            or str(stop.metadata.get("reason")).startswith("target not reached")
+            for stop in stops
+        )
+
     def done(self, earlier: Sequence[Path]) -> float:
         """The part of the training that earlier attempts have logged, at most."""
         return len(set().union(*(steps(path) for path in earlier if path.exists()))) / max(1, self.whole)
@@ -207,6 +216,10 @@ class Chain:
     def alive(self) -> list[int]:
         """Every living process of the run."""
         return [pid for pids in self.processes().values() for pid in pids]
+
+    def strike(self, victim: int, number: int) -> None:
+        """Send a signal to a process."""
+        os.kill(victim, number)
 
     def repair(self) -> None:
         """Start again what does not belong to the run."""
@@ -248,7 +261,7 @@ def strike(chain: Chain, kill: Kill, chance: random.Random) -> Outcome | None:
                 return None
             time.sleep(0.02)
         hit = _phase(chain, earlier)
-        os.kill(chance.choice(victims), kill.signal)
+        chain.strike(chance.choice(victims), kill.signal)
         outcome = Outcome(kill, hit)
         chain.repair()
     except ProcessLookupError:
@@ -348,15 +361,6 @@ def _succeeded(log: Log) -> bool:
     return stop is not None and stop.metadata.get("status") == "success"
 
 
-def _trained(chain: Chain) -> bool:
-    """True if an attempt trained to the end: to its target, or, under a plan, for all its epochs."""
-    stops = [stop for path in chain.logs() if (stop := read_events(path).first(mllog.RUN_STOP)) is not None]
-    return any(
-        stop.metadata.get("status") == "success" or str(stop.metadata.get("reason")).startswith("target not reached")
-        for stop in stops
-    )
-
-
 def steps(path: Path) -> dict[tuple[int, int], tuple[float, float]]:
     """The loss and the time (seconds) of each step of a log, by epoch and step."""
     return {
@@ -392,7 +396,7 @@ def run_chain(
         logs = chain.logs() if chain.root.exists() else []
         outcome = strike(chain, kill, chance)
         if outcome is None:
-            if _trained(chain):
+            if chain.trained_whole():
                 break
             continue
         outcomes.append(outcome)
@@ -401,18 +405,18 @@ def run_chain(
         chain.replace = not checkpointed and any(
             b'"run_start"' in path.read_bytes() for path in chain.logs() if not path.name.startswith("failed")
         )
-        if _trained(chain):
+        if chain.trained_whole():
             break
     for _ in range(3):
-        if _trained(chain):
+        if chain.trained_whole():
             break
         process = chain.start()
         code = process.wait()
-        if outcomes and code != 0 and not (chain.plan is not None and _trained(chain)):
+        if outcomes and code != 0 and not (chain.plan is not None and chain.trained_whole()):
             outcomes[-1].problems.append(f"the continuation ended with exit code {code}")
             chain.replace = True
     if outcomes:
-        outcomes[-1].problems += _compare(chain, reference)
+        outcomes[-1].problems += check_losses(chain, reference)
     return outcomes
 
 
@@ -430,9 +434,10 @@ def _account(chain: Chain, outcomes: list[Outcome], earlier: Sequence[Path]) -> 
         outcomes[-2].recovery = found[0] if found else {}
 
 
-def _compare(chain: Chain, reference: dict[tuple[int, int], tuple[float, float]]) -> list[str]:
+def check_losses(chain: Chain, reference: dict[tuple[int, int], tuple[float, float]]) -> list[str]:
+    """What differs between the losses of a trial's logs and those of the undisturbed run."""
     problems = []
-    if not _trained(chain):
+    if not chain.trained_whole():
         return ["the trial could not be finished"]
     seen: set[tuple[int, int]] = set()
     for path in chain.logs():
@@ -511,7 +516,7 @@ def run_chains(
     calm = make(0, ())
     begin = time.monotonic()
     code = calm.start().wait()
-    assert code == 0 or (calm.plan is not None and _trained(calm)), (
+    assert code == 0 or (calm.plan is not None and calm.trained_whole()), (
         f"the undisturbed run ended with {code}: see {calm.root}"
     )
     reference = steps(calm.root / "result_0.txt")
@@ -569,6 +574,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--during-checkpoints", type=int, default=50)
     parser.add_argument("--slurm", type=int, default=20, help="kills on the two-node Slurm; 0: none")
+    parser.add_argument("--preempt", type=int, default=0, help="preemptions on the two-node Slurm")
     parser.add_argument("--grid-engine", type=int, default=20, help="kills on Grid Engine; 0: none")
     parser.add_argument(
         "--plan", action="append", choices=PLANS, default=[], help="local kills under this plan; again for another one"
@@ -596,14 +602,21 @@ def main() -> None:
                 *(Path(scratch), options.kills, options.during_checkpoints, options.seed, options.minutes * 60),
                 partial(keep, where), parallel=parallel, warm=options.warm,
             )  # fmt: skip
-    for kills, where in ((options.slurm, "Slurm, two nodes"), (options.grid_engine, "Grid Engine, one node")):
+    for kills, where in (
+        (options.slurm, "Slurm, two nodes"),
+        (options.preempt, "Slurm, two nodes, preempted by a job of a higher tier"),
+        (options.grid_engine, "Grid Engine, one node"),
+    ):
         if kills:
             from tests.faults.scheduled import campaign as run_scheduled
 
             with tempfile.TemporaryDirectory(prefix="mlhpc-faults-") as scratch:
-                kept, engine = partial(keep, where), where.startswith("Grid")
+                kept = partial(keep, where)
                 outcomes += run_scheduled(
-                    *(Path(scratch), kills, options.seed, kept), grid_engine=engine, patience=options.patience
+                    *(Path(scratch), kills, options.seed, kept),
+                    grid_engine=where.startswith("Grid"),
+                    preempted=where.endswith("tier"),
+                    patience=options.patience,
                 )
     print("\n".join(tables.values()))
     sys.exit(1 if any(outcome.problems for outcome in outcomes) else 0)

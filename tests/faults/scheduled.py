@@ -98,9 +98,10 @@ class SlurmChain(ScheduledChain):
     """A trial on two nodes, one rank each."""
 
     victims, keeps = OF_SLURM, ("slurmd",)
+    options: tuple[str, ...] = ()
 
     def submit(self, exports: dict[str, str]) -> str:
-        return self.cluster.sbatch(SCRIPT, exports=exports, cwd=self.root.parent)
+        return self.cluster.sbatch(SCRIPT, *self.options, exports=exports, cwd=self.root.parent)
 
     def processes(self) -> dict[str, list[int]]:
         """The living processes of the job by kind; the daemons of the nodes too."""
@@ -132,6 +133,22 @@ class SlurmChain(ScheduledChain):
         except FileNotFoundError:
             return None
         return pid if pid and lives(pid) else None
+
+
+class PreemptedChain(SlurmChain):
+    """The same, whose nodes an urgent job takes away. Slurm queues the job again by itself."""
+
+    victims, options = ("preemption",), ("--requeue",)
+
+    def processes(self) -> dict[str, list[int]]:
+        """Also the ranks, as what a preemption takes away."""
+        found = super().processes()
+        return found | {"preemption": found["rank"]}
+
+    def strike(self, victim: int, number: int) -> None:
+        """Submit an urgent job for all nodes."""
+        words = ("-p", "urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 3")
+        self.cluster.call("sbatch", *words, cwd=self.root.parent)
 
 
 class GridEngineChain(ScheduledChain):
@@ -169,7 +186,14 @@ class GridEngineChain(ScheduledChain):
 
 
 def campaign(
-    root: Path, kills: int, seed: int, keep: Keep | None = None, *, grid_engine: bool = False, patience: float = 1.0
+    root: Path,
+    kills: int,
+    seed: int,
+    keep: Keep | None = None,
+    *,
+    grid_engine: bool = False,
+    preempted: bool = False,
+    patience: float = 1.0,
 ) -> list[Outcome]:
     """Run chains under a scheduler until as many kills as asked for have hit a living process.
 
@@ -182,11 +206,11 @@ def campaign(
         chains: list[ScheduledChain] = []
 
         def chain(number: int, batch: Sequence[Kill]) -> Chain:
-            kind = GridEngineChain if grid_engine else SlurmChain
+            kind = GridEngineChain if grid_engine else PreemptedChain if preempted else SlurmChain
             chains.append(kind(cluster, root / f"chain{number}", data, seed, patience))
             return chains[-1]
 
-        victims = OF_GRID_ENGINE if grid_engine else OF_SLURM
+        victims = OF_GRID_ENGINE if grid_engine else PreemptedChain.victims if preempted else OF_SLURM
         outcomes = run_chains(chain, plan(kills, 0, chance, victims), chance, keep=keep)
     cancelled = sum(job.cancelled for each in chains for job in each.jobs)
     print(f"{cancelled} jobs without a rank for {EMPTY_S:g} s were cancelled, as their owner would", flush=True)
