@@ -49,6 +49,9 @@ def add_kind(message: str) -> str:
     path = Path(found["path"])
     if not path.exists() and path.name not in FOLDERS:
         return message
+    # A file below what was given is of the right kind: something is wrong within it
+    if path.is_file() and not any(path.name in word for word in sys.argv):
+        return message
     try:
         what = _describe(path if path.exists() else path.parent)
     except OSError:  # not ours to read
