@@ -146,8 +146,8 @@ _NAMED = (
     ),
     # A compound name of a secret, then a word with letters and digits
     re.compile(
-        r"""(?<![\w-])(?P<name>[A-Za-z]\w*(?:[._-]\w+)+|pass(?:word|wd|phrase)?)(?:[ \t]+|[ \t]+<<<[ \t]*)(?P<quote>["']?)"""
-        + _STRONG,
+        r"""(?<![\w-])(?P<bare>)(?P<name>[A-Za-z]\w*(?:[._-]\w+)+|pass(?:word|wd|phrase)?)"""
+        r"""(?:[ \t]+|[ \t]+<<<[ \t]*)(?P<quote>["']?)""" + _STRONG,
         re.I,
     ),
     # ["password", "VALUE"], config.set("token", "VALUE")
@@ -160,7 +160,7 @@ _UNQUOTED = re.compile(
 )  # a comma may be part of a password
 _HARMLESS = re.compile(  # a variable of the shell, a place to fill in, a word or a short number
     r"""\$\w+(?:/.*)?|\$\{[^}]*\}?(?:/.*)?|\$\(.*|[<{%*\[(].*|--.*|,.*|[-+?=.\d]{0,5}|[A-Za-z]\w*:|.*REDACTED.*"""
-    r"""|true|false|null|none|yes|no|value|\.{3}""",
+    r"""|true|false|null|none|yes|no|value|name|id|key|index|string|files|compat|\.{3}""",
     re.IGNORECASE,
 )
 _NUMBER = re.compile(r"-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?")
@@ -195,10 +195,13 @@ def _match_flag(tools: str, flag: str, value: str = r"[^\s\"'$-][^\s\"']*") -> s
     return rf"\b(?:{tools})\b[^\n|;&]{{0,300}}?[ \t]{flag}[\"']?({value})"
 
 
-_ASKS = (  # tools that read a password from their input
+_ASKING = (  # tools that read a password from their input
+    r"kinit|kpasswd|k5start|su|passwd|chpasswd|gpg|openssl|cryptsetup|vncpasswd|smbpasswd|htpasswd|ssh-add|vault|expect"
+    r"|smbclient|nmcli|mutt|ansible-vault|docker|podman|helm|sshpass|gh|glab|wandb|hf|huggingface-cli|npm|twine"
+)
+_ASKS = (
     r"(?:[^\n]{0,300}(?:-stdin|--with-token|passphrase-fd|\bsudo[ \t]+-S|-pass(?:in)?[ \t]+stdin)"
-    r"|[ \t]*(?:kinit|kpasswd|k5start|su|passwd|chpasswd|gpg|openssl|cryptsetup|vncpasswd|smbpasswd|htpasswd|ssh-add|vault|expect"
-    r"|smbclient|nmcli|mutt|ansible-vault|docker|podman|helm|sshpass|gh|glab|wandb|hf|huggingface-cli|npm|twine)\b)"
+    rf"|[ \t]*(?:{_ASKING})\b)"
 )
 # What stands in these places is a secret, whatever its form; the group is what to take out.
 _PLACES = tuple(
@@ -208,10 +211,11 @@ _PLACES = tuple(
         r"\bmc[ \t]+(?:alias[ \t]+set|config[ \t]+host[ \t]+add)(?:[ \t]+\S+){3}[ \t]+[\"']?([^\s\"'$]+)",
         r"\b(?:htpasswd|vncpasswd)[ \t]+-\w*b\w*(?:[ \t]+\S+){2}[ \t]+[\"']?([^\s\"'$]+)",
         # The last word after what is done with a secret: rclone obscure X, bw unlock X, rabbitmqctl add_user U X
-        r"\b(?:obscure|unlock|unseal|add_user|change_password|set_password|encrypt_string|hash-password)"
+        r"\b(?:obscure|r?bw[ \t]+unlock|unseal|\w+ctl[ \t]+add_user|change_password|set_password|encrypt_string|hash-password)"
         r"(?:[ \t]+[^\s|;&]+){0,3}?[ \t]+[\"']?([^\s\"'$/|;&-][^\s\"'/|;&]*)[\"']?[ \t]*(?=$|[\n|;&])",
         r"(?m)^[\w.*-]+:(?:\d+|\*):[\w.*-]+:[\w.*-]+:" + _STRONG + r"(\S+)$",  # .pgpass
         r"(?i)\bidentified[ ]+(?:with[ ]+\S+[ ]+)?(?:by|as)[ ]+(?:password[ ]+)?[\"']([^\"'\n]+)[\"']",  # SQL
+        r"\biwconfig\b[^\n]*?[ \t](?:key|enc)[ \t]+(?:s:)?([^\s\"'$]+)",
         r"\bnet[ \t]+use\b[^\n]*?/user:\S+[ \t]+([^\s\"'$/]+)",
         r"\bnet[ \t]+use\b[^\n]*?[ \t]\\\\\S+[ \t]+([^\s\"'$/*]+)[ \t]+/user",
         r"\b(?:wandb|ngc|kaggle|comet|neptune|vault|infisical|doctl|glab|flyctl|snyk|oc|cargo|anaconda|ngrok|tailscale)"
@@ -262,7 +266,7 @@ _PLACES = tuple(
         # The user and password in the file of docker: its name is too short to tell
         r"[\"']auth[\"'][ ]*:[ ]*[\"']([A-Za-z0-9+/=]{8,})[\"']",
         # Input of tools that ask
-        r"\b(?:kinit|kpasswd|su|passwd|chpasswd|gpg|cryptsetup|sudo[ \t]+-S|ssh-add|vault)\b"
+        rf"\b(?:{_ASKING}|sudo[ \t]+-S)\b"
         r"[^\n]{0,300}<<<[ \t]*[\"']?([^\s\"'$]+)",
         r"\b(?:kinit|kpasswd|passwd|chpasswd|cryptsetup|sudo[ \t]+-S|docker[ \t]+login|gh[ \t]+auth)\b"
         r"[^\n]{0,300}<<-?[ \t]*[\"']?(?:\w+)[\"']?\n"
@@ -420,6 +424,8 @@ def _find_named_as_written(text: str) -> Iterator[Span]:
         for match in pattern.finditer(text):
             name = match["name"]
             in_query = text[match.start() - 1 : match.start()] in ("?", "&")
+            if "bare" in pattern.groupindex and not is_secret_name(re.split("[._-]", name)[-1].upper()):
+                continue  # token-classification MODEL
             if "certain" in pattern.groupindex or is_secret_name(name) or (in_query and name.lower() in _IN_QUERY):
                 span = match.span("value") if "value" in pattern.groupindex else _find_value(text, match)
                 if span is not None and (in_query or not _is_code(match, text[slice(*span)])):
