@@ -62,6 +62,7 @@ class ScheduledChain(Chain):
     def __init__(self, cluster: Any, root: Path, data: Path, seed: int, patience: float) -> None:
         super().__init__(root, data, seed, dict(cluster.environment))
         self.cluster, self.job, self.patience = cluster, "", patience
+        self.end_s = patience * type(self).end_s  # longer than until a job is cancelled
         self.jobs: list[Job] = []
 
     def start(self) -> Job:
