@@ -476,6 +476,7 @@ def campaign(
     *,
     parallel: str | None = None,
     warm: bool = False,
+    patience: float = 1.0,
 ) -> list[Outcome]:
     """Run local chains until as many kills as asked for have hit a living process.
 
@@ -489,7 +490,9 @@ def campaign(
 
     def chain(number: int, batch: Sequence[Kill]) -> Chain:
         slowed = {"PYTHONPATH": str(slow)} if any(kill.phase == "checkpoint" for kill in batch) else {}
-        return Chain(root / f"chain{number}", data, seed, calm_environment | slowed, parallel, warm=warm)
+        made = Chain(root / f"chain{number}", data, seed, calm_environment | slowed, parallel, warm=warm)
+        made.end_s = patience * Chain.end_s
+        return made
 
     chance = random.Random(seed)
     return run_chains(chain, plan(kills, during_checkpoints, chance), chance, limit_s, keep)
@@ -579,7 +582,12 @@ def main() -> None:
     parser.add_argument(
         "--plan", action="append", choices=PLANS, default=[], help="local kills under this plan; again for another one"
     )
-    parser.add_argument("--patience", type=float, default=1.0, help="times longer until an idle job is cancelled")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=1.0,
+        help="times longer until a silent run is a problem, an idle job cancelled",
+    )
     parser.add_argument("--warm", action="store_true", help="processes are forks of a Python that has loaded torch")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
@@ -600,7 +608,7 @@ def main() -> None:
             where = f"local, {RANKS} ranks" + (f", plan {parallel} of {PLANS[parallel]}" if parallel else "")
             outcomes += campaign(
                 *(Path(scratch), options.kills, options.during_checkpoints, options.seed, options.minutes * 60),
-                partial(keep, where), parallel=parallel, warm=options.warm,
+                partial(keep, where), parallel=parallel, warm=options.warm, patience=options.patience,
             )  # fmt: skip
     for kills, where in (
         (options.slurm, "Slurm, two nodes"),
