@@ -54,6 +54,9 @@ def add_kind(message: str) -> str:
     if not path.exists() and path.name not in FOLDERS:
         said = "did you mean" in message or not re.search("does not exist|No such file", message)
         return message if said else f"{message}{_find_like(path)}"
+    # A file below what was given is of the right kind: something is wrong within it
+    if path.is_file() and not any(path.name in word for word in sys.argv):
+        return message
     try:
         what = _describe(path if path.exists() else path.parent)
     except OSError:  # not ours to read

@@ -141,31 +141,44 @@ class _Table:
     path: Path
     names: list[str]
     rows: list[tuple[int, dict[str, str | None]]]
+    delimiter: str = ","
 
     @staticmethod
     def read(path: Path, delimiter: str | None) -> _Table:
         """Read a file. Without a delimiter it is the one that the head has most of."""
-        try:
-            content = read_bytes(path, _LARGEST_FILE).decode("utf-8-sig")
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise InputError(f"{path}: not UTF-8 text") from None
+        content = _read_content(path)
         lines = content.splitlines()
         if text := read_text(path, lines):
             return _Table(path, *text)
-        table = csv.reader(
-            lines, delimiter=delimiter or max(_DELIMITERS, key=(lines or [""])[0].count), skipinitialspace=True
-        )
+        above = _count_remarks(lines)
+        delimiter = delimiter or max(_DELIMITERS, key="".join(lines[above : above + 1]).count)
+        table = csv.reader(lines[above:], delimiter=delimiter, skipinitialspace=True)
         names = [name.strip() for name in next(table, [])]
         rows = []
         for cells in table:
             values = [cell.strip() for cell in cells]
             if values and values != names:
-                rows.append((table.line_num, {**dict.fromkeys(names), **dict(zip(names, values, strict=False))}))
+                filled = {**dict.fromkeys(names), **dict(zip(names, values, strict=False))}
+                rows.append((above + table.line_num, filled))
         if rows and lines[-1] == content[-len(lines[-1]) :] and len(values) < len(names):
             rows.pop()  # a meter that was killed leaves a part of a line without an end
-        return _Table(path, names, rows)
+        return _Table(path, names, rows, delimiter)
+
+
+def _read_content(path: Path) -> str:
+    """Return the text of a file: UTF-8, or the UTF-16 that PowerShell writes."""
+    try:
+        content = read_bytes(path, _LARGEST_FILE)
+        return content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not UTF-8 text") from None
+
+
+def _count_remarks(lines: Sequence[str]) -> int:
+    """Count the lines of remarks and the empty ones above the head."""
+    return next((at for at, line in enumerate(lines) if line.strip() and not line.startswith("#")), 0)
 
 
 _DELIMITERS = (",", "|", ";", "\t")
@@ -204,7 +217,7 @@ def _read_rows(table: _Table, columns: PowerColumns) -> MeterReadings:
         if columns.since is not None:
             assert columns.energy is not None
             start = _parse_time(row[columns.since], columns.time_form, where)
-            joules = _parse_number(row[columns.energy], where, columns.unit) * _JOULES[columns.unit]
+            joules = _parse_number(_expand_prefix(row[columns.energy]), where, columns.unit) * _JOULES[columns.unit]
             # Slurm's plug-ins leave 0 or 2**64 - 2 where they failed.
             if not 0.0 < joules < 2.0**60:
                 raise InputError(f"{where}: {columns.energy} is {joules:g} J; expected more than 0")
@@ -258,9 +271,17 @@ def _add_devices(path: Path, sweeps: Sequence[Mapping[str | None, Point]]) -> li
     return points
 
 
-_TIMES = ("timestamp", "timestamps", "time", "date", "datetime", "ts", "epoch", "unix_time")
+_TIMES = ("timestamp", "timestamps", "time", "date", "datetime", "ts", "epoch", "unix_time", "time_of_day_seconds")
 _TIME_FORMS = (
-    *("iso", "%Y/%m/%d %H:%M:%S.%f", "%Y/%m/%d %H:%M:%S", "%Y-%m-%d-%H:%M:%S", "%Y%m%d-%H:%M:%S", "%d.%m.%Y %H:%M:%S"),
+    *(
+        "iso",
+        "%Y%m%d %H:%M:%S",
+        "%Y/%m/%d %H:%M:%S.%f",
+        "%Y/%m/%d %H:%M:%S",
+        "%Y-%m-%d-%H:%M:%S",
+        "%Y%m%d-%H:%M:%S",
+        "%d.%m.%Y %H:%M:%S",
+    ),
     *("%a %b %d %H:%M:%S %Y", "%d-%b-%Y %H:%M:%S"),
 )
 _DEVICE_POWER = (  # what tools of GPUs call the power of a device, the best first
@@ -268,6 +289,8 @@ _DEVICE_POWER = (  # what tools of GPUs call the power of a device, the best fir
     *(r"(?:Average|Current Socket) Graphics Package Power \((\w+)\)", r"(?:current_)?socket_power(?:_(\w+))?"),
     r"average_socket_power(?:_(\w+))?",
 )
+# Of any tool whose table has a column of the device: gpu,power_usage or DeviceId, GPU Power (W)
+_ANY_POWER = r"(?:gpu[ _])?(?:power|pwr)(?:[ _](?:usage|draw))?(?: [(\[](\w+)[)\]])?"
 _DEVICES = (
     "index",
     "gpu",
@@ -280,6 +303,7 @@ _DEVICES = (
     "gpu_index",
     "card",
     "serial",
+    "DeviceId",
 )
 _JPWR = re.compile(r"(?:gpu|gcd|rocm|gh|gc|cpu|hip|xpu)\w*:\d+", re.IGNORECASE)
 
@@ -291,9 +315,10 @@ def recognise(path: Path) -> PowerColumns:
 
 def _recognise(table: _Table) -> PowerColumns:
     names, first = table.names, table.rows[0][1] if table.rows else {}
-    delimiter = _find_delimiter(table.path)
+    delimiter = table.delimiter
     job = "JobIDRaw" if "JobIDRaw" in names else "JobID"
-    if {job, "Start", "End", "ConsumedEnergyRaw"} <= {*names}:
+    energy = "ConsumedEnergyRaw" if "ConsumedEnergyRaw" in names else "ConsumedEnergy"
+    if {job, "Start", "End", energy} <= {*names}:
         jobs = sorted({row[job] or "" for _, row in table.rows if "." not in (row[job] or ".")})
         if len(jobs) != 1:
             raise InputError(
@@ -301,7 +326,7 @@ def _recognise(table: _Table) -> PowerColumns:
             )
         form = _find_time_form(first.get("End"))
         return PowerColumns(
-            scope="job", current="AC", time="End", since="Start", energy="ConsumedEnergyRaw", unit="J", time_form=form,
+            scope="job", current="AC", time="End", since="Start", energy=energy, unit="J", time_form=form,
             rows={job: jobs[0]}, delimiter=delimiter,
         )  # fmt: skip
     if NODE in names:
@@ -315,10 +340,17 @@ def _recognise(table: _Table) -> PowerColumns:
             node="host" if hosts else None,
             nodes=hosts,
         )
+    if "PkgWatt" in names and "Time_Of_Day_Seconds" in names:  # turbostat, whose rows of all processors have a dash
+        return PowerColumns(
+            scope="package", current="DC", time="Time_Of_Day_Seconds", unit="W", time_form="s", delimiter=delimiter,
+            power=[name for name in ("PkgWatt", "RAMWatt") if name in names],
+            rows={name: "-" for name in ("Package", "Node", "Die", "Core", "CPU") if first.get(name) == "-"},
+        )  # fmt: skip
     time = next((name for name in names if re.split(r"[ (\[]", name.lower())[0] in _TIMES), None)
     power: str | list[str] | None = None
     unit = "W"
-    for form in _DEVICE_POWER:
+    device = next((name for name in _DEVICES if name in names), None)
+    for form in (*_DEVICE_POWER, *([_ANY_POWER] if device else [])):
         for name in names:
             if power is None and (match := re.fullmatch(form, name, re.IGNORECASE)):
                 power, unit = name, next((known for known in _WATTS if known.lower() == (match[1] or "W").lower()), "?")
@@ -329,18 +361,13 @@ def _recognise(table: _Table) -> PowerColumns:
         raise InputError(
             f"{table.path}:1: the head has no column with the {lacking}"
             f" ({render_repr(', '.join(names), longest=120)}); known are"
-            " nvidia-smi, amd-smi, rocm-smi, jpwr, sacct, dcgmi dmon and IPMI; for other tables give --power-columns"
-            " (docs/energy.md)"
+            " nvidia-smi, amd-smi, rocm-smi, xpu-smi, jpwr, sacct, turbostat, dcgmi dmon and IPMI; for other tables"
+            " give --power-columns (docs/energy.md)"
         )
     return PowerColumns(
         scope="device", current="DC", time=time, power=power, unit=unit, time_form=_find_time_form(first.get(time)),  # type: ignore[arg-type]
-        device=next((name for name in _DEVICES if name in names), None), delimiter=delimiter,
+        device=device, delimiter=delimiter,
     )  # fmt: skip
-
-
-def _find_delimiter(path: Path) -> str:
-    with path.open(encoding="utf-8-sig", errors="replace") as file:
-        return max(_DELIMITERS, key=file.readline(2**16).count)
 
 
 def _find_time_form(text: str | None) -> str:
@@ -398,6 +425,12 @@ def write_readings(meter: MeterReadings, record: RunRecord, target: Path) -> Non
             path.rename(target / f"part_{node}_{own}.txt")
         make_folder(target)
         path.write_text(render_power_log(points, meter.columns.stated), encoding="utf-8")
+
+
+def _expand_prefix(text: str | None) -> str | None:
+    """Write sacct's 20.54M out, which counts in thousands."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGTP])", text or "")
+    return text if match is None else f"{match[1]}e{3 * ('KMGTP'.index(match[2]) + 1)}"
 
 
 def _parse_number(text: str | None, where: str, unit: str = "") -> float:

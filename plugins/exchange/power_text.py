@@ -1,4 +1,6 @@
-"""Turns texts of power readings that are no tables into rows: IPMI's DCMI readings one after another, and dcgmi dmon.
+"""Turns texts of power readings that are no CSV into rows: IPMI's DCMI readings one after another, dcgmi dmon.
+
+Also nvidia-smi's own dmon and -q, and sacct without -P, whose columns have fixed widths.
 
 while sleep 1; do ipmitool dcmi power reading; done > ipmi.txt       (or: ipmi-dcmi --get-system-power-statistics)
 dcgmi dmon -e 155 -d 1000 | ts %.s > dcgm.txt                        (it writes no times itself)
@@ -38,6 +40,7 @@ _HOURS = {
 }
 _HOURS |= {"EST": -5, "EDT": -4, "CST": -6, "CDT": -5, "MST": -7, "MDT": -6, "PST": -8, "PDT": -7}
 _OFF = {"deactivated", "notactive", "not", "inactive"}
+_SMI_DMON = re.compile(r"#\s*(?:Date\s+Time\s+)?gpu\s", re.IGNORECASE)
 _DMON = re.compile(r"^(.*?)\s*#\s*Entity\s+(.*)$")
 
 
@@ -50,7 +53,58 @@ def read_text(path: Path, lines: Sequence[str]) -> tuple[list[str], list[Row]] |
         if not head[1]:
             raise InputError(f"{path}:1: dcgmi dmon writes no times; put them before: dcgmi dmon … | ts %.s")
         return ["timestamp", "index", "power.draw [W]"], list(_read_dmon(path, lines))
+    if _SMI_DMON.match(first):
+        return ["timestamp", "index", "power.draw [W]"], list(_read_smi_dmon(path, lines))
+    if "NVSMI LOG" in first:
+        return ["timestamp", "index", "power.draw [W]"], list(_read_smi_report(lines))
+    dashes = lines[1] if len(lines) > 1 else ""
+    if first.lstrip().startswith("JobID") and re.fullmatch(r"(?:-+ ?)+", dashes):
+        return _read_fixed(path, lines[0], dashes, lines[2:])
     return None
+
+
+def _read_smi_dmon(path: Path, lines: Sequence[str]) -> Iterator[Row]:
+    names = lines[0].lstrip("# ").lower().split()
+    if not {"date", "time", "gpu", "pwr"} <= {*names}:
+        lacking = ", ".join(sorted({"date", "time", "gpu", "pwr"} - {*names}))
+        raise InputError(f"{path}:1: no column {lacking}; ask for it: nvidia-smi dmon -s p -o DT")
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if words and not line.startswith("#") and len(words) >= len(names):
+            row = dict(zip(names, words, strict=False))
+            power = "[N/A]" if row["pwr"] == "-" else row["pwr"]
+            yield number, {"timestamp": f"{row['date']} {row['time']}", "index": row["gpu"], "power.draw [W]": power}
+
+
+def _read_smi_report(lines: Sequence[str]) -> Iterator[Row]:
+    """Yield a row of each GPU of each report: the power of the moment, where the driver tells it apart from the mean."""
+    time, gpu = "", ""
+    found: dict[str, str] = {}
+    for number, line in enumerate([*lines, "="], 1):
+        name, _, value = (part.strip() for part in line.partition(" : "))
+        if line.startswith(("GPU ", "=")):  # the next GPU, or the next report
+            if found:
+                power = found.get("Instantaneous Power Draw") or found.get("Power Draw") or next(iter(found.values()))
+                yield number, {"timestamp": time, "index": gpu, "power.draw [W]": "[N/A]" if power == "N/A" else power}
+            gpu, found = name, {}
+        elif name == "Timestamp":
+            time = value
+        elif name.endswith("Power Draw"):  # that of the GPU comes before those of its module and memory
+            found.setdefault(name, value)
+
+
+def _read_fixed(path: Path, head: str, dashes: str, lines: Sequence[str]) -> tuple[list[str], list[Row]]:
+    spans = [match.span() for match in re.finditer("-+", dashes)]
+    names = [head[begin:end].strip() for begin, end in spans]
+    rows: list[Row] = []
+    for number, line in enumerate(lines, 3):
+        if any(line[end : end + 1].strip() for _, end in spans):
+            raise InputError(f"{path}:{number}: a value is wider than its column; ask for sacct -P")
+        if line.strip():
+            rows.append(
+                (number, {name: line[begin:end].strip() for name, (begin, end) in zip(names, spans, strict=True)})
+            )
+    return names, rows
 
 
 def _read_dcmi(path: Path, lines: Sequence[str]) -> Iterator[Row]:

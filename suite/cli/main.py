@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -115,6 +116,11 @@ def _explain(error: BaseException) -> tuple[str, ExitCode]:
         raise error
     if text := explain_shadowed(error) or explain_missing(error):
         return text, ExitCode.USAGE
+    if sizes := re.search(r"size calculation overflowed with sizes=(\[[\d, ]+\])", str(error)):
+        return (
+            f"no memory can hold an array of {sizes[1]} elements, as these settings ask for; give smaller ones",
+            ExitCode.USAGE,
+        )
     if is_of_memory(error):
         return f"not enough memory here for what was asked: {render_error(error)}", ExitCode.FAILED
     return (

@@ -20,6 +20,7 @@ from mlhpc.suite.errors import InputError
 from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import print_line, render_duration, render_duration_range, render_printable
 from mlhpc.suite.log.other_work import render_busy_warning
+from mlhpc.suite.log.results_tree import describe_near_logs
 from mlhpc.suite.log.score import JudgedRun, Throughput, TimeToTrain, find_log_name
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def score(paths: tuple[Path, ...], explain: bool, style: str, energy: bool, rule
         raise InputError(f"{without.file}: {without.message}")
     if not scored and style != JSON:
         raise InputError(
-            f"no result_*.txt under {', '.join(map(str, paths))}: nothing to score; "
+            f"no result_*.txt under {', '.join(map(str, paths))}: nothing to score{describe_near_logs(paths)}; "
             "expected run folders, results folders or packages"
         )
     if not scored:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import NoReturn
 
@@ -37,9 +35,17 @@ from mlhpc.suite.compliance.ruleset import (
 from mlhpc.suite.compliance.selection import SelectedRuleset, select_ruleset
 from mlhpc.suite.errors import explain_attribute
 from mlhpc.suite.log import mllog
-from mlhpc.suite.log.reader import HEAD_BYTES, Log, read_events
+from mlhpc.suite.log.reader import Log, read_events
 from mlhpc.suite.log.record import RunRecord
-from mlhpc.suite.log.results_tree import LINK, Group, Tree, find_results, list_files, list_system_files, read_system
+from mlhpc.suite.log.results_tree import (
+    LINK,
+    Group,
+    Tree,
+    describe_near_logs,
+    find_results,
+    list_system_files,
+    read_system,
+)
 from mlhpc.suite.log.score import find_failure
 
 
@@ -146,7 +152,7 @@ def check(
         findings += _check_folder_links(tree)
     if not logs:
         where = ", ".join(str(path) for path in paths)
-        text = f"no result_*.txt found: nothing was checked{_describe_misnamed_log(paths)}"
+        text = f"no result_*.txt found: nothing was checked{describe_near_logs(paths)}"
         findings.append(Finding("nothing-checked", "error", where, None, text))
     names = tuple(name for name in list_rulesets() if name in used) or (ruleset_name or "none",)
     return Verdict(names, logs, packages, tuple(findings), tuple(results))
@@ -213,19 +219,6 @@ def _check_folder_links(tree: Tree) -> Iterator[Finding]:
     for item in tree.skipped:
         if item.reason == LINK and item.path.is_dir() and packages.isdisjoint(item.path.parents):
             yield Finding("link-unfollowed", "warning", str(item.path), None, "is a symbolic link: not followed")
-
-
-def _describe_misnamed_log(paths: list[Path]) -> str:
-    """Return a hint if one of the first 100 files is a log that is not named result_<n>.txt."""
-    files = (file for path in paths for file in list_files(path))
-    for file in islice(files, 100):
-        with suppress(OSError):
-            if not file.is_file():
-                continue
-            with file.open("rb") as stream:
-                if b":::MLLOG" in stream.read(HEAD_BYTES):
-                    return f"; {file} holds MLLOG events but is not named result_<n>.txt"
-    return ""
 
 
 def check_log(path: Path, rules: Ruleset) -> CheckedLog:

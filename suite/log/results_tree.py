@@ -13,18 +13,21 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import DuplicateKeyError, read_json
-from mlhpc.suite.log.reader import read_limits
+from mlhpc.suite.log.reader import HEAD_BYTES, read_limits
 
 MANIFEST = "manifest.sha256"
 CRATE = "ro-crate-metadata.json"  # of a package, for other tools
 PRUNED = "pruned_results"
+PACKED = (b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")  # gzip, xz, bzip2, zstd, zip
 POWER = "power"
 SCENARIOS = ("strong", "weak")
 
@@ -242,12 +245,30 @@ def find_logs(paths: Sequence[Path]) -> tuple[list[LogFile], list[SkippedPath]]:
         }
         if not logs:
             raise InputError(
-                f"{path}: no result_*.txt below it; expected run folders, or an MLPerf HPC tree "
+                f"{path}: no result_*.txt below it{describe_near_logs([path])}; expected run folders, or an MLPerf HPC tree "
                 "<submitter>/results/<system>/[strong|weak/]<benchmark>/result_*.txt"
             )
         found |= {log.path: log for log in logs}
     ordered = sorted(found.values(), key=lambda log: (log.label, str(log.path)))
     return _make_labels_distinct(ordered), [skipped[path] for path in sorted(skipped)]
+
+
+def describe_near_logs(paths: Sequence[Path]) -> str:
+    """Return what one of the first 100 entries has of a log, if it is none: its name or its content."""
+    trees = (tree for path in paths for tree in list_tree(path, lambda _: None))
+    for entry in islice((here / name for here, folders, files in trees for name in sorted((*folders, *files))), 100):
+        with suppress(OSError):
+            named = re.fullmatch(RESULT, entry.name) is not None
+            if named and not entry.is_file():
+                return f"; {entry} is no file"
+            if not named and entry.is_file():
+                with entry.open("rb") as stream:
+                    head = stream.read(HEAD_BYTES)
+                if entry.name.startswith("result_") and head[:6].startswith(PACKED):
+                    return f"; {entry} is compressed: unpack it"
+                if b":::MLLOG" in head:
+                    return f"; {entry} holds MLLOG events but is not named result_<n>.txt"
+    return ""
 
 
 def list_files(folder: Path) -> list[Path]:

@@ -56,6 +56,10 @@ _SECRET_ENDS = (
     "SECRETKEY",
     "SESSIONID",
     "SESSID",
+    *(
+        f"{whose}PASS"
+        for whose in ("STORE", "KEY", "USER", "DB", "ROOT", "ADMIN", "PROXY", "MAIL", "SMTP", "LDAP", "CERT")
+    ),
 )
 _SECRET_LAST = frozenset(
     {"KEY", "SIGNATURE", "AUTH", "CLAVE", "CHIAVE", "SCHLUESSEL", "SCHLÜSSEL"}
@@ -103,6 +107,11 @@ _NAMED = (
     ),
     # --token VALUE, ["--token", "VALUE"]
     re.compile(r"""(?<![\w-])--(?P<name>[A-Za-z][\w.-]{0,99})(?:[ \t]+|["']\s*,\s*(?=["']))(?P<quote>["']?)"""),
+    # A name of several letters after one dash, as of Java's and PuTTY's tools: -storepass VALUE. Openssl's -key is a file
+    re.compile(
+        r"""(?<![\w-])-(?P<name>\w*(?:pass|passw(?:or)?d|passphrase|pw|pwd|token|secret))[ \t]+(?P<quote>["']?)(?=[^\s-])""",
+        re.I,
+    ),
     # csh, fish and Lua modules, settings of tools: setenv NAME VALUE, setenv("NAME", "VALUE"), aws configure set NAME
     # VALUE
     re.compile(
@@ -137,8 +146,8 @@ _NAMED = (
     ),
     # A compound name of a secret, then a word with letters and digits
     re.compile(
-        r"""(?<![\w-])(?P<name>[A-Za-z]+(?:[_-][A-Za-z]+)+|pass(?:word|wd|phrase)?)(?:[ \t]+|[ \t]+<<<[ \t]*)(?P<quote>["']?)"""
-        + _STRONG,
+        r"""(?<![\w-])(?P<bare>)(?P<name>[A-Za-z]\w*(?:[._-]\w+)+|pass(?:word|wd|phrase)?)"""
+        r"""(?:[ \t]+|[ \t]+<<<[ \t]*)(?P<quote>["']?)""" + _STRONG,
         re.I,
     ),
     # ["password", "VALUE"], config.set("token", "VALUE")
@@ -151,7 +160,7 @@ _UNQUOTED = re.compile(
 )  # a comma may be part of a password
 _HARMLESS = re.compile(  # a variable of the shell, a place to fill in, a word or a short number
     r"""\$\w+(?:/.*)?|\$\{[^}]*\}?(?:/.*)?|\$\(.*|[<{%*\[(].*|--.*|,.*|[-+?=.\d]{0,5}|[A-Za-z]\w*:|.*REDACTED.*"""
-    r"""|true|false|null|none|yes|no|value|\.{3}""",
+    r"""|true|false|null|none|yes|no|value|name|id|key|index|string|files|compat|\.{3}""",
     re.IGNORECASE,
 )
 _NUMBER = re.compile(r"-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?")
@@ -169,15 +178,30 @@ _WORDS = re.compile(
 )
 
 
+_COMMAND = re.compile(r"[^\n|;&]+")
+_USER_ALONE = re.compile(
+    r"\b(?:sudo|su|doas|squeue|s?acct|scancel|sbatch|srun|salloc|sinfo|sprio|sshare|sreport|qstat|qsub|bjobs|ps|top|htop|pgrep|pkill"
+    r"|docker|podman|ssh|scp|rsync|chown|id|date|python\S*|sort|export)\b"
+)
+_AFTER_USER = re.compile(
+    r"[ \t](?:-[uUla]|--user(?:name)?)[ \t=]*[\w.@\\-]+[ \t](?:[^\n|;&]{0,100}?[ \t])?-[pPw][ \t=]*[\"']?"
+    + _STRONG
+    + r"([^\s\"'$]+)"
+)
+
+
 def _match_flag(tools: str, flag: str, value: str = r"[^\s\"'$-][^\s\"']*") -> str:
     """Match a short flag of some tools, and its value as the group."""
     return rf"\b(?:{tools})\b[^\n|;&]{{0,300}}?[ \t]{flag}[\"']?({value})"
 
 
-_ASKS = (  # tools that read a password from their input
+_ASKING = (  # tools that read a password from their input
+    r"kinit|kpasswd|k5start|su|passwd|chpasswd|gpg|openssl|cryptsetup|vncpasswd|smbpasswd|htpasswd|ssh-add|vault|expect"
+    r"|smbclient|nmcli|mutt|ansible-vault|docker|podman|helm|sshpass|gh|glab|wandb|hf|huggingface-cli|npm|twine"
+)
+_ASKS = (
     r"(?:[^\n]{0,300}(?:-stdin|--with-token|passphrase-fd|\bsudo[ \t]+-S|-pass(?:in)?[ \t]+stdin)"
-    r"|[ \t]*(?:kinit|kpasswd|k5start|su|passwd|chpasswd|gpg|openssl|cryptsetup|vncpasswd|smbpasswd|htpasswd|ssh-add|vault|expect"
-    r"|smbclient|nmcli|mutt|ansible-vault|docker|podman|helm|sshpass|gh|glab|wandb|hf|huggingface-cli|npm|twine)\b)"
+    rf"|[ \t]*(?:{_ASKING})\b)"
 )
 # What stands in these places is a secret, whatever its form; the group is what to take out.
 _PLACES = tuple(
@@ -186,6 +210,12 @@ _PLACES = tuple(
         # Positional words of tools
         r"\bmc[ \t]+(?:alias[ \t]+set|config[ \t]+host[ \t]+add)(?:[ \t]+\S+){3}[ \t]+[\"']?([^\s\"'$]+)",
         r"\b(?:htpasswd|vncpasswd)[ \t]+-\w*b\w*(?:[ \t]+\S+){2}[ \t]+[\"']?([^\s\"'$]+)",
+        # The last word after what is done with a secret: rclone obscure X, bw unlock X, rabbitmqctl add_user U X
+        r"\b(?:obscure|r?bw[ \t]+unlock|unseal|\w+ctl[ \t]+add_user|change_password|set_password|encrypt_string|hash-password)"
+        r"(?:[ \t]+[^\s|;&]+){0,3}?[ \t]+[\"']?([^\s\"'$/|;&-][^\s\"'/|;&]*)[\"']?[ \t]*(?=$|[\n|;&])",
+        r"(?m)^[\w.*-]+:(?:\d+|\*):[\w.*-]+:[\w.*-]+:" + _STRONG + r"(\S+)$",  # .pgpass
+        r"(?i)\bidentified[ ]+(?:with[ ]+\S+[ ]+)?(?:by|as)[ ]+(?:password[ ]+)?[\"']([^\"'\n]+)[\"']",  # SQL
+        r"\biwconfig\b[^\n]*?[ \t](?:key|enc)[ \t]+(?:s:)?([^\s\"'$]+)",
         r"\bnet[ \t]+use\b[^\n]*?/user:\S+[ \t]+([^\s\"'$/]+)",
         r"\bnet[ \t]+use\b[^\n]*?[ \t]\\\\\S+[ \t]+([^\s\"'$/*]+)[ \t]+/user",
         r"\b(?:wandb|ngc|kaggle|comet|neptune|vault|infisical|doctl|glab|flyctl|snyk|oc|cargo|anaconda|ngrok|tailscale)"
@@ -210,6 +240,7 @@ _PLACES = tuple(
             "mongo\\w*|twine|ncftp\\w*|clickhouse\\S*|xfreerdp|smbmap|crackmapexec|nxc|pgcli|mycli|cqlsh", r"-p[ \t=]*"
         ),
         _match_flag("ssh-keygen", r"-[NP][ \t]*"),
+        _match_flag("useradd|usermod", r"-p[ \t]*"),
         _match_flag("anaconda|influx|glab|flyctl|vercel|netlify|dotnet|cf|rsconnect", r"-t[ \t]+"),
         _match_flag("snmp\\w+", r"-[cAX][ \t]*"),
         _match_flag("cqlsh|sqlcmd|bcp|bteq|tsql|osql|isql", r"-P[ \t]*"),
@@ -235,7 +266,7 @@ _PLACES = tuple(
         # The user and password in the file of docker: its name is too short to tell
         r"[\"']auth[\"'][ ]*:[ ]*[\"']([A-Za-z0-9+/=]{8,})[\"']",
         # Input of tools that ask
-        r"\b(?:kinit|kpasswd|su|passwd|chpasswd|gpg|cryptsetup|sudo[ \t]+-S|ssh-add|vault)\b"
+        rf"\b(?:{_ASKING}|sudo[ \t]+-S)\b"
         r"[^\n]{0,300}<<<[ \t]*[\"']?([^\s\"'$]+)",
         r"\b(?:kinit|kpasswd|passwd|chpasswd|cryptsetup|sudo[ \t]+-S|docker[ \t]+login|gh[ \t]+auth)\b"
         r"[^\n]{0,300}<<-?[ \t]*[\"']?(?:\w+)[\"']?\n"
@@ -250,7 +281,7 @@ _PLACES = tuple(
         r"\bBearer[ \t]+((?=[^\s\"']*\d)[\w.~+/=-]{8,})",
         # -u user:password, --user=user:password, -U user%password
         r"(?<![\w-])(?:-[uU]|--(?:proxy-|http-)?user(?:name)?)[ \t=]*[\"']?"
-        r"(?![\w.-]+\.py:)[\w.@\\-]+[:%]((?![\d$%:]+(?:[\s\"']|$))[^\s\"']{3,})",
+        r"(?![\w.-]+\.py:)[\w.@\\-]+[:%](?!//)((?![\d$%:]+(?:[\s\"']|$))[^\s\"']{3,})",
         r"\blftp\b[^\n|;&]{0,300}?[ \t]-u[ \t]*[\"']?[\w.@-]+,([^\s\"'$]+)",
         r"\bsshpass[ \t]+(?:-\w[ \t]+)*?-p[ \t]*[\"']?([^\s\"'$][^\s\"']*)",
         r"\b(?:mysql|mysqldump|mysqladmin|mariadb)\b[^\n|;&]{0,300}?[ \t]-p([^\s\"'$][^\s\"']*)",
@@ -305,7 +336,7 @@ def remove_secrets(text: str) -> str:
     Names are HF_TOKEN or apiKey, for example. Places are a header, a flag, an address. Forms are those of passwords and
     tokens.
     """
-    for find in (_find_named, _find_words, find_secret_forms, _find_random_words):
+    for find in (_find_named, _find_words, _find_after_users, find_secret_forms, _find_random_words):
         for begin, end in _merge_places(find(text)):
             text = text[:begin] + REDACTED + text[end:]
     return text
@@ -383,10 +414,18 @@ def _read_gitleaks_rules() -> tuple[_Rule, ...]:
 
 def _find_named(text: str) -> Iterator[Span]:
     """Yield the places of values whose names are those of secrets."""
+    yield from _find_named_as_written(text)
+    if '\\"' in text:  # JSON in a string: a blank in place of each backslash, outside of the quotes
+        yield from _find_named_as_written(re.sub(r'(?<![^\s:,[{(=\'"])\\"', ' "', text).replace('\\"', '" '))
+
+
+def _find_named_as_written(text: str) -> Iterator[Span]:
     for pattern in _NAMED:
         for match in pattern.finditer(text):
             name = match["name"]
             in_query = text[match.start() - 1 : match.start()] in ("?", "&")
+            if "bare" in pattern.groupindex and not is_secret_name(re.split("[._-]", name)[-1].upper()):
+                continue  # token-classification MODEL
             if "certain" in pattern.groupindex or is_secret_name(name) or (in_query and name.lower() in _IN_QUERY):
                 span = match.span("value") if "value" in pattern.groupindex else _find_value(text, match)
                 if span is not None and (in_query or not _is_code(match, text[slice(*span)])):
@@ -402,6 +441,17 @@ def _find_words(text: str) -> Iterator[Span]:
             if is_secret_name(name) and not _HARMLESS.fullmatch(value) and (not alone or re.match(_STRONG, value)):
                 begin, end = match.span("value")
                 yield tool.start("rest") + begin, tool.start("rest") + end
+
+
+def _find_after_users(text: str) -> Iterator[Span]:
+    """Yield the places of passwords that follow a user on a command line, whatever the tool: -u ada -P VALUE.
+
+    Schedulers have users and partitions, containers users and ports.
+    """
+    for command in _COMMAND.finditer(text):
+        if not _USER_ALONE.search(command.group()):
+            for match in _AFTER_USER.finditer(text, *command.span()):
+                yield match.span(1)
 
 
 def _find_value(text: str, match: re.Match[str]) -> Span | None:

@@ -14,7 +14,7 @@ from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import RunRecord, summarise_log
-from mlhpc.suite.log.results_tree import PRUNED
+from mlhpc.suite.log.results_tree import PRUNED, describe_near_logs
 from mlhpc.suite.log.run_folder import RunFolder, RunInfo, has_run_start
 from mlhpc.suite.log.score import Throughput, TimeToTrain, find_failure
 from mlhpc.suite.machine.facts import Facts
@@ -89,7 +89,9 @@ def read_run(root: Path) -> Run:
     info = folder.read_info()
     logs = folder.results()
     if not logs:
-        raise InputError(f"{root}: no result_*.txt, so there is no run to package; `mlhpc run` writes them")
+        raise InputError(
+            f"{root}: no result_*.txt, so there is no run to package{describe_near_logs([root])}; `mlhpc run` writes them"
+        )
     records = tuple(summarise_log(read_events(path)) for path in logs)
     return Run(folder, info, records, tuple(folder.resumed()), read_nodes(root), KeptFolder(root, packaged=False))
 

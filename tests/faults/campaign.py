@@ -1,12 +1,14 @@
 """Kills processes of real runs at random moments, continues the runs, and checks that nothing was lost but a little work.
 
     python -m tests.faults.campaign --kills 200 --during-checkpoints 50 --slurm 20 --grid-engine 20 -o DATE-faults.txt
+    python -m tests.faults.campaign --plan pipeline --plan tensor --kills 40 --slurm 0 --grid-engine 0 --warm
 
 A chain is one trial of CosmoFlow `smoke` on two local ranks, on the two nodes of a real Slurm, or on a real Grid Engine of this
-machine. Its processes (a rank, the launcher, mpiexec, its proxy, the relay of its output; srun, a slurmstepd, a slurmd, a
-shepherd, an execd, the job script) are killed several times, with SIGKILL or SIGTERM, then it is continued to the end. After each
-kill: every process of the run ends, every log parses, `mlhpc status` says what is true, and the next attempt continues no further
-back than the last checkpoint may be. At the end the losses of all steps equal those of an undisturbed run, bit for bit.
+machine; with --plan it is one epoch of a workload's shipped parallel plan on two local ranks. Its processes (a rank, the launcher,
+mpiexec, its proxy, the relay of its output; srun, a slurmstepd, a slurmd, a shepherd, an execd, the job script) are killed several
+times, with SIGKILL or SIGTERM, then it is continued to the end. After each kill: every process of the run ends, every log parses,
+`mlhpc status` says what is true, and the next attempt continues no further back than the last checkpoint may be. At the end the
+losses of all steps equal those of an undisturbed run, bit for bit.
 """
 
 from __future__ import annotations
@@ -31,20 +33,26 @@ from typing import Protocol
 
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.reader import Log, read_events
+from tests.fixtures.warm import warm_python
 
 RANKS = 2
 CHAIN = 6  # kills of one trial
 INTERVAL_S = 1.0  # between two checkpoints of these runs; the default is 600
 AGREED_S = 1.0  # ranks agree about once a second whether a checkpoint is due
+STEP_S = 0.1  # how long a step takes, about
 START_S = 4.0  # from the start of a run to run_start, about
 VICTIMS = ("rank", "launcher", "mpiexec", "proxy", "relay")
+SURVIVED = ("proxy", "relay")  # a run goes on to its end without them, so that a chain has one, the last
 SIGNALS = (signal.SIGKILL, signal.SIGTERM)
-SETTINGS = (
-    f"checkpoint.interval_s={INTERVAL_S}",
-    "window_steps=1",  # a loss per step
-    "hyperparameters.dropout=0.2",  # so that random states matter
-    "submission.division=open",
-)
+EVERY_STEP = (f"checkpoint.interval_s={INTERVAL_S}", "window_steps=1", "submission.division=open")  # a loss per step
+SETTINGS = (*EVERY_STEP, "hyperparameters.dropout=0.2")  # so that random states matter
+PLANS = {  # the workload whose shipped plan it is
+    "pipeline": "moe_lm",
+    "sharded": "moe_lm",
+    "experts": "moe_lm",
+    "tensor": "moe_lm",
+    "spatial": "cosmoflow",
+}
 # In the environment of a run whose checkpoints take long enough to be hit: fsync takes a fifth of a second
 SLOW_DISK = (
     "import os, time\n_fsync = os.fsync\ndef fsync(fd):\n    time.sleep(0.2)\n    _fsync(fd)\nos.fsync = fsync\n"
@@ -97,19 +105,33 @@ class Chain:
     victims: tuple[str, ...] = VICTIMS
     end_s = 60.0  # so long after its last event all processes of a killed run have ended
 
-    def __init__(self, root: Path, data: Path, seed: int, environment: dict[str, str]) -> None:
-        self.root, self.data, self.seed, self.environment = root, data, seed, environment
+    def __init__(
+        self,
+        root: Path,
+        data: Path,
+        seed: int,
+        environment: dict[str, str],
+        plan: str | None = None,
+        *,
+        warm: bool = False,
+    ) -> None:
+        self.root, self.data, self.seed, self.environment, self.plan = root, data, seed, environment, plan
+        self.python = warm_python() if warm else [sys.executable]
         self.replace = False
         self.whole = 0  # steps of the undisturbed run
+        self.part = 1.0  # of the steps that are left, where the next kill comes at the latest
 
     def start(self) -> Attempt:
         """Start the run, or continue it."""
-        words = [sys.executable, "-P", "-m", "mlhpc", "run", "cosmoflow"]
+        words = [*self.python, "-P", "-m", "mlhpc", "run", find_workload(self.plan)]
+        settings = SETTINGS
+        if self.plan is not None:
+            settings = (*EVERY_STEP, f"plan={self.plan}", "max_epochs=1", "global_batch_size=64")
         if (self.root / "run.json").exists():
             words += ["--output", str(self.root), "--resume", *(["--replace-failed"] if self.replace else [])]
         else:
             words += ["--size", "smoke", "--ranks", str(RANKS), "--runs", "1", "--seed", str(self.seed)]
-            words += ["--output", str(self.root), *(w for s in (f"data={self.data}", *SETTINGS) for w in ("--set", s))]
+            words += ["--output", str(self.root), *(w for s in (f"data={self.data}", *settings) for w in ("--set", s))]
         self.replace = False
         with (self.root.parent / f"{self.root.name}.out").open("ab") as output:
             return subprocess.Popen(
@@ -146,6 +168,23 @@ class Chain:
                     return True
         return False
 
+    def trained(self) -> int:
+        """The steps that all attempts have logged, repeated ones too."""
+        count = 0
+        for path in self.logs():
+            with suppress(FileNotFoundError):
+                count += path.read_bytes().count(b'"step_phases"')
+        return count
+
+    def trained_whole(self) -> bool:
+        """True if an attempt trained to the end: to its target, or, under a plan, for all its epochs."""
+        stops = [stop for path in self.logs() if (stop := read_events(path).first(mllog.RUN_STOP)) is not None]
+        return any(
+            stop.metadata.get("status") == "success"
+            or str(stop.metadata.get("reason")).startswith("target not reached")
+            for stop in stops
+        )
+
     def done(self, earlier: Sequence[Path]) -> float:
         """The part of the training that earlier attempts have logged, at most."""
         return len(set().union(*(steps(path) for path in earlier if path.exists()))) / max(1, self.whole)
@@ -178,8 +217,17 @@ class Chain:
         """Every living process of the run."""
         return [pid for pids in self.processes().values() for pid in pids]
 
+    def strike(self, victim: int, number: int) -> None:
+        """Send a signal to a process."""
+        os.kill(victim, number)
+
     def repair(self) -> None:
         """Start again what does not belong to the run."""
+
+
+def find_workload(plan: str | None) -> str:
+    """Find the workload whose plan it is; without one CosmoFlow."""
+    return "cosmoflow" if plan is None else PLANS[plan]
 
 
 def commands() -> Iterator[tuple[int, list[str]]]:
@@ -200,12 +248,12 @@ def parent_of(pid: int) -> int:
         return 0
 
 
-def strike(chain: Chain, kill: Kill, chance: random.Random, train_s: float) -> Outcome | None:
+def strike(chain: Chain, kill: Kill, chance: random.Random) -> Outcome | None:
     """Start the run, kill, wait for the end and check. None if the run ended before the kill."""
     earlier = chain.logs()
     process = chain.start()
     try:
-        if not _await(chain, kill, process, earlier, train_s):
+        if not _await(chain, kill, process, earlier, chance):
             process.wait()
             return None
         while not (victims := chain.processes()[kill.victim]):  # not started yet
@@ -213,7 +261,7 @@ def strike(chain: Chain, kill: Kill, chance: random.Random, train_s: float) -> O
                 return None
             time.sleep(0.02)
         hit = _phase(chain, earlier)
-        os.kill(chance.choice(victims), kill.signal)
+        chain.strike(chance.choice(victims), kill.signal)
         outcome = Outcome(kill, hit)
         chain.repair()
     except ProcessLookupError:
@@ -236,7 +284,7 @@ def strike(chain: Chain, kill: Kill, chance: random.Random, train_s: float) -> O
     return outcome
 
 
-def _await(chain: Chain, kill: Kill, process: Attempt, earlier: Sequence[Path], train_s: float) -> bool:
+def _await(chain: Chain, kill: Kill, process: Attempt, earlier: Sequence[Path], chance: random.Random) -> bool:
     """Wait for the moment of a kill. False if the run ended before."""
     begin = time.monotonic()
     if kill.phase == "start":
@@ -247,8 +295,14 @@ def _await(chain: Chain, kill: Kill, process: Attempt, earlier: Sequence[Path], 
         if process.poll() is not None:
             return False
         time.sleep(0.02)
-    if kill.phase == "run":
-        time.sleep(kill.moment * train_s * max(0.1, 1.0 - chain.done(earlier)))
+    if kill.phase == "run":  # at a step, because nobody knows how fast a busy machine will be
+        done = chain.done(earlier)
+        wanted = chain.trained() + kill.moment * chain.part * max(0.1, 1.0 - done) * chain.whole
+        while chain.trained() < wanted:
+            if process.poll() is not None:
+                return False
+            time.sleep(0.02)
+        time.sleep(chance.random() * STEP_S)
         return process.poll() is None
     skip = int(kill.moment * 2)  # not always the first checkpoint of the attempt
     seen: set[str] = set()
@@ -295,8 +349,8 @@ def check_folder(chain: Chain) -> list[str]:
     if len(rows) != 1:
         return [*problems, f"status has {len(rows)} rows"]
     state = rows[0]["state"]
-    finished = any(_succeeded(read_events(path)) for path in chain.logs() if not path.name.startswith("failed"))
-    expected = ("finished",) if finished else ("killed", "aborted", "incomplete")
+    logs = [read_events(path) for path in chain.logs() if not path.name.startswith("failed")]
+    expected = ("finished",) if any(map(_succeeded, logs)) else ("killed", "aborted", "incomplete")
     if state not in expected:
         problems.append(f"status says {state!r}, expected {' or '.join(expected)}")
     return problems
@@ -333,16 +387,16 @@ def run_chain(
     kills: Sequence[Kill],
     reference: dict[tuple[int, int], tuple[float, float]],
     chance: random.Random,
-    train_s: float,
 ) -> list[Outcome]:
     """Kill a trial several times, continue it to the end, and compare its losses with the undisturbed run's."""
     outcomes: list[Outcome] = []
     chain.whole = len(reference)
-    for kill in kills:
+    for number, kill in enumerate(kills):
+        chain.part = min(1.0, 2.0 / (len(kills) - number + 1))
         logs = chain.logs() if chain.root.exists() else []
-        outcome = strike(chain, kill, chance, train_s)
+        outcome = strike(chain, kill, chance)
         if outcome is None:
-            if any(_succeeded(read_events(path)) for path in chain.logs()):
+            if chain.trained_whole():
                 break
             continue
         outcomes.append(outcome)
@@ -351,18 +405,18 @@ def run_chain(
         chain.replace = not checkpointed and any(
             b'"run_start"' in path.read_bytes() for path in chain.logs() if not path.name.startswith("failed")
         )
-        if any(_succeeded(read_events(path)) for path in chain.logs()):
+        if chain.trained_whole():
             break
     for _ in range(3):
-        if any(_succeeded(read_events(path)) for path in chain.logs()):
+        if chain.trained_whole():
             break
         process = chain.start()
         code = process.wait()
-        if outcomes and code not in (0,):
+        if outcomes and code != 0 and not (chain.plan is not None and chain.trained_whole()):
             outcomes[-1].problems.append(f"the continuation ended with exit code {code}")
             chain.replace = True
     if outcomes:
-        outcomes[-1].problems += _compare(chain, reference)
+        outcomes[-1].problems += check_losses(chain, reference)
     return outcomes
 
 
@@ -380,9 +434,10 @@ def _account(chain: Chain, outcomes: list[Outcome], earlier: Sequence[Path]) -> 
         outcomes[-2].recovery = found[0] if found else {}
 
 
-def _compare(chain: Chain, reference: dict[tuple[int, int], tuple[float, float]]) -> list[str]:
+def check_losses(chain: Chain, reference: dict[tuple[int, int], tuple[float, float]]) -> list[str]:
+    """What differs between the losses of a trial's logs and those of the undisturbed run."""
     problems = []
-    if not any(_succeeded(read_events(path)) for path in chain.logs()):
+    if not chain.trained_whole():
         return ["the trial could not be finished"]
     seen: set[tuple[int, int]] = set()
     for path in chain.logs():
@@ -412,10 +467,22 @@ Keep = Callable[[Sequence[Outcome]], None]
 
 
 def campaign(
-    root: Path, kills: int, during_checkpoints: int, seed: int, limit_s: float = math.inf, keep: Keep | None = None
+    root: Path,
+    kills: int,
+    during_checkpoints: int,
+    seed: int,
+    limit_s: float = math.inf,
+    keep: Keep | None = None,
+    *,
+    parallel: str | None = None,
+    warm: bool = False,
+    patience: float = 1.0,
 ) -> list[Outcome]:
-    """Run local chains until as many kills as asked for have hit a living process."""
-    data = make_data(root)
+    """Run local chains until as many kills as asked for have hit a living process.
+
+    ``parallel`` is one of PLANS. ``warm``: the launcher and the ranks are forks of a Python that has loaded torch.
+    """
+    data = make_data(root, find_workload(parallel))
     slow = root / "slow_disk"
     slow.mkdir()
     (slow / "sitecustomize.py").write_text(SLOW_DISK)
@@ -423,15 +490,17 @@ def campaign(
 
     def chain(number: int, batch: Sequence[Kill]) -> Chain:
         slowed = {"PYTHONPATH": str(slow)} if any(kill.phase == "checkpoint" for kill in batch) else {}
-        return Chain(root / f"chain{number}", data, seed, calm_environment | slowed)
+        made = Chain(root / f"chain{number}", data, seed, calm_environment | slowed, parallel, warm=warm)
+        made.end_s = patience * Chain.end_s
+        return made
 
     chance = random.Random(seed)
     return run_chains(chain, plan(kills, during_checkpoints, chance), chance, limit_s, keep)
 
 
-def make_data(root: Path) -> Path:
+def make_data(root: Path, workload: str = "cosmoflow") -> Path:
     """Make the data set of the runs."""
-    words = ["data", "generate", "cosmoflow", "--size", "smoke", "-o", str(root / "data")]
+    words = ["data", "generate", workload, "--size", "smoke", "-o", str(root / "data")]
     subprocess.run([sys.executable, "-P", "-m", "mlhpc", *words], check=True, capture_output=True)
     return root / "data"
 
@@ -450,7 +519,9 @@ def run_chains(
     calm = make(0, ())
     begin = time.monotonic()
     code = calm.start().wait()
-    assert code == 0, f"the undisturbed run ended with {code}: see {calm.root}"
+    assert code == 0 or (calm.plan is not None and calm.trained_whole()), (
+        f"the undisturbed run ended with {code}: see {calm.root}"
+    )
     reference = steps(calm.root / "result_0.txt")
     train_s = training_s(reference)
     whole_s = time.monotonic() - begin
@@ -459,12 +530,12 @@ def run_chains(
     waiting, number = list(kills), 0
     while waiting and time.monotonic() - begin < limit_s:
         number += 1
-        batch, rest = waiting[:CHAIN], waiting[CHAIN:]
+        ending = [kill for kill in waiting if kill.victim not in SURVIVED]
+        last = [kill for kill in waiting if kill.victim in SURVIVED]
+        batch = [*ending[: CHAIN - bool(last)], *last[:1]]
+        rest = [*ending[CHAIN - bool(last) :], *last[1:]]
         chain = make(number, batch)
-        made = run_chain(chain, batch, reference, chance, train_s)
-        # where no kill came in time, the machine is faster than it was for the undisturbed run
-        if not made and (log := chain.current()) and (found := steps(log)):
-            train_s = min(train_s, training_s(found))
+        made = run_chain(chain, batch, reference, chance)
         struck = [outcome.kill for outcome in made]
         waiting = [kill for kill in batch if kill not in struck] + rest
         outcomes += made
@@ -506,7 +577,18 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--during-checkpoints", type=int, default=50)
     parser.add_argument("--slurm", type=int, default=20, help="kills on the two-node Slurm; 0: none")
+    parser.add_argument("--preempt", type=int, default=0, help="preemptions on the two-node Slurm")
     parser.add_argument("--grid-engine", type=int, default=20, help="kills on Grid Engine; 0: none")
+    parser.add_argument(
+        "--plan", action="append", choices=PLANS, default=[], help="local kills under this plan; again for another one"
+    )
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=1.0,
+        help="times longer until a silent run is a problem, an idle job cancelled",
+    )
+    parser.add_argument("--warm", action="store_true", help="processes are forks of a Python that has loaded torch")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
         "--minutes", type=float, default=math.inf, help="of the local kills: then the table of those made"
@@ -521,17 +603,29 @@ def main() -> None:
         if options.output is not None:
             options.output.write_text("\n".join(tables.values()))
 
-    if options.kills:
+    for parallel in (options.plan or [None]) if options.kills else ():
         with tempfile.TemporaryDirectory(prefix="mlhpc-faults-") as scratch:
-            limit_s, kept = options.minutes * 60, partial(keep, f"local, {RANKS} ranks")
-            outcomes += campaign(Path(scratch), options.kills, options.during_checkpoints, options.seed, limit_s, kept)
-    for kills, where in ((options.slurm, "Slurm, two nodes"), (options.grid_engine, "Grid Engine, one node")):
+            where = f"local, {RANKS} ranks" + (f", plan {parallel} of {PLANS[parallel]}" if parallel else "")
+            outcomes += campaign(
+                *(Path(scratch), options.kills, options.during_checkpoints, options.seed, options.minutes * 60),
+                partial(keep, where), parallel=parallel, warm=options.warm, patience=options.patience,
+            )  # fmt: skip
+    for kills, where in (
+        (options.slurm, "Slurm, two nodes"),
+        (options.preempt, "Slurm, two nodes, preempted by a job of a higher tier"),
+        (options.grid_engine, "Grid Engine, one node"),
+    ):
         if kills:
             from tests.faults.scheduled import campaign as run_scheduled
 
             with tempfile.TemporaryDirectory(prefix="mlhpc-faults-") as scratch:
-                kept, engine = partial(keep, where), where.startswith("Grid")
-                outcomes += run_scheduled(Path(scratch), kills, options.seed, kept, grid_engine=engine)
+                kept = partial(keep, where)
+                outcomes += run_scheduled(
+                    *(Path(scratch), kills, options.seed, kept),
+                    grid_engine=where.startswith("Grid"),
+                    preempted=where.endswith("tier"),
+                    patience=options.patience,
+                )
     print("\n".join(tables.values()))
     sys.exit(1 if any(outcome.problems for outcome in outcomes) else 0)
 

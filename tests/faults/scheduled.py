@@ -27,18 +27,19 @@ class Job:
     """A job of a chain."""
 
     def __init__(
-        self, cluster: Cluster | GridEngine, job: str, exit_file: Path, ranks: Callable[[], list[int]]
+        self, cluster: Cluster | GridEngine, job: str, exit_file: Path, ranks: Callable[[], list[int]], patience: float
     ) -> None:
         self._cluster, self._job, self._exit, self._ranks = cluster, job, exit_file, ranks
         self._begin = self._worked = time.monotonic()
-        self.cancelled = False
+        self.cancelled, self._patience = False, patience
 
     def poll(self) -> int | None:
         """The job's exit code, 1 if its script left none; None while the scheduler has it. Cancels what has nothing left to do."""
         state, now = self._cluster.state(self._job), time.monotonic()
         if state != "RUNNING" or self._ranks():
             self._worked = now
-        if not self.cancelled and (now > self._worked + EMPTY_S or now > self._begin + LIMIT_S):
+        empty_s, limit_s = self._patience * EMPTY_S, self._patience * LIMIT_S
+        if not self.cancelled and (now > self._worked + empty_s or now > self._begin + limit_s):
             self._cluster.cancel(self._job)
             self.cancelled = True
         if state in {"PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED"}:
@@ -58,9 +59,10 @@ class ScheduledChain(Chain):
     end_s = 240.0  # a run goes on to its end where its scheduler loses a process that it does not need, as one of srun's two
     keeps: tuple[str, ...] = ()  # daemons, which live on
 
-    def __init__(self, cluster: Any, root: Path, data: Path, seed: int) -> None:
+    def __init__(self, cluster: Any, root: Path, data: Path, seed: int, patience: float) -> None:
         super().__init__(root, data, seed, dict(cluster.environment))
-        self.cluster, self.job = cluster, ""
+        self.cluster, self.job, self.patience = cluster, "", patience
+        self.end_s = patience * type(self).end_s  # longer than until a job is cancelled
         self.jobs: list[Job] = []
 
     def start(self) -> Job:
@@ -77,7 +79,7 @@ class ScheduledChain(Chain):
         self.replace = False
         self.root.parent.mkdir(exist_ok=True)
         self.job = self.submit(exports)
-        self.jobs.append(Job(self.cluster, self.job, self.root / "exit" / self.job, self.ranks))
+        self.jobs.append(Job(self.cluster, self.job, self.root / "exit" / self.job, self.ranks, self.patience))
         return self.jobs[-1]
 
     def submit(self, exports: dict[str, str]) -> str:
@@ -97,9 +99,10 @@ class SlurmChain(ScheduledChain):
     """A trial on two nodes, one rank each."""
 
     victims, keeps = OF_SLURM, ("slurmd",)
+    options: tuple[str, ...] = ()
 
     def submit(self, exports: dict[str, str]) -> str:
-        return self.cluster.sbatch(SCRIPT, exports=exports, cwd=self.root.parent)
+        return self.cluster.sbatch(SCRIPT, *self.options, exports=exports, cwd=self.root.parent)
 
     def processes(self) -> dict[str, list[int]]:
         """The living processes of the job by kind; the daemons of the nodes too."""
@@ -131,6 +134,22 @@ class SlurmChain(ScheduledChain):
         except FileNotFoundError:
             return None
         return pid if pid and lives(pid) else None
+
+
+class PreemptedChain(SlurmChain):
+    """The same, whose nodes an urgent job takes away. Slurm queues the job again by itself."""
+
+    victims, options = ("preemption",), ("--requeue",)
+
+    def processes(self) -> dict[str, list[int]]:
+        """Also the ranks, as what a preemption takes away."""
+        found = super().processes()
+        return found | {"preemption": found["rank"]}
+
+    def strike(self, victim: int, number: int) -> None:
+        """Submit an urgent job for all nodes."""
+        words = ("-p", "urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 3")
+        self.cluster.call("sbatch", *words, cwd=self.root.parent)
 
 
 class GridEngineChain(ScheduledChain):
@@ -168,9 +187,19 @@ class GridEngineChain(ScheduledChain):
 
 
 def campaign(
-    root: Path, kills: int, seed: int, keep: Keep | None = None, *, grid_engine: bool = False
+    root: Path,
+    kills: int,
+    seed: int,
+    keep: Keep | None = None,
+    *,
+    grid_engine: bool = False,
+    preempted: bool = False,
+    patience: float = 1.0,
 ) -> list[Outcome]:
-    """Run chains under a scheduler until as many kills as asked for have hit a living process."""
+    """Run chains under a scheduler until as many kills as asked for have hit a living process.
+
+    ``patience`` multiplies the times after which a job is cancelled, for a busy machine.
+    """
     os.environ["PATH"] = slurm_path()
     chance = random.Random(seed)
     data = make_data(root)
@@ -178,11 +207,11 @@ def campaign(
         chains: list[ScheduledChain] = []
 
         def chain(number: int, batch: Sequence[Kill]) -> Chain:
-            kind = GridEngineChain if grid_engine else SlurmChain
-            chains.append(kind(cluster, root / f"chain{number}", data, seed))
+            kind = GridEngineChain if grid_engine else PreemptedChain if preempted else SlurmChain
+            chains.append(kind(cluster, root / f"chain{number}", data, seed, patience))
             return chains[-1]
 
-        victims = OF_GRID_ENGINE if grid_engine else OF_SLURM
+        victims = OF_GRID_ENGINE if grid_engine else PreemptedChain.victims if preempted else OF_SLURM
         outcomes = run_chains(chain, plan(kills, 0, chance, victims), chance, keep=keep)
     cancelled = sum(job.cancelled for each in chains for job in each.jobs)
     print(f"{cancelled} jobs without a rank for {EMPTY_S:g} s were cancelled, as their owner would", flush=True)

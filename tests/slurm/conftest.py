@@ -51,7 +51,10 @@ AccountingStorageType=accounting_storage/none
 SlurmdParameters=config_overrides
 KillWait=5
 {nodes}
-PartitionName=batch Nodes=node[1-2] Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=batch Nodes=node[1-2] Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES PriorityTier=1
+PartitionName=urgent Nodes=node[1-2] MaxTime=INFINITE State=UP OverSubscribe=YES PriorityTier=2
 """
 
 

@@ -81,6 +81,16 @@ def test_a_file_is_known_by_how_it_begins(text: str, tmp_path: Path) -> None:
     assert BEGINNINGS[text] in add_kind(f"{tmp_path}/it: expected a data set")
 
 
+def test_a_file_below_what_was_given_is_of_the_right_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("global_batch_size: 4\n")
+    message = f"{path}:1: missing key 'workload'"
+    monkeypatch.setattr(sys, "argv", ["mlhpc", "run", "moe_lm", "--output", str(tmp_path), "--resume"])
+    assert add_kind(message) == message
+    monkeypatch.setattr(sys, "argv", ["mlhpc", "submit", "moe_lm", "--system", str(path)])
+    assert "file of settings" in add_kind(message)
+
+
 def test_a_message_that_is_not_about_a_kind_of_path_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "run.json").touch()
     (tmp_path / "a.yaml").write_text("resources: {}\n")

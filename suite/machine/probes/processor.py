@@ -122,8 +122,10 @@ def read_cpu(root: Path) -> Cpu:
     return Cpu(
         model=_find_model(root, first),
         architecture=read_text(root / "proc/sys/kernel/arch") or platform.machine() or UNKNOWN,
-        sockets=len({package for package, _ in topology}) or None,
-        cores=_count_cores(cpus) or len(set(topology)) or None,
+        sockets=_count_sets(cpus, "package_cpus_list", "core_siblings_list")
+        or len({package for package, _ in topology})
+        or None,
+        cores=_count_sets(cpus, "core_cpus_list", "thread_siblings_list") or len(set(topology)) or None,
         threads=len(entries) or None,
         numa_nodes=len(list((root / "sys/devices/system/node").glob("node[0-9]*"))) or None,
         max_frequency_mhz=_read_max_frequency_mhz(cpus, entries),
@@ -200,13 +202,13 @@ def _read_topology(cpus: Sequence[Path]) -> list[tuple[str, str]]:
     return [(package, core) for package, core in ids if package.isdecimal() and core.isdecimal()]  # "-1": not known
 
 
-def _count_cores(cpus: Sequence[Path]) -> int:
-    """Count the cores by the CPUs that share each. Core numbers may repeat, in every cluster of a package.
+def _count_sets(cpus: Sequence[Path], name: str, name_before_5_3: str) -> int:
+    """Count the cores, or sockets, by the CPUs that share each, as lscpu does. Nobody promises that numbers are unique.
 
-    0 where a CPU does not say it: kernels before 5.3 call the list thread_siblings_list.
+    Core numbers repeat in every cluster, and clusters of one package have package numbers. 0 where a CPU does not say it.
     """
     shared = [
-        read_text(cpu / "topology/core_cpus_list") or read_text(cpu / "topology/thread_siblings_list")
+        read_text(cpu / "topology" / name) or read_text(cpu / "topology" / name_before_5_3)
         for cpu in cpus
         if (cpu / "topology").is_dir()  # a CPU that is off has none
     ]

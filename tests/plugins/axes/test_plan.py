@@ -130,6 +130,12 @@ def test_what_is_not_legal_is_refused_in_one_line(options: list[str], reason: st
     assert "Traceback" not in done.stderr
 
 
+def test_sizes_that_no_memory_holds_are_told_in_one_line() -> None:
+    done = mlhpc("plan", "moe_lm", "--size", "smoke", "--set", "hyperparameters.width=1000000000")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "no memory can hold an array of [3000000000, 1000000000] elements" in done.stderr
+
+
 def test_a_plan_that_a_workload_does_not_ship_and_an_unknown_axis_are_told() -> None:
     refused = mlhpc("plan", "moe_lm", "--plan", "spatial", "--mesh", "data=2").stderr
     assert "moe_lm: unknown plan 'spatial'; plans: experts, pipeline, sharded, tensor" in refused

@@ -147,6 +147,22 @@ def test_what_is_no_readings_is_refused_in_a_line(tmp_path: Path, name: str) -> 
 
 # Tables as these tools write them. Lines of the A100, of sacct and of the 7900 XTX (llama-swap #775, with a time in front) are
 # public logs; cells of the MI250 (rocm_smi_lib #149, #160) too. Those of amd-smi, jpwr and one of rocm-smi are made
+SMI_REPORT = """
+==============NVSMI LOG==============
+
+Timestamp                                 : Mon Nov 23 {0} 2026
+Attached GPUs                             : 2
+GPU 00000000:01:00.0
+    GPU Power Readings
+        Power Draw                        : {1} W
+        Current Power Limit               : 400.00 W
+GPU 00000000:02:00.0
+    GPU Power Readings
+        Average Power Draw                : 59.00 W
+        Instantaneous Power Draw          : {2} W
+    Module Power Readings
+        Power Draw                        : N/A
+"""
 PUBLIC = {
     "nvidia-smi, one A100, idle": (
         "timestamp, power.draw [W], utilization.gpu [%], temperature.gpu\n"
@@ -210,6 +226,31 @@ PUBLIC = {
         "timestamp,gpu,socket_power,gfx_voltage\n1795406400,0,142 W,N/A\n1795406401,0,143 W,N/A\n",
         [142.0, 143.0],
     ),
+    "nvidia-smi dmon, which repeats its head": (
+        "#Date       Time        gpu    pwr  gtemp  mtemp \n#YYYYMMDD   HH:MM:SS    Idx      W      C      C \n"
+        " 20261123   04:00:00      0     62     35      - \n 20261123   04:00:00      1     60     35      - \n"
+        "#Date       Time        gpu    pwr  gtemp  mtemp \n"
+        " 20261123   04:00:01      0     63     35      - \n 20261123   04:00:01      1     60     35      - \n"
+        " 20261123   04:00:02      0     64     35      - \n 20261123   04:00:02      1      -     35      - \n",
+        [122.0, 123.0],
+    ),
+    "nvidia-smi -q, of two GPUs, the second with the power of the moment": (
+        SMI_REPORT.format("04:00:00", 62.5, 60.0) + SMI_REPORT.format("04:00:01", 63.5, 60.0),
+        [122.5, 123.5],
+    ),
+    "amd-smi monitor": (
+        "timestamp,gpu,power_usage,gfx_clock\n1795406400,0,142 W,9 MHz\n1795406401,0,143 W,9 MHz\n",
+        [142.0, 143.0],
+    ),
+    "xpu-smi": (
+        "Timestamp, DeviceId, GPU Power (W), GPU Frequency (MHz)\n2026-11-23T04:00:00.000,    0, 120.50, 1600\n"
+        "2026-11-23T04:00:01.000,    0, 121.00, 1600\n",
+        [120.5, 121.0],
+    ),
+    "remarks above the head": (
+        "# host nid001234\n\ntimestamp, power.draw [W]\n2026/05/09 03:57:48, 62.87 W\n2026/05/09 03:57:49, 62.53 W\n",
+        [62.87, 62.53],
+    ),
     "jpwr": ("timestamps,gpu:0,gpu:1\n1795406400.1,61.5,60.25\n1795406400.2,62.5,60.25\n", [121.75, 122.75]),
 }
 ALPS = """JobID|ConsumedEnergyRaw|Start|End|AllocNodes|State
@@ -228,6 +269,20 @@ def test_the_table_of_a_tool_is_read_as_it_is(tmp_path: Path, name: str) -> None
     found = read_power_csv(path, columns)
     assert (columns.scope, list(found.by_node)) == ("device", [0])
     assert [each for _, each in found.by_node[0]] == pytest.approx(watts)
+
+
+def test_a_table_that_powershell_wrote_is_read(tmp_path: Path) -> None:
+    path, (text, watts) = tmp_path / "smi.csv", PUBLIC["nvidia-smi, one A100, idle"]
+    path.write_bytes(text.replace("\n", "\r\n").encode("utf-16"))
+    assert [each for _, each in read_power_csv(path, recognise(path)).by_node[0]] == watts
+
+
+def test_turbostat_counts_processors_and_their_memory_once(tmp_path: Path) -> None:
+    path = tmp_path / "turbostat.txt"
+    rows = "{0}\t-\t-\t62.0\t5.0\n{0}\t0\t0\t62.0\t5.0\n"
+    path.write_text("Time_Of_Day_Seconds\tCore\tCPU\tPkgWatt\tRAMWatt\n" + rows.format(AT) + rows.format(AT + 1))
+    found = read_power_csv(path, recognise(path))
+    assert (found.columns.scope, found.by_node) == ("package", {0: [(AT, 67.0), (AT + 1, 67.0)]})
 
 
 def test_a_meter_that_was_killed_leaves_a_part_of_a_line(tmp_path: Path) -> None:
@@ -257,6 +312,26 @@ def test_the_energy_of_a_job_is_not_that_of_its_first_node(tmp_path: Path, name:
     energy = compute_energy_of_run(record, read_power_logs(tmp_path / "result_0.txt"))
     assert (energy.scope, energy.nodes, energy.joules) == ("job", 4, pytest.approx(20543125))
     assert energy.reason == "the meter counts for the whole job, not for each node"
+
+
+SACCT_WIDTHS = """JobID                      Start                 End ConsumedEnergy
+------------ ------------------- ------------------- --------------
+7            2026-11-23T04:00:00 2026-11-23T04:10:00 {0:>14}
+7.batch      2026-11-23T04:00:00 2026-11-23T04:10:00 {0:>14}
+"""
+
+
+@pytest.mark.parametrize(
+    "form", ["JobID|ConsumedEnergy|Start|End\n7|{0}|2026-11-23T04:00:00|2026-11-23T04:10:00\n", SACCT_WIDTHS]
+)
+@pytest.mark.parametrize(("text", "joules"), [("20.5K", 20500.0), ("20.54M", 20.54e6), ("1.2G", 1.2e9), ("300", 300.0)])
+def test_sacct_may_shorten_its_numbers_and_align_its_columns(
+    tmp_path: Path, form: str, text: str, joules: float
+) -> None:
+    path = tmp_path / "sacct.txt"
+    path.write_text(form.format(text))
+    ((begin, watts), (end, _)) = read_power_csv(path, recognise(path)).by_node[0]
+    assert watts * (end - begin) == pytest.approx(joules)
 
 
 @pytest.mark.parametrize(

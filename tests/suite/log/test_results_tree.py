@@ -1,5 +1,8 @@
 """One walker: what is a result, what is not followed and why, the same for the checker, the score and the report."""
 
+import gzip
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ from mlhpc.analysis.study import read_study
 from mlhpc.analysis.tables.ingest import read_tables
 from mlhpc.suite.compliance.check import check
 from mlhpc.suite.log.results_tree import LINK, SkippedPath, find_logs, find_results
+from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import our_run, our_runs, write
 
 
@@ -99,3 +103,33 @@ def test_pruned_and_resumed_logs_are_told_apart(tmp_path: Path) -> None:
     logs, _ = find_logs([tmp_path])
     assert [(log.trial, log.pruned) for log in logs if log.kind == "package"] == [(7, True), (0, False), (1, False)]
     assert [log.resumed for log in logs if log.kind == "run"] == [False, True]
+
+
+def _folder(path: Path) -> None:
+    path.mkdir()
+
+
+def _packed(path: Path) -> None:
+    path.with_suffix(".txt.gz").write_bytes(gzip.compress(b":::MLLOG {}"))
+
+
+def _renamed(path: Path) -> None:
+    path.with_name("log.out").write_text(":::MLLOG {}")
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (_folder, "result_0.txt is no file"),
+        (os.mkfifo, "result_0.txt is no file"),
+        (_packed, "result_0.txt.gz is compressed: unpack it"),
+        (_renamed, "log.out holds MLLOG events but is not named result_<n>.txt"),
+    ],
+)
+def test_what_nearly_is_a_log_is_named_where_none_is_found(
+    make: Callable[[Path], None], said: str, tmp_path: Path
+) -> None:
+    make(tmp_path / "result_0.txt")
+    for command in ("check", "score"):
+        done = mlhpc(command, tmp_path)
+        assert said in done.stdout + done.stderr

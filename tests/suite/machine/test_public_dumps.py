@@ -40,6 +40,16 @@ def test_cores_are_what_lscpu_counts(
     assert read_cpu(tmp_path).cores == len({(package, core) for core, package, _ in cpus.values()})
 
 
+@pytest.mark.parametrize("name", ["package_cpus_list", "core_siblings_list"])
+def test_clusters_with_package_numbers_are_one_socket(tmp_path: Path, name: str) -> None:
+    """As of a phone's chip; lscpu counts one socket."""
+    folders = list(lay_out(tmp_path, PHONE, "core_cpus_list"))
+    assert read_cpu(tmp_path).sockets == 3
+    for folder in folders:
+        (folder / name).write_text("0-7\n")
+    assert read_cpu(tmp_path).sockets == 1
+
+
 LEGEND = """
 Legend:
 

@@ -146,10 +146,10 @@ def test_secrets_are_found_by_the_structure_around_them(secret: str) -> None:
     assert len(stay) <= 8, stay
 
 
-def test_at_most_two_of_two_hundred_harmless_lines_lose_something() -> None:
+def test_at_most_two_of_all_harmless_lines_lose_something() -> None:
     lines = read_lines("harmless_lines.txt")
     changed = [line for line in lines if remove_secrets(line) != line]
-    assert len(lines) >= 200
+    assert len(lines) >= 280
     assert len(changed) <= 2, changed
 
 
