@@ -39,6 +39,7 @@ FIGURES = (
     "progress",
     # learning and scaling
     "convergence",
+    "course",
     "run_to_run",
     "scaling",
     "throughput",

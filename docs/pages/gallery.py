@@ -30,6 +30,7 @@ from tests.analysis.conftest import (
     small_card,
     write_ceilings,
     write_counters,
+    write_course_runs,
     write_run_folder,
 )
 from tests.fixtures.sweeps import sweep_documents
@@ -72,18 +73,19 @@ def page(example: Study, shots: dict[str, bytes]) -> str:
 
 
 def example(root: Path) -> Study:
-    """Made-up results: a machine at five sizes, a faster one, throughput mode, one's own with its roofs, a sweep, a search."""
+    """Made-up results: five sizes of a machine, a faster one, throughput mode, two of one's own, ceilings, a sweep, a search."""
     rounds = root / "made up"
     for nodes, seconds, epochs, batch in SIZES:
         _result(rounds, f"north-{2 * nodes}", "north", nodes, seconds, epochs, batch)
     _result(rounds, "south-32", "south", 16, 245, 6, 1024, accelerator="B2")
     _result(rounds, "south-32-throughput", "south", 16, 2400, 5, 256, accelerator="B2", runs=24, mode="weak")
-    laptop = write_run_folder(root, "laptop")
+    laptop = write_run_folder(root, "laptop", extra=(("precision", "float32"),))
+    course = write_course_runs(root, last_metric=0.9)
     here, there = write_ceilings(root / "here.json"), write_ceilings(root / "there.json", "south", faster=3.0)
     files = [here, write_counters(root / "counters.json"), *_write_examples_of_wings(root)]
     found = read_sources([rounds, laptop, *files], [there])
     cards = list_installed_cards() | {"cosmoflow": small_card()}
-    return read_study([rounds, laptop], cards, found.inputs, {**found.documents, **sweep_documents(root)})
+    return read_study([rounds, laptop, course], cards, found.inputs, {**found.documents, **sweep_documents(root)})
 
 
 def _write_examples_of_wings(root: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from mlhpc.suite.card import Card, OfficialRules, SizeCard
+from mlhpc.suite.card import Card, OfficialRules, SizeCard, read_reference_courses
+from mlhpc.suite.descriptor import load_descriptor
 
 START_MS = 1_700_000_000_000
 
@@ -325,6 +327,45 @@ def write_run_folder(root: Path, name: str = "run1", runs: int = 3, **options: A
         spent = parts | {"wall_s": sum(parts.values()), "checkpoint": {"saves": 2}, "interruptions": []}
         text.event(1e4, "goodput", spent)
         text.write(folder / f"result_{trial}.txt")
+    return folder
+
+
+def write_course_runs(root: Path, workload: str = "swinv2_moe", runs: int = 3, last_metric: float = 1.0) -> Path:
+    """A run folder of `smoke` with the losses and metrics of healthy runs of the card's reference course.
+
+    ``last_metric``: times the metric after the last evaluation of the last run.
+    """
+    descriptor = load_descriptor(workload)
+    (course,) = read_reference_courses(descriptor.folder, "smoke")
+    folder = root / "runs" / workload
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text('{"version": 1}')
+    facts = {"submission_benchmark": descriptor.card().mlperf_name, "benchmark_size": "smoke"}
+    facts |= {"train_samples": 100, "eval_samples": 20, "number_of_ranks": 1, "submission_platform": "workshop"}
+    facts |= {"run_config": {"precision": course.precision}, **course.hyperparameters}
+    last = max(name for name in course.values if name.startswith("eval_"))
+    for number in range(runs):
+        text, now = LogText(), 0.0
+        for key, value in (facts | {"seed": number}).items():
+            text.event(-1.0, key, value)
+        text.event(0.0, "run_start")
+        for name, values in course.values.items():
+            value = values[number]
+            if window := re.fullmatch(r"loss of epoch (\d+), steps (\d+) to (\d+)", name):
+                epoch, first, end = map(int, window.groups())
+                if first == 0:
+                    text.event(now, "epoch_start", epoch_num=epoch)
+                now += 1.0
+                text.event(now, "step_phases", {}, epoch_num=epoch, first_step=first, steps=end - first + 1, loss=value)
+            elif metric := re.fullmatch(r"(eval_\w+) after epoch (\d+)", name):
+                value *= last_metric if name == last and number == runs - 1 else 1.0
+                epoch = int(metric[2])
+                text.event(now, "eval_start", epoch_num=epoch)
+                now += 1.0
+                for key, found in ((metric[1], value), ("eval_stop", None), ("epoch_stop", None)):
+                    text.event(now, key, found, epoch_num=epoch)
+        text.event(now + 1.0, "run_stop", status="success")
+        text.write(folder / f"result_{number}.txt")
     return folder
 
 
