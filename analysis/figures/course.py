@@ -1,4 +1,4 @@
-"""Figure: the losses and metrics of runs beside those of the healthy runs whose course stands beside the card."""
+"""Figure: losses and metrics of runs over the range of the healthy runs of their size."""
 
 from __future__ import annotations
 

@@ -76,8 +76,9 @@ def test_a_folder_of_another_kind_is_said_to_be_what_it_is(name: str, tmp_path: 
 
 
 @pytest.mark.parametrize("text", BEGINNINGS)
-def test_a_file_is_known_by_how_it_begins(text: str, tmp_path: Path) -> None:
+def test_a_file_is_known_by_how_it_begins(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "it").write_text(text)
+    monkeypatch.setattr("sys.argv", ["mlhpc", "check", f"{tmp_path}/it"])
     assert BEGINNINGS[text] in add_kind(f"{tmp_path}/it: expected a data set")
 
 
