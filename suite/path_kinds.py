@@ -82,7 +82,9 @@ def _find_like(path: Path) -> str:
         return f"; did you mean {above / near[0]}?"
     if below := list(islice(_find_below(above, _PLACES), _SHOWN)):
         return f"; here are {', '.join(below)}"
-    return f"; {above} is empty" if not names else ""
+    if names:
+        return ""
+    return f"; {'this folder' if above == Path() else above} is empty"
 
 
 def _describe(path: Path) -> str:

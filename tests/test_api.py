@@ -144,7 +144,7 @@ WRONG = {
     "no path": (lambda: mlhpc.score(), "expected at least one path"),
     "a list of paths": (
         lambda: mlhpc.load(["a", "b"]),
-        r"\['a', 'b'\]: expected one path; pass the paths of a list one by one",
+        r"\['a', 'b'\]: expected one path, as a str or a Path; pass the paths of a list one by one",
     ),
     "a list to check": (lambda: mlhpc.check([ROOT]), "expected one path"),
     "nothing to load": (lambda: mlhpc.load(), "expected at least one path"),

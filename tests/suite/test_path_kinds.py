@@ -51,7 +51,7 @@ def test_a_path_that_does_not_exist_is_answered_with_what_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert add_kind("runs/a: does not exist") == "runs/a: does not exist; . is empty"
+    assert add_kind("runs/a: does not exist") == "runs/a: does not exist; this folder is empty"
     (tmp_path / "runs" / "first").mkdir(parents=True)
     (tmp_path / "runs" / "first" / "run.json").touch()
     for slip in ("frist", "fist", "firsts", "first2"):

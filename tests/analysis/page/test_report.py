@@ -88,11 +88,11 @@ def made(paths: list[Path], cards: Cards, inputs: Inputs | None = None) -> Repor
 NEED_A_FILE = {
     name
     for name, view in list_views().items()
-    if name.startswith(("moe_", "energy_"))
+    if name.startswith(("moe_", "energy_", "course"))
     or name == "what_if"
     or name.endswith("roofline")
     or not view.table.__module__.startswith("mlhpc.analysis.")
-}  # or power readings, which these runs lack, or the files of a wing
+}  # or power readings or a reference course, which these runs lack, or the files of a wing
 
 
 def test_the_page_is_well_formed_with_unique_ids_and_nothing_external(rich: Report) -> None:

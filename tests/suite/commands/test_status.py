@@ -430,7 +430,7 @@ def test_a_folder_without_runs_is_one_line(tmp_path: Path) -> None:
     done = command(tmp_path)
     assert (done.returncode, done.stderr) == (
         2,
-        "mlhpc: runs: does not exist; expected a run folder, or a folder of run folders\n",
+        "mlhpc: runs: does not exist; expected a run folder, or a folder of run folders; this folder is empty\n",
     )
 
 
