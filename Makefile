@@ -6,8 +6,8 @@ PY := $(VENV)/bin/python
 EXTRAS := run,mpi,open-catalyst,openfold-data,analysis,parquet,fleet,nvml,export,official,tune,numerics,offload,docs,test
 BUILD := setuptools>=77
 # A worker takes whole files of tests: session fixtures (a Slurm cluster, a data set) are made once. The longest files go first
-# (tests/conftest.py). Three workers on two cores: many tests wait for processes that they started.
-PYTEST := -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+# (tests/conftest.py). Four workers on two cores: many tests wait for processes that they started.
+PYTEST := -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 READY := $(VENV)/.ready
 
 # Compiled modules are kept, whatever the caller's environment says: hundreds of processes load them.
