@@ -259,8 +259,10 @@ def _ratios(row: Mapping[str, Any], chosen: Selection) -> dict[str, float]:
         ratios["unit_hours"] = (row["units_described"] or math.nan) * (chosen.score_s or math.nan) / 3600.0
     else:
         ratios["unit_hours"] = units * row["run_s.mean"] / 3600.0
-    ratios["staging_in_epochs"] = row["staging_s.mean"] / row["tau_s.mean"]
-    return ratios | {f"{name.removesuffix('_s')}_share": row[f"{name}.mean"] / row["run_s.mean"] for name in TIME_PARTS}
+    # A log whose clock stood still has times of 0 s
+    epoch_s, run_s = row["tau_s.mean"] or math.nan, row["run_s.mean"] or math.nan
+    ratios["staging_in_epochs"] = row["staging_s.mean"] / epoch_s
+    return ratios | {f"{name.removesuffix('_s')}_share": row[f"{name}.mean"] / run_s for name in TIME_PARTS}
 
 
 def _find_common_value(values: pd.Series) -> Any:

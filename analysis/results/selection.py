@@ -7,6 +7,7 @@ Computes the reference's epochs to target by batch size, from the rulesets and t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -101,7 +102,8 @@ def select(
 def _find_points(group: pd.DataFrame) -> Mapping[int, Sequence[float]]:
     """Find the reference points of a result: their spread bounds that of its epochs from below."""
     first = group.iloc[0]
-    return find_reference_points(first["benchmark"], first["size"], str(first["round"]), float(first["train_samples"]))
+    samples = math.nan if first["train_samples"] is None else float(first["train_samples"])
+    return find_reference_points(first["benchmark"], first["size"], str(first["round"]), samples)
 
 
 def _make_status_target(target: Target) -> Target:

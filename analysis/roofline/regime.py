@@ -431,7 +431,9 @@ def compute_step_work(study: Study, row: Mapping[str, Any]) -> Work | str:
         threads=_mean(runs, "threads_per_rank"),
         device=next(iter(runs["device_type"].dropna()), None),
         samples=samples,
-        precision=str(row["precision"] or "float32"),
+        precision=row["precision"]
+        if isinstance(row["precision"], str)
+        else "float32",  # NaN beside runs that state one
         demands=demands,
         phases=phases,
         gradient_bytes=gradient,

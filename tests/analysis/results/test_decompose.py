@@ -1,5 +1,6 @@
 """Means, rates and scores of results, on runs whose answers can be done by hand."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,3 +90,22 @@ def test_two_sizes_never_share_a_result_or_a_class(tmp_path: Path, run_folder: B
     made = read_study([run_folder(tmp_path, "a", size="mini"), run_folder(tmp_path, "b", size="other")], cards)
     assert len(made.results) == 2
     assert [len(rows) for _, rows in made.classes()] == [1, 1]
+
+
+def test_logs_that_lack_any_event_are_read(tmp_path: Path, package: Build, cards: Cards) -> None:
+    made = package(tmp_path)
+    logs = {path: path.read_text() for path in made.rglob("result_*.txt")}
+    keys = sorted({key for text in logs.values() for key in re.findall(r'"key": "(\w+)"', text)})
+    assert "train_samples" in keys
+    for key in keys:
+        for path, text in logs.items():
+            kept = [line for line in text.splitlines() if f'"key": "{key}"' not in line]
+            path.write_text("\n".join(kept) + "\n")
+        assert len(read_study([made], cards).results) >= 1, key
+
+
+def test_a_clock_that_stands_still_leaves_no_share(tmp_path: Path, package: Build, cards: Cards) -> None:
+    made = package(tmp_path)
+    for path in made.rglob("result_*.txt"):
+        path.write_text(re.sub(r'"time_ms": [\d.]+', '"time_ms": 1000', path.read_text()))
+    assert pd.isna(only(read_study([made], cards))["staging_in_epochs"])
