@@ -184,7 +184,7 @@ class YamlSource:
 
 
 def _explain_syntax(problem: str, line: str) -> str:
-    """Return what to do about a mistake of YAML's grammar, by the parser's words and the line. "" if this is not known."""
+    """Return what to do about a mistake of YAML's grammar, by the parser's words and the line. "" if unknown."""
     if "\t" in problem or "\\t" in problem or line.startswith("\t"):
         return "; indent with spaces, not with tabs"
     if found := re.search(r"found character '(.)'", problem):

@@ -77,7 +77,7 @@ def _read_smi_dmon(path: Path, lines: Sequence[str]) -> Iterator[Row]:
 
 
 def _read_smi_report(lines: Sequence[str]) -> Iterator[Row]:
-    """Yield a row of each GPU of each report: the power of the moment, where the driver tells it apart from the mean."""
+    """Yield a row of each GPU of each report: the power of the moment, if the driver tells it apart from the mean."""
     time, gpu = "", ""
     found: dict[str, str] = {}
     for number, line in enumerate([*lines, "="], 1):

@@ -218,7 +218,7 @@ def _list_options(options: Mapping[str, click.Option]) -> str:
 
 
 def _find_by_value(value: str, options: Mapping[str, click.Option], command: str) -> str:
-    """Return what to do about an unknown option by what its value is: settings, variables or workloads. "" if neither."""
+    """Return what to do about an unknown option whose value is settings, variables or workloads. Else ""."""
     if (pairs := _list_pairs(value)) and (form := _explain_pairs(pairs, options, command)):
         return form
     takes_one = "--set" in options or command.endswith("generate")

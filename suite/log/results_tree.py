@@ -245,8 +245,8 @@ def find_logs(paths: Sequence[Path]) -> tuple[list[LogFile], list[SkippedPath]]:
         }
         if not logs:
             raise InputError(
-                f"{path}: no result_*.txt below it{describe_near_logs([path])}; expected run folders, or an MLPerf HPC tree "
-                "<submitter>/results/<system>/[strong|weak/]<benchmark>/result_*.txt"
+                f"{path}: no result_*.txt below it{describe_near_logs([path])}; expected run folders, or an MLPerf HPC "
+                "tree <submitter>/results/<system>/[strong|weak/]<benchmark>/result_*.txt"
             )
         found |= {log.path: log for log in logs}
     ordered = sorted(found.values(), key=lambda log: (log.label, str(log.path)))
