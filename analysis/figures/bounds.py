@@ -102,10 +102,11 @@ def _describe_modelled_case(case: Case) -> str:
     """Describe a published result, whose roofs are modelled, by its nearest roof."""
     if case.bounds.nearest is None:
         return f"modelled, {describe_case(case)}"
-    times = (
-        f"{case.bounds.distance:.2g} times as long as the model's {RESOURCE_NAMES[case.bounds.nearest.resource]} roof"
+    resource = RESOURCE_NAMES[case.bounds.nearest.resource]
+    text = (
+        f"{case.benchmark}: a step of {case.label} takes {case.bounds.distance:.2g} times as long as its {resource}"
+        " alone would allow (modelled)"
     )
-    text = f"{case.benchmark}: nearest to a roof is {case.label}, whose step takes {times} allows"
     if case.scale is not None:
         few, many = map(_render_ranks, case.scale)
         text += f"; from {few} to {many} ranks on the network would be the limit"

@@ -231,7 +231,7 @@ def _bars(
     table: pd.DataFrame, totals: pd.Series, parts: dict[str, str], unit: str, longest: float | None = None
 ) -> Chart:
     """Draw bars of parts for each benchmark and size, with the total time (and n) at their ends."""
-    ends = [f"{total} (n={n})" for total, n in zip(totals, table["n"], strict=True)]
+    ends = [f"{total} ({f'mean of {n}' if n > 1 else '1 run'})" for total, n in zip(totals, table["n"], strict=True)]
     return draw_result_panels(
         table.assign(_end=ends),
         lambda rows: draw_stacked_bars(rows, parts, unit, text="_end", longest=longest),

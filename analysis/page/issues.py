@@ -40,6 +40,9 @@ RUN_COUNT = re.compile(r"(?P<count>\d+ of \d+ runs) (?P<text>.*)", re.DOTALL)
 Severity = Literal["problem", "doubt", "note"]
 
 
+OUTCOME_WORDS = {"target missed": "missed the target", "no run_stop": "did not end"}
+
+
 @dataclass(frozen=True)
 class Issue:
     """Holds one doubt. ``where`` is a result's label or a class of results."""
@@ -438,8 +441,8 @@ def _build_scores_tile(study: Study) -> Tile:
     aside = runs["resumed"] | runs["pruned"]
     lost = runs[~runs["converged"] & ~aside]
     counts = [
-        *lost["outcome"].value_counts(sort=True).items(),
-        ("resumed or pruned", int((~runs["converged"] & aside).sum())),
+        *((OUTCOME_WORDS.get(name, name), count) for name, count in lost["outcome"].value_counts(sort=True).items()),
+        *((name, int((~runs["converged"] & runs[name]).sum())) for name in ("resumed", "pruned")),
     ]
     reasons = ", ".join(f"{count} {name}" for name, count in counts if count)
     detail = f"{int(runs['converged'].sum())} of {render_count(len(runs), 'run')} reached the target"

@@ -155,7 +155,7 @@ def write_headline(study: Study, standing: pd.DataFrame) -> str:
 def _write_headline_of_one(study: Study) -> str:
     """Write the verdict where no two results may be compared."""
     known = study.distinct
-    reasons = _list_reasons(known)
+    reasons = _list_reasons(study)
     if len(known) > 1:
         kinds = {re.sub(r"\d+", "", reason) for reason in reasons}  # that differ in more than a number
         why = f": {max(reasons)}" if len(kinds) == 1 else ""
@@ -164,7 +164,7 @@ def _write_headline_of_one(study: Study) -> str:
             return f"None of {len(known)} results is ranked{why}"
         if ranked == 1:
             only = known[known["not_ranked"].isna() & known["score_s"].notna()].iloc[0]
-            return f"{only['label']} has no result beside it that may be ranked{why}"
+            return f"{_join_labels(list(known.loc[reasons.index, 'label']))} may not be ranked{why}; only {only['label']} may"
         reached = {_name_task(row): row["score_s"] for _, row in known.iterrows()}
         if reasons.empty and len(known) == len(reached) <= MOST_LISTED and (known["mode"] == "strong").all():
             said = [f"{task} in {render_seconds(float(time_s))}" for task, time_s in reached.items()]
@@ -176,7 +176,10 @@ def _write_headline_of_one(study: Study) -> str:
     row = known.iloc[0]
     task = _name_task(row)
     if pd.isna(row["score_s"]):
+        ended = study.runs.loc[study.runs["group"] == row["group"], "outcome"] != "no run_stop"
         met = f"{row['n_reached']:.0f} of {render_count(row['n_started'], 'run')} reached the target"
+        if not ended.all():
+            met = f"{(~ended).sum()} of {render_count(len(ended), 'run')} did not end"
         return f"{task} has no score: {row['score_note'] if row['n_reached'] == row['n_started'] else met}"
     low, high = row["score_low_s"], row["score_high_s"]
     ends = (
@@ -192,9 +195,15 @@ def _name_task(row: pd.Series) -> str:
     return render_short_heading(row["benchmark"], row["size"], row["mode"])
 
 
-def _list_reasons(rows: pd.DataFrame) -> pd.Series:
+def _list_reasons(study: Study) -> pd.Series:
     """List for each result that is not ranked why."""
-    why = rows["not_ranked"].where(rows["score_s"].notna(), "no score (" + rows["score_note"].astype(str) + ")")
+    rows = study.distinct
+    busy = (
+        rows["group"]
+        .isin(study.runs.loc[study.runs["had_company"], "group"])
+        .map({True: ", on a busy machine", False: ""})
+    )
+    why = rows["not_ranked"].where(rows["score_s"].notna(), "no score (" + rows["score_note"].astype(str) + busy + ")")
     return why[rows["not_ranked"].notna() | rows["score_s"].isna()]
 
 
@@ -363,7 +372,7 @@ def _advise_by_cost(a: pd.Series, b: pd.Series, study: Study) -> str:
         article = "an" if one[:1] in "AEFHILMNORSXaeiou" and not one.startswith("unit") else "a"
         return f"{a['label']}: faster, and cheaper as long as {article} {one} costs less than {than}"
     if first <= SAME_COST * second:
-        return f"{a['label']}: faster, and it costs no more"
+        return f"{a['label']}: faster, and {'cheaper' if SAME_COST * first < second else 'it costs no more'}"
     share = f"{first / second:.3g} times the cost"
     return f"{a['label']} where time counts, for {share}; {b['label']} where cost or the number of nodes does"
 
@@ -413,31 +422,36 @@ def _sentences(
             if pd.notna(row["run_s.mean"])
             else ""
         )
-        yield f"{row['label']} ({row['benchmark']} {row['size']}) has no score: {row['score_note']}{time}{_resume(row)}."
+        yield f"{row['label']} ({row['benchmark']} {row['size']}) has no score: {row['score_note']}{time}{_resume(row, study)}."
     if len(without) > MOST_LISTED:
         yield f"{render_count(len(without) - MOST_LISTED, 'more result')} without a score."
     if not ranked:
         if answers.get("extended_roofline"):
             yield f"Against its ceilings: {answers['extended_roofline']}."
-        elif not study.distinct["published"].all():
+        elif not study.distinct["published"].all() and study.distinct["score_s"].notna().any():
             yield (
-                "How good that is for its machine is not known: `mlhpc ceilings -o ceilings.json` measures the"
-                " ceilings; give the file among the report's paths."
+                "How near that is to what the machine can do is not known: `mlhpc ceilings -o ceilings.json` measures its"
+                " peak rates; give that file to `mlhpc report` too."
             )
         if answers.get("beside_published") and (study.distinct["size"] == FULL).any():
             yield f"In the published field: {answers['beside_published']}."
-        reasons = _list_reasons(study.distinct)
+        reasons = _list_reasons(study)
         if any("other programs" in reason for reason in reasons):
             yield "`mlhpc run --wait-for-quiet` repeats runs when other programs leave the CPUs idle."
-        if reasons.empty or not study.distinct.duplicated(list(CLASS_COLUMNS)).any():
+        if reasons.empty or (
+            len(reasons) < len(study.distinct) and not study.distinct.duplicated(list(CLASS_COLUMNS)).any()
+        ):
             yield "Nothing to rank yet: add the runs or packages of a second system, of the same benchmark and size."
 
 
-def _resume(row: Mapping[Any, Any]) -> str:
-    """Say how to make the runs that a result of one's own lacks."""
+def _resume(row: Mapping[Any, Any], study: Study) -> str:
+    """Say how to make the runs that a result of one's own lacks; all of them again if other programs slowed some."""
     needed = row["required_runs"]
     if row["published"] or pd.isna(needed) or row["n_started"] >= needed:
         return ""
+    if study.runs.loc[study.runs["group"] == row["group"], "had_company"].any():
+        again = f"`mlhpc run {row['benchmark']} -o NEW --runs {needed:.0f} --wait-for-quiet`"
+        return f", on a busy machine; {again} makes all of them again when it is quiet"
     return f"; `mlhpc run {row['benchmark']} -o FOLDER --resume --runs {needed:.0f}` completes them"
 
 
@@ -523,7 +537,7 @@ def _remarks(rows: pd.DataFrame) -> Iterable[str]:
             yield f"{name}: {GROUP_MEANINGS[name]}."
     if first["size"] != FULL:
         yield f"Compare {first['size']} results only with {first['size']} results: it is not the MLPerf problem."
-        yield "A smaller problem has other limits, such as overhead: speeds here say nothing of full; correctness does."
+        yield "A smaller problem has other limits, such as overhead: a difference in speed here may be another one at full size."
 
 
 def _headline_table(rows: pd.DataFrame, caption: str, study: Study) -> HtmlTable:

@@ -147,7 +147,7 @@ def compute_time_to_train(
     runs = [JudgedRun(record, find_failure(record, target)) for record in records]
     eligible = [run for run in runs if not run.record.resumed]
     if len(eligible) < need:
-        return TimeToTrain(tuple(runs), need, f"not a score: {len(eligible)} of {need} runs")
+        return TimeToTrain(tuple(runs), need, f"not a score: {len(eligible)} of the {need} runs that it needs")
     windows = _list_windows(eligible, need)
     scores = [_compute_window_score(window) for window in windows]
     window = windows[scores.index(statistics.median_high(scores))]

@@ -62,7 +62,7 @@ def test_the_fastest_is_named_with_the_ratio_interval_and_runs_of_the_figure(mad
     assert line["by how much, and is it sure"] == f"{said}; sure, by 10 and 10 runs"
     assert re.match(r"each A1 is [\d.]+ times as fast \([\d.]+ to [\d.]+\)", line["why"])
     assert re.fullmatch(r"4 A1 against 4 A1; [\d.]+ against [\d.]+ A1 hours", line["size and cost of both"])
-    assert line["what to take"] == "quick: faster, and it costs no more"
+    assert line["what to take"] == "quick: faster, and cheaper"
 
 
 def test_another_ratio_of_scores_is_explained(made: Build, cards: Cards) -> None:
@@ -111,7 +111,7 @@ def test_a_result_alone_says_what_was_beside_it(made: Build, cards: Cards) -> No
 @pytest.mark.parametrize(
     ("prices", "cost", "advice"),
     [
-        ((1.0, 1.0), " USD", "quick: faster, and it costs no more"),
+        ((1.0, 1.0), " USD", "quick: faster, and cheaper"),
         ((50.0, 1.0), " USD", "quick where time counts, for "),
         ((None, 1.0), "cost not known of fast one", "quick where time counts; the cost of one of them"),
         ((1.0, None), "cost not known of slow one", "quick where time counts; the cost of one of them"),
@@ -150,7 +150,7 @@ def test_a_first_run_says_what_it_knows(tmp_path: Path, run_folder: Build, cards
     assert said.headline.startswith("cosmoflow mini reached its target in ")
     # The shipped results of others have modelled ceilings, which are no answer here.
     assert re.fullmatch(
-        r"How good that is .* not known: `mlhpc ceilings -o [\w.]+` measures the ceilings; .*\.", ceilings
+        r"How near that is .* not known: `mlhpc ceilings -o [\w.]+` measures its peak rates; .*\.", ceilings
     )
     assert first.startswith("first trains to the target of cosmoflow (mini) in ")
     assert "3 of 3 runs reached it" in first
@@ -212,7 +212,7 @@ def test_what_is_not_ranked_is_hollow_with_the_reason_and_never_the_headline(
 ) -> None:
     data = read_study([made("slow", train_s=40), made("quick", train_s=5)], cards)
     data.results["not_ranked"] = [reason if name == "quick" else None for name in data.results["name"]]
-    assert headline(data) == f"slow has no result beside it that may be ranked: {reason}"
+    assert headline(data) == f"quick may not be ranked: {reason}; only slow may"
     rows = list_views()["standing"].table(data)
     assert rows[["name", "verdict"]].to_numpy().tolist() == [["slow", "fastest"], ["quick", "not ranked"]]
     assert rows["ratio"].iloc[1] < 1

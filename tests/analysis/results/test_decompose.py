@@ -36,7 +36,7 @@ def test_one_failed_run_is_the_slowest(tmp_path: Path, package: Build, log: Buil
 def test_too_few_runs_have_means_but_no_score(tmp_path: Path, package: Build, cards: Cards) -> None:
     row = only(read_study([package(tmp_path, runs=4)], cards))
     assert pd.isna(row["score_s"])
-    assert "4 of 10" in row["score_note"]
+    assert "4 of the 10" in row["score_note"]
     assert row["n_averaged"] == 4
 
 
