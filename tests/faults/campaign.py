@@ -118,6 +118,7 @@ class Chain:
         self.root, self.data, self.seed, self.environment, self.plan = root, data, seed, environment, plan
         self.python = warm_python() if warm else [sys.executable]
         self.replace = False
+        self.struck = 0  # the process that got the last signal
         self.whole = 0  # steps of the undisturbed run
         self.part = 1.0  # of the steps that are left, where the next kill comes at the latest
 
@@ -133,6 +134,7 @@ class Chain:
             words += ["--size", "smoke", "--ranks", str(RANKS), "--runs", "1", "--seed", str(self.seed)]
             words += ["--output", str(self.root), *(w for s in (f"data={self.data}", *settings) for w in ("--set", s))]
         self.replace = False
+        self.struck = 0  # the process that got the last signal
         with (self.root.parent / f"{self.root.name}.out").open("ab") as output:
             return subprocess.Popen(
                 words,
@@ -219,6 +221,7 @@ class Chain:
 
     def strike(self, victim: int, number: int) -> None:
         """Send a signal to a process."""
+        self.struck = victim
         os.kill(victim, number)
 
     def repair(self) -> None:

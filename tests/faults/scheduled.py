@@ -17,10 +17,19 @@ from tests.slurm.conftest import ROOT, Cluster, lives, running_cluster, slurm_pa
 SCRIPT = ROOT / "submissions" / "slurm" / "cosmoflow-mini.sbatch"
 OF_SLURM = ("rank", "srun", "slurmstepd", "slurmd", "script")
 OF_GRID_ENGINE = ("rank", "mpiexec", "proxy", "shepherd", "execd", "script")
+DAEMONS = ("slurmd", "sge_execd")
 LIMIT_S = 180.0  # a job that the scheduler itself does not end by then is cancelled, as its owner would
 EMPTY_S = (
     25.0  # the same for a job that has had no rank for so long: Slurm waits for one that it lost with its slurmstepd
 )
+
+
+def wait_for_end(pid: int, limit_s: float = 20.0) -> None:
+    """Wait a second, and until a daemon has ended: one that got SIGTERM may take seconds to shut down."""
+    time.sleep(1.0)
+    end = time.monotonic() + limit_s - 1.0
+    while lives(pid) and Path(dict(commands()).get(pid, [""])[0]).name in DAEMONS and time.monotonic() < end:
+        time.sleep(0.1)
 
 
 class Job:
@@ -122,7 +131,7 @@ class SlurmChain(ScheduledChain):
 
     def repair(self) -> None:
         """Start a killed slurmd again after a while."""
-        time.sleep(1.0)
+        wait_for_end(self.struck)
         for node in ("node1", "node2"):
             if self._daemon(node) is None:
                 self.cluster.call("slurmd", "-N", node)
@@ -181,7 +190,7 @@ class GridEngineChain(ScheduledChain):
 
     def repair(self) -> None:
         """Start a killed execd again after a while."""
-        time.sleep(1.0)
+        wait_for_end(self.struck)
         if not any(map(lives, self.cluster.daemons())):
             self.cluster.call("sge_execd")
 
