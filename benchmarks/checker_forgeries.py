@@ -28,6 +28,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is not installed
 
 from mlhpc.suite.compliance.check import check
+from mlhpc.suite.compliance.forensics.course_rules import _CLOCKED as CLOCKED
 from tests.suite.compliance.forge import test_legal as legal
 from tests.suite.compliance.forge.forgeries import draw, list_forgeries
 from tests.suite.compliance.forge.test_forgeries import is_undetected, make_package
@@ -215,6 +216,17 @@ def scaled_rates(factor: float) -> Change:
     return apply
 
 
+def scaled_clocks(factor: float) -> Change:
+    """Change the durations that some codes log beside their time stamps."""
+
+    def apply(events: Events) -> Events:
+        for about in (event["metadata"] for event in events):
+            about |= {name: about[name] * factor for name in CLOCKED.keys() & about.keys() - {"staging_duration"}}
+        return events
+
+    return apply
+
+
 def short_evaluations(milliseconds: float, only: int | None = None) -> Change:
     """Evaluations take so long, and what follows is earlier by as much."""
 
@@ -338,7 +350,12 @@ def time_cases() -> list[Case]:
         case("times x 0.1 with rates", LORA, every_log(faster(0.1))),
         case("times x 0.5 with rates", LORA, every_log(faster(0.5))),
         *(
-            case("times x 2, rates too", base, every_log(chain(scaled_rates(0.5), faster(2))), legal=True)
+            case(
+                "times x 2, rates too",
+                base,
+                every_log(chain(scaled_rates(0.5), scaled_clocks(2), faster(2))),
+                legal=True,
+            )
             for base in (DELL, COSMO, LORA, RGAT)
         ),
         *(case("no rates", base, every_log(blind), legal=True) for base in (DELL, COSMO, OC20, LORA, RETINA)),
@@ -460,13 +477,15 @@ def package_cases() -> list[Case]:
     def diverged(events: Events) -> Events:
         end = next(n for n, event in enumerate(events) if event["key"] == "epoch_stop")
         stop = next(event for event in events if event["key"] == "run_stop")
+        last = {name: events[end]["metadata"][name] for name in ("epoch_num",) if name in stop["metadata"]}
         head = [
             event | {"value": float("nan")} if event["key"].startswith("eval_accuracy") else event
             for event in events[: end + 1]
         ]
         return [
             *head,
-            stop | {"time_ms": events[end]["time_ms"] + 1, "metadata": {**stop["metadata"], "status": "aborted"}},
+            stop
+            | {"time_ms": events[end]["time_ms"] + 1, "metadata": {**stop["metadata"], "status": "aborted"} | last},
         ]
 
     def one_more(events: Events) -> Events:
