@@ -164,7 +164,8 @@ def _write_headline_of_one(study: Study) -> str:
             return f"None of {len(known)} results is ranked{why}"
         if ranked == 1:
             only = known[known["not_ranked"].isna() & known["score_s"].notna()].iloc[0]
-            return f"{_join_labels(list(known.loc[reasons.index, 'label']))} may not be ranked{why}; only {only['label']} may"
+            others = _join_labels(list(known.loc[reasons.index, "label"]))
+            return f"{others} may not be ranked{why}; only {only['label']} may"
         reached = {_name_task(row): row["score_s"] for _, row in known.iterrows()}
         if reasons.empty and len(known) == len(reached) <= MOST_LISTED and (known["mode"] == "strong").all():
             said = [f"{task} in {render_seconds(float(time_s))}" for task, time_s in reached.items()]

@@ -148,7 +148,7 @@ def convert_plan_to_settings(plan: str | None, mesh: str | None) -> tuple[str, .
 
 
 def choose_config_name(size: str | None, config: str | None) -> str | None:
-    """Return the name of a shipped config, or a YAML path, for `mlhpc.suite.config.load_config`. None if neither is given.
+    """Return the name of a shipped config, or a YAML path, for `load_config`. None if neither is given.
 
     UsageError if both are given, a file as ``--size`` or a name as ``--config``.
     """

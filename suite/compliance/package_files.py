@@ -32,7 +32,7 @@ def read_package_manifest(path: Path) -> dict[str, str] | None:
                 text = line.decode().rstrip("\r\n")
                 if not text or text.startswith("#"):
                     continue
-                # sha256sum writes two blanks, or a blank and an asterisk for binary mode. It reads sums in capitals too.
+                # sha256sum writes two blanks, or a blank and an asterisk for binary mode. It reads capitals too.
                 sha256, mode, name = text[:_SHA256_DIGITS], text[_SHA256_DIGITS:_NAME], text[_NAME:]
                 if not name or mode not in ("  ", " *") or name in found:
                     return None

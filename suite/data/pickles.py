@@ -17,7 +17,7 @@ REFUSED = (
 
 
 class PlainUnpickler(pickle._Unpickler):
-    """Unpickles numbers, texts, bytes and containers. pickle.UnpicklingError for a name, a call or a change of state."""
+    """Unpickles numbers, texts, bytes and containers. pickle.UnpicklingError for a name, call or change of state."""
 
     dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
     CHANGED: ClassVar[tuple[type, ...]] = ()  # the classes whose objects are given a state

@@ -1,1 +1,1 @@
-"""Starts trials: `local` runs mpiexec on this machine, `script` renders a job script for a scheduler. Nothing here trains."""
+"""Starts trials: `local` runs mpiexec here, `script` renders a job script for a scheduler. Nothing here trains."""

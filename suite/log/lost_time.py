@@ -1,4 +1,4 @@
-"""Names the largest losses of runs, from the parts that they measured, each with the setting to try and what it can gain."""
+"""Names the largest losses of runs by their measured parts, each with the setting to try and what it can gain."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def describe_run_course(record: RunRecord, courses: Sequence[ReferenceCourse]) -
 
 
 def collect_courses(logs: Sequence[RunRecord], system: str) -> tuple[ReferenceCourse, ...]:
-    """Collect the courses of runs, one for each batch size, precision and hyperparameters. Runs without one are left out.
+    """Collect the courses of runs by batch size, precision and hyperparameters. Runs without one are left out.
 
     It has the numbers that all its runs have: later epochs would be those of slow runs alone.
     """

@@ -28,7 +28,7 @@ PACKAGE = "mlperf_logging package_checker"
 OURS = "docs/checker.md"
 RULES_PAGE = "docs/rules.md"  # which has every rule
 
-# Headings of mlcommons/training_policies d73e20f, the commit that the rulesets name. A test compares number and heading.
+# Headings of mlcommons/training_policies d73e20f, the commit that the rulesets name. A test compares them.
 SECTIONS = {
     (HPC, "2"): "Benchmarks",
     (HPC, "5.1"): "Data State at Start of Run",

@@ -59,7 +59,7 @@ def render_array(job: Job) -> Iterator[str]:
 
 
 def render_signal(job: Job) -> Iterator[str]:
-    # Not s_rt: in 8.1.9 it signals a job's first start only, and kills one that was started again (seen on 29 November 2026).
+    # Not s_rt: in 8.1.9 it signals a job's first start only, and kills one that was started again (29 November 2026).
     yield from ()
 
 
