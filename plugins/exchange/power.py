@@ -21,7 +21,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, structs
 
-from mlhpc.plugins.exchange.power_text import NODE, read_text
+from mlhpc.plugins.exchange.power_text import MODULE, NODE, read_text
 from mlhpc.suite.documents import Positive, YamlSource
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import make_folder, read_bytes, render_duration, render_repr
@@ -340,6 +340,8 @@ def _recognise(table: _Table) -> PowerColumns:
             node="host" if hosts else None,
             nodes=hosts,
         )
+    if MODULE in names:
+        return PowerColumns(scope="node", current="DC", time="timestamp", power=MODULE, unit="mW")
     if "PkgWatt" in names and "Time_Of_Day_Seconds" in names:  # turbostat, whose rows of all processors have a dash
         return PowerColumns(
             scope="package", current="DC", time="Time_Of_Day_Seconds", unit="W", time_form="s", delimiter=delimiter,

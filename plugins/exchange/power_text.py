@@ -1,6 +1,6 @@
 """Turns texts of power readings that are no CSV into rows: IPMI's DCMI readings one after another, dcgmi dmon.
 
-Also nvidia-smi's own dmon and -q, and sacct without -P, whose columns have fixed widths.
+Also nvidia-smi's own dmon and -q, Jetson's tegrastats, and sacct without -P, whose columns have fixed widths.
 
 while sleep 1; do ipmitool dcmi power reading; done > ipmi.txt       (or: ipmi-dcmi --get-system-power-statistics)
 dcgmi dmon -e 155 -d 1000 | ts %.s > dcgm.txt                        (it writes no times itself)
@@ -19,6 +19,8 @@ from mlhpc.suite.files import render_repr
 
 Row = tuple[int, dict[str, str | None]]
 NODE = "dcmi.power [W]"  # the column of a node's power; a device's is nvidia-smi's, `power.draw [W]`
+
+MODULE = "VDD_IN [mW]"  # tegrastats' name of what a Jetson's module takes
 
 # What ipmitool and FreeIPMI call the same; a name of the host may stand before it (xCAT)
 _POWER = re.compile(r"(?:(\S+): +)?\s*(?:Instantaneous power reading|Current Power)\s*:\s*(\d+)\s*(\w+)", re.IGNORECASE)
@@ -40,6 +42,8 @@ _HOURS = {
 }
 _HOURS |= {"EST": -5, "EDT": -4, "CST": -6, "CDT": -5, "MST": -7, "MDT": -6, "PST": -8, "PDT": -7}
 _OFF = {"deactivated", "notactive", "not", "inactive"}
+_TEGRASTATS = re.compile(r"(\S+ \S+ )?RAM \d+/\d+MB ")
+_MODULE = re.compile(r" (?:VDD_IN|POM_5V_IN) (\d+)(?:mW)?/")  # the moment, before the mean since the start
 _SMI_DMON = re.compile(r"#\s*(?:Date\s+Time\s+)?gpu\s", re.IGNORECASE)
 _DMON = re.compile(r"^(.*?)\s*#\s*Entity\s+(.*)$")
 
@@ -55,6 +59,10 @@ def read_text(path: Path, lines: Sequence[str]) -> tuple[list[str], list[Row]] |
         return ["timestamp", "index", "power.draw [W]"], list(_read_dmon(path, lines))
     if _SMI_DMON.match(first):
         return ["timestamp", "index", "power.draw [W]"], list(_read_smi_dmon(path, lines))
+    if head := _TEGRASTATS.match(first):
+        if not head[1]:
+            raise InputError(f"{path}:1: this tegrastats writes no times; put them before: tegrastats | ts '%F %T'")
+        return ["timestamp", MODULE], list(_read_tegrastats(path, lines))
     if "NVSMI LOG" in first:
         return ["timestamp", "index", "power.draw [W]"], list(_read_smi_report(lines))
     dashes = lines[1] if len(lines) > 1 else ""
@@ -74,6 +82,22 @@ def _read_smi_dmon(path: Path, lines: Sequence[str]) -> Iterator[Row]:
             row = dict(zip(names, words, strict=False))
             power = "[N/A]" if row["pwr"] == "-" else row["pwr"]
             yield number, {"timestamp": f"{row['date']} {row['time']}", "index": row["gpu"], "power.draw [W]": power}
+
+
+def _read_tegrastats(path: Path, lines: Sequence[str]) -> Iterator[Row]:
+    before = ""
+    for number, line in enumerate(lines, 1):
+        if (head := _TEGRASTATS.match(line)) and head[1]:
+            power = _MODULE.search(line)
+            if power is None:
+                raise InputError(
+                    f"{path}:{number}: no VDD_IN, the power of the whole module; its other rails are parts of it"
+                )
+            day = re.sub(r"^(\d\d)-(\d\d)-(\d{4})$", r"\3-\1-\2", head[1].split()[0])
+            time = f"{day} {head[1].split()[1]}"
+            if time != before:  # asked more often than once in a second, which is all that it writes of times
+                before = time
+                yield number, {"timestamp": time, MODULE: power[1]}
 
 
 def _read_smi_report(lines: Sequence[str]) -> Iterator[Row]:

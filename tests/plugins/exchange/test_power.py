@@ -384,6 +384,10 @@ XCAT = """ops01: Current Power                        : 591W
 ops01: Time Stamp                           : 11/18/2015 - 1:4:{}
 ops01: Power Measurement                    : Active
 """
+TEGRASTATS = (
+    "07-14-2025 10:29:{} RAM 2147/7620MB (lfb 2x4MB) SWAP 1476/3810MB (cached 1MB) CPU [0%@729,0%@729,0%@729] GR3D_FREQ 0% "
+    "cpu@47.687C gpu@48.625C tj@48.625C VDD_IN 4556mW/4570mW VDD_CPU_GPU_CV 483mW/483mW VDD_SOC 1451mW/1451mW\n"
+)
 DMON = """{0} #Entity   POWER   TOTEC
 {0} ID         W      mJ
 1777708{0[0]}07.135 GPU 0     16.609  256000
@@ -404,8 +408,9 @@ DMON = """{0} #Entity   POWER   TOTEC
             33.609,
             "device",
         ),  # dcgmi 4.5.2 with a wall clock before each line, as public scripts write it
+        (TEGRASTATS, 1752488951.0, 4.556, "node"),  # a Jetson Orin Nano of San José State University's course notes
     ],
-    ids=["ipmitool", "ipmitool of a Supermicro board", "FreeIPMI", "xCAT", "dcgmi dmon"],
+    ids=["ipmitool", "ipmitool of a Supermicro board", "FreeIPMI", "xCAT", "dcgmi dmon", "tegrastats"],
 )
 def test_the_text_of_a_tool_is_read_as_it_is(
     tmp_path: Path, text: str, first_s: float, watts: float, scope: str
@@ -441,6 +446,8 @@ def test_the_text_of_a_tool_is_read_as_it_is(
             "#Entity   POWER\nID   W\nGPU 0   16.6\n",
             "dcgmi dmon writes no times; put them before: dcgmi dmon … | ts %.s",
         ),
+        (TEGRASTATS.partition(" ")[2].partition(" ")[2], "writes no times; put them before: tegrastats | ts"),
+        (TEGRASTATS.format("11").replace("VDD_IN", "VDD_CPU"), ":1: no VDD_IN, the power of the whole module"),
         ("1777708107.1 #Entity   TMPTR\n", "no column POWER (TMPTR); ask for it: dcgmi dmon -e 155"),
     ],
 )
