@@ -57,7 +57,7 @@ CAPTION = (
 )
 COLOURS = {FASTEST: GREEN, SLOWER: BLUE, INCONCLUSIVE: GREY, ONE_EACH: GREY, NOT_RANKED: ORANGE}
 FILLS = COLOURS | {ONE_EACH: "transparent", NOT_RANKED: "transparent"}  # hollow: no test stands behind it
-SCORES_DIFFER = 0.01  # of the ratio of means: a larger difference is said
+RATIOS_DIFFER = 0.01  # relative: from then on a name says the ratio of scores too
 KEY = ["Ratios, 95 % intervals: of the means of all runs", "Times beside names: scores"]  # lines as wide as a phone
 MOST_ROWS = 6  # of a task on the page; one's own are always shown
 ROW_HEIGHT, LETTER = 22, 6.5  # pixels
@@ -243,9 +243,8 @@ def _render_mark(row: Mapping[Any, Any]) -> str:
     if row["verdict"] == FASTEST:
         return said
     times = f"{row['ratio']:.3g} times as long"
-    if (
-        abs(row["_by_scores"] / row["ratio"] - 1) > SCORES_DIFFER
-    ):  # else a reader who divides the times thinks of a mistake
+    # A reader who divides the times beside the names would think of a mistake
+    if abs(row["_by_scores"] / row["ratio"] - 1) > RATIOS_DIFFER:
         times += f" ({row['_by_scores']:.3g} by scores)"
     if row["verdict"] == ONE_EACH:
         return f"{said} · the fastest trains {row['ratio']:.3g} times as many"

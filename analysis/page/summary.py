@@ -196,14 +196,15 @@ def _name_task(row: pd.Series) -> str:
     return render_short_heading(row["benchmark"], row["size"], row["mode"])
 
 
+def _find_disturbed(study: Study) -> set[str]:
+    """Find the results (groups) with a run that other programs disturbed."""
+    return set(study.runs.loc[study.runs["had_company"], "group"])
+
+
 def _list_reasons(study: Study) -> pd.Series:
     """List for each result that is not ranked why."""
     rows = study.distinct
-    busy = (
-        rows["group"]
-        .isin(study.runs.loc[study.runs["had_company"], "group"])
-        .map({True: ", on a busy machine", False: ""})
-    )
+    busy = rows["group"].isin(_find_disturbed(study)).map({True: ", on a busy machine", False: ""})
     why = rows["not_ranked"].where(rows["score_s"].notna(), "no score (" + rows["score_note"].astype(str) + busy + ")")
     return why[rows["not_ranked"].notna() | rows["score_s"].isna()]
 
@@ -450,7 +451,7 @@ def _resume(row: Mapping[Any, Any], study: Study) -> str:
     needed = row["required_runs"]
     if row["published"] or pd.isna(needed) or row["n_started"] >= needed:
         return ""
-    if study.runs.loc[study.runs["group"] == row["group"], "had_company"].any():
+    if row["group"] in _find_disturbed(study):
         again = f"`mlhpc run {row['benchmark']} -o NEW --runs {needed:.0f} --wait-for-quiet`"
         return f", on a busy machine; {again} makes all of them again when it is quiet"
     return f"; `mlhpc run {row['benchmark']} -o FOLDER --resume --runs {needed:.0f}` completes them"

@@ -134,7 +134,6 @@ class Chain:
             words += ["--size", "smoke", "--ranks", str(RANKS), "--runs", "1", "--seed", str(self.seed)]
             words += ["--output", str(self.root), *(w for s in (f"data={self.data}", *settings) for w in ("--set", s))]
         self.replace = False
-        self.struck = 0  # the process that got the last signal
         with (self.root.parent / f"{self.root.name}.out").open("ab") as output:
             return subprocess.Popen(
                 words,
