@@ -209,18 +209,16 @@ def _render_deployed(result: Numerics) -> list[str]:
     """Render a table of changes, the largest loss first, with spreads over seeds and over variants apart."""
     import statistics
 
-    rows = [row for row in result.deployed if row.mean is not None]
+    rows = result.measured
     lines = [
         f"{result.workload} {result.size}: {result.metric} {statistics.fmean(result.values):.4g} ± "
         f"{statistics.stdev(result.values):.2g} over {len(result.values)} seeds",
         f"{'change':<26} {'difference':>10} {'interval of the mean':>24}",
     ]
-    for row in sorted(rows, key=lambda row: row.mean or 0.0):
-        lines.append(f"{row.change:<26} {row.mean:>+10.2g} {f'[{row.low:+.2g}, {row.high:+.2g}]':>24}")
-    groups: dict[str, list[float]] = {}
     for row in rows:
-        groups.setdefault(row.group, []).append(row.mean or 0.0)
-    for group, means in groups.items():
+        lines.append(f"{row.change:<26} {row.mean:>+10.2g} {f'[{row.low:+.2g}, {row.high:+.2g}]':>24}")
+    for group in dict.fromkeys(row.group for row in rows):
+        means = [row.mean for row in rows if row.group == group]
         if len(means) > 1:
             lines.append(
                 f"{group}: {statistics.fmean(means):+.2g} ± {statistics.stdev(means):.2g} over {len(means)} variants"

@@ -11,8 +11,8 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
+from mlhpc.plugins.numerics.results import Finding, Outcome
 from mlhpc.suite.statistics import student_t
 from mlhpc.suite.statistics.comparison import holm
 
@@ -23,14 +23,6 @@ JUMP = 10.0  # times the largest such error: what is above is no jump
 ERROR_RATE = 0.001  # chance that an honest step is called not rounding
 FEWEST_RUNS = 20
 UNITS = {"float32": 2.0**-23, "tf32": 2.0**-10, "bfloat16": 2.0**-7, "float16": 2.0**-10}
-
-
-class Origin(StrEnum):
-    """Where a difference from float64 comes from."""
-
-    ROUNDING = "rounding"
-    FAULT = "not rounding"
-    INCONCLUSIVE = "inconclusive"
 
 
 @dataclass(frozen=True)
@@ -83,22 +75,6 @@ def make_bounds(runs: Sequence[Mapping[str, float]], unit: float) -> dict[str, B
     return found
 
 
-@dataclass(frozen=True)
-class Finding:
-    """The origin of a step's difference. ``first`` is the first tensor that rounding does not explain.
-
-    ``factor`` is its error over its bound, or the largest such factor of all tensors. ``undecided`` counts tensors
-    whose perturbed runs jump, as at a tie of a router: an error above their median is not judged.
-    """
-
-    origin: Origin
-    first: str
-    factor: float
-    tensors: int
-    beyond: int
-    undecided: int
-
-
 def judge(errors: Mapping[str, float], bounds: Mapping[str, Bound], error_rate: float = ERROR_RATE) -> Finding:
     """Judge the errors of a step, in the order of its computation."""
     names = [name for name in errors if name in bounds]
@@ -109,7 +85,14 @@ def judge(errors: Mapping[str, float], bounds: Mapping[str, Bound], error_rate: 
     compared = beyond[:1] or [name for name in names if name not in jumping]
     factors = [bounds[name].compute_factor(errors[name], error_rate / len(names)) for name in compared]
     factor, first = max(zip(factors, compared, strict=True), default=(math.nan, ""))
-    origin = Origin.FAULT if beyond else Origin.ROUNDING
+    outcome: Outcome = "not rounding" if beyond else "rounding"
     if not beyond and (undecided or not compared):
-        origin, first = Origin.INCONCLUSIVE, (undecided or [""])[0]
-    return Finding(origin, first, factor, len(names), len(beyond), len(undecided))
+        outcome, first = "inconclusive", (undecided or [""])[0]
+    return Finding(
+        outcome=outcome,
+        first=first,
+        factor=factor if factor < math.inf else None,
+        tensors=len(names),
+        beyond=len(beyond),
+        undecided=len(undecided),
+    )

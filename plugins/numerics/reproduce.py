@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import structs
 from torch import nn
 
 from mlhpc.plugins.numerics.judge import ERROR_RATE, UNITS, Bound, judge, make_bounds
@@ -66,14 +67,9 @@ class Reference:
         return Reproduced(
             change=change,
             precision=precision,
-            outcome=finding.origin.value,
-            first=finding.first,
             module=find_module(finding.first),
-            factor=finding.factor if finding.factor < float("inf") else None,
             error=errors[LOSS] if errors[LOSS] < float("inf") else None,
-            tensors=finding.tensors,
-            beyond=finding.beyond,
-            undecided=finding.undecided,
+            **structs.asdict(finding),
         )
 
 

@@ -11,23 +11,35 @@ from mlhpc.suite.documents import NotNegative
 KIND: Literal["numerics"] = "numerics"
 
 
-class Reproduced(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One change of the system and the origin of its difference from float64.
+Outcome = Literal["rounding", "not rounding", "inconclusive", ""]
 
-    ``first`` is the first tensor that rounding does not explain, ``module`` its module; ``factor`` its error over its
-    bound. Of rounding they are those of the largest factor. ``error`` is that of the loss. ``why``: not run.
+
+class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where a step's difference from float64 comes from.
+
+    ``first`` is the first tensor that rounding does not explain, and ``factor`` its error over its bound. Of rounding they
+    are those of the largest factor. ``beyond`` counts tensors that differ by more. ``undecided`` counts tensors whose
+    perturbed runs jump, as at a tie of a router: an error above their median is not judged.
+    """
+
+    outcome: Outcome = ""
+    first: str = ""
+    factor: NotNegative | None = None
+    tensors: int = 0
+    beyond: int = 0
+    undecided: int = 0
+
+
+class Reproduced(Finding, frozen=True, kw_only=True, omit_defaults=True):
+    """One change of the system and what it does to a step.
+
+    ``module`` is that of the first tensor, and ``error`` that of the loss. ``why``: not run.
     """
 
     change: str
     precision: str = "float32"
-    outcome: Literal["rounding", "not rounding", "inconclusive", ""] = ""
-    first: str = ""
     module: str = ""
-    factor: NotNegative | None = None
     error: NotNegative | None = None
-    tensors: int = 0
-    beyond: int = 0
-    undecided: int = 0
     why: str = ""
 
     def render(self) -> str:
@@ -55,9 +67,9 @@ class Deployed(Struct, frozen=True, kw_only=True, omit_defaults=True):
     change: str
     group: str = ""
     deltas: tuple[float, ...] = ()
-    mean: float | None = None
-    low: float | None = None
-    high: float | None = None
+    mean: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
     why: str = ""
 
 
@@ -75,3 +87,8 @@ class Numerics(Struct, frozen=True, kw_only=True):
     metric: str = ""
     values: tuple[float, ...] = ()
     deployed: tuple[Deployed, ...] = ()
+
+    @property
+    def measured(self) -> list[Deployed]:
+        """The changes that apply, the largest loss first."""
+        return sorted((row for row in self.deployed if not row.why), key=lambda row: row.mean)

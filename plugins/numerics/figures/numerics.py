@@ -54,8 +54,7 @@ def build_deployed_table(study: Study) -> pd.DataFrame:
                 "spread of seeds": statistics.stdev(result.values),
             }
             for result in results
-            for row in sorted(result.deployed, key=lambda row: row.mean or 0.0)
-            if row.mean is not None
+            for row in result.measured
         ]
     )
 
