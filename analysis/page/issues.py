@@ -448,7 +448,7 @@ def _build_scores_tile(study: Study) -> Tile:
     detail = f"{int(runs['converged'].sum())} of {render_count(len(runs), 'run')} reached the target"
     detail += f"; {reasons}" if reasons else ""
     state = "bad" if not scored else "good" if scored == len(rows) and lost.empty else "warn"
-    return Tile(state, "Scored", f"{scored} of {render_count(len(rows), 'result')}", detail)
+    return Tile(state, "With a score", f"{scored} of {render_count(len(rows), 'result')}", detail)
 
 
 def _cache(study: Study) -> Tile:

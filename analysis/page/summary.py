@@ -204,7 +204,7 @@ def _find_disturbed(study: Study) -> set[str]:
 def _list_reasons(study: Study) -> pd.Series:
     """List for each result that is not ranked why."""
     rows = study.distinct
-    busy = rows["group"].isin(_find_disturbed(study)).map({True: ", on a busy machine", False: ""})
+    busy = rows["group"].isin(_find_disturbed(study)).map({True: ", made on a busy machine", False: ""})
     why = rows["not_ranked"].where(rows["score_s"].notna(), "no score (" + rows["score_note"].astype(str) + busy + ")")
     return why[rows["not_ranked"].notna() | rows["score_s"].isna()]
 
