@@ -165,15 +165,15 @@ def _write_headline_of_one(study: Study) -> str:
         if ranked == 1:
             only = known[known["not_ranked"].isna() & known["score_s"].notna()].iloc[0]
             others = _join_labels(list(known.loc[reasons.index, "label"]))
-            return f"{others} may not be ranked{why}; only {only['label']} may"
+            return f"{others} cannot be ranked{why}; only {only['label']} can"
         reached = {_name_task(row): row["score_s"] for _, row in known.iterrows()}
         if reasons.empty and len(known) == len(reached) <= MOST_LISTED and (known["mode"] == "strong").all():
             said = [f"{task} in {render_seconds(float(time_s))}" for task, time_s in reached.items()]
             return f"{', '.join(said)}: each reached its target"
         one = known.loc[reasons.index[0]] if len(reasons) == 1 else None
         who = len(reasons) if one is None else f"{one['label']}, {_name_task(one)},"
-        rest = f"; {who} may not{why}" if len(reasons) else ""
-        return f"{ranked} of {len(known)} results may be ranked, but each alone in its task{rest}"
+        rest = f"; {who} cannot{why}" if len(reasons) else ""
+        return f"{ranked} of {len(known)} results can be ranked, but each alone in its task{rest}"
     row = known.iloc[0]
     task = _name_task(row)
     if pd.isna(row["score_s"]):

@@ -212,7 +212,7 @@ def test_what_is_not_ranked_is_hollow_with_the_reason_and_never_the_headline(
 ) -> None:
     data = read_study([made("slow", train_s=40), made("quick", train_s=5)], cards)
     data.results["not_ranked"] = [reason if name == "quick" else None for name in data.results["name"]]
-    assert headline(data) == f"quick may not be ranked: {reason}; only slow may"
+    assert headline(data) == f"quick cannot be ranked: {reason}; only slow can"
     rows = list_views()["standing"].table(data)
     assert rows[["name", "verdict"]].to_numpy().tolist() == [["slow", "fastest"], ["quick", "not ranked"]]
     assert rows["ratio"].iloc[1] < 1
