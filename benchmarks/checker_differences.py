@@ -1,6 +1,7 @@
 """What our checker and MLCommons' say of damaged logs and packages of the suite's own runs, one row a mutation.
 
-    MLHPC_ORG=ACME mlhpc run cosmoflow --size smoke --ranks 2 --runs 12 --set submission.platform=bed -o RUN
+    MLHPC_ORG=ACME mlhpc run cosmoflow --size smoke --ranks 2 --runs 12 --set submission.platform=bed \\
+      --set staging.directory=STAGE -o RUN
     python -m benchmarks.checker_differences RUN
 
 RUN needs eleven logs that reached the target, one of them after four epochs. Each mutation is one of `tests/fixtures`. Logs
@@ -37,7 +38,7 @@ from mlhpc.suite.compliance.ruleset import read_ruleset
 from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import summarise_log
 from mlhpc.suite.log.score import find_failure
-from tests.fixtures.logs import Line, Lines, write
+from tests.fixtures.logs import Lines, digest, our_run, render_config, write
 from tests.fixtures.mutations import ours
 from tests.fixtures.package_mutations import lines_of, package_cases, package_of
 
@@ -79,47 +80,36 @@ def main() -> int:
 
 
 def usable(run: Path) -> list[Lines]:
-    """The logs of a run that reached the target, one with four epochs first. ValueError if there are fewer than eleven."""
+    """The logs of a run that reached the target, in order of time. ValueError if there are fewer than eleven."""
     benchmark = read_ruleset("mlhpc-1.0").benchmark("cosmoflow", "smoke")
     assert benchmark is not None
-    found = []
-    for path in sorted(run.glob("result_*.txt")):
-        record = summarise_log(read_events(path))
-        if find_failure(record, benchmark) is None:
-            found.append((len(record.evals) != 4, path))
-    if len(found) < 11 or min(found)[0]:
+    paths = (
+        path for path in run.glob("result_*.txt") if find_failure(summarise_log(read_events(path)), benchmark) is None
+    )
+    found = [lines_of(path) for path in sorted(paths, key=lambda path: int(path.stem.rpartition("_")[2]))]
+    if len(found) < 11 or not any(map(has_four_epochs, found)):
         raise ValueError(
             f"{run}: expected eleven logs of cosmoflow smoke that converged, one of them after four epochs"
         )
-    return [renumbered(lines_of(path), trial) for trial, (_, path) in enumerate(sorted(found))]
+    return found
 
 
-def renumbered(lines: Lines, trial: int) -> Lines:
-    """The log as if it were of this trial: runs that missed the target leave no gap.
-
-    Without the sum of a configuration file: the package's is that of the fixture.
-    """
-    return [
-        replace(line, metadata=dict(line.metadata or {}) | {"trial": trial})
-        if "trial" in (line.metadata or {})
-        else line
-        for line in lines
-        if line.key != "config_file"
-    ]
+def has_four_epochs(lines: Lines) -> bool:
+    return sum(line.key == "eval_stop" for line in lines) == 4
 
 
-def with_staging(lines: Lines) -> Lines:
-    """The log with half a second of staging before train_samples, if it has none."""
-    if any(line.key == "staging_start" for line in lines):
-        return lines
-    at = next(index for index, line in enumerate(lines) if line.key == "train_samples")
-    later = [replace(line, time_ms=line.time_ms + 500) for line in lines[at:]]
-    return [
-        *lines[:at],
-        Line("staging_start", None, later[0].time_ms - 500),
-        Line("staging_stop", None, later[0].time_ms),
-        *later,
-    ]
+def as_trial(lines: Lines, trial: int) -> Lines:
+    """The log as if it were of this trial, of a run folder that keeps the files of the fixture."""
+    config = next(line.value for line in lines if line.key == "run_config")
+    files = next(line.value for line in our_run() if line.key == "run_files")
+    changed = []
+    for line in lines:
+        if "trial" in (line.metadata or {}):
+            line = replace(line, metadata=dict(line.metadata or {}) | {"trial": trial})
+        if line.key == "config_file":
+            line = replace(line, value="config.yaml", metadata={"sha256": digest(render_config(config))})
+        changed.append(replace(line, value=files) if line.key == "run_files" else line)
+    return changed
 
 
 def log_rows(logs: Sequence[Lines], folder: Path) -> list[Row]:
@@ -129,7 +119,7 @@ def log_rows(logs: Sequence[Lines], folder: Path) -> list[Row]:
     config = folder / "rules.yaml"
     config.write_text(render_official_rules(benchmark), encoding="utf-8")
     rows = []
-    for case in ours(with_staging(logs[0])):
+    for case in ours(as_trial(next(filter(has_four_epochs, logs)), 0)):
         path = write(folder / "result_0.txt", case.lines())
         errors = [item.rule for item in check_log(path, rules).findings if item.severity == "error"]
         rows.append(Row("log", case.name, case.rule is None, said(errors), their_verdict(path, config)))
@@ -146,7 +136,8 @@ def their_verdict(path: Path, config: Path) -> str:
 
 
 def package_rows(logs: Sequence[Lines], folder: Path) -> list[Row]:
-    base = package_of(folder / "base", logs[:5], logs[5:11])
+    strong, weak = ([as_trial(log, number) for number, log in enumerate(some)] for some in (logs[:5], logs[5:11]))
+    base = package_of(folder / "base", strong, weak)
     rows = []
     for number, case in enumerate(package_cases()):
         copy = folder / str(number) / base.name

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
-import numpy as np
 import pandas as pd
 
 from mlhpc.analysis.drawing.charts import (
@@ -40,7 +39,7 @@ from mlhpc.analysis.results.names import CLASS_COLUMNS, group_tasks, render_head
 from mlhpc.analysis.study import NotAnswerableError, Study, build_once
 from mlhpc.suite.log.score import list_differences
 from mlhpc.suite.statistics import Outcome
-from mlhpc.suite.statistics.comparison import MIN_RUNS, Comparison, compute_welch_ratio
+from mlhpc.suite.statistics.comparison import MIN_RUNS, Comparison, compute_ratio
 
 TITLE = "Why is it faster?"
 QUESTION = Question(
@@ -244,24 +243,21 @@ def _intervals(study: Study, a: pd.Series, b: pd.Series, split: Factors) -> dict
     """
     found: dict[str, Interval] = {}
     for name, (first, second) in _list_quantities(study, str(a["group"]), str(b["group"])).items():
-        if max(len(first), len(second)) < 2:
-            continue
-        ratio = compute_welch_ratio(second, first)  # time of the first over that of the second: above 1 is faster
+        ratio = compute_ratio(second, first)  # time of the first over that of the second: above 1 is faster
         factor = getattr(split, PARTS[NAMES.index(name)])
         # The factor is of means and the ratio of geometric means: only the width is taken over
         found[name] = (factor * ratio.low / ratio.ratio, factor * ratio.high / ratio.ratio)
     return found
 
 
-def _list_quantities(study: Study, *groups: str) -> dict[str, list[list[float]]]:
-    """List each factor's quantity over the runs of two results, or over sessions where one of them has several.
+def _list_quantities(study: Study, *groups: str) -> dict[str, list[list[list[float]]]]:
+    """List each factor's quantity over the runs of each session of two results.
 
     Empty with fewer than MIN_RUNS runs that have it.
     """
-    numbers = [number_sessions(study, group) for group in groups]
-    by_session = any(len(set(sessions)) > 1 for sessions in numbers)
-    found: dict[str, list[list[float]]] = {}
-    for group, sessions in zip(groups, numbers, strict=True):
+    found: dict[str, list[list[list[float]]]] = {}
+    for group in groups:
+        sessions = number_sessions(study, group)
         runs = list_ordered_runs(study, group)
         busy_s = runs["epoch_time_s"] + runs["staging_exposed_s"].fillna(0.0)
         columns = {
@@ -271,9 +267,9 @@ def _list_quantities(study: Study, *groups: str) -> dict[str, list[list[float]]]
             "other": runs["run_s"] / busy_s,
         }
         for name, column in columns.items():
-            logs = np.log(column.where((column > 0) & (column < math.inf)).astype(float)).set_axis(sessions).dropna()
-            units = logs.groupby(level=0).mean() if by_session else logs
-            found.setdefault(name, []).append(list(np.exp(units)) if len(logs) >= MIN_RUNS else [])
+            known = column.where((column > 0) & (column < math.inf)).astype(float).set_axis(sessions).dropna()
+            each = [list(values) for _, values in known.groupby(level=0)]
+            found.setdefault(name, []).append(each if len(known) >= MIN_RUNS else [])
     return {name: sides for name, sides in found.items() if all(sides)}
 
 

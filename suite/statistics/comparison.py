@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 ALPHA = 0.05  # of each of the two one-sided tests
 MAX_PERMUTATIONS = 200_000
+# Sessions of one published result differ by 1.26 times at most (31 results have several), so two results by its square
+MOST_BY_SESSIONS = 1.6
 MIN_RUNS = 3  # of a result that is compared: two runs give no idea of their spread
 
 
@@ -70,6 +72,33 @@ def compute_welch_ratio(a: Sequence[float], b: Sequence[float], confidence: floa
         p = compute_p(difference, error, dof)
     low, middle, high = (math.exp(min(difference + sign * half, LARGEST_LOG)) for sign in (-1, 0, 1))
     return TimeRatio(middle, low, high, p, error, dof)
+
+
+def compute_ratio(
+    a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], confidence: float = CONFIDENCE
+) -> TimeRatio:
+    """Compute the ratio of B over A from the times of each session of A and of B. Two or more times a side.
+
+    Sessions are the unit if a side has several. Few of them know little of their spread: two that are alike by luck have
+    none, and one degree of freedom allows for a thousandfold difference. So the interval is at least that of the runs,
+    and wider than it by `MOST_BY_SESSIONS` at most.
+    """
+    runs_a, runs_b = ([time for times in side for time in times] for side in (a, b))
+    runs = compute_welch_ratio(runs_a, runs_b, confidence)
+    if max(len(a), len(b)) == 1:
+        return runs
+    units_a, units_b = ([statistics.geometric_mean(times) for times in side] for side in (a, b))
+    units = compute_welch_ratio(units_a, units_b, confidence)
+    middle, most = math.log(units.ratio), math.log(MOST_BY_SESSIONS)
+    by_runs, by_sessions = (math.log(each.ratio / each.low) for each in (runs, units))
+    half = max(by_runs, min(by_sessions, by_runs + most))
+    p = max(
+        compute_p(middle, runs.error, runs.dof),
+        min(units.p, compute_p(max(0.0, abs(middle) - most), runs.error, runs.dof)),
+    )
+    low, high = (math.exp(min(middle + sign * half, LARGEST_LOG)) for sign in (-1, 1))
+    known = units if by_sessions > by_runs else runs
+    return TimeRatio(units.ratio, low, high, p, known.error, known.dof)
 
 
 @dataclass(frozen=True)
@@ -149,10 +178,11 @@ def compare_times(
     sessions = [find_sessions(runs) for runs in sides]
     by_session = max(map(len, sessions)) > 1
     units_a, units_b = (list_unit_times(side, by_session=by_session) for side in sessions)
-    welch = compute_welch_ratio(units_a, units_b, confidence)
+    each_a, each_b = ([[run.time_s for run in each] for each in side] for side in sessions)
+    welch = compute_ratio(each_a, each_b, confidence)
     if welch.error == 0.0:
         return None
-    middle, half = math.log(welch.ratio), (math.log(welch.high) - math.log(welch.low)) / 2
+    middle, half = math.log(welch.ratio), math.log(welch.ratio / welch.low)
     too_little = _describe_lacking_data(times_a, times_b)
     doubts = list(too_little)
     least = resolution_s / min(*times_a, *times_b)

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import math
+from itertools import chain
 
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchmarks.verdict_rates import SESSION_TRUTHS, TRUTHS, count_different, draw_sessions, is_different, judge
 from mlhpc.analysis.results.decompose import compute_run_spread
 from mlhpc.analysis.results.selection import make_timed_runs
 from mlhpc.suite.statistics import Outcome
-from mlhpc.suite.statistics.comparison import Comparison, compare_times, holm
+from mlhpc.suite.statistics.comparison import (
+    MOST_BY_SESSIONS,
+    Comparison,
+    compare_times,
+    compute_ratio,
+    compute_welch_ratio,
+    holm,
+)
 from mlhpc.suite.statistics.power import estimate_runs_needed, find_detectable_ratio, find_smallest_effect
 from mlhpc.suite.statistics.sessions import TimedRun, describe_order, find_sessions, list_unit_times, render_sessions
 
@@ -160,6 +170,30 @@ def test_a_result_that_is_slower_in_every_session_is_found() -> None:
         assert found is not None
         assert (found.by_session, found.sessions_a, found.n_a) == (True, 3, 15)
         assert found.outcome == Outcome.SLOWER
+
+
+@given(
+    st.lists(st.lists(st.floats(50.0, 200.0), min_size=2, max_size=4), min_size=1, max_size=4),
+    st.lists(st.lists(st.floats(50.0, 200.0), min_size=2, max_size=4), min_size=2, max_size=4),
+)
+def test_an_interval_by_sessions_is_at_least_that_of_runs_and_little_wider(
+    a: list[list[float]], b: list[list[float]]
+) -> None:
+    found = compute_ratio(a, b)
+    runs = compute_welch_ratio(list(chain(*a)), list(chain(*b)))
+    halves = [math.log(each.ratio / each.low) for each in (runs, found)]
+    assert halves[0] - 1e-9 <= halves[1] <= halves[0] + math.log(MOST_BY_SESSIONS) + 1e-9
+    assert found.ratio == pytest.approx(compute_ratio(b, a).ratio ** -1)
+
+
+def test_few_sessions_that_differ_do_not_hide_a_result_that_takes_many_times_as_long() -> None:
+    a, b = [[100.0, 101.0, 99.0], [108.0, 109.0, 107.0]], [[1600.0, 1610.0, 1590.0]]
+    found, unequal = compute_ratio(a, b), compute_ratio(a, [[130.0, 131.0, 129.0]])
+    assert found.low > 8.0
+    assert found.p < 1e-6
+    assert unequal.low < 1.0 < unequal.high  # two sessions say little about another one
+    alike = compute_ratio([[100.0, 110.0], [110.0, 100.0]], b)
+    assert alike.high / alike.low > 1.15  # sessions that are alike by luck
 
 
 HOUR_S = 3600.0
