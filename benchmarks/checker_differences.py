@@ -38,7 +38,7 @@ from mlhpc.suite.compliance.ruleset import read_ruleset
 from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import summarise_log
 from mlhpc.suite.log.score import find_failure
-from tests.fixtures.logs import Lines, digest, our_run, render_config, write
+from tests.fixtures.logs import START_MS, Lines, digest, our_run, render_config, write
 from tests.fixtures.mutations import ours
 from tests.fixtures.package_mutations import lines_of, package_cases, package_of
 
@@ -87,6 +87,8 @@ def usable(run: Path) -> list[Lines]:
         path for path in run.glob("result_*.txt") if find_failure(summarise_log(read_events(path)), benchmark) is None
     )
     found = [lines_of(path) for path in sorted(paths, key=lambda path: int(path.stem.rpartition("_")[2]))]
+    later_ms = min((lines[0].time_ms for lines in found), default=0) - START_MS  # kept files are of that day
+    found = [[replace(line, time_ms=line.time_ms - later_ms) for line in lines] for lines in found]
     if len(found) < 11 or not any(map(has_four_epochs, found)):
         raise ValueError(
             f"{run}: expected eleven logs of cosmoflow smoke that converged, one of them after four epochs"
@@ -140,6 +142,8 @@ def package_rows(logs: Sequence[Lines], folder: Path) -> list[Row]:
     base = package_of(folder / "base", strong, weak)
     rows = []
     for number, case in enumerate(package_cases()):
+        if case.name == "a slower machine":  # which stretches what logs of the fixture have, and no more
+            continue
         copy = folder / str(number) / base.name
         shutil.copytree(base, copy)
         case.apply(copy)

@@ -90,9 +90,7 @@ def describe_case(case: Case) -> str:
         RESOURCE_NAMES[bounds.nearest.resource], 1 / bounds.distance, "modelled" if case.modelled else "known"
     )
     text = f"{result}, step of {render_si(bounds.step_s)}s: {roof}; {bounds.verdict}"
-    if case.scale is not None:
-        few, many = map(_render_ranks, case.scale)
-        text += f"; from {few} to {many} ranks on the network would be the limit"
+    text += _describe_scale(case)
     for refusal in bounds.refused:
         text += f"; refused: {refusal.reason}"
     return text
@@ -107,10 +105,19 @@ def _describe_modelled_case(case: Case) -> str:
         f"{case.benchmark}: a step of {case.label} takes {case.bounds.distance:.2g} times as long as its {resource}"
         " alone would allow (modelled)"
     )
-    if case.scale is not None:
-        few, many = map(_render_ranks, case.scale)
-        text += f"; from {few} to {many} ranks on the network would be the limit"
-    return text
+    return text + _describe_scale(case)
+
+
+def _describe_scale(case: Case) -> str:
+    """Say from how many ranks on the network would be the limit, with at least one sample a rank."""
+    if case.scale is None:
+        return ""
+    few, many = case.scale
+    if few > case.batch:
+        return (
+            f"; the network would not be the limit on any number of ranks up to the global batch of {case.batch:,.0f}"
+        )
+    return f"; from {_render_ranks(few)} to {_render_ranks(many)} ranks on the network would be the limit"
 
 
 def _render_ranks(ranks: int) -> str:

@@ -75,7 +75,7 @@ def render_answer(study: Study) -> Answer:
         first, last = rows.iloc[0], rows.iloc[-1]
         if last["faster than the first [x]"] > 1:
             ends = f"from {first['round']}{_describe(first, last)} to {last['round']}{_describe(last, first)}"
-            said = f"{benchmark} {last['faster than the first [x]']:.3g}× {ends}"
+            said = f"{benchmark} (closed) {last['faster than the first [x]']:.3g}× {ends}"
             sentences.append(Answer(said, [first.name, last.name]))
     return join_statements(sentences).add(describe_missing_results(study.results["group"]))
 

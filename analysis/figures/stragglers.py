@@ -131,7 +131,7 @@ def _describe_result(item: ResultRanks) -> str:
             f" {result.p:.2g}){some}"
         )
     return (
-        f"{label}: all ranks are equally fast; a gap of {render_si(result.gap_s)}s a step is chance (p = "
+        f"{label}: no rank was slow all the time; a gap of {render_si(result.gap_s)}s a step is chance (p = "
         f"{result.p:.2g}); of ranks slower by {render_percent(100 * visible)} of the step all the time, 8 in 10 would "
         f"have been named{some}"
     )

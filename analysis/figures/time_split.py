@@ -25,12 +25,13 @@ from mlhpc.analysis.study import NotAnswerableError, Study
 from mlhpc.suite.log.goodput import PHASES
 
 TITLE = "Where the time goes"
+BEFORE = "staging before the run"
 RUN_PARTS = (  # column of the results, of the table, and its colour
     ("staging_exposed_s", "staging", ORANGE),
     ("train_s", "training", BLUE),
     ("eval_s", "evaluation", GREEN),
     ("other_s", "other", GREY),
-    ("staging_before_run_s", "staging before the run", PURPLE),
+    ("staging_before_run_s", BEFORE, PURPLE),
 )
 START_PARTS = (("interpreter", ORANGE), ("imports", PURPLE), ("init", BLUE))
 GOODPUT_PARTS = (
@@ -82,7 +83,9 @@ def render_run_answer(study: Study) -> Answer:
                 if several
                 else ""
             )
-            sentences.append(Answer(f"{part} {'at most ' if several else ''}{share.max():.0f} %{where}", [row.name]))
+            of = " of the run's length" if part == BEFORE else ""
+            text = f"{part} {'at most ' if several else ''}{share.max():.0f} %{of}{where}"
+            sentences.append(Answer(text, [row.name]))
     return join_statements(sentences)
 
 

@@ -146,7 +146,9 @@ class Comparison:
 
     def describe_power(self) -> str:
         """Say what these runs could have shown, and how many more would show a difference that matters."""
-        seen = f"{100 * (self.detectable - 1.0):.2g} % would have been seen in 8 of 10 cases of normal noise"
+        percent = 100 * (self.detectable - 1.0)
+        size = f"{percent:.2g} %" if percent < 100 else f"{self.detectable:.3g} times as long"
+        seen = f"{size} would have been seen in 8 of 10 cases of normal noise"
         if self.detectable <= 1.0 + (self.margin or MATTERS):
             return seen
         return f"{seen}; {self.needed.render(self.unit)}"

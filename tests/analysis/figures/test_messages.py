@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from mlhpc.analysis.figures import list_views
+from mlhpc.analysis.figures import bounds, list_views
 from mlhpc.analysis.figures.convergence import MOST_CURVES, MOST_RUNS
 from mlhpc.analysis.figures.scaling import SCALING
 from mlhpc.analysis.published.scores import ROUNDS, describe_missing_results, read_scores
@@ -117,7 +117,13 @@ def test_an_extrapolated_time_has_an_interval(sizes: Study) -> None:
     assert "(the upper end holds if no limit begins beyond 128 and no size had a better day)" in said
 
 
-def test_the_ranks_where_a_network_decides_are_a_range_with_two_digits(rich: Study) -> None:
+def test_the_ranks_where_a_network_decides_are_a_range_with_two_digits(
+    rich: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = list_views()["extended_roofline"].answer(rich)
+    assert "the network would not be the limit on any number of ranks up to the global batch of " in said
+    cases = [replace(case, batch=1e9) for case in bounds._cases(rich)]
+    monkeypatch.setattr(bounds, "_cases", lambda study: cases)
     said = list_views()["extended_roofline"].answer(rich)
     ranges = re.findall(r"from ([\d,]+) to ([\d,]+) ranks on the network", said)
     assert ranges
