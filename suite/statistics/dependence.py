@@ -82,7 +82,7 @@ def _sum_squares(rows: Rows) -> Rows:
 def compute_statistic(kind: int, rows: Rows) -> Rows:
     """Compute the share of the squares of each row that the best step, segment or line explains.
 
-    A segment lies between the least and the greatest cumulative sum. It explains nothing if it is at an end. A line
+    A segment is a part in the middle that differs from both ends, which may differ too (`_divide_in_three`). A line
     begins with the series or in its middle.
     """
     import numpy as np
@@ -92,12 +92,45 @@ def compute_statistic(kind: int, rows: Rows) -> Rows:
     count = rows.shape[1]
     if kind == LINE:
         return np.asarray(((rows @ _make_lines(count).T) ** 2).max(axis=1) / _sum_squares(rows))
-    sums = np.cumsum(rows, axis=1) - rows  # of the scores before each place
-    first, last = np.sort([sums.argmin(axis=1), sums.argmax(axis=1)], axis=0)
-    inside = last - first
-    whole = np.minimum(np.minimum(first, count - last), inside) >= SHORTEST_LEVEL
-    gap = np.ptp(sums, axis=1) ** 2 * count / np.maximum(inside * (count - inside), 1)
-    return np.where(whole, gap, 0.0) / _sum_squares(rows)
+    return np.asarray(_divide_in_three(rows)[2] / _sum_squares(rows))
+
+
+def _divide_in_three(rows: Rows) -> tuple[Rows, Rows, Rows]:
+    """Find two places of each row, and the squares that its three levels explain: none if one of them is too short.
+
+    The places are those of the least and the greatest cumulative sum, between which a part differs from equal ends, or the
+    best step and the best one beside it, whichever explains more.
+    """
+    import numpy as np
+
+    count = rows.shape[1]
+    sums = np.pad(np.cumsum(rows, axis=1), ((0, 0), (1, 0)))  # of the scores before each place
+    every, each = np.arange(count + 1), np.arange(len(rows))
+
+    def explain(first: Rows, last: Rows) -> Rows:
+        parts = ((0 * first, first), (first, last), (last, 0 * last + count))
+        found = sum((sums[each, end] - sums[each, begin]) ** 2 / np.maximum(end - begin, 1) for begin, end in parts)
+        return np.where(np.min([end - begin for begin, end in parts], axis=0) >= SHORTEST_LEVEL, found, 0.0)
+
+    step = compute_contrast(rows).argmax(axis=1) + SHORTEST_LEVEL
+    gains = []
+    for begin, end in ((0 * step, step), (step, 0 * step + count)):
+        before, after = every - begin[:, None], end[:, None] - every
+        apart = (
+            sums
+            - sums[each, begin][:, None]
+            - before / (end - begin)[:, None] * (sums[each, end] - sums[each, begin])[:, None]
+        )
+        inside = np.minimum(before, after) >= SHORTEST_LEVEL
+        gains.append(np.where(inside, apart**2 * (1 / np.maximum(before, 1) + 1 / np.maximum(after, 1)), 0.0))
+    other = (gains[0] + gains[1]).argmax(axis=1)
+    pairs = [
+        np.sort([sums[:, :-1].argmin(axis=1), sums[:, :-1].argmax(axis=1)], axis=0),
+        np.sort([step, other], axis=0),
+    ]
+    first, second = (explain(*pair) for pair in pairs)
+    better = second > first
+    return (*np.where(better, pairs[1], pairs[0]), np.where(better, second, first))
 
 
 def _make_lines(count: int) -> Rows:
@@ -115,10 +148,11 @@ def fit_kind(kind: int, scored: Rows) -> tuple[list[int], Rows]:
         lines = _make_lines(count)
         best = int(((lines @ scored) ** 2).argmax())
         return [best * (count // 2)], scored - lines[best] * (lines[best] @ scored)
-    sums, rest = scored.cumsum() - scored, scored.copy()
-    places = sorted((int(sums.argmin()), int(sums.argmax())))
+    rest = scored.copy()
     if kind == STEP:
         places = [int(compute_contrast(scored[None])[0].argmax()) + SHORTEST_LEVEL]
+    else:
+        places = [int(place[0]) for place in _divide_in_three(scored[None])[:2]]
     for begin, end in itertools.pairwise([0, *places, count]):
         rest[begin:end] -= rest[begin:end].mean()
     return places, rest

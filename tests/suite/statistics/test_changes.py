@@ -191,10 +191,19 @@ def test_a_large_change_is_sure_though_so_few_results_may_follow_each_other() ->
         assert not found.doubtful
 
 
-def test_two_large_changes_in_twelve_results_are_not_called_no_change() -> None:
+def test_two_large_changes_in_twelve_results_are_found() -> None:
     found = judge_changes(steady(4) + steady(4, at=72.0, seed=5) + steady(4, at=69.0, seed=6), 0.005)
-    assert not found.sure, "no order of twelve results is rare enough"
-    assert found.doubtful
+    assert [change.place for change in found.sure] == [4, 8]  # no step alone is as rare
+
+
+@pytest.mark.parametrize("levels", [(1.0, 1.16, 1.08), (1.0, 1.3, 1.08), (1.2, 1.0, 1.1)])
+def test_a_change_that_went_back_in_part_is_a_change(levels: tuple[float, ...]) -> None:
+    for spread in (0.001, 0.003):
+        generator = random.Random(8)
+        values = [at * level(generator, spread) for at in levels for _ in range(12)]
+        found = judge_changes(values, 0.01)
+        assert [change.place for change in found.sure] == [12, 24]
+        assert not found.doubtful
 
 
 def test_the_places_of_a_change_hold_the_true_one_as_often_as_stated() -> None:
