@@ -165,8 +165,11 @@ def _read_facts(package: Path, folder: Path) -> Iterator[Facts]:
 
 
 def _is_inside(package: Path, path: Path) -> bool:
-    """Return False if a symbolic link in the package leads to the path."""
-    return path.resolve() == package.resolve() / path.relative_to(package)
+    """Return False if a symbolic link in the package leads to the path, or nowhere."""
+    try:
+        return path.resolve() == package.resolve() / path.relative_to(package)
+    except (OSError, RuntimeError):  # a link to itself
+        return False
 
 
 def _read_object(path: Path) -> Mapping[str, Any]:

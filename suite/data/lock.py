@@ -36,7 +36,8 @@ from mlhpc.suite.processes import read_start_time
 from mlhpc.suite.world import World, find_node_name
 
 REFRESH_S = 20.0
-# A refresh that comes so much later says that the process was suspended: its clock jumped
+TICK_S = 1.0  # between two looks at the clock
+# A look that comes so much later says that the process was suspended: its clock jumped
 JUMP_S = 10.0
 # An owner on another host is gone if its lock is older: nine refreshes are missing.
 SILENT_S = 180.0
@@ -110,7 +111,7 @@ class Lease:
 
     def __init__(self, path: Path, owner: Owner, *, ends: bool, holds: bool = True) -> None:
         self._path, self.owner, self._ends, self._holds = path, owner, ends, holds
-        self._refreshed_s, self.lost = _read_clock_s(), False
+        self._looked_s, self._due_s, self.lost = _read_clock_s(), REFRESH_S, False
         self._seen: os.stat_result | None = path.stat() if holds else None
 
     def check(self) -> None:
@@ -129,17 +130,21 @@ class Lease:
             self._seen = found
         return None
 
-    def refresh(self) -> None:
-        """Tell other processes that this one lives."""
-        self.check()
-        late_s = _read_clock_s() - self._refreshed_s - REFRESH_S
-        if late_s > JUMP_S:
-            suspensions.append(late_s)
-            text = f"this process was suspended for {render_duration(late_s)}"
+    def look(self) -> None:
+        """Find out whether this process was suspended, and tell others from time to time that it lives."""
+        now_s = _read_clock_s()
+        passed_s, self._looked_s = now_s - self._looked_s, now_s
+        if passed_s - TICK_S > JUMP_S:
+            suspensions.append(passed_s - TICK_S)
+            text = f"this process was suspended for {render_duration(suspensions[-1])}"
             print_line(f"mlhpc: warning: {self._path}: {text}", error=True)
-        if not self.lost:
-            os.utime(self._path)
-            self._seen, self._refreshed_s = self._path.stat(), _read_clock_s()
+        self._due_s -= passed_s
+        if self._due_s <= 0.0:
+            self._due_s = REFRESH_S
+            self.check()
+            if not self.lost:
+                os.utime(self._path)
+                self._seen = self._path.stat()
 
     def _end(self) -> None:
         if self.lost:
@@ -321,9 +326,9 @@ def _is_held_by(path: Path, owner: Owner) -> bool:
 
 
 def _refresh(path: Path, lease: Lease, done: threading.Event) -> None:
-    while not (done.wait(REFRESH_S) or lease.lost):
+    while not (done.wait(TICK_S) or lease.lost):
         try:
-            lease.refresh()
+            lease.look()
         except OSError as error:
             print_line(f"mlhpc: warning: {render_error(error)}: the lock is not refreshed", error=True)
 

@@ -21,6 +21,7 @@ import json
 import os
 import stat
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
@@ -116,7 +117,11 @@ def read_manifest(root: Path) -> Manifest:
 
 def read_manifest_file(path: Path) -> Manifest:
     """Read a manifest, or the copy of one in a run folder. InputError names what was expected and what is there."""
-    return read_json_document(path, Manifest, "a manifest", MANIFEST_VERSION)
+    manifest = read_json_document(path, Manifest, "a manifest", MANIFEST_VERSION)
+    files = Counter(entry.file for entry in manifest.shards)
+    if twice := [file for file, count in files.items() if count > 1]:
+        raise InputError(f"{path}: names {twice[0]} {files[twice[0]]} times; expected each shard once")
+    return manifest
 
 
 def compare_files(root: Path, *, deep: bool, progress: Callable[[int], None] | None = None) -> list[str]:
@@ -156,7 +161,7 @@ def check_shard(root: Path, entry: ShardEntry, *, deep: bool) -> str | None:
             return None
         sha256, crc32c = compute_checksums(path)
     except FileNotFoundError:
-        return f"{path}: missing"
+        return f"{path}: a link to nothing" if path.is_symlink() else f"{path}: missing"
     except OSError as error:
         return f"{path}: cannot be read: {error.strerror}"
     for name, actual, expected in (("crc32c", crc32c, entry.crc32c), ("sha256", sha256, entry.sha256)):

@@ -29,7 +29,7 @@ from typing import Any, Literal
 
 import h5py
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from mlhpc.suite.data.manifest import MANIFEST_NAME, ShardEntry, check_shard, compute_checksums, read_manifest
 from mlhpc.suite.errors import InputError
@@ -365,6 +365,23 @@ class ShardReader:
         """Return the number of samples of the split."""
         return int(self._ends[-1]) if len(self._ends) else 0
 
+    @property
+    def names(self) -> Collection[str]:
+        """The names of the datasets."""
+        return self._open(0).keys()
+
+    def require(self, expected: Mapping[str, tuple[tuple[int, ...], DTypeLike]]) -> None:
+        """Check the first shard for datasets with these shapes of a sample, or of a row, and types.
+
+        InputError names it. All other shards have what it has, or they are refused as they are opened.
+        """
+        columns = self._open(0)
+        for name, (shape, dtype) in expected.items():
+            found = (columns[name].shape, str(columns[name].dtype)) if name in columns else None
+            if found != (wanted := (shape, str(np.dtype(dtype)))):
+                path = self._root / self._entries[0].file
+                raise InputError(f"{path}: dataset {name!r} is {found}, the config expects {wanted}")
+
     def read(self, indices: ArrayLike, names: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
         """Copy the samples ``indices``, in that order, by dataset. ``names`` selects datasets; the default is all.
 
@@ -372,7 +389,7 @@ class ShardReader:
         does not exist. InputError names a missing or damaged shard.
         """
         shards, from_end = self._locate(indices)
-        batch = Named({}, self._root / self._split)
+        batch = Named({}, self._root / self._entries[0].file)  # all shards of a split have the same names
         for name in shards[0]:
             if names is None or name in names:
                 columns = [shard[name] for shard in shards]

@@ -234,7 +234,7 @@ def run_local(
     echo: Callable[[str], None] | None = None,
     grace_s: float = 30.0,
     environ: Mapping[str, str] = os.environ,
-    told: Path | None = None,
+    read_told: Callable[[], int | None] = lambda: None,
     on_stop: Callable[[int], object] = lambda number: None,
 ) -> int:
     """Run the ranks of a trial until they end and return its exit code (docs/architecture.md): 0, 1, 2 or 3.
@@ -246,7 +246,7 @@ def run_local(
     ``grace_s`` seconds, becomes SIGKILL. The ranks also get SIGTERM and ``grace_s`` to save if this process is killed.
     ``on_stop`` gets the number of the first signal, which ranks that had finished do not notice.
 
-    ``told``: the file in which rank 0 leaves the exit code. It counts if mpiexec itself failed.
+    ``read_told`` reads the exit code that rank 0 left. It counts if mpiexec itself failed.
     """
     token = uuid.uuid4().hex
     # mpiexec starts ranks in sessions of their own, so they are found by this token (mlhpc.suite.processes).
@@ -278,7 +278,7 @@ def run_local(
     if stop.forced:
         code, message = 1, f"the ranks did not stop within {render_duration(grace_s)} of the signal and were killed"
     # mpiexec can fail after all ranks have come to their end.
-    elif message and (kept := read_exit_code(told)) is not None:
+    elif message and (kept := read_told()) is not None:
         code, message = kept, f"{message}, but all ranks had come to the end: exit code {kept} counts"
     if message:
         say(f"{message}: see {log}")
@@ -564,7 +564,7 @@ _FIXES = (
     (r"gethostname failed", "give this machine a host name of fewer than 64 characters: hostnamectl hostname NAME"),
     (
         r"Bus error|signal 7\b|SIGBUS|shm_open|/dev/shm|shared memory",
-        "more shared memory: mount -o remount,size=1G /dev/shm; in a container --shm-size=1g",
+        "more shared memory: mount -o remount,rw,size=1G /dev/shm; in a container --shm-size=1g",
     ),
     (r"No space left|Disk quota", "make room, or export TMPDIR=<a folder with room>"),
     (r"Read-only file system|Permission denied", "export TMPDIR=<a folder that you may write to and run programs in>"),

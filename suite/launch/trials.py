@@ -13,7 +13,7 @@ from mlhpc.suite.data.lock import LockedError, refuse_held
 from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import QUIET, print_line, print_progress, write_file_atomically
 from mlhpc.suite.launch.estimates import SeriesTimeEstimator, find_expectation
-from mlhpc.suite.launch.local import keep_heartbeat, make_worker_command, run_local
+from mlhpc.suite.launch.local import keep_heartbeat, make_worker_command, read_exit_code, run_local
 from mlhpc.suite.launcher import BEGAN, ENDED
 from mlhpc.suite.log.run_folder import ResumeDecision, RunFolder, find_newest_log, has_run_start, plan_resume
 
@@ -86,7 +86,7 @@ def run_trials(
                     log=folder.output(trial),
                     say=progress.say,
                     echo=partial(_show_line, progress, clock, trial),
-                    told=folder.exit_code(trial),
+                    read_told=partial(_read_told, folder.exit_code(trial), is_lost),
                     on_stop=stops.append,
                 )
                 if not is_lost():  # the exit code of a trial that somebody else runs is not ours to write
@@ -101,6 +101,11 @@ def run_trials(
                 progress.say(f"run {trial} {why}{rest}")
                 return _choose_exit_code(folder, trial, codes, stops, left=left)
     return _choose_exit_code(folder, trial, codes, stops, left=0)
+
+
+def _read_told(path: Path, is_lost: Callable[[], bool]) -> int | None:
+    """Read the exit code that rank 0 left. Whoever took the trial over leaves its own there."""
+    return None if is_lost() else read_exit_code(path)
 
 
 def _read_mtime(path: Path) -> str:

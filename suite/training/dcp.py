@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -183,6 +184,8 @@ class Saved:
         planner = _Loading(contents, self._metadata, self._folder)
         try:
             self._reader.read_data(self._reader.prepare_local_plan(planner.create_local_plan()), planner).wait()
+        except pickle.UnpicklingError:  # whose text advises to load what may run code
+            raise DamagedCheckpointError(f"{self._folder}: holds more than numbers and names") from None
         except Exception as error:  # torch.load raises many kinds for what it did not write
             text = str(error).splitlines() or [type(error).__name__]
             raise DamagedCheckpointError(f"{self._folder}: cannot be read: {text[0]}") from None

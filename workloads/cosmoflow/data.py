@@ -69,14 +69,8 @@ class CosmoFlowData:
 
 def check_data(reader: ShardReader, root: Path, config: CosmoFlowConfig) -> None:
     """Check shapes, input means and, if the config augments, periodicity. InputError if they do not fit."""
-    shapes = {name: (array.shape[1:], str(array.dtype)) for name, array in reader.read([0]).items()}
-    required = {
-        "x": ((*(config.input_size,) * 3, len(REDSHIFTS)), "int16"),
-        "y": ((len(TARGETS),), "float32"),
-    }
-    for name, expected in required.items():
-        if shapes.get(name) != expected:
-            raise InputError(f"{root}: dataset {name!r} is {shapes.get(name)}, the config expects {expected}")
+    volume = (*(config.input_size,) * 3, len(REDSHIFTS))
+    reader.require({"x": (volume, "int16"), "y": ((len(TARGETS),), "float32")})
     attributes = reader.manifest.attributes
     if config.augmentation and not attributes.get("periodic", False):
         raise InputError(

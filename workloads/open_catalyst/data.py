@@ -55,7 +55,7 @@ class OpenCatalystData:
             )
         elif self._parts > 1 and split == "train":
             self._shares = EvenShares(len(self._reader), config.global_batch_size)
-        check_data(self._reader, root)
+        check_data(self._reader)
 
     def __len__(self) -> int:
         return len(self._reader)
@@ -138,14 +138,10 @@ def build_batch(
     return {name: torch.from_numpy(values) for name, values in batch.items()}
 
 
-def check_data(reader: ShardReader, root: Path) -> None:
+def check_data(reader: ShardReader) -> None:
     """Check shapes and types of the arrays. InputError if they are not those this workload trains on."""
-    actual = {name: (array.shape[1:], array.dtype) for name, array in reader.read([0]).items()}
-    required = {f"atom.{name}": (shape, np.dtype(dtype)) for name, (dtype, shape) in PER_ATOM.items()}
-    required |= {"cell": ((3, 3), np.dtype(np.float32)), "energy": ((), np.dtype(np.float64))}
-    for name, expected in required.items():
-        if actual.get(name) != expected:
-            raise InputError(f"{root}: dataset {name!r} is {actual.get(name)}, expected {expected}")
+    per_atom = {f"atom.{name}": (shape, dtype) for name, (dtype, shape) in PER_ATOM.items()}
+    reader.require(per_atom | {"cell": ((3, 3), "float32"), "energy": ((), "float64")})
 
 
 def _transpose(into: NDArray[np.int64], out_begin: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

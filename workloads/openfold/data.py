@@ -142,12 +142,9 @@ def _pad_to_slots(arrays: Arrays, name: str, slots: int) -> NDArray[Any]:
 
 def _check(reader: ShardReader, root: Path, split: str, config: OpenFoldConfig) -> None:
     """Check the arrays and the longest validation chain. InputError if this workload cannot train on them."""
-    actual = {name: (array.shape[1:], array.dtype) for name, array in reader.read([0]).items()}
-    expected = ARRAYS | (TEMPLATE_ARRAYS if "template.offsets" in actual else {})
-    expected |= MEASURED_ARRAYS if "resolution" in actual else {}
-    for name, (shape, dtype) in expected.items():
-        if actual.get(name) != (shape, np.dtype(dtype)):
-            raise InputError(f"{root}: dataset {name!r} is {actual.get(name)}, expected {(shape, np.dtype(dtype))}")
+    reader.require(ARRAYS)
+    reader.require(TEMPLATE_ARRAYS if "template.offsets" in reader.names else {})
+    reader.require(MEASURED_ARRAYS if "resolution" in reader.names else {})
     longest = int(reader.manifest.attributes.get(f"{split}_longest", 0))
     if split == "validation" and longest > config.val_max_sequence_length:
         raise InputError(

@@ -25,10 +25,7 @@ class ImageData:
     def __init__(self, root: Path, split: str, config: SwinV2MoEConfig) -> None:
         self._reader = ShardReader(root, split)
         self._augment = config.augmentation and split == "train"
-        actual = {name: (array.shape[1:], str(array.dtype)) for name, array in self._reader.read([0]).items()}
-        for name, expected in {"image": ((config.pixels,) * 2, "uint8"), "label": ((), "uint8")}.items():
-            if actual.get(name) != expected:
-                raise InputError(f"{root}: dataset {name!r} is {actual.get(name)}, the config expects {expected}")
+        self._reader.require({"image": ((config.pixels,) * 2, "uint8"), "label": ((), "uint8")})
         classes = self._reader.manifest.attributes.get("classes", ())
         if tuple(classes) != config.classes:
             raise InputError(

@@ -309,7 +309,7 @@ def check_folders(environ: Mapping[str, str]) -> list[Check]:
         places.append(("$SCRATCH", Path(environ["SCRATCH"]), FREE_NEEDED_BYTES, fix.format("SCRATCH")))
     temporary = Path(environ.get("TMPDIR") or tempfile.gettempdir())
     places.append(("temporary", temporary, FREE_NEEDED_BYTES, fix.format("TMPDIR")))
-    places.append((str(SHARED_MEMORY), SHARED_MEMORY, SHARED_NEEDED_BYTES, "mount -o remount,size=1G /dev/shm"))
+    places.append((str(SHARED_MEMORY), SHARED_MEMORY, SHARED_NEEDED_BYTES, "mount -o remount,rw,size=1G /dev/shm"))
     return [*(_check_space(*place) for place in places), Check("quota", True, _read_quota(), "local")]
 
 

@@ -160,7 +160,9 @@ def test_provenance_that_cannot_be_read_is_left_out(package: Path, damage: str) 
 
 
 def test_facts_that_cannot_be_read_cost_only_themselves(package: Path) -> None:
-    next(package.rglob("facts/*.json")).write_text('{"version": 99}')
+    facts = next(package.rglob("facts/*.json"))
+    facts.write_text('{"version": 99}')
+    facts.with_name("again.json").symlink_to("again.json")
     graph = {entity["@id"]: entity for entity in json.loads(render_crate(package))["@graph"]}
     runs = [each for each in graph.values() if each["@type"] == "CreateAction"]
     assert len(runs) == 7

@@ -174,7 +174,8 @@ def test_a_dataset_that_is_not_there_is_named_with_those_that_are(tmp_path: Path
         (Path.mkdir, "a folder lies there"),
         (os.mkfifo, "a named pipe lies there"),
         (lambda path: path.symlink_to("/dev/null"), "a device lies there"),
-        (lambda path: path.symlink_to("nowhere"), "missing"),
+        (lambda path: path.symlink_to("nowhere"), "a link to nothing"),
+        (lambda path: None, "missing"),
         (lambda path: path.write_bytes(b""), "truncated: 0 bytes"),
     ],
 )
@@ -192,6 +193,26 @@ def test_verifying_says_what_lies_in_the_place_of_a_shard(
     text = (tmp_path / "manifest.json").read_text()
     (tmp_path / "manifest.json").write_text(text.replace('"size":', '"size": "full",\n "size":'))
     assert compare_files(tmp_path, deep=False) == [f"{tmp_path}/manifest.json: has the key 'size' twice"]
+
+
+def test_a_shard_that_is_named_twice_would_be_read_twice(tmp_path: Path) -> None:
+    make(tmp_path)
+    manifest = read_manifest(tmp_path)
+    first = manifest.splits["train"][0]
+    splits = manifest.splits | {"train": (first, *manifest.splits["train"])}
+    write_manifest(tmp_path, structs.replace(manifest, splits=splits))
+    said = f"{tmp_path}/manifest.json: names {first.file} 2 times; expected each shard once"
+    assert compare_files(tmp_path, deep=True) == [said]
+
+
+def test_a_shard_with_another_shape_is_named(tmp_path: Path) -> None:
+    make(tmp_path)
+    reader = ShardReader(tmp_path, "train")
+    name = next(iter(reader.names))
+    with pytest.raises(InputError, match=f"shard_00000.h5: dataset '{name}' is .*, the config expects "):
+        reader.require({name: ((17,), "float64")})
+    with pytest.raises(InputError, match="shard_00000.h5: dataset 'none' is None, the config expects "):
+        reader.require({"none": ((), "uint8")})
 
 
 def everything(root: Path) -> dict[str, np.ndarray]:

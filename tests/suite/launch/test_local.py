@@ -13,7 +13,7 @@ import pytest
 
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.exit_codes import ExitCode
-from mlhpc.suite.launch import local
+from mlhpc.suite.launch import local, trials
 from mlhpc.suite.stopping import REPEAT_WINDOW_S
 from tests.fixtures.disk import fill
 
@@ -38,7 +38,7 @@ def run(
     echoed: list[str] = []
     code = local.run_local(
         worker(tmp_path, body), ranks=ranks, log=tmp_path / "output" / "trial_0.log", say=said.append,
-        echo=echoed.append, grace_s=grace_s, told=told,
+        echo=echoed.append, grace_s=grace_s, read_told=lambda: local.read_exit_code(told),
     )  # fmt: skip
     return code, said, echoed
 
@@ -260,6 +260,12 @@ def test_a_killed_mpiexec_ends_its_ranks_at_once(tmp_path: Path) -> None:
     code, said, _ = run(tmp_path, body, told=tmp_path / "told")
     assert (code, len(said)) == (1, 1)
     assert living(tmp_path) == []
+
+
+def test_the_exit_code_of_whoever_took_a_trial_over_is_not_read(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    told.write_text("0\n")
+    assert [trials._read_told(told, lambda lost=lost: lost) for lost in (False, True)] == [0, None]
 
 
 def test_a_good_run_whose_proxy_fails_is_a_good_run(tmp_path: Path) -> None:
