@@ -19,6 +19,7 @@ def test_every_module_of_the_folder_is_a_figure_of_the_page() -> None:
     assert names == list(list_views())
 
 
+@pytest.mark.long
 def test_the_gallery_has_every_view_with_a_picture(drawn_gallery: tuple[str, dict[str, str]]) -> None:
     page, pictures = drawn_gallery
     titles = [line.removeprefix("### ") for line in page.splitlines() if line.startswith("### ")]

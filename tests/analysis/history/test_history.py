@@ -160,6 +160,7 @@ def test_a_machine_that_did_not_change_is_exit_code_0(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout.count(": no change in 30 results")) == (0, 2)
 
 
+@pytest.mark.long
 def test_a_machine_that_became_faster_or_was_mended_is_exit_code_0(tmp_path: Path) -> None:
     faster = fill(tmp_path / "faster", nights(15) + nights(15, at=57.0, seed=2))
     mended = fill(tmp_path / "mended", nights(14) + nights(14, at=66.0, seed=2) + nights(14, seed=3))
@@ -213,6 +214,7 @@ def test_too_few_results_are_exit_code_4(tmp_path: Path) -> None:
     assert "inconclusive: 10 of at least 11 results" in done.stdout
 
 
+@pytest.mark.long
 def test_an_accepted_change_is_left_out_with_since(tmp_path: Path) -> None:
     folder = fill(tmp_path / "history", nights(15) + nights(15, at=63.0, seed=2))
     assert mlhpc("history", "check", folder, "--since", "2026-01-16").returncode == 0
@@ -275,6 +277,7 @@ def test_a_slow_change_is_exit_code_1(tmp_path: Path) -> None:
     assert (lax.returncode, lax.stdout.count(": equivalent: times grow")) == (0, 2), lax.stdout
 
 
+@pytest.mark.long
 def test_every_verdict_says_what_it_could_have_seen(tmp_path: Path) -> None:
     done = mlhpc("history", "check", fill(tmp_path / "history", nights(30)))
     said = re.findall(
@@ -286,6 +289,7 @@ def test_every_verdict_says_what_it_could_have_seen(tmp_path: Path) -> None:
     assert re.search(r"last [45] results by .*; a change of fewer than [45] is not found", few.stdout), few.stdout
 
 
+@pytest.mark.long
 def test_an_inconclusive_verdict_says_how_many_results_decide(tmp_path: Path) -> None:
     """Twice as slow in the last three of eleven: no order of eleven is rare enough."""
     done = mlhpc("history", "check", fill(tmp_path / "history", nights(8) + nights(3, at=120.0, seed=2)))
@@ -393,6 +397,7 @@ def test_a_damaged_record_is_one_line_that_names_it(
         assert "20260102" in done.stderr
 
 
+@pytest.mark.long
 def test_other_files_in_the_folder_do_no_harm(tmp_path: Path) -> None:
     folder = fill(tmp_path / "history", nights(30))
     (folder / "README.md").write_text("the nightly runs of our machine")

@@ -117,6 +117,7 @@ def printed(page: str) -> str:
     return page.replace("@media print", "@media all")
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(("width", "flag"), [(1400, "--disable-gpu"), (400, "--force-dark-mode")])
 def test_nothing_is_cut_off_covered_or_too_faint(rich: Report, tmp_path: Path, width: int, flag: str) -> None:
     told = browse(tmp_path, rich.html, "measure.js", width, flag)
@@ -277,6 +278,7 @@ def test_a_price_is_tried_with_a_slider(used: dict[str, Any]) -> None:
         assert told[0] != told[1]
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("width", [1400, 400])
 def test_filters_stay_in_sight_and_cover_no_heading(rich: Report, tmp_path: Path, width: int) -> None:
     told = act(rich, tmp_path, "sticky", width=width)["sticky"]

@@ -141,6 +141,7 @@ def test_the_rehearsed_step_sends_the_closed_form(name: str, settings: tuple[str
     assert found == {kind: (len(given), sum(given)) for kind, given in noted.items()}
 
 
+@pytest.mark.long
 @pytest.mark.drawn(1)
 @pytest.mark.parametrize("policy", ["full", "selective"])
 def test_a_block_that_is_computed_again_gathers_twice_more_and_sums_once_more(policy: str, tmp_path: Path) -> None:

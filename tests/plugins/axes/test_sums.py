@@ -114,6 +114,7 @@ def test_each_rank_holds_its_part_of_a_bias_after_the_sum_and_adds_that() -> Non
     assert torch.equal(found[0][0] + found[1][0], whole)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("before", "after"),
     [

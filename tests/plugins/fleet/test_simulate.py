@@ -162,6 +162,7 @@ def test_no_warning_and_no_incident_leave_nothing_to_choose() -> None:
     assert run_simulation(calm, "selected", [1]).checking_h.sum() == 0
 
 
+@pytest.mark.long
 def test_simulate_prints_parameters_with_sources_and_the_same_for_a_seed() -> None:
     words = (
         "preflight",

@@ -68,6 +68,7 @@ def test_healthy_values_stand_apart_as_often_as_promised(count: int, rate: float
     assert all(find_outliers(row, rate).count == many for row, many in zip(values[:200], named[:200], strict=True))  # type: ignore[union-attr]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "noise", [pytest.param(0.01, marks=pytest.mark.long), 0.05, pytest.param(0.2, marks=pytest.mark.long)]
 )

@@ -62,6 +62,7 @@ def simulated(seed: int, noise: float, workers: int = 8, steps: int = 300) -> Ti
     }  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("noise", [0.02, pytest.param(0.2, marks=pytest.mark.long)])
 def test_a_job_without_a_change_has_no_alarm(noise: float) -> None:
     alarms = sum(bool(find_slowdowns(simulated(seed, noise))) for seed in range(100))

@@ -64,6 +64,7 @@ def test_the_laws_are_of_all_families_and_not_of_the_models(judged: list[Outcome
     assert worst > 0.3, "laws that the model predicts anyhow prove nothing"
 
 
+@pytest.mark.long
 def test_nine_in_ten_intervals_hold_the_truth(judged: list[Outcome]) -> None:
     numbers = [outcome for outcome in judged if outcome.quantity in QUANTITIES and outcome.growth == 2]
     assert 0.80 <= share(numbers) <= 0.97

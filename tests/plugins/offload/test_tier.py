@@ -121,6 +121,7 @@ run.train(3, 5)
 """
 
 
+@pytest.mark.long
 def test_a_kill_between_files_and_index_changes_nothing_after_resume(start: Any, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", KILLED, tmp_path], cwd=ROOT, timeout=120, check=False)
     assert done.returncode == -signal.SIGKILL

@@ -141,6 +141,7 @@ def test_settings_of_one_side_are_compared_with_what_each_chose(data: Path, tmp_
     assert b["name"].startswith("no plan (data=1), precision=bfloat16")
 
 
+@pytest.mark.long
 def test_a_setting_of_the_optimizer_is_the_sides_own(data: Path, tmp_path: Path) -> None:
     """Both begin at A's checkpoint, which has the settings of A's optimizer: those of B must not become them."""
     decayed = ("--set-b", "hyperparameters.weight_decay=0.9", "--set", "hyperparameters.learning_rate=0.05")

@@ -53,6 +53,7 @@ def test_a_launcher_that_is_the_first_process_of_a_container_has_not_ended() -> 
     assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
 
 
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize(
     ("environ", "starting_s", "until", "expected"),
     [

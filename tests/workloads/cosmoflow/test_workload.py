@@ -145,6 +145,7 @@ def learnable(tmp_path_factory: pytest.TempPathFactory, world: World) -> Path:
     return root
 
 
+@pytest.mark.long
 def test_a_tiny_network_learns_from_counts_alone(learnable: Path, world: World) -> None:
     """Targets that belong to other samples cannot be learnt: the counts carry the information, nothing else does."""
     workload = CosmoFlow(config(learnable, "hyperparameters.base_learning_rate=0.01"))

@@ -256,6 +256,7 @@ def test_generated_and_real_text_are_not_confused(tmp_path: Path, projects: Path
         read_text(projects / "none")
 
 
+@pytest.mark.long
 def test_a_file_of_sympy_is_in_one_split_and_the_seed_draws_training_alone(tmp_path: Path) -> None:
     for seed in (0, 1):
         generator.generate(tmp_path / str(seed), "mini", seed=seed, world=World.create(None))
