@@ -462,7 +462,8 @@ def _describe_unranked(study: Study) -> Iterable[str]:
     reasons = study.distinct.loc[study.distinct["score_s"].notna(), "not_ranked"].dropna()
     for place, reason in reasons.head(MOST_LISTED).items():
         row = study.distinct.loc[place]
-        yield f"{row['label']} ({row['benchmark']} {row['size']}) is not ranked: {reason}."
+        but = "; MLCommons' review accepted it" if row["published"] else ""
+        yield f"{row['label']} ({row['benchmark']} {row['size']}) is not ranked: {reason}{but}."
     if len(reasons) > MOST_LISTED:
         yield f"{render_count(len(reasons) - MOST_LISTED, 'more result')} not ranked."
 
