@@ -99,7 +99,7 @@ def _divide_in_three(rows: Rows) -> tuple[Rows, Rows, Rows]:
     """Find two places of each row, and the squares that its three levels explain: none if one of them is too short.
 
     The places are those of the least and the greatest cumulative sum, between which a part differs from equal ends, or the
-    best step and the best one beside it, whichever explains more.
+    best step and the best one on either side of it, whichever explains more.
     """
     import numpy as np
 
