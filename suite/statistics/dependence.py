@@ -98,8 +98,8 @@ def compute_statistic(kind: int, rows: Rows) -> Rows:
 def _divide_in_three(rows: Rows) -> tuple[Rows, Rows, Rows]:
     """Find two places of each row, and the squares that its three levels explain: none if one of them is too short.
 
-    The places are those of the least and the greatest cumulative sum, between which a part differs from equal ends, or the
-    best step and the best one on either side of it, whichever explains more.
+    Two pairs of places are tried. Between the least and the greatest cumulative sum lies a part that differs from equal
+    ends. The other pair is the best step, and the best one on either side of it.
     """
     import numpy as np
 
