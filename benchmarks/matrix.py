@@ -22,15 +22,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = ("run", "mpi", "open-catalyst", "analysis", "parquet", "nvml", "official", "docs", "test")
 PINNED = ("torch",)
+SOURCES = ("python-hostlist",)  # the index has no wheel of it
 TESTS = ["-q", "-W", "default", "-n", "3", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not long"]
 
 
 def requirements() -> list[str]:
-    """The dependencies of the suite and of all extras, except those of `PINNED`."""
+    """The dependencies of the suite and of all extras, except those of `PINNED` and `SOURCES`."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     texts = dict.fromkeys([*project["dependencies"], *(text for extra in EXTRAS for text in extras[extra])])
-    return [text for text in texts if re.split(r"[<>=]", text)[0] not in PINNED]
+    return [text for text in texts if re.split(r"[<>=]", text)[0] not in (*PINNED, *SOURCES)]
 
 
 def pins() -> list[str]:
@@ -44,7 +45,7 @@ def environment(python: str, versions: str, folder: Path) -> Path:
     subprocess.run([python, "-m", "venv", str(folder)], check=True)
     inside = folder / "bin" / "python"
     pip = [str(inside), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-    subprocess.run([*pip, *pins(), "setuptools>=77", "uv"], check=True)
+    subprocess.run([*pip, *pins(), *SOURCES, "setuptools>=77", "uv"], check=True)
     resolution = "lowest-direct" if versions == "oldest" else "highest"
     uv = [str(folder / "bin" / "uv"), "pip", "install", "-q", "--python", str(inside), "--only-binary", ":all:"]
     subprocess.run([*uv, "--resolution", resolution, *requirements()], check=True)

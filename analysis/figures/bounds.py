@@ -117,7 +117,8 @@ def _describe_scale(case: Case) -> str:
         return (
             f"; the network would not be the limit on any number of ranks up to the global batch of {case.batch:,.0f}"
         )
-    return f"; from {_render_ranks(few)} to {_render_ranks(many)} ranks on the network would be the limit"
+    last = _render_ranks(many) if many <= case.batch else f"more than the global batch of {case.batch:,.0f}"
+    return f"; from {_render_ranks(few)} to {last} ranks on the network would be the limit"
 
 
 def _render_ranks(ranks: int) -> str:

@@ -41,7 +41,8 @@ CAPTION = (
     "because the interval holds 1, Holm's p over all comparisons of the panel is above 0.05, the permutation "
     "test disagrees, or the times drift from run to run. The table has these values, the smallest ratio that so "
     "many runs would find with 80 % power, and the ratio of scores, which drop the fastest and the slowest run. "
-    "Where a result has several sessions, these and not runs are what is compared. Results of two machines are of two "
+    "Where a result has several sessions, these and not runs are what is compared; the interval is at "
+    "least that of the runs. Results of two machines are of two "
     "sessions: what else differed between them counts as difference. In doubts A is the fastest result, B the other."
 )
 
@@ -96,7 +97,8 @@ def build_table(study: Study) -> pd.DataFrame:
             "detectable": "smallest detectable ratio", "sessions_b": "sessions",
             "sessions_a": "sessions of the other",
         }
-    ).drop(columns=["outcome", "needed", "by_session", "spread", "dof", "confidence", "margin"], errors="ignore")  # fmt: skip
+    ).drop(columns=["outcome", "needed", "by_session", "spread", "dof", "counts", "bound", "confidence",
+                     "margin"], errors="ignore")  # fmt: skip
 
 
 def _copies(study: Study, known: pd.DataFrame) -> set[str]:

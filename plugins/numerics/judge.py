@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mlhpc.plugins.numerics.results import Finding, Outcome
+from mlhpc.plugins.numerics.results import Finding, Origin
 from mlhpc.suite.statistics import student_t
 from mlhpc.suite.statistics.comparison import holm
 
@@ -85,7 +85,7 @@ def judge(errors: Mapping[str, float], bounds: Mapping[str, Bound], error_rate: 
     compared = beyond[:1] or [name for name in names if name not in jumping]
     factors = [bounds[name].compute_factor(errors[name], error_rate / len(names)) for name in compared]
     factor, first = max(zip(factors, compared, strict=True), default=(math.nan, ""))
-    outcome: Outcome = "not rounding" if beyond else "rounding"
+    outcome: Origin = "not rounding" if beyond else "rounding"
     if not beyond and (undecided or not compared):
         outcome, first = "inconclusive", (undecided or [""])[0]
     return Finding(

@@ -11,18 +11,18 @@ from mlhpc.suite.documents import NotNegative
 KIND: Literal["numerics"] = "numerics"
 
 
-Outcome = Literal["rounding", "not rounding", "inconclusive", ""]
+Origin = Literal["rounding", "not rounding", "inconclusive", ""]
 
 
 class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where a step's difference from float64 comes from.
 
     ``first`` is the first tensor that rounding does not explain, and ``factor`` its error over its bound. Of rounding they
-    are those of the largest factor. ``beyond`` counts tensors that differ by more. ``undecided`` counts tensors whose
-    perturbed runs jump, as at a tie of a router: an error above their median is not judged.
+    are those of the largest factor. ``beyond`` counts tensors that differ by more than their bound. ``undecided``
+    counts tensors whose perturbed runs jump, as at a tie of a router: an error above their median is not judged.
     """
 
-    outcome: Outcome = ""
+    outcome: Origin = ""
     first: str = ""
     factor: NotNegative | None = None
     tensors: int = 0

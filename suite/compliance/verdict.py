@@ -221,6 +221,8 @@ def _describe_assumption(compared: Comparison, a: Standing, b: Standing) -> str:
     both = "all" if several else "both"
     texts = [f"the machine was the same in {both} sessions (mlhpc ab runs them in turn)"] if apart else []
     texts += ["sessions of both sides differ alike"] if compared.by_session and not several else []
+    if compared.bound is not None:
+        texts.append(f"two results differ by at most {compared.bound.ratio:.3g} times because of their sessions")
     texts += [
         f"{one.missed} run of {side} missed the target by chance" for side, one in (("A", a), ("B", b)) if one.missed
     ]

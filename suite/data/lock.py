@@ -139,12 +139,16 @@ class Lease:
             text = f"this process was suspended for {render_duration(suspensions[-1])}"
             print_line(f"mlhpc: warning: {self._path}: {text}", error=True)
         self._due_s -= passed_s
-        if self._due_s <= 0.0:
-            self._due_s = REFRESH_S
+        if self._due_s > 0.0:
+            return
+        self._due_s = REFRESH_S
+        try:
             self.check()
             if not self.lost:
                 os.utime(self._path)
                 self._seen = self._path.stat()
+        finally:
+            self._looked_s = _read_clock_s()  # a file server that hangs suspends nobody
 
     def _end(self) -> None:
         if self.lost:

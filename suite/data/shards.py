@@ -377,10 +377,10 @@ class ShardReader:
         """
         columns = self._open(0)
         for name, (shape, dtype) in expected.items():
-            found = (columns[name].shape, str(columns[name].dtype)) if name in columns else None
+            found = columns[name].shape, str(columns[name].dtype)
             if found != (wanted := (shape, str(np.dtype(dtype)))):
                 path = self._root / self._entries[0].file
-                raise InputError(f"{path}: dataset {name!r} is {found}, the config expects {wanted}")
+                raise InputError(f"{path}: dataset {name!r} is {found}, expected {wanted}")
 
     def read(self, indices: ArrayLike, names: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
         """Copy the samples ``indices``, in that order, by dataset. ``names`` selects datasets; the default is all.

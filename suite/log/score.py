@@ -148,8 +148,7 @@ def compute_time_to_train(
     eligible = [run for run in runs if not run.record.resumed]
     if len(eligible) < need:
         ended = sum(run.record.time_to_train_s is not None for run in eligible)
-        words = f"{ended} of the {need} required runs {'is' if ended == 1 else 'are'} complete"
-        return TimeToTrain(tuple(runs), need, f"not a score: {words}")
+        return TimeToTrain(tuple(runs), need, f"not a score: {ended} of the {need} required runs complete")
     windows = _list_windows(eligible, need)
     scores = [_compute_window_score(window) for window in windows]
     window = windows[scores.index(statistics.median_high(scores))]

@@ -145,7 +145,7 @@ def _judge_line(logs: Rows, rate: float, plain: Changes, allowed: float) -> Chan
 
 
 def _find_possible_change(logs: Rows, rate: float) -> list[Change]:
-    """Find a change that normal noise rarely makes, but that too few orders can show. An example is two in twelve."""
+    """Find a change that normal noise rarely makes, but that too few orders can show."""
     p = estimate_null_p(STEP, logs, 0.0, rate)
     (place,), _ = fit_kind(STEP, compute_scores(logs[None])[0])
     return [Change(0, place, len(logs), p)] if p <= rate else []

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 
 ALPHA = 0.05  # of each of the two one-sided tests
 MAX_PERMUTATIONS = 200_000
-# Sessions of one published result differ by 1.26 times at most (31 results have several), so two results by its square
-MOST_BY_SESSIONS = 1.6
+SESSIONS_DIFFER = 1.26  # times at most, those of one published result; 31 of them have several
 MIN_RUNS = 3  # of a result that is compared: two runs give no idea of their spread
 
 
@@ -45,7 +44,8 @@ MIN_RUNS = 3  # of a result that is compared: two runs give no idea of their spr
 class TimeRatio:
     """Time of B divided by time of A, with its confidence interval.
 
-    ``p`` is two-sided, for the hypothesis of no difference. ``error`` and ``dof`` are those of the log ratio.
+    ``p`` is two-sided, for the hypothesis of no difference. ``error`` and ``dof`` are those of the log ratio, by units
+    whose ``counts`` are those of A and B. ``bound``: the interval by sessions is that of the runs times this ratio.
     """
 
     ratio: float
@@ -54,6 +54,21 @@ class TimeRatio:
     p: float = math.nan
     error: float = 0.0
     dof: float = math.inf
+    counts: tuple[int, int] = (1, 1)
+    bound: Bound | None = None
+
+    @property
+    def spread(self) -> float:
+        """The spread of the log of a unit's time."""
+        return self.error / math.sqrt(sum(1.0 / count for count in self.counts))
+
+
+@dataclass(frozen=True)
+class Bound:
+    """How much sessions may differ at most, as a ratio, and what the runs alone say."""
+
+    ratio: float
+    runs: TimeRatio
 
 
 def compute_welch_ratio(a: Sequence[float], b: Sequence[float], confidence: float = CONFIDENCE) -> TimeRatio:
@@ -70,8 +85,12 @@ def compute_welch_ratio(a: Sequence[float], b: Sequence[float], confidence: floa
         dof = float(choose_dof(parts[0], parts[1], len(a), len(b)))
         half = student_t.compute_quantile(0.5 + confidence / 2, dof) * error
         p = compute_p(difference, error, dof)
-    low, middle, high = (math.exp(min(difference + sign * half, LARGEST_LOG)) for sign in (-1, 0, 1))
-    return TimeRatio(middle, low, high, p, error, dof)
+    low, middle, high = (_exponentiate(difference + sign * half) for sign in (-1, 0, 1))
+    return TimeRatio(middle, low, high, p, error, dof, (len(a), len(b)))
+
+
+def _exponentiate(log: float) -> float:
+    return math.exp(max(-LARGEST_LOG, min(log, LARGEST_LOG)))
 
 
 def compute_ratio(
@@ -80,8 +99,8 @@ def compute_ratio(
     """Compute the ratio of B over A from the times of each session of A and of B. Two or more times a side.
 
     Sessions are the unit if a side has several. Few of them know little of their spread: two that are alike by luck have
-    none, and one degree of freedom allows for a thousandfold difference. So the interval is at least that of the runs,
-    and wider than it by `MOST_BY_SESSIONS` at most.
+    none, and one degree of freedom allows for a thousandfold difference. So the interval is at least that of the runs.
+    It is wider by the square of `SESSIONS_DIFFER` at most, or of what sessions of a side differ by here.
     """
     runs_a, runs_b = ([time for times in side for time in times] for side in (a, b))
     runs = compute_welch_ratio(runs_a, runs_b, confidence)
@@ -89,16 +108,18 @@ def compute_ratio(
         return runs
     units_a, units_b = ([statistics.geometric_mean(times) for times in side] for side in (a, b))
     units = compute_welch_ratio(units_a, units_b, confidence)
-    middle, most = math.log(units.ratio), math.log(MOST_BY_SESSIONS)
+    middle = math.log(units.ratio)
+    most = 2.0 * math.log(max(SESSIONS_DIFFER, *(max(side) / min(side) for side in (units_a, units_b))))
     by_runs, by_sessions = (math.log(each.ratio / each.low) for each in (runs, units))
     half = max(by_runs, min(by_sessions, by_runs + most))
     p = max(
         compute_p(middle, runs.error, runs.dof),
         min(units.p, compute_p(max(0.0, abs(middle) - most), runs.error, runs.dof)),
     )
-    low, high = (math.exp(min(middle + sign * half, LARGEST_LOG)) for sign in (-1, 1))
+    low, high = (_exponentiate(middle + sign * half) for sign in (-1, 1))
     known = units if by_sessions > by_runs else runs
-    return TimeRatio(units.ratio, low, high, p, known.error, known.dof)
+    bound = Bound(math.exp(most), runs) if by_sessions > by_runs + most else None
+    return TimeRatio(units.ratio, low, high, p, known.error, known.dof, known.counts, bound)
 
 
 @dataclass(frozen=True)
@@ -107,7 +128,8 @@ class Comparison:
 
     ``sessions_a`` and ``sessions_b`` count sessions; ``by_session`` is true if they are the unit, and not runs. ``p``
     is two-sided. ``p_permutation`` is over all ways to divide the units into groups of the same sizes; NaN if there are
-    more than 200,000. ``spread`` is that of the log of a unit's time, known by ``dof`` degrees of freedom. ``doubts``
+    more than 200,000. ``spread`` is that of the log of the time of ``counts`` units a side, runs where these vary more than
+    sessions, known by ``dof`` degrees of freedom. ``bound`` limits what sessions may differ by. ``doubts``
     say why the outcome is inconclusive, by what the interval is wider, or what the order of the runs shows.
     """
 
@@ -126,13 +148,18 @@ class Comparison:
     confidence: float
     margin: float
     outcome: Outcome
+    counts: tuple[int, int]
+    bound: Bound | None = None
     doubts: tuple[str, ...] = ()
 
     @cached_property
     def detectable(self) -> float:
         """The smallest ratio that such data show in 8 of 10 cases."""
-        counts = (self.sessions_a, self.sessions_b) if self.by_session else (self.n_a, self.n_b)
-        return find_detectable_ratio(self.spread, self.dof, counts, self.confidence)
+        found = find_detectable_ratio(self.spread, self.dof, self.counts, self.confidence)
+        if self.bound is None:
+            return found
+        runs = self.bound.runs
+        return min(found, self.bound.ratio * find_detectable_ratio(runs.spread, runs.dof, runs.counts, self.confidence))
 
     @cached_property
     def needed(self) -> RunsNeeded:
@@ -141,13 +168,13 @@ class Comparison:
 
     @property
     def unit(self) -> str:
-        """What is compared: runs, or sessions."""
-        return "sessions" if self.by_session else "runs"
+        """Whose spread counts: that of runs, or of sessions."""
+        return "sessions" if self.counts == (self.sessions_a, self.sessions_b) and self.by_session else "runs"
 
     def describe_power(self) -> str:
         """Say what these runs could have shown, and how many more would show a difference that matters."""
         percent = 100 * (self.detectable - 1.0)
-        size = f"{percent:.2g} %" if percent < 100 else f"{self.detectable:.3g} times as long"
+        size = f"{percent:.2g} %" if percent < 99.5 else f"{self.detectable:.3g} times as long"
         seen = f"{size} would have been seen in 8 of 10 cases of normal noise"
         if self.detectable <= 1.0 + (self.margin or MATTERS):
             return seen
@@ -224,8 +251,10 @@ def compare_times(
         high=high,
         p=welch.p,
         p_permutation=p_permutation,
-        spread=welch.error / math.sqrt(1.0 / len(units_a) + 1.0 / len(units_b)),
+        spread=welch.spread,
         dof=welch.dof,
+        counts=welch.counts,
+        bound=welch.bound,
         confidence=confidence,
         margin=margin,
         outcome=outcome,

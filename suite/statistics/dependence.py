@@ -222,7 +222,9 @@ def compute_p(kind: int, logs: Rows, rate: float, correlation: float | None = No
     if correlation is not None:
         p = estimate_null_p(kind, logs, correlation, rate)
         # A faster part in the middle makes the end a slow-down, and a machine with two speeds has such parts
-        if kind == SEGMENT and scored[slice(*places)].mean() < 0.0:
+        if kind == SEGMENT and scored[slice(*places)].mean() < min(
+            scored[: places[0]].mean(), scored[places[1] :].mean()
+        ):
             p = max(p, estimate_null_p(kind, logs, SPEEDS_CORRELATION, rate, states=True))
     for draw in (_draw_orders, draw_blocks)[: 1 if correlation is None else 2]:
         chance, extreme, drawn = np.random.default_rng(SEED), 0, 0

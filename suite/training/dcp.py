@@ -185,7 +185,7 @@ class Saved:
         try:
             self._reader.read_data(self._reader.prepare_local_plan(planner.create_local_plan()), planner).wait()
         except pickle.UnpicklingError:  # whose text advises to load what may run code
-            raise DamagedCheckpointError(f"{self._folder}: holds more than numbers and names") from None
+            raise DamagedCheckpointError(f"{self._folder}: damaged, or holds more than numbers and names") from None
         except Exception as error:  # torch.load raises many kinds for what it did not write
             text = str(error).splitlines() or [type(error).__name__]
             raise DamagedCheckpointError(f"{self._folder}: cannot be read: {text[0]}") from None

@@ -130,7 +130,7 @@ def test_what_is_no_score_is_added_only_when_asked(tmp_path: Path) -> None:
     folder, few = tmp_path / "history", written(tmp_path / "few", 0, count=2)
     done = mlhpc("history", "add", few, "-o", folder)
     assert done.returncode == 3
-    assert "not a score: 2 of the 5 required runs are complete; not added" in done.stderr
+    assert "not a score: 2 of the 5 required runs complete; not added" in done.stderr
     assert not folder.exists()
     assert mlhpc("history", "add", few, "-o", folder, "--any").returncode == 0
     assert read_history(folder)[0].score is None

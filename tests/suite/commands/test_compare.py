@@ -108,7 +108,7 @@ def test_what_is_not_a_score_is_compared_only_when_asked(tmp_path: Path) -> None
     whole, few = runs(tmp_path / "a", 1.0), our_runs(tmp_path / "b", 3)
     done = mlhpc("compare", whole, few)
     assert done.returncode == 3
-    assert "inconclusive; B is not a score: 3 of the 5 required runs are complete" in done.stdout
+    assert "inconclusive; B is not a score: 3 of the 5 required runs complete" in done.stdout
     assert "times as long" not in done.stdout
     asked = mlhpc("compare", whole, few, "--any")
     assert asked.returncode in {0, 1, 4}

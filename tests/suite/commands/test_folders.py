@@ -90,7 +90,7 @@ def test_a_package_of_too_few_runs_is_called_incomplete(tmp_path: Path) -> None:
     few, many = run_folder(tmp_path / "few", count=2), run_folder(tmp_path / "many")
     built = mlhpc("package", few, "--system", "bed", "-o", tmp_path / "a" / "ACME")
     assert built.returncode == 0
-    assert "strong/cosmoflow: not a score: 2 of the 5 required runs are complete" in built.stdout
+    assert "strong/cosmoflow: not a score: 2 of the 5 required runs complete" in built.stdout
     assert "package incomplete: see above; next: mlhpc check" in built.stdout
     assert "package complete" not in built.stdout
     whole = mlhpc("package", many, "--system", "bed", "-o", tmp_path / "b" / "ACME")

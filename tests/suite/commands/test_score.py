@@ -88,7 +88,7 @@ def test_errors_of_a_package_are_those_of_all_its_results(
 def test_what_is_no_score_says_both(tmp_path: Path) -> None:
     runs = our_runs(tmp_path / "runs", 3)
     text = mlhpc("score", runs).stdout
-    assert "not a score: 3 of the 5 required runs are complete" in text
+    assert "not a score: 3 of the 5 required runs complete" in text
     assert "NOT compliant: 1 error, see mlhpc check" in text
 
 

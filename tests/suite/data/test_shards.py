@@ -209,9 +209,9 @@ def test_a_shard_with_another_shape_is_named(tmp_path: Path) -> None:
     make(tmp_path)
     reader = ShardReader(tmp_path, "train")
     name = next(iter(reader.names))
-    with pytest.raises(InputError, match=f"shard_00000.h5: dataset '{name}' is .*, the config expects "):
+    with pytest.raises(InputError, match=f"shard_00000.h5: dataset '{name}' is .*, expected "):
         reader.require({name: ((17,), "float64")})
-    with pytest.raises(InputError, match="shard_00000.h5: dataset 'none' is None, the config expects "):
+    with pytest.raises(InputError, match="shard_00000.h5: has no dataset 'none', only "):
         reader.require({"none": ((), "uint8")})
 
 

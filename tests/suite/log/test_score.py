@@ -88,12 +88,12 @@ def test_two_failed_runs_are_no_score() -> None:
 
 def test_fewer_runs_than_required_are_no_score() -> None:
     score = compute_time_to_train([run(10)] * 3, TARGET)
-    assert score.reason == "not a score: 3 of the 5 required runs are complete"
+    assert score.reason == "not a score: 3 of the 5 required runs complete"
 
 
 def test_a_run_that_was_cut_off_is_not_one_of_the_complete_ones() -> None:
     score = compute_time_to_train([run(10, run_stop_s=None, time_to_train_s=None), run(11)], TARGET)
-    assert score.reason == "not a score: 1 of the 5 required runs is complete"
+    assert score.reason == "not a score: 1 of the 5 required runs complete"
 
 
 def test_of_more_runs_the_median_window_counts() -> None:
@@ -123,7 +123,7 @@ def test_what_counts_as_failed(fields: dict[str, object], why: str | None) -> No
 
 def test_a_resumed_run_does_not_count_towards_the_runs() -> None:
     score = compute_time_to_train([run(10), run(11), run(12), run(13), run(14, resumed=True)], TARGET)
-    assert score.reason == "not a score: 4 of the 5 required runs are complete"
+    assert score.reason == "not a score: 4 of the 5 required runs complete"
 
 
 def test_throughput_spans_from_the_first_start_to_the_last_stop() -> None:
@@ -201,7 +201,7 @@ def test_score_command(tmp_path: Path) -> None:
 def test_too_few_runs_exit_with_1(tmp_path: Path) -> None:
     done = mlhpc("score", our_runs(tmp_path / "runs", 2))
     assert done.returncode == 1
-    assert "not a score: 2 of the 5 required runs are complete" in done.stdout
+    assert "not a score: 2 of the 5 required runs complete" in done.stdout
     assert mlhpc("score", tmp_path / "runs" / "result_0.txt").returncode == 1
 
 

@@ -16,7 +16,7 @@ from mlhpc.analysis.results.decompose import compute_run_spread
 from mlhpc.analysis.results.selection import make_timed_runs
 from mlhpc.suite.statistics import Outcome
 from mlhpc.suite.statistics.comparison import (
-    MOST_BY_SESSIONS,
+    SESSIONS_DIFFER,
     Comparison,
     compare_times,
     compute_ratio,
@@ -182,7 +182,9 @@ def test_an_interval_by_sessions_is_at_least_that_of_runs_and_little_wider(
     found = compute_ratio(a, b)
     runs = compute_welch_ratio(list(chain(*a)), list(chain(*b)))
     halves = [math.log(each.ratio / each.low) for each in (runs, found)]
-    assert halves[0] - 1e-9 <= halves[1] <= halves[0] + math.log(MOST_BY_SESSIONS) + 1e-9
+    units = [[math.prod(times) ** (1 / len(times)) for times in side] for side in (a, b)]
+    most = 2 * math.log(max(SESSIONS_DIFFER, *(max(side) / min(side) for side in units)))
+    assert halves[0] - 1e-9 <= halves[1] <= halves[0] + most + 1e-9
     assert found.ratio == pytest.approx(compute_ratio(b, a).ratio ** -1)
 
 
@@ -194,6 +196,30 @@ def test_few_sessions_that_differ_do_not_hide_a_result_that_takes_many_times_as_
     assert unequal.low < 1.0 < unequal.high  # two sessions say little about another one
     alike = compute_ratio([[100.0, 110.0], [110.0, 100.0]], b)
     assert alike.high / alike.low > 1.15  # sessions that are alike by luck
+
+
+def test_sessions_that_differ_much_are_no_evidence_for_another_result() -> None:
+    assert compute_ratio([[100.0, 101.0], [300.0, 301.0]], [[420.0, 421.0]]).low < 1.0
+    assert compute_ratio([[100.0] * 5, [400.0] * 5], [[1.0, 2.0]], 1 - 0.05 / 50).low >= 0.0
+
+
+def test_what_would_have_been_seen_is_what_the_bounded_interval_shows() -> None:
+    def session(day: float, *times: float) -> list[TimedRun]:
+        return [TimedRun(day * 24 * HOUR_S + 200.0 * place, time) for place, time in enumerate(times)]
+
+    a = session(0, 100.0, 101.0, 99.0) + session(1, 126.0, 125.0, 127.0)
+    for factor in (1.0, 1.2, 2.0, 3.0):
+        found = compare_times(a, session(2, *(112.0 * factor * each for each in (1.0, 1.01, 0.99))))
+        assert found is not None
+        assert found.bound is not None
+        assert found.unit == "sessions"
+        assert found.detectable < 3.0
+        assert (found.outcome == Outcome.SLOWER) == (factor > 1.85), factor
+    alike = compare_times(
+        session(0, 99.0, 101.0) + session(1, 101.0, 99.0), session(2, 100.0, 102.0) + session(3, 102.0, 100.0)
+    )
+    assert alike is not None
+    assert (alike.by_session, alike.unit, alike.counts) == (True, "runs", (4, 4))
 
 
 HOUR_S = 3600.0

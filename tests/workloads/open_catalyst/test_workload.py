@@ -206,7 +206,7 @@ def test_data_of_another_workload_are_refused(tiny_data: Path, tmp_path: Path) -
     manifest = read_manifest(tiny_data)
     entry = write_shard(build_shard_path(tmp_path, "train", 0), {"x": np.zeros((3, 2))})
     write_manifest(tmp_path, structs.replace(manifest, splits={"train": (entry,)}))
-    with pytest.raises(InputError, match="dataset 'atom.position' is None, the config expects"):
+    with pytest.raises(InputError, match="has no dataset 'atom.position'"):
         a_workload().dataset("train", tmp_path)
 
 
