@@ -96,10 +96,11 @@ class Offload:
         """Say whether it pays, from how many tokens on, and what a step waits."""
         needed, has = self.rates.break_even_tokens, min(each.layer.tokens for each in self.layers)
         ends = f" ({needed.low:,.0f} to {needed.high:,.0f})" if needed.high > needed.low else ""
+        rest = "; updates and copies of the CPU come on top" if self.rates.tier == "file" else ""
         word = "pays" if has >= needed.high else "does not pay" if has < needed.low else "may pay"
         return (
             f"{word}: an expert's products hide its load from {needed.value:,.0f}{ends} tokens on; it has {has:,.0f}. "
-            f"Each step waits {100 * self.wait_share:.2g} %"
+            f"Each step waits {100 * self.wait_share:.2g} % for the tier{rest}"
         )
 
     def render(self, cost: Cost) -> Iterator[str]:
