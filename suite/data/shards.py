@@ -441,10 +441,11 @@ class ShardReader:
         columns = map_columns(path)
         first = next((shard for shard in self._shards if shard is not None), columns)
         kinds = [{name: (c.shape, c.dtype, c.ragged) for name, c in shard.items()} for shard in (first, columns)]
-        if kinds[0] != kinds[1] or any(column.samples != entry.samples for column in columns.values()):
-            raise InputError(
-                f"{path}: names, types or numbers of samples differ from the manifest or from other shards of the split"
-            )
+        counts = {column.samples for column in columns.values()} - {entry.samples}
+        if counts:
+            raise InputError(f"{path}: has {min(counts)} samples, the manifest says {entry.samples}")
+        if kinds[0] != kinds[1]:
+            raise InputError(f"{path}: names or types differ from those of other shards of the split")
         return columns
 
 

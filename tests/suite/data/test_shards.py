@@ -339,10 +339,13 @@ def test_shards_of_different_sample_shapes_are_refused(tmp_path: Path) -> None:
     other = write_shard(build_shard_path(tmp_path, "train", 1), {"x": np.zeros((5, 3)), "y": np.zeros((5, 4))})
     entries = (manifest.splits["train"][0], other)
     write_manifest(tmp_path, structs.replace(manifest, splits={"train": entries}))
-    with pytest.raises(
-        InputError, match=f"^{tmp_path}/train/shard_00001.h5: names, types or numbers of samples differ"
-    ):
+    with pytest.raises(InputError, match=f"^{tmp_path}/train/shard_00001.h5: names or types differ"):
         ShardReader(tmp_path, "train").read([0, 6])
+    more = structs.replace(entries[0], samples=entries[0].samples + 2)
+    write_manifest(tmp_path, structs.replace(manifest, splits={"train": (more, other)}))
+    said = f"^{tmp_path}/train/shard_00000.h5: has {more.samples - 2} samples, the manifest says {more.samples}"
+    with pytest.raises(InputError, match=said):
+        ShardReader(tmp_path, "train").read([0])
 
 
 def test_arrays_of_different_lengths_are_refused(tmp_path: Path) -> None:
