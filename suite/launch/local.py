@@ -584,14 +584,19 @@ _FIXES = (
 )
 
 
-def explain_fix(site: SiteMpi, python: str = sys.executable, output: str = "") -> str:
+def explain_fix(
+    site: SiteMpi, python: str = sys.executable, output: str = "", environ: Mapping[str, str] = os.environ
+) -> str:
     """Return what to do if no MPI loads, or if launcher and library are of different MPIs.
 
-    ``output``: what they printed. If it blames the machine, that is to be mended.
+    ``output``: what they printed. If it blames the machine, that is to be mended. Variables of MPICH's launcher change
+    how it starts ranks, so they come before any other library.
     """
     for pattern, fix in _FIXES:
         if re.search(pattern, output):
             return fix
+    if named := sorted(name for name in environ if name.startswith("HYDRA_")):
+        return f"unset {' '.join(named)}, which change how mpiexec starts ranks; then run mlhpc doctor again"
     if site.mpicc:
         build = f"MPICC={site.mpicc} {python} -m pip install --force-reinstall --no-cache-dir --no-binary mpi4py mpi4py"
         return f"{python} -m pip uninstall -y mpich; {build}"

@@ -169,7 +169,9 @@ def test_two_worlds_of_one_are_two_mpis(end: str) -> None:
     ],
 )
 def test_the_advice_fits_the_site(site: SiteMpi, words: str) -> None:
-    assert words in local.explain_fix(site)
+    assert words in local.explain_fix(site, environ={})
+    said = local.explain_fix(site, environ={"HYDRA_LAUNCHER": "bogus", "PATH": ""})
+    assert said.startswith("unset HYDRA_LAUNCHER, which change")
 
 
 @pytest.mark.parametrize(
