@@ -98,9 +98,9 @@ def compute_ratio(
 ) -> TimeRatio:
     """Compute the ratio of B over A from the times of each session of A and of B. Two or more times a side.
 
-    Sessions are the unit if a side has several. Few of them know little of their spread: two that are alike by luck have
-    none, and one degree of freedom allows for a thousandfold difference. So the interval is at least that of the runs.
-    It is wider by the square of `SESSIONS_DIFFER` at most, or of what sessions of a side differ by here.
+    Sessions are the unit if a side has several. Few of them know little of their spread: two that are alike by luck
+    have none, and one degree of freedom allows for a thousandfold difference. So the interval is at least that of the
+    runs. It is wider by the square of `SESSIONS_DIFFER` at most, or of what sessions of a side differ by here.
     """
     runs_a, runs_b = ([time for times in side for time in times] for side in (a, b))
     runs = compute_welch_ratio(runs_a, runs_b, confidence)
@@ -128,8 +128,8 @@ class Comparison:
 
     ``sessions_a`` and ``sessions_b`` count sessions; ``by_session`` is true if they are the unit, and not runs. ``p``
     is two-sided. ``p_permutation`` is over all ways to divide the units into groups of the same sizes; NaN if there are
-    more than 200,000. ``spread`` is that of the log of the time of ``counts`` units a side, runs where these vary more than
-    sessions, known by ``dof`` degrees of freedom. ``bound`` limits what sessions may differ by. ``doubts``
+    more than 200,000. ``spread`` is that of the log of the time of ``counts`` units a side: runs where these vary more
+    than sessions. It is known by ``dof`` degrees of freedom. ``bound`` limits what sessions may differ by. ``doubts``
     say why the outcome is inconclusive, by what the interval is wider, or what the order of the runs shows.
     """
 
