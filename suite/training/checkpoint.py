@@ -27,9 +27,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
+from msgspec import Meta, Struct, ValidationError, convert
 from torch import Tensor
 
 from mlhpc.suite.errors import InputError
@@ -340,7 +341,30 @@ def _derived_seed(seed: int, rank: int, position: Position) -> int:
     return int.from_bytes(sha256(text.encode()).digest()[:8]) >> 1
 
 
+class _Shared(Struct):
+    groups: list[Any]
+    values: dict[Any, Any]
+
+
+class _Trial(Struct):
+    """What rank 0 writes of a trial: a stranger's checkpoint may have anything there."""
+
+    identity: dict[str, Any]
+    block: Annotated[int, Meta(ge=1)]
+    step: Annotated[int, Meta(ge=0)]
+    seed: int
+    ranks: Annotated[int, Meta(ge=1)]
+    groups: Any
+    stages: Annotated[tuple[int, ...], Meta(min_length=1)]
+    sharded: bool
+    optimizer: _Shared
+
+
 def _check(path: Path, state: dict[str, Any], identity: Mapping[str, Any], ranks: int) -> None:
+    try:
+        convert(state, _Trial)
+    except ValidationError as error:
+        raise DamagedCheckpointError(f"{path}: damaged, or not written by this suite: {error}") from None
     differing = list(_list_differences(state["identity"], identity))
     if differing:
         raise InputError(f"{path}: is not of this run: {'; '.join(differing)}; {_OTHER_WAYS}")

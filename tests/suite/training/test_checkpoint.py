@@ -295,6 +295,9 @@ def test_another_number_of_ranks_gets_the_mean_of_buffers(tmp_path: Path) -> Non
     assert checkpoint._mean([torch.tensor(1), torch.tensor(4)]) == torch.tensor(1)
 
 
+ABSENT = object()
+
+
 class Opens:
     """What a hostile pickle may do: call any function."""
 
@@ -326,6 +329,32 @@ def test_a_strangers_checkpoint_runs_nothing(tmp_path: Path, name: str) -> None:
             load(path, 1, training(5.0))
         assert "weights_only" not in str(refused.value)  # torch's advice would run it
     assert not made.exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("step", -5),
+        ("block", 0),
+        ("ranks", "2"),
+        ("optimizer", {}),
+        ("identity", None),
+        ("stages", ()),
+        ("seed", ABSENT),
+    ],
+)
+def test_a_strangers_trial_is_damaged_in_one_line(tmp_path: Path, key: str, value: object) -> None:
+    trial = {
+        "identity": {}, "block": 1, "step": 0, "seed": 3, "ranks": 1, "groups": 1, "stages": (1,), "sharded": False,
+        "optimizer": {"groups": [], "values": {}},
+    }  # fmt: skip
+    checkpoint._check(tmp_path, trial, {}, 1)
+    trial[key] = value
+    if value is ABSENT:
+        del trial[key]
+    with pytest.raises(InputError, match=rf"damaged, or not written by this suite: .*{key}") as refused:
+        checkpoint._check(tmp_path, trial, {}, 1)
+    assert "\n" not in str(refused.value)
 
 
 HOSTILE = [
