@@ -56,9 +56,10 @@ CAPTION = (
     "plans differ, table and answer name them. In sight are the pairs of the summary and those asked for (--between); "
     "the choice has consecutive sizes of one machine and the way to the fastest, the table every result against the "
     "fastest of its task. An inconclusive difference is not explained. The factors multiply to the ratio of scores. "
-    "The table has the 95 % interval of each factor, by Welch's t on its logs over the runs, or sessions where a "
-    "result has several, then at least that of runs; a factor whose interval holds 1 may be chance. On unlike "
-    "devices the number of parts and the speed of each go together: a new device is fewer and faster parts."
+    "The table has the 95 % interval of each factor, by Welch's t on its logs over the runs. Where a result "
+    "has several sessions, these are what is compared, and the interval is at least that of the runs. A factor "
+    "whose interval holds 1 may be chance. On unlike devices the number of parts and the speed of each go together: "
+    "a new device is fewer and faster parts."
 )
 MOST_PANELS = 6  # panels per class
 LEAST_PANELS = 3  # that are in sight; others by a choice

@@ -18,7 +18,7 @@ from msgspec import structs
 
 from mlhpc.analysis.history.record import Record, Series, group_by_series, list_changed_facts
 from mlhpc.suite.files import render_duration
-from mlhpc.suite.statistics import CONFIDENCE, LARGEST_LOG, Outcome, judge_interval, student_t
+from mlhpc.suite.statistics import CONFIDENCE, LARGEST_LOG, Outcome, exponentiate, judge_interval, student_t
 from mlhpc.suite.statistics.changes import (
     MIN_LEVEL_RESULTS,
     RATE_SHARES,
@@ -173,7 +173,7 @@ def _judge(series: Series, quantity: str, records: Sequence[Record], rate: float
     trend, growth = find_trend(days[begin:], values[begin:], changes.correlation), None
     if changes.line and trend is not None:
         span = days[-1] - days[begin]
-        ratio, low, high = (_compute_ratio(each * span) for each in (trend.slope, trend.low, trend.high))
+        ratio, low, high = (exponentiate(each * span) for each in (trend.slope, trend.low, trend.high))
         growth = Growth(changes.line == "sure", begin, LevelRatio(ratio, (low, high)))
     return SeriesVerdict(
         series=series,
@@ -199,10 +199,6 @@ def find_trend(times: Sequence[float], values: Sequence[float], correlation: flo
     half = student_t.compute_quantile(0.5 + CONFIDENCE / 2, len(times) - 2) * error
     half *= math.sqrt(compute_variance_factor(len(times), correlation))
     return Trend(slope, slope - half, slope + half)
-
-
-def _compute_ratio(log: float) -> float:
-    return math.exp(max(-LARGEST_LOG, min(log, LARGEST_LOG)))
 
 
 def find_smallest_change(verdict: SeriesVerdict) -> tuple[int, float] | None:

@@ -5,10 +5,16 @@ Modules import scipy and numpy inside of functions, because `mlhpc check`, `scor
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 
 CONFIDENCE = 0.95
 LARGEST_LOG = 700.0  # exp of more is no float; logs may claim any time
+
+
+def exponentiate(log: float) -> float:
+    """Compute the ratio of a log. It is a positive float for any log."""
+    return math.exp(max(-LARGEST_LOG, min(log, LARGEST_LOG)))
 
 
 class Outcome(StrEnum):

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from mlhpc.suite.statistics import CONFIDENCE, LARGEST_LOG, student_t
+from mlhpc.suite.statistics import CONFIDENCE, exponentiate, student_t
 from mlhpc.suite.statistics.dependence import (
     LINE,
     REFUTATION_LEVEL,
@@ -212,7 +212,7 @@ def compare_levels(
     """
     levels = [clip_outliers([math.log(value) for value in side]) for side in (before, after)]
     middle = statistics.fmean(levels[1]) - statistics.fmean(levels[0])
-    ratio = math.exp(max(-LARGEST_LOG, min(middle, LARGEST_LOG)))
+    ratio = exponentiate(middle)
     if min(len(before), len(after)) < MIN_LEVEL_RESULTS:
         return LevelRatio(ratio, None)
     factors = [compute_variance_factor(len(level), correlation) for level in levels]
@@ -225,7 +225,7 @@ def compare_levels(
     half = student_t.compute_quantile(0.5 + confidence / 2, freedom) * math.sqrt(
         spread * sum(1 / n for n in independent)
     )
-    low, high = (math.exp(max(-LARGEST_LOG, min(middle + sign * half, LARGEST_LOG))) for sign in (-1, 1))
+    low, high = (exponentiate(middle + sign * half) for sign in (-1, 1))
     return LevelRatio(ratio, (low, high))
 
 

@@ -18,7 +18,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from mlhpc.suite.files import render_duration
-from mlhpc.suite.statistics import CONFIDENCE, LARGEST_LOG, Outcome, judge_interval, student_t
+from mlhpc.suite.statistics import CONFIDENCE, LARGEST_LOG, Outcome, exponentiate, judge_interval, student_t
 from mlhpc.suite.statistics.power import MATTERS, RunsNeeded, choose_dof, estimate_runs_needed, find_detectable_ratio
 from mlhpc.suite.statistics.sessions import (
     TimedRun,
@@ -85,12 +85,8 @@ def compute_welch_ratio(a: Sequence[float], b: Sequence[float], confidence: floa
         dof = float(choose_dof(parts[0], parts[1], len(a), len(b)))
         half = student_t.compute_quantile(0.5 + confidence / 2, dof) * error
         p = compute_p(difference, error, dof)
-    low, middle, high = (_exponentiate(difference + sign * half) for sign in (-1, 0, 1))
+    low, middle, high = (exponentiate(difference + sign * half) for sign in (-1, 0, 1))
     return TimeRatio(middle, low, high, p, error, dof, (len(a), len(b)))
-
-
-def _exponentiate(log: float) -> float:
-    return math.exp(max(-LARGEST_LOG, min(log, LARGEST_LOG)))
 
 
 def compute_ratio(
@@ -116,7 +112,7 @@ def compute_ratio(
         compute_p(middle, runs.error, runs.dof),
         min(units.p, compute_p(max(0.0, abs(middle) - most), runs.error, runs.dof)),
     )
-    low, high = (_exponentiate(middle + sign * half) for sign in (-1, 1))
+    low, high = (exponentiate(middle + sign * half) for sign in (-1, 1))
     known = units if by_sessions > by_runs else runs
     bound = Bound(math.exp(most), runs) if by_sessions > by_runs + most else None
     return TimeRatio(units.ratio, low, high, p, known.error, known.dof, known.counts, bound)
