@@ -120,13 +120,13 @@ class Lease:
             try:
                 found = self._path.stat()
             except FileNotFoundError:
-                return self._end() if self._holds else None
+                return self._end("was removed, or another process took it over and ended") if self._holds else None
             seen = self._seen
             if self.lost or (seen and (found.st_ino, found.st_mtime_ns) == (seen.st_ino, seen.st_mtime_ns)):
                 return None
             owner = _read_lock(self._path)[0]
             if owner != self.owner and (self._holds or owner is not None):
-                return self._end()
+                return self._end("was taken over by another process")
             self._seen = found
         return None
 
@@ -150,11 +150,11 @@ class Lease:
         finally:
             self._looked_s = _read_clock_s()  # a file server that hangs suspends nobody
 
-    def _end(self) -> None:
+    def _end(self, fate: str) -> None:
         if self.lost:
             return
         self.lost = True
-        text = f"{self._path}: another process took this lock over"
+        text = f"{self._path}: this lock {fate}"
         if not self._ends:
             print_line(f"mlhpc: warning: {text}", error=True)
             return

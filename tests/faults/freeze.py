@@ -67,7 +67,7 @@ def freeze(root: Path, data: Path, ranks: int) -> list[str]:
     after = (root / "result_0.txt").read_bytes()
     _, others = second.communicate(timeout=LIMIT_S)
     problems = []
-    if said.count("another process took this lock over") != 1:
+    if said.count("this lock was taken over by another process") != 1:
         problems.append(f"it said {said!r}")
     if first.returncode == 0:
         problems.append("the first ended with 0")
