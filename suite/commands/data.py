@@ -115,7 +115,9 @@ def convert(
 
 @data.command()
 @click.argument("root", type=click.Path(path_type=Path))
-@click.option("--deep", is_flag=True, help="Also read every byte and compare checksums. [only existence and sizes]")
+@click.option(
+    "--deep", is_flag=True, help="Also read every byte: checksums, layout, number of samples. [existence and sizes]"
+)
 def verify(root: Path, deep: bool) -> None:
     """Check that the files of a data set are complete and unchanged. Exit code 1 if one is missing or damaged."""
     from mlhpc.suite.data.manifest import MANIFEST_NAME, compare_files, read_manifest

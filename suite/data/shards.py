@@ -71,8 +71,11 @@ class Named(dict[str, Any]):
         )
 
 
-def map_columns(path: Path) -> dict[str, Column]:
-    """Map every dataset of a shard, by name. InputError if the file is not HDF5, is damaged or has another layout."""
+def map_columns(path: Path, samples: int | None = None) -> dict[str, Column]:
+    """Map every dataset of a shard, by name.
+
+    InputError if the file is not HDF5, is damaged, has another layout or another number of ``samples``.
+    """
     with _open(path) as shard:
         with path.open("rb") as file:  # the map stays valid after the file is closed
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -81,11 +84,14 @@ def map_columns(path: Path) -> dict[str, Column]:
                 if problem := _find_problem(shard, name, len(mapped)):
                     raise InputError(f"{path}: {name!r} is {problem}; stage or generate the data set again")
             offsets = {name: _read_offsets(path, shard[name]) for name in shard if name.endswith(OFFSETS)}
-            return Named({name: _map_column(path, mapped, shard[name], name, offsets) for name in shard}, path)
+            columns = Named({name: _map_column(path, mapped, shard[name], name, offsets) for name in shard}, path)
         except (KeyError, AttributeError, OSError, RuntimeError) as error:  # how h5py answers a damaged structure
             raise InputError(
                 f"{path}: the structure of the HDF5 file is damaged: {error}; stage or generate the data set again"
             ) from None
+    if samples is not None and (others := {column.samples for column in columns.values()} - {samples}):
+        raise InputError(f"{path}: has {min(others)} samples, the manifest says {samples}")
+    return columns
 
 
 def _find_problem(shard: h5py.File, name: str, size: int) -> str | None:
@@ -438,12 +444,9 @@ class ShardReader:
         if problem is not None:
             raise InputError(problem)
         path = self._root / entry.file
-        columns = map_columns(path)
+        columns = map_columns(path, entry.samples)
         first = next((shard for shard in self._shards if shard is not None), columns)
         kinds = [{name: (c.shape, c.dtype, c.ragged) for name, c in shard.items()} for shard in (first, columns)]
-        counts = {column.samples for column in columns.values()} - {entry.samples}
-        if counts:
-            raise InputError(f"{path}: has {min(counts)} samples, the manifest says {entry.samples}")
         if kinds[0] != kinds[1]:
             raise InputError(f"{path}: names or types differ from those of other shards of the split")
         return columns
