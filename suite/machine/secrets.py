@@ -134,6 +134,11 @@ _NAMED = (
         r"""(?:[ \t]*[:=](?P<blank>[ \t]*)|>\s*)(?:[|>][-+]?\n[ \t]+)?(?P<quote>["']?)""",
         re.I,
     ),
+    # A section with the name of a secret, as of TOML: [[secrets]], then data = "VALUE"
+    re.compile(
+        r"""(?m)^[ \t]*\[{1,2}["']?(?P<name>\w[\w.-]{0,99})["']?\]{1,2}[ \t]*\n(?:[ \t]*[\w#-][^\n\[]{0,200}\n|[ \t]*\n){0,9}?"""
+        r"""[ \t]*(?:value|val|content|data|literal|text)[ \t]*[:=][ \t]*(?P<quote>["']?)"""
+    ),
     # The same, the value first
     re.compile(
         r"""(?<![a-z])(?P<before>(?:value|val|content)["']?[ \t]*[:=][ \t]*(?P<quote>["']?))"""
@@ -223,6 +228,8 @@ _PLACES = tuple(
         r"(?:login|auth|authtoken|add-authtoken|up)[ \t]+(?:--?[\w-]+[ \t]+)*[\"']?((?=\S*\d)[^\s\"'$=/-][^\s\"'$=]{7,})",
         r"\b(?:wpa_passphrase|sqlplus[ \t]+\w+/|mosquitto_passwd[ \t]+-b[ \t]+\S+)[ \t]*\S*?[ \t/]([^\s\"'$@/]+)",
         r"\bsqlplus[ \t]+(?:-\w+[ \t]+)*\w+/([^\s\"'$@]+)",
+        r"(?m)\bnet[ \t]+user[ \t]+[\w.\\-]+[ \t]+[\"']?([^\s\"'$/*]+)[\"']?[ \t]*(?=/|$)",
+        r"(?i)\bConvertTo-SecureString\b(?:[ \t]+-(?:AsPlainText|Force|String)\b)*[ \t]+[\"']([^\"'\n]+)",
         # Short flags of tools
         _match_flag("swift", r"-K[ \t=]*"),
         _match_flag("openssl", r"-[kK][ \t]+"),
