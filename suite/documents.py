@@ -94,6 +94,23 @@ def convert_to_plain_data(value: Any, *, without_none: bool = False) -> Any:
     return _plain(msgspec.to_builtins(value, enc_hook=_as_plain), without_none)
 
 
+_ABSENT = object()
+
+
+def list_differing_keys(one: Any, other: Any, sides: tuple[str, str], name: str = "") -> Iterator[str]:
+    """Yield each value that differs, by its key: ``hyperparameters.learning_rate: checkpoint 0.006, config 0.007``.
+
+    ``sides`` names the two documents.
+    """
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        for key in {**one, **other}:
+            inner = f"{name}.{key}".removeprefix("config.").lstrip(".")
+            yield from list_differing_keys(one.get(key, _ABSENT), other.get(key, _ABSENT), sides, inner)
+    elif one != other:
+        found, given = ("none" if each is _ABSENT else render_repr(each, longest=40) for each in (one, other))
+        yield f"{name}: {sides[0]} {found}, {sides[1]} {given}"
+
+
 def render_json(value: Any) -> str:
     """Render a Struct as one line of JSON, without a line end."""
     return msgspec.json.encode(value, enc_hook=_as_plain).decode()

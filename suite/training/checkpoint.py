@@ -33,8 +33,9 @@ import torch
 from msgspec import Meta, Struct, ValidationError, convert
 from torch import Tensor
 
+from mlhpc.suite.documents import list_differing_keys
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.files import check_ownership, fsync_path, make_folder, print_line, render_error, render_repr
+from mlhpc.suite.files import check_ownership, fsync_path, make_folder, print_line, render_error
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.checkpoint_index import (
     CheckpointIndex,
@@ -365,7 +366,12 @@ def _check(path: Path, state: dict[str, Any], identity: Mapping[str, Any], ranks
         convert(state, _Trial)
     except ValidationError as error:
         raise DamagedCheckpointError(f"{path}: damaged, or not written by this suite: {error}") from None
-    differing = list(_list_differences(state["identity"], identity))
+    saved, wanted = (dict(each) for each in (state["identity"], identity))
+    data = saved.pop("data_manifest", None), wanted.pop("data_manifest", None)
+    differing = [
+        *list_differing_keys({"data_manifest": data[0]}, {"data_manifest": data[1]}, ("checkpoint", "data set")),
+        *list_differing_keys(saved, wanted, ("checkpoint", "config")),
+    ]
     if differing:
         raise InputError(f"{path}: is not of this run: {'; '.join(differing)}; {_OTHER_WAYS}")
     if state["ranks"] != ranks and state["sharded"]:
@@ -377,18 +383,6 @@ def _check(path: Path, state: dict[str, Any], identity: Mapping[str, Any], ranks
 
 
 _OTHER_WAYS = "restore that, or begin anew: --resume --replace-failed"
-_ABSENT = object()
-
-
-def _list_differences(saved: Any, wanted: Any, name: str = "") -> Iterator[str]:
-    """Yield each value that differs by its key: ``hyperparameters.learning_rate: checkpoint 0.006, config 0.007``."""
-    if isinstance(saved, Mapping) and isinstance(wanted, Mapping):
-        for key in {**saved, **wanted}:
-            inner = f"{name}.{key}".removeprefix("config.").lstrip(".")
-            yield from _list_differences(saved.get(key, _ABSENT), wanted.get(key, _ABSENT), inner)
-    elif saved != wanted:
-        found, given = ("none" if each is _ABSENT else render_repr(each, longest=40) for each in (saved, wanted))
-        yield f"{name}: checkpoint {found}, {'data set' if name == 'data_manifest' else 'config'} {given}"
 
 
 def find_refusal(checkpoint: Checkpoint, ranks: int) -> str | None:

@@ -16,9 +16,9 @@ from typing import Any
 
 from mlhpc.suite import RULESET, VERSION
 from mlhpc.suite.card import SizeCard, Target
-from mlhpc.suite.config import RunConfig
+from mlhpc.suite.config import RunConfig, load_config
 from mlhpc.suite.descriptor import Descriptor
-from mlhpc.suite.documents import convert_to_plain_data
+from mlhpc.suite.documents import convert_to_plain_data, list_differing_keys
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import print_line, read_bytes, write_file_atomically
 from mlhpc.suite.launcher import find_batch_job
@@ -185,11 +185,15 @@ def check_parameters(plan: TrialPlan, parameters: int) -> None:
     """Raise InputError if a closed submission's model has another number of parameters than the card."""
     expected = plan.size_card.model_parameters
     # The open division allows another model (MLPerf's rules for both divisions).
-    if parameters != expected and plan.config.submission.division == "closed":
-        raise InputError(
-            f"{plan.config.size}: model has {parameters} parameters; the card says {expected}; "
-            "another model is for submission.division=open"
-        )
+    if parameters == expected or plan.config.submission.division != "closed":
+        return
+    size, own = plan.config.size, plan.config
+    with suppress(InputError):  # a person's own loop may have no configuration of the size
+        own = load_config(plan.descriptor, size)
+    a, b = (convert_to_plain_data(each.hyperparameters) for each in (own, plan.config))
+    changed = list_differing_keys(a, b, (f"of {size}", "here"), "hyperparameters")
+    words = (f"model has {parameters} parameters, the card says {expected}", *changed)
+    raise InputError(f"{size}: {'; '.join(words)}; another model is for submission.division=open")
 
 
 def draw_seed(base_seed: int | None, trial: int) -> int:

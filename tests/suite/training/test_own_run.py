@@ -330,7 +330,7 @@ def test_an_error_in_the_loop_ends_the_log_as_aborted_and_reaches_the_caller(car
 
 
 def test_an_error_before_the_run_begins_leaves_no_run(card: Path) -> None:
-    with pytest.raises(InputError, match="model has 7 parameters; the card says 6"), make_run(card) as run:
+    with pytest.raises(InputError, match="model has 7 parameters, the card says 6"), make_run(card) as run:
         run.start(parameters=7, train_samples=40, eval_samples=7)
     log = read_events(RunFolder(run.folder).result(0))
     assert not values(log, "run_start")

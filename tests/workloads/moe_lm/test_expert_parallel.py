@@ -94,7 +94,9 @@ def test_another_model_runs_in_the_open_division_alone(data: Path, tmp_path: Pat
         "run", "moe_lm", "--size", "smoke", "--runs", "1", "--ranks", "2", *(x for s in sets for x in ("--set", s)),
     ]  # fmt: skip
     said = mlhpc(*words, "-o", tmp_path / "closed", code=2)
-    assert "model has 132417 parameters; the card says 115264; another model is for submission.division=open" in said
+    assert "model has 132417 parameters, the card says 115264; hyperparameters.moe." in said
+    assert "hyperparameters.moe.router: of smoke" in said
+    assert "; another model is for submission.division=open" in said
     mlhpc(*words, "--set", "submission.division=open", "-o", tmp_path / "open", code=1)
     events = read_events(tmp_path / "open" / "result_0.txt").events
     assert next(event.value for event in events if event.key == "model_parameters") == 132417
