@@ -3,7 +3,8 @@
     python benchmarks/offload_wait.py [--rounds 3] [--folder DIR] > benchmarks/results/DATE-offload_wait.txt
 
 `moe_lm` trains on one rank with and without offload, in turns. With offload it lies in a control group of version 1, whose limit
-counts the page cache too, so that files are read from the disk. Exposed wait is the time of a step with, minus that without.
+counts the page cache too, so that files are read from the disk. Exposed wait is what the training
+thread waits for the tier, by the log. CPU seconds, of all threads and of the training thread, stand beside: a step with offload is longer by both.
 The prediction takes the compute rate that the runs without reach. Run it alone, as root. Needs the data set ($MLHPC_DATA).
 """
 
@@ -18,7 +19,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.reader import read_events
@@ -52,38 +56,41 @@ def with_sets(*more: str) -> list[str]:
     return [word for each in (*SETS, *more) for word in ("--set", each)]
 
 
-def train(folder: Path, group: Path | None, *more: str) -> tuple[list[float], list[float]]:
-    """Train STEPS steps. Return seconds and waits for loads of each, but the first ones."""
-    words = [
-        "run",
-        "moe_lm",
-        "--size",
-        "smoke",
-        "--ranks",
-        "1",
-        "--runs",
-        "1",
-        "-o",
-        str(folder),
-        "-q",
-        *with_sets(*more),
-    ]
+def read_cpu_s(pid: int) -> list[float]:
+    """Return the CPU seconds of each thread of a process and its descendants, the busiest first."""
+    found = list[float]()
+    for process in [pid, *(each.pid for each in psutil.Process(pid).children(recursive=True))]:
+        with suppress(OSError):
+            paths = Path(f"/proc/{process}/task").glob("*/schedstat")
+            found += [int(path.read_text().split()[0]) / 1e9 for path in paths]
+    return sorted(found, reverse=True)
+
+
+def train(folder: Path, group: Path | None, *more: str) -> tuple[list[float], list[float], list[float]]:
+    """Train STEPS steps. Return of each but the first its seconds and waits; then the mean CPU seconds by thread."""
+    words = ["run", "moe_lm", "--size", "smoke", "--ranks", "1", "--runs", "1", "-o", str(folder), "-q"]
     log = folder / "result_0.txt"
     process = subprocess.Popen(
-        in_group(words, group), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRONMENT
+        in_group([*words, *with_sets(*more)], group),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=ENVIRONMENT,
     )
-    while not log.exists() or log.read_text().count(mllog.STEP_PHASES) < STEPS:
-        if process.poll() is not None:
-            sys.exit(
-                f"{folder}: the run ended after {log.read_text().count(mllog.STEP_PHASES) if log.exists() else 0} steps"
-            )
-        time.sleep(0.2)
+    marks = list[list[float]]()
+    for steps in (SKIPPED, STEPS):
+        while not log.exists() or log.read_text().count(mllog.STEP_PHASES) < steps:
+            if process.poll() is not None:
+                sys.exit(f"{folder}: the run ended before step {steps}")
+            time.sleep(0.05)
+        marks.append(read_cpu_s(process.pid))
     process.terminate()
     process.wait()
     events = read_events(log).events
-    steps = [event.value["step"] for event in events if event.key == mllog.STEP_PHASES][SKIPPED:STEPS]
+    steps_s = [event.value["step"] for event in events if event.key == mllog.STEP_PHASES][SKIPPED:STEPS]
     windows = [event.value for event in events if event.key == mllog.WINDOW_STATS][SKIPPED:STEPS]
-    return steps, [window["offload"]["wait_s"] for window in windows if "offload" in window]
+    waits = [window["offload"]["wait_s"] for window in windows if "offload" in window]
+    cpu = [(after - before) / (STEPS - SKIPPED) for before, after in zip(*marks, strict=False)]
+    return steps_s, waits, cpu
 
 
 def make_group() -> Path:
@@ -112,25 +119,16 @@ def main() -> None:
                 for each in ("tier=file", f"folder={place / 'experts'}", f"cache={CACHE}")
             ]
             seconds: dict[str, list[float]] = {"without": [], "with": []}
+            cpu: dict[str, list[list[float]]] = {"without": [], "with": []}
             waits = list[float]()
             for number in range(given.rounds):
-                seconds["without"] += train(place / f"without-{number}", None)[0]
-                found = train(place / f"with-{number}", group, *tier)
-                seconds["with"] += found[0]
-                waits += found[1]
-            plan = [
-                "plan",
-                "moe_lm",
-                "--size",
-                "smoke",
-                "--ceilings",
-                ceilings,
-                "--offload",
-                "file",
-                "--format",
-                "json",
-                *with_sets(),
-            ]
+                for kind, where, more in (("without", None, []), ("with", group, tier)):
+                    steps, waited, busy = train(place / f"{kind}-{number}", where, *more)
+                    seconds[kind] += steps
+                    waits += waited
+                    cpu[kind].append(busy)
+            plan = ["plan", "moe_lm", "--size", "smoke", "--mesh", "data=1", "--ceilings", ceilings]
+            plan += ["--offload", "file", "--format", "json", *with_sets()]
             ideal = json.loads(call(*plan))["offload"]["compute_s"]
             base = statistics.median(seconds["without"])
             predicted = json.loads(call(*plan, "--reached", f"{100 * ideal / base:.6g}%"))["offload"]
@@ -138,14 +136,18 @@ def main() -> None:
             print(f"{read_cpu(Path('/')).model}; moe_lm, {MODEL}, tier {tier_gb:.3g} GB, control group {limit:g} MB")
             for kind, found in seconds.items():
                 ends = f"{min(found):.4g} to {max(found):.4g}, n = {len(found)}"
-                print(f"{kind}: {statistics.median(found):.4g} s a step, {ends}")
-            seen, wait_s = statistics.median(seconds["with"]) - base, predicted["wait_s"]
+                every, first = (
+                    statistics.fmean(each) for each in zip(*((sum(busy), busy[0]) for busy in cpu[kind]), strict=True)
+                )
+                used = f"{every:.4g} CPU-s of all threads, {first:.4g} of the training thread"
+                print(f"{kind}: {statistics.median(found):.4g} s a step, {ends}; {used}")
+            seen, wait_s = statistics.median(waits), predicted["wait_s"]
             load, store = (predicted["rates"][name]["value"] / 1e9 for name in ("load", "store"))
+            ends = f"{min(waits):.4g} to {max(waits):.4g}, n = {len(waits)}"
+            print(f"exposed wait: {seen:.4g} s a step, {ends}")
             print(
-                f"exposed wait: {seen:.4g} s a step; predicted {wait_s:.4g} s ({load:.3g} GB/s read, {store:.3g}"
-                f" written); seen / predicted {seen / wait_s:.3g}"
+                f"predicted {wait_s:.4g} s ({load:.3g} GB/s read, {store:.3g} written); seen / predicted {seen / wait_s:.3g}"
             )
-            print(f"of it waited for loads, as logged: {statistics.median(waits):.4g} s")
     finally:
         group.rmdir()
 

@@ -1,8 +1,9 @@
 """Predicts whether it pays to keep experts in a slower memory: `mlhpc plan --offload`. Closed forms, no torch.
 
 A layer's experts are loaded while the layer before computes, in each pass again; of the first layer nothing hides the
-load. The backward pass also writes gradients, while it loads. The states of the optimizer come and go once in a step,
-after the last gradient: clipping by the norm needs all of them. Loading and computing do not slow each other.
+load. The backward pass also writes gradients, while it loads. The update comes after the last gradient, as clipping by
+the norm needs all of them: it loads weights, gradients and states of the optimizer, and writes weights and states.
+Loading and computing do not slow each other.
 """
 
 from __future__ import annotations
@@ -76,11 +77,11 @@ class LayerTime:
 
 @dataclass(frozen=True)
 class Offload:
-    """What a step costs with the experts in a tier. ``wait_s`` is of all parts of the step and of the states."""
+    """What a step costs with the experts in a tier. ``wait_s`` is of all parts of the step and of the update."""
 
     rates: Rates
     layers: tuple[LayerTime, ...]
-    states_s: float
+    update_s: float
     compute_s: float
     wait_s: float
     device_bytes: float
@@ -118,7 +119,7 @@ class Offload:
             f" ({render_bytes(cost.memory)} without "
             f"offload) and {render_bytes(round(self.tier_bytes))} in the tier"
         )
-        yield f"  states of the optimizer: {self.states_s * 1e3:.4g} ms in each step"
+        yield f"  the update, with states of the optimizer: {self.update_s * 1e3:.4g} ms in each step"
         yield f"  {self.verdict}"
 
     def row(self) -> dict[str, Any]:
@@ -177,15 +178,16 @@ def predict_offload(rates: Rates, cost: Cost, parts: int) -> Offload:
         layers.append(
             LayerTime(layer, count * rates.weight_bytes, count * state_bytes, sum(loads), 3 * forward_s, waits + fill)
         )
-    states_s = max(held * state_bytes / load, held * (state_bytes + rates.weight_bytes) / store)
+    kept = state_bytes + rates.weight_bytes
+    update_s = held * max((kept + GRADIENT_BYTES) / load, kept / store)
     largest = max(each.weight_bytes + each.layer.experts * each.layer.parameters * GRADIENT_BYTES for each in layers)
     moved = held * (2 * GRADIENT_BYTES + state_bytes)  # parameters and gradients are float32 on the device
     return Offload(
         rates=rates,
         layers=tuple(layers),
-        states_s=states_s,
+        update_s=update_s,
         compute_s=cost.flops / flops,
-        wait_s=parts * sum(each.wait_s for each in layers) + states_s,
+        wait_s=parts * sum(each.wait_s for each in layers) + update_s,
         device_bytes=cost.memory - moved + LAYERS_ON_DEVICE * largest,
         tier_bytes=moved,
     )

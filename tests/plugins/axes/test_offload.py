@@ -78,8 +78,8 @@ def test_the_wait_is_what_loading_takes_beyond_computing(load: float, parts: int
     found = predict_offload(rates(load), cost(layers, 10, flops), parts)
     forward, weights = 2400.0 / 3 / layers / 1000.0, 2 * 10 * 4 / load
     exposed = layers * (max(0.0, weights - forward) + max(0.0, weights - 2 * forward)) + min(weights, forward)
-    assert found.states_s == pytest.approx(layers * 2 * weights)  # two moments of each parameter
-    assert found.wait_s == pytest.approx(parts * exposed + found.states_s)
+    assert found.update_s == pytest.approx(layers * 4 * weights)  # a weight, a gradient and two moments
+    assert found.wait_s == pytest.approx(parts * exposed + found.update_s)
     assert found.compute_s == pytest.approx(flops / 1000.0)
     assert 0 < found.wait_share < 1
 
