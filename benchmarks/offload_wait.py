@@ -3,8 +3,8 @@
     python benchmarks/offload_wait.py [--rounds 3] [--folder DIR] > benchmarks/results/DATE-offload_wait.txt
 
 `moe_lm` trains on one rank with and without offload, in turns. With offload it lies in a control group of version 1, whose limit
-counts the page cache too, so that files are read from the disk. Exposed wait is what the training
-thread waits for the tier, by the log. CPU seconds, of all threads and of the training thread, stand beside: a step with offload is longer by both.
+counts the page cache too, so that files are read from the disk. Exposed wait is what the training thread waits for the tier, by
+the log. CPU seconds, of all threads and of the training thread, stand beside: a step with offload is longer by both.
 The prediction takes the compute rate that the runs without reach. Run it alone, as root. Needs the data set ($MLHPC_DATA).
 """
 
