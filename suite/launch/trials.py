@@ -27,13 +27,14 @@ def run_trials(
     trials: Sequence[int],
     *,
     ranks: int,
+    mode: str,
     seed: int | None,
     overrides: Sequence[str] = (),
     resume: bool = False,
     replace_failed: bool = False,
     before_each: Callable[[Callable[[str], None]], None] = lambda tell: None,
 ) -> int:
-    """Run the trials with the folder's config, keep the exit code of each, and return the worst.
+    """Run the trials with the folder's config in a mode, keep the exit code of each, and return the worst.
 
     A stop, a usage error or a trial that failed before run_start ends the series. The next trial would fail too. A stop
     signal that comes when a trial's ranks are done also ends it.
@@ -69,6 +70,7 @@ def run_trials(
                 config=str(folder.config_path),
                 run=folder.root,
                 trial=trial,
+                mode=mode,
                 seed=seed,
                 overrides=overrides,
                 resume=resume,

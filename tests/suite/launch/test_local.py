@@ -7,6 +7,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -58,12 +59,12 @@ def living(tmp_path: Path) -> list[str]:
 
 
 def test_worker_command_is_the_documented_one() -> None:
-    command = local.make_worker_command(
-        "cosmoflow", config="mini", run=Path("r"), trial=3, seed=7, overrides=["max_epochs=2"], resume=True, python="py"
-    )
+    make = partial(local.make_worker_command, "cosmoflow", config="mini", run=Path("r"), trial=3, python="py")
+    command = make(mode="strong", seed=7, overrides=["max_epochs=2"], resume=True)
     assert " ".join(command) == (
         "py -P -m mlhpc run cosmoflow --config mini --output r --trial 3 --seed 7 --set max_epochs=2 --resume"
     )
+    assert " ".join(make(mode="weak")) == "py -P -m mlhpc run cosmoflow --config mini --output r --trial 3 --mode weak"
 
 
 def test_one_rank_needs_no_mpiexec(tmp_path: Path) -> None:

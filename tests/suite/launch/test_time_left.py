@@ -127,15 +127,15 @@ def test_the_lines_of_a_local_run_say_it_and_quiet_does_not(
         return 0
 
     monkeypatch.setattr(trials, "run_local", ranks)
-    trials.run_trials("cosmoflow", folder, range(2), ranks=1, seed=None)
+    trials.run_trials("cosmoflow", folder, range(2), ranks=1, mode="strong", seed=None)
     assert "left" not in capsys.readouterr().out, "the first ten seconds say little"
     monkeypatch.setattr(estimates, "LEAST_S", 0.0)
-    trials.run_trials("cosmoflow", folder, range(2), ranks=1, seed=None)
+    trials.run_trials("cosmoflow", folder, range(2), ranks=1, mode="strong", seed=None)
     first, second = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"run 0: epoch 1: .* samples/s; .* at most .* left of 2 runs \(.*reference runs.*\)", first)
     assert second.startswith("run 1: epoch 1: ")
     monkeypatch.setenv(QUIET, "1")
-    trials.run_trials("cosmoflow", folder, range(2), ranks=1, seed=None)
+    trials.run_trials("cosmoflow", folder, range(2), ranks=1, mode="strong", seed=None)
     assert capsys.readouterr().out == ""
 
 
