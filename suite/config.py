@@ -355,6 +355,23 @@ def _set(target: dict[str, Any], key: str, value: Any) -> None:
         target[key] = value
 
 
+# Settings that run a program or write outside of the run folder. A folder may be a stranger's, so its own do not count
+OUTER_SETTINGS = ("cache_drop_command", "staging.directory", "hyperparameters.moe.offload.folder")
+
+
+def list_outer_settings(config: Path) -> list[str]:
+    """Return those of `OUTER_SETTINGS` that a file of settings has, as ``key=value``."""
+    found = []
+    data = YamlSource.read(config).data
+    for key in OUTER_SETTINGS:
+        value: Any = data
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        if value is not None:
+            found.append(f"{key}={value}")
+    return found
+
+
 def split_mapping(text: str) -> list[tuple[str, str]]:
     """Return the dotted keys and the values of ``{a: {b: 1}}``, as ``--set`` takes them. Empty if it is no mapping."""
     try:

@@ -29,7 +29,7 @@ from mlhpc.suite.cli.options import (
     strict_option,
 )
 from mlhpc.suite.compliance.before import judge_statement, print_refusals
-from mlhpc.suite.config import RunConfig, choose_default_data_root, load_config
+from mlhpc.suite.config import RunConfig, choose_default_data_root, list_outer_settings, load_config
 from mlhpc.suite.descriptor import Descriptor, load_descriptor
 from mlhpc.suite.errors import InputError, explain_near_names
 from mlhpc.suite.exit_codes import ExitCode
@@ -172,7 +172,8 @@ def run(
         name = str(RunFolder(output).config_path) if resume and output is not None else DEFAULT_SIZE
     resolved = load_config(chosen, name, overrides)
     if resume and output is not None and trial is None:
-        _refuse_other_size(output, resolved)
+        mode = _find_resumed_mode(output, resolved)
+        _refuse_outer_settings(output, Path(name), overrides)
 
     from mlhpc.suite.training.statement import TrialPlan
 
@@ -234,14 +235,28 @@ def _require_run_folder(root: Path) -> None:
     raise InputError(f"{root}: {what}{near} --resume continues a run folder; without it a new run begins")
 
 
-def _refuse_other_size(root: Path, config: RunConfig) -> None:
-    """Raise InputError if a run folder is of another workload or size: before data of that size are asked for."""
+def _refuse_outer_settings(root: Path, config: Path, overrides: tuple[str, ...]) -> None:
+    """Raise InputError if a run folder's own settings reach out of it and are not repeated on the command line."""
+    folder = RunFolder(root)
+    if config != folder.config_path:
+        return
+    left = [each for each in list_outer_settings(config) if each not in overrides]
+    if left:
+        raise InputError(
+            f"{config}: {left[0].partition('=')[0]} acts outside of the run folder, which may be a stranger's; if "
+            f"you want it, repeat it: {find_continue_command(root, left=True)}"
+        )
+
+
+def _find_resumed_mode(root: Path, config: RunConfig) -> str:
+    """Return the mode of a run folder. InputError if it is of another workload or size: before data are asked for."""
     info = RunFolder(root).read_info()
     if (info.workload, info.size) != (config.workload, config.size):
         raise InputError(
             f"{root}: holds runs of {info.workload} {info.size}, not of {config.workload} {config.size}; continue it with "
             f"mlhpc run {info.workload} --output {quote_path(root)} --resume, or begin another folder"
         )
+    return info.mode
 
 
 def _add_runs(folder: RunFolder, runs: int) -> None:
@@ -375,6 +390,7 @@ def _run_trials(
         plan.folder,
         trials,
         ranks=ranks,
+        mode=plan.mode,
         seed=seed,
         overrides=overrides,
         resume=plan.resume,

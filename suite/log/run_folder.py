@@ -316,7 +316,12 @@ def find_continue_command(root: Path, *, left: bool = False) -> str | None:
     if script.is_file():
         job = folder.read_job()
         return f"{job.command if job else 'sbatch'} {quote_path(script)}"
-    return f"mlhpc run {shlex.quote(info.workload)} --output {quote_path(root)} --resume"
+    from mlhpc.suite.config import list_outer_settings
+
+    words = ["mlhpc", "run", shlex.quote(info.workload), "--output", quote_path(root), "--resume"]
+    with suppress(InputError, OSError):
+        words += [f"--set {shlex.quote(each)}" for each in list_outer_settings(folder.config_path)]
+    return " ".join(words)
 
 
 def _has_only_first_files(root: Path) -> bool:

@@ -1,5 +1,6 @@
 """A series of local trials: which run, which end it, and what is kept of each. The ranks are functions of this test."""
 
+import shlex
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mlhpc.suite.config import OUTER_SETTINGS
 from mlhpc.suite.data.lock import LockedError, create_lock
 from mlhpc.suite.launch import trials
 from mlhpc.suite.log.run_folder import RunFolder
@@ -38,7 +40,7 @@ class Ranks:
 
 def run(monkeypatch: pytest.MonkeyPatch, ranks: Ranks, **options: Any) -> int:
     monkeypatch.setattr(trials, "run_local", ranks)
-    return trials.run_trials("cosmoflow", ranks.folder, range(3), ranks=2, seed=None, **options)
+    return trials.run_trials("cosmoflow", ranks.folder, range(3), ranks=2, mode="strong", seed=None, **options)
 
 
 def codes(folder: RunFolder) -> list[str]:
@@ -146,7 +148,7 @@ def test_an_exit_code_of_ranks_that_were_refused_is_not_the_trials(
 
     monkeypatch.setattr(trials, "run_local", refused)
     with ExitStack() as stack:
-        assert trials.run_trials("cosmoflow", ranks.folder, range(3), ranks=2, seed=None) == 2
+        assert trials.run_trials("cosmoflow", ranks.folder, range(3), ranks=2, mode="strong", seed=None) == 2
         assert codes(ranks.folder) == ["-", "-", "-"]
 
 
@@ -161,21 +163,21 @@ def test_a_rank_that_takes_a_moment_to_end_does_not_cost_the_exit_code(
     assert codes(ranks.folder) == ["1", "0", "0"]
 
 
-def test_a_continued_folder_keeps_its_base_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trial that never began starts afresh with the seed that it would have had."""
+def test_a_continued_folder_keeps_its_base_seed_and_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial that never began starts afresh with the seed that it would have had, in the same mode."""
     seeds = []
 
-    def note(*arguments: object, seed: int | None, **options: object) -> int:
-        seeds.append(seed)
+    def note(*arguments: object, seed: int | None, mode: str, **options: object) -> int:
+        seeds.append((mode, seed))
         return 0
 
     monkeypatch.setattr("mlhpc.suite.commands.run.run_trials", note)
     monkeypatch.setattr("mlhpc.suite.commands.run._check_before_launch", lambda plan, ranks, **options: [])
     folder = tmp_path / "run"
-    assert mlhpc("run", "cosmoflow", "--size", "smoke", "--seed", 7, "-o", folder).returncode == 0
+    assert mlhpc("run", "cosmoflow", "--size", "smoke", "--seed", 7, "--mode", "weak", "-o", folder).returncode == 0
     assert mlhpc("run", "cosmoflow", "-o", folder, "--resume").returncode == 0
     other = mlhpc("run", "cosmoflow", "-o", folder, "--resume", "--seed", 9)  # run.json states the seed of all runs
-    assert (other.returncode, seeds) == (2, [7, 7])
+    assert (other.returncode, seeds) == (2, 2 * [("weak", 7)])
     assert other.stderr == f"mlhpc: {folder}: its runs have the seed 7 (run.json): leave --seed out\n"
 
 
@@ -196,3 +198,25 @@ def test_a_continued_folder_can_have_more_runs(tmp_path: Path, monkeypatch: pyte
     fewer = mlhpc(*again, "--runs", 4)
     assert fewer.stderr == f"mlhpc: {folder}: it was begun with 5 runs; --runs 4 cannot take any away\n"
     assert (started, RunFolder(folder).read_info().runs) == ([3, 5, 5], 5)
+
+
+@pytest.mark.parametrize("setting", OUTER_SETTINGS)
+def test_a_continued_folder_reaches_out_of_itself_only_if_the_person_says_so(
+    setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run folder may be a stranger's. The command that continues it repeats what it would do elsewhere."""
+    started = list[object]()
+    monkeypatch.setattr("mlhpc.suite.commands.run.run_trials", lambda *options, **more: len(started.append(more) or ""))
+    monkeypatch.setattr("mlhpc.suite.commands.run._check_before_launch", lambda plan, ranks, **options: [])
+    folder, value = tmp_path / "run", f"{setting}={tmp_path}/a b"
+    offload = "{tier: file, cache: 1000000000}"
+    words = ["--set", f"hyperparameters.moe.offload={offload}"] if "offload" in setting else []
+    words += ["--set", value]
+    mlhpc("run", "moe_lm", "--size", "smoke", *words, "-o", folder)
+    assert len(started) == 1
+    refused = mlhpc("run", "moe_lm", "-o", folder, "--resume")
+    assert (refused.returncode, len(started)) == (2, 1)
+    assert f"{folder}/config.yaml: {setting} acts outside" in refused.stderr
+    command = shlex.split(refused.stderr.rpartition("repeat it: mlhpc ")[2])
+    assert mlhpc(*command).returncode == 0
+    assert len(started) == 2
