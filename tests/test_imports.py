@@ -92,7 +92,7 @@ LAYERS: dict[str, set[str]] = {
     "suite.performance.ceilings": {"suite", "suite.machine.choice", "suite.machine.probes", "suite.performance"},
 }
 # Commands may use everything, but at the top of a module nothing heavy.
-COMMANDS = {"suite.commands", "suite.commands.machine", "suite.commands.workload"}
+COMMANDS = {"suite.commands", "suite.commands.machine"}
 LIGHT = {
     "suite",
     "suite.statistics",

@@ -141,7 +141,7 @@ def verify(root: Path, deep: bool) -> None:
             seen += amount
             tell(seen, manifest.bytes)
 
-        problems = compare_files(root, deep=deep, progress=count)
+        problems = compare_files(root, deep=deep, read=_read_shard if deep else None, progress=count)
     for text in problems:
         print_line(text, error=True)
     if problems:
@@ -193,6 +193,13 @@ def fetch(workload: str, source: str | None, output: Path | None) -> None:
     print_line(
         f"{folder}: checked and complete; mlhpc data convert {workload} {quote_path(folder)} makes a data set of it"
     )
+
+
+def _read_shard(path: Path, samples: int) -> None:
+    """Raise InputError for a shard of another layout or number of samples."""
+    from mlhpc.suite.data.shards import map_columns
+
+    map_columns(path, samples)
 
 
 def _is_made_already(root: Path, workload: str, size: str, seed: int) -> bool:

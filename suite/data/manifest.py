@@ -124,11 +124,17 @@ def read_manifest_file(path: Path) -> Manifest:
     return manifest
 
 
-def compare_files(root: Path, *, deep: bool, progress: Callable[[int], None] | None = None) -> list[str]:
+def compare_files(
+    root: Path,
+    *,
+    deep: bool,
+    read: Callable[[Path, int], object] | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> list[str]:
     """Compare the files of a data set with its manifest. Returns one line per file that differs.
 
-    Presence and sizes are compared; with ``deep`` every byte is read, checksums, layout and number of samples too.
-    ``progress`` gets the size of each shard after its check.
+    Presence and sizes are compared; with ``deep`` every byte is read and the checksums too. Whole shards are given to
+    ``read`` with their number of samples; it raises ValueError. ``progress`` gets the size of each shard afterwards.
     """
     try:
         manifest = read_manifest(root)
@@ -137,12 +143,10 @@ def compare_files(root: Path, *, deep: bool, progress: Callable[[int], None] | N
     problems = []
     for entry in manifest.shards:
         problem = check_shard(root, entry, deep=deep)
-        if problem is None and deep:
-            from mlhpc.suite.data.shards import map_columns  # of the extra `run`: a manifest can be read without it
-
+        if problem is None and read is not None:
             try:
-                map_columns(root / entry.file, entry.samples)
-            except ValueError as error:  # right checksums: whoever made the manifest wrote it so
+                read(root / entry.file, entry.samples)
+            except ValueError as error:  # with right checksums: whoever made the manifest wrote it so
                 problem = str(error)
         if problem is not None:
             problems.append(problem)

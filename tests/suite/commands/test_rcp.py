@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlhpc.suite.card import ReferencePoints
-from mlhpc.suite.commands.workload.subcommands import compute_reference_point
+from mlhpc.suite.commands.workload import compute_reference_point
 from mlhpc.suite.compliance.ruleset import read_ruleset
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.documents import convert

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mlhpc.suite.card import read_card
-from mlhpc.suite.commands.workload.subcommands import _judge_count, _select_card_value
+from mlhpc.suite.commands.workload import _judge_count, _select_card_value
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.performance.card_counts import CardCounts
 from mlhpc.suite.workload import Work

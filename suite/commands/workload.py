@@ -56,6 +56,19 @@ if TYPE_CHECKING:
     from mlhpc.suite.workload import Work
 
 
+@click.group(cls=Subcommands)
+def workload() -> None:
+    """List workloads with sizes and targets, or create one of your own.
+
+    \b
+    Examples:
+      mlhpc workload list
+      mlhpc workload new tides && pip install --no-deps --no-build-isolation -e tides && mlhpc run tides --size smoke
+      mlhpc workload card tides
+      mlhpc workload rcp record runs/tides-smoke-*
+    """
+
+
 @click.command(
     name="list",
     epilog="""\b
@@ -178,7 +191,7 @@ def new(name: str, output: Path | None) -> None:
     import jinja2  # here, because `mlhpc workload list` imports this module and would wait for it
 
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("mlhpc.suite.commands.workload", "skeleton"),
+        loader=jinja2.PackageLoader("mlhpc.suite.commands", "skeleton"),
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
         autoescape=False,  # noqa: S701  a name of letters, digits and _, in Python and YAML
@@ -591,3 +604,7 @@ def schema(kind: str, workload: str | None) -> None:
     own = make_config_kind(load_descriptor(workload)) if workload is not None else kinds[kind]
     found = msgspec.json.schema(own, schema_hook=lambda _: {"type": "string"})  # paths
     print_line(json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **found}, indent=1))
+
+
+for each in (list_, new, card, rcp, schema):
+    workload.add_command(each)
