@@ -121,7 +121,7 @@ FACTORS = ("size", "speed/size", "epochs", "staging", "other")  # columns of the
 # Differences from 1 of a factor that is named: of one that is sure, and of one that may be chance
 LEAST_SURE, LEAST_NAMED = 0.005, 0.02
 LONG_DEVICE = 16  # letters: a longer name of a device is not repeated in sentences
-INTERVAL_WORDS = "spread of these runs"  # what the interval of a score is called
+INTERVAL_WORDS = "interval of the mean"  # what the interval of a score is called
 SECONDS_UNITS = (  # from which upper end on, seconds per unit, its name
     (36000.0, 3600.0, "h"), (600.0, 60.0, "min"), (1.0, 1.0, "s"),
     (1e-3, 1e-3, "ms"), (1e-6, 1e-6, "µs"), (0.0, 1e-9, "ns"),
@@ -273,11 +273,10 @@ def _explain_factor(row: pd.Series, name: str) -> str:
     if name == "speed/size":
         each, other = (f"each {device}" for device in reversed(devices))
         if row["counts"] not in ("accelerators", "processors", "compute units") or max(map(len, devices)) > LONG_DEVICE:
-            each = f"each {one}"
-            other = f"one of {devices[0]}" if devices[0] != devices[1] else ""
-        elif devices[0] == devices[1]:
-            other = ""
-        return f"{each} is {value} times as fast{f' as {other}' if other else ''}{ends}"
+            each, other = f"each {one}", f"one of {devices[0]}"
+        if devices[0] == devices[1]:
+            return f"{each} trains {value} times as many samples a second{ends}"
+        return f"{each} is {value} times as fast as {other}{ends}"
     less, what = ("fewer", "epochs") if name == "epochs" else ("less", name.replace("other", "other time"))
     return f"{less if row[name] > 1 else 'more'} {what}: {value} times as fast{ends}"
 

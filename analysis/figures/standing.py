@@ -78,8 +78,7 @@ def build_table(study: Study) -> pd.DataFrame:
         lines = list(_list_rows(study, task, known))
         others = _list_unranked(study, task)
         if lines and len(lines) + len(others) > 1:
-            best_s = lines[0]["time to train [min]"] * 60
-            lines += [_describe_unranked(row, best_s) for row in others.to_dict("records")]
+            lines += [_describe_unranked(row, lines[0]) for row in others.to_dict("records")]
             near = [each for place, each in enumerate(lines) if place < MOST_ROWS or not each["published"]]
             head = {"task": task.short, "class": task.title, "results": len(lines)}
             tasks += [head | each | {"shown": shown and each in near} for each in lines]
@@ -119,13 +118,15 @@ def _list_unranked(study: Study, task: Task) -> pd.DataFrame:
     rows = rows[rows["not_ranked"].notna() | rows["score_s"].isna()]
     alike = (rows[[*CLASS_COLUMNS, "division"]] == first[[*CLASS_COLUMNS, "division"]]).all(axis=1)
     alike &= rows["round"].map(find_round_group) == find_round_group(first["round"])
-    return rows[alike & (rows["run_s.mean"] > 0) & (rows["mode"] == "strong")]
+    return rows[alike & (rows["run_s.mean"] > 0) & ((rows["mode"] == "strong") | (rows["models_per_min"] > 0))]
 
 
-def _describe_unranked(row: Mapping[Any, Any], best_s: float) -> dict[str, Any]:
+def _describe_unranked(row: Mapping[Any, Any], best: Mapping[str, Any]) -> dict[str, Any]:
     time_s = row["run_s.mean"] if pd.isna(row["score_s"]) else row["score_s"]
+    weak = row["mode"] == "weak"
+    ratio = best["models/min"] / row["models_per_min"] if weak else time_s / 60 / best["time to train [min]"]
     why = f"no score: {row['score_note']}" if pd.isna(row["not_ranked"]) else row["not_ranked"]
-    found = {"ratio": time_s / best_s, "verdict": NOT_RANKED, "runs": row["n_averaged"], "why not": why}
+    found = {"ratio": ratio, "verdict": NOT_RANKED, "runs": row["n_averaged"], "why not": why}
     return _describe(row, time_s) | found
 
 

@@ -97,6 +97,7 @@ def build_summary(study: Study, numbers: Mapping[str, pd.DataFrame], answers: Ma
     ``numbers`` and ``answers`` are those of the figures, so that page and summary say the same.
     """
     compared, explained = numbers.get("comparison", EMPTY_TABLE), numbers.get("waterfall", EMPTY_TABLE)
+    standing = numbers.get(FIRST, EMPTY_TABLE)
     recent: list[tuple[Any, ...]] = []
     history: list[tuple[Any, ...]] = []
     alone: list[dict[object, object]] = []
@@ -108,20 +109,23 @@ def build_summary(study: Study, numbers: Mapping[str, pd.DataFrame], answers: Ma
         if pair is None:
             alone += rows[rows["same_as"].isna()].to_dict("records")
             continue
-        line = _throughput(task, *pair, study) if is_weak else _time(task, rows, *pair, compared, explained, study)
+        line = (
+            _throughput(task, rows, *pair, study) if is_weak else _time(task, rows, *pair, compared, explained, study)
+        )
+        line = (*line[:2], line[2] + _name_passed(standing[standing["class"] == task.title]), *line[3:])
         (recent if shown else history).append((*line, tuple(rows.index)))
+        pair = pair[0], _find_cheapest(rows, *pair, study)
         breaks += [_find_break_even(*pair, study)] if shown and _has_break_even(*pair, study) else []
     table = _table(recent, "Summary")
     sentences = tuple(_sentences(study, alone, answers, ranked=table is not None))
-    headline = write_headline(study, numbers.get(FIRST, EMPTY_TABLE))
+    headline = write_headline(study, standing)
     return Summary(headline, table, _table(history, "Older rounds"), sentences, tuple(breaks))
 
 
 def write_headline(study: Study, standing: pd.DataFrame) -> str:
     """Write the verdict in one sentence: who is fastest at what and by how much, or why nobody can be."""
-    shown = [
-        rows for _, rows in standing[standing["mode"] == "strong"].groupby("class", sort=False) if rows["shown"].any()
-    ]
+    every = [rows for _, rows in standing[standing["mode"] == "strong"].groupby("class", sort=False)]
+    shown = [rows for rows in every if rows["shown"].any()]
     ranked = [rows[rows["verdict"] != NOT_RANKED] for rows in shown]
     pairs = [tuple(rows.head(2).to_dict("records")) for rows in ranked if len(rows) > 1]
     if not pairs:
@@ -137,19 +141,32 @@ def write_headline(study: Study, standing: pd.DataFrame) -> str:
     if not wins:
         return f"No system is surely the fastest in any of {tasks}"
     (leader, count), *others = wins
-    parts = [
-        f"{leader} is the fastest in {'all' if count == len(pairs) else f'{count} of'} {len(pairs)} tasks by"
-        " time to train"
-    ]
+    where = "In the newest round of each task " if len(shown) < len(every) else ""
+    in_all = "all" if count == len(pairs) else f"{count} of"
+    parts = [f"{where}{leader} is the fastest in {in_all} {len(pairs)} tasks by time to train"]
     parts += [f"{who} in {many}" for who, many in others[:MOST_LISTED]]
     undecided = f"; {len(pairs) - len(sure)} undecided" if len(sure) < len(pairs) else ""
     if others:
         return ", ".join(parts) + undecided
     nexts = {second["machine"] for _, second in sure}
     ratios = [f"{each(second['ratio'] for _, second in sure):.3g}" for each in (min, max)]
-    passed = any((rows.loc[rows["verdict"] == NOT_RANKED, "ratio"] < rows["ratio"].iloc[1]).any() for rows in shown)
-    than = nexts.pop() if len(nexts) == 1 else "the next" + " that is ranked" * passed
+    passed = any(map(_name_passed, shown))
+    than = (
+        nexts.pop() + ", the next that is ranked" * passed
+        if len(nexts) == 1
+        else "the next" + " that is ranked" * passed
+    )
     return f"{', '.join(parts)}: {' to '.join(dict.fromkeys(ratios))} times as fast as {than}{undecided}"
+
+
+def _name_passed(rows: pd.DataFrame) -> str:
+    """Name the results of a task that are not ranked and faster than its second: a reader would miss them."""
+    ranked, others = (rows[(rows["verdict"] == NOT_RANKED) == left] for left in (False, True))
+    passed = others[others["ratio"] < ranked["ratio"].iloc[1]] if len(ranked) > 1 else others.head(0)
+    named = [
+        f"{row['label']} ({row['ratio']:.3g} times as long)" for row in passed.head(MOST_LISTED).to_dict("records")
+    ]
+    return f"; faster than that, but not ranked: {', '.join(named)}" if named else ""
 
 
 def _write_headline_of_one(study: Study) -> str:
@@ -180,7 +197,7 @@ def _write_headline_of_one(study: Study) -> str:
         ended = study.runs.loc[study.runs["group"] == row["group"], "outcome"] != "no run_stop"
         met = f"{row['n_reached']:.0f} of {render_count(row['n_started'], 'run')} reached the target"
         if not ended.all():
-            met = f"{(~ended).sum()} of {render_count(len(ended), 'run')} did not end"
+            met = f"{(~ended).sum()} of {render_count(len(ended), 'run')} cut off, or still running"
         return f"{task} has no score: {row['score_note'] if row['n_reached'] == row['n_started'] else met}"
     low, high = row["score_low_s"], row["score_high_s"]
     ends = (
@@ -245,10 +262,12 @@ def _time(
         by += f"; sure, {render_counts(next_one)}"
     else:
         by += f", {render_counts(next_one)}; inconclusive: {_join_labels(close)} may be as fast"
+    if missed := int(sum(row["n_started"] - row["n_reached"] for row in (a, b))):
+        by += f"; {render_count(missed, 'run')} without the target left out"
     who = best if not close else f"{best}, or {_join_labels(close)}"
     why = _explain_difference(explained, b, a, sure=not close) + _name_settings(a, b, study)
     by += _describe_other_processes(rows, study)
-    return task.short, who, by, why, _costs(a, b, study), _advice(a, b, next_one, close, study)
+    return task.short, who, by, why, _costs(a, b, study), _advice(rows, a, b, next_one, close, study)
 
 
 def _explain_difference(explained: pd.DataFrame, other: pd.Series, best: pd.Series, *, sure: bool) -> str:
@@ -297,7 +316,7 @@ def _find_throughput_pair(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series] | N
     return (ordered.iloc[0], ordered.iloc[1]) if len(ordered) > 1 else None
 
 
-def _throughput(task: Task, a: pd.Series, b: pd.Series, study: Study) -> tuple[str, ...]:
+def _throughput(task: Task, rows: pd.DataFrame, a: pd.Series, b: pd.Series, study: Study) -> tuple[str, ...]:
     """Compare the most models per minute of a task with the next: a row of COLUMNS.
 
     Each is one measurement, so it is never sure.
@@ -309,7 +328,8 @@ def _throughput(task: Task, a: pd.Series, b: pd.Series, study: Study) -> tuple[s
         f"{a['models_per_min'] / b['models_per_min']:.3g} times: {rate} against {other} of {_machine(b)}; one "
         f"measurement of each, whose error is not known{spread}"
     )
-    return task.short, _machine(a), by, "–", _costs(a, b, study), _advise_by_cost(a, b, study)
+    advice = _advise_by_cost(a, _find_cheapest(rows, a, b, study), study)
+    return task.short, _machine(a), by, "–", _costs(a, b, study), advice
 
 
 def _machine(row: pd.Series) -> str:
@@ -344,16 +364,29 @@ def name_hours(row: pd.Series) -> str:
     return f"{device if is_known else one} hours"
 
 
+def _find_cheapest(rows: pd.DataFrame, best: pd.Series, other: pd.Series, study: Study) -> pd.Series:
+    """Find the result that costs least beside the fastest: of those in the money of the second, or that itself."""
+    costs = {
+        place: _cost(row, study)
+        for place, row in rows.iterrows()
+        if place != best.name and (study.prices is not None or row["device"] == other["device"])
+    }
+    known = {place: cost for place, cost in costs.items() if cost is not None}
+    return rows.loc[min(known, key=known.__getitem__)] if known and _cost(other, study) is not None else other
+
+
 def _cost(row: pd.Series, study: Study) -> float | None:
     """Compute what a result costs, by the user's prices or in unit hours; in throughput mode, of one model."""
     cost = row["cost"] if study.prices else row["unit_hours"]
     return None if is_absent(cost) else float(cost) / (float(row["models"]) if row["mode"] == "weak" else 1.0)
 
 
-def _advice(a: pd.Series, b: pd.Series, compared: pd.Series, close: Sequence[str], study: Study) -> str:
+def _advice(
+    rows: pd.DataFrame, a: pd.Series, b: pd.Series, compared: pd.Series, close: Sequence[str], study: Study
+) -> str:
     """Advise: the faster one if it costs no more; else what each is better for, or what would show more."""
     if not close:
-        return _advise_by_cost(a, b, study)
+        return _advise_by_cost(a, _find_cheapest(rows, a, b, study), study)
     first, second = _cost(a, study), _cost(b, study)
     needed = compared.get("to tell")
     more = "more runs would hardly tell" if is_absent(needed) else str(needed)
@@ -364,7 +397,7 @@ def _advice(a: pd.Series, b: pd.Series, compared: pd.Series, close: Sequence[str
 
 
 def _advise_by_cost(a: pd.Series, b: pd.Series, study: Study) -> str:
-    """Advise by the cost of a faster result and another one."""
+    """Advise by the cost of the fastest result and of the cheapest other one."""
     first, second = _cost(a, study), _cost(b, study)
     if first is None or second is None:
         return f"{a['label']} where time counts; the cost of one of them is not known"
@@ -372,7 +405,7 @@ def _advise_by_cost(a: pd.Series, b: pd.Series, study: Study) -> str:
         even, (one, other) = _find_break_even(a, b, study), (name_hours(row).removesuffix("s") for row in (a, b))
         than = f"{even.hours:.3g} {other}{'' if even.hours == 1 else 's'}"
         article = "an" if one[:1] in "AEFHILMNORSXaeiou" and not one.startswith("unit") else "a"
-        return f"{a['label']}: faster, and cheaper as long as {article} {one} costs less than {than}"
+        return f"{a['label']}: faster, and cheaper than {b['label']} as long as {article} {one} costs less than {than}"
     if first <= SAME_COST * second:
         return f"{a['label']}: faster, and {'cheaper' if SAME_COST * first < second else 'it costs no more'}"
     share = f"{first / second:.3g} times the cost"
@@ -474,9 +507,11 @@ def _describe_result(row: Mapping[object, object], study: Study) -> str:
     interval = ""
     if row["mode"] != "weak" and not is_absent(low) and not is_absent(high):
         interval = f" ({INTERVAL_WORDS}: {render_duration_range(float(low), float(high))})"  # type: ignore[arg-type]
+    if row["mode"] != "weak" and row["n_reached"] > 1:  # type: ignore[operator]
+        interval += f"; its runs took {render_duration_range(float(row['fastest_s']), float(row['slowest_s']))}"  # type: ignore[arg-type]
     verb = "trains all models" if row["mode"] == "weak" else "trains to the target"
     run, train = row["run_s.mean"], row["train_s.mean"]
-    share = f"; {100 * float(train) / float(run):.0f} % of that is training" if run and not is_absent(train) else ""  # type: ignore[arg-type]
+    share = f"; {100 * float(train) / float(run):.0f} % of a run is training" if run and not is_absent(train) else ""  # type: ignore[arg-type]
     return (
         f"{row['label']} {verb} of {row['benchmark']} ({row['size']}) in {render_seconds(float(score))}{interval}{share}; "  # type: ignore[arg-type]
         f"{row['n_reached']} of {row['n_started']} runs reached"
@@ -632,7 +667,7 @@ def _details_table(rows: pd.DataFrame, caption: str) -> HtmlTable:
         "nodes": list(rows["nodes"]),
         "ranks": list(rows["ranks"]),
         "precision": list(rows["precision"]),
-        "fastest – slowest": build_time_range_cells(rows["fastest_s"], rows["slowest_s"]),
+        "runs, fastest – slowest": build_time_range_cells(rows["fastest_s"], rows["slowest_s"]),
         "models trained": list(rows["models"]),
         "metric reached": list(rows["reached_value.mean"]),
         "target": list(rows["target"]),

@@ -60,7 +60,7 @@ def test_the_fastest_is_named_with_the_ratio_interval_and_runs_of_the_figure(mad
         f"slow takes {row['ratio of times']:.3g} times as long (95 %: {row['95 % from']:.3g} to {row['95 % to']:.3g})"
     )
     assert line["by how much, and is it sure"] == f"{said}; sure, by 10 and 10 runs"
-    assert re.match(r"each A1 is [\d.]+ times as fast \([\d.]+ to [\d.]+\)", line["why"])
+    assert re.match(r"each A1 trains [\d.]+ times as many samples a second \([\d.]+ to [\d.]+\)", line["why"])
     assert re.fullmatch(r"4 A1 against 4 A1; [\d.]+ against [\d.]+ A1 hours", line["size and cost of both"])
     assert line["what to take"] == "quick: faster, and cheaper"
 
@@ -154,7 +154,7 @@ def test_a_first_run_says_what_it_knows(tmp_path: Path, run_folder: Build, cards
     )
     assert first.startswith("first trains to the target of cosmoflow (mini) in ")
     assert "3 of 3 runs reached it" in first
-    assert "% of that is training" in first
+    assert "% of a run is training" in first
     assert then.startswith("Nothing to rank yet")
 
 
@@ -221,18 +221,30 @@ def test_what_is_not_ranked_is_hollow_with_the_reason_and_never_the_headline(
     assert headline(data) == f"None of 2 results is ranked: {reason}"
 
 
+def test_what_is_not_ranked_and_faster_than_the_second_is_named(made: Build, cards: Cards) -> None:
+    data = read_study([made("best", train_s=5), made("barred", train_s=10), made("next", train_s=40)], cards)
+    data.results["not_ranked"] = ["NOT compliant" if name == "barred" else None for name in data.results["name"]]
+    (line,) = lines(data)
+    assert re.search(
+        r"; faster than that, but not ranked: barred \(1\.\d+ times as long\)$", line["by how much, and is it sure"]
+    )
+
+
 def test_without_prices_the_price_is_told_at_which_the_faster_is_the_cheaper(made: Build, cards: Cards) -> None:
-    paths = [made("quick", train_s=5), made("slow", train_s=40)]
-    for path, name in zip(paths, ("H100", "A100"), strict=True):
+    paths = [made("quick", train_s=5), made("next", train_s=30), made("slow", train_s=40)]
+    for path, name in zip(paths, ("H100", "A100", "A100"), strict=True):
         (description,) = (path / "systems").glob("*.json")
         description.write_text(description.read_text().replace('"A1"', f'"{name}"'))
     data = read_study(paths, cards)
+    data.results.loc[data.results["name"] == "slow", "unit_hours"] /= (
+        4  # a smaller machine: the cheapest, not the second
+    )
     hours = data.results.set_index("name")["unit_hours"]
     (line,) = lines(data)
     even = hours["slow"] / hours["quick"]
     assert (
         line["what to take"]
-        == f"quick: faster, and cheaper as long as an H100 hour costs less than {even:.3g} A100 hours"
+        == f"quick: faster, and cheaper than slow as long as an H100 hour costs less than {even:.3g} A100 hours"
     )
     (found,) = of(data).breaks
     assert (found.devices, found.hours) == (("H100", "A100"), pytest.approx(even))
