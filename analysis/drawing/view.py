@@ -277,7 +277,9 @@ def _explain_factor(row: pd.Series, name: str) -> str:
         if devices[0] == devices[1]:
             return f"{each} trains {value} times as many samples a second{ends}"
         return f"{each} is {value} times as fast as {other}{ends}"
-    less, what = ("fewer", "epochs") if name == "epochs" else ("less", name.replace("other", "other time"))
+    # Staging before the run is not in the times
+    words = {"epochs": ("fewer", "epochs"), "staging": ("less", "staging in the run"), "other": ("less", "other time")}
+    less, what = words[name]
     return f"{less if row[name] > 1 else 'more'} {what}: {value} times as fast{ends}"
 
 

@@ -7,6 +7,7 @@
 USES = (
     "mlhpc.analysis.drawing.charts",
     "mlhpc.analysis.drawing.view",
+    "mlhpc.analysis.results.names",
     "mlhpc.analysis.study",
     "mlhpc.suite.cli.group",
     "mlhpc.suite.cli.options",

@@ -20,9 +20,11 @@ from mlhpc.analysis.drawing.charts import (
     make_span_channels,
 )
 from mlhpc.analysis.drawing.view import UNDERSTAND_CONVERGENCE, Answer, Question, View, join_statements, render_label
+from mlhpc.analysis.results.names import render_short_heading
 from mlhpc.analysis.study import NotAnswerableError, Study
 from mlhpc.plugins.numerics.results import KIND, Numerics
 from mlhpc.suite.log.score import find_round_group
+from mlhpc.suite.statistics.comparison import MIN_RUNS
 from mlhpc.suite.statistics.sessions import compute_log_interval
 
 TITLE = "Numerics"
@@ -99,7 +101,8 @@ def build_frameworks_table(study: Study) -> pd.DataFrame:
     found: list[dict[str, Any]] = []
     for key, results in rows.groupby([*KEYS, "framework"], sort=True):
         epochs = [float(each) for each in results["epochs_to_target.mean"]]
-        low, high = compute_log_interval(epochs) or (None, None)
+        # Two results say too little of how much results differ
+        low, high = (compute_log_interval(epochs) if len(epochs) >= MIN_RUNS else None) or (None, None)
         found.append(
             dict(zip((*KEYS, "framework"), key, strict=True))
             | {"results": len(epochs), "epochs": statistics.geometric_mean(epochs), "low": low, "high": high}
@@ -120,14 +123,15 @@ def _find_framework(text: str) -> str:
 def render_frameworks_answer(study: Study) -> Answer:
     """State the epochs of each framework by benchmark."""
     table, parts = build_frameworks_table(study), []
-    for (benchmark, *_, rounds), rows in table.groupby(KEYS, sort=False):
+    for (benchmark, size, mode, rounds), rows in table.groupby(KEYS, sort=False):
         each = ", ".join(
             f"{row['framework']} {row['epochs']:.3g}"
             + (f" [{row['low']:.3g}, {row['high']:.3g}]" if pd.notna(row["low"]) else "")
-            + f" (n = {row['results']})"
+            + f" (n = {row['results']}, median batch {row['median batch']:g})"
             for _, row in rows.iterrows()
         )
-        parts.append(Answer(f"{benchmark} {rounds}: {each}", [int(place) for place in rows.index]))
+        task = render_short_heading(benchmark, size, mode)
+        parts.append(Answer(f"{task} {rounds}: {each}", [int(place) for place in rows.index]))
     return join_statements(parts)
 
 
@@ -139,7 +143,7 @@ def draw_frameworks_chart(table: pd.DataFrame) -> Chart:
         rows = rows.assign(label=rows["framework"])
         return draw_intervals(rows, "epochs", ("low", "high"), "epochs to target", "framework", colours)
 
-    return draw_panels(table, ["benchmark", "size", "rounds"], draw, columns=1)
+    return draw_panels(table, KEYS, draw, columns=1)
 
 
 VIEWS = (

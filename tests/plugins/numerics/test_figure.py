@@ -48,7 +48,7 @@ def test_frameworks_of_one_benchmark_are_compared(study: Study) -> None:
     table = numerics.build_frameworks_table(both)
     assert table[["framework", "results"]].to_numpy().tolist() == [["MXNet", 2], ["PyTorch", 1]]
     assert table["epochs"].tolist() == pytest.approx([120**0.5, 20.0])
-    assert "PyTorch 20 (n = 1)" in numerics.render_frameworks_answer(both)
+    assert "PyTorch 20 (n = 1, median batch " in numerics.render_frameworks_answer(both)
     build_specification(numerics.draw_frameworks_chart(table))
     with pytest.raises(NotAnswerableError, match="two frameworks"):
         numerics.build_frameworks_table(replace(both, tables=replace(study.tables, systems=systems.head(1))))
