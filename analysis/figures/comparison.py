@@ -75,6 +75,7 @@ def build_table(study: Study) -> pd.DataFrame:
                 tail = {
                     "detectable": comparison.detectable,
                     "ratio of scores": row["score_s"] / best["score_s"],
+                    "ratio with staging": row["score_with_staging_s"] / best["score_with_staging_s"],
                     "to tell": needed.render(comparison.unit) if needed else None,
                 }
                 part.append(head | vars(comparison) | tail)

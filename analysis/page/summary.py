@@ -262,7 +262,7 @@ def _time(
         by += f"; sure, {render_counts(next_one)}"
     else:
         by += f", {render_counts(next_one)}; inconclusive: {_join_labels(close)} may be as fast"
-    staged = b["score_with_staging_s"] / a["score_with_staging_s"]
+    staged = next_one["ratio with staging"]
     if not 1 / SCORES_DIFFER < staged / scores < SCORES_DIFFER and staged > 0:
         by += f"; {staged:.3g} times by scores with the staging before the runs"
     if missed := int(sum(row["n_started"] - row["n_reached"] for row in (a, b))):
