@@ -389,6 +389,11 @@ def _build_unranked_tile(study: Study) -> list[Tile]:
     why = "; ".join(
         f"{reason}{f' ({count})' if count > 1 else ''}" for reason, count in reasons.value_counts().head(3).items()
     )
+    accepted = int(study.distinct.loc[reasons.index, "published"].sum())
+    if accepted:
+        why += (
+            f"; MLCommons' review accepted {'it' if accepted == 1 else accepted if accepted < len(reasons) else 'them'}"
+        )
     named = {name for reason in reasons for name in re.findall(r"[a-z]+(?:-[a-z]+)+", reason) if name in RULES}
     if len(named) == 1:
         why += f"; the rule: {RULES[named.pop()].asks}"  # what a stranger to the rules cannot know
