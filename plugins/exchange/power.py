@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -148,19 +149,50 @@ class _Table:
         """Read a file. Without a delimiter it is the one that the head has most of."""
         content = _read_content(path)
         lines = content.splitlines()
+        whole = not lines or lines[-1] != content[-len(lines[-1]) :]
+        labelled = _split_labels(lines)
+        if not labelled:
+            return _Table._parse(path, lines, delimiter, whole=whole)
+        numbers = {label: [number for number, _ in parts] for label, parts in labelled.items()}
+        tables = {
+            label: _Table._parse(
+                Path(f"{path} (lines of {label})"), [line for _, line in parts], delimiter,
+                whole=whole or numbers[label][-1] < len(lines),
+            )
+            for label, parts in labelled.items()
+        }  # fmt: skip
+        first, *others = tables.values()
+        for other in others:
+            if other.names != first.names:
+                raise InputError(f"{other.path}: has another head than {first.path}; expected one head for all labels")
+        rows = [
+            (numbers[label][line - 1], {**row, LABEL: label})
+            for label, table in tables.items()
+            for line, row in table.rows
+        ]
+        return _Table(path, [*first.names, LABEL], sorted(rows, key=lambda row: row[0]), first.delimiter)
+
+    @staticmethod
+    def _parse(path: Path, lines: Sequence[str], delimiter: str | None, *, whole: bool) -> _Table:
+        """Parse the lines of a file, or of one label. The last line may be a part of one unless the text is whole."""
         if text := read_text(path, lines):
             return _Table(path, *text)
         above = _count_remarks(lines)
         delimiter = delimiter or max(_DELIMITERS, key="".join(lines[above : above + 1]).count)
         table = csv.reader(lines[above:], delimiter=delimiter, skipinitialspace=True)
         names = [name.strip() for name in next(table, [])]
+        if _are_readings(names):
+            raise InputError(
+                f"{path}:{above + 1}: no head: the first line holds readings; write it again without noheader"
+                ", or write the names of its columns above it"
+            )
         rows = []
         for cells in table:
             values = [cell.strip() for cell in cells]
             if values and values != names:
                 filled = {**dict.fromkeys(names), **dict(zip(names, values, strict=False))}
                 rows.append((above + table.line_num, filled))
-        if rows and lines[-1] == content[-len(lines[-1]) :] and len(values) < len(names):
+        if rows and not whole and len(values) < len(names):
             rows.pop()  # a meter that was killed leaves a part of a line without an end
         return _Table(path, names, rows, delimiter)
 
@@ -176,9 +208,57 @@ def _read_content(path: Path) -> str:
         raise InputError(f"{path}: not UTF-8 text") from None
 
 
+LABEL = "label of the line"  # the column that names the node of a line where a tool ran on several
+_LABEL = re.compile(r"\s*((?:P\d+ )?[\w.-]+):(?: |$)")
+
+
+def _split_labels(lines: Sequence[str]) -> dict[str, list[tuple[int, str]]]:
+    """Split lines that all begin with labels, as those of srun --label, pdsh and xCAT: (number, rest) by label.
+
+    Empty for other lines. The labels are in the order of their numbers: n2 comes before n10.
+    """
+    found: dict[str, list[tuple[int, str]]] = {}
+    for number, line in enumerate(lines, 1):
+        match = _LABEL.match(line)
+        if match is None and line.strip():
+            return {}
+        if match is not None:
+            found.setdefault(match[1], []).append((number, line[match.end() :]))
+    return {label: found[label] for label in sorted(found, key=_split_digits)}
+
+
+def _split_digits(text: str) -> list[tuple[str, int]]:
+    return [("", int(word)) if word.isdigit() else (word, 0) for word in re.split(r"(\d+)", text)]
+
+
 def _count_remarks(lines: Sequence[str]) -> int:
     """Count the lines of remarks and the empty ones above the head."""
     return next((at for at, line in enumerate(lines) if line.strip() and not line.startswith("#")), 0)
+
+
+def _are_readings(cells: Sequence[str]) -> bool:
+    """Return True if the cells of a head are readings: a time, and a number with or without a unit."""
+    words = cells[0].split() if len(cells) == 1 else cells
+    time = next((at for at, word in enumerate(words) if _is_time(word)), None)
+    return time is not None and any(_READING.fullmatch(word) for at, word in enumerate(words) if at != time)
+
+
+_READING = re.compile(r"-?\d+(?:[.,]\d+)?(?: ?[mk]?(?:W|J|Wh))?")
+
+
+def _is_time(text: str) -> bool:
+    """Return True for a date, or for Unix seconds or milliseconds of this century."""
+    if re.fullmatch(r"\d+(?:\.\d+)?", text) and float(text) > 1e9:
+        return True
+    return any(_fits(text, form) for form in _TIME_FORMS)
+
+
+def _fits(text: str, form: str) -> bool:
+    try:
+        _parse_time(text, form, "")
+    except InputError:
+        return False
+    return True
 
 
 _DELIMITERS = (",", "|", ";", "\t")
@@ -194,17 +274,21 @@ def read_power_csv(path: Path, columns: PowerColumns) -> MeterReadings:
 
 def _read_rows(table: _Table, columns: PowerColumns) -> MeterReadings:
     path = table.path
+    if LABEL in table.names and columns.node is None:
+        labels = sorted({row[LABEL] or "" for _, row in table.rows}, key=_split_digits)
+        columns = structs.replace(columns, node=LABEL, nodes=labels)
     missing = [name for name in columns.columns if name not in table.names]
     if missing:
         raise InputError(
             f"{path}:1: no column {', '.join(missing)}; the columns are {render_repr(', '.join(table.names))}"
         )
     by_node: dict[int, list[Point]] = {number: [] for number in range(len(columns.nodes) or 1)}
+    jobs: dict[int, dict[str, list[Point]]] = {}  # of each node: the readings of each component of a job
     before: dict[int, Point] = {}  # time and counter of the row before, by node
     sweeps: dict[int, list[dict[str | None, Point]]] = {}  # of each node: a reading of each of its devices
     for line, row in table.rows:
         where = f"{path}:{line}"
-        if any(row[name] != value for name, value in columns.rows.items()):
+        if not all(_is_row_of(row[name], value) for name, value in columns.rows.items()):
             continue
         if columns.node is not None and row[columns.node] not in columns.nodes:
             continue  # another outlet of the same PDU
@@ -224,6 +308,8 @@ def _read_rows(table: _Table, columns: PowerColumns) -> MeterReadings:
             if time <= start:
                 raise InputError(f"{where}: {columns.time} is not after {columns.since}")
             found = [(start, joules / (time - start)), (time, joules / (time - start))]
+            part = ", ".join(row[name] or "" for name in columns.rows)
+            points = jobs.setdefault(node, {}).setdefault(part, [])
         elif columns.energy is not None:
             joules = _parse_number(row[columns.energy], where, columns.unit) * _JOULES[columns.unit]
             earlier = before.get(node)
@@ -251,10 +337,30 @@ def _read_rows(table: _Table, columns: PowerColumns) -> MeterReadings:
         points += found
     for node, known in sweeps.items():
         by_node[node] += _add_devices(path, known)
+    for node, parts in jobs.items():
+        by_node[node] = _add_components([*parts.values()])
     empty = [number for number, points in by_node.items() if len(points) < 2]
     if empty:
         raise InputError(f"{path}: {len(by_node[empty[0]])} readings of node {empty[0]}; expected two or more")
     return MeterReadings(path, columns, by_node)
+
+
+def _is_row_of(found: str | None, wanted: str) -> bool:
+    """Return True for a value, and for a component of a job: 7+1 is one of job 7."""
+    return found == wanted or (found is not None and re.fullmatch(rf"{re.escape(wanted)}\+\d+", found) is not None)
+
+
+def _add_components(parts: Sequence[Sequence[Point]]) -> list[Point]:
+    """Add the components of a job, each two points per row: its begin and end with the mean power between them."""
+    if len(parts) == 1:
+        return list(parts[0])
+    times = sorted({time for points in parts for time, _ in points})
+    added: list[Point] = []
+    for start, stop in pairwise(times):
+        rows = (row for points in parts for row in zip(points[::2], points[1::2], strict=True))
+        watts = math.fsum(power for (begin, power), (end, _) in rows if begin <= start and stop <= end)
+        added += [(stop, watts)] if added else [(start, watts), (stop, watts)]
+    return added
 
 
 def _add_devices(path: Path, sweeps: Sequence[Mapping[str | None, Point]]) -> list[Point]:
@@ -317,9 +423,17 @@ def _recognise(table: _Table) -> PowerColumns:
     names, first = table.names, table.rows[0][1] if table.rows else {}
     delimiter = table.delimiter
     job = "JobIDRaw" if "JobIDRaw" in names else "JobID"
+    if any("+" in (row.get("JobID") or "") for _, row in table.rows):
+        job = "JobID"  # only it tells which components are one job
     energy = "ConsumedEnergyRaw" if "ConsumedEnergyRaw" in names else "ConsumedEnergy"
     if {job, "Start", "End", energy} <= {*names}:
-        jobs = sorted({row[job] or "" for _, row in table.rows if "." not in (row[job] or ".")})
+        parts = {row[job] or "" for _, row in table.rows if "." not in (row[job] or ".")}
+        jobs = sorted({part.partition("+")[0] for part in parts})
+        if len(jobs) == 1 and parts != set(jobs) and (len(parts) < 2 or parts != _list_components(jobs[0], len(parts))):
+            raise InputError(
+                f"{table.path}: has {render_repr(', '.join(sorted(parts)))}, not every component of the heterogeneous"
+                f" job {jobs[0]}; their energy is not that of the job; expected the rows of all: sacct -j {jobs[0]}"
+            )
         if len(jobs) != 1:
             raise InputError(
                 f"{table.path}: has {len(jobs)} jobs ({render_repr(', '.join(jobs))}); expected one: sacct -j"
@@ -330,16 +444,7 @@ def _recognise(table: _Table) -> PowerColumns:
             rows={job: jobs[0]}, delimiter=delimiter,
         )  # fmt: skip
     if NODE in names:
-        hosts = sorted({row["host"] for _, row in table.rows if row["host"]})
-        return PowerColumns(
-            scope="node",
-            current="AC",
-            time="timestamp",
-            power=NODE,
-            unit="W",
-            node="host" if hosts else None,
-            nodes=hosts,
-        )
+        return PowerColumns(scope="node", current="AC", time="timestamp", power=NODE, unit="W")
     if MODULE in names:
         return PowerColumns(scope="node", current="DC", time="timestamp", power=MODULE, unit="mW")
     if "PkgWatt" in names and "Time_Of_Day_Seconds" in names:  # turbostat, whose rows of all processors have a dash
@@ -372,6 +477,10 @@ def _recognise(table: _Table) -> PowerColumns:
     )  # fmt: skip
 
 
+def _list_components(job: str, count: int) -> set[str]:
+    return {f"{job}+{number}" for number in range(count)}
+
+
 def _find_time_form(text: str | None) -> str:
     """Return the form of a time. One that is none gets the first form, which refuses it with its line."""
     try:
@@ -379,9 +488,7 @@ def _find_time_form(text: str | None) -> str:
     except ValueError:
         pass
     for form in _TIME_FORMS:
-        try:
-            _parse_time(text, form, "")
-        except InputError:
+        if not _fits(text or "", form):
             continue
         return form
     return "iso"
@@ -415,6 +522,13 @@ def write_readings(meter: MeterReadings, record: RunRecord, target: Path) -> Non
     # Stretches count from run_start, so staging before it begins below 0.
     staging_s = min((begin for parts in record.stretches.values() for begin, _ in parts), default=0.0)
     scope = meter.columns.scope
+    if meter.columns.node == LABEL and record.nodes not in (None, len(meter.by_node)):
+        # Tasks of one node that each print its readings would count them more than once.
+        raise InputError(
+            f"{meter.path}: its lines have {len(meter.by_node)} labels"
+            f" ({render_repr(', '.join(meter.columns.nodes), longest=60)}), number_of_nodes of the run is {record.nodes};"
+            " expected one label per node: start the tool once on each (srun --ntasks-per-node=1 --label)"
+        )
     for node, points in meter.during(start + min(staging_s, 0.0) - _MARGIN_S, stop + _MARGIN_S).items():
         path = target / f"node_{node}.txt"
         if path.exists():

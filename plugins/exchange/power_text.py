@@ -22,8 +22,8 @@ NODE = "dcmi.power [W]"  # the column of a node's power; a device's is nvidia-sm
 
 MODULE = "VDD_IN [mW]"  # tegrastats' name of what a Jetson's module takes
 
-# What ipmitool and FreeIPMI call the same; a name of the host may stand before it (xCAT)
-_POWER = re.compile(r"(?:(\S+): +)?\s*(?:Instantaneous power reading|Current Power)\s*:\s*(\d+)\s*(\w+)", re.IGNORECASE)
+# What ipmitool and FreeIPMI call the same
+_POWER = re.compile(r"\s*(?:Instantaneous power reading|Current Power)\s*:\s*(\d+)\s*(\w+)", re.IGNORECASE)
 _TIME = re.compile(r"(?:IPMI timestamp|Time Stamp)\s*:\s*(.*?)(?:\s+Sampling period:.*)?$", re.IGNORECASE)
 _STATE = re.compile(r"(?:Power reading state is|Power Measurement)\s*:\s*(\w+)", re.IGNORECASE)
 _FORMS = ("%a %b %d %H:%M:%S %Y", "%m/%d/%y %H:%M:%S", "%m/%d/%Y %H:%M:%S", "%m/%d/%Y - %H:%M:%S")
@@ -52,7 +52,7 @@ def read_text(path: Path, lines: Sequence[str]) -> tuple[list[str], list[Row]] |
     """Return the names of columns and the rows of a text of a known tool. None if it is none."""
     first = next((line for line in lines if line.strip()), "")
     if _POWER.match(first):
-        return ["timestamp", "host", NODE], list(_read_dcmi(path, lines))
+        return ["timestamp", NODE], list(_read_dcmi(path, lines))
     if head := _DMON.match(first):
         if not head[1]:
             raise InputError(f"{path}:1: dcgmi dmon writes no times; put them before: dcgmi dmon … | ts %.s")
@@ -109,7 +109,8 @@ def _read_smi_report(lines: Sequence[str]) -> Iterator[Row]:
         if line.startswith(("GPU ", "=")):  # the next GPU, or the next report
             if found:
                 power = found.get("Instantaneous Power Draw") or found.get("Power Draw") or next(iter(found.values()))
-                yield number, {"timestamp": time, "index": gpu, "power.draw [W]": "[N/A]" if power == "N/A" else power}
+                reading = "[N/A]" if power == "N/A" else power
+                yield min(number, len(lines)), {"timestamp": time, "index": gpu, "power.draw [W]": reading}
             gpu, found = name, {}
         elif name == "Timestamp":
             time = value
@@ -133,13 +134,13 @@ def _read_fixed(path: Path, head: str, dashes: str, lines: Sequence[str]) -> tup
 
 def _read_dcmi(path: Path, lines: Sequence[str]) -> Iterator[Row]:
     starts = [number for number, line in enumerate(lines) if _POWER.match(line)]
-    before: dict[str | None, str] = {}
+    before = ""
     for start, end in pairwise([*starts, len(lines)]):
         where, block = f"{path}:{start + 1}", lines[start:end]
         power = _POWER.match(block[0])
         assert power is not None
-        if power[3].lower() not in ("w", "watt", "watts"):
-            raise InputError(f"{where}: the unit is {render_repr(power[3])}; expected Watts")
+        if power[2].lower() not in ("w", "watt", "watts"):
+            raise InputError(f"{where}: the unit is {render_repr(power[2])}; expected Watts")
         stamp, state = ((next(filter(None, map(form.search, block)), None)) for form in (_TIME, _STATE))
         if state is not None and state[1].lower() in _OFF:
             raise InputError(
@@ -148,9 +149,9 @@ def _read_dcmi(path: Path, lines: Sequence[str]) -> Iterator[Row]:
         if stamp is None:
             raise InputError(f"{where}: a reading without its time (IPMI timestamp)")
         time = _read_time(stamp[1], where)
-        if before.get(power[1]) != time:  # asked more often than it measures
-            before[power[1]] = time
-            yield start + 1, {"timestamp": time, "host": power[1], NODE: power[2]}
+        if before != time:  # asked more often than it measures
+            before = time
+            yield start + 1, {"timestamp": time, NODE: power[1]}
 
 
 def _read_time(text: str, where: str) -> str:

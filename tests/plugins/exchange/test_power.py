@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import random
 import re
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from mlhpc.plugins.exchange.power import MeterReadings, read_meter, read_power_columns, read_power_csv, recognise
+from mlhpc.plugins.exchange.power import (
+    MeterReadings,
+    read_meter,
+    read_power_columns,
+    read_power_csv,
+    recognise,
+    write_readings,
+)
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.log.energy.power_log import build_curve, read_power_log, render_power_log
 from mlhpc.suite.log.energy.score import compute_energy_of_run, read_power_logs
@@ -453,3 +463,83 @@ def test_the_text_of_a_tool_is_read_as_it_is(
 )
 def test_a_text_that_lacks_something_is_refused_in_a_line(tmp_path: Path, text: str, said: str) -> None:
     check_refused(tmp_path / "meter.txt", text, said)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+@pytest.mark.parametrize("label", ["{}: ", "node{}: ", " {}: ", "P0 {}: "])
+def test_each_label_of_the_lines_is_a_node(tmp_path: Path, name: str, label: str) -> None:
+    """Srun --label, pdsh and the like put a label before each line; that of a node alone is what the reader knows."""
+    text, watts = PUBLIC[name]
+    lines = text.splitlines(keepends=True)
+    path = tmp_path / "smi.csv"
+    path.write_text("".join(label.format(node) + line for line in lines for node in (10, 2)))
+    found = read_power_csv(path, recognise(path))
+    assert found.columns.nodes == [label.format(node).strip()[:-1] for node in (2, 10)]
+    assert [[each for _, each in found.by_node[node]] for node in (0, 1)] == [pytest.approx(watts)] * 2
+
+
+def test_labels_of_tasks_are_not_taken_for_nodes(tmp_path: Path) -> None:
+    path, (text, _) = tmp_path / "smi.csv", PUBLIC["remarks above the head"]
+    path.write_text("".join(f"{task}: {line}\n" for line in text.splitlines()[2:] for task in range(4)))
+    meter = read_power_csv(path, recognise(path))
+    start = meter.by_node[0][0][0]
+    run = RunRecord(path=tmp_path / "result_0.txt", run_start_s=start, run_stop_s=start + 1.0, nodes=2)
+    with pytest.raises(InputError, match="4 labels .* number_of_nodes of the run is 2; expected one label per node"):
+        write_readings(meter, run, tmp_path / "power")
+    write_readings(meter, replace(run, nodes=4), tmp_path / "power")
+    assert len(list((tmp_path / "power").glob("node_*.txt"))) == 4
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if "-q" not in name])  # -q has no head
+def test_a_table_without_its_head_says_so(tmp_path: Path, name: str) -> None:
+    head = recognised_head(name)
+    lines = PUBLIC[name][0].splitlines(keepends=True)
+    text = "".join(line for line in lines[lines.index(head) + 1 :] if line != head)
+    for labelled in (text, "".join(f"0: {line}" for line in text.splitlines(keepends=True))):
+        check_refused(tmp_path / "smi.csv", labelled, ":1: no head: the first line holds readings; write it again")
+        columns = tmp_path / "y.yaml"
+        columns.write_text(ISO)
+        with pytest.raises(InputError, match="no head: the first line holds readings"):
+            read_power_csv(tmp_path / "smi.csv", read_power_columns(columns))
+
+
+def recognised_head(name: str) -> str:
+    """The line of the head: the first one that is no remark."""
+    lines = PUBLIC[name][0].splitlines(keepends=True)
+    return next(line for line in lines if line.strip() and not line.startswith("#"))
+
+
+HET = "JobID|Start|End|ConsumedEnergyRaw\n"
+
+
+def het_row(part: str, start: int, stop: int, joules: int) -> str:
+    return f"{part}|2026-11-23T04:00:{start:02}|2026-11-23T04:00:{stop:02}|{joules}\n"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_energies_of_the_components_of_a_job_are_added(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    rows, total = [], 0
+    for part in range(draw.randint(2, 5)):
+        start, stop, joules = draw.randint(0, 9), draw.randint(20, 50), draw.randint(1, 9999)
+        total += joules
+        rows.append(het_row(f"7+{part}", start, stop, joules))
+        rows.append(het_row(f"7+{part}.0", start, stop, joules))  # a step is a part of it
+    draw.shuffle(rows)
+    path = tmp_path / "sacct.txt"
+    path.write_text(HET + "".join(rows))
+    points = read_power_csv(path, recognise(path)).by_node[0]
+    added = sum(watts * (end - begin) for (begin, _), (end, watts) in pairwise(points))
+    assert added == pytest.approx(total)
+    assert [time for time, _ in points] == sorted({time for time, _ in points})
+    # Slurm gives each component a raw number of its own: only JobID tells that they are one job
+    raw = [line.rstrip() + f"|{40 + number}\n" for number, line in enumerate(rows)]
+    path.write_text(HET.rstrip() + "|JobIDRaw\n" + "".join(raw))
+    assert read_power_csv(path, recognise(path)).by_node[0] == points
+
+
+@pytest.mark.parametrize("parts", [["7+0"], ["7+1"], ["7+0", "7+2"], ["7+1", "7+2"], ["7", "7+0"]])
+def test_the_energy_of_some_components_is_not_that_of_the_job(tmp_path: Path, parts: list[str]) -> None:
+    text = HET + "".join(het_row(part, 0, 9, 100) for part in parts)
+    said = f"has '{', '.join(parts)}', not every component of the heterogeneous job 7"
+    check_refused(tmp_path / "sacct.txt", text, said)
