@@ -130,8 +130,11 @@ ROCPROF_FLOPS = {
 
 
 def _parse_rocprof(lines: Sequence[str]) -> list[Kernel]:
-    """Parse rocprof's results.csv: one launch per line, one column per counter (CDNA2 and later)."""
-    rows = list(csv.DictReader(lines))
+    """Parse rocprof's results.csv: one launch per line, one column per counter (CDNA2 and later).
+
+    rocprofv3's counter_collection.csv has one counter of a launch per line instead.
+    """
+    rows = _join_counters(list(csv.DictReader(lines)))
 
     def launches() -> Iterator[tuple[str, float, float, dict[str, float]]]:
         for row in rows:
@@ -144,6 +147,22 @@ def _parse_rocprof(lines: Sequence[str]) -> list[Kernel]:
             yield name, *_compute_rocprof_launch(counters)
 
     return _sum_launches(launches())
+
+
+def _join_counters(rows: Sequence[dict[str, str]]) -> Sequence[dict[str, str]]:
+    """Join the rows of each dispatch to one with a column per counter. Other tables stay as they are."""
+    if not rows or not {"Counter_Name", "Counter_Value"} <= rows[0].keys():
+        return rows
+    launches: dict[tuple[str | None, ...], dict[str, str]] = {}
+    for row in rows:
+        # Each process counts its dispatches from 1.
+        key = tuple(row.get(name) for name in ("Process_Id", "Agent_Id", "Dispatch_Id", "Kernel_Name"))
+        launch = launches.setdefault(key, {k: v for k, v in row.items() if k not in ("Counter_Name", "Counter_Value")})
+        if row["Counter_Name"] in launch:
+            which = f"{row['Counter_Name']} of dispatch {row.get('Dispatch_Id')}"
+            raise InputError(f"{which} has two values; expected the counter_collection.csv of one pass")
+        launch[row["Counter_Name"]] = row["Counter_Value"]
+    return [*launches.values()]
 
 
 def _compute_rocprof_launch(counters: Mapping[str, float]) -> tuple[float, float, dict[str, float]]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -84,6 +87,33 @@ def test_rocprof(tmp_path: Path) -> None:
     assert kernel.seconds == pytest.approx(1e-6)
     assert kernel.flops == 64 * 2 * 10 + 512 * 2
     assert kernel.bytes == {"dram": 4 * 64 + 1 * 32 + 3 * 64 + 1 * 32}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rocprof_one_counter_a_line_is_the_same_as_one_launch_a_line(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    names = ["SQ_INSTS_VALU_FMA_F32", "SQ_INSTS_VALU_ADD_F16", "TCC_EA0_RDREQ_sum", "TCC_EA0_WRREQ_sum"]
+    wide = [["Process_Id", "Dispatch_Id", "Kernel_Name", "Start_Timestamp", "End_Timestamp", *names]]
+    for process, dispatch in ((process, dispatch) for process in (7, 8) for dispatch in (1, 2, 3)):
+        start, values = draw.randint(1, 999), [draw.randint(1, 9999) for _ in names]
+        fixed = [process, dispatch, f"void k{draw.randint(0, 1)}<float, 2>()", start, start + draw.randint(1, 99)]
+        wide.append([*map(str, (*fixed, *values))])
+    long = [[*row[:5], name, f"{row[at]}.000000"] for row in wide[1:] for at, name in enumerate(names, 5)]
+    draw.shuffle(long)
+
+    def read_rows(rows: list[list[str]]) -> dict[str, list[float]]:
+        text = io.StringIO()
+        csv.writer(text, quoting=csv.QUOTE_ALL).writerows(rows)
+        found = read("rocprof", saved(tmp_path, text.getvalue()))
+        return {each.name: [each.count, each.seconds, each.flops, each.bytes["dram"]] for each in found}
+
+    head = [*wide[0][:5], "Counter_Name", "Counter_Value"]
+    joined, expected = read_rows([head, *long]), read_rows(wide)
+    assert joined.keys() == expected.keys()
+    for name, kernel in expected.items():
+        assert joined[name] == pytest.approx(kernel)
+    with pytest.raises(InputError, match="has two values; expected the counter_collection.csv of one pass"):
+        read_rows([head, *long, long[0]])
 
 
 def test_likwid_sums_threads_and_leaves_statistics_alone(tmp_path: Path) -> None:
