@@ -31,6 +31,7 @@ FOLDERS = {
 }
 # How a file begins: its kind, and what to do
 FILES = {
+    r":::MLLOG .*loadgen_version": "log of LoadGen: it belongs to MLPerf Inference, for which this suite has no rules",
     r":::MLLOG": "log of a run: the run folder is {parent}",
     r"\s*$": "empty file: was it copied or written in part?",
     r"(PK\x03\x04|\x1f\x8b|BZh|\xfd7zXZ)": "packed file: unpack it first, and give the folder",

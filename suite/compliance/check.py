@@ -128,6 +128,11 @@ def check(
         tree = find_results(path, partly=True)
         unread = [_make_unreadable_finding(error, path) for error in tree.unread]
         findings += unread
+        if tree.no_rules:
+            logs += len(tree.loadgen)
+            findings.append(
+                Finding("round-known", "error", str(path), None, f"{tree.no_rules}, nothing below is judged")
+            )
         for package, groups in _group_by_package(tree):
             packages += package is not None
             logs += sum(len(group.logs) + len(group.pruned) for group in groups)

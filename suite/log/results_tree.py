@@ -94,13 +94,27 @@ class Group:
 
 @dataclass(frozen=True)
 class Tree:
-    """The groups and packages under a path, what could not be read, and what was not followed."""
+    """The groups and packages under a path, what could not be read, and what was not followed.
+
+    ``loadgen`` has the logs of LoadGen, if there are no others: it writes those of MLPerf Inference.
+    """
 
     path: Path
     groups: tuple[Group, ...]
     packages: tuple[Path, ...]
     unread: tuple[OSError, ...] = ()
     skipped: tuple[SkippedPath, ...] = ()
+    loadgen: tuple[Path, ...] = ()
+
+    @property
+    def no_rules(self) -> str | None:
+        """Say that this suite judges nothing of what lies under the path. None if there may be something."""
+        if not self.loadgen:
+            return None
+        if self.loadgen[0] == self.path:
+            return "of MLPerf Inference (a log of LoadGen): this suite has no rules for it"
+        first = self.loadgen[0].relative_to(self.path)
+        return f"a round of MLPerf Inference (LoadGen logs: {first}): this suite has no rules for it"
 
 
 @dataclass(frozen=True)
@@ -163,6 +177,7 @@ NO_LOGS = {
     ".tar",
 }  # suffixes of files that hold none
 RESUMED = r"resumed_.*\.txt"
+_LOADGEN = r"mlperf_log_(?:detail|summary)\.txt"
 _TRIAL = r"(?:result|resumed)_(\d+)"
 _ROUND = r"(?:.*results[_\-])?v(\d+\.\d+)"
 
@@ -178,6 +193,8 @@ def find_results(path: Path, *, partly: bool = False) -> Tree:
             raise InputError(
                 f"{path}: not a log (result_*.txt); expected logs, run folders, results folders or packages"
             )
+        if _is_of_loadgen(path):
+            return Tree(path, (), (), loadgen=(path,))
         return Tree(path, (Group(path.parent, (path,)),), ())
     if path.exists() and not path.is_dir():
         raise InputError(f"{path}: neither a file nor a folder")
@@ -185,7 +202,9 @@ def find_results(path: Path, *, partly: bool = False) -> Tree:
     packages: list[Path] = []
     unread: list[OSError] = []
     skipped: list[SkippedPath] = []
-    for folder, folders, _ in list_tree(path, unread.append):
+    loadgen: list[Path] = []
+    for folder, folders, files in list_tree(path, unread.append):
+        loadgen += [folder / name for name in files if re.fullmatch(_LOADGEN, name)]
         try:
             if "results" in folders and (folder / "systems").is_dir() and not (folder / "results").is_symlink():
                 packages.append(folder)
@@ -201,7 +220,16 @@ def find_results(path: Path, *, partly: bool = False) -> Tree:
             skipped += [SkippedPath(link, LINK) for link in group.links]
     if unread and not partly:
         raise unread[0]
+    if loadgen and not any((*group.logs, *group.pruned, *group.resumed) for group in groups):
+        return Tree(path, (), tuple(packages), tuple(unread), tuple(skipped), tuple(loadgen))
     return Tree(path, tuple(groups), tuple(packages), tuple(unread), tuple(skipped))
+
+
+def _is_of_loadgen(path: Path) -> bool:
+    """Return True for a log of LoadGen, whatever it is called."""
+    with suppress(OSError), path.open("rb") as stream:
+        return b'"key": "loadgen_version"' in stream.read(HEAD_BYTES) or re.fullmatch(_LOADGEN, path.name) is not None
+    return False
 
 
 def _list_logs_below(folder: Path) -> Iterator[Path]:
@@ -243,6 +271,8 @@ def find_logs(paths: Sequence[Path]) -> tuple[list[LogFile], list[SkippedPath]]:
         skipped |= {
             Path(e.filename): SkippedPath(Path(e.filename), f"cannot be read: {e.strerror}") for e in tree.unread
         }
+        if tree.no_rules:
+            raise InputError(f"{path}: {tree.no_rules}")
         if not logs:
             raise InputError(
                 f"{path}: no result_*.txt below it{describe_near_logs([path])}; expected run folders, or an MLPerf HPC "
@@ -266,7 +296,7 @@ def describe_near_logs(paths: Sequence[Path]) -> str:
                     head = stream.read(HEAD_BYTES)
                 if entry.name.startswith("result_") and head[:6].startswith(PACKED):
                     return f"; {entry} is compressed: unpack it"
-                if b":::MLLOG" in head:
+                if b":::MLLOG" in head and not _is_of_loadgen(entry):
                     return f"; {entry} holds MLLOG events but is not named result_<n>.txt"
     return ""
 

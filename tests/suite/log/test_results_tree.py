@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -115,6 +116,38 @@ def _packed(path: Path) -> None:
 
 def _renamed(path: Path) -> None:
     path.with_name("log.out").write_text(":::MLLOG {}")
+
+
+LOADGEN = ':::MLLOG {"key": "loadgen_version", "value": "5.0", "time_ms": 0.003, "namespace": "mlperf::logging"}\n'
+
+
+@pytest.mark.parametrize("name", ["mlperf_log_detail.txt", "mlperf_log_summary.txt"])
+@pytest.mark.parametrize("folder", ["h100/llama2-70b/Offline/performance/run_1", "h100/bert/Server", "h100", "."])
+def test_a_round_of_inference_is_named_and_nobody_is_told_to_rename_its_logs(
+    tmp_path: Path, name: str, folder: str
+) -> None:
+    round_ = tmp_path / "inference_results_v5.0"
+    log = round_ / "closed/ACME/results" / folder / name
+    log.parent.mkdir(parents=True)
+    log.write_text(LOADGEN)
+    for command in ("check", "score", "report"):
+        done = mlhpc(command, round_)
+        text = done.stdout + done.stderr
+        assert "a round of MLPerf Inference (LoadGen logs: closed/ACME/results/" in text
+        assert (done.returncode, "this suite has no rules for it" in text) == (1 if command == "check" else 2, True)
+        assert not re.search("result_|not named|rename|results-empty|nothing-checked", text)
+    # Beside logs of training it is no round of its own.
+    write(round_ / "closed/ACME/results/h100/strong/cosmoflow/result_0.txt", our_run())
+    assert "MLPerf Inference" not in mlhpc("check", round_).stdout
+
+
+def test_a_single_log_of_loadgen_is_told_by_its_content_too(tmp_path: Path) -> None:
+    for name in ("mlperf_log_detail.txt", "result_0.txt"):
+        (tmp_path / name).write_text(LOADGEN)
+        done = mlhpc("score", tmp_path / name)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"{name}: of MLPerf Inference (a log of LoadGen): this suite has no rules for it" in done.stderr
+        assert "log of a run" not in done.stderr
 
 
 @pytest.mark.parametrize(
