@@ -166,7 +166,8 @@ def _explain_count(error: click.BadOptionUsage, context: click.Context) -> str:
 
 def _summarize(option: click.Option) -> str:
     what = (option.help or "").partition(". ")[0].rstrip(".")
-    return what[:1].lower() + what[1:]
+    # The first word of a sentence, unless it is written in capitals: YAML.
+    return what if re.match(r"\w[a-z]*[A-Z]", what) else what[:1].lower() + what[1:]
 
 
 def _find_value(name: str) -> str:

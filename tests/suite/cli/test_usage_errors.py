@@ -68,6 +68,13 @@ def test_what_is_named_for_any_known_word_exists(command: str, tmp_path: Path) -
     assert answered > 0.85 * len(words), (answered, len(words))
 
 
+def test_a_word_in_capitals_stays_so_in_the_middle_of_a_line(tmp_path: Path) -> None:
+    """What an option does begins with a small letter there, but not an abbreviation or a name."""
+    assert "(YAML card " in answer(["history", "add", "run", "--card", "x.yaml"], tmp_path)
+    told = answer(["package", "run", "--verify=1"], tmp_path)
+    assert re.search(r"it takes no value \([a-z]", told), told
+
+
 def test_a_mistyped_word_means_what_it_does_without_the_slip() -> None:
     """Two letters of each longer word change places: at least nine of ten are still understood."""
     known, chosen, right = list(list_setting_keys("cosmoflow")), 0, 0
