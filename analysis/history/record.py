@@ -267,7 +267,7 @@ def collect_node_facts(nodes: Sequence[Facts]) -> dict[str, str]:
             "memory GiB": None if node.memory.total_gib is None else round(node.memory.total_gib),
             "cpus allowed": node.limits.cpus_allowed,
             "accelerators": ", ".join(f"{each.model} (driver {each.driver})" for each in node.accelerators),
-            "network": ", ".join(sorted({f"{each.link} {each.speed_gbit_s} Gbit/s" for each in node.network})),
+            "network": ", ".join(sorted({each.link_text for each in node.network})),
             "operating system": node.software.operating_system,
             "kernel": node.software.kernel,
             "container": node.software.container,

@@ -93,6 +93,11 @@ class NetworkInterface(_Part, frozen=True, kw_only=True):
     speed_gbit_s: float | None
     state: str
 
+    @property
+    def link_text(self) -> str:
+        """The kind, and the speed if it is known."""
+        return f"{self.link} {self.speed_gbit_s:g} Gbit/s" if self.speed_gbit_s else self.link
+
 
 class Accelerator(_Part, frozen=True, kw_only=True):
     """One accelerator, as the node's driver reports it."""

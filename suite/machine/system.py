@@ -252,8 +252,7 @@ def _describe_network(ports: Sequence[NetworkInterface]) -> str | None:
     texts: dict[str, int] = {}
     for port in ports:
         if port.state in {"up", "active", UNKNOWN}:
-            speed = f" {port.speed_gbit_s:g} Gbit/s" if port.speed_gbit_s else ""
-            text = f"{port.link}{speed} ({port.driver})"
+            text = f"{port.link_text} ({port.driver})"
             texts[text] = texts.get(text, 0) + 1
     return ", ".join(f"{count}x {text}" for text, count in texts.items()) or None
 

@@ -15,8 +15,17 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from mlhpc.analysis.history.record import Record, Series, _compute_digest, group_by_series, read_history, write_record
+from mlhpc.analysis.history.record import (
+    Record,
+    Series,
+    _compute_digest,
+    collect_node_facts,
+    group_by_series,
+    read_history,
+    write_record,
+)
 from mlhpc.analysis.history.verdict import find_trend
+from mlhpc.suite.machine.facts import NetworkInterface
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import START_MS, our_run, write
 from tests.fixtures.runs import describe, node
@@ -356,6 +365,13 @@ def test_facts_of_nodes_are_kept_without_what_changes_every_day(tmp_path: Path) 
     first, second = read_history(folder)
     assert (first.facts["processor"], second.facts["processor"]) == ("Model T", "Model U")
     assert {name for name in first.facts if first.facts[name] != second.facts[name]} == {"processor"}
+
+
+@pytest.mark.parametrize("speed", [None, 0.0, 2.5, 100.0])
+def test_the_network_of_a_node_has_a_speed_only_if_it_is_known(speed: float | None) -> None:
+    port = NetworkInterface(name="eth0", link="ethernet", driver="x", speed_gbit_s=speed, state="up")
+    text = collect_node_facts([structs.replace(node(), network=[port])])["network"]
+    assert text == (f"ethernet {speed:g} Gbit/s" if speed else "ethernet")
 
 
 def spoil(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
