@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
-from mlhpc.suite.documents import YamlSource, read_json_document
+from mlhpc.suite.documents import FolderName, YamlSource, read_json_document
 from mlhpc.suite.errors import InputError, explain_unknown_name
 
 FULL = "full"  # the size that MLPerf HPC names; published logs state none
@@ -91,7 +91,7 @@ class OfficialRules(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ``identical``: this size is the MLPerf configuration itself.
     """
 
-    benchmark: str
+    benchmark: FolderName
     threshold: float
     identical: bool
     required_runs: int
@@ -202,13 +202,13 @@ class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
 
     version: Literal[1]
-    workload: str
-    mlperf_name: str
+    workload: FolderName
+    mlperf_name: FolderName
     title: str
     domain: str
     reference: str
     tunable: dict[str, Tunable] = {}
-    sizes: dict[str, SizeCard]
+    sizes: dict[FolderName, SizeCard]
 
     def size(self, name: str) -> SizeCard:
         """Return the card of one size. InputError names the known sizes."""
@@ -261,8 +261,8 @@ class ReferencePoints(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The content of ``rcp/<size>.json``."""
 
     version: Literal[1]
-    workload: str
-    size: str
+    workload: FolderName
+    size: FolderName
     points: tuple[ReferencePoint, ...]
 
 
@@ -288,8 +288,8 @@ class ReferenceCourses(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The content of ``rcp/<size>_course.json``."""
 
     version: Literal[1]
-    workload: str
-    size: str
+    workload: FolderName
+    size: FolderName
     courses: tuple[ReferenceCourse, ...]
 
 

@@ -15,7 +15,9 @@ from msgspec import Meta, Struct, ValidationError, defstruct, structs, to_builti
 from mlhpc.suite import NO_SUBMITTER
 from mlhpc.suite.descriptor import Descriptor, load_descriptor
 from mlhpc.suite.documents import (
+    FOLDER_NAME,
     Count,
+    FolderName,
     YamlSource,
     convert,
     convert_to_plain_data,
@@ -98,8 +100,8 @@ class Tuned(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class RunConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """The resolved configuration of a run. It does not depend on the number of ranks."""
 
-    workload: str
-    size: str
+    workload: FolderName
+    size: FolderName
     global_batch_size: Count
     max_epochs: Count
     gradient_accumulation_steps: Annotated[Count, "parts a rank computes its share of a batch in"] = 1
@@ -201,7 +203,7 @@ def find_default_submitter() -> str | None:
 
 def check_folder_name(what: str, name: str) -> None:
     """Raise InputError if a name is unsafe for a folder: a package's folder is named after its submitter."""
-    if not re.fullmatch(r"[A-Za-z0-9][\w.+-]{0,99}", name):
+    if not re.fullmatch(FOLDER_NAME, name):
         raise InputError(
             f"{what} {render_repr(name)}: expected letters, digits and _ . + - (it becomes the name of a package's"
             " folder)"

@@ -30,6 +30,11 @@ Data = TypeVar("Data")
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]  # of things that one process counts or holds
+FOLDER_NAME = r"[A-Za-z0-9][\w.+-]{0,99}"
+FolderName = Annotated[  # of a workload, size or version: paths are made of it, which must not lead elsewhere
+    str,
+    msgspec.Meta(pattern=rf"\A{FOLDER_NAME}\Z", description="letters, digits and _ . + - (it becomes a part of paths)"),
+]
 WHOLE_BITS = 64  # of a whole number in a document, without its sign
 LARGEST_YAML = 2**22  # bytes
 _LARGEST_JSON = 256 * 2**20  # bytes: facts of a machine, a manifest of a data set with a line per shard
@@ -353,7 +358,8 @@ def find_mistake(data: Any, kind: Any, error: msgspec.ValidationError) -> Mistak
     text = _explain_expected(text, kind)
     if is_of_key:
         wrong = _find_wrong_key(data, kind)
-        return Mistake((*key, wrong), f"{'.'.join((*key, wrong))}: {text} as the key")
+        shown = wrong if wrong.isprintable() else render_repr(wrong, longest=80)
+        return Mistake((*key, wrong), f"{'.'.join((*key, shown))}: {text} as the key")
     name = f"{'.'.join(key)} = " if key else ""
     if isinstance(data, str) and re.match(r"[-+.]?\d", data) and re.search(r"expected (int|float)", text):
         text += "; write a number without unit or words"

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from mlhpc.suite.documents import NotNegative
+from mlhpc.suite.documents import FolderName, NotNegative
 
 KIND: Literal["numerics"] = "numerics"
 
@@ -79,8 +79,8 @@ class Numerics(Struct, frozen=True, kw_only=True):
     version: Literal[1] = 1
     kind: Literal["numerics"] = KIND
     question: Literal["reproduce", "deploy"]
-    workload: str
-    size: str
+    workload: FolderName
+    size: FolderName
     error_rate: Annotated[float, Meta(gt=0, lt=1)] | None = None
     runs: int | None = None
     reproduced: tuple[Reproduced, ...] = ()

@@ -29,7 +29,7 @@ from mlhpc.suite.compliance.package_files import compute_sha256
 from mlhpc.suite.config import RunConfig, load_config
 from mlhpc.suite.data.lock import create_lock
 from mlhpc.suite.descriptor import load_descriptor
-from mlhpc.suite.documents import YamlSource, convert_to_plain_data
+from mlhpc.suite.documents import FolderName, YamlSource, convert_to_plain_data
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import print_line, quote_path, read_bytes, render_duration, render_error, write_file_atomically
@@ -52,8 +52,8 @@ class ContestSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The content of contest.yaml: what is the same for all entries and never changes."""
 
     version: Literal[1] = 1
-    workload: str
-    size: str
+    workload: FolderName
+    size: FolderName
     system: Annotated[str, Meta(min_length=1, max_length=200)]  # name of the machine; stated in every log
     ranks: Annotated[int, Meta(ge=1, le=65536)] = 1
     objective: Literal["time_to_train", "cpu_seconds"] = "time_to_train"

@@ -23,7 +23,7 @@ from mlhpc.plugins.tune.race import MOST_NEEDED_PAIRS, MedianRatio, PairPower
 from mlhpc.suite.card import Tunable
 from mlhpc.suite.config import RunConfig, load_config, parse_setting
 from mlhpc.suite.descriptor import Descriptor
-from mlhpc.suite.documents import NotNegative, Positive, YamlSource, read_json_document
+from mlhpc.suite.documents import FolderName, NotNegative, Positive, YamlSource, read_json_document
 from mlhpc.suite.errors import InputError, explain_unknown_name
 from mlhpc.suite.files import render_repr
 from mlhpc.suite.log.run_folder import RunFolder
@@ -321,8 +321,8 @@ class TuneResult(Struct, frozen=True, kw_only=True):
 
     version: Literal[1] = 1
     kind: Literal["tune"] = KIND
-    workload: str
-    size: str
+    workload: FolderName
+    size: FolderName
     division: str
     objective: str
     processor: str

@@ -29,7 +29,7 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
-from mlhpc.suite.documents import convert_to_plain_data, read_json_document
+from mlhpc.suite.documents import FolderName, convert_to_plain_data, read_json_document
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import fsync_path, render_repr, write_file_atomically
 from mlhpc.suite.transport import convert
@@ -64,8 +64,8 @@ class Manifest(_Part, frozen=True, kw_only=True):
     """The content of a data set. ``generator`` is the recipe of the data, ``attributes`` are for the workload."""
 
     version: Literal[1] = MANIFEST_VERSION
-    workload: str
-    size: str
+    workload: FolderName
+    size: FolderName
     seed: int
     generator: dict[str, Any]
     splits: dict[str, tuple[ShardEntry, ...]]

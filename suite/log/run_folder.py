@@ -25,7 +25,7 @@ import yaml
 from msgspec import Meta, Struct
 
 from mlhpc.suite import MOST_RUNS, VERSION
-from mlhpc.suite.documents import Count, convert_to_plain_data, read_json_document
+from mlhpc.suite.documents import Count, FolderName, convert_to_plain_data, read_json_document
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import PART_SUFFIX, make_folder, quote_path, write_file_atomically
 from mlhpc.suite.log import mllog
@@ -59,8 +59,8 @@ class RunInfo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     of the code that trained.
     """
 
-    workload: str
-    size: str
+    workload: FolderName
+    size: FolderName
     mode: Annotated[str, Meta(pattern="^(strong|weak)$", description="strong or weak")]
     runs: Annotated[int, Meta(ge=1, le=MOST_RUNS)]
     ranks: Count | None
@@ -70,7 +70,7 @@ class RunInfo(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     same_allocation: bool
     seed: Annotated[int, Meta(ge=0)] | None = None
     loop: str | None = None
-    suite_version: str = VERSION
+    suite_version: FolderName = VERSION
     version: int = RUN_VERSION
 
 

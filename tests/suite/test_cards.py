@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
+import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 import yaml
+from msgspec import Struct, ValidationError
+from msgspec.structs import fields
 
+from mlhpc import suite
 from mlhpc.suite.card import read_card, render_metric_value
 from mlhpc.suite.descriptor import CARDS, describe_card, list_card_files, load_descriptor, load_descriptors, use_cards
+from mlhpc.suite.documents import convert
 from mlhpc.suite.errors import InputError
+from mlhpc.suite.log.run_folder import RunInfo
 from mlhpc.suite.workload import load_workload
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.runs import run_folder
@@ -55,6 +63,73 @@ def card(tmp_path: Path) -> Path:
 def _no_card_is_left_over() -> Iterator[None]:
     yield
     assert CARDS not in os.environ
+
+
+EVIL = (
+    "../../../evil",
+    "..",
+    ".",
+    "",
+    "a/b",
+    "/evil",
+    "a\\b",
+    "a\nb",
+    "a\x1bb",
+    "a\x00b",
+    "ok\n",
+    "-rf",
+    " a",
+    "a" * 101,
+)
+
+
+@pytest.mark.parametrize("key", ["workload", "mlperf_name", "sizes", "official"])
+def test_a_name_that_is_no_part_of_a_path_is_refused_when_the_card_is_read(tmp_path: Path, key: str) -> None:
+    whole = yaml.safe_load(COSMOFLOW.read_text())
+    size = whole["sizes"]["smoke"] | {"official": whole["sizes"]["full"]["official"]}
+    whole["sizes"] = {"smoke": size}
+    path = tmp_path / "c.yaml"
+    path.write_text(yaml.safe_dump(whole))
+    read_card(path)  # what is refused below is the name
+    for name in EVIL:
+        evil = {
+            "sizes": {name: size},
+            "official": {"smoke": size | {"official": size["official"] | {"benchmark": name}}},
+        }
+        path.write_text(yaml.safe_dump(whole | {"sizes" if key in evil else key: evil.get(key, name)}))
+        with pytest.raises(InputError, match=r"c\.yaml") as refused:
+            read_card(path)
+        assert "expected letters, digits and _ . + - (it becomes a part of paths)" in str(refused.value)
+        assert "\n" not in str(refused.value)
+        assert not set("\x00\x1b") & set(str(refused.value))
+
+
+def list_documents(kind: type[Struct] = Struct) -> Iterator[type[Struct]]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from list_documents(each)
+
+
+def test_every_document_refuses_a_workload_or_size_that_is_no_part_of_a_path() -> None:
+    """One that lies in a run folder, a data set or a search may come from anybody, as a card may."""
+    for module in pkgutil.walk_packages(suite.__path__, "mlhpc.suite."):
+        importlib.import_module(module.name)
+    named = {
+        (kind, each.name): each.type
+        for kind in list_documents()
+        if kind.__module__.startswith("mlhpc.")
+        for each in fields(kind)
+        if each.name in ("workload", "size", "mlperf_name") and type(None) not in get_args(each.type)
+    }
+    assert {kind.__name__ for kind, _ in named} >= {"Card", "RunInfo", "RunConfig", "Manifest", "ReferencePoints"}
+    for place, kind in {
+        **named,
+        (RunInfo, "suite_version"): get_type_hints(RunInfo, include_extras=True)["suite_version"],
+    }.items():
+        assert convert("mlhpc_1.0+g1", kind), place
+        for name in EVIL:
+            with pytest.raises(ValidationError):
+                pytest.fail(f"{place}: {convert(name, kind)!r}")
 
 
 def test_a_card_file_is_a_benchmark_without_code(card: Path) -> None:
