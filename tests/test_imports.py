@@ -58,6 +58,7 @@ LAYERS: dict[str, set[str]] = {
         "suite.log.energy",
         "suite.log.origin",
         "suite.machine",
+        "suite.data",
         "suite.compliance",
         "suite.compliance.rules",
     },

@@ -1,16 +1,18 @@
 """Builds a results package in the MLPerf HPC tree from run folders.
 
-Logs are copied byte for byte and never edited. All files are first written to a temporary folder next to the package
-and then moved in. An earlier result is never overwritten. The sha256 manifest is written last. So a package is complete
-only if it has a manifest that matches its files.
+Logs are copied byte for byte and never edited. An earlier result is never overwritten. The whole package, with what it
+had before, is first made in a temporary folder next to it, and then takes its place by a rename. So a build that is
+killed leaves the package as it was; the next build removes the temporary folder. The sha256 manifest is written last.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from mlhpc.suite.compliance.package_files import check_manifest, render_package_
 from mlhpc.suite.compliance.rebuild import build_description
 from mlhpc.suite.compliance.rules.package_rules import list_blank_fields
 from mlhpc.suite.config import SUBMITTER_HINT, check_folder_name, find_default_submitter
+from mlhpc.suite.data.lock import create_lock
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import add_path_to_errors, make_folder, make_scratch_folder, write_file_atomically
 from mlhpc.suite.log.energy.power_log import render_estimate
@@ -104,21 +107,29 @@ def build_package(
     if (meter is not None or network_w is not None) and any(result.scenario == "weak" for result in results):
         raise InputError("a throughput result has no energy; leave --power and --network-power out")
     _check_failures(results, count_failed)
-    _check_absent(results, package)
-    _check_unchanged(package)
-    beside = Path(os.path.realpath(package)).parent  # a package may be a link to another disk
-    make_folder(beside)
-    # The temporary folder is on the file system of the package, so that files can be renamed into it.
-    with make_scratch_folder(beside, f".{submitter}-") as staged, add_path_to_errors(package, staged):
+    place = Path(os.path.realpath(package))  # a package may be a link to another disk
+    make_folder(place.parent)
+    with ExitStack() as stack:
+        stack.enter_context(add_path_to_errors(package))
+        stack.enter_context(create_lock(place.parent / f".{submitter}.lock", f"package {package}", ends=True))
+        _remove_remains(place, submitter)
+        _check_unchanged(package)
+        _check_absent(results, package)
+        # On the file system of the package, so that it can be renamed.
+        scratch = stack.enter_context(make_scratch_folder(place.parent, f".{submitter}-"))
+        staged = scratch / place.name
+        stack.enter_context(add_path_to_errors(package, staged))
+        if place.exists():
+            shutil.copytree(place, staged, symlinks=True)
         personal: list[tuple[Path, str, str]] = []
         for result in results:
             _write_logs(staged, result, meter, network_w)
             personal += write_implementation(staged, result, redact, submitter, stated)
             names = {"submitter": submitter, "division": division, "status": status}
             _write_system(staged, package, result, system, names)
-        _move_files(staged, package)
-    undescribed = _write_crate(package)  # before the manifest, which lists its checksum
-    write_package_manifest(package)
+        undescribed = _write_crate(staged, package)  # before the manifest, which lists its checksum
+        write_package_manifest(staged)
+        _put_in_place(staged, place, scratch / _BEFORE)
     warnings = (*undescribed, *_list_blank_fields(package, results))
     incomplete = tuple(
         f"{package / result.folder}: {score.reason}" for result in results if not (score := compute_score(result)).valid
@@ -127,11 +138,38 @@ def build_package(
     return Package(package, results, remarks, warnings, tuple(describe_personal_words(personal)), incomplete)
 
 
-def _write_crate(package: Path) -> tuple[str, ...]:
+def _remove_remains(place: Path, submitter: str) -> None:
+    """Remove what killed builds of a package left beside it. The caller holds the lock, so nobody uses them.
+
+    One that was killed between the two renames of a package had put the old one aside: it comes back.
+    """
+    for folder in place.parent.glob(f".{submitter}-*"):
+        if not re.fullmatch(r"[0-9a-f]{16}", folder.name.removeprefix(f".{submitter}-")) or folder.is_symlink():
+            continue
+        if (folder / _BEFORE).is_dir() and not place.exists():
+            (folder / _BEFORE).rename(place)
+        shutil.rmtree(folder)
+
+
+def _put_in_place(staged: Path, place: Path, before: Path) -> None:
+    """Rename a package to its place. The one that lies there is put aside first, and comes back if that fails."""
+    try:
+        if place.exists():
+            place.rename(before)
+        staged.rename(place)
+    finally:
+        if before.exists() and not place.exists():
+            before.rename(place)
+
+
+_BEFORE = "before"  # the package that a new one replaces, in the temporary folder
+
+
+def _write_crate(staged: Path, package: Path) -> tuple[str, ...]:
     """Describe the package for other tools (RO-Crate). Return a warning if the wing that does it is not installed."""
     if EXCHANGE in list_missing_wings():
         return (f"{package / CRATE}: not written: {explain_missing_wing(EXCHANGE)}",)
-    write_file_atomically(package / CRATE, load_export("ro-crate", "RO-Crate")(package))
+    write_file_atomically(staged / CRATE, load_export("ro-crate", "RO-Crate")(staged))
     return ()
 
 
@@ -173,8 +211,13 @@ def _check_absent(results: Sequence[Result], package: Path) -> None:
 
 def _check_unchanged(package: Path) -> None:
     """Raise InputError if an existing package differs from its manifest: a new manifest would hide the damage."""
-    if not package.exists():
+    if not package.exists() or (package.is_dir() and not any(package.iterdir())):
         return
+    if not os.path.lexists(package / MANIFEST):
+        raise InputError(
+            f"{package}: a package without {MANIFEST} is not whole (was its build interrupted?): move it away or"
+            " remove it and give the same command again, or choose another -o"
+        )
     # One difference is enough to refuse.
     for _, path, message in check_manifest(package):
         raise InputError(
@@ -306,14 +349,3 @@ def _write_power(record: RunRecord, log: Path, target: Path, meter: Meter | None
         if (target / "sw_0.txt").exists():
             raise InputError(f"{own / 'sw_0.txt'}: the power of the network was measured; leave --network-power out")
         (target / "sw_0.txt").write_text(render_estimate(network_w, record.run_start_s or 0.0), encoding="utf-8")
-
-
-def _move_files(staged: Path, package: Path) -> None:
-    """Move every staged file into the package; folders that hold results are new, so nothing is replaced."""
-    # Sorted, a folder comes before its files.
-    for path in sorted(staged.rglob("*")):
-        target = package / path.relative_to(staged)
-        if path.is_dir():
-            make_folder(target)
-        elif not target.exists():
-            path.rename(target)

@@ -1,9 +1,16 @@
 """Packages: the exact tree, logs byte for byte, a manifest over everything, nothing overwritten, nothing mixed."""
 
+import errno
 import json
+import os
+import random
 import re
 import shutil
+import signal
 import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -14,6 +21,7 @@ from mlhpc.suite import VERSION
 from mlhpc.suite.compliance.check import check
 from mlhpc.suite.compliance.package_files import check_manifest, compute_sha256
 from mlhpc.suite.compliance.rules.package_rules import SYSTEM_FIELDS
+from mlhpc.suite.data.lock import create_lock
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.machine.facts import Cpu
 from mlhpc.suite.machine.system import System
@@ -109,6 +117,116 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
         build_package([run], system="bed", out=tmp_path / "out" / "ACME")
     assert {path: compute_sha256(path) for path in folder.rglob("*") if path.is_file()} == before
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["ACME"]
+
+
+STEPS = {"os.rename", "os.mkdir", "os.rmdir", "os.remove", "os.link", "shutil.copyfile"}
+
+
+def build_and_die(step: int, build: Callable[[], object]) -> list[int]:
+    """Build in a fork that kills itself with SIGKILL before a change of a file, counted from 1.
+
+    Without a kill: the number of the last rename, and the number of changes.
+    """
+    reader, writer = os.pipe()
+    if not (child := os.fork()):
+        seen, last = [0], [0]
+
+        def watch(event: str, arguments: tuple[object, ...]) -> None:
+            if event in STEPS or (event == "open" and isinstance(arguments[2], int) and arguments[2] & os.O_ACCMODE):
+                seen[0] += 1
+                last[0] = seen[0] if event == "os.rename" else last[0]
+                if seen[0] == step:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(watch)
+        with suppress(BaseException):
+            build()
+            os.write(writer, f"{last[0]} {seen[0]}".encode())
+        os._exit(0)
+    os.close(writer)
+    _, status = os.waitpid(child, 0)
+    with os.fdopen(reader, "rb") as end:
+        counts = [int(word) for word in end.read().split()]
+    assert os.WIFSIGNALED(status) == (not counts) == (step > 0), (step, status)
+    return counts
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_a_build_that_was_killed_at_any_step_is_done_by_the_same_command(tmp_path: Path, grows: bool) -> None:
+    runs = [run_folder(tmp_path / "a"), run_folder(tmp_path / "b", ranks=4)]
+    old = build_package(runs[:1], system="bed", out=tmp_path / "old" / "ACME").folder
+
+    def begin(folder: Path) -> Path:
+        if grows:
+            shutil.copytree(old, folder / "ACME")
+        return folder / "ACME"
+
+    def build(package: Path) -> object:
+        return build_package(runs[grows:], system="bed", out=package)
+
+    first = begin(tmp_path / "whole")
+    placed, count = build_and_die(0, lambda: build(first))
+    assert count > 50
+    expected, aside = tree(first), 0
+    steps = sorted({*random.Random(7).sample(range(1, count), 3), placed - 1, placed, placed + 1, count})
+    for step in steps:
+        package = begin(tmp_path / str(step))
+        build_and_die(step, lambda package=package: build(package))
+        before = tree(package) if package.exists() else set()
+        aside += grows and not before
+        assert not before or not list(check_manifest(package)), step  # what is there is whole
+        if before == expected:
+            with pytest.raises(InputError, match="exists already, and results are never overwritten"):
+                build(package)
+        else:
+            build(package)
+        assert (tree(package), list(check_manifest(package))) == (expected, []), step
+        assert [path.name for path in package.parent.iterdir()] == ["ACME"], step
+    assert aside == grows, "the kill before the last rename fell between the two"
+
+
+def test_what_a_living_build_uses_is_not_touched(tmp_path: Path) -> None:
+    run, package = run_folder(tmp_path / "a"), tmp_path / "out" / "ACME"
+    remains = package.parent / ".ACME-0123456789abcdef"
+    others = [package.parent / name for name in (".ACME-notes", ".ACME-0123456789abcdef0", ".ACMES-0123456789abcdef")]
+    for folder in (remains, *others):
+        (folder / "results").mkdir(parents=True)
+    with create_lock(package.parent / ".ACME.lock", "x"), pytest.raises(InputError, match="is in use by process"):
+        build_package([run], system="bed", out=package)
+    assert remains.is_dir()
+    build_package([run], system="bed", out=package)
+    assert sorted(package.parent.iterdir()) == sorted([package, *others])
+
+
+def test_a_package_that_cannot_take_its_place_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = build_package([run_folder(tmp_path / "a")], system="bed", out=tmp_path / "out" / "ACME").folder
+    before, rename = tree(package), Path.rename
+
+    def refuse(path: Path, target: Path) -> Path:
+        if path.parent.name.startswith(".ACME-") and path.name == "ACME":
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(OSError, match="No space left") as failed:
+        build_package([run_folder(tmp_path / "b", ranks=4)], system="bed", out=package)
+    assert failed.value.filename == str(package)
+    assert (tree(package), list(package.parent.iterdir())) == (before, [package])
+
+
+@pytest.mark.parametrize("inside", ["results/x", "notes.txt"])
+def test_a_folder_that_is_no_package_is_never_added_to(tmp_path: Path, inside: str) -> None:
+    package = tmp_path / "out" / "ACME"
+    (package / inside).parent.mkdir(parents=True)
+    (package / inside).write_text("mine")
+    with pytest.raises(InputError, match=r"a package without manifest.sha256 is not whole .* move it away"):
+        build_package([run_folder(tmp_path / "a")], system="bed", out=package)
+    assert (package / inside).read_text() == "mine"
+    shutil.move(package, tmp_path / "away")
+    package.mkdir()  # an empty folder is as good as none
+    assert not list(check_manifest(build_package([tmp_path / "a"], system="bed", out=package).folder))
 
 
 def test_a_package_grows_by_results_of_other_sizes_and_shapes(tmp_path: Path) -> None:
