@@ -120,24 +120,34 @@ class KeptFolder:
             yield from ((path, "is no file that a package keeps: nobody reads it") for path in unread)
         yield from ((self.path / name, problem) for name, problem in self._list_changed(records))
 
-    def _list_changed(self, records: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
-        """Yield the files whose sha256 is not as a log or run.json states."""
+    def list_required(self, records: Sequence[RunRecord]) -> set[str]:
+        """List the files that have to be there: the settings, and what run.json states; in a package all stated."""
+        return {
+            name
+            for name, sha256, who in self._list_stated(records)
+            if sha256 not in (None, _NOTHING)
+            and name != "data.json"
+            and (name == CONFIG or who == "run.json says" or self.packaged)
+        }
+
+    def _list_stated(self, records: Sequence[RunRecord]) -> set[tuple[str, str | None, str]]:
+        """List the files of which a log or run.json states the sha256: name, sha256 and who says so."""
         stated: set[tuple[str, str | None, str]] = {
             (name, sha256, "the logs say") for record in records for name, sha256 in _list_digests(record)
         }
         git = self.info.git if self.info is not None else None
         if git is not None:
             stated.add(("changes.diff", git.diff_sha256, "run.json says"))
+        return stated
+
+    def _list_changed(self, records: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
+        """Yield the files whose sha256 is not as a log or run.json states."""
+        required = self.list_required(records)
         redacted = self.origin.redacted if self.origin is not None else {}
-        for name, sha256, who in sorted(stated, key=str):
+        for name, sha256, who in sorted(self._list_stated(records), key=str):
             file = self.files.get(name)
             found = None if file is None else redacted.get(name, file.sha256)
-            if (
-                found is None
-                and sha256 not in (None, _NOTHING)
-                and (name != "data.json")
-                and (name == CONFIG or who == "run.json says" or self.packaged)
-            ):
+            if found is None and sha256 not in (None, _NOTHING) and name in required:
                 yield name, "there is no such file"
             elif found is not None and found != sha256 and not _is_shortened(name, file):
                 wanted = f"{sha256[:12]}..." if sha256 else "that nothing was changed"

@@ -254,12 +254,16 @@ def _choose_submitter(runs: Sequence[Run], system_submitter: str | None) -> str:
 
 def _check_kept_files(runs: Sequence[Run]) -> None:
     """Raise InputError if a file of a run folder that the package would keep is damaged."""
-    damaged = [found for run in runs for found in run.kept.list_problems(run.records)]
+    damaged = [(run, *found) for run in runs for found in run.kept.list_problems(run.records)]
     if damaged:
-        path, problem = damaged[0]
-        others = ", ".join(str(other) for other, _ in damaged[1:4])
+        run, path, problem = damaged[0]
+        others = ", ".join(str(other) for _, other, _ in damaged[1:4])
         more = f"; {len(damaged) - 1} more damaged: {others}" if others else ""
         way_on = "restore it, or move it away to package without it"
+        if path.relative_to(run.folder.root).as_posix() in run.kept.list_required(run.records):
+            way_on = (
+                "restore it from a copy of the run folder; without this file of the run, only a new run is packaged"
+            )
         raise InputError(f"{path}: {problem}; {way_on}{more}")
 
 

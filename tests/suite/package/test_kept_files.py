@@ -132,6 +132,37 @@ def test_a_damaged_file_is_named_by_the_package_and_by_the_check(run: Path, tmp_
     assert {(Path(each.file).name, each.severity) for each in found} == {(Path(file).name, "error")}
 
 
+def test_each_remedy_for_a_damaged_file_works(run: Path, tmp_path: Path) -> None:
+    """Each file that a package keeps is damaged, and what the message says is done."""
+    copy, needed, out = shutil.copytree(run, tmp_path / "copy"), [], tmp_path / "out" / "ACME"
+
+    def build() -> str:
+        try:
+            build_package([run], system="bed", out=out)
+        except InputError as error:
+            return str(error)
+        shutil.rmtree(out)
+        return ""
+
+    for name in KeptFolder(run, packaged=False).files:
+        (run / name).write_bytes(b"\xff\x00")
+        said = build()
+        assert str(run / name) in said, said
+        (run / name).unlink()
+        without = build()
+        if "move it away to package without it" in said:
+            assert without == "", name
+        else:
+            assert without, name
+            assert "move it away" not in said + without
+            needed.append(name)
+        shutil.copyfile(copy / name, run / name)
+    assert build() == ""
+    assert needed == ["run.json", "config.yaml", "changes.diff", "facts/node1.json"]
+    (run / "config.yaml").unlink()
+    assert "config.yaml: there is no such file; restore it from a copy of the run folder" in build()
+
+
 @pytest.mark.drawn(2)
 @pytest.mark.parametrize("name", ["environment.json", "sources.json", "changes.diff", "job.json", "origin.json"])
 def test_a_file_that_was_damaged_in_a_package_is_found_under_a_new_manifest(
