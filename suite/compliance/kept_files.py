@@ -131,7 +131,7 @@ class KeptFolder:
         }
 
     def _list_stated(self, records: Sequence[RunRecord]) -> set[tuple[str, str | None, str]]:
-        """List the files of which a log or run.json states the sha256: name, sha256 and who says so."""
+        """List each stated sha256 of a file, by a log or run.json: name, sha256 and who says so."""
         stated: set[tuple[str, str | None, str]] = {
             (name, sha256, "the logs say") for record in records for name, sha256 in _list_digests(record)
         }

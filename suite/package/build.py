@@ -139,7 +139,7 @@ def build_package(
 
 
 def _remove_remains(place: Path, submitter: str) -> None:
-    """Remove what killed builds of a package left beside it. The caller holds the lock, so nobody uses them.
+    """Remove the temporary folders of killed builds. The caller holds the lock, so nobody uses them.
 
     One that was killed between the two renames of a package had put the old one aside: it comes back.
     """
@@ -261,9 +261,7 @@ def _check_kept_files(runs: Sequence[Run]) -> None:
         more = f"; {len(damaged) - 1} more damaged: {others}" if others else ""
         way_on = "restore it, or move it away to package without it"
         if path.relative_to(run.folder.root).as_posix() in run.kept.list_required(run.records):
-            way_on = (
-                "restore it from a copy of the run folder; without this file of the run, only a new run is packaged"
-            )
+            way_on = "restore it from a copy of the run folder, or run again: no run is packaged without it"
         raise InputError(f"{path}: {problem}; {way_on}{more}")
 
 
