@@ -108,6 +108,10 @@ def build_package(
         raise InputError("a throughput result has no energy; leave --power and --network-power out")
     _check_failures(results, count_failed)
     place = Path(os.path.realpath(package))  # a package may be a link to another disk
+    if Path.cwd().is_relative_to(place):  # it would stay in the old folder, which is removed
+        raise InputError(
+            f"{package}: the working directory lies in it, and a package is replaced as a whole: cd out of it"
+        )
     make_folder(place.parent)
     with ExitStack() as stack:
         stack.enter_context(add_path_to_errors(package))
@@ -117,7 +121,7 @@ def build_package(
         _check_absent(results, package)
         # On the file system of the package, so that it can be renamed.
         scratch = stack.enter_context(make_scratch_folder(place.parent, f".{submitter}-"))
-        staged = scratch / place.name
+        staged = scratch / submitter  # the name that its crate has
         stack.enter_context(add_path_to_errors(package, staged))
         if place.exists():
             shutil.copytree(place, staged, symlinks=True)
@@ -162,7 +166,7 @@ def _put_in_place(staged: Path, place: Path, before: Path) -> None:
             before.rename(place)
 
 
-_BEFORE = "before"  # the package that a new one replaces, in the temporary folder
+_BEFORE = ".before"  # the package that a new one replaces, in the temporary folder
 
 
 def _write_crate(staged: Path, package: Path) -> tuple[str, ...]:

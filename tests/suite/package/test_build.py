@@ -23,6 +23,7 @@ from mlhpc.suite.compliance.package_files import check_manifest, compute_sha256
 from mlhpc.suite.compliance.rules.package_rules import SYSTEM_FIELDS
 from mlhpc.suite.data.lock import create_lock
 from mlhpc.suite.errors import InputError
+from mlhpc.suite.log.results_tree import CRATE
 from mlhpc.suite.machine.facts import Cpu
 from mlhpc.suite.machine.system import System
 from mlhpc.suite.package.build import build_package
@@ -214,6 +215,35 @@ def test_a_package_that_cannot_take_its_place_leaves_the_old_one(
         build_package([run_folder(tmp_path / "b", ranks=4)], system="bed", out=package)
     assert failed.value.filename == str(package)
     assert (tree(package), list(package.parent.iterdir())) == (before, [package])
+
+
+@pytest.mark.parametrize("submitter", ["ACME", "before"])
+def test_a_package_behind_a_link_grows_where_it_lies(tmp_path: Path, submitter: str) -> None:
+    link, disk = tmp_path / "out" / submitter, tmp_path / "disk"
+    disk.mkdir()
+    link.parent.mkdir()
+    link.symlink_to(disk / "p1")
+    runs = [run_folder(tmp_path / "a", org=submitter), run_folder(tmp_path / "b", ranks=4, org=submitter)]
+    for run in runs:
+        build_package([run], system="bed", out=link)
+    assert (link.is_symlink(), list(disk.iterdir()), list(check_manifest(link))) == (True, [disk / "p1"], [])
+    assert len(list((link / "results").iterdir())) == 2
+    if (link / CRATE).exists():  # a wing writes it
+        assert submitter in (link / CRATE).read_text()
+        assert "p1" not in (link / CRATE).read_text()
+
+
+@pytest.mark.parametrize("inside", [".", "systems"])
+def test_who_stands_in_a_package_is_told_to_leave_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: str
+) -> None:
+    package = build_package([run_folder(tmp_path / "a")], system="bed", out=tmp_path / "out" / "ACME").folder
+    monkeypatch.chdir(package / inside)
+    other = run_folder(tmp_path / "b", ranks=4)
+    with pytest.raises(InputError, match="the working directory lies in it"):
+        build_package([other], system="bed", out=package)
+    monkeypatch.chdir(package.parent)
+    assert not list(check_manifest(build_package([other], system="bed", out=Path("ACME")).folder))
 
 
 @pytest.mark.parametrize("inside", ["results/x", "notes.txt"])
