@@ -26,7 +26,7 @@ from mlhpc.suite.documents import (
     parse_yaml,
 )
 from mlhpc.suite.errors import InputError, explain_unknown_name
-from mlhpc.suite.files import render_repr
+from mlhpc.suite.files import convert_to_path, render_repr
 
 
 class Hyperparameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -234,7 +234,7 @@ _STATED = "stated keys"  # in the __dict__ of a RunConfig that was read
 
 def choose_default_data_root(workload: str, size: str) -> Path:
     """Return the default folder of a data set: $MLHPC_DATA (or ``data``) / <workload>-<size>."""
-    return Path(os.environ.get("MLHPC_DATA") or "data") / f"{workload}-{size}"
+    return convert_to_path(os.environ.get("MLHPC_DATA") or "data") / f"{workload}-{size}"
 
 
 def load_config(

@@ -23,7 +23,7 @@ import yaml
 
 from mlhpc.suite import LARGEST_NUMBER
 from mlhpc.suite.errors import InputError, explain_near_names
-from mlhpc.suite.files import DuplicateKeyError, read_json, render_bytes, render_repr
+from mlhpc.suite.files import DuplicateKeyError, convert_to_path, read_json, render_bytes, render_repr
 from mlhpc.suite.meanings import find_same_meaning
 
 Data = TypeVar("Data")
@@ -91,7 +91,7 @@ def _as_path(kind: type, value: Any) -> Any:
         raise NotImplementedError(f"documents hold no {kind.__name__}")
     if not isinstance(value, str | Path):
         raise ValueError(f"expected a path, got `{type(value).__name__}`")
-    return Path(value)
+    return convert_to_path(value)
 
 
 def convert_to_plain_data(value: Any, *, without_none: bool = False) -> Any:

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import re
 import shlex
 import shutil
 import stat
@@ -13,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
@@ -455,7 +456,47 @@ def convert_to_path(given: object) -> Path:
     if not isinstance(given, str | os.PathLike):
         several = "; pass the paths of a list one by one, as (*paths)" if isinstance(given, Iterable) else ""
         raise InputError(f"{render_repr(given, longest=80)}: expected one path, as a str or a Path{several}")
-    return Path(given).expanduser()
+    return Path(expand_home(str(Path(given))))
+
+
+def expand_home(text: str) -> str:
+    """Replace a leading ~ or ~user of a path by the home folder, as a shell does that sees it at the start of a word.
+
+    InputError if that folder is not known: a path that keeps its ~ would be a folder of that name.
+    """
+    found = os.path.expanduser(text)  # noqa: PTH111  Path raises where a shell leaves the name
+    user, below, _ = text.partition("/")
+    # A shell too takes ~name for a name if nobody is called so
+    if not text.startswith("~") or found.startswith("/") or (user != "~" and not below):
+        return found
+    whose = f"user {user[1:]} and so no home folder" if user != "~" else "home folder (HOME)"
+    raise InputError(f"{text}: there is no {whose}; write the whole path, or ./{text} for a folder of that name")
+
+
+def expand_home_in_words(words: Iterable[str]) -> list[str]:
+    """Replace the ~ of a path in words of a command line. A shell leaves that of ``--output=~/x`` and of quoted words.
+
+    Words after ``--`` are another program's.
+    """
+    left = list(words)
+    own = left.index("--") if "--" in left else len(left)
+    return [f"{part[1]}{expand_home(part[2])}" for part in map(_WORD.fullmatch, left[:own]) if part] + left[own:]
+
+
+_WORD = re.compile(r"(?s)((?:-[A-Za-z]|--[\w-]+=)(?=~)|)(.*)")
+
+
+def expand_home_in_variables(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Replace the ~ of paths in variables that name places. InputError names the variable."""
+    for name, value in list(environ.items()):
+        if "~" in value and (name in _PLACES or name.startswith("MLHPC_")):
+            try:
+                environ[name] = os.pathsep.join(map(expand_home, value.split(os.pathsep)))
+            except InputError as error:
+                raise InputError(f"{name}={error}") from None
+
+
+_PLACES = ("TMPDIR", "TEMP", "TMP", "SCRATCH", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
 
 
 class _StandardOutput:

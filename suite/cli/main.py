@@ -18,6 +18,8 @@ from mlhpc.suite.cli.usage_errors import explain_usage
 from mlhpc.suite.errors import DEBUG, InputError, explain_missing, is_of_memory, write_traceback
 from mlhpc.suite.exit_codes import ExitCode, choose_exit_code
 from mlhpc.suite.files import (
+    expand_home_in_variables,
+    expand_home_in_words,
     find_output_error,
     give_up_output,
     open_closed_streams,
@@ -78,6 +80,8 @@ def _run() -> int:
     """Run the command. An error is one line: the user's (InputError), the machine's (OSError) or our defect."""
     try:
         with stopping.use_keyboard_interrupt():
+            sys.argv[1:] = expand_home_in_words(sys.argv[1:])
+            expand_home_in_variables()
             # Alone, click would print errors on several lines and choose exit codes of its own.
             return group.main(convert_help_words(sys.argv[1:]), "mlhpc", standalone_mode=False) or ExitCode.OK
     except click.exceptions.Exit as stop:

@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from mlhpc import suite
 from mlhpc.suite.documents import YamlSource
 from mlhpc.suite.errors import InputError, explain_unknown_name
-from mlhpc.suite.files import render_repr
+from mlhpc.suite.files import expand_home, render_repr
 
 LONGEST_S = 366 * 86400
 TIME_LIMIT = re.compile(r"\A(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?\Z")
@@ -238,4 +238,19 @@ def read_system(path: Path) -> SystemFile:
             f"{path}:{line}: launcher: is now kind, site, resources and container; "
             "submissions/systems/example.yaml shows which key lies where"
         )
+    for section in ("site", "container"):
+        if section in source.data:
+            source.data[section] = _expand_home(source.data[section], source.where(section))
     return source.convert(SystemFile)
+
+
+def _expand_home(value: Any, where: str) -> Any:
+    """Replace the ~ of paths in a section of a system file. A job script has them in quotes, where a shell leaves it."""
+    if isinstance(value, dict):
+        return {key: _expand_home(each, where) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_expand_home(each, where) for each in value]
+    try:
+        return expand_home(value) if isinstance(value, str) else value
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from mlhpc.suite import files
 from mlhpc.suite.documents import LARGEST_YAML, Mistake, YamlSource, convert, find_mistake, parse_yaml
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.training.parallel.plan import ParallelPlan
+from tests.fixtures.cli import mlhpc
 
 ROOT = Path(files.__file__).parents[1]
 
@@ -177,3 +179,63 @@ def test_a_user_without_a_home_has_one_in_the_cache_folder(tmp_path: Path, monke
     monkeypatch.setenv("HOME", "/home/me")
     files.set_missing_home()
     assert Path.home() == Path("/home/me")
+
+
+def list_tildes(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.name.startswith("~")]
+
+
+WAYS = {
+    "an option with its value in one word": ["data", "generate", "moe_lm", "--size", "smoke", "--output={}"],
+    "an option's own word": ["data", "generate", "moe_lm", "--size", "smoke", "-o", "{}"],
+    "a short option with its value": ["data", "generate", "moe_lm", "--size", "smoke", "-o{}"],
+    "a setting": ["run", "cosmoflow", "--size", "smoke", "--set", "data={}", "-o", "run"],
+    "a mapping of settings": ["run", "cosmoflow", "--size", "smoke", "--set", "staging={{directory: {}}}", "-o", "run"],
+    "a file of settings": ["run", "cosmoflow", "--config", "own.yaml", "-o", "run"],
+    "a variable": ["data", "generate", "moe_lm", "--size", "smoke"],
+    "a system file": ["submit", "cosmoflow", "--system", "own.yaml", "--nodes", "1", "--dry-run"],
+}
+
+
+@pytest.mark.parametrize("words", WAYS.values(), ids=WAYS)
+def test_a_path_below_an_unknown_home_is_refused_in_one_line(words: list[str], tmp_path: Path) -> None:
+    wrong = "~nobody-has-this-name/place"
+    kind = f"name: n\nsite: {{scratch: {wrong}}}\n" if "submit" in words else f"workload: cosmoflow\ndata: {wrong}\n"
+    (tmp_path / "own.yaml").write_text(kind)
+    variables = {"MLHPC_DATA": wrong} if not any("{}" in word or "own.yaml" in word for word in words) else {}
+    done = mlhpc(*(word.format(wrong) for word in words), cwd=tmp_path, environment={**os.environ, **variables})
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert f"{wrong}: there is no user nobody-has-this-name" in done.stderr
+    assert not list_tildes(tmp_path)
+
+
+@pytest.mark.parametrize("way", ["an option with its value in one word", "a short option with its value", "a variable"])
+def test_a_path_below_the_home_is_made_there(way: str, tmp_path: Path) -> None:
+    (home := tmp_path / "home").mkdir()
+    place = "~/d" if way != "a variable" else "~"
+    environment = {**os.environ, "HOME": str(home), "MLHPC_DATA": place if way == "a variable" else ""}
+    done = mlhpc(*(word.format(place) for word in WAYS[way]), cwd=tmp_path, environment=environment)
+    assert done.returncode == 0, done.stderr
+    assert [path.parent for path in home.rglob("manifest.json")] == [
+        home / ("d" if place == "~/d" else "moe_lm-smoke")
+    ]
+    assert not list_tildes(tmp_path)
+
+
+@pytest.mark.parametrize("home", ["", "~", "relative", "/h"])
+@pytest.mark.parametrize("rest", ["", "/", "/x", "/x/~/y", "name", "root/x", "nobody-has-this-name/x"])
+def test_an_expanded_path_is_absolute_or_a_plain_name(home: str, rest: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", home)
+    own = rest[:1] in ("", "/")
+    if (own and home not in ("", "/h")) or rest.startswith("nobody"):
+        with pytest.raises(InputError, match=f"^~{rest}: there is no "):
+            files.expand_home(f"~{rest}")
+        return
+    found = files.expand_home(f"~{rest}")
+    assert found.startswith("/") or "/" not in rest
+    assert not own or Path(found) == Path(f"{home}{rest}" or "/")
+
+
+def test_words_of_another_program_and_texts_keep_their_tilde() -> None:
+    words = ["run", "--set", "hyperparameters.a=~/x", "b~/c", "-", "--", "--out=~/x", "~/y"]
+    assert files.expand_home_in_words(words) == words

@@ -26,7 +26,7 @@ from mlhpc.suite.data.manifest import Verification, compute_fingerprint
 from mlhpc.suite.descriptor import load_object
 from mlhpc.suite.errors import InputError, explain_attribute
 from mlhpc.suite.exit_codes import ExitCode
-from mlhpc.suite.files import print_line
+from mlhpc.suite.files import convert_to_path, expand_home, print_line
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.run_folder import choose_default_folder
 from mlhpc.suite.training.devices import InterruptedTrialError, compute_process_age_s, end_hung_start
@@ -91,12 +91,14 @@ class Run:
         seed: int | None = None,
         trial: int | None = None,
     ) -> None:
+        benchmark = expand_home(benchmark) if isinstance(benchmark, str) else benchmark
+        config = expand_home(config) if isinstance(config, str) else config
         self._draft = begin_draft(benchmark, config)
         if self._draft is None:
             self._benchmark = find_benchmark(benchmark)
             self.config = read_config(self._benchmark, config)
         self._data, self._seed, self._trial = data, seed, trial
-        self._root = Path(output) if output is not None else None
+        self._root = convert_to_path(output) if output is not None else None
         self._stack = ExitStack()
         self._progress = ProgressMarks()
         self._clock = _Clock()
@@ -435,7 +437,7 @@ def _compute_data_sha256(data: str | Path, world: World, progress: ProgressMarks
     if len(text) == HEX_DIGITS and set(text) <= set("0123456789abcdef"):
         return text, None
     progress.enter("reading data for their checksum")
-    return compute_fingerprint(Path(data), world, progress.tick)
+    return compute_fingerprint(convert_to_path(data), world, progress.tick)
 
 
 def _find_device(model: nn.Module | None) -> torch.device | None:
