@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import resource
 import shlex
 import shutil
 import stat
@@ -159,6 +160,7 @@ def add_path_to_errors(path: Path, hidden: Path | None = None) -> Iterator[None]
             error.filename = named
         # Python would show both names, as a -> b.
         del error.filename2
+        error.strerror = render_reason(error, path)  # now: a part that is removed may free what was missing
         raise
 
 
@@ -389,8 +391,40 @@ def render_error(error: BaseException) -> str:
     """Render an error as one line. An OSError is file and reason, without Python's error number."""
     if isinstance(error, OSError) and error.strerror:
         named = _find_failed_file(error)
-        return f"{named}: {error.strerror}" if named else error.strerror
+        return f"{named}: {render_reason(error)}" if named else render_reason(error)
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def render_reason(error: OSError, path: Path | None = None) -> str:
+    """Render why a file could not be read or written, without its name: what is used up, and what shows it.
+
+    ``path`` is the file if the error names none.
+    """
+    said = error.strerror or str(error) or type(error).__name__
+    if error.errno is None or said != os.strerror(error.errno):
+        return said  # words of ours, which say more than the number
+    if error.errno == errno.ENOSPC:
+        return "no free inodes (df -i)" if _lacks_inodes(_find_failed_file(error) or path) else "disk full"
+    if error.errno == errno.EDQUOT:
+        return "quota exceeded"
+    if error.errno == errno.EFBIG and resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
+        return "larger than this shell's file size limit (ulimit -f)"
+    return said
+
+
+def _lacks_inodes(name: str | Path | None) -> bool:
+    """Return whether the file system of a file has fewer inodes left than room. Some have no fixed number: 0."""
+    path = Path(name).absolute() if name is not None else None
+    for place in (path, *path.parents) if path is not None else ():
+        with suppress(OSError):
+            state = os.statvfs(place)
+            # A file that failed and was removed gave its own back
+            few = state.f_files > 0 and state.f_favail < _FEW_INODES
+            return few and state.f_favail * state.f_blocks < state.f_bavail * state.f_files
+    return False
+
+
+_FEW_INODES = 16
 
 
 def align_columns(rows: Iterable[Sequence[str]], *, right: Container[int] = ()) -> list[str]:

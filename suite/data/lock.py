@@ -30,6 +30,7 @@ from mlhpc.suite.files import (
     print_line,
     render_duration,
     render_error,
+    render_reason,
 )
 from mlhpc.suite.launcher import RESTART_VARIABLES, find_batch_job
 from mlhpc.suite.processes import read_start_time
@@ -205,7 +206,7 @@ def create_lock_for_all_ranks(path: Path, what: str, world: World) -> Iterator[N
                 make_folder(path.parent)
                 lease = stack.enter_context(create_lock(path, what, ends=True))
             except OSError as caught:
-                error = InputError(f"{path}: the lock file cannot be created: {caught.strerror}")
+                error = InputError(f"{path}: the lock file cannot be created: {render_reason(caught)}")
             except InputError as caught:
                 error = caught
         try:

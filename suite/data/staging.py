@@ -42,7 +42,7 @@ from mlhpc.suite.data.manifest import (
     write_manifest,
 )
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.files import check_ownership, fsync_path, verify_folder
+from mlhpc.suite.files import check_ownership, fsync_path, render_reason, verify_folder
 from mlhpc.suite.transport import decode, encode
 from mlhpc.suite.world import World
 
@@ -579,5 +579,5 @@ class _Writer:
 def _add_file_name(problem: Exception, path: Path) -> Exception:
     """Turn an OSError into an InputError that names its file; other errors name theirs already."""
     if isinstance(problem, OSError):
-        return InputError(f"{problem.filename or path}: {problem.strerror or problem}")
+        return InputError(f"{problem.filename or path}: {render_reason(problem)}")
     return problem

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from mlhpc.suite.files import render_error
+from mlhpc.suite.files import render_reason
 from mlhpc.suite.processes import kill_by_token
 
 CHUNK_BYTES = 65536
@@ -68,7 +68,7 @@ class _LogWriter:
         except OSError as error:
             if not self._told:
                 self._told = True
-                return f"{self._log}: {render_error(OSError(error.errno, error.strerror))}"
+                return f"{self._log}: {render_reason(error, self._log)}"
         return None
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mlhpc.suite.data.lock import LockedError, refuse_held
 from mlhpc.suite.exit_codes import ExitCode
-from mlhpc.suite.files import QUIET, print_line, print_progress, write_file_atomically
+from mlhpc.suite.files import QUIET, print_line, print_progress, render_reason, write_file_atomically
 from mlhpc.suite.launch.estimates import SeriesTimeEstimator, find_expectation
 from mlhpc.suite.launch.local import keep_heartbeat, make_worker_command, read_exit_code, run_local
 from mlhpc.suite.launcher import BEGAN, ENDED
@@ -163,7 +163,7 @@ def _write_exit_code(folder: RunFolder, trial: int, code: int, say: Callable[[st
     try:
         write_file_atomically(path, f"{code}\n")
     except OSError as error:
-        say(f"{path}: exit code {code} cannot be kept: {error.strerror}")
+        say(f"{path}: exit code {code} cannot be kept: {render_reason(error)}")
 
 
 def _is_held(folder: RunFolder, trial: int) -> bool:

@@ -18,7 +18,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from mlhpc.suite.files import VERBOSE, check_ownership, print_line, render_repr
+from mlhpc.suite.files import VERBOSE, check_ownership, print_line, render_reason, render_repr
 
 TOKEN = ":::MLLOG "
 INTERVAL_START = "INTERVAL_START"
@@ -149,7 +149,8 @@ class EventLog:
         except OSError as error:
             if not self._told:
                 self._told = True
-                print_line(f"mlhpc: {self.path}: {error.strerror}; the run goes on, events wait for space", error=True)
+                why = render_reason(error, self.path)
+                print_line(f"mlhpc: {self.path}: {why}; the run goes on, events wait for space", error=True)
 
     def _write(self) -> None:
         """Write the waiting lines. Bytes that the disk has taken are not written again."""
@@ -180,7 +181,8 @@ class EventLog:
             self._write()
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise OSError(error.errno, f"{error.strerror}; the end of the log is missing", str(self.path)) from None
+            why = f"{render_reason(error, self.path)}; the end of the log is missing"
+            raise OSError(error.errno, why, str(self.path)) from None
         finally:
             self._file.close()
 

@@ -27,7 +27,7 @@ from msgspec import Meta, Struct
 from mlhpc.suite import MOST_RUNS, VERSION
 from mlhpc.suite.documents import Count, FolderName, convert_to_plain_data, read_json_document
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.files import PART_SUFFIX, make_folder, quote_path, write_file_atomically
+from mlhpc.suite.files import PART_SUFFIX, make_folder, quote_path, render_reason, write_file_atomically
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.origin.sources import compute_suite_digests, read_environment, read_git_state
 from mlhpc.suite.log.reader import read_events, read_limits
@@ -255,7 +255,7 @@ class RunFolder:
         try:
             write_file_atomically(self.info_path, _render_info(info))
         except OSError as error:
-            raise InputError(f"{self.info_path}: cannot be written: {error.strerror}") from None
+            raise InputError(f"{self.info_path}: cannot be written: {render_reason(error)}") from None
 
     def read_job(self) -> JobInfo | None:
         """Read job.json. None without one, and if it is incomplete."""
@@ -346,7 +346,7 @@ def create_run_folder(root: Path) -> None:
         for path in root.iterdir():
             path.unlink()
     except OSError as error:
-        raise InputError(f"{root}: cannot be created: {error.strerror}") from None
+        raise InputError(f"{root}: cannot be created: {render_reason(error)}") from None
 
 
 def _render_info(info: RunInfo) -> str:
@@ -399,7 +399,7 @@ def write_run_info(
         except FileExistsError:
             continue
         except OSError as error:
-            raise InputError(f"{path}: cannot be written: {error.strerror}") from None
+            raise InputError(f"{path}: cannot be written: {render_reason(error)}") from None
     return folder
 
 

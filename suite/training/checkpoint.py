@@ -15,7 +15,6 @@ written is a warning. Training goes on, and the next one is tried when it is due
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import secrets
@@ -35,7 +34,7 @@ from torch import Tensor
 
 from mlhpc.suite.documents import list_differing_keys
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.files import check_ownership, fsync_path, make_folder, print_line, render_error
+from mlhpc.suite.files import check_ownership, fsync_path, make_folder, print_line, render_error, render_reason
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.checkpoint_index import (
     CheckpointIndex,
@@ -285,8 +284,7 @@ def _named(path: Path) -> Iterator[Path]:
     try:
         yield path
     except OSError as error:
-        reason = "disk full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
-        raise OSError(error.errno, reason, str(path)) from None
+        raise OSError(error.errno, render_reason(error, path), str(path)) from None
 
 
 def _host_copy(value: Any) -> Any:

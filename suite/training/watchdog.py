@@ -31,7 +31,7 @@ import numpy as np
 
 from mlhpc.suite.config import WatchdogSettings
 from mlhpc.suite.exit_codes import ExitCode
-from mlhpc.suite.files import make_folder, print_line, render_duration
+from mlhpc.suite.files import make_folder, print_line, render_duration, render_reason
 from mlhpc.suite.training.step_timing import ProgressMarks, make_marking_transport
 from mlhpc.suite.world import World, find_node_name, find_own_address
 
@@ -335,7 +335,7 @@ class Watchdog:
                 file.flush()
                 faulthandler.dump_traceback(file)
         except OSError as error:
-            print_line(f"mlhpc: {self._stacks}: {error.strerror}", error=True)
+            print_line(f"mlhpc: {self._stacks}: {render_reason(error)}", error=True)
 
 
 def start_watchdog(

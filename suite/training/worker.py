@@ -17,7 +17,7 @@ from mlhpc.suite import FIRST_LINE_S
 from mlhpc.suite.data.lock import LockedError, create_lock_for_all_ranks
 from mlhpc.suite.errors import InputError, explain_missing
 from mlhpc.suite.exit_codes import ExitCode
-from mlhpc.suite.files import make_folder, print_line, render_error
+from mlhpc.suite.files import make_folder, print_line, render_error, render_reason
 from mlhpc.suite.launcher import ARRAY_VARIABLES
 from mlhpc.suite.log.checkpoint_index import find_damage
 from mlhpc.suite.log.run_folder import ResumeDecision, plan_and_prepare_resume, plan_resume, write_run_info
@@ -120,7 +120,7 @@ def _make_folder(plan: TrialPlan, world: World) -> None:
                 same_allocation=alone,
             )
         except OSError as caught:
-            error = InputError(f"{root}: cannot be created: {caught.strerror}")
+            error = InputError(f"{root}: cannot be created: {render_reason(caught)}")
         except InputError as caught:
             error = caught
     world.check_together(error)

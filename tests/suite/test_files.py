@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -216,9 +220,7 @@ def test_a_path_below_the_home_is_made_there(way: str, tmp_path: Path) -> None:
     environment = {**os.environ, "HOME": str(home), "MLHPC_DATA": place if way == "a variable" else ""}
     done = mlhpc(*(word.format(place) for word in WAYS[way]), cwd=tmp_path, environment=environment)
     assert done.returncode == 0, done.stderr
-    assert [path.parent for path in home.rglob("manifest.json")] == [
-        home / ("d" if place == "~/d" else "moe_lm-smoke")
-    ]
+    assert [path.parent for path in home.rglob("manifest.json")] == [home / ("d" if place == "~/d" else "moe_lm-smoke")]
     assert not list_tildes(tmp_path)
 
 
@@ -239,3 +241,67 @@ def test_an_expanded_path_is_absolute_or_a_plain_name(home: str, rest: str, monk
 def test_words_of_another_program_and_texts_keep_their_tilde() -> None:
     words = ["run", "--set", "hyperparameters.a=~/x", "b~/c", "-", "--", "--out=~/x", "~/y"]
     assert files.expand_home_in_words(words) == words
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        ((17, 0, 100, 90), "no free inodes (df -i)"),
+        ((17, 1, 100, 90), "no free inodes (df -i)"),  # that of a file which failed and was removed
+        ((17, 0, 100, 0), "disk full"),
+        ((17, 12, 100, 1), "disk full"),
+        ((10**6, 5000, 10**6, 10), "disk full"),
+        ((10**6, 0, 10**6, 10**5), "no free inodes (df -i)"),
+        ((0, 0, 100, 0), "disk full"),  # btrfs states no number
+    ],
+)
+def test_what_a_file_system_lacks_is_told(
+    state: tuple[int, int, int, int], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ("f_files", "f_favail", "f_blocks", "f_bavail")
+    monkeypatch.setattr(os, "statvfs", lambda place: SimpleNamespace(**dict(zip(names, state, strict=True))))
+    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "a" / "b"))
+    assert files.render_reason(error) == reason
+    assert files.render_error(error) == f"{tmp_path / 'a' / 'b'}: {reason}"
+    assert files.render_reason(OSError(errno.ENOSPC, "words of ours", str(tmp_path))) == "words of ours"
+
+
+def test_a_limit_of_this_shell_and_a_quota_are_told(tmp_path: Path) -> None:
+    program = """if True:
+    import errno, os, resource, sys
+    from pathlib import Path
+    from mlhpc.suite.files import render_error, render_reason, write_file_atomically
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+    try: write_file_atomically(Path("large"), "x" * 10000)
+    except OSError as error: print(render_error(error))
+    print(render_reason(OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), "x")))"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.stdout.splitlines() == [
+        "large: larger than this shell's file size limit (ulimit -f)",
+        "quota exceeded",
+    ], done.stderr
+
+
+# Who may tell an error's own words: of reading, of other things than files, and what another module would import
+OWN_WORDS = {
+    "suite/files.py",
+    "suite/errors.py",
+    "suite/world.py",
+    "suite/documents.py",
+    "suite/training/instrument.py",
+    "suite/training/session.py",
+    "suite/compliance/package_files.py",
+    "suite/machine/power/counters.py",
+}
+
+
+def test_what_cannot_be_written_is_told_by_one_function() -> None:
+    """Python's words for a full disk do not say what is full."""
+    told = {
+        str(path.relative_to(ROOT))
+        for top in ("suite", "plugins", "workloads")
+        for path in (ROOT / top).rglob("*.py")
+        for line in path.read_text().splitlines()
+        if re.search(r"(?<!os)\.strerror", line) and "cannot be read" not in line
+    }
+    assert told == OWN_WORDS

@@ -152,7 +152,7 @@ for act in (lambda: write_file_atomically(disk / "text", "x"), copy, shard, pack
     except OSError as failure: print(render_error(failure))
 """
     told = python(HEAD + program, shared_disk(library, disk, writes=error), disk, source).splitlines()
-    reason = os.strerror(error)
+    reason = {28: "disk full", 122: "quota exceeded"}.get(error, os.strerror(error))
     assert told[0] == f"{disk / 'text'}: {reason}"
     assert told[1] in (f"{disk / 'copy'}: {reason}", f"{source}: {reason}")[: 2 if error == 5 else 1]
     assert told[2] == told[3] == f"{disk / 'train' / 's.h5'}: {reason}"

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mlhpc.suite import LAUNCH
-from mlhpc.suite.files import print_line
+from mlhpc.suite.files import print_line, render_reason
 from mlhpc.suite.log.results_tree import POWER
 from mlhpc.suite.machine.power.counters import find_node_counters
 from mlhpc.suite.machine.probes.processor import find_machine_root
@@ -78,7 +78,7 @@ def _start_sampler(log: Path, world: World, gpu: str | None, lock: Path) -> subp
             words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=unmarked, start_new_session=True
         )
     except OSError as error:
-        print_line(f"mlhpc: power is not sampled: {error.strerror}", error=True)
+        print_line(f"mlhpc: power is not sampled: {render_reason(error)}", error=True)
         return None
 
 

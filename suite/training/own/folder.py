@@ -15,7 +15,7 @@ from mlhpc.suite.data.lock import refuse_held
 from mlhpc.suite.descriptor import Descriptor, describe_card, load_descriptor
 from mlhpc.suite.documents import YamlSource, convert_to_plain_data
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.files import make_folder, render_repr, write_file_atomically
+from mlhpc.suite.files import make_folder, render_reason, render_repr, write_file_atomically
 from mlhpc.suite.log.reader import read_limits
 from mlhpc.suite.log.record import NOT_HYPERPARAMETERS
 from mlhpc.suite.log.run_folder import RunFolder, has_run_start, may_be_used, parse_trial, write_run_info
@@ -108,7 +108,7 @@ def make_run_folder(
         try:
             chosen = _prepare_folder(RunFolder(root), benchmark, config, trial, runs, world.size)
         except OSError as caught:
-            error = InputError(f"{caught.filename or root}: cannot be written: {caught.strerror}")
+            error = InputError(f"{caught.filename or root}: cannot be written: {render_reason(caught)}")
         except InputError as caught:
             error = caught
     world.check_together(error)

@@ -110,7 +110,7 @@ def crash(*arguments: object, **options: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "text"), [(28, "disk full"), (122, "disk full"), (13, "Permission denied"), (5, "")]
+    ("number", "text"), [(28, "disk full"), (122, "quota exceeded"), (13, "Permission denied"), (5, "")]
 )
 @pytest.mark.parametrize("at", ["save", "metadata", "commit"])
 def test_a_checkpoint_that_cannot_be_written_is_a_warning_and_the_former_one_stays(
