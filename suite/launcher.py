@@ -152,6 +152,19 @@ def drop_launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if not _LAUNCHER_VARIABLES.fullmatch(name)}
 
 
+# They choose MPI's library or how its launcher starts ranks. A site sets others, UCX_* and FI_*, for its network
+_STEERING = re.compile(r"(?:HYDRA|MPI4PY)_.+")
+
+
+def explain_steering(environ: Mapping[str, str] = os.environ) -> str:
+    """Return what to do first where ranks cannot be connected: unset the variables that steer MPI. "" if none is set."""
+    names = sorted(filter(_STEERING.fullmatch, environ))
+    if not names:
+        return ""
+    changes = f"which change{'s' * (len(names) == 1)} the MPI library or how mpiexec starts ranks"
+    return f"unset {' '.join(names)}, {changes}; then run mlhpc doctor again"
+
+
 def remove_stale_variables(launch: Launch, environ: MutableMapping[str, str] = os.environ) -> None:
     """Remove the variables of an mpiexec of one rank, in which another launcher started this launch.
 

@@ -30,7 +30,14 @@ from typing import TYPE_CHECKING, Any
 
 from mlhpc.suite.errors import InputError, explain_missing
 from mlhpc.suite.files import print_line, render_duration, render_error
-from mlhpc.suite.launcher import Launch, describe_launcher, find_launch, remove_stale_variables, render_unset_command
+from mlhpc.suite.launcher import (
+    Launch,
+    describe_launcher,
+    explain_steering,
+    find_launch,
+    remove_stale_variables,
+    render_unset_command,
+)
 from mlhpc.suite.node_list import parse_first_node
 from mlhpc.suite.pmi_relay import start_pmi_relay
 from mlhpc.suite.processes import is_running_here
@@ -258,7 +265,7 @@ def _convert_connection_errors(launch: Launch) -> Iterator[None]:
         way = f"another program uses the port: {OTHER_PORT}; " if used else ""
         raise InputError(
             f"the {launch.size} ranks cannot be connected: {render_error(error)[:300]}; "
-            f"{way}{describe_launcher()}; {render_unset_command()}"
+            f"{way}{explain_steering() or f'{describe_launcher()}; {render_unset_command()}'}"
         ) from error
 
 
@@ -287,7 +294,7 @@ def _rendezvous(launch: Launch) -> None:
     else:
         raise InputError(
             f"{describe_launcher()}, but mpi4py sees a world of one: mpi4py and the launcher belong to different MPIs "
-            f"(`mlhpc doctor` shows both); {render_unset_command()}"
+            f"(`mlhpc doctor` shows both); {explain_steering() or render_unset_command()}"
         )
     if launch.rank:
         limit_s = read_listen_limit_s(env)

@@ -36,17 +36,19 @@ from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import make_folder, print_line, print_progress, quote_path
 from mlhpc.suite.launch.quiet import wait_for_quiet
 from mlhpc.suite.launch.trials import run_trials
-from mlhpc.suite.launcher import find_world, refuse_several_ranks
+from mlhpc.suite.launcher import explain_steering, find_world, refuse_several_ranks
 from mlhpc.suite.log.checkpoint_index import find_damage_quickly
 from mlhpc.suite.log.lost_time import render_losses
 from mlhpc.suite.log.other_work import render_busy_warning
 from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import summarise_log
 from mlhpc.suite.log.run_folder import (
+    REPLACE,
     RunFolder,
     choose_default_folder,
     create_run_folder,
     find_continue_command,
+    find_newest_run_log,
     has_run_start,
     plan_resume,
     refuse_existing,
@@ -364,7 +366,10 @@ def _launch_all(
         print_line(line)
     if told := render_busy_warning([each.company for each in records]):
         print_line(f"{folder.root}: {told}")
-    print_line(f"{folder.root}: {_render_summary(folder, runs, refused=plan.resume and code == ExitCode.USAGE)}")
+    refused = plan.resume and code == ExitCode.USAGE
+    # A rank that a signal ended could not say it
+    steered = f"; {explain_steering()}" if ranks > 1 and code == ExitCode.FAILED and explain_steering() else ""
+    print_line(f"{folder.root}: {_render_summary(folder, runs, refused=refused, not_begun=steered)}")
     return code
 
 
@@ -399,11 +404,14 @@ def _run_trials(
     )
 
 
-def _render_summary(folder: RunFolder, runs: int, *, refused: bool) -> str:
-    """Say how many runs reached the target, and which command comes next. ``refused``: --resume ended in a mistake."""
+def _render_summary(folder: RunFolder, runs: int, *, refused: bool, not_begun: str = "") -> str:
+    """Say how many runs reached the target, and which command comes next. ``refused``: --resume ended in a mistake.
+
+    ``not_begun``: what to do if none began.
+    """
     noun = "runs" if runs > 1 else "run"
     if not any(has_run_start(path) for path in folder.results()):
-        return f"0 of {runs} {noun} began"
+        return f"0 of {runs} {noun} began{not_begun}"
     # None: --resume runs it
     codes = [
         plan_resume(folder, trial, damage=find_damage_quickly(folder.checkpoint(trial))).code for trial in range(runs)
@@ -412,4 +420,12 @@ def _render_summary(folder: RunFolder, runs: int, *, refused: bool) -> str:
     if left:
         first = "first mend what is said above, then" if refused else "to go on"
         return f"{reached}, {left} not finished; {first}: {find_continue_command(folder.root, left=True)}"
+    if again := find_continue_command(folder.root, left=True) if _was_ended_outside(folder, runs) else None:
+        return f"{reached}; after mending what ended a rank: {again} {REPLACE}"
     return f"{reached}; next: mlhpc score {quote_path(folder.root)} --explain"
+
+
+def _was_ended_outside(folder: RunFolder, runs: int) -> bool:
+    """Return whether a run was ended from outside, as by the kernel: its newest log has no end."""
+    logs = filter(None, (find_newest_run_log(folder, trial) for trial in range(runs)))
+    return any(summarise_log(read_events(log, steps=False)).run_stop_s is None for log in logs)

@@ -38,7 +38,7 @@ from mlhpc.suite.data.lock import create_lock
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.exit_codes import WORKER_CODES
 from mlhpc.suite.files import make_folder, print_line, read_bytes, read_json, render_duration
-from mlhpc.suite.launcher import drop_launcher_variables
+from mlhpc.suite.launcher import drop_launcher_variables, explain_steering
 from mlhpc.suite.log.reader import EXIT_CODE_BYTES, read_limits
 from mlhpc.suite.log.run_folder import RunFolder
 from mlhpc.suite.machine.probes.allowance import find_usable_resources
@@ -208,18 +208,25 @@ def is_connection_timeout(line: str) -> bool:
     return bool(_CONNECTION_TIMEOUT.fullmatch(line))
 
 
-def explain_end(returncode: int, ended_by: int | None, *, late: bool = False) -> tuple[int, str | None]:
+def explain_end(
+    returncode: int, ended_by: int | None, *, late: bool = False, cpu_time_s: int | None = None
+) -> tuple[int, str | None]:
     """Return the trial's exit code, and a message if the worker could not print one.
 
     ``ended_by`` is the signal from `parse_rank_signal`. A negative ``returncode`` means that a signal ended the process
-    we started. ``late``: the output had a line for which `is_connection_timeout` holds.
+    we started. ``late``: the output had a line for which `is_connection_timeout` holds. ``cpu_time_s``: the CPU time
+    that one process may take here.
     """
     if late:
         return 1, "the ranks were not connected with each other within watchdog.silence_s; their Python stacks"
     if ended_by is None and returncode < 0:
         ended_by = -returncode
     if ended_by is not None:
-        return 1, f"a rank was ended by signal {ended_by} ({_describe_signal(ended_by)}); the other ranks were stopped"
+        # The kernel sends the first at the soft limit, the second at the hard one
+        limited = cpu_time_s is not None and ended_by in (signal.SIGXCPU, signal.SIGKILL)
+        why = f": its CPU time may have reached this shell's limit (ulimit -t: {cpu_time_s} s)" if limited else ""
+        name = _describe_signal(ended_by)
+        return 1, f"a rank was ended by signal {ended_by} ({name}){why}; the other ranks were stopped"
     if returncode in WORKER_CODES:
         return returncode, None
     return 1, f"the launcher ended with exit code {returncode}"
@@ -272,7 +279,8 @@ def run_local(
             if echo is not None and not is_banner(line) and line.strip():
                 echo(line)
         returncode = process.wait()
-    code, message = explain_end(returncode, ended_by, late=late and returncode != 0)
+    late, limit_s = late and returncode != 0, find_usable_resources(environ).cpu_time_s
+    code, message = explain_end(returncode, ended_by, late=late, cpu_time_s=limit_s)
     if stop.number is not None and (ended_by is not None or returncode < 0):
         message = None  # it was asked for, and whoever got the signal says so
     if stop.forced:
@@ -559,13 +567,23 @@ def parse_worlds(output: str) -> list[tuple[int, str]]:
     return [(int(ranks), text) for ranks, text in re.findall(r"RANKS (\d+) ([^\n]+?)\s*(?=RANKS|\n|$)", output)]
 
 
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  where MPI and NCCL exchange within a node
+SHARED_NEEDED_BYTES = 256 << 20  # containers have 64 MiB by default, which MPI and data loaders exceed
+_MORE_SHARED = "more shared memory: mount -o remount,rw,size=1G /dev/shm; in a container --shm-size=1g"
+
+
+def has_shared_memory() -> bool:
+    """Return whether processes of this node have room to exchange through shared memory."""
+    try:
+        return os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free >= SHARED_NEEDED_BYTES
+    except OSError:
+        return False
+
+
 # What MPI says of a machine that it cannot run on: no other library would help
 _FIXES = (
     (r"gethostname failed", "give this machine a host name of fewer than 64 characters: hostnamectl hostname NAME"),
-    (
-        r"Bus error|signal 7\b|SIGBUS|shm_open|/dev/shm|shared memory",
-        "more shared memory: mount -o remount,rw,size=1G /dev/shm; in a container --shm-size=1g",
-    ),
+    (r"Bus error|signal 7\b|SIGBUS|shm_open|/dev/shm|shared memory", _MORE_SHARED),
     (r"No space left|Disk quota", "make room, or export TMPDIR=<a folder with room>"),
     (r"Read-only file system|Permission denied", "export TMPDIR=<a folder that you may write to and run programs in>"),
     (r"Too many open files", "ulimit -n 4096"),
@@ -589,14 +607,15 @@ def explain_fix(
 ) -> str:
     """Return what to do if no MPI loads, or if launcher and library are of different MPIs.
 
-    ``output``: what they printed. If it blames the machine, that is to be mended. Variables of MPICH's launcher change
-    how it starts ranks, so they come before any other library.
+    ``output``: what they printed. Variables that steer MPI come first: any of these failures may be their work. Then
+    comes the machine, if the output blames it.
     """
+    if steered := explain_steering(environ):
+        return steered
     for pattern, fix in _FIXES:
-        if re.search(pattern, output):
+        # A damaged library ends with the same signal
+        if re.search(pattern, output) and (fix != _MORE_SHARED or not has_shared_memory()):
             return fix
-    if named := sorted(name for name in environ if name.startswith("HYDRA_")):
-        return f"unset {' '.join(named)}, which change how mpiexec starts ranks; then run mlhpc doctor again"
     if site.mpicc:
         build = f"MPICC={site.mpicc} {python} -m pip install --force-reinstall --no-cache-dir --no-binary mpi4py mpi4py"
         return f"{python} -m pip uninstall -y mpich; {build}"

@@ -29,7 +29,12 @@ from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import print_line, render_bytes, render_duration
 from mlhpc.suite.launch import local
 from mlhpc.suite.launch.job import Job, SystemFile, find_system, read_system
-from mlhpc.suite.launch.local import make_mpiexec_command, make_trial_environment
+from mlhpc.suite.launch.local import (
+    SHARED_MEMORY,
+    SHARED_NEEDED_BYTES,
+    make_mpiexec_command,
+    make_trial_environment,
+)
 from mlhpc.suite.launch.schedulers import load_dialect
 from mlhpc.suite.launch.script import render_directives
 from mlhpc.suite.launcher import describe_launcher, find_launch, render_unset_command
@@ -47,14 +52,13 @@ from mlhpc.suite.shadowed import describe_location
 Purpose = Literal["local", "nodes", "slurm", "system", "extra"]
 PYTHON_NEEDED = (3, 11)  # as pyproject.toml
 FREE_NEEDED_BYTES = 2 << 30
-SHARED_NEEDED_BYTES = 256 << 20  # containers have 64 MiB by default, which MPI and data loaders exceed
 MEMORY_PER_RANK_BYTES = 512 << 20  # a rank of CosmoFlow smoke has 442 MiB resident at its peak
 # A rank over gloo had 44 + 2 per rank files and sockets open (2 to 16 ranks measured). Twice that, and shards and
 # Python beside it
 FILES, FILES_PER_RANK = 128, 4
+CPU_TIME_S = 600  # of a process; the threads of a rank of size smoke take minutes together
 SKEW_S = 1.0  # clocks that differ by more confuse file times: what looks older may be newer
 TIMEOUT_S = 60  # of a command that is asked
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  where MPI and NCCL exchange within a node
 # What needs each module
 NEEDED: Mapping[str, Purpose] = {
     "psutil": "local",
@@ -283,7 +287,17 @@ def check_machine(allowed: UsableResources, ranks: int) -> list[Check]:
         "end what else runs here, ask the scheduler for more memory, or use fewer ranks",
         f"{render_bytes(needed)} for {ranks} ranks",
     )
-    return [Check("cores", True, f"{allowed.cores} usable{quota}", "local"), memory, _check_open_files(allowed, ranks)]
+    cores = Check("cores", True, f"{allowed.cores} usable{quota}", "local")
+    return [cores, memory, _check_open_files(allowed, ranks), *_check_cpu_time(allowed.cpu_time_s)]
+
+
+def _check_cpu_time(limit_s: int | None) -> list[Check]:
+    """Check the CPU time that a process may take, where it is limited: the kernel ends what takes more."""
+    if limit_s is None:
+        return []
+    fix = "ulimit -t unlimited, or a shell or job without this limit (limits.conf)"
+    found, needed = f"{limit_s} s per process (ulimit -t)", f"{CPU_TIME_S} s or more"
+    return [Check("CPU time", limit_s >= CPU_TIME_S, found, "local", fix, needed)]
 
 
 def _check_open_files(allowed: UsableResources, ranks: int) -> Check:

@@ -27,7 +27,8 @@ class UsableResources:
 
     ``cpus``: the online CPUs of the affinity mask. ``cpu_quota``: CPU time per time that the control group allows.
     ``memory_limit``: the lowest limit of the control groups. ``memory_free``: what can be taken without swapping and
-    without reaching a limit. ``open_files`` and ``open_files_most``: the soft and the hard limit.
+    without reaching a limit. ``open_files`` and ``open_files_most``: the soft and the hard limit. ``cpu_time_s``: CPU
+    time of one process, after which the kernel ends it.
     """
 
     cpus: frozenset[int]
@@ -37,6 +38,7 @@ class UsableResources:
     memory_free: int | None = None
     open_files: int | None = None
     open_files_most: int | None = None
+    cpu_time_s: int | None = None
 
     @property
     def cores(self) -> int:
@@ -61,6 +63,7 @@ def find_usable_resources(environ: Mapping[str, str] = os.environ) -> UsableReso
         memory_free=_find_least(allowed.memory_free, real.memory_free),
         open_files=_find_least(allowed.open_files, real.open_files),
         open_files_most=_find_least(allowed.open_files_most, real.open_files_most),
+        cpu_time_s=_find_least(allowed.cpu_time_s, real.cpu_time_s),
     )
 
 
@@ -71,7 +74,7 @@ def read_usable_resources(root: Path) -> UsableResources:
     }
     without_estimate = sum(info.get(key, 0) for key in ("MemFree", "Buffers", "Cached")) or None  # before Linux 3.14
     limit, left = _read_group_memory(root)
-    soft, most = _read_open_files(root)
+    soft, most = _read_limit(root, "open files")
     return UsableResources(
         cpus=_read_cpus(root),
         cpu_quota=_read_quota(root),
@@ -80,6 +83,7 @@ def read_usable_resources(root: Path) -> UsableResources:
         memory_free=_find_least(info.get("MemAvailable", without_estimate), left),
         open_files=soft,
         open_files_most=most,
+        cpu_time_s=_read_limit(root, "cpu time")[0],
     )
 
 
@@ -143,9 +147,9 @@ def list_control_groups(root: Path, controller: str) -> Iterator[Path]:
         yield from (mount.joinpath(*parts[:count]) for count in range(len(parts), -1, -1))
 
 
-def _read_open_files(root: Path) -> tuple[int | None, int | None]:
-    """Return the soft and the hard limit of open files; None for "unlimited" or unknown."""
-    match = re.search(r"^Max open files\s+(\S+)\s+(\S+)", read_text(root / "proc/self/limits"), re.M)
+def _read_limit(root: Path, name: str) -> tuple[int | None, int | None]:
+    """Return the soft and the hard limit of something; None for "unlimited" or unknown."""
+    match = re.search(rf"^Max {name}\s+(\S+)\s+(\S+)", read_text(root / "proc/self/limits"), re.M)
     return (parse_integer(match.group(1)), parse_integer(match.group(2))) if match else (None, None)
 
 

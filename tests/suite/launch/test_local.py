@@ -103,6 +103,28 @@ def test_an_exit_is_a_worker_code_or_is_explained(
     assert local.explain_end(returncode, ended_by) == (code, text)
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGXCPU, signal.SIGSEGV, signal.SIGTERM])
+def test_a_rank_that_the_kernel_ended_is_told_with_its_cpu_time(number: signal.Signals) -> None:
+    limited = number in (signal.SIGKILL, signal.SIGXCPU)
+    for code, ended_by in ((-number, None), (9, number)):
+        _, text = local.explain_end(code, ended_by, cpu_time_s=9)
+        assert ("may have reached this shell's limit (ulimit -t: 9 s)" in (text or "")) == limited
+        assert "ulimit" not in (local.explain_end(code, ended_by)[1] or "")
+
+
+def test_the_limit_of_cpu_time_is_found_where_ranks_run(tmp_path: Path) -> None:
+    program = """if True:
+    import resource, sys
+    from pathlib import Path
+    from mlhpc.suite.launch.local import run_local
+    resource.setrlimit(resource.RLIMIT_CPU, (7200, 7200))
+    kill = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    run_local([sys.executable, "-c", kill], ranks=1, log=Path("log"), say=print)"""
+    words = [sys.executable, "-c", program]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert "(ulimit -t: 7200 s)" in done.stdout, done.stderr
+
+
 @pytest.mark.parametrize("code", [0, 1, 2, 3])
 def test_the_workers_exit_code_is_the_trials(tmp_path: Path, code: int) -> None:
     assert run(tmp_path, f"sys.exit({code})")[:2] == (code, [])
@@ -307,7 +329,7 @@ def test_a_full_disk_costs_the_log_of_the_output_and_nothing_else(tmp_path: Path
         echo=echoed.append,
     )
     assert code == 0
-    told = f"mlhpc: {log}: No space left on device; output is shown and not kept"
+    told = f"mlhpc: {log}: disk full; output is shown and not kept"
     assert echoed.count(told) == 1
     assert echoed[0] == "a" * 100  # never told within a line
     assert [line for line in echoed if line != told] == ["a" * 100, "b"]

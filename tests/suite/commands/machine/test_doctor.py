@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +18,7 @@ from mlhpc.suite.commands.machine.doctor import (
     check_folders,
     check_image,
     check_machine,
+    check_mpi_load,
     check_node_name,
     check_system,
     judge_clock,
@@ -170,8 +173,42 @@ def test_two_worlds_of_one_are_two_mpis(end: str) -> None:
 )
 def test_the_advice_fits_the_site(site: SiteMpi, words: str) -> None:
     assert words in local.explain_fix(site, environ={})
-    said = local.explain_fix(site, environ={"HYDRA_LAUNCHER": "bogus", "PATH": ""})
-    assert said.startswith("unset HYDRA_LAUNCHER, which change")
+    for output in ("", "Bus error", "gethostname failed", "Permission denied", "libmpi.so.40: cannot open"):
+        said = local.explain_fix(site, output=output, environ={"HYDRA_LAUNCHER": "bogus", "PATH": ""})
+        assert said.startswith("unset HYDRA_LAUNCHER, which changes")
+        said = local.explain_fix(site, output=output, environ={"MPI4PY_LIBMPI": "/x", "MPI4PY_MPIABI": "openmpi"})
+        assert said.startswith("unset MPI4PY_LIBMPI MPI4PY_MPIABI, which change ")
+
+
+@pytest.mark.parametrize("set_to", [{"MPI4PY_LIBMPI": "/opt/none/libmpi.so"}, {"MPI4PY_MPIABI": "openmpi"}])
+def test_a_variable_that_chose_another_mpi_is_named_by_doctor_and_by_a_run(
+    set_to: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (set_to | {"PMI_RANK": "0", "PMI_SIZE": "2"}).items():
+        monkeypatch.setenv(name, value)
+    advice = f"unset {next(iter(set_to))}, "
+    (check,), _ = check_mpi_load()
+    assert (check.ok, check.fix.startswith(advice)) == (False, True)
+    program = "from mlhpc.suite.world import World; World.create()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert f"; {advice}" in done.stderr
+    assert "PMI_RANK" not in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("large", [True, False])
+def test_more_shared_memory_is_asked_for_only_where_there_is_little(
+    large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=(1 if large else 0) << 30))
+    said = local.explain_fix(LAPTOP, output="Bus error (signal 7)", environ={})
+    assert ("shm" in said) != large
+    assert ("pip install" in said) == large
+
+
+def test_a_limit_of_cpu_time_is_told_if_there_is_one() -> None:
+    for limit_s, ok in ((None, []), (9, [False]), (599, [False]), (600, [True]), (10**6, [True])):
+        checks = check_machine(UsableResources(frozenset({0}), cpu_time_s=limit_s), 1)
+        assert [check.ok for check in checks if check.name == "CPU time"] == ok
 
 
 @pytest.mark.parametrize(
@@ -194,7 +231,8 @@ def test_the_advice_fits_the_site(site: SiteMpi, words: str) -> None:
         (1, "ImportError: libmpi.so.12: cannot open shared object file", "pip install"),
     ],
 )
-def test_the_remedy_is_one_for_the_failure(code: int, output: str, words: str) -> None:
+def test_the_remedy_is_one_for_the_failure(code: int, output: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "has_shared_memory", lambda: False)
     answer = CommandResult(code, f"{output}\nsome last line\n")
     for check in (judge_mpi("mpiexec", answer, LAPTOP, "mpich"), judge_mpi_load(answer, LAPTOP)[0][0]):
         assert words in check.fix
