@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from traceback import walk_tb
 
@@ -24,6 +26,7 @@ from mlhpc.suite.files import (
     give_up_output,
     open_closed_streams,
     print_line,
+    quote_path,
     render_error,
     set_missing_home,
 )
@@ -134,10 +137,32 @@ def _explain(error: BaseException) -> tuple[str, ExitCode]:
 
 
 def _name_output(error: OSError) -> str:
-    """Return the option that named the file or folder which could not be written. "" for a file that was read."""
+    """Return what to do about a file or folder that an option named and that could not be written. "" for one that was
+    read.
+    """
     file = Path(str(error.filename or ""))
-    places = {option: Path(value) for option, value in pairwise(sys.argv[1:]) if option in OUTPUTS}
-    return next((f"; choose another {option}" for option, at in places.items() if at in (file, *file.parents)), "")
+    for option, value in _list_outputs(sys.argv[1:]):
+        if Path(value) not in (file, *file.parents):
+            continue
+        if "--resume" not in sys.argv:
+            return f"; choose another {option}"
+        # Elsewhere there is nothing to continue
+        first = "ask for write permission" if isinstance(error, PermissionError) else "mend this"
+        given = (value, f"{option}{value}", f"{option}={value}")
+        words = (f"{word.removesuffix(value)}MINE" if word in given else word for word in sys.argv[1:])
+        return f"; {first}, or continue a copy: cp -r {quote_path(value)} MINE && {shlex.join(['mlhpc', *words])}"
+    return ""
+
+
+def _list_outputs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield each option of `OUTPUTS` on a command line, and its value: ``-o R``, ``-oR``, ``--output R``, ``--output=R``."""
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
+        for option in OUTPUTS:
+            joined = f"{option}=" if option.startswith("--") else option
+            if word == option:
+                yield option, following
+            elif word.startswith(joined):
+                yield option, word.removeprefix(joined)
 
 
 def _print_stopped() -> int:

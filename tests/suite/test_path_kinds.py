@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -196,3 +197,24 @@ def test_a_place_that_cannot_be_written_is_named_with_its_option(option: str, mo
             said, _ = _explain(OSError(number, "why", file))
             assert said == f"{file}: why; choose another {option}"
         assert _explain(OSError(number, "why", "a.csv"))[0] == "a.csv: why"
+    joined = f"{option}=/proc/x" if option.startswith("--") else f"{option}/proc/x"
+    monkeypatch.setattr(sys, "argv", ["mlhpc", "x", joined])
+    assert _explain(OSError(errno.EACCES, "why", "/proc/x/y"))[0] == f"/proc/x/y: why; choose another {option}"
+
+
+@pytest.mark.parametrize("option", ["-o", "--output"])
+def test_a_run_folder_that_another_may_not_write_is_continued_as_a_copy(
+    option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With another folder there would be nothing to continue."""
+    copy = "or continue a copy: cp -r '/a b/R' MINE && mlhpc run cosmoflow"
+    for words in ([option, "/a b/R"], [f"{option}{'=' * option.startswith('--')}/a b/R"]):
+        monkeypatch.setattr(sys, "argv", ["mlhpc", "run", "cosmoflow", *words, "--resume"])
+        for number, first in ((errno.EACCES, "ask for write permission"), (errno.EROFS, "mend this")):
+            said, _ = _explain(OSError(number, "why", "/a b/R/exit/trial_0"))
+            assert said.startswith(f"/a b/R/exit/trial_0: why; {first}, {copy} ")
+            assert said.endswith(" --resume")
+            assert shlex.split(said.partition(" && ")[2])[3:-1] in (
+                [option, "MINE"],
+                [words[0].replace("/a b/R", "MINE")],
+            )
