@@ -119,8 +119,11 @@ def convert(
     "--deep", is_flag=True, help="Also read every byte: checksums, layout, number of samples. [existence and sizes]"
 )
 def verify(root: Path, deep: bool) -> None:
-    """Check that the files of a data set are complete and unchanged. Exit code 1 if one is missing or damaged."""
-    from mlhpc.suite.data.manifest import MANIFEST_NAME, compare_files, read_manifest
+    """Check that the files of a data set are complete and unchanged.
+
+    Exit code 1 if one is missing, is damaged, or may not be read by this user.
+    """
+    from mlhpc.suite.data.manifest import MANIFEST_NAME, NOT_JUDGED, compare_files, read_manifest
 
     if not root.exists():
         raise InputError(f"{root}: does not exist; expected the folder of a data set")
@@ -144,10 +147,14 @@ def verify(root: Path, deep: bool) -> None:
         problems = compare_files(root, deep=deep, read=_read_shard if deep else None, progress=count)
     for text in problems:
         print_line(text, error=True)
-    if problems:
+    unread = [text for text in problems if NOT_JUDGED in text]
+    if unread:
+        print_line(f"{root}: {len(unread)} of {len(manifest.shards)} shards cannot be judged by this user", error=True)
+    if len(unread) < len(problems):
         print_line(
             f"{root}: damaged: copy these files again, or remove the folder and make the data set again", error=True
         )
+    if problems:
         sys.exit(ExitCode.FINDINGS)
     what = "checksums of every byte" if deep else "presence and sizes (--deep compares every byte)"
     print_line(f"{_render_summary(root, manifest)}: fine: {what}, {render_duration(time.monotonic() - begin)}")
@@ -204,7 +211,7 @@ def _read_shard(path: Path, samples: int) -> None:
 
 def _is_made_already(root: Path, workload: str, size: str, seed: int) -> bool:
     """Return True if the folder holds this data set, by presence and sizes. InputError for another or damaged one."""
-    from mlhpc.suite.data.manifest import MANIFEST_NAME, compare_files, read_manifest
+    from mlhpc.suite.data.manifest import MANIFEST_NAME, NOT_JUDGED, compare_files, read_manifest
 
     if not (root / MANIFEST_NAME).exists():
         return False
@@ -216,6 +223,8 @@ def _is_made_already(root: Path, workload: str, size: str, seed: int) -> bool:
             "choose another folder with -o"
         )
     problems = compare_files(root, deep=False)  # deep would read every byte; `mlhpc data verify --deep` does
+    if unread := next((text for text in problems if NOT_JUDGED in text), None):
+        raise InputError(unread)
     if problems:
         raise InputError(
             f"{problems[0]}; to repair the data set, remove the damaged files and {root / MANIFEST_NAME}, "

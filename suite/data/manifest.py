@@ -16,6 +16,7 @@ It is the sha256 of the text that sha256sum prints for the files in the order of
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -131,10 +132,11 @@ def compare_files(
     read: Callable[[Path, int], object] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> list[str]:
-    """Compare the files of a data set with its manifest. Returns one line per file that differs.
+    """Compare the files of a data set with its manifest. Returns one line per file that differs or cannot be judged.
 
-    Presence and sizes are compared; with ``deep`` every byte is read and the checksums too. Whole shards are given to
-    ``read`` with their number of samples; it raises ValueError. ``progress`` gets the size of each shard afterwards.
+    Presence, sizes and the right to read are looked at; with ``deep`` every byte is read and the checksums are compared.
+    Whole shards are given to ``read`` with their number of samples; it raises ValueError. ``progress`` gets the size of
+    each shard afterwards.
     """
     try:
         manifest = read_manifest(root)
@@ -168,19 +170,29 @@ def check_shard(root: Path, entry: ShardEntry, *, deep: bool) -> str | None:
         if size != entry.bytes:
             difference = "truncated" if size < entry.bytes else "too long"
             return f"{path}: {difference}: {size} bytes, manifest says {entry.bytes}"
+        if not os.access(path, os.R_OK):  # the size alone would call it fine
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         if not deep:
             return None
         sha256, crc32c = compute_checksums(path)
     except FileNotFoundError:
         return f"{path}: a link to nothing" if path.is_symlink() else f"{path}: missing"
     except OSError as error:
-        return f"{path}: cannot be read: {error.strerror}"
+        return f"{path}: {_explain_unread(error)}"
     for name, actual, expected in (("crc32c", crc32c, entry.crc32c), ("sha256", sha256, entry.sha256)):
         if actual != expected:
             return f"{path}: damaged: {name} {actual[:16]}, manifest says {expected[:16]}"
     return None
 
 
+def _explain_unread(error: OSError) -> str:
+    """Explain that a file cannot be read. Whoever lacks the right to read it knows nothing of its content."""
+    if isinstance(error, PermissionError):
+        return f"{NOT_JUDGED}: {error.strerror}; ask for read permission"
+    return f"cannot be read: {error.strerror}"
+
+
+NOT_JUDGED = "cannot be judged"  # for want of the right to read
 _KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
 
 
@@ -249,7 +261,7 @@ def check_crc32c(root: Path, entry: ShardEntry, tick: Callable[[], None] = lambd
                 crc = google_crc32c.extend(crc, block[:count])
                 tick()
     except OSError as error:
-        return f"{path}: cannot be read: {error.strerror}"
+        return f"{path}: {_explain_unread(error)}"
     if f"{crc:08x}" != entry.crc32c:
         return f"{path}: damaged: crc32c {crc:08x}, manifest says {entry.crc32c}"
     return None

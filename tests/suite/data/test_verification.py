@@ -1,12 +1,15 @@
 """Verification: every shard is compared with its checksum once, and what is wrong is one line that names the shard."""
 
-from collections.abc import Callable
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mlhpc.suite.data.manifest import READ_BYTES, ShardEntry, check_crc32c, verify_shards
+from mlhpc.suite.data.manifest import READ_BYTES, Manifest, ShardEntry, check_crc32c, verify_shards, write_manifest
 from mlhpc.suite.data.shards import build_shard_path, write_shard
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.world import World
@@ -60,3 +63,52 @@ def test_a_shard_that_is_not_what_was_written_is_named(
     with pytest.raises(InputError, match=f"^{path}: .*{message}"):
         verify_shards(tmp_path, shards, World.create())
     assert check_crc32c(tmp_path, shards[0]) is None
+
+
+# Root may read every file: another user looks
+LOOK = """if True:
+    import os
+    from mlhpc.suite.cli.main import main
+    import google_crc32c, h5py, numpy, mlhpc.suite.data.shards, mlhpc.suite.commands.data
+    if os.getuid() == 0:
+        os.setgroups([]); os.setgid(65534); os.setuid(65534)
+    os.environ["HOME"] = "/nonexistent"
+    main()"""
+
+
+def look(*words: object) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-c", LOOK, *map(str, words)]
+    return subprocess.run(program, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user may enter: pytest's own are for one."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("deep", [True, False])
+@pytest.mark.parametrize(("hidden", "cut"), [((1,), ()), ((0, 2), ()), ((1,), (0,)), ((1,), (1,)), ((), (2,))])
+def test_what_this_user_may_not_read_is_not_called_damaged(
+    open_folder: Path, deep: bool, hidden: tuple[int, ...], cut: tuple[int, ...]
+) -> None:
+    entries = tuple(
+        write_shard(build_shard_path(open_folder, "train", i), {"x": np.full((2, 9), i, np.uint8)}) for i in range(3)
+    )
+    write_manifest(open_folder, Manifest(workload="w", size="s", seed=1, generator={}, splits={"train": entries}))
+    for path in open_folder.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    paths = [open_folder / entry.file for entry in entries]
+    for i in cut:
+        paths[i].write_bytes(paths[i].read_bytes()[:-1])
+    for i in hidden:
+        paths[i].chmod(0)
+    done = look("data", "verify", open_folder, *["--deep"] * deep)
+    assert done.returncode == 1, done.stderr
+    told = {i: f"{path}: cannot be judged: Permission denied; ask for read permission" for i, path in enumerate(paths)}
+    assert {i for i, text in told.items() if text in done.stderr} == {*hidden} - {*cut}
+    assert {i for i, path in enumerate(paths) if f"{path}: truncated" in done.stderr} == {*cut}
+    assert ("remove the folder" in done.stderr) == bool(cut)
+    assert "Traceback" not in done.stderr
