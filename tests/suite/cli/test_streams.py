@@ -61,7 +61,7 @@ def run(command: str, cwd: Path, stdout: int, **more: object) -> tuple[int, str]
     ],
 )
 def test_a_result_that_could_not_be_written_is_an_error(place: Path, command: str) -> None:
-    expected = "mlhpc: standard output: No space left on device"
+    expected = "mlhpc: standard output: disk full"
     with Path("/dev/full").open("wb") as full:
         code, errors = run(command, place, full.fileno())
     assert code in (1, 3, 4)  # 3 and 4: no verdict, whether it can be written or not
@@ -82,7 +82,7 @@ def test_it_is_one_error_whether_python_keeps_output_in_a_buffer_or_not(
         unbuffered = run(command, place, full.fileno())
         monkeypatch.delenv("PYTHONUNBUFFERED")
         assert run(command, place, full.fileno()) == unbuffered
-    assert unbuffered == (1, "mlhpc: standard output: No space left on device: the result was not written\n")
+    assert unbuffered == (1, "mlhpc: standard output: disk full: the result was not written\n")
 
 
 @pytest.mark.parametrize("command", ["score R --format json", "workload list", "check R", "--help", "--version"])
@@ -109,7 +109,7 @@ def test_ranks_go_on_where_their_output_cannot_be_written(place: Path, tmp_path:
     with Path("/dev/full").open("wb") as full:
         code, errors = run(command.format(tmp_path / "data"), place, full.fileno())
     assert code == 1
-    assert errors.splitlines()[-1] == "mlhpc: standard output: No space left on device: the result was not written"
+    assert errors.splitlines()[-1] == "mlhpc: standard output: disk full: the result was not written"
     assert "mpiexec" not in errors
     assert "data generate" not in command or (tmp_path / "data" / "manifest.json").exists()
 
@@ -167,7 +167,7 @@ def test_on_a_full_disk_an_error_names_the_destination(
     assert code in (1, 2)
     last = errors.splitlines()[-1]
     assert f"{small_disk / named}" in last
-    assert "No space left on device" in last
+    assert "disk full" in last
     assert ".part" not in errors
     assert "/." not in errors  # a hidden folder
     assert f"{place}" not in errors
@@ -205,7 +205,7 @@ def test_a_pipe_and_a_device_are_written_into_and_stay(place: Path, tmp_path: Pa
     assert run("report R --form prometheus -o /dev/null", place, subprocess.DEVNULL) == (0, "")
     assert Path("/dev/null").is_char_device()
     code, errors = run("report R --form prometheus -o /dev/full", place, subprocess.DEVNULL)
-    assert (code, errors) == (1, "mlhpc: /dev/full: No space left on device; choose another -o\n")
+    assert (code, errors) == (1, "mlhpc: /dev/full: disk full; choose another -o\n")
     (tmp_path / "link").symlink_to("/dev/null")
     assert run(f"report R --form prometheus -o {tmp_path / 'link'}", place, subprocess.DEVNULL) == (0, "")
     assert (tmp_path / "link").is_symlink()

@@ -136,7 +136,7 @@ def test_killed_in_the_middle_leaves_no_manifest_and_the_next_attempt_completes(
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("disk", "No space left on device"),
+        ("disk", "disk full"),
         ("full", "on node b: no space to stage: needs 0.00 GiB and 64 MiB to spare, 0.00 GiB free"),
     ],
 )
