@@ -37,6 +37,9 @@ export TMPDIR="{{ scratch }}" # the settings below may use it
 {{ preflight_settings }}
 : "${MLHPC_REQUEUE:={{ requeue }}}"
 {{ timer }}
+for name in "${!MLHPC_@}"; do # a ~ that no shell has expanded would be a folder of that name
+  [[ ${!name} != \~/* ]] || printf -v "$name" %s "$HOME${!name:1}"
+done
 
 export OMP_NUM_THREADS="$cpus"
 export PYTHONUNBUFFERED=1

@@ -366,3 +366,22 @@ def test_jobs_that_cannot_be_are_refused() -> None:
         job("slurm-two-node", "mini", runs=2, instances=2)
     with pytest.raises(InputError, match=r"256 nodes asked for; example has 128"):
         job("example", "mini", nodes=256)
+
+
+def test_a_tilde_is_the_home_folder_in_a_setting_and_in_a_system_file(tmp_path: Path) -> None:
+    """The script has both in quotes, where bash leaves it."""
+    (tmp_path / "system.yaml").write_text("name: x\nsite: {data: ~/data, scratch: ~root, python: python3}\n")
+    site = read_system(tmp_path / "system.yaml").site
+    (home := tmp_path / "home").mkdir()
+    printed = run_head(
+        render_script(job("slurm-two-node", "mini", nodes=2)),
+        tmp_path,
+        HOME=str(home),
+        MLHPC_RUN="~/R",
+        MLHPC_SET="a=~/x",
+    )
+    assert (printed["MLHPC_RUN"], printed["MLHPC_SET"]) == (f"{home}/R", "a=~/x")
+    assert (home / "R" / "exit").is_dir()
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith("~")]
+    assert site.data == str(Path("~/data").expanduser())
+    assert site.scratch == str(Path("~root").expanduser())
