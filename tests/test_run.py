@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from mlhpc.suite.commands.run import _render_summary
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.launch.local import make_suite_command
 from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import summarise_log
+from mlhpc.suite.log.run_folder import RunFolder
 from tests.fixtures.foreign import foreign_folders
+from tests.fixtures.runs import run_folder
 from tests.fixtures.warm import warm_python
 
 pytestmark = pytest.mark.timeout(900)
@@ -98,6 +101,17 @@ def test_a_stopped_run_leaves_a_checkpoint_an_aborted_log_and_no_process(
     )
     assert resumed.returncode == 1, resumed.stdout + resumed.stderr  # it ends, and the target is out of its reach
     assert summarise_log(read_events(folder / "resumed_0_1.txt")).resumed
+
+
+def test_a_run_that_was_ended_from_outside_ends_with_the_command_that_repeats_it(tmp_path: Path) -> None:
+    root = run_folder(tmp_path / "R", count=2)
+    assert _render_summary(RunFolder(root), 2, refused=False).endswith(f"next: mlhpc score {root} --explain")
+    log = root / "result_1.txt"
+    log.write_text(log.read_text().partition('"run_stop"')[0].rpartition("\n")[0] + "\n")
+    assert _render_summary(RunFolder(root), 2, refused=False) == (
+        "1 of 2 runs reached the target; after mending what ended a rank: "
+        f"mlhpc run cosmoflow --output {root} --resume --replace-failed"
+    )
 
 
 @pytest.mark.long
