@@ -186,7 +186,7 @@ def check_shard(root: Path, entry: ShardEntry, *, deep: bool) -> str | None:
 
 
 def _explain_unread(error: OSError) -> str:
-    """Explain that a file cannot be read. Whoever lacks the right to read it knows nothing of its content."""
+    """Explain that a file cannot be read. Without the right to read it nothing is known of its content."""
     if isinstance(error, PermissionError):
         return f"{NOT_JUDGED}: {error.strerror}; ask for read permission"
     return f"cannot be read: {error.strerror}"

@@ -607,7 +607,7 @@ def explain_fix(
 ) -> str:
     """Return what to do if no MPI loads, or if launcher and library are of different MPIs.
 
-    ``output``: what they printed. Variables that steer MPI come first: any of these failures may be their work. Then
+    ``output``: what they printed. Variables that steer MPI come first: they may cause any failure. Then
     comes the machine, if the output blames it.
     """
     if steered := explain_steering(environ):

@@ -69,7 +69,7 @@ def test_a_full_disk_is_one_line(start: Any, tmp_path: Path, monkeypatch: pytest
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Path, "write_bytes", fail)
-    with pytest.raises(OSError, match=r"No space left on device: '.*layer\d-expert\d-"):
+    with pytest.raises(OSError, match=r"disk full: '.*layer\d-expert\d-"):
         run.train(1, 3)
 
 
