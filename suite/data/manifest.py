@@ -32,7 +32,7 @@ from msgspec import Meta, Struct
 
 from mlhpc.suite.documents import FolderName, convert_to_plain_data, read_json_document
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.files import fsync_path, render_repr, write_file_atomically
+from mlhpc.suite.files import fsync_path, render_reason, render_repr, write_file_atomically
 from mlhpc.suite.transport import convert
 from mlhpc.suite.world import World
 
@@ -188,7 +188,7 @@ def check_shard(root: Path, entry: ShardEntry, *, deep: bool) -> str | None:
 def _explain_unread(error: OSError) -> str:
     """Explain that a file cannot be read. Without the right to read it nothing is known of its content."""
     if isinstance(error, PermissionError):
-        return f"{NOT_JUDGED}: {error.strerror}; ask for read permission"
+        return f"{NOT_JUDGED}: {render_reason(error)}; ask for read permission"
     return f"cannot be read: {error.strerror}"
 
 
