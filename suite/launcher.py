@@ -157,7 +157,7 @@ _STEERING = re.compile(r"(?:HYDRA|MPI4PY)_.+")
 
 
 def explain_steering(environ: Mapping[str, str] = os.environ) -> str:
-    """Return what to do first where ranks cannot be connected: unset the variables that steer MPI. "" if none is set."""
+    """Return what to do first where ranks cannot be connected: unset what steers MPI. "" if nothing is set."""
     names = sorted(filter(_STEERING.fullmatch, environ))
     if not names:
         return ""

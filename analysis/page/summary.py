@@ -511,10 +511,12 @@ def _describe_result(row: Mapping[object, object], study: Study) -> str:
     if row["mode"] != "weak" and not is_absent(low) and not is_absent(high):
         interval = f" ({INTERVAL_WORDS}: {render_duration_range(float(low), float(high))})"  # type: ignore[arg-type]
     if row["mode"] != "weak" and row["n_reached"] > 1:  # type: ignore[operator]
-        interval += f"; its runs took {render_duration_range(float(row['fastest_s']), float(row['slowest_s']))}"  # type: ignore[arg-type]
+        ends = render_duration_range(float(row["fastest_s"]), float(row["slowest_s"]))  # type: ignore[arg-type]
+        interval += f"; its runs took {ends}"
     verb = "trains all models" if row["mode"] == "weak" else "trains to the target"
     run, train = row["run_s.mean"], row["train_s.mean"]
-    share = f"; {100 * float(train) / float(run):.0f} % of a run is training" if run and not is_absent(train) else ""  # type: ignore[arg-type]
+    known = run and not is_absent(train)
+    share = f"; {100 * float(train) / float(run):.0f} % of a run is training" if known else ""  # type: ignore[arg-type]
     return (
         f"{row['label']} {verb} of {row['benchmark']} ({row['size']}) in {render_seconds(float(score))}{interval}{share}; "  # type: ignore[arg-type]
         f"{row['n_reached']} of {row['n_started']} runs reached"

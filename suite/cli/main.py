@@ -155,7 +155,7 @@ def _name_output(error: OSError) -> str:
 
 
 def _list_outputs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each option of `OUTPUTS` on a command line, and its value: ``-o R``, ``-oR``, ``--output R``, ``--output=R``."""
+    """Yield each option of `OUTPUTS` on a command line, and its value: ``-o R``, ``-oR``, ``--output=R``."""
     for word, following in zip_longest(words, words[1:], fillvalue=""):
         for option in OUTPUTS:
             joined = f"{option}=" if option.startswith("--") else option

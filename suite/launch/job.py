@@ -245,7 +245,7 @@ def read_system(path: Path) -> SystemFile:
 
 
 def _expand_home(value: Any, where: str) -> Any:
-    """Replace the ~ of paths in a section of a system file. A job script has them in quotes, where a shell leaves it."""
+    """Replace the ~ of paths in a section of a system file. A job script quotes them, so a shell leaves it."""
     if isinstance(value, dict):
         return {key: _expand_home(each, where) for key, each in value.items()}
     if isinstance(value, list):

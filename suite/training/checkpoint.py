@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
-from msgspec import Meta, Struct, ValidationError, convert
+from msgspec import Meta, Struct, ValidationError, convert, structs
 from torch import Tensor
 
 from mlhpc.suite.documents import list_differing_keys
@@ -184,16 +184,16 @@ class Checkpoint:
         error: Exception | None = None
         try:
             saved = self.open()
-            trial = saved.read({TRIAL: None})[TRIAL]
+            trial = _read_trial(self.path, saved)
             _check(self.path, trial, self.identity, world.size)
             form = world.size, self._groups(world), self._stages
-            alike = bool((trial["ranks"], trial["groups"], tuple(trial["stages"])) == form)
+            alike = bool((trial.ranks, trial.groups, trial.stages) == form)
             shapes = {name: (each.size, each.properties.dtype) for name, each in saved.tensors.items()}
             moments = state.make_moments(shapes, world.rank)
             wanted: dict[str, Any] = dict(state.hold(world.rank, moments, own_buffers=alike))
             wanted |= {_own(world.rank): None} if alike else {}
             saved.check(wanted)
-            means = _mean_buffers(saved, trial["ranks"]) if world.is_first and not alike else {}
+            means = _mean_buffers(saved, trial.ranks) if world.is_first and not alike else {}
         except ValueError as caught:
             error = caught
         # No rank may go on alone: those without an error would wait for it in a collective.
@@ -201,7 +201,7 @@ class Checkpoint:
         try:
             own = saved.read(wanted).get(_own(world.rank), {"optimizer": {}})
             # what all ranks have in common is rank 0's, which has some stages of a pipeline only
-            others = saved.read({_own(rank): None for rank in range(1, trial["stages"][0])})
+            others = saved.read({_own(rank): None for rank in range(1, trial.stages[0])})
         except ValueError as caught:
             error = caught
         world.check_together(error)
@@ -210,19 +210,19 @@ class Checkpoint:
             means = torch.load(io.BytesIO(world.broadcast(_saved(means))), weights_only=True)
             state.set_buffers(means)
             rederived = ("random state", *(("buffers: mean over ranks",) if means else ()))
-        shared = trial["optimizer"]
+        groups, values = trial.optimizer.groups, trial.optimizer.values
         for each in others.values():
-            shared["groups"] += each["shared"]["groups"]
-            shared["values"] |= each["shared"]["values"]
-        state.restore(moments, shared, own["optimizer"])
-        state.seed = trial["seed"]
-        position = Position(trial["block"], trial["step"])
+            groups += each["shared"]["groups"]
+            values |= each["shared"]["values"]
+        state.restore(moments, groups, values | own["optimizer"])
+        state.seed = trial.seed
+        position = Position(trial.block, trial.step)
         if "random" in own:
             _set_random_state(own["random"])
         else:
             group = world.rank if self.mesh is None else self.mesh.data_rank  # ranks of one sample draw the same
             torch.manual_seed(_derived_seed(state.seed, group, position))
-        return Restored(position, trial["ranks"], rederived)
+        return Restored(position, trial.ranks, rederived)
 
     def open(self) -> Saved:
         """Open the files. InputError names one that is missing or damaged."""
@@ -359,12 +359,15 @@ class _Trial(Struct):
     optimizer: _Shared
 
 
-def _check(path: Path, state: dict[str, Any], identity: Mapping[str, Any], ranks: int) -> None:
+def _read_trial(path: Path, saved: Saved) -> _Trial:
     try:
-        convert(state, _Trial)
+        return convert(saved.read({TRIAL: None})[TRIAL], _Trial)
     except ValidationError as error:
         raise DamagedCheckpointError(f"{path}: damaged, or not written by this suite: {error}") from None
-    saved, wanted = (dict(each) for each in (state["identity"], identity))
+
+
+def _check(path: Path, trial: _Trial, identity: Mapping[str, Any], ranks: int) -> None:
+    saved, wanted = (dict(each) for each in (trial.identity, identity))
     data = saved.pop("data_manifest", None), wanted.pop("data_manifest", None)
     differing = [
         *list_differing_keys({"data_manifest": data[0]}, {"data_manifest": data[1]}, ("checkpoint", "data set")),
@@ -372,11 +375,10 @@ def _check(path: Path, state: dict[str, Any], identity: Mapping[str, Any], ranks
     ]
     if differing:
         raise InputError(f"{path}: is not of this run: {'; '.join(differing)}; {_OTHER_WAYS}")
-    if state["ranks"] != ranks and state["sharded"]:
+    if trial.ranks != ranks and trial.sharded:
         raise InputError(
-            f"{path}: checkpoint of {state['ranks']} ranks, each with its share of the parameters; this run has"
-            f" {ranks};"
-            f" {_OTHER_WAYS}"
+            f"{path}: checkpoint of {trial.ranks} ranks, each with its share of the parameters; this run has {ranks}; "
+            f"{_OTHER_WAYS}"
         )
 
 
@@ -389,9 +391,9 @@ def find_refusal(checkpoint: Checkpoint, ranks: int) -> str | None:
     What the identity leaves out is not compared.
     """
     try:
-        trial = checkpoint.open().read({TRIAL: None})[TRIAL]
-        known = {key: value for key, value in trial["identity"].items() if key in checkpoint.identity}
-        _check(checkpoint.path, {**trial, "identity": known}, checkpoint.identity, ranks)
+        trial = _read_trial(checkpoint.path, checkpoint.open())
+        known = {key: value for key, value in trial.identity.items() if key in checkpoint.identity}
+        _check(checkpoint.path, structs.replace(trial, identity=known), checkpoint.identity, ranks)
     except InputError as error:
         return str(error).removesuffix(f"; {_OTHER_WAYS}")
     return None

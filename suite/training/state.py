@@ -160,14 +160,13 @@ class TrainingState:
                 if f"{part} {name}" in values:
                     tensor.copy_(values[f"{part} {name}"])
 
-    def restore(self, moments: Moments, shared: dict[str, Any], own: Moments) -> None:
+    def restore(self, moments: Moments, groups: list[Any], others: Moments) -> None:
         """Load the optimizer's state by the parameters' names: under another plan its groups may differ."""
         names, optimizer = list(self._weights()), self.optimization.optimizer
-        others = shared["values"] | own
         state = {at: moments.get(name, {}) | others.get(name, {}) for at, name in enumerate(names)}
         now = optimizer.state_dict()["param_groups"]
         for group in now:
-            former = next(each for each in shared["groups"] if names[group["params"][0]] in each["names"])
+            former = next(each for each in groups if names[group["params"][0]] in each["names"])
             group |= {key: value for key, value in former.items() if key != "names"}
         optimizer.load_state_dict({"state": {at: each for at, each in state.items() if each}, "param_groups": now})
 

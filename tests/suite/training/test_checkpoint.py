@@ -9,6 +9,7 @@ import re
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import google_crc32c
@@ -348,12 +349,13 @@ def test_a_strangers_trial_is_damaged_in_one_line(tmp_path: Path, key: str, valu
         "identity": {}, "block": 1, "step": 0, "seed": 3, "ranks": 1, "groups": 1, "stages": (1,), "sharded": False,
         "optimizer": {"groups": [], "values": {}},
     }  # fmt: skip
-    checkpoint._check(tmp_path, trial, {}, 1)
+    saved = SimpleNamespace(read=lambda contents: {name: trial for name in contents})
+    assert checkpoint._read_trial(tmp_path, saved).seed == 3  # type: ignore[arg-type]
     trial[key] = value
     if value is ABSENT:
         del trial[key]
     with pytest.raises(InputError, match=rf"damaged, or not written by this suite: .*{key}") as refused:
-        checkpoint._check(tmp_path, trial, {}, 1)
+        checkpoint._read_trial(tmp_path, saved)  # type: ignore[arg-type]
     assert "\n" not in str(refused.value)
 
 
