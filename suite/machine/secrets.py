@@ -21,19 +21,9 @@ from mlhpc.suite import REDACTED
 # TOKENIZERS_PARALLELISM or max_tokens.
 _SECRET_WORDS = frozenset(
     (
-        *(
-            "APIKEY",
-            "TOKEN",
-            "SECRET",
-            "PASSWORD",
-            "PASSWD",
-            "PASSPHRASE",
-            "PWD",
-            "CREDENTIAL",
-            "CREDENTIALS",
-            "SSHPASS",
-        ),
-        *("AUTHORIZATION", "BEARER", "COOKIE", "PW", "PSK", "CRED", "CREDS", "PASSCODE", "PASSKEY", "SECRETS", "JWT"),
+        *("APIKEY", "TOKEN", "SECRET", "SECRETS", "PASSWORD", "PASSWD", "PASSPHRASE", "PASSCODE"),
+        *("PASSKEY", "PWD", "PW", "PSK", "CREDENTIAL", "CREDENTIALS", "CRED", "CREDS"),
+        *("SSHPASS", "AUTHORIZATION", "BEARER", "COOKIE", "JWT"),
     )
 )
 # Parts of names in other languages
@@ -45,55 +35,37 @@ _SECRET_PARTS = re.compile(
 )
 # Without a separator: PGPASSWORD, CLIENTSECRET, AWSACCESSKEY
 _SECRET_ENDS = (
-    "PASSWORD",
-    "PASSWD",
-    "PASSPHRASE",
-    "SECRET",
-    "TOKEN",
-    "APIKEY",
-    "ACCESSKEY",
-    "ACCOUNTKEY",
-    "SECRETKEY",
-    "SESSIONID",
-    "SESSID",
-    *(
-        f"{whose}PASS"
-        for whose in ("STORE", "KEY", "USER", "DB", "ROOT", "ADMIN", "PROXY", "MAIL", "SMTP", "LDAP", "CERT")
-    ),
+    *("PASSWORD", "PASSWD", "PASSPHRASE", "SECRET", "TOKEN", "SESSIONID", "SESSID"),
+    *(f"{of}KEY" for of in ("API", "ACCESS", "ACCOUNT", "SECRET", "PRIVATE", "SHARED", "MASTER")),
+    *(f"{of}KEY" for of in ("SIGNING", "ENCRYPTION", "LICENSE")),
+    *(f"{of}PASS" for of in ("STORE", "KEY", "USER", "DB", "ROOT", "ADMIN", "PROXY", "MAIL", "SMTP", "LDAP", "CERT")),
+    *(f"{of}PW" for of in ("BIND", "ROOT", "ADMIN", "USER", "DB")),
 )
-_SECRET_LAST = frozenset(
-    {"KEY", "SIGNATURE", "AUTH", "CLAVE", "CHIAVE", "SCHLUESSEL", "SCHLÜSSEL"}
-)  # only as the last word: cache_key_size is none
+# Only as the last word: cache_key_size is none
+_SECRET_LAST = frozenset({"KEY", "SIGNATURE", "AUTH", "CLAVE", "CHIAVE", "SCHLUESSEL", "SCHLÜSSEL"})
 # The last word of a name that says where a secret is, or how many there are
 _NOT_LAST = frozenset(
     (
-        "REF",
-        "POLICY",
-        "NAME",
-        "ENV",
-        "STDIN",
-        "FILE",
-        "PATH",
-        "DIR",
-        "TYPE",
-        "LENGTH",
-        "SIZE",
-        "COUNT",
-        "PY",
-        "JSON",
-        "YAML",
-        "TXT",
-        "SH",
+        *("REF", "POLICY", "NAME", "ENV", "STDIN", "FILE", "PATH", "DIR", "JAR", "URL"),
+        *("TYPE", "DTYPE", "LENGTH", "SIZE", "COUNT", "PY", "JSON", "YAML", "TXT", "SH"),
     )
 )
-_NOT_SECRET = frozenset({"key", "PWD", "OLDPWD"})  # a JSON key called key, and the shell's working folder
+_FOLDERS = frozenset({"PWD", "OLDPWD"})  # of the shell, if the value is a path: PWD=VALUE is a password of ODBC
+_NOT_SECRET = _FOLDERS | {"key"}  # a JSON key called key
+_PATH = re.compile(r"[~/.$]|[A-Za-z]:[\\/]")
+# Between separators, an identifier has words with a short number, numbers and sizes: train_2048x2048, conv2d, pip-32k
+_PART_OF_IDENTIFIER = re.compile(
+    r"(?:[A-Z]?[a-z]{1,15}|[A-Z]{1,15})(?:\d{0,4}|[123]d)|\d{1,10}(?:x\d{1,10}|[a-z]{1,2})?"
+)
 _IN_QUERY = frozenset({"sig", "signature", "key", "auth", "pass", "pwd", "code"})  # of an address
 
-# Before a value: a line that goes on, a tag of YAML or the beginning of a block, the scheme of an Authorization, a
-# letter of Python's b"TEXT"
+# Before a value: a line that goes on, a tag of YAML or the beginning of a block, one word on an indented line of its
+# own, the scheme of an Authorization, a letter of Python's b"TEXT" or the shell's $'TEXT'
 _BEFORE_VALUE = (
     r"""(?:["']?(?:\$\(|`)[ \t]*(?:echo|printf|cat[ \t]+<<<)[ \t]+(?:-\w+[ \t]+|["']%s(?:\\n)?["'][ \t]+)?)?"""
-    r"""(?:\\\n[ \t]*|[|>][-+]?\n[ \t]+|!!?\w+[ \t]+)?(?:[bfru]{1,2}(?=["']))?(?P<quote>["']?)"""
+    r"""(?:\\\n[ \t]*|[|>][-+]?\n[ \t]+|!!?\w+[ \t]+"""
+    r"""|\n[ \t]+(?=["']|(?![\w.-]+(?:=[^\s=]|:\s))[^\s#-]\S*[ \t]*(?:\n|\Z)))?"""
+    r"""(?:(?:[bfru]{1,2}|\$)(?=["']))?(?P<quote>\"{3}|'{3}|["']?)(?:(?<=\"{3}|'{3})\s+)?"""
     r"""(?:(?:Bearer|Basic|Token|Digest|ApiKey|Negotiate)[ \t]+)?"""
 )
 # A value of at least eight characters with letters and digits, as passwords have and prose has not
@@ -101,8 +73,8 @@ _STRONG = r"(?=[\w+/=.@#!%^*-]*\d)(?=[\w+/=.@#!%^*-]*[A-Za-z])(?=[\w+/=.@#!%^*-]
 _NAMED = (
     # Shell, YAML, JSON, Python's os.environ["NAME"] = VALUE, headers, a query of an address
     re.compile(
-        r"""(?<!\w)(?P<name>mots?[ ]de[ ]passe|[^\W\d][\w.-]{0,99})["']?\]?[ \t\xa0]*(?::=|=>|[:=：](?!=))(?P<blank>[ \t]*)"""
-        + _BEFORE_VALUE,
+        r"""(?<!\w)(?P<name>mots?[ ]de[ ]passe|[^\W\d][\w.-]{0,99})["']?\]?[ \t\xa0]*(?:=>|[:+?]=|[:=：](?!=))"""
+        r"""(?P<blank>[ \t]*)""" + _BEFORE_VALUE,
         re.I,
     ),
     # --token VALUE, ["--token", "VALUE"]
@@ -115,7 +87,7 @@ _NAMED = (
     # csh, fish and Lua modules, settings of tools: setenv NAME VALUE, setenv("NAME", "VALUE"), aws configure set NAME
     # VALUE
     re.compile(
-        r"""\b(?:setenv|putenv|setdefault|set[ \t]+-\w+|config(?:ure)?[ \t]+(?:--\w+[ \t]+)*(?:set)?)"""
+        r"""\b(?:(?:set|put|push)env|setdefault|set[ \t]+-\w+|config(?:ure)?[ \t]+(?:--\w+[ \t]+)*(?:set)?)"""
         r"""[ \t(]+["']?(?P<name>[\w./:@-]+)["']?[ \t,]+(?P<quote>["']?)"""
     ),
     # An element of XML, with its name as its tag or in an attribute
@@ -134,6 +106,22 @@ _NAMED = (
         r"""(?:[ \t]*[:=](?P<blank>[ \t]*)|>\s*)(?:[|>][-+]?\n[ \t]+)?(?P<quote>["']?)""",
         re.I,
     ),
+    # Headers: all cookies, and all parameters of an Authorization
+    re.compile(
+        r"""(?<!\w)(?P<name>(?:set-|proxy-)?(?:cookie|authorization))["']?[ \t]*:[ \t]*(?P<quote>["']?)"""
+        r"""(?P<value>(?:[\w-]+[ \t]+)?(?:[\w.-]+=(?:\\?"[^"\n]*"|[^\s;,"']*)[;, \t]*+)++)""",
+        re.I,
+    ),
+    # A row of a table: | NAME | VALUE |
+    re.compile(r"""\|[ \t]*[`*]*(?P<name>[A-Za-z][\w.-]{0,99})[`*]*[ \t]*\|[ \t]*(?P<quote>["'`]?)""" + _STRONG),
+    # What a file or variable is filled with: read NAME <<EOF, cat > NAME <<EOF, echo VALUE > NAME
+    re.compile(
+        r"""(?<![\w.-])\.?(?P<name>[A-Za-z][\w.-]{0,99})["']?[ \t]*<<-?[ \t]*["']?\w+["']?\n[ \t]*(?P<quote>)"""
+    ),
+    re.compile(
+        r"""\b(?:echo|printf)[ \t]+(?:-\w+[ \t]+|["']%s(?:\\n)?["'][ \t]+)*(?P<quote>["']?)(?P<value>[^\s"'$|<>]+?)"""
+        r"""(?:\\n)?["']?[ \t]*>{1,2}[ \t]*["']?(?:[^\s|;&<>"']*/)?\.?(?P<name>[A-Za-z][\w.-]{0,99})(?=["'\s;&|)]|\Z)"""
+    ),
     # A section with the name of a secret, as of TOML: [[secrets]], then data = "VALUE"
     re.compile(
         r"""(?m)^[ \t]*\[{1,2}["']?(?P<name>\w[\w.-]{0,99})["']?\]{1,2}[ \t]*\n(?:[ \t]*[\w#-][^\n\[]{0,200}\n|[ \t]*\n){0,9}?"""
@@ -151,20 +139,36 @@ _NAMED = (
     ),
     # A compound name of a secret, then a word with letters and digits
     re.compile(
-        r"""(?<![\w-])(?P<bare>)(?P<name>[A-Za-z]\w*(?:[._-]\w+)+|pass(?:word|wd|phrase)?)"""
-        r"""(?:[ \t]+|[ \t]+<<<[ \t]*)(?P<quote>["']?)""" + _STRONG,
+        r"""(?<![\w-])(?P<bare>)(?P<name>[A-Za-z]\w*(?:[._-]\w+)+|pass(?:word|wd|phrase)?|\w{1,99}pw)"""
+        r"""(?:[ \t]+|[ \t]+<<<[ \t]*)(?:--plaintext[ \t]+)?(?P<quote>["']?)""" + _STRONG,
         re.I,
     ),
     # ["password", "VALUE"], config.set("token", "VALUE")
     re.compile(r"""["'](?P<name>[A-Za-z][\w.-]{0,99})["'][ ]*,\s*[bfr]?(?P<quote>["'])""" + _STRONG),
-    # pass: VALUE
-    re.compile(r"""(?<!\w)(?P<certain>)(?P<name>(?:\w+_)?pass)["']?[ \t]*[:=][ \t]*(?P<quote>["']?)""" + _STRONG, re.I),
+    # pass: VALUE, storagePass=VALUE
+    re.compile(
+        r"""(?<!\w)(?P<certain>)(?P<name>(?:\w{0,99}(?:_|[a-z](?-i:(?=P))))?pass)["']?[ \t]*[:=][ \t]*"""
+        r"""(?P<quote>["']?)""" + _STRONG,
+        re.I,
+    ),
+    # The key of a user: {"username": "ada", "key": "VALUE"}, or the key first
+    re.compile(
+        r"""\b(?P<certain>)user(?:_?name)?["']?[ \t]*[:=][ \t]*["']?[\w.@-]{1,99}["']?[ \t]*[,;\n]\s*+["']?"""
+        r"""(?P<name>key)["']?[ \t]*[:=][ \t]*(?P<quote>["']?)""" + _STRONG,
+        re.I,
+    ),
+    re.compile(
+        r"""(?<![\w.-])(?P<certain>)(?P<name>key)["']?[ \t]*[:=][ \t]*(?P<quote>["']?)"""
+        + _STRONG
+        + r"""(?=[^\s"',;]{8,200}["']?[ \t]*[,;\n]\s*+["']?user(?:_?name)?["']?[ \t]*[:=])""",
+        re.I,
+    ),
 )
 _UNQUOTED = re.compile(
     r"""(?:[^\s,;&"'`}\])<]|<(?!/)|,(?=[^\s,=:"']+(?:[\s"']|$)))+"""
 )  # a comma may be part of a password
 _HARMLESS = re.compile(  # a variable of the shell, a place to fill in, a word or a short number
-    r"""\$\w+(?:/.*)?|\$\{[^}]*\}?(?:/.*)?|\$\(.*|[<{%*\[(].*|--.*|,.*|[-+?=.\d]{0,5}|[A-Za-z]\w*:|.*REDACTED.*"""
+    r"""\$\w+(?:/.*)?|\$\{[^}]*\}?(?:/.*)?|\$\(.*|[<{%*\[(].*|--.*|,.*|[-+?=.\d]{0,5}|[A-Za-z][\w.-]*:|.*REDACTED.*"""
     r"""|true|false|null|none|yes|no|value|name|id|key|index|string|files|compat|\.{3}""",
     re.IGNORECASE,
 )
@@ -183,11 +187,30 @@ _WORDS = re.compile(
 )
 
 
-_COMMAND = re.compile(r"[^\n|;&]+")
-_USER_ALONE = re.compile(
-    r"\b(?:sudo|su|doas|squeue|s?acct|scancel|sbatch|srun|salloc|sinfo|sprio|sshare|sreport|qstat|qsub|bjobs|ps|top|htop|pgrep|pkill"
-    r"|docker|podman|ssh|scp|rsync|chown|id|date|python\S*|sort|export)\b"
+_DOCUMENT = re.compile(r"(?:(?!\n---)[\s\S])+")
+_KIND_SECRET = re.compile(r"""(?<![\w])["']?kind["']?:\s*["']?Secret\b|\bsecretGenerator:""")
+_DATA = re.compile(
+    r"""(?m)^(?P<indent>[ \t]*)(?:stringData|data|literals):[ \t]*\n"""
+    r"""(?P<yaml>(?:(?P=indent)[ \t-][ \t]*\S[^\n]*(?:\n|\Z)|[ \t]*\n)+)"""
+    r"""|["'](?:stringData|data)["']:\s*\{(?P<json>[^{}]*)\}"""
 )
+_ENTRY = re.compile(
+    r"""(?m)^[ \t]*+(?:-[ \t]+)?+(?:["']?[\w.-]+["']?(?::[ \t]+|:$|=(?=[^\s=])))?+["']?([^\s"'#|>][^\n"']*)"""
+)
+_ENTRY_OF_JSON = re.compile(r"""["'][\w.-]+["']\s*:\s*["']([^"']+)""")
+_HEADING = re.compile(
+    r"""(?m)^[ \t|]*+["'`*]*[^\W\d][\w .-]{0,40}["'`*]*(?P<separator>[,;|\t])"""
+    r"""(?:[ ]*+["'`*]*[^\W\d][\w .-]{0,40}["'`*]*(?:(?P=separator)[ ]*+|$))+$"""
+)
+_ROW = re.compile(r"\n([^\n]+)")
+_RULE = re.compile(r"[-+|: \t=]+")
+_CELL = re.compile(r"""[ \t"'`*]*((?=\S*[A-Za-z])(?=\S*[^A-Za-z\s_.-])[^\s"'`*]{6,})""")
+_COMMAND = re.compile(r"(?:\\\n|[^\n|;&])++")
+# A command that logs in to a server names it, or is called a client. Those of schedulers have users and projects alone.
+_CLIENT = re.compile(
+    r"://|[ \t](?:--host(?:name)?|-[hH])[ \t=]*[\w.]|\b\w*(?:-shell|client|cli|sql|admin|pub|sub|log[io]n)\b"
+)
+_OF_SECRET = re.compile(r"""--from-literal[ \t=]+["']?[\w.-]+=["']?([^\s"'$]+)""")
 _AFTER_USER = re.compile(
     r"[ \t](?:-[uUla]|--user(?:name)?)[ \t=]*[\w.@\\-]+[ \t](?:[^\n|;&]{0,100}?[ \t])?-[pPw][ \t=]*[\"']?"
     + _STRONG
@@ -203,6 +226,7 @@ def _match_flag(tools: str, flag: str, value: str = r"[^\s\"'$-][^\s\"']*") -> s
 _ASKING = (  # tools that read a password from their input
     r"kinit|kpasswd|k5start|su|passwd|chpasswd|gpg|openssl|cryptsetup|vncpasswd|smbpasswd|htpasswd|ssh-add|vault|expect"
     r"|smbclient|nmcli|mutt|ansible-vault|docker|podman|helm|sshpass|gh|glab|wandb|hf|huggingface-cli|npm|twine"
+    r"|iinit|myproxy\S*"
 )
 _ASKS = (
     r"(?:[^\n]{0,300}(?:-stdin|--with-token|passphrase-fd|\bsudo[ \t]+-S|-pass(?:in)?[ \t]+stdin)"
@@ -238,9 +262,10 @@ _PLACES = tuple(
         _match_flag(
             "curl|wget|http|https",
             r"-b[ \t=]*",
-            r"(?!\S*\.(?:txt|jar|cookies?)\b|[^\s=]*/)[^\s\"'$][^\"'\n]*?(?=[\"'\s])",
+            r"(?!\S*\.(?:txt|jar|cookies?)\b|[^\s=]*/|\$)(?:(?<=[\"'])[^\"'\n]+|[^\s\"']+)",
         ),
-        _match_flag("curl|wget|http|https", r"-b[ \t=]*", r"(?!\S*\.(?:txt|jar|cookies?)\b|[^\s=]*/)[^\s\"'$]+(?=$)"),
+        _match_flag("oathtool", "", r"(?!\d{4}-)\w[^\s\"']{7,}"),
+        r"(?m)^\S+\t(?:TRUE|FALSE)\t\S+\t(?:TRUE|FALSE)\t\d+\t\S+\t(\S+)$",  # a file of cookies
         _match_flag("https?|xh", r"-a[ \t=]*[\w.@-]+:"),
         _match_flag("ldap\\w+", r"-w[ \t]*"),
         _match_flag(
@@ -267,7 +292,7 @@ _PLACES = tuple(
         r"(?i)\b[\w.]*(?:login|auth\w*|credentials?|connect|client|session)"
         r"\([^()\n]{0,200}?\b(?:key|auth|pass|pw)[ ]*=[ ]*[bfr]?[\"']"
         r"([^\"'\n]+)[\"']",
-        r"\b[\w.]*(?:login|log_in|Auth|authenticate|auth|set_password|SecretStr|Credentials?|Fernet|set_token)"
+        r"\b[\w.]*(?:login|log_in|Auth|authenticate|auth|set_password|SecretStr|Credentials?|Fernet|set_token|[TH]OTP)"
         r"\((?:[^()\n]{0,200}?[,=][ ]*)?[bfr]?[\"']([^\"'\n]{4,})[\"'][ ]*\)",
         r"\bauth[ ]*=[ ]*\([ ]*[\"'][^\"'\n]*[\"'][ ]*,[ ]*[bfr]?[\"']([^\"'\n]+)[\"']",
         # The user and password in the file of docker: its name is too short to tell
@@ -305,6 +330,9 @@ SECRET_FORMS = re.compile(
     r"|\b(?:npm_|pypi-|dckr_pat_|nvapi-|gsk_|glsa_|dop_v1_|sk_live_|rk_live_|ya29\.|AIza)(?=[\w-]*\d)[\w-]{16,}"
     r"|\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"  # AWS
     r"|\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]+"  # JSON web token
+    # Hashes of passwords, as of crypt and LDAP. The shell has $1 and $y too
+    r"|\$(?:2[abxy]|5|6|apr1|argon2id?)\$[\w./=,+-]+\$[\w./=,$+-]{4,}|\$(?:1|7|g?y)\$[\w./=,+-]+\$[\w./=,$+-]{20,}"
+    r"|\{S?(?:SHA|MD5|CRYPT)\d{0,3}\}[\w+/=$.]{8,}"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[^-]*(?:-----END [A-Z ]*PRIVATE KEY-----)?"
 )
 _WORD = re.compile(r"[A-Za-z0-9+/=_-]{20,}")
@@ -343,7 +371,8 @@ def remove_secrets(text: str) -> str:
     Names are HF_TOKEN or apiKey, for example. Places are a header, a flag, an address. Forms are those of passwords and
     tokens.
     """
-    for find in (_find_named, _find_words, _find_after_users, find_secret_forms, _find_random_words):
+    finders = (_find_named, _find_in_kind_secret, _find_in_columns, _find_words, _find_in_commands)
+    for find in (*finders, find_secret_forms, _find_random_words):
         for begin, end in _merge_places(find(text)):
             text = text[:begin] + REDACTED + text[end:]
     return text
@@ -380,7 +409,7 @@ def is_secret_name(name: str) -> bool:
     """Return True if a variable or setting of this name holds a secret, judged by the words of the name."""
     if name in _NOT_SECRET:
         return False
-    words = re.split(r"[_.-]", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).upper())
+    words = _split_name(name)
     if words[-1] in _NOT_LAST:
         return False
     if _SECRET_PARTS.search(re.sub(r"[\W_]", "", name).upper()):
@@ -388,6 +417,10 @@ def is_secret_name(name: str) -> bool:
     if not _SECRET_WORDS.isdisjoint(words) or words[-1] in _SECRET_LAST or (name.isupper() and words[-1] == "PASS"):
         return True
     return words[-1].endswith(_SECRET_ENDS)
+
+
+def _split_name(name: str) -> list[str]:
+    return re.split(r"[_.-]", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).upper())
 
 
 def has_random_word(text: str) -> bool:
@@ -433,10 +466,60 @@ def _find_named_as_written(text: str) -> Iterator[Span]:
             in_query = text[match.start() - 1 : match.start()] in ("?", "&")
             if "bare" in pattern.groupindex and not is_secret_name(re.split("[._-]", name)[-1].upper()):
                 continue  # token-classification MODEL
-            if "certain" in pattern.groupindex or is_secret_name(name) or (in_query and name.lower() in _IN_QUERY):
+            certain = "certain" in pattern.groupindex or is_secret_name(name) or name in _FOLDERS
+            if certain or (in_query and name.lower() in _IN_QUERY):
                 span = match.span("value") if "value" in pattern.groupindex else _find_value(text, match)
-                if span is not None and (in_query or not _is_code(match, text[slice(*span)])):
+                value = "" if span is None else text[slice(*span)]
+                if span is not None and (in_query or not (_is_code(match, value) or _is_other(name, value))):
                     yield span
+
+
+def _is_other(name: str, value: str) -> bool:
+    """Return True if a value is no secret by its form: a path in PWD, ``run_date_2026`` in sort_key or token_field."""
+    if name.upper() in _FOLDERS:
+        return _PATH.match(value) is not None
+    words = _split_name(name)
+    if (
+        words[-1] in _SECRET_WORDS | _SECRET_LAST - {"KEY"}
+        or "".join(words).endswith(_SECRET_ENDS)
+        or _is_password(name)
+    ):
+        return False
+    if _SECRET_PARTS.search("".join(words)):
+        return False
+    return all(_PART_OF_IDENTIFIER.fullmatch(part) for part in re.split(r"[/_.:=+@,-]+", value) if part)
+
+
+def _find_in_kind_secret(text: str) -> Iterator[Span]:
+    """Yield the places of all values of Kubernetes' Secrets, and of kustomize's secretGenerator."""
+    for document in _DOCUMENT.finditer(text):
+        if _KIND_SECRET.search(document.group()):
+            for data in _DATA.finditer(text, *document.span()):
+                entry, form = (_ENTRY, "yaml") if data["json"] is None else (_ENTRY_OF_JSON, "json")
+                matches = entry.finditer(text, *data.span(form))
+                yield from (match.span(1) for match in matches if not _HARMLESS.fullmatch(match[1]))
+
+
+def _find_in_columns(text: str) -> Iterator[Span]:
+    """Yield the places of values below a heading with the name of a secret: CSV, Markdown, tables of psql."""
+    for heading in _HEADING.finditer(text):
+        cells = heading.group().split(heading["separator"])
+        columns = [i for i, cell in enumerate(cells) if is_secret_name(re.sub(r"\W+", "_", cell).strip("_"))]
+        place = heading.end()
+        while columns and (row := _ROW.match(text, place)):
+            pieces = row[1].split(heading["separator"])
+            if len(pieces) != len(cells) and not _RULE.fullmatch(row[1]):
+                break
+            for column in columns if len(pieces) == len(cells) else ():
+                begin = row.start(1) + sum(len(piece) + 1 for piece in pieces[:column])
+                cell = _CELL.match(text, begin, begin + len(pieces[column]))
+                if (
+                    cell
+                    and not _HARMLESS.fullmatch(cell[1])
+                    and not _is_other(cells[column].strip(" \t\"'`*"), cell[1])
+                ):
+                    yield cell.span(1)
+            place = row.end()
 
 
 def _find_words(text: str) -> Iterator[Span]:
@@ -450,15 +533,15 @@ def _find_words(text: str) -> Iterator[Span]:
                 yield tool.start("rest") + begin, tool.start("rest") + end
 
 
-def _find_after_users(text: str) -> Iterator[Span]:
-    """Yield the places of passwords that follow a user on a command line, whatever the tool: -u ada -P VALUE.
-
-    Schedulers have users and partitions, containers users and ports.
-    """
+def _find_in_commands(text: str) -> Iterator[Span]:
+    """Yield the places of secrets on a command line: after a user, whatever the tool, and of kubectl create secret."""
     for command in _COMMAND.finditer(text):
-        if not _USER_ALONE.search(command.group()):
-            for match in _AFTER_USER.finditer(text, *command.span()):
-                yield match.span(1)
+        if _CLIENT.search(command.group()):
+            yield from (match.span(1) for match in _AFTER_USER.finditer(text, *command.span()))
+        if "secret" in command.group():
+            yield from (
+                match.span(1) for match in _OF_SECRET.finditer(text, *command.span()) if "REDACTED" not in match[1]
+            )
 
 
 def _find_value(text: str, match: re.Match[str]) -> Span | None:

@@ -129,7 +129,7 @@ def test_a_secret_is_taken_out_however_it_is_spelt(line: str) -> None:
 
 def read_lines(name: str) -> list[str]:
     text = Path(__file__).with_name(name).read_text(encoding="utf-8")
-    return [line.replace(r"\n", "\n") for line in text.splitlines()]
+    return [line.replace(r"\n", "\n").replace(r"\t", "\t") for line in text.splitlines()]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_secrets_are_found_by_the_structure_around_them(secret: str) -> None:
 def test_at_most_two_of_all_harmless_lines_lose_something() -> None:
     lines = read_lines("harmless_lines.txt")
     changed = [line for line in lines if remove_secrets(line) != line]
-    assert len(lines) >= 280
+    assert len(lines) >= 340
     assert len(changed) <= 2, changed
 
 
