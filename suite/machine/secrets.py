@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 from mlhpc.suite import REDACTED
@@ -43,6 +43,7 @@ _SECRET_ENDS = (
 )
 # Only as the last word: cache_key_size is none
 _SECRET_LAST = frozenset({"KEY", "SIGNATURE", "AUTH", "CLAVE", "CHIAVE", "SCHLUESSEL", "SCHLÜSSEL"})
+_ALWAYS_LAST = _SECRET_WORDS | _SECRET_LAST - {"KEY"}  # whose values are secrets even if they are words
 # The last word of a name that says where a secret is, or how many there are
 _NOT_LAST = frozenset(
     (
@@ -63,8 +64,8 @@ _IN_QUERY = frozenset({"sig", "signature", "key", "auth", "pass", "pwd", "code"}
 # own, the scheme of an Authorization, a letter of Python's b"TEXT" or the shell's $'TEXT'
 _BEFORE_VALUE = (
     r"""(?:["']?(?:\$\(|`)[ \t]*(?:echo|printf|cat[ \t]+<<<)[ \t]+(?:-\w+[ \t]+|["']%s(?:\\n)?["'][ \t]+)?)?"""
-    r"""(?:\\\n[ \t]*|[|>][-+]?\n[ \t]+|!!?\w+[ \t]+"""
-    r"""|\n[ \t]+(?=["']|(?![\w.-]+(?:=[^\s=]|:\s))[^\s#-]\S*[ \t]*(?:\n|\Z)))?"""
+    r"""(?:\\\n[ \t]*|[|>][-+]?\n[ \t]+|!!?\w+[ \t]+|\(\s*+(?=["'])"""
+    r"""|\n[ \t]+(?=["'](?!["'])|(?!["']|[\w.-]+(?:=[^\s=]|:\s))[^\s#-]\S*[ \t]*(?:\n|\Z)))?"""
     r"""(?:(?:[bfru]{1,2}|\$)(?=["']))?(?P<quote>\"{3}|'{3}|["']?)(?:(?<=\"{3}|'{3})\s+)?"""
     r"""(?:(?:Bearer|Basic|Token|Digest|ApiKey|Negotiate)[ \t]+)?"""
 )
@@ -164,9 +165,8 @@ _NAMED = (
         re.I,
     ),
 )
-_UNQUOTED = re.compile(
-    r"""(?:[^\s,;&"'`}\])<]|<(?!/)|,(?=[^\s,=:"']+(?:[\s"']|$)))+"""
-)  # a comma may be part of a password
+# A comma may be part of a password
+_UNQUOTED = re.compile(r"""(?:[^\s,;&"'`}\])<]|<(?!/)|,(?=[^\s,=:"']+(?:[\s"']|$)))+""")
 _HARMLESS = re.compile(  # a variable of the shell, a place to fill in, a word or a short number
     r"""\$\w+(?:/.*)?|\$\{[^}]*\}?(?:/.*)?|\$\(.*|[<{%*\[(].*|--.*|,.*|[-+?=.\d]{0,5}|[A-Za-z][\w.-]*:|.*REDACTED.*"""
     r"""|true|false|null|none|yes|no|value|name|id|key|index|string|files|compat|\.{3}""",
@@ -186,30 +186,29 @@ _WORDS = re.compile(
     r"""(?<=[ \t])(?P<name>[A-Za-z][\w./-]{0,99})[ \t]+(?=(?P<quote>["']?)(?P<value>[^\s"'=|;&<>-][^\s"']*))"""
 )
 
-
+# Documents of Kubernetes, separated by lines of ---
 _DOCUMENT = re.compile(r"(?:(?!\n---)[\s\S])+")
-_KIND_SECRET = re.compile(r"""(?<![\w])["']?kind["']?:\s*["']?Secret\b|\bsecretGenerator:""")
+_KIND_SECRET = re.compile(r"""(?<!\w)["']?kind["']?:\s*["']?Secret\b|\bsecretGenerator:""")
 _DATA = re.compile(
     r"""(?m)^(?P<indent>[ \t]*)(?:stringData|data|literals):[ \t]*\n"""
     r"""(?P<yaml>(?:(?P=indent)[ \t-][ \t]*\S[^\n]*(?:\n|\Z)|[ \t]*\n)+)"""
-    r"""|["'](?:stringData|data)["']:\s*\{(?P<json>[^{}]*)\}"""
+    r"""|["']?\b(?:stringData|data)["']?:\s*\{(?P<json>[^{}]*)\}"""
 )
 _ENTRY = re.compile(
     r"""(?m)^[ \t]*+(?:-[ \t]+)?+(?:["']?[\w.-]+["']?(?::[ \t]+|:$|=(?=[^\s=])))?+["']?([^\s"'#|>][^\n"']*)"""
 )
-_ENTRY_OF_JSON = re.compile(r"""["'][\w.-]+["']\s*:\s*["']([^"']+)""")
+_ENTRY_OF_JSON = re.compile(r"""["']?[\w.-]+["']?\s*:\s*["']?([^\s"',{}]+)""")
+# Tables: CSV, Markdown, psql
 _HEADING = re.compile(
     r"""(?m)^[ \t|]*+["'`*]*[^\W\d][\w .-]{0,40}["'`*]*(?P<separator>[,;|\t])"""
     r"""(?:[ ]*+["'`*]*[^\W\d][\w .-]{0,40}["'`*]*(?:(?P=separator)[ ]*+|$))+$"""
 )
 _ROW = re.compile(r"\n([^\n]+)")
 _RULE = re.compile(r"[-+|: \t=]+")
-_CELL = re.compile(r"""[ \t"'`*]*((?=\S*[A-Za-z])(?=\S*[^A-Za-z\s_.-])[^\s"'`*]{6,})""")
+_CELL = re.compile(r"""[ \t"'`*]*((?=\S*[A-Za-z])(?=\S*[\d!$%&*+?@^])[^\s"'`*]{6,})""")
 _COMMAND = re.compile(r"(?:\\\n|[^\n|;&])++")
 # A command that logs in to a server names it, or is called a client. Those of schedulers have users and projects alone.
-_CLIENT = re.compile(
-    r"://|[ \t](?:--host(?:name)?|-[hH])[ \t=]*[\w.]|\b\w*(?:-shell|client|cli|sql|admin|pub|sub|log[io]n)\b"
-)
+_CLIENT = re.compile(r"://|[ \t](?:--host(?:name)?|-[hH])[ \t=]+[\w.]|\b\w*(?:-shell|client|cli|sql|admin|_pub|_sub)\b")
 _OF_SECRET = re.compile(r"""--from-literal[ \t=]+["']?[\w.-]+=["']?([^\s"'$]+)""")
 _AFTER_USER = re.compile(
     r"[ \t](?:-[uUla]|--user(?:name)?)[ \t=]*[\w.@\\-]+[ \t](?:[^\n|;&]{0,100}?[ \t])?-[pPw][ \t=]*[\"']?"
@@ -338,9 +337,8 @@ SECRET_FORMS = re.compile(
 _WORD = re.compile(r"[A-Za-z0-9+/=_-]{20,}")
 _CHECKSUM = re.compile(r"(?:sha|SHA|md|blake)\d\w?[-_:= ]{1,2}\Z|integrity=.?\Z")
 _HEX = re.compile(r"[0-9a-fA-F]{32,}")
-_MIN_ENTROPY_BITS = (
-    3.7  # per character: English words and paths have 2 to 3.5, 24 random letters and digits 4.2 and more
-)
+# Per character: English words and paths have 2 to 3.5, 24 random letters and digits 4.2 and more
+_MIN_ENTROPY_BITS = 3.7
 
 Span = tuple[int, int]
 
@@ -479,13 +477,13 @@ def _is_other(name: str, value: str) -> bool:
     if name.upper() in _FOLDERS:
         return _PATH.match(value) is not None
     words = _split_name(name)
+    joined = "".join(words)
     if (
-        words[-1] in _SECRET_WORDS | _SECRET_LAST - {"KEY"}
-        or "".join(words).endswith(_SECRET_ENDS)
-        or _is_password(name)
+        words[-1] in _ALWAYS_LAST
+        or joined.endswith(_SECRET_ENDS)
+        or _is_password(joined)
+        or _SECRET_PARTS.search(joined)
     ):
-        return False
-    if _SECRET_PARTS.search("".join(words)):
         return False
     return all(_PART_OF_IDENTIFIER.fullmatch(part) for part in re.split(r"[/_.:=+@,-]+", value) if part)
 
@@ -503,21 +501,17 @@ def _find_in_kind_secret(text: str) -> Iterator[Span]:
 def _find_in_columns(text: str) -> Iterator[Span]:
     """Yield the places of values below a heading with the name of a secret: CSV, Markdown, tables of psql."""
     for heading in _HEADING.finditer(text):
-        cells = heading.group().split(heading["separator"])
-        columns = [i for i, cell in enumerate(cells) if is_secret_name(re.sub(r"\W+", "_", cell).strip("_"))]
+        names = [re.sub(r"\W+", "_", cell).strip("_") for cell in heading.group().split(heading["separator"])]
+        columns = [column for column, name in enumerate(names) if is_secret_name(name)]
         place = heading.end()
         while columns and (row := _ROW.match(text, place)):
             pieces = row[1].split(heading["separator"])
-            if len(pieces) != len(cells) and not _RULE.fullmatch(row[1]):
+            if len(pieces) != len(names) and not _RULE.fullmatch(row[1]):
                 break
-            for column in columns if len(pieces) == len(cells) else ():
-                begin = row.start(1) + sum(len(piece) + 1 for piece in pieces[:column])
-                cell = _CELL.match(text, begin, begin + len(pieces[column]))
-                if (
-                    cell
-                    and not _HARMLESS.fullmatch(cell[1])
-                    and not _is_other(cells[column].strip(" \t\"'`*"), cell[1])
-                ):
+            begins = list(accumulate((len(piece) + 1 for piece in pieces), initial=row.start(1)))
+            for column in columns if len(pieces) == len(names) else ():
+                cell = _CELL.match(text, begins[column], begins[column + 1] - 1)
+                if cell and not (_HARMLESS.fullmatch(cell[1]) or _is_other(names[column], cell[1])):
                     yield cell.span(1)
             place = row.end()
 
