@@ -349,7 +349,7 @@ def test_a_strangers_trial_is_damaged_in_one_line(tmp_path: Path, key: str, valu
         "identity": {}, "block": 1, "step": 0, "seed": 3, "ranks": 1, "groups": 1, "stages": (1,), "sharded": False,
         "optimizer": {"groups": [], "values": {}},
     }  # fmt: skip
-    saved = SimpleNamespace(read=lambda contents: {name: trial for name in contents})
+    saved = SimpleNamespace(read=lambda contents: dict.fromkeys(contents, trial))
     assert checkpoint._read_trial(tmp_path, saved).seed == 3  # type: ignore[arg-type]
     trial[key] = value
     if value is ABSENT:
