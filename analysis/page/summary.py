@@ -368,7 +368,7 @@ def name_hours(row: pd.Series) -> str:
 
 
 def _find_cheapest(rows: pd.DataFrame, best: pd.Series, other: pd.Series, study: Study) -> pd.Series:
-    """Find the result that costs least beside the fastest: of those in the money of the second, or that itself."""
+    """Find the cheapest result that costs the same money as the second, without the fastest."""
     costs = {
         place: _cost(row, study)
         for place, row in rows.iterrows()
