@@ -110,7 +110,7 @@ class View:
 
 
 # Of a result in its task
-FASTEST, SLOWER, INCONCLUSIVE = "fastest", "slower", "inconclusive"
+FASTEST, SLOWER, INCONCLUSIVE = "fastest ranked", "slower", "inconclusive"
 ONE_EACH, NOT_RANKED = "one measurement each", "not ranked"
 FIRST = "standing"  # the view on top of the page
 TOP_OF_ONE = "time_split"  # that of a page without two results to compare
@@ -121,7 +121,7 @@ FACTORS = ("size", "speed/size", "epochs", "staging", "other")  # columns of the
 # Differences from 1 of a factor that is named: of one that is sure, and of one that may be chance
 LEAST_SURE, LEAST_NAMED = 0.005, 0.02
 LONG_DEVICE = 16  # letters: a longer name of a device is not repeated in sentences
-INTERVAL_WORDS = "interval of the mean"  # what the interval of a score is called
+INTERVAL_WORDS = "interval of the mean of all runs"  # what the interval of a score is called
 SECONDS_UNITS = (  # from which upper end on, seconds per unit, its name
     (36000.0, 3600.0, "h"), (600.0, 60.0, "min"), (1.0, 1.0, "s"),
     (1e-3, 1e-3, "ms"), (1e-6, 1e-6, "µs"), (0.0, 1e-9, "ns"),
@@ -275,7 +275,7 @@ def _explain_factor(row: pd.Series, name: str) -> str:
         if row["counts"] not in ("accelerators", "processors", "compute units") or max(map(len, devices)) > LONG_DEVICE:
             each, other = f"each {one}", f"one of {devices[0]}"
         if devices[0] == devices[1]:
-            return f"{each} trains {value} times as many samples a second{ends}"
+            return f"{each} does {value} times the work in the same time{ends}"
         return f"{each} is {value} times as fast as {other}{ends}"
     # Staging before the run is not in the times
     words = {"epochs": ("fewer", "epochs"), "staging": ("less", "staging in the run"), "other": ("less", "other time")}

@@ -50,7 +50,7 @@ QUESTION = Question(
     needs="a second result of the same benchmark and size",
 )
 CAPTION = (
-    "Time to train over that of the fastest result of the task, on a logarithmic axis; in throughput mode the "
+    "Time to train over that of the fastest ranked result of the task, on a logarithmic axis; in throughput mode the "
     "fastest's models per minute over those of each. Bars are 95 % intervals. A task has results of one benchmark, "
     "size and division, of rounds whose times mean the same. Slower: surely so. Inconclusive: the runs do not tell. A mark "
     "that is not ranked has the reason beside it."
@@ -78,7 +78,8 @@ def build_table(study: Study) -> pd.DataFrame:
         lines = list(_list_rows(study, task, known))
         others = _list_unranked(study, task)
         if lines and len(lines) + len(others) > 1:
-            lines += [_describe_unranked(row, lines[0]) for row in others.to_dict("records")]
+            best = task.rows[task.rows["label"] == lines[0]["label"]].iloc[0]
+            lines += [_describe_unranked(row, best) for row in others.to_dict("records")]
             near = [each for place, each in enumerate(lines) if place < MOST_ROWS or not each["published"]]
             head = {"task": task.short, "class": task.title, "results": len(lines)}
             tasks += [head | each | {"shown": shown and each in near} for each in lines]
@@ -121,10 +122,10 @@ def _list_unranked(study: Study, task: Task) -> pd.DataFrame:
     return rows[alike & (rows["run_s.mean"] > 0) & ((rows["mode"] == "strong") | (rows["models_per_min"] > 0))]
 
 
-def _describe_unranked(row: Mapping[Any, Any], best: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_unranked(row: Mapping[Any, Any], best: pd.Series) -> dict[str, Any]:
     time_s = row["run_s.mean"] if pd.isna(row["score_s"]) else row["score_s"]
     weak = row["mode"] == "weak"
-    ratio = best["models/min"] / row["models_per_min"] if weak else time_s / 60 / best["time to train [min]"]
+    ratio = best["models_per_min"] / row["models_per_min"] if weak else row["run_s.mean"] / best["run_s.mean"]
     why = f"no score: {row['score_note']}" if pd.isna(row["not_ranked"]) else row["not_ranked"]
     found = {"ratio": ratio, "verdict": NOT_RANKED, "runs": row["n_averaged"], "why not": why}
     return _describe(row, time_s) | found
@@ -146,7 +147,9 @@ def render_answer(study: Study) -> Answer:
         said = f"{best['task']}: {best['label']}"
         if others:
             sure = "" if others[0]["verdict"] == SLOWER else f", {others[0]['verdict']}"
-            said += f"; {others[0]['label']} takes {others[0]['ratio']:.3g} times as long{sure}"
+            takes = f"{others[0]['label']} takes {others[0]['ratio']:.3g} times as long{sure}"
+            weak = others[0]["verdict"] == ONE_EACH
+            said += f" trains {others[0]['ratio']:.3g} times as many as {others[0]['label']}" if weak else f"; {takes}"
         sentences.append(Answer(said, rows.index))
     return join_statements(sentences)
 
@@ -161,7 +164,7 @@ def draw_chart(table: pd.DataFrame) -> Chart:
     last = shown["_title"].iloc[-1]
 
     def draw(rows: pd.DataFrame) -> Chart:
-        title = "time to train ÷ that of the fastest"
+        title = "times behind the fastest that is ranked"
         x = make_number_channel(alt.X, "ratio", title, log=True, domain=[low, high])
         ends = make_span_channels("x", "95 % from", "95 % to", title)
         names_at = make_number_channel(alt.X, "_at", title, log=True, domain=[low, high])

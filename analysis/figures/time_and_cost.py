@@ -114,7 +114,7 @@ def render_cost_answer(study: Study) -> Answer:
     ]
     unit = frame["paid_in"].iloc[0] if frame["paid_in"].nunique() == 1 else "machine hours"
     said = join_statements(sentences)
-    answer = Answer(f"best trades of time for {unit}, no other result is better in both: {said}{_unpriced(study)}")
+    answer = Answer(f"best trades of time for {unit} among ranked results of one device: {said}{_unpriced(study)}")
     answer.parts = said.parts
     return answer
 

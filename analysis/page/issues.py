@@ -451,7 +451,7 @@ def _build_scores_tile(study: Study) -> Tile:
     ]
     reasons = ", ".join(f"{count} {name}" for name, count in counts if count)
     detail = f"{int(runs['converged'].sum())} of {render_count(len(runs), 'run')} reached the target"
-    detail += f"; {reasons}" if reasons else ""
+    detail += f"; of the others {reasons}" if reasons else ""
     state = "bad" if not scored else "good" if scored == len(rows) and lost.empty else "warn"
     return Tile(state, "With a score", f"{scored} of {render_count(len(rows), 'result')}", detail)
 

@@ -309,10 +309,11 @@ def _lead(study: Study) -> str:
     """Say what the page is of: rounds, results and systems."""
     rows = study.results
     rounds = sorted(set(rows.loc[rows["published"], "round"]))
+    again = int(study.runs["repeats"].notna().sum())  # of results that were carried over, or are in two divisions
     parts = [f"MLPerf HPC {', '.join(map(str, rounds))}"] if rounds else []
     parts += [
         f"{render_count(len(rows), 'result')} of {render_count(rows['machine'].nunique(), 'system')}",
-        render_count(len(study.runs), "run"),
+        render_count(len(study.runs), "run") + (f", {again} of them another's again" if again else ""),
         _dates(study),
     ]
     if len(rounds) > 1:

@@ -159,13 +159,18 @@ def write_headline(study: Study, standing: pd.DataFrame) -> str:
     return f"{', '.join(parts)}: {' to '.join(dict.fromkeys(ratios))} times as fast as {than}{undecided}"
 
 
+def _render_lead(row: Mapping[Any, Any]) -> str:
+    """Say how far a result is from the fastest ranked one."""
+    weak = row["mode"] == "weak"
+    ratio = f"{1 / row['ratio']:.3g} times as many models" if weak else f"{row['ratio']:.3g} times as long"
+    return f"{row['label']} ({ratio})"
+
+
 def _name_passed(rows: pd.DataFrame) -> str:
     """Name the results of a task that are not ranked and faster than its second: a reader would miss them."""
     ranked, others = (rows[(rows["verdict"] == NOT_RANKED) == left] for left in (False, True))
     passed = others[others["ratio"] < ranked["ratio"].iloc[1]] if len(ranked) > 1 else others.head(0)
-    named = [
-        f"{row['label']} ({row['ratio']:.3g} times as long)" for row in passed.head(MOST_LISTED).to_dict("records")
-    ]
+    named = [_render_lead(row) for row in passed.head(MOST_LISTED).to_dict("records")]
     return f"; faster than that, but not ranked: {', '.join(named)}" if named else ""
 
 
@@ -257,7 +262,7 @@ def _time(
     by = f"{next_one['label']} takes {next_one['ratio of times']:.3g} times as long ({interval})"
     scores = next_one["ratio of scores"]
     if not 1 / SCORES_DIFFER < scores / next_one["ratio of times"] < SCORES_DIFFER and scores > 0:
-        by += f"; {scores:.3g} times by scores, which leave out the fastest and the slowest run"
+        by += f"; {scores:.3g} times by scores, without the fastest run and the slowest or a failed one"
     if not close:
         by += f"; sure, {render_counts(next_one)}"
     else:
@@ -266,7 +271,7 @@ def _time(
     if not 1 / SCORES_DIFFER < staged / scores < SCORES_DIFFER and staged > 0:
         by += f"; {staged:.3g} times by scores with the staging before the runs"
     if missed := int(sum(row["n_started"] - row["n_reached"] for row in (a, b))):
-        by += f"; {render_count(missed, 'run')} without the target left out"
+        by += f"; the times are without {render_count(missed, 'run')} that missed the target"
     who = best if not close else f"{best}, or {_join_labels(close)}"
     why = _explain_difference(explained, b, a, sure=not close) + _name_settings(a, b, study)
     by += _describe_other_processes(rows, study)

@@ -65,8 +65,11 @@ def group_tasks(rows: pd.DataFrame) -> list[Task]:
     for key, group in rows.groupby(CLASS_COLUMNS, sort=True):
         alike = list(group.groupby(["division", group["round"].map(find_round_group)], sort=True))
         for (division, rounds), members in alike:
-            which = f" · {division} · {rounds}" if len(alike) > 1 else ""
-            parts.append(Task(render_heading(*key) + which, render_short_heading(*key) + which, members))
+            which, short = "", ""
+            if len(alike) > 1:
+                there = sorted(members["round"].dropna().unique()) or [rounds]  # of rounds with the same rules
+                which, short = (f" · {division} · {each}" for each in (rounds, " and ".join(map(str, there))))
+            parts.append(Task(render_heading(*key) + which, render_short_heading(*key) + short, members))
     return parts
 
 

@@ -60,7 +60,7 @@ def test_the_fastest_is_named_with_the_ratio_interval_and_runs_of_the_figure(mad
         f"slow takes {row['ratio of times']:.3g} times as long (95 %: {row['95 % from']:.3g} to {row['95 % to']:.3g})"
     )
     assert line["by how much, and is it sure"] == f"{said}; sure, by 10 and 10 runs"
-    assert re.match(r"each A1 trains [\d.]+ times as many samples a second \([\d.]+ to [\d.]+\)", line["why"])
+    assert re.match(r"each A1 does [\d.]+ times the work in the same time \([\d.]+ to [\d.]+\)", line["why"])
     assert re.fullmatch(r"4 A1 against 4 A1; [\d.]+ against [\d.]+ A1 hours", line["size and cost of both"])
     assert line["what to take"] == "quick: faster, and cheaper"
 
@@ -71,7 +71,7 @@ def test_another_ratio_of_scores_is_explained(made: Build, cards: Cards) -> None
     slower = data.results["score_s"].where(data.results["name"] != "slow", 2 * data.results["score_s"])
     twice = replace(data, results=data.results.assign(score_s=slower))
     ratio = list_views()["comparison"].table(twice)["ratio of scores"].iloc[0]
-    said = f"; {ratio:.3g} times by scores, which leave out the fastest and the slowest run; sure"
+    said = f"; {ratio:.3g} times by scores, without the fastest run and the slowest or a failed one; sure"
     assert said in lines(twice)[0]["by how much, and is it sure"]
 
 
@@ -214,7 +214,7 @@ def test_what_is_not_ranked_is_hollow_with_the_reason_and_never_the_headline(
     data.results["not_ranked"] = [reason if name == "quick" else None for name in data.results["name"]]
     assert headline(data) == f"quick cannot be ranked: {reason}; only slow can"
     rows = list_views()["standing"].table(data)
-    assert rows[["name", "verdict"]].to_numpy().tolist() == [["slow", "fastest"], ["quick", "not ranked"]]
+    assert rows[["name", "verdict"]].to_numpy().tolist() == [["slow", "fastest ranked"], ["quick", "not ranked"]]
     assert rows["ratio"].iloc[1] < 1
     assert rows["why not"].iloc[1] == reason
     data.results["not_ranked"] = reason
@@ -279,7 +279,7 @@ def test_the_headline_of_several_tasks(made: Build, cards: Cards, tasks: tuple[s
     for task in tasks:
         best, sign, other = task[0], task[1], task[2]
         head = {"class": f"{task} {len(rows)}", "mode": "strong", "shown": True}
-        rows.append(head | {"machine": best, "ratio": 1.0, "verdict": "fastest"})
+        rows.append(head | {"machine": best, "ratio": 1.0, "verdict": "fastest ranked"})
         verdict = "slower" if sign == ">" else "inconclusive"
         rows.append(head | {"machine": other, "ratio": float(task[4:]), "verdict": verdict})
     assert write_headline(read_study([made("alone")], cards), pd.DataFrame(rows)) == said
