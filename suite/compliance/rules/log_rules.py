@@ -48,6 +48,13 @@ _FORBIDDEN_AFTER_STOP = frozenset(
         *(mllog.EVAL_START, mllog.EVAL_ERROR, mllog.EVAL_ACCURACY),
     }
 )
+# What a run begins from. Some codes read hyperparameters and data later.
+_BEFORE_RUN = frozenset(
+    {
+        *(mllog.CACHE_CLEAR, mllog.SEED, mllog.NUMBER_OF_RANKS, mllog.NUMBER_OF_NODES, mllog.ACCELERATORS_PER_NODE),
+        *(mllog.SUBMISSION_BENCHMARK, mllog.SUBMISSION_ORG, mllog.SUBMISSION_DIVISION, mllog.SUBMISSION_STATUS),
+    }
+)
 _EVAL_KEYS = frozenset({mllog.EVAL_START, mllog.EVAL_STOP, mllog.EVAL_ERROR, mllog.EVAL_ACCURACY})
 # What other processes may log after run_stop: they evaluate checkpoints while the training goes on.
 _OFFLINE_EVAL_KEYS = _EVAL_KEYS | {
@@ -180,7 +187,12 @@ def check_placeholder(context: LogContext) -> Iterator[LogBreach]:
 # Order and time
 
 
-@log_rule("event-order", "init_start, init_stop, run_start, run_stop come in this order in the file", LOGGING)
+@log_rule(
+    "event-order",
+    "init_start, init_stop, run_start, run_stop come in this order in the file; what a run begins from stands before "
+    "run_start, and what describes it before run_stop",
+    LOGGING,
+)
 def check_event_order(context: LogContext) -> Iterator[LogBreach]:
     for earlier, later in (
         (mllog.INIT_START, mllog.INIT_STOP),
@@ -195,6 +207,14 @@ def check_event_order(context: LogContext) -> Iterator[LogBreach]:
     stop, starts = context.log.first(mllog.INIT_STOP), context.by_key.get(mllog.INIT_START)
     if stop is not None and starts and starts[-1].line > stop.line:
         yield starts[-1].line, "init_start after init_stop"
+    seen = set[str]()
+    for event in context.log.events if context.ruleset.complete else ():
+        seen.add(event.key)
+        # What a rule asks of a value describes the run, but for what is trained and evaluated.
+        stated = event.key in context.key_rules and event.key not in _TIMED_KEYS | _FORBIDDEN_AFTER_STOP
+        if stated and (mllog.RUN_STOP in seen or (mllog.RUN_START in seen and event.key in _BEFORE_RUN)):
+            yield event.line, f"{event.key} after {mllog.RUN_STOP if mllog.RUN_STOP in seen else mllog.RUN_START}"
+            return
 
 
 @log_rule("run-unfinished", "a run ends with run_stop", f"{RUN_RESULTS}; {LOGGING}")
@@ -285,18 +305,21 @@ def check_clock_order(context: LogContext) -> Iterator[LogBreach]:
 
 @log_rule(
     "init-limit",
-    "run_start (Training: init_stop) is at most 30 minutes after init_start (open division: 4 hours)",
+    "run_start (Training: init_stop) is at most 30 minutes after the first event (Training: init_start; open division: "
+    "4 hours)",
     RUN_RESULTS,
 )
 def check_init_limit(context: LogContext) -> Iterator[LogBreach]:
     limit = context.ruleset.data.init_minutes["open" if context.division == "open" else "closed"]
     start = context.log.first(mllog.INIT_START)
+    if start is not None and context.ruleset.complete:  # whatever a log begins with is a part of its set-up
+        start = context.log.events[0]
     for key in (mllog.INIT_STOP, mllog.RUN_START):
         event = context.log.first(key)
         if start is not None and event is not None and event.time_ms - start.time_ms >= limit * 60e3:
             seconds = (event.time_ms - start.time_ms) / 1e3
             over = render_duration(seconds - 60 * limit)
-            yield event.line, f"{key} is {render_duration(seconds)} after init_start, {over} more than allowed"
+            yield event.line, f"{key} is {render_duration(seconds)} after {start.key}, {over} more than allowed"
             return
         if key == context.ruleset.data.init_ends:
             return

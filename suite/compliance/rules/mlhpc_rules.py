@@ -246,7 +246,7 @@ def _list_step_counts(context: LogContext) -> Iterator[tuple[int | None, str, fl
 @log_rule(
     "eval-order",
     "an epoch trains, then evaluates, then ends, and all its events have one epoch_num; every other event stands once, "
-    "before run_start, in the run or after it, as the harness writes it",
+    "before init, in it, in the run or after it, as the harness writes it",
     OURS,
 )
 def check_eval_order(context: LogContext) -> Iterator[LogBreach]:
@@ -269,37 +269,42 @@ def check_eval_order(context: LogContext) -> Iterator[LogBreach]:
     yield from islice(_check_places(context), 1)
 
 
-# Events without a number of their epoch that stand in the run, and those that may stand anywhere, also several times.
-_IN_RUN = (mllog.FIRST_LOSSES, mllog.RECOMPUTED_FLOPS, mllog.RECOVERY, mllog.SUSPENDED, mllog.OTHER_WORK)
-_ANYWHERE = (mllog.CHECKPOINT, mllog.CHECKPOINT_FAILED, mllog.MEASURED_CHOICE)
+# Events of the run that are not inside the epoch whose number they have, if any; the first ones also several times.
+_REPEATED = (mllog.CHECKPOINT, mllog.CHECKPOINT_FAILED)
+_IN_RUN = (
+    *(*_REPEATED, mllog.FIRST_LOSSES, mllog.RECOMPUTED_FLOPS, mllog.RECOVERY, mllog.SUSPENDED, mllog.OTHER_WORK),
+    *(mllog.RUN_START, mllog.TARGET_ACCURACY_REACHED),
+)
+_PHASES = {mllog.INIT_START: "in init", mllog.RUN_START: "in the run", mllog.RUN_STOP: "after the run"}
 
 
 def _check_places(context: LogContext) -> Iterator[LogBreach]:
     """Yield an event that stands twice, or where the harness writes none of its kind."""
-    seen, epoch, phase = dict[object, Any](), None, "before the run"
+    seen, epoch, phase = dict[object, Any](), None, "before init"
     for event in context.log.events:
         key, number, stem = event.key, event.metadata.get("epoch_num"), event.key.rpartition("_")[0]
         kind = {f"{stem}_start": mllog.INTERVAL_START, f"{stem}_stop": mllog.INTERVAL_END}.get(key, mllog.POINT_IN_TIME)
         if event.event_type != kind:
             yield event.line, f"{key} has the event_type {render_repr(event.event_type)}; due is {kind}"
-        phase = {mllog.RUN_START: "in the run", mllog.RUN_STOP: "after the run"}.get(key, phase)
+        phase = _PHASES.get(key, phase)
         epoch = number if key == mllog.EPOCH_START else epoch
         place = key, render_repr(number), render_repr(event.metadata.get("first_step"))
-        if key in _ANYWHERE:
+        if key == mllog.MEASURED_CHOICE:  # anywhere, also several times
             continue
         stated = event.value, {name: each for name, each in event.metadata.items() if name not in ("file", "lineno")}
-        if seen.setdefault(place, stated) is not stated and not (phase == "before the run" and stated == seen[place]):
+        again = key in _REPEATED or seen.setdefault(place, stated) is stated
+        if not (again or (phase.endswith("init") and stated == seen[place])):
             yield event.line, f"{key} stands twice"
-        if "epoch_num" in event.metadata and key != mllog.TARGET_ACCURACY_REACHED:
-            if number != epoch:
-                yield event.line, f"{key} of epoch {render_repr(number)} inside epoch {render_repr(epoch)}"
-            due = "in the run"
-        elif key in (*_IN_RUN, mllog.RUN_START, mllog.TARGET_ACCURACY_REACHED):
+        if "epoch_num" in event.metadata and key not in _IN_RUN and number != epoch:
+            yield event.line, f"{key} of epoch {render_repr(number)} inside epoch {render_repr(epoch)}"
+        if "epoch_num" in event.metadata or key in _IN_RUN:
             due = "in the run"
         elif stem == mllog.STAGING:  # before the run, or beside it
-            due = phase.replace("after", "in")
+            due = "in the run" if phase in ("in the run", "after the run") else "in init"
+        elif key == mllog.CACHE_STATE:
+            due = "before init"
         else:
-            due = "after the run" if key in (mllog.RUN_STOP, mllog.GOODPUT) else "before the run"
+            due = "after the run" if key in (mllog.RUN_STOP, mllog.GOODPUT) else "in init"
         if phase != due and (key != mllog.GOODPUT or mllog.RUN_STOP in context.by_key):
             yield event.line, f"{key} stands {phase}; due is {due}"
         epoch = None if key == mllog.EPOCH_STOP else epoch

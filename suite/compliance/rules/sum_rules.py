@@ -102,6 +102,7 @@ _CLOCK_S, _STAMP_S = 0.05, 0.002  # between two clocks of one process; of two ti
 _CLOCK_SHARE = 0.01  # between the clock of a device and that of its host
 _RATE_SHARE, _RATE_S = 0.05, 0.2  # between the steps of all ranks and the block's time
 _ENERGY_SHARE, _ENERGY_S = 0.02, 1.0  # of a run may pass before its first and after its last reading
+_PARAMETER_BYTES = 4  # of a checkpoint, which has each parameter in float32
 _LEAST_OWN_SHARE = 0.25  # of the time in which ranks compute on processors that nobody else had
 
 
@@ -231,7 +232,7 @@ def _check_stated_data(context: LogContext, *, own: bool) -> Iterator[LogBreach]
 @log_rule(
     "sums-agree",
     "what ranks and windows of steps measured is there for every epoch, unless instrumentation is off, and adds up: "
-    "steps, losses, phases, rates, seconds of energy and CPUs, goodput",
+    "steps, losses, phases, rates, seconds of energy and CPUs, checkpoints, goodput",
     OURS,
 )
 def check_sums_agree(context: LogContext) -> Iterator[LogBreach]:
@@ -244,6 +245,7 @@ def check_sums_agree(context: LogContext) -> Iterator[LogBreach]:
         _check_rates,
         _check_energy,
         _check_own_work,
+        _check_checkpoints,
         _check_goodput,
     ):
         yield from islice(check(context), 1)
@@ -514,6 +516,53 @@ def _check_own_work(context: LogContext) -> Iterator[LogBreach]:
             event.line,
             f"the ranks used {used} of CPU time; their passes took {render_duration(phases.forward_backward_s)}",
         )
+
+
+def _check_checkpoints(context: LogContext) -> Iterator[LogBreach]:
+    """Yield a checkpoint that the run cannot have saved there or then, or that cannot hold its model; at last the time
+    that all of them stalled the run.
+    """
+    record, card, settings = context.record, context.card, context.record.config or {}
+    steps = (card.eval_every_steps if card else None) or (record.train_samples or 0) // (record.global_batch_size or 1)
+    interval_s, least = (
+        _number(settings.get("checkpoint"), "interval_s"),
+        _PARAMETER_BYTES * (record.model_parameters or 0),
+    )
+    times, epochs, before = [event.time_ms / 1e3 for event in context.log.events[:1]], dict[float | None, int](), (0, 0)
+    for event in context.run.every(mllog.EPOCH_START, mllog.CHECKPOINT):
+        number, step = find_epoch_num(event), parse_int64(event.metadata.get("next_step"))
+        if event.key == mllog.EPOCH_START:
+            epochs.setdefault(number, len(epochs))
+            continue
+        known = number in epochs and step is not None and 0 <= step <= steps
+        place = (epochs[number], step or steps) if known else (-1, 0)  # before step 0: all of the epoch is done
+        # Each begins when the one before is written, and half the interval after that began.
+        due = times[0] + len(times) * (interval_s or 0.0) / 2
+        due = max(due, times[-2] + (interval_s or 0.0) / 2) if len(times) > 2 else due
+        times.append(event.time_ms / 1e3)
+        if place < before:
+            yield event.line, f"checkpoint before step {step} of epoch {number}: the run was not there, or beyond it"
+        elif min(_list_numbers(event.value, "files"), default=0) < 1 or (_number(event.value, "bytes") or 0) < least:
+            what = f"checkpoint_saved = {render_repr(event.value)}"
+            yield event.line, f"{what}: expected a file, and {least:g} bytes for {record.model_parameters} parameters"
+        # A run that is stopped saves at once.
+        elif record.status == "success" and (interval_s is None or times[-1] < due - _CLOCK_S):
+            after = f"checkpoint {len(times) - 1} after {render_duration(times[-1] - times[0])}"
+            yield event.line, f"{after}; run_config has interval_s = {render_repr(interval_s)}"
+        before = max(place, before)
+    # Ranks stand still between steps, which is in the phase other.
+    windows = [
+        (each.value, sign)
+        for each in context.by_key.get(mllog.STEP_PHASES, ())
+        for sign in (("step", 1), ("other", -1))
+    ]
+    stalls = math.fsum(_number(each.value, "stall_s") or 0.0 for each in context.by_key.get(mllog.CHECKPOINT, ()))
+    parts = [sign * (_number(value, name) or 0.0) for value, (name, sign) in windows]
+    parts += [_number(each.metadata, "duration_s") or 0.0 for each in context.by_key.get(mllog.EVAL_STOP, ())]
+    run_s, busy_s = record.time_to_train_s, math.fsum(parts)
+    if run_s is not None and stalls and stalls + busy_s > (1.0 + _CLOCK_SHARE) * run_s + _CLOCK_S:
+        took = f"{render_duration(stalls)}, steps and evaluations took {render_duration(busy_s)}"
+        yield None, f"checkpoints stalled the run for {took} of {render_duration(run_s)}"
 
 
 def _check_goodput(context: LogContext) -> Iterator[LogBreach]:

@@ -43,7 +43,7 @@ def make_package(root: Path) -> Path:
     """A package whose logs and kept files have all that those of a run have."""
 
     def run(n: int) -> Lines:
-        return our_run(seed=100 + n, trial=n, start_ms=START_MS + n * 10**5, epoch_s=2 + n / 10, measured=True,
+        return our_run(seed=100 + n, trial=n, start_ms=START_MS + n * 10**5, epoch_s=2 + n / 10, measured=True, interval_s=2.0,
                        values=(0.4518733, 0.4203129 - n / 1000, 0.4008177 + n / 2000,
                                0.3907113 - n / 3000, 0.3552391))  # fmt: skip
 

@@ -172,8 +172,8 @@ LOGS: dict[str, Variant] = {
         _beside(
             "target_accuracy_reached",
             key="checkpoint_saved",
-            value={"stall_s": 0.1, "write_s": 0.2, "bytes": 9, "files": 2},
-            metadata={"epoch_num": 2, "next_step": 250},
+            value={"stall_s": 0.1, "write_s": 0.2, "bytes": 10**6, "files": 2},
+            metadata={"epoch_num": 5, "next_step": 0},
         )(package),
     ],
     "a day later": _of_events(_later),
@@ -207,6 +207,12 @@ MANIFESTS: dict[str, Variant] = {
     "a manifest in another order": _spell_manifest(lambda lines: sorted(lines, reverse=True)),
     "a manifest with comments": _spell_manifest(lambda lines: ["# made by us", "", *lines, "", "# end"]),
     "a manifest with CR and LF": _spell_manifest(lambda lines: lines, "\r\n"),
+    "a manifest of paths with ./": _spell_manifest(
+        lambda lines: [re.sub("^([0-9a-f]{64}  )", r"\1./", line) for line in lines]
+    ),
+    "a manifest of sha256sum --tag": _spell_manifest(
+        lambda lines: [re.sub("^([0-9a-f]{64})  (.*)", r"SHA256 (\2) = \1", line) for line in lines]
+    ),
     "a manifest of binary mode": _spell_manifest(
         lambda lines: [re.sub("^([0-9a-f]{64})  ", r"\1 *", line) for line in lines]
     ),
