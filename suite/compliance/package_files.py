@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,10 @@ from mlhpc.suite.log.reader import read_limits
 from mlhpc.suite.log.results_tree import MANIFEST, list_files
 
 MANIFEST_VERSION = 1
-_SHA256_DIGITS, _NAME = 64, 66  # of a line: the sum, and where the name begins
+# What sha256sum -c reads: two blanks, or a blank and an asterisk for binary mode; the form of --tag; capitals; paths with ./
+_LINE = re.compile(
+    r"(?:(?P<sum>[0-9a-fA-F]{64}) [ *]|SHA256 \()(?:\./)*+(?P<name>.+?)(?(sum)|\) = (?P<tagged>[0-9a-fA-F]{64}))"
+)
 
 
 def render_package_manifest(package: Path) -> str:
@@ -32,11 +36,10 @@ def read_package_manifest(path: Path) -> dict[str, str] | None:
                 text = line.decode().rstrip("\r\n")
                 if not text or text.startswith("#"):
                     continue
-                # sha256sum writes two blanks, or a blank and an asterisk for binary mode. It reads capitals too.
-                sha256, mode, name = text[:_SHA256_DIGITS], text[_SHA256_DIGITS:_NAME], text[_NAME:]
-                if not name or mode not in ("  ", " *") or name in found:
+                match = _LINE.fullmatch(text)
+                if match is None or match["name"] in found:
                     return None
-                found[name] = sha256.lower()
+                found[match["name"]] = (match["sum"] or match["tagged"]).lower()
     except (OSError, UnicodeDecodeError):
         return None
     return found
