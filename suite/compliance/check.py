@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from mlhpc.suite.compliance.all_rules import LOG_RULES, RESULT_RULES
 from mlhpc.suite.compliance.forensics.copy_rules import SeenRuns
+from mlhpc.suite.compliance.forensics.provenance_rules import find_shared_hosts
 from mlhpc.suite.compliance.result import Result
 from mlhpc.suite.compliance.rules.base import (
     EMPTY_LOG_RULE,
@@ -198,6 +199,8 @@ def _check_results(
     of_package: list[Finding] = []
     if package is not None and seen is not None:
         of_package = list(_limit_findings(_check_package(package, groups, rules), str(package)))
+        for path, text in find_shared_hosts([result for result, _ in judgements]):
+            of_package += judge_breach(rules, "runs-at-once", path, text)
     findings = list(shared)
     results = []
     for result, own in judgements:
@@ -305,7 +308,7 @@ def _check_package(package: Path, groups: Sequence[Group], rules: Ruleset) -> It
     for path in list_system_files(package):
         for rule, message in judge_system(read_system(path)):
             yield from judge_breach(rules, rule, path, message)
-    for rule, path, message in judge_package(package, groups):
+    for rule, path, message in judge_package(package, groups, named=rules.complete):
         yield from judge_breach(rules, rule, path, message)
     if not groups:
         yield from judge_breach(rules, "results-empty", package / "results", "the package holds no result_*.txt")

@@ -102,6 +102,11 @@ class KeptFolder:
         """The facts of all nodes."""
         return [file.value for file in self.files.values() if isinstance(file.value, Facts)]
 
+    def list_hosts(self) -> list[object]:
+        """List what tells the nodes from those of other folders: their names, unless these were redacted."""
+        redacted = self.origin is not None and any(name.startswith("facts/") for name in self.origin.redacted)
+        return [(self.path, node.node) if redacted else node.node for node in self.nodes]
+
     @property
     def surplus(self) -> list[str]:
         """The logs of runs that are not scored."""

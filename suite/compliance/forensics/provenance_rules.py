@@ -51,7 +51,7 @@ from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import read_bytes, render_duration, render_repr
 from mlhpc.suite.log.mllog import convert_to_json
 from mlhpc.suite.log.origin.sources import Environment, Sources, convert_distribution_name
-from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.log.reader import convert_to_float, read_events
 from mlhpc.suite.log.record import NOT_HYPERPARAMETERS, RunRecord, summarise_log
 from mlhpc.suite.log.results_tree import SystemFile, read_system
 from mlhpc.suite.log.score import count_peak_use
@@ -66,6 +66,7 @@ from mlhpc.suite.machine.system import (
 # Between the clock of the machine that started the runs and those that ran them.
 _CLOCK_SLACK_S = 600.0
 _LATEST_FACTS_S = 86_400.0
+_CLOCK_STEP_S = 0.5  # by which a host's clock may be set back between two runs
 _LONGEST_WAIT_S = 366 * 86_400.0  # of a run folder for its first run
 _SMALLEST_DRAWN = 2147  # of 2^31 seeds one in a million is smaller
 _CORES_PER_CACHE = 4  # cores that share their first cache of data: none do, some virtual machines say so
@@ -489,6 +490,18 @@ def check_facts_agree(result: Result) -> Iterator[ResultBreach]:
             None,
             f"the logs claim {most} nodes, the provenance has the facts of {len(facts)}: the others are missing",
         )
+    for folder in result.provenance.folders:
+        mine = [run for run in result.runs if result.provenance.folder_of(run) is folder]
+        # An array, several jobs and runs that were continued may each have had other nodes.
+        moved = len({run.job for run in mine}) > 1 or any(
+            name.startswith(("resumed_", "failed_")) for name in folder.files
+        )
+        whole = folder.info is not None and folder.info.same_allocation and not (moved or result.weak)
+        if whole and len(folder.nodes) > max((run.nodes or 0 for run in mine), default=0):
+            yield (
+                folder.path / "facts",
+                f"has {len(folder.nodes)} nodes; its runs had {max(run.nodes or 0 for run in mine)}",
+            )
     # If the probe of the accelerators failed on a node, its facts say nothing of them.
     surveyed = not any(_has_failed_probe(node) for node in facts)
     if surveyed:
@@ -631,7 +644,8 @@ def check_code_changed(result: Result) -> Iterator[ResultBreach]:
 
 @result_rule(
     "runs-at-once",
-    "time-to-train runs that go on at one moment have together no more nodes than the package has facts of",
+    "time-to-train runs that go on at one moment have together no more nodes than the package has facts of, and no host "
+    "has two runs, of whatever results, between the start of their processes and their end",
     OURS,
 )
 def check_runs_at_once(result: Result) -> Iterator[ResultBreach]:
@@ -643,6 +657,33 @@ def check_runs_at_once(result: Result) -> Iterator[ResultBreach]:
             None,
             f"{at_once} runs go on at one moment and claim {claimed} nodes; the package has the facts of {there}",
         )
+
+
+def find_shared_hosts(results: Sequence[Result]) -> Iterator[tuple[Path, str]]:
+    """Yield (path, message) for each run that was started on a host which another run of the package had to itself.
+
+    Instances of one throughput result share hosts. Where runs of fewer nodes than there are facts lay is not known.
+    """
+    spans = []
+    for number, result in enumerate(results):
+        for run in result.runs:
+            folder, begin, end = result.provenance.folder_of(run), run.run_start_s, run.run_stop_s
+            hosts = folder.list_hosts() if folder is not None else []
+            if run.path and len(hosts) == run.nodes and begin is not None and end is not None and run.loop is None:
+                parts = [(run.startup or {}).get(name) for name in ("interpreter", "imports")]
+                least = [convert_to_float(part.get("min")) or 0.0 for part in parts if isinstance(part, dict)]
+                begin -= (run.init_s or 0.0) + sum(least)
+                spans.append((begin, end, run.path, number if result.weak else -1, hosts))
+    latest: dict[object, tuple[float, Path, int]] = {}  # by host: the run that ends last
+    for begin, end, path, shared, hosts in sorted(spans, key=lambda span: span[:2]):
+        before = max((latest[host] for host in hosts if host in latest), default=None)
+        if before is not None and before[0] > begin + _CLOCK_STEP_S and (shared < 0 or shared != before[2]):
+            early = render_duration(before[0] - begin)
+            yield (
+                path,
+                f"its processes were started {early} before {'/'.join(before[1].parts[-4:])} ended on the same host",
+            )
+        latest |= {host: max(latest.get(host, (end, path, shared)), (end, path, shared)) for host in hosts}
 
 
 @result_rule(
