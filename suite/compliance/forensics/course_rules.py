@@ -204,10 +204,14 @@ def _check_loss_and_target(context: LogContext, event: Event, value: float | Non
     if event.key == "eval_loss" and value is not None and value < 0.0 and context.division == "closed":
         yield event.line, f"eval_loss = {value:g}: expected at least 0"
     if event.key == mllog.TARGET_ACCURACY_REACHED and context.benchmark is not None:
-        values = (item.value for item in context.record.evals)
-        if value not in (context.benchmark.threshold, *filter(context.benchmark.reached, values)):
-            what = f"{event.key} = {render_repr(event.value)}"
-            yield event.line, f"{what}: neither the target {context.benchmark.target_text} nor a value that reaches it"
+        epoch, reached = find_epoch_num(event), context.benchmark.reached
+        values = [each.value for each in context.record.evals if epoch in (None, each.epoch) and reached(each.value)]
+        if not values or value not in (context.benchmark.threshold, *values):
+            what = f"{event.key} = {render_repr(event.value)}{f' in epoch {epoch:g}' if epoch is not None else ''}"
+            yield (
+                event.line,
+                f"{what}: neither the target {context.benchmark.target_text} nor a value that reaches it there",
+            )
 
 
 def _check_clocks(context: LogContext) -> Iterator[LogBreach]:

@@ -23,6 +23,7 @@ from mlhpc.suite.plugins import EXCHANGE, list_missing_wings, load_export
 
 _WEAK = cite(HPC, "7.2")
 NO_SUCH_FILE = "there is no such file"  # the problem of a missing system description (mlhpc.suite.log.results_tree)
+_MOST_CODE = 2**20  # bytes of a file that are searched
 BYPASS_FILE = "package_checker_params"  # a file of this name switches checks of MLCommons' package_checker off
 
 SYSTEM_FIELDS = (  # mlperf_logging 4.1.68, system_desc_checker
@@ -45,6 +46,9 @@ _OPTIONAL = (
 )
 _CORES = ("host_processor_core_count", "host_processor_vcpu_count")  # one of the two is enough
 _NUMBERS = ("number_of_nodes", "accelerators_per_node")
+_NO_NETWORK = ("none", "no", "-", "0")  # published descriptions of several nodes have N/A, and none of these
+_TERABYTES = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*Ti?B", re.IGNORECASE)
+_MOST_TERABYTES = 64  # of memory in a node or an accelerator; the most of a published node is 2
 _COUNTS = (*_NUMBERS, "host_processors_per_node", *_CORES)  # a whole number is as good as a text here
 
 
@@ -104,7 +108,7 @@ def check_bypass_file(result: Result) -> Iterator[ResultBreach]:
     )
 
 
-@result_rule("benchmark-folder", "the folder names the benchmark that the logs name", PACKAGE)
+@result_rule("benchmark-folder", "the folder names the benchmark that the logs name, and so does the code", PACKAGE)
 def check_benchmark_folder(result: Result) -> Iterator[ResultBreach]:
     folder = result.group.benchmark
     if folder is None:
@@ -124,7 +128,11 @@ def check_system_missing(result: Result) -> Iterator[ResultBreach]:
         yield system.path, NO_SUCH_FILE
 
 
-@result_rule("division-agrees", "system description and logs name the same division, closed or open", OURS)
+@result_rule(
+    "division-agrees",
+    "system description and logs name the same division, closed or open, and the same status: available, preview or research",
+    OURS,
+)
 def check_division_agrees(result: Result) -> Iterator[ResultBreach]:
     if result.system is None or result.system.problem:
         return
@@ -136,6 +144,17 @@ def check_division_agrees(result: Result) -> Iterator[ResultBreach]:
         if run.division is not None and run.division != stated:
             yield run.path, f"submission_division is {render_repr(run.division)}, the system description says {stated}"
             return
+    status = result.system.fields.get("status")
+    for run in result.runs if result.ruleset.complete else ():
+        if run.submission_status is not None and _classify(run.submission_status) != _classify(status):
+            logged = render_repr(run.submission_status)
+            yield run.path, f"submission_status is {logged}, the system description says {render_repr(status)}"
+            return
+
+
+def _classify(status: object) -> str:
+    """Return the class of a status. What is on premises or in a cloud is available."""
+    return next((name for name in ("preview", "research") if name in str(status).lower()), "available")
 
 
 @result_rule("submitter-agrees", "folder, system description and logs name the same submitter", OURS)
@@ -279,6 +298,18 @@ def judge_system(system: SystemFile) -> Iterator[tuple[str, str]]:
     for name in _NUMBERS:
         if system.fields.get(name, "") != "" and system.number(name) is None:
             yield "system-field", f"{name} = {render_repr(system.fields[name])}: expected an integer in digits"
+    for name in ("host_memory_capacity", "accelerator_memory_capacity"):
+        if (
+            max((float(each) for each in _TERABYTES.findall(str(system.fields.get(name)))), default=0.0)
+            > _MOST_TERABYTES
+        ):
+            yield (
+                "system-field",
+                f"{name} = {render_repr(system.fields[name])}: no node has more than {_MOST_TERABYTES} TB",
+            )
+    network = system.fields.get("host_networking")
+    if (system.number("number_of_nodes") or 1) > 1 and str(network).strip().lower() in _NO_NETWORK:
+        yield "system-field", f"host_networking = {render_repr(network)}: expected what connects the nodes"
     blank = [name for name in list_blank_fields(system.fields) if name not in _REQUIRED]
     if blank:
         yield "system-blank", f"{_render_fields(blank)} empty or unknown: {', '.join(blank)}"
@@ -309,8 +340,8 @@ def list_blank_fields(fields: Mapping[str, object]) -> list[str]:
     return [name for name in empty if name not in excused]
 
 
-def judge_package(package: Path, groups: Sequence[Group]) -> Iterator[tuple[str, Path, str]]:
-    """Check a whole package and yield (rule, path, message)."""
+def judge_package(package: Path, groups: Sequence[Group], *, named: bool) -> Iterator[tuple[str, Path, str]]:
+    """Check a whole package and yield (rule, path, message). ``named``: code names the benchmark that it logs."""
     strong = {group.benchmark for group in groups if group.scenario != "weak" and group.logs}
     for group in groups:
         if group.scenario == "weak" and group.logs and group.benchmark not in strong:
@@ -319,14 +350,25 @@ def judge_package(package: Path, groups: Sequence[Group]) -> Iterator[tuple[str,
     for benchmark in sorted({group.benchmark for group in groups if group.benchmark and group.logs}):
         # The name alone: a benchmark's name comes from a log and must not lead out of the package.
         code = package / "benchmarks" / Path(benchmark).name / "implementations"
-        if not any(path.is_file() for path in list_files(code)):
+        files = [path for path in list_files(code) if path.is_file()]
+        if not files:
             yield "implementation-missing", package, f"no benchmarks/{benchmark}/implementations"
+        elif named and not any(_names(path, code, benchmark) for path in files):
+            yield "benchmark-folder", code, f"no file names {render_repr(benchmark)}, which the code logs"
     for path in (package / BYPASS_FILE, *sorted((package / "results").glob(f"*/{BYPASS_FILE}"))):
         if path.is_file():
             yield "bypass-file", path, "asks the official tool to skip checks"
     yield from _check_crate(package)
     yield from _check_special_files(package, groups)
     yield from check_manifest(package)
+
+
+def _names(path: Path, code: Path, benchmark: str) -> bool:
+    """Return True if a file that is not empty names a benchmark, in its path below the code or in its first bytes."""
+    with suppress(OSError), path.open("rb") as file:
+        text = file.read(_MOST_CODE).lower()
+        return bool(text) and (benchmark.encode() in text or benchmark in path.relative_to(code).as_posix().lower())
+    return False
 
 
 def _check_crate(package: Path) -> Iterator[tuple[str, Path, str]]:

@@ -31,6 +31,7 @@ _RUN_SETTINGS = (  # hyperparameters that no ruleset restricts may change the co
     *("precision", "precision_mode", "data_oversampling_factor", "data_format", "shuffle_mode"),
 )
 _MOST_PACE = 1.5  # times that of the median run; the most of published results is 1.24
+_FACTOR_SHARE = 1e-4  # a review may round its factor
 _WIDE_SHARE = 0.2  # of the reference's epochs
 _LEAST_RUN_SHARE = 0.7  # of the reference's mean, for one run; the least of the published runs is 0.727
 _SHARE_ROUNDING = 1e-7  # of a logged value; float32 has 6e-8
@@ -201,6 +202,19 @@ def check_rcp_slower(result: Result) -> Iterator[ResultBreach]:
         ours, theirs = _render_amount(mean, result), _render_amount(bound.mean, result)
         factor = f"{bound.mean / mean:.4f}"
         yield None, f"converges in {ours}, the reference in {theirs}: MLPerf would multiply the time by {factor}"
+
+
+@result_rule(
+    "scaling-true",
+    "the factor in a scaling.json is the one by which MLPerf multiplies the time",
+    "mlperf_logging rcp_checker",
+)
+def check_scaling_true(result: Result) -> Iterator[ResultBreach]:
+    mean, bound = _compute_convergence(result)
+    due = bound.mean / mean if mean and bound is not None and bound.minimum <= mean < bound.mean else 1.0
+    path, factor = result.group.folder / "scaling.json", result.scale_factor
+    if path in result.group.others and (factor is None or not math.isclose(factor, due, rel_tol=_FACTOR_SHARE)):
+        yield path, f"scaling_factor = {render_repr(factor)}; of these runs it is {due:.4f}"
 
 
 @result_rule(

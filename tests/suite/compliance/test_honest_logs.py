@@ -1,6 +1,7 @@
 """What honest logs of MLPerf's rounds do is no finding; the same rules still find what is wrong beside it."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -379,3 +380,57 @@ def test_an_epoch_may_end_long_after_its_last_window(tmp_path: Path, tail_s: flo
     for change in (more, {name: 0.9 * value for name, value in windows[0].items()}):
         path = write(tmp_path / "result_1.txt", edit("step_phases", value=change)(lines))
         assert any("rank 0" in message for message in found(path, "mlhpc-1.0", "sums-agree"))
+
+
+def _code(text: str) -> Callable[[Path], object]:
+    return lambda folder: next(folder.glob("benchmarks/*/implementations/*")).joinpath("train.py").write_text(text)
+
+
+def _scaling(factor: float) -> Callable[[Path], object]:
+    return lambda folder: (
+        next(folder.glob("results/*/strong/*"))
+        .joinpath("scaling.json")
+        .write_text(json.dumps({"scaling_factor": factor}))
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "change", "damage", "rule"),
+    [
+        ({"status": "onprem"}, None, _code("COSMOFLOW = 1"), None),
+        ({"status": "Available in cloud"}, None, None, None),
+        ({"status": "preview"}, None, None, "division-agrees"),
+        ({"status": "Research, Development, or Internal"}, None, None, "division-agrees"),
+        ({"status": "Preview"}, edit("submission_status", value="preview"), None, None),
+        ({}, edit("submission_status", value="preview"), None, "division-agrees"),
+        ({"host_memory_capacity": "2.0 TB"}, None, None, None),
+        ({"host_memory_capacity": "512 TB"}, None, None, "system-field"),
+        ({"accelerator_memory_capacity": "80TiB HBM"}, None, None, "system-field"),
+        ({"host_networking": "N/A"}, None, None, None),
+        ({"host_networking": "None"}, None, None, "system-field"),
+        ({}, edit("cache_clear", value=True), None, None),
+        ({}, edit("cache_clear", value=False), None, "key-value"),
+        ({}, insert(Line("target_accuracy_reached", 0.124, metadata={"epoch_num": 24}), "run_stop"), None, None),
+        (
+            {},
+            insert(Line("target_accuracy_reached", 0.124, metadata={"epoch_num": 3}), "epoch_start", 3),
+            None,
+            "stated-twice",
+        ),
+        ({}, None, _code("log('deepcam')"), "benchmark-folder"),
+        ({}, None, _code(""), "benchmark-folder"),
+        ({}, None, _scaling(0.5), "scaling-true"),
+    ],
+)
+def test_what_a_round_states_has_bounds(
+    tmp_path: Path,
+    fields: dict[str, str],
+    change: Mutation | None,
+    damage: Callable[[Path], object] | None,
+    rule: str | None,
+) -> None:
+    folder = hpc_package(tmp_path / "hpc_results_v3.0", change=change, **fields)
+    if damage is not None:
+        damage(folder)
+    found = [(item.rule, item.message) for item in check([folder]).findings if item.severity == "error"]
+    assert ([] if rule is None else [rule]) == [*dict.fromkeys(name for name, _ in found)], found
