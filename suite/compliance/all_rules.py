@@ -22,5 +22,8 @@ def _rules_in(kind: type[Kind], *modules: ModuleType) -> tuple[Kind, ...]:
 # The order of modules is that of findings in every output, so a new module goes to the end.
 LOG_RULES = _rules_in(LogRule, log_rules, course_rules, mlhpc_rules, sum_rules)
 RESULT_RULES = _rules_in(ResultRule, result_rules, provenance_rules, power_rules, copy_rules, package_rules)
-PACKAGE_RULES: tuple[Rule, ...] = (*selection.SELECTION_RULES, *copy_rules.REUSE_RULES, *package_rules.PACKAGE_RULES)
+PACKAGE_RULES: tuple[Rule, ...] = (
+    *(*selection.SELECTION_RULES, *copy_rules.REUSE_RULES, *package_rules.PACKAGE_RULES),
+    provenance_rules.RUNS_AT_ONCE,
+)
 RULES: Mapping[str, Rule] = {rule.name: rule for rule in (*LOG_RULES, *RESULT_RULES, *PACKAGE_RULES)}

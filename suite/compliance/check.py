@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from mlhpc.suite.compliance.all_rules import LOG_RULES, RESULT_RULES
 from mlhpc.suite.compliance.forensics.copy_rules import SeenRuns
-from mlhpc.suite.compliance.forensics.provenance_rules import find_shared_hosts
+from mlhpc.suite.compliance.forensics.provenance_rules import RUNS_AT_ONCE, find_shared_hosts
 from mlhpc.suite.compliance.result import Result
 from mlhpc.suite.compliance.rules.base import (
     EMPTY_LOG_RULE,
@@ -200,7 +200,7 @@ def _check_results(
     if package is not None and seen is not None:
         of_package = list(_limit_findings(_check_package(package, groups, rules), str(package)))
         for path, text in find_shared_hosts([result for result, _ in judgements]):
-            of_package += judge_breach(rules, "runs-at-once", path, text)
+            of_package += judge_breach(rules, RUNS_AT_ONCE.name, path, text)
     findings = list(shared)
     results = []
     for result, own in judgements:

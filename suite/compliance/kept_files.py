@@ -28,7 +28,7 @@ from mlhpc.suite.machine.facts import Facts, parse_samples, read_facts
 from mlhpc.suite.machine.system import System
 
 ORIGIN_FILE, ORIGIN_VERSION = "origin.json", 2
-CONFIG, PLAN = "config.yaml", "plan.yaml"
+CONFIG, PLAN, CARD = "config.yaml", "plan.yaml", "card.yaml"
 # What identifies code, environment and data has no words to redact: copied as it is.
 VERBATIM = ("sources.json", "environment.json", "data.json", PLAN)
 LARGEST_SETTINGS = 2**16  # bytes of a file of settings
@@ -119,6 +119,8 @@ class KeptFolder:
                 yield self.path / name, file.problem
         if self.packaged:
             known = {self.path / name for name in self.files}
+            if self.info is not None and self.info.loop is None:
+                known -= {path for path in known if path.name == CARD or path.is_relative_to(self.path / "code")}
             if ORIGIN_FILE not in self.files:
                 yield self.path / ORIGIN_FILE, "there is no such file"
             unread = (path for path in list_files(self.path) if path not in known and not path.is_symlink())
@@ -332,7 +334,7 @@ _READERS: dict[str, Callable[[Path], object]] = {
     "run.json": _read_info,
     CONFIG: _read_settings,
     PLAN: _read_settings,
-    "card.yaml": read_card,
+    CARD: read_card,
     "job.sbatch": _read_script,
     "job.json": _read_typed(JobInfo, "a job.json", JOB_VERSION),
     "changes.diff": lambda path: None,

@@ -7,10 +7,10 @@ benchmarks/<benchmark>/implementations/mlhpc-<version>/<system>/<scenario>/.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice, pairwise
 from pathlib import Path
@@ -42,7 +42,7 @@ from mlhpc.suite.compliance.rebuild import (
     select_runs,
 )
 from mlhpc.suite.compliance.result import Result, count_evaluated_samples, count_trained_samples
-from mlhpc.suite.compliance.rules.base import OURS, ResultBreach, render_log_name, result_rule
+from mlhpc.suite.compliance.rules.base import OURS, ResultBreach, Rule, render_log_name, result_rule
 from mlhpc.suite.compliance.ruleset import compute_logs_digest, read_ruleset
 from mlhpc.suite.config import RunConfig
 from mlhpc.suite.data.manifest import Manifest
@@ -54,7 +54,6 @@ from mlhpc.suite.log.origin.sources import Environment, Sources, convert_distrib
 from mlhpc.suite.log.reader import convert_to_float, read_events
 from mlhpc.suite.log.record import NOT_HYPERPARAMETERS, RunRecord, summarise_log
 from mlhpc.suite.log.results_tree import SystemFile, read_system
-from mlhpc.suite.log.score import count_peak_use
 from mlhpc.suite.machine.facts import UNKNOWN, Facts
 from mlhpc.suite.machine.system import (
     LISTED_PACKAGES,
@@ -65,6 +64,7 @@ from mlhpc.suite.machine.system import (
 
 # Between the clock of the machine that started the runs and those that ran them.
 _CLOCK_SLACK_S = 600.0
+_COMPARED = ("mlhpc", *LISTED_PACKAGES, *PACKAGES_OF_FRAMEWORKS)  # that facts and environment both have, or neither
 _LATEST_FACTS_S = 86_400.0
 _CLOCK_STEP_S = 0.5  # by which a host's clock may be set back between two runs
 _LONGEST_WAIT_S = 366 * 86_400.0  # of a run folder for its first run
@@ -484,24 +484,20 @@ def check_facts_agree(result: Result) -> Iterator[ResultBreach]:
     facts = result.provenance.facts if result.group.package is not None else []
     if not facts:
         return
-    most = max((run.nodes or 0 for run in result.runs), default=0)
-    if most > len(facts):
+    claimed = max((run.nodes or 0 for run in result.runs), default=0)
+    if claimed > len(facts):
         yield (
             None,
-            f"the logs claim {most} nodes, the provenance has the facts of {len(facts)}: the others are missing",
+            f"the logs claim {claimed} nodes, the provenance has the facts of {len(facts)}: the others are missing",
         )
     for folder in result.provenance.folders:
         mine = [run for run in result.runs if result.provenance.folder_of(run) is folder]
         # An array, several jobs and runs that were continued may each have had other nodes.
-        moved = len({run.job for run in mine}) > 1 or any(
-            name.startswith(("resumed_", "failed_")) for name in folder.files
-        )
+        moved = len({run.job for run in mine}) > 1 or any(re.match("(resumed|failed)_", name) for name in folder.files)
         whole = folder.info is not None and folder.info.same_allocation and not (moved or result.weak)
-        if whole and len(folder.nodes) > max((run.nodes or 0 for run in mine), default=0):
-            yield (
-                folder.path / "facts",
-                f"has {len(folder.nodes)} nodes; its runs had {max(run.nodes or 0 for run in mine)}",
-            )
+        most = max((run.nodes or 0 for run in mine), default=math.inf)
+        if whole and len(folder.nodes) > most:
+            yield folder.path / "facts", f"has {len(folder.nodes)} nodes; its runs had {most}"
     # If the probe of the accelerators failed on a node, its facts say nothing of them.
     surveyed = not any(_has_failed_probe(node) for node in facts)
     if surveyed:
@@ -533,15 +529,16 @@ def _check_environment(folder: KeptFolder, last_s: float) -> Iterator[ResultBrea
         machine = environment.machine.rpartition(" ")[2]
         if node.cpu.architecture not in (UNKNOWN, machine):
             yield folder.path / name, f"has the architecture {node.cpu.architecture!r}, environment.json {machine!r}"
-        known = {key: item.version for key, item in environment.by_name().items()} | {"": environment.python}
-        packages = node.software.packages  # of others the facts may name a second one that is not imported
-        named = (key for key in ("mlhpc", *LISTED_PACKAGES, *PACKAGES_OF_FRAMEWORKS) if key in packages)
-        stated = {convert_distribution_name(key): packages[key] for key in named}
-        stated |= {} if node.software.python == UNKNOWN else {"": node.software.python}
-        for key, text in stated.items():
-            if known.get(key) != text:
-                other = render_repr(known.get(key))
-                yield folder.path / name, f"has {key or 'Python'} {render_repr(text)}, environment.json {other}"
+        known: dict[str, str] = {key: item.version for key, item in environment.by_name().items()}
+        if len(known) < len(environment.distributions):
+            yield folder.path / "environment.json", "has two distributions of one name"
+        packages = {convert_distribution_name(key): text for key, text in node.software.packages.items()}
+        # Of others the facts may name a second one that is not imported.
+        pairs = [(key, packages.get(key), known.get(key)) for key in map(convert_distribution_name, _COMPARED)]
+        pairs += [] if node.software.python == UNKNOWN else [("Python", node.software.python, environment.python)]
+        for key, text, other in pairs if node.software.packages else ():
+            if text != other:
+                yield folder.path / name, f"has {key} {render_repr(text)}, environment.json {render_repr(other)}"
 
 
 def _check_collected(folder: KeptFolder, node: Facts, last_s: float) -> Iterator[str]:
@@ -579,11 +576,13 @@ def _check_node(node: Facts) -> Iterator[str]:
 
 
 def _check_cpus(result: Result, facts: Sequence[Facts]) -> Iterator[ResultBreach]:
-    """Yield the runs that counted more CPUs of a node than its facts have."""
+    """Yield the runs that counted more CPUs of a node than its facts have, or than its ranks were allowed."""
     threads = [node.cpu.threads for node in facts if node.cpu.threads is not None]
+    allowed = max((node.limits.cpus_allowed or math.inf for node in facts), default=math.inf)  # of one rank
     for run in result.runs:
-        if threads and run.other_work is not None and run.other_work.cpus > max(threads):
-            yield run.path, f"other_work counts {run.other_work.cpus} CPUs, the facts of a node {max(threads)} threads"
+        most = min(max(threads, default=math.inf), allowed * (run.ranks or 1))
+        if run.other_work is not None and run.other_work.cpus > most:
+            yield run.path, f"other_work counts {run.other_work.cpus} CPUs, the facts of a node {most:g}"
 
 
 def _check_stated_hardware(result: Result, facts: Sequence[Facts]) -> Iterator[ResultBreach]:
@@ -642,48 +641,48 @@ def check_code_changed(result: Result) -> Iterator[ResultBreach]:
             yield folder.path / "run.json", f"the code was commit {render_repr(git.commit)} with local changes"
 
 
-@result_rule(
+RUNS_AT_ONCE = Rule(
     "runs-at-once",
-    "time-to-train runs that go on at one moment have together no more nodes than the package has facts of, and no host "
-    "has two runs, of whatever results, between the start of their processes and their end",
+    "runs that go on at one moment, of whatever results, have together no more nodes than the package has facts of, "
+    "from the start of their processes to their end",
     OURS,
 )
-def check_runs_at_once(result: Result) -> Iterator[ResultBreach]:
-    there = len(result.provenance.facts) if result.group.package is not None else 0
-    nodes = [replace(run, accelerators_per_node=0) for run in result.runs]
-    at_once, claimed = count_peak_use(nodes)
-    if there and not result.weak and at_once > 1 and claimed > there:
-        yield (
-            None,
-            f"{at_once} runs go on at one moment and claim {claimed} nodes; the package has the facts of {there}",
-        )
 
 
 def find_shared_hosts(results: Sequence[Result]) -> Iterator[tuple[Path, str]]:
-    """Yield (path, message) for each run that was started on a host which another run of the package had to itself.
+    """Yield (path, message) for the first run that begins while others have its hosts, of each set of hosts.
 
-    Instances of one throughput result share hosts. Where runs of fewer nodes than there are facts lay is not known.
+    Instances of one throughput result may share hosts, but with nobody else.
     """
-    spans = []
+    marks = []
     for number, result in enumerate(results):
-        for run in result.runs:
+        for run in (*result.runs, *result.pruned):
             folder, begin, end = result.provenance.folder_of(run), run.run_start_s, run.run_stop_s
-            hosts = folder.list_hosts() if folder is not None else []
-            if run.path and len(hosts) == run.nodes and begin is not None and end is not None and run.loop is None:
-                parts = [(run.startup or {}).get(name) for name in ("interpreter", "imports")]
-                least = [convert_to_float(part.get("min")) or 0.0 for part in parts if isinstance(part, dict)]
-                begin -= (run.init_s or 0.0) + sum(least)
-                spans.append((begin, end, run.path, number if result.weak else -1, hosts))
-    latest: dict[object, tuple[float, Path, int]] = {}  # by host: the run that ends last
-    for begin, end, path, shared, hosts in sorted(spans, key=lambda span: span[:2]):
-        before = max((latest[host] for host in hosts if host in latest), default=None)
-        if before is not None and before[0] > begin + _CLOCK_STEP_S and (shared < 0 or shared != before[2]):
-            early = render_duration(before[0] - begin)
-            yield (
-                path,
-                f"its processes were started {early} before {'/'.join(before[1].parts[-4:])} ended on the same host",
-            )
-        latest |= {host: max(latest.get(host, (end, path, shared)), (end, path, shared)) for host in hosts}
+            hosts = frozenset(folder.list_hosts() if folder is not None else ())
+            if run.path is None or not hosts or begin is None or end is None:
+                continue
+            parts = [(run.startup or {}).get(name) for name in ("interpreter", "imports")]
+            least = [convert_to_float(part.get("min")) or 0.0 for part in parts if isinstance(part, dict)]
+            # One process may make several runs of a person's own loop.
+            begin -= (run.init_s or 0.0) + (sum(least) if run.loop is None else 0.0)
+            owner = (number, len(hosts)) if result.weak else (run.path, run.nodes or 0)
+            for time_s, change in ((begin, run.nodes or 0), (max(begin, end - _CLOCK_STEP_S), -(run.nodes or 0))):
+                marks.append((time_s, change, owner, run.path, hosts))
+    marks.sort(key=lambda mark: mark[:2])
+    for there in dict.fromkeys(mark[4] for mark in marks):
+        claims: dict[tuple[object, int], int] = {}
+        for _, change, owner, path, hosts in marks:
+            if hosts <= there:
+                claims[owner] = claims.get(owner, 0) + change
+                if not claims[owner]:
+                    del claims[owner]
+                claimed = sum(min(nodes, most) for (_, most), nodes in claims.items())
+                if claimed > len(there):
+                    yield (
+                        path,
+                        f"was started while others went on: they claim {claimed} nodes; there are facts of {len(there)}",
+                    )
+                    break
 
 
 @result_rule(

@@ -284,6 +284,12 @@ def judge_system(system: SystemFile) -> Iterator[tuple[str, str]]:
         if system.problem != NO_SUCH_FILE:  # rule system-missing reports it
             yield "system-valid", system.problem
         return
+    for name in system.fields.keys() - {*SYSTEM_FIELDS}:
+        plain = "".join(
+            each for each in unicodedata.normalize("NFKC", name) if unicodedata.category(each) != "Cf"
+        ).strip()
+        if plain.lower() in SYSTEM_FIELDS:
+            yield "system-field", f"{render_repr(name)} looks like {plain.lower()}, and nobody reads it"
     missing = [name for name in SYSTEM_FIELDS if name not in system.fields]
     if missing:
         yield "system-field", f"{_render_fields(missing)} missing: {', '.join(missing)}"

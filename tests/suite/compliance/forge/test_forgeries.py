@@ -11,7 +11,7 @@ import yaml
 from mlhpc.suite.compliance.check import check
 from mlhpc.suite.machine.system import System
 from mlhpc.suite.package.build import build_package
-from tests.fixtures.logs import START_MS, Lines, our_run, results
+from tests.fixtures.logs import ENVIRONMENT, START_MS, Lines, our_run, results
 from tests.fixtures.once import made_once
 from tests.fixtures.runs import describe
 from tests.suite.compliance.forge.forgeries import (
@@ -36,6 +36,7 @@ COMMAND = [
     "-o",
     "runs/mine",
 ]
+PACKAGES = {item.name: item.version for item in ENVIRONMENT.distributions}
 UNDETECTED = yaml.safe_load((Path(__file__).parent / "undetected.yaml").read_text())
 
 
@@ -51,7 +52,7 @@ def make_package(root: Path) -> Path:
     info = json.loads((runs / "run.json").read_text())
     (runs / "run.json").write_text(json.dumps(info | {"seed": 100, "command": COMMAND}))
     facts = json.loads((runs / "facts" / "node1.json").read_text())
-    facts |= {"memory": {"total_gib": 238.4}, "software": {"packages": {"torch": "2.13.0"}, "kernel": "6.1"}}
+    facts |= {"memory": {"total_gib": 238.4}, "software": {"packages": PACKAGES, "kernel": "6.1"}}
     (runs / "facts" / "node1.json").write_text(json.dumps(facts))
     stated = System(cooling="air", networking_topology="single switch")
     return build_package([runs], system="bed", out=root / "ACME", stated=stated).folder

@@ -166,7 +166,6 @@ LOGS: dict[str, Variant] = {
         metadata={"source": "rule", "shape": {"ranks": 2}},
     ),
     "a suspended second": _beside("run_stop", key="suspended", value=1.5),
-    "blocks computed again": _beside("step_phases", key="recomputed_flops_per_sample", value=1e6),
     "a checkpoint, and no goodput": lambda package: [
         LOGS["no goodput"](package),
         _beside(
