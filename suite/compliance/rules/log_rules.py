@@ -207,13 +207,12 @@ def check_event_order(context: LogContext) -> Iterator[LogBreach]:
     stop, starts = context.log.first(mllog.INIT_STOP), context.by_key.get(mllog.INIT_START)
     if stop is not None and starts and starts[-1].line > stop.line:
         yield starts[-1].line, "init_start after init_stop"
-    seen = set[str]()
-    for event in context.log.events if context.ruleset.complete else ():
-        seen.add(event.key)
-        # What a rule asks of a value describes the run, but for what is trained and evaluated.
-        stated = event.key in context.key_rules and event.key not in _TIMED_KEYS | _FORBIDDEN_AFTER_STOP
-        if stated and (mllog.RUN_STOP in seen or (mllog.RUN_START in seen and event.key in _BEFORE_RUN)):
-            yield event.line, f"{event.key} after {mllog.RUN_STOP if mllog.RUN_STOP in seen else mllog.RUN_START}"
+    # What the ruleset has keys for describes the run, but for what is trained and evaluated.
+    stated = context.key_rules.keys() - _TIMED_KEYS - _FORBIDDEN_AFTER_STOP if context.ruleset.complete else set()
+    for mark, keys in ((mllog.RUN_START, stated & _BEFORE_RUN), (mllog.RUN_STOP, stated)):
+        begin = context.position.get(mark, len(context.log.events))
+        for key in sorted(key for key in keys if context.log.places.get(key, [-1])[-1] > begin):
+            yield context.by_key[key][-1].line, f"{key} after {mark}"
             return
 
 
