@@ -120,7 +120,7 @@ class KeptFolder:
         if self.packaged:
             known = {self.path / name for name in self.files}
             if self.info is not None and self.info.loop is None:
-                known -= {path for path in known if path.name == CARD or path.is_relative_to(self.path / "code")}
+                known.discard(self.path / CARD)  # its workload has one
             if ORIGIN_FILE not in self.files:
                 yield self.path / ORIGIN_FILE, "there is no such file"
             unread = (path for path in list_files(self.path) if path not in known and not path.is_symlink())
