@@ -118,7 +118,7 @@ FORMULAS = (
     ("Combined throughput", "(training samples + evaluations per epoch × evaluation samples) ÷ τ"),
     ("Compute units", "nodes × accelerators per node, or × processors where there are none"),
     ("Unit hours", "compute units × mean run time; throughput mode: units of the system × time to train all"),
-    ("Spread", "sample standard deviation (n − 1) over the runs of the mean; fastest – slowest of all that converged"),
+    ("Spread", "sample standard deviation (n − 1) of the runs of the mean; fastest – slowest of all that converged"),
     ("Step phases", "wall seconds of all training steps by phase, mean over ranks; the phases sum to the step"),
 )  # fmt: skip
 

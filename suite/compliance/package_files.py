@@ -12,7 +12,7 @@ from mlhpc.suite.log.reader import read_limits
 from mlhpc.suite.log.results_tree import MANIFEST, list_files
 
 MANIFEST_VERSION = 1
-# What sha256sum -c reads: two blanks, or a blank and an asterisk for binary mode; the form of --tag; capitals; paths with ./
+# What sha256sum -c reads: two blanks, or a blank and an asterisk (binary); the form of --tag; capitals; paths with ./
 _LINE = re.compile(
     r"(?:(?P<sum>[0-9a-fA-F]{64}) [ *]|SHA256 \()(?:\./)*+(?P<name>.+?)(?(sum)|\) = (?P<tagged>[0-9a-fA-F]{64}))"
 )

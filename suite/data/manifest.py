@@ -134,8 +134,8 @@ def compare_files(
 ) -> list[str]:
     """Compare the files of a data set with its manifest. Returns one line per file that differs or cannot be judged.
 
-    Presence, sizes and the right to read are looked at; with ``deep`` checksums are compared too. Whole shards are given
-    to ``read`` with their number of samples; it raises ValueError. ``progress`` gets the size of each shard afterwards.
+    Presence, sizes and the right to read are looked at; with ``deep`` checksums are compared too. Whole shards are
+    given to ``read`` with their number of samples; it raises ValueError. ``progress`` gets the size of each shard.
     """
     try:
         manifest = read_manifest(root)
