@@ -338,9 +338,15 @@ def read_json(path: Path, largest: int) -> Any:
     except RecursionError:
         raise ValueError("nested too deeply") from None
     except json.JSONDecodeError as error:
-        # Only the end of an object or list completes a document of ours
-        if content.rstrip()[-1:] in (b"}", b"]"):
-            raise
+        rest = error.doc[error.pos :].rstrip()
+        # What is cut off is the last string, number or word
+        if (
+            rest
+            and not error.msg.startswith("Unterminated")
+            and not re.fullmatch(r"t(r|ru)?|f(a|al|als)?|n(u|ul)?|[-+.eE]{1,2}", rest)
+        ):
+            begin = error.doc.lstrip()[:20]
+            raise ValueError(f"{error}{'' if begin[:1] in '{[' else f'; it begins with {begin!r}'}") from None
         raise ValueError(f"{error}; the file ends too early: copy it again, or make it again") from None
 
 

@@ -68,12 +68,14 @@ def history() -> None:
 def add(paths: tuple[Path, ...], any_runs: bool, output: Path | None) -> None:
     """Add results to a history: run folders, results folders or packages. Results it has already are left as they are.
 
-    Exit code 0: the history has all of them; 2: usage; 3: one is not a score of a compliant result and was not added.
+    Exit code 0: the history has all of them; 1: something could not be read; 2: usage; 3: one is not a score of a
+    compliant result and was not added.
     """
     folder = output or DEFAULT_FOLDER
     # A new folder is an empty history; another command on a missing folder is an error
     known = record.read_history(folder) if folder.exists() else []
-    scored = check_paths(list(paths)).results
+    judged = check_paths(list(paths))
+    scored, unread = judged.results, judged.print_unread()
     if not scored:
         raise InputError(
             f"{', '.join(map(str, paths))}: no result_*.txt, so there is nothing to add; expected run folders or"
@@ -90,6 +92,8 @@ def add(paths: tuple[Path, ...], any_runs: bool, output: Path | None) -> None:
         print_line(f"{path}: added" if path else f"{folder / made.name}: there already")
         # Two of the paths may have logs in common
         known.append(made)
+    if unread:
+        raise click.exceptions.Exit(ExitCode.FINDINGS)
     if refused:
         raise click.exceptions.Exit(ExitCode.NO_SCORE)
 

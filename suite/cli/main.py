@@ -79,10 +79,19 @@ def main() -> None:
     sys.exit(code)  # type: ignore[arg-type]
 
 
+def _require_folder() -> None:
+    """Raise InputError if the current folder is gone: otherwise each relative path would look like a mistake."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise InputError("the current folder was removed; go to one that exists: cd") from None
+
+
 def _run() -> int:
     """Run the command. An error is one line: the user's (InputError), the machine's (OSError) or our defect."""
     try:
         with stopping.use_keyboard_interrupt():
+            _require_folder()
             sys.argv[1:] = expand_home_in_words(sys.argv[1:])
             expand_home_in_variables()
             # Alone, click would print errors on several lines and choose exit codes of its own.

@@ -247,7 +247,9 @@ def _pair_results(a: Path, b: Path) -> list[tuple[Result, Result]]:
 
 def _group_by_kind(path: Path) -> dict[Task, list[Result]]:
     results: dict[Task, list[Result]] = {}
-    for scored in check([path]).results:
+    verdict = check([path])
+    verdict.print_unread()
+    for scored in verdict.results:
         results.setdefault(assess(scored).task, []).append(scored)
     return results
 

@@ -123,13 +123,15 @@ def verify(root: Path, deep: bool) -> None:
 
     Exit code 1 if one is missing, is damaged, or may not be read by this user.
     """
+    from mlhpc.suite.data.build import explain_part
     from mlhpc.suite.data.manifest import MANIFEST_NAME, NOT_JUDGED, compare_files, read_manifest
 
     if not root.exists():
         raise InputError(f"{root}: does not exist; expected the folder of a data set")
     # A manifest that is a broken link makes a damaged data set, not a folder without one.
     if not os.path.lexists(root / MANIFEST_NAME) and not any(root.glob("*/shard_*")):
-        raise InputError(f"{root}: not a data set (no {MANIFEST_NAME} and no shard); mlhpc data generate makes one")
+        made = f"{root}: not a data set (no {MANIFEST_NAME} and no shard); mlhpc data generate makes one"
+        raise InputError(explain_part(root) or made)
     begin = time.monotonic()
     try:
         manifest = read_manifest(root)

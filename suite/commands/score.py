@@ -66,7 +66,7 @@ def score(paths: tuple[Path, ...], explain: bool, style: str, energy: bool, rule
     if ruleset_name is not None:
         read_ruleset(ruleset_name)
     verdict = check(list(paths), ruleset_name)
-    scored = verdict.results
+    scored, unread = verdict.results, verdict.print_unread()
     if style == JSON:
         print_line(json.dumps({"version": 1, "groups": _build_documents(scored, energy=energy)}, indent=1))
     elif style == FOM:
@@ -85,7 +85,7 @@ def score(paths: tuple[Path, ...], explain: bool, style: str, energy: bool, rule
         )
     if not scored:
         raise click.exceptions.Exit(ExitCode.USAGE)
-    if not all(_is_scored(item, energy=energy) for item in scored):
+    if unread or not all(_is_scored(item, energy=energy) for item in scored):
         raise click.exceptions.Exit(ExitCode.FINDINGS)
 
 

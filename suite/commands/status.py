@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -131,8 +132,16 @@ def read_rows(paths: Iterable[Path]) -> list[TrialStatus]:
 
     A damaged folder is one row, and hides no other.
     """
-    rows = []
-    for folder in find_runs(paths):
+    rows = [
+        TrialStatus(str(folder), None, UNREADABLE, note=os.strerror(errno.EACCES)) for folder in _list_closed(paths)
+    ]
+    try:
+        folders = find_runs(paths)
+    except InputError:
+        if not rows:
+            raise
+        folders = []
+    for folder in folders:
         try:
             rows += read_folder_status(folder, now_s=time.time())
         except (InputError, OSError) as error:
@@ -236,6 +245,12 @@ def _print_rows(rows: Sequence[TrialStatus], style: str = TEXT) -> None:
     else:
         for line in render_table(rows):
             print_line(render_printable(" ".join(line).rstrip()))
+
+
+def _list_closed(paths: Iterable[Path]) -> list[Path]:
+    """List the folders, up to two levels below, that this user may not read: a run in them would not be seen."""
+    every = {each for path in paths for each in (path, *path.glob("*/"), *path.glob("*/*/")) if each.is_dir()}
+    return sorted(each for each in every if not os.access(each, os.R_OK | os.X_OK))
 
 
 def find_runs(paths: Iterable[Path]) -> list[RunFolder]:

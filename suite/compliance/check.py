@@ -35,11 +35,13 @@ from mlhpc.suite.compliance.ruleset import (
 )
 from mlhpc.suite.compliance.selection import SelectedRuleset, select_ruleset
 from mlhpc.suite.errors import explain_attribute
+from mlhpc.suite.files import print_line
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.reader import Log, read_events
 from mlhpc.suite.log.record import RunRecord
 from mlhpc.suite.log.results_tree import (
     LINK,
+    UNREAD,
     Group,
     Tree,
     describe_near_logs,
@@ -72,6 +74,13 @@ class Verdict:
     def counted(self, severity: Severity) -> list[Finding]:
         """List the findings of a severity that no waiver covers."""
         return [finding for finding in self.findings if finding.severity == severity and finding.waiver is None]
+
+    def print_unread(self) -> bool:
+        """Print what could not be read, to the standard error. True if there is any: it may be a whole result."""
+        unread = [finding for finding in self.findings if finding.message.startswith(UNREAD)]
+        for finding in unread:
+            print_line(f"mlhpc: {finding.file}: {finding.message}", error=True)
+        return bool(unread)
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(explain_attribute(self, name))

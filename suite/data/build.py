@@ -157,14 +157,22 @@ def _build(
     world.check_together(problem)
 
 
+def explain_part(path: Path) -> str | None:
+    """Name the data set that a path is a part of, such as a shard or the manifest. None without such a data set."""
+    whole = next((each for each in (path.parent, path.parent.parent) if (each / MANIFEST_NAME).is_file()), None)
+    if whole is None:
+        return None
+    above = f"MLHPC_DATA={quote_path(whole.absolute().parent)}"
+    return f"{path}: no data set, but in one: give {quote_path(whole)}; MLHPC_DATA names the folder above: {above}"
+
+
 def find_data(root: Path, workload: str, size: str) -> Manifest:
     """Read the manifest of a complete data set. InputError says how to make it, or which data set the folder holds."""
     if not (root / MANIFEST_NAME).exists():
-        if (root.parent / MANIFEST_NAME).exists():
-            raise InputError(
-                f"{root}: no data set here, but {root.parent} is one; MLHPC_DATA names the folder above: "
-                f"MLHPC_DATA={quote_path(root.absolute().parent.parent)}"
-            )
+        if part := explain_part(root):
+            raise InputError(part)
+        if (root / f"{workload}-{size}" / MANIFEST_NAME).exists():
+            raise InputError(f"{root}: no data set here, but below it: give {quote_path(root / f'{workload}-{size}')}")
         command = f"mlhpc data generate {workload} --size {size} -o {quote_path(root)}"
         raise InputError(f"{root}: no data set here; make it with: {command}")
     manifest = read_manifest(root)

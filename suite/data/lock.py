@@ -66,10 +66,11 @@ class Owner(Struct, frozen=True, kw_only=True):
     job: str | None
     restart: int
     since: str
+    place: str = ""
 
     @staticmethod
-    def this_process(environ: Mapping[str, str] = os.environ) -> Owner:
-        """Return this process as the owner of a new lock."""
+    def this_process(environ: Mapping[str, str] = os.environ, place: str = "") -> Owner:
+        """Return this process as the owner of a new lock. ``place``: the path of the lock."""
         restart = next((environ[name] for name in RESTART_VARIABLES if name in environ), "0")
         return Owner(
             token=secrets.token_hex(8),
@@ -81,6 +82,7 @@ class Owner(Struct, frozen=True, kw_only=True):
             job=find_batch_job(environ),
             restart=int(restart) if restart.isdigit() else 0,
             since=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            place=place,
         )
 
     def is_gone(self, seeker: Owner, silent_s: float) -> bool:
@@ -175,7 +177,7 @@ def create_lock(path: Path, what: str, *, ends: bool = False) -> Iterator[Lease]
 
     With ``ends`` this process ends before it writes what another one has taken over.
     """
-    owner = Owner.this_process()
+    owner = Owner.this_process(place=str(path.absolute()))
     _acquire(path, owner, what)
     lease = Lease(path, owner, ends=ends)
     # The thread refreshes the lock also while the body computes or waits for other ranks.
@@ -245,6 +247,12 @@ def find_living_owner(path: Path) -> Owner | None:
 def _refuse_living(path: Path, what: str, seeker: Owner, found: Owner | None, silent_s: float) -> None:
     """Raise LockedError if the owner of a lock may live, as far as ``seeker`` can know."""
     if found is not None and not found.is_gone(seeker, silent_s):
+        here = str(path.absolute())
+        if found.place not in ("", here):
+            raise LockedError(
+                f"{path}: {found} made this lock as {found.place}; if {path.parent} is a copy, remove this file, else "
+                "wait until that process ends"
+            )
         raise LockedError(f"{path}: {what} is in use by {found}; wait until it ends, or end it")
     if found is None and silent_s <= SILENT_S:
         raise LockedError(

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.files import DuplicateKeyError, read_json
+from mlhpc.suite.files import DuplicateKeyError, print_line, read_json
 from mlhpc.suite.log.reader import HEAD_BYTES, read_limits
 
 MANIFEST = "manifest.sha256"
@@ -238,6 +238,7 @@ def _list_logs_below(folder: Path) -> Iterator[Path]:
         yield from (here / name for name in names if here != folder and re.fullmatch(RESULT, name))
 
 
+UNREAD = "cannot be read"
 LINK = "a symbolic link: not followed"
 CODE = "code of a package: its logs are no results"
 
@@ -280,6 +281,10 @@ def find_logs(paths: Sequence[Path]) -> tuple[list[LogFile], list[SkippedPath]]:
             )
         found |= {log.path: log for log in logs}
     ordered = sorted(found.values(), key=lambda log: (log.label, str(log.path)))
+    closed = [log.path for log in ordered if not os.access(log.path, os.R_OK)]
+    ordered = [log for log in ordered if log.path not in closed] or ordered
+    for path in [*(item.path for item in skipped.values() if item.reason.startswith(UNREAD)), *closed]:
+        print_line(f"mlhpc: warning: {path}: may not be read and is left out; ask for read permission", error=True)
     return _make_labels_distinct(ordered), [skipped[path] for path in sorted(skipped)]
 
 

@@ -114,8 +114,9 @@ def build_package(
         )
     make_folder(place.parent)
     with ExitStack() as stack:
-        stack.enter_context(add_path_to_errors(package))
-        stack.enter_context(create_lock(place.parent / f".{submitter}.lock", f"package {package}", ends=True))
+        lock = place.parent / f".{submitter}.lock"
+        stack.enter_context(add_path_to_errors(package, lock))
+        stack.enter_context(create_lock(lock, f"package {package}", ends=True))
         _remove_remains(place, submitter)
         _check_unchanged(package)
         _check_absent(results, package)

@@ -189,6 +189,34 @@ def test_a_data_set_that_MLHPC_DATA_names_itself_is_noticed(
     assert f"MLHPC_DATA names the folder above: MLHPC_DATA={tmp_path}" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("part", ["manifest.json", "train/shard_00000.h5", "train"])
+@pytest.mark.parametrize("words", ["data verify {}", "run moe_lm --size smoke --set data={}"])
+def test_a_part_of_a_data_set_is_told_with_the_folder_to_give(
+    part: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = tmp_path / "d"
+    (whole / "train").mkdir(parents=True)
+    for name in ("manifest.json", "train/shard_00000.h5"):
+        (whole / name).write_text("{}")
+    monkeypatch.setattr(sys, "argv", ["mlhpc", *words.format(whole / part).split()])
+    assert _run() == 2
+    said = capsys.readouterr().err
+    assert f"{whole / part}: no data set, but in one: give {whole};" in said
+    assert len(said.splitlines()) == 1
+
+
+def test_a_current_folder_that_was_removed_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (gone := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    for words in ("status", "plan moe_lm --size smoke", "run cosmoflow", "status relative"):
+        monkeypatch.setattr(sys, "argv", ["mlhpc", *words.split()])
+        assert _run() == 2
+        assert capsys.readouterr().err == "mlhpc: the current folder was removed; go to one that exists: cd\n"
+
+
 @pytest.mark.parametrize("option", OUTPUTS)
 def test_a_place_that_cannot_be_written_is_named_with_its_option(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["mlhpc", "x", "a.csv", option, "/proc/x"])

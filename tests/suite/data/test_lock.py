@@ -222,6 +222,16 @@ def test_a_process_that_lost_its_lock_ends_before_its_next_write(path: Path, wri
     assert path.exists() == (change == "other")
 
 
+def test_a_copied_lock_names_the_place_of_the_other_one(path: Path, tmp_path: Path) -> None:
+    """A run folder that was copied while its run went on: to end that process would end a good run."""
+    copied = tmp_path / "copy" / path.name
+    copied.parent.mkdir()
+    with create_lock(path, "trial 0"):
+        copied.write_bytes(path.read_bytes())
+        with pytest.raises(InputError, match=rf"made this lock as {path}; if {copied.parent} is a copy"):
+            create_lock(copied, "trial 0").__enter__()
+
+
 class Ended(BaseException):
     """In place of the end of this process."""
 
