@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from statistics import median, mode
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, structs
@@ -124,6 +125,8 @@ class MeterReadings:
                     f"from {_render_iso_time(points[0][0])} to {_render_iso_time(points[-1][0])} (is the time"
                     " zone right?)"
                 )
+            if self.columns.device is None:  # a few bursts of a long table
+                _refuse_bursts(self.path, self.columns, [time for time, _ in inside])
             found[node] = inside
         return found
 
@@ -286,6 +289,8 @@ def _read_rows(table: _Table, columns: PowerColumns) -> MeterReadings:
     jobs: dict[int, dict[str, list[Point]]] = {}  # of each node: the readings of each component of a job
     before: dict[int, Point] = {}  # time and counter of the row before, by node
     sweeps: dict[int, list[dict[str | None, Point]]] = {}  # of each node: a reading of each of its devices
+    seen: dict[tuple[int, str | None], list[float]] = {}  # times of each node and device
+    early: InputError | None = None  # of times that do not rise: bursts explain it better
     for line, row in table.rows:
         where = f"{path}:{line}"
         if not all(_is_row_of(row[name], value) for name, value in columns.rows.items()):
@@ -322,6 +327,8 @@ def _read_rows(table: _Table, columns: PowerColumns) -> MeterReadings:
         else:
             names = [columns.power] if isinstance(columns.power, str) else columns.power or []
             watts = sum(_parse_number(row[name], where, columns.unit) for name in names) * _WATTS[columns.unit]
+            device = None if columns.device is None else row[columns.device]
+            seen.setdefault((node, device), []).append(time)
             if columns.device is not None:
                 known = sweeps.setdefault(node, [{}])
                 if row[columns.device] in known[-1]:
@@ -330,11 +337,16 @@ def _read_rows(table: _Table, columns: PowerColumns) -> MeterReadings:
                 continue
             found = [(time, watts)]
         if points and found[0][0] <= points[-1][0]:
-            raise InputError(
+            early = early or InputError(
                 f"{where}: its time {_render_iso_time(found[0][0])} is not after that of the row before; "
-                "sort the rows by time, and if the file has several meters or outlets, state `node` or `device`"
+                "sort the rows by time, and if the file has several meters or outlets, state as `node` or `device`"
+                " the column that differs between them"
             )
         points += found
+    for times in seen.values():
+        _refuse_bursts(path, columns, times)
+    if early is not None:
+        raise early
     for node, known in sweeps.items():
         by_node[node] += _add_devices(path, known)
     for node, parts in jobs.items():
@@ -343,6 +355,61 @@ def _read_rows(table: _Table, columns: PowerColumns) -> MeterReadings:
     if empty:
         raise InputError(f"{path}: {len(by_node[empty[0]])} readings of node {empty[0]}; expected two or more")
     return MeterReadings(path, columns, by_node)
+
+
+_WINDOW_ROWS = 64  # in which bursts are looked for: a file may begin with one device and go on with several
+_MOST_DEVICES = 16  # of a node whose tool may leave out which one it read; longer bursts are sessions of one meter
+_LEAST_BURSTS = 3
+_FEW_BURSTS = 8  # fewer may be chance unless their gaps differ more
+_RATIO, _RATIO_OF_FEW = 4.0, 16.0  # no gap in between: a rounded time or a lost row makes a gap of twice the usual one
+_STRAY_SHARE = 0.05  # of gaps that are neither short nor long, per burst
+
+
+def _refuse_bursts(path: Path, columns: PowerColumns, times: Sequence[float]) -> None:
+    """Raise InputError if the rows of what is taken for one device come in bursts: they are those of several."""
+    if columns.power is None:  # a counter of several devices goes back
+        return
+    for start in range(0, max(len(times) - _WINDOW_ROWS // 2, 1), _WINDOW_ROWS // 2):
+        window = times[start : start + _WINDOW_ROWS]
+        if (found := _find_bursts(window)) is None:
+            continue
+        rows, period_s = found
+        known = [columns.power] if isinstance(columns.power, str) else columns.power
+        asked = any(name.startswith("power.draw") for name in known)  # by nvidia-smi --query-gpu
+        lacks = "no column tells" if columns.device is None else f"column {render_repr(columns.device)} does not tell"
+        raise InputError(
+            f"{path}: several devices ({rows} rows every {period_s:.3g} s) and {lacks} them apart: "
+            + ("query index too" if asked else "write a column that does, and state it as `device` or `node`")
+        )
+
+
+def _find_bursts(times: Sequence[float]) -> tuple[int, float] | None:
+    """Find the rows of a burst, and the seconds from one to the next. None if the times are those of one device.
+
+    Gaps within bursts are far shorter than those between them, and bursts have as many rows as their neighbours.
+    """
+    gaps = [max(after - before, 0.0) for before, after in pairwise(times)]
+    ordered = sorted(gaps)
+    for shorter, long in pairwise(ordered):  # `long` may be the shortest gap between bursts
+        if shorter >= long / 2:
+            continue
+        starts = [0, *(place for place, gap in enumerate(gaps, 1) if gap >= long)]
+        sizes = [stop - start for start, stop in pairwise([*starts, len(times)])]
+        # The table may begin and end within a burst
+        if len(sizes) > 1 and sizes[0] < sizes[1]:
+            del sizes[0], starts[0]
+        if len(sizes) > 1 and sizes[-1] < sizes[-2]:
+            del sizes[-1]
+        if len(sizes) < _LEAST_BURSTS:
+            continue
+        ratio = _RATIO if len(sizes) >= _FEW_BURSTS else _RATIO_OF_FEW
+        stray = bisect_left(ordered, long) - bisect_right(ordered, long / ratio)
+        rows = mode(sizes)
+        alike = sum(size in (rows, before) for before, size in pairwise([rows, *sizes]))
+        most = _STRAY_SHARE * len(sizes)
+        if 2 <= rows <= _MOST_DEVICES and stray <= most and max(sizes.count(1), len(sizes) - alike) <= 2 * most:
+            return rows, median(after - before for before, after in pairwise([times[start] for start in starts]))
+    return None
 
 
 def _is_row_of(found: str | None, wanted: str) -> bool:
@@ -372,7 +439,10 @@ def _add_devices(path: Path, sweeps: Sequence[Mapping[str | None, Point]]) -> li
             continue
         time = max(each for each, _ in sweep.values())
         if points and time <= points[-1][0]:
-            raise InputError(f"{path}: the rows of its devices are not in the order of time")
+            raise InputError(
+                f"{path}: a device has two rows of {_render_iso_time(time)}, or rows that are not in the order of time;"
+                " sort them, and state as `device` a column that differs between all devices"
+            )
         points.append((time, sum(watts for _, watts in sweep.values())))
     return points
 

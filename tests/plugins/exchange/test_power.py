@@ -543,3 +543,92 @@ def test_the_energy_of_some_components_is_not_that_of_the_job(tmp_path: Path, pa
     text = HET + "".join(het_row(part, 0, 9, 100) for part in parts)
     said = f"has '{', '.join(parts)}', not every component of the heterogeneous job 7"
     check_refused(tmp_path / "sacct.txt", text, said)
+
+
+def smi_rows(times: list[list[float]], *, columns: str = "", cells: str = "") -> str:
+    """A table of nvidia-smi: one row for each time of each sweep, the devices in order."""
+    rows = [f"{AT + time:.3f}{cells.format(device)}, {100 + 200 * device} W\n"
+            for sweep in times for device, time in enumerate(sweep)]  # fmt: skip
+    return f"timestamp{columns}, power.draw [W]\n" + "".join(rows)
+
+
+def sweeps_of(draw: random.Random, devices: int, *, equal: bool = False) -> list[list[float]]:
+    """Sweeps over devices with jitter; now and then one that lacks a row, or takes long."""
+    period, count = draw.choice([0.5, 1.0, 5.0]), draw.choice([5, 7, 40, 300])
+    within = 0.0 if equal else draw.uniform(0.002, 0.006)
+    found, now = [], 0.0
+    for number in range(count):
+        times = [now + within * device * draw.uniform(0.9, 1.0) for device in range(devices)]
+        if count > 39 and number % 40 == 20:
+            times = times[1:] if draw.random() < 0.5 else [*times[:-1], times[-1] + 0.3 * period]
+        found.append(times)
+        now += period * draw.uniform(0.9, 1.1)
+    found[0] = found[0][draw.randrange(devices) :]
+    return found
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_rows_of_devices_that_no_column_tells_apart_are_refused(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    devices, equal = draw.choice([2, 2, 3, 4, 8, 16]), seed % 4 == 0
+    sweeps = sweeps_of(draw, devices, equal=equal)
+    if seed % 3 == 1 and len(sweeps) >= 40:  # at first there was one device
+        sweeps = [[-1000.0 + second] for second in range(500)] + sweeps
+    path, said = tmp_path / "smi.csv", rf"smi\.csv: several devices \({devices} rows every [\d.]+ s\) and "
+    named = {"columns": ", name", "cells": ", A100"}
+    for parts in ({}, named):
+        path.write_text(smi_rows(sweeps, **parts))
+        with pytest.raises(InputError, match=said + "no column tells them apart: query index too$"):
+            read_power_csv(path, recognise(path))
+    (tmp_path / "map.yaml").write_text("device: name\n")
+    with pytest.raises(InputError, match=said + "column 'name' does not tell them apart: query index too$"):
+        read_meter(path, tmp_path / "map.yaml")
+    # With a column that does, the powers of the devices are added
+    path.write_text(smi_rows(sweeps, columns=", index", cells=", {}"))
+    watts = {each for _, each in read_power_csv(path, recognise(path)).by_node[0]}
+    assert sum(100 + 200 * device for device in range(devices)) in watts
+
+
+def test_a_few_bursts_in_the_time_of_a_run_are_refused(tmp_path: Path) -> None:
+    path, sweeps = tmp_path / "smi.csv", [[30.0 * number] for number in range(-100, 0)]
+    path.write_text(smi_rows([*sweeps, *([30.0 * number, 30.0 * number + 0.003] for number in range(5))]))
+    meter = read_power_csv(path, recognise(path))
+    assert len(meter.during(AT - 600, AT - 300)[0]) == 13  # with one before and one after
+    with pytest.raises(InputError, match="several devices \\(2 rows every 30 s\\)"):
+        meter.during(AT, AT + 100)
+
+
+def irregular_times(draw: random.Random, kind: int) -> list[float]:
+    """Times of one meter: what delays, loses or rounds its readings."""
+    count = draw.choice([6, 12, 60, 1000])
+    steps = {
+        0: lambda: 0.1 * draw.uniform(0.5, 1.5),
+        1: lambda: draw.uniform(0.1, 1.0),  # a loop that sleeps for a random time, as docs/energy.md has it
+        2: lambda: 0.1 * draw.choice([1, 1, 1, 2, 3]),  # rows are missing
+        3: lambda: draw.expovariate(2.0) + 0.001,
+        4: lambda: 0.1 if draw.random() < 0.95 else draw.uniform(1.0, 60.0),  # it stops now and then
+        5: lambda: draw.choice([0.003, 0.5]),  # bursts of any length
+    }[kind % 6]
+    times, now = [], 0.0
+    for _ in range(count):
+        times.append(now)
+        now += steps()
+    if kind % 2:  # two bursts by chance, and as many sessions
+        times += [now + 60.0, now + 60.003, now + 61.0, now + 61.003]
+    return times
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_a_meter_that_is_irregular_is_read(tmp_path: Path, seed: int) -> None:
+    path, times = tmp_path / "smi.csv", irregular_times(random.Random(seed), seed)
+    path.write_text(smi_rows([[time] for time in times]))
+    assert len(read_power_csv(path, recognise(path)).by_node[0]) == len(times)
+
+
+@pytest.mark.parametrize("period", [0.15, 0.3, 0.7, 1.25, 1.5, 2.5])
+def test_a_meter_whose_times_are_rounded_is_read(tmp_path: Path, period: float) -> None:
+    """A rounded time makes some gaps twice as long as others, again and again."""
+    unit = 0.1 if period < 1 else 1.0
+    path, times = tmp_path / "smi.csv", [unit * (number * period // unit) for number in range(200)]
+    path.write_text(smi_rows([[time] for time in times]))
+    assert len(read_power_csv(path, recognise(path)).by_node[0]) == 200
