@@ -8,10 +8,12 @@ SuperBench's rule files are not read: their criteria are Python code.
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -89,6 +91,52 @@ class Metric:
     failed: dict[str, str] = field(default_factory=dict)
     severity: dict[str, str] = field(default_factory=dict)
     bound: float | None = None
+
+
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ": "xz", b"BZh": "bzip2"}
+_SEPARATORS = ",;\t|"
+
+
+def read_table(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Read a CSV file with a head: each row by column, with its place, ``file:line``. InputError names a wrong line.
+
+    The separator is the one that the head has most of. Blanks around cells and the byte order mark are left out.
+    """
+    content = path.read_bytes()  # a pipe too
+    for mark, tool in _COMPRESSED.items():
+        if content.startswith(mark):
+            target = path.name.partition(".")[0] + "_text.csv"  # not the file itself, whatever its name ends with
+            raise InputError(
+                f"{path}: is compressed by {tool}; expected a CSV file:"
+                f" {tool} -dc < {shlex.quote(str(path))} > {shlex.quote(target)}"
+            )
+    encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+    text = content.decode(encoding, "replace")
+    if "\0" in text:
+        raise InputError(f"{path}: is no text; expected a CSV file with the columns {', '.join(columns)}")
+    lines = text.splitlines(keepends=True)
+    above = next((at for at, line in enumerate(lines) if line.strip()), 0)
+    head = "".join(lines[above : above + 1])
+    rows = csv.reader(lines[above:], delimiter=max(_SEPARATORS, key=head.count), skipinitialspace=True)
+    names = [name.strip() for name in next(rows, [])]
+    missing = [name for name in columns if name not in names]
+    if missing:
+        raise InputError(
+            f"{path}:{above + 1}: column {', '.join(missing)} is missing; the head is"
+            f" {render_repr(head.strip(), longest=120)}; expected the columns {', '.join(columns)}, separated by commas"
+        )
+    try:
+        for cells in rows:
+            where = f"{path}:{above + rows.line_num}"
+            if not any(cell.strip() for cell in cells):
+                continue
+            if len(cells) != len(names):
+                raise InputError(
+                    f"{where}: the row has more or fewer cells than the header has columns; expected as many"
+                )
+            yield where, {name: cell.strip() for name, cell in zip(names, cells, strict=True)}
+    except csv.Error as error:
+        raise InputError(f"{path}:{above + rows.line_num}: is no row of a CSV file: {error}") from None
 
 
 def read_samples(path: Path) -> list[Sample]:

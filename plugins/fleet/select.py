@@ -11,7 +11,6 @@ A check is chosen if it saves more node hours than it costs.
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import warnings
@@ -28,6 +27,7 @@ from msgspec import Meta, Struct
 from numpy.typing import NDArray
 from scipy import stats
 
+from mlhpc.plugins.fleet.samples import read_table
 from mlhpc.suite.cli.options import JSON, format_option
 from mlhpc.suite.documents import YamlSource
 from mlhpc.suite.errors import InputError, explain_not_installed, explain_unknown_name
@@ -95,31 +95,17 @@ def read_node_intervals(paths: Sequence[Path]) -> list[NodeInterval]:
 
 def _read_file(path: Path) -> Iterator[tuple[str, NodeInterval]]:
     """Read the periods of one CSV file, each with its place, ``file:line``."""
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        rows = csv.DictReader(file)
-        missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
-        if missing:
-            raise InputError(
-                f"{path}:1: column {', '.join(missing)} is missing; expected the columns {', '.join(COLUMNS)}"
-            )
-        for row in rows:
-            where = f"{path}:{rows.line_num}"
-            # The number of cells is checked here, because msgspec would only name a missing field
-            # DictReader puts surplus cells under the key None, and None into columns without a cell
-            if None in row or None in row.values():
-                raise InputError(
-                    f"{where}: the row has more or fewer cells than the header has columns; expected as many"
-                )
-            # Without empty cells, so that msgspec names a missing field instead of a wrong number
-            cells = {name: text.strip() for name, text in row.items() if text.strip()}
-            try:
-                period = msgspec.convert(cells, NodeInterval, strict=False)
-            except msgspec.ValidationError as error:
-                raise InputError(f"{where}: {render_repr(cells, longest=120)}: {error}") from None
-            # A Weibull density at time 0 is 0 or infinite unless k = 1, so such a row has no fit
-            if period.ended == "incident" and period.hours == 0.0:
-                raise InputError(f"{where}: field `hours` is 0 and `ended` is incident; expected a time above 0")
-            yield where, period
+    for where, row in read_table(path, COLUMNS):
+        # Without empty cells, so that msgspec names a missing field instead of a wrong number
+        cells = {name: text for name, text in row.items() if text}
+        try:
+            period = msgspec.convert(cells, NodeInterval, strict=False)
+        except msgspec.ValidationError as error:
+            raise InputError(f"{where}: {render_repr(cells, longest=120)}: {error}") from None
+        # A Weibull density at time 0 is 0 or infinite unless k = 1, so such a row has no fit
+        if period.ended == "incident" and period.hours == 0.0:
+            raise InputError(f"{where}: field `hours` is 0 and `ended` is incident; expected a time above 0")
+        yield where, period
 
 
 def build_interval_table(periods: Sequence[NodeInterval]) -> pd.DataFrame:

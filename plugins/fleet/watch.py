@@ -10,7 +10,6 @@ that lasts for many windows is noise, if most workers have it.
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from mlhpc.plugins.fleet.samples import read_table
 from mlhpc.suite.cli.options import JSON, PercentRange, format_option
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.exit_codes import ExitCode
@@ -93,21 +93,14 @@ class Slowdown:
 def read_times(path: Path) -> dict[str, dict[float, float]]:
     """Read a CSV file with the columns of `COLUMNS`: times by worker and step. InputError names the line."""
     found: dict[str, dict[float, float]] = {}
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        rows = csv.DictReader(file)
-        missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
-        if missing:
-            raise InputError(
-                f"{path}:1: column {', '.join(missing)} is missing; expected the columns {', '.join(COLUMNS)}"
-            )
-        for row in rows:
-            steps = found.setdefault(row["worker"] or "", {})
-            step, time = (_number(row[name], f"{path}:{rows.line_num}: {name}") for name in ("step", "time"))
-            if time <= 0.0 or step in steps:
-                repeated = f"step {step:g} occurs twice; expected one row for each worker and step"
-                what = repeated if time > 0.0 else f"time = {time:g}: expected a positive number"
-                raise InputError(f"{path}:{rows.line_num}: worker {render_repr(row['worker'])}: {what}")
-            steps[step] = time
+    for where, row in read_table(path, COLUMNS):
+        steps = found.setdefault(row["worker"], {})
+        step, time = (_number(row[name], f"{where}: {name}") for name in ("step", "time"))
+        if time <= 0.0 or step in steps:
+            repeated = f"step {step:g} occurs twice; expected one row for each worker and step"
+            what = repeated if time > 0.0 else f"time = {time:g}: expected a positive number"
+            raise InputError(f"{where}: worker {render_repr(row['worker'])}: {what}")
+        steps[step] = time
     if len(found) < 3:
         raise InputError(
             f"{path}: {len(found)} workers; expected at least 3, because workers are compared with each other"

@@ -190,6 +190,7 @@ def test_the_plan_is_what_trying_all_plans_finds() -> None:
     ("text", "wrong"),
     [
         ("", ":1: column node, hours, incidents, ended is missing"),
+        ("node;hours\na;1\n", "the head is 'node;hours'; expected the columns node, hours, incidents, ended"),
         ("node,hours\na,1\n", ":1: column incidents, ended is missing"),
         ("node,hours,incidents,ended\na,1,0,open\nb,-1,0,open\n", ":3: "),
         ("node,hours,incidents,ended\na,1,0,open\na,2,0,open\n", ":3: node 'a' is in the job twice"),
@@ -209,6 +210,12 @@ def test_a_wrong_file_of_spells_is_one_line(tmp_path: Path, text: str, wrong: st
     assert str(error.value).startswith(f"{path}:")
     assert wrong in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_spells_of_a_spreadsheet_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "spells.csv"
+    path.write_bytes("\ufeffnode; hours; incidents; ended\r\na ; 1 ; 0 ; open\r\n".encode())
+    assert read_node_intervals([path]) == [NodeInterval(node="a", hours=1.0, incidents=0, ended="open")]
 
 
 CHECKS_TEXT = """minutes: {gemm: 2, stream: 3}

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
+import gzip
 import itertools
 import json
+import lzma
 import math
+import random
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from mlhpc.plugins.fleet.watch import ASSUMED, Job, find_slowdowns, read_times
+from mlhpc.plugins.fleet.watch import ASSUMED, COLUMNS, Job, find_slowdowns, read_times
 from mlhpc.suite.errors import InputError
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.published import validation_fixtures
@@ -188,7 +194,12 @@ def test_the_command_names_them(tmp_path: Path) -> None:
         ("worker,step\na,1\n", ":1: column time is missing"),
         ("worker,step,time\na,1,x\n", ":2: time = 'x': expected a number"),
         ("worker,step,time\na,1,nan\n", ":2: time = 'nan': expected a number"),
-        ("worker,step,time\na,1\n", ":2: time = None: expected a number"),
+        ("worker,step,time\na,1\n", ":2: the row has more or fewer cells"),
+        ("worker,step,time\na,1,\n", ":2: time = '': expected a number"),
+        ("host;step;time\na;1;1\n", ":1: column worker is missing; the head is 'host;step;time'; expected the columns"),
+        ("worker step time\na 1 1\n", ":1: column worker, step, time is missing; the head is 'worker step time'"),
+        ('worker,step,time\n"a' + 200000 * "x" + ",1,1\n", ":2: is no row of a CSV file: field larger"),
+        ("PK\0\0", ": is no text; expected a CSV file with the columns worker, step, time"),
         ("worker,step,time\na,1,0\n", ":2: worker 'a': time = 0: expected a positive number"),
         ("worker,step,time\na,1,1\na,1,2\n", ":3: worker 'a': step 1 occurs twice"),
         ("worker,step,time\na,1,1\nb,1,1\n", ": 2 workers; expected at least 3"),
@@ -202,3 +213,32 @@ def test_a_wrong_file_is_named(tmp_path: Path, text: str, found: str) -> None:
     assert str(error.value).startswith(f"{path}{found}")
     done = mlhpc("preflight", "watch", path)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_table_that_a_spreadsheet_wrote_is_read(tmp_path: Path, seed: int) -> None:
+    """A byte order mark, blanks around cells, other separators, ends of lines and columns change nothing."""
+    draw = random.Random(seed)
+    names = [*COLUMNS, *draw.sample(["node", "", "note"], draw.randrange(4))]
+    draw.shuffle(names)
+    wanted = {worker: {float(step): draw.randint(1, 99) / 8 for step in range(3)} for worker in ("a 1", "b", "c")}
+    separator, end, blank = draw.choice(",;\t|"), draw.choice(["\n", "\r\n", "\r"]), draw.choice(["", " ", "  "])
+    rows = [
+        {"worker": worker, "step": step, "time": time} for worker in wanted for step, time in wanted[worker].items()
+    ]
+    cells = [names, *([str(row.get(name, "")) for name in names] for row in rows)]
+    text = draw.choice(["", "\n"]) + "".join((separator + blank).join(row) + blank + end for row in cells) + end
+    path = tmp_path / "times.csv"
+    path.write_bytes(text.encode(draw.choice(["utf-8", "utf-8-sig", "utf-16"])))
+    assert read_times(path) == wanted
+
+
+@pytest.mark.parametrize("tool", [gzip, bz2, lzma])
+@pytest.mark.parametrize("name", ["f.csv.gz", "my times", "f.csv"])
+def test_a_compressed_table_comes_with_the_command_that_fits_it(tmp_path: Path, tool: Any, name: str) -> None:
+    text = b"worker,step,time\n" + b"".join(b"%c,1,1\n" % letter for letter in b"abc")
+    (tmp_path / name).write_bytes(tool.compress(text))
+    with pytest.raises(InputError, match="is compressed by .*; expected a CSV file: ") as error:
+        read_times(tmp_path / name)
+    subprocess.run(str(error.value).partition("a CSV file: ")[2], shell=True, cwd=tmp_path, check=True)
+    assert [path.read_bytes() for path in tmp_path.glob("*_text.csv")] == [text]
