@@ -589,6 +589,18 @@ def test_rows_of_devices_that_no_column_tells_apart_are_refused(tmp_path: Path, 
     assert sum(100 + 200 * device for device in range(devices)) in watts
 
 
+@pytest.mark.parametrize("later", [0.0, 0.003])
+def test_two_rows_of_a_device_at_one_time_are_refused_without_naming_that_column_again(
+    tmp_path: Path, later: float
+) -> None:
+    path, columns = tmp_path / "smi.csv", tmp_path / "map.yaml"
+    columns.write_text("device: name\n")
+    path.write_text(smi_rows([[0.0, 0.0], [1.0, 1.0 + later]], columns=", name", cells=", A100"))
+    with pytest.raises(InputError, match="state as `device` a column that differs between all devices$") as refused:
+        read_meter(path, columns)
+    assert "\n" not in str(refused.value)
+
+
 def test_a_few_bursts_in_the_time_of_a_run_are_refused(tmp_path: Path) -> None:
     path, sweeps = tmp_path / "smi.csv", [[30.0 * number] for number in range(-100, 0)]
     path.write_text(smi_rows([*sweeps, *([30.0 * number, 30.0 * number + 0.003] for number in range(5))]))
