@@ -48,15 +48,33 @@ def _sum_time_limit(match: re.Match[str]) -> int:
 Line = Annotated[str, Meta(pattern=r"\A[^\n]*\S[^\n]*\Z", description="one line of text")]
 TimeLimit = Annotated[str, Meta(pattern=TIME_LIMIT.pattern, description="minutes, h:mm:ss or d-hh:mm:ss")]
 Name = Annotated[str, Meta(pattern=r"\A[A-Za-z_]\w*\Z", description="the name of an environment variable")]
-Word = Annotated[str, Meta(pattern=r"\A[^\s\"'`$\\#;&|<>()]+\Z", description="one word without shell characters")]
+# What becomes a word of a command may not look like one of its options.
+Word = Annotated[
+    str,
+    Meta(
+        pattern=r"\A(?!-)[^\s\"'`$\\#;&|<>(){}\[\]*?~]+\Z",
+        description="one word without shell characters that does not begin with -",
+    ),
+]
+Host = Annotated[
+    str,
+    Meta(
+        pattern=r"\A(?:[A-Za-z0-9][A-Za-z0-9_.-]*@)?[A-Za-z0-9][A-Za-z0-9_.:-]*\Z",
+        description="letters, digits and . - _ : @; a host name begins with a letter or digit",
+    ),
+]
+Place = Annotated[
+    str,
+    Meta(pattern=r"\A(?!-)[^\n]*\S[^\n]*\Z", description="one line of text that does not begin with -"),
+]
 
 
 class Container(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The container in which the worker's Python runs. Paths and the image may use variables of the job."""
 
     runtime: Literal["none", "apptainer", "pyxis"] = "none"
-    image: Line | None = None
-    mounts: Annotated[tuple[Line, ...], "host:container paths; run folder, data and code must be visible"] = ()
+    image: Place | None = None
+    mounts: Annotated[tuple[Place, ...], "host:container paths; run folder, data and code must be visible"] = ()
     options: Annotated[tuple[Line, ...], "more options of `apptainer exec`, or of srun for pyxis"] = ()
 
     def __post_init__(self) -> None:
@@ -70,28 +88,28 @@ class Site(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     queue: Annotated[Word, "Slurm's partition, Fugaku's resource group"] | None = None
     account: Word | None = None
     qos: Word | None = None
-    constraint: Line | None = None
+    constraint: Place | None = None
     max_nodes: Annotated[int, Meta(ge=1), "nodes of the queue; more are refused before they are asked for"] | None = (
         None
     )
     requeue: Annotated[bool, "a job that stopped with a checkpoint may start itself again"] = False
     parallel_environment: Annotated[Word, "of Grid Engine; its allocation_rule is the ranks of a node"] | None = None
-    hosts: Annotated[tuple[Word, ...], "the nodes, where no scheduler gives them"] = ()
+    hosts: Annotated[tuple[Host, ...], "the nodes, where no scheduler gives them"] = ()
     mpi: Annotated[Word, "how ranks start: srun --mpi=, or the kind of mpiexec"] | None = None
     options: Annotated[tuple[Line, ...], "more directives; lines that begin with # stay as they are"] = ()
     launch_options: Annotated[tuple[Line, ...], "more options of the command that starts the ranks"] = ()
     modules: tuple[Word, ...] = ()
     environment: Mapping[Name, str] = {}
-    setup: Annotated[tuple[Line, ...], "lines of bash, run once per node before the ranks; all must succeed"] = ()
-    python: Annotated[Line | None, "interpreter; default: the one that submits, python3 in a container"] = None
-    scratch: Annotated[Line | None, "TMPDIR of the ranks"] = None
-    staging_directory: Annotated[Line | None, "node-local; {node} becomes the node's name"] = None
-    cache_drop_command: Annotated[Line | None, "run once per node before each trial; its exit code is logged"] = None
-    data: Annotated[Line | None, "folder of the data sets; MLHPC_DATA comes first"] = None
-    runs: Annotated[Line | None, "folder in which run folders are made"] = None
-    preflight_history: Annotated[
-        Line | None, "folder in which `submit --preflight` keeps what it measured of good nodes"
-    ] = None
+    setup: Annotated[tuple[Place, ...], "lines of bash, run once per node before the ranks; all must succeed"] = ()
+    python: Annotated[Place, "interpreter; default: the one that submits, python3 in a container"] | None = None
+    scratch: Annotated[Place, "TMPDIR of the ranks"] | None = None
+    staging_directory: Annotated[Place, "node-local; {node} becomes the node's name"] | None = None
+    cache_drop_command: Annotated[Place, "run once per node before each trial; its exit code is logged"] | None = None
+    data: Annotated[Place, "folder of the data sets; MLHPC_DATA comes first"] | None = None
+    runs: Annotated[Place, "folder in which run folders are made"] | None = None
+    preflight_history: (
+        Annotated[Place, "folder in which `submit --preflight` keeps what it measured of good nodes"] | None
+    ) = None
 
 
 class Resources(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -8,15 +8,18 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, get_args
 
+import msgspec
 import pytest
 from msgspec import structs
 
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.launch import queue
-from mlhpc.suite.launch.job import Job, Site, find_system, read_system
+from mlhpc.suite.launch.job import Job, Site, SystemFile, find_system, read_system
 from mlhpc.suite.launch.mpiexec import WORDS
 from mlhpc.suite.launch.schedulers import list_kinds, load_dialect
 from mlhpc.suite.launch.script import render_script
@@ -42,6 +45,67 @@ def make_job(kind: str, **changes: object) -> Job:
 
 def with_site(job: Job, **changes: object) -> Job:
     return replace(job, system=structs.replace(job.system, site=structs.replace(job.system.site, **changes)))
+
+
+# Options on purpose, and text that no command gets
+FREE = {"name", "submitter", "description", "options", "launch_options", "environment"}
+
+
+def list_texts(struct: type[msgspec.Struct], *above: str) -> Iterator[tuple[tuple[str, ...], bool]]:
+    """Each text of a system file by its keys, and whether it is in a list."""
+    for field in structs.fields(struct):
+        kinds = {field.type, *get_args(field.type)}
+        part = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, msgspec.Struct)), None)
+        if part is not None:
+            yield from list_texts(part, *above, field.name)
+        elif "str" in str(field.type) and "Literal" not in str(field.type) and field.name not in FREE:
+            yield (*above, field.name), "tuple" in str(field.type)
+
+
+TEXTS = dict(list_texts(SystemFile))
+
+
+def write_text(path: Path, keys: Sequence[str], value: object) -> None:
+    """Write a system file that has this value at the keys."""
+    data: dict[str, Any] = {"name": "x", "kind": "ssh", "container": {"runtime": "apptainer", "image": "/i.sif"}}
+    part = data
+    for key in keys[:-1]:
+        part = part.setdefault(key, {})
+    part[keys[-1]] = value
+    path.write_text(json.dumps(data))  # which is YAML too
+
+
+@pytest.mark.parametrize("keys", TEXTS, ids=".".join)
+@pytest.mark.parametrize("option", ["-", "-x", "--", "-oProxyCommand=/tmp/evil.sh", "--bind=/:/host", "-c/tmp/x"])
+def test_no_text_of_a_system_file_becomes_an_option(tmp_path: Path, keys: tuple[str, ...], option: str) -> None:
+    path = tmp_path / "s.yaml"
+    for value in ([option], ["a", option]) if TEXTS[keys] else (option,):
+        write_text(path, keys, value)
+        with pytest.raises(InputError, match=r"s.yaml:1: .*expected (minutes|.* begin)") as refused:
+            read_system(path)
+        assert "\n" not in str(refused.value)
+
+
+def test_the_texts_that_may_become_options_are_known() -> None:
+    assert {("site", "hosts"), ("site", "queue"), ("container", "image"), ("kind",)} < set(TEXTS)
+    assert len(TEXTS) >= 20
+
+
+@pytest.mark.parametrize(
+    "host", ["", "a,b", "a b", "$x", "n[1-2]", "a/b", ".a", "_a", "é1", "a\n", "{-f,x}", "~a", "*", "me@-x", "@n1"]
+)
+def test_a_host_is_one_name(tmp_path: Path, host: str) -> None:
+    write_text(tmp_path / "s.yaml", ("site", "hosts"), [host])
+    with pytest.raises(InputError, match="a host name begins with a letter or digit"):
+        read_system(tmp_path / "s.yaml")
+    done = mlhpc("submit", "cosmoflow", "--system", tmp_path / "s.yaml", "--size", "smoke", "--dry-run", cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, "")
+
+
+@pytest.mark.parametrize("host", ["node1", "10.0.0.7", "n-1.example.org", "me@n1", "fe80::1", "1", "nid_001"])
+def test_names_of_hosts_are_taken_as_they_are(tmp_path: Path, host: str) -> None:
+    write_text(tmp_path / "s.yaml", ("site", "hosts"), [host])
+    assert read_system(tmp_path / "s.yaml").site.hosts == (host,)
 
 
 def variants(kind: str) -> list[Job]:
