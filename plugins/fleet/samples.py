@@ -107,11 +107,13 @@ def read_table(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[s
         if content.startswith(mark):
             target = path.name.partition(".")[0] + "_text.csv"  # not the file itself, whatever its name ends with
             raise InputError(
-                f"{path}: is compressed by {tool}; expected a CSV file:"
+                f"{path}: is a packed file ({tool}); expected a CSV file:"
                 f" {tool} -dc < {shlex.quote(str(path))} > {shlex.quote(target)}"
             )
     encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     text = content.decode(encoding, "replace")
+    if content.startswith(b"PK\3\4"):
+        raise InputError(f"{path}: is a packed file or a workbook; expected a CSV file: save its table as CSV")
     if "\0" in text:
         raise InputError(f"{path}: is no text; expected a CSV file with the columns {', '.join(columns)}")
     lines = text.splitlines(keepends=True)

@@ -10,6 +10,7 @@ import json
 import lzma
 import math
 import random
+import shlex
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -199,7 +200,8 @@ def test_the_command_names_them(tmp_path: Path) -> None:
         ("host;step;time\na;1;1\n", ":1: column worker is missing; the head is 'host;step;time'; expected the columns"),
         ("worker step time\na 1 1\n", ":1: column worker, step, time is missing; the head is 'worker step time'"),
         ('worker,step,time\n"a' + 200000 * "x" + ",1,1\n", ":2: is no row of a CSV file: field larger"),
-        ("PK\0\0", ": is no text; expected a CSV file with the columns worker, step, time"),
+        ("PK\3\4\0", ": is a packed file or a workbook; expected a CSV file: save its table as CSV"),
+        ("a\0b", ": is no text; expected a CSV file with the columns worker, step, time"),
         ("worker,step,time\na,1,0\n", ":2: worker 'a': time = 0: expected a positive number"),
         ("worker,step,time\na,1,1\na,1,2\n", ":3: worker 'a': step 1 occurs twice"),
         ("worker,step,time\na,1,1\nb,1,1\n", ": 2 workers; expected at least 3"),
@@ -238,7 +240,9 @@ def test_a_table_that_a_spreadsheet_wrote_is_read(tmp_path: Path, seed: int) -> 
 def test_a_compressed_table_comes_with_the_command_that_fits_it(tmp_path: Path, tool: Any, name: str) -> None:
     text = b"worker,step,time\n" + b"".join(b"%c,1,1\n" % letter for letter in b"abc")
     (tmp_path / name).write_bytes(tool.compress(text))
-    with pytest.raises(InputError, match="is compressed by .*; expected a CSV file: ") as error:
+    with pytest.raises(InputError, match=r"is a packed file \(\w+\); expected a CSV file: ") as error:
         read_times(tmp_path / name)
+    said = mlhpc("preflight", "watch", name, cwd=tmp_path).stderr
+    assert said.endswith(f" < {shlex.quote(name)} > {shlex.quote(name.partition('.')[0] + '_text.csv')}\n")
     subprocess.run(str(error.value).partition("a CSV file: ")[2], shell=True, cwd=tmp_path, check=True)
     assert [path.read_bytes() for path in tmp_path.glob("*_text.csv")] == [text]
