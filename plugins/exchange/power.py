@@ -367,7 +367,8 @@ _STRAY_SHARE = 0.05  # of gaps that are neither short nor long, per burst
 
 def _refuse_bursts(path: Path, columns: PowerColumns, times: Sequence[float]) -> None:
     """Raise InputError if the rows of what is taken for one device come in bursts: they are those of several."""
-    if columns.power is None:  # a counter of several devices goes back
+    # A counter of several devices goes back; two rows with one unique name are of one device
+    if columns.power is None or columns.device in _UNIQUE:
         return
     for start in range(0, max(len(times) - _WINDOW_ROWS // 2, 1), _WINDOW_ROWS // 2):
         window = times[start : start + _WINDOW_ROWS]
@@ -376,10 +377,14 @@ def _refuse_bursts(path: Path, columns: PowerColumns, times: Sequence[float]) ->
         rows, period_s = found
         known = [columns.power] if isinstance(columns.power, str) else columns.power
         asked = any(name.startswith("power.draw") for name in known)  # by nvidia-smi --query-gpu
+        remedy = "write a column that does, and state it as `device` or `node`"
+        if asked and columns.device in _DEVICES:  # another node has a device of this number too
+            remedy = "query uuid too, and state it as `device`; if they are on several nodes, state `node`"
+        elif asked:
+            remedy = "query index too"
         lacks = "no column tells" if columns.device is None else f"column {render_repr(columns.device)} does not tell"
         raise InputError(
-            f"{path}: several devices ({rows} rows every {period_s:.3g} s) and {lacks} them apart: "
-            + ("query index too" if asked else "write a column that does, and state it as `device` or `node`")
+            f"{path}: several devices ({rows} rows every {period_s:.3g} s) and {lacks} them apart: " + remedy
         )
 
 
@@ -481,6 +486,7 @@ _DEVICES = (
     "serial",
     "DeviceId",
 )
+_UNIQUE = ("uuid", "gpu_uuid", "serial")  # among the devices of all nodes
 _JPWR = re.compile(r"(?:gpu|gcd|rocm|gh|gc|cpu|hip|xpu)\w*:\d+", re.IGNORECASE)
 
 

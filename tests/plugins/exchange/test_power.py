@@ -589,6 +589,28 @@ def test_rows_of_devices_that_no_column_tells_apart_are_refused(tmp_path: Path, 
     assert sum(100 + 200 * device for device in range(devices)) in watts
 
 
+def test_the_devices_of_two_nodes_are_not_taken_for_those_of_one(tmp_path: Path) -> None:
+    path, columns = tmp_path / "smi.csv", tmp_path / "map.yaml"
+    rows = [
+        f"{AT + second + 0.002 * row:.3f}, {row % 2}, GPU-{row}, 100 W\n" for second in range(9) for row in range(4)
+    ]
+    path.write_text("timestamp, index, uuid, power.draw [W]\n" + "".join(rows))
+    with pytest.raises(InputError, match=r"\(2 rows every 1 s\) and column 'index' does not .* apart: query uuid too"):
+        read_power_csv(path, recognise(path))
+    columns.write_text("device: uuid\n")
+    meter = read_meter(path, columns).args[0]
+    assert [watts for _, watts in meter.by_node[0]] == [400.0] * 9
+
+
+def test_one_device_that_is_read_in_sessions_of_alike_length_needs_its_unique_name(tmp_path: Path) -> None:
+    path, times = tmp_path / "smi.csv", [60.0 * session + second for session in range(9) for second in range(10)]
+    path.write_text(smi_rows([[time] for time in times], columns=", index", cells=", 0"))
+    with pytest.raises(InputError, match="query uuid too, and state it as `device`"):
+        read_power_csv(path, recognise(path))
+    path.write_text(smi_rows([[time] for time in times], columns=", uuid", cells=", GPU-0"))
+    assert len(read_power_csv(path, recognise(path)).by_node[0]) == 90
+
+
 @pytest.mark.parametrize("later", [0.0, 0.003])
 def test_two_rows_of_a_device_at_one_time_are_refused_without_naming_that_column_again(
     tmp_path: Path, later: float
