@@ -38,10 +38,10 @@ _SECRET_ENDS = (
     *("PASSWORD", "PASSWD", "PASSPHRASE", "SECRET", "TOKEN", "SESSIONID", "SESSID"),
     *(f"{of}KEY" for of in ("API", "ACCESS", "ACCOUNT", "SECRET", "PRIVATE", "SHARED", "MASTER")),
     *(f"{of}KEY" for of in ("SIGNING", "ENCRYPTION", "LICENSE")),
-    *(f"{of}PASS" for of in ("STORE", "KEY", "USER", "DB", "ROOT", "ADMIN", "PROXY", "MAIL", "SMTP", "LDAP", "CERT")),
-    *(f"{of}PW" for of in ("BIND", "ROOT", "ADMIN", "USER", "DB")),
+    *(f"{of}PASS" for of in ("STORE", "KEY", "REQUIRE", "PROXY", "MAIL", "SMTP", "LDAP", "CERT")),
+    *(f"{of}{word}" for of in ("BIND", "ROOT", "ADMIN", "USER", "DB") for word in ("PASS", "PW")),
 )
-# Only as the last word: cache_key_size is none
+# Only last: cache_key_size is none
 _SECRET_LAST = frozenset({"KEY", "SIGNATURE", "AUTH", "CLAVE", "CHIAVE", "SCHLUESSEL", "SCHLÜSSEL"})
 _ALWAYS_LAST = _SECRET_WORDS | _SECRET_LAST - {"KEY"}  # whose values are secrets even if they are words
 # The last word of a name that says where a secret is, or how many there are
@@ -54,39 +54,39 @@ _NOT_LAST = frozenset(
 _FOLDERS = frozenset({"PWD", "OLDPWD"})  # of the shell, if the value is a path: PWD=VALUE is a password of ODBC
 _NOT_SECRET = _FOLDERS | {"key"}  # a JSON key called key
 _PATH = re.compile(r"[~/.$]|[A-Za-z]:[\\/]")
-# Between separators, an identifier has words with a short number, numbers and sizes: train_2048x2048, conv2d, pip-32k
-_PART_OF_IDENTIFIER = re.compile(
-    r"(?:[A-Z]?[a-z]{1,15}|[A-Z]{1,15})(?:\d{0,4}|[123]d)|\d{1,10}(?:x\d{1,10}|[a-z]{1,2})?"
-)
+# Between separators, an identifier has words with a number, and sizes: nid001234, train_2048x2048, conv2d, 300B20x
+_PART_OF_IDENTIFIER = re.compile(r"(?:[A-Z]?[a-z]{1,15}|[A-Z]{1,15})(?:\d{0,6}|[123]d)|(?:\d{1,10}[A-Za-z]{0,2}){1,2}")
 _IN_QUERY = frozenset({"sig", "signature", "key", "auth", "pass", "pwd", "code"})  # of an address
 
-# Before a value: a line that goes on, a tag of YAML or the beginning of a block, one word on an indented line of its
-# own, the scheme of an Authorization, a letter of Python's b"TEXT" or the shell's $'TEXT'
+_ECHO = r"""(?:echo|printf|yes|print|cat[ \t]+<<<)[ \t]+(?:-\w+[ \t]+|["']%s(?:\\n)?["'][ \t]+)*"""
+# Before a value: a line that goes on, a tag, anchor or beginning of a block of YAML, one word on an indented line of
+# its own, the scheme of an Authorization, a letter of Python's b"TEXT" or the shell's $'TEXT'
 _BEFORE_VALUE = (
-    r"""(?:["']?(?:\$\(|`)[ \t]*(?:echo|printf|cat[ \t]+<<<)[ \t]+(?:-\w+[ \t]+|["']%s(?:\\n)?["'][ \t]+)?)?"""
-    r"""(?:\\\n[ \t]*|[|>][-+]?\n[ \t]+|!!?\w+[ \t]+|\(\s*+(?=["'])"""
+    rf"""(?:["']?(?:\$\(|`)[ \t]*{_ECHO})?"""
+    r"""(?:\\\n[ \t]*|[|>][-+]?\n[ \t]+|(?:!!?|&)\w+[ \t]+|(?:[\w.]{1,50}\(default=|\(\s*+)(?=["'])"""
     r"""|\n[ \t]+(?=["'](?!["'])|(?!["']|[\w.-]+(?:=[^\s=]|:\s))[^\s#-]\S*[ \t]*(?:\n|\Z)))?"""
     r"""(?:(?:[bfru]{1,2}|\$)(?=["']))?(?P<quote>\"{3}|'{3}|["']?)(?:(?<=\"{3}|'{3})\s+)?"""
     r"""(?:(?:Bearer|Basic|Token|Digest|ApiKey|Negotiate)[ \t]+)?"""
 )
+# A type: str, &'a str, Option<String>
+_TYPE = r"""(?:&(?:'\w+[ ])?)?[A-Za-z_][\w.:]{0,50}[?!]?(?:[<\[][^\n]{0,99}?[>\]])?"""
 # A value of at least eight characters with letters and digits, as passwords have and prose has not
 _STRONG = r"(?=[\w+/=.@#!%^*-]*\d)(?=[\w+/=.@#!%^*-]*[A-Za-z])(?=[\w+/=.@#!%^*-]{8})"
 _NAMED = (
-    # Shell, YAML, JSON, Python's os.environ["NAME"] = VALUE, headers, a query of an address
+    # Shell, YAML, JSON, Python's os.environ["NAME"] = VALUE, headers, a query of an address, NAME: TYPE = VALUE
     re.compile(
-        r"""(?<!\w)(?P<name>mots?[ ]de[ ]passe|[^\W\d][\w.-]{0,99})["']?\]?[ \t\xa0]*(?:=>|[:+?]=|[:=：](?!=))"""
-        r"""(?P<blank>[ \t]*)""" + _BEFORE_VALUE,
+        r"""(?<!\w)(?P<name>mots?[ ]de[ ]passe|[^\W\d][\w.-]{0,99})(?=["']?(?:\]|\}(?=[ \t]*=[ \t]*["']))?[ \t\xa0]*"""
+        rf"""(?::[ \t]*{_TYPE}(?:[ \t]*\|[ \t]*{_TYPE}){{0,3}}(?=[ \t]+=[ \t]|=["'])[ \t]*)?"""
+        r"""(?:=>|[:+?]=|[:=：](?!=)|\{(?=["'][^"'\n]{1,200}["']\}))"""
+        r"""(?P<blank>[ \t]*)""" + _BEFORE_VALUE + "(?P<after>))",
         re.I,
     ),
-    # --token VALUE, ["--token", "VALUE"]
-    re.compile(r"""(?<![\w-])--(?P<name>[A-Za-z][\w.-]{0,99})(?:[ \t]+|["']\s*,\s*(?=["']))(?P<quote>["']?)"""),
-    # A name of several letters after one dash, as of Java's and PuTTY's tools: -storepass VALUE. Openssl's -key is a file
+    # --token VALUE, ["--token", "VALUE"], after one dash as of Java's and PuTTY's tools. Openssl's -key is a file
     re.compile(
-        r"""(?<![\w-])-(?P<name>\w*(?:pass|passw(?:or)?d|passphrase|pw|pwd|token|secret))[ \t]+(?P<quote>["']?)(?=[^\s-])""",
-        re.I,
+        r"""(?<![\w-])-(?P<flag>-)?(?P<name>[A-Za-z][\w.-]{0,99})(?:[ \t]+|["']\s*,\s*(?=["']))"""
+        r"""(?P<quote>["']?)(?=[^\s-])"""
     ),
-    # csh, fish and Lua modules, settings of tools: setenv NAME VALUE, setenv("NAME", "VALUE"), aws configure set NAME
-    # VALUE
+    # csh, fish and Lua modules, settings of tools: setenv NAME VALUE, setenv("NAME", "VALUE"), configure set NAME VALUE
     re.compile(
         r"""\b(?:(?:set|put|push)env|setdefault|set[ \t]+-\w+|config(?:ure)?[ \t]+(?:--\w+[ \t]+)*(?:set)?)"""
         r"""[ \t(]+["']?(?P<name>[\w./:@-]+)["']?[ \t,]+(?P<quote>["']?)"""
@@ -101,7 +101,7 @@ _NAMED = (
     # Name and value apart: an item of a list in YAML, JSON, XML or on a command line
     re.compile(
         r"""(?<![a-z])(?:\w{0,40}?(?:name|key|variable|field|property|option|setting|param|parameter|id)|n|k)["']?"""
-        r"""(?:[ \t]*[:=][ \t]*["']?|>\s*)(?P<name>[^\W\d][\w.-]{0,99})(?:["',;]|</\w+>|\s)++"""
+        r"""(?:[ \t]*[:=][ \t]*["']?|>\s*)(?P<name>[^\W\d][\w.-]{0,99})(?:["',;]|</\w+>|\s(?:#[^\n]{0,200})?)++"""
         r"""(?:["']?\w+["']?[ \t]*[:=][^\n,{}]{0,200}[\n,]\s*+){0,2}[ \t\n<{-]*+["']?"""
         r"""(?:\w{0,40}?(?:value|val|content|default|data|literal|text)|v)["']?"""
         r"""(?:[ \t]*[:=](?P<blank>[ \t]*)|>\s*)(?:[|>][-+]?\n[ \t]+)?(?P<quote>["']?)""",
@@ -120,7 +120,7 @@ _NAMED = (
         r"""(?<![\w.-])\.?(?P<name>[A-Za-z][\w.-]{0,99})["']?[ \t]*<<-?[ \t]*["']?\w+["']?\n[ \t]*(?P<quote>)"""
     ),
     re.compile(
-        r"""\b(?:echo|printf)[ \t]+(?:-\w+[ \t]+|["']%s(?:\\n)?["'][ \t]+)*(?P<quote>["']?)(?P<value>[^\s"'$|<>]+?)"""
+        r"\b" + _ECHO + r"""(?P<quote>["']?)(?P<value>[^\s"'$|<>]+?)"""
         r"""(?:\\n)?["']?[ \t]*>{1,2}[ \t]*["']?(?:[^\s|;&<>"']*/)?\.?(?P<name>[A-Za-z][\w.-]{0,99})(?=["'\s;&|)]|\Z)"""
     ),
     # A section with the name of a secret, as of TOML: [[secrets]], then data = "VALUE"
@@ -138,14 +138,18 @@ _NAMED = (
     re.compile(
         r"""\bvariable[ \t]+["'](?P<name>\w+)["'][ \t]*\{(?:[^{}]*?\n)?[ \t]*default[ \t]*=[ \t]*(?P<quote>["'])"""
     ),
-    # A compound name of a secret, then a word with letters and digits
+    # A name of a secret, then a word with letters and digits: hf_token .... VALUE, with token VALUE
     re.compile(
-        r"""(?<![\w-])(?P<bare>)(?P<name>[A-Za-z]\w*(?:[._-]\w+)+|pass(?:word|wd|phrase)?|\w{1,99}pw)"""
-        r"""(?:[ \t]+|[ \t]+<<<[ \t]*)(?:--plaintext[ \t]+)?(?P<quote>["']?)""" + _STRONG,
+        r"""(?<![\w-])(?P<bare>)(?P<name>[A-Za-z]\w*(?:[._-]\w+)+|(?:api|access)[ ]key|token|bearer"""
+        r"""|pass(?:word|wd|phrase)?|\w{1,99}p(?:w|ass))[ \t]+(?:<<<[ \t]*|\.{3,}[ \t]+|--plaintext[ \t]+)?"""
+        r"""(?P<quote>["']?)""" + _STRONG,
         re.I,
     ),
-    # ["password", "VALUE"], config.set("token", "VALUE")
-    re.compile(r"""["'](?P<name>[A-Za-z][\w.-]{0,99})["'][ ]*,\s*[bfr]?(?P<quote>["'])""" + _STRONG),
+    # ["password", "VALUE"], config.set("token", "VALUE"), add_argument("--token", default="VALUE")
+    re.compile(
+        r"""["'](?:--)?(?P<name>[A-Za-z][\w.-]{0,99})["'][ ]*,\s*(?:[^()\n]{0,200}?\bdefault[ ]*=[ ]*)?"""
+        r"""[bfr]?(?P<quote>["'])""" + _STRONG
+    ),
     # pass: VALUE, storagePass=VALUE
     re.compile(
         r"""(?<!\w)(?P<certain>)(?P<name>(?:\w{0,99}(?:_|[a-z](?-i:(?=P))))?pass)["']?[ \t]*[:=][ \t]*"""
@@ -167,9 +171,10 @@ _NAMED = (
 )
 # A comma may be part of a password
 _UNQUOTED = re.compile(r"""(?:[^\s,;&"'`}\])<]|<(?!/)|,(?=[^\s,=:"']+(?:[\s"']|$)))+""")
-_HARMLESS = re.compile(  # a variable of the shell, a place to fill in, a word or a short number
-    r"""\$\w+(?:/.*)?|\$\{[^}]*\}?(?:/.*)?|\$\(.*|[<{%*\[(].*|--.*|,.*|[-+?=.\d]{0,5}|[A-Za-z][\w.-]*:|.*REDACTED.*"""
-    r"""|true|false|null|none|yes|no|value|name|id|key|index|string|files|compat|\.{3}""",
+_HARMLESS = re.compile(  # a variable of the shell, a place to fill in, a word, a measured or short number
+    r"""\$(?:\w+|\{[^}]*\}?)(?:/.*)?|(?:\$\(|[<{%*\[(,]|--).*|[A-Za-z][\w.-]*:|.*REDACTED.*|[-+?=.\d]{0,5}"""
+    r"""|\d+(?:\.\d+[a-z/]{0,9}|[mun]s)|0x[\da-f]{1,8}|see|true|false|null|none|yes|no"""
+    r"""|value|name|id|key|index|string|files|compat|\.{3}""",
     re.IGNORECASE,
 )
 _NUMBER = re.compile(r"-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?")
@@ -228,7 +233,7 @@ _ASKING = (  # tools that read a password from their input
     r"|iinit|myproxy\S*"
 )
 _ASKS = (
-    r"(?:[^\n]{0,300}(?:-stdin|--with-token|passphrase-fd|\bsudo[ \t]+-S|-pass(?:in)?[ \t]+stdin)"
+    r"(?:[^\n]{0,300}(?:(?:[-_]|-pass(?:in)?[ \t]+)stdin|--with-token|passphrase-fd|\bsudo[ \t]+-S)"
     rf"|[ \t]*(?:{_ASKING})\b)"
 )
 # What stands in these places is a secret, whatever its form; the group is what to take out.
@@ -244,39 +249,38 @@ _PLACES = tuple(
         r"(?m)^[\w.*-]+:(?:\d+|\*):[\w.*-]+:[\w.*-]+:" + _STRONG + r"(\S+)$",  # .pgpass
         r"(?i)\bidentified[ ]+(?:with[ ]+\S+[ ]+)?(?:by|as)[ ]+(?:password[ ]+)?[\"']([^\"'\n]+)[\"']",  # SQL
         r"\biwconfig\b[^\n]*?[ \t](?:key|enc)[ \t]+(?:s:)?([^\s\"'$]+)",
-        r"\bnet[ \t]+use\b[^\n]*?/user:\S+[ \t]+([^\s\"'$/]+)",
-        r"\bnet[ \t]+use\b[^\n]*?[ \t]\\\\\S+[ \t]+([^\s\"'$/*]+)[ \t]+/user",
-        r"\b(?:wandb|ngc|kaggle|comet|neptune|vault|infisical|doctl|glab|flyctl|snyk|oc|cargo|anaconda|ngrok|tailscale)"
-        r"[ \t]+(?:auth[ \t]+)?"
-        r"(?:login|auth|authtoken|add-authtoken|up)[ \t]+(?:--?[\w-]+[ \t]+)*[\"']?((?=\S*\d)[^\s\"'$=/-][^\s\"'$=]{7,})",
-        r"\b(?:wpa_passphrase|sqlplus[ \t]+\w+/|mosquitto_passwd[ \t]+-b[ \t]+\S+)[ \t]*\S*?[ \t/]([^\s\"'$@/]+)",
+        r"\bnet[ \t]+use\b[^\n]*?[ \t](?:/user:|\\\\)\S+[ \t]+([^\s\"'$/*]+)",
+        r"\b(?:iinit|(?:wandb|ngc|kaggle|comet|neptune|vault|infisical|doctl|glab|flyctl|snyk|oc|cargo|anaconda|ngrok"
+        r"|tailscale)[ \t]+(?:auth[ \t]+)?(?:login|auth|authtoken|add-authtoken|up))[ \t]+(?:--?[\w-]+[ \t]+)*"
+        r"[\"']?((?=\S*\d)[^\s\"'$=/-][^\s\"'$=]{7,})",
+        r"\b(?:wpa_passphrase|mosquitto_passwd[ \t]+-b[ \t]+\S+)[ \t]*\S*?[ \t/]([^\s\"'$@/]+)",
         r"\bsqlplus[ \t]+(?:-\w+[ \t]+)*\w+/([^\s\"'$@]+)",
         r"(?m)\bnet[ \t]+user[ \t]+[\w.\\-]+[ \t]+[\"']?([^\s\"'$/*]+)[\"']?[ \t]*(?=/|$)",
-        r"(?i)\bConvertTo-SecureString\b(?:[ \t]+-(?:AsPlainText|Force|String)\b)*[ \t]+[\"']([^\"'\n]+)",
+        r"(?i)\bConvertTo-SecureString\b(?:[ \t]+-\w+)*[ \t]+[\"']([^\"'\n]+)",
         # Short flags of tools
         _match_flag("swift", r"-K[ \t=]*"),
         _match_flag("openssl", r"-[kK][ \t]+"),
-        _match_flag("unzip|zip|zipcloak|ipmitool|pdftk|qpdf", r"-P[ \t=]*"),
+        _match_flag("unzip|zip|zipcloak|ipmitool|pdftk|qpdf|cqlsh|sqlcmd|bcp|bteq|tsql|osql|isql", r"-P[ \t=]*"),
         _match_flag("7z[ar]?|7zz|rar|unrar|x264", r"-h?p", r"(?!\d{1,3}(?:\s|$))[^\s\"'$]+"),
         _match_flag(
-            "curl|wget|http|https",
+            "curl|wget|https?",
             r"-b[ \t=]*",
             r"(?!\S*\.(?:txt|jar|cookies?)\b|[^\s=]*/|\$)(?:(?<=[\"'])[^\"'\n]+|[^\s\"']+)",
         ),
         _match_flag("oathtool", "", r"(?!\d{4}-)\w[^\s\"']{7,}"),
         r"(?m)^\S+\t(?:TRUE|FALSE)\t\S+\t(?:TRUE|FALSE)\t\d+\t\S+\t(\S+)$",  # a file of cookies
         _match_flag("https?|xh", r"-a[ \t=]*[\w.@-]+:"),
+        _match_flag("redis-cli", r"-a[ \t]+"),
         _match_flag("ldap\\w+", r"-w[ \t]*"),
         _match_flag(
-            "mongo\\w*|twine|ncftp\\w*|clickhouse\\S*|xfreerdp|smbmap|crackmapexec|nxc|pgcli|mycli|cqlsh", r"-p[ \t=]*"
+            "mongo\\w*|twine|ncftp\\w*|clickhouse\\S*|xfreerdp|smbmap|crackmapexec|nxc|pgcli|mycli|cqlsh|beeline|login"
+            "|sshpass|user(?:add|mod)|aria2c|lftp|(?:neo)?mutt",
+            r"-p[ \t=]*",
         ),
         _match_flag("ssh-keygen", r"-[NP][ \t]*"),
-        _match_flag("useradd|usermod", r"-p[ \t]*"),
         _match_flag("anaconda|influx|glab|flyctl|vercel|netlify|dotnet|cf|rsconnect", r"-t[ \t]+"),
         _match_flag("snmp\\w+", r"-[cAX][ \t]*"),
-        _match_flag("cqlsh|sqlcmd|bcp|bteq|tsql|osql|isql", r"-P[ \t]*"),
         _match_flag("gh[ \\t]+secret", r"(?:-b|--body)[ \t=]+"),
-        _match_flag("aria2c|lftp|mutt|neomutt", r"-p[ \t=]+"),
         # Addresses: of conda's channels, hooks and bots
         r"https?://\S{1,200}?/t/([\w-]{3,})/",
         r"(?i)https?://[^\s\"'<>]{0,200}?hooks?(?:\.\w+){0,3}/(?:[^\s\"'<>]{0,200}/)?((?=[^\s/]*\d)[^\s/\"'?#<>.]+)(?![\w./])",
@@ -289,38 +293,29 @@ _PLACES = tuple(
         r"\b\w*freerdp\b[^\n]*?[ \t]/p:([^\s\"']+)",
         # Calls
         r"(?i)\b[\w.]*(?:login|auth\w*|credentials?|connect|client|session)"
-        r"\([^()\n]{0,200}?\b(?:key|auth|pass|pw)[ ]*=[ ]*[bfr]?[\"']"
-        r"([^\"'\n]+)[\"']",
+        r"\([^()\n]{0,200}?\b(?:key|auth|pass|pw)[ ]*=[ ]*[bfr]?[\"']([^\"'\n]+)[\"']",
         r"\b[\w.]*(?:login|log_in|Auth|authenticate|auth|set_password|SecretStr|Credentials?|Fernet|set_token|[TH]OTP)"
         r"\((?:[^()\n]{0,200}?[,=][ ]*)?[bfr]?[\"']([^\"'\n]{4,})[\"'][ ]*\)",
         r"\bauth[ ]*=[ ]*\([ ]*[\"'][^\"'\n]*[\"'][ ]*,[ ]*[bfr]?[\"']([^\"'\n]+)[\"']",
-        # The user and password in the file of docker: its name is too short to tell
+        # The file of docker: its name is too short to tell
         r"[\"']auth[\"'][ ]*:[ ]*[\"']([A-Za-z0-9+/=]{8,})[\"']",
         # Input of tools that ask
-        rf"\b(?:{_ASKING}|sudo[ \t]+-S)\b"
-        r"[^\n]{0,300}<<<[ \t]*[\"']?([^\s\"'$]+)",
+        rf"(?:\b|_)(?:{_ASKING}|sudo[ \t]+-S|login|with-token|stdin)\b[^\n]{{0,300}}<<<[ \t]*[\"']?([^\s\"'$]+)",
         r"\b(?:kinit|kpasswd|passwd|chpasswd|cryptsetup|sudo[ \t]+-S|docker[ \t]+login|gh[ \t]+auth)\b"
-        r"[^\n]{0,300}<<-?[ \t]*[\"']?(?:\w+)[\"']?\n"
-        r"[ \t]*([^\s$][^\n]*)\n",
-        r"\b(?:echo|printf|yes|print)[ \t]+(?:-\w+[ \t]+|[\"']%s(?:\\n)?[\"'][ \t]+)*[\"']?([^\s\"'$|]+?)(?:\\n)?[\"']?[ \t]*\|"
-        + _ASKS,
-        r"\b(?:echo|printf)[ \t]+(?:-\w+[ \t]+)*[\"']?[\w.@-]+:([^\s\"'$|]+)[\"']?[ \t]*\|[ \t]*(?:base64|chpasswd)\b",
+        r"[^\n]{0,300}<<-?[ \t]*[\"']?\w+[\"']?\n[ \t]*([^\s$][^\n]*)\n",
+        r"\b" + _ECHO + r"[\"']?([^\s\"'$|]+?)(?:\\n)?[\"']?[ \t]*\|" + _ASKS,
+        r"\b" + _ECHO + r"[\"']?[\w.@-]+:([^\s\"'$|]+)[\"']?[ \t]*\|[ \t]*(?:base64|chpasswd)\b",
         r"\bsend[ \t]+(?:--[ \t]+)?[\"']([^\s\"'$\\]{6,})\\r[\"']",
         # User and password of an address; of the web a user alone is a token, except those names
         r"://(?!\$\{?\w+\}?(?::\$\{?\w+\}?)?@)([^\s/\"'?#@:]*:(?!\$\{?\w+\}?@)[^\s/\"'?#]+)@",
         r"(?i)https?://(?!(?:git|user|anonymous|guest|oauth2|\$\{?\w+\}?)@)([^\s/\"'?#@:]+)@",
-        r"\bBearer[ \t]+((?=[^\s\"']*\d)[\w.~+/=-]{8,})",
         # -u user:password, --user=user:password, -U user%password
         r"(?<![\w-])(?:-[uU]|--(?:proxy-|http-)?user(?:name)?)[ \t=]*[\"']?"
-        r"(?![\w.-]+\.py:)[\w.@\\-]+[:%](?!//)((?![\d$%:]+(?:[\s\"']|$))[^\s\"']{3,})",
-        r"\blftp\b[^\n|;&]{0,300}?[ \t]-u[ \t]*[\"']?[\w.@-]+,([^\s\"'$]+)",
-        r"\bsshpass[ \t]+(?:-\w[ \t]+)*?-p[ \t]*[\"']?([^\s\"'$][^\s\"']*)",
-        r"\b(?:mysql|mysqldump|mysqladmin|mariadb)\b[^\n|;&]{0,300}?[ \t]-p([^\s\"'$][^\s\"']*)",
-        r"\blogin\b[^\n|;&]{0,300}?[ \t]-p[ \t=]*[\"']?([^\s\"'$-][^\s\"']*)",
-        r"\bredis-cli\b[^\n|;&]{0,300}?[ \t]-a[ \t]+[\"']?([^\s\"'$][^\s\"']*)",
+        r"(?![\w.-]+\.py:)[\w.@\\-]+[:%](?!(?:\w+:){0,2}//)((?![\d$%:]+(?:[\s\"']|$))[^\s\"']{3,})",
+        _match_flag("lftp", r"-u[ \t]*[\"']?[\w.@-]+,"),
+        _match_flag("mysql(?:dump|admin)?|mariadb", "-p"),
         r"-pass(?:in|out)?[ \t]+pass:([^\s\"'$]{3,})",  # openssl
         r"\blogin[ \t]+\S+\s+password[ \t]+(\S+)",  # .netrc
-        r"\b(?:login|passwd|with-token|stdin)\b[^\n]{0,300}<<<[ \t]*[\"']?([^\s\"'$]{3,})",
     )
 )
 SECRET_FORMS = re.compile(
@@ -335,7 +330,9 @@ SECRET_FORMS = re.compile(
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[^-]*(?:-----END [A-Z ]*PRIVATE KEY-----)?"
 )
 _WORD = re.compile(r"[A-Za-z0-9+/=_-]{20,}")
-_CHECKSUM = re.compile(r"(?:sha|SHA|md|blake)\d\w?[-_:= ]{1,2}\Z|integrity=.?\Z")
+_PUBLIC = re.compile(  # a checksum, a public key
+    r"(?:sha|SHA|md|blake)\d\w?[-_:= ]{1,2}\Z|integrity=.?\Z|(?:ssh-(?:rsa|dss|ed25519)|ecdsa-sha2-)\S*[ ]\Z"
+)
 _HEX = re.compile(r"[0-9a-fA-F]{32,}")
 # Per character: English words and paths have 2 to 3.5, 24 random letters and digits 4.2 and more
 _MIN_ENTROPY_BITS = 3.7
@@ -390,11 +387,11 @@ def find_secret_forms(text: str) -> Iterator[Span]:
 def _find_random_words(text: str) -> Iterator[Span]:
     """Yield the places of words that nobody wrote: letters of both cases and digits that alternate.
 
-    Names in camel case have few digits, and names of files few that alternate. Checksums in base64 follow their name.
+    Names in camel case have few digits, and names of files few that alternate. Checksums and public keys follow names.
     """
     for match in _WORD.finditer(text):
         word = match.group()
-        if not _is_random(word) or _CHECKSUM.search(text, max(0, match.start() - 10), match.start()):
+        if not _is_random(word) or _PUBLIC.search(text, max(0, match.start() - 50), match.start()):
             continue
         kinds = ["0" if char.isdigit() else "a" if char.islower() else "A" if char.isupper() else "-" for char in word]
         changes = sum(one != other for one, other in pairwise(kinds))
@@ -418,7 +415,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def _split_name(name: str) -> list[str]:
-    return re.split(r"[_.-]", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).upper())
+    return re.split(r"[_. -]", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).upper())
 
 
 def has_random_word(text: str) -> bool:
@@ -462,10 +459,12 @@ def _find_named_as_written(text: str) -> Iterator[Span]:
         for match in pattern.finditer(text):
             name = match["name"]
             in_query = text[match.start() - 1 : match.start()] in ("?", "&")
-            if "bare" in pattern.groupindex and not is_secret_name(re.split("[._-]", name)[-1].upper()):
+            last = _split_name(name)[-1]
+            if "bare" in pattern.groupindex and not is_secret_name(last):
                 continue  # token-classification MODEL
             certain = "certain" in pattern.groupindex or is_secret_name(name) or name in _FOLDERS
-            if certain or (in_query and name.lower() in _IN_QUERY):
+            flag = last == "PASS" and match.groupdict().get("flag")
+            if certain or flag or (in_query and name.lower() in _IN_QUERY):
                 span = match.span("value") if "value" in pattern.groupindex else _find_value(text, match)
                 value = "" if span is None else text[slice(*span)]
                 if span is not None and (in_query or not (_is_code(match, value) or _is_other(name, value))):
@@ -542,7 +541,7 @@ def _find_value(text: str, match: re.Match[str]) -> Span | None:
     """Return the place of the value that follows a name, without its quotes. None if it is no secret."""
     quote = match["quote"]
     pattern = re.compile(rf"(?:[^{quote}\\\n]|\\.)*") if quote else _UNQUOTED
-    found = pattern.match(text, match.end())
+    found = pattern.match(text, match.end("after" if "after" in match.re.groupindex else 0))
     return None if found is None or _HARMLESS.fullmatch(found.group()) else found.span()
 
 
@@ -569,7 +568,7 @@ def _is_password(name: str) -> bool:
 
 
 def _merge_places(spans: Iterator[Span]) -> list[Span]:
-    """Return the places, overlapping ones joined, from last to first. Then one can be replaced after another."""
+    """Return the places, overlapping ones joined, from last to first, to replace them in turn."""
     joined: list[Span] = []
     for begin, end in sorted(set(spans)):
         if joined and begin < joined[-1][1]:

@@ -146,6 +146,15 @@ def test_secrets_are_found_by_the_structure_around_them(secret: str) -> None:
     assert len(stay) <= 8, stay
 
 
+@pytest.mark.parametrize(
+    "kind", ["str", "str | None", "Optional[str]", "&str", "&'static str", "Option<String>", "A[B[c]]"]
+)
+@pytest.mark.parametrize("name", ["token", "password", "env: HF_TOKEN"])
+def test_a_type_between_name_and_value_belongs_to_the_name(name: str, kind: str) -> None:
+    line = f'{name}: {kind} = "SECRET"'
+    assert remove_secrets(line.replace("SECRET", "Sommer2024x")) == line.replace("SECRET", REDACTED)
+
+
 def test_at_most_two_of_all_harmless_lines_lose_something() -> None:
     lines = read_lines("harmless_lines.txt")
     changed = [line for line in lines if remove_secrets(line) != line]
