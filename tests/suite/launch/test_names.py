@@ -153,7 +153,6 @@ def test_scripts_of_a_package_take_no_command_from_a_name(tmp_path: Path) -> Non
     folder = run_folder(tmp_path / "R")
     info = json.loads((folder / "run.json").read_text())
     info["git"]["commit"] = "$(touch spoiled)"
-    info["suite_version"] = "1.0\ntouch spoiled"
     (folder / "run.json").write_text(json.dumps(info))
     made = mlhpc("package", folder, "--system", "x", "--submitter", "ACME", "-o", tmp_path / "ACME")
     assert made.returncode == 0, made.stderr
