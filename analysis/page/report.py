@@ -313,7 +313,7 @@ def _lead(study: Study) -> str:
     parts = [f"MLPerf HPC {', '.join(map(str, rounds))}"] if rounds else []
     parts += [
         f"{render_count(len(rows), 'result')} of {render_count(rows['machine'].nunique(), 'system')}",
-        render_count(len(study.runs), "run") + (f", {again} of them another's again" if again else ""),
+        render_count(len(study.runs), "run") + (f", {again} of them repeated from another result" if again else ""),
         _dates(study),
     ]
     if len(rounds) > 1:
