@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -32,6 +33,7 @@ from mlhpc.analysis.drawing.view import (
     Question,
     View,
     join_statements,
+    list_timed_runs,
     render_count,
     render_label,
     render_seconds,
@@ -79,7 +81,7 @@ def build_table(study: Study) -> pd.DataFrame:
         others = _list_unranked(study, task)
         if lines and len(lines) + len(others) > 1:
             best = task.rows[task.rows["label"] == lines[0]["label"]].iloc[0]
-            lines += [_describe_unranked(row, best) for row in others.to_dict("records")]
+            lines += [_describe_unranked(row, best, study) for row in others.to_dict("records")]
             near = [each for place, each in enumerate(lines) if place < MOST_ROWS or not each["published"]]
             head = {"task": task.short, "class": task.title, "results": len(lines)}
             tasks += [head | each | {"shown": shown and each in near} for each in lines]
@@ -122,10 +124,16 @@ def _list_unranked(study: Study, task: Task) -> pd.DataFrame:
     return rows[alike & (rows["run_s.mean"] > 0) & ((rows["mode"] == "strong") | (rows["models_per_min"] > 0))]
 
 
-def _describe_unranked(row: Mapping[Any, Any], best: pd.Series) -> dict[str, Any]:
+def _compute_mean_s(row: Mapping[Any, Any] | pd.Series, study: Study) -> float:
+    """Compute the geometric mean of the runs that reached the target, as comparisons do; without any, of all."""
+    times = [run.time_s for run in list_timed_runs(study, str(row["group"]))]
+    return statistics.geometric_mean(times) if times else float(row["run_s.mean"])
+
+
+def _describe_unranked(row: Mapping[Any, Any], best: pd.Series, study: Study) -> dict[str, Any]:
     time_s = row["run_s.mean"] if pd.isna(row["score_s"]) else row["score_s"]
-    weak = row["mode"] == "weak"
-    ratio = best["models_per_min"] / row["models_per_min"] if weak else row["run_s.mean"] / best["run_s.mean"]
+    of, other = (_compute_mean_s(each, study) for each in (row, best))
+    ratio = best["models_per_min"] / row["models_per_min"] if row["mode"] == "weak" else of / other
     why = f"no score: {row['score_note']}" if pd.isna(row["not_ranked"]) else row["not_ranked"]
     found = {"ratio": ratio, "verdict": NOT_RANKED, "runs": row["n_averaged"], "why not": why}
     return _describe(row, time_s) | found

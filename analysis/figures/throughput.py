@@ -72,7 +72,7 @@ def render_rate_answer(study: Study) -> Answer:
         ends = [f"{_render_rate(row[EACH])} samples/s on {row['label']}" for row in (high, low)]
         one = high["counts"].removesuffix("s")
         problem = render_short_heading(benchmark, size, "")
-        sentences.append(Answer(f"{problem}: one {one} trains {', '.join(ends)}", [high.name, low.name]))
+        sentences.append(Answer(f"{problem}: per {one} of the machine {', '.join(ends)}", [high.name, low.name]))
     rows = table.sort_values([RATE, "label"], ascending=[False, True])
     first = rows.groupby(CLASS_COLUMNS, sort=True).head(1).sort_values(CLASS_COLUMNS)
     return join_statements(

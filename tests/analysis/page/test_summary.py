@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -215,6 +216,9 @@ def test_what_is_not_ranked_is_hollow_with_the_reason_and_never_the_headline(
     assert headline(data) == f"quick cannot be ranked: {reason}; only slow can"
     rows = list_views()["standing"].table(data)
     assert rows[["name", "verdict"]].to_numpy().tolist() == [["slow", "fastest ranked"], ["quick", "not ranked"]]
+    of = {name: data.runs.loc[data.runs["group"].str.contains(name), "run_s"] for name in ("quick", "slow")}
+    mean = {name: math.exp(sum(map(math.log, times)) / len(times)) for name, times in of.items()}
+    assert rows["ratio"].iloc[1] == pytest.approx(mean["quick"] / mean["slow"])  # as the key below the marks says
     assert rows["ratio"].iloc[1] < 1
     assert rows["why not"].iloc[1] == reason
     data.results["not_ranked"] = reason
