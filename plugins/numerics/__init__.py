@@ -7,7 +7,6 @@
 USES = (
     "mlhpc.analysis.drawing.charts",
     "mlhpc.analysis.drawing.view",
-    "mlhpc.analysis.results.names",
     "mlhpc.analysis.study",
     "mlhpc.suite.cli.group",
     "mlhpc.suite.cli.options",

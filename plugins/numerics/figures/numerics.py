@@ -20,11 +20,9 @@ from mlhpc.analysis.drawing.charts import (
     make_span_channels,
 )
 from mlhpc.analysis.drawing.view import UNDERSTAND_CONVERGENCE, Answer, Question, View, join_statements, render_label
-from mlhpc.analysis.results.names import render_short_heading
 from mlhpc.analysis.study import NotAnswerableError, Study
 from mlhpc.plugins.numerics.results import KIND, Numerics
 from mlhpc.suite.log.score import find_round_group
-from mlhpc.suite.statistics.comparison import MIN_RUNS
 from mlhpc.suite.statistics.sessions import compute_log_interval
 
 TITLE = "Numerics"
@@ -99,14 +97,14 @@ def build_frameworks_table(study: Study) -> pd.DataFrame:
     rows = rows[(rows["framework"] != "") & rows["epochs_to_target.mean"].notna()]
     rows = rows.assign(rounds=rows["round"].map(find_round_group, na_action="ignore").fillna(""))
     found: list[dict[str, Any]] = []
-    for key, results in rows.groupby([*KEYS, "framework"], sort=True):
+    for key, results in rows.groupby([*KEYS, "framework"]):
         epochs = [float(each) for each in results["epochs_to_target.mean"]]
         # Two results say too little of how much results differ
-        low, high = (compute_log_interval(epochs) if len(epochs) >= MIN_RUNS else None) or (None, None)
+        low, high = (len(epochs) > 2 and compute_log_interval(epochs)) or (None, None)
         found.append(
             dict(zip((*KEYS, "framework"), key, strict=True))
             | {"results": len(epochs), "epochs": statistics.geometric_mean(epochs), "low": low, "high": high}
-            | {"median batch": float(results["global_batch_size"].median())}
+            | {"median batch": results["global_batch_size"].median()}
         )
     table = pd.DataFrame(found)
     if not table.empty:
@@ -130,8 +128,8 @@ def render_frameworks_answer(study: Study) -> Answer:
             + f" (n = {row['results']}, median batch {row['median batch']:g})"
             for _, row in rows.iterrows()
         )
-        task = render_short_heading(benchmark, size, mode)
-        parts.append(Answer(f"{task} {rounds}: {each}", [int(place) for place in rows.index]))
+        text = f"{benchmark} {size}{' throughput' * (mode == 'weak')} {rounds}: {each}"
+        parts.append(Answer(text, [*map(int, rows.index)]))
     return join_statements(parts)
 
 
