@@ -132,8 +132,10 @@ def _compute_mean_s(row: Mapping[Any, Any] | pd.Series, study: Study) -> float:
 
 def _describe_unranked(row: Mapping[Any, Any], best: pd.Series, study: Study) -> dict[str, Any]:
     time_s = row["run_s.mean"] if pd.isna(row["score_s"]) else row["score_s"]
-    of, other = (_compute_mean_s(each, study) for each in (row, best))
-    ratio = best["models_per_min"] / row["models_per_min"] if row["mode"] == "weak" else of / other
+    if row["mode"] == "weak":
+        ratio = best["models_per_min"] / row["models_per_min"]
+    else:
+        ratio = _compute_mean_s(row, study) / _compute_mean_s(best, study)
     why = f"no score: {row['score_note']}" if pd.isna(row["not_ranked"]) else row["not_ranked"]
     found = {"ratio": ratio, "verdict": NOT_RANKED, "runs": row["n_averaged"], "why not": why}
     return _describe(row, time_s) | found
@@ -154,10 +156,11 @@ def render_answer(study: Study) -> Answer:
         best, *others = rows[rows["verdict"] != NOT_RANKED].to_dict("records")
         said = f"{best['task']}: {best['label']}"
         if others:
-            sure = "" if others[0]["verdict"] == SLOWER else f", {others[0]['verdict']}"
-            takes = f"{others[0]['label']} takes {others[0]['ratio']:.3g} times as long{sure}"
-            weak = others[0]["verdict"] == ONE_EACH
-            said += f" trains {others[0]['ratio']:.3g} times as many as {others[0]['label']}" if weak else f"; {takes}"
+            label, times, verdict = others[0]["label"], f"{others[0]['ratio']:.3g} times", others[0]["verdict"]
+            if verdict == ONE_EACH:
+                said += f" trains {times} as many as {label}"
+            else:
+                said += f"; {label} takes {times} as long{'' if verdict == SLOWER else f', {verdict}'}"
         sentences.append(Answer(said, rows.index))
     return join_statements(sentences)
 

@@ -563,11 +563,7 @@ def _find_time_form(text: str | None) -> str:
         return "s" if float(text or "") < 1e11 else "ms"
     except ValueError:
         pass
-    for form in _TIME_FORMS:
-        if not _fits(text or "", form):
-            continue
-        return form
-    return "iso"
+    return next((form for form in _TIME_FORMS if _fits(text or "", form)), "iso")
 
 
 def read_meter(path: Path, columns: Path | None) -> Callable[[RunRecord, Path], None]:

@@ -239,8 +239,7 @@ def _require_run_folder(root: Path) -> None:
 
 def _refuse_outer_settings(root: Path, config: Path, overrides: tuple[str, ...]) -> None:
     """Raise InputError if a run folder's own settings reach out of it and are not repeated on the command line."""
-    folder = RunFolder(root)
-    if config != folder.config_path:
+    if config != RunFolder(root).config_path:
         return
     left = [each for each in list_outer_settings(config) if each not in overrides]
     if left:
@@ -368,7 +367,8 @@ def _launch_all(
         print_line(f"{folder.root}: {told}")
     refused = plan.resume and code == ExitCode.USAGE
     # A rank that a signal ended could not say it
-    steered = f"; {explain_steering()}" if ranks > 1 and code == ExitCode.FAILED and explain_steering() else ""
+    way = explain_steering() if ranks > 1 and code == ExitCode.FAILED else ""
+    steered = f"; {way}" if way else ""
     print_line(f"{folder.root}: {_render_summary(folder, runs, refused=refused, not_begun=steered)}")
     return code
 

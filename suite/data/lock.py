@@ -55,7 +55,10 @@ class LockedError(InputError):
 
 
 class Owner(Struct, frozen=True, kw_only=True):
-    """The process that holds a lock. ``started`` (clock ticks after boot), ``boot`` and ``namespace`` identify it."""
+    """The process that holds a lock. ``started`` (clock ticks after boot), ``boot`` and ``namespace`` identify it.
+
+    ``place`` is the path of the lock: a copy of its file lies elsewhere.
+    """
 
     token: str
     host: str

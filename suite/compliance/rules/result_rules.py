@@ -198,10 +198,10 @@ def check_rcp_speed(result: Result) -> Iterator[ResultBreach]:
 )
 def check_rcp_slower(result: Result) -> Iterator[ResultBreach]:
     mean, bound = _compute_convergence(result)
-    if mean is not None and bound is not None and bound.minimum <= mean < bound.mean:
+    factor = _compute_factor(mean, bound)
+    if mean is not None and bound is not None and factor > 1.0:
         ours, theirs = _render_amount(mean, result), _render_amount(bound.mean, result)
-        factor = f"{bound.mean / mean:.4f}"
-        yield None, f"converges in {ours}, the reference in {theirs}: MLPerf would multiply the time by {factor}"
+        yield None, f"converges in {ours}, the reference in {theirs}: MLPerf would multiply the time by {factor:.4f}"
 
 
 @result_rule(
@@ -210,8 +210,7 @@ def check_rcp_slower(result: Result) -> Iterator[ResultBreach]:
     "mlperf_logging rcp_checker",
 )
 def check_scaling_true(result: Result) -> Iterator[ResultBreach]:
-    mean, bound = _compute_convergence(result)
-    due = bound.mean / mean if mean and bound is not None and bound.minimum <= mean < bound.mean else 1.0
+    due = _compute_factor(*_compute_convergence(result))
     path, factor = result.group.folder / "scaling.json", result.scale_factor
     if path in result.group.others and (factor is None or not math.isclose(factor, due, rel_tol=_FACTOR_SHARE)):
         yield path, f"scaling_factor = {render_repr(factor)}; of these runs it is {due:.4f}"
@@ -327,6 +326,11 @@ def _render_amount(amount: float, result: Result) -> str:
     """Render how long a convergence took in the unit of the benchmark's epoch_num: epochs or samples."""
     samples = result.benchmark is not None and result.benchmark.epoch_counts_samples
     return f"{amount:,.0f} samples" if samples else f"{amount:.4g} epochs"
+
+
+def _compute_factor(mean: float | None, bound: rcp_limit.RcpLimit | None) -> float:
+    """Compute by what MLPerf multiplies the time of a result: above 1 if it converges faster than the reference."""
+    return bound.mean / mean if mean and bound is not None and bound.minimum <= mean < bound.mean else 1.0
 
 
 def _compute_convergence(result: Result) -> tuple[float | None, rcp_limit.RcpLimit | None]:
