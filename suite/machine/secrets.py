@@ -368,8 +368,8 @@ def remove_secrets(text: str) -> str:
     """
     finders = (_find_named, _find_in_kind_secret, _find_in_columns, _find_words, _find_in_commands)
     for find in (*finders, find_secret_forms, _find_random_words):
-        for begin, end in _merge_places(find(text)):
-            text = text[:begin] + REDACTED + text[end:]
+        ends = [(0, 0), *_merge_places(find(text)), (len(text), len(text))]
+        text = REDACTED.join(text[end:begin] for (_, end), (begin, _) in pairwise(ends))
     return text
 
 
@@ -568,14 +568,14 @@ def _is_password(name: str) -> bool:
 
 
 def _merge_places(spans: Iterator[Span]) -> list[Span]:
-    """Return the places, overlapping ones joined, from last to first, to replace them in turn."""
+    """Return the places in order, overlapping ones joined."""
     joined: list[Span] = []
     for begin, end in sorted(set(spans)):
         if joined and begin < joined[-1][1]:
             joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
         else:
             joined.append((begin, end))
-    return joined[::-1]
+    return joined
 
 
 def _is_random(word: str) -> bool:
