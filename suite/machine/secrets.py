@@ -88,8 +88,8 @@ _NAMED = (
     ),
     # csh, fish and Lua modules, settings of tools: setenv NAME VALUE, setenv("NAME", "VALUE"), configure set NAME VALUE
     re.compile(
-        r"""\b(?:(?:set|put|push)env|setdefault|set[ \t]+-\w+|config(?:ure)?[ \t]+(?:--\w+[ \t]+)*(?:set)?)"""
-        r"""[ \t(]+["']?(?P<name>[\w./:@-]+)["']?[ \t,]+(?P<quote>["']?)"""
+        r"""\b(?:(?:set|put|push)env|setdefault|set[ \t]+-\w+|config(?:ure)?[ \t]+(?:--\w+[ \t]+)*(?:set)?|printf[ \t]+-v)"""
+        r"""[ \t(]+["']?(?P<name>[\w./:@-]+)["']?[ \t,]+(?:["']?%s["']?[ \t]+)?(?P<quote>["']?)"""
     ),
     # An element of XML, with its name as its tag or in an attribute
     re.compile(r"""<(?:\w+:)?(?P<name>\w[\w.-]{0,99})(?:\s[^<>]*)?>\s*(?:<!\[CDATA\[)?(?P<quote>)(?=[^\s<])"""),
@@ -203,7 +203,14 @@ _ENTRY = re.compile(
     r"""(?m)^[ \t]*+(?:-[ \t]+)?+(?:["']?[\w.-]+["']?(?::[ \t]+|:$|=(?=[^\s=])))?+["']?([^\s"'#|>][^\n"']*)"""
 )
 _ENTRY_OF_JSON = re.compile(r"""["']?[\w.-]+["']?\s*:\s*["']?([^\s"',{}]+)""")
-# Tables: CSV, Markdown, psql
+# A dictionary: cookies={"session": "VALUE"}
+_DICTIONARY = re.compile(
+    r"""(?i)\b\w{0,40}(?:cookies?|secrets?|credentials?)["']?[ \t]*[:=][ \t]*\{(?P<json>[^{}]*)\}"""
+)
+# Tables: SQL's INSERT, then CSV, Markdown, psql
+_INSERT = re.compile(r"(?i)\binsert\s+into\s+[^\s(]+\s*\(([^()]*)\)\s*values\s*(?=\()")
+_TUPLE = re.compile(r"\s*,?\s*\(((?:'(?:[^'\\]|''|\\.)*'|[^'()])*)\)")
+_ITEM = re.compile(r"""\s*(?:'((?:[^'\\]|''|\\.)*)'|[^,']*)\s*(?:,|$)""")
 _HEADING = re.compile(
     r"""(?m)^[ \t|]*+["'`*]*[^\W\d][\w .-]{0,40}["'`*]*(?P<separator>[,;|\t])"""
     r"""(?:[ ]*+["'`*]*[^\W\d][\w .-]{0,40}["'`*]*(?:(?P=separator)[ ]*+|$))+$"""
@@ -488,7 +495,10 @@ def _is_other(name: str, value: str) -> bool:
 
 
 def _find_in_kind_secret(text: str) -> Iterator[Span]:
-    """Yield the places of all values of Kubernetes' Secrets, and of kustomize's secretGenerator."""
+    """Yield the places of all values of Kubernetes' Secrets, of kustomize's secretGenerator and of dictionaries."""
+    for dictionary in _DICTIONARY.finditer(text):
+        matches = _ENTRY_OF_JSON.finditer(text, *dictionary.span("json"))
+        yield from (match.span(1) for match in matches if not _HARMLESS.fullmatch(match[1]))
     for document in _DOCUMENT.finditer(text):
         if _KIND_SECRET.search(document.group()):
             for data in _DATA.finditer(text, *document.span()):
@@ -498,7 +508,16 @@ def _find_in_kind_secret(text: str) -> Iterator[Span]:
 
 
 def _find_in_columns(text: str) -> Iterator[Span]:
-    """Yield the places of values below a heading with the name of a secret: CSV, Markdown, tables of psql."""
+    """Yield the places of values whose column has the name of a secret: SQL's INSERT, CSV, Markdown, tables of psql."""
+    for insert in _INSERT.finditer(text):
+        columns = [
+            column for column, name in enumerate(insert[1].split(",")) if is_secret_name(name.strip(' \t\n"`[]'))
+        ]
+        place = insert.end()
+        while columns and (row := _TUPLE.match(text, place)):
+            items = [item.span(1) for item in _ITEM.finditer(text, *row.span(1))]
+            yield from (items[column] for column in columns if column < len(items) and items[column][0] >= 0)
+            place = row.end()
     for heading in _HEADING.finditer(text):
         names = [re.sub(r"\W+", "_", cell).strip("_") for cell in heading.group().split(heading["separator"])]
         columns = [column for column, name in enumerate(names) if is_secret_name(name)]
