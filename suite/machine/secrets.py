@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 
 from mlhpc.suite import REDACTED
@@ -49,6 +49,7 @@ _NOT_LAST = frozenset(
     (
         *("REF", "POLICY", "NAME", "ENV", "STDIN", "FILE", "PATH", "DIR", "JAR", "URL"),
         *("TYPE", "DTYPE", "LENGTH", "SIZE", "COUNT", "PY", "JSON", "YAML", "TXT", "SH"),
+        *("SCHEME", "METHOD", "ALGORITHM", "MODE", "FORMAT", "PROVIDER", "BACKEND"),
     )
 )
 _FOLDERS = frozenset({"PWD", "OLDPWD"})  # of the shell, if the value is a path: PWD=VALUE is a password of ODBC
@@ -75,7 +76,8 @@ _STRONG = r"(?=[\w+/=.@#!%^*-]*\d)(?=[\w+/=.@#!%^*-]*[A-Za-z])(?=[\w+/=.@#!%^*-]
 _NAMED = (
     # Shell, YAML, JSON, Python's os.environ["NAME"] = VALUE, headers, a query of an address, NAME: TYPE = VALUE
     re.compile(
-        r"""(?<!\w)(?P<name>mots?[ ]de[ ]passe|[^\W\d][\w.-]{0,99})(?=["']?(?:\]|\}(?=[ \t]*=[ \t]*["']))?[ \t\xa0]*"""
+        r"""(?<!\w)(?P<name>mots?[ ]de[ ]passe|[^\W\d][\w.-]{0,99})"""
+        r"""(?=["']?(?:\]|\}(?=[ \t]*=[ \t]*["']))?(?:[ ]<const>)?[ \t\xa0]*"""
         rf"""(?::[ \t]*{_TYPE}(?:[ \t]*\|[ \t]*{_TYPE}){{0,3}}(?=[ \t]+=[ \t]|=["'])[ \t]*)?"""
         r"""(?:=>|[:+?]=|[:=：](?!=)|\{(?=["'][^"'\n]{1,200}["']\}))"""
         r"""(?P<blank>[ \t]*)""" + _BEFORE_VALUE + "(?P<after>))",
@@ -218,9 +220,12 @@ _HEADING = re.compile(
 _ROW = re.compile(r"\n([^\n]+)")
 _RULE = re.compile(r"[-+|: \t=]+")
 _CELL = re.compile(r"""[ \t"'`*]*((?=\S*[A-Za-z])(?=\S*[\d!$%&*+?@^])[^\s"'`*]{6,})""")
+_LIST = re.compile(r"""\[\s*(?:(?:"[^"\n]{0,999}"|'[^'\n]{0,999}')\s*(?:,\s*|(?=\]))){2,}\]""")  # of strings alone
 _COMMAND = re.compile(r"(?:\\\n|[^\n|;&])++")
 # A command that logs in to a server names it, or is called a client. Those of schedulers have users and projects alone.
-_CLIENT = re.compile(r"://|[ \t](?:--host(?:name)?|-[hH])[ \t=]+[\w.]|\b\w*(?:-shell|client|cli|sql|admin|_pub|_sub)\b")
+_CLIENT = re.compile(
+    r"://|[ \t](?:--host(?:name)?|-[hHr])[ \t=]+[\w.]|\b\w*(?:-shell|client|cli|sql|admin|_pub|_sub)\b"
+)
 _OF_SECRET = re.compile(r"""--from-literal[ \t=]+["']?[\w.-]+=["']?([^\s"'$]+)""")
 _AFTER_USER = re.compile(
     r"[ \t](?:-[uUla]|--user(?:name)?)[ \t=]*[\w.@\\-]+[ \t](?:[^\n|;&]{0,100}?[ \t])?-[pPw][ \t=]*[\"']?"
@@ -255,6 +260,7 @@ _PLACES = tuple(
         r"(?:[ \t]+[^\s|;&]+){0,3}?[ \t]+[\"']?([^\s\"'$/|;&-][^\s\"'/|;&]*)[\"']?[ \t]*(?=$|[\n|;&])",
         r"(?m)^[\w.*-]+:(?:\d+|\*):[\w.*-]+:[\w.*-]+:" + _STRONG + r"(\S+)$",  # .pgpass
         r"(?i)\bidentified[ ]+(?:with[ ]+\S+[ ]+)?(?:by|as)[ ]+(?:password[ ]+)?[\"']([^\"'\n]+)[\"']",  # SQL
+        r"\bhttp-basic\.\S+[ \t]+\S+[ \t]+[\"']?([^\s\"'$]+)",  # of poetry
         r"\biwconfig\b[^\n]*?[ \t](?:key|enc)[ \t]+(?:s:)?([^\s\"'$]+)",
         r"\bnet[ \t]+use\b[^\n]*?[ \t](?:/user:|\\\\)\S+[ \t]+([^\s\"'$/*]+)",
         r"\b(?:iinit|(?:wandb|ngc|kaggle|comet|neptune|vault|infisical|doctl|glab|flyctl|snyk|oc|cargo|anaconda|ngrok"
@@ -375,9 +381,23 @@ def remove_secrets(text: str) -> str:
     """
     finders = (_find_named, _find_in_kind_secret, _find_in_columns, _find_words, _find_in_commands)
     for find in (*finders, find_secret_forms, _find_random_words):
-        ends = [(0, 0), *_merge_places(find(text)), (len(text), len(text))]
+        spans = find(text)
+        if (decoded := _decode(text)) != text:
+            spans = chain(spans, find(decoded))
+        ends = [(0, 0), *_merge_places(spans), (len(text), len(text))]
         text = REDACTED.join(text[end:begin] for (_, end), (begin, _) in pairwise(ends))
     return text
+
+
+def _decode(text: str) -> str:
+    """Decode what other programs encoded, with blanks, so that every character keeps its place.
+
+    Strings of JSON or Python in a string, a query of an address, the words of a command as a list.
+    """
+    text = re.sub(r'(?<![^\s:,[{(=\'"])\\"', ' "', text).replace('\\"', '" ')
+    text = re.sub(r"(?<!\\)\\[0nrt]", "\n ", text)
+    text = re.sub(r"%(2[026cC]|3[abdABD]|0[aA])", lambda match: f"  {chr(int(match[1], 16))}", text)
+    return _LIST.sub(lambda match: re.sub(r"""["',\[\]]""", " ", match.group()), text)
 
 
 def find_secret_forms(text: str) -> Iterator[Span]:
@@ -456,12 +476,6 @@ def _read_gitleaks_rules() -> tuple[_Rule, ...]:
 
 def _find_named(text: str) -> Iterator[Span]:
     """Yield the places of values whose names are those of secrets."""
-    yield from _find_named_as_written(text)
-    if '\\"' in text:  # JSON in a string: a blank in place of each backslash, outside of the quotes
-        yield from _find_named_as_written(re.sub(r'(?<![^\s:,[{(=\'"])\\"', ' "', text).replace('\\"', '" '))
-
-
-def _find_named_as_written(text: str) -> Iterator[Span]:
     for pattern in _NAMED:
         for match in pattern.finditer(text):
             name = match["name"]
