@@ -1,8 +1,8 @@
 """Entries of a tier in memory, least recently used out first, within a budget of bytes. A thread loads ahead.
 
 All loads run in that thread, one after another, as one channel would. A second thread writes what is new. Entries that
-the tier need not have yet (``dirty``) are written when they have to go. What the training thread waits is counted: for
-loads, for writes that make room, and for either thread's hold of the lock.
+the tier need not have yet are written when room gets short. What the training thread waits is counted: for loads, for
+writes that make room, and for either thread's hold of the lock.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from mlhpc.plugins.offload.tier import Entry, Key, Tier
 
-_INDEX = Key(-1, None, "index")  # no entry's
+_INDEX = Key(-1, -1, "index")  # no entry's
 
 
 def count_bytes(entry: Entry) -> int:
@@ -35,6 +35,7 @@ class Cache:
         self._ahead: set[Key] = set()  # loaded, and not asked for yet
         self._clean = 0  # bytes of entries that are neither
         self._unwritten: deque[Key | None] = deque()  # of them what is to be written; None: the index
+        self._kept_back: deque[Key] = deque()  # of the dirty ones those that need not be written while there is room
         self._writing: Key | None = None
         self._queue: deque[Key] = deque()
         self._wanted: Key | None = None  # what the training thread waits for
@@ -87,8 +88,8 @@ class Cache:
             self._queue.extend(key for key in keys if key not in self._entries and key not in self._queue)
             self._state.notify_all()
 
-    def put(self, key: Key, entry: Entry, *, dirty: bool = False) -> None:
-        """Add or replace an entry. The tier gets it soon, or if ``dirty`` when it has to go.
+    def put(self, key: Key, entry: Entry, *, spare: int | None = None) -> None:
+        """Add or replace an entry. The tier gets it soon, or when no ``spare`` bytes more would fit into memory.
 
         What goes wrong while it is written is raised by a later call.
         """
@@ -101,9 +102,13 @@ class Cache:
                 self._loading = None
             self._add(key, entry)
             self._tag(self._dirty, key, True)
-            if not dirty:
-                self._unwritten.append(key)
-                self._state.notify_all()
+            self._kept_back.append(key)
+            if spare is None:
+                self._unwritten.append(self._kept_back.pop())
+            elif not self._has_room(spare):  # later these would have to be waited for
+                self._unwritten.extend(self._kept_back)
+                self._kept_back.clear()
+            self._state.notify_all()
 
     def commit(self) -> None:
         """Make what was put the tier's present state, soon."""
@@ -266,8 +271,9 @@ class Cache:
         """Wait for a write that has begun. One that has not is left out: the entry goes, or is written at once."""
         while key == self._writing and self._error is None:
             self._state.wait()
-        if key in self._unwritten:
-            self._unwritten.remove(key)
+        for queue in (self._unwritten, self._kept_back):
+            if key in queue:
+                queue.remove(key)
 
     def _tag(self, tags: set[Key], key: Key, on: bool) -> None:
         """Add a key to `_ahead` or `_dirty`, or remove it, and keep the sum of entries that are in neither."""

@@ -103,7 +103,7 @@ class Keeper:
         # Here, before the step's writes: in a thread it could meet a lock of this process that is just given up
         check_ownership()
         order = [(layer, chunk) for layer in self.layers if layer.has_gradient for chunk in layer.chunks]
-        ahead = [layer.list_keys(chunk, WEIGHTS, STATES) for layer, chunk in order]
+        ahead = [layer.list_keys(chunk, GRADIENTS, WEIGHTS, STATES) for layer, chunk in order]
         for position, (layer, chunk) in enumerate(order):
             for keys in ahead[position + 1 : position + 1 + self.settings.depth]:
                 self.cache.prefetch(keys)
@@ -182,18 +182,17 @@ class OffloadedLayer:
     def needed_bytes(self) -> int:
         """The memory that this layer needs at least.
 
-        A backward pass has weights and gradients, and former gradients if a step has parts. An update has gradients
-        and a chunk's old and new values. A checkpoint may have one weight beside.
+        A backward pass has weights, gradients and entries of two experts. An update has a chunk's gradients, and its
+        old and new values. A checkpoint may have one weight beside.
         """
-        expert, former = self.bytes // self.experts, 2 * self.bytes if self.keeper.parts > 1 else 0
-        passes = max(2 * self.bytes + 2 * expert, self.bytes + former)
-        update = self.bytes + 10 * expert * len(self.chunks[0])
-        return max(passes, update) + max(weight.nbytes for weight in self.weights.values())
+        expert = self.bytes // self.experts
+        needed = max(2 * self.bytes + 2 * expert, 11 * expert * len(self.chunks[0]))
+        return needed + max(weight.nbytes for weight in self.weights.values())
 
     @property
     def has_gradient(self) -> bool:
         """True after a backward pass, until the update."""
-        return self.cache.has(Key(self.number, None, GRADIENTS))
+        return self.cache.has(Key(self.number, 0, GRADIENTS))
 
     def list_keys(self, experts: Iterable[int], *kinds: str) -> list[Key]:
         """List the entries of experts that the tier has."""
@@ -272,12 +271,14 @@ class OffloadedLayer:
         self._arrived = 0
         self.release()
         gradients: dict[str, Tensor] = {}
-        key = Key(self.number, None, GRADIENTS)
-        former = self.cache.get(key) if self._part else None
+        keys = [Key(self.number, expert, GRADIENTS) for expert in range(self.experts)]
         for name, each in self.weights.items():
             assert each.grad is not None
-            gradients[name] = each.grad if former is None else each.grad.add_(former[name].to(each.device))
-            each.grad = None
+            gradients[name], each.grad = each.grad, None
+        for expert, key in enumerate(keys) if self._part else ():
+            former = self.cache.get(key)
+            for name, gradient in gradients.items():
+                gradient[expert].add_(former[name].to(gradient.device))
         self._part = (self._part + 1) % self.keeper.parts
         if not self._part:
             if self.whole and dist.is_initialized() and dist.get_world_size() > 1:
@@ -285,23 +286,25 @@ class OffloadedLayer:
                     dist.all_reduce(gradient.mul_(1 / dist.get_world_size()))
             self._norms = {name: torch._foreach_norm([gradient])[0] for name, gradient in gradients.items()}
         self.cache.reserve(-self.bytes)
-        self.cache.put(key, copy(gradients), dirty=True)
+        for expert, key in enumerate(keys):
+            entry = copy({name: gradient[expert] for name, gradient in gradients.items()})
+            self.cache.put(key, entry, spare=2 * self.bytes)  # the next layer's weights and gradients
         del gradients
         if self.keeper.settings.cache is not None:
             return_freed_memory(self.keeper.settings.cache)
 
     def update(self, chunk: Sequence[int]) -> None:
-        """Update some experts by their gradients. After the last ones the gradients go."""
+        """Update some experts by their gradients, which then go."""
         assert self.keeper.optimizer is not None
         size = self.bytes // self.experts * len(chunk)
-        gradients = self.cache.get(Key(self.number, None, GRADIENTS))
-        entries = {kind: [self._read(kind, expert) for expert in chunk] for kind in (WEIGHTS, STATES)}
+        entries = {kind: [self._read(kind, expert) for expert in chunk] for kind in (GRADIENTS, WEIGHTS, STATES)}
         self.cache.reserve(3 * size)
-        new: dict[str, list[dict[str, Tensor]]] = {kind: [{} for _ in chunk] for kind in entries}
+        new: dict[str, list[dict[str, Tensor]]] = {kind: [{} for _ in chunk] for kind in (WEIGHTS, STATES)}
         for name, weight in self.weights.items():
             (group,) = (each for each in self.keeper.optimizer.param_groups if any(weight is p for p in each["params"]))
             state = self._make_state(weight, group)
-            gradient = gradients[name][chunk[0] : chunk[-1] + 1].to(weight.device)
+            parts = [entry[name] for entry in entries[GRADIENTS]]
+            gradient = (torch.stack(parts) if parts[1:] else parts[0][None]).to(weight.device)
             gradient = gradient if self._factor is None else gradient * self._factor
             names = {name: WEIGHTS} | {f"{name}.{moment}": STATES for moment in MOMENTS}
             values = [
@@ -333,8 +336,9 @@ class OffloadedLayer:
         for kind, every in new.items():
             for expert, entry in zip(chunk, every, strict=True):
                 self.cache.put(Key(self.number, expert, kind), copy(entry))
+        for expert in chunk:
+            self.cache.drop(Key(self.number, expert, GRADIENTS))
         if chunk[-1] == self.experts - 1:
-            self.cache.drop(Key(self.number, None, GRADIENTS))
             self._factor, self._norms = None, {}
 
     def _make_state(self, weight: nn.Parameter, group: Mapping[str, Any]) -> dict[str, Any]:

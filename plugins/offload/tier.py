@@ -1,4 +1,4 @@
-"""The two tiers: the host's memory, and files. An entry is some tensors of one expert, or of one layer.
+"""The two tiers: the host's memory, and files. An entry is some tensors of one expert.
 
 A file is never overwritten. A new version gets a new name, and the old file goes when `commit` has written the index.
 So the index names whole files at any moment. The checkpoint, not the tier, is what a run resumes from.
@@ -37,15 +37,14 @@ BYTES = 4  # of a value: parameters and states are float32 in any precision
 
 
 class Key(NamedTuple):
-    """Names an entry: ``kind`` is weights, states or gradients; ``expert`` is None for all of a layer."""
+    """Names an entry: ``kind`` is weights, states or gradients."""
 
     layer: int
-    expert: int | None
+    expert: int
     kind: str
 
     def __str__(self) -> str:
-        expert = "all" if self.expert is None else f"expert{self.expert}"
-        return f"layer{self.layer}-{expert}-{self.kind}"
+        return f"layer{self.layer}-expert{self.expert}-{self.kind}"
 
 
 Read = Callable[[Key], Entry]

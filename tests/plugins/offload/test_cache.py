@@ -70,7 +70,7 @@ def test_the_least_recently_used_entry_goes_first(made: Any) -> None:
 
 def test_what_is_not_in_the_tier_yet_is_written_before_it_goes(made: Any) -> None:
     cache, tier = made(300, 0)
-    cache.put(key(7), {"up": torch.ones(25)}, dirty=True)
+    cache.put(key(7), {"up": torch.ones(25)}, spare=0)
     assert not tier.has(key(7))
     cache.reserve(250)
     assert tier.has(key(7))
@@ -78,6 +78,19 @@ def test_what_is_not_in_the_tier_yet_is_written_before_it_goes(made: Any) -> Non
     assert cache.get(key(7))["up"][0] == 1
     cache.drop(key(7))
     assert not cache.has(key(7))
+
+
+def test_what_would_not_fit_is_written_before_it_has_to_go(made: Any) -> None:
+    cache, tier = made(300, 0)
+    cache.put(key(0), {"up": torch.ones(25)}, spare=150)
+    cache.settle()
+    assert not tier.has(key(0))
+    cache.put(key(1), {"up": torch.ones(25)}, spare=150)
+    cache.settle()
+    assert tier.has(key(0))
+    assert tier.has(key(1))
+    tier.write = lambda *_: pytest.fail("written again")
+    cache.reserve(250)
 
 
 def test_an_error_of_the_thread_is_raised_where_the_entry_is_needed(made: Any) -> None:
@@ -102,7 +115,8 @@ def test_whatever_happens_the_budget_holds_and_the_newest_values_are_there(made:
         act = random.choice(("put", "put", "dirty", "get", "prefetch", "drop", "reserve", "commit"))
         if act in ("put", "dirty"):
             newest[one] = float(value)
-            cache.put(one, {"up": torch.full((25,), newest[one])}, dirty=act == "dirty")
+            spare = random.choice((0, 150, 300)) if act == "dirty" else None
+            cache.put(one, {"up": torch.full((25,), newest[one])}, spare=spare)
         elif act == "drop":
             cache.drop(one)
             newest.pop(one, None)
