@@ -1,11 +1,12 @@
 """What a step waits with experts in files, against what `mlhpc plan --offload file` predicts from this machine's ceilings.
 
-    python benchmarks/offload_wait.py [--rounds 3] [--folder DIR] > benchmarks/results/DATE-offload_wait.txt
+    python benchmarks/offload_wait.py [--rounds 1] [--folder DIR] > benchmarks/results/DATE-offload_wait.txt
 
-`moe_lm` trains on one rank with and without offload, in turns. With offload it lies in a control group of version 1, whose limit
-counts the page cache too, so that files are read from the disk. Exposed wait is what the training thread waits for the tier, by
-the log. CPU seconds, of all threads and of the training thread, stand beside: a step with offload is longer by both.
-The prediction takes the compute rate that the runs without reach. Run it alone, as root. Needs the data set ($MLHPC_DATA).
+`moe_lm` trains on one rank without offload and with it, then `mlhpc plan --measure` takes its steps in the tier, in turns. What
+has a tier lies in a control group of version 1, whose limit counts the page cache too, so that files are read from the disk.
+Exposed wait is what the training thread waits for the tier, by the log. CPU seconds, of all threads and of the training thread,
+stand beside: a step with offload is longer by both. Predictions take the compute rate that the runs without reach: one from the
+rates of the disk alone, one from the measured steps. A round takes three minutes. Run it alone, as root. Needs the data set.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ def in_group(words: list[str], group: Path | None) -> list[str]:
     )
 
 
-def call(*words: str | Path) -> str:
+def call(*words: str | Path, group: Path | None = None) -> str:
     """Run a command of mlhpc. Return what it prints."""
-    done = subprocess.run(in_group([*map(str, words)], None), capture_output=True, text=True, env=ENVIRONMENT)
+    done = subprocess.run(in_group([*map(str, words)], group), capture_output=True, text=True, env=ENVIRONMENT)
     if done.returncode:
         sys.exit(done.stdout + done.stderr)
     return done.stdout
@@ -105,7 +106,7 @@ def make_group() -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="on the disk to be measured [that of temporary files]")
     given = parser.parse_args()
     group = make_group()
@@ -120,18 +121,21 @@ def main() -> None:
             ]
             seconds: dict[str, list[float]] = {"without": [], "with": []}
             cpu: dict[str, list[list[float]]] = {"without": [], "with": []}
-            waits = list[float]()
+            waits, tried = list[float](), list[float]()
+            plan = ["plan", "moe_lm", "--size", "smoke", "--mesh", "data=1", "--ceilings", ceilings]
+            plan += ["--offload", "file", "--format", "json"]
+            ideal = json.loads(call(*plan, *with_sets()))["offload"]["compute_s"]
             for number in range(given.rounds):
                 for kind, where, more in (("without", None, []), ("with", group, tier)):
                     steps, waited, busy = train(place / f"{kind}-{number}", where, *more)
                     seconds[kind] += steps
                     waits += waited
                     cpu[kind].append(busy)
-            plan = ["plan", "moe_lm", "--size", "smoke", "--mesh", "data=1", "--ceilings", ceilings]
-            plan += ["--offload", "file", "--format", "json", *with_sets()]
-            ideal = json.loads(call(*plan))["offload"]["compute_s"]
-            base = statistics.median(seconds["without"])
-            predicted = json.loads(call(*plan, "--reached", f"{100 * ideal / base:.6g}%"))["offload"]
+                reached = ["--reached", f"{100 * ideal / statistics.median(seconds['without']):.6g}%"]
+                text = call(*plan, *reached, "--measure", *with_sets(*tier), group=group)
+                found = json.loads(text)["offload"]
+                tried.append(found["wait_s"])
+            predicted = json.loads(call(*plan, *reached, *with_sets()))["offload"]
             tier_gb, limit = predicted["tier_bytes"] / 1e9, LIMIT / 1e6
             print(f"{read_cpu(Path('/')).model}; moe_lm, {MODEL}, tier {tier_gb:.3g} GB, control group {limit:g} MB")
             for kind, found in seconds.items():
@@ -146,7 +150,13 @@ def main() -> None:
             ends = f"{min(waits):.4g} to {max(waits):.4g}, n = {len(waits)}"
             print(f"exposed wait: {seen:.4g} s a step, {ends}")
             print(
-                f"predicted {wait_s:.4g} s ({load:.3g} GB/s read, {store:.3g} written); seen / predicted {seen / wait_s:.3g}"
+                f"predicted from the disk alone {wait_s:.4g} s ({load:.3g} GB/s read, {store:.3g} written); "
+                f"seen / predicted {seen / wait_s:.3g}"
+            )
+            path, ends = statistics.median(tried), f"{min(tried):.4g} to {max(tried):.4g}, n = {len(tried)}"
+            print(
+                f"predicted from steps in the tier {path:.4g} s, {ends}, of the last one {found['update_s']:.4g} s in the"
+                f" update; seen / predicted {seen / path:.3g}"
             )
     finally:
         group.rmdir()

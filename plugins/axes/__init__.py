@@ -5,6 +5,7 @@ points.
 """
 
 USES = (
+    "mlhpc.plugins.offload.measure",
     "mlhpc.suite.cli.options",
     "mlhpc.suite.cli.progress",
     "mlhpc.suite.config",
@@ -16,6 +17,7 @@ USES = (
     "mlhpc.suite.files",
     "mlhpc.suite.performance.ceilings_file",
     "mlhpc.suite.performance.cost_model",
+    "mlhpc.suite.plugins",
     "mlhpc.suite.training.batch_loading",
     "mlhpc.suite.training.counts.flops",
     "mlhpc.suite.training.counts.memory",

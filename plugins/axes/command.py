@@ -30,6 +30,7 @@ from mlhpc.suite.descriptor import Descriptor, load_descriptor
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import align_columns, print_line, render_bytes
+from mlhpc.suite.plugins import load_offload
 
 if TYPE_CHECKING:
     from mlhpc.plugins.axes.offload import Offload, Rates, Tier
@@ -114,6 +115,11 @@ Examples:
     help="Predict what it costs to keep experts and their optimizer states in the host's memory or in files. "
     "Needs --ceilings.",
 )
+@click.option(
+    "--measure",
+    is_flag=True,
+    help="With --offload file: take steps in the tier of hyperparameters.moe.offload and measure their waits.",
+)
 @format_option()
 def plan(
     workload: str,
@@ -134,6 +140,7 @@ def plan(
     network: Path | None,
     reached: str | None,
     offload: Tier | None,
+    measure: bool,
     style: str,
 ) -> None:
     """Predict memory, messages and time of a step under a parallel plan; check that the plan is valid.
@@ -153,6 +160,8 @@ def plan(
     if ranks is not None and nodes is not None:
         raise click.UsageError("--ranks and --nodes both say how many ranks there are: give one of them")
     ranks = ranks if nodes is None else nodes * ranks_per_node
+    if measure and offload != "file":
+        raise click.UsageError("--measure tries a tier of files: give --offload file with it")
     rates = (
         None if offload is None else _read_offload_rates(offload, ceilings, reached, resolved.precision, sweep=sweep)
     )
@@ -169,7 +178,7 @@ def plan(
         with start_progress("meshes tried") as tell:
             costs, refused = _sweep(chosen, resolved, tried, ranks, memory, tell)
     rows = _predict_times(machine, costs)
-    moved = None if rates is None else _predict_offload(rates, costs[0], resolved)
+    moved = None if rates is None else _predict_offload(rates, costs[0], resolved, measure=measure)
     if style == JSON:
         print_line(_render_json(rows, refused, moved))
     else:
@@ -208,10 +217,19 @@ def _read_offload_rates(
     return read_rates(ceilings, tier, precision, None if reached is None else _parse_part(reached))
 
 
-def _predict_offload(rates: Rates, cost: Cost, config: RunConfig) -> Offload:
+def _predict_offload(rates: Rates, cost: Cost, config: RunConfig, *, measure: bool) -> Offload:
     from mlhpc.plugins.axes.offload import predict_offload
 
-    return predict_offload(rates, cost, config.gradient_accumulation_steps)
+    parts = config.gradient_accumulation_steps
+    found = predict_offload(rates, cost, parts)
+    if not measure:
+        return found
+    load_offload("experts", "--measure")
+    from mlhpc.plugins.offload.measure import measure_waits
+
+    with start_progress("plan: steps in the tier") as tell:
+        idle, computing = measure_waits(config, cost.experts, found.layers[0].compute_s / 3, tell)
+    return found.use_waits(idle, computing, parts)
 
 
 def _make_stated_machine(tflops: str | None, gigabytes_per_s: float | None, latency_us: float | None) -> Machine:

@@ -4,12 +4,16 @@ A layer's experts are loaded while the layer before computes, in each pass again
 load. The backward pass also writes gradients, while it loads. The update comes after the last gradient, as clipping by
 the norm needs all of them: it loads weights, gradients and states of the optimizer, and writes weights and states.
 Loading and computing do not slow each other.
+
+Or the waits are measured, by steps in the tier whose layers only spin for as long. Then they have what the CPU pays
+for the tier, and what the update's arithmetic hides.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -26,6 +30,8 @@ Tier = Literal["host", "file"]
 TIERS: tuple[Tier, ...] = get_args(Tier)
 GRADIENT_BYTES = 4  # of a parameter: gradients are float32 in any precision
 FORWARD, BACKWARD = 2, 4  # FLOPs of a parameter and token
+SHORTEST_S = 1e-9  # of a pass that waits for nothing: the cache has all
+Waits = tuple[Sequence[float], Sequence[float], float]  # of a step: the layers' forward and backward passes, the update
 LAYERS_ON_DEVICE = 2  # the one that computes, and the next, which is being loaded
 
 
@@ -122,6 +128,25 @@ class Offload:
         yield f"  the update, with states of the optimizer: {self.update_s * 1e3:.4g} ms in each step"
         yield f"  {self.verdict}"
 
+    def use_waits(self, idle: Sequence[Waits], computing: Sequence[Waits], parts: int) -> Offload:
+        """Replace rates and waits by those of steps: of ones that compute nothing, and of ones that compute."""
+        held = sum(each.layer.experts * each.layer.parameters for each in self.layers)
+        load = _find_rate(held * self.rates.weight_bytes, [sum(forward) for forward, _, _ in idle])
+        store = _find_rate(held * GRADIENT_BYTES, [sum(backward) for _, backward, _ in idle])
+        layers = tuple(
+            replace(layer, load_s=_find_passes(idle, number), wait_s=_find_passes(computing, number))
+            for number, layer in enumerate(self.layers)
+        )
+        update_s = statistics.median(update for _, _, update in computing)
+        source = f"{self.rates.source}; the tier by {len(idle)} steps without computing, {len(computing)} with it"
+        return replace(
+            self,
+            rates=replace(self.rates, load=load, store=store, source=source),
+            layers=layers,
+            update_s=update_s,
+            wait_s=parts * sum(each.wait_s for each in layers) + update_s,
+        )
+
     def row(self) -> dict[str, Any]:
         """Return the content for JSON."""
         derived = {"verdict": self.verdict, "break_even_tokens": asdict(self.rates.break_even_tokens)}
@@ -191,6 +216,15 @@ def predict_offload(rates: Rates, cost: Cost, parts: int) -> Offload:
         device_bytes=cost.memory - moved + LAYERS_ON_DEVICE * largest,
         tier_bytes=moved,
     )
+
+
+def _find_rate(size: float, seconds: Sequence[float]) -> Estimate:
+    spans = max(seconds), statistics.median(seconds), min(seconds)
+    return Estimate(*(size / max(each, SHORTEST_S) for each in spans))
+
+
+def _find_passes(steps: Sequence[Waits], number: int) -> float:
+    return statistics.median(forward[number] + backward[number] for forward, backward, _ in steps)
 
 
 def _list_rows(layers: Sequence[LayerTime]) -> Iterator[Sequence[str]]:

@@ -170,7 +170,7 @@ class OffloadedLayer:
         for name, weight in self.weights.items():
             setattr(weight, AWAY, _Away(self, WEIGHTS, name, weight))
             weight.data = mapped[name]
-            weight.register_post_accumulate_grad_hook(self._take_gradient)  # type: ignore[no-untyped-call]
+            weight.register_post_accumulate_grad_hook(self.take_gradient)  # type: ignore[no-untyped-call]
         layer.experts._apply = self._move  # type: ignore[method-assign]
         layer.router.register_forward_hook(self._load_routed)
         layer.register_forward_hook(self._end_forward, always_call=True)
@@ -228,17 +228,22 @@ class OffloadedLayer:
         assert layer is not None
         if layer._all_weights is not None:  # an evaluation over a mesh, which has gathered them
             return
-        self.used = torch.unique(routing.experts_TK).tolist() if self.whole else range(self.experts)
-        self.load(self.used)
+        self.begin_forward(torch.unique(routing.experts_TK).tolist() if self.whole else range(self.experts))
+
+    def begin_forward(self, used: Sequence[int]) -> None:
+        """Load the experts that the router chose, and begin with those of the next layers."""
+        self.used = used
+        self.load(used)
         depth = self.keeper.settings.depth
         self.keeper.ask_ahead(range(self.number + 1, self.number + 1 + depth))
 
     def _end_forward(self, layer: nn.Module, inputs: Any, output: Output | None) -> None:
         self.release()
         if output is not None and output.y_TD.requires_grad:
-            output.y_TD.register_hook(self._begin_backward)  # type: ignore[no-untyped-call]
+            output.y_TD.register_hook(self.begin_backward)  # type: ignore[no-untyped-call]
 
-    def _begin_backward(self, gradient: Tensor) -> None:
+    def begin_backward(self, gradient: Tensor | None = None) -> None:
+        """Load the experts of the forward pass again."""
         self.load(self.used)
         self.cache.reserve(self.bytes)  # of the gradients
         depth = self.keeper.settings.depth
@@ -263,7 +268,7 @@ class OffloadedLayer:
         return layer.experts
 
     @torch.no_grad()
-    def _take_gradient(self, weight: Tensor) -> None:
+    def take_gradient(self, weight: Tensor) -> None:
         """Take the gradients away once all weights have theirs: the backward pass needs the weights no more."""
         self._arrived += 1
         if self._arrived < len(self.weights):

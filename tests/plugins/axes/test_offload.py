@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,27 @@ def test_the_wait_is_what_loading_takes_beyond_computing(load: float, parts: int
     assert 0 < found.wait_share < 1
 
 
+def test_measured_steps_replace_rates_and_waits() -> None:
+    idle = [([0.1, 0.3], [0.2, 0.6], 9.0), ([0.1, 0.1], [0.2, 0.2], 9.0), ([0.5, 0.5], [1.0, 1.0], 9.0)]
+    computing = [([0.0, 0.1], [0.3, 0.0], 0.7), ([0.0, 0.3], [0.1, 0.0], 0.5), ([0.0, 0.2], [0.2, 0.0], 0.6)]
+    found = predict_offload(rates(), cost(2, 10, 2400.0), 3).use_waits(idle, computing, 3)
+    held = 2 * 2 * 10
+    assert asdict(found.rates.load) == pytest.approx(
+        {"low": held * 4 / 1.0, "value": held * 4 / 0.4, "high": held * 4 / 0.2}
+    )
+    assert found.rates.store.value == pytest.approx(held * 4 / 0.8)
+    assert [each.wait_s for each in found.layers] == pytest.approx([0.2, 0.2])
+    assert found.update_s == pytest.approx(0.6)
+    assert found.wait_s == pytest.approx(3 * (0.2 + 0.2) + 0.6)
+
+
+def test_a_cache_that_holds_all_has_a_rate_too() -> None:
+    nothing = ([0.0, 0.0], [0.0, 0.0], 0.0)
+    found = predict_offload(rates(), cost(2, 10, 2400.0), 1).use_waits([nothing], [nothing], 1)
+    assert found.wait_s == 0
+    assert found.verdict.startswith("pays")
+
+
 @pytest.mark.parametrize(("tokens", "word"), [(10, "does not pay"), (19.5, "may pay"), (1e3, "pays")])
 def test_the_verdict_is_the_break_even_s(tokens: float, word: str) -> None:
     made = rates()
@@ -108,10 +130,13 @@ def test_nothing_to_move_is_one_line() -> None:
         (("--offload", "host", "--ceilings", "FILE"), "--offload file"),
         (("--offload", "file", "--ceilings", "FILE"), "no storage_read cold"),
         (("--offload", "host", "--ceilings", "FILE", "--sweep", "--ranks", "2"), "--mesh in place of --sweep"),
+        (("--offload", "host", "--ceilings", "FILE", "--measure"), "give --offload file"),
+        (("--offload", "file", "--ceilings", "DISK", "--measure"), "hyperparameters.moe.offload.tier=file"),
     ],
 )
 def test_what_cannot_be_said_is_one_line(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
-    file = ceilings(tmp_path, COMPUTE)
+    disk = (roof("storage_read", "/", 1e9, mode="cold"), roof("storage_write", "/", 1e9)) if "DISK" in words else ()
+    file = ceilings(tmp_path, COMPUTE, *disk)
     done = mlhpc(
         "plan",
         "moe_lm",
@@ -119,7 +144,7 @@ def test_what_cannot_be_said_is_one_line(words: tuple[str, ...], said: str, tmp_
         "mini",
         "--set",
         "precision=bfloat16",
-        *(str(file) if word == "FILE" else word for word in words),
+        *(str(file) if word in ("FILE", "DISK") else word for word in words),
     )
     assert done.returncode == 2
     assert said in done.stderr
