@@ -18,7 +18,7 @@ import msgspec
 
 from mlhpc.plugins.dispatch.controllers import start_monarch, start_ray
 from mlhpc.plugins.dispatch.loops import Controller, FirstRank, list_modes, make_link, serve
-from mlhpc.plugins.dispatch.measure import make_interval, measure_overheads
+from mlhpc.plugins.dispatch.measure import make_case, make_interval, measure_overheads, time_in_turn
 from mlhpc.plugins.dispatch.results import Dispatch
 from mlhpc.suite.launch.local import make_mpiexec_command
 from mlhpc.suite.world import World
@@ -37,8 +37,9 @@ def judge(name: str, controller: Controller) -> None:
     ratios = ", ".join(
         f"{mode.name} {statistics.median(times[mode]) / statistics.median(times[spmd]):.2f}" for mode in MODES
     )
-    slowed, plain = (measure_overheads(controller, [sync], REPEATS, delay)[sync] for delay in (1e-3, 0.0))
-    shows = make_interval([a - b for a, b in zip(slowed, plain, strict=True)])
+    plain, slowed = cases = [make_case(sync, 0.0, 1e-3, delay_s=delay) for delay in (0.0, 1e-3)]
+    found = time_in_turn(controller, cases, REPEATS)
+    shows = make_interval([a - b for a, b in zip(found[slowed], found[plain], strict=True)])
     print(
         f"{name:8} order in {ordered} of {REPEATS}; 1 ms shows as {shows.render(1e3, ' ms')}; times over SPMD's: {ratios}"
     )

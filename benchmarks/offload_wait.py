@@ -133,8 +133,8 @@ def main() -> None:
                     cpu[kind].append(busy)
                 reached = ["--reached", f"{100 * ideal / statistics.median(seconds['without']):.6g}%"]
                 text = call(*plan, *reached, "--measure", *with_sets(*tier), group=group)
-                found = json.loads(text)["offload"]
-                tried.append(found["wait_s"])
+                measured = json.loads(text)["offload"]
+                tried.append(measured["wait_s"])
             predicted = json.loads(call(*plan, *reached, *with_sets()))["offload"]
             tier_gb, limit = predicted["tier_bytes"] / 1e9, LIMIT / 1e6
             print(f"{read_cpu(Path('/')).model}; moe_lm, {MODEL}, tier {tier_gb:.3g} GB, control group {limit:g} MB")
@@ -155,7 +155,7 @@ def main() -> None:
             )
             path, ends = statistics.median(tried), f"{min(tried):.4g} to {max(tried):.4g}, n = {len(tried)}"
             print(
-                f"predicted from steps in the tier {path:.4g} s, {ends}, of the last one {found['update_s']:.4g} s in the"
+                f"predicted from steps in the tier {path:.4g} s, {ends}, of the last one {measured['update_s']:.4g} s in the"
                 f" update; seen / predicted {seen / path:.3g}"
             )
     finally:

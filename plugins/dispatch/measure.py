@@ -4,6 +4,9 @@ A controller costs a computation of length L, its all-reduce included, max(L + a
 however long it is, b the shortest time between two commands. So it has 95 % of SPMD's throughput from
 max(19 a, 0.95 b) on. That is the closed form. The measured break-even is where throughputs at lengths around it cross
 95 %.
+
+Other programs only make a timing longer, and come in bursts. So a repetition is the lower quartile of short timings that
+take turns with those of the other cases.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from mlhpc.plugins.dispatch.results import SHARE, Beyond, Interval, Row
 from mlhpc.suite.statistics.sessions import compute_log_interval, compute_mean_interval
 
 CONFIDENCE = 0.95
-SAMPLE_S = 0.05  # the shortest timing
+BLOCKS = 5  # timings of a repetition, of which the second shortest counts
+SAMPLE_S = 0.01  # the shortest timing
 LEAST, MOST = 8, 4096  # computations of one timing
 EXCESS = 1 / SHARE - 1  # time over SPMD's, minus 1, at the break-even
 HIDING = 8.0  # a computation so much longer than the cost could hide it
@@ -27,30 +31,32 @@ AROUND = (0.35, 0.7, 1.4)  # lengths measured, over the predicted break-even
 
 
 class Case(NamedTuple):
-    """What is timed: so many computations of one length in one mode."""
+    """What is timed: so many computations of one length in one mode, each command delayed."""
 
     mode: Mode
     computations: int
     length_s: float
+    delay_s: float = 0.0
 
 
-def time_in_turn(
-    controller: Controller, cases: Sequence[Case], repeats: int, delay_s: float = 0.0
-) -> dict[Case, list[float]]:
+def time_in_turn(controller: Controller, cases: Sequence[Case], repeats: int) -> dict[Case, list[float]]:
     """Time the cases in turn, beginning with another one each time. Returns seconds per computation."""
     times: dict[Case, list[float]] = {case: [] for case in cases}
-    for turn in range(repeats):
+    for turn in range(repeats * BLOCKS):
         for place in range(len(cases)):
             case = cases[(turn + place) % len(cases)]
-            times[case].append(time_mode(controller, *case, delay_s))
-    return times
+            times[case].append(time_mode(controller, *case))
+    return {
+        case: [sorted(found[begin : begin + BLOCKS])[BLOCKS // 4] for begin in range(0, len(found), BLOCKS)]
+        for case, found in times.items()
+    }
 
 
-def make_case(mode: Mode, length_s: float, expected_s: float, least: int = LEAST) -> Case:
+def make_case(mode: Mode, length_s: float, expected_s: float, least: int = LEAST, delay_s: float = 0.0) -> Case:
     """Choose how many computations a timing has: whole chains, and rounds of all clients."""
     unit = mode.chain * mode.clients or 1
     count = min(max(least, math.ceil(SAMPLE_S / expected_s)), max(least, MOST))
-    return Case(mode, unit * max(2, math.ceil(count / unit)), length_s)
+    return Case(mode, unit * max(2, math.ceil(count / unit)), length_s, delay_s)
 
 
 def measure_overheads(
@@ -61,8 +67,8 @@ def measure_overheads(
     for mode in modes:
         least = 4 * max(mode.depth, mode.chain, LEAST)  # so that filling the queue at the start does not count much
         time_mode(controller, mode, least, 0.0, delay_s)  # warms up
-        cases.append(make_case(mode, 0.0, time_mode(controller, mode, least, 0.0, delay_s), least))
-    times = time_in_turn(controller, cases, repeats, delay_s)
+        cases.append(make_case(mode, 0.0, time_mode(controller, mode, least, 0.0, delay_s), least, delay_s))
+    times = time_in_turn(controller, cases, repeats)
     return {case.mode: times[case] for case in cases}
 
 
@@ -117,11 +123,14 @@ def _time_pairs(
 ) -> dict[Mode, list[list[tuple[float, float]]]]:
     """Time each mode and SPMD at lengths, the all-reduce included: by mode and length the pairs (SPMD, mode)."""
     cases = {
-        mode: [tuple(make_case(each, max(length - base, 0.0), length) for each in (spmd, mode)) for length in wanted]
+        mode: [
+            tuple(make_case(each, max(length - base, 0.0), length, delay_s=delay_s) for each in (spmd, mode))
+            for length in wanted
+        ]
         for mode, wanted in lengths.items()
     }
     flat = list(dict.fromkeys(case for pairs in cases.values() for pair in pairs for case in pair))
-    times = time_in_turn(controller, flat, repeats, delay_s)
+    times = time_in_turn(controller, flat, repeats)
     return {
         mode: [list(zip(times[fast], times[slow], strict=True)) for fast, slow in pairs]
         for mode, pairs in cases.items()
