@@ -304,17 +304,15 @@ class OffloadedLayer:
         size = self.bytes // self.experts * len(chunk)
         entries = {kind: [self._read(kind, expert) for expert in chunk] for kind in (GRADIENTS, WEIGHTS, STATES)}
         self.cache.reserve(3 * size)
-        new: dict[str, list[dict[str, Tensor]]] = {kind: [{} for _ in chunk] for kind in (WEIGHTS, STATES)}
+        new = {kind: [copy(entry) for entry in entries[kind]] for kind in (WEIGHTS, STATES)}
         for name, weight in self.weights.items():
             (group,) = (each for each in self.keeper.optimizer.param_groups if any(weight is p for p in each["params"]))
             state = self._make_state(weight, group)
-            parts = [entry[name] for entry in entries[GRADIENTS]]
-            gradient = (torch.stack(parts) if parts[1:] else parts[0][None]).to(weight.device)
+            gradient = _join([entry[name] for entry in entries[GRADIENTS]]).to(weight.device)
             gradient = gradient if self._factor is None else gradient * self._factor
             names = {name: WEIGHTS} | {f"{name}.{moment}": STATES for moment in MOMENTS}
-            values = [
-                torch.stack([entry[each] for entry in entries[kind]]).to(weight.device) for each, kind in names.items()
-            ]
+            parts = [[entry[each] for entry in new[kind]] for each, kind in names.items()]
+            values = [_join(each).to(weight.device) for each in parts]
             first, second = group["betas"]
             adamw(
                 [values[0]],
@@ -332,15 +330,16 @@ class OffloadedLayer:
                 eps=group["eps"],
                 maximize=False,
             )
-            for (each, kind), value in zip(names.items(), values, strict=True):
-                for found, part in zip(new[kind], value.cpu().unbind(), strict=True):
-                    found[each] = part
+            for each, value in zip(parts, values, strict=True):
+                for part, found in zip(each, value, strict=True):
+                    if found.data_ptr() != part.data_ptr():  # otherwise it was changed in place
+                        part.copy_(found)
             if chunk[-1] == self.experts - 1:
                 state["step"] += 1
         self.cache.reserve(-3 * size)
         for kind, every in new.items():
             for expert, entry in zip(chunk, every, strict=True):
-                self.cache.put(Key(self.number, expert, kind), copy(entry))
+                self.cache.put(Key(self.number, expert, kind), entry)
         for expert in chunk:
             self.cache.drop(Key(self.number, expert, GRADIENTS))
         if chunk[-1] == self.experts - 1:
@@ -429,6 +428,11 @@ class _Pinned:
 
     def __init__(self, read: Callable[[], Tensor]) -> None:
         self.read = read
+
+
+def _join(tensors: Sequence[Tensor]) -> Tensor:
+    """Stack tensors. Of one alone the result has its memory."""
+    return torch.stack([*tensors]) if tensors[1:] else tensors[0][None]
 
 
 def _make_without_memory(weight: Tensor, device: torch.device) -> Tensor:
