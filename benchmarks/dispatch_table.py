@@ -3,7 +3,7 @@
     python benchmarks/dispatch_table.py > benchmarks/results/DATE-dispatch_table.txt        alone on a quiet machine; 3 minutes
 
 Order: of 20 repetitions those in which sync takes longer than ahead, ahead longer than chained, and chained at most 10 % more
-than SPMD, with empty computations. Millisecond: overhead of sync with 1 ms per command minus that without.
+than SPMD, with empty computations. Millisecond: time of sync with 1 ms per command minus that without, in turn.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 from mlhpc.plugins.dispatch.controllers import start_monarch, start_ray
 from mlhpc.plugins.dispatch.loops import Controller, FirstRank, list_modes, make_link, serve
-from mlhpc.plugins.dispatch.measure import make_case, make_interval, measure_overheads, time_in_turn
+from mlhpc.plugins.dispatch.measure import BLOCKS, make_case, make_interval, measure_overheads, time_in_turn
 from mlhpc.plugins.dispatch.results import Dispatch
 from mlhpc.suite.launch.local import make_mpiexec_command
 from mlhpc.suite.world import World
@@ -37,8 +37,9 @@ def judge(name: str, controller: Controller) -> None:
     ratios = ", ".join(
         f"{mode.name} {statistics.median(times[mode]) / statistics.median(times[spmd]):.2f}" for mode in MODES
     )
-    plain, slowed = cases = [make_case(sync, 0.0, 1e-3, delay_s=delay) for delay in (0.0, 1e-3)]
-    found = time_in_turn(controller, cases, REPEATS)
+    plain = make_case(sync, 0.0, 1e-3)
+    slowed = plain._replace(delay_s=1e-3)
+    found = time_in_turn(controller, (plain, slowed), REPEATS, BLOCKS)
     shows = make_interval([a - b for a, b in zip(found[slowed], found[plain], strict=True)])
     print(
         f"{name:8} order in {ordered} of {REPEATS}; 1 ms shows as {shows.render(1e3, ' ms')}; times over SPMD's: {ratios}"

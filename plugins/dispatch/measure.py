@@ -5,8 +5,8 @@ however long it is, b the shortest time between two commands. So it has 95 % of 
 max(19 a, 0.95 b) on. That is the closed form. The measured break-even is where throughputs at lengths around it cross
 95 %.
 
-Other programs only make a timing longer, and come in bursts. So a repetition is the lower quartile of short timings that
-take turns with those of the other cases.
+Other programs only make a timing longer, and come in bursts. So a repetition of empty computations is the lower quartile
+of short timings that take turns with those of the other modes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from mlhpc.plugins.dispatch.results import SHARE, Beyond, Interval, Row
 from mlhpc.suite.statistics.sessions import compute_log_interval, compute_mean_interval
 
 CONFIDENCE = 0.95
-BLOCKS = 5  # timings of a repetition, of which the second shortest counts
-SAMPLE_S = 0.01  # the shortest timing
+BLOCKS, BLOCK_S = 5, 0.01  # timings of a repetition of empty computations, and the shortest
+SAMPLE_S = 0.05  # the shortest timing of others
 LEAST, MOST = 8, 4096  # computations of one timing
 EXCESS = 1 / SHARE - 1  # time over SPMD's, minus 1, at the break-even
 HIDING = 8.0  # a computation so much longer than the cost could hide it
@@ -39,24 +39,29 @@ class Case(NamedTuple):
     delay_s: float = 0.0
 
 
-def time_in_turn(controller: Controller, cases: Sequence[Case], repeats: int) -> dict[Case, list[float]]:
-    """Time the cases in turn, beginning with another one each time. Returns seconds per computation."""
+def time_in_turn(
+    controller: Controller, cases: Sequence[Case], repeats: int, blocks: int = 1
+) -> dict[Case, list[float]]:
+    """Time the cases in turn, beginning with another one each time. Returns seconds per computation.
+
+    Of a repetition's ``blocks`` the one at the lower quartile counts.
+    """
     times: dict[Case, list[float]] = {case: [] for case in cases}
-    for turn in range(repeats * BLOCKS):
+    for turn in range(repeats * blocks):
         for place in range(len(cases)):
             case = cases[(turn + place) % len(cases)]
             times[case].append(time_mode(controller, *case))
     return {
-        case: [sorted(found[begin : begin + BLOCKS])[BLOCKS // 4] for begin in range(0, len(found), BLOCKS)]
+        case: [sorted(found[begin : begin + blocks])[blocks // 4] for begin in range(0, len(found), blocks)]
         for case, found in times.items()
     }
 
 
-def make_case(mode: Mode, length_s: float, expected_s: float, least: int = LEAST, delay_s: float = 0.0) -> Case:
+def make_case(mode: Mode, length_s: float, expected_s: float, least: int = LEAST, sample_s: float = SAMPLE_S) -> Case:
     """Choose how many computations a timing has: whole chains, and rounds of all clients."""
     unit = mode.chain * mode.clients or 1
-    count = min(max(least, math.ceil(SAMPLE_S / expected_s)), max(least, MOST))
-    return Case(mode, unit * max(2, math.ceil(count / unit)), length_s, delay_s)
+    count = min(max(least, math.ceil(sample_s / expected_s)), max(least, MOST))
+    return Case(mode, unit * max(2, math.ceil(count / unit)), length_s)
 
 
 def measure_overheads(
@@ -67,8 +72,9 @@ def measure_overheads(
     for mode in modes:
         least = 4 * max(mode.depth, mode.chain, LEAST)  # so that filling the queue at the start does not count much
         time_mode(controller, mode, least, 0.0, delay_s)  # warms up
-        cases.append(make_case(mode, 0.0, time_mode(controller, mode, least, 0.0, delay_s), least, delay_s))
-    times = time_in_turn(controller, cases, repeats)
+        case = make_case(mode, 0.0, time_mode(controller, mode, least, 0.0, delay_s), least, BLOCK_S)
+        cases.append(case._replace(delay_s=delay_s))
+    times = time_in_turn(controller, cases, repeats, BLOCKS)
     return {case.mode: times[case] for case in cases}
 
 
@@ -124,7 +130,7 @@ def _time_pairs(
     """Time each mode and SPMD at lengths, the all-reduce included: by mode and length the pairs (SPMD, mode)."""
     cases = {
         mode: [
-            tuple(make_case(each, max(length - base, 0.0), length, delay_s=delay_s) for each in (spmd, mode))
+            tuple(make_case(each, max(length - base, 0.0), length)._replace(delay_s=delay_s) for each in (spmd, mode))
             for length in wanted
         ]
         for mode, wanted in lengths.items()
