@@ -4,9 +4,6 @@ A controller costs a computation of length L, its all-reduce included, max(L + a
 however long it is, b the shortest time between two commands. So it has 95 % of SPMD's throughput from
 max(19 a, 0.95 b) on. That is the closed form. The measured break-even is where throughputs at lengths around it cross
 95 %.
-
-Other programs only make a timing longer, and come in bursts. So a repetition of empty computations is the lower quartile
-of short timings that take turns with those of the other modes.
 """
 
 from __future__ import annotations
@@ -22,8 +19,7 @@ from mlhpc.plugins.dispatch.results import SHARE, Beyond, Interval, Row
 from mlhpc.suite.statistics.sessions import compute_log_interval, compute_mean_interval
 
 CONFIDENCE = 0.95
-BLOCKS, BLOCK_S = 5, 0.01  # timings of a repetition of empty computations, and the shortest
-SAMPLE_S = 0.05  # the shortest timing of others
+SAMPLE_S = 0.05  # the shortest timing
 LEAST, MOST = 8, 4096  # computations of one timing
 EXCESS = 1 / SHARE - 1  # time over SPMD's, minus 1, at the break-even
 HIDING = 8.0  # a computation so much longer than the cost could hide it
@@ -39,28 +35,20 @@ class Case(NamedTuple):
     delay_s: float = 0.0
 
 
-def time_in_turn(
-    controller: Controller, cases: Sequence[Case], repeats: int, blocks: int = 1
-) -> dict[Case, list[float]]:
-    """Time the cases in turn, beginning with another one each time. Returns seconds per computation.
-
-    Of a repetition's ``blocks`` the one at the lower quartile counts.
-    """
+def time_in_turn(controller: Controller, cases: Sequence[Case], repeats: int) -> dict[Case, list[float]]:
+    """Time the cases in turn, beginning with another one each time. Returns seconds per computation."""
     times: dict[Case, list[float]] = {case: [] for case in cases}
-    for turn in range(repeats * blocks):
+    for turn in range(repeats):
         for place in range(len(cases)):
             case = cases[(turn + place) % len(cases)]
             times[case].append(time_mode(controller, *case))
-    return {
-        case: [sorted(found[begin : begin + blocks])[blocks // 4] for begin in range(0, len(found), blocks)]
-        for case, found in times.items()
-    }
+    return times
 
 
-def make_case(mode: Mode, length_s: float, expected_s: float, least: int = LEAST, sample_s: float = SAMPLE_S) -> Case:
+def make_case(mode: Mode, length_s: float, expected_s: float, least: int = LEAST) -> Case:
     """Choose how many computations a timing has: whole chains, and rounds of all clients."""
     unit = mode.chain * mode.clients or 1
-    count = min(max(least, math.ceil(sample_s / expected_s)), max(least, MOST))
+    count = min(max(least, math.ceil(SAMPLE_S / expected_s)), max(least, MOST))
     return Case(mode, unit * max(2, math.ceil(count / unit)), length_s)
 
 
@@ -72,9 +60,9 @@ def measure_overheads(
     for mode in modes:
         least = 4 * max(mode.depth, mode.chain, LEAST)  # so that filling the queue at the start does not count much
         time_mode(controller, mode, least, 0.0, delay_s)  # warms up
-        case = make_case(mode, 0.0, time_mode(controller, mode, least, 0.0, delay_s), least, BLOCK_S)
+        case = make_case(mode, 0.0, time_mode(controller, mode, least, 0.0, delay_s), least)
         cases.append(case._replace(delay_s=delay_s))
-    times = time_in_turn(controller, cases, repeats, BLOCKS)
+    times = time_in_turn(controller, cases, repeats)
     return {case.mode: times[case] for case in cases}
 
 
