@@ -18,7 +18,7 @@ import msgspec
 
 from mlhpc.plugins.dispatch.controllers import start_monarch, start_ray
 from mlhpc.plugins.dispatch.loops import Controller, FirstRank, list_modes, make_link, serve
-from mlhpc.plugins.dispatch.measure import BLOCKS, make_case, make_interval, measure_overheads, time_in_turn
+from mlhpc.plugins.dispatch.measure import make_case, make_interval, measure_overheads, time_in_turn
 from mlhpc.plugins.dispatch.results import Dispatch
 from mlhpc.suite.launch.local import make_mpiexec_command
 from mlhpc.suite.world import World
@@ -39,7 +39,7 @@ def judge(name: str, controller: Controller) -> None:
     )
     plain = make_case(sync, 0.0, 1e-3)
     slowed = plain._replace(delay_s=1e-3)
-    found = time_in_turn(controller, (plain, slowed), REPEATS, BLOCKS)
+    found = time_in_turn(controller, (plain, slowed), REPEATS)
     shows = make_interval([a - b for a, b in zip(found[slowed], found[plain], strict=True)])
     print(
         f"{name:8} order in {ordered} of {REPEATS}; 1 ms shows as {shows.render(1e3, ' ms')}; times over SPMD's: {ratios}"
