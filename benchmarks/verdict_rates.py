@@ -8,7 +8,8 @@ names it. Second table: the smallest difference that is stated, and how often on
 "median": of the median of what is stated, "own": of each statement. Third table: the number of runs that is stated to
 show 5 %, its range, and how often that many fresh runs find 5 %.
 
-Runs of A come before those of B, with 30 s between runs and a day between sessions.
+Runs of A come before those of B, with 30 s between runs and a day between sessions. The rows "pooled" show what the
+verdict would be worth if sessions without a visible difference were taken for one.
 `tests/suite/statistics/test_comparison.py` has the fast form.
 """
 
@@ -26,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mlhpc.suite.compliance.verdict import PairVerdict, Standing, Task, judge_pair
 from mlhpc.suite.statistics import Outcome
-from mlhpc.suite.statistics.sessions import TimedRun
+from mlhpc.suite.statistics.sessions import TimedRun, find_sessions
 
 Chance = np.random.Generator
 Noise = Callable[[Chance, int], np.ndarray]  # log times of runs in their order
@@ -146,23 +147,34 @@ TRUTHS: dict[str, tuple[Truth, str | None]] = {
     "one session a side of 0.02 z, runs 0.01 z": (apart(0.02, normal(0.01)), SESSIONS),
     "one session a side of 0.02 z, runs 0.002 z": (apart(0.02, normal(0.002)), SESSIONS),
 }
-# Sessions a side, deviation of sessions, noise of runs; five runs a session
-SESSION_TRUTHS: dict[str, tuple[tuple[int, int], float, Noise, str | None]] = {
-    "2 and 2 sessions of 0.02 z, runs 0.01 z": ((2, 2), 0.02, normal(0.01), None),
-    "3 and 3 sessions of 0.02 z, runs 0.01 z": ((3, 3), 0.02, normal(0.01), None),
-    "3 and 3 sessions of 0.02 z, runs 0.002 z": ((3, 3), 0.02, normal(0.002), None),
-    "3 and 5 sessions of 0.02 z, runs 0.01 z": ((3, 5), 0.02, normal(0.01), None),
-    "5 and 5 sessions of 0.02 t3, runs 0.01 z": ((5, 5), -0.02, normal(0.01), None),
-    "3 and 3 sessions of 0.02 z, runs AR(0.9)": ((3, 3), 0.02, correlated(0.02, 0.9), None),
-    "3 and 3 sessions, that differ by nothing": ((3, 3), 0.0, normal(0.01), None),
-    "3 sessions and 1 of 0.02 z": ((3, 1), 0.02, normal(0.01), None),
-    "5 sessions and 1 of 0.02 z": ((5, 1), 0.02, normal(0.01), None),
+BOUND = "because of their sessions"
+FIVE, DAYS = (5,), (1,) * 5
+# Runs of each session of A and of B, deviation of sessions, noise of runs
+SESSION_TRUTHS: dict[str, tuple[tuple[tuple[int, ...], tuple[int, ...]], float, Noise, str | None]] = {
+    "2 and 2 sessions of 0.02 z, runs 0.01 z": ((2 * FIVE, 2 * FIVE), 0.02, normal(0.01), None),
+    "3 and 3 sessions of 0.02 z, runs 0.01 z": ((3 * FIVE, 3 * FIVE), 0.02, normal(0.01), None),
+    "3 and 3 sessions of 0.02 z, runs 0.002 z": ((3 * FIVE, 3 * FIVE), 0.02, normal(0.002), None),
+    "3 and 5 sessions of 0.02 z, runs 0.01 z": ((3 * FIVE, 5 * FIVE), 0.02, normal(0.01), None),
+    "5 and 5 sessions of 0.02 t3, runs 0.01 z": ((5 * FIVE, 5 * FIVE), -0.02, normal(0.01), None),
+    "3 and 3 sessions of 0.02 z, runs AR(0.9)": ((3 * FIVE, 3 * FIVE), 0.02, correlated(0.02, 0.9), None),
+    "3 and 3 sessions, that differ by nothing": ((3 * FIVE, 3 * FIVE), 0.0, normal(0.01), None),
+    "3 sessions and 1 of 0.02 z": ((3 * FIVE, FIVE), 0.02, normal(0.01), None),
+    "5 sessions and 1 of 0.02 z": ((5 * FIVE, FIVE), 0.02, normal(0.01), None),
     "2 and 2 sessions of 0.05 z, first run + 20 %": (
-        (2, 2),
+        (2 * FIVE, 2 * FIVE),
         0.05,
         lambda chance, n: chance.normal(0.0, 0.01, n) + 0.2 * (np.arange(n) == 0),
         None,
     ),
+    "2 sessions and 1, that differ by nothing": ((2 * FIVE, FIVE), 0.0, normal(0.01), None),
+    "2 sessions and 1 of 0.05 z": ((2 * FIVE, FIVE), 0.05, normal(0.01), None),
+    "a session of one run apart, 0.035 z": (((1, 4), FIVE), 0.035, normal(0.01), None),
+    "a session of one run apart, 0.02 z, runs 0.1 z": (((1, 9), (10,)), 0.02, normal(0.1), None),
+    "2 sessions and 1 of 0.02 t3": ((2 * FIVE, FIVE), -0.02, normal(0.01), None),
+    "2 sessions and 1 of 0.1 z": ((2 * FIVE, FIVE), 0.1, normal(0.01), BOUND),
+    "2 and 2 sessions of 0.1 z": ((2 * FIVE, 2 * FIVE), 0.1, normal(0.01), BOUND),
+    "one run a day, days of 0.02 z": ((DAYS, DAYS), 0.02, normal(0.01), None),
+    "one run a day beside one session, 0.02 z": ((DAYS, FIVE), 0.02, normal(0.01), None),
 }
 
 
@@ -175,17 +187,35 @@ def make_runs(logs: Sequence[float], begin_s: float) -> list[TimedRun]:
     return runs
 
 
-def draw_sessions(chance: Chance, counts: tuple[int, int], spread: float, noise: Noise) -> list[list[TimedRun]]:
+def draw_sessions(
+    chance: Chance, counts: tuple[tuple[int, ...], tuple[int, ...]], spread: float, noise: Noise
+) -> list[list[TimedRun]]:
     """Draw the sessions of A, then those of B, a day apart. A negative spread is one of Student's t3."""
     sides, day = [], 0
-    for count in counts:
+    for sessions in counts:
         runs = []
-        for _ in range(count):
+        for count in sessions:
             level = spread * chance.standard_t(3) if spread < 0.0 else chance.normal(0.0, spread)
-            runs += make_runs(level + noise(chance, 5), DAY_S * day)
+            runs += make_runs(level + noise(chance, count), DAY_S * day)
             day += 1
         sides.append(runs)
     return sides
+
+
+def is_pooled_different(a: Sequence[TimedRun], b: Sequence[TimedRun]) -> bool:
+    """Judge as nobody should: runs are the unit unless an F test of 5 % finds that sessions of a side differ."""
+    from scipy import stats
+
+    sides = [[[float(np.log(run.time_s)) for run in each] for each in find_sessions(runs)] for runs in (a, b)]
+    every = [[log for session in side for log in session] for side in sides]
+    between = sum(
+        len(x) * (np.mean(x) - np.mean(all_)) ** 2 for side, all_ in zip(sides, every, strict=True) for x in side
+    )
+    inside = sum((log - np.mean(session)) ** 2 for side in sides for session in side for log in session)
+    few, many = sum(map(len, sides)) - 2, sum(map(len, every)) - sum(map(len, sides))
+    if many and stats.f.sf(between / few / (inside / many), few, many) > 0.05:
+        return bool(stats.ttest_ind(*every, equal_var=False).pvalue < 0.05)
+    return is_different(judge(a, b))
 
 
 def judge(a: Sequence[TimedRun], b: Sequence[TimedRun]) -> PairVerdict:
@@ -228,6 +258,11 @@ def render_share(count: int, pairs: int) -> str:
     return f"{100 * count / pairs:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
 
 
+def render_runs(counts: tuple[tuple[int, ...], tuple[int, ...]]) -> str:
+    """Render the runs of each session of A and of B."""
+    return " and ".join(" + ".join(map(str, each)) for each in counts)
+
+
 def print_row(truth: str, runs: str, found: Sequence[PairVerdict], named: str | None) -> None:
     """Print the row of a truth."""
     wrong = [each for each in found if is_different(each)]
@@ -242,6 +277,19 @@ def print_power(chance: Chance, pairs: int) -> None:
     """Print how often the smallest difference that is stated is found, and how often the stated number of runs finds 5 %."""
     laws = {"0.01 z": normal(0.01), "0.05 z": normal(0.05), "t2 0.05": lambda c, n: 0.05 * c.standard_t(2, n),
             "epochs 3, 4, 5": epochs((3, 4, 5), (0.2, 0.6, 0.2), 0.005)}  # fmt: skip
+    print("| sessions | smallest difference stated, median | found: own |\n| --- | --- | --- |")
+    for name in ("2 sessions and 1 of 0.05 z", "3 and 3 sessions of 0.02 z, runs 0.01 z"):
+        counts, spread, law, _ = SESSION_TRUTHS[name]
+        stated = [
+            each.detectable
+            for _ in range(pairs)
+            if (each := judge(*draw_sessions(chance, counts, spread, law)).compared) is not None
+        ]
+        found_so = 0
+        for factor in stated:
+            a, b = draw_sessions(chance, counts, spread, law)
+            found_so += judge(a, [run._replace(time_s=factor * run.time_s) for run in b]).outcome == Outcome.SLOWER
+        print(f"| {name} | {100 * (np.median(stated) - 1):.2g} % | {render_share(found_so, len(stated))} |", flush=True)
     print("| noise | runs a side | smallest difference stated, median | found: median | found: own |")
     print("| --- | --- | --- | --- | --- |")
     for name, noise in laws.items():
@@ -290,7 +338,13 @@ def main() -> None:
             )
     for name, (counts, spread, noise, named) in SESSION_TRUTHS.items():
         found = [judge(*draw_sessions(chance, counts, spread, noise)) for _ in range(given.pairs)]
-        print_row(name, "{}, {} sessions of 5".format(*counts), found, named)
+        print_row(name, render_runs(counts), found, named)
+    print(
+        "| sessions that are pooled unless they differ visibly | runs of each session | different |\n| --- | --- | --- |"
+    )
+    for name, (counts, spread, noise, _) in SESSION_TRUTHS.items():
+        wrong = sum(is_pooled_different(*draw_sessions(chance, counts, spread, noise)) for _ in range(given.pairs))
+        print(f"| {name} | {render_runs(counts)} | {render_share(wrong, given.pairs)} |", flush=True)
     print_power(chance, min(given.pairs, 300))
 
 

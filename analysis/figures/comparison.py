@@ -98,7 +98,7 @@ def build_table(study: Study) -> pd.DataFrame:
             "detectable": "smallest detectable ratio", "sessions_b": "sessions",
             "sessions_a": "sessions of the other",
         }
-    ).drop(columns=["outcome", "needed", "by_session", "spread", "dof", "counts", "bound", "confidence",
+    ).drop(columns=["outcome", "needed", "by_session", "error", "counts", "bound", "confidence",
                      "margin"], errors="ignore")  # fmt: skip
 
 

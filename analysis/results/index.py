@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 import pandas as pd
 import yaml
 from msgspec import Meta, Struct
@@ -30,8 +29,7 @@ from mlhpc.analysis.results.selection import make_timed_runs
 from mlhpc.suite.documents import Count, Positive, YamlSource
 from mlhpc.suite.errors import InputError, explain_near_names
 from mlhpc.suite.log.score import find_round_group
-from mlhpc.suite.statistics import student_t
-from mlhpc.suite.statistics.sessions import find_sessions, list_unit_times
+from mlhpc.suite.statistics.sessions import Error, estimate_mean, find_sessions
 
 CONFIDENCE = 0.95
 LEAST_VARIANCE = 1e-18  # of the log of an index: less is rounding, so all runs took the same time
@@ -67,14 +65,15 @@ class Weights(Struct, frozen=True, forbid_unknown_fields=True):
 class Ratio:
     """Holds how many times as fast as the reference a system is at one workload, and the two results behind it.
 
-    ``logs`` has the logarithms of the run times of both results, by the result's group; in throughput mode none.
+    ``means`` has the mean log time of both results, its error (None: of one run) and the number of runs, by the
+    result's group; in throughput mode none.
     """
 
     workload: Workload
     system: pd.Series
     reference: pd.Series
     ratio: float
-    logs: Mapping[str, Sequence[float]]
+    means: Mapping[str, tuple[float, Error | None, int]]
 
 
 @dataclass(frozen=True)
@@ -214,9 +213,9 @@ def _ratio(runs: pd.DataFrame, workload: Workload, mine: pd.DataFrame, theirs: p
     # Models per minute grow with speed and times fall: the ratios are inverted to each other
     if workload.mode == "weak":
         return Ratio(workload, system, reference, system["models_per_min"] / reference["models_per_min"], {})
-    logs = {str(row["group"]): _log_times(runs, str(row["group"])) for row in (system, reference)}
-    means = [float(np.mean(logs[str(row["group"])])) for row in (system, reference)]
-    return Ratio(workload, system, reference, math.exp(means[1] - means[0]), logs)
+    means = {str(row["group"]): _estimate_mean(runs, str(row["group"])) for row in (system, reference)}
+    logs = [means[str(row["group"])][0] for row in (system, reference)]
+    return Ratio(workload, system, reference, math.exp(logs[1] - logs[0]), means)
 
 
 def _find_best_results(rows: pd.DataFrame, workload: Workload) -> dict[tuple[str, str], pd.Series]:
@@ -231,10 +230,10 @@ def _find_best_results(rows: pd.DataFrame, workload: Workload) -> dict[tuple[str
     return {(str(row["division"]), find_round_group(row["round"])): row for _, row in best_last.iterrows()}
 
 
-def _log_times(runs: pd.DataFrame, group: str) -> list[float]:
-    """Return the logs of the times of a result's runs, or of its sessions if it has several."""
+def _estimate_mean(runs: pd.DataFrame, group: str) -> tuple[float, Error | None, int]:
+    """Estimate the mean log time of a result, its error, and the number of runs; sessions are the unit if several."""
     timed = make_timed_runs(runs[(runs["group"] == group) & runs["converged"]])
-    return [math.log(time) for time in list_unit_times(find_sessions(timed))]
+    return (*estimate_mean(find_sessions(timed)), len(timed))
 
 
 def _mean(ratios: Sequence[Ratio | None]) -> float | None:
@@ -247,30 +246,30 @@ def _mean(ratios: Sequence[Ratio | None]) -> float | None:
 
 
 def _interval(ratios: Sequence[Ratio]) -> tuple[float | None, float | None]:
-    """Compute the 95 % interval of the index, by Welch and Satterthwaite on the logarithms of all run times.
+    """Compute the 95 % interval of the index, by Welch and Satterthwaite on mean log times.
 
     A bootstrap over the few runs of a result contains the true index too seldom (tests/analysis/results/test_index.py).
     """
     index = _mean(list(ratios))
     total = sum(ratio.workload.weight for ratio in ratios)
     share: dict[str, float] = {}  # of the index that the mean of a result's log times has
-    logs: dict[str, Sequence[float]] = {}
+    errors: dict[str, Error | None] = {}
     for ratio in ratios:
         for row, sign in ((ratio.system, -1), (ratio.reference, 1)):
             group = str(row["group"])
             # A throughput has no run times: it adds nothing to the variance
-            if group in ratio.logs:
+            if group in ratio.means:
                 # Added, not set: the same result may serve two workloads, and the reference's own ratio cancels to 0
                 share[group] = share.get(group, 0.0) + sign * ratio.workload.weight / total
-                logs[group] = ratio.logs[group]
-    used = [group for group in share if share[group] != 0.0]
-    if index is None or not used or any(len(logs[group]) < 2 for group in used):
+                errors[group] = ratio.means[group][1]
+    used = [(share[group], error) for group, error in errors.items() if share[group] != 0.0]
+    if index is None or not used or any(error is None for _, error in used):
         return None, None
-    parts = [share[group] ** 2 * float(np.var(logs[group], ddof=1)) / len(logs[group]) for group in used]
-    if sum(parts) < LEAST_VARIANCE:
+    parts = [((part * error.size) ** 2, error.dof) for part, error in used if error is not None]
+    variance = sum(part for part, _ in parts)
+    if variance < LEAST_VARIANCE:
         return None, None
-    dof = sum(parts) ** 2 / sum(part**2 / (len(logs[group]) - 1) for part, group in zip(parts, used, strict=True))
-    half = student_t.compute_quantile(0.5 + CONFIDENCE / 2, dof) * math.sqrt(sum(parts))
+    half = Error(math.sqrt(variance), variance**2 / sum(part**2 / dof for part, dof in parts)).find_half()
     return index * math.exp(-half), index * math.exp(half)
 
 
@@ -293,10 +292,10 @@ def build_index_tables(index: Index) -> dict[str, pd.DataFrame]:
             "ratio": ratio.ratio,
             "result": ratio.system["label"],
             "units": ratio.system["system_units"],
-            "n": len(ratio.logs.get(str(ratio.system["group"]), ())) or 1,
+            "n": ratio.means[str(ratio.system["group"])][2] if ratio.means else 1,
             "reference": ratio.reference["label"],
             "units of the reference": ratio.reference["system_units"],
-            "n of the reference": len(ratio.logs.get(str(ratio.reference["group"]), ())) or 1,
+            "n of the reference": ratio.means[str(ratio.reference["group"])][2] if ratio.means else 1,
         }
         for head, each in zip(heads, index.systems, strict=True)
         for ratio in each.ratios

@@ -19,13 +19,12 @@ from typing import Any
 from mlhpc.suite.card import Target
 from mlhpc.suite.files import render_duration, render_repr
 from mlhpc.suite.log.record import RunRecord, find_first_on_target
-from mlhpc.suite.statistics import CONFIDENCE, student_t
+from mlhpc.suite.statistics import CONFIDENCE, exponentiate, student_t
 from mlhpc.suite.statistics.sessions import (
     TimedRun,
     compute_geometric_mean,
-    compute_log_interval,
+    estimate_mean,
     find_sessions,
-    list_unit_times,
     render_sessions,
 )
 
@@ -192,7 +191,9 @@ def _compute_interval(
     sessions = find_sessions(runs)
     words = f"by the spread of {render_sessions(len(runs), len(sessions))}"
     if_so = f", 95 % for normal noise and {'independent runs on equal days' if len(sessions) == 1 else 'independent sessions'}"
-    interval = compute_log_interval(list_unit_times(sessions))
+    mean, error = estimate_mean(sessions)
+    half = error.find_half() if error is not None else 0.0
+    interval = (exponentiate(mean - half), exponentiate(mean + half)) if error is not None else None
     if len(sessions) > 1:
         return interval, words + if_so
     reached = [find_first_on_target(record, target) for record in records]

@@ -14,20 +14,28 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import combinations
+from itertools import chain, combinations
 from typing import TYPE_CHECKING
 
 from mlhpc.suite.files import render_duration
-from mlhpc.suite.statistics import CONFIDENCE, LARGEST_LOG, Outcome, exponentiate, judge_interval, student_t
-from mlhpc.suite.statistics.power import MATTERS, RunsNeeded, choose_dof, estimate_runs_needed, find_detectable_ratio
+from mlhpc.suite.statistics import CONFIDENCE, Outcome, exponentiate, judge_interval, student_t
+from mlhpc.suite.statistics.power import (
+    MATTERS,
+    POWER,
+    RunsNeeded,
+    choose_dof,
+    estimate_runs_needed,
+    find_detectable_ratio,
+)
 from mlhpc.suite.statistics.sessions import (
+    Error,
     TimedRun,
+    choose_error,
     compute_mean_interval,
     compute_p,
     describe_order,
     find_sessions,
     fit_slope,
-    list_unit_times,
 )
 
 if TYPE_CHECKING:
@@ -36,7 +44,6 @@ if TYPE_CHECKING:
 
 ALPHA = 0.05  # of each of the two one-sided tests
 MAX_PERMUTATIONS = 200_000
-SESSIONS_DIFFER = 1.26  # times at most, those of one published result; 31 of them have several
 MIN_RUNS = 3  # of a result that is compared: two runs give no idea of their spread
 
 
@@ -44,78 +51,47 @@ MIN_RUNS = 3  # of a result that is compared: two runs give no idea of their spr
 class TimeRatio:
     """Time of B divided by time of A, with its confidence interval.
 
-    ``p`` is two-sided, for the hypothesis of no difference. ``error`` and ``dof`` are those of the log ratio, by units
-    whose ``counts`` are those of A and B. ``bound``: the interval by sessions is that of the runs times this ratio.
+    ``p`` is two-sided, for the hypothesis of no difference. ``error`` is that of the log ratio, by ``counts`` units of
+    A and B. ``bound``: the same if how much sessions spread is not known from these alone (`choose_error`).
     """
 
     ratio: float
     low: float
     high: float
-    p: float = math.nan
-    error: float = 0.0
-    dof: float = math.inf
-    counts: tuple[int, int] = (1, 1)
-    bound: Bound | None = None
-
-    @property
-    def spread(self) -> float:
-        """The spread of the log of a unit's time."""
-        return self.error / math.sqrt(sum(1.0 / count for count in self.counts))
+    p: float
+    error: Error
+    counts: tuple[int, int]
+    bound: Error | None
 
 
-@dataclass(frozen=True)
-class Bound:
-    """How much sessions may differ at most, as a ratio, and what the runs alone say."""
+def _compute_welch(a: Sequence[float], b: Sequence[float]) -> tuple[float, Error]:
+    """Compute the difference of means of logs, B less A, and its error by Welch.
 
-    ratio: float
-    runs: TimeRatio
-
-
-def compute_welch_ratio(a: Sequence[float], b: Sequence[float], confidence: float = CONFIDENCE) -> TimeRatio:
-    """Compute the ratio of geometric means, B over A, with its Welch interval on log time.
-
-    Two or more times each. A side of one time, a session beside several, takes the variance of the other.
+    A side of one value, a session beside several, takes the variance of the other.
     """
-    logs = [[math.log(time) for time in times] for times in (a, b)]
-    difference = statistics.fmean(logs[1]) - statistics.fmean(logs[0])
-    known = [statistics.variance(values) for values in logs if len(values) > 1]
-    parts = [(statistics.variance(values) if len(values) > 1 else known[0]) / len(values) for values in logs]
-    error, dof, half, p = math.sqrt(sum(parts)), math.inf, 0.0, math.nan
-    if error > 0.0:
-        dof = float(choose_dof(parts[0], parts[1], len(a), len(b)))
-        half = student_t.compute_quantile(0.5 + confidence / 2, dof) * error
-        p = compute_p(difference, error, dof)
-    low, middle, high = (exponentiate(difference + sign * half) for sign in (-1, 0, 1))
-    return TimeRatio(middle, low, high, p, error, dof, (len(a), len(b)))
+    known = [values if len(values) > 1 else other for values, other in ((a, b), (b, a))]
+    parts = [statistics.variance(values) / count for values, count in zip(known, (len(a), len(b)), strict=True)]
+    dof = float(choose_dof(parts[0], parts[1], len(a), len(b))) if any(parts) else math.inf
+    return statistics.fmean(b) - statistics.fmean(a), Error(math.sqrt(sum(parts)), dof)
 
 
 def compute_ratio(
     a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], confidence: float = CONFIDENCE
 ) -> TimeRatio:
-    """Compute the ratio of B over A from the times of each session of A and of B. Two or more times a side.
+    """Compute the ratio of geometric means, B over A, from the times of each session of A and of B.
 
-    Sessions are the unit if a side has several. Few of them know little of their spread: two that are alike by luck
-    have none, and one degree of freedom allows for a thousandfold difference. So the interval is at least that of the
-    runs. It is wider by the square of `SESSIONS_DIFFER` at most, or of what sessions of a side differ by here.
+    Two or more times a side. Sessions are the unit if a side has several (`choose_error`).
     """
-    runs_a, runs_b = ([time for times in side for time in times] for side in (a, b))
-    runs = compute_welch_ratio(runs_a, runs_b, confidence)
-    if max(len(a), len(b)) == 1:
-        return runs
-    units_a, units_b = ([statistics.geometric_mean(times) for times in side] for side in (a, b))
-    units = compute_welch_ratio(units_a, units_b, confidence)
-    middle = math.log(units.ratio)
-    most = 2.0 * math.log(max(SESSIONS_DIFFER, *(max(side) / min(side) for side in (units_a, units_b))))
-    by_runs, by_sessions = (math.log(each.ratio / each.low) for each in (runs, units))
-    half = max(by_runs, min(by_sessions, by_runs + most))
-    p = max(
-        compute_p(middle, runs.error, runs.dof),
-        min(units.p, compute_p(max(0.0, abs(middle) - most), runs.error, runs.dof)),
-    )
-    low, high = (exponentiate(middle + sign * half) for sign in (-1, 1))
-    known = units if by_sessions > by_runs else runs
-    bound = Bound(math.exp(most), runs) if by_sessions > by_runs + most else None
-    return TimeRatio(units.ratio, low, high, p, known.error, known.dof, known.counts, bound)
+    logs = [[[math.log(time) for time in times] for times in side] for side in (a, b)]
+    runs, units = [list(chain(*side)) for side in logs], [list(map(statistics.fmean, side)) for side in logs]
+    (middle, error), place = _compute_welch(*runs), 0
+    if max(map(len, units)) > 1:
+        middle, by_session = _compute_welch(*units)
+        error, place = choose_error(error, by_session, units, confidence)
+    low, ratio, high = (exponentiate(middle + sign * error.find_half(confidence)) for sign in (-1, 0, 1))
+    p = compute_p(middle, *error) if error.size else math.nan
+    count_a, count_b = map(len, units if place else runs)
+    return TimeRatio(ratio, low, high, p, error, (count_a, count_b), error if place == 2 else None)
 
 
 @dataclass(frozen=True)
@@ -124,9 +100,9 @@ class Comparison:
 
     ``sessions_a`` and ``sessions_b`` count sessions; ``by_session`` is true if they are the unit, and not runs. ``p``
     is two-sided. ``p_permutation`` is over all ways to divide the units into groups of the same sizes; NaN if there are
-    more than 200,000. ``spread`` is that of the log of the time of ``counts`` units a side: runs where these vary more
-    than sessions. It is known by ``dof`` degrees of freedom. ``bound`` limits what sessions may differ by. ``doubts``
-    say why the outcome is inconclusive, by what the interval is wider, or what the order of the runs shows.
+    more than 200,000. ``error`` is that of the log ratio, by ``counts`` units a side: runs where these vary more than
+    sessions. ``bound``: the same if how much sessions spread is assumed. ``doubts`` say why the outcome is
+    inconclusive, by what the interval is wider, or what the order of the runs shows.
     """
 
     n_a: int
@@ -139,28 +115,30 @@ class Comparison:
     high: float
     p: float
     p_permutation: float
-    spread: float
-    dof: float
+    error: Error
     confidence: float
     margin: float
     outcome: Outcome
     counts: tuple[int, int]
-    bound: Bound | None = None
+    bound: Error | None
     doubts: tuple[str, ...] = ()
 
     @cached_property
     def detectable(self) -> float:
         """The smallest ratio that such data show in 8 of 10 cases."""
-        found = find_detectable_ratio(self.spread, self.dof, self.counts, self.confidence)
-        if self.bound is None:
-            return found
-        runs = self.bound.runs
-        return min(found, self.bound.ratio * find_detectable_ratio(runs.spread, runs.dof, runs.counts, self.confidence))
+        if self.bound:
+            return self.bound.ratio * exponentiate(self.error.find_half(2.0 * POWER - 1.0))
+        return find_detectable_ratio(self.spread, self.error.dof, self.counts, self.confidence)
 
     @cached_property
     def needed(self) -> RunsNeeded:
         """How many units of each side show a difference that matters."""
-        return estimate_runs_needed(self.spread, self.dof, self.margin or MATTERS, self.confidence)
+        return estimate_runs_needed(self.spread, self.error.dof, self.margin or MATTERS, self.confidence)
+
+    @property
+    def spread(self) -> float:
+        """The spread of the log of a unit's time."""
+        return self.error.size / math.sqrt(sum(1.0 / count for count in self.counts))
 
     @property
     def unit(self) -> str:
@@ -198,23 +176,22 @@ def compare_times(
     """
     sides = [sorted(TimedRun(*run) for run in runs if run[1] > 0.0) for runs in (a, b)]
     times_a, times_b = ([run.time_s for run in runs] for runs in sides)
-    if len(times_a) < 2 or len(times_b) < 2:
+    if min(map(len, sides)) < 2:
         return None
-    sessions = [find_sessions(runs) for runs in sides]
+    sessions = [[[run.time_s for run in session] for session in find_sessions(runs)] for runs in sides]
     by_session = max(map(len, sessions)) > 1
-    units_a, units_b = (list_unit_times(side, by_session=by_session) for side in sessions)
-    each_a, each_b = ([[run.time_s for run in each] for each in side] for side in sessions)
-    welch = compute_ratio(each_a, each_b, confidence)
-    if welch.error == 0.0:
+    units = [list(map(statistics.geometric_mean, side)) for side in sessions] if by_session else [times_a, times_b]
+    welch = compute_ratio(sessions[0], sessions[1], confidence)
+    if not welch.error.size:
         return None
-    middle, half = math.log(welch.ratio), math.log(welch.ratio / welch.low)
+    middle, half = math.log(welch.ratio), welch.error.find_half(confidence)
     too_little = _describe_lacking_data(times_a, times_b)
     doubts = list(too_little)
     least = resolution_s / min(*times_a, *times_b)
     if half < least:
         half = least
         doubts.append(f"the times are known to {render_duration(resolution_s)}")
-    if not by_session:
+    if sum(map(len, units)) == sum(map(len, sides)):  # units are runs, perhaps one a day
         orders = [describe_order(runs, side) for runs, side in zip(sides, "AB", strict=True)]
         drifts = any(order.slope for order in orders)
         shared = drifts and same_machine and len(find_sessions(sides[0] + sides[1])) == 1
@@ -224,13 +201,18 @@ def compare_times(
             if shared and order.slope:  # whose text is the last
                 texts[-1] += ", and the interval allows for that"
             doubts += texts
-    low, high = math.exp(middle - half), math.exp(min(middle + half, LARGEST_LOG))
-    p_permutation = compute_permutation_p([math.log(time) for time in units_a], [math.log(time) for time in units_b])
+    low, high = (exponentiate(middle + sign * half) for sign in (-1, 1))
+    p_permutation = compute_permutation_p(*([math.log(time) for time in side] for side in units))
     outcome = judge_interval(low, high, margin)
+    runs = compute_ratio([times_a], [times_b], confidence)
+    alone = judge_interval(runs.low, runs.high, margin)
+    if outcome == Outcome.INCONCLUSIVE != alone and by_session:
+        few = f"{len(sessions[0])} and {len(sessions[1])} sessions"
+        doubts.append(f"runs alone would say {alone}; the {few} of A and B may differ by more than runs")
     different = outcome in (Outcome.SLOWER, Outcome.FASTER)
     # Welch's t is wrong twice as often as stated for a few runs beside many, or with long tails. The permutation test
     # needs no form of the noise, so where it can reach the level, it must agree.
-    reachable = math.comb(len(units_a) + len(units_b), len(units_a)) >= 2.0 / (1.0 - confidence)
+    reachable = math.comb(sum(map(len, units)), len(units[0])) >= 2.0 / (1.0 - confidence)
     if different and reachable and p_permutation > 1.0 - confidence:
         outcome = Outcome.INCONCLUSIVE
         doubts.append(f"{p_permutation:.1%} of all divisions of these runs differ as much")
@@ -247,8 +229,7 @@ def compare_times(
         high=high,
         p=welch.p,
         p_permutation=p_permutation,
-        spread=welch.spread,
-        dof=welch.dof,
+        error=welch.error,
         counts=welch.counts,
         bound=welch.bound,
         confidence=confidence,

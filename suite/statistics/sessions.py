@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from mlhpc.suite.statistics import CONFIDENCE, LARGEST_LOG, student_t
+from mlhpc.suite.statistics import CONFIDENCE, exponentiate, student_t
 
-LEAST_GAP_S = 3600.0  # a shorter pause never begins a session
-GAP_FACTOR = 10.0  # nor does one below so many times the median pause: queues make runs of one session wait for hours
+GAP_S = 14_400.0  # a pause of less changes seconds per epoch as little as one of minutes (published results)
+SESSION_SPREAD = 0.05  # of the log of a session's time: 24 of 28 published results with several sessions have less
+SPREAD_DOF = 2.0  # sessions that it counts as much as
 ORDER_P = 0.05  # chance that the order of independent runs of one side is said to have a step or a trend
 OUTLIER_P = 0.01  # chance that a run of independent normal ones is called an outlier
 MIN_ORDERED = 4  # runs whose order says something
@@ -33,27 +34,15 @@ class TimedRun(NamedTuple):
 def find_sessions(runs: Sequence[TimedRun]) -> list[list[TimedRun]]:
     """Divide runs, in order of their start, into sessions.
 
-    A session ends at a pause of an hour or more that is also ten times the median pause, or where the job changes.
+    A session ends at a pause of four hours or more, or where the job changes.
     """
     ordered = sorted(runs)
-    pauses = [max(0.0, later.begin_s - run.begin_s - run.time_s) for run, later in pairwise(ordered)]
-    most = max(LEAST_GAP_S, GAP_FACTOR * statistics.median_low(pauses)) if pauses else math.inf
     sessions = [ordered[:1]]
-    for pause, (before, run) in zip(pauses, pairwise(ordered), strict=True):
-        if pause > most or run.job != before.job:
+    for before, run in pairwise(ordered):
+        if run.begin_s - before.begin_s - before.time_s >= GAP_S or run.job != before.job:
             sessions.append([])
         sessions[-1].append(run)
     return sessions
-
-
-def list_unit_times(sessions: Sequence[Sequence[TimedRun]], *, by_session: bool | None = None) -> list[float]:
-    """List what repeats: the geometric mean of each session, or the time of each run of a single one.
-
-    ``by_session`` decides in place of the number of sessions: two sides of a comparison have the same unit.
-    """
-    if len(sessions) > 1 if by_session is None else by_session:
-        return [compute_geometric_mean(session) for session in sessions]
-    return [run.time_s for session in sessions for run in session]
 
 
 def render_sessions(runs: int, sessions: int) -> str:
@@ -63,13 +52,33 @@ def render_sessions(runs: int, sessions: int) -> str:
 
 def compute_geometric_mean(runs: Sequence[TimedRun]) -> float:
     """Compute the geometric mean of the times of one run or more."""
-    return math.exp(statistics.fmean(math.log(run.time_s) for run in runs))
+    return statistics.geometric_mean(run.time_s for run in runs)
+
+
+class Error(NamedTuple):
+    """The standard error of a mean or difference of logs, known by some degrees of freedom."""
+
+    size: float
+    dof: float = math.inf
+
+    def find_half(self, confidence: float = CONFIDENCE) -> float:
+        """Find half of the width of the interval, by Student's t."""
+        return student_t.compute_quantile(0.5 + confidence / 2, self.dof) * self.size if self.size else 0.0
+
+    @property
+    def ratio(self) -> float:
+        """The largest ratio that the error explains, at 95 %."""
+        return exponentiate(self.find_half())
+
+
+def compute_error(values: Sequence[float]) -> Error:
+    """Compute the standard error of the mean of two or more values."""
+    return Error(statistics.stdev(values) / math.sqrt(len(values)), len(values) - 1)
 
 
 def compute_mean_interval(values: Sequence[float], confidence: float) -> tuple[float, float]:
     """Compute the mean of two or more values and the half width of its Student-t interval."""
-    error = statistics.stdev(values) / math.sqrt(len(values))
-    return statistics.fmean(values), student_t.compute_quantile(0.5 + confidence / 2, len(values) - 1) * error
+    return statistics.fmean(values), compute_error(values).find_half(confidence)
 
 
 def compute_log_interval(times: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
@@ -77,7 +86,34 @@ def compute_log_interval(times: Sequence[float], confidence: float = CONFIDENCE)
     if len(times) < 2:
         return None
     middle, half = compute_mean_interval([math.log(time) for time in times], confidence)
-    return math.exp(middle - half), math.exp(min(middle + half, LARGEST_LOG))
+    return exponentiate(middle - half), exponentiate(middle + half)
+
+
+def choose_error(runs: Error, units: Error, means: Sequence[Sequence[float]], confidence: float) -> tuple[Error, int]:
+    """Choose the error where sessions are the unit, and say its place: that by runs, by sessions, by assumption.
+
+    ``means`` are the mean logs of the sessions of each side. Two sessions have one degree of freedom, which allows for
+    a thousandfold difference, and two that are alike by luck have no spread. So the third error adds `SPREAD_DOF`
+    sessions that spread by `SESSION_SPREAD` to the present ones (a moderated variance), and the error of the runs.
+    The narrower interval of the last two counts, and none that is narrower than that of the runs.
+    """
+    dof = SPREAD_DOF + sum(len(side) - 1 for side in means)
+    squares = sum((mean - statistics.fmean(side)) ** 2 for side in means for mean in side)
+    part = (SPREAD_DOF * SESSION_SPREAD**2 + squares) / dof * sum(1.0 / len(side) for side in means)
+    size = math.hypot(runs.size, math.sqrt(part))
+    errors = (runs, units, Error(size, size**4 / (runs.size**4 / runs.dof + part**2 / dof)))  # Satterthwaite's
+    halves = [error.find_half(confidence) for error in errors]
+    place = max(0, min(1, 2, key=halves.__getitem__), key=halves.__getitem__)
+    return errors[place], place
+
+
+def estimate_mean(sessions: Sequence[Sequence[TimedRun]]) -> tuple[float, Error | None]:
+    """Estimate the mean log time of the runs of one result, and its error. None: of one run."""
+    logs = [[math.log(run.time_s) for run in session] for session in sessions]
+    runs, means = [log for session in logs for log in session], [statistics.fmean(session) for session in logs]
+    if len(means) > 1:
+        return statistics.fmean(means), choose_error(compute_error(runs), compute_error(means), [means], CONFIDENCE)[0]
+    return means[0], compute_error(runs) if len(runs) > 1 else None
 
 
 @dataclass(frozen=True)

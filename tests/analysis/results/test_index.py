@@ -24,7 +24,8 @@ from mlhpc.analysis.results.index import (
 from mlhpc.analysis.study import Study, read_study
 from mlhpc.suite.card import Card
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.statistics.comparison import compute_welch_ratio
+from mlhpc.suite.statistics.comparison import compute_ratio
+from mlhpc.suite.statistics.sessions import compute_error
 
 Build = Callable[..., Any]
 Cards = dict[str, Card]
@@ -91,7 +92,7 @@ def test_with_one_workload_the_interval_is_that_of_a_comparison(made: Build, car
     data = read_study([path.parent], cards)
     index = index_of(data, Weights(1, (COSMOFLOW,)), "OLD")
     times = [data.runs.loc[data.runs["label"] == name, "run_s"].tolist() for name in ("new", "old")]
-    truth, found = compute_welch_ratio(*times), of(index, "new")
+    truth, found = compute_ratio(*([each] for each in times)), of(index, "new")
     assert (found.value, found.low, found.high) == pytest.approx((truth.ratio, truth.low, truth.high))
     section = build_procurement_section(index)
     assert section.answer == "new is 2.00 [1.959, 2.042] times as fast as old."
@@ -189,7 +190,10 @@ def interval_of(times: np.ndarray) -> tuple[float, float]:
             pd.Series({"group": f"a{at}"}),
             pd.Series({"group": f"b{at}"}),
             math.exp(logs[1].mean() - logs[0].mean()),
-            {f"a{at}": logs[0].tolist(), f"b{at}": logs[1].tolist()},
+            {
+                f"{side}{at}": (0.0, compute_error(each.tolist()), len(each))
+                for side, each in zip("ab", logs, strict=True)
+            },
         )
         for at, logs in enumerate(times)
     ]

@@ -16,13 +16,13 @@ from mlhpc.suite.compliance.check import check
 from mlhpc.suite.compliance.exchange.figures_of_merit import build_result_documents
 from mlhpc.suite.log.record import MetricValue, RunRecord
 from mlhpc.suite.log.score import (
-    compute_log_interval,
     compute_throughput,
     compute_time_to_train,
     count_concurrent_runs,
     find_failure,
 )
 from mlhpc.suite.statistics import student_t
+from mlhpc.suite.statistics.sessions import compute_log_interval
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import edit, our_run, our_runs, write
 
