@@ -49,7 +49,7 @@ from mlhpc.analysis.page.cells import (
 )
 from mlhpc.analysis.published.scores import read_stated_minutes
 from mlhpc.analysis.results.index import ANY_TIER, Index, build_index_tables
-from mlhpc.analysis.results.machine_size import choose_extent, find_system_units
+from mlhpc.analysis.results.machine_size import choose_extent, render_system_units
 from mlhpc.analysis.results.names import CLASS_COLUMNS, UNKNOWN_DEVICE, Task, render_heading, render_short_heading
 from mlhpc.analysis.study import Study
 from mlhpc.analysis.tables.ingest import parse_mapping
@@ -350,8 +350,8 @@ def _costs(a: pd.Series, b: pd.Series, study: Study) -> str:
 
     Without prices the cost is hours of the device.
     """
-    units = find_system_units(pd.DataFrame([a, b]))
-    parts = [f"{each:.0f} {row['device']}" for each, row in zip(units, (a, b), strict=True) if not is_absent(each)]
+    units = [render_system_units(row) for row in (a, b)]
+    parts = [f"{each} {row['device']}" for each, row in zip(units, (a, b), strict=True) if each]
     costs = [_cost(row, study) for row in (a, b)]
     sizes = " against ".join(parts)
     if None in costs:
@@ -657,10 +657,15 @@ def _build_hours(rows: pd.DataFrame) -> dict[str, list[Any]]:
 def _build_machine_columns(rows: pd.DataFrame, *, weak: bool) -> dict[str, list[Any]]:
     """Build the columns of the machine's size: compute units, and what varies.
 
-    In throughput mode they are the units of the whole system and of one instance.
+    In throughput mode they are the units of the whole system, those that trained models at once, and of one instance.
     """
     if weak:
-        return {"units of the system": list(rows["units_described"]), "units of an instance": list(rows["units"])}
+        names = {
+            "units of the system": "units_described",
+            "units at once": "units_busy",
+            "units of an instance": "units",
+        }
+        return {title: list(rows[column]) for title, column in names.items()}
     found = choose_extent(rows)
     varies = {found.count: list(found.sizes)} if found.one in ("node", "core", "rank") else {}
     return {"compute units": list(rows["units"])} | varies

@@ -234,6 +234,7 @@ def _scores(group: pd.DataFrame, counted: pd.DataFrame, chosen: Selection) -> di
         "score_interval_of": chosen.interval_words,
         "models": chosen.models,
         "models_per_min": chosen.models_per_min,
+        "units_busy": (_find_common_value(group["units"]) or math.nan) * (chosen.at_once or math.nan),
         "fastest_s": float(group.loc[group["converged"], "run_s"].min()),
         "slowest_s": float(group.loc[group["converged"], "run_s"].max()),
         "async_eval": bool(group["async_eval"].any()),

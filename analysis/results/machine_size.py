@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
@@ -72,6 +73,18 @@ def find_system_units(rows: pd.DataFrame) -> pd.Series:
     """Find the compute units of each result's machine; in throughput mode, those of the whole system."""
     # In throughput mode `units` are those of one instance, and the machine runs many
     return rows["units"].mask((rows["mode"] == "weak") & rows["units_described"].notna(), rows["units_described"])
+
+
+def render_system_units(row: Mapping[Any, Any] | pd.Series) -> str | None:
+    """Render the compute units of a result's machine; in throughput mode as "1,888 of 2,048", if some trained no model.
+
+    None: not known.
+    """
+    size = find_system_units(pd.DataFrame([row])).iloc[0]
+    if pd.isna(size):
+        return None
+    some = row["mode"] == "weak" and row["units_busy"] < size
+    return f"{row['units_busy']:,.0f} of {size:,.0f}" if some else f"{size:,.0f}"
 
 
 def find_unit_names(rows: pd.DataFrame, systems: pd.DataFrame) -> pd.Series:

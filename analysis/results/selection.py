@@ -20,7 +20,7 @@ from mlhpc.suite.compliance.rcp_limit import RcpLimit, compute_limit
 from mlhpc.suite.compliance.ruleset import list_rulesets, read_ruleset
 from mlhpc.suite.log.energy.score import EnergyToSolution, find_energy
 from mlhpc.suite.log.record import RunRecord
-from mlhpc.suite.log.score import JudgedRun, compute_throughput, compute_time_to_train
+from mlhpc.suite.log.score import JudgedRun, compute_throughput, compute_time_to_train, count_concurrent_runs
 from mlhpc.suite.statistics.sessions import TimedRun
 
 Convergence = Literal["rules", "status"]
@@ -44,7 +44,8 @@ class Selection:
     """Holds the runs that enter means, ``averaged``: the scored runs. Without a score they are all that converged.
 
     ``score_s`` is the time to train; in throughput mode, the time to train all. None: there is no score, and ``note``
-    gives the reason. ``fate`` says for every run whether it was scored, or why not.
+    gives the reason. ``fate`` says for every run whether it was scored, or why not. ``at_once``: how many of the models
+    of throughput mode were trained at the same time, at most.
     """
 
     averaged: tuple[str, ...]
@@ -57,6 +58,7 @@ class Selection:
     interval_words: str = ""
     models: int | None = None
     models_per_min: float | None = None
+    at_once: int | None = None
     energy: EnergyToSolution | None = None
 
 
@@ -132,6 +134,7 @@ def _throughput(names: Sequence[str], entered: list[RunRecord], target: Target, 
         fate=fate,
         models=score.instances,
         models_per_min=score.models_per_minute,
+        at_once=count_concurrent_runs([run.record for run in score.runs if run.converged]),
     )
 
 

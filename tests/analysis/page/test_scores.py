@@ -51,6 +51,21 @@ def test_a_throughput_table_is_sorted_by_what_is_bold(throughput: Study) -> None
     assert systems == ["160", "48", "4"]
 
 
+@pytest.mark.parametrize(
+    ("options", "busy"), [({"start_s": 0.0}, 40), ({}, 4)], ids=["together", "one after the other"]
+)
+def test_a_machine_of_which_a_part_trained_is_not_said_to_have_trained(
+    package: Build, cards: dict[str, Card], tmp_path: Path, options: dict[str, float], busy: int
+) -> None:
+    """Ten instances of four units on a machine of 320."""
+    made = Path(package(tmp_path / "hpc_results_v9.9", system="part", runs=10, nodes=160, **options))
+    shutil.move(made / "results" / "part" / "strong", made / "results" / "part" / "weak")
+    study = read_study([made], cards)
+    row = study.results.iloc[0]
+    assert (row["units_described"], row["units"], row["units_busy"]) == (320, 4, busy)
+    assert f"on {busy} of 320 compute units (part)" in list_views()["throughput_mode"].answer(study)
+
+
 def test_the_throughput_figure_has_the_most_models_first(throughput: Study) -> None:
     rows = list_views()["throughput_mode"].table(throughput)
     assert rows["label"].tolist() == ["many", "middle", "few"]
