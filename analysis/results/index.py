@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,8 @@ from mlhpc.analysis.results.selection import make_timed_runs
 from mlhpc.suite.documents import Count, Positive, YamlSource
 from mlhpc.suite.errors import InputError, explain_near_names
 from mlhpc.suite.log.score import find_round_group
-from mlhpc.suite.statistics.sessions import Error, estimate_mean, find_sessions
+from mlhpc.suite.statistics.comparison import compute_ratio
+from mlhpc.suite.statistics.sessions import Error, find_sessions
 
 CONFIDENCE = 0.95
 LEAST_VARIANCE = 1e-18  # of the log of an index: less is rounding, so all runs took the same time
@@ -65,15 +67,16 @@ class Weights(Struct, frozen=True, forbid_unknown_fields=True):
 class Ratio:
     """Holds how many times as fast as the reference a system is at one workload, and the two results behind it.
 
-    ``means`` has the mean log time of both results, its error (None: of one run) and the number of runs, by the
-    result's group; in throughput mode none.
+    ``error`` is that of the log ratio by their runs and sessions; None: one of them has one run, or it is a throughput,
+    whose error is not known. ``runs`` are those of both.
     """
 
     workload: Workload
     system: pd.Series
     reference: pd.Series
     ratio: float
-    means: Mapping[str, tuple[float, Error | None, int]]
+    error: Error | None = None
+    runs: tuple[int, int] = (1, 1)
 
 
 @dataclass(frozen=True)
@@ -212,10 +215,14 @@ def _ratio(runs: pd.DataFrame, workload: Workload, mine: pd.DataFrame, theirs: p
     system, reference = (side[shared[-1]] for side in sides)
     # Models per minute grow with speed and times fall: the ratios are inverted to each other
     if workload.mode == "weak":
-        return Ratio(workload, system, reference, system["models_per_min"] / reference["models_per_min"], {})
-    means = {str(row["group"]): _estimate_mean(runs, str(row["group"])) for row in (system, reference)}
-    logs = [means[str(row["group"])][0] for row in (system, reference)]
-    return Ratio(workload, system, reference, math.exp(logs[1] - logs[0]), means)
+        return Ratio(workload, system, reference, system["models_per_min"] / reference["models_per_min"])
+    times = [_list_times(runs, str(row["group"])) for row in (system, reference)]
+    counts = sum(map(len, times[0])), sum(map(len, times[1]))
+    if min(counts) > 1:
+        found = compute_ratio(times[0], times[1])
+        return Ratio(workload, system, reference, found.ratio, found.error, counts)
+    means = [statistics.geometric_mean(statistics.geometric_mean(each) for each in side) for side in times]
+    return Ratio(workload, system, reference, means[1] / means[0], None, counts)
 
 
 def _find_best_results(rows: pd.DataFrame, workload: Workload) -> dict[tuple[str, str], pd.Series]:
@@ -230,10 +237,10 @@ def _find_best_results(rows: pd.DataFrame, workload: Workload) -> dict[tuple[str
     return {(str(row["division"]), find_round_group(row["round"])): row for _, row in best_last.iterrows()}
 
 
-def _estimate_mean(runs: pd.DataFrame, group: str) -> tuple[float, Error | None, int]:
-    """Estimate the mean log time of a result, its error, and the number of runs; sessions are the unit if several."""
+def _list_times(runs: pd.DataFrame, group: str) -> list[list[float]]:
+    """List the times of the runs of each session of a result."""
     timed = make_timed_runs(runs[(runs["group"] == group) & runs["converged"]])
-    return (*estimate_mean(find_sessions(timed)), len(timed))
+    return [[run.time_s for run in session] for session in find_sessions(timed)]
 
 
 def _mean(ratios: Sequence[Ratio | None]) -> float | None:
@@ -246,26 +253,23 @@ def _mean(ratios: Sequence[Ratio | None]) -> float | None:
 
 
 def _interval(ratios: Sequence[Ratio]) -> tuple[float | None, float | None]:
-    """Compute the 95 % interval of the index, by Welch and Satterthwaite on mean log times.
+    """Compute the 95 % interval of the index, by the errors of its ratios and Satterthwaite's degrees of freedom.
 
     A bootstrap over the few runs of a result contains the true index too seldom (tests/analysis/results/test_index.py).
     """
     index = _mean(list(ratios))
     total = sum(ratio.workload.weight for ratio in ratios)
-    share: dict[str, float] = {}  # of the index that the mean of a result's log times has
-    errors: dict[str, Error | None] = {}
+    share: dict[tuple[str, str], float] = {}  # of the index that the log of a ratio has
+    errors: dict[tuple[str, str], Error | None] = {}
     for ratio in ratios:
-        for row, sign in ((ratio.system, -1), (ratio.reference, 1)):
-            group = str(row["group"])
-            # A throughput has no run times: it adds nothing to the variance
-            if group in ratio.means:
-                # Added, not set: the same result may serve two workloads, and the reference's own ratio cancels to 0
-                share[group] = share.get(group, 0.0) + sign * ratio.workload.weight / total
-                errors[group] = ratio.means[group][1]
-    used = [(share[group], error) for group, error in errors.items() if share[group] != 0.0]
-    if index is None or not used or any(error is None for _, error in used):
+        pair = str(ratio.system["group"]), str(ratio.reference["group"])
+        # The reference's own ratio is 1, and a throughput has no run times
+        if pair[0] != pair[1] and ratio.workload.mode == "strong":
+            share[pair] = share.get(pair, 0.0) + ratio.workload.weight / total  # of two workloads, perhaps
+            errors[pair] = ratio.error
+    if index is None or not errors or any(error is None for error in errors.values()):
         return None, None
-    parts = [((part * error.size) ** 2, error.dof) for part, error in used if error is not None]
+    parts = [((share[pair] * error.size) ** 2, error.dof) for pair, error in errors.items() if error is not None]
     variance = sum(part for part, _ in parts)
     if variance < LEAST_VARIANCE:
         return None, None
@@ -292,10 +296,10 @@ def build_index_tables(index: Index) -> dict[str, pd.DataFrame]:
             "ratio": ratio.ratio,
             "result": ratio.system["label"],
             "units": ratio.system["system_units"],
-            "n": ratio.means[str(ratio.system["group"])][2] if ratio.means else 1,
+            "n": ratio.runs[0],
             "reference": ratio.reference["label"],
             "units of the reference": ratio.reference["system_units"],
-            "n of the reference": ratio.means[str(ratio.reference["group"])][2] if ratio.means else 1,
+            "n of the reference": ratio.runs[1],
         }
         for head, each in zip(heads, index.systems, strict=True)
         for ratio in each.ratios

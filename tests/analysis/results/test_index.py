@@ -25,7 +25,6 @@ from mlhpc.analysis.study import Study, read_study
 from mlhpc.suite.card import Card
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.statistics.comparison import compute_ratio
-from mlhpc.suite.statistics.sessions import compute_error
 
 Build = Callable[..., Any]
 Cards = dict[str, Card]
@@ -190,10 +189,7 @@ def interval_of(times: np.ndarray) -> tuple[float, float]:
             pd.Series({"group": f"a{at}"}),
             pd.Series({"group": f"b{at}"}),
             math.exp(logs[1].mean() - logs[0].mean()),
-            {
-                f"{side}{at}": (0.0, compute_error(each.tolist()), len(each))
-                for side, each in zip("ab", logs, strict=True)
-            },
+            compute_ratio(*([np.exp(side).tolist()] for side in logs)).error,
         )
         for at, logs in enumerate(times)
     ]
