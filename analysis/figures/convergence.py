@@ -82,7 +82,8 @@ def render_epochs_answer(study: Study) -> Answer:
     within = int((mean <= 2 * reference - bounds["least allowed mean [epochs]"]).sum())
     sentences = []
     if len(bounds) and len(rows) > 1:
-        text = f"{within} of {len(bounds)} results take no more epochs than the reference's band allows"
+        band = "the upper end of the reference's band, which no rule sets"
+        text = f"{within} of {len(bounds)} results take no more epochs than {band}"
         sentences.append(Answer(text))
     for at, row in rows.head(MOST_NAMED).iterrows():
         if pd.notna(row["epochs to target, mean"]):

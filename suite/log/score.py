@@ -21,6 +21,7 @@ from mlhpc.suite.files import render_duration, render_repr
 from mlhpc.suite.log.record import RunRecord, find_first_on_target
 from mlhpc.suite.statistics import CONFIDENCE, exponentiate, student_t
 from mlhpc.suite.statistics.sessions import (
+    SESSION_SPREAD,
     TimedRun,
     compute_geometric_mean,
     estimate_mean,
@@ -190,7 +191,8 @@ def _compute_interval(
     runs = [TimedRun(record.run_start_s or 0.0, _find_time_s(record), record.job or "") for record in records]
     sessions = find_sessions(runs)
     words = f"by the spread of {render_sessions(len(runs), len(sessions))}"
-    if_so = f", 95 % for normal noise and {'independent runs on equal days' if len(sessions) == 1 else 'independent sessions'}"
+    days = f"independent sessions that spread by {SESSION_SPREAD:.0%} or less"
+    if_so = f", 95 % for normal noise and {'independent runs on equal days' if len(sessions) == 1 else days}"
     mean, error = estimate_mean(sessions)
     half = error.find_half() if error is not None else 0.0
     interval = (exponentiate(mean - half), exponentiate(mean + half)) if error is not None else None

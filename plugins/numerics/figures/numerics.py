@@ -29,7 +29,7 @@ TITLE = "Numerics"
 PANEL = ["workload", "size"]
 LOST = "metric, after - before"
 NEEDS = "a file of `mlhpc numerics deploy -o FILE`"
-KEYS = ["benchmark", "size", "mode", "rounds"]
+KEYS = ["benchmark", "size", "mode", "division", "rounds"]
 FRAMEWORKS = ("TensorFlow", "PyTorch", "MXNet")
 
 
@@ -95,7 +95,8 @@ def build_frameworks_table(study: Study) -> pd.DataFrame:
     stated = rows["system_key"].map(study.tables.systems.set_index("system_key")["framework"]).fillna("")
     rows = rows.assign(framework=[_find_framework(each) for each in stated])
     rows = rows[(rows["framework"] != "") & rows["epochs_to_target.mean"].notna()]
-    rows = rows.assign(rounds=rows["round"].map(find_round_group, na_action="ignore").fillna(""))
+    rounds = rows["round"].map(find_round_group, na_action="ignore").fillna("")
+    rows = rows.assign(rounds=rounds, division=rows["division"].fillna(""))
     found: list[dict[str, Any]] = []
     for key, results in rows.groupby([*KEYS, "framework"]):
         epochs = [float(each) for each in results["epochs_to_target.mean"]]
@@ -121,14 +122,15 @@ def _find_framework(text: str) -> str:
 def render_frameworks_answer(study: Study) -> Answer:
     """State the epochs of each framework by benchmark."""
     table, parts = build_frameworks_table(study), []
-    for (benchmark, size, mode, rounds), rows in table.groupby(KEYS, sort=False):
+    for (benchmark, size, mode, division, rounds), rows in table.groupby(KEYS, sort=False):
         each = ", ".join(
             f"{row['framework']} {row['epochs']:.3g}"
             + (f" [{row['low']:.3g}, {row['high']:.3g}]" if pd.notna(row["low"]) else "")
             + f" (n = {row['results']}, median batch {row['median batch']:g})"
             for _, row in rows.iterrows()
         )
-        text = f"{benchmark} {size}{' throughput' * (mode == 'weak')} {rounds}: {each}"
+        kind = " throughput" * (mode == "weak") + " (open)" * (division == "open")
+        text = f"{benchmark} {size}{kind} {rounds}: {each}"
         parts.append(Answer(text, [*map(int, rows.index)]))
     return join_statements(parts)
 

@@ -52,3 +52,7 @@ def test_frameworks_of_one_benchmark_are_compared(study: Study) -> None:
     build_specification(numerics.draw_frameworks_chart(table))
     with pytest.raises(NotAnswerableError, match="two frameworks"):
         numerics.build_frameworks_table(replace(both, tables=replace(study.tables, systems=systems.head(1))))
+    # An open result may change the model: it is no other implementation of the closed task
+    opened = [{**each, "division": "open" if each["system_key"] == "b" else "closed"} for each in rows]
+    with pytest.raises(NotAnswerableError, match="two frameworks"):
+        numerics.build_frameworks_table(replace(both, results=pd.DataFrame(opened)))
