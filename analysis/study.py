@@ -121,12 +121,12 @@ class Study:
         return self._by_group[group]
 
     def converged_of(self, group: str) -> pd.DataFrame:
-        """Return the runs of one result that reached the target."""
+        """Return the runs of one result that reached the target, without those that its submitter left out."""
         return self._converged_by_group[group]
 
     @cached_property
     def _converged_by_group(self) -> Mapping[str, pd.DataFrame]:
-        return {group: runs[runs["converged"]] for group, runs in self._by_group.items()}
+        return {group: runs[runs["converged"] & ~runs["pruned"]] for group, runs in self._by_group.items()}
 
     @cached_property
     def _by_group(self) -> Mapping[str, pd.DataFrame]:

@@ -239,7 +239,7 @@ def _find_best_results(rows: pd.DataFrame, workload: Workload) -> dict[tuple[str
 
 def _list_times(runs: pd.DataFrame, group: str) -> list[list[float]]:
     """List the times of the runs of each session of a result."""
-    timed = make_timed_runs(runs[(runs["group"] == group) & runs["converged"]])
+    timed = make_timed_runs(runs[(runs["group"] == group) & runs["converged"] & ~runs["pruned"]])
     return [[run.time_s for run in session] for session in find_sessions(timed)]
 
 

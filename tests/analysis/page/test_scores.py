@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from mlhpc.analysis.drawing.view import list_timed_runs
 from mlhpc.analysis.figures import list_views
 from mlhpc.analysis.page.issues import CheckedPath, build_tiles
 from mlhpc.analysis.page.summary import build_score_sections
@@ -64,6 +65,20 @@ def test_a_machine_of_which_a_part_trained_is_not_said_to_have_trained(
     row = study.results.iloc[0]
     assert (row["units_described"], row["units"], row["units_busy"]) == (320, 4, busy)
     assert f"on {busy} of 320 compute units (part)" in list_views()["throughput_mode"].answer(study)
+
+
+def test_a_run_that_the_submitter_left_out_is_in_no_spread_and_no_comparison(
+    package: Build, cards: dict[str, Card], tmp_path: Path
+) -> None:
+    folder = Path(package(tmp_path, runs=11)) / "results" / "sys1" / "strong" / "cosmoflow"
+    (folder / "pruned_results").mkdir()
+    (folder / "result_10.txt").rename(folder / "pruned_results" / "result_10.txt")
+    study = read_study([tmp_path], cards)
+    assert study.runs.loc[study.runs["pruned"], "converged"].tolist() == [True]
+    row = study.results.iloc[0]
+    kept = study.runs.loc[~study.runs["pruned"], "run_s"]
+    assert (row["n_reached"], row["fastest_s"], row["slowest_s"]) == (11, kept.min(), kept.max())
+    assert len(study.converged_of(row["group"])) == len(list_timed_runs(study, row["group"])) == 10
 
 
 def test_the_throughput_figure_has_the_most_models_first(throughput: Study) -> None:
