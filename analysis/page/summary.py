@@ -865,7 +865,8 @@ def _render_procurement_remarks(index: Index) -> list[str]:
     weights = ", ".join(f"{each.title} {each.weight:g}" for each in workloads)
     remarks = [
         f"Weighted geometric mean of ratios of speed to {index.reference}, of whole results of any size of machine "
-        f"unless the file of weights states units. Weights: {weights}. Intervals: 95 %, over the runs."
+        f"unless the file of weights states units. Weights: {weights}. Intervals: 95 %, over the runs, or over sessions "
+        "where a result has several."
     ]
     if any(each.mode == "weak" for each in workloads):
         remarks.append("A throughput is one measurement, so the intervals leave out how much it would vary.")

@@ -191,7 +191,7 @@ def _compute_interval(
     runs = [TimedRun(record.run_start_s or 0.0, _find_time_s(record), record.job or "") for record in records]
     sessions = find_sessions(runs)
     words = f"by the spread of {render_sessions(len(runs), len(sessions))}"
-    days = f"independent sessions that spread by {SESSION_SPREAD:.0%} or less"
+    days = f"independent sessions that spread by {100 * SESSION_SPREAD:g} % or less"
     if_so = f", 95 % for normal noise and {'independent runs on equal days' if len(sessions) == 1 else days}"
     mean, error = estimate_mean(sessions)
     half = error.find_half() if error is not None else 0.0

@@ -180,6 +180,17 @@ def test_interval_is_student_t_on_log_time() -> None:
     assert math.log(low) + math.log(high) == pytest.approx(4)
 
 
+def test_the_interval_of_two_sessions_is_finite_and_names_the_spread_that_it_assumes() -> None:
+    """Published: runs of 58,008 and 61,222 to 67,819 s gave an interval of 36,200 to 100,751 s."""
+    times = (58_008.0, 61_222.0, 67_819.0, 61_425.0, 61_278.0)
+    score = compute_time_to_train([run(time, start=1e6 * (n > 0) + 7e4 * n) for n, time in enumerate(times)], TARGET)
+    low, high = score.interval_s or (0.0, 0.0)
+    assert 50_000 < low < 56_000
+    assert 66_000 < high < 72_000
+    assert "5 runs in 2 sessions" in score.interval_words
+    assert "independent sessions that spread by 5 % or less" in score.interval_words
+
+
 def test_score_command(tmp_path: Path) -> None:
     runs = our_runs(tmp_path / "runs")
     write(runs / "resumed_0_1.txt", our_run())
