@@ -121,7 +121,7 @@ class Study:
         return self._by_group[group]
 
     def converged_of(self, group: str) -> pd.DataFrame:
-        """Return the runs of one result that reached the target, without those that its submitter left out."""
+        """Return the runs of one result that reached the target and were not pruned by its submitter."""
         return self._converged_by_group[group]
 
     @cached_property

@@ -657,7 +657,7 @@ def _build_hours(rows: pd.DataFrame) -> dict[str, list[Any]]:
 def _build_machine_columns(rows: pd.DataFrame, *, weak: bool) -> dict[str, list[Any]]:
     """Build the columns of the machine's size: compute units, and what varies.
 
-    In throughput mode they are the units of the whole system, those that trained models at once, and of one instance.
+    In throughput mode: the units of the whole system, the ones that trained models at once, and those of one instance.
     """
     if weak:
         names = {
