@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mlhpc.suite.compliance.verdict import PairVerdict, Standing, Task, judge_pair
 from mlhpc.suite.statistics import Outcome
-from mlhpc.suite.statistics.sessions import TimedRun, find_sessions
+from mlhpc.suite.statistics.sessions import TimedRun, estimate_mean, find_sessions
 
 Chance = np.random.Generator
 Noise = Callable[[Chance, int], np.ndarray]  # log times of runs in their order
@@ -323,11 +323,33 @@ def print_power(chance: Chance, pairs: int) -> None:
             )
 
 
+def print_scores(chance: Chance, pairs: int) -> None:
+    """Print how often the interval of a score in sessions holds the mean of all sessions (95 % stated)."""
+    print("| sessions of a score | runs of each session | interval holds | median width |\n| --- | --- | --- | --- |")
+    for runs in (2 * FIVE, (1, 4), 3 * FIVE, 5 * FIVE, DAYS):
+        for spread in (0.0, 0.02, 0.05, -0.02, 0.1):
+            halves, held = [], 0
+            for _ in range(pairs):
+                mean, error = estimate_mean(find_sessions(draw_sessions(chance, (runs, ()), spread, normal(0.01))[0]))
+                halves.append(error.find_half() if error is not None else 0.0)
+                held += abs(mean - np.log(RUN_S)) <= halves[-1]
+            law = f"{spread:g} z" if spread >= 0.0 else f"{-spread:g} t3"
+            sizes = " + ".join(map(str, runs))
+            print(
+                f"| {law}, runs 0.01 z | {sizes} | {render_share(held, pairs)} | {100 * np.median(halves):.2g} % |",
+                flush=True,
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=400)
+    parser.add_argument("--scores", action="store_true", help="only the table of scores in sessions")
     given = parser.parse_args()
     chance = np.random.default_rng(20261129)
+    if given.scores:
+        print_scores(chance, given.pairs)
+        return
     print(f"{platform.node()}, {given.pairs} comparisons each, 5 % stated")
     print("| truth, B equals A | runs of A, B | different | 5 % holds | named |")
     print("| --- | --- | --- | --- | --- |")
