@@ -71,7 +71,7 @@ def _compute_welch(a: Sequence[float], b: Sequence[float]) -> tuple[float, Error
     """
     known = [values if len(values) > 1 else other for values, other in ((a, b), (b, a))]
     parts = [statistics.variance(values) / count for values, count in zip(known, (len(a), len(b)), strict=True)]
-    dof = float(choose_dof(parts[0], parts[1], len(a), len(b))) if any(parts) else math.inf
+    dof = float(choose_dof(parts[0], parts[1], len(a), len(b))) if any(parts) else 1.0
     return statistics.fmean(b) - statistics.fmean(a), Error(math.sqrt(sum(parts)), dof)
 
 
@@ -127,7 +127,7 @@ class Comparison:
     def detectable(self) -> float:
         """The smallest ratio that such data show in 8 of 10 cases."""
         if self.bound:
-            return self.bound.ratio * exponentiate(self.error.find_half(2.0 * POWER - 1.0))
+            return exponentiate(self.error.find_half(self.confidence) + self.error.find_half(2.0 * POWER - 1.0))
         return find_detectable_ratio(self.spread, self.error.dof, self.counts, self.confidence)
 
     @cached_property
@@ -187,7 +187,7 @@ def compare_times(
     middle, half = math.log(welch.ratio), welch.error.find_half(confidence)
     too_little = _describe_lacking_data(times_a, times_b)
     doubts = list(too_little)
-    least = resolution_s / min(*times_a, *times_b)
+    least = resolution_s / min(times_a + times_b)
     if half < least:
         half = least
         doubts.append(f"the times are known to {render_duration(resolution_s)}")

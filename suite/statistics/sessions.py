@@ -59,11 +59,11 @@ class Error(NamedTuple):
     """The standard error of a mean or difference of logs, known by some degrees of freedom."""
 
     size: float
-    dof: float = math.inf
+    dof: float
 
     def find_half(self, confidence: float = CONFIDENCE) -> float:
         """Find half of the width of the interval, by Student's t."""
-        return student_t.compute_quantile(0.5 + confidence / 2, self.dof) * self.size if self.size else 0.0
+        return student_t.compute_quantile(0.5 + confidence / 2, self.dof) * self.size
 
     @property
     def ratio(self) -> float:
