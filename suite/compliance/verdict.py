@@ -218,7 +218,7 @@ def _describe_assumption(compared: Comparison, a: Standing, b: Standing) -> str:
     apart = max(a.runs) < min(b.runs) or max(b.runs) < min(a.runs)
     several = min(compared.sessions_a, compared.sessions_b) > 1
     unit = "sessions" if compared.by_session else "runs"
-    both = "all" if several else "both"
+    both = "all" if compared.by_session else "both"
     texts = [f"the machine was the same in {both} sessions (mlhpc ab runs them in turn)"] if apart else []
     texts += ["sessions of both sides differ alike"] if compared.by_session and not several else []
     if compared.bound is not None:
