@@ -11,10 +11,11 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from mlhpc.suite.processes import make_python_command
 
 PMI_LINE = 1024  # bytes that Slurm's pmi2 reads at once
 CONTINUATION = b"+"  # ends a value whose rest stands under the key with the same ending; no digit of MPICH's encoding
@@ -36,7 +37,7 @@ def start_pmi_relay(environ: Mapping[str, str] = os.environ) -> Iterator[None]:
     server = os.dup(number := int(descriptor))
     client, relay_end = socket.socketpair()
     # The relay needs no installed package, and starts faster without looking for them.
-    program = [sys.executable, "-I", "-S", "-c", RELAY]
+    program = make_python_command("-I", "-S", "-c", RELAY)
     program += map(str, (Path(__file__).parents[2], relay_end.fileno(), server))
     with subprocess.Popen(program, stdin=subprocess.DEVNULL, pass_fds=(relay_end.fileno(), server)) as process:
         relay_end.close()

@@ -1,4 +1,4 @@
-"""Finds and ends the processes of a launch, recognises reused process numbers, and ends with a parent.
+"""Starts Pythons of ours, finds and ends the processes of a launch, and ends with a parent.
 
 mpiexec starts each rank in a session of its own, out of reach of signals to a process group. A rank outlives mpiexec's
 proxy. So ranks are found by a token in their environment, not by their parents.
@@ -22,6 +22,14 @@ if TYPE_CHECKING:
     import psutil
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def make_python_command(*words: str, python: str = sys.executable) -> list[str]:
+    """Return the command line of a Python of ours; its words begin with -m or -c. No other code makes one.
+
+    With -P the current folder is not on the import path: a ``mpi4py.py`` in a downloaded folder is not run.
+    """
+    return [python, "-P", *words]
 
 
 def find_by_token(token: str, *, ranks_only: bool = False) -> list[psutil.Process]:

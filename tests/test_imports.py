@@ -7,12 +7,14 @@ modules directly in it, the contract that everything else is built on. Names sta
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -470,6 +472,30 @@ def test_the_wheelhouse_holds_what_make_installs_and_what_builds_the_package() -
     assert "make wheelhouse" in recipe
     assert "PIP_NO_INDEX=1 PIP_FIND_LINKS=$PWD/wheelhouse make demo" in recipe
     assert not re.search(r"pip (wheel|download)", recipe), "one recipe: that of the Makefile"
+
+
+PYTHON_STARTER = "suite/processes.py"  # make_python_command
+
+
+def test_a_python_of_ours_is_started_by_the_one_function() -> None:
+    """A command line that begins with -m or -c imports from the current folder, which may be a stranger's."""
+    starters = set()
+    for path in (path for top in ("suite", "workloads", "analysis", "plugins", "src") for path in modules(top)):
+        lists = [node.elts for node in ast.walk(tree_of(path)) if isinstance(node, ast.List | ast.Tuple)]
+        text = "\n".join(" ".join(map(ast.unparse, each)) for each in lists)
+        if re.search(r"(?m)(^| )sys\.executable( |$)|(^|[. '])python[\d.]*'? '-|'-P'", text):
+            starters.add(str(path.relative_to(ROOT)))
+    assert starters == {PYTHON_STARTER}
+
+
+def test_no_command_that_starts_a_python_runs_a_file_of_the_current_folder(tmp_path: Path) -> None:
+    names = {*packages_distributions(), *sys.stdlib_module_names} - {"__main__"}
+    for name in names:
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write({name!r} + ' ')\n")
+    command = [str(Path(sys.executable).with_name("mlhpc")), "doctor", "--format", "json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert {"mpi4py", "mpiexec", "torch"} <= {check["name"] for check in json.loads(done.stdout)}
+    assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
 
 
 PRINTERS = {

@@ -12,7 +12,6 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from mlhpc.suite.log.reader import Log, read_events
 from mlhpc.suite.log.record import summarise_log
 from mlhpc.suite.log.results_tree import Group, find_results, list_system_files
 from mlhpc.suite.log.score import find_failure
+from mlhpc.suite.processes import make_python_command
 
 
 def render_official_rules(benchmark: Benchmark, division: str = "closed") -> str:
@@ -445,7 +445,7 @@ def _has_plain_names(log: Log) -> bool:
 
 def _run_tool(folder: Path, name: str, *arguments: str) -> str:
     """Run one of their modules in ``folder`` and return its stdout and stderr as one text."""
-    command = [sys.executable, "-m", f"mlperf_logging.{name}", *arguments]
+    command = make_python_command("-m", f"mlperf_logging.{name}", *arguments)
     if name != "system_desc_checker":  # the only one without a log file
         command += ["--log_output", str(folder / "tool.log")]
     try:

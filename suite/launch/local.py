@@ -47,6 +47,7 @@ from mlhpc.suite.processes import (
     has_children,
     kill_by_token,
     make_parent_death_hook,
+    make_python_command,
     read_start_time,
     signal_by_token,
 )
@@ -120,11 +121,8 @@ FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR
 
 
 def make_suite_command(*words: str, python: str = sys.executable) -> list[str]:
-    """Return the command line of ``mlhpc WORDS`` as a process of its own.
-
-    With -P the working directory is not on the import path. A user's folder ``workloads/`` there is not taken for ours.
-    """
-    return [python, "-P", "-m", "mlhpc", *words]
+    """Return the command line of ``mlhpc WORDS`` as a process of its own."""
+    return make_python_command("-m", "mlhpc", *words, python=python)
 
 
 def make_worker_command(
@@ -339,7 +337,7 @@ class _OutputRelay:
 
     def __enter__(self) -> _OutputRelay:
         self._relay = subprocess.Popen(
-            [sys.executable, "-P", "-m", "mlhpc.suite.launch.relay", *self._arguments],
+            make_python_command("-m", "mlhpc.suite.launch.relay", *self._arguments),
             stdin=self._reader,
             stdout=subprocess.PIPE,
             start_new_session=True,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from mlhpc.suite.data.build import SPLITS, Arrays, DataSetPlan, Progress, ShardP
 from mlhpc.suite.data.sampling import draws
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import make_folder, make_scratch_folder, quote_path
+from mlhpc.suite.processes import make_python_command
 from mlhpc.suite.world import World
 from mlhpc.workloads.moe_lm.text import Package, Split, check_package, is_corpus, read_corpus, read_sympy, read_text
 
@@ -225,7 +225,7 @@ def _download(package: Package, destination: Path) -> None:
     with make_scratch_folder(destination, "pip-") as folder:
         requirements = folder / "requirements.txt"
         requirements.write_text(f"{package.project}=={package.version} --hash=sha256:{package.sha256}\n")
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
+        command = make_python_command("-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:")
         command += [*ANY_MACHINE, "--require-hashes", "-r", str(requirements), "-d", str(folder)]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         if done.returncode:

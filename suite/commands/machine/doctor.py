@@ -47,6 +47,7 @@ from mlhpc.suite.machine.probes.collect import (
     read_hostname,
 )
 from mlhpc.suite.machine.probes.processor import find_machine_root, is_simulated
+from mlhpc.suite.processes import make_python_command
 from mlhpc.suite.shadowed import describe_location
 
 Purpose = Literal["local", "nodes", "slurm", "system", "extra"]
@@ -206,7 +207,7 @@ def _import_packages() -> dict[str, tuple[str, str, str]]:
 
     Return by module: its file, the modules it needs that a PYTHONPATH hides, and the problem. "" if there is none.
     """
-    answer = _run_command([sys.executable, "-P", "-c", IMPORT_PROGRAM, *NEEDED])
+    answer = _run_command(make_python_command("-c", IMPORT_PROGRAM, *NEEDED))
     rows = [line.split("\t") for line in answer.output.splitlines() if line.startswith("IMPORT\t")]
     return {name: (file, hidden, problem) for _, name, file, hidden, problem in rows}
 
@@ -226,7 +227,7 @@ def check_launch(environ: Mapping[str, str]) -> list[Check]:
 
 def check_mpi_load() -> tuple[list[Check], str]:
     """Load mpi4py and its MPI library in another process. Also return the library's version, or ""."""
-    return judge_mpi_load(_run_command([sys.executable, "-c", local.LOAD_PROGRAM]), local.find_site(os.environ))
+    return judge_mpi_load(_run_command(make_python_command("-c", local.LOAD_PROGRAM)), local.find_site(os.environ))
 
 
 def judge_mpi_load(answer: CommandResult, site: local.SiteMpi) -> tuple[list[Check], str]:
@@ -252,7 +253,7 @@ def check_mpi() -> list[Check]:
         return [Check("mpiexec", False, "none", "local", str(error).rpartition(": ")[2], "mpiexec on PATH")]
     # As commands start their ranks: without the variables of a launcher around this one
     answer = _run_command(
-        [*command, sys.executable, "-c", local.WORLD_PROGRAM], make_trial_environment(os.environ, ranks=2)
+        [*command, *make_python_command("-c", local.WORLD_PROGRAM)], make_trial_environment(os.environ, ranks=2)
     )
     launcher = local.parse_family(_run_command([command[0], "--version"]).output) or "unknown"
     return [judge_mpi(command[0], answer, local.find_site(os.environ), launcher)]
@@ -425,7 +426,8 @@ def check_image(system: SystemFile) -> list[Check]:
     image = system.container.image
     if system.container.runtime != "apptainer" or shutil.which("apptainer") is None or image is None or "$" in image:
         return []
-    answer = _run_command(["apptainer", "exec", image, system.site.python or "python3", "-P", "-c", local.LOAD_PROGRAM])
+    load = make_python_command("-c", local.LOAD_PROGRAM, python=system.site.python or "python3")
+    answer = _run_command(["apptainer", "exec", image, *load])
     checks, library = judge_mpi_load(answer, local.find_site(os.environ))
     fix = "make the image by containers/mlhpc.def"
     checks = [replace(check, name="MPI in image", purpose="system", fix=fix) for check in checks]

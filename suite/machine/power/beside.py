@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -15,6 +14,7 @@ from mlhpc.suite.files import print_line, render_reason
 from mlhpc.suite.log.results_tree import POWER
 from mlhpc.suite.machine.power.counters import find_node_counters
 from mlhpc.suite.machine.probes.processor import find_machine_root
+from mlhpc.suite.processes import make_python_command
 from mlhpc.suite.world import World
 
 _ROUNDS = 5  # exchanges of which the shortest tells the clock's offset
@@ -53,15 +53,9 @@ def _start_sampler(log: Path, world: World, gpu: str | None, lock: Path) -> subp
     offset, bound = measure_clock_offset(world)
     if not has:
         return None
+    folder = str(log.parent / POWER / log.stem)
     words = [
-        sys.executable,
-        "-P",
-        "-m",
-        "mlhpc.suite.machine.power.sampler",
-        str(log.parent / POWER / log.stem),
-        str(world.node),
-    ]
-    words += [
+        *make_python_command("-m", "mlhpc.suite.machine.power.sampler", folder, str(world.node)),
         "--root",
         str(root),
         "--offset",
