@@ -19,13 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_type_hints
 
-import h5py
 import msgspec
 from numpy.typing import NDArray
 
 from mlhpc.suite.data.lock import create_lock_for_all_ranks
 from mlhpc.suite.data.manifest import MANIFEST_NAME, Manifest, ShardEntry, check_shard, read_manifest, write_manifest
-from mlhpc.suite.data.shards import Compression, build_shard_path, write_shard
+from mlhpc.suite.data.shards import Compression, build_shard_path, open_hdf5, write_shard
 from mlhpc.suite.documents import render_json
 from mlhpc.suite.errors import InputError, explain_unknown_name
 from mlhpc.suite.files import PART_SUFFIX, add_path_to_errors, check_ownership, quote_path, write_file_atomically
@@ -296,7 +295,7 @@ def _remove_parts(root: Path) -> None:
 
 
 def _read_arrays(path: Path) -> Arrays:
-    with h5py.File(path, "r", locking=False) as file:
+    with open_hdf5(path) as file:
         return {name: file[name][...] for name in file}
 
 

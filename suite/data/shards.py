@@ -17,6 +17,7 @@ import math
 import mmap
 import os
 import re
+import stat
 import threading
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -35,6 +36,8 @@ from mlhpc.suite.data.manifest import MANIFEST_NAME, ShardEntry, check_shard, co
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import render_repr, write_atomically
 
+LARGE_BYTES = 1 << 30  # a dataset of more must have a file of at least a part of it:
+MOST_INFLATED = 2000  # gzip makes at most 1,032 bytes of one
 OFFSETS = ".offsets"  # ends the name of the dataset that makes the others of its axis ragged
 Part = Sequence[NDArray[np.int64]]  # positions along the leading dimensions of a sample
 # The kernel's usual read-ahead: larger samples are requested before they are touched.
@@ -76,7 +79,7 @@ def map_columns(path: Path, samples: int | None = None) -> dict[str, Column]:
 
     InputError if the file is not HDF5, is damaged, has another layout or another number of ``samples``.
     """
-    with _open(path) as shard:
+    with open_hdf5(path) as shard:
         with path.open("rb") as file:  # the map stays valid after the file is closed
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         try:
@@ -95,17 +98,13 @@ def map_columns(path: Path, samples: int | None = None) -> dict[str, Column]:
 
 
 def _find_problem(shard: h5py.File, name: str, size: int) -> str | None:
-    """Return what a dataset is that no shard has. What it says must lie in the file's ``size`` bytes, not elsewhere."""
-    if not isinstance(shard.get(name, getlink=True), h5py.HardLink):
-        return "a link; expected a dataset of this file"
+    """Return what a dataset is that no shard has. What it says must lie in the file's ``size`` bytes."""
     dataset = shard[name]
     if not isinstance(dataset, h5py.Dataset) or dataset.dtype.kind not in "biufcS" or not dataset.dtype.isnative:
         kind = dataset.dtype.str if isinstance(dataset, h5py.Dataset) else "a group"
         return f"{kind}; expected a dataset in this machine's byte order"
     if not dataset.shape:
         return "a single value; expected one for each sample"
-    if dataset.external or dataset.is_virtual:
-        return "kept in another file; expected its values here"
     if len(dataset) == 0 and build_offsets_name(name) not in shard:
         return "without a sample"
     if len(dataset) > size or (name.endswith(OFFSETS) and dataset.nbytes > size):
@@ -129,12 +128,55 @@ def check_offsets(values: NDArray[Any]) -> str | None:
     return None
 
 
-def _open(path: Path) -> h5py.File:
-    """Open for reading without file locks, which network file systems often lack."""
+@contextmanager
+def open_hdf5(path: Path) -> Iterator[h5py.File]:
+    """Open an HDF5 file for reading: no other code does. What it names lies in it, not in another file of the user.
+
+    InputError if the file cannot be read, leads out of itself or is damaged; also if its structure fails in the body.
+    It takes no locks, which network file systems often lack.
+    """
     try:
-        return h5py.File(path, "r", locking=False)
+        known = path.stat()
+        if not stat.S_ISREG(known.st_mode):  # a named pipe would never answer
+            raise InputError(f"{path}: is no file; expected an HDF5 file")
+        file = h5py.File(path, "r", locking=False)
     except OSError as error:
-        raise InputError(f"{path}: not a readable HDF5 file: {error}") from None
+        raise InputError(f"{path}: not a readable HDF5 file: {_render_first_line(error)}") from None
+    with file:
+        try:
+            if problem := _find_way_out(file, known.st_size):
+                raise InputError(f"{path}: {problem}")
+            yield file
+        except (KeyError, OSError, RuntimeError) as error:  # h5py reads lazily: damage shows where values are used
+            raise InputError(f"{path}: damaged HDF5 file: {_render_first_line(error)}") from None
+
+
+def _find_way_out(file: h5py.File, size: int) -> str | None:
+    """Return what of a file lies elsewhere, or takes more memory than its ``size`` bytes can mean.
+
+    Nothing is asked of a dataset before: the shape of a virtual one already opens the files that it names.
+    """
+    groups, seen = [file["/"]], set()
+    while groups:
+        group = groups.pop()
+        for name in group:
+            place = f"{group.name.rstrip('/')}/{name}"[1:]
+            if group.get(name, getlink=True, getclass=True) is not h5py.HardLink:
+                return f"{place!r} is a link; expected a dataset of this file"
+            found = group[name]
+            if isinstance(found, h5py.Dataset):
+                if found.is_virtual or found.external:
+                    return f"{place!r} is kept in another file; expected its values here"
+                if found.nbytes > max(LARGE_BYTES, size * MOST_INFLATED):
+                    return f"{place!r} is of {found.nbytes:,} bytes, in a file of {size:,} bytes"
+            elif isinstance(found, h5py.Group) and (number := h5py.h5o.get_info(found.id).addr) not in seen:
+                seen.add(number)  # a group may hold itself
+                groups.append(found)
+    return None
+
+
+def _render_first_line(error: BaseException) -> str:
+    return str(error.args[0] if isinstance(error, KeyError) else error).partition("\n")[0] or type(error).__name__
 
 
 def _read_offsets(path: Path, dataset: Any) -> NDArray[np.int64]:
@@ -454,7 +496,7 @@ class ShardReader:
 
 def count_stored_bytes(path: Path) -> int:
     """Count the uncompressed bytes of all arrays of a shard."""
-    with h5py.File(path, "r", locking=False) as file:
+    with open_hdf5(path) as file:
         return sum(file[name].nbytes for name in file)
 
 

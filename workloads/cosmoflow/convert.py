@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlhpc.suite.data.build import SPLITS, Arrays, DataSetPlan, Progress, ShardPlan, build_data_set, check_disjoint
-from mlhpc.suite.data.shards import Compression
+from mlhpc.suite.data.shards import Compression, open_hdf5
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import make_folder, write_atomically
 from mlhpc.suite.world import World
@@ -389,9 +389,8 @@ def _splits(source: Path, paths: Sequence[Path], universes: Sequence[int]) -> li
 def _shapes(form: str, path: Path) -> list[tuple[int, ...]]:
     if form == "tfrecord":
         return [x.shape for x, _ in read_tfrecord(path)]
-    # HDF5 locks even files that it only reads, and some cluster file systems have no locks
-    with h5py.File(path, "r", locking=False) as file:
-        side = file["full"].shape[0]
+    with open_hdf5(path) as file:
+        side = _find_full(path, file).shape[0]
     cube = min(PUBLIC_CUBE, side)
     if side % cube:
         raise InputError(f"{path}: {side}^3 voxels cannot be split in cubes of {cube}^3")
@@ -434,14 +433,11 @@ def _read_universe(path: Path) -> Sample:
     Files of https://portal.nersc.gov/project/m3363/ (cosmoUniverse_2019_05_4parE, 512^3 voxels of 1 Mpc/h) have
     ``full`` counts and targets ``unitPar``. namePar, physPar and redshifts hold the same information in physical units.
     """
-    try:
-        with h5py.File(path, "r", locking=False) as file:
-            for name in ("full", "unitPar"):
-                if name not in file:
-                    raise InputError(f"{path}: no dataset {name!r}; datasets: {', '.join(sorted(file)) or 'none'}")
-            counts, targets = _full_counts(path, file["full"]), np.asarray(file["unitPar"][()], dtype=np.float32)
-    except OSError as error:
-        raise InputError(f"{path}: not a readable HDF5 file: {error}") from None
+    with open_hdf5(path) as file:
+        counts, unit = np.asarray(_find_full(path, file)[...]), _find_dataset(path, file, "unitPar")
+        if unit.shape != (len(TARGETS),) or unit.dtype.kind not in "fiu":
+            raise InputError(f"{path}: dataset 'unitPar' is {unit.shape} {unit.dtype}, expected {len(TARGETS)} numbers")
+        targets = np.asarray(unit[...], dtype=np.float32)
     if targets.shape != (len(TARGETS),) or not np.isfinite(targets).all():
         raise InputError(f"{path}: dataset 'unitPar' is {targets.tolist()}, expected {len(TARGETS)} finite numbers")
     if counts.min() < 0 or counts.max() > np.iinfo(np.int16).max:
@@ -451,11 +447,19 @@ def _read_universe(path: Path) -> Sample:
     return counts.astype(np.int16, copy=False), targets
 
 
-def _full_counts(path: Path, full: h5py.Dataset) -> NDArray[np.integer[Any]]:
+def _find_dataset(path: Path, file: h5py.File, name: str) -> h5py.Dataset:
+    found = file.get(name)
+    if not isinstance(found, h5py.Dataset):
+        raise InputError(f"{path}: no dataset {name!r}; datasets: {', '.join(sorted(file)) or 'none'}")
+    return found
+
+
+def _find_full(path: Path, file: h5py.File) -> h5py.Dataset:
+    full = _find_dataset(path, file, "full")
     side = full.shape[0] if full.shape else 0
     if full.shape != (side, side, side, len(REDSHIFTS)) or full.dtype.kind not in "iu":
         raise InputError(f"{path}: dataset 'full' is {full.shape} {full.dtype}, expected (n, n, n, 4) integers")
-    return np.asarray(full[...])
+    return full
 
 
 def _sums(path: Path) -> dict[str, str]:

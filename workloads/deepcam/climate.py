@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from scipy import fft
 from scipy.special import expit
 
+from mlhpc.suite.data.shards import open_hdf5
 from mlhpc.suite.errors import InputError
 from mlhpc.workloads.deepcam.config import CHANNELS, CLASSES
 
@@ -385,14 +386,14 @@ class Statistics:
 
 def read_shape(path: Path) -> tuple[int, int]:
     """Read the height and width of a snapshot. InputError as in `read_snapshot`."""
-    with _OpenFile(path) as file:
+    with open_hdf5(path) as file:
         height, width, _ = _dataset(path, file, (DATA,), 3).shape
     return height, width
 
 
 def read_snapshot(path: Path) -> tuple[Fields, Labels]:
     """Read fields and labels of one file and check every value. InputError names file, dataset and index."""
-    with _OpenFile(path) as file:
+    with open_hdf5(path) as file:
         data, labels = _dataset(path, file, (DATA,), 3), _dataset(path, file, LABELS, 2)
         if data.shape[2] != len(CHANNELS) or data.dtype.kind != "f":
             raise InputError(f"{path}: {DATA} is {data.shape} {data.dtype}, expected (H, W, {len(CHANNELS)}) floats")
@@ -433,7 +434,7 @@ def read_statistics(path: Path) -> Statistics:
             "it belongs to the data set"
         )
     values: dict[str, Any] = {}
-    with _OpenFile(path) as file:
+    with open_hdf5(path) as file:
         count = _dataset(path, file, ("climate/count",), 0)[()]
         if not (np.issubdtype(type(count), np.number) and count >= 1):
             raise InputError(f"{path}: climate/count is {count}, expected the number of snapshots")
@@ -454,27 +455,6 @@ def check_statistics(statistics: Statistics, where: str) -> Statistics:
     return statistics
 
 
-class _OpenFile:
-    """Context manager of an HDF5 file open for reading. Errors of h5py become InputError with the file's name."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> h5py.File:
-        try:
-            # HDF5 locks even files that it only reads, and some cluster file systems have no locks
-            self._file = h5py.File(self._path, "r", locking=False)
-        except OSError as error:
-            raise InputError(f"{self._path}: not a readable HDF5 file: {_render_error(error)}") from None
-        return self._file
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        self._file.close()
-        # h5py reads lazily, so damage inside a dataset shows only where its values are used
-        if isinstance(error, OSError | RuntimeError):
-            raise InputError(f"{self._path}: damaged HDF5 file: {_render_error(error)}") from None
-
-
 def _dataset(path: Path, file: h5py.File, names: tuple[str, ...], dimensions: int) -> h5py.Dataset:
     for name in names:
         dataset = file.get(name)
@@ -485,7 +465,3 @@ def _dataset(path: Path, file: h5py.File, names: tuple[str, ...], dimensions: in
     group = file.get("climate")
     inside = ", ".join(sorted(group)) if isinstance(group, h5py.Group) else "no group 'climate'"
     raise InputError(f"{path}: no dataset {names[0]}; found: {inside or 'nothing'}")
-
-
-def _render_error(error: BaseException) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -334,6 +334,13 @@ def break_index(root: Path) -> None:
     (root / ALIGNMENTS / "super.index").write_text(json.dumps(index))
 
 
+def declare_much(root: Path) -> None:
+    index = json.loads((root / ALIGNMENTS / "super.index").read_text())
+    for entry in index.values():
+        entry["files"] = [[name, start, 1 << 62] for name, start, _ in entry["files"]]
+    (root / ALIGNMENTS / "super.index").write_text(json.dumps(index))
+
+
 def break_table(root: Path) -> None:
     path = root / "pdb_mmcif/processed/chains.csv"
     path.write_text(path.read_text().replace("2009-03-31", "31-MAR-09", 1))
@@ -348,6 +355,7 @@ def leak(root: Path) -> None:
     [
         (break_pickle, r"dicts/aa: not a pickle of plain data: it asks for .*mkdir, which could run code"),
         (cut_database, r"\.db: \w+\.a3m of \w+ ends beyond the file: cut off"),
+        (declare_much, r"\.db: \w+\.a3m of \w+ ends beyond the file: cut off"),
         (break_index, r"super\.index: chain 1aaa_H: expected db and files"),
         (break_table, r"chains\.csv: line 2: not a chain of the benchmark's table: .*31-MAR-09"),
         (leak, r"chain 1aaa_H is in both splits, with 0 more: it would leak"),

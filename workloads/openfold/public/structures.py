@@ -447,12 +447,12 @@ class AlignmentDatabase:
         texts = {}
         try:
             with path.open("rb") as file:
+                length = os.fstat(file.fileno()).st_size
                 for name, start, size in pieces:
-                    file.seek(start)
-                    content = file.read(size)
-                    if len(content) != size:
+                    if not 0 <= start <= start + size <= length:  # read() takes the memory before it looks
                         raise InputError(f"{path}: {name} of {chain} ends beyond the file: cut off")
-                    texts[name] = content.decode("utf-8")
+                    file.seek(start)
+                    texts[name] = file.read(size).decode("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"{path}: cannot be read: {error}") from None
         return texts
