@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -64,58 +65,110 @@ NCU_FLOPS = {
 }
 # Bytes of all requests to a level, reads and writes together.
 NCU_BYTES = {"L1": "l1tex__t_bytes.sum", "L2": "lts__t_bytes.sum", "dram": "dram__bytes.sum"}
+NCU_WANTED = "sm__sass_thread_inst_executed_op_{hadd,…,dfma}_pred_on.sum and sm__ops_path_tensor_src_*.sum"
+
+
+# Sums that may count floating-point operations. Those with derived__ are ncu's own sums of the same counters
+NCU_FLOP_LIKE = re.compile(
+    r"(?!derived__)\w*(ops_path|tensor|flop|inst_executed_op_"
+    r"(?!bit|control|conversion|integer|inter_thread|memory|misc|uniform))\w*\.sum"
+)
+NCU_TENSOR = re.compile(r"sm__ops_path_tensor_src_(?P<integer>int)?\w+\.sum")
+Metrics = Mapping[str, tuple[str, str]]  # value and unit, as the file has them
 
 
 def _parse_ncu(lines: Sequence[str]) -> list[Kernel]:
     """Parse `ncu --csv`: one metric per line; with `--page raw` one launch per line after a line of units."""
-    # ncu prints its own messages, which begin with ==, into the same output.
-    body = [line for line in lines if not line.startswith("==") and line.strip()]
-    rows = list(csv.DictReader(body))
-    if not rows or "Kernel Name" not in rows[0]:
+    rows = _read_ncu_rows(lines)
+    launches = _group_ncu_metrics(rows) if rows and "Metric Name" in rows[0] else _parse_ncu_page(rows)
+    used = _select_ncu_metrics({name: cell for _, metrics in launches.values() for name, cell in metrics.items()})
+    for number, (_, metrics) in launches.items():
+        if lacking := [name for name in used if name not in metrics]:
+            raise InputError(f"launch {number} has no {lacking[0]}, which others have; expected the whole file")
+    return _sum_launches((name, *_compute_ncu_launch(metrics, used)) for name, metrics in launches.values())
+
+
+def _read_ncu_rows(lines: Sequence[str]) -> list[dict[str, str]]:
+    """Read the table. Messages of ncu (which begin with ==) and lines of the program stand before it and in it."""
+    head = next((n for n, line in enumerate(lines) if "Kernel Name" in next(csv.reader([line]), ())), None)
+    if head is None:
         raise InputError("no column 'Kernel Name'; write the file with: ncu --csv")
-    launches = _group_ncu_metrics(rows) if "Metric Name" in rows[0] else _parse_ncu_page(rows)
-    return _sum_launches((name, *_compute_ncu_launch(metrics)) for name, metrics in launches.values())
+    body = [line for line in lines[head:] if not line.startswith("==") and line.strip()]
+    rows = list(csv.DictReader(body))
+    for line, row in zip(body[1:], rows, strict=False):
+        if None in row or None in row.values():
+            raise InputError(f"{line[:60]!r} is no row of the table; expected as many cells as in its head")
+    return rows
 
 
-def _group_ncu_metrics(rows: Sequence[Mapping[str, str]]) -> dict[str, tuple[str, dict[str, float]]]:
+def _group_ncu_metrics(rows: Sequence[Mapping[str, str]]) -> dict[str, tuple[str, dict[str, tuple[str, str]]]]:
     """Group kernel name and metrics of each launch by its id, from one metric per row."""
-    launches: dict[str, tuple[str, dict[str, float]]] = {}
+    launches: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {}
     for row in rows:
         metrics = launches.setdefault(row["ID"], (row["Kernel Name"], {}))[1]
-        metrics[row["Metric Name"]] = _parse_number(row["Metric Value"]) * _find_unit_factor(row["Metric Unit"])
+        metrics.setdefault(_rename_ncu_metric(row["Metric Name"]), (row["Metric Value"], row["Metric Unit"]))
     return launches
 
 
-def _parse_ncu_page(rows: Sequence[Mapping[str, str]]) -> dict[str, tuple[str, dict[str, float]]]:
+def _parse_ncu_page(rows: Sequence[Mapping[str, str]]) -> dict[str, tuple[str, dict[str, tuple[str, str]]]]:
     """Parse kernel name and metrics of each launch by its id, from one launch per row. The first row has the units."""
-    units, *rows = rows
-    launches = {}
-    for row in rows:
-        metrics = {name: value for name, value in row.items() if name and "__" in name and value}
-        launches[row["ID"]] = (
+    units, *launched = rows or ({},)
+    return {
+        row["ID"]: (
             row["Kernel Name"],
-            {name: _parse_number(value) * _find_unit_factor(units[name]) for name, value in metrics.items()},
+            {_rename_ncu_metric(name): (value, units[name]) for name, value in row.items() if "__" in name and value},
         )
-    return launches
+        for row in launched
+    }
 
 
-def _compute_ncu_launch(metrics: Mapping[str, float]) -> tuple[float, float, dict[str, float]]:
-    """Return seconds, FLOPs and bytes by level of one launch."""
-    seconds = _find_first(metrics, "gpu__time_duration.sum", "gpu__time_duration.avg")
-    plain = _sum_weighted(metrics, NCU_FLOPS)
-    tensor = {k: v for k, v in metrics.items() if re.fullmatch(r"sm__ops_path_tensor_src_(?!int)\w+\.sum", k)}
-    if plain is None and not tensor:
-        wanted = "sm__sass_thread_inst_executed_op_{hadd,…,dfma}_pred_on.sum and sm__ops_path_tensor_src_*.sum"
-        raise InputError(f"no counter of FLOPs; collect these metrics with ncu --metrics: {wanted}")
-    # Counters by kind of sparsity count the same operations once more: they are used only if there are no others.
-    without_sparsity = {name: value for name, value in tensor.items() if "sparsity" not in name}
-    flops = (plain or 0.0) + sum((without_sparsity or tensor).values())
-    moved = {level: metrics[name] for level, name in NCU_BYTES.items() if name in metrics}
+def _rename_ncu_metric(name: str) -> str:
+    """Return a metric's name by SM: the sum over an SM's sub-partitions (smsp__) is the sum over SMs."""
+    return f"sm__{name.removeprefix('smsp__')}" if name.startswith("smsp__") else name
+
+
+def _select_ncu_metrics(metrics: Metrics) -> list[str]:
+    """Select the metrics that seconds, FLOPs and bytes are made of.
+
+    InputError if one lacks, and for a counter of floating-point operations that is not known: it would count as zero.
+    """
+    seconds = next((name for name in ("gpu__time_duration.sum", "gpu__time_duration.avg") if name in metrics), None)
+    if seconds is None:
+        raise InputError("no metric gpu__time_duration.sum; collect it with ncu --metrics")
+    plain = [name for name in NCU_FLOPS if name in metrics]
+    tensor = [name for name in metrics if (found := NCU_TENSOR.fullmatch(name)) and not found["integer"]]
+    for name in metrics:
+        if not NCU_FLOP_LIKE.fullmatch(name) or name in NCU_FLOPS or NCU_TENSOR.fullmatch(name):
+            continue
+        # Instructions of a kind whose operations are counted
+        width = re.search(r"_op_fp(16|32|64)_", name)
+        letter = {"16": "h", "32": "f", "64": "d"}[width[1]] if width else ""
+        if not (any(f"_op_{letter}" in each for each in plain) if width else "pipe_tensor" in name and tensor):
+            raise InputError(f"{name} counts operations in a way that is not known; collect {NCU_WANTED} in its place")
+    if not plain and not tensor:
+        raise InputError(f"no counter of FLOPs; collect these metrics with ncu --metrics: {NCU_WANTED}")
+    moved = [name for name in NCU_BYTES.values() if name in metrics]
     if not moved:
         raise InputError(
             f"no counter of bytes; collect these metrics with ncu --metrics: {', '.join(NCU_BYTES.values())}"
         )
-    return seconds, flops, moved
+    # Counters by kind of sparsity count the same operations once more: they are used only if there are no others.
+    return [seconds, *plain, *([name for name in tensor if "sparsity" not in name] or tensor), *moved]
+
+
+def _compute_ncu_launch(metrics: Metrics, used: Sequence[str]) -> tuple[float, float, dict[str, float]]:
+    """Return seconds, FLOPs and bytes by level of one launch."""
+    duration, levels = used[0], {name: level for level, name in NCU_BYTES.items()}
+    flops, moved = 0.0, {}
+    for name in used[1:]:
+        kind: Quantity = "bytes" if name in levels else "counts"
+        amount = _parse_number(metrics[name][0]) * _find_unit_factor(metrics[name][1], kind, name)
+        if name in levels:
+            moved[levels[name]] = amount
+        else:
+            flops += NCU_FLOPS.get(name, 1) * amount
+    text, unit = metrics[duration]
+    return _parse_number(text) * _find_unit_factor(unit, "seconds", duration), flops, moved
 
 
 # A vector instruction works on 64 lanes; an MFMA counter counts in units of 512 operations
@@ -127,6 +180,7 @@ ROCPROF_FLOPS = {
     },
     **{f"SQ_INSTS_VALU_MFMA_MOPS_{width}": 512 for width in ("F16", "BF16", "F32", "F64")},
 }
+ROCPROF_FLOP_LIKE = re.compile(r"SQ_INSTS_VALU_(MFMA_MOPS|ADD|MUL|FMA|TRANS)_[A-Z]*F\d\w*")
 
 
 def _parse_rocprof(lines: Sequence[str]) -> list[Kernel]:
@@ -144,6 +198,11 @@ def _parse_rocprof(lines: Sequence[str]) -> list[Kernel]:
                     "no column 'KernelName' or 'Kernel_Name'; expected the results.csv that rocprof writes"
                 )
             counters = {k: float(v) for k, v in row.items() if k and v and NUMBER.fullmatch(v)}
+            for counter in row:
+                if counter in ROCPROF_FLOPS and counter not in counters:
+                    raise InputError(f"{counter} of {name} is {row[counter]!r}; expected a number")
+                if counter not in ROCPROF_FLOPS and ROCPROF_FLOP_LIKE.fullmatch(counter or ""):
+                    raise InputError(f"{counter} counts operations in a way that is not known: leave it out")
             yield name, *_compute_rocprof_launch(counters)
 
     return _sum_launches(launches())
@@ -278,10 +337,14 @@ def _parse_perf(lines: Sequence[str]) -> list[Kernel]:
     seconds, flops, moved = None, None, 0.0
     for event, amount, unit in _parse_perf_events(lines):
         if event == "duration_time":
-            seconds = amount * (1e-9 if unit in {"", "ns"} else _find_unit_factor(unit))
+            seconds = amount * _find_unit_factor(unit or "ns", "seconds", event)
         elif "cas_count" in event:
-            moved += amount * (_find_unit_factor(unit) if unit else CACHE_LINE)
+            moved += amount * (_find_unit_factor(unit, "bytes", event) if unit else CACHE_LINE)
         else:
+            if event not in PERF_FLOPS:
+                raise InputError(
+                    f"{event} counts operations in a way that is not known; expected {', '.join(PERF_FLOPS)}"
+                )
             flops = (flops or 0.0) + PERF_FLOPS[event] * amount
     if seconds is None or flops is None or not moved:
         raise InputError(
@@ -310,7 +373,7 @@ def _parse_perf_events(lines: Sequence[str]) -> Iterator[tuple[str, float, str]]
 
 def _is_perf_event(cell: str) -> bool:
     name = cell.removesuffix(":u").lower()
-    return name == "duration_time" or name in PERF_FLOPS or "cas_count" in name
+    return name == "duration_time" or "cas_count" in name or re.search(r"fp_arith|fp_ret|flop", name) is not None
 
 
 TOOLS: Mapping[str, Callable[[Sequence[str]], list[Kernel]]] = {
@@ -335,32 +398,36 @@ def _sum_weighted(counters: Mapping[str, float], weights: Mapping[str, int]) -> 
     return sum(values) if values else None
 
 
-def _find_first(metrics: Mapping[str, float], *names: str) -> float:
-    """Return the first of some metrics that exists. InputError names the first of them."""
-    for name in names:
-        if name in metrics:
-            return metrics[name]
-    raise InputError(f"no metric {names[0]}; collect it with ncu --metrics")
-
-
 def _parse_number(text: str) -> float:
-    try:
-        # ncu writes thousands separators.
-        return float(text.replace(",", ""))
-    except ValueError:
-        raise InputError(f"a value is {text!r}; expected a number") from None
+    """Parse a number of ncu, which writes thousands separators. A decimal comma is not taken for one."""
+    if not re.fullmatch(r"-?(\d{1,3}(,\d{3})+|\d+)(\.\d*)?([eE][-+]?\d+)?", text.strip()):
+        raise InputError(f"a value is {text!r}; expected a number, as 1,234.5")
+    return float(text.replace(",", ""))
 
 
-_UNITS = {
-    **{"": 1.0, "inst": 1.0, "byte": 1.0, "bytes": 1.0, "%": 1.0, "cycle": 1.0, "block": 1.0, "thread": 1.0},
-    **{"second": 1.0, "s": 1.0, "msecond": 1e-3, "ms": 1e-3, "usecond": 1e-6, "us": 1e-6, "nsecond": 1e-9, "ns": 1e-9},
-    **{"kbyte": 1e3, "mbyte": 1e6, "gbyte": 1e9, "tbyte": 1e12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "mb": 1e6},
+Quantity = Literal["seconds", "bytes", "counts"]
+_THOUSANDS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "p": 1e15}
+_UNITS: Mapping[Quantity, Mapping[str, float]] = {
+    "seconds": {
+        f"{prefix}{unit}": factor
+        for prefix, factor in (("", 1.0), ("m", 1e-3), ("u", 1e-6), ("µ", 1e-6), ("n", 1e-9))
+        for unit in ("s", "sec", "second", "seconds")
+    },
+    "bytes": {
+        **{f"{prefix}{unit}": f for prefix, f in _THOUSANDS.items() for unit in ("b", "byte", "bytes")},
+        **{f"{p}i{unit}": 1024.0**n for n, p in enumerate("kmgtp", 1) for unit in ("b", "byte", "bytes")},
+        "": 1.0,
+    },
+    "counts": {f"{prefix}{unit}": f for prefix, f in _THOUSANDS.items() for unit in ("", "inst", "op", "ops", "flop")},
 }
 
 
-def _find_unit_factor(text: str) -> float:
-    """Return the factor from a unit to seconds, bytes or counts. Unknown units belong to unused metrics: 1."""
-    return _UNITS.get(text.strip().lower(), 1.0)
+def _find_unit_factor(text: str, kind: Quantity, name: str) -> float:
+    """Return the factor from the unit of a counter ``name`` to seconds, bytes or counts. InputError if it has none."""
+    try:
+        return _UNITS[kind][text.strip().lower()]
+    except KeyError:
+        raise InputError(f"{name} has the unit {text!r}; expected one of {kind}") from None
 
 
 @click.command(

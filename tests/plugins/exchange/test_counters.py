@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,8 @@ NCU_LONG = """==PROF== Connected to process 1
 "0","1","gemm","","dram__bytes.sum","Kbyte","1.5"
 "1","1","gemm","","gpu__time_duration.sum","nsecond","500"
 "1","1","gemm","","sm__sass_thread_inst_executed_op_ffma_pred_on.sum","inst","1"
+"1","1","gemm","","sm__sass_thread_inst_executed_op_fadd_pred_on.sum","inst","0"
+"1","1","gemm","","sm__ops_path_tensor_src_bf16_dst_fp32.sum","","0"
 "1","1","gemm","","dram__bytes.sum","byte","500"
 """
 NCU_RAW = """\
@@ -74,6 +77,74 @@ def test_ncu_one_metric_a_line(tmp_path: Path) -> None:
     assert kernel.seconds == pytest.approx(3.0e-6)
     assert kernel.flops == 2 * 1001 + 10 + 5000, "the tensor path once, not per kind of sparsity"
     assert kernel.bytes == {"dram": 2000.0}
+
+
+LONG_NAMES = sorted(set(re.findall(r"\w+__\w+\.sum", NCU_LONG)))
+PREFIXES = {"K": 1e3, "M": 1e6, "G": 1e9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+UNITS = {f"{p}{unit}": factor for p, factor in PREFIXES.items() for unit in ("byte", "B")} | {"byte": 1, "B": 1, "": 1}
+
+
+def add_up(path: Path) -> tuple[float, float, float]:
+    (kernel,) = read("ncu", path)
+    return kernel.seconds, kernel.flops, kernel.bytes["dram"]
+
+
+@pytest.mark.parametrize("name", LONG_NAMES)
+@pytest.mark.parametrize(("old", "new"), [("sm__", "smsp__"), ("sm__", "tpc__"), ("_op_", "_op_x"), ("__", "__new_")])
+def test_a_counter_of_another_name_is_read_or_named_and_never_zero(
+    tmp_path: Path, name: str, old: str, new: str
+) -> None:
+    path, renamed = saved(tmp_path, NCU_LONG), name.replace(old, new)
+    whole = add_up(path)
+    path.write_text(NCU_LONG.replace(name, renamed))
+    if renamed == name or new == "smsp__":
+        assert add_up(path) == whole
+    else:
+        with pytest.raises(InputError, match=f"{re.escape(renamed)} counts|no (counter of bytes|metric gpu__time)"):
+            read("ncu", path)
+
+
+@pytest.mark.parametrize("unit", [*UNITS, "parsec", "fortnight", "KBit", "Mo", "byte/second", "inst", "second"])
+def test_a_unit_is_known_for_what_is_counted_or_refused(tmp_path: Path, unit: str) -> None:
+    text = NCU_LONG.replace('"byte","500"', f'"{unit}","500"')
+    if unit in UNITS:
+        assert add_up(saved(tmp_path, text))[2] == pytest.approx(1500 + 500 * UNITS[unit])
+    else:
+        with pytest.raises(InputError, match=rf"dram__bytes.sum has the unit '{unit}'; expected one of bytes"):
+            read("ncu", saved(tmp_path, text))
+    for other in ("seconds", "counts"):
+        was = '"usecond","2.50"' if other == "seconds" else '"inst","1,000"'
+        text = NCU_LONG.replace(was, f'"{unit}",{was.partition(",")[2]}')
+        if unit not in {"second", "inst", "", "Mo"} and not (other == "counts" and unit in UNITS):
+            with pytest.raises(InputError, match=f"expected one of {other}"):
+                read("ncu", saved(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    "value", ["1.310.720", "5,24", "1.234,56", "1,23,456", "1 310", "n/a", "", "0x10", "nan", "inf"]
+)
+def test_digits_of_another_country_are_refused(tmp_path: Path, value: str) -> None:
+    with pytest.raises(InputError, match=r"expected a number, as 1,234\.5"):
+        read("ncu", saved(tmp_path, NCU_LONG.replace("1,000", value)))
+
+
+def test_messages_of_ncu_and_lines_of_the_program_stand_before_the_table_and_in_it(tmp_path: Path) -> None:
+    first, *rest = NCU_LONG.splitlines()
+    program = [
+        "epoch 1: loss 0.5",
+        '==PROF== Profiling "k<float, 4>" - 0: 0%....100% - 10 passes',
+        "",
+        '"quoted", said it',
+    ]
+    lines = [*program, first, *rest[:3], "==WARNING== no more passes", "", *rest[3:], "==PROF== Disconnected"]
+    assert add_up(saved(tmp_path, "\n".join(lines))) == add_up(saved(tmp_path, NCU_LONG))
+
+
+def test_a_metric_that_is_not_used_may_hold_anything(tmp_path: Path) -> None:
+    head, units, *rows = NCU_RAW.splitlines()
+    lines = [f'{head},"launch__func_cache_config"', f'{units},"furlong"', *(f'{row},"CachePreferNone"' for row in rows)]
+    path = saved(tmp_path, "\n".join(lines))
+    assert [kernel.name for kernel in read("ncu", path)] == ["add", "copy"]
 
 
 def test_ncu_raw_page_longest_first(tmp_path: Path) -> None:
@@ -134,7 +205,22 @@ def test_perf(tmp_path: Path) -> None:
     [
         ("ncu", "nonsense\n", "Kernel Name"),
         ("ncu", NCU_LONG.replace("dram__bytes", "other"), "no counter of bytes"),
-        ("ncu", NCU_RAW.replace("sm__sass", "sm__else"), "no counter of FLOPs"),
+        ("ncu", NCU_RAW.replace("sm__sass", "sm__else"), "sm__else_thread_inst_executed_op_dmul_pred_on.sum counts"),
+        ("ncu", NCU_RAW.replace("op_dmul", "op_bit"), "no counter of FLOPs"),
+        (
+            "ncu",
+            NCU_LONG.rpartition('"1","1","gemm","","dram')[0],
+            "launch 1 has no dram__bytes.sum, which others have",
+        ),
+        ("ncu", NCU_LONG.replace('","gemm","","dram__bytes.sum","byte","500"', ""), "is no row of the table"),
+        ("rocprof", ROCPROF.replace("MOPS_F32", "MOPS_F8"), "SQ_INSTS_VALU_MFMA_MOPS_F8 counts operations in a way"),
+        ("rocprof", ROCPROF.replace("1100,10,", "1100,n/a,"), "SQ_INSTS_VALU_FMA_F32 of k.kd is 'n/a'"),
+        ("perf", PERF.replace("512b_packed_single", "8_flops"), "fp_arith_inst_retired.8_flops counts operations"),
+        (
+            "perf",
+            PERF.replace("3.00,MiB", "3.00,parsec"),
+            "cas_count_read/ has the unit 'parsec'; expected one of bytes",
+        ),
         ("ncu", NCU_LONG.replace('"2.50"', '"n/a"'), "a value is 'n/a'; expected a number"),
         ("rocprof", ROCPROF.replace("BeginNs", "Begin"), "no duration"),
         ("rocprof", "a,b\n1,2\n", "KernelName"),
