@@ -15,7 +15,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median, mode
@@ -28,7 +28,9 @@ from mlhpc.suite.documents import Positive, YamlSource
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import make_folder, read_bytes, render_duration, render_repr
 from mlhpc.suite.log.energy.power_log import SCOPES, read_power_log, render_power_log
-from mlhpc.suite.log.record import RunRecord
+from mlhpc.suite.log.reader import read_events
+from mlhpc.suite.log.record import RunRecord, summarise_log
+from mlhpc.suite.log.results_tree import RESULT
 
 _LARGEST_FILE = 256 * 2**20
 _MARGIN_S = 60.0  # of readings before and after a run, to show the idle power
@@ -49,7 +51,7 @@ class PowerColumns(Struct, frozen=True, forbid_unknown_fields=True):
     power: str | list[str] | None = None  # several columns, such as one per device, are added
     energy: str | None = None  # a counter, or if `since` is named, the energy since the time in that column
     since: str | None = None
-    time_form: str = "iso"  # iso, s, ms, or a form of strptime
+    time_form: str = "iso"  # iso, one of `_COUNTED`, or a form of strptime
     node: str | None = None
     nodes: list[str] = []
     device: str | None = None  # its rows of one time are added: each device of a node has a row of its own
@@ -107,6 +109,30 @@ class MeterReadings:
     path: Path
     columns: PowerColumns
     by_node: Mapping[int, Sequence[Point]]
+    lacks_zone: bool = False  # of its times, which are then taken for UTC
+
+    def check_zone(self, start_s: float, stop_s: float, folder: Path) -> None:
+        """Raise InputError if this run and those beside it in ``folder`` do not show that times without a zone are UTC.
+
+        A table of hours fits a run in several zones. It does not matter if the power of the run is the same in all.
+        """
+        if not self.lacks_zone or self.columns.clock_offset_s is not None:
+            return
+        points, windows = self.by_node[0], [(start_s, stop_s), *_list_windows(folder)]
+        fitting = [offset for offset in _ZONES if _covers(points, offset, windows)]
+        watts = {offset: _find_mean_watts(points, offset, windows) for offset in fitting}
+        share = self.columns.accuracy or _ACCURACY
+        others = [each for each in fitting if 0 not in watts or abs(watts[each] - watts[0]) > share * watts[0]]
+        if not others:
+            return
+        meets = "fits the runs, and as" if 0 in fitting else "does not fit the runs, but as"
+        power = f" ({watts[others[0]]:.4g} W, not {watts[0]:.4g} W)" if 0 in fitting else ""
+        more = f" and {len(others) - 1} others" if len(others) > 1 else ""
+        raise InputError(
+            f"{self.path}: its times have no zone; as UTC the table {meets} {_render_zone(others[0])}{power}{more}; "
+            f"state clock_offset_s and clock_bound_s in --power-columns: 0 for UTC, "
+            f"{others[0]} for {_render_zone(others[0])}"
+        )
 
     def during(self, start_s: float, stop_s: float) -> dict[int, list[Point]]:
         """Return the readings between two times of the run's clock. InputError if a node has fewer than two.
@@ -129,6 +155,44 @@ class MeterReadings:
                 _refuse_bursts(self.path, self.columns, [time for time, _ in inside])
             found[node] = inside
         return found
+
+
+# Seconds to add to the times of each zone: UTC+14 to UTC-12 in steps of a quarter of an hour
+_ZONES = sorted(range(-14 * 3600, 12 * 3600 + 1, 900), key=abs)
+_LATE = 0.1
+_ACCURACY = 0.05  # of a reading, unless stated (docs/energy.md)
+
+
+@cache
+def _list_windows(folder: Path) -> list[tuple[float, float]]:
+    """List begin and end of every run whose log lies in a folder."""
+    logs = (path for path in folder.glob("*") if re.fullmatch(RESULT, path.name))
+    records = [summarise_log(read_events(path)) for path in logs]
+    ends = [(record.run_start_s, record.run_stop_s) for record in records]
+    return [(start, stop) for start, stop in ends if start is not None and stop is not None]
+
+
+def _covers(points: Sequence[Point], offset: float, windows: Sequence[tuple[float, float]]) -> bool:
+    """Return True if the readings are of all of the runs, but for a tenth: a meter may begin late."""
+    first, last = points[0][0] + offset, points[-1][0] + offset
+    return all(
+        first <= start + _LATE * (stop - start) and stop - _LATE * (stop - start) <= last for start, stop in windows
+    )
+
+
+def _find_mean_watts(points: Sequence[Point], offset: float, windows: Sequence[tuple[float, float]]) -> float:
+    times: list[float] = [time + offset for time, _ in points]
+    found: list[Point] = []
+    for start, stop in windows:
+        begin, end = bisect_left(times, start), bisect_right(times, stop)
+        # Without a reading inside, the power is that of the readings around it
+        found += points[begin:end] or points[max(begin - 1, 0) : end + 1]
+    return math.fsum(watts for _, watts in found) / len(found)
+
+
+def _render_zone(offset: int) -> str:
+    minutes = abs(offset) // 60
+    return f"UTC{'-' if offset > 0 else '+'}{minutes // 60}:{minutes % 60:02}"
 
 
 def read_power_columns(path: Path) -> PowerColumns:
@@ -250,7 +314,7 @@ _READING = re.compile(r"-?\d+(?:[.,]\d+)?(?: ?[mk]?(?:W|J|Wh))?")
 
 
 def _is_time(text: str) -> bool:
-    """Return True for a date, or for Unix seconds or milliseconds of this century."""
+    """Return True for a date, or for a time of this century that counts from 1970."""
     if re.fullmatch(r"\d+(?:\.\d+)?", text) and float(text) > 1e9:
         return True
     return any(_fits(text, form) for form in _TIME_FORMS)
@@ -290,6 +354,7 @@ def _read_rows(table: _Table, columns: PowerColumns) -> MeterReadings:
     before: dict[int, Point] = {}  # time and counter of the row before, by node
     sweeps: dict[int, list[dict[str | None, Point]]] = {}  # of each node: a reading of each of its devices
     seen: dict[tuple[int, str | None], list[float]] = {}  # times of each node and device
+    lacks_zone = False
     early: InputError | None = None  # of times that do not rise: bursts explain it better
     for line, row in table.rows:
         where = f"{path}:{line}"
@@ -303,6 +368,7 @@ def _read_rows(table: _Table, columns: PowerColumns) -> MeterReadings:
             continue  # the tool says that it has no reading, and perhaps why: N/A (Secondary die)
         time = _parse_time(row[columns.time], columns.time_form, where)
         points = by_node[node]
+        lacks_zone = lacks_zone or _lacks_zone(row[columns.time], columns.time_form)
         if columns.since is not None:
             assert columns.energy is not None
             start = _parse_time(row[columns.since], columns.time_form, where)
@@ -354,7 +420,7 @@ def _read_rows(table: _Table, columns: PowerColumns) -> MeterReadings:
     empty = [number for number, points in by_node.items() if len(points) < 2]
     if empty:
         raise InputError(f"{path}: {len(by_node[empty[0]])} readings of node {empty[0]}; expected two or more")
-    return MeterReadings(path, columns, by_node)
+    return MeterReadings(path, columns, by_node, lacks_zone)
 
 
 _WINDOW_ROWS = 64  # in which bursts are looked for: a file may begin with one device and go on with several
@@ -560,9 +626,11 @@ def _list_components(job: str, count: int) -> set[str]:
 def _find_time_form(text: str | None) -> str:
     """Return the form of a time. One that is none gets the first form, which refuses it with its line."""
     try:
-        return "s" if float(text or "") < 1e11 else "ms"
+        number = float(text or "")
     except ValueError:
         pass
+    else:
+        return next((form for form, factor in _COUNTED.items() if number < 1e11 * factor), "ns")
     return next((form for form in _TIME_FORMS if _fits(text or "", form)), "iso")
 
 
@@ -591,6 +659,8 @@ def write_readings(meter: MeterReadings, record: RunRecord, target: Path) -> Non
         raise InputError(
             f"{record.path}: no run_start or no run_stop, so readings cannot be assigned to it; leave this run out"
         )
+    if record.path is not None:
+        meter.check_zone(start, stop, record.path.parent)
     # Stretches count from run_start, so staging before it begins below 0.
     staging_s = min((begin for parts in record.stretches.values() for begin, _ in parts), default=0.0)
     scope = meter.columns.scope
@@ -636,14 +706,24 @@ def _parse_number(text: str | None, where: str, unit: str = "") -> float:
 
 
 def _parse_time(text: str | None, form: str, where: str) -> float:
-    """Return Unix seconds. A date without a zone is UTC."""
-    if form in ("s", "ms"):
-        return _parse_number(text, where) / (1e3 if form == "ms" else 1.0)
+    """Return Unix seconds. A date without a zone is UTC (`check_zone`)."""
+    if form in _COUNTED:
+        return _parse_number(text, where) / _COUNTED[form]
     try:
         found = datetime.fromisoformat(text or "") if form == "iso" else datetime.strptime(text or "", form)
     except ValueError:
         raise InputError(f"{where}: {render_repr(text)} is no time of the form {form!r} (time_form)") from None
     return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
+
+
+_COUNTED = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}  # forms of time that count from 1970
+
+
+def _lacks_zone(text: str | None, form: str) -> bool:
+    """Return True for a time that `_parse_time` took for UTC because it states no zone."""
+    if form == "iso":
+        return datetime.fromisoformat(text or "").tzinfo is None
+    return form not in _COUNTED and "%z" not in form
 
 
 def _render_iso_time(seconds: float) -> str:

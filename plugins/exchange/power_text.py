@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 from pathlib import Path
 
@@ -25,7 +25,7 @@ MODULE = "VDD_IN [mW]"  # tegrastats' name of what a Jetson's module takes
 # What ipmitool and FreeIPMI call the same
 _POWER = re.compile(r"\s*(?:Instantaneous power reading|Current Power)\s*:\s*(\d+)\s*(\w+)", re.IGNORECASE)
 _TIME = re.compile(r"(?:IPMI timestamp|Time Stamp)\s*:\s*(.*?)(?:\s+Sampling period:.*)?$", re.IGNORECASE)
-_STATE = re.compile(r"(?:Power reading state is|Power Measurement)\s*:\s*(\w+)", re.IGNORECASE)
+_STATE = re.compile(r"(?:Power reading state is|Power Measurement)\s*:\s*(\w.*?)\s*$", re.IGNORECASE)
 _FORMS = ("%a %b %d %H:%M:%S %Y", "%m/%d/%y %H:%M:%S", "%m/%d/%Y %H:%M:%S", "%m/%d/%Y - %H:%M:%S")
 _HOURS = {
     "UTC": 0,
@@ -41,7 +41,7 @@ _HOURS = {
     "KST": 9,
 }
 _HOURS |= {"EST": -5, "EDT": -4, "CST": -6, "CDT": -5, "MST": -7, "MDT": -6, "PST": -8, "PDT": -7}
-_OFF = {"deactivated", "notactive", "not", "inactive"}
+_ON = {"activated", "active", "available", "enabled", "on"}
 _TEGRASTATS = re.compile(r"(\S+ \S+ )?RAM \d+/\d+MB ")
 _MODULE = re.compile(r" (?:VDD_IN|POM_5V_IN) (\d+)(?:mW)?/")  # the moment, before the mean since the start
 _SMI_DMON = re.compile(r"#\s*(?:Date\s+Time\s+)?gpu\s", re.IGNORECASE)
@@ -142,10 +142,9 @@ def _read_dcmi(path: Path, lines: Sequence[str]) -> Iterator[Row]:
         if power[2].lower() not in ("w", "watt", "watts"):
             raise InputError(f"{where}: the unit is {render_repr(power[2])}; expected Watts")
         stamp, state = ((next(filter(None, map(form.search, block)), None)) for form in (_TIME, _STATE))
-        if state is not None and state[1].lower() in _OFF:
-            raise InputError(
-                f"{where}: the board says that its power reading is {state[1].lower()}: it measures nothing"
-            )
+        if state is not None and state[1].lower() not in _ON:
+            said = render_repr(state[1].lower()).strip("'")
+            raise InputError(f"{where}: the board says that its power reading is {said}: it measures nothing")
         if stamp is None:
             raise InputError(f"{where}: a reading without its time (IPMI timestamp)")
         time = _read_time(stamp[1], where)
@@ -164,7 +163,8 @@ def _read_time(text: str, where: str) -> str:
             continue
         if found.year < 2000:
             raise InputError(f"{where}: the clock of the board was not set: {text.strip()}")
-        return found.replace(tzinfo=timezone(timedelta(hours=hours)) if hours else UTC).isoformat()
+        zone_of = None if hours is None else timezone(timedelta(hours=hours))
+        return found.replace(tzinfo=zone_of).isoformat()
     raise InputError(f"{where}: {render_repr(text.strip())} is no time that ipmitool or ipmi-dcmi writes")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import replace
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from mlhpc.plugins.exchange.power import (
     MeterReadings,
+    _list_windows,
     read_meter,
     read_power_columns,
     read_power_csv,
@@ -22,6 +24,7 @@ from mlhpc.suite.errors import InputError
 from mlhpc.suite.log.energy.power_log import build_curve, read_power_log, render_power_log
 from mlhpc.suite.log.energy.score import compute_energy_of_run, read_power_logs
 from mlhpc.suite.log.record import RunRecord
+from tests.fixtures.power import line as event_line
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "energy.md"
 AT = 1795406400.0  # 2026-11-23T04:00:00Z
@@ -45,7 +48,7 @@ def examples() -> dict[str, tuple[str, str]]:
 
 
 def test_the_page_has_an_example_of_each_export() -> None:
-    assert set(examples()) == {"IPMI", "PDU", "Redfish", "sacct"}
+    assert set(examples()) == {"Cray", "IPMI", "PDU", "Redfish", "sacct"}
 
 
 def check_refused(path: Path, text: str, said: str) -> None:
@@ -57,11 +60,12 @@ def check_refused(path: Path, text: str, said: str) -> None:
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["IPMI", "PDU", "Redfish", "sacct"])
+@pytest.mark.parametrize("name", ["Cray", "IPMI", "PDU", "Redfish", "sacct"])
 def test_the_examples_of_the_page_are_read(tmp_path: Path, name: str) -> None:
     found = read(tmp_path, *examples()[name])
     nodes = {number: [watts for _, watts in points] for number, points in found.by_node.items()}
     expected = {
+        "Cray": {0: [412.0, 418.0]},
         "IPMI": {0: [412.0, 418.0]},
         "PDU": {0: [1210.0, 1225.0], 1: [1190.0, 1188.0]},
         "Redfish": {0: [640.0, 652.0]},
@@ -74,6 +78,8 @@ FORMS = {
     "no zone is UTC": (ISO, "time,w\n2026-11-23 04:00:00,100\n2026-11-23 04:00:01,200\n"),
     "zone": (ISO, "time,w\n2026-11-23T05:00:00+01:00,100\n2026-11-23T05:00:01+01:00,200\n"),
     "seconds": (ISO + "time_form: s\n", "time,w\n1795406400,100\n1795406401,200\n"),
+    "microseconds": (ISO + "time_form: us\n", "time,w\n1795406400000000,100\n1795406401000000,200\n"),
+    "nanoseconds": (ISO + "time_form: ns\n", "time,w\n1795406400000000000,100\n1795406401000000000,200\n"),
     "milliseconds": (ISO + "time_form: ms\n", "time,w\n1795406400000,100\n1795406401000,200\n"),
     "own form": (
         ISO + "time_form: '%d.%m.%Y %H:%M:%S'\n",
@@ -463,6 +469,66 @@ def test_the_text_of_a_tool_is_read_as_it_is(
 )
 def test_a_text_that_lacks_something_is_refused_in_a_line(tmp_path: Path, text: str, said: str) -> None:
     check_refused(tmp_path / "meter.txt", text, said)
+
+
+@pytest.mark.parametrize(
+    "state",
+    ["deactivated", "not activated", "Not Available", "Not Active", "Inactive", "NotActive", "unknown", "no", "N/A"],
+)
+def test_a_board_that_does_not_say_that_it_measures_gives_no_reading(tmp_path: Path, state: str) -> None:
+    for text, on in ((IPMITOOL, "activated"), (FREEIPMI, "Active")):
+        said = f": the board says that its power reading is {state.lower()}: it measures nothing"
+        check_refused(tmp_path / "meter.txt", text.format("11").replace(on, state) + text.format("22"), said)
+
+
+def write_in_zone(path: Path, zone_s: int, before_s: float, after_s: float, idle_w: float) -> None:
+    """Write a table of nvidia-smi in the local time of a zone: 100 W from AT to AT + 120 s, ``idle_w`` around it."""
+    rows = ["timestamp, index, power.draw [W]"]
+    for step in range(round(-before_s / 5), round((120 + after_s) / 5) + 1):
+        shown = datetime.fromtimestamp(AT + 5 * step + zone_s, UTC).strftime("%Y/%m/%d %H:%M:%S.000")
+        rows.append(f"{shown}, 0, {100.0 if 0 <= step <= 24 else idle_w:.2f} W")
+    path.write_text("\n".join(rows) + "\n")
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_the_hours_of_another_zone_are_never_taken_for_those_of_a_run(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    zone_s = 0 if seed % 4 == 0 else 900 * draw.randint(-48, 56)
+    before_s, after_s = draw.choice([60, 1800, 9000]), draw.choice([60, 1800, 9000])
+    run = RunRecord(path=tmp_path / "result_0.txt", run_start_s=AT, run_stop_s=AT + 120.0)
+    write_in_zone(tmp_path / "smi.csv", zone_s, before_s, after_s, 20.0)
+    meter = read_meter(tmp_path / "smi.csv", None)
+    if zone_s == 0 and max(before_s, after_s) == 60:
+        meter(run, tmp_path / "power")
+    else:
+        with pytest.raises(InputError, match=r"smi\.csv: its times have no zone; as UTC the table .* UTC[+-]\d+:\d\d"):
+            meter(run, tmp_path / "power")
+    (tmp_path / "map.yaml").write_text(f"clock_offset_s: {-zone_s}\nclock_bound_s: 1\n")
+    read_meter(tmp_path / "smi.csv", tmp_path / "map.yaml")(run, tmp_path / "stated")
+    log = read_power_log(tmp_path / "stated" / "node_0.txt")
+    inside = [
+        watts for time, watts in zip(log.times_ms, log.watts, strict=True) if AT <= time / 1e3 - zone_s <= AT + 120
+    ]
+    assert inside == [100.0] * 25
+
+
+def test_the_zone_does_not_matter_where_the_power_is_the_same(tmp_path: Path) -> None:
+    run = RunRecord(path=tmp_path / "result_0.txt", run_start_s=AT, run_stop_s=AT + 120.0)
+    write_in_zone(tmp_path / "smi.csv", 0, 9000, 9000, 99.0)
+    read_meter(tmp_path / "smi.csv", None)(run, tmp_path / "power")
+    assert (tmp_path / "power" / "node_0.txt").exists()
+
+
+def test_several_runs_say_more_of_the_zone_than_one(tmp_path: Path) -> None:
+    """One run of 120 s in a table of an hour may be anywhere; two at its ends can not."""
+    write_in_zone(tmp_path / "smi.csv", 0, 60, 3600, 20.0)
+    run = RunRecord(path=tmp_path / "result_0.txt", run_start_s=AT, run_stop_s=AT + 120.0)
+    with pytest.raises(InputError, match=r"as UTC the table fits the runs, and as UTC\+0:15 \(20 W, not 100 W\)"):
+        read_meter(tmp_path / "smi.csv", None)(run, tmp_path / "power")
+    lines = [event_line(key, None, AT + at, {}) for key, at in (("run_start", 3500), ("run_stop", 3600))]
+    (tmp_path / "result_1.txt").write_text("\n".join(lines) + "\n")
+    _list_windows.cache_clear()
+    read_meter(tmp_path / "smi.csv", None)(run, tmp_path / "power")
 
 
 @pytest.mark.parametrize("name", PUBLIC)
