@@ -116,7 +116,9 @@ def convert(
 @data.command()
 @click.argument("root", type=click.Path(path_type=Path))
 @click.option(
-    "--deep", is_flag=True, help="Also read every byte: checksums, layout, number of samples. [existence and sizes]"
+    "--deep",
+    is_flag=True,
+    help="Also read every byte and compare checksums. [existence, sizes, layout, number of samples]",
 )
 def verify(root: Path, deep: bool) -> None:
     """Check that the files of a data set are complete and unchanged.
@@ -146,7 +148,7 @@ def verify(root: Path, deep: bool) -> None:
             seen += amount
             tell(seen, manifest.bytes)
 
-        problems = compare_files(root, deep=deep, read=_read_shard if deep else None, progress=count)
+        problems = compare_files(root, deep=deep, read=_read_shard, progress=count)
     for text in problems:
         print_line(text, error=True)
     unread = [text for text in problems if NOT_JUDGED in text]
@@ -158,7 +160,7 @@ def verify(root: Path, deep: bool) -> None:
         )
     if problems:
         sys.exit(ExitCode.FINDINGS)
-    what = "checksums of every byte" if deep else "presence and sizes (--deep compares every byte)"
+    what = "checksums of every byte" if deep else "presence, sizes and samples (--deep compares every byte)"
     print_line(f"{_render_summary(root, manifest)}: fine: {what}, {render_duration(time.monotonic() - begin)}")
 
 

@@ -25,6 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final, Literal
 
@@ -59,10 +60,17 @@ class ShardEntry(_Part, frozen=True, kw_only=True):
         # A manifest may come from elsewhere: its paths must not lead out of the data set.
         if path.is_absolute() or ".." in path.parts or not path.parts or str(path) != self.file:
             raise InputError(f"field file is {render_repr(self.file)}; expected a relative path inside the data set")
+        if self.samples > self.bytes:
+            raise InputError(
+                f"{self.samples:,} samples in {self.bytes:,} bytes; expected a byte or more of each sample"
+            )
 
 
-class Manifest(_Part, frozen=True, kw_only=True):
-    """The content of a data set. ``generator`` is the recipe of the data, ``attributes`` are for the workload."""
+class Manifest(_Part, frozen=True, kw_only=True, dict=True):
+    """The content of a data set. ``generator`` is the recipe of the data, ``attributes`` are for the workload.
+
+    What is computed of all shards is computed once: loops over them ask for it (``dict=True`` keeps it).
+    """
 
     version: Literal[1] = MANIFEST_VERSION
     workload: FolderName
@@ -76,7 +84,7 @@ class Manifest(_Part, frozen=True, kw_only=True):
         """Render the manifest as `write_manifest` writes it."""
         return json.dumps(convert_to_plain_data(self), indent=1) + "\n"
 
-    @property
+    @cached_property
     def sha256(self) -> str:
         """Checksum of the manifest file, in hex.
 
@@ -85,12 +93,12 @@ class Manifest(_Part, frozen=True, kw_only=True):
         # Of the rendered text, so that an edit of white space in the file changes nothing.
         return hashlib.sha256(self.text().encode()).hexdigest()
 
-    @property
+    @cached_property
     def shards(self) -> tuple[ShardEntry, ...]:
         """The shards of all splits, in order."""
         return tuple(entry for entries in self.splits.values() for entry in entries)
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """Size of all shards together."""
         return sum(entry.bytes for entry in self.shards)

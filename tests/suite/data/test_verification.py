@@ -1,5 +1,7 @@
 """Verification: every shard is compared with its checksum once, and what is wrong is one line that names the shard."""
 
+import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -8,8 +10,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
+from msgspec import structs
 
-from mlhpc.suite.data.manifest import READ_BYTES, Manifest, ShardEntry, check_crc32c, verify_shards, write_manifest
+from mlhpc.suite.commands.data import data
+from mlhpc.suite.data.manifest import (
+    READ_BYTES,
+    Manifest,
+    ShardEntry,
+    check_crc32c,
+    read_manifest,
+    verify_shards,
+    write_manifest,
+)
 from mlhpc.suite.data.shards import build_shard_path, write_shard
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.world import World
@@ -112,3 +125,59 @@ def test_what_this_user_may_not_read_is_not_called_damaged(
     assert {i for i, path in enumerate(paths) if f"{path}: truncated" in done.stderr} == {*cut}
     assert ("remove the folder" in done.stderr) == bool(cut)
     assert "Traceback" not in done.stderr
+
+
+def test_the_work_for_missing_shards_grows_as_their_number(tmp_path: Path) -> None:
+    """Counted in calls, of which the time is made."""
+
+    def count_calls(number: int) -> int:
+        entries = [
+            ShardEntry(file=f"train/shard_{i:05}.h5", samples=1, bytes=9, sha256="0" * 64, crc32c="0" * 8)
+            for i in range(number)
+        ]
+        manifest = Manifest(workload="toy", size="smoke", seed=0, generator={}, splits={"train": tuple(entries)})
+        write_manifest(tmp_path, manifest)
+        count = 0
+
+        def note(_frame: object, event: str, _argument: object) -> None:
+            nonlocal count
+            count += event == "call"
+
+        sys.setprofile(note)
+        try:
+            done = CliRunner().invoke(data, ["verify", str(tmp_path)])
+        finally:
+            sys.setprofile(None)
+        assert done.output.count(": missing\n") == number
+        return count
+
+    count_calls(1)  # imports
+    few, many = count_calls(200), count_calls(800)
+    assert many < 5 * few
+
+
+@pytest.mark.parametrize(("samples", "bytes_"), [(10**15, 9), (10, 9), (2, 1)])
+def test_more_samples_than_bytes_are_no_manifest(tmp_path: Path, samples: int, bytes_: int) -> None:
+    entry = {"file": "a.h5", "samples": samples, "bytes": bytes_, "sha256": "0" * 64, "crc32c": "0" * 8}
+    (tmp_path / "manifest.json").write_text(
+        json.dumps(
+            {"version": 1, "workload": "toy", "size": "smoke", "seed": 0, "generator": {}, "splits": {"train": [entry]}}
+        )
+    )
+    with pytest.raises(InputError, match=f"{samples:,} samples in {bytes_} bytes; expected a byte or more of each"):
+        read_manifest(tmp_path)
+
+
+def test_a_number_of_samples_that_is_not_that_of_the_shard_is_found_without_deep(
+    tmp_path: Path, shards: list[ShardEntry]
+) -> None:
+    wrong = [structs.replace(entry, samples=entry.samples + 1) for entry in shards]
+    manifest = Manifest(workload="toy", size="smoke", seed=0, generator={}, splits={"train": tuple(wrong)})
+    write_manifest(tmp_path, manifest)
+    done = CliRunner().invoke(data, ["verify", str(tmp_path)])
+    assert done.exit_code == 1
+    assert re.findall(r"has (\d+) samples, the manifest says (\d+)", done.output) == [
+        ("3", "4"),
+        ("4", "5"),
+        ("5", "6"),
+    ]
