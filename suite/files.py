@@ -82,6 +82,18 @@ def write_file_atomically(path: Path, content: str | bytes, *, overwrite: bool =
         part.write_bytes(content.encode("utf-8", "replace") if isinstance(content, str) else content)
 
 
+def write_file_of_folder(path: Path, content: str | bytes, *, overwrite: bool = True) -> None:
+    """Write a file whose name no person typed into an output folder. A link there is not followed: InputError."""
+    refuse_link(path)
+    write_file_atomically(path, content, overwrite=overwrite)
+
+
+def refuse_link(path: Path) -> None:
+    """Raise InputError if a link lies where a command writes by itself: it may lead to any file of the user."""
+    if path.is_symlink():
+        raise InputError(f"{path}: is a link, which is not followed; remove it, or choose another folder with -o")
+
+
 def _find_descriptor(path: Path) -> int | None:
     """Return the number of this process's open file that a path means: 1 for /dev/stdout. None for other paths."""
     own = os.path.realpath("/proc/self/fd")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 import sys
 import time
@@ -19,7 +18,15 @@ from mlhpc.suite.cli.options import busy_option, card_option, output_option
 from mlhpc.suite.cli.progress import make_plain_progress
 from mlhpc.suite.errors import InputError, explain_not_installed
 from mlhpc.suite.exit_codes import ExitCode
-from mlhpc.suite.files import add_path_to_errors, make_folder, print_line, print_progress, write_file_atomically
+from mlhpc.suite.files import (
+    add_path_to_errors,
+    make_folder,
+    make_scratch_folder,
+    print_line,
+    print_progress,
+    refuse_link,
+    write_file_of_folder,
+)
 from mlhpc.suite.log.run_folder import RunFolder
 from mlhpc.suite.plugins import EXCHANGE, explain_missing_wing, list_missing_wings, load_export, mark_missing_wing
 
@@ -291,7 +298,7 @@ def _make_output_folder(output: Path) -> Iterator[None]:
     try:
         with add_path_to_errors(output, output / ".writable"):
             # As many bytes as a report: a full disk or quota shows now
-            write_file_atomically(output / ".writable", bytes(LEAST_REPORT_BYTES))
+            write_file_of_folder(output / ".writable", bytes(LEAST_REPORT_BYTES))
         (output / ".writable").unlink()
         yield
     finally:
@@ -303,6 +310,8 @@ def _make_output_folder(output: Path) -> Iterator[None]:
 def _refuse(output: Path, form: str, forms: tuple[str, ...], force: bool) -> None:
     """Raise UsageError, before anything is read, if the report could not be written."""
     parts = (*OUTPUT_NAMES, "figures") if forms else OUTPUT_NAMES
+    for name in (*parts, BRIEF, ".writable"):
+        refuse_link(output / name)
     existing = [path for name in parts if (path := output / name).exists()]
     if existing and not force:
         raise click.UsageError(f"{existing[0]} exists already; --force replaces it")
@@ -329,21 +338,17 @@ def _write(rendered: Report, output: Path, form: str) -> None:
                 (part / name).write_bytes(content)
     written = {"report.json": rendered.json, **({BRIEF: rendered.brief} if rendered.brief else {})}
     for name, text in (written | {"report.html": rendered.html}).items():
-        write_file_atomically(output / name, text)
+        write_file_of_folder(output / name, text)
 
 
 @contextmanager
 def _replace_folder(folder: Path) -> Iterator[Path]:
     """Yield a new folder next to the one named; it takes the name when it is filled."""
-    # A link keeps its target: renaming onto the link would replace it by a folder
-    final = Path(os.path.realpath(folder))
-    part = final.with_name(f"{final.name}.part")
-    with add_path_to_errors(folder, part):
-        shutil.rmtree(part, ignore_errors=True)
-        make_folder(part)
-        try:
+    with make_scratch_folder(folder.parent, f".{folder.name}.") as scratch:
+        part = scratch / folder.name
+        with add_path_to_errors(folder, part):
+            make_folder(part)
             yield part
-            shutil.rmtree(final, ignore_errors=True)
-            part.rename(final)
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
+            refuse_link(folder)
+            shutil.rmtree(folder, ignore_errors=True)
+            part.rename(folder)

@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 from mlhpc.suite.compliance.result import Result, find_named_run
 from mlhpc.suite.documents import convert_to_plain_data, read_json_document
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.files import quote_path, render_duration, write_file_atomically
+from mlhpc.suite.files import quote_path, render_duration, write_file_of_folder
 from mlhpc.suite.log.record import RunRecord
 from mlhpc.suite.log.run_folder import RunFolder
 from mlhpc.suite.log.score import Throughput, find_round_group
@@ -161,7 +161,7 @@ def write_record(folder: Path, record: Record, known: Iterable[Record]) -> Path 
             )
     path = folder / record.name
     try:
-        write_file_atomically(path, json.dumps(convert_to_plain_data(record), indent=1) + "\n", overwrite=False)
+        write_file_of_folder(path, json.dumps(convert_to_plain_data(record), indent=1) + "\n", overwrite=False)
     except FileExistsError:  # another process added it meanwhile
         if _read(path).logs != record.logs:
             raise InputError(

@@ -43,7 +43,14 @@ from mlhpc.suite.descriptor import load_descriptor, load_descriptors
 from mlhpc.suite.documents import YamlSource
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.exit_codes import ExitCode
-from mlhpc.suite.files import make_folder, print_line, render_duration, render_printable, write_file_atomically
+from mlhpc.suite.files import (
+    make_folder,
+    print_line,
+    render_duration,
+    render_printable,
+    write_file_atomically,
+    write_file_of_folder,
+)
 from mlhpc.suite.launch.command_on_ranks import run_as_rank, start_ranks
 from mlhpc.suite.machine.facts import END_METRIC, Sample, render_samples
 from mlhpc.suite.node_list import parse_node_list
@@ -555,8 +562,8 @@ def _write_verdict(folder: Path, found: slow_nodes.FleetVerdict, nodes: Sequence
         if len(best) < choose:
             raise InputError(f"--choose {choose}: expected at most {len(order)}, the number of nodes")
         # In the order of the node list, not of the verdicts
-        write_file_atomically(folder / "chosen", ",".join(node for node in order if node in best) + "\n")
-    write_file_atomically(folder / "verdict.json", json.dumps(convert_verdict_to_dict(found), indent=1) + "\n")
+        write_file_of_folder(folder / "chosen", ",".join(node for node in order if node in best) + "\n")
+    write_file_of_folder(folder / "verdict.json", json.dumps(convert_verdict_to_dict(found), indent=1) + "\n")
 
 
 def _add_to_history(folder: Path, samples: Sequence[Sample], found: slow_nodes.FleetVerdict) -> None:

@@ -47,6 +47,7 @@ from mlhpc.suite.files import (
     render_duration,
     render_printable,
     write_file_atomically,
+    write_file_of_folder,
 )
 from mlhpc.suite.launch.command_on_ranks import run_as_rank, start_ranks
 from mlhpc.suite.launcher import find_world
@@ -541,7 +542,7 @@ def _write_and_print(
     ]
     document = {"version": VERSION, "kind": "ab", **shown, "sides": stated, "rows": [asdict(row) for row in rows]}
     document["visible_step_time"] = visible
-    write_file_atomically(folder / "ab.json", json.dumps(document, indent=1) + "\n")
+    write_file_of_folder(folder / "ab.json", json.dumps(document, indent=1) + "\n")
     if style == JSON:
         print_line(json.dumps(document, indent=1))
         return

@@ -43,7 +43,7 @@ from mlhpc.suite.files import (
     print_progress,
     quote_path,
     render_duration,
-    write_file_atomically,
+    write_file_of_folder,
 )
 from mlhpc.suite.launch.command_on_ranks import run_as_rank
 from mlhpc.suite.launcher import find_world, refuse_several_ranks
@@ -225,7 +225,7 @@ def tune(
     with create_lock(folder / LOCK, f"search {folder}"):
         search, decision, begun = _search(setting, folder, options)
         result = _describe(setting, search, decision, begun, options)
-        write_file_atomically(folder / RESULT, render_json(result) + "\n")
+        write_file_of_folder(folder / RESULT, render_json(result) + "\n")
         best = folder / BEST
         if result.outcome == Outcome.FASTER:
             _write_best(setting, result, best)
@@ -416,7 +416,7 @@ def _write_best(setting: Setting, result: TuneResult, path: Path) -> None:
     )
     config = load_config(candidates.descriptor, candidates.name, (*candidates.overrides, *list_settings(point)))
     text = yaml.safe_dump(convert_to_plain_data(structs.replace(config, tuned=tuned)), sort_keys=False)
-    write_file_atomically(path, f"# {_render_use(setting, point, path)}\n{text}")
+    write_file_of_folder(path, f"# {_render_use(setting, point, path)}\n{text}")
 
 
 def _render_use(setting: Setting, point: Point, path: Path) -> str:

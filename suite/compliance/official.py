@@ -24,7 +24,7 @@ from mlhpc.suite.compliance.ruleset import LAST_ROUND, Benchmark, KeyRule, Rules
 from mlhpc.suite.compliance.selection import select_ruleset
 from mlhpc.suite.descriptor import load_descriptors
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.files import make_folder, write_file_atomically
+from mlhpc.suite.files import make_folder, write_file_of_folder
 from mlhpc.suite.log.reader import Log, read_events
 from mlhpc.suite.log.record import summarise_log
 from mlhpc.suite.log.results_tree import Group, find_results, list_system_files
@@ -68,7 +68,7 @@ def write_rules(folder: Path) -> list[Path]:
         for size in descriptor.card().sizes:
             for division in ("closed", "open"):
                 path = folder / f"{descriptor.name}_{size}_{division}.yaml"
-                write_file_atomically(path, render_official_rules(build_card_benchmark(descriptor, size), division))
+                write_file_of_folder(path, render_official_rules(build_card_benchmark(descriptor, size), division))
                 written.append(path)
     return written
 

@@ -305,3 +305,18 @@ def test_what_cannot_be_written_is_told_by_one_function() -> None:
         if re.search(r"(?<!os)\.strerror", line) and "cannot be read" not in line
     }
     assert told == OWN_WORDS
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+@pytest.mark.parametrize("target", ["victim", "nowhere", "laid", "/dev/full"])
+def test_a_link_in_a_folder_of_outputs_is_refused(tmp_path: Path, target: str, overwrite: bool) -> None:
+    (tmp_path / "victim").write_text("mine")
+    path = tmp_path / "laid"
+    path.symlink_to(target)
+    with pytest.raises(InputError, match=r"laid: is a link, which is not followed; remove it, or choose another"):
+        files.write_file_of_folder(path, "other", overwrite=overwrite)
+    assert (tmp_path / "victim").read_text() == "mine"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["laid", "victim"]
+    path.unlink()
+    files.write_file_of_folder(path, "other", overwrite=overwrite)
+    assert path.read_text() == "other"

@@ -31,7 +31,8 @@ from mlhpc.suite.files import (
     make_folder,
     print_line,
     print_progress,
-    write_file_atomically,
+    refuse_link,
+    write_file_of_folder,
 )
 from mlhpc.suite.launch.command_on_ranks import run_as_rank, start_ranks
 from mlhpc.suite.launcher import find_world
@@ -184,6 +185,7 @@ def _build_document(
 
 def _write_profile(output: Path, document: dict[str, Any], result: Profile) -> None:
     make_folder(output)
+    refuse_link(output / "trace.json")
     result.trace.export_chrome_trace(str(output / "trace.json"))
     rows = document["layers"]
     # csv writes the line ends itself.
@@ -191,8 +193,8 @@ def _write_profile(output: Path, document: dict[str, Any], result: Profile) -> N
     # Names of layers come from the workload's code and may look like formulas to a spreadsheet.
     lines = [list(rows[0]), *(list(map(encode_csv_cell, row.values())) for row in rows)] if rows else []
     csv.writer(table, lineterminator="\n").writerows(lines)
-    write_file_atomically(output / "layers.csv", table.getvalue())
-    write_file_atomically(output / "profile.json", json.dumps(document, indent=1) + "\n")
+    write_file_of_folder(output / "layers.csv", table.getvalue())
+    write_file_of_folder(output / "profile.json", json.dumps(document, indent=1) + "\n")
     for line in render_profile(document):
         print_line(line)
     print_line(f"{output}: trace.json (chrome://tracing, ui.perfetto.dev), layers.csv, profile.json")

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from mlhpc.analysis.commands.report import FIGURE_FORMATS
 from mlhpc.analysis.commands.report import report as command
 from mlhpc.analysis.page.report import hide_paths
+from mlhpc.suite.errors import InputError
 
 Build = Callable[..., Any]
 STARTS = {"svg": b"<svg", "png": b"\x89PNG", "pdf": b"%PDF"}
@@ -47,6 +48,43 @@ def test_figures_are_written_for_slides(tmp_path: Path, run_folder: Build, monke
 def test_without_the_option_no_figure_is_written(tmp_path: Path, run_folder: Build) -> None:
     assert invoke(run_folder(tmp_path, runs=1), "-o", tmp_path / "report").exit_code == 0
     assert sorted(path.name for path in (tmp_path / "report").iterdir()) == ["report.html", "report.json", "tables"]
+
+
+LAID = ("report.html", "report.json", "brief.html", "tables", "figures", ".writable")
+
+
+@pytest.mark.parametrize("name", LAID)
+@pytest.mark.parametrize("kind", ["file", "folder", "nothing", "itself"])
+def test_a_link_laid_in_the_folder_of_a_report_is_not_followed(
+    tmp_path: Path, run_folder: Build, name: str, kind: str
+) -> None:
+    victim, output, run = tmp_path / "victim", tmp_path / "report", run_folder(tmp_path / "run", runs=1)
+    output.mkdir()
+    if kind == "file":
+        victim.write_text("mine")
+    elif kind == "folder":
+        victim.mkdir()
+        (victim / "kept").write_text("mine")
+    (output / name).symlink_to(output / name if kind == "itself" else victim)
+    for more in ((), ("--force",)):
+        said = invoke(run, "-o", output, "--figures", "svg", *more)
+        assert isinstance(said.exception, InputError | SystemExit)
+        assert "is a link, which is not followed" in f"{said.exception} {said.output}"
+        kept = victim / "kept" if kind == "folder" else victim
+        assert kept.read_text() == "mine" if kind in ("file", "folder") else not victim.exists()
+        assert [path.name for path in output.iterdir()] == [name]
+
+
+def test_links_below_a_report_and_beside_its_tables_are_replaced(tmp_path: Path, run_folder: Build) -> None:
+    victim, output, run = tmp_path / "victim", tmp_path / "report", run_folder(tmp_path / "run", runs=1)
+    victim.mkdir()
+    (victim / "runs.csv").write_text("mine")
+    (output / "tables").mkdir(parents=True)
+    (output / "tables" / "runs.csv").symlink_to(victim / "runs.csv")
+    (output / "tables.part").symlink_to(victim)
+    assert invoke(run, "-o", output, "--force").exit_code == 0
+    assert [path.read_text() for path in victim.iterdir()] == ["mine"]
+    assert not (output / "tables" / "runs.csv").is_symlink()
 
 
 @pytest.mark.parametrize("forms", ["gif", "svg,jpeg", "svg;png", "SVG PNG"])
