@@ -294,6 +294,10 @@ def describe_near_logs(paths: Sequence[Path]) -> str:
     for entry in islice((here / name for here, folders, files in trees for name in sorted((*folders, *files))), 100):
         with suppress(OSError):
             named = re.fullmatch(RESULT, entry.name) is not None
+            if entry.is_symlink():
+                if named:
+                    return f"; {entry} is {LINK}"
+                continue  # what it leads to is not looked into
             if named and not entry.is_file():
                 return f"; {entry} is no file"
             if not named and entry.is_file():

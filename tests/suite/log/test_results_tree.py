@@ -4,6 +4,7 @@ import gzip
 import os
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -155,6 +156,10 @@ def test_a_single_log_of_loadgen_is_told_by_its_content_too(tmp_path: Path) -> N
     [
         (_folder, "result_0.txt is no file"),
         (os.mkfifo, "result_0.txt is no file"),
+        *(
+            (partial(Path.symlink_to, target=target), "result_0.txt is a symbolic link: not followed")
+            for target in ("/etc/shadow", "/dev/zero", "nowhere", "result_0.txt", ".", __file__)
+        ),
         (_packed, "result_0.txt.gz is compressed: unpack it"),
         (_renamed, "log.out holds MLLOG events but is not named result_<n>.txt"),
     ],
