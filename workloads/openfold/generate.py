@@ -17,7 +17,7 @@ from mlhpc.workloads.openfold.summary import Summary, compute_attributes, summar
 
 __all__ = ["SIZES", "DataSize", "convert", "fetch", "generate"]
 
-GENERATOR_VERSION = 2
+GENERATOR_VERSION = 3
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,10 @@
 
 A chain is helices and hairpins joined by links. Residues that touch (four apart in a helix, opposite in a hairpin) are
 coupled. In every relative the second's letter is of the kind that fits the first's: donor to acceptor, large to small.
-No letter prefers an element or a position, so a column alone carries no information. Only columns that vary together
-show the fold. Not modelled: hydrophobic cores, contacts between elements, clashes.
+Relatives descend from one root by a tree: the root, the ancestors of clades, the relatives. A couple mutates as one.
+No letter and no rate of mutation prefers an element or a position, so a column alone says nothing of the fold. Only
+columns that vary together show it. Not modelled: hydrophobic cores, contacts between elements, clashes, columns that
+mutate at their own rates.
 """
 
 from __future__ import annotations
@@ -33,7 +35,10 @@ KINDS = ("KRHNQ", "DESTY", "FWLMI", "AGPVC")  # donors fit acceptors, large resi
 NOISE = 3.0  # degrees
 CHI_NOISE = 8.0
 TEMPLATE_NOISE = 9.0
-MUTATION_RATE = 0.1  # fraction of residues replaced by any amino acid
+CLADES = 4  # of a family
+CLADE_KEEPS = 0.8  # fraction of the root's letters that a clade's ancestor keeps
+RELATIVE_KEEPS = (0.3, 0.7)  # lowest and highest fraction of its clade's ancestor's letters that a relative keeps
+DRIFT_RATE = 0.02  # fraction of residues replaced by any amino acid, whatever they are coupled with
 GAP_RATE, DELETION_RATE = 0.02, 0.02
 DECIMALS = 3  # of coordinates in angstrom, as mmCIF files have them
 PEPTIDE_BENDS = (residues.CA_C_N, residues.C_N_CA, residues.N_CA_C)
@@ -137,12 +142,17 @@ def _alignment(
     length = len(partner)
     shape = (rows, length)
     kinds, members = _LETTERS.shape
-    first = np.minimum(np.arange(length), partner)  # the kind of both is chosen where a couple begins
+    nodes = (1 + CLADES + rows, length)  # the root, the clades' ancestors, the rows
+    first = np.minimum(np.arange(length), partner)  # what happens to both is chosen where a couple begins
     # KINDS come in pairs that fit: the partner's kind is the other one of the pair
-    kind = rng.integers(kinds, size=shape)[:, first] ^ (first < np.arange(length))
-    letters = _LETTERS[kind, rng.integers(members, size=shape)]
-    anything = rng.integers(20, size=shape).astype(np.int8)
-    msa = np.where(rng.random(shape) < MUTATION_RATE, anything, letters)
+    kind = rng.integers(kinds, size=nodes)[:, first] ^ (first < np.arange(length))
+    new = _LETTERS[kind, rng.integers(members, size=nodes)]
+    # the chain stands where its clade begins
+    keeps = np.concatenate([np.full(1 + CLADES, CLADE_KEEPS), [1.0], rng.uniform(*RELATIVE_KEEPS, rows - 1)])
+    kept = (rng.random(nodes) < keeps[:, None])[:, first]
+    ancestors = np.where(kept[1 : 1 + CLADES], new[0], new[1 : 1 + CLADES])
+    msa = np.where(kept[1 + CLADES :], ancestors[rng.integers(CLADES, size=rows)], new[1 + CLADES :])
+    msa = np.where(rng.random(shape) < DRIFT_RATE, rng.integers(20, size=shape).astype(np.int8), msa)
     gaps = rng.random(shape) < GAP_RATE
     deletions = np.where(rng.random(shape) < DELETION_RATE, rng.integers(1, 5, shape), 0).astype(np.uint8)
     # the first row is the chain itself
