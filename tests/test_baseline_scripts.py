@@ -107,13 +107,15 @@ def test_fits_find_forces_of_their_form(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("fit", ["_fit_ridge", "_fit_boosting", None])
 def test_couplings_tell_the_fold_and_columns_alone_do_not(fit: str | None) -> None:
-    """Each column of the same letters in another order has no couplings."""
+    """Columns of other families have no couplings. Rows in another order keep what fits in conserved columns, and no more."""
     if fit == "_fit_boosting":
         pytest.importorskip("lightgbm")
     chains = make_proteins(Families(12, 14, 16, hairpins_per_helix=1), 0, range(120))
     train, true = chains[:90], chains[90:]
     random = np.random.default_rng(0)
-    mixed = [replace(each, msa=random.permuted(each.msa, axis=0)) for each in true]
+    columns = np.concatenate([each.msa for each in true], 1)
+    mixed = [replace(each, msa=columns[:, random.integers(columns.shape[1], size=len(each))]) for each in true]
+    shuffled = [replace(each, msa=random.permuted(each.msa, axis=0)) for each in true]
     couplings = partial(openfold._couplings, potential=openfold.fit_contact_potential(train))
     if fit is None:
         predict = openfold._coupling_neighbours(train)
@@ -126,6 +128,7 @@ def test_couplings_tell_the_fold_and_columns_alone_do_not(fit: str | None) -> No
     typical = score(openfold._typical_chain(train), true)
     assert score(predict, true) > typical + 0.1
     assert score(predict, mixed) < typical + 0.05
+    assert score(predict, true) > score(predict, shuffled) + 0.03
 
 
 @pytest.mark.parametrize("name", ["measure_best_ridge", "measure_boosting"])

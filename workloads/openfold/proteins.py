@@ -3,9 +3,9 @@
 A chain is helices and hairpins joined by links. Residues that touch (four apart in a helix, opposite in a hairpin) are
 coupled. In every relative the second's letter is of the kind that fits the first's: donor to acceptor, large to small.
 Relatives descend from one root by a tree: the root, the ancestors of clades, the relatives. A couple mutates as one.
-No letter and no rate of mutation prefers an element or a position, so a column alone says nothing of the fold. Only
-columns that vary together show it. Not modelled: hydrophobic cores, contacts between elements, clashes, columns that
-mutate at their own rates.
+No letter and no rate of mutation prefers an element or a position, so a column alone says nothing of the fold.
+Pairs of columns show it: they vary together, and conserved letters fit. Not modelled: hydrophobic cores, contacts
+between elements, clashes, columns that mutate at their own rates.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def test_run_says_how_many_runs_show_a_difference_and_runs_none(tmp_path: Path) 
 def test_reference_points_tell_the_spread_where_no_run_does(tmp_path: Path) -> None:
     said = mlhpc("run", "openfold", "--size", "smoke", "--detect", "20%", cwd=tmp_path)
     assert said.returncode == 0, said.stderr
-    assert "of the epochs of 10 reference runs" in said.stdout
+    assert "of the epochs of 25 reference runs" in said.stdout
     assert "run one first" in mlhpc("run", "openfold", "--size", "smoke", "--within", "2h", cwd=tmp_path).stderr
 
 
