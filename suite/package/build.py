@@ -98,9 +98,12 @@ def build_package(
     _check_submitter(runs, submitter)
     package = out if out is not None else Path("submissions") / submitter
     if package.absolute().name != submitter:
-        raise InputError(
-            f"-o {package}: a package's folder has the name of its submitter; expected -o {package / submitter}"
-        )
+        # In the folder of another submitter a package would be a part of that one's
+        above = (package, *package.parents, *package.absolute().parents)
+        other = next((each for each in above if (each / MANIFEST).is_file()), None)
+        why = f"{other} is the package of {other.absolute().name}; " if other is not None else ""
+        place = package / submitter if other is None else other.parent / submitter
+        raise InputError(f"-o {package}: a package's folder has the name of its submitter; {why}expected -o {place}")
     division = division or _find_common_value(runs, "submission_division", lambda record: record.division)
     status = status or _find_common_value(runs, "submission_status", lambda record: record.submission_status)
     results = tuple(group_results(runs, system))

@@ -458,6 +458,15 @@ def test_the_folder_has_the_name_of_the_submitter(tmp_path: Path) -> None:
     assert not (tmp_path / "Other").exists()
 
 
+@pytest.mark.parametrize("below", [".", "ACME2", "results/bed"])
+def test_a_package_is_never_sent_into_the_package_of_another_submitter(tmp_path: Path, below: str) -> None:
+    run = run_folder(tmp_path / "a")
+    write(tmp_path / "all" / "Other" / "manifest.sha256", [])
+    with pytest.raises(InputError, match="is the package of Other; expected -o (.*)") as caught:
+        build_package([run], system="bed", submitter="ACME", out=tmp_path / "all" / "Other" / below)
+    assert str(caught.value).endswith(f"expected -o {tmp_path / 'all' / 'ACME'}")
+
+
 def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
     first, second = run_folder(tmp_path / "a"), run_folder(tmp_path / "b")
 
