@@ -21,6 +21,7 @@ from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import print_line, render_duration, render_duration_range, render_printable
 from mlhpc.suite.log.other_work import render_busy_warning
 from mlhpc.suite.log.results_tree import describe_near_logs
+from mlhpc.suite.log.run_folder import find_continue_command
 from mlhpc.suite.log.score import JudgedRun, Throughput, TimeToTrain, find_log_name
 
 if TYPE_CHECKING:
@@ -151,7 +152,10 @@ def render_result(scored: Result, *, explain: bool) -> list[str]:
 def _render_headline(scored: Result) -> str:
     result = scored.score
     if not result.valid:
-        return str(result.reason)
+        missing = result.required_runs - sum(not run.record.resumed for run in result.runs)
+        alone = scored.group.package is None and not scored.under_way and isinstance(result, TimeToTrain)
+        way = find_continue_command(scored.group.folder, more=missing) if alone and missing > 0 else None
+        return f"{result.reason}; to go on: {way}" if way else str(result.reason)
     if isinstance(result, Throughput):
         return _render_throughput(result)
     assert result.mean_s is not None

@@ -299,26 +299,32 @@ def refuse_existing(root: Path) -> None:
         raise InputError(f"{root}: exists already; choose another folder with -o{way}")
 
 
-def find_continue_command(root: Path, *, left: bool = False) -> str | None:
+def find_continue_command(root: Path, *, left: bool = False, more: int = 0) -> str | None:
     """Return the command that continues a run folder with runs left. None if none are left, or for another folder.
 
-    ``left``: it is known that some are.
+    ``left``: it is known that some are. ``more``: how many runs it shall have beyond those it was begun with, if none
+    of these are left.
     """
     folder = RunFolder(root)
+    added = []
     try:
         info = folder.read_info()
         left = left or len(folder.results()) < info.runs or any(folder.checkpoint(0).parent.glob("trial_*.pt"))
+        if more and not left:
+            left, added = True, [f"--runs {info.runs + more}"]
     except (InputError, OSError):
         return None
     if not left or info.loop is not None:  # nothing of mlhpc continues a person's own loop
         return None
     script = root / SCRIPT
+    if script.is_file() and added:  # a job script has its own number of runs
+        return None
     if script.is_file():
         job = folder.read_job()
         return f"{job.command if job else 'sbatch'} {quote_path(script)}"
     from mlhpc.suite.config import list_outer_settings
 
-    words = ["mlhpc", "run", shlex.quote(info.workload), "--output", quote_path(root), "--resume"]
+    words = ["mlhpc", "run", shlex.quote(info.workload), "--output", quote_path(root), "--resume", *added]
     with suppress(InputError, OSError):
         words += [f"--set {shlex.quote(each)}" for each in list_outer_settings(folder.config_path)]
     return " ".join(words)

@@ -39,6 +39,22 @@ def test_an_existing_run_folder_with_runs_left_names_the_command_that_continues_
     assert submitted.stderr.rstrip().endswith(f"to continue it: sbatch '{half}/job.sbatch'")
 
 
+@pytest.mark.parametrize("have", [1, 3])
+def test_a_series_that_was_begun_too_short_is_told_how_to_get_the_other_runs(tmp_path: Path, have: int) -> None:
+    folder = run_folder(tmp_path / "short")
+    info = folder / "run.json"
+    info.write_text(info.read_text().replace('"runs": 5', f'"runs": {have}'))
+    for number in range(have, 5):
+        (folder / f"result_{number}.txt").unlink()
+    way = f"to go on: mlhpc run cosmoflow --output {folder} --resume --runs 5\n"
+    assert f"{have} of the 5 required runs complete; {way}" in mlhpc("score", folder).stdout
+    (folder / f"result_{have - 1}.txt").unlink()
+    if have > 1:
+        assert f"to go on: {find_continue_command(folder)}\n" in mlhpc("score", folder).stdout, (
+            "what is left comes first"
+        )
+
+
 def test_a_folder_to_resume_that_is_not_there_is_named_with_what_may_be_meant(tmp_path: Path) -> None:
     run_folder(tmp_path / "first")
     for words in ((), ("--size", "smoke")):
