@@ -421,6 +421,9 @@ def render_reason(error: OSError, path: Path | None = None) -> str:
     said = error.strerror or str(error) or type(error).__name__
     if error.errno is None or said != os.strerror(error.errno):
         return said  # words of ours, which say more than the number
+    place = _find_failed_file(error) or path
+    if error.errno in _LINK_ERRNOS and place is not None and (link := explain_link(Path(place))):
+        return link
     if error.errno == errno.ENOSPC:
         return "no free inodes (df -i)" if _lacks_inodes(_find_failed_file(error) or path) else "disk full"
     if error.errno == errno.EDQUOT:
@@ -428,6 +431,29 @@ def render_reason(error: OSError, path: Path | None = None) -> str:
     if error.errno == errno.EFBIG and resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
         return "larger than this shell's file size limit (ulimit -f)"
     return said
+
+
+_LINK_ERRNOS = frozenset({errno.ENOENT, errno.EEXIST, errno.ELOOP, errno.ENOTDIR})
+
+
+def explain_link(path: Path) -> str:
+    """Return which link on the way to a path leads nowhere, and where it should lead. "" if none does."""
+    for place in (*reversed(path.parents), path):
+        if not place.is_symlink():
+            continue
+        try:
+            place.stat()
+        except OSError as error:
+            leads = {errno.ENOENT: "which does not exist", errno.ELOOP: "which leads back to it"}
+            why = leads.get(error.errno or 0) or f"where this is found: {error.strerror}"
+            return f"{'it' if place == path else show_path(place)} is a link to {show_path(place.readlink())}, {why}"
+    return ""
+
+
+def show_path(path: Path | str) -> str:
+    """Render a path for a message: with its odd characters, if it has some that a reader would not see."""
+    text = str(path)
+    return text if text.isprintable() and text == text.strip() else repr(text)
 
 
 def _lacks_inodes(name: str | Path | None) -> bool:

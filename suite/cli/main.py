@@ -29,8 +29,9 @@ from mlhpc.suite.files import (
     quote_path,
     render_error,
     set_missing_home,
+    show_path,
 )
-from mlhpc.suite.path_kinds import add_kind
+from mlhpc.suite.path_kinds import add_kind, find_oddity
 from mlhpc.suite.shadowed import explain_shadowed
 
 OUTPUTS = ("-o", "--output", "--requirements", "--record", "--remember")  # options with a path that is written
@@ -94,6 +95,7 @@ def _run() -> int:
             _require_folder()
             sys.argv[1:] = expand_home_in_words(sys.argv[1:])
             expand_home_in_variables()
+            _refuse_odd_words(sys.argv[1:])
             # Alone, click would print errors on several lines and choose exit codes of its own.
             return group.main(convert_help_words(sys.argv[1:]), "mlhpc", standalone_mode=False) or ExitCode.OK
     except click.exceptions.Exit as stop:
@@ -161,6 +163,19 @@ def _name_output(error: OSError) -> str:
         words = (f"{word.removesuffix(value)}MINE" if word in given else word for word in sys.argv[1:])
         return f"; {first}, or continue a copy: cp -r {quote_path(value)} MINE && {shlex.join(['mlhpc', *words])}"
     return ""
+
+
+def _refuse_odd_words(words: Sequence[str]) -> None:
+    """Raise InputError for a word that ends with a carriage return, and for an output that nobody can mean.
+
+    In a script with the line ends of Windows each line ends so, and a folder of that name would be made.
+    """
+    own = list(words)[: words.index("--")] if "--" in words else list(words)
+    if ended := next((word for word in own if word.endswith("\r")), None):
+        raise InputError(f"{ended!r}: a carriage return ends this word, as in a script from Windows: dos2unix SCRIPT")
+    for option, value in _list_outputs(own):
+        if value and not os.path.lexists(value) and (odd := find_oddity(value)):
+            raise InputError(f"{option} {show_path(value)}: {odd}")
 
 
 def _list_outputs(words: Sequence[str]) -> Iterator[tuple[str, str]]:

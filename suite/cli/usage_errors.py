@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import sys
+from ast import literal_eval
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +22,7 @@ from mlhpc.suite.plugins import WORKLOADS, find_plugins
 _EXTRA = re.compile(r"Got unexpected extra arguments? \((.*)\)", re.DOTALL)
 _NO_NUMBER = re.compile(r"('.*') is not a valid (integer|float)( range)?", re.DOTALL)
 _DIRECTORY = re.compile(r"File '(.*)' is a directory", re.DOTALL)
-_ABSENT = re.compile(r"(?:File|Directory|Path) '(.*)' does not exist", re.DOTALL)
+_ABSENT = re.compile(r"(?:File|Directory|Path) (['\"].*['\"]) does not exist")
 FEW = 24  # options of a command that are listed
 SLIP = 0.8  # a name as similar as this was meant and mistyped
 # Keys of a system file (mlhpc.suite.launch.job.SystemFile; a test compares)
@@ -458,7 +459,8 @@ def _explain_value(error: click.BadParameter, parameter: click.Parameter, comman
             return f"{name} {directory[1]}: is a directory, expected a file"
         return f"{name}: {message}"
     if absent := _ABSENT.fullmatch(message):
-        return f"{absent[1]}: does not exist; mlhpc help {command} says what is expected"
+        given = literal_eval(absent[1])  # click shows the repr of a path
+        return f"{given}: does not exist; mlhpc help {command} says what is expected"
     if directory := _DIRECTORY.fullmatch(message):
         return f"{directory[1]}: is a directory, expected a file"
     return f"{parameter.make_metavar(error.ctx or click.Context(click.Command(command)))}: {message}"

@@ -25,6 +25,7 @@ from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import print_line, quote_path, render_bytes, render_duration, write_file_atomically
 from mlhpc.suite.launch.local import make_suite_command, run_attached
 from mlhpc.suite.launcher import find_world
+from mlhpc.suite.path_kinds import refuse_odd
 from mlhpc.suite.plugins import EXCHANGE, load_export, mark_missing_wing
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def generate(workload: str, size: str, seed: int, ranks: int, output: Path | Non
     chosen = load_descriptor(workload)
     needed = chosen.card().size(size).data_bytes
     root = output or choose_default_data_root(workload, size)
+    refuse_odd(root)
     if _is_made_already(root, workload, size, seed):
         return
     _check_disk_space(root, f"{workload} {size}", needed)

@@ -18,7 +18,7 @@ from mlhpc.suite.cli.options import JSON, TEXT, FiniteRange, card_option, format
 from mlhpc.suite.data.lock import find_living_owner
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.exit_codes import WORKER_CODES, ExitCode
-from mlhpc.suite.files import print_line, render_duration, render_error, render_printable
+from mlhpc.suite.files import explain_link, print_line, render_duration, render_error, render_printable
 from mlhpc.suite.launch import queue
 from mlhpc.suite.launch.estimates import Expectation, estimate_eta_s, find_expectation
 from mlhpc.suite.launch.local import AttemptState, read_attempt_state
@@ -135,6 +135,9 @@ def read_rows(paths: Iterable[Path]) -> list[TrialStatus]:
     rows = [
         TrialStatus(str(folder), None, UNREADABLE, note=os.strerror(errno.EACCES)) for folder in _list_closed(paths)
     ]
+    # A run folder may have been moved or removed where it really lies, as on scratch
+    lost = [link for path in paths for link in sorted(path.glob("*")) if explain_link(link) and not _is_run(path)]
+    rows += [TrialStatus(str(link), None, UNREADABLE, note=explain_link(link)) for link in lost]
     try:
         folders = find_runs(paths)
     except InputError:
@@ -251,6 +254,10 @@ def _list_closed(paths: Iterable[Path]) -> list[Path]:
     """List the folders, up to two levels below, that this user may not read: a run in them would not be seen."""
     every = {each for path in paths for each in (path, *path.glob("*/"), *path.glob("*/*/")) if each.is_dir()}
     return sorted(each for each in every if not os.access(each, os.R_OK | os.X_OK))
+
+
+def _is_run(path: Path) -> bool:
+    return RunFolder(path).info_path.exists()
 
 
 def find_runs(paths: Iterable[Path]) -> list[RunFolder]:

@@ -23,19 +23,26 @@ import msgspec
 from numpy.typing import NDArray
 
 from mlhpc.suite.data.lock import create_lock_for_all_ranks
-from mlhpc.suite.data.manifest import MANIFEST_NAME, Manifest, ShardEntry, check_shard, read_manifest, write_manifest
+from mlhpc.suite.data.manifest import (
+    MANIFEST_NAME,
+    UNFINISHED_NAME,
+    Manifest,
+    ShardEntry,
+    check_shard,
+    read_manifest,
+    write_manifest,
+)
 from mlhpc.suite.data.shards import Compression, build_shard_path, open_hdf5, write_shard
 from mlhpc.suite.documents import render_json
 from mlhpc.suite.errors import InputError, explain_unknown_name
 from mlhpc.suite.files import PART_SUFFIX, add_path_to_errors, check_ownership, quote_path, write_file_atomically
+from mlhpc.suite.path_kinds import explain_absent, refuse_odd
 from mlhpc.suite.world import World
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
-# The recipe of an incomplete data set; removed when the manifest is written.
-UNFINISHED_NAME = "generation.json"
 LOCK_NAME = "generation.lock"  # exists while a process builds the data set
 # Entries of complete shards, one file per writing process, because appends of several hosts to one file may mix.
 RECORDS = "written.*.jsonl"
@@ -172,12 +179,26 @@ def find_data(root: Path, workload: str, size: str) -> Manifest:
             raise InputError(part)
         if (root / f"{workload}-{size}" / MANIFEST_NAME).exists():
             raise InputError(f"{root}: no data set here, but below it: give {quote_path(root / f'{workload}-{size}')}")
+        refuse_odd(root)
         command = f"mlhpc data generate {workload} --size {size} -o {quote_path(root)}"
-        raise InputError(f"{root}: no data set here; make it with: {command}")
+        if (root / UNFINISHED_NAME).exists():
+            raise InputError(f"{root}: an unfinished data set; {_find_way_on(root, command)}")
+        like = "" if root.parent.exists() else explain_absent(str(root.parent))
+        other = f" {root.parent} does not exist, {like}" if like.startswith("did you mean") else ""
+        raise InputError(f"{root}: no data set here;{other} make it with: {command}")
     manifest = read_manifest(root)
     if (manifest.workload, manifest.size) != (workload, size):
         raise InputError(f"{root}: holds data of {manifest.workload} {manifest.size}; expected {workload} {size}")
     return manifest
+
+
+def _find_way_on(root: Path, command: str) -> str:
+    """Return how an unfinished data set is finished: by the command that generates it, or by the one that began it."""
+    with suppress(OSError, ValueError):
+        recipe = json.loads((root / UNFINISHED_NAME).read_text())
+        if "seed" in recipe and recipe["name"] != "converted":
+            return f"this goes on with it: {command}" + (f" --seed {recipe['seed']}" if recipe["seed"] else "")
+    return "the command that began it goes on with it"
 
 
 def check_disjoint(splits: Mapping[str, Collection[int]], kind: str, leak: str) -> None:

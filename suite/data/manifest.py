@@ -39,6 +39,7 @@ from mlhpc.suite.world import World
 
 MANIFEST_VERSION: Final = 1
 MANIFEST_NAME = "manifest.json"
+UNFINISHED_NAME = "generation.json"  # the recipe of a data set without a manifest yet, which removes it
 BLOCK_BYTES = 8 << 20
 
 
@@ -120,6 +121,8 @@ def read_manifest(root: Path) -> Manifest:
     path = root / MANIFEST_NAME
     if not path.exists():
         reason = "the folder does not exist" if not root.exists() else "an incomplete data set or none"
+        if (root / UNFINISHED_NAME).exists():
+            reason = "an unfinished data set; the command that began it (mlhpc data generate) goes on with it"
         raise InputError(f"{path}: the manifest of the data set cannot be read: {reason}")
     return read_manifest_file(path)
 

@@ -12,7 +12,13 @@ import pytest
 
 from mlhpc.suite.cli.main import OUTPUTS, _explain, _run, group
 from mlhpc.suite.cli.usage_errors import explain_usage
-from mlhpc.suite.files import read_json
+from mlhpc.suite.commands.status import read_rows
+from mlhpc.suite.config import choose_default_data_root
+from mlhpc.suite.data.build import find_data
+from mlhpc.suite.data.manifest import read_manifest
+from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import explain_link, read_json
+from mlhpc.suite.log.run_folder import create_run_folder
 from mlhpc.suite.path_kinds import FOLDERS, add_kind
 from tests.fixtures.wings import needs_all_wings
 
@@ -61,6 +67,103 @@ def test_a_path_that_does_not_exist_is_answered_with_what_is_there(
         assert f"did you mean {tmp_path / 'runs' / 'first'}?" in add_kind(f"{absolute}: does not exist")
     assert add_kind("4711: does not exist; expected a run folder").endswith("; here are runs/first")
     assert add_kind("4711: no such option") == "4711: no such option"
+
+
+ODD: tuple[tuple[str, str], ...] = (  # a path as it was written, and what is said of it
+    ("{0}\r", "carriage return"),
+    ("{0}\n", "a line end"),
+    (" {0}", "a blank"),
+    ("{0}\t", "a tab"),
+    ("{0}\u00a0", r"the character '\xa0'"),
+    ('"{0}"', "quotation mark"),
+    ("{0}'", "quotation mark"),
+    ("\u201c{0}\u201d", "quotation mark"),
+    ("$BASE/it", "no shell replaced $BASE"),
+    ("${{BASE}}/it", "no shell replaced ${BASE}"),
+    ("file://{0}", "an address"),
+)
+STRANGE: tuple[tuple[str, str], ...] = (  # the same of what lies nowhere here
+    ("https://example.org/a/results", "an address: download it first"),
+    ("s3://bucket/runs", "an address"),
+    ("login1:/scratch/runs/a", "a place on login1: copy it here first, as with: rsync -a login1:/scratch/runs/a ."),
+    ("ada@login.site.org:runs", "a place on login.site.org"),
+    ("git@github.com:acme/results.git", "git clone git@github.com:acme/results.git"),
+    ("$UNSET_HERE/runs", "UNSET_HERE is not set"),
+    ("$(pwd)/runs", "no shell replaced $("),
+    ("C:\\\\runs\\\\a", "written as on Windows"),
+    ("runs/<name>", "a placeholder"),
+    ("/a:/b/c", "a list of 2 paths"),
+    ("nothing/*", "a pattern that no shell replaced"),
+)
+
+
+@pytest.mark.parametrize(("form", "said"), [*ODD, *STRANGE])
+def test_a_path_that_nobody_can_mean_is_said_to_be_what_it_is(
+    form: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = tmp_path / "it"
+    right.mkdir()
+    monkeypatch.setenv("BASE", str(tmp_path))
+    given = form.format(right) if (form, said) in ODD else form
+    for words in (["score", given], ["run", "cosmoflow", "--size", "smoke", "-o", given]):
+        monkeypatch.setattr(sys, "argv", ["mlhpc", *words])
+        if words[0] == "run" and said.startswith(("a list", "a pattern")) and given == "nothing":
+            continue
+        assert _run() == 2
+        text = capsys.readouterr().err
+        assert text.count("\n") == 1
+        assert said in text
+        assert f"did you mean {right}?" in text or (form, said) in STRANGE or given.endswith("\r")
+    assert list(tmp_path.iterdir()) == [right], "nothing was made under the odd name"
+    monkeypatch.setenv("MLHPC_DATA", given)
+    with pytest.raises(InputError) as caught:
+        find_data(choose_default_data_root("cosmoflow", "smoke"), "cosmoflow", "smoke")
+    assert str(caught.value).startswith(f"MLHPC_DATA={given!r}: ")
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("length", range(1, 4))
+@pytest.mark.parametrize("loop", [True, False])
+def test_a_link_that_leads_nowhere_is_named_with_its_end(
+    length: int, loop: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = [f"link{number}" for number in range(length)]
+    for name, target in zip(names, [*names[1:], names[0] if loop else "purged/run"], strict=True):
+        Path(name).symlink_to(target)
+    for given in (names[0], f"{names[0]}/run.json", f"./{names[0]}/a/b"):
+        said = add_kind(f"{given}: does not exist; expected a run folder")
+        assert f"{'it' if given == names[0] else names[0]} is a link to {Path(names[0]).readlink()}, which " in said
+        assert ("leads back to it" in said) == loop
+        assert "did you mean" not in said
+    monkeypatch.setattr(sys, "argv", ["mlhpc", "status", "."])
+    assert [row.note for row in read_rows([Path()])] == [explain_link(Path(name)) for name in names]
+    if loop:
+        with pytest.raises(InputError, match="cannot be created: it is a link to .* which leads back to it"):
+            create_run_folder(Path(names[0]))
+    # A person who leaves out a letter is sent to what exists, never to a link that leads nowhere
+    assert "did you mean" not in add_kind("lin0: does not exist")
+
+
+def test_a_data_set_half_made_is_called_so_with_the_command_that_goes_on(tmp_path: Path) -> None:
+    for seed in (0, 7):
+        (tmp_path / "generation.json").write_text(json.dumps({"name": "synthetic", "seed": seed}))
+        with pytest.raises(
+            InputError, match="unfinished data set; this goes on with it: mlhpc data generate"
+        ) as caught:
+            find_data(tmp_path, "cosmoflow", "smoke")
+        assert str(caught.value).endswith(" --seed 7" if seed else f"-o {tmp_path}")
+    (tmp_path / "generation.json").write_text(json.dumps({"name": "converted"}))
+    with pytest.raises(InputError, match="the command that began it goes on"):
+        find_data(tmp_path, "cosmoflow", "smoke")
+    with pytest.raises(InputError, match="an unfinished data set"):
+        read_manifest(tmp_path)
+
+
+def test_a_misspelt_folder_of_data_sets_is_answered_with_the_one_that_exists(tmp_path: Path) -> None:
+    (tmp_path / "datasets").mkdir()
+    with pytest.raises(InputError, match=f"{tmp_path}/dataset does not exist, did you mean {tmp_path}/datasets?"):
+        find_data(tmp_path / "dataset" / "cosmoflow-smoke", "cosmoflow", "smoke")
 
 
 @pytest.mark.parametrize("name", FOLDERS)
