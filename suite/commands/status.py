@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 
 import click
@@ -27,7 +28,7 @@ from mlhpc.suite.log.checkpoint_index import find_damage_quickly
 from mlhpc.suite.log.goodput import Goodput, compute_advice, find_goodput, render_advice
 from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import RunRecord, summarise_log
-from mlhpc.suite.log.run_folder import REPLACE, RunFolder, find_newest_log, find_newest_run_log
+from mlhpc.suite.log.run_folder import REPLACE, RunFolder, RunInfo, find_newest_log, find_newest_run_log
 
 UNREADABLE, EXTRA = "unreadable", "extra"
 STALE_S = 300.0  # a run without job and launcher that wrote nothing to log and output for so long counts as dead
@@ -287,19 +288,26 @@ def read_folder_status(folder: RunFolder, *, now_s: float) -> list[TrialStatus]:
     signs = [_read_attempt_state(folder, trial, job.of(trial), now_s) for trial in range(info.runs)]
     # A launcher was here, and none is alive
     over = any(sign != AttemptState() for sign in signs) and not any(sign.alive for sign in signs)
-    rows = []
+    rows, waits = [], any(sign.alive for sign in signs)
+    age_s = 0.0 if waits else now_s - _read_created_s(folder, info)
     for trial, sign in enumerate(signs):
         try:
-            rows.append(_read_trial_status(folder, trial, job.of(trial), sign, expectation, now_s))
+            rows.append(_read_trial_status(folder, trial, job.of(trial), sign, expectation, now_s, age_s))
         except OSError as error:  # a log that cannot be read, or is larger than the limits
             rows.append(TrialStatus(str(folder.root), trial, UNREADABLE, note=render_error(error)))
     if over and not job.ids:  # the local series has ended: what has no log was not started
         rows = [replace(row, state="incomplete", note="not started") if row.state == "queued" else row for row in rows]
     known = {folder.result(trial) for trial in range(info.runs)}
-    text = "{} is the log of no trial of run.json; check, score and package count it"
+    counted = set(folder.results())
+    text = "{} is the log of no trial of run.json; check, score and package {}"
     return rows + [
-        TrialStatus(str(folder.root), None, EXTRA, note=text.format(path.name))
-        for path in folder.results()
+        TrialStatus(
+            str(folder.root),
+            None,
+            EXTRA,
+            note=text.format(path.name, "count it" if path in counted else "leave it out"),
+        )
+        for path in sorted(folder.root.glob("result_*.txt"))
         if path not in known
     ]
 
@@ -381,12 +389,18 @@ def judge_trial(
     if stopped:
         return "aborted", "can be resumed" if resumable else ""
     if sign.code is not None or sign.alive is False:
-        if sign.code in (ExitCode.OK, ExitCode.STOPPED) and not _has_begun(record):  # codes of a run that trained
+        whole = sign.code in (ExitCode.OK, ExitCode.STOPPED)  # codes of a run that trained and wrote its end
+        if whole and not _has_begun(record):
             return UNREADABLE, f"its log {'is missing' if record is None else 'lacks the run'}: exit code {sign.code}"
+        if whole:
+            return "incomplete", f"exit code {sign.code}, but {_CUT}{'; can be resumed' if resumable else ''}"
         return _judge_ended(sign, begun=_has_begun(record), resumable=resumable)
     if record is None:
-        return _judge_unlogged(job)
+        return _judge_unlogged(job, silent_s)
     return _judge_by_job(record, job, silent_s, resumable=resumable)
+
+
+_CUT = "its log ends before run_stop: cut short, or copied while it ran"
 
 
 def _describe_finished(record: RunRecord) -> str:
@@ -416,8 +430,10 @@ def _judge_ended(sign: AttemptState, *, begun: bool, resumable: bool) -> tuple[s
     return "killed", f"{how}; {'log has no end' if begun else 'it never began'}"
 
 
-def _judge_unlogged(job: JobStatus) -> tuple[str, str]:
-    """Judge a trial without a log and without a launcher on this machine."""
+def _judge_unlogged(job: JobStatus, silent_s: float) -> tuple[str, str]:
+    """Judge a trial without a log and without a launcher on this machine. ``silent_s``: the age of its run folder."""
+    if not job.ids and silent_s > STALE_S:
+        return "incomplete", "no log, and no process or job that would write it"
     # None: the scheduler does not answer, or there is no job.
     if job.ended is None:
         return "queued", "; ".join(filter(None, ("no log yet", _describe_no_answer(job))))
@@ -430,6 +446,8 @@ def _judge_by_job(record: RunRecord, job: JobStatus, silent_s: float, *, resumab
         return "queued", "to be resumed" if resumable else "log has no end"
     if job.ended:
         return "killed", "log has no end" if _has_begun(record) else "it never began"
+    if not job.ids:  # whatever writes a log holds the lock of its trial
+        return "incomplete", f"{_CUT if _has_begun(record) else 'its log ends before run_start'}; no process holds it"
     if silent_s < STALE_S:
         return "running", "; ".join(filter(None, (_describe_silence(silent_s), _describe_no_answer(job))))
     return "incomplete", "; ".join(
@@ -483,13 +501,19 @@ def _render_value(row: TrialStatus) -> str:
 
 
 def _read_trial_status(
-    folder: RunFolder, trial: int, job: JobStatus, sign: AttemptState, expectation: Expectation | None, now_s: float
+    folder: RunFolder,
+    trial: int,
+    job: JobStatus,
+    sign: AttemptState,
+    expectation: Expectation | None,
+    now_s: float,
+    age_s: float,
 ) -> TrialStatus:
     log = find_newest_log(folder, trial)
     newest = find_newest_run_log(folder, trial) or log
     record = None if newest is None else summarise_log(read_events(newest))
     written_s = max(_read_mtime_s(log), _read_mtime_s(folder.output(trial)))
-    silent_s = now_s - written_s if written_s else 0.0
+    silent_s = now_s - written_s if written_s else age_s
     state, note = judge_trial(record, job, silent_s, resumable=folder.checkpoint(trial).exists(), sign=sign)
     # A note must not promise that a run can be resumed from a damaged checkpoint.
     if "resumed" in note and state != "finished" and (damage := find_damage_quickly(folder.checkpoint(trial))):
@@ -515,6 +539,14 @@ def _read_trial_status(
         job_state=job.state,
         note=note,
     )
+
+
+def _read_created_s(folder: RunFolder, info: RunInfo) -> float:
+    """Return when a run folder was made, in Unix seconds. A copy has the times of its copying."""
+    try:
+        return datetime.fromisoformat(info.created).timestamp()
+    except ValueError:
+        return _read_mtime_s(folder.info_path)
 
 
 def _read_mtime_s(path: Path | None) -> float:

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path
@@ -161,6 +162,7 @@ class LogFile:
 
 
 RESULT = r"result_.*\.txt"
+RESULT_OF_RUN = r"result_\d+\.txt"  # in a run folder, whose trials have numbers: another name is of a copy
 NO_LOGS = {
     ".json",
     ".jsonl",
@@ -218,11 +220,21 @@ def find_results(path: Path, *, partly: bool = False) -> Tree:
         if group is not None:
             groups.append(group)
             skipped += [SkippedPath(link, LINK) for link in group.links]
+            copies = [path for path in group.others if re.fullmatch(RESULT, path.name) and path.is_file()]
+            skipped += [SkippedPath(path, COPY) for path in copies]
+            for copy in copies:
+                _warn_once(f"mlhpc: warning: {copy}: {COPY}")
     if unread and not partly:
         raise unread[0]
     if loadgen and not any((*group.logs, *group.pruned, *group.resumed) for group in groups):
         return Tree(path, (), tuple(packages), tuple(unread), tuple(skipped), tuple(loadgen))
     return Tree(path, tuple(groups), tuple(packages), tuple(unread), tuple(skipped))
+
+
+@cache
+def _warn_once(text: str) -> None:
+    """Print a warning, once however often a command walks the tree."""
+    print_line(text, error=True)
 
 
 def _is_of_loadgen(path: Path) -> bool:
@@ -240,6 +252,7 @@ def _list_logs_below(folder: Path) -> Iterator[Path]:
 
 UNREAD = "cannot be read"
 LINK = "a symbolic link: not followed"
+COPY = "not named as the log of a trial (result_<number>.txt): a copy? It is left out"
 CODE = "code of a package: its logs are no results"
 
 
@@ -388,7 +401,8 @@ def _make_group(folder: Path, root: Path) -> Group | None:
     named = place if place is not None and place.benchmark is not None else None
     listed = _list_entries(folder)
     entries = listed if named is not None or any(name.startswith(("result_", "resumed_")) for name in listed) else {}
-    logs = [folder / name for name, entry in entries.items() if _is_log(entry)]
+    form = RESULT_OF_RUN if "run.json" in entries else RESULT
+    logs = [folder / name for name, entry in entries.items() if _is_log(entry) and re.fullmatch(form, name)]
     resumed = any(re.fullmatch(RESUMED, name) for name in entries)
     expected = named is not None and named.scenario is not None and folder != root
     if not logs and not resumed and not expected:

@@ -32,6 +32,7 @@ from mlhpc.suite.log import mllog
 from mlhpc.suite.log.origin.sources import compute_suite_digests, read_environment, read_git_state
 from mlhpc.suite.log.reader import read_events, read_limits
 from mlhpc.suite.log.record import summarise_log
+from mlhpc.suite.log.results_tree import RESULT_OF_RUN
 
 if TYPE_CHECKING:
     from mlhpc.suite.config import RunConfig
@@ -227,8 +228,9 @@ class RunFolder:
         return sorted(path for path in found if path.is_file() and not path.is_symlink())
 
     def results(self) -> list[Path]:
-        """List the logs of scored runs, by trial."""
-        return sorted(self.root.glob("result_*.txt"), key=_parse_trial_numbers)
+        """List the logs of scored runs, by trial. A copy, such as ``result_1 (copy).txt``, is none."""
+        found = (path for path in self.root.glob("result_*.txt") if re.fullmatch(RESULT_OF_RUN, path.name))
+        return sorted(found, key=_parse_trial_numbers)
 
     def resumed(self, trial: int | None = None) -> list[Path]:
         """List the logs of continuations, of all trials or one, by trial and continuation."""

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +66,12 @@ def run(tmp_path: Path) -> RunFolder:
     ("record", "job", "silent_s", "resumable", "state"),
     [
         (None, NO_JOB, 0.0, False, "queued"),
+        (None, NO_JOB, 5000.0, False, "incomplete"),
         (None, PENDING, 0.0, False, "queued"),
         (None, RUNNING, 0.0, False, "queued"),
         (None, ENDED, 0.0, False, "incomplete"),
-        (OPEN, NO_JOB, 5.0, False, "running"),
+        (OPEN, NO_JOB, 5.0, False, "incomplete"),
+        (OPEN, NO_JOB, -3e7, False, "incomplete"),
         (OPEN, NO_JOB, 5000.0, False, "incomplete"),
         (OPEN, RUNNING, 5000.0, False, "running"),
         (OPEN, ENDED, 1.0, False, "killed"),
@@ -105,6 +108,9 @@ INIT = RunRecord()
         (None, NO_JOB, 5.0, False, AttemptState(code=0), ("unreadable", "its log is missing: exit code 0")),
         (None, ENDED, 5.0, True, AttemptState(code=3), ("unreadable", "its log is missing: exit code 3")),
         (INIT, NO_JOB, 5.0, False, AttemptState(code=0), ("unreadable", "its log lacks the run: exit code 0")),
+        (OPEN, NO_JOB, 5.0, False, AttemptState(code=0), ("incomplete", f"exit code 0, but {status._CUT}")),
+        (OPEN, NO_JOB, 5.0, True, AttemptState(code=3), ("incomplete", f"exit code 3, but {status._CUT}; can be resumed")),
+        (OPEN, NO_JOB, 5.0, False, AttemptState(), ("incomplete", f"{status._CUT}; no process holds it")),
         (OPEN, NO_JOB, 5.0, False, AttemptState(code=1), ("killed", "exit code 1; log has no end")),
         (OPEN, RUNNING, 5.0, False, AttemptState(code=137), ("killed", "exit code 137; log has no end")),
         (DONE, RUNNING, 5.0, True, AttemptState(alive=True), ("finished", "")),
@@ -161,10 +167,8 @@ def test_the_launcher_of_a_local_run_is_seen_to_live_and_to_have_gone(run: RunFo
         assert [row.state for row in read_folder_status(run, now_s=now_s + 4000)] == ["running", "queued"]
         sign = json.loads(run.running(0).read_text())
     assert not run.running(0).exists()
-    assert [row.state for row in read_folder_status(run, now_s=now_s)] == [
-        "running",
-        "queued",
-    ]  # it left nothing: by the log
+    rows = read_folder_status(run, now_s=now_s)  # it left nothing: no process holds the log
+    assert [row.state for row in rows] == ["incomplete", "queued"]
     run.running(0).write_text(json.dumps(sign | {"started": sign["started"] - 1}))  # another process has its number now
     rows = read_folder_status(run, now_s=now_s)
     assert [(row.state, row.note) for row in rows] == [
@@ -206,7 +210,8 @@ def test_rows_say_epoch_last_value_target_and_time_left(run: RunFolder) -> None:
     run.result(0).write_text(log_text(epochs=3, stop="success"))
     run.result(1).write_text(log_text(epochs=2))
     now_s = run.result(1).stat().st_mtime
-    first, second = read_folder_status(run, now_s=now_s)
+    with create_lock(run.lock(1), "trial 1"):
+        first, second = read_folder_status(run, now_s=now_s)
     assert (first.state, first.epoch, first.value) == ("finished", 3, pytest.approx(0.7))
     assert (second.state, second.epoch, second.value) == ("running", 2, pytest.approx(0.8))
     assert second.target == first.target is not None
@@ -215,10 +220,29 @@ def test_rows_say_epoch_last_value_target_and_time_left(run: RunFolder) -> None:
 
 
 def test_a_log_cut_at_any_byte_is_a_state_and_never_an_error(run: RunFolder) -> None:
+    """Without a process that holds it, at any age by any clock, it is never said to run, nor to have been killed."""
     text = log_text(epochs=2, stop="aborted").encode()
     for end in range(0, len(text), 7):
         run.result(0).write_bytes(text[:end])
-        assert read_folder_status(run, now_s=0.0)[0].state in {"running", "aborted"}
+        for now_s in (0.0, run.result(0).stat().st_mtime, 4e9):
+            row = read_folder_status(run, now_s=now_s)[0]
+            assert row.state in {"incomplete", "aborted"}
+            assert row.eta_s is None
+            assert row.state == "aborted" or "no process holds it" in row.note
+        with create_lock(run.lock(0), "trial 0"):
+            assert read_folder_status(run, now_s=0.0)[0].state == "running"
+
+
+@pytest.mark.parametrize("created", ["2026-01-01T00:00:00Z", "2026-01-01T00:00:00+02:00", "x"])
+def test_a_run_json_alone_is_no_queued_run_for_ever(run: RunFolder, created: str) -> None:
+    info = json.loads(run.info_path.read_text()) | {"created": created}
+    run.info_path.write_text(json.dumps(info))
+    made_s = datetime.fromisoformat(created).timestamp() if created != "x" else run.info_path.stat().st_mtime
+    for age_s, state in ((1.0, "queued"), (status.STALE_S + 1, "incomplete")):
+        assert [row.state for row in read_folder_status(run, now_s=made_s + age_s)] == [state, state]
+    with create_lock(run.lock(0), "trial 0"):
+        rows = read_folder_status(run, now_s=made_s + 4000)
+    assert [row.state for row in rows] == ["running", "queued"], "the other runs of a series wait"
 
 
 def test_the_newest_continuation_speaks_for_a_trial(run: RunFolder) -> None:
@@ -281,10 +305,14 @@ def test_a_log_of_no_trial_is_shown_as_the_checker_counts_it(run: RunFolder, nam
     run.result(0).write_text(log_text(epochs=1, stop="success"))
     (run.root / name).write_text(log_text(epochs=1, stop="success"))
     rows = read_folder_status(run, now_s=5.0)
+    counts = name == "result_99.txt"  # another name is of a copy
     assert [row.note for row in rows if row.state == "extra"] == [
-        f"{name} is the log of no trial of run.json; check, score and package count it"
+        f"{name} is the log of no trial of run.json; check, score and package {'count it' if counts else 'leave it out'}"
     ]
-    assert sorted(log.path.name for log in find_logs([run.root])[0]) == sorted(["result_0.txt", name])
+    logs, skipped = find_logs([run.root])
+    assert [log.path.name for log in logs] == ["result_0.txt", *([name] if counts else [])]
+    assert [path.name for path in run.results()] == ["result_0.txt", *([name] if counts else [])]
+    assert [item.path.name for item in skipped] == ([] if counts else [name])
 
 
 @pytest.fixture(params=["no squeue", "failing squeue", "slow squeue"])
