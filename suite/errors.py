@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
+import resource
 import sys
 import tempfile
 import time
@@ -36,6 +37,35 @@ NO_MEMORY = re.compile(
 def is_of_memory(error: BaseException) -> bool:
     """Return True if an error says that the machine lacks the requested memory."""
     return isinstance(error, MemoryError) or NO_MEMORY.search(str(error)) is not None
+
+
+# What programs say at a limit of this shell or job: its number, what it counts, and the command that shows and sets it
+LIMITS: tuple[tuple[str, int, str, str], ...] = (
+    (
+        r"can't start new thread|pthread_create|[Tt]hread creation failed|[Uu]nable to fork|fork failed"
+        r"|Resource temporarily unavailable",
+        resource.RLIMIT_NPROC,
+        "processes and threads of this user at once",
+        "ulimit -u",
+    ),
+    (r"Too many open files", resource.RLIMIT_NOFILE, "open files of a process", "ulimit -n"),
+    (r"File size limit exceeded|SIGXFSZ", resource.RLIMIT_FSIZE, "blocks of a file", "ulimit -f"),
+    (r"CPU time limit exceeded|SIGXCPU", resource.RLIMIT_CPU, "seconds of CPU time of a process", "ulimit -t"),
+    (NO_MEMORY.pattern, resource.RLIMIT_AS, "bytes of memory of a process", "ulimit -v"),
+)
+
+
+def explain_limit(said: str) -> str:
+    """Return which limit of this shell or job a message is about, with its value and what to do. "" if none is."""
+    for pattern, number, what, command in LIMITS:
+        if not re.search(pattern, said):
+            continue
+        most = resource.getrlimit(number)[0]
+        if most != resource.RLIM_INFINITY:
+            return f"this shell or job allows at most {most:,} {what} ({command}): raise it, or end others that count"
+        if number == resource.RLIMIT_NPROC:
+            return f"there may be no more {what} ({command}, or pids.max of its control group): raise it, or end others"
+    return ""
 
 
 # What pyproject.toml declares: module -> the package to install, and the extra of mlhpc that has it ("": all need it)

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import socket
 import stat
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
-from mlhpc.suite.errors import InputError
+from mlhpc.suite import LAUNCH
+from mlhpc.suite.errors import InputError, explain_limit
 
 # Rank and size variables of each launcher: one that may start inside another stands before it
 LAUNCHERS: tuple[tuple[str, str, str], ...] = (
@@ -163,6 +168,125 @@ def explain_steering(environ: Mapping[str, str] = os.environ) -> str:
         return ""
     changes = f"which change{'s' * (len(names) == 1)} the MPI library or how mpiexec starts ranks"
     return f"unset {' '.join(names)}, {changes}; then run mlhpc doctor again"
+
+
+# Variables that choose how ranks speak to each other, by library, and the words by which its messages are known
+_NETWORKS: tuple[tuple[str, str, str], ...] = (
+    ("gloo", r"(?:GLOO|TP)_.+", r"gloo"),
+    ("NCCL", r"R?NCCL_.+", r"NCCL"),
+    (
+        "libfabric",
+        r"FI_.+|MPIR_CVAR_.+|MPICH_.+|I_MPI_(?:FABRICS|OFI).*",
+        r"\bOFI\b|_OFI_|libfabric|\bfi_[a-z]+|getinfo",
+    ),
+    ("UCX", r"UCX_.+|MPIR_CVAR_.+", r"\bUC[XTPS]\b|\buc[xtps]_"),
+    ("Open MPI", r"(?:OMPI|PMIX|PRTE)_MCA_.+", r"Open MPI|open-?mpi|\bPML\b|\bBTL\b|\bopal_|orte|prte"),
+    ("MPICH", r"(?:MPIR_CVAR|MPICH|I_MPI|HYDRA)_.+", r"MPIDI?_|MPICH|MPII?R_|internal_Init|HYDU?_|mpiexec@"),
+)
+_INTERFACES = re.compile(r"[A-Z0-9_]*(?:_IFNAME|_IFACE|_NET_DEVICES|_if_include|_INTERFACE)")
+_DEFAULTS = {"UCX_NET_DEVICES": "lo"}  # that the launcher of this suite sets
+
+
+def explain_network(said: str, environ: Mapping[str, str] = os.environ) -> str:
+    """Return which variables of the network cause a failure to connect ranks, and the command without them.
+
+    First those that name an interface which this machine lacks, then those of the library that wrote ``said``. "" if
+    none is set.
+    """
+    set_here = {name: value for name, value in environ.items() if _DEFAULTS.get(name) != value}
+    known = list_interfaces()
+    strange = {
+        name: value
+        for name, value in set_here.items()
+        if _INTERFACES.fullmatch(name) and value and not value.startswith("^") and not _names_one_of(value, known)
+    }
+    if strange:
+        here = f"no interface of this machine has that name ({', '.join(sorted(known))})"
+        return f"{_render_set(strange)}: {here}; {_render_without(strange)}"
+    for library, form, words in _NETWORKS:
+        own = {name: value for name, value in set_here.items() if re.fullmatch(form, name)}
+        if own and re.search(words, said):
+            many = len(own) > 1
+            return f"{_render_set(own)} choose{'s' * (not many)} how {library} connects ranks; {_render_without(own)}"
+    return ""
+
+
+def _names_one_of(value: str, known: Collection[str]) -> bool:
+    """Return whether a list of interfaces names one that exists, or holds what is no name, such as a subnet."""
+    names = [re.sub(r"^=|:.*$", "", each.strip()) for each in value.split(",")]
+    return any(
+        each in ("", "all") or "/" in each or re.match(r"\d+\.", each) or any(one.startswith(each) for one in known)
+        for each in names
+    )
+
+
+def list_interfaces() -> frozenset[str]:
+    """List the network interfaces of this machine, and its InfiniBand devices."""
+    with suppress(OSError):
+        devices = os.listdir("/sys/class/infiniband") if os.path.isdir("/sys/class/infiniband") else []  # noqa: PTH112, PTH208
+        return frozenset([*(name for _, name in socket.if_nameindex()), *devices])
+    return frozenset()
+
+
+def _render_set(names: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value if value.isprintable() else repr(value)}" for name, value in sorted(names.items()))
+
+
+def _render_without(names: Iterable[str]) -> str:
+    return f"without {'it' if len(list(names)) == 1 else 'them'}: env {' '.join(f'-u {name}' for name in sorted(names))} mlhpc …"
+
+
+def explain_unconnected(said: str, environ: Mapping[str, str] = os.environ) -> str:
+    """Return what to do where ranks cannot be connected, by the first cause that applies.
+
+    A variable of the network, one that steers MPI, the machine, and last the variables of a launcher: in a shell they
+    may be left over. Those of the mpiexec that this suite started are none of these.
+    """
+    known = explain_network(said, environ) or explain_steering(environ) or explain_machine(said)
+    left = "" if LAUNCH in environ else f"{describe_launcher(environ)}; {render_unset_command(environ)}"
+    return known or left or "mlhpc doctor shows what MPI and the network of this machine lack"
+
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  where MPI and NCCL exchange within a node
+SHARED_NEEDED_BYTES = 256 << 20  # containers have 64 MiB by default, which MPI and data loaders exceed
+_MORE_SHARED = "more shared memory: mount -o remount,rw,size=1G /dev/shm; in a container --shm-size=1g"
+
+
+def has_shared_memory() -> bool:
+    """Return whether processes of this node have room to exchange through shared memory."""
+    try:
+        return os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free >= SHARED_NEEDED_BYTES
+    except OSError:
+        return False
+
+
+# What MPI says of a machine that it cannot run on: no other library would help
+_FIXES: tuple[tuple[str, str], ...] = (
+    (r"gethostname failed", "give this machine a host name of fewer than 64 characters: hostnamectl hostname NAME"),
+    (r"Bus error|signal 7\b|SIGBUS|shm_open|/dev/shm|shared memory", _MORE_SHARED),
+    (r"No space left|Disk quota", "make room, or export TMPDIR=<a folder with room>"),
+    (r"Read-only file system|Permission denied", "export TMPDIR=<a folder that you may write to and run programs in>"),
+    (r"Cannot allocate memory|out of memory|signal 9\b", "end what else runs here, or ask for more memory"),
+    (
+        r"gethostbyname|getaddrinfo|Name or service not known|[Cc]onnection refused|[Uu]nable to (?:connect|get host)"
+        r"|Network is unreachable|no active ports|Hostname lookup",
+        "let this machine's name lead to it: a line 127.0.0.1 and the name in /etc/hosts, and ip link set lo up",
+    ),
+    (r"Illegal instruction|signal 4\b", "install an MPI that was built for this processor"),
+    (r"(?:running|run) \S+ as root", "start it as another user, or export OMPI_ALLOW_RUN_AS_ROOT{,_CONFIRM}=1"),
+    (r"not enough slots", "export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe"),
+)
+
+
+def explain_machine(said: str) -> str:
+    """Return what to do about what a message says of the machine. "" if it blames nothing that is known."""
+    if limit := explain_limit(said):
+        return limit
+    for pattern, fix in _FIXES:
+        # A damaged library ends with the same signal
+        if re.search(pattern, said) and (fix != _MORE_SHARED or not has_shared_memory()):
+            return fix
+    return ""
 
 
 def remove_stale_variables(launch: Launch, environ: MutableMapping[str, str] = os.environ) -> None:

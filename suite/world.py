@@ -34,6 +34,7 @@ from mlhpc.suite.launcher import (
     Launch,
     describe_launcher,
     explain_steering,
+    explain_unconnected,
     find_launch,
     remove_stale_variables,
     render_unset_command,
@@ -265,7 +266,7 @@ def _convert_connection_errors(launch: Launch) -> Iterator[None]:
         way = f"another program uses the port: {OTHER_PORT}; " if used else ""
         raise InputError(
             f"the {launch.size} ranks cannot be connected: {render_error(error)[:300]}; "
-            f"{way}{explain_steering() or f'{describe_launcher()}; {render_unset_command()}'}"
+            f"{way}{explain_unconnected(str(error))}"
         ) from error
 
 

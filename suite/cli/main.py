@@ -17,7 +17,7 @@ from mlhpc.suite import VERSION, stopping
 from mlhpc.suite.cli.group import LazyGroup, convert_help_words
 from mlhpc.suite.cli.options import make_shared_options
 from mlhpc.suite.cli.usage_errors import explain_usage
-from mlhpc.suite.errors import DEBUG, InputError, explain_missing, is_of_memory, write_traceback
+from mlhpc.suite.errors import DEBUG, InputError, explain_limit, explain_missing, is_of_memory, write_traceback
 from mlhpc.suite.exit_codes import ExitCode, choose_exit_code
 from mlhpc.suite.files import (
     expand_home_in_variables,
@@ -128,8 +128,10 @@ def _explain(error: BaseException) -> tuple[str, ExitCode]:
         return hidden or add_kind(explain_usage(error, group)), ExitCode.USAGE
     if isinstance(error, InputError):
         return add_kind(render_error(error)), ExitCode.USAGE
+    limit = explain_limit(str(error))
     if isinstance(error, OSError):
-        return f"{render_error(error)}{_name_output(error)}", choose_exit_code(error)
+        end = f"; {limit}" if limit else _name_output(error)
+        return f"{render_error(error)}{end}", ExitCode.USAGE if limit else choose_exit_code(error)
     if DEBUG in os.environ:
         raise error
     if text := explain_shadowed(error) or explain_missing(error):
@@ -139,6 +141,8 @@ def _explain(error: BaseException) -> tuple[str, ExitCode]:
             f"no memory can hold an array of {sizes[1]} elements, as these settings ask for; give smaller ones",
             ExitCode.USAGE,
         )
+    if limit:
+        return f"{render_error(error)}: {limit}", ExitCode.USAGE
     if is_of_memory(error):
         return f"not enough memory here for what was asked: {render_error(error)}", ExitCode.FAILED
     return (

@@ -26,6 +26,7 @@ import sys
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -35,13 +36,13 @@ from typing import IO, Literal
 
 from mlhpc.suite import LAUNCH
 from mlhpc.suite.data.lock import create_lock
-from mlhpc.suite.errors import InputError
+from mlhpc.suite.errors import InputError, explain_limit
 from mlhpc.suite.exit_codes import WORKER_CODES
 from mlhpc.suite.files import make_folder, print_line, read_bytes, read_json, render_duration
-from mlhpc.suite.launcher import drop_launcher_variables, explain_steering
+from mlhpc.suite.launcher import drop_launcher_variables, explain_machine, explain_network, explain_steering
 from mlhpc.suite.log.reader import EXIT_CODE_BYTES, read_limits
 from mlhpc.suite.log.run_folder import RunFolder
-from mlhpc.suite.machine.probes.allowance import find_usable_resources
+from mlhpc.suite.machine.probes.allowance import count_memory_kills, find_usable_resources
 from mlhpc.suite.processes import (
     find_by_token,
     has_children,
@@ -115,6 +116,9 @@ def read_exit_code(path: Path | None, known: Container[int] = WORKER_CODES) -> i
 
 
 START_S = 3.0  # so long mpiexec may take to start its proxy
+IDLE_S = 10.0  # an mpiexec without proxy and ranks ends by itself in less, or never
+NO_RANKS = "mpiexec started no rank, and waited"
+TAIL_LINES = 100  # of the ranks' output that are looked at for why they ended
 LAST_LINES_S = 5.0  # for what ranks printed before they ended
 POLL_S = 1.0  # between two looks at what runs, while nothing is printed
 FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -207,13 +211,18 @@ def is_connection_timeout(line: str) -> bool:
 
 
 def explain_end(
-    returncode: int, ended_by: int | None, *, late: bool = False, cpu_time_s: int | None = None
+    returncode: int,
+    ended_by: int | None,
+    *,
+    late: bool = False,
+    cpu_time_s: int | None = None,
+    memory_kills: tuple[int | None, int | None] = (None, None),
 ) -> tuple[int, str | None]:
     """Return the trial's exit code, and a message if the worker could not print one.
 
     ``ended_by`` is the signal from `parse_rank_signal`. A negative ``returncode`` means that a signal ended the process
     we started. ``late``: the output had a line for which `is_connection_timeout` holds. ``cpu_time_s``: the CPU time
-    that one process may take here.
+    that one process may take here. ``memory_kills``: `count_memory_kills` before and after.
     """
     if late:
         return 1, "the ranks were not connected with each other within watchdog.silence_s; their Python stacks"
@@ -223,11 +232,26 @@ def explain_end(
         # The kernel sends the first at the soft limit, the second at the hard one
         limited = cpu_time_s is not None and ended_by in (signal.SIGXCPU, signal.SIGKILL)
         why = f": its CPU time may have reached this shell's limit (ulimit -t: {cpu_time_s} s)" if limited else ""
+        if ended_by == signal.SIGKILL and not limited:
+            why = f": {_explain_kill(*memory_kills)}"
         name = _describe_signal(ended_by)
         return 1, f"a rank was ended by signal {ended_by} ({name}){why}; the other ranks were stopped"
     if returncode in WORKER_CODES:
         return returncode, None
     return 1, f"the launcher ended with exit code {returncode}"
+
+
+def _explain_kill(before: int | None, after: int | None) -> str:
+    """Return who may have sent signal 9, which no process can answer: only the kernel's count tells memory apart."""
+    if before is not None and after is not None and after > before:
+        return f"{MEMORY_RAN_OUT} (oom_kill in /proc/vmstat rose from {before} to {after})"
+    count = "the kernel counted no end for want of memory, so " if before is not None and before == after else ""
+    return f"{count}a person, a batch system or a limit may have sent it" + (
+        "" if count else ", or the kernel, if memory ran out"
+    )
+
+
+MEMORY_RAN_OUT = "the kernel, because memory ran out"
 
 
 def run_local(
@@ -253,12 +277,12 @@ def run_local(
 
     ``read_told`` reads the exit code that rank 0 left. It counts if mpiexec itself failed.
     """
-    token = uuid.uuid4().hex
+    token, kills = uuid.uuid4().hex, count_memory_kills()
     # mpiexec starts ranks in sessions of their own, so they are found by this token (mlhpc.suite.processes).
     environment = make_trial_environment(environ, ranks=ranks) | {LAUNCH: token}
     make_folder(log.parent)
     log.touch()
-    ended_by, late = None, False
+    ended_by, late, tail = None, False, deque[str](maxlen=TAIL_LINES)
     stop = _RankStopper(token, grace_s, on_stop)
     with _forward_signals(stop), _OutputRelay(log, token, grace_s) as output, _kill_at_end(stop):
         process = subprocess.Popen(
@@ -272,13 +296,20 @@ def run_local(
         )
         stop.attend(process)
         output.begin()
-        for line in output.lines(_LauncherMonitor(process, token, ranks, stop, grace_s).check):
+        monitor = _LauncherMonitor(process, token, ranks, stop, grace_s)
+        for line in output.lines(monitor.check):
             ended_by, late = ended_by or parse_rank_signal(line), late or is_connection_timeout(line)
+            tail.append(line)
             if echo is not None and not is_banner(line) and line.strip():
                 echo(line)
         returncode = process.wait()
     late, limit_s = late and returncode != 0, find_usable_resources(environ).cpu_time_s
-    code, message = explain_end(returncode, ended_by, late=late, cpu_time_s=limit_s)
+    code, message = explain_end(
+        returncode, ended_by, late=late, cpu_time_s=limit_s, memory_kills=(kills, count_memory_kills())
+    )
+    if monitor.stuck:
+        code, message = 1, NO_RANKS
+        tail.append("unable to fork")
     if stop.number is not None and (ended_by is not None or returncode < 0):
         message = None  # it was asked for, and whoever got the signal says so
     if stop.forced:
@@ -286,6 +317,8 @@ def run_local(
     # mpiexec can fail after all ranks have come to their end.
     elif message and (kept := read_told()) is not None:
         code, message = kept, f"{message}, but all ranks had come to the end: exit code {kept} counts"
+    elif message and (cause := explain_limit("\n".join(tail)) or explain_network("\n".join(tail), environ)):
+        message = f"{message}; {cause}"
     if message:
         say(f"{message}: see {log}")
     return code
@@ -394,6 +427,8 @@ class _LauncherMonitor:
         self._process, self._token, self._ranks, self._stop, self._grace_s = process, token, ranks, stop, grace_s
         self._started = time.monotonic()
         self._missing_since: float | None = None
+        self._idle_since: float | None = None
+        self.stuck = False  # mpiexec had neither proxy nor ranks, and would have waited for ever
 
     def check(self) -> bool:
         """Return True while the trial runs. Kills unattended ranks once one has been missing for the grace period."""
@@ -408,6 +443,11 @@ class _LauncherMonitor:
             self._missing_since = self._missing_since or time.monotonic()
             if time.monotonic() - self._missing_since > self._grace_s:
                 kill_by_token(self._token)
+        if ranks == 0 and self._process.poll() is None:
+            self._idle_since = self._idle_since or time.monotonic()
+            if time.monotonic() - self._idle_since > IDLE_S:  # at the end it lives a moment longer than its ranks
+                self.stuck = True
+                self._process.kill()
         return ranks > 0
 
 
@@ -565,41 +605,6 @@ def parse_worlds(output: str) -> list[tuple[int, str]]:
     return [(int(ranks), text) for ranks, text in re.findall(r"RANKS (\d+) ([^\n]+?)\s*(?=RANKS|\n|$)", output)]
 
 
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  where MPI and NCCL exchange within a node
-SHARED_NEEDED_BYTES = 256 << 20  # containers have 64 MiB by default, which MPI and data loaders exceed
-_MORE_SHARED = "more shared memory: mount -o remount,rw,size=1G /dev/shm; in a container --shm-size=1g"
-
-
-def has_shared_memory() -> bool:
-    """Return whether processes of this node have room to exchange through shared memory."""
-    try:
-        return os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free >= SHARED_NEEDED_BYTES
-    except OSError:
-        return False
-
-
-# What MPI says of a machine that it cannot run on: no other library would help
-_FIXES = (
-    (r"gethostname failed", "give this machine a host name of fewer than 64 characters: hostnamectl hostname NAME"),
-    (r"Bus error|signal 7\b|SIGBUS|shm_open|/dev/shm|shared memory", _MORE_SHARED),
-    (r"No space left|Disk quota", "make room, or export TMPDIR=<a folder with room>"),
-    (r"Read-only file system|Permission denied", "export TMPDIR=<a folder that you may write to and run programs in>"),
-    (r"Too many open files", "ulimit -n 4096"),
-    (
-        r"Cannot allocate memory|out of memory|Resource temporarily unavailable|unable to fork|signal 9\b",
-        "end what else runs here, or ask for more memory and processes (ulimit -u)",
-    ),
-    (
-        r"gethostbyname|getaddrinfo|Name or service not known|[Cc]onnection refused|[Uu]nable to (?:connect|get host)"
-        r"|Network is unreachable|no active ports|Hostname lookup",
-        "let this machine's name lead to it: a line 127.0.0.1 and the name in /etc/hosts, and ip link set lo up",
-    ),
-    (r"Illegal instruction|signal 4\b", "install an MPI that was built for this processor"),
-    (r"(?:running|run) \S+ as root", "start it as another user, or export OMPI_ALLOW_RUN_AS_ROOT{,_CONFIRM}=1"),
-    (r"not enough slots", "export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe"),
-)
-
-
 def explain_fix(
     site: SiteMpi, python: str = sys.executable, output: str = "", environ: Mapping[str, str] = os.environ
 ) -> str:
@@ -608,12 +613,8 @@ def explain_fix(
     ``output``: what they printed. Variables that steer MPI come first: they may cause any failure. Then
     comes the machine, if the output blames it.
     """
-    if steered := explain_steering(environ):
-        return steered
-    for pattern, fix in _FIXES:
-        # A damaged library ends with the same signal
-        if re.search(pattern, output) and (fix != _MORE_SHARED or not has_shared_memory()):
-            return fix
+    if known := explain_steering(environ) or explain_machine(output) or explain_network(output, environ):
+        return known
     if site.mpicc:
         build = f"MPICC={site.mpicc} {python} -m pip install --force-reinstall --no-cache-dir --no-binary mpi4py mpi4py"
         return f"{python} -m pip uninstall -y mpich; {build}"

@@ -18,8 +18,10 @@ from mlhpc.suite.launcher import (
     Launch,
     describe_launcher,
     drop_launcher_variables,
+    explain_unconnected,
     find_launch,
     find_world,
+    list_interfaces,
     refuse_several_ranks,
 )
 from tests.fixtures.cli import mlhpc
@@ -267,3 +269,44 @@ def test_two_ranks_start_in_a_world_of_one(
 def test_a_rank_of_each_schedulers_launcher_is_known(variables: dict[str, str], launcher: str) -> None:
     assert find_launch(variables) == Launch(launcher, 3, 8)
     assert drop_launcher_variables(variables) == {}
+
+
+SAID = {  # what a library says, and the variables that choose how it connects
+    "Unable to find address for: {0}; gloo/transport/tcp/device.cc:84": ("GLOO_SOCKET_IFNAME",),
+    "MPIDI_OFI_find_provider(84): OFI call getinfo failed": ("FI_PROVIDER", "MPIR_CVAR_CH4_NETMOD"),
+    "sys.c:1545 UCX  ERROR no usable transport": ("UCX_TLS",),
+    "NCCL error: unhandled system error": ("NCCL_NET",),
+    "PML ucx cannot be selected; Open MPI": ("OMPI_MCA_pml",),
+    "Fatal error in internal_Init: Other MPI error; MPIDI_init": ("MPIR_CVAR_CH4_NETMOD",),
+}
+
+
+@pytest.mark.parametrize("said", SAID)
+@pytest.mark.parametrize("own", [True, False])
+def test_ranks_that_cannot_be_connected_are_answered_with_the_variable_that_is_set(said: str, own: bool) -> None:
+    """No other variable is named, and the launcher's own never while one is set that chooses the network."""
+    other = {"HOME": "/h", "UCX_NET_DEVICES": "lo", "PMI_RANK": "0", "PMI_SIZE": "2"}
+    launched = {"MLHPC_LAUNCH": "token"} if own else {}
+    named = dict.fromkeys(SAID[said], "strange")
+    way = explain_unconnected(said, named | launched | other)
+    assert way.endswith(f": env {' '.join(f'-u {name}' for name in sorted(named))} mlhpc …")
+    assert way.startswith(", ".join(f"{name}=strange" for name in sorted(named)))
+    assert "PMI_RANK" not in way
+    left = explain_unconnected("some other words", other | launched)
+    assert ("env -u PMI_RANK" in left) != own, "variables of the mpiexec of this suite are not left over"
+
+
+@pytest.mark.parametrize(
+    "name", ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "UCX_NET_DEVICES", "MPIR_CVAR_OFI_IFACE", "MLHPC_INTERFACE"]
+)
+def test_an_interface_that_this_machine_lacks_is_named_and_one_that_it_has_is_not(name: str) -> None:
+    here = sorted(list_interfaces())
+    assert here
+    for value in ("hsn0", "mlx5_0:1", "hsn0,hsn1"):
+        way = explain_unconnected("timed out", {name: value, "PMI_RANK": "0", "PMI_SIZE": "2"})
+        assert way.startswith(
+            f"{name}={value}: no interface of this machine has that name ({', '.join(here)}); without it: "
+        )
+        assert way.endswith(f"env -u {name} mlhpc …")
+    for value in (here[0], f"hsn0,{here[-1]}", "^docker0", "all", "10.0.0.0/8", f"={here[0]}", ""):
+        assert name not in explain_unconnected("timed out", {name: value, "PMI_RANK": "0", "PMI_SIZE": "2"})

@@ -29,15 +29,16 @@ from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import print_line, render_bytes, render_duration
 from mlhpc.suite.launch import local
 from mlhpc.suite.launch.job import Job, SystemFile, find_system, read_system
-from mlhpc.suite.launch.local import (
-    SHARED_MEMORY,
-    SHARED_NEEDED_BYTES,
-    make_mpiexec_command,
-    make_trial_environment,
-)
+from mlhpc.suite.launch.local import make_mpiexec_command, make_trial_environment
 from mlhpc.suite.launch.schedulers import load_dialect
 from mlhpc.suite.launch.script import render_directives
-from mlhpc.suite.launcher import describe_launcher, find_launch, render_unset_command
+from mlhpc.suite.launcher import (
+    SHARED_MEMORY,
+    SHARED_NEEDED_BYTES,
+    describe_launcher,
+    find_launch,
+    render_unset_command,
+)
 from mlhpc.suite.machine.probes.allowance import UsableResources, find_usable_resources
 from mlhpc.suite.machine.probes.collect import (
     is_loopback,

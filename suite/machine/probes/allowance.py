@@ -87,6 +87,12 @@ def read_usable_resources(root: Path) -> UsableResources:
     )
 
 
+def count_memory_kills(root: Path = REAL_ROOT) -> int | None:
+    """Return how many processes the kernel has ended here for want of memory, of any control group. None: not known."""
+    found = re.search(r"^oom_kill (\d+)$", read_text(root / "proc/vmstat"), re.M)
+    return int(found[1]) if found else None
+
+
 def _read_cpus(root: Path) -> frozenset[int]:
     """Return the affinity mask without offline CPUs; else all online CPUs, else all in /proc/cpuinfo."""
     # Taskset, srun and mpiexec restrict a process by its mask

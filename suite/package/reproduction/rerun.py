@@ -34,7 +34,7 @@ from mlhpc.suite.descriptor import Descriptor
 from mlhpc.suite.documents import YamlSource, convert, convert_to_plain_data
 from mlhpc.suite.errors import NO_MEMORY, InputError
 from mlhpc.suite.files import make_folder, read_bytes, render_bytes, render_duration, write_file_atomically
-from mlhpc.suite.launch.local import make_suite_command
+from mlhpc.suite.launch.local import MEMORY_RAN_OUT, make_suite_command
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import RunRecord, summarise_log
@@ -65,8 +65,8 @@ SHORTEST_S, LONGEST_S = 600.0, 7200.0  # bounds of that limit; --limit-minutes s
 MEMORY_SHARE = 0.8  # of the free memory, for all ranks together
 GRACE_S = 60.0  # between SIGTERM and SIGKILL; `mlhpc run` gives its ranks 30 s to save
 TAIL_BYTES = 2**16  # bytes at the end of a command's output that are read
-# Signal 9 is what Linux sends when memory runs out; threads cannot be made at a limit of private memory.
-_NO_MEMORY = re.compile(rf"{NO_MEMORY.pattern}|ended by signal 9 |Thread creation failed")
+# Threads cannot be made at a limit of private memory. Signal 9 alone says nothing: a person may have sent it.
+_NO_MEMORY = re.compile(rf"{NO_MEMORY.pattern}|{MEMORY_RAN_OUT}|Thread creation failed")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Trials under mpiexec: exit codes, signals, killed ranks, nothing left behind. Workers are a few lines of Python."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.launch import local, trials
+from mlhpc.suite.machine.probes.allowance import count_memory_kills
 from mlhpc.suite.stopping import REPEAT_WINDOW_S
 from tests.fixtures.disk import fill
 
@@ -92,8 +94,8 @@ def test_ranks_share_the_cores_and_see_no_slurm_job() -> None:
     [
         (0, None, 0, None),
         (3, None, 3, None),
-        (9, 9, 1, "a rank was ended by signal 9 (SIGKILL); the other ranks were stopped"),
-        (-9, None, 1, "a rank was ended by signal 9 (SIGKILL); the other ranks were stopped"),
+        (9, 6, 1, "a rank was ended by signal 6 (SIGABRT); the other ranks were stopped"),
+        (-6, None, 1, "a rank was ended by signal 6 (SIGABRT); the other ranks were stopped"),
         (255, None, 1, "the launcher ended with exit code 255"),
     ],
 )
@@ -103,13 +105,32 @@ def test_an_exit_is_a_worker_code_or_is_explained(
     assert local.explain_end(returncode, ended_by) == (code, text)
 
 
+@pytest.mark.parametrize("kills", [(None, None), (6, 6), (6, 7), (None, 7), (7, None), (0, 0)])
+def test_signal_9_is_lack_of_memory_only_if_the_kernel_counted_one(kills: tuple[int | None, int | None]) -> None:
+    for code, ended_by in ((9, 9), (-9, None)):
+        _, text = local.explain_end(code, ended_by, memory_kills=kills)
+        assert text is not None
+        assert text.startswith("a rank was ended by signal 9 (SIGKILL): ")
+        assert text.endswith("; the other ranks were stopped")
+        assert ("because memory ran out" in text) == (kills == (6, 7))
+        assert ("a person, a batch system or a limit" in text) == (kills != (6, 7))
+        assert ("or the kernel, if memory ran out" in text) == (None in kills)
+
+
+def test_the_kernels_count_of_ends_for_memory_is_read(tmp_path: Path) -> None:
+    assert count_memory_kills(tmp_path) is None
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "vmstat").write_text("pgfault 7\noom_kill 12\nnr_free 1\n")
+    assert count_memory_kills(tmp_path) == 12
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGXCPU, signal.SIGSEGV, signal.SIGTERM])
 def test_a_rank_that_the_kernel_ended_is_told_with_its_cpu_time(number: signal.Signals) -> None:
     limited = number in (signal.SIGKILL, signal.SIGXCPU)
     for code, ended_by in ((-number, None), (9, number)):
         _, text = local.explain_end(code, ended_by, cpu_time_s=9)
         assert ("may have reached this shell's limit (ulimit -t: 9 s)" in (text or "")) == limited
-        assert "ulimit" not in (local.explain_end(code, ended_by)[1] or "")
+        assert "may have reached this" not in (local.explain_end(code, ended_by)[1] or "")
 
 
 def test_the_limit_of_cpu_time_is_found_where_ranks_run(tmp_path: Path) -> None:
@@ -146,7 +167,9 @@ def test_a_killed_rank_ends_the_trial_in_seconds_with_one_line(tmp_path: Path) -
     )
     assert code == 1
     log = tmp_path / "output" / "trial_0.log"
-    assert said == [f"a rank was ended by signal 9 (SIGKILL); the other ranks were stopped: see {log}"]
+    (text,) = said
+    assert text.startswith("a rank was ended by signal 9 (SIGKILL): ")
+    assert text.endswith(f"; the other ranks were stopped: see {log}")
     assert echoed == []  # mpiexec's banner is in the log only
     assert living(tmp_path) == []
 
@@ -333,3 +356,18 @@ def test_a_full_disk_costs_the_log_of_the_output_and_nothing_else(tmp_path: Path
     assert echoed.count(told) == 1
     assert echoed[0] == "a" * 100  # never told within a line
     assert [line for line in echoed if line != told] == ["a" * 100, "b"]
+
+
+@pytest.mark.parametrize("said", ["RuntimeError: can't start new thread", "pthread_create() failed", "unable to fork"])
+def test_a_limit_of_processes_is_named_however_a_rank_ends(said: str, tmp_path: Path) -> None:
+    """The number is that of the shell; without a limit the control group may have one."""
+    most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    log, told = tmp_path / "log", list[str]()
+    program = f"import os; print({said!r}, flush=True); os.abort()"
+    assert local.run_local([sys.executable, "-c", program], ranks=1, log=log, say=told.append) == 1
+    (text,) = told
+    assert "ended by signal 6 (SIGABRT)" in text
+    assert "(ulimit -u" in text
+    assert f"at most {most:,} " in text or most == resource.RLIM_INFINITY
+    assert local.run_local([sys.executable, "-c", "import os; os.abort()"], ranks=1, log=log, say=told.append) == 1
+    assert "ulimit" not in told[1]

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from mlhpc.suite import launcher
 from mlhpc.suite.commands.machine import doctor
 from mlhpc.suite.commands.machine.doctor import (
     Check,
@@ -223,7 +224,7 @@ def test_a_limit_of_cpu_time_is_told_if_there_is_one() -> None:
         (1, "mkdir /tmp/ompi: Permission denied", "TMPDIR"),
         (1, "socket: Too many open files", "ulimit -n"),
         (137, "", "memory"),
-        (1, "fork: Resource temporarily unavailable", "memory"),
+        (1, "fork: Resource temporarily unavailable", "ulimit -u"),
         (1, 'HYDU_sock_connect: unable to connect from "a" to "a" (Connection refused)', "/etc/hosts"),
         (1, "unable to get host address for node7", "/etc/hosts"),
         (132, "", "built for this processor"),
@@ -232,7 +233,7 @@ def test_a_limit_of_cpu_time_is_told_if_there_is_one() -> None:
     ],
 )
 def test_the_remedy_is_one_for_the_failure(code: int, output: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "has_shared_memory", lambda: False)
+    monkeypatch.setattr(launcher, "has_shared_memory", lambda: False)
     answer = CommandResult(code, f"{output}\nsome last line\n")
     for check in (judge_mpi("mpiexec", answer, LAPTOP, "mpich"), judge_mpi_load(answer, LAPTOP)[0][0]):
         assert words in check.fix

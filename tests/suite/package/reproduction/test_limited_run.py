@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from mlhpc.suite.launch import local
 from mlhpc.suite.log.record import RunRecord
 from mlhpc.suite.package.reproduction import rerun
 from mlhpc.suite.package.reproduction.rerun import RunLimits, find_run_limits, run_limited
@@ -50,7 +51,7 @@ def test_what_needs_more_memory_than_there_is_ends_with_that_reason(
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB",
         "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 7 EiB for an array",
         "terminate called after throwing an instance of 'std::bad_alloc'",
-        "mlhpc: a rank was ended by signal 9 (SIGKILL); the other ranks were stopped: see trial_0.log",
+        f"mlhpc: {local.explain_end(9, 9, memory_kills=(6, 7))[1]}: see trial_0.log",
     ],
 )
 def test_words_of_libraries_that_lack_memory_are_known(
@@ -61,6 +62,11 @@ def test_words_of_libraries_that_lack_memory_are_known(
 
 
 ENDS_BY_ITSELF = {
+    **{
+        f"by signal 9, and the kernel counted {kills} for memory": (f"print({said!r}); raise SystemExit(1)", 1, said)
+        for kills in ((None, None), (6, 6))
+        for said in [local.explain_end(9, 9, memory_kills=kills)[1]]
+    },
     "well": ("print('fine')", 0, "fine"),
     "well, and speaks of memory": ("print('MemoryError: can\\'t allocate memory')", 0, "MemoryError: can't allocate memory"),
     "with an error": ("raise SystemExit('mlhpc: no such size')", 1, "no such size"),
