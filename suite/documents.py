@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import msgspec
 import yaml
 
-from mlhpc.suite import LARGEST_NUMBER
+from mlhpc.suite import LARGEST_NUMBER, VERSION
 from mlhpc.suite.errors import InputError, explain_near_names
 from mlhpc.suite.files import DuplicateKeyError, convert_to_path, read_json, render_bytes, render_repr
 from mlhpc.suite.meanings import find_same_meaning
@@ -149,8 +149,35 @@ def read_json_document(path: Path, kind: type[Data], what: str, version: int, *,
         raise InputError(f"{path}: expected JSON: {error}") from None
     if not isinstance(data, dict) or data.get("version") != version:
         actual = repr(data.get("version")) if isinstance(data, dict) else type(data).__name__
-        raise InputError(f"{path}: expected {what} of version {version}, found {actual}")
+        own = data.get("version") if isinstance(data, dict) else None
+        told = explain_writer(path, data, newer=isinstance(own, int) and own > version)
+        raise InputError(f"{path}: {told}expected {what} of version {version}, found {actual}")
     return YamlSource(path, data, {}).convert(kind)
+
+
+def explain_writer(path: Path, data: Any, *, newer: bool = False) -> str:
+    """Return the words that a newer version of this suite wrote a document that cannot be read. "" if none did.
+
+    The document names its writer, or the run.json beside it does. ``newer``: its own version shows that.
+    """
+    found = data.get("suite_version") if isinstance(data, dict) else None
+    if found is None and path.name != _RUN:
+        with suppress(OSError, ValueError):
+            beside = read_json(path.with_name(_RUN), _LARGEST_JSON)
+            found = beside.get("suite_version") if isinstance(beside, dict) else None
+    if isinstance(found, str) and re.fullmatch(FOLDER_NAME, found) and _order_version(found) > _order_version(VERSION):
+        return f"written by mlhpc {found}, this is {VERSION}: update mlhpc; "
+    return f"written by a newer mlhpc than this, {VERSION}: update mlhpc; " if newer else ""
+
+
+_RUN = "run.json"  # of a run folder (mlhpc.suite.log.run_folder)
+
+
+def _order_version(text: str) -> tuple[tuple[int, ...], bool]:
+    """Return what orders versions: the numbers of the release, and whether it is one."""
+    release = re.match(r"\d{1,6}(?:\.\d{1,6})*", text)
+    numbers = tuple(map(int, release[0].split("."))) if release else ()
+    return numbers, release is not None and release[0] == text
 
 
 @dataclass(frozen=True)
@@ -197,7 +224,8 @@ class YamlSource:
             return convert(self.data, kind)
         except msgspec.ValidationError as error:
             mistake = find_mistake(self.data, kind, error)
-            raise InputError(f"{self.where(*mistake.key)}: {mistake.text}") from None
+            told = explain_writer(self.path, self.data)
+            raise InputError(f"{self.where(*mistake.key)}: {told}{mistake.text}") from None
 
     def where(self, *key: str) -> str:
         """Return ``file:line`` of a key path or of its nearest parent. Without a known line, return the file."""

@@ -10,9 +10,13 @@ from typing import Any
 import google_crc32c
 import pytest
 
+from mlhpc.suite import VERSION
 from mlhpc.suite.commands import status
 from mlhpc.suite.commands.status import JobStatus, TrialStatus, judge_trial, read_folder_status, render_table
+from mlhpc.suite.config import RunConfig
 from mlhpc.suite.data.lock import create_lock
+from mlhpc.suite.documents import YamlSource
+from mlhpc.suite.errors import InputError
 from mlhpc.suite.launch import queue as jobs
 from mlhpc.suite.launch.estimates import Epochs, estimate_eta_s
 from mlhpc.suite.launch.local import AttemptState, keep_heartbeat, read_attempt_state
@@ -462,6 +466,19 @@ def test_a_folder_without_runs_is_one_line(tmp_path: Path) -> None:
     )
 
 
+NEWER = f"written by a newer mlhpc than this, {VERSION}: update mlhpc; "
+OF_2_3 = f"written by mlhpc 2.3.0, this is {VERSION}: update mlhpc; "
+
+
+def test_settings_of_a_newer_suite_are_known_by_the_run_json_beside_them(run: RunFolder) -> None:
+    run.config_path.write_text("optimizer_fusion: true\n")
+    for version, told in (("2.3.0", OF_2_3), ("1", "")):
+        run.info_path.write_text(json.dumps(json.loads(run.info_path.read_text()) | {"suite_version": version}))
+        with pytest.raises(InputError, match="unknown key 'optimizer_fusion'") as caught:
+            YamlSource.read(run.config_path).convert(RunConfig)
+        assert str(caught.value).startswith(f"{run.config_path}:1: {told}unknown key ")
+
+
 def copy_of(run: RunFolder, name: str, **changes: Any) -> RunFolder:
     """A second run folder beside one, with another run.json."""
     folder = run.root.parent / name
@@ -491,7 +508,15 @@ def show(*words: object) -> subprocess.CompletedProcess[str]:
         ({"git": {"commit": 7, "dirty": False}}, "git.commit = 7: expected str, got int"),
         ({"git": {}}, "missing keys 'git.commit', 'git.dirty'"),
         ({"command": "mlhpc run"}, "command = 'mlhpc run': expected a list, got str"),
-        ({"version": 2}, "expected a run.json of version 1, found 2"),
+        ({"version": 2}, f"{NEWER}expected a run.json of version 1, found 2"),
+        ({"version": 0}, "expected a run.json of version 1, found 0"),
+        ({"version": 2, "suite_version": "2.3.0"}, f"{OF_2_3}expected a run.json of version 1, found 2"),
+        ({"suite_version": "2.3.0", "runs": 0}, f"{OF_2_3}runs = 0: expected int >= 1"),
+        ({"suite_version": "0.9", "runs": 0}, "runs = 0: expected int >= 1"),
+        (
+            {"suite_version": VERSION.replace(".dev0", ""), "runs": 0},
+            f"{OF_2_3.replace('2.3.0', '1.0.0')}runs = 0: expected int >= 1",
+        ),
     ],
 )
 def test_a_damaged_run_json_is_one_row_and_hides_no_other(
