@@ -199,6 +199,33 @@ def make_folder(path: Path) -> None:
         _make_single_folder(place)
 
 
+class TrackedFolder:
+    """A folder that is kept open, so that the kernel knows where it is after a rename."""
+
+    def __init__(self, path: Path) -> None:
+        self._number: int | None = None
+        with suppress(OSError):
+            self._number = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def find(self) -> Path | None:
+        """Return where the folder is now. None if it was removed, or if this cannot be known."""
+        with suppress(OSError):
+            place = Path(f"/proc/self/fd/{self._number}").readlink()
+            return place if place.is_dir() else None
+        return None
+
+    def describe_loss(self) -> str:
+        """Return what happened to a folder that is no longer at its path."""
+        now = self.find()
+        return f"was moved to {show_path(now)} while it was used" if now else "was removed while it was used"
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        if self._number is not None:
+            os.close(self._number)
+            self._number = None
+
+
 @contextmanager
 def make_scratch_folder(beside: Path, prefix: str) -> Iterator[Path]:
     """Yield a new folder in ``beside`` for its owner alone, and remove it at the end.

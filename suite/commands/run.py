@@ -33,7 +33,7 @@ from mlhpc.suite.config import RunConfig, choose_default_data_root, list_outer_s
 from mlhpc.suite.descriptor import Descriptor, load_descriptor
 from mlhpc.suite.errors import InputError, explain_near_names
 from mlhpc.suite.exit_codes import ExitCode
-from mlhpc.suite.files import make_folder, print_line, print_progress, quote_path
+from mlhpc.suite.files import TrackedFolder, make_folder, print_line, print_progress, quote_path
 from mlhpc.suite.launch.quiet import wait_for_quiet
 from mlhpc.suite.launch.trials import run_trials
 from mlhpc.suite.launcher import explain_steering, find_world, refuse_several_ranks
@@ -355,7 +355,14 @@ def _launch_all(
         _write_info(plan, ranks)
     # After all mistakes: of these each is one line.
     print_refusals(reasons, plan.config, strict=False)
+    place = TrackedFolder(folder.root)
     code = _run_trials(plan, range(runs), ranks, seed, overrides, wait_s)
+    if not folder.root.exists():
+        now = place.find()
+        way = find_continue_command(now, left=True) if now is not None else None
+        print_line(f"{folder.root}: {place.describe_loss()}{f'; to go on there: {way}' if way else ''}")
+        return code
+    place.close()
     if code > 128 and not any(
         map(has_run_start, folder.results())
     ):  # one line, of the trial that was stopped, is enough

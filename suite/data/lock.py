@@ -23,6 +23,7 @@ from mlhpc.suite.errors import InputError
 from mlhpc.suite.exit_codes import ExitCode
 from mlhpc.suite.files import (
     PART_SUFFIX,
+    TrackedFolder,
     add_path_to_errors,
     create_hard_link,
     make_folder,
@@ -118,6 +119,7 @@ class Lease:
     def __init__(self, path: Path, owner: Owner, *, ends: bool, holds: bool = True) -> None:
         self._path, self.owner, self._ends, self._holds = path, owner, ends, holds
         self._looked_s, self._due_s, self.lost = _read_clock_s(), REFRESH_S, False
+        self._folder = TrackedFolder(path.parent)
         self._seen: os.stat_result | None = path.stat() if holds else None
 
     def check(self) -> None:
@@ -126,6 +128,8 @@ class Lease:
             try:
                 found = self._path.stat()
             except FileNotFoundError:
+                if not self._path.parent.exists():
+                    return self._end_without_folder()
                 return self._end("was removed, or another process took it over and ended") if self._holds else None
             seen = self._seen
             if self.lost or (seen and (found.st_ino, found.st_mtime_ns) == (seen.st_ino, seen.st_mtime_ns)):
@@ -156,11 +160,19 @@ class Lease:
         finally:
             self._looked_s = _read_clock_s()  # a file server that hangs suspends nobody
 
-    def _end(self, fate: str) -> None:
+    def _end_without_folder(self) -> None:
+        """Say that the folder of the lock has gone, and where it is now, as far as the kernel knows."""
+        self._end("", f"{self._path.parent}: {self._folder.describe_loss()}")
+
+    def close(self) -> None:
+        """Give back what was kept open of the lock's folder."""
+        self._folder.close()
+
+    def _end(self, fate: str, text: str = "") -> None:
         if self.lost:
             return
         self.lost = True
-        text = f"{self._path}: this lock {fate}"
+        text = text or f"{self._path}: this lock {fate}"
         if not self._ends:
             print_line(f"mlhpc: warning: {text}", error=True)
             return
@@ -194,6 +206,7 @@ def create_lock(path: Path, what: str, *, ends: bool = False) -> Iterator[Lease]
         ownership.remove(lease.check)
         done.set()
         thread.join()
+        lease.close()
         if _is_held_by(path, owner):
             path.unlink(missing_ok=True)
 
@@ -222,6 +235,7 @@ def create_lock_for_all_ranks(path: Path, what: str, world: World) -> Iterator[N
         if lease is None:
             watch = Lease(path, owner, ends=True, holds=False)
             ownership.append(watch.check)
+            stack.callback(watch.close)
             stack.callback(ownership.remove, watch.check)
         yield
 

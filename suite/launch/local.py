@@ -37,7 +37,7 @@ from typing import IO, Literal
 from mlhpc.suite import LAUNCH
 from mlhpc.suite.data.lock import create_lock
 from mlhpc.suite.errors import InputError, explain_limit
-from mlhpc.suite.exit_codes import WORKER_CODES
+from mlhpc.suite.exit_codes import WORKER_CODES, ExitCode
 from mlhpc.suite.files import make_folder, print_line, read_bytes, read_json, render_duration
 from mlhpc.suite.launcher import drop_launcher_variables, explain_machine, explain_network, explain_steering
 from mlhpc.suite.log.reader import EXIT_CODE_BYTES, read_limits
@@ -238,6 +238,8 @@ def explain_end(
         return 1, f"a rank was ended by signal {ended_by} ({name}){why}; the other ranks were stopped"
     if returncode in WORKER_CODES:
         return returncode, None
+    if returncode == ExitCode.TAKEN_OVER:  # the rank said why
+        return 1, None
     return 1, f"the launcher ended with exit code {returncode}"
 
 

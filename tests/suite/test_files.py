@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -16,8 +17,10 @@ import pytest
 from msgspec import Meta, Struct, ValidationError
 
 from mlhpc.suite import files
+from mlhpc.suite.data.lock import create_lock
 from mlhpc.suite.documents import LARGEST_YAML, Mistake, YamlSource, convert, find_mistake, parse_yaml
 from mlhpc.suite.errors import InputError
+from mlhpc.suite.files import TrackedFolder
 from mlhpc.suite.training.parallel.plan import ParallelPlan
 from tests.fixtures.cli import mlhpc
 
@@ -320,3 +323,44 @@ def test_a_link_in_a_folder_of_outputs_is_refused(tmp_path: Path, target: str, o
     path.unlink()
     files.write_file_of_folder(path, "other", overwrite=overwrite)
     assert path.read_text() == "other"
+
+
+@pytest.mark.parametrize("fate", ["moved", "moved up", "parent moved", "removed"])
+def test_a_folder_that_left_its_place_is_found_by_the_kernel(fate: str, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "a"
+    folder.mkdir(parents=True)
+    tracked = TrackedFolder(folder)
+    assert tracked.find() == folder
+    places = {"moved": "runs/b", "moved up": "b", "parent moved": "old/a", "removed": ""}
+    if fate == "removed":
+        folder.rmdir()
+    elif fate == "parent moved":
+        folder.parent.rename(tmp_path / "old")
+    else:
+        folder.rename(tmp_path / places[fate])
+    now = tmp_path / places[fate] if places[fate] else None
+    assert tracked.find() == now
+    assert tracked.describe_loss() == (
+        f"was moved to {now} while it was used" if now else "was removed while it was used"
+    )
+    tracked.close()
+    tracked.close()
+    assert tracked.find() is None
+    assert TrackedFolder(tmp_path / "none").find() is None
+
+
+@pytest.mark.parametrize("fate", ["moved", "removed"])
+def test_the_holder_of_a_lock_says_what_became_of_its_folder(
+    fate: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with create_lock(folder / "trial_0.lock", "trial 0") as lease:
+        if fate == "moved":
+            folder.rename(tmp_path / "elsewhere")
+        else:
+            shutil.rmtree(folder)
+        lease.check()
+        assert lease.lost
+    where = f"was moved to {tmp_path / 'elsewhere'}" if fate == "moved" else "was removed"
+    assert capsys.readouterr().err == f"mlhpc: warning: {folder}: {where} while it was used\n"
