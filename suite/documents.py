@@ -158,7 +158,7 @@ def read_json_document(path: Path, kind: type[Data], what: str, version: int, *,
 def explain_writer(path: Path, data: Any, *, newer: bool = False) -> str:
     """Return the words that a newer version of this suite wrote a document that cannot be read. "" if none did.
 
-    The document names its writer, or the run.json beside it does. ``newer``: its own version shows that.
+    The document names its writer, or the run.json of its folder does. ``newer``: its own version shows that.
     """
     found = data.get("suite_version") if isinstance(data, dict) else None
     if found is None and path.name != _RUN:

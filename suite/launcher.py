@@ -190,7 +190,7 @@ _DEFAULTS = {"UCX_NET_DEVICES": "lo"}  # that the launcher of this suite sets
 def explain_network(said: str, environ: Mapping[str, str] = os.environ) -> str:
     """Return which variables of the network cause a failure to connect ranks, and the command without them.
 
-    First those that name an interface which this machine lacks, then those of the library that wrote ``said``. "" if
+    First variables with an interface that this machine lacks, then variables of the library that wrote ``said``. "" if
     none is set.
     """
     set_here = {name: value for name, value in environ.items() if _DEFAULTS.get(name) != value}
@@ -240,7 +240,7 @@ def explain_unconnected(said: str, environ: Mapping[str, str] = os.environ) -> s
     """Return what to do where ranks cannot be connected, by the first cause that applies.
 
     A variable of the network, one that steers MPI, the machine, and last the variables of a launcher: in a shell they
-    may be left over. Those of the mpiexec that this suite started are none of these.
+    may be left over. Those of the mpiexec that this suite started are not foreign.
     """
     known = explain_network(said, environ) or explain_steering(environ) or explain_machine(said)
     left = "" if LAUNCH in environ else f"{describe_launcher(environ)}; {render_unset_command(environ)}"

@@ -106,7 +106,7 @@ def run_trials(
 
 
 def _read_told(path: Path, is_lost: Callable[[], bool]) -> int | None:
-    """Read the exit code that rank 0 left. Whoever took the trial over leaves its own there."""
+    """Read the exit code that rank 0 left. A process that took the trial over leaves its own there."""
     return None if is_lost() else read_exit_code(path)
 
 
