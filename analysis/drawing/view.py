@@ -6,10 +6,10 @@ Renders numbers, times, names and lists as text for people.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -111,6 +111,7 @@ class View:
 
 # Of a result in its task
 FASTEST, SLOWER, INCONCLUSIVE = "fastest ranked", "slower", "inconclusive"
+MOST_PASSED = 3  # results that a sentence names
 ONE_EACH, NOT_RANKED = "one measurement each", "not ranked"
 FIRST = "standing"  # the view on top of the page
 TOP_OF_ONE = "time_split"  # that of a page without two results to compare
@@ -255,6 +256,20 @@ def render_counts(row: pd.Series) -> str:
     return f"by {first.removesuffix(' runs')} and {other}"
 
 
+def name_passed(rows: pd.DataFrame) -> str:
+    """Name the results of a task that are not ranked and faster than its second: a reader would miss them."""
+    ranked, others = (rows[(rows["verdict"] == NOT_RANKED) == left] for left in (False, True))
+    passed = others[others["ratio"] < ranked["ratio"].iloc[1]] if len(ranked) > 1 else others.head(0)
+    named = [_render_lead(row) for row in passed.head(MOST_PASSED).to_dict("records")]
+    return f"; faster than that, but not ranked: {', '.join(named)}" if named else ""
+
+
+def _render_lead(row: Mapping[Hashable, Any]) -> str:
+    """Say how far a result is from the fastest ranked one."""
+    weak, ratio = row["mode"] == "weak", float(row["ratio"])
+    return f"{row['label']} ({f'{1 / ratio:.3g} times as many models' if weak else f'{ratio:.3g} times as long'})"
+
+
 def explain_factors(row: pd.Series) -> str:
     """Say which factors of a row of the table make its second result faster, then which work against it.
 
@@ -276,7 +291,7 @@ def _explain_factor(row: pd.Series, name: str) -> str:
             each, other = f"each {one}", f"one of {devices[0]}"
         if devices[0] == devices[1]:
             return f"{each} does {value} times the work in the same time{ends}"
-        return f"{each} is {value} times as fast as {other}{ends}"
+        return f"{each} does {value} times the work of {other} at these machine sizes{ends}"
     # Staging before the run is not in the times
     words = {"epochs": ("fewer", "epochs"), "staging": ("less", "staging in the run"), "other": ("less", "other time")}
     less, what = words[name]

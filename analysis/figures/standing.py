@@ -34,6 +34,7 @@ from mlhpc.analysis.drawing.view import (
     View,
     join_statements,
     list_timed_runs,
+    name_passed,
     render_count,
     render_label,
     render_seconds,
@@ -161,6 +162,7 @@ def render_answer(study: Study) -> Answer:
                 said += f" trains {times} as many as {label}"
             else:
                 said += f"; {label} takes {times} as long{'' if verdict == SLOWER else f', {verdict}'}"
+        said += name_passed(rows)
         sentences.append(Answer(said, rows.index))
     return join_statements(sentences)
 

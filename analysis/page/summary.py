@@ -29,6 +29,7 @@ from mlhpc.analysis.drawing.view import (
     count_sessions,
     explain_factors,
     is_sure,
+    name_passed,
     render_count,
     render_counts,
     render_interval,
@@ -112,7 +113,7 @@ def build_summary(study: Study, numbers: Mapping[str, pd.DataFrame], answers: Ma
         line = (
             _throughput(task, rows, *pair, study) if is_weak else _time(task, rows, *pair, compared, explained, study)
         )
-        line = (*line[:2], line[2] + _name_passed(standing[standing["class"] == task.title]), *line[3:])
+        line = (*line[:2], line[2] + name_passed(standing[standing["class"] == task.title]), *line[3:])
         (recent if shown else history).append((*line, tuple(rows.index)))
         pair = pair[0], _find_cheapest(rows, *pair, study)
         breaks += [_find_break_even(*pair, study)] if shown and _has_break_even(*pair, study) else []
@@ -150,28 +151,13 @@ def write_headline(study: Study, standing: pd.DataFrame) -> str:
         return ", ".join(parts) + undecided
     nexts = {second["machine"] for _, second in sure}
     ratios = [f"{each(second['ratio'] for _, second in sure):.3g}" for each in (min, max)]
-    passed = any(map(_name_passed, shown))
+    passed = any(map(name_passed, shown))
     than = (
         nexts.pop() + ", the next that is ranked" * passed
         if len(nexts) == 1
         else "the next" + " that is ranked" * passed
     )
     return f"{', '.join(parts)}: {' to '.join(dict.fromkeys(ratios))} times as fast as {than}{undecided}"
-
-
-def _render_lead(row: Mapping[Any, Any]) -> str:
-    """Say how far a result is from the fastest ranked one."""
-    weak = row["mode"] == "weak"
-    ratio = f"{1 / row['ratio']:.3g} times as many models" if weak else f"{row['ratio']:.3g} times as long"
-    return f"{row['label']} ({ratio})"
-
-
-def _name_passed(rows: pd.DataFrame) -> str:
-    """Name the results of a task that are not ranked and faster than its second: a reader would miss them."""
-    ranked, others = (rows[(rows["verdict"] == NOT_RANKED) == left] for left in (False, True))
-    passed = others[others["ratio"] < ranked["ratio"].iloc[1]] if len(ranked) > 1 else others.head(0)
-    named = [_render_lead(row) for row in passed.head(MOST_LISTED).to_dict("records")]
-    return f"; faster than that, but not ranked: {', '.join(named)}" if named else ""
 
 
 def _write_headline_of_one(study: Study) -> str:
@@ -269,7 +255,8 @@ def _time(
         by += f", {render_counts(next_one)}; inconclusive: {_join_labels(close)} may be as fast"
     staged = next_one["ratio with staging"]
     if not 1 / SCORES_DIFFER < staged / scores < SCORES_DIFFER and staged > 0:
-        by += f"; {staged:.3g} times by scores with the staging before the runs"
+        said = f"{staged:.3g} with" if "by scores" in by else f"{scores:.3g} times by scores, {staged:.3g} with"
+        by += f"; {said} the staging before the runs"
     if missed := int(sum(row["n_started"] - row["n_reached"] for row in (a, b))):
         by += f"; the times are without {render_count(missed, 'run')} that missed the target"
     who = best if not close else f"{best}, or {_join_labels(close)}"
@@ -330,10 +317,14 @@ def _throughput(task: Task, rows: pd.DataFrame, a: pd.Series, b: pd.Series, stud
     Each is one measurement, so it is never sure.
     """
     rate, other = (f"{row['models_per_min']:.3g} models/min" for row in (a, b))
+    ratio = a["models_per_min"] / b["models_per_min"]
+    staged = ratio * (a["score_s"] / a["score_with_staging_s"]) / (b["score_s"] / b["score_with_staging_s"])
+    same = 1 / SCORES_DIFFER < staged / ratio < SCORES_DIFFER or math.isnan(staged)
+    by_staging = "" if same else f" ({staged:.3g} with the staging before the runs)"
     vary = max((each["run_s.std"] / each["run_s.mean"] for each in (a, b)), default=math.nan)
     spread = f"; instances vary by {render_percent(100 * vary)}" if vary == vary else ""
     by = (
-        f"{a['models_per_min'] / b['models_per_min']:.3g} times: {rate} against {other} of {_machine(b)}; one "
+        f"{ratio:.3g} times{by_staging}: {rate} against {other} of {_machine(b)}; one "
         f"measurement of each, whose error is not known{spread}"
     )
     advice = _advise_by_cost(a, _find_cheapest(rows, a, b, study), study)

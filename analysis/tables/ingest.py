@@ -481,16 +481,17 @@ def _collected(place: LogFile, row: Mapping[str, Any]) -> tuple[dict[str, Any], 
 
 
 def _mark_repeats(runs: list[dict[str, Any]]) -> None:
-    """Mark runs published before: same benchmark, run_start and length.
+    """Mark runs published before: same benchmark, run_start and length; the same file if a run has no end.
 
-    Their hash may differ, because names were edited.
+    Else the hash may differ, because names were edited.
     """
     first: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in sorted(runs, key=lambda r: (r["round"], r["mode"], r["run"])):
         row["carried_over_from"] = row["repeats"] = None
-        if row["run_start_ms"] is None or row["run_s"] is None:
+        if row["run_start_ms"] is None:
             continue
-        original = first.setdefault((row["benchmark"], row["run_start_ms"], row["run_s"]), row)
+        same = row["sha256"] if row["run_s"] is None else row["run_s"]
+        original = first.setdefault((row["benchmark"], row["run_start_ms"], same), row)
         # Two instances of one result may start in the same millisecond and take as long; their files differ
         coincidence = original["group"] == row["group"] and original["sha256"] != row["sha256"]
         if original is not row and not coincidence:

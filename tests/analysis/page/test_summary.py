@@ -15,6 +15,7 @@ from typing import Any, cast
 import pandas as pd
 import pytest
 
+from mlhpc.analysis.drawing.view import FASTEST, NOT_RANKED, SLOWER, name_passed
 from mlhpc.analysis.figures import list_views
 from mlhpc.analysis.page.issues import build_tiles, list_issues
 from mlhpc.analysis.page.summary import Summary, _name_settings, build_summary, write_headline
@@ -287,3 +288,17 @@ def test_the_headline_of_several_tasks(made: Build, cards: Cards, tasks: tuple[s
         verdict = "slower" if sign == ">" else "inconclusive"
         rows.append(head | {"machine": other, "ratio": float(task[4:]), "verdict": verdict})
     assert write_headline(read_study([made("alone")], cards), pd.DataFrame(rows)) == said
+
+
+def test_a_sentence_names_who_was_passed_over() -> None:
+    rows = pd.DataFrame(
+        [
+            {"mode": "strong", "label": "a", "ratio": 1.0, "verdict": FASTEST},
+            {"mode": "strong", "label": "b", "ratio": 20.0, "verdict": SLOWER},
+            {"mode": "strong", "label": "c", "ratio": 1.5, "verdict": NOT_RANKED},
+            {"mode": "strong", "label": "d", "ratio": 21.0, "verdict": NOT_RANKED},
+        ]
+    )
+    assert name_passed(rows) == "; faster than that, but not ranked: c (1.5 times as long)"
+    assert name_passed(rows.assign(mode="weak")) == "; faster than that, but not ranked: c (0.667 times as many models)"
+    assert name_passed(rows.head(1)) == ""

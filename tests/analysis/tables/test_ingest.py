@@ -157,10 +157,15 @@ def test_pruned_and_resumed_runs_are_kept_and_named(
     assert len(runs) == 4
 
 
-def test_a_run_published_twice_names_its_first_round(tmp_path: Path, package: Build, cards: Cards) -> None:
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_run_published_twice_names_its_first_round(tmp_path: Path, package: Build, cards: Cards, ended: bool) -> None:
     package(tmp_path / "hpc_results_v1.0", runs=1, platform="before")
-    package(tmp_path / "hpc_results_v2.0", submitter="Rebrand", runs=1, platform="after")
+    package(tmp_path / "hpc_results_v2.0", submitter="Rebrand", runs=1, platform="before" if not ended else "after")
+    if not ended:
+        for path in tmp_path.rglob("result_*.txt"):
+            path.write_text("".join(line for line in path.read_text().splitlines(True) if "run_stop" not in line))
     runs = read_tables([tmp_path], cards).runs.set_index("round")
+    assert (runs["run_s"].notna() == ended).all()
     assert runs.loc["v2.0", "carried_over_from"] == "v1.0"
     assert pd.isna(runs.loc["v1.0", "carried_over_from"])
 
