@@ -24,6 +24,6 @@ LOG_RULES = _rules_in(LogRule, log_rules, course_rules, mlhpc_rules, sum_rules)
 RESULT_RULES = _rules_in(ResultRule, result_rules, provenance_rules, power_rules, copy_rules, package_rules)
 PACKAGE_RULES: tuple[Rule, ...] = (
     *(*selection.SELECTION_RULES, *copy_rules.REUSE_RULES, *package_rules.PACKAGE_RULES),
-    provenance_rules.RUNS_AT_ONCE,
+    *(provenance_rules.RUNS_AT_ONCE, result_rules.NUMBERS_ALIKE),
 )
 RULES: Mapping[str, Rule] = {rule.name: rule for rule in (*LOG_RULES, *RESULT_RULES, *PACKAGE_RULES)}

@@ -23,6 +23,7 @@ from mlhpc.suite.compliance.rules.base import (
     make_other_suite_finding,
 )
 from mlhpc.suite.compliance.rules.package_rules import judge_package, judge_system
+from mlhpc.suite.compliance.rules.result_rules import NUMBERS_ALIKE, find_odd_numbers
 from mlhpc.suite.compliance.ruleset import (
     Benchmark,
     ExtraReferencePoints,
@@ -206,8 +207,10 @@ def _check_results(
     ]
     judgements = [_check_group(group, rules, seen, judged) for group in groups]
     of_package: list[Finding] = []
+    for path, text in find_odd_numbers([result for result, _ in judgements]) if seen is not None else ():
+        of_package += judge_breach(rules, NUMBERS_ALIKE.name, path or groups[0].folder, text)
     if package is not None and seen is not None:
-        of_package = list(_limit_findings(_check_package(package, groups, rules), str(package)))
+        of_package += _limit_findings(_check_package(package, groups, rules), str(package))
         for path, text in find_shared_hosts([result for result, _ in judgements]):
             of_package += judge_breach(rules, RUNS_AT_ONCE.name, path, text)
     findings = list(shared)

@@ -211,6 +211,8 @@ class RunRecord:
         lambda log: sum_own_seconds(log.run.first(mllog.OTHER_WORK)), columns="own_cpu_s", limited=True
     )
     suspended_s: float | None = stated(mllog.SUSPENDED, parse_float)
+    code_file: str | None = stated(mllog.RUN_START, parse_text, about="file")  # which logs the run
+    instance: int | None = stated(mllog.EPOCH_START, parse_int64, about="instance")
     baselines: Mapping[str, float] = field(default_factory=dict)
     oracle_baselines: Mapping[str, float] = field(default_factory=dict)  # by predictors that know the rule of the data
     data_manifest: str | None = stated(mllog.DATA_MANIFEST, parse_text, cause=("data", "data manifest"))
@@ -244,6 +246,8 @@ class RunRecord:
     counted: CountedEnergy | None = derived(lambda log: _sum_energy_events(log.run))
     # Fine numbers of the beginning, by key
     measured: Mapping[str, tuple[float, ...]] = derived(lambda log: _select_measured_numbers(log.run), empty=dict)
+    # Fine numbers of evaluations and of ends of epochs, by name
+    evaluated: Mapping[str, tuple[float, ...]] = derived(lambda log: _select_evaluated_numbers(log.run), empty=dict)
 
     def __hash__(self) -> int:
         return hash(self.path)  # equal records have equal paths, and mappings have no hash
@@ -328,6 +332,17 @@ def _select_measured_numbers(run: Log) -> dict[str, tuple[float, ...]]:
         if numbers:
             found[key] = numbers
     return found
+
+
+def _select_evaluated_numbers(run: Log) -> dict[str, tuple[float, ...]]:
+    """Select the numbers with many digits of evaluations and of ends of epochs: values, metrics and seconds."""
+    found: dict[str, list[float]] = {}
+    for event in run.every(mllog.EVAL_ERROR, mllog.EVAL_ACCURACY, "eval_loss", mllog.EPOCH_STOP):
+        metrics = parse_mapping(event.metadata.get("metrics")) or {}
+        for name, value in {**event.metadata, **metrics, event.key: event.value}.items():
+            if isinstance(value, float) and has_many_digits(value):
+                found.setdefault(name, []).append(value)
+    return {name: tuple(numbers) for name, numbers in found.items()}
 
 
 def list_floats(value: object, depth: int = 4) -> Iterator[float]:

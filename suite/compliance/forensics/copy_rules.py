@@ -34,6 +34,7 @@ from mlhpc.suite.compliance.rules.base import (
     result_rule,
 )
 from mlhpc.suite.compliance.rules.package_rules import is_same_submitter
+from mlhpc.suite.compliance.ruleset import compute_logs_digest
 from mlhpc.suite.files import render_repr
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.record import RunRecord, has_many_digits
@@ -469,7 +470,9 @@ class SeenRuns:
             else:
                 # Only an unchanged copy keeps its time stamps.
                 again = "is also" if same_time else "has the durations and evaluations of"
-                yield "run-reused", where, f"{again} {other.path}{problem}"
+                # A published exception is of equal bytes: a run that says something else is a copy.
+                changed = same_time and compute_logs_digest([run]) != compute_logs_digest([other])
+                yield "run-copied" if changed else "run-reused", where, f"{again} {other.path}{problem}"
         if carried:
             yield "carried-over", group.folder, f"{len(carried)} of {len(runs)} runs are those of {carried[0].folder}"
         for run, course in zip(runs, courses, strict=True):

@@ -7,8 +7,11 @@ from __future__ import annotations
 import math
 import re
 import statistics
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
 
 from mlhpc.suite.compliance import rcp_limit
 from mlhpc.suite.compliance.result import Result
@@ -17,6 +20,7 @@ from mlhpc.suite.compliance.rules.base import (
     OURS,
     PACKAGE,
     ResultBreach,
+    Rule,
     check_distinct,
     render_log_name,
     result_rule,
@@ -35,6 +39,10 @@ _FACTOR_SHARE = 1e-4  # a review may round its factor
 _WIDE_SHARE = 0.2  # of the reference's epochs
 _LEAST_RUN_SHARE = 0.7  # of the reference's mean, for one run; the least of the published runs is 0.727
 _SHARE_ROUNDING = 1e-7  # of a logged value; float32 has 6e-8
+_SEED_S = 3600.0  # between a seed that is the time, and run_start; published: at most 720 s
+_LARGEST_SINGLE = 3e38
+_FORM_SHARE, _FEWEST_ALIKE = 0.75, 8  # of the numbers of a name; of those with a form all published results have all
+_SHOWN_BELOW, _MAY_BE_BELOW = 2**20, 2**26  # of ratios; one in 30,000 and one in 7 of any numbers are such
 _SHARE_CHANCE = 1e-6  # that healthy values look like those of fewer samples
 
 
@@ -67,11 +75,19 @@ def check_run_failed(result: Result) -> Iterator[ResultBreach]:
         yield failed[0].record.path, f"did not converge ({failed[0].failure}): {then}"
 
 
-@result_rule("seed-distinct", "no two runs have the same seed", "mlperf_logging seed_checker")
+@result_rule("seed-distinct", "no two runs have the same seed, and no two instances the same number", "mlperf_logging seed_checker")
 def check_seed_distinct(result: Result) -> Iterator[ResultBreach]:
     yield from check_distinct(
         result.runs, lambda run: run.seed, lambda run: f"seed {render_repr(run.seed)} is also that of"
     )
+    pairs = [(run, run.seed - run.run_start_s) for run in result.runs if None not in (run.seed, run.run_start_s)]
+    late = [run for run, apart in pairs if abs(apart) > _SEED_S]
+    if len(late) < (1.0 - _FORM_SHARE) * len(pairs):
+        yield from ((run.path, f"seed {run.seed} is no time of the start; of the other runs it is") for run in late)
+    if result.weak and len({run.instance for run in result.runs}) > 1:  # some launchers number none
+        yield from check_distinct(
+            result.runs, lambda run: run.instance, lambda run: f"instance {run.instance} is also that of"
+        )
 
 
 # What a run states of itself: which one it was, and where its copy of the data lay.
@@ -83,7 +99,7 @@ _SETTINGS = (
 )
 _FACTS = (
     *("nodes", "accelerators_per_node", "ranks", "threads_per_rank", "device", "suite_version", "data_manifest"),
-    *("work_per_sample", "baselines", "oracle_baselines"),
+    *("work_per_sample", "baselines", "oracle_baselines", "code_file"),
 )
 
 
@@ -136,6 +152,52 @@ def check_strong_pruned(result: Result) -> Iterator[ResultBreach]:
 @result_rule("org-drift", "all runs name the same organisation", OURS)
 def check_org_drift(result: Result) -> Iterator[ResultBreach]:
     yield from _check_drift(result.runs, "submission_org", lambda run: result.organisations[run.path])
+
+
+NUMBERS_ALIKE = Rule(
+    "numbers-alike",
+    "numbers of one name have one form: if three quarters of those of a result or package are float32 numbers, or "
+    "ratios of two counts, all are",
+    OURS,
+)
+
+
+def _is_single(number: float, _: int) -> bool:
+    """Return True for a number that single precision has."""
+    return abs(number) < _LARGEST_SINGLE and struct.unpack("f", struct.pack("f", number))[0] == number
+
+
+def _is_ratio(number: float, most: int) -> bool:
+    """Return True for a share that is the ratio of two whole numbers, of which the second is at most ``most``."""
+    return 0.0 < number < 1.0 and float(Fraction(number).limit_denominator(most)) == number
+
+
+_FORMS = {"float32 number": _is_single, "ratio of two counts": _is_ratio}
+
+
+def find_odd_numbers(results: Sequence[Result]) -> Iterator[ResultBreach]:
+    """Yield the first number of each name that lacks the form which most of its name have.
+
+    Those of one result, then those of all results of a package with the same benchmark.
+    """
+    groups: dict[tuple[object, str], list[tuple[Path | None, float]]] = {}
+    for result in results:
+        for run in (*result.runs, *result.pruned):
+            for name, numbers in run.evaluated.items():
+                for place in (result.group.folder, run.benchmark):
+                    groups.setdefault((place, name), []).extend((run.path, number) for number in numbers)
+    odd: dict[tuple[str, str], ResultBreach] = {}
+    for (_, name), found in groups.items():
+        for form, has in _FORMS.items():
+            alike = sum(has(number, _SHOWN_BELOW) for _, number in found)
+            if alike < max(_FEWEST_ALIKE, _FORM_SHARE * len(found)):
+                continue
+            # The counts of a class of pixels vary from epoch to epoch.
+            first = next(((path, number) for path, number in found if not has(number, _MAY_BE_BELOW)), None)
+            if first is not None:
+                text = f"{name} = {first[1]!r} is no {form}; {alike} of {len(found)} are"
+                odd.setdefault((name, form), (first[0], text))
+    yield from odd.values()
 
 
 @result_rule("run-pace", "no run trains 1.5 times as fast as the median run: all have one system", OURS)
