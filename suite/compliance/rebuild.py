@@ -13,7 +13,7 @@ import shlex
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import click
 from msgspec import structs
 
 from mlhpc.suite import NO_SUBMITTER, REDACTED
+from mlhpc.suite.card import SizeCard
 from mlhpc.suite.cli.commands import SECTIONS
 from mlhpc.suite.cli.options import (
     DEFAULT_SIZE,
@@ -49,6 +50,7 @@ from mlhpc.suite.log.score import Throughput, TimeToTrain, compute_throughput, c
 from mlhpc.suite.machine.facts import UNKNOWN
 from mlhpc.suite.machine.secrets import remove_secrets
 from mlhpc.suite.machine.system import System, describe_system, make_system_description
+from mlhpc.suite.workload import load_workload
 
 ABSENT = type("Absent", (), {"__repr__": lambda self: "nothing"})()  # the value of what a file does not state
 _SAME = 1e-9  # of a number: files may be written with fewer digits than a float has
@@ -215,11 +217,27 @@ def has_same_code(folder: KeptFolder, descriptor: Descriptor | None, *names: str
     sources = folder.read("sources.json", Sources)
     at = Path(__file__).parents[1] if descriptor is None else descriptor.folder
     own = "suite" if descriptor is None else f"workloads/{descriptor.name}"
-    return sources is not None and all(
-        (at / name).is_file()
-        and sources.files.get(f"{own}/{name}") == hashlib.sha256((at / name).read_bytes()).hexdigest()
-        for name in names
-    )
+    return sources is not None and all(_has_digest(at / name, sources.files.get(f"{own}/{name}")) for name in names)
+
+
+def _has_digest(path: Path, sha256: str | None) -> bool:
+    return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256
+
+
+def rebuild_work(
+    folder: KeptFolder, descriptor: Descriptor, config: RunConfig, size: SizeCard
+) -> dict[str, Any] | None:
+    """Compute work_per_sample as the run did. None if it had other workloads than are installed, or without torch."""
+    sources, above = folder.read("sources.json", Sources), descriptor.folder.parent
+    had = sources.files if sources is not None else {}
+    shipped = {name: sha256 for name, sha256 in had.items() if name.startswith(f"{above.name}/")}
+    if not shipped or not all(_has_digest(above.parent / name, sha256) for name, sha256 in shipped.items()):
+        return None
+    try:
+        work = load_workload(descriptor)(config).work()
+    except (ImportError, OSError):  # a setting may name a file of the machine that ran
+        return None
+    return asdict(work) | {"sample_bytes": size.sample_bytes}
 
 
 # The description of the system

@@ -274,8 +274,9 @@ def _check_learning_rates(context: LogContext) -> Iterator[LogBreach]:
     most, event = max((*found, *steps), key=lambda each: each[0])
     if not _LEAST_LEARNING_RATE * base <= most <= 1.001 * base:
         yield event.line, f"the highest learning rate is {most:g}; the log states {base:g}"
-    for rate, early in steps if warm is not None else ():
-        if early.line < event.line and (convert_to_float(early.metadata.get("step_num")) or 0.0) >= warm:
+    for rate, early in steps:
+        step = convert_to_float(early.metadata.get("step_num"))
+        if warm is not None and step is not None and step >= warm and early.line < event.line:
             yield early.line, f"the learning rate is {rate:g} and still rises; the log states {warm:g} steps of warm-up"
     ends, shares = (_list_numbers(context.logged(key)) for key in _DECAY)
     for rate, later in found if len(ends) == len(shares) else ():

@@ -16,6 +16,8 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from mlhpc.suite import NO_SUBMITTER, RULESET, VERSION
 from mlhpc.suite.card import FULL, SizeCard
 from mlhpc.suite.compliance.kept_files import CONFIG, PLAN, KeptFolder
@@ -37,6 +39,7 @@ from mlhpc.suite.compliance.rebuild import (
     rebuild_config,
     rebuild_from_command,
     rebuild_info,
+    rebuild_work,
     render_readme,
     render_scripts,
     select_runs,
@@ -76,7 +79,6 @@ _NODE_PEAK_FLOPS = 1e15  # FLOP/s of a node without accelerators, if its cores a
 _MOST_PUBLISHED_RATE = 2.5  # times that of the fastest published run: software gets better, by at most 1.5 in a round
 _SCALE = ("number_of_nodes", "accelerators_per_node")
 _MODELS = ("cosmoflow", "deepcam", "oc20", "openfold")  # of MLPerf HPC: their cards have the model of the rounds
-_WORK_SHARE = 0.01  # of counted work, which versions of torch count in other ways
 _MEMORY_SHARE = 0.02  # a machine that was started again may show a little more or less
 _CORE_HZ = 6e9
 _FLOPS_PER_CYCLE, _FLOPS_PER_CYCLE_REDUCED = 128.0, 4096.0  # two 512-bit FMA units, and matrix units at 16 bits
@@ -355,12 +357,12 @@ def _check_installed(
         },
     ):
         yield run.path, f"{name}: {render_repr(one)} in the log, {render_repr(other)} on the card"
-    if result.closed:
-        counts = {"forward_flops": card.forward_flops_per_sample, "sample_bytes": card.sample_bytes}
-        for name, count in counts.items():
-            if abs(run.work_per_sample.get(name, 0.0) - count) > _WORK_SHARE * count:
-                found = render_repr(run.work_per_sample.get(name))
-                yield run.path, f"work_per_sample.{name}: {found} in the log, {count:g} on the card"
+    if isinstance(kept, str | None) or run.plan is not None:
+        return
+    stated = (run.config or {}).get("precision")  # what was chosen, where config.yaml has auto
+    work = rebuild_work(folder, descriptor, structs.replace(kept, precision=stated), card)
+    for name, one, other in compare_values(dict(run.work_per_sample), work) if work is not None else ():
+        yield run.path, f"work_per_sample.{name}: {render_repr(one)} in the log, {render_repr(other)} by the suite"
 
 
 def _check_sizes(result: Result, run: RunRecord, folder: KeptFolder) -> Iterator[ResultBreach]:

@@ -422,19 +422,14 @@ _OF_RUN = ("name", "sha256", "mesh", "engine")  # what a run adds to the plan's 
     OURS,
 )
 def check_plan_stated(context: LogContext) -> Iterator[LogBreach]:
-    config, event = context.log.first(mllog.RUN_CONFIG), context.log.first(mllog.PARALLEL_PLAN)
-    named = config.value.get("plan") if config is not None and isinstance(config.value, dict) else None
+    event = context.log.first(mllog.PARALLEL_PLAN)
     again, most = context.log.first(mllog.RECOMPUTED_FLOPS), context.record.work_per_sample.get("model_flops", 0.0)
     asked = event is not None and isinstance(event.value, dict) and bool(event.value.get("recompute"))
     if again is not None and not (asked and 0.0 <= (convert_to_float(again.value) or 0.0) <= most):
         what = f"{again.key} = {render_repr(again.value)}"
         yield again.line, f"{what}: expected a plan that computes blocks again, and 0 to {most:g}"
-    if event is None:
-        if config is not None and named is not None:
-            yield config.line, f"run_config names the plan {render_repr(named)}, and there is no parallel_plan"
+    if event is None:  # rule events-whole knows whether there must be one
         return
-    if named is None:
-        yield event.line, "parallel_plan without a plan in run_config"
     plan = event.value if isinstance(event.value, dict) else {}
     problem = _find_mesh_problem(plan.get("mesh"), context.record.ranks)
     if problem is not None:

@@ -75,14 +75,17 @@ def check_run_failed(result: Result) -> Iterator[ResultBreach]:
         yield failed[0].record.path, f"did not converge ({failed[0].failure}): {then}"
 
 
-@result_rule("seed-distinct", "no two runs have the same seed, and no two instances the same number", "mlperf_logging seed_checker")
+@result_rule(
+    "seed-distinct",
+    "no two runs have the same seed, and no two instances the same number",
+    "mlperf_logging seed_checker",
+)
 def check_seed_distinct(result: Result) -> Iterator[ResultBreach]:
     yield from check_distinct(
         result.runs, lambda run: run.seed, lambda run: f"seed {render_repr(run.seed)} is also that of"
     )
-    pairs = [(run, run.seed - run.run_start_s) for run in result.runs if None not in (run.seed, run.run_start_s)]
-    late = [run for run, apart in pairs if abs(apart) > _SEED_S]
-    if len(late) < (1.0 - _FORM_SHARE) * len(pairs):
+    late = [run for run in result.runs if run.run_start_s and abs(run.run_start_s - (run.seed or 0)) > _SEED_S]
+    if len(late) < (1.0 - _FORM_SHARE) * len(result.runs):
         yield from ((run.path, f"seed {run.seed} is no time of the start; of the other runs it is") for run in late)
     if result.weak and len({run.instance for run in result.runs}) > 1:  # some launchers number none
         yield from check_distinct(

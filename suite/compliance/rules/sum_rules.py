@@ -13,6 +13,7 @@ from typing import Any
 
 from mlhpc.suite.compliance.rebuild import compare_values
 from mlhpc.suite.compliance.rules.base import OURS, LogBreach, LogContext, find_epoch_num, log_rule
+from mlhpc.suite.data.manifest import DATA_ROOT, STAGED_COPY
 from mlhpc.suite.files import render_duration, render_repr
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.goodput import compute_goodput
@@ -94,6 +95,16 @@ _KINDS: dict[str, tuple[type, ...]] = {  # of what stands in the metadata or und
 }
 _DISTRIBUTION = "min median mean max min_rank max_rank values"
 _PLACE = {"file", "lineno"}  # in the code
+# What each setting makes the harness log, and nothing else does.
+_SWITCHED = {
+    "staging.directory": (mllog.STAGING_START, mllog.STAGING_STOP, mllog.STAGING_STATS),
+    "checkpoint.interval_s": (mllog.CHECKPOINT,),
+    "instrumentation": (mllog.STEP_PHASES, mllog.RANK_STATS),
+    "plan": (mllog.PARALLEL_PLAN,),
+}
+_SAVE_S = 10.0  # of a run without a checkpoint, beside two intervals: it may still be written at the end
+_SAVE_SHARE = 0.8  # of the time that saves need; they are begun at checks of all ranks
+_TRAFFIC = {"loader_bytes": 0.15, "all_reduce_bytes": 0.01}  # how far from their samples and steps; samples differ
 _AT_END = (mllog.OTHER_WORK, mllog.GOODPUT, mllog.STARTUP, mllog.RUN_FILES)  # of a run that reached its target
 _COUNTED = (mllog.CHECKPOINT, mllog.STAGING_STATS, mllog.DATA_VERIFIED, mllog.SUSPENDED)
 _OF_HARNESS = (mllog.FIRST_LOSSES, mllog.WORK_PER_SAMPLE)  # a person's own loop need not know them
@@ -155,8 +166,7 @@ def check_events_whole(context: LogContext) -> Iterator[LogBreach]:
         killed = event is None and key == mllog.GOODPUT and context.log.events[-1].key == mllog.RUN_STOP
         if not killed and (event is None or event.value is None):
             yield None, f"no {key} is logged"
-    if not own and (f"{mllog.STAGING}_stop" in context.by_key) != (mllog.STAGING_STATS in context.by_key):
-        yield None, f"staging without {mllog.STAGING_STATS}, or the other way round"
+    yield from () if own else _check_switched(context)
     lacking = sorted({"sources.json", "environment.json"} - context.record.run_files.keys())
     if lacking:
         yield None, f"run_files states no sha256 of {lacking[0]}"
@@ -180,6 +190,24 @@ def check_events_whole(context: LogContext) -> Iterator[LogBreach]:
         due, logged = context.card.model_parameters, context.logged(mllog.MODEL_PARAMETERS)
         if due and logged != due:
             yield None, f"model_parameters = {render_repr(logged)}; the card says {due}"
+
+
+def _check_switched(context: LogContext) -> Iterator[LogBreach]:
+    """Yield the settings whose events are absent, and those that are off and have events."""
+    config, run_s = context.record.config or {}, context.record.time_to_train_s or 0.0
+    for setting, keys in _SWITCHED.items():
+        part, _, name = setting.rpartition(".")
+        value = _value_of(config.get(part) if part else config).get(name)
+        early = setting.startswith("checkpoint") and (
+            run_s <= 2 * (convert_to_float(value) or 0.0) + _SAVE_S or mllog.CHECKPOINT_FAILED in context.by_key
+        )
+        for key in keys:
+            there = key in context.by_key
+            if there != bool(value) and (there or not early):
+                yield (
+                    None,
+                    f"run_config has {setting} = {render_repr(value)}, and {key} is{' not' * (not there)} logged",
+                )
 
 
 def _check_ends(context: LogContext) -> Iterator[LogBreach]:
@@ -222,6 +250,10 @@ def _check_stated_data(context: LogContext, *, own: bool) -> Iterator[LogBreach]
             None,
             f"run_config has verify_data = {render_repr(config.get('verify_data'))}; data_verified says otherwise",
         )
+    staging, verified = _value_of(config.get("staging")), context.log.first(mllog.DATA_VERIFIED)
+    place = STAGED_COPY if staging.get("directory") and not staging.get("overlap") else DATA_ROOT
+    if verified is not None and verified.metadata.get("place", place) != place and not own:
+        yield verified.line, f"data_verified has the place {render_repr(verified.metadata['place'])}; due is {place!r}"
     for key in (mllog.DATA_VERIFIED, mllog.STAGING_STATS):
         read = _value(context, key)
         due = (_number(read, "bytes") or 0.0) / max(_number(read, "seconds") or 0.0, 1e-9) / 1e9
@@ -242,6 +274,7 @@ def check_sums_agree(context: LogContext) -> Iterator[LogBreach]:
         _check_losses,
         _check_phases,
         _check_ranks,
+        _check_traffic,
         _check_rates,
         _check_energy,
         _check_own_work,
@@ -264,8 +297,6 @@ def _check_windows(context: LogContext) -> Iterator[LogBreach]:
         if lacking and not (bare and key in _INSTRUMENTS):
             yield None, f"no {key} of epoch {render_repr(lacking[0])}"
             return
-        if bare and key == mllog.RANK_STATS and key in context.by_key:
-            yield context.by_key[key][0].line, f"{key}, and run_config has instrumentation = False"
     for number in epochs if size and not bare and context.record.loop is None else ():
         (ranks, *_), windows = found[mllog.RANK_PHASES][number], found[mllog.STEP_PHASES][number]
         steps = parse_int64(ranks.metadata.get("steps")) or 0
@@ -413,6 +444,23 @@ def _check_ranks(context: LogContext) -> Iterator[LogBreach]:
                 yield event.line, f"{name} = {render_repr(entry)}: {problem}"
 
 
+def _check_traffic(context: LogContext) -> Iterator[LogBreach]:
+    """Yield bytes that the ranks together cannot have read or reduced for the samples and steps of their epoch."""
+    record, ranks = context.record, context.record.ranks or 1
+    if record.plan is not None or record.loop is not None:
+        return
+    for event in context.by_key.get(mllog.RANK_STATS, ()):
+        steps, work = _number(event.metadata, "steps") or 0.0, record.work_per_sample
+        due = {
+            "loader_bytes": steps * (record.global_batch_size or 0) * work.get("sample_bytes", 0.0),
+            "all_reduce_bytes": steps * ranks * work.get("all_reduce_bytes_per_step", 0.0) * (ranks > 1),
+        }
+        for name, share in _TRAFFIC.items():
+            found = ranks * (_number(_value_of(event.value).get(name), "mean") or 0.0)
+            if abs(found - due[name]) > share * due[name]:
+                yield event.line, f"{name} of {ranks} ranks are {found:g}; {steps:g} steps are {due[name]:g}"
+
+
 def _find_distribution_problem(parts: Mapping[str, Any], ranks: int) -> str | None:
     """Return why a mapping is no distribution over ranks: min, median, max, mean, two ranks, and values if any."""
     numbers, mean, values = _list_numbers(parts, "min", "median", "max"), _number(parts, "mean"), parts.get("values")
@@ -525,10 +573,10 @@ def _check_checkpoints(context: LogContext) -> Iterator[LogBreach]:
     record, card, settings = context.record, context.card, context.record.config or {}
     steps = (card.eval_every_steps if card else None) or (record.train_samples or 0) // (record.global_batch_size or 1)
     interval_s, least = (
-        _number(settings.get("checkpoint"), "interval_s"),
+        _number(settings.get("checkpoint"), "interval_s") or 0.0,
         _PARAMETER_BYTES * (record.model_parameters or 0),
     )
-    times, epochs, before = [event.time_ms / 1e3 for event in context.log.events[:1]], dict[float | None, int](), (0, 0)
+    epochs, before = dict[float | None, int](), (0, 0)
     for event in context.run.every(mllog.EPOCH_START, mllog.CHECKPOINT):
         number, step = find_epoch_num(event), parse_int64(event.metadata.get("next_step"))
         if event.key == mllog.EPOCH_START:
@@ -536,30 +584,31 @@ def _check_checkpoints(context: LogContext) -> Iterator[LogBreach]:
             continue
         known = number in epochs and step is not None and 0 <= step <= steps
         place = (epochs[number], step or steps) if known else (-1, 0)  # before step 0: all of the epoch is done
-        # Each begins when the one before is written, and half the interval after that began.
-        due = times[0] + len(times) * (interval_s or 0.0) / 2
-        due = max(due, times[-2] + (interval_s or 0.0) / 2) if len(times) > 2 else due
-        times.append(event.time_ms / 1e3)
         if place < before:
             yield event.line, f"checkpoint before step {step} of epoch {number}: the run was not there, or beyond it"
         elif min(_list_numbers(event.value, "files"), default=0) < 1 or (_number(event.value, "bytes") or 0) < least:
             what = f"checkpoint_saved = {render_repr(event.value)}"
             yield event.line, f"{what}: expected a file, and {least:g} bytes for {record.model_parameters} parameters"
-        # A run that is stopped saves at once.
-        elif record.status == "success" and (interval_s is None or times[-1] < due - _CLOCK_S):
-            after = f"checkpoint {len(times) - 1} after {render_duration(times[-1] - times[0])}"
-            yield event.line, f"{after}; run_config has interval_s = {render_repr(interval_s)}"
         before = max(place, before)
+    saves = context.run.every(mllog.CHECKPOINT)
+    # Each begins half an interval after the one before, or as long after it as an interval without its writing. During
+    # evaluations none is begun, and none ends. A run that is stopped saves at once.
+    spans = [math.fsum(_list_numbers(each.value, "stall_s", "write_s")) for each in saves]
+    begun = [each.time_ms / 1e3 - span for each, span in zip(saves, spans, strict=True)]
+    evals_s = math.fsum(_number(each.metadata, "duration_s") or 0.0 for each in context.by_key.get(mllog.EVAL_STOP, ()))
+    due_s = math.fsum(max(interval_s / 2, interval_s - span) for span in spans[:-1])
+    if record.status == "success" and saves and begun[-1] - begun[0] < _SAVE_SHARE * due_s - evals_s:
+        apart = f"{len(saves)} checkpoints in {render_duration(begun[-1] - begun[0])}"
+        yield saves[-1].line, f"{apart}; run_config has interval_s = {interval_s:g}"
     # Ranks stand still between steps, which is in the phase other.
     windows = [
         (each.value, sign)
         for each in context.by_key.get(mllog.STEP_PHASES, ())
         for sign in (("step", 1), ("other", -1))
     ]
-    stalls = math.fsum(_number(each.value, "stall_s") or 0.0 for each in context.by_key.get(mllog.CHECKPOINT, ()))
+    stalls = math.fsum(_number(each.value, "stall_s") or 0.0 for each in saves)
     parts = [sign * (_number(value, name) or 0.0) for value, (name, sign) in windows]
-    parts += [_number(each.metadata, "duration_s") or 0.0 for each in context.by_key.get(mllog.EVAL_STOP, ())]
-    run_s, busy_s = record.time_to_train_s, math.fsum(parts)
+    run_s, busy_s = record.time_to_train_s, math.fsum(parts) + evals_s
     if run_s is not None and stalls and stalls + busy_s > (1.0 + _CLOCK_SHARE) * run_s + _CLOCK_S:
         took = f"{render_duration(stalls)}, steps and evaluations took {render_duration(busy_s)}"
         yield None, f"checkpoints stalled the run for {took} of {render_duration(run_s)}"
