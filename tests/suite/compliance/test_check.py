@@ -40,7 +40,7 @@ from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import summarise_log
 from mlhpc.suite.log.results_tree import find_results
 from tests.fixtures.cli import mlhpc
-from tests.fixtures.logs import START_MS, WORK, Line, Lines, edit, hpc_run, insert, our_run, our_runs, results, write
+from tests.fixtures.logs import START_MS, Line, Lines, edit, hpc_run, insert, our_run, our_runs, results, write
 from tests.fixtures.mutations import Case, hpc, ours
 from tests.fixtures.package_mutations import example
 from tests.fixtures.published import SCORES, published_results
@@ -715,12 +715,6 @@ def test_a_name_given_twice_is_found_and_the_line_named(tmp_path: Path) -> None:
     finding = next(item for item in check([path]).findings if item.rule == "event-valid")
     assert "'value' twice" in finding.message
     assert finding.line == 1 + [line.key for line in lines].index("seed")
-
-
-def test_work_that_is_not_the_cards_is_a_warning(tmp_path: Path) -> None:
-    lines = edit("work_per_sample", value=WORK | {"model_flops": 1e12})(our_run())
-    found = check([write(tmp_path / "result_0.txt", lines)]).findings
-    assert [(item.rule, item.severity) for item in found] == [("work-agrees", "warning")]
 
 
 def test_a_run_in_place_of_a_failed_one_is_shown(tmp_path: Path) -> None:
