@@ -471,7 +471,8 @@ class SeenRuns:
                 # Only an unchanged copy keeps its time stamps.
                 again = "is also" if same_time else "has the durations and evaluations of"
                 # A published exception is of equal bytes: a run that says something else is a copy.
-                changed = same_time and compute_logs_digest([run]) != compute_logs_digest([other])
+                inside = same_time and other_group.package == group.package is not None
+                changed = inside and compute_logs_digest([run]) != compute_logs_digest([other])
                 yield "run-copied" if changed else "run-reused", where, f"{again} {other.path}{problem}"
         if carried:
             yield "carried-over", group.folder, f"{len(carried)} of {len(runs)} runs are those of {carried[0].folder}"

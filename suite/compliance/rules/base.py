@@ -14,6 +14,7 @@ from pathlib import Path
 from mlhpc.suite.card import SizeCard
 from mlhpc.suite.compliance.result import Result
 from mlhpc.suite.compliance.ruleset import Benchmark, KeyRule, Ruleset, Severity
+from mlhpc.suite.documents import YamlSource
 from mlhpc.suite.files import render_repr
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.reader import Event, Log, convert_to_float
@@ -50,6 +51,7 @@ def cite(document: str, section: str) -> str:
 RUN_RESULTS = cite(TRAINING, "11")
 BENCHMARK_RESULTS = cite(TRAINING, "12")
 
+NAMES = YamlSource.read(Path(__file__).parents[1] / "names.yaml").data  # of events and of system descriptions
 EMPTY_LOG_RULE = "log-empty"  # the rule that a file without events breaks; its output has no summary
 
 

@@ -393,16 +393,6 @@ def check_other_work(context: LogContext) -> Iterator[LogBreach]:
         yield event.line, f"{where}{found.text} during the run"
 
 
-@log_rule("work-agrees", "the FLOPs per sample agree with the card within 1 %", "the workload's card")
-def check_work_agrees(context: LogContext) -> Iterator[LogBreach]:
-    event, card = context.log.first(mllog.WORK_PER_SAMPLE), context.card
-    flops = context.record.work_per_sample.get("model_flops")
-    if event is not None and card is not None and flops is not None:
-        due = card.training_flops_per_sample
-        if abs(flops - due) > 0.01 * due:
-            yield event.line, f"model_flops = {flops:g} per sample; the card says {due:g}"
-
-
 def _list_entries(event: Event) -> Iterable[tuple[str, Any]]:
     """Return the entries of an event whose value is a mapping; none if it is not."""
     return event.value.items() if isinstance(event.value, dict) else ()

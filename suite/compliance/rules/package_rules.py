@@ -14,7 +14,7 @@ from typing import Any
 
 from mlhpc.suite.compliance.package_files import check_manifest
 from mlhpc.suite.compliance.result import Result
-from mlhpc.suite.compliance.rules.base import HPC, OURS, PACKAGE, ResultBreach, Rule, cite, result_rule
+from mlhpc.suite.compliance.rules.base import HPC, NAMES, OURS, PACKAGE, ResultBreach, Rule, cite, result_rule
 from mlhpc.suite.files import read_json, render_repr
 from mlhpc.suite.log.reader import read_limits
 from mlhpc.suite.log.results_tree import CRATE, POWER, SCENARIOS, Group, SystemFile, list_files
@@ -26,24 +26,8 @@ NO_SUCH_FILE = "there is no such file"  # the problem of a missing system descri
 _MOST_CODE = 2**20  # bytes of a file that are searched
 BYPASS_FILE = "package_checker_params"  # a file of this name switches checks of MLCommons' package_checker off
 
-SYSTEM_FIELDS = (  # mlperf_logging 4.1.68, system_desc_checker
-    *("submitter", "division", "status", "system_name", "number_of_nodes", "host_processors_per_node"),
-    *("host_processor_model_name", "host_processor_core_count", "host_processor_vcpu_count"),
-    *("host_processor_frequency", "host_processor_caches", "host_processor_interconnect", "host_memory_capacity"),
-    *("host_storage_type", "host_storage_capacity", "host_networking", "host_networking_topology"),
-    *("host_memory_configuration", "accelerators_per_node", "accelerator_model_name"),
-    *("accelerator_host_interconnect", "accelerator_frequency", "accelerator_on-chip_memories"),
-    *("accelerator_memory_configuration", "accelerator_memory_capacity", "accelerator_interconnect"),
-    *("accelerator_interconnect_topology", "cooling", "hw_notes", "framework", "other_software_stack"),
-    *("operating_system", "sw_notes"),
-)
+SYSTEM_FIELDS, _OPTIONAL = (tuple(NAMES[name].split()) for name in ("description", "optional"))
 _REQUIRED = ("submitter", "division", "status", "system_name", "number_of_nodes")
-# Fields for which the policies ask no meaningful response (mlcommons/policies c195f80, submission_rules.adoc 5.4)
-_OPTIONAL = (
-    *("host_processor_frequency", "host_processor_caches", "host_processor_interconnect"),
-    *("accelerator_frequency", "accelerator_on-chip_memories", "accelerator_interconnect_topology"),
-    *("hw_notes", "sw_notes"),
-)
 _CORES = ("host_processor_core_count", "host_processor_vcpu_count")  # one of the two is enough
 _NUMBERS = ("number_of_nodes", "accelerators_per_node")
 _NO_NETWORK = ("none", "no", "-", "0")  # published descriptions of several nodes have N/A, and none of these

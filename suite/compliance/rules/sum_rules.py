@@ -12,7 +12,7 @@ from itertools import islice, zip_longest
 from typing import Any
 
 from mlhpc.suite.compliance.rebuild import compare_values
-from mlhpc.suite.compliance.rules.base import OURS, LogBreach, LogContext, find_epoch_num, log_rule
+from mlhpc.suite.compliance.rules.base import NAMES, OURS, LogBreach, LogContext, find_epoch_num, log_rule
 from mlhpc.suite.data.manifest import DATA_ROOT, STAGED_COPY
 from mlhpc.suite.files import render_duration, render_repr
 from mlhpc.suite.log import mllog
@@ -27,79 +27,20 @@ _PHASES = "step data_wait forward_backward exposed_communication optimizer other
 _PARTS, _LISTED_RANKS = 5, 64  # phases that fill a step; ranks whose values are listed
 _WHERE = "epoch_num first_step steps"
 _ANY = "*"
+_TYPES = {kind.__name__: kind for kind in (str, int, list, dict, float, bool)}
 _INSTRUMENTS = (mllog.STEP_PHASES, mllog.RANK_STATS, mllog.ENERGY)  # which a run without instrumentation lacks
-# The names of the events of this suite, in their value and in their metadata; after ? those that may be absent. Metrics,
-# counters, statistics and baselines have names of the workload's or the machine's.
-_NAMES: dict[str, tuple[str, str]] = {
-    mllog.CACHE_STATE: ("", "state command exit_codes data_bytes memory_bytes"),
-    mllog.RUN_MODE: ("", "trial launcher ? job instance"),
-    mllog.RUN_CONFIG: (
-        "workload size global_batch_size gradient_accumulation_steps max_epochs instrumentation submission"
-        f" hyperparameters ? {_ANY}",
-        "device threads_per_rank simulated_machine ? keeps_freed_memory loop",
-    ),
-    mllog.CONFIG_FILE: ("", "sha256"),
-    mllog.RUN_FILES: ("sources.json environment.json", ""),
-    mllog.STARTUP: ("interpreter imports init", ""),
-    mllog.STAGING_STATS: (
-        "bytes seconds gb_per_s files nodes reused overlapped ? damaged read_bytes_per_node",
-        "",
-    ),
-    mllog.DATA_VERIFIED: ("bytes files seconds gb_per_s", "? place reason"),
-    mllog.WORK_PER_SAMPLE: (
-        "model_flops executed_flops algorithmic_bytes forward_flops forward_bytes optimizer_flops_per_step"
-        " optimizer_bytes_per_step all_reduce_bytes_per_step ? all_to_all_bytes forward_extra_flops sample_bytes",
-        "",
-    ),
-    mllog.BASELINE: (_ANY, "? oracle data_seed samples table attainable"),
-    mllog.EVAL_START: ("", "epoch_num samples_count"),
-    **dict.fromkeys((mllog.EVAL_ERROR, mllog.EVAL_ACCURACY), ("", "epoch_num samples_count metrics")),
-    mllog.EVAL_STOP: ("", "epoch_num samples_count duration_s"),
-    mllog.MEASURED_CHOICE: ("name chosen", "source ? shape seconds problems beside note"),
-    mllog.FIRST_LOSSES: ("", "first_step steps"),
-    mllog.TRAINING_COURSE: (
-        "? gradient_norm still_weights weight_norm coarse_weights same_order loss_spread loss_repeat",
-        "epoch_num steps",
-    ),
-    mllog.STEP_PHASES: (_PHASES, f"{_WHERE} loss"),
-    mllog.WINDOW_STATS: (_ANY, _WHERE),
-    mllog.TRACKED_STATS: ("throughput", "epoch_num"),
-    mllog.RANK_PHASES: (f"? {_PHASES} loss_sum", "epoch_num steps"),
-    mllog.RANK_STATS: (_ANY, "epoch_num steps ? absent"),
-    mllog.ENERGY: (_ANY, "epoch_num seconds ? scopes absent"),
-    mllog.OTHER_WORK: ("", "? seconds nodes absent"),
-    mllog.GOODPUT: (
-        "ratio wall_s useful_s lost_s stalled_s starting_s restarting_s down_s checkpoint interruptions",
-        "",
-    ),
-    mllog.SUSPENDED: ("", ""),
-    mllog.RECOVERY: ("replayed_s detection_s queue_s restart_s reload_s", ""),
-    mllog.CHECKPOINT: ("stall_s write_s bytes files", "epoch_num next_step"),
-}
 # Those whose value has numbers only, at every depth.
 _NUMBERS = (
     *(mllog.STARTUP, mllog.WORK_PER_SAMPLE, mllog.BASELINE, mllog.FIRST_LOSSES, mllog.STEP_PHASES),
     *(mllog.TRACKED_STATS, mllog.RANK_PHASES, mllog.DATA_VERIFIED, mllog.TRAINING_COURSE),
 )
-_KINDS: dict[str, tuple[type, ...]] = {  # of what stands in the metadata or under a name
-    **dict.fromkeys(("chosen", "name", "sha256", "source", "launcher", "place", "reason", "state"), (str,)),
-    **dict.fromkeys(("sources.json", "environment.json"), (str,)),
-    **dict.fromkeys(
-        ("samples_count", "trial", "threads_per_rank", "data_bytes", "memory_bytes", "first_step", "steps", "nodes"),
-        (int,),
-    ),
-    **dict.fromkeys(("exit_codes",), (list,)),
-    **dict.fromkeys(("submission", "hyperparameters", "metrics"), (dict,)),
-    **dict.fromkeys(("duration_s",), (int, float)),
-    **dict.fromkeys(("simulated_machine", "keeps_freed_memory"), (bool,)),
-}
 _DISTRIBUTION = "min median mean max min_rank max_rank values"
 _PLACE = {"file", "lineno"}  # in the code
 # What each setting makes the harness log, and nothing else does.
 _SWITCHED = {
     "staging.directory": (mllog.STAGING_START, mllog.STAGING_STOP, mllog.STAGING_STATS),
     "checkpoint.interval_s": (mllog.CHECKPOINT,),
-    "instrumentation": (mllog.STEP_PHASES, mllog.RANK_STATS),
+    "instrumentation": (mllog.RANK_STATS,),
     "plan": (mllog.PARALLEL_PLAN,),
 }
 _SAVE_S = 10.0  # of a run without a checkpoint, beside two intervals: it may still be written at the end
@@ -123,7 +64,8 @@ def check_names_known(context: LogContext) -> Iterator[LogBreach]:
         if event.key.endswith(("_start", "_stop")) and event.value is not None:
             yield event.line, f"{event.key} has the value {render_repr(event.value)}: expected none"
             break
-    for key, (values, metadata) in _NAMES.items():
+    for key, named in NAMES["events"].items():
+        values, metadata = named["value"], named["metadata"]
         for event in context.by_key.get(key, ()):
             problem = _find_name_problem(event.metadata, metadata)
             if problem is None and values not in ("", _ANY) and isinstance(event.value, dict):
@@ -144,7 +86,8 @@ def _find_name_problem(found: Mapping[str, Any], names: str) -> str | None:
     missing = sorted({*required.split()} - found.keys())
     if unknown or missing:
         return f"{render_repr(unknown[0])}, a name that nobody reads" if unknown else f"no {missing[0]}"
-    wrong = (name for name, kinds in _KINDS.items() if name in found and type(found[name]) not in kinds)
+    kinds = [({_TYPES[kind] for kind in each.split()}, text.split()) for each, text in NAMES["kinds"].items()]
+    wrong = (name for kind, of_kind in kinds for name in of_kind if name in found and type(found[name]) not in kind)
     return next((f"{name} = {render_repr(found[name])}" for name in wrong), None)
 
 

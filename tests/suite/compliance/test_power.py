@@ -196,6 +196,8 @@ CAUGHT: list[tuple[str, Callable[[Path], object]]] = [
     ("power-copied", copy("result_0/node_0", "result_1/node_1", scale=1.1, from_=60)),
     ("power-copied", copy("result_0/node_0", "result_0/node_1", shift=1, from_=40)),
     *[("power-clock", stated(clock_bound_s=bad)) for bad in (1.1, 60, -0.1, "0.1", None, float("nan"))],
+    ("power-clock", again(watts=[*[700.0] * 29 + [701.0], *noisy(100, 5, 300.0), *[700.0] * 31], begin_s=START_S - 35)),
+    ("power-clock", again(watts=[700.0] * 160, begin_s=START_S - 35)),
     ("power-clock", again(stated={"measurement_type": "AC", "scope": "node", "accuracy": 0.01})),
     *[("power-clock", stated(clock_offset_s=bad)) for bad in ("0", None, [], float("inf"))],
     *[("power-scope", stated(scope=scope)) for scope in ("device", "package", "package+device", "rack")],

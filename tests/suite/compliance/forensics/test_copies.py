@@ -5,6 +5,8 @@ import struct
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from mlhpc.suite.compliance.forensics.copy_rules import (
     _list_fingerprints,
     build_series,
 )
+from mlhpc.suite.compliance.rules.result_rules import check_seed_distinct, find_odd_numbers
 from mlhpc.suite.log.reader import Event, Log
 from mlhpc.suite.log.record import MetricValue, summarise_log
 from tests.fixtures.logs import Lines, drop, edit, hpc_run, write
@@ -320,3 +323,70 @@ def test_the_false_alarm_rate_is_small() -> None:
         item = honest(draw, number)
         assert seen.find_duplicate(item) is None
         seen.add(number, item)
+
+
+def _single(draw: random.Random) -> float:
+    return float(struct.unpack("f", struct.pack("f", draw.random()))[0])
+
+
+def _ratio(draw: random.Random) -> float:
+    return draw.randint(1, 99_999) / draw.randint(100_000, 700_000)
+
+
+@pytest.mark.parametrize("make", [_single, _ratio])
+@pytest.mark.parametrize(("odd", "found"), [(0, False), (1, True), (5, True), (20, False)])
+def test_numbers_of_one_name_have_one_form(make: Callable[[random.Random], float], odd: int, found: bool) -> None:
+    draw = random.Random(7)
+    runs = [[make(draw) for _ in range(6)] for _ in range(5)]
+    for number in range(odd):
+        runs[4 - number // 6][number % 6] = draw.choice(
+            [0.123456789012 + number / 97, 0.7182818284590451 - number / 89]
+        )
+    records: list[Any] = [
+        SimpleNamespace(path=Path(f"result_{number}.txt"), benchmark="b", evaluated={"iou": tuple(values)})
+        for number, values in enumerate(runs)
+    ]
+    shown: Any = SimpleNamespace(group=SimpleNamespace(folder=Path("r")), runs=records, pruned=())
+    assert bool([*find_odd_numbers([shown])]) == found
+
+
+@pytest.mark.parametrize(("late", "found"), [(0, 0), (1, 1), (3, 0), (5, 0)])
+def test_seeds_that_are_the_time_are_all_so(late: int, found: int) -> None:
+    runs = [
+        SimpleNamespace(
+            path=Path(f"result_{number}.txt"),
+            run_start_s=1.7e9 + 1e4 * number,
+            seed=1_700_000_000 + 10_000 * number - 30 + (86_400 if number < late else 0),
+        )
+        for number in range(5)
+    ]
+    shown: Any = SimpleNamespace(runs=runs, weak=False)
+    assert len([*check_seed_distinct.check(shown)]) == found
+
+
+@pytest.mark.parametrize(("instances", "found"), [([0, 1, 2, 3], 0), ([0, 1, 2, 1], 1), ([0, 0, 0, 0], 0)])
+def test_instances_have_numbers_of_their_own(instances: list[int], found: int) -> None:
+    runs = [
+        SimpleNamespace(path=Path(f"{n}.txt"), run_start_s=1e9, seed=n, instance=i) for n, i in enumerate(instances)
+    ]
+    shown: Any = SimpleNamespace(runs=runs, weak=True)
+    assert len([*check_seed_distinct.check(shown)]) == found
+
+
+@pytest.mark.parametrize(("base", "warm_up", "found"), [(0.004, 400, False), (0.003, 400, True), (0.004, 200, True)])
+def test_learning_rates_of_steps_are_the_stated_ones(tmp_path: Path, base: float, warm_up: int, found: bool) -> None:
+    lines = hpc_run("deepcam", seed=3)
+    stated = {"opt_lr": base, "scheduler_lr_warmup_steps": warm_up}
+    lines = [replace(line, value=stated.get(line.key, line.value)) for line in lines]
+    begin = next(number for number, line in enumerate(lines) if line.key == "epoch_start")
+    rates = [
+        replace(lines[begin], key="learning_rate", value=0.004 * min(1.0, step / 400), metadata={"step_num": step})
+        for step in (100, 300, 410, 500)
+    ]
+    texts = [
+        item.message
+        for item in check(
+            [write(tmp_path / "result_0.txt", [*lines[: begin + 1], *rates, *lines[begin + 1 :]])], "3.0.0"
+        ).findings
+    ]
+    assert any("learning rate" in text for text in texts) == found

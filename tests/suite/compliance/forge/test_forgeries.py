@@ -9,14 +9,17 @@ import pytest
 import yaml
 
 from mlhpc.suite.compliance.check import check
+from mlhpc.suite.compliance.rules.sum_rules import _SWITCHED
 from mlhpc.suite.machine.system import System
 from mlhpc.suite.package.build import build_package
 from tests.fixtures.logs import ENVIRONMENT, START_MS, Lines, our_run, results
 from tests.fixtures.once import made_once
 from tests.fixtures.runs import describe
 from tests.suite.compliance.forge.forgeries import (
+    Events,
     Forgery,
     draw,
+    edit_logs,
     list_forgeries,
 )
 
@@ -83,6 +86,27 @@ def find_missed(package: Path, folder: Path, forgeries: list[Forgery]) -> list[s
 def test_drawn_forgeries_are_errors(package: Path, tmp_path: Path) -> None:
     assert check([package]).compliant
     assert find_missed(package, tmp_path, draw(list_forgeries(package), DRAWN, SEED)) == []
+
+
+@pytest.mark.parametrize("setting", _SWITCHED)
+@pytest.mark.parametrize("there", [True, False])
+def test_a_setting_has_its_events_and_none_without(setting: str, there: bool, package: Path, tmp_path: Path) -> None:
+    part, _, name = setting.rpartition(".")
+
+    def forge(events: Events) -> Events:
+        for event in events:
+            if event["key"] == "run_config":
+                above = event["value"][part] if part else event["value"]
+                on = above[name] or (0.5 if name == "interval_s" else "other")
+                above[name] = on if there else None
+        return [event for event in events if not (there and event["key"] in _SWITCHED[setting])]
+
+    copy = Path(shutil.copytree(package, tmp_path / "ACME"))
+    edit_logs(copy, forge)
+    found = [item for item in check([copy]).counted("error") if f"has {setting} = " in item.message]
+    has = any(f'"key": "{key}"' in (copy / found[0].file).read_text() for key in _SWITCHED[setting]) if found else there
+    assert bool(found) != (setting == "plan" and not there)
+    assert has != there or not found
 
 
 @pytest.mark.long
