@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlhpc.suite import RULESET
-from mlhpc.suite.compliance.rules.base import OURS, Rule
+from mlhpc.suite.compliance.rules.base import Rule
 from mlhpc.suite.compliance.ruleset import (
     LAST_ROUND,
     find_newest_training_ruleset,
@@ -28,9 +28,9 @@ from mlhpc.suite.log.record import RunRecord, summarise_log
 from mlhpc.suite.log.results_tree import Group, parse_round, parse_suite
 
 SELECTION_RULES: tuple[Rule, ...] = (
-    Rule("round-agrees", "a folder that gives a package its round is in no other round and in no other package", OURS),
-    Rule("ruleset-assumed", "a round's folder or the logs tell which rules hold; else the newest do", OURS),
-    Rule("round-known", "there are rules for the round and the benchmark: without them nothing is judged", OURS),
+    Rule("round-agrees", "a folder that gives a package its round is in no other round and in no other package"),
+    Rule("ruleset-assumed", "a round's folder or the logs tell which rules hold; else the newest do"),
+    Rule("round-known", "there are rules for the round and the benchmark: without them nothing is judged"),
 )
 
 Breach = tuple[str, Path, str]  # rule, path, message

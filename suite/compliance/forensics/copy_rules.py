@@ -24,9 +24,8 @@ from typing import Generic, TypeVar
 
 from mlhpc.suite.compliance.result import Result
 from mlhpc.suite.compliance.rules.base import (
-    OURS,
     TRAINING,
-    ResultBreach,
+    ResultBreaches,
     Rule,
     check_distinct,
     cite,
@@ -305,9 +304,8 @@ _NEAR, _NEAR_IN_A_ROW = 1e-4, 8  # numbers so near, relative, are one class; no 
 @result_rule(
     "run-copied",
     "no run is a copy of another, not even with new time stamps or with other evaluations, kept or pruned",
-    OURS,
 )
-def check_run_copied(result: Result) -> Iterator[ResultBreach]:
+def check_run_copied(result: Result) -> ResultBreaches:
     runs = (*result.runs, *result.pruned)
     copies = dict(check_distinct(runs, _make_time_free_key, lambda run: "has the same durations and evaluations as"))
     yield from copies.items()
@@ -326,7 +324,7 @@ def _find_smooth_copies(
     run: RunRecord,
     mine: Mapping[str, tuple[float, ...]],
     earlier: Sequence[tuple[RunRecord, Mapping[str, tuple[float, ...]]]],
-) -> Iterator[ResultBreach]:
+) -> ResultBreaches:
     """Yield an earlier run of which a smooth function gives a series of this one."""
     for other, theirs in earlier:
         for what in () if _have_one_seed(run, other) else [each for each in mine if each in theirs]:
@@ -380,9 +378,8 @@ def _remove(series: Sequence[float], unit: Sequence[float]) -> list[float]:
     "run-repeated",
     "no two runs are more alike than one pair of honest runs in 100,000: a run that is another with other seed, "
     "last digits or time stamps, its beginning, its end or a smooth function of it",
-    OURS,
 )
-def check_run_repeated(result: Result) -> Iterator[ResultBreach]:
+def check_run_repeated(result: Result) -> ResultBreaches:
     seen: RunIndex[RunRecord] = RunIndex()
     exact: set[object] = set()
     pairs: dict[Fingerprint, RunRecord] = {}
@@ -413,7 +410,7 @@ def check_run_repeated(result: Result) -> Iterator[ResultBreach]:
 
 
 REUSE_RULES: tuple[Rule, ...] = (  # `SeenRuns` applies them
-    Rule("run-reused", "no run, nor a copy of it with other time stamps or last digits, counts in two results", OURS),
+    Rule("run-reused", "no run, nor a copy of it with other time stamps or last digits, counts in two results"),
     Rule(
         "carried-over",
         "a result is not also in another round; it may be, by the same submitter and with the same system description, "

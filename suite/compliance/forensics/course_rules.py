@@ -10,14 +10,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterator
 from itertools import islice, pairwise
 
 from mlhpc.suite.compliance.result import count_evaluated_samples
 from mlhpc.suite.compliance.rules.base import (
-    OURS,
     RUN_RESULTS,
-    LogBreach,
+    LogBreaches,
     LogContext,
     find_epoch_num,
     find_steps_between_evals,
@@ -71,8 +69,8 @@ _RANKS_DIFFER_S = 0.01  # the clocks of two ranks, one of which logs the start o
 _SHORTEST_S = 1.0  # in shorter epochs a pause may be most of the time: a rate may be far above what they say
 
 
-@log_rule("stop-early", "run_stop is not earlier than an epoch, evaluation or value that stands before it", OURS)
-def check_stop_early(context: LogContext) -> Iterator[LogBreach]:
+@log_rule("stop-early", "run_stop is not earlier than an epoch, evaluation or value that stands before it")
+def check_stop_early(context: LogContext) -> LogBreaches:
     stop = context.log.first(mllog.RUN_STOP)
     if context.benchmark is not None and context.benchmark.offline_evals:
         return  # the run trains on while another process evaluates, and run_stop has the time of the right checkpoint
@@ -83,7 +81,7 @@ def check_stop_early(context: LogContext) -> Iterator[LogBreach]:
 
 
 @log_rule("before-run", "nothing is trained and nothing evaluated before run_start", RUN_RESULTS)
-def check_before_run(context: LogContext) -> Iterator[LogBreach]:
+def check_before_run(context: LogContext) -> LogBreaches:
     start = context.log.first(mllog.RUN_START)
     position = context.position.get(mllog.RUN_START)
     if start is None or position is None:
@@ -111,9 +109,10 @@ def _is_training_event(event: Event) -> bool:
 
 
 @log_rule(
-    "epoch-begun", "what names an epoch names the one that began last, or that of an evaluation that began last", OURS
+    "epoch-begun",
+    "what names an epoch names the one that began last, or that of an evaluation that began last",
 )
-def check_epoch_begun(context: LogContext) -> Iterator[LogBreach]:
+def check_epoch_begun(context: LogContext) -> LogBreaches:
     epoch: float | None = None
     evals = deque[float](maxlen=2)  # another process may evaluate while the training goes on
     for event in context.run.events:
@@ -134,9 +133,10 @@ def check_epoch_begun(context: LogContext) -> Iterator[LogBreach]:
 
 
 @log_rule(
-    "epoch-steps", "the steps at an evaluation are those of its epoch: batch size times steps are its samples", OURS
+    "epoch-steps",
+    "the steps at an evaluation are those of its epoch: batch size times steps are its samples",
 )
-def check_epoch_steps(context: LogContext) -> Iterator[LogBreach]:
+def check_epoch_steps(context: LogContext) -> LogBreaches:
     batch, samples = context.record.global_batch_size or 0, context.record.train_samples or 0
     counts_samples = context.benchmark is not None and context.benchmark.epoch_counts_samples
     if batch < 1 or samples < 1 or counts_samples:
@@ -159,15 +159,14 @@ def check_epoch_steps(context: LogContext) -> Iterator[LogBreach]:
     "what a log states twice is the same: rates, steps, seconds beside time stamps, learning rates; what it measured is "
     "finite, no accuracy above 1, no value twice in a row, no two in a row again, no rate far above "
     "the others",
-    OURS,
 )
-def check_stated_twice(context: LogContext) -> Iterator[LogBreach]:
+def check_stated_twice(context: LogContext) -> LogBreaches:
     if context.record.status in ("success", None):  # logs of v0.7 state none
         for check in (_list_contradictions, _check_clocks, _check_repeated, _check_learning_rates):
             yield from islice(check(context), 1)
 
 
-def _list_contradictions(context: LogContext) -> Iterator[LogBreach]:
+def _list_contradictions(context: LogContext) -> LogBreaches:
     """Yield what contradicts an earlier event. No published log of MLPerf HPC has one."""
     throughput, steps = dict[float | None, float | None](), 0.0
     before = dict[str, object]()
@@ -200,7 +199,7 @@ def _list_contradictions(context: LogContext) -> Iterator[LogBreach]:
         steps = taken or steps
 
 
-def _check_loss_and_target(context: LogContext, event: Event, value: float | None) -> Iterator[LogBreach]:
+def _check_loss_and_target(context: LogContext, event: Event, value: float | None) -> LogBreaches:
     """Yield a loss below 0, and a target that is neither that of the benchmark nor the value that reached it."""
     if event.key == "eval_loss" and value is not None and value < 0.0 and context.division == "closed":
         yield event.line, f"eval_loss = {value:g}: expected at least 0"
@@ -215,7 +214,7 @@ def _check_loss_and_target(context: LogContext, event: Event, value: float | Non
             )
 
 
-def _check_clocks(context: LogContext) -> Iterator[LogBreach]:
+def _check_clocks(context: LogContext) -> LogBreaches:
     """Yield seconds that a log states of an interval and that its time stamps do not have."""
     stamps = dict[tuple[str, float | None], float]()
     for event in context.run.events:
@@ -241,7 +240,7 @@ def _fits_clock(stated_s: float, took_s: float) -> bool:
     return (1.0 - _RATE_TOLERANCE) * took_s - _SHORTEST_S <= stated_s <= 1.002 * took_s + _CLOCK_S
 
 
-def _check_repeated(context: LogContext) -> Iterator[LogBreach]:
+def _check_repeated(context: LogContext) -> LogBreaches:
     """Yield two measured numbers in a row that an earlier event has. Of 944 published logs none has such."""
     seen, last = dict[tuple[str, float, float], int](), dict[str, float]()
     for event in context.run.every(*_MEASURED):
@@ -257,7 +256,7 @@ def _check_repeated(context: LogContext) -> Iterator[LogBreach]:
                 last[key] = known[-1]
 
 
-def _check_learning_rates(context: LogContext) -> Iterator[LogBreach]:
+def _check_learning_rates(context: LogContext) -> LogBreaches:
     """Yield the highest learning rate of a log, if it is not the stated one, one that still rises after the stated
     warm-up, and a later one that the stated decay does not give. Warm-up may be longer than the run, and some codes end
     with a rate of 0.
@@ -292,8 +291,8 @@ def _list_numbers(value: object) -> list[float]:
     return [number for number in found if number is not None]
 
 
-@log_rule("epoch-time", "no epoch is fifty times shorter than two others", OURS)
-def check_epoch_time(context: LogContext) -> Iterator[LogBreach]:
+@log_rule("epoch-time", "no epoch is fifty times shorter than two others")
+def check_epoch_time(context: LogContext) -> LogBreaches:
     seconds = [(epoch.stop_s - epoch.start_s, epoch) for epoch in context.record.epochs if epoch.complete]
     # One may have waited for a file system: that costs the submitter.
     long_s = sorted(length for length, _ in seconds)[-2] if len(seconds) > 1 else 0.0
@@ -308,9 +307,8 @@ def check_epoch_time(context: LogContext) -> Iterator[LogBreach]:
     "eval-time",
     "no evaluation is ten times faster than training computes as many samples, 25 times faster than others of the run, "
     "nor faster than the accelerators can",
-    OURS,
 )
-def check_eval_time(context: LogContext) -> Iterator[LogBreach]:
+def check_eval_time(context: LogContext) -> LogBreaches:
     lasted, begun = list[tuple[float, Event]](), dict[float | None, Event]()
     for event in context.run.every(mllog.EVAL_START, mllog.EVAL_STOP):
         number = find_epoch_num(event)
@@ -355,9 +353,8 @@ def _compute_shortest_eval_s(context: LogContext) -> float | None:
 @log_rule(
     "throughput-run",
     "a run is at most half as fast again as its highest logged throughput, where the metric counts samples or epochs",
-    OURS,
 )
-def check_throughput_run(context: LogContext) -> Iterator[LogBreach]:
+def check_throughput_run(context: LogContext) -> LogBreaches:
     rates = [rate for event in context.run.every(mllog.TRACKED_STATS) if (rate := _find_rate(event))]
     seconds, benchmark = context.record.time_to_train_s, context.benchmark
     samples = count_evaluated_samples(context.record, benchmark) if benchmark is not None else None
@@ -368,8 +365,8 @@ def check_throughput_run(context: LogContext) -> Iterator[LogBreach]:
         yield context.record.evals[-1].line, f"throughput is at most {max(rates):g} samples/s; {due}"
 
 
-@log_rule("throughput-whole", "a log that states the throughput of one epoch states that of every finished epoch", OURS)
-def check_throughput_whole(context: LogContext) -> Iterator[LogBreach]:
+@log_rule("throughput-whole", "a log that states the throughput of one epoch states that of every finished epoch")
+def check_throughput_whole(context: LogContext) -> LogBreaches:
     rates = [event for event in context.run.every(mllog.TRACKED_STATS) if _find_rate(event) is not None]
     numbers = {convert_to_float(event.metadata.get("epoch_num", event.metadata.get("epoch"))) for event in rates}
     finished = [epoch for epoch in context.record.epochs if epoch.complete]
@@ -388,9 +385,8 @@ def check_throughput_whole(context: LogContext) -> Iterator[LogBreach]:
     "throughput-true",
     "the logged throughput agrees with the samples and the time of the epoch within 3 %, 0.1 s of the clock and a pause"
     " of 2 s",
-    OURS,
 )
-def check_throughput_true(context: LogContext) -> Iterator[LogBreach]:
+def check_throughput_true(context: LogContext) -> LogBreaches:
     finished = list_finished_epochs(context)
     rates = [(event, rate) for event in context.run.every(mllog.TRACKED_STATS) if (rate := _find_rate(event))]
     for index, (event, rate) in enumerate(rates):

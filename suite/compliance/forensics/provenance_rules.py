@@ -45,7 +45,7 @@ from mlhpc.suite.compliance.rebuild import (
     select_runs,
 )
 from mlhpc.suite.compliance.result import Result, count_evaluated_samples, count_trained_samples
-from mlhpc.suite.compliance.rules.base import OURS, ResultBreach, Rule, render_log_name, result_rule
+from mlhpc.suite.compliance.rules.base import ResultBreaches, Rule, render_log_name, result_rule
 from mlhpc.suite.compliance.ruleset import compute_logs_digest, read_ruleset
 from mlhpc.suite.config import RunConfig
 from mlhpc.suite.data.manifest import Manifest
@@ -85,9 +85,10 @@ _FLOPS_PER_CYCLE, _FLOPS_PER_CYCLE_REDUCED = 128.0, 4096.0  # two 512-bit FMA un
 
 
 @result_rule(
-    "provenance-missing", "a result of this suite has the run.json and the facts of its nodes in the package", OURS
+    "provenance-missing",
+    "a result of this suite has the run.json and the facts of its nodes in the package",
 )
-def check_provenance_missing(result: Result) -> Iterator[ResultBreach]:
+def check_provenance_missing(result: Result) -> ResultBreaches:
     if result.group.package is None or not result.runs:
         return
     found = result.provenance
@@ -103,9 +104,10 @@ def check_provenance_missing(result: Result) -> Iterator[ResultBreach]:
 
 
 @result_rule(
-    "provenance-agrees", "run.json and the logs agree: workload, size, mode, version, and when the runs were made", OURS
+    "provenance-agrees",
+    "run.json and the logs agree: workload, size, mode, version, and when the runs were made",
 )
-def check_provenance_agrees(result: Result) -> Iterator[ResultBreach]:
+def check_provenance_agrees(result: Result) -> ResultBreaches:
     if result.group.package is None:
         return
     first = result.runs[0] if result.runs else RunRecord()
@@ -141,9 +143,8 @@ def check_provenance_agrees(result: Result) -> Iterator[ResultBreach]:
 @result_rule(
     "provenance-valid",
     "every file that is kept of a run folder is known and whole: its reader takes it, no digest contradicts it",
-    OURS,
 )
-def check_provenance_valid(result: Result) -> Iterator[ResultBreach]:
+def check_provenance_valid(result: Result) -> ResultBreaches:
     runs: dict[int, list[RunRecord]] = {}
     for run in result.runs:
         runs.setdefault(id(result.provenance.folder_of(run)), []).append(run)
@@ -155,9 +156,8 @@ def check_provenance_valid(result: Result) -> Iterator[ResultBreach]:
     "trials-whole",
     "the trials of a run folder are 0 to runs - 1, each is there once, has the number of its log's name, and began after "
     "those before it, unless the folder shows that it was made again",
-    OURS,
 )
-def check_trials_whole(result: Result) -> Iterator[ResultBreach]:
+def check_trials_whole(result: Result) -> ResultBreaches:
     found = result.provenance
     if not found.folders or not result.runs:
         return
@@ -194,7 +194,7 @@ def check_trials_whole(result: Result) -> Iterator[ResultBreach]:
             yield folder.path / "origin.json", f"names {', '.join(extra[:5])}: there is no such log"
 
 
-def _check_trial_order(result: Result, folder: KeptFolder) -> Iterator[ResultBreach]:
+def _check_trial_order(result: Result, folder: KeptFolder) -> ResultBreaches:
     """Yield a run that began after the next trials of its job: a better one may have taken the place of another."""
     mine = [run for run in result.runs if run.mode == "strong" and result.provenance.folder_of(run) is folder]
     for run, after in pairwise(sorted(mine, key=lambda run: run.trial or 0)):
@@ -207,9 +207,8 @@ def _check_trial_order(result: Result, folder: KeptFolder) -> Iterator[ResultBre
     "statements-agree",
     "what a package states is derived again from its logs and from what it keeps of the runs, and is the same: "
     "settings, command, seeds, system description, result.json, scripts",
-    OURS,
 )
-def check_statements_agree(result: Result) -> Iterator[ResultBreach]:
+def check_statements_agree(result: Result) -> ResultBreaches:
     if not result.runs:
         return
     settings = {folder.path: _read_settings(folder) for folder in result.provenance.folders}
@@ -236,7 +235,7 @@ def _read_settings(folder: KeptFolder) -> RunConfig | str | None:
         return str(error)
 
 
-def _check_command(folder: KeptFolder, kept: RunConfig | str | None) -> Iterator[ResultBreach]:
+def _check_command(folder: KeptFolder, kept: RunConfig | str | None) -> ResultBreaches:
     """Yield how the command in run.json differs from run.json itself and from config.yaml."""
     info, descriptor, path = folder.info, find_descriptor(folder), folder.path / "run.json"
     if info is None or info.loop is not None:
@@ -251,7 +250,7 @@ def _check_command(folder: KeptFolder, kept: RunConfig | str | None) -> Iterator
         yield path, str(error)
 
 
-def _check_run_settings(run: RunRecord, folder: KeptFolder, kept: RunConfig | str | None) -> Iterator[ResultBreach]:
+def _check_run_settings(run: RunRecord, folder: KeptFolder, kept: RunConfig | str | None) -> ResultBreaches:
     """Yield the settings that the log has in another way than config.yaml, and the ranks."""
     info = folder.info
     if info is None or run.config is None:
@@ -272,7 +271,7 @@ def _check_run_settings(run: RunRecord, folder: KeptFolder, kept: RunConfig | st
         yield run.path, f"loop: {render_repr(run.loop)} in the log, {render_repr(info.loop)} in run.json"
 
 
-def _check_seed(result: Result, run: RunRecord, folder: KeptFolder) -> Iterator[ResultBreach]:
+def _check_seed(result: Result, run: RunRecord, folder: KeptFolder) -> ResultBreaches:
     """Yield a seed that is not that of run.json. Without one there each trial draws 31 random bits."""
     info = folder.info
     if info is None or info.loop is not None or run.seed is None or run.trial is None:
@@ -288,7 +287,7 @@ def _check_seed(result: Result, run: RunRecord, folder: KeptFolder) -> Iterator[
             yield run.path, f"seed: {run.seed}, which nobody draws of 2^31; run.json has no seed"
 
 
-def _check_read_files(result: Result, run: RunRecord, folder: KeptFolder) -> Iterator[ResultBreach]:
+def _check_read_files(result: Result, run: RunRecord, folder: KeptFolder) -> ResultBreaches:
     """Yield a plan that the package lacks or has in another form, and first weights that are not the size's own."""
     descriptor, sources, kept = find_descriptor(folder), folder.read("sources.json", Sources), folder.files.get(PLAN)
     plan, info = run.plan or {}, folder.info
@@ -329,7 +328,7 @@ def _collect_events(kept: RunConfig) -> dict[str, Any] | None:
 
 def _check_installed(
     result: Result, run: RunRecord, folder: KeptFolder, kept: RunConfig | str | None
-) -> Iterator[ResultBreach]:
+) -> ResultBreaches:
     """Yield what a log states in another way than the files of the suite say, where the run had those of this suite."""
     descriptor, card = find_descriptor(folder), result.benchmark.card if result.benchmark is not None else None
     if has_same_code(folder, None, "__init__.py") and run.suite_version != VERSION:
@@ -365,7 +364,7 @@ def _check_installed(
         yield run.path, f"work_per_sample.{name}: {render_repr(one)} in the log, {render_repr(other)} by the suite"
 
 
-def _check_sizes(result: Result, run: RunRecord, folder: KeptFolder) -> Iterator[ResultBreach]:
+def _check_sizes(result: Result, run: RunRecord, folder: KeptFolder) -> ResultBreaches:
     """Yield bytes and files that a log states otherwise than data.json, and memory or threads otherwise than facts."""
     manifest, nodes = folder.read("data.json", Manifest), folder.nodes
     card = result.benchmark.card if result.benchmark is not None else None
@@ -393,7 +392,7 @@ def _check_sizes(result: Result, run: RunRecord, folder: KeptFolder) -> Iterator
 _PLAN_HEAD = ("description", "version", "mesh")  # of a plan: not in the log, or resolved there
 
 
-def _check_derived(result: Result) -> Iterator[ResultBreach]:
+def _check_derived(result: Result) -> ResultBreaches:
     """Yield what the package states in another way than `mlhpc package` derives it from the same files."""
     folders, system, benchmark = result.provenance.folders, result.system, result.benchmark
     first = result.runs[0]
@@ -446,7 +445,7 @@ def _check_derived(result: Result) -> Iterator[ResultBreach]:
             yield path, "is no file that mlhpc package writes: nobody reads it"
 
 
-def _check_unstated(folder: KeptFolder, runs: Sequence[RunRecord]) -> Iterator[ResultBreach]:
+def _check_unstated(folder: KeptFolder, runs: Sequence[RunRecord]) -> ResultBreaches:
     """Yield a kept file whose event no log has: of a job, of a preflight, of a run that was interrupted."""
     redacted = folder.origin.redacted if folder.origin is not None else {}
     for name, file in folder.files.items():
@@ -480,9 +479,10 @@ def _render_difference(difference: Difference, one: str, other: str) -> str:
 
 
 @result_rule(
-    "facts-agree", "the system description and the logs claim the hardware that the facts of the nodes name", OURS
+    "facts-agree",
+    "the system description and the logs claim the hardware that the facts of the nodes name",
 )
-def check_facts_agree(result: Result) -> Iterator[ResultBreach]:
+def check_facts_agree(result: Result) -> ResultBreaches:
     facts = result.provenance.facts if result.group.package is not None else []
     if not facts:
         return
@@ -515,7 +515,7 @@ def check_facts_agree(result: Result) -> Iterator[ResultBreach]:
     yield from _check_stated_hardware(result, facts)
 
 
-def _check_environment(folder: KeptFolder, last_s: float) -> Iterator[ResultBreach]:
+def _check_environment(folder: KeptFolder, last_s: float) -> ResultBreaches:
     """Yield facts in a file that is not their node's, or of another time than the runs', the last of which began at
     ``last_s``; and software that the facts and the environment have otherwise.
     """
@@ -577,7 +577,7 @@ def _check_node(node: Facts) -> Iterator[str]:
         yield f"the facts of node {name} allow {allowed} CPUs of {cpu.threads}"
 
 
-def _check_cpus(result: Result, facts: Sequence[Facts]) -> Iterator[ResultBreach]:
+def _check_cpus(result: Result, facts: Sequence[Facts]) -> ResultBreaches:
     """Yield the runs that counted more CPUs of a node than its facts have, or than its ranks were allowed."""
     threads = [node.cpu.threads for node in facts if node.cpu.threads is not None]
     allowed = max((node.limits.cpus_allowed or math.inf for node in facts), default=math.inf)  # of one rank
@@ -587,7 +587,7 @@ def _check_cpus(result: Result, facts: Sequence[Facts]) -> Iterator[ResultBreach
             yield run.path, f"other_work counts {run.other_work.cpus} CPUs, the facts of a node {most:g}"
 
 
-def _check_stated_hardware(result: Result, facts: Sequence[Facts]) -> Iterator[ResultBreach]:
+def _check_stated_hardware(result: Result, facts: Sequence[Facts]) -> ResultBreaches:
     """Yield the hardware that the system file states against the probes of the nodes."""
     origin = result.provenance.folders[0].origin if result.provenance.folders else None
     described = origin.description if origin is not None else None
@@ -611,7 +611,7 @@ _HARDWARE = {
 }
 
 
-def _check_accelerator_counts(result: Result, facts: Sequence[Facts]) -> Iterator[ResultBreach]:
+def _check_accelerator_counts(result: Result, facts: Sequence[Facts]) -> ResultBreaches:
     """Yield the runs that claim more accelerators per node than the facts of a node list."""
     fewest = min(len(node.accelerators) for node in facts)
     for run in result.runs:
@@ -634,8 +634,8 @@ def _check_models(system: SystemFile, facts: Sequence[Facts], *, surveyed: bool)
         yield f"host_processor_model_name = {render_repr(processor)}, the facts say {render_repr(processors[0])}"
 
 
-@result_rule("code-changed", "the code of a run is that of its commit: nothing was changed locally", OURS)
-def check_code_changed(result: Result) -> Iterator[ResultBreach]:
+@result_rule("code-changed", "the code of a run is that of its commit: nothing was changed locally")
+def check_code_changed(result: Result) -> ResultBreaches:
     for folder in result.provenance.folders if result.group.package is not None else ():
         git = folder.info.git if folder.info is not None else None
         # An unknown state counts as changed: only a clean check-out can be repeated.
@@ -647,7 +647,6 @@ RUNS_AT_ONCE = Rule(
     "runs-at-once",
     "runs that go on at one moment, of whatever results, have together no more nodes than the package has facts of, "
     "from the start of their processes to their end",
-    OURS,
 )
 
 
@@ -691,9 +690,8 @@ def find_shared_hosts(results: Sequence[Result]) -> Iterator[tuple[Path, str]]:
     "speed-possible",
     "no run trains faster than its processors can compute, nor 2.5 times as fast as the fastest published run did on "
     "as many of the same accelerators",
-    OURS,
 )
-def check_speed_possible(result: Result) -> Iterator[ResultBreach]:
+def check_speed_possible(result: Result) -> ResultBreaches:
     system = result.system
     named = str(system.fields.get("accelerator_model_name") or "") if system is not None and not system.problem else "?"
     unread = not any(each.isprintable() and not each.isspace() for each in named)
@@ -707,7 +705,7 @@ def check_speed_possible(result: Result) -> Iterator[ResultBreach]:
             yield from islice(_check_run_speed(result, run, seconds, (nodes, accelerators)), 1)
 
 
-def _check_platform(result: Result) -> Iterator[ResultBreach]:
+def _check_platform(result: Result) -> ResultBreaches:
     """Yield a run whose platform, or a system whose name, has other accelerators than the description names."""
     known = result.benchmark.fastest if result.benchmark is not None else {}
     system = result.system
@@ -722,7 +720,7 @@ def _check_platform(result: Result) -> Iterator[ResultBreach]:
             yield path, f"{render_repr(name)} has {', '.join(find(name))}; the description names {', '.join(stated)}"
 
 
-def _check_run_speed(result: Result, run: RunRecord, seconds: float, scale: tuple[int, int]) -> Iterator[ResultBreach]:
+def _check_run_speed(result: Result, run: RunRecord, seconds: float, scale: tuple[int, int]) -> ResultBreaches:
     """Yield how a run is too fast for its machine: by its FLOPs, or by the published runs."""
     nodes, accelerators = scale
     card = _find_work_card(result)

@@ -6,8 +6,8 @@ ruleset (rulesets/*.yaml). mlhpc.suite.compliance.all_rules collects the rules o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -143,6 +143,8 @@ class LogContext:
 
 LogBreach = tuple[int | None, str]  # line number in the log, message
 ResultBreach = tuple[Path | None, str]  # file, or None for the result's folder; message
+LogBreaches = Iterator[LogBreach]
+ResultBreaches = Iterator[ResultBreach]
 
 
 @dataclass(frozen=True)
@@ -151,33 +153,31 @@ class Rule:
 
     name: str
     asks: str
-    source: str
+    source: str = OURS
 
 
 @dataclass(frozen=True)
 class LogRule(Rule):
     """A rule that judges every log by itself."""
 
-    check: Callable[[LogContext], Iterable[LogBreach]]
+    check: Callable[[LogContext], LogBreaches] = field(kw_only=True)
 
 
 @dataclass(frozen=True)
 class ResultRule(Rule):
     """A rule that judges the runs of a result together."""
 
-    check: Callable[[Result], Iterable[ResultBreach]]
+    check: Callable[[Result], ResultBreaches] = field(kw_only=True)
 
 
-def log_rule(name: str, asks: str, source: str) -> Callable[[Callable[[LogContext], Iterable[LogBreach]]], LogRule]:
+def log_rule(name: str, asks: str, source: str = OURS) -> Callable[[Callable[[LogContext], LogBreaches]], LogRule]:
     """Make the decorated function a rule for logs."""
-    return lambda check: LogRule(name, asks, source, check)
+    return lambda check: LogRule(name, asks, source, check=check)
 
 
-def result_rule(
-    name: str, asks: str, source: str
-) -> Callable[[Callable[[Result], Iterable[ResultBreach]]], ResultRule]:
+def result_rule(name: str, asks: str, source: str = OURS) -> Callable[[Callable[[Result], ResultBreaches]], ResultRule]:
     """Make the decorated function a rule for results."""
-    return lambda check: ResultRule(name, asks, source, check)
+    return lambda check: ResultRule(name, asks, source, check=check)
 
 
 def render_rule_link(rule: str) -> str:
@@ -221,7 +221,7 @@ def find_steps_between_evals(context: LogContext) -> float | None:
 
 def check_distinct(
     runs: Sequence[RunRecord], key: Callable[[RunRecord], object], text: Callable[[RunRecord], str]
-) -> Iterator[ResultBreach]:
+) -> ResultBreaches:
     """Yield a breach for every run whose key an earlier run has already. None is no key."""
     first: dict[object, RunRecord] = {}
     for run in runs:

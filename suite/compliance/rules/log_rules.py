@@ -18,10 +18,9 @@ from mlhpc.suite.compliance.rules.base import (
     EMPTY_LOG_RULE,
     HPC,
     LOGGING,
-    OURS,
     RUN_RESULTS,
     TRAINING,
-    LogBreach,
+    LogBreaches,
     LogContext,
     cite,
     find_epoch_num,
@@ -74,7 +73,7 @@ _ZONES_S = 86_400.0  # clocks that show the time of another zone
 
 
 @log_rule(EMPTY_LOG_RULE, "a log holds at least one MLLOG event", LOGGING)
-def check_log_empty(context: LogContext) -> Iterator[LogBreach]:
+def check_log_empty(context: LogContext) -> LogBreaches:
     if not context.log.events:
         yield None, "no MLLOG event found; expected lines with ':::MLLOG {...}'"
 
@@ -82,7 +81,7 @@ def check_log_empty(context: LogContext) -> Iterator[LogBreach]:
 @log_rule(
     "event-valid", "every line with the MLLOG token holds one JSON event with key, value, time_ms and metadata", LOGGING
 )
-def check_event_valid(context: LogContext) -> Iterator[LogBreach]:
+def check_event_valid(context: LogContext) -> LogBreaches:
     log = context.log
     if len(log.problems) == 1 and mllog.RUN_STOP in context.by_key and log.problems[0].line > log.events[-1].line:
         return  # the process was killed while it wrote its last line, after run_stop: nothing of the run is missing
@@ -94,7 +93,7 @@ def check_event_valid(context: LogContext) -> Iterator[LogBreach]:
 @log_rule(
     "benchmark-known", "the ruleset knows the benchmark that the log names, and in mlhpc-1.0 its size", cite(HPC, "2")
 )
-def check_benchmark_known(context: LogContext) -> Iterator[LogBreach]:
+def check_benchmark_known(context: LogContext) -> LogBreaches:
     event = context.log.first(mllog.SUBMISSION_BENCHMARK)
     names = context.ruleset.benchmark_names()
     if event is not None and event.value not in names:
@@ -111,7 +110,7 @@ def check_benchmark_known(context: LogContext) -> Iterator[LogBreach]:
 
 
 @log_rule("key-missing", "every key that the ruleset requires is logged", LOGGING)
-def check_key_missing(context: LogContext) -> Iterator[LogBreach]:
+def check_key_missing(context: LogContext) -> LogBreaches:
     missing = [repr(key) for key in _find_missing_keys(context) if key not in _TRAINING_KEYS]
     if len(missing) > 3:  # a log of another tool lacks nearly all: one finding says it
         yield None, f"{len(missing)} required keys are not logged: {', '.join(missing)}"
@@ -120,7 +119,7 @@ def check_key_missing(context: LogContext) -> Iterator[LogBreach]:
 
 
 @log_rule("training-missing", "the epochs and evaluations of a run are logged", LOGGING)
-def check_training_missing(context: LogContext) -> Iterator[LogBreach]:
+def check_training_missing(context: LogContext) -> LogBreaches:
     for key in _find_missing_keys(context):
         if key in _TRAINING_KEYS:
             yield None, f"no {key} is logged"
@@ -130,14 +129,14 @@ def check_training_missing(context: LogContext) -> Iterator[LogBreach]:
 
 
 @log_rule("key-repeated", "a key that is required once is logged once, even with the same value", LOGGING)
-def check_key_repeated(context: LogContext) -> Iterator[LogBreach]:
+def check_key_repeated(context: LogContext) -> LogBreaches:
     for key, events in _find_repeated_keys(context):
         if all(is_same_value(event.value, events[0].value) for event in events):
             yield events[1].line, f"{key!r} is logged {len(events)} times with one value"
 
 
 @log_rule("key-conflict", "a key that is required once has one value", LOGGING)
-def check_key_conflict(context: LogContext) -> Iterator[LogBreach]:
+def check_key_conflict(context: LogContext) -> LogBreaches:
     for key, events in _find_repeated_keys(context):
         other = next((event for event in events if not is_same_value(event.value, events[0].value)), None)
         if other is not None:
@@ -145,7 +144,7 @@ def check_key_conflict(context: LogContext) -> Iterator[LogBreach]:
 
 
 @log_rule("key-value", "the ruleset or the card allows every value", f"{cite(HPC, '6.1')}; the workload's card")
-def check_key_value(context: LogContext) -> Iterator[LogBreach]:
+def check_key_value(context: LogContext) -> LogBreaches:
     for key, rule in context.key_rules.items():
         for event in context.by_key.get(key, ()) if rule.asks else ():
             # Published logs write "seed: null"; rule seed-missing reports that.
@@ -157,7 +156,7 @@ def check_key_value(context: LogContext) -> Iterator[LogBreach]:
 
 
 @log_rule("key-near", "sample counts are exactly those of the benchmark", LOGGING)
-def check_key_near(context: LogContext) -> Iterator[LogBreach]:
+def check_key_near(context: LogContext) -> LogBreaches:
     for key, rule in context.key_rules.items():
         event = context.log.first(key)
         if event is not None and rule.about is not None and not rule.problem(event.value) and event.value != rule.about:
@@ -165,20 +164,20 @@ def check_key_near(context: LogContext) -> Iterator[LogBreach]:
 
 
 @log_rule("seed-missing", "every run logs its seed", "training_policies#546; mlperf_logging seed_checker")
-def check_seed_missing(context: LogContext) -> Iterator[LogBreach]:
+def check_seed_missing(context: LogContext) -> LogBreaches:
     if context.log.events and all(event.value is None for event in context.every(mllog.SEED)):
         yield None, "no seed is logged"
 
 
-@log_rule("ruleset-agrees", "the log was made for the ruleset it is judged by", OURS)
-def check_ruleset_agrees(context: LogContext) -> Iterator[LogBreach]:
+@log_rule("ruleset-agrees", "the log was made for the ruleset it is judged by")
+def check_ruleset_agrees(context: LogContext) -> LogBreaches:
     event = context.log.first(mllog.RULESET)
     if event is not None and event.value != context.ruleset.name:
         yield event.line, f"the log was made for ruleset {render_repr(event.value)}, judged by {context.ruleset.name}"
 
 
-@log_rule("placeholder", "organisation and platform are no placeholders", OURS)
-def check_placeholder(context: LogContext) -> Iterator[LogBreach]:
+@log_rule("placeholder", "organisation and platform are no placeholders")
+def check_placeholder(context: LogContext) -> LogBreaches:
     for event in context.every(mllog.SUBMISSION_ORG, mllog.SUBMISSION_PLATFORM):
         if isinstance(event.value, str) and "PLACEHOLDER" in event.value:
             yield event.line, f"{event.key} = {render_repr(event.value)} is a placeholder"
@@ -193,7 +192,7 @@ def check_placeholder(context: LogContext) -> Iterator[LogBreach]:
     "run_start, and what describes it before run_stop",
     LOGGING,
 )
-def check_event_order(context: LogContext) -> Iterator[LogBreach]:
+def check_event_order(context: LogContext) -> LogBreaches:
     for earlier, later in (
         (mllog.INIT_START, mllog.INIT_STOP),
         (mllog.INIT_STOP, mllog.RUN_START),
@@ -217,21 +216,21 @@ def check_event_order(context: LogContext) -> Iterator[LogBreach]:
 
 
 @log_rule("run-unfinished", "a run ends with run_stop", f"{RUN_RESULTS}; {LOGGING}")
-def check_run_unfinished(context: LogContext) -> Iterator[LogBreach]:
+def check_run_unfinished(context: LogContext) -> LogBreaches:
     if context.log.events and mllog.RUN_STOP not in context.by_key:
         yield context.log.events[-1].line, "no run_stop: the run did not end"
 
 
 @log_rule("run-time", "run_stop is later than run_start", RUN_RESULTS)
-def check_run_time(context: LogContext) -> Iterator[LogBreach]:
+def check_run_time(context: LogContext) -> LogBreaches:
     seconds = context.record.time_to_train_s
     stop = context.log.first(mllog.RUN_STOP)
     if seconds is not None and stop is not None and seconds <= 0.0:
         yield stop.line, f"run_stop is {render_duration(-seconds)} before run_start: the run has no time"
 
 
-@log_rule("clock-jump", "time stamps never jump back by more than a minute, nor in all by more than 1 s", OURS)
-def check_clock_jump(context: LogContext) -> Iterator[LogBreach]:
+@log_rule("clock-jump", "time stamps never jump back by more than a minute, nor in all by more than 1 s")
+def check_clock_jump(context: LogContext) -> LogBreaches:
     if context.in_time_order:
         return
     # The clock may not be paused: each step back takes its seconds out of the run.
@@ -260,8 +259,8 @@ def _list_steps_back(context: LogContext) -> Iterator[tuple[int, float]]:
             yield event.line, seconds
 
 
-@log_rule("run-once", "a log has one run_start and one run_stop; ranks that log it too do so within 1 s", OURS)
-def check_run_once(context: LogContext) -> Iterator[LogBreach]:
+@log_rule("run-once", "a log has one run_start and one run_stop; ranks that log it too do so within 1 s")
+def check_run_once(context: LogContext) -> LogBreaches:
     for key in (mllog.RUN_START, mllog.RUN_STOP):
         events = context.by_key.get(key, [])
         other = next((event for event in events if abs(event.time_ms - events[0].time_ms) > _LONGEST_GAP_S * 1e3), None)
@@ -275,7 +274,7 @@ def check_run_once(context: LogContext) -> Iterator[LogBreach]:
     "time stamps are Unix time in milliseconds, not before the year of the rules - 2, and not after now",
     LOGGING,
 )
-def check_clock_unit(context: LogContext) -> Iterator[LogBreach]:
+def check_clock_unit(context: LogContext) -> LogBreaches:
     first = datetime(context.ruleset.data.year - 2, 1, 1, tzinfo=UTC).timestamp() * 1e3
     last = (time.time() + _ZONES_S) * 1e3
     event = next((event for event in context.log.events if not first <= event.time_ms <= last), None)
@@ -288,9 +287,8 @@ def check_clock_unit(context: LogContext) -> Iterator[LogBreach]:
 @log_rule(
     "clock-order",
     "time stamps never go back (MLPerf's rounds, where many ranks write: those of one clock that times are read from)",
-    OURS,
 )
-def check_clock_order(context: LogContext) -> Iterator[LogBreach]:
+def check_clock_order(context: LogContext) -> LogBreaches:
     if context.in_time_order:
         return
     many = context.ruleset.data.many_writers
@@ -308,7 +306,7 @@ def check_clock_order(context: LogContext) -> Iterator[LogBreach]:
     "4 hours)",
     RUN_RESULTS,
 )
-def check_init_limit(context: LogContext) -> Iterator[LogBreach]:
+def check_init_limit(context: LogContext) -> LogBreaches:
     limit = context.ruleset.data.init_minutes["open" if context.division == "open" else "closed"]
     start = context.log.first(mllog.INIT_START)
     if start is not None and context.ruleset.complete:  # whatever a log begins with is a part of its set-up
@@ -329,7 +327,7 @@ def check_init_limit(context: LogContext) -> Iterator[LogBreach]:
     "run_start follows init_stop within 1 s: time between them would count neither as set-up nor as run",
     RUN_RESULTS,
 )
-def check_init_gap(context: LogContext) -> Iterator[LogBreach]:
+def check_init_gap(context: LogContext) -> LogBreaches:
     stop, start = context.log.first(mllog.INIT_STOP), context.log.first(mllog.RUN_START)
     if stop is not None and start is not None and (start.time_ms - stop.time_ms) / 1e3 > _LONGEST_GAP_S:
         yield start.line, f"run_start is {render_duration((start.time_ms - stop.time_ms) / 1e3)} after init_stop"
@@ -338,7 +336,7 @@ def check_init_gap(context: LogContext) -> Iterator[LogBreach]:
 @log_rule(
     "staging-order", "staging_stop has a staging_start, and up to v2.0 staging lies inside the run", cite(HPC, "5.1")
 )
-def check_staging_order(context: LogContext) -> Iterator[LogBreach]:
+def check_staging_order(context: LogContext) -> LogBreaches:
     start, stop = context.log.first(mllog.STAGING_START), context.log.first(mllog.STAGING_STOP)
     run = context.log.first(mllog.RUN_START)
     if stop is not None and start is None:
@@ -353,7 +351,7 @@ def check_staging_order(context: LogContext) -> Iterator[LogBreach]:
     "every interval that begins also ends, except an epoch and an evaluation that run_stop interrupts",
     LOGGING,
 )
-def check_interval_open(context: LogContext) -> Iterator[LogBreach]:
+def check_interval_open(context: LogContext) -> LogBreaches:
     if mllog.RUN_STOP not in context.by_key:
         return
     for stem, allowed in (("staging", 0), ("eval", 1), ("epoch", 1)):  # run_stop may interrupt the last ``allowed``
@@ -362,8 +360,8 @@ def check_interval_open(context: LogContext) -> Iterator[LogBreach]:
             yield starts[-1].line, f"{len(starts)} {stem}_start but {len(stops)} {stem}_stop"
 
 
-@log_rule("interval-negative", "no interval ends before it begins", OURS)
-def check_interval_negative(context: LogContext) -> Iterator[LogBreach]:
+@log_rule("interval-negative", "no interval ends before it begins")
+def check_interval_negative(context: LogContext) -> LogBreaches:
     for epoch in context.record.epochs:
         if epoch.stop_s < epoch.start_s - _CLOCK_STEP_S and (epoch.complete or not _has_offline_evals(context)):
             yield None, f"epoch {epoch.number} ends {render_duration(epoch.start_s - epoch.stop_s)} before it begins"
@@ -378,8 +376,8 @@ def check_interval_negative(context: LogContext) -> Iterator[LogBreach]:
             yield event.line if event else None, f"{name}_stop is {render_duration(-seconds)} before {name}_start"
 
 
-@log_rule("event-after-stop", "nothing is staged, trained or evaluated after run_stop", OURS)
-def check_event_after_stop(context: LogContext) -> Iterator[LogBreach]:
+@log_rule("event-after-stop", "nothing is staged, trained or evaluated after run_stop")
+def check_event_after_stop(context: LogContext) -> LogBreaches:
     position = context.position.get(mllog.RUN_STOP)
     if position is None:
         return
@@ -394,7 +392,7 @@ def check_event_after_stop(context: LogContext) -> Iterator[LogBreach]:
 
 
 @log_rule("run-status", "run_stop carries a status, success or aborted", LOGGING)
-def check_run_status(context: LogContext) -> Iterator[LogBreach]:
+def check_run_status(context: LogContext) -> LogBreaches:
     stop = context.log.first(mllog.RUN_STOP)
     if stop is None:
         return
@@ -406,14 +404,14 @@ def check_run_status(context: LogContext) -> Iterator[LogBreach]:
 
 
 @log_rule("run-aborted", "a scored run was not aborted", BENCHMARK_RESULTS)
-def check_run_aborted(context: LogContext) -> Iterator[LogBreach]:
+def check_run_aborted(context: LogContext) -> LogBreaches:
     stop = context.log.first(mllog.RUN_STOP)
     if stop is not None and stop.metadata.get("status") == "aborted":
         yield stop.line, "the run was aborted"
 
 
 @log_rule("target-missed", "the run reaches the target before run_stop", cite(HPC, "2"))
-def check_target_missed(context: LogContext) -> Iterator[LogBreach]:
+def check_target_missed(context: LogContext) -> LogBreaches:
     if context.benchmark is None or find_first_on_target(context.record, context.benchmark) is not None:
         return
     values = [item.value for item in context.record.evals]
@@ -428,8 +426,8 @@ def check_target_missed(context: LogContext) -> Iterator[LogBreach]:
     yield line, f"best {context.record.metric_key} is {shown}; the target is {context.benchmark.target_text}"
 
 
-@log_rule("status-true", "a run with status success has an evaluation that reaches the target", OURS)
-def check_status_true(context: LogContext) -> Iterator[LogBreach]:
+@log_rule("status-true", "a run with status success has an evaluation that reaches the target")
+def check_status_true(context: LogContext) -> LogBreaches:
     stop = context.log.first(mllog.RUN_STOP)
     if stop is None or context.benchmark is None:
         return
@@ -438,8 +436,8 @@ def check_status_true(context: LogContext) -> Iterator[LogBreach]:
         yield stop.line, "status is 'success' but no evaluation reaches the target"
 
 
-@log_rule("last-eval", "the last evaluation before run_stop reaches the target, as an earlier one did", OURS)
-def check_last_eval(context: LogContext) -> Iterator[LogBreach]:
+@log_rule("last-eval", "the last evaluation before run_stop reaches the target, as an earlier one did")
+def check_last_eval(context: LogContext) -> LogBreaches:
     evals = context.record.evals
     if context.benchmark is None or not evals or find_first_on_target(context.record, context.benchmark) is None:
         return
@@ -451,8 +449,8 @@ def check_last_eval(context: LogContext) -> Iterator[LogBreach]:
         yield evals[-1].line, f"the last evaluation before run_stop is {last}; the target is {target}"
 
 
-@log_rule("late-stop", "a run stops at the first evaluation that reaches the target", OURS)
-def check_late_stop(context: LogContext) -> Iterator[LogBreach]:
+@log_rule("late-stop", "a run stops at the first evaluation that reaches the target")
+def check_late_stop(context: LogContext) -> LogBreaches:
     first = find_first_on_target(context.record, context.benchmark) if context.benchmark else None
     if first is not None and first is not context.record.evals[-1]:
         after = len(context.record.evals) - 1 - context.record.evals.index(first)
@@ -531,7 +529,7 @@ SCHEDULES = f"{cite(TRAINING, '9.4')}; mlperf_logging training_*/closed_*.yaml" 
 
 
 @log_rule("eval-value", "every value of the metric is a number", LOGGING)
-def check_eval_value(context: LogContext) -> Iterator[LogBreach]:
+def check_eval_value(context: LogContext) -> LogBreaches:
     for event in context.every(mllog.EVAL_ERROR, mllog.EVAL_ACCURACY):
         # NaN and infinity are values of the metric: the training diverged, the log is valid.
         if convert_to_float(event.value) is None and not _is_diverged(event):
@@ -549,7 +547,7 @@ def _is_diverged(event: Event) -> bool:
 @log_rule(
     "eval-epoch", "epochs, evaluations and metric values carry their epoch_num (Training: or samples_count)", LOGGING
 )
-def check_eval_epoch(context: LogContext) -> Iterator[LogBreach]:
+def check_eval_epoch(context: LogContext) -> LogBreaches:
     own = context.benchmark.numbered if context.benchmark is not None else {}
     for key, names in (dict(context.ruleset.data.numbered) | dict(own)).items():
         unnumbered: Sequence[Event] = context.by_key.get(key, ())
@@ -565,7 +563,7 @@ def check_eval_epoch(context: LogContext) -> Iterator[LogBreach]:
     "to the next times batch size",
     cite(TRAINING, "5.3"),
 )
-def check_epoch_numbers(context: LogContext) -> Iterator[LogBreach]:
+def check_epoch_numbers(context: LogContext) -> LogBreaches:
     epochs = context.by_key.get(mllog.EPOCH_START, [])
     first = find_epoch_num(epochs[0]) if epochs else None
     increment: float | None = 1.0
@@ -594,7 +592,7 @@ def check_epoch_numbers(context: LogContext) -> Iterator[LogBreach]:
     "evaluation without a value, and codes that evaluate beside the training in an epoch that is not evaluated",
     "the workload's card",
 )
-def check_eval_every_epoch(context: LogContext) -> Iterator[LogBreach]:
+def check_eval_every_epoch(context: LogContext) -> LogBreaches:
     if context.ruleset.foreign and context.division == "open":
         return  # only the closed division prescribes when to evaluate
     evaluated = _count_evaluations(context)
@@ -615,16 +613,16 @@ def _count_evaluations(context: LogContext) -> Counter[float | None]:
     return Counter(map(_find_eval_place, valued))
 
 
-@log_rule("eval-diverged", "the metric is never NaN or infinite: there the training diverged", OURS)
-def check_eval_diverged(context: LogContext) -> Iterator[LogBreach]:
+@log_rule("eval-diverged", "the metric is never NaN or infinite: there the training diverged")
+def check_eval_diverged(context: LogContext) -> LogBreaches:
     values = list(context.every(context.benchmark.metric)) if context.benchmark else []
     diverged = [event for event in values if _is_diverged(event)]
     if diverged:
         yield diverged[0].line, f"{len(diverged)} of {len(values)} values of {diverged[0].key} are NaN or infinite"
 
 
-@log_rule("eval-negative", "no value of the metric is negative", OURS)
-def check_eval_negative(context: LogContext) -> Iterator[LogBreach]:
+@log_rule("eval-negative", "no value of the metric is negative")
+def check_eval_negative(context: LogContext) -> LogBreaches:
     for event in context.every(context.benchmark.metric) if context.benchmark else ():
         number = convert_to_float(event.value)
         if number is not None and number < 0.0:
@@ -637,7 +635,7 @@ def check_eval_negative(context: LogContext) -> Iterator[LogBreach]:
     "every evaluation that ends has begun, and every one that begins ends, except the last if run_stop interrupts it",
     LOGGING,
 )
-def check_eval_closed(context: LogContext) -> Iterator[LogBreach]:
+def check_eval_closed(context: LogContext) -> LogBreaches:
     if mllog.RUN_STOP not in context.by_key:
         return
     starts, stops = context.run.every(mllog.EVAL_START), context.run.every(mllog.EVAL_STOP)
@@ -658,7 +656,7 @@ def check_eval_closed(context: LogContext) -> Iterator[LogBreach]:
     "evaluations come after as many samples as the benchmark prescribes, or in its interval within 10 % and a batch",
     SCHEDULES,
 )
-def check_eval_schedule(context: LogContext) -> Iterator[LogBreach]:
+def check_eval_schedule(context: LogContext) -> LogBreaches:
     benchmark, batch = context.benchmark, parse_int64(context.logged(mllog.GLOBAL_BATCH_SIZE))
     # The bound keeps a forged batch size from making the arithmetic of the schedule overflow.
     if benchmark is None or context.division == "open" or batch is None or not 0 < batch < 10**9:

@@ -16,8 +16,7 @@ from msgspec import ValidationError
 
 from mlhpc.suite.card import SizeCard
 from mlhpc.suite.compliance.rules.base import (
-    OURS,
-    LogBreach,
+    LogBreaches,
     LogContext,
     find_epoch_num,
     list_finished_epochs,
@@ -36,8 +35,8 @@ from mlhpc.suite.training.parallel.plan import ParallelPlan
 # ruff: noqa: D103  the explanation of a rule is the second argument of its decorator, where --explain finds it
 
 
-@log_rule("resumed", "a resumed run is not scored: its log is called resumed_<i>_<k>.txt, never result_<i>.txt", OURS)
-def check_resumed(context: LogContext) -> Iterator[LogBreach]:
+@log_rule("resumed", "a resumed run is not scored: its log is called resumed_<i>_<k>.txt, never result_<i>.txt")
+def check_resumed(context: LogContext) -> LogBreaches:
     event, stop = next(context.every(mllog.RUN_RESUMED, mllog.RECOVERY), None), context.log.first(mllog.RUN_STOP)
     if event is not None:
         yield event.line, "the run was resumed from a checkpoint"
@@ -46,8 +45,8 @@ def check_resumed(context: LogContext) -> Iterator[LogBreach]:
         yield stop.line, f"the run began with block {render_repr(stop.metadata['first_block'])}: it was resumed"
 
 
-@log_rule("run-replaced", "a run that takes the place of one that began and failed says so, and is shown", OURS)
-def check_run_replaced(context: LogContext) -> Iterator[LogBreach]:
+@log_rule("run-replaced", "a run that takes the place of one that began and failed says so, and is shown")
+def check_run_replaced(context: LogContext) -> LogBreaches:
     for event in context.by_key.get(mllog.RUN_REPLACED, ()):
         yield event.line, f"the run was made in place of one that began and failed ({render_repr(event.value)})"
 
@@ -62,9 +61,8 @@ def _render_difference(seconds: float, other: float) -> str:
 @log_rule(
     "energy-plausible",
     "an energy counter shows 1 W (memory: 0) to 100 kW, and is one of those that the event names",
-    OURS,
 )
-def check_energy_plausible(context: LogContext) -> Iterator[LogBreach]:
+def check_energy_plausible(context: LogContext) -> LogBreaches:
     for event in context.by_key.get(mllog.ENERGY, ()):
         seconds, about = convert_to_float(event.metadata.get("seconds")), event.metadata
         sources = {str(name).partition("/")[0] for name, _ in _list_entries(event)}
@@ -90,8 +88,8 @@ def check_energy_plausible(context: LogContext) -> Iterator[LogBreach]:
                 return
 
 
-@log_rule("config-agrees", "the resolved configuration agrees with the events", OURS)
-def check_config_agrees(context: LogContext) -> Iterator[LogBreach]:
+@log_rule("config-agrees", "the resolved configuration agrees with the events")
+def check_config_agrees(context: LogContext) -> LogBreaches:
     event, config = context.log.first(mllog.RUN_CONFIG), context.record.config or {}
     if event is None:
         return
@@ -122,7 +120,7 @@ def check_config_agrees(context: LogContext) -> Iterator[LogBreach]:
         yield event.line, f"run_config has max_epochs = {most:g}, the run has {len(context.record.epochs)} epochs"
 
 
-def _check_choices(context: LogContext, config: Mapping[str, Any]) -> Iterator[LogBreach]:
+def _check_choices(context: LogContext, config: Mapping[str, Any]) -> LogBreaches:
     """Yield a choice that was made in another way than run_config asks for, or for another run."""
     choices = config.get("choices")
     asked: dict[str, Any] = choices if isinstance(choices, dict) else {}
@@ -146,7 +144,7 @@ def _check_choices(context: LogContext, config: Mapping[str, Any]) -> Iterator[L
                 yield event.line, f"{what}; the run has {render_repr(stated[key])}"
 
 
-def _check_device(context: LogContext, event: Event, config: Mapping[str, Any]) -> Iterator[LogBreach]:
+def _check_device(context: LogContext, event: Event, config: Mapping[str, Any]) -> LogBreaches:
     """Yield a device that contradicts the number of accelerators: cuda without any, or cpu with some."""
     number = context.record.accelerators_per_node
     for place, device in (("device", config.get("device")), ("device in its metadata", event.metadata.get("device"))):
@@ -171,8 +169,8 @@ def _list_duplicate_settings(config: Mapping[str, Any]) -> Iterator[tuple[str, A
             yield f"{name}.{inner}", value, f"{prefix}{inner}"
 
 
-@log_rule("metric-agrees", "a value of the metric is the same wherever it is logged", OURS)
-def check_metric_agrees(context: LogContext) -> Iterator[LogBreach]:
+@log_rule("metric-agrees", "a value of the metric is the same wherever it is logged")
+def check_metric_agrees(context: LogContext) -> LogBreaches:
     benchmark = context.benchmark
     if benchmark is None:
         return
@@ -194,8 +192,8 @@ def check_metric_agrees(context: LogContext) -> Iterator[LogBreach]:
             yield stop.line, f"run_stop says {render_repr(stop.metadata.get('reason'))}; the {due}"
 
 
-@log_rule("samples-agree", "steps, batch size and samples of an epoch agree", OURS)
-def check_samples_agree(context: LogContext) -> Iterator[LogBreach]:
+@log_rule("samples-agree", "steps, batch size and samples of an epoch agree")
+def check_samples_agree(context: LogContext) -> LogBreaches:
     batch, samples, card = context.record.global_batch_size, context.record.train_samples, context.card
     if card is None or not batch or not samples or batch < 1:
         return
@@ -213,9 +211,7 @@ def check_samples_agree(context: LogContext) -> Iterator[LogBreach]:
     yield from islice(_check_sample_counts(context, card, steps * batch, samples if taken != steps else None), 1)
 
 
-def _check_sample_counts(
-    context: LogContext, card: SizeCard, per_epoch: int, or_per_epoch: int | None
-) -> Iterator[LogBreach]:
+def _check_sample_counts(context: LogContext, card: SizeCard, per_epoch: int, or_per_epoch: int | None) -> LogBreaches:
     """Yield the events whose samples_count is not that of their epoch. An epoch has one of two lengths."""
     for event in context.every(mllog.EVAL_START, card.metric, mllog.EVAL_STOP):
         epoch, seen = find_epoch_num(event), event.metadata.get("samples_count")
@@ -247,9 +243,8 @@ def _list_step_counts(context: LogContext) -> Iterator[tuple[int | None, str, fl
     "eval-order",
     "an epoch trains, then evaluates, then ends, and all its events have one epoch_num; every other event stands once, "
     "before init, in it, in the run or after it, as the harness writes it",
-    OURS,
 )
-def check_eval_order(context: LogContext) -> Iterator[LogBreach]:
+def check_eval_order(context: LogContext) -> LogBreaches:
     metric = context.benchmark.metric if context.benchmark else mllog.EVAL_ERROR
     after = {
         mllog.EPOCH_START: (mllog.EVAL_START,),
@@ -278,7 +273,7 @@ _IN_RUN = (
 _PHASES = {mllog.INIT_START: "in init", mllog.RUN_START: "in the run", mllog.RUN_STOP: "after the run"}
 
 
-def _check_places(context: LogContext) -> Iterator[LogBreach]:
+def _check_places(context: LogContext) -> LogBreaches:
     """Yield an event that stands twice, or where the harness writes none of its kind."""
     seen, epoch, phase = dict[object, Any](), None, "before init"
     for event in context.log.events:
@@ -310,8 +305,8 @@ def _check_places(context: LogContext) -> Iterator[LogBreach]:
         epoch = None if key == mllog.EPOCH_STOP else epoch
 
 
-@log_rule("duration-agrees", "the measured time of an evaluation is that between its time stamps", OURS)
-def check_duration_agrees(context: LogContext) -> Iterator[LogBreach]:
+@log_rule("duration-agrees", "the measured time of an evaluation is that between its time stamps")
+def check_duration_agrees(context: LogContext) -> LogBreaches:
     starts = {find_epoch_num(event): event for event in context.by_key.get(mllog.EVAL_START, ())}
     for event in context.by_key.get(mllog.EVAL_STOP, ()):
         start, seconds = starts.get(find_epoch_num(event)), convert_to_float(event.metadata.get("duration_s"))
@@ -324,8 +319,8 @@ def check_duration_agrees(context: LogContext) -> Iterator[LogBreach]:
             return
 
 
-@log_rule("ranks-agree", "there are no fewer ranks than nodes and no more than accelerators", OURS)
-def check_ranks_agree(context: LogContext) -> Iterator[LogBreach]:
+@log_rule("ranks-agree", "there are no fewer ranks than nodes and no more than accelerators")
+def check_ranks_agree(context: LogContext) -> LogBreaches:
     ranks, nodes, each = context.record.ranks, context.record.nodes, context.record.accelerators_per_node
     event = context.log.first(mllog.NUMBER_OF_RANKS)
     if ranks is None or nodes is None or event is None:
@@ -336,8 +331,8 @@ def check_ranks_agree(context: LogContext) -> Iterator[LogBreach]:
         yield event.line, f"{ranks} ranks on {nodes} nodes of {each} accelerators"
 
 
-@log_rule("data-verified", "the data were compared with their checksums before the run", OURS)
-def check_data_verified(context: LogContext) -> Iterator[LogBreach]:
+@log_rule("data-verified", "the data were compared with their checksums before the run")
+def check_data_verified(context: LogContext) -> LogBreaches:
     for event in context.by_key.get(mllog.DATA_VERIFIED, ()):
         if event.value is None:
             yield (
@@ -347,7 +342,7 @@ def check_data_verified(context: LogContext) -> Iterator[LogBreach]:
 
 
 @log_rule("data-expected", "the data are those of the workload's card, where it names them", "the workload's card")
-def check_data_expected(context: LogContext) -> Iterator[LogBreach]:
+def check_data_expected(context: LogContext) -> LogBreaches:
     event, card = context.log.first(mllog.DATA_MANIFEST), context.card
     if context.division == "open":
         return
@@ -358,9 +353,8 @@ def check_data_expected(context: LogContext) -> Iterator[LogBreach]:
 @log_rule(
     "cache-agrees",
     "caches count as dropped only if the command that drops them succeeded, and as cold only if the data are larger",
-    OURS,
 )
-def check_cache_agrees(context: LogContext) -> Iterator[LogBreach]:
+def check_cache_agrees(context: LogContext) -> LogBreaches:
     event, clear = context.log.first(mllog.CACHE_STATE), context.log.first(mllog.CACHE_CLEAR)
     if event is None:
         return
@@ -382,9 +376,8 @@ def check_cache_agrees(context: LogContext) -> Iterator[LogBreach]:
 @log_rule(
     "other-work",
     "a run had the CPUs that it may use to itself: others took at most 5 % of them, and no whole CPU",
-    OURS,
 )
-def check_other_work(context: LogContext) -> Iterator[LogBreach]:
+def check_other_work(context: LogContext) -> LogBreaches:
     if context.record.mode == "weak":
         return  # instances of one measurement share the CPUs by design
     event, found = context.run.first(mllog.OTHER_WORK), context.record.company
@@ -409,9 +402,8 @@ _OF_RUN = ("name", "sha256", "mesh", "engine")  # what a run adds to the plan's 
 @log_rule(
     "plan-stated",
     "a plan by which ranks share samples is that of the ranks, and leaves the mathematics as they are",
-    OURS,
 )
-def check_plan_stated(context: LogContext) -> Iterator[LogBreach]:
+def check_plan_stated(context: LogContext) -> LogBreaches:
     event = context.log.first(mllog.PARALLEL_PLAN)
     again, most = context.log.first(mllog.RECOMPUTED_FLOPS), context.record.work_per_sample.get("model_flops", 0.0)
     asked = event is not None and isinstance(event.value, dict) and bool(event.value.get("recompute"))

@@ -14,7 +14,15 @@ from typing import Any
 
 from mlhpc.suite.compliance.package_files import check_manifest
 from mlhpc.suite.compliance.result import Result
-from mlhpc.suite.compliance.rules.base import HPC, NAMES, OURS, PACKAGE, ResultBreach, Rule, cite, result_rule
+from mlhpc.suite.compliance.rules.base import (
+    HPC,
+    NAMES,
+    PACKAGE,
+    ResultBreaches,
+    Rule,
+    cite,
+    result_rule,
+)
 from mlhpc.suite.files import read_json, render_repr
 from mlhpc.suite.log.reader import read_limits
 from mlhpc.suite.log.results_tree import CRATE, POWER, SCENARIOS, Group, SystemFile, list_files
@@ -44,7 +52,7 @@ _COUNTS = (*_NUMBERS, "host_processors_per_node", *_CORES)  # a whole number is 
     "results are in results/<system>/{strong,weak}/<benchmark>/ (v0.7: results/<system>/<benchmark>/)",
     PACKAGE,
 )
-def check_results_layout(result: Result) -> Iterator[ResultBreach]:
+def check_results_layout(result: Result) -> ResultBreaches:
     group = result.group
     if group.package is None:
         return
@@ -57,22 +65,22 @@ def check_results_layout(result: Result) -> Iterator[ResultBreach]:
 
 
 @result_rule("results-empty", "a result's folder holds result_*.txt files", PACKAGE)
-def check_results_empty(result: Result) -> Iterator[ResultBreach]:
+def check_results_empty(result: Result) -> ResultBreaches:
     if not result.group.logs:
         others = ", ".join(path.name for path in result.group.others[:3])
         yield None, "no result_*.txt here" + (f", only {others}" if others else "")
 
 
 @result_rule("result-names", "a result's folder holds nothing but result_*.txt, pruned_results and power", PACKAGE)
-def check_result_names(result: Result) -> Iterator[ResultBreach]:
+def check_result_names(result: Result) -> ResultBreaches:
     known = {POWER, "scaling.json", BYPASS_FILE}  # they have rules of their own
     for path in result.group.others if result.group.package is not None else ():
         if path.name not in known:
             yield path, "not a result_*.txt: it is not judged"
 
 
-@result_rule("result-link", "results are files, not symbolic links", OURS)
-def check_result_link(result: Result) -> Iterator[ResultBreach]:
+@result_rule("result-link", "results are files, not symbolic links")
+def check_result_link(result: Result) -> ResultBreaches:
     yield from ((path, "is a symbolic link: not followed") for path in result.group.links)
 
 
@@ -81,19 +89,19 @@ def check_result_link(result: Result) -> Iterator[ResultBreach]:
     "a package does not scale its own scores: only a review writes scaling.json",
     "mlperf_logging rcp_checker",
 )
-def check_scaling_file(result: Result) -> Iterator[ResultBreach]:
+def check_scaling_file(result: Result) -> ResultBreaches:
     yield from ((path, "scales the score") for path in result.group.others if path.name == "scaling.json")
 
 
 @result_rule("bypass-file", "a package switches no check off", PACKAGE)
-def check_bypass_file(result: Result) -> Iterator[ResultBreach]:
+def check_bypass_file(result: Result) -> ResultBreaches:
     yield from (
         (path, "asks the official tool to skip checks") for path in result.group.others if path.name == BYPASS_FILE
     )
 
 
 @result_rule("benchmark-folder", "the folder names the benchmark that the logs name, and so does the code", PACKAGE)
-def check_benchmark_folder(result: Result) -> Iterator[ResultBreach]:
+def check_benchmark_folder(result: Result) -> ResultBreaches:
     folder = result.group.benchmark
     if folder is None:
         return
@@ -106,7 +114,7 @@ def check_benchmark_folder(result: Result) -> Iterator[ResultBreach]:
 
 
 @result_rule("system-missing", "every result has its systems/<system>.json", PACKAGE)
-def check_system_missing(result: Result) -> Iterator[ResultBreach]:
+def check_system_missing(result: Result) -> ResultBreaches:
     system = result.system
     if system is not None and system.problem == NO_SUCH_FILE:
         yield system.path, NO_SUCH_FILE
@@ -115,9 +123,8 @@ def check_system_missing(result: Result) -> Iterator[ResultBreach]:
 @result_rule(
     "division-agrees",
     "system description and logs name the same division, closed or open, and the same status: available, preview or research",
-    OURS,
 )
-def check_division_agrees(result: Result) -> Iterator[ResultBreach]:
+def check_division_agrees(result: Result) -> ResultBreaches:
     if result.system is None or result.system.problem:
         return
     stated = result.system.fields.get("division")
@@ -141,8 +148,8 @@ def _classify(status: object) -> str:
     return next((name for name in ("preview", "research") if name in str(status).lower()), "available")
 
 
-@result_rule("submitter-agrees", "folder, system description and logs name the same submitter", OURS)
-def check_submitter_agrees(result: Result) -> Iterator[ResultBreach]:
+@result_rule("submitter-agrees", "folder, system description and logs name the same submitter")
+def check_submitter_agrees(result: Result) -> ResultBreaches:
     if result.system is None or result.system.problem:
         return
     stated, folder = result.system.fields.get("submitter"), result.group.submitter or ""
@@ -159,8 +166,8 @@ def check_submitter_agrees(result: Result) -> Iterator[ResultBreach]:
             return
 
 
-@result_rule("submitter-late", "the submitter was stated before the runs, not when they were packaged", OURS)
-def check_submitter_late(result: Result) -> Iterator[ResultBreach]:
+@result_rule("submitter-late", "the submitter was stated before the runs, not when they were packaged")
+def check_submitter_late(result: Result) -> ResultBreaches:
     late = [run.path for run in result.runs if run.org != result.organisations[run.path]]
     if late:
         name = render_repr(result.organisations[late[0]])
@@ -191,9 +198,8 @@ def _begins_one_of(some: Sequence[str], others: Sequence[str]) -> bool:
 @result_rule(
     "scale-agrees",
     "the nodes and accelerators in the logs of a strong result are those of the system description",
-    OURS,
 )
-def check_scale_agrees(result: Result) -> Iterator[ResultBreach]:
+def check_scale_agrees(result: Result) -> ResultBreaches:
     if result.system is None or result.system.problem or result.weak:
         return
     system = result.system
@@ -216,7 +222,7 @@ def check_scale_agrees(result: Result) -> Iterator[ResultBreach]:
     "instances fit into the system, pruned ones too: all that run at one moment together claim no more than it has",
     _WEAK,
 )
-def check_weak_scale(result: Result) -> Iterator[ResultBreach]:
+def check_weak_scale(result: Result) -> ResultBreaches:
     total = result.system.compute_units if result.system is not None else None
     if not result.weak or total is None:
         return
@@ -231,7 +237,7 @@ def check_weak_scale(result: Result) -> Iterator[ResultBreach]:
 
 
 @result_rule("weak-idle", "all instances together claim the whole system: T <= M S", _WEAK)
-def check_weak_idle(result: Result) -> Iterator[ResultBreach]:
+def check_weak_idle(result: Result) -> ResultBreaches:
     total = result.system.compute_units if result.system is not None else None
     scale = max((run.compute_units or 0 for run in result.runs), default=0)
     started = len(result.runs) + len(result.pruned)
@@ -251,14 +257,14 @@ PACKAGE_RULES: tuple[Rule, ...] = (
     ),
     Rule("pruned-compliant", "pruned instances are compliant in all but their convergence", "training_policies PR#499"),
     Rule("implementation-missing", "a package holds the code under benchmarks/<benchmark>/implementations", PACKAGE),
-    Rule("manifest-missing", "a package of this suite has its manifest", OURS),
-    Rule("manifest-changed", "the files of a package are those of its manifest", OURS),
-    Rule("link-outside", "no symbolic link in a package leads out of it or to nothing", OURS),
-    Rule("link-unfollowed", "what is judged is no symbolic link to a folder", OURS),
-    Rule("waiver-unused", "every waiver covers a finding", OURS),
-    Rule("special-file", "a package holds files and folders, no FIFO, socket or device", OURS),
-    Rule("nothing-checked", "there is something to check", OURS),
-    Rule("folder-unread", "every folder below a path can be read: what cannot be read is not judged", OURS),
+    Rule("manifest-missing", "a package of this suite has its manifest"),
+    Rule("manifest-changed", "the files of a package are those of its manifest"),
+    Rule("link-outside", "no symbolic link in a package leads out of it or to nothing"),
+    Rule("link-unfollowed", "what is judged is no symbolic link to a folder"),
+    Rule("waiver-unused", "every waiver covers a finding"),
+    Rule("special-file", "a package holds files and folders, no FIFO, socket or device"),
+    Rule("nothing-checked", "there is something to check"),
+    Rule("folder-unread", "every folder below a path can be read: what cannot be read is not judged"),
 )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlhpc.suite.compliance.result import Result
-from mlhpc.suite.compliance.rules.base import OURS, ResultBreach, result_rule
+from mlhpc.suite.compliance.rules.base import ResultBreaches, result_rule
 from mlhpc.suite.files import render_duration, render_repr
 from mlhpc.suite.log.energy.power_log import EFFICIENCY, GAP_S, START, STOP, UNSTATED_ACCURACY
 from mlhpc.suite.log.energy.score import build_offset_curve
@@ -40,7 +40,7 @@ _FEWEST_WATTS = 3  # different ones, of a whole run: a meter that shows fewer sa
 @result_rule(
     "power-files", "a result with power readings has those of every run, from the same nodes and switches", POWER_RULES
 )
-def check_power_files(result: Result) -> Iterator[ResultBreach]:
+def check_power_files(result: Result) -> ResultBreaches:
     for folder in (path for path in result.group.others if path.name == POWER and path.is_dir()):
         sound = {}
         for path in result.group.logs:
@@ -77,7 +77,7 @@ def _list_readable_logs(meters: PowerLogs) -> list[PowerLog]:
     "every reading is a number of watts, more than 0 and at most what the node is rated for; a switch may be estimated",
     POWER_RULES,
 )
-def check_power_readings(result: Result) -> Iterator[ResultBreach]:
+def check_power_readings(result: Result) -> ResultBreaches:
     for meters in filter(None, result.meters.values()):
         yield from meters.unread
         for log in meters.logs:
@@ -106,7 +106,7 @@ def _render_more(count: int) -> str:
 @result_rule(
     "power-nodes", "there are readings of every node that took part, and of the network between them", POWER_RULES
 )
-def check_power_nodes(result: Result) -> Iterator[ResultBreach]:
+def check_power_nodes(result: Result) -> ResultBreaches:
     stated = result.system.number("number_of_nodes") if result.system is not None else None
     for run, meters, _, _ in _list_metered_runs(result):
         there = len(meters.of("node"))
@@ -120,7 +120,7 @@ def check_power_nodes(result: Result) -> Iterator[ResultBreach]:
 @result_rule(
     "power-rate", "a meter is read once a second, at least 60 times, without a gap of more than 2 s", POWER_RULES
 )
-def check_power_rate(result: Result) -> Iterator[ResultBreach]:
+def check_power_rate(result: Result) -> ResultBreaches:
     for _, meters, start, stop in _list_metered_runs(result):
         for log in _list_readable_logs(meters):
             line = build_offset_curve(log)
@@ -138,7 +138,7 @@ def check_power_rate(result: Result) -> Iterator[ResultBreach]:
 @result_rule(
     "power-window", "readings begin before run_start and end after run_stop: nothing is extrapolated", POWER_RULES
 )
-def check_power_window(result: Result) -> Iterator[ResultBreach]:
+def check_power_window(result: Result) -> ResultBreaches:
     for _, meters, start, stop in _list_metered_runs(result):
         for log in _list_readable_logs(meters):
             line = build_offset_curve(log)
@@ -171,7 +171,7 @@ def _check_marks(log: PowerLog) -> Iterator[str]:
 @result_rule(
     "power-efficiency", "a supply gives no more than it takes: an efficiency is above 0, at most 1", POWER_RULES
 )
-def check_power_efficiency(result: Result) -> Iterator[ResultBreach]:
+def check_power_efficiency(result: Result) -> ResultBreaches:
     for meters in filter(None, result.meters.values()):
         for log in meters.logs:
             for item in log.statements:
@@ -181,8 +181,8 @@ def check_power_efficiency(result: Result) -> Iterator[ResultBreach]:
                     break
 
 
-@result_rule("power-parts", "the accelerators of a node, or another part, take no more than the node", OURS)
-def check_power_parts(result: Result) -> Iterator[ResultBreach]:
+@result_rule("power-parts", "the accelerators of a node, or another part, take no more than the node")
+def check_power_parts(result: Result) -> ResultBreaches:
     for _, meters, start, stop in _list_metered_runs(result):
         whole = {log.index: log for log in meters.of("node")}
         for log in meters.of("part"):
@@ -207,8 +207,8 @@ def _find_accuracy(log: PowerLog) -> float:
     return UNSTATED_ACCURACY if stated is None else min(abs(stated), UNSTATED_ACCURACY)
 
 
-@result_rule("power-monotone", "times of readings rise and a counter of joules never goes back", OURS)
-def check_power_monotone(result: Result) -> Iterator[ResultBreach]:
+@result_rule("power-monotone", "times of readings rise and a counter of joules never goes back")
+def check_power_monotone(result: Result) -> ResultBreaches:
     for meters in filter(None, result.meters.values()):
         for log in _list_readable_logs(meters):
             back = next((n for n in range(1, len(log.times_ms)) if log.times_ms[n] <= log.times_ms[n - 1]), None)
@@ -221,8 +221,8 @@ def check_power_monotone(result: Result) -> Iterator[ResultBreach]:
                 yield log.path, f"the counter goes from {counts[fell - 1]:g} J back to {counts[fell]:g} J"
 
 
-@result_rule("power-copied", "no meter repeats the readings of another run or of another node", OURS)
-def check_power_copied(result: Result) -> Iterator[ResultBreach]:
+@result_rule("power-copied", "no meter repeats the readings of another run or of another node")
+def check_power_copied(result: Result) -> ResultBreaches:
     seen: dict[int, Path] = {}
     for _, meters, start, stop in _list_metered_runs(result):
         own: dict[int, Path] = {}
@@ -263,9 +263,8 @@ def _compute_shingles(log: PowerLog, start: float, stop: float) -> Iterator[int]
     "power-clock",
     "the clock of a meter is known against that of the run, to one second, and a node takes more in a run than between "
     "the runs",
-    OURS,
 )
-def check_power_clock(result: Result) -> Iterator[ResultBreach]:
+def check_power_clock(result: Result) -> ResultBreaches:
     for meters in filter(None, result.meters.values()):
         for log in _list_readable_logs(meters):
             offset, bound = (log.stated.get(name) for name in ("clock_offset_s", "clock_bound_s"))
@@ -280,7 +279,7 @@ def check_power_clock(result: Result) -> Iterator[ResultBreach]:
     yield from _check_pauses(result)
 
 
-def _check_pauses(result: Result) -> Iterator[ResultBreach]:
+def _check_pauses(result: Result) -> ResultBreaches:
     """Yield a node that takes less power in its run than in the pauses before and after it, or always the same."""
     spans = [(start, stop) for _, _, start, stop in _list_metered_runs(result)]
     for _, meters, start, stop in _list_metered_runs(result):
@@ -297,7 +296,7 @@ def _check_pauses(result: Result) -> Iterator[ResultBreach]:
 
 
 @result_rule("power-scope", "all nodes of all runs are measured at the same place: whole nodes, AC or DC", POWER_RULES)
-def check_power_scope(result: Result) -> Iterator[ResultBreach]:
+def check_power_scope(result: Result) -> ResultBreaches:
     logs = [log for meters in filter(None, result.meters.values()) for log in meters.of("node")]
     part = next((log for log in logs if log.scope not in ("node", "rack")), None)
     if part is not None:
@@ -306,7 +305,7 @@ def check_power_scope(result: Result) -> Iterator[ResultBreach]:
     yield from _check_all_equal(logs, lambda log: log.current or "not stated", "AC or DC")
 
 
-def _check_all_equal(logs: Sequence[PowerLog], of: Callable[[PowerLog], str], what: str) -> Iterator[ResultBreach]:
+def _check_all_equal(logs: Sequence[PowerLog], of: Callable[[PowerLog], str], what: str) -> ResultBreaches:
     """Yield the first log whose value differs from that of the first log."""
     other = next((log for log in logs if of(log) != of(logs[0])), None)
     if other is not None:

@@ -17,9 +17,9 @@ from mlhpc.suite.compliance import rcp_limit
 from mlhpc.suite.compliance.result import Result
 from mlhpc.suite.compliance.rules.base import (
     BENCHMARK_RESULTS,
-    OURS,
     PACKAGE,
     ResultBreach,
+    ResultBreaches,
     Rule,
     check_distinct,
     render_log_name,
@@ -49,7 +49,7 @@ _SHARE_CHANCE = 1e-6  # that healthy values look like those of fewer samples
 @result_rule(
     "run-count", "a time-to-train result has exactly the required runs, a throughput result at least as many", PACKAGE
 )
-def check_run_count(result: Result) -> Iterator[ResultBreach]:
+def check_run_count(result: Result) -> ResultBreaches:
     if result.benchmark is None or not result.runs:
         return
     need, runs = result.benchmark.required_runs, len(result.runs)
@@ -60,7 +60,7 @@ def check_run_count(result: Result) -> Iterator[ResultBreach]:
 
 
 @result_rule("runs-failed", "at most one run of a result fails", f"{BENCHMARK_RESULTS}; {PACKAGE}")
-def check_runs_failed(result: Result) -> Iterator[ResultBreach]:
+def check_runs_failed(result: Result) -> ResultBreaches:
     failed = [run for run in result.judged() if not run.converged] if result.benchmark else []
     if len(failed) > 1:
         names = ", ".join(f"{render_log_name(run.record)} ({run.failure})" for run in failed[:5])
@@ -68,7 +68,7 @@ def check_runs_failed(result: Result) -> Iterator[ResultBreach]:
 
 
 @result_rule("run-failed", "a run that fails counts as the slowest", BENCHMARK_RESULTS)
-def check_run_failed(result: Result) -> Iterator[ResultBreach]:
+def check_run_failed(result: Result) -> ResultBreaches:
     failed = [run for run in result.judged() if not run.converged] if result.benchmark else []
     if len(failed) == 1:
         then = f"it belongs into {PRUNED}" if result.weak else "the one run that may, counts as the slowest"
@@ -80,7 +80,7 @@ def check_run_failed(result: Result) -> Iterator[ResultBreach]:
     "no two runs have the same seed, and no two instances the same number",
     "mlperf_logging seed_checker",
 )
-def check_seed_distinct(result: Result) -> Iterator[ResultBreach]:
+def check_seed_distinct(result: Result) -> ResultBreaches:
     yield from check_distinct(
         result.runs, lambda run: run.seed, lambda run: f"seed {render_repr(run.seed)} is also that of"
     )
@@ -109,9 +109,8 @@ _FACTS = (
 @result_rule(
     "run-drift",
     "all runs of a result log the same keys and state the same hyperparameters, scale, data, work and version",
-    OURS,
 )
-def check_run_drift(result: Result) -> Iterator[ResultBreach]:
+def check_run_drift(result: Result) -> ResultBreaches:
     stated = [(run, dict(_list_stated(result, run))) for run in result.runs]
     for name in dict.fromkeys(name for _, found in stated for name in found):
         (first, due), *others = [(run, found[name]) for run, found in stated if name in found]
@@ -147,13 +146,13 @@ def _list_stated(result: Result, run: RunRecord) -> Iterator[tuple[str, object]]
 
 
 @result_rule("strong-pruned", "only instances of a throughput result can be pruned", "training_policies PR#499")
-def check_strong_pruned(result: Result) -> Iterator[ResultBreach]:
+def check_strong_pruned(result: Result) -> ResultBreaches:
     if not result.weak:
         yield from ((path, "a pruned run of a time-to-train result") for path in result.group.pruned)
 
 
-@result_rule("org-drift", "all runs name the same organisation", OURS)
-def check_org_drift(result: Result) -> Iterator[ResultBreach]:
+@result_rule("org-drift", "all runs name the same organisation")
+def check_org_drift(result: Result) -> ResultBreaches:
     yield from _check_drift(result.runs, "submission_org", lambda run: result.organisations[run.path])
 
 
@@ -161,7 +160,6 @@ NUMBERS_ALIKE = Rule(
     "numbers-alike",
     "numbers of one name have one form: if three quarters of those of a result or package are float32 numbers, or "
     "ratios of two counts, all are",
-    OURS,
 )
 
 
@@ -178,7 +176,7 @@ def _is_ratio(number: float, most: int) -> bool:
 _FORMS = {"float32 number": _is_single, "ratio of two counts": _is_ratio}
 
 
-def find_odd_numbers(results: Sequence[Result]) -> Iterator[ResultBreach]:
+def find_odd_numbers(results: Sequence[Result]) -> ResultBreaches:
     """Yield the first number of each name that lacks the form which most of its name have.
 
     Those of one result, then those of all results of a package with the same benchmark.
@@ -203,8 +201,8 @@ def find_odd_numbers(results: Sequence[Result]) -> Iterator[ResultBreach]:
     yield from odd.values()
 
 
-@result_rule("run-pace", "no run trains 1.5 times as fast as the median run: all have one system", OURS)
-def check_run_pace(result: Result) -> Iterator[ResultBreach]:
+@result_rule("run-pace", "no run trains 1.5 times as fast as the median run: all have one system")
+def check_run_pace(result: Result) -> ResultBreaches:
     paces = [
         (statistics.median(seconds), run)
         for run in result.runs
@@ -219,14 +217,14 @@ def check_run_pace(result: Result) -> Iterator[ResultBreach]:
             )
 
 
-@result_rule("platform-drift", "all runs state the same submission_status and submission_platform", OURS)
-def check_platform_drift(result: Result) -> Iterator[ResultBreach]:
+@result_rule("platform-drift", "all runs state the same submission_status and submission_platform")
+def check_platform_drift(result: Result) -> ResultBreaches:
     what = "submission_status, submission_platform"
     yield from _check_drift(result.runs, what, lambda run: (run.submission_status, run.platform))
 
 
-@result_rule("size-mixed", "all runs have the same benchmark and size: sizes are never ranked together", OURS)
-def check_size_mixed(result: Result) -> Iterator[ResultBreach]:
+@result_rule("size-mixed", "all runs have the same benchmark and size: sizes are never ranked together")
+def check_size_mixed(result: Result) -> ResultBreaches:
     yield from _check_drift((*result.runs, *result.pruned), "benchmark and size", lambda run: (run.benchmark, run.size))
 
 
@@ -235,7 +233,7 @@ def check_size_mixed(result: Result) -> Iterator[ResultBreach]:
     "a closed submission converges no faster than the reference, by a t test, and no run of it in 0.7 of the time",
     "mlperf_logging rcp_checker",
 )
-def check_rcp_speed(result: Result) -> Iterator[ResultBreach]:
+def check_rcp_speed(result: Result) -> ResultBreaches:
     mean, bound = _compute_convergence(result)
     if mean is not None and bound is not None and mean < bound.minimum:
         message = (
@@ -261,7 +259,7 @@ def check_rcp_speed(result: Result) -> Iterator[ResultBreach]:
     "a submission faster than the reference's mean would be slowed by MLPerf",
     "mlperf_logging rcp_checker",
 )
-def check_rcp_slower(result: Result) -> Iterator[ResultBreach]:
+def check_rcp_slower(result: Result) -> ResultBreaches:
     mean, bound = _compute_convergence(result)
     factor = _compute_factor(mean, bound)
     if mean is not None and bound is not None and factor > 1.0:
@@ -274,7 +272,7 @@ def check_rcp_slower(result: Result) -> Iterator[ResultBreach]:
     "the factor in a scaling.json is the one by which MLPerf multiplies the time",
     "mlperf_logging rcp_checker",
 )
-def check_scaling_true(result: Result) -> Iterator[ResultBreach]:
+def check_scaling_true(result: Result) -> ResultBreaches:
     due = _compute_factor(*_compute_convergence(result))
     path, factor = result.group.folder / "scaling.json", result.scale_factor
     if path in result.group.others and (factor is None or not math.isclose(factor, due, rel_tol=_FACTOR_SHARE)):
@@ -284,9 +282,8 @@ def check_scaling_true(result: Result) -> Iterator[ResultBreach]:
 @result_rule(
     "rcp-wide",
     "the reference points would show it if a fifth of the epochs were missing",
-    OURS,
 )
-def check_rcp_wide(result: Result) -> Iterator[ResultBreach]:
+def check_rcp_wide(result: Result) -> ResultBreaches:
     mean, bound = _compute_convergence(result)
     if mean is None or bound is None or result.benchmark is None or bound.unseen <= _WIDE_SHARE * bound.mean:
         return
@@ -301,7 +298,7 @@ def check_rcp_wide(result: Result) -> Iterator[ResultBreach]:
     )
 
 
-def _list_unlike(result: Result) -> Iterator[ResultBreach]:
+def _list_unlike(result: Result) -> ResultBreaches:
     if result.benchmark is None or not result.benchmark.reference_courses:
         return
     for run in result.runs:
@@ -316,20 +313,20 @@ def _is_course_required(result: Result) -> bool:
     return result.closed and card is not None and card.course == "error"
 
 
-@result_rule("course-reference", "a run goes as healthy runs of its size go: losses, norms, metric", OURS)
-def check_course_reference(result: Result) -> Iterator[ResultBreach]:
+@result_rule("course-reference", "a run goes as healthy runs of its size go: losses, norms, metric")
+def check_course_reference(result: Result) -> ResultBreaches:
     if not _is_course_required(result):
         yield from _list_unlike(result)
 
 
-@result_rule("course-required", "the same, where the card asks for it and the division is closed", OURS)
-def check_course_required(result: Result) -> Iterator[ResultBreach]:
+@result_rule("course-required", "the same, where the card asks for it and the division is closed")
+def check_course_required(result: Result) -> ResultBreaches:
     if _is_course_required(result):
         yield from _list_unlike(result)
 
 
-@result_rule("metric-share", "a metric that is a share of the validation samples has their steps", OURS)
-def check_metric_share(result: Result) -> Iterator[ResultBreach]:
+@result_rule("metric-share", "a metric that is a share of the validation samples has their steps")
+def check_metric_share(result: Result) -> ResultBreaches:
     card = result.benchmark.card if result.benchmark else None
     if card is None or not card.share:
         return
@@ -346,7 +343,7 @@ def check_metric_share(result: Result) -> Iterator[ResultBreach]:
 
 
 @result_rule("rcp-given", "reference points that did not come with the ruleset are named", "mlperf_logging rcp_checker")
-def check_rcp_given(result: Result) -> Iterator[ResultBreach]:
+def check_rcp_given(result: Result) -> ResultBreaches:
     given, benchmark = result.ruleset.given, result.benchmark
     if given is None or benchmark is None or not result.closed:
         return
@@ -359,7 +356,7 @@ def check_rcp_given(result: Result) -> Iterator[ResultBreach]:
 
 
 @result_rule("rcp-missing", "there are reference points of the benchmark", "mlperf_logging rcp_checker")
-def check_rcp_missing(result: Result) -> Iterator[ResultBreach]:
+def check_rcp_missing(result: Result) -> ResultBreaches:
     if (
         _has_references(result)
         and result.benchmark
@@ -369,7 +366,7 @@ def check_rcp_missing(result: Result) -> Iterator[ResultBreach]:
 
 
 @result_rule("rcp-above", "the batch size is not above those of all reference points", "mlperf_logging rcp_checker")
-def check_rcp_above(result: Result) -> Iterator[ResultBreach]:
+def check_rcp_above(result: Result) -> ResultBreaches:
     points = rcp_limit.compute_lower_hull(result.benchmark.reference_points) if result.benchmark else []
     batch = find_batch_size(result.runs)
     if _has_references(result) and points and batch is not None and batch > points[-1].batch:
@@ -422,7 +419,7 @@ def _compute_convergence(result: Result) -> tuple[float | None, rcp_limit.RcpLim
     return mean, bound and replace(bound, minimum=bound.minimum - benchmark.reference_slack)
 
 
-def _check_drift(runs: Sequence[RunRecord], name: str, value: Callable[[RunRecord], object]) -> Iterator[ResultBreach]:
+def _check_drift(runs: Sequence[RunRecord], name: str, value: Callable[[RunRecord], object]) -> ResultBreaches:
     """Yield the first run whose value differs from that of the run that logs most. Missing values agree."""
     if not runs:
         return

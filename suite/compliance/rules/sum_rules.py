@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import islice, zip_longest
 from typing import Any
 
 from mlhpc.suite.compliance.rebuild import compare_values
-from mlhpc.suite.compliance.rules.base import NAMES, OURS, LogBreach, LogContext, find_epoch_num, log_rule
+from mlhpc.suite.compliance.rules.base import NAMES, LogBreaches, LogContext, find_epoch_num, log_rule
 from mlhpc.suite.data.manifest import DATA_ROOT, STAGED_COPY
 from mlhpc.suite.files import render_duration, render_repr
 from mlhpc.suite.log import mllog
@@ -58,8 +58,8 @@ _PARAMETER_BYTES = 4  # of a checkpoint, which has each parameter in float32
 _LEAST_OWN_SHARE = 0.25  # of the time in which ranks compute on processors that nobody else had
 
 
-@log_rule("names-known", "the events of this suite have the names in them that the harness writes, and no others", OURS)
-def check_names_known(context: LogContext) -> Iterator[LogBreach]:
+@log_rule("names-known", "the events of this suite have the names in them that the harness writes, and no others")
+def check_names_known(context: LogContext) -> LogBreaches:
     for event in context.log.events:
         if event.key.endswith(("_start", "_stop")) and event.value is not None:
             yield event.line, f"{event.key} has the value {render_repr(event.value)}: expected none"
@@ -98,8 +98,8 @@ def _has_numbers(value: object) -> bool:
     return convert_to_float(value) is not None or value in ("nan", "inf", "-inf")
 
 
-@log_rule("events-whole", "a run that reached its target has all events that the harness writes at its end", OURS)
-def check_events_whole(context: LogContext) -> Iterator[LogBreach]:
+@log_rule("events-whole", "a run that reached its target has all events that the harness writes at its end")
+def check_events_whole(context: LogContext) -> LogBreaches:
     if context.record.status != "success":
         return
     own = context.record.loop == "own"
@@ -135,7 +135,7 @@ def check_events_whole(context: LogContext) -> Iterator[LogBreach]:
             yield None, f"model_parameters = {render_repr(logged)}; the card says {due}"
 
 
-def _check_switched(context: LogContext) -> Iterator[LogBreach]:
+def _check_switched(context: LogContext) -> LogBreaches:
     """Yield the settings whose events are absent, and those that are off and have events."""
     config, run_s = context.record.config or {}, context.record.time_to_train_s or 0.0
     for setting, keys in _SWITCHED.items():
@@ -153,7 +153,7 @@ def _check_switched(context: LogContext) -> Iterator[LogBreach]:
                 )
 
 
-def _check_ends(context: LogContext) -> Iterator[LogBreach]:
+def _check_ends(context: LogContext) -> LogBreaches:
     """Yield what the first losses and the end of a run lack, which would show that it was resumed, and seconds or bytes
     that cannot be.
     """
@@ -178,7 +178,7 @@ def _check_ends(context: LogContext) -> Iterator[LogBreach]:
         )
 
 
-def _check_stated_data(context: LogContext, *, own: bool) -> Iterator[LogBreach]:
+def _check_stated_data(context: LogContext, *, own: bool) -> LogBreaches:
     """Yield what a log says of its data and their cache otherwise than run_config, or than its own numbers."""
     cache, config = context.log.first(mllog.CACHE_STATE), context.record.config or {}
     if cache is not None and cache.metadata.get("command") != config.get("cache_drop_command"):
@@ -208,9 +208,8 @@ def _check_stated_data(context: LogContext, *, own: bool) -> Iterator[LogBreach]
     "sums-agree",
     "what ranks and windows of steps measured is there for every epoch, unless instrumentation is off, and adds up: "
     "steps, losses, phases, rates, seconds of energy and CPUs, checkpoints, goodput",
-    OURS,
 )
-def check_sums_agree(context: LogContext) -> Iterator[LogBreach]:
+def check_sums_agree(context: LogContext) -> LogBreaches:
     for check in (
         _check_windows,
         _check_load,
@@ -227,7 +226,7 @@ def check_sums_agree(context: LogContext) -> Iterator[LogBreach]:
         yield from islice(check(context), 1)
 
 
-def _check_windows(context: LogContext) -> Iterator[LogBreach]:
+def _check_windows(context: LogContext) -> LogBreaches:
     """Yield an epoch whose windows of steps are not as run_config asks for, or which was not measured."""
     config = context.record.config or {}
     size, bare = parse_int64(config.get("window_steps")), config.get("instrumentation") is False
@@ -251,7 +250,7 @@ def _check_windows(context: LogContext) -> Iterator[LogBreach]:
             return
 
 
-def _check_load(context: LogContext) -> Iterator[LogBreach]:
+def _check_load(context: LogContext) -> LogBreaches:
     """Yield what a window of steps states of a workload and contradicts itself: parts longer than the step, tokens."""
     windows = {_place(event): _number(event.value, "step") for event in context.by_key.get(mllog.STEP_PHASES, ())}
     per_step = set[tuple[str, float]]()
@@ -283,7 +282,7 @@ def _place(event: Event) -> tuple[Any, ...]:
     return tuple(render_repr(event.metadata.get(name)) for name in _WHERE.split())
 
 
-def _check_losses(context: LogContext) -> Iterator[LogBreach]:
+def _check_losses(context: LogContext) -> LogBreaches:
     """Yield an epoch in which the losses of windows are not the sum that the ranks have, or less than the first
     ones.
     """
@@ -329,7 +328,7 @@ def _measure_epochs(context: LogContext) -> dict[float | None, float]:
     return {epoch.number: epoch.train_s for epoch in context.record.epochs if epoch.complete}
 
 
-def _check_phases(context: LogContext) -> Iterator[LogBreach]:
+def _check_phases(context: LogContext) -> LogBreaches:
     """Yield a step that its phases do not fill, and an epoch whose windows are not what rank 0 has in rank_stats."""
     ranks = {find_epoch_num(event): event.value for event in context.by_key.get(mllog.RANK_STATS, ())}
     sums: dict[tuple[float | None, str], float] = {}
@@ -366,7 +365,7 @@ def _check_phases(context: LogContext) -> Iterator[LogBreach]:
         began = event.time_ms
 
 
-def _check_ranks(context: LogContext) -> Iterator[LogBreach]:
+def _check_ranks(context: LogContext) -> LogBreaches:
     """Yield what is no distribution over ranks, or has another mean than rank_phases."""
     means = {find_epoch_num(event): event.value for event in context.by_key.get(mllog.RANK_PHASES, ())}
     lengths = _measure_epochs(context)
@@ -387,7 +386,7 @@ def _check_ranks(context: LogContext) -> Iterator[LogBreach]:
                 yield event.line, f"{name} = {render_repr(entry)}: {problem}"
 
 
-def _check_traffic(context: LogContext) -> Iterator[LogBreach]:
+def _check_traffic(context: LogContext) -> LogBreaches:
     """Yield bytes that the ranks together cannot have read or reduced for the samples and steps of their epoch."""
     record, ranks = context.record, context.record.ranks or 1
     if record.plan is not None or record.loop is not None:
@@ -431,7 +430,7 @@ def _find_distribution_problem(parts: Mapping[str, Any], ranks: int) -> str | No
     return next((f"expected {name} = {value!r}" for name, _, value in found), None)
 
 
-def _check_rates(context: LogContext) -> Iterator[LogBreach]:
+def _check_rates(context: LogContext) -> LogBreaches:
     """Yield an epoch whose steps take another time than its samples at the logged rate.
 
     The rate is of all steps of rank 0, and of what lies between them.
@@ -462,7 +461,7 @@ def _of(found: Mapping[float | None, Any], event: Event, name: str) -> Any:
     return value.get(name) if isinstance(value, dict) else None
 
 
-def _check_energy(context: LogContext) -> Iterator[LogBreach]:
+def _check_energy(context: LogContext) -> LogBreaches:
     """Yield energy that was counted for another time than has passed since the run began."""
     counted, start = 0.0, context.log.first(mllog.RUN_START)
     if start is None:
@@ -475,7 +474,7 @@ def _check_energy(context: LogContext) -> Iterator[LogBreach]:
             yield event.line, f"energy was counted for {render_duration(counted)} of {render_duration(passed)}"
 
 
-def _check_own_work(context: LogContext) -> Iterator[LogBreach]:
+def _check_own_work(context: LogContext) -> LogBreaches:
     """Yield CPU time that is none, or less than the passes of ranks on processors took."""
     record, phases, run_s = context.record, context.record.mean_phases, context.record.time_to_train_s
     event = context.run.first(mllog.OTHER_WORK) if record.mode != "weak" else None  # instances share the CPUs by design
@@ -509,7 +508,7 @@ def _check_own_work(context: LogContext) -> Iterator[LogBreach]:
         )
 
 
-def _check_checkpoints(context: LogContext) -> Iterator[LogBreach]:
+def _check_checkpoints(context: LogContext) -> LogBreaches:
     """Yield a checkpoint that the run cannot have saved there or then, or that cannot hold its model; at last the time
     that all of them stalled the run.
     """
@@ -557,7 +556,7 @@ def _check_checkpoints(context: LogContext) -> Iterator[LogBreach]:
         yield None, f"checkpoints stalled the run for {took} of {render_duration(run_s)}"
 
 
-def _check_goodput(context: LogContext) -> Iterator[LogBreach]:
+def _check_goodput(context: LogContext) -> LogBreaches:
     """Yield a part of goodput that is not what the events of the run say. A replaced run has attempts elsewhere."""
     event = context.log.first(mllog.GOODPUT)
     if event is None or event.value is None or {mllog.RUN_REPLACED, mllog.RUN_RESUMED} & context.by_key.keys():
