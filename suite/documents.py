@@ -29,6 +29,7 @@ from mlhpc.suite.meanings import find_same_meaning
 Data = TypeVar("Data")
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Fields = Mapping[str, Any]  # of a JSON or YAML object
 Count = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]  # of things that one process counts or holds
 FOLDER_NAME = r"[A-Za-z0-9][\w.+-]{0,99}"
 FolderName = Annotated[  # of a workload, size or version: paths are made of it, which must not lead elsewhere

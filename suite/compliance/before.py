@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from mlhpc.suite.compliance.ruleset import read_ruleset, summarise_for_benchmark
 from mlhpc.suite.config import RunConfig, explain_missing_submitter
 from mlhpc.suite.data.manifest import Manifest
 from mlhpc.suite.descriptor import Descriptor, use_cards
+from mlhpc.suite.documents import Fields
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import print_line
 from mlhpc.suite.log import mllog
@@ -35,12 +36,12 @@ _ABSENT = "key-missing"  # asked of hyperparameters alone: the run itself states
 def judge_statement(
     descriptor: Descriptor,
     config: RunConfig,
-    logged: Mapping[str, Any] | None = None,
+    logged: Fields | None = None,
     *,
     runs: int | None = None,
     mode: str = "strong",
     data: Manifest | None = None,
-    plan: Mapping[str, Any] | None = None,
+    plan: Fields | None = None,
 ) -> list[str]:
     """Return one line for each reason for which the checker would refuse the result. It takes no second and no torch.
 
@@ -51,26 +52,20 @@ def judge_statement(
         stated = structs.replace(config, precision="float32") if config.precision == "auto" else config
         logged = _collect_logged(stated)
     with use_cards([descriptor.card_path] if descriptor.hyperparameters is None else []):
-        return list(_find_reasons(descriptor, config, logged, runs, mode, data, plan))
+        log = Log(Path("statement"), tuple(_list_events(descriptor, config, logged, mode, data, plan)))
+        # Some hyperparameters are those of the data. An own loop has stated all of them by now.
+        whole = bool(logged) and (data is not None or descriptor.hyperparameters is None)
+        return list(_find_reasons(log, runs, mode, whole=whole))
 
 
-def _collect_logged(config: RunConfig) -> Mapping[str, Any]:
-    logged: Mapping[str, Any] = {}
+def _collect_logged(config: RunConfig) -> Fields:
+    logged: Fields = {}
     with suppress(OSError):  # a file that is not there: the run says so when it opens it
         logged = config.hyperparameters.collect_logged(config)
     return logged
 
 
-def _find_reasons(
-    descriptor: Descriptor,
-    config: RunConfig,
-    logged: Mapping[str, Any],
-    runs: int | None,
-    mode: str,
-    data: Manifest | None,
-    plan: Mapping[str, Any] | None,
-) -> Iterator[str]:
-    log = Log(Path("statement"), tuple(_list_events(descriptor, config, logged, mode, data, plan)))
+def _find_reasons(log: Log, runs: int | None, mode: str, *, whole: bool) -> Iterator[str]:
     rules = read_ruleset(RULESET)
     record, benchmark = summarise_for_benchmark(log, rules)
     context = LogContext(log, record, rules, benchmark)
@@ -79,12 +74,9 @@ def _find_reasons(
             continue
         if rule.name in _OF_STATEMENT:
             yield from (f"{message} (rule {rule.name})" for _, message in rule.check(context))
-        # Some hyperparameters are those of the data. An own loop has stated all of them by now.
-        elif (
-            rule.name == _ABSENT and benchmark is not None and (data is not None or descriptor.hyperparameters is None)
-        ):
+        elif rule.name == _ABSENT and benchmark is not None and whole:
             asked = set(benchmark.closed) if context.division == "closed" else set()
-            for key in sorted(context.key_rules.keys() & asked - {*log.places, *_COUNTS}) if logged else ():
+            for key in sorted(context.key_rules.keys() & asked - {*log.places, *_COUNTS}):
                 yield f"{key} is not among the hyperparameters, and the card requires it (rule {rule.name})"
     group = Group(Path("statement"), (), scenario=mode)
     result = Result(group, (record,) * (1 if runs is None else runs), rules, benchmark, None)
@@ -100,10 +92,10 @@ _COUNTS = (mllog.TRAIN_SAMPLES, mllog.EVAL_SAMPLES, mllog.MODEL_PARAMETERS)
 def _list_events(
     descriptor: Descriptor,
     config: RunConfig,
-    logged: Mapping[str, Any],
+    logged: Fields,
     mode: str,
     data: Manifest | None,
-    plan: Mapping[str, Any] | None,
+    plan: Fields | None,
 ) -> Iterator[Event]:
     submission = config.submission
     stated: dict[str, Any] = {
@@ -137,7 +129,7 @@ def explain_refusals(reasons: Iterable[str]) -> list[str]:
     return [f"note: the checker would refuse this result: {reason}" for reason in dict.fromkeys(reasons)]
 
 
-def explain_refusals_of(descriptor: Descriptor, config: RunConfig, logged: Mapping[str, Any]) -> list[str]:
+def explain_refusals_of(descriptor: Descriptor, config: RunConfig, logged: Fields) -> list[str]:
     """Return the lines for a person's own loop, which has stated its hyperparameters."""
     return [*explain_refusals(judge_statement(descriptor, config, logged)), *_find_submitter_note(config)]
 

@@ -36,7 +36,7 @@ from mlhpc.suite.compliance.package_files import compute_sha256
 from mlhpc.suite.compliance.ruleset import Benchmark
 from mlhpc.suite.config import RunConfig, resolve_config
 from mlhpc.suite.descriptor import Descriptor, describe_card, load_descriptor
-from mlhpc.suite.documents import YamlSource, convert_to_plain_data
+from mlhpc.suite.documents import Fields, YamlSource, convert_to_plain_data
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import render_printable, render_repr
 from mlhpc.suite.log.energy.score import find_energy
@@ -57,9 +57,10 @@ _SAME = 1e-9  # of a number: files may be written with fewer digits than a float
 MOST_WORDS = 1000  # of a command
 RUN, SUBMIT = "run", "submit"
 Difference = tuple[str, Any, Any]  # name, value in one file, value in the other
+Differences = Iterator[Difference]
 
 
-def compare_values(one: Any, other: Any, at: str = "") -> Iterator[Difference]:
+def compare_values(one: Any, other: Any, at: str = "") -> Differences:
     """Yield the parts of two plain values that differ. What one of them lacks is `ABSENT` there."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         for key in sorted({*one, *other}, key=str):
@@ -111,13 +112,13 @@ def rebuild_config(folder: KeptFolder, descriptor: Descriptor) -> RunConfig | No
     return None if data is None else _resolve(descriptor, data, folder.path / CONFIG)
 
 
-def log_config(config: RunConfig, logged: Mapping[str, Any], *, own_loop: bool) -> dict[str, Any]:
+def log_config(config: RunConfig, logged: Fields, *, own_loop: bool) -> dict[str, Any]:
     """Return what a log has as run_config. A person's own loop logs what was stated."""
     found: dict[str, Any] = convert_to_json(config.logged())
     return {key: value for key, value in found.items() if key in logged} if own_loop else found
 
 
-def _resolve(descriptor: Descriptor, data: Mapping[str, Any], path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+def _resolve(descriptor: Descriptor, data: Fields, path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     # Not by `mlhpc.suite.config`'s default: the environment of the checker names nobody's submitter.
     data = {"submission": {}} | copy.deepcopy(dict(data))
     if isinstance(data["submission"], dict):
@@ -155,7 +156,7 @@ def parse_command(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
     return rest[0], given
 
 
-def rebuild_info(info: RunInfo) -> Iterator[Difference]:
+def rebuild_info(info: RunInfo) -> Differences:
     """Yield what run.json says in its fields and in its command, where they differ."""
     name, given = parse_command(info.command)
     instances = int(given.get("instances") or 1)
@@ -173,7 +174,7 @@ def rebuild_info(info: RunInfo) -> Iterator[Difference]:
     yield from ((key, ABSENT, given[key]) for key in sorted(begins_none & given.keys()))
 
 
-def rebuild_from_command(folder: KeptFolder, descriptor: Descriptor, kept: RunConfig) -> Iterator[Difference]:
+def rebuild_from_command(folder: KeptFolder, descriptor: Descriptor, kept: RunConfig) -> Differences:
     """Yield the settings of config.yaml that the command gives in another way.
 
     What was not given is that of the size, if its file is the one that the run had; else that of config.yaml.
@@ -182,7 +183,7 @@ def rebuild_from_command(folder: KeptFolder, descriptor: Descriptor, kept: RunCo
     given = parse_command(folder.info.command)[1]
     path, data = folder.path / CONFIG, folder.read(CONFIG, dict) or {}
     overrides = (*(given.get("overrides") or ()), *convert_plan_to_settings(given.get("plan_name"), given.get("mesh")))
-    base: Mapping[str, Any] = data
+    base: Fields = data
     try:
         name = choose_config_name(given.get("size"), given.get("config")) or DEFAULT_SIZE
     except click.UsageError as error:
@@ -205,7 +206,7 @@ def rebuild_from_command(folder: KeptFolder, descriptor: Descriptor, kept: RunCo
             yield key, one, other
 
 
-def _find_shipped(folder: KeptFolder, descriptor: Descriptor, size: str) -> Mapping[str, Any] | None:
+def _find_shipped(folder: KeptFolder, descriptor: Descriptor, size: str) -> Fields | None:
     """Return the settings of a size. None unless the run had the file and the defaults that are installed here."""
     name = f"config/{Path(size).name}.yaml"
     same = has_same_code(folder, descriptor, name, "config.py") and has_same_code(folder, None, "config.py")
@@ -272,9 +273,7 @@ def build_description(
     )
 
 
-def compare_description(
-    stated: Mapping[str, Any], rebuilt: Mapping[str, Any], described: System
-) -> Iterator[Difference]:
+def compare_description(stated: Fields, rebuilt: Fields, described: System) -> Differences:
     """Yield the fields of a description that are not those of the facts and the system file.
 
     A person may fill in what is not known, but no count. Cores may be those of a processor or of the node, without or

@@ -347,21 +347,15 @@ def _check_installed(
         yield run.path, f"logs {', '.join(unknown[:3])}, which the workload does not log"
     if not has_same_code(folder, descriptor, "card.yaml"):
         return
-    stated = card.baselines
-    for name, one, other in compare_values(
-        {"baseline": dict(run.baselines), "oracle": dict(run.oracle_baselines)},
-        {
-            "baseline": stated.metrics() if stated is not None else {},
-            "oracle": stated.metrics(oracle=True) if stated is not None else {},
-        },
-    ):
-        yield run.path, f"{name}: {render_repr(one)} in the log, {render_repr(other)} on the card"
-    if isinstance(kept, str | None) or run.plan is not None:
-        return
-    stated = (run.config or {}).get("precision")  # what was chosen, where config.yaml has auto
-    work = rebuild_work(folder, descriptor, structs.replace(kept, precision=stated), card)
-    for name, one, other in compare_values(dict(run.work_per_sample), work) if work is not None else ():
-        yield run.path, f"work_per_sample.{name}: {render_repr(one)} in the log, {render_repr(other)} by the suite"
+    logged = {"baseline": run.baselines, "oracle": run.oracle_baselines}
+    simple = card.baselines
+    due = {each: {} if simple is None else simple.metrics(oracle=each == "oracle") for each in logged}
+    if not isinstance(kept, str | None) and run.plan is None:
+        chosen = (run.config or {}).get("precision")  # where config.yaml has auto
+        due["work_per_sample"] = rebuild_work(folder, descriptor, structs.replace(kept, precision=chosen), card)
+        logged["work_per_sample"] = run.work_per_sample if due["work_per_sample"] is not None else None
+    for name, one, other in compare_values(logged, due):
+        yield run.path, f"{name}: {render_repr(one)} in the log, {render_repr(other)} by the card and code of the suite"
 
 
 def _check_sizes(result: Result, run: RunRecord, folder: KeptFolder) -> ResultBreaches:

@@ -7,7 +7,7 @@ The rules for what a log of this suite must state. Omitting a value must not swi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from math import prod
 from typing import Any
@@ -23,7 +23,7 @@ from mlhpc.suite.compliance.rules.base import (
     log_rule,
 )
 from mlhpc.suite.compliance.ruleset import is_same_value
-from mlhpc.suite.documents import convert
+from mlhpc.suite.documents import Fields, convert
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import render_duration, render_repr
 from mlhpc.suite.log import mllog
@@ -47,7 +47,7 @@ def check_resumed(context: LogContext) -> LogBreaches:
 
 @log_rule("run-replaced", "a run that takes the place of one that began and failed says so, and is shown")
 def check_run_replaced(context: LogContext) -> LogBreaches:
-    for event in context.by_key.get(mllog.RUN_REPLACED, ()):
+    for event in context.every(mllog.RUN_REPLACED):
         yield event.line, f"the run was made in place of one that began and failed ({render_repr(event.value)})"
 
 
@@ -63,7 +63,7 @@ def _render_difference(seconds: float, other: float) -> str:
     "an energy counter shows 1 W (memory: 0) to 100 kW, and is one of those that the event names",
 )
 def check_energy_plausible(context: LogContext) -> LogBreaches:
-    for event in context.by_key.get(mllog.ENERGY, ()):
+    for event in context.every(mllog.ENERGY):
         seconds, about = convert_to_float(event.metadata.get("seconds")), event.metadata
         sources = {str(name).partition("/")[0] for name, _ in _list_entries(event)}
         gone = sources & {*(about.get("absent") or ())} if context.record.nodes == 1 else set()
@@ -120,7 +120,7 @@ def check_config_agrees(context: LogContext) -> LogBreaches:
         yield event.line, f"run_config has max_epochs = {most:g}, the run has {len(context.record.epochs)} epochs"
 
 
-def _check_choices(context: LogContext, config: Mapping[str, Any]) -> LogBreaches:
+def _check_choices(context: LogContext, config: Fields) -> LogBreaches:
     """Yield a choice that was made in another way than run_config asks for, or for another run."""
     choices = config.get("choices")
     asked: dict[str, Any] = choices if isinstance(choices, dict) else {}
@@ -129,7 +129,7 @@ def _check_choices(context: LogContext, config: Mapping[str, Any]) -> LogBreache
     record = context.record
     stated = {name: value for name, value in config.items() if value != "auto"}
     stated |= {"ranks": record.ranks, "nodes": record.nodes, "parameters": context.logged(mllog.MODEL_PARAMETERS)}
-    for event in context.by_key.get(mllog.MEASURED_CHOICE, ()):
+    for event in context.every(mllog.MEASURED_CHOICE):
         source, shape = event.metadata.get("source"), event.metadata.get("shape")
         name, chosen = (event.value.get(each) if isinstance(event.value, dict) else None for each in ("name", "chosen"))
         given = pinned.get(name) if isinstance(name, str) else None
@@ -144,7 +144,7 @@ def _check_choices(context: LogContext, config: Mapping[str, Any]) -> LogBreache
                 yield event.line, f"{what}; the run has {render_repr(stated[key])}"
 
 
-def _check_device(context: LogContext, event: Event, config: Mapping[str, Any]) -> LogBreaches:
+def _check_device(context: LogContext, event: Event, config: Fields) -> LogBreaches:
     """Yield a device that contradicts the number of accelerators: cuda without any, or cpu with some."""
     number = context.record.accelerators_per_node
     for place, device in (("device", config.get("device")), ("device in its metadata", event.metadata.get("device"))):
@@ -153,7 +153,7 @@ def _check_device(context: LogContext, event: Event, config: Mapping[str, Any]) 
             return
 
 
-def _list_duplicate_settings(config: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
+def _list_duplicate_settings(config: Fields) -> Iterator[tuple[str, Any, str]]:
     """Yield (name, value, key of the event) for each value of a configuration that an event logs too."""
     keys = {
         "size": mllog.BENCHMARK_SIZE,
@@ -174,7 +174,7 @@ def check_metric_agrees(context: LogContext) -> LogBreaches:
     benchmark = context.benchmark
     if benchmark is None:
         return
-    for event in context.by_key.get(benchmark.metric, ()):
+    for event in context.every(benchmark.metric):
         metrics = event.metadata.get("metrics")
         if isinstance(metrics, dict) and not is_same_value(metrics.get(benchmark.metric), event.value):
             other = render_repr(metrics.get(benchmark.metric))
@@ -182,7 +182,7 @@ def check_metric_agrees(context: LogContext) -> LogBreaches:
             return
     reached = {(item.value, item.epoch) for item in context.record.evals if benchmark.reached(item.value)}
     reached |= {(value, None) for value, _ in reached}
-    for event in context.by_key.get(mllog.TARGET_ACCURACY_REACHED, ()):
+    for event in context.every(mllog.TARGET_ACCURACY_REACHED):
         if (convert_to_float(event.value), find_epoch_num(event)) not in reached:
             what = f"{event.key} = {render_repr(event.value)}"
             yield event.line, f"{what}: no evaluation that reaches the target has this value"
@@ -231,7 +231,7 @@ def _check_sample_counts(context: LogContext, card: SizeCard, per_epoch: int, or
 def _list_step_counts(context: LogContext) -> Iterator[tuple[int | None, str, float | None, object]]:
     """Yield (line, key, epoch, steps) for each count of an epoch's steps; those of step_phases are summed first."""
     sums: dict[float | None, float] = {}
-    for event in context.by_key.get(mllog.STEP_PHASES, ()):
+    for event in context.every(mllog.STEP_PHASES):
         number = find_epoch_num(event)
         sums[number] = sums.get(number, 0.0) + (convert_to_float(event.metadata.get("steps")) or 0.0)
     yield from ((None, "step_phases", number, total) for number, total in sums.items())
@@ -307,8 +307,8 @@ def _check_places(context: LogContext) -> LogBreaches:
 
 @log_rule("duration-agrees", "the measured time of an evaluation is that between its time stamps")
 def check_duration_agrees(context: LogContext) -> LogBreaches:
-    starts = {find_epoch_num(event): event for event in context.by_key.get(mllog.EVAL_START, ())}
-    for event in context.by_key.get(mllog.EVAL_STOP, ()):
+    starts = {find_epoch_num(event): event for event in context.every(mllog.EVAL_START)}
+    for event in context.every(mllog.EVAL_STOP):
         start, seconds = starts.get(find_epoch_num(event)), convert_to_float(event.metadata.get("duration_s"))
         apart = None if start is None else (event.time_ms - start.time_ms) / 1e3
         # The duration is measured by another clock than the time stamps, which are milliseconds.
@@ -333,7 +333,7 @@ def check_ranks_agree(context: LogContext) -> LogBreaches:
 
 @log_rule("data-verified", "the data were compared with their checksums before the run")
 def check_data_verified(context: LogContext) -> LogBreaches:
-    for event in context.by_key.get(mllog.DATA_VERIFIED, ()):
+    for event in context.every(mllog.DATA_VERIFIED):
         if event.value is None:
             yield (
                 event.line,

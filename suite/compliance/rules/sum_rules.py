@@ -14,6 +14,7 @@ from typing import Any
 from mlhpc.suite.compliance.rebuild import compare_values
 from mlhpc.suite.compliance.rules.base import NAMES, LogBreaches, LogContext, find_epoch_num, log_rule
 from mlhpc.suite.data.manifest import DATA_ROOT, STAGED_COPY
+from mlhpc.suite.documents import Fields
 from mlhpc.suite.files import render_duration, render_repr
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.goodput import compute_goodput
@@ -66,7 +67,7 @@ def check_names_known(context: LogContext) -> LogBreaches:
             break
     for key, named in NAMES["events"].items():
         values, metadata = named["value"], named["metadata"]
-        for event in context.by_key.get(key, ()):
+        for event in context.every(key):
             problem = _find_name_problem(event.metadata, metadata)
             if problem is None and values not in ("", _ANY) and isinstance(event.value, dict):
                 problem = _find_name_problem(event.value, values)
@@ -79,7 +80,7 @@ def check_names_known(context: LogContext) -> LogBreaches:
                 break
 
 
-def _find_name_problem(found: Mapping[str, Any], names: str) -> str | None:
+def _find_name_problem(found: Fields, names: str) -> str | None:
     """Return which name is unknown or missing, or which has a value of another kind."""
     required, _, optional = names.partition("?")
     unknown = sorted(found.keys() - {*required.split(), *optional.split()} - _PLACE) if _ANY not in optional else []
@@ -233,7 +234,7 @@ def _check_windows(context: LogContext) -> LogBreaches:
     epochs = [epoch.number for epoch in context.record.epochs if epoch.complete]
     found: dict[str, dict[float | None, list[Event]]] = {}
     for key in (mllog.TRACKED_STATS, mllog.RANK_PHASES, *_INSTRUMENTS):
-        for event in context.by_key.get(key, ()):
+        for event in context.every(key):
             found.setdefault(key, {}).setdefault(find_epoch_num(event), []).append(event)
         lacking = [number for number in epochs if number not in found.get(key, {})]
         if lacking and not (bare and key in _INSTRUMENTS):
@@ -252,7 +253,7 @@ def _check_windows(context: LogContext) -> LogBreaches:
 
 def _check_load(context: LogContext) -> LogBreaches:
     """Yield what a window of steps states of a workload and contradicts itself: parts longer than the step, tokens."""
-    windows = {_place(event): _number(event.value, "step") for event in context.by_key.get(mllog.STEP_PHASES, ())}
+    windows = {_place(event): _number(event.value, "step") for event in context.every(mllog.STEP_PHASES)}
     per_step = set[tuple[str, float]]()
     events = context.by_key.get(mllog.WINDOW_STATS, ())
     # A run without instrumentation has no step_phases, one that was killed may lack its last event.
@@ -296,9 +297,9 @@ def _check_losses(context: LogContext) -> LogBreaches:
     if first is not None and min(begun, default=0.0) > 0.0 < mean and math.fsum(begun) > (1.0 + _ROUNDED) * whole:
         yield first.line, f"first_losses sum to {math.fsum(begun):g}, all of their window to {whole:g}"
     windows: dict[float | None, list[Event]] = {}
-    for event in context.by_key.get(mllog.STEP_PHASES, ()):
+    for event in context.every(mllog.STEP_PHASES):
         windows.setdefault(find_epoch_num(event), []).append(event)
-    for event in context.by_key.get(mllog.RANK_PHASES, ()):
+    for event in context.every(mllog.RANK_PHASES):
         mine = windows.get(find_epoch_num(event))
         if not mine or not isinstance(event.value, dict):  # rule measured reports it
             continue
@@ -330,7 +331,7 @@ def _measure_epochs(context: LogContext) -> dict[float | None, float]:
 
 def _check_phases(context: LogContext) -> LogBreaches:
     """Yield a step that its phases do not fill, and an epoch whose windows are not what rank 0 has in rank_stats."""
-    ranks = {find_epoch_num(event): event.value for event in context.by_key.get(mllog.RANK_STATS, ())}
+    ranks = {find_epoch_num(event): event.value for event in context.every(mllog.RANK_STATS)}
     sums: dict[tuple[float | None, str], float] = {}
     for event in context.every(mllog.STEP_PHASES, mllog.RANK_PHASES):
         if isinstance(event.value, dict) and event.value.keys() <= {"loss_sum"}:
@@ -367,9 +368,9 @@ def _check_phases(context: LogContext) -> LogBreaches:
 
 def _check_ranks(context: LogContext) -> LogBreaches:
     """Yield what is no distribution over ranks, or has another mean than rank_phases."""
-    means = {find_epoch_num(event): event.value for event in context.by_key.get(mllog.RANK_PHASES, ())}
+    means = {find_epoch_num(event): event.value for event in context.every(mllog.RANK_PHASES)}
     lengths = _measure_epochs(context)
-    for event in context.by_key.get(mllog.RANK_STATS, ()):
+    for event in context.every(mllog.RANK_STATS):
         epoch, stats = find_epoch_num(event), _value_of(event.value)
         lacking = [name for name in _PHASES.split() if f"{name}_s" not in stats]
         if lacking:
@@ -391,7 +392,7 @@ def _check_traffic(context: LogContext) -> LogBreaches:
     record, ranks = context.record, context.record.ranks or 1
     if record.plan is not None or record.loop is not None:
         return
-    for event in context.by_key.get(mllog.RANK_STATS, ()):
+    for event in context.every(mllog.RANK_STATS):
         steps, work = _number(event.metadata, "steps") or 0.0, record.work_per_sample
         due = {
             "loader_bytes": steps * (record.global_batch_size or 0) * work.get("sample_bytes", 0.0),
@@ -403,7 +404,7 @@ def _check_traffic(context: LogContext) -> LogBreaches:
                 yield event.line, f"{name} of {ranks} ranks are {found:g}; {steps:g} steps are {due[name]:g}"
 
 
-def _find_distribution_problem(parts: Mapping[str, Any], ranks: int) -> str | None:
+def _find_distribution_problem(parts: Fields, ranks: int) -> str | None:
     """Return why a mapping is no distribution over ranks: min, median, max, mean, two ranks, and values if any."""
     numbers, mean, values = _list_numbers(parts, "min", "median", "max"), _number(parts, "mean"), parts.get("values")
     ends = [rank for name in ("min_rank", "max_rank") if type(rank := parts.get(name)) is int and 0 <= rank < ranks]
@@ -436,12 +437,12 @@ def _check_rates(context: LogContext) -> LogBreaches:
     The rate is of all steps of rank 0, and of what lies between them.
     """
     batch, windows = context.record.global_batch_size, dict[float | None, float]()
-    for event in context.by_key.get(mllog.STEP_PHASES, ()):
+    for event in context.every(mllog.STEP_PHASES):
         epoch = find_epoch_num(event)
         windows[epoch] = windows.get(epoch, 0.0) + (_number(event.value, "step") or 0.0)
-    steps = {find_epoch_num(event): event for event in context.by_key.get(mllog.RANK_PHASES, ())}
-    stats = {find_epoch_num(event): event.value for event in context.by_key.get(mllog.RANK_STATS, ())}
-    for event in context.by_key.get(mllog.TRACKED_STATS, ()):
+    steps = {find_epoch_num(event): event for event in context.every(mllog.RANK_PHASES)}
+    stats = {find_epoch_num(event): event.value for event in context.every(mllog.RANK_STATS)}
+    for event in context.every(mllog.TRACKED_STATS):
         ranks = steps.get(find_epoch_num(event))
         took = _list_numbers(ranks.value, "step") + _list_numbers(ranks.metadata, "steps") if ranks is not None else []
         rate = _number(event.value, "throughput")
@@ -466,7 +467,7 @@ def _check_energy(context: LogContext) -> LogBreaches:
     counted, start = 0.0, context.log.first(mllog.RUN_START)
     if start is None:
         return
-    for event in context.by_key.get(mllog.ENERGY, ()):
+    for event in context.every(mllog.ENERGY):
         passed = (event.time_ms - start.time_ms) / 1e3
         seconds = convert_to_float(event.metadata.get("seconds"))
         counted += seconds or 0.0
@@ -537,17 +538,13 @@ def _check_checkpoints(context: LogContext) -> LogBreaches:
     # evaluations none is begun, and none ends. A run that is stopped saves at once.
     spans = [math.fsum(_list_numbers(each.value, "stall_s", "write_s")) for each in saves]
     begun = [each.time_ms / 1e3 - span for each, span in zip(saves, spans, strict=True)]
-    evals_s = math.fsum(_number(each.metadata, "duration_s") or 0.0 for each in context.by_key.get(mllog.EVAL_STOP, ()))
+    evals_s = math.fsum(_number(each.metadata, "duration_s") or 0.0 for each in context.every(mllog.EVAL_STOP))
     due_s = math.fsum(max(interval_s / 2, interval_s - span) for span in spans[:-1])
     if record.status == "success" and saves and begun[-1] - begun[0] < _SAVE_SHARE * due_s - evals_s:
         apart = f"{len(saves)} checkpoints in {render_duration(begun[-1] - begun[0])}"
         yield saves[-1].line, f"{apart}; run_config has interval_s = {interval_s:g}"
     # Ranks stand still between steps, which is in the phase other.
-    windows = [
-        (each.value, sign)
-        for each in context.by_key.get(mllog.STEP_PHASES, ())
-        for sign in (("step", 1), ("other", -1))
-    ]
+    windows = [(each.value, sign) for each in context.every(mllog.STEP_PHASES) for sign in (("step", 1), ("other", -1))]
     stalls = math.fsum(_number(each.value, "stall_s") or 0.0 for each in saves)
     parts = [sign * (_number(value, name) or 0.0) for value, (name, sign) in windows]
     run_s, busy_s = record.time_to_train_s, math.fsum(parts) + evals_s
@@ -568,11 +565,11 @@ def _check_goodput(context: LogContext) -> LogBreaches:
             yield event.line, f"goodput says {name} = {render_repr(stated)}, the events {render_repr(value)}"
 
 
-def _value(context: LogContext, key: str) -> Mapping[str, Any]:
+def _value(context: LogContext, key: str) -> Fields:
     return _value_of(context.logged(key))
 
 
-def _value_of(value: object) -> Mapping[str, Any]:
+def _value_of(value: object) -> Fields:
     return value if isinstance(value, dict) else {}
 
 

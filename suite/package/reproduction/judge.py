@@ -24,7 +24,7 @@ from typing import Annotated, Any, Final, Literal
 from msgspec import Meta, Struct, structs
 
 from mlhpc.suite import REDACTED
-from mlhpc.suite.documents import convert_to_plain_data, read_json_document
+from mlhpc.suite.documents import Fields, convert_to_plain_data, read_json_document
 from mlhpc.suite.files import render_repr, write_file_atomically
 from mlhpc.suite.log.origin.sources import InstalledPackage, convert_distribution_name
 from mlhpc.suite.log.record import FACTS
@@ -128,7 +128,7 @@ def make_level_verdict(
     verdict: LevelOutcome,
     reason: str,
     cause: Difference | None = None,
-    compared: Mapping[str, Any] | None = None,
+    compared: Fields | None = None,
 ) -> LevelVerdict:
     """Make the verdict of a level by its number."""
     return LevelVerdict(
@@ -513,7 +513,7 @@ def _compare_values(kind: str, what: str, was: object, now: object) -> Iterator[
         yield Difference(kind=kind, what=what, was=_render_value(was), now=_render_value(now))
 
 
-def compare_configs(was: Mapping[str, Any], now: Mapping[str, Any], kind: str) -> Iterator[Difference]:
+def compare_configs(was: Fields, now: Fields, kind: str) -> Iterator[Difference]:
     """List the settings that differ, by their dotted names, except settings that change no number."""
     one, other = (
         _list_leaves({key: value for key, value in each.items() if key not in OPERATIONAL}) for each in (was, now)
@@ -523,7 +523,7 @@ def compare_configs(was: Mapping[str, Any], now: Mapping[str, Any], kind: str) -
             yield Difference(kind=kind, what=name, was=_render_value(one.get(name)), now=_render_value(other.get(name)))
 
 
-def _list_leaves(values: Mapping[str, Any], above: str = "", depth: int = 0) -> dict[str, Any]:
+def _list_leaves(values: Fields, above: str = "", depth: int = 0) -> dict[str, Any]:
     """Return the leaves by dotted name. A setting of None counts as absent, a list as one value."""
     found: dict[str, Any] = {}
     for key, value in values.items():
@@ -556,7 +556,7 @@ def _compare_code(was: RunFacts, now: RunFacts, workload: str | None) -> Iterato
         )
 
 
-def _list_differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def _list_differing(was: Fields, now: Fields) -> list[str]:
     return sorted(name for name in {*was, *now} if was.get(name) != now.get(name))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -21,6 +21,7 @@ from mlhpc.suite.compliance.rebuild import STATED, build_stated_result, compare_
 from mlhpc.suite.compliance.result import Result
 from mlhpc.suite.compliance.ruleset import Benchmark, build_card_benchmark
 from mlhpc.suite.descriptor import Descriptor, load_descriptors
+from mlhpc.suite.documents import Fields
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import render_duration, render_repr
 from mlhpc.suite.log.record import RunRecord
@@ -60,18 +61,18 @@ class Original:
         return self.scored.runs
 
     @cached_property
-    def info(self) -> Mapping[str, Any]:
+    def info(self) -> Fields:
         """The content of run.json of the first run folder."""
         return read_small_json(self.folders[0] / "run.json") if self.folders else {}
 
     @cached_property
-    def stated(self) -> Mapping[str, Any]:
+    def stated(self) -> Fields:
         """result.json, the score that the package states; empty where there is none."""
         # A run folder is provenance/run_<i>, next to which result.json lies.
         return read_small_json(self.folders[0].parent.parent / STATED) if self.folders else {}
 
     @cached_property
-    def data_manifest(self) -> Mapping[str, Any]:
+    def data_manifest(self) -> Fields:
         """The manifest of the data set, as a run kept it; empty where there is none."""
         return next((found for folder in self.folders if (found := read_small_json(folder / "data.json"))), {})
 
