@@ -18,6 +18,19 @@ from mlhpc.suite.documents import Fields
 from mlhpc.suite.files import render_duration, render_repr
 from mlhpc.suite.log import mllog
 from mlhpc.suite.log.goodput import compute_goodput
+from mlhpc.suite.log.mllog import (
+    CHECKPOINT,
+    DATA_VERIFIED,
+    EPOCH_START,
+    FIRST_LOSSES,
+    GOODPUT,
+    RANK_PHASES,
+    RANK_STATS,
+    STAGING_STATS,
+    STARTUP,
+    STEP_PHASES,
+    TRACKED_STATS,
+)
 from mlhpc.suite.log.other_work import find_problem
 from mlhpc.suite.log.reader import Event, convert_to_float, parse_int64
 from mlhpc.suite.log.record import has_many_digits, list_floats
@@ -29,27 +42,27 @@ _PARTS, _LISTED_RANKS = 5, 64  # phases that fill a step; ranks whose values are
 _WHERE = "epoch_num first_step steps"
 _ANY = "*"
 _TYPES = {kind.__name__: kind for kind in (str, int, list, dict, float, bool)}
-_INSTRUMENTS = (mllog.STEP_PHASES, mllog.RANK_STATS, mllog.ENERGY)  # which a run without instrumentation lacks
+_INSTRUMENTS = (STEP_PHASES, RANK_STATS, mllog.ENERGY)  # which a run without instrumentation lacks
 # Those whose value has numbers only, at every depth.
 _NUMBERS = (
-    *(mllog.STARTUP, mllog.WORK_PER_SAMPLE, mllog.BASELINE, mllog.FIRST_LOSSES, mllog.STEP_PHASES),
-    *(mllog.TRACKED_STATS, mllog.RANK_PHASES, mllog.DATA_VERIFIED, mllog.TRAINING_COURSE),
+    *(STARTUP, mllog.WORK_PER_SAMPLE, mllog.BASELINE, FIRST_LOSSES, STEP_PHASES),
+    *(TRACKED_STATS, RANK_PHASES, DATA_VERIFIED, mllog.TRAINING_COURSE),
 )
 _DISTRIBUTION = "min median mean max min_rank max_rank values"
 _PLACE = {"file", "lineno"}  # in the code
 # What each setting makes the harness log, and nothing else does.
 _SWITCHED = {
-    "staging.directory": (mllog.STAGING_START, mllog.STAGING_STOP, mllog.STAGING_STATS),
-    "checkpoint.interval_s": (mllog.CHECKPOINT,),
-    "instrumentation": (mllog.RANK_STATS,),
+    "staging.directory": (mllog.STAGING_START, mllog.STAGING_STOP, STAGING_STATS),
+    "checkpoint.interval_s": (CHECKPOINT,),
+    "instrumentation": (RANK_STATS,),
     "plan": (mllog.PARALLEL_PLAN,),
 }
 _SAVE_S = 10.0  # of a run without a checkpoint, beside two intervals: it may still be written at the end
 _SAVE_SHARE = 0.8  # of the time that saves need; they are begun at checks of all ranks
 _TRAFFIC = {"loader_bytes": 0.15, "all_reduce_bytes": 0.01}  # how far from their samples and steps; samples differ
-_AT_END = (mllog.OTHER_WORK, mllog.GOODPUT, mllog.STARTUP, mllog.RUN_FILES)  # of a run that reached its target
-_COUNTED = (mllog.CHECKPOINT, mllog.STAGING_STATS, mllog.DATA_VERIFIED, mllog.SUSPENDED)
-_OF_HARNESS = (mllog.FIRST_LOSSES, mllog.WORK_PER_SAMPLE)  # a person's own loop need not know them
+_AT_END = (mllog.OTHER_WORK, GOODPUT, STARTUP, mllog.RUN_FILES)  # of a run that reached its target
+_COUNTED = (CHECKPOINT, STAGING_STATS, DATA_VERIFIED, mllog.SUSPENDED)
+_OF_HARNESS = (FIRST_LOSSES, mllog.WORK_PER_SAMPLE)  # a person's own loop need not know them
 _ROUNDED = 1e-5  # sums of the same numbers in another order
 _CLOCK_S, _STAMP_S = 0.05, 0.002  # between two clocks of one process; of two time stamps
 _CLOCK_SHARE = 0.01  # between the clock of a device and that of its host
@@ -71,7 +84,7 @@ def check_names_known(context: LogContext) -> LogBreaches:
             problem = _find_name_problem(event.metadata, metadata)
             if problem is None and values not in ("", _ANY) and isinstance(event.value, dict):
                 problem = _find_name_problem(event.value, values)
-            absent = event.value is None and key in (mllog.DATA_VERIFIED, mllog.GOODPUT, mllog.BASELINE)
+            absent = event.value is None and key in (DATA_VERIFIED, GOODPUT, mllog.BASELINE)
             wrong = values != "" and not isinstance(event.value, dict)
             if problem is None and not absent and (wrong or (key in _NUMBERS and not _has_numbers(event.value))):
                 problem = f"the value {render_repr(event.value)}: expected {'names' if wrong else 'numbers'}"
@@ -107,7 +120,7 @@ def check_events_whole(context: LogContext) -> LogBreaches:
     for key in (*_AT_END, *(() if own else _OF_HARNESS)):
         event = context.log.first(key)
         # A process that is killed after run_stop leaves no goodput.
-        killed = event is None and key == mllog.GOODPUT and context.log.events[-1].key == mllog.RUN_STOP
+        killed = event is None and key == GOODPUT and context.log.events[-1].key == mllog.RUN_STOP
         if not killed and (event is None or event.value is None):
             yield None, f"no {key} is logged"
     yield from () if own else _check_switched(context)
@@ -116,7 +129,7 @@ def check_events_whole(context: LogContext) -> LogBreaches:
         yield None, f"run_files states no sha256 of {lacking[0]}"
     starts = [context.log.first(key) for key in (mllog.INIT_START, mllog.INIT_STOP)]
     init_s = (starts[1].time_ms - starts[0].time_ms) / 1e3 if starts[0] and starts[1] else 0.0
-    for name, entry in _value(context, mllog.STARTUP).items():
+    for name, entry in _value(context, STARTUP).items():
         seconds = _list_numbers(entry, "min", "median", "max")
         if len(seconds) < 3 or len(entry) > 3 or seconds != sorted(seconds):
             yield None, f"startup has {name} = {render_repr(entry)}: expected min <= median <= max"
@@ -166,7 +179,7 @@ def _check_ends(context: LogContext) -> LogBreaches:
                 event.line,
                 f"{event.key} has {wrong[0]:g}: expected 0 or more{', and no more than the run' * bool(most)}",
             )
-    losses = context.log.first(mllog.FIRST_LOSSES)
+    losses = context.log.first(FIRST_LOSSES)
     if losses is not None and losses.metadata.get("first_step") != 0:
         yield losses.line, f"first_losses begins with step {render_repr(losses.metadata.get('first_step'))}: expected 0"
     stop = context.log.first(mllog.RUN_STOP)
@@ -187,18 +200,18 @@ def _check_stated_data(context: LogContext, *, own: bool) -> LogBreaches:
             cache.line,
             f"cache_state has the command {render_repr(cache.metadata.get('command'))}, run_config another",
         )
-    if mllog.DATA_VERIFIED not in context.by_key:
-        yield None, f"no {mllog.DATA_VERIFIED} is logged"
-    elif not own and (context.logged(mllog.DATA_VERIFIED) is None) is config.get("verify_data", True):
+    if DATA_VERIFIED not in context.by_key:
+        yield None, f"no {DATA_VERIFIED} is logged"
+    elif not own and (context.logged(DATA_VERIFIED) is None) is config.get("verify_data", True):
         yield (
             None,
             f"run_config has verify_data = {render_repr(config.get('verify_data'))}; data_verified says otherwise",
         )
-    staging, verified = _value_of(config.get("staging")), context.log.first(mllog.DATA_VERIFIED)
+    staging, verified = _value_of(config.get("staging")), context.log.first(DATA_VERIFIED)
     place = STAGED_COPY if staging.get("directory") and not staging.get("overlap") else DATA_ROOT
     if verified is not None and verified.metadata.get("place", place) != place and not own:
         yield verified.line, f"data_verified has the place {render_repr(verified.metadata['place'])}; due is {place!r}"
-    for key in (mllog.DATA_VERIFIED, mllog.STAGING_STATS):
+    for key in (DATA_VERIFIED, STAGING_STATS):
         read = _value(context, key)
         due = (_number(read, "bytes") or 0.0) / max(_number(read, "seconds") or 0.0, 1e-9) / 1e9
         if read and not _is_near(_number(read, "gb_per_s") or 0.0, due, 0.01):
@@ -233,7 +246,7 @@ def _check_windows(context: LogContext) -> LogBreaches:
     size, bare = parse_int64(config.get("window_steps")), config.get("instrumentation") is False
     epochs = [epoch.number for epoch in context.record.epochs if epoch.complete]
     found: dict[str, dict[float | None, list[Event]]] = {}
-    for key in (mllog.TRACKED_STATS, mllog.RANK_PHASES, *_INSTRUMENTS):
+    for key in (TRACKED_STATS, RANK_PHASES, *_INSTRUMENTS):
         for event in context.every(key):
             found.setdefault(key, {}).setdefault(find_epoch_num(event), []).append(event)
         lacking = [number for number in epochs if number not in found.get(key, {})]
@@ -241,7 +254,7 @@ def _check_windows(context: LogContext) -> LogBreaches:
             yield None, f"no {key} of epoch {render_repr(lacking[0])}"
             return
     for number in epochs if size and not bare and context.record.loop is None else ():
-        (ranks, *_), windows = found[mllog.RANK_PHASES][number], found[mllog.STEP_PHASES][number]
+        (ranks, *_), windows = found[RANK_PHASES][number], found[STEP_PHASES][number]
         steps = parse_int64(ranks.metadata.get("steps")) or 0
         firsts = range(0, steps, size or 1)
         places = [[each.metadata.get(name) for name in ("first_step", "steps")] for each in windows]
@@ -253,7 +266,7 @@ def _check_windows(context: LogContext) -> LogBreaches:
 
 def _check_load(context: LogContext) -> LogBreaches:
     """Yield what a window of steps states of a workload and contradicts itself: parts longer than the step, tokens."""
-    windows = {_place(event): _number(event.value, "step") for event in context.every(mllog.STEP_PHASES)}
+    windows = {_place(event): _number(event.value, "step") for event in context.every(STEP_PHASES)}
     per_step = set[tuple[str, float]]()
     events = context.by_key.get(mllog.WINDOW_STATS, ())
     # A run without instrumentation has no step_phases, one that was killed may lack its last event.
@@ -287,7 +300,7 @@ def _check_losses(context: LogContext) -> LogBreaches:
     """Yield an epoch in which the losses of windows are not the sum that the ranks have, or less than the first
     ones.
     """
-    first, window = context.log.first(mllog.FIRST_LOSSES), context.log.first(mllog.STEP_PHASES)
+    first, window = context.log.first(FIRST_LOSSES), context.log.first(STEP_PHASES)
     begun = [convert_to_float(loss) or 0.0 for loss in _list(first.value)] if first is not None else []
     steps, mean = (
         (_number(window.metadata, name) or 0.0 for name in ("steps", "loss")) if window is not None else (0.0, 0.0)
@@ -297,9 +310,9 @@ def _check_losses(context: LogContext) -> LogBreaches:
     if first is not None and min(begun, default=0.0) > 0.0 < mean and math.fsum(begun) > (1.0 + _ROUNDED) * whole:
         yield first.line, f"first_losses sum to {math.fsum(begun):g}, all of their window to {whole:g}"
     windows: dict[float | None, list[Event]] = {}
-    for event in context.every(mllog.STEP_PHASES):
+    for event in context.every(STEP_PHASES):
         windows.setdefault(find_epoch_num(event), []).append(event)
-    for event in context.every(mllog.RANK_PHASES):
+    for event in context.every(RANK_PHASES):
         mine = windows.get(find_epoch_num(event))
         if not mine or not isinstance(event.value, dict):  # rule measured reports it
             continue
@@ -331,15 +344,15 @@ def _measure_epochs(context: LogContext) -> dict[float | None, float]:
 
 def _check_phases(context: LogContext) -> LogBreaches:
     """Yield a step that its phases do not fill, and an epoch whose windows are not what rank 0 has in rank_stats."""
-    ranks = {find_epoch_num(event): event.value for event in context.every(mllog.RANK_STATS)}
+    ranks = {find_epoch_num(event): event.value for event in context.every(RANK_STATS)}
     sums: dict[tuple[float | None, str], float] = {}
-    for event in context.every(mllog.STEP_PHASES, mllog.RANK_PHASES):
+    for event in context.every(STEP_PHASES, RANK_PHASES):
         if isinstance(event.value, dict) and event.value.keys() <= {"loss_sum"}:
             continue  # a run without instrumentation
         step, *parts = _list_numbers(event.value, *_PHASES.split()[:-1]) or [0.0]
         if len(parts) < _PARTS or min(step, *parts) < 0.0 or not _is_near(math.fsum(parts), step, _ROUNDED):
             yield event.line, f"{event.key} = {render_repr(event.value)}: expected seconds of a step and of its phases"
-        for name in _PHASES.split() if event.key == mllog.STEP_PHASES else ():
+        for name in _PHASES.split() if event.key == STEP_PHASES else ():
             place = find_epoch_num(event), f"{name}_s"
             sums[place] = sums.get(place, 0.0) + (_number(event.value, name) or 0.0)
     lengths = _measure_epochs(context)
@@ -354,11 +367,11 @@ def _check_phases(context: LogContext) -> LogBreaches:
             most = loose + max(lengths.get(epoch, math.inf) - sums[epoch, "step_s"], 0.0)
         if due is not None and not -least <= due - total <= most:
             yield None, f"the windows of epoch {render_repr(epoch)} have {name} = {total:g}, rank 0 {due:g}"
-    began, events = 0.0, [*context.run.every(mllog.EPOCH_START, mllog.STEP_PHASES, mllog.TRACKED_STATS)]
+    began, events = 0.0, [*context.run.every(EPOCH_START, STEP_PHASES, TRACKED_STATS)]
     for event, after in zip_longest(events, events[1:]):
         # A device ends the last steps of a block after the host has written them.
-        end = after if after is not None and after.key == mllog.TRACKED_STATS else event
-        step_s = _number(event.value, "step") or 0.0 if event.key == mllog.STEP_PHASES else 0.0
+        end = after if after is not None and after.key == TRACKED_STATS else event
+        step_s = _number(event.value, "step") or 0.0 if event.key == STEP_PHASES else 0.0
         passed = (end.time_ms - began) / 1e3
         if step_s > (1.0 + _CLOCK_SHARE) * passed + _CLOCK_S:
             took = render_duration(step_s)
@@ -368,9 +381,9 @@ def _check_phases(context: LogContext) -> LogBreaches:
 
 def _check_ranks(context: LogContext) -> LogBreaches:
     """Yield what is no distribution over ranks, or has another mean than rank_phases."""
-    means = {find_epoch_num(event): event.value for event in context.every(mllog.RANK_PHASES)}
+    means = {find_epoch_num(event): event.value for event in context.every(RANK_PHASES)}
     lengths = _measure_epochs(context)
-    for event in context.every(mllog.RANK_STATS):
+    for event in context.every(RANK_STATS):
         epoch, stats = find_epoch_num(event), _value_of(event.value)
         lacking = [name for name in _PHASES.split() if f"{name}_s" not in stats]
         if lacking:
@@ -392,7 +405,7 @@ def _check_traffic(context: LogContext) -> LogBreaches:
     record, ranks = context.record, context.record.ranks or 1
     if record.plan is not None or record.loop is not None:
         return
-    for event in context.every(mllog.RANK_STATS):
+    for event in context.every(RANK_STATS):
         steps, work = _number(event.metadata, "steps") or 0.0, record.work_per_sample
         due = {
             "loader_bytes": steps * (record.global_batch_size or 0) * work.get("sample_bytes", 0.0),
@@ -437,12 +450,12 @@ def _check_rates(context: LogContext) -> LogBreaches:
     The rate is of all steps of rank 0, and of what lies between them.
     """
     batch, windows = context.record.global_batch_size, dict[float | None, float]()
-    for event in context.every(mllog.STEP_PHASES):
+    for event in context.every(STEP_PHASES):
         epoch = find_epoch_num(event)
         windows[epoch] = windows.get(epoch, 0.0) + (_number(event.value, "step") or 0.0)
-    steps = {find_epoch_num(event): event for event in context.every(mllog.RANK_PHASES)}
-    stats = {find_epoch_num(event): event.value for event in context.every(mllog.RANK_STATS)}
-    for event in context.every(mllog.TRACKED_STATS):
+    steps = {find_epoch_num(event): event for event in context.every(RANK_PHASES)}
+    stats = {find_epoch_num(event): event.value for event in context.every(RANK_STATS)}
+    for event in context.every(TRACKED_STATS):
         ranks = steps.get(find_epoch_num(event))
         took = _list_numbers(ranks.value, "step") + _list_numbers(ranks.metadata, "steps") if ranks is not None else []
         rate = _number(event.value, "throughput")
@@ -520,9 +533,9 @@ def _check_checkpoints(context: LogContext) -> LogBreaches:
         _PARAMETER_BYTES * (record.model_parameters or 0),
     )
     epochs, before = dict[float | None, int](), (0, 0)
-    for event in context.run.every(mllog.EPOCH_START, mllog.CHECKPOINT):
+    for event in context.run.every(EPOCH_START, CHECKPOINT):
         number, step = find_epoch_num(event), parse_int64(event.metadata.get("next_step"))
-        if event.key == mllog.EPOCH_START:
+        if event.key == EPOCH_START:
             epochs.setdefault(number, len(epochs))
             continue
         known = number in epochs and step is not None and 0 <= step <= steps
@@ -533,7 +546,7 @@ def _check_checkpoints(context: LogContext) -> LogBreaches:
             what = f"checkpoint_saved = {render_repr(event.value)}"
             yield event.line, f"{what}: expected a file, and {least:g} bytes for {record.model_parameters} parameters"
         before = max(place, before)
-    saves = context.run.every(mllog.CHECKPOINT)
+    saves = context.run.every(CHECKPOINT)
     # Each begins half an interval after the one before, or as long after it as an interval without its writing. During
     # evaluations none is begun, and none ends. A run that is stopped saves at once.
     spans = [math.fsum(_list_numbers(each.value, "stall_s", "write_s")) for each in saves]
@@ -544,7 +557,7 @@ def _check_checkpoints(context: LogContext) -> LogBreaches:
         apart = f"{len(saves)} checkpoints in {render_duration(begun[-1] - begun[0])}"
         yield saves[-1].line, f"{apart}; run_config has interval_s = {interval_s:g}"
     # Ranks stand still between steps, which is in the phase other.
-    windows = [(each.value, sign) for each in context.every(mllog.STEP_PHASES) for sign in (("step", 1), ("other", -1))]
+    windows = [(each.value, sign) for each in context.every(STEP_PHASES) for sign in (("step", 1), ("other", -1))]
     stalls = math.fsum(_number(each.value, "stall_s") or 0.0 for each in saves)
     parts = [sign * (_number(value, name) or 0.0) for value, (name, sign) in windows]
     run_s, busy_s = record.time_to_train_s, math.fsum(parts) + evals_s
@@ -555,7 +568,7 @@ def _check_checkpoints(context: LogContext) -> LogBreaches:
 
 def _check_goodput(context: LogContext) -> LogBreaches:
     """Yield a part of goodput that is not what the events of the run say. A replaced run has attempts elsewhere."""
-    event = context.log.first(mllog.GOODPUT)
+    event = context.log.first(GOODPUT)
     if event is None or event.value is None or {mllog.RUN_REPLACED, mllog.RUN_RESUMED} & context.by_key.keys():
         return
     due = compute_goodput([context.log.events], context.log.path, 0).logged()
