@@ -97,16 +97,15 @@ def test_a_setting_has_its_events_and_none_without(setting: str, there: bool, pa
         for event in events:
             if event["key"] == "run_config":
                 above = event["value"][part] if part else event["value"]
-                on = above[name] or (0.5 if name == "interval_s" else "other")
+                on = 0.5 if name == "interval_s" else above[name] or "other"
                 above[name] = on if there else None
         return [event for event in events if not (there and event["key"] in _SWITCHED[setting])]
 
     copy = Path(shutil.copytree(package, tmp_path / "ACME"))
     edit_logs(copy, forge)
     found = [item for item in check([copy]).counted("error") if f"has {setting} = " in item.message]
-    has = any(f'"key": "{key}"' in (copy / found[0].file).read_text() for key in _SWITCHED[setting]) if found else there
+    # The package has no plan, whose absence is no forgery.
     assert bool(found) != (setting == "plan" and not there)
-    assert has != there or not found
 
 
 @pytest.mark.long
