@@ -289,7 +289,7 @@ def _check_pauses(result: Result) -> ResultBreaches:
             parts = [(low, high) for low, high in parts if high > low]
             pause_s = line.end_s - line.begin_s - math.fsum(high - low for low, high in parts)
             pause_j = line.energy_j[-1] - math.fsum(line.between(*part) for part in parts)
-            run_w = line.between(start, stop) / max(stop - start, _SHORTEST_PAUSE_S)
+            run_w = line.between(start, stop) / max(stop - start, 1e-3)
             less = run_w < _LEAST_RUN_POWER * pause_j / max(pause_s, _SHORTEST_PAUSE_S)
             if pause_s > _SHORTEST_PAUSE_S and (less or len({*log.watts}) == 1):
                 yield log.path, f"{run_w:.4g} W in the run, {pause_j / pause_s:.4g} W in the pauses: check the clock"
