@@ -34,6 +34,7 @@ _MIN_READINGS = 60  # readings that the rules ask of a run
 _CLOCK_TOLERANCE_S = 1.0  # of a meter against the run: one reading
 _SHORTEST_PAUSE_S, _LEAST_RUN_POWER = 30.0, 0.95  # of the power in the pauses, which other programs may use
 _SHINGLE, _DISTINCT = 16, 13  # readings in a row that two meters never share by chance, and how many of them differ
+_FEWEST_CHANGES = 30  # of a meter that shows few different watts
 _FEWEST_WATTS = 3  # different ones, of a whole run: a meter that shows fewer says nothing
 
 
@@ -255,7 +256,7 @@ def _compute_shingles(log: PowerLog, start: float, stop: float) -> Iterator[int]
             if len(set(row)) >= _DISTINCT:  # an idle node repeats itself
                 yield hash((kind, row))
     changes = sum(difference != 0.0 for difference in differences)
-    if changes >= _SHINGLE and len(set(watts)) >= _FEWEST_WATTS:
+    if changes >= _FEWEST_CHANGES and len(set(watts)) >= _FEWEST_WATTS:
         yield hash(("all", tuple(differences)))
 
 
