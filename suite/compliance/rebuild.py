@@ -424,7 +424,7 @@ set -euo pipefail
 : "${{MLHPC_REPO:?set it to the URL or path of the mlhpc repository}}"
 git clone "$MLHPC_REPO" mlhpc
 git -C mlhpc checkout {commit}
-python3 -m venv mlhpc-env
+python3 -I -m venv mlhpc-env
 mlhpc-env/bin/pip install -c mlhpc/constraints.txt './mlhpc[run]'
 """
 
@@ -446,7 +446,7 @@ set -euo pipefail
 git clone "$CODE_REPO" code
 git -C code checkout {commit}
 git clone "$MLHPC_REPO" mlhpc
-python3 -m venv mlhpc-env
+python3 -I -m venv mlhpc-env
 mlhpc-env/bin/pip install -c mlhpc/constraints.txt './mlhpc[run]'
 """
 
@@ -456,7 +456,7 @@ _OWN_LOOP_DATASETS = """\
 # Fails if they are not those of the runs.
 set -euo pipefail
 : "${{DATA:?set it to the file or folder of the data}}"
-found=$(python3 - "$DATA" <<'END'
+found=$(python3 -I - "$DATA" <<'END'
 import sys
 from pathlib import Path
 from mlhpc.suite.data.manifest import compute_fingerprint

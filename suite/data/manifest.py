@@ -222,9 +222,6 @@ def compute_checksums(path: Path) -> tuple[str, str]:
 READ_BYTES = 256 << 10  # stays in the second-level cache between the read and the checksum
 
 
-DATA_ROOT, STAGED_COPY = "data root", "staged copy of each node"  # which copy was verified, as a log has it
-
-
 @dataclass(frozen=True)
 class Verification:
     """The bytes and files that all ranks compared, and the seconds of the slowest rank."""

@@ -72,6 +72,7 @@ STARTUP = "startup"  # seconds from process start: {"interpreter": {min, median,
 STAGING_STATS = "staging_stats"  # bytes, seconds, gb_per_s, files, nodes, reused, overlapped
 DATA_MANIFEST = "data_manifest"  # sha256 of the data set's manifest
 DATA_VERIFIED = "data_verified"  # {"bytes", "files", "seconds", "gb_per_s"}; null: the run was told not to
+DATA_ROOT, STAGED_COPY = "data root", "staged copy of each node"  # which copy was verified
 MODEL_PARAMETERS = "model_parameters"  # trainable numbers of the model
 WORK_PER_SAMPLE = "work_per_sample"  # model and executed FLOPs, algorithmic bytes (see mlhpc.suite.workload.Work)
 BASELINE = "baseline"  # the card's metric of simple predictors; metadata: oracle baselines, and the data they hold for

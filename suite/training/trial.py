@@ -23,7 +23,7 @@ from mlhpc.suite import VERSION
 from mlhpc.suite.card import read_reference_courses, render_baselines
 from mlhpc.suite.config import RunConfig, choose_default_data_root
 from mlhpc.suite.data.build import find_data
-from mlhpc.suite.data.manifest import DATA_ROOT, STAGED_COPY, Manifest, Verification, verify_shards
+from mlhpc.suite.data.manifest import Manifest, Verification, verify_shards
 from mlhpc.suite.data.sampling import check_batch, count_steps_per_epoch
 from mlhpc.suite.data.staging import StagingReport, create_own_world, stage
 from mlhpc.suite.documents import convert_to_plain_data
@@ -115,11 +115,11 @@ class RunData:
         if not self._config.verify_data:
             self._session.log_data(None, "verify_data is false")
         elif verified is not None:
-            self._session.log_data(verified, DATA_ROOT)
+            self._session.log_data(verified, mllog.DATA_ROOT)
         elif self._report is not None:
             shards = self._report.manifest.shards
             staged = Verification(self._report.manifest.bytes, len(shards), self._report.seconds)
-            self._session.log_data(staged, STAGED_COPY)
+            self._session.log_data(staged, mllog.STAGED_COPY)
 
     def begin_overlapped(self) -> None:
         """Start background staging, if the config asks for it."""

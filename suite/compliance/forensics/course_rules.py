@@ -63,7 +63,6 @@ _MEASURED = (
     *("eval_loss", "train_loss", "throughput"),
 )
 _DECAY = ("opt_learning_rate_decay_boundary_epochs", "opt_learning_rate_decay_factor")
-_WARM_UP = ("opt_learning_rate_warmup_steps", "scheduler_lr_warmup_steps")
 _BASE_RATES, _LEAST_LEARNING_RATE = ("opt_lr", "opt_base_learning_rate"), 0.9  # published: 0.97 to 1
 _RANKS_DIFFER_S = 0.01  # the clocks of two ranks, one of which logs the start of an evaluation
 _SHORTEST_S = 1.0  # in shorter epochs a pause may be most of the time: a rate may be far above what they say
@@ -257,26 +256,17 @@ def _check_repeated(context: LogContext) -> LogBreaches:
 
 
 def _check_learning_rates(context: LogContext) -> LogBreaches:
-    """Yield the highest learning rate of a log, if it is not the stated one, one that still rises after the stated
-    warm-up, and a later one that the stated decay does not give. Warm-up may be longer than the run, and some codes end
-    with a rate of 0.
+    """Yield the highest learning rate of an epoch, if it is not the stated one, and a later one that the stated decay
+    does not give. Warm-up may be longer than the run, and some codes end with a rate of 0.
     """
-    base, warm = (
-        next((rate for key in keys if (rate := convert_to_float(context.logged(key))) is not None), None)
-        for keys in (_BASE_RATES, _WARM_UP)
-    )
+    base = next((rate for key in _BASE_RATES if (rate := convert_to_float(context.logged(key)))), None)
     starts = context.run.every(mllog.EPOCH_START)
     found = [(rate, event) for event in starts for rate in list_floats(event.metadata.get("lr"))]
-    steps = [(rate, event) for event in context.run.every("learning_rate") for rate in _list_numbers(event.value)]
-    if not base or not (found or steps) or not context.ruleset.foreign:
+    if not base or not found or not context.ruleset.foreign:
         return
-    most, event = max((*found, *steps), key=lambda each: each[0])
+    most, event = max(found, key=lambda each: each[0])
     if not _LEAST_LEARNING_RATE * base <= most <= 1.001 * base:
         yield event.line, f"the highest learning rate is {most:g}; the log states {base:g}"
-    for rate, early in steps:
-        step = convert_to_float(early.metadata.get("step_num"))
-        if warm is not None and step is not None and step >= warm and early.line < event.line:
-            yield early.line, f"the learning rate is {rate:g} and still rises; the log states {warm:g} steps of warm-up"
     ends, shares = (_list_numbers(context.logged(key)) for key in _DECAY)
     for rate, later in found if len(ends) == len(shares) else ():
         epoch = find_epoch_num(later) or 0.0

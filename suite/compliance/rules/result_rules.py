@@ -169,7 +169,7 @@ def _is_single(number: float, _: int) -> bool:
 
 
 def _is_ratio(number: float, most: int) -> bool:
-    """Return True for a share that is the ratio of two whole numbers, of which the second is at most ``most``."""
+    """Return True for a share that is the ratio of two whole numbers, the second at most ``most``."""
     return 0.0 < number < 1.0 and float(Fraction(number).limit_denominator(most)) == number
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from mlhpc.suite.compliance.rebuild import compare_values
 from mlhpc.suite.compliance.rules.base import NAMES, LogBreaches, LogContext, find_epoch_num, log_rule
-from mlhpc.suite.data.manifest import DATA_ROOT, STAGED_COPY
 from mlhpc.suite.documents import Fields
 from mlhpc.suite.files import render_duration, render_repr
 from mlhpc.suite.log import mllog
@@ -150,7 +149,7 @@ def check_events_whole(context: LogContext) -> LogBreaches:
 
 
 def _check_switched(context: LogContext) -> LogBreaches:
-    """Yield the settings whose events are absent, and those that are off and have events."""
+    """Yield settings that are on and have no events, and settings that are off and have some."""
     config, run_s = context.record.config or {}, context.record.time_to_train_s or 0.0
     for setting, keys in _SWITCHED.items():
         part, _, name = setting.rpartition(".")
@@ -208,7 +207,7 @@ def _check_stated_data(context: LogContext, *, own: bool) -> LogBreaches:
             f"run_config has verify_data = {render_repr(config.get('verify_data'))}; data_verified says otherwise",
         )
     staging, verified = _value_of(config.get("staging")), context.log.first(DATA_VERIFIED)
-    place = STAGED_COPY if staging.get("directory") and not staging.get("overlap") else DATA_ROOT
+    place = mllog.STAGED_COPY if staging.get("directory") and not staging.get("overlap") else mllog.DATA_ROOT
     if verified is not None and verified.metadata.get("place", place) != place and not own:
         yield verified.line, f"data_verified has the place {render_repr(verified.metadata['place'])}; due is {place!r}"
     for key in (DATA_VERIFIED, STAGING_STATS):

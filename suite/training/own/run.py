@@ -22,7 +22,7 @@ from torch import nn, optim
 
 from mlhpc.suite import FIRST_LINE_S
 from mlhpc.suite.data.lock import create_lock_for_all_ranks
-from mlhpc.suite.data.manifest import DATA_ROOT, Verification, compute_fingerprint
+from mlhpc.suite.data.manifest import Verification, compute_fingerprint
 from mlhpc.suite.descriptor import load_object
 from mlhpc.suite.errors import InputError, explain_attribute
 from mlhpc.suite.exit_codes import ExitCode
@@ -254,7 +254,9 @@ class Run:
             data_manifest=self._manifest,
         )
         session.log_header(header)
-        session.log_data(self._read, DATA_ROOT if self._read else "the checksum of the data was stated, not computed")
+        session.log_data(
+            self._read, mllog.DATA_ROOT if self._read else "the checksum of the data was stated, not computed"
+        )
         where, measured = device or torch.device("cpu"), self.config.instrumentation
         records = TrainingLog(session.log, self._world, where, self._progress, measured=measured)
         self._steps = OwnSteps(self._plan, records, session.log, self._clock, train_samples, self._say)

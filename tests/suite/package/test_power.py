@@ -33,9 +33,9 @@ def packaged(run: Path, folder: Path, *options: object, watts: float = 250.0, **
     """Build a package of a copy of the run that has readings of its node, two a second."""
     measured = shutil.copytree(run, folder / "run")
     said = {"scope": "node", "measurement_type": "AC", "accuracy": 0.02, "clock_offset_s": 0.0, "clock_bound_s": 0.1}
-    for log in sorted(measured.glob("result_*.txt")):
+    for seed, log in enumerate(sorted(measured.glob("result_*.txt"))):
         start, stop = ends(log)
-        readings = noisy(int(2 * (stop - start + 120)), 5, watts)
+        readings = noisy(int(2 * (stop - start + 120)), seed, watts)
         path = measured / "power" / log.stem / "node_0.txt"
         power_log(path, readings, begin_s=start - 60, step_s=0.5, stated=said | stated)
     package = folder / "ACME"

@@ -371,22 +371,3 @@ def test_instances_have_numbers_of_their_own(instances: list[int], found: int) -
     ]
     shown: Any = SimpleNamespace(runs=runs, weak=True)
     assert len([*check_seed_distinct.check(shown)]) == found
-
-
-@pytest.mark.parametrize(("base", "warm_up", "found"), [(0.004, 400, False), (0.003, 400, True), (0.004, 200, True)])
-def test_learning_rates_of_steps_are_the_stated_ones(tmp_path: Path, base: float, warm_up: int, found: bool) -> None:
-    lines = hpc_run("deepcam", seed=3)
-    stated = {"opt_lr": base, "scheduler_lr_warmup_steps": warm_up}
-    lines = [replace(line, value=stated.get(line.key, line.value)) for line in lines]
-    begin = next(number for number, line in enumerate(lines) if line.key == "epoch_start")
-    rates = [
-        replace(lines[begin], key="learning_rate", value=0.004 * min(1.0, step / 400), metadata={"step_num": step})
-        for step in (250, 500)
-    ]
-    texts = [
-        item.message
-        for item in check(
-            [write(tmp_path / "result_0.txt", [*lines[: begin + 1], *rates, *lines[begin + 1 :]])], "3.0.0"
-        ).findings
-    ]
-    assert any("learning rate" in text for text in texts) == found
