@@ -32,7 +32,8 @@ _MAX_NODE_W = 1e5  # of a node that states no rating
 _MIN_RATE_HZ = 0.95  # one a second, and what a timer is late
 _MIN_READINGS = 60  # readings that the rules ask of a run
 _CLOCK_TOLERANCE_S = 1.0  # of a meter against the run: one reading
-_SHORTEST_PAUSE_S, _LEAST_RUN_POWER = 30.0, 0.95  # of the power in the pauses, which other programs may use
+_SHORTEST_RUN_S, _SHORTEST_PAUSE_S = 10.0, 30.0
+_LEAST_RUN_POWER = 0.8  # of the power in the pauses, which other programs may use
 _SHINGLE, _DISTINCT = 16, 13  # readings in a row that two meters never share by chance, and how many of them differ
 _FEWEST_CHANGES = 30  # of a meter that shows few different watts
 _FEWEST_WATTS = 3  # different ones, of a whole run: a meter that shows fewer says nothing
@@ -291,7 +292,10 @@ def _check_pauses(result: Result) -> ResultBreaches:
             pause_s = line.end_s - line.begin_s - math.fsum(high - low for low, high in parts)
             pause_j = line.energy_j[-1] - math.fsum(line.between(*part) for part in parts)
             run_w = line.between(start, stop) / max(stop - start, 1e-3)
-            less = run_w < _LEAST_RUN_POWER * pause_j / max(pause_s, _SHORTEST_PAUSE_S)
+            # Of a run of a few readings chance decides
+            less = stop - start > _SHORTEST_RUN_S and run_w < _LEAST_RUN_POWER * pause_j / max(
+                pause_s, _SHORTEST_PAUSE_S
+            )
             if pause_s > _SHORTEST_PAUSE_S and (less or len({*log.watts}) == 1):
                 yield log.path, f"{run_w:.4g} W in the run, {pause_j / pause_s:.4g} W in the pauses: check the clock"
 
