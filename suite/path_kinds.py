@@ -60,7 +60,7 @@ _FORMS: tuple[tuple[str, str], ...] = (
     (r".*[<>{}]|.*\.\.\.|.*…", "a placeholder: put the real name in its place"),
 )
 _FILE = re.compile(r"(?i)file:/+")
-_VARIABLE = re.compile(r"\$\{?(\w+)[^}/]*\}?|%(\w+)%|\$\(|`")
+_VARIABLE = re.compile(r"\$\{(\w+)[^}/]*\}|\$(\w+)|%(\w+)%|\$\(|`")
 _QUOTES = "'\"`´‘’“”„«»"
 _NAMES = {"\r": "a carriage return (line ends of Windows)", "\n": "a line end", "\t": "a tab", " ": "a blank"}
 
@@ -128,8 +128,10 @@ def find_oddity(given: str) -> str:
         return f"it has {_NAMES.get(odd[0], f'the character {odd[0]!r}')} {where}{_ask(plain)}"
     if given[0] in _QUOTES or given[-1] in _QUOTES:
         return f"a quotation mark is a part of it{_ask(given.strip(_QUOTES))}"
-    if found := _VARIABLE.search(given):
-        name = found[1] or found[2]
+    there = next((str(each) for each in path.parents if each.exists()), "")
+    place = len(there) if given.startswith(there) else 0  # a folder that is there may have any name
+    if found := _VARIABLE.search(given, place):
+        name = found[1] or found[2] or found[3]
         state = "" if name is None else f"; {name} is {'not set' if name not in os.environ else repr(os.environ[name])}"
         return f"no shell replaced {found[0]}: quotes keep it from that{state}{_ask(os.path.expandvars(given))}"
     if address := _FILE.match(given):
@@ -139,10 +141,10 @@ def find_oddity(given: str) -> str:
             return f"it is {what.format(quote_path(given), *match.groups())}"
     for mark, how in ((os.pathsep, "give one"), (",", "separate paths by blanks")):
         parts = [part for part in given.split(mark) if part]
-        there = [os.path.exists(part) for part in parts]  # noqa: PTH110
-        if len(parts) > 1 and (any(there) or all(part.startswith("/") for part in parts)):
+        known = [os.path.exists(part) for part in parts]  # noqa: PTH110
+        if len(parts) > 1 and (any(known) or all(part.startswith("/") for part in parts)):
             return f"it is a list of {len(parts)} paths: {how}"
-    if re.search(r"[*?[]", given):
+    if re.search(r"[*?[]", given[place:]):
         matches = sorted(glob(given))  # noqa: PTH207  a pattern with a root has no Path
         shown = f"; it stands for {', '.join(matches[:_SHOWN])}{' …' * (len(matches) > _SHOWN)}" if matches else ""
         return f"it is a pattern that no shell replaced: write it without quotes{shown}"

@@ -110,7 +110,7 @@ def test_a_run_that_was_ended_from_outside_ends_with_the_command_that_repeats_it
     log.write_text(log.read_text().partition('"run_stop"')[0].rpartition("\n")[0] + "\n")
     assert _render_summary(RunFolder(root), 2, refused=False) == (
         "1 of 2 runs reached the target; after mending what ended a rank: "
-        f"mlhpc run cosmoflow --output {root} --resume --replace-failed"
+        f"mlhpc run cosmoflow --output {root} --resume --set staging.directory=stage --replace-failed"
     )
 
 
