@@ -60,7 +60,7 @@ _FORMS: tuple[tuple[str, str], ...] = (
     (r".*[<>{}]|.*\.\.\.|.*…", "a placeholder: put the real name in its place"),
 )
 _FILE = re.compile(r"(?i)file:/+")
-_VARIABLE = re.compile(r"\$\{(\w+)[^}/]*\}|\$(\w+)|%(\w+)%|\$\(|`")
+_VARIABLE = re.compile(r"\$\{(\w+)[^}/]*\}|\$([A-Za-z_]\w*)|%(\w+)%|\$\(|`")
 _QUOTES = "'\"`´‘’“”„«»"
 _NAMES = {"\r": "a carriage return (line ends of Windows)", "\n": "a line end", "\t": "a tab", " ": "a blank"}
 

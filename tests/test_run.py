@@ -104,13 +104,13 @@ def test_a_stopped_run_leaves_a_checkpoint_an_aborted_log_and_no_process(
 
 
 def test_a_run_that_was_ended_from_outside_ends_with_the_command_that_repeats_it(tmp_path: Path) -> None:
-    root = run_folder(tmp_path / "R", count=2)
+    root = run_folder(tmp_path / "R", count=2, staging_s=None)
     assert _render_summary(RunFolder(root), 2, refused=False).endswith(f"next: mlhpc score {root} --explain")
     log = root / "result_1.txt"
     log.write_text(log.read_text().partition('"run_stop"')[0].rpartition("\n")[0] + "\n")
     assert _render_summary(RunFolder(root), 2, refused=False) == (
         "1 of 2 runs reached the target; after mending what ended a rank: "
-        f"mlhpc run cosmoflow --output {root} --resume --set staging.directory=stage --replace-failed"
+        f"mlhpc run cosmoflow --output {root} --resume --replace-failed"
     )
 
 
@@ -188,7 +188,7 @@ def test_an_output_folder_that_cannot_be_made_is_one_line(smoke_data: Path, tmp_
     (tmp_path / "file").write_text("")
     done = mlhpc(smoke_data, "run", "cosmoflow", "--size", "smoke", "-o", str(tmp_path / "file" / "run"))
     assert done.returncode == 2
-    assert f"{tmp_path / 'file' / 'run'}: cannot be created: Not a directory" in done.stderr
+    assert f"{tmp_path / 'file' / 'run'}: {tmp_path / 'file'} is a file, not a folder" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

@@ -124,7 +124,7 @@ def test_a_package_that_grows_has_a_crate_of_all(package: Path, tmp_path: Path) 
     assert before <= set(actions(package))
     assert not list(check_manifest(package))
     errors = {each.rule for each in check([package]).findings if each.severity == "error"}
-    assert "run-reused" in errors, "the logs of both are the same but for the ranks"
+    assert "run-copied" in errors, "the logs of both are the same but for the ranks"
 
 
 def test_a_file_of_the_crate_that_is_changed_is_found(package: Path) -> None:

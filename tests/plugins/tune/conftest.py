@@ -79,6 +79,7 @@ class Played:
             seed=seed,
             hyperparameters=hyper | {"global_batch_size": config.global_batch_size},
             ranks=1,
+            staging_s=None,
             start_ms=START_MS + 1_000_000 * len(runner.journal.runs),
             epoch_s=2.0 if fails else seconds * (1.0 + self.noise * chance.random()),
             values=tuple(v * (1 + 0.01 * random.Random(seed).random()) for v in (0.42, 0.39, 0.38 if fails else 0.35)),

@@ -21,7 +21,7 @@ RUN = ("run", "cosmoflow", "--size", "smoke")
 
 
 def test_an_existing_run_folder_with_runs_left_names_the_command_that_continues_it(tmp_path: Path) -> None:
-    whole, half, saved = (run_folder(tmp_path / name) for name in ("whole", "a half", "saved"))
+    whole, half, saved = (run_folder(tmp_path / name, staging_s=None) for name in ("whole", "a half", "saved"))
     (half / "result_4.txt").unlink()
     RunFolder(saved).checkpoint(2).parent.mkdir()
     RunFolder(saved).checkpoint(2).touch()
@@ -41,7 +41,7 @@ def test_an_existing_run_folder_with_runs_left_names_the_command_that_continues_
 
 @pytest.mark.parametrize("have", [1, 3])
 def test_a_series_that_was_begun_too_short_is_told_how_to_get_the_other_runs(tmp_path: Path, have: int) -> None:
-    folder = run_folder(tmp_path / "short")
+    folder = run_folder(tmp_path / "short", staging_s=None)
     info = folder / "run.json"
     info.write_text(info.read_text().replace('"runs": 5', f'"runs": {have}'))
     for number in range(have, 5):
@@ -70,7 +70,7 @@ def test_a_folder_is_resumed_with_its_own_seed(tmp_path: Path) -> None:
     folder = left_by_run(tmp_path / "first")
     info = folder / "run.json"
     info.write_text(info.read_text().replace('"seed": null', '"seed": 5'))
-    done = mlhpc("run", "cosmoflow", "--resume", "--seed", "7", "-o", folder)
+    done = mlhpc("run", "cosmoflow", "--resume", "--seed", "7", "--set", "staging.directory=stage", "-o", folder)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "its runs have the seed 5 (run.json): leave --seed out" in done.stderr
 

@@ -368,7 +368,7 @@ def test_the_manifest_comes_back_and_names_the_data_by_every_byte(tmp_path: Path
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.update(version=2), "expected a manifest of version 1, found 2"),
+        (lambda m: m.update(version=0), "expected a manifest of version 1, found 0"),
         (lambda m: m.update(colour="red"), "unknown key 'colour'"),
         (
             lambda m: m["splits"]["train"][0].update(file="../../etc/passwd"),

@@ -192,7 +192,7 @@ def test_facts_are_written_once_per_node_and_read_back(tmp_path: Path, monkeypat
     ("text", "message"),
     [
         ("{", "expected JSON"),
-        ('{"version": 9}', "expected facts of version 1, found 9"),
+        ('{"version": 0}', "expected facts of version 1, found 0"),
         ('{"version": 1}', "missing keys 'collected', 'node', 'hostname'"),
     ],
 )

@@ -208,7 +208,7 @@ def test_a_sampler_that_cannot_start_is_a_line_and_no_end(
     tmp_path: Path, rooted: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(rooted))
-    monkeypatch.setattr(beside.sys, "executable", str(tmp_path / "no-python"))
+    monkeypatch.setattr(beside, "make_python_command", lambda *words: [str(tmp_path / "no-python"), *words])
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with run_power_sampler(tmp_path / "result_0.txt", World.create(), None, tmp_path / "trial_0.lock", wanted=True):
         pass
