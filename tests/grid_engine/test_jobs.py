@@ -41,8 +41,7 @@ def states(engine: GridEngine, run: Path, monkeypatch: pytest.MonkeyPatch) -> li
 def test_an_array_runs_in_a_folder_of_any_name_and_its_state_is_known(
     grid_engine: GridEngine, smoke_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = tmp_path / "a $JOB_ID:b,c %j 'x' \"y\" #z" / "run"
-    run.parent.mkdir()  # of what is not there a variable in the name is refused
+    run = tmp_path / "a $1:b,c %j 'x' \"y\" #z"  # the name of a variable is refused
     job = submit(grid_engine, smoke_data, run, "--runs", "2", "--array", "--ranks-per-node", "1", *ONE_EPOCH)
     assert states(grid_engine, run, monkeypatch)[1] == ("queued", "PENDING")
     grid_engine.wait_until_gone(job)
