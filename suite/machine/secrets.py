@@ -380,12 +380,14 @@ def remove_secrets(text: str) -> str:
     tokens.
     """
     finders = (_find_named, _find_in_kind_secret, _find_in_columns, _find_words, _find_in_commands)
+    decoded = _decode(text)
     for find in (*finders, find_secret_forms, _find_random_words):
-        spans = find(text)
-        if (decoded := _decode(text)) != text:
-            spans = chain(spans, find(decoded))
+        spans = find(text) if decoded == text else chain(find(text), find(decoded))
         ends = [(0, 0), *_merge_places(spans), (len(text), len(text))]
-        text = REDACTED.join(text[end:begin] for (_, end), (begin, _) in pairwise(ends))
+        # Both are cut alike, so places stay the same in both
+        text, decoded = (
+            REDACTED.join(each[end:begin] for (_, end), (begin, _) in pairwise(ends)) for each in (text, decoded)
+        )
     return text
 
 
