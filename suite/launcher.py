@@ -10,7 +10,7 @@ import re
 import shutil
 import socket
 import stat
-from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -232,8 +232,10 @@ def _render_set(names: Mapping[str, str]) -> str:
     return ", ".join(f"{name}={value if value.isprintable() else repr(value)}" for name, value in sorted(names.items()))
 
 
-def _render_without(names: Iterable[str]) -> str:
-    return f"without {'it' if len(list(names)) == 1 else 'them'}: env {' '.join(f'-u {name}' for name in sorted(names))} mlhpc …"
+def _render_without(names: Collection[str]) -> str:
+    return (
+        f"without {'it' if len(names) == 1 else 'them'}: env {' '.join(f'-u {name}' for name in sorted(names))} mlhpc …"
+    )
 
 
 def explain_unconnected(said: str, environ: Mapping[str, str] = os.environ) -> str:

@@ -234,6 +234,11 @@ def _find_pair(task: Task, rows: pd.DataFrame, compared: pd.DataFrame) -> tuple[
     return best, second
 
 
+def _differs(ratio: float) -> bool:
+    """Return True for a ratio of two ratios that a reader should see; False if it is not known."""
+    return ratio > 0 and not 1 / SCORES_DIFFER < ratio < SCORES_DIFFER
+
+
 def _time(
     task: Task, rows: pd.DataFrame, a: pd.Series, b: pd.Series, compared: pd.DataFrame, explained: pd.DataFrame, study: Study
 ) -> tuple[str, ...]:  # fmt: skip
@@ -247,14 +252,14 @@ def _time(
     interval = f"95 %: {next_one['95 % from']:.3g} to {next_one['95 % to']:.3g}"
     by = f"{next_one['label']} takes {next_one['ratio of times']:.3g} times as long ({interval})"
     scores = next_one["ratio of scores"]
-    if not 1 / SCORES_DIFFER < scores / next_one["ratio of times"] < SCORES_DIFFER and scores > 0:
+    if _differs(scores / next_one["ratio of times"]):
         by += f"; {scores:.3g} times by scores, without the fastest run and the slowest or a failed one"
     if not close:
         by += f"; sure, {render_counts(next_one)}"
     else:
         by += f", {render_counts(next_one)}; inconclusive: {_join_labels(close)} may be as fast"
     staged = next_one["ratio with staging"]
-    if not 1 / SCORES_DIFFER < staged / scores < SCORES_DIFFER and staged > 0:
+    if _differs(staged / scores):
         said = f"{staged:.3g} with" if "by scores" in by else f"{scores:.3g} times by scores, {staged:.3g} with"
         by += f"; {said} the staging before the runs"
     if missed := int(sum(row["n_started"] - row["n_reached"] for row in (a, b))):
@@ -319,8 +324,7 @@ def _throughput(task: Task, rows: pd.DataFrame, a: pd.Series, b: pd.Series, stud
     rate, other = (f"{row['models_per_min']:.3g} models/min" for row in (a, b))
     ratio = a["models_per_min"] / b["models_per_min"]
     staged = ratio * (a["score_s"] / a["score_with_staging_s"]) / (b["score_s"] / b["score_with_staging_s"])
-    same = 1 / SCORES_DIFFER < staged / ratio < SCORES_DIFFER or math.isnan(staged)
-    by_staging = "" if same else f" ({staged:.3g} with the staging before the runs)"
+    by_staging = f" ({staged:.3g} with the staging before the runs)" if _differs(staged / ratio) else ""
     vary = max((each["run_s.std"] / each["run_s.mean"] for each in (a, b)), default=math.nan)
     spread = f"; instances vary by {render_percent(100 * vary)}" if vary == vary else ""
     by = (
