@@ -5,32 +5,30 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from mlhpc.plugins.offload import cache as caching
 from mlhpc.plugins.offload.cache import Cache
 from mlhpc.plugins.offload.tier import Entry, HostTier, Key
 
 
-class SlowTier(HostTier):
-    """Each read takes ``seconds``."""
+class SeenTier(HostTier):
+    """It keeps what was read, in order."""
 
-    def __init__(self, seconds: float = 0.0) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.reads: list[Key] = []
-        self.seconds: list[float] = []
         read = self.read
 
-        def throttled(key: Key) -> Entry:
+        def seen(key: Key) -> Entry:
             self.reads.append(key)
-            began = time.perf_counter()
-            time.sleep(seconds)
-            self.seconds.append(time.perf_counter() - began)
             return read(key)
 
-        self.read = throttled  # type: ignore[method-assign]
+        self.read = seen  # type: ignore[method-assign]
 
 
 def key(layer: int) -> Key:
@@ -41,8 +39,8 @@ def key(layer: int) -> Key:
 def made() -> Iterator[Any]:
     kept: list[Cache] = []
 
-    def make(budget: int, layers: int, seconds: float = 0.0) -> tuple[Cache, SlowTier]:
-        tier = SlowTier(seconds)
+    def make(budget: int, layers: int) -> tuple[Cache, SeenTier]:
+        tier = SeenTier()
         cache = Cache(tier, budget)
         kept.append(cache)
         for layer in range(layers):
@@ -147,25 +145,63 @@ def test_an_error_of_a_write_is_raised_by_a_later_call(made: Any) -> None:
         cache.put(key(1), {"up": torch.zeros(25)})
 
 
-@pytest.mark.parametrize(("load_ms", "compute_ms", "depth"), [(30, 20, 1), (15, 30, 1), (25, 25, 0), (30, 10, 2)])
-def test_the_wait_is_that_of_the_closed_form(made: Any, load_ms: int, compute_ms: int, depth: int) -> None:
+class OneChannel:
+    """Time as the training thread would have it: a load begins when it was asked for and the channel is free.
+
+    No clock runs: threads may be woken as late as they like.
+    """
+
+    def __init__(self, cache: Cache, tier: HostTier, load_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = self.free = 0.0
+        self.ends: dict[Key, float] = {}
+        self._asked: dict[Key, float] = {}
+        self._cache, self._load_s, read = cache, load_s, tier.read
+        self._stamps, self._awaited = 0, key(-1)
+
+        def timed(one: Key) -> Entry:
+            self.free = self.ends[one] = max(self.free, self._asked[one]) + load_s
+            return read(one)
+
+        monkeypatch.setattr(tier, "read", timed)
+        monkeypatch.setattr(caching, "time", SimpleNamespace(perf_counter=self._stamp))
+
+    def _stamp(self) -> float:
+        """The beginning of a call, then its end: that of the load that it awaited."""
+        self._stamps += 1
+        if self._stamps % 2 == 0:
+            self.now = max(self.now, self.ends.get(self._awaited, 0.0))
+        return self.now
+
+    def get(self, one: Key) -> None:
+        self._asked.setdefault(one, self.now)
+        self._awaited = one
+        self._cache.get(one)
+
+    def prefetch(self, keys: list[Key]) -> None:
+        with self._cache._state:  # the thread begins none of them before it is known which it will load
+            self._cache.prefetch(keys)
+            for one in {*self._cache._queue, *self._cache._entries}:
+                self._asked.setdefault(one, self.now)
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 4])
+@pytest.mark.parametrize(("load_s", "compute_s"), [(3.0, 2.0), (1.5, 3.0), (2.5, 2.5), (3.0, 1.0)])
+def test_the_wait_is_that_of_the_closed_form(
+    made: Any, load_s: float, compute_s: float, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One channel: the first load is waited for whole, the others as far as they take longer than computing."""
     layers = 8
-    for _ in range(5):  # on a busy machine a thread may be woken late; how long a sleep took is measured
-        cache, tier = made(10_000, layers, load_ms / 1000)
-        cache.reserve(10_000)  # nothing stays
-        cache.reserve(-10_000)
-        computes = []
-        for layer in range(layers):
-            cache.get(key(layer))
-            cache.prefetch([key(each) for each in range(layer + 1, min(layers, layer + 1 + depth))])
-            began = time.perf_counter()
-            time.sleep(compute_ms / 1000)
-            computes.append(time.perf_counter() - began)
-        loads, stats = tier.seconds, cache.flush()
-        exposed = [max(0.0, load - compute) for load, compute in zip(loads[1:], computes, strict=False)]
-        expected = loads[0] + sum(exposed if depth else loads[1:])
-        if stats["wait_s"] == pytest.approx(expected, rel=0.1):
-            break
-    assert stats["wait_s"] == pytest.approx(expected, rel=0.1)
+    cache, tier = made(10_000, layers)
+    cache.settle()
+    cache.reserve(10_000)  # nothing stays
+    cache.reserve(-10_000)
+    cache.flush()
+    channel = OneChannel(cache, tier, load_s, monkeypatch)
+    for layer in range(layers):
+        channel.get(key(layer))
+        channel.prefetch([key(each) for each in range(layer + 1, min(layers, layer + 1 + depth))])
+        channel.now += compute_s
+    stats = cache.flush()
+    expected = load_s + (layers - 1) * (max(0.0, load_s - compute_s) if depth else load_s)
+    assert stats["wait_s"] == pytest.approx(expected)
     assert stats["hits"] + stats["ahead"] + stats["misses"] == layers
