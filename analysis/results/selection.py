@@ -183,12 +183,12 @@ def add_energy(rows: pd.DataFrame, selections: Mapping[str, Selection]) -> pd.Da
 
 
 def make_timed_runs(runs: pd.DataFrame, column: str = "run_s") -> tuple[TimedRun, ...]:
-    """Return a time of each run with its start and its batch job, which divide runs into sessions."""
+    """Return a time of each run with its start, its batch job, which divide runs into sessions, and its epochs."""
     known = runs[runs[column] > 0]
     starts, jobs = known["run_start_ms"].fillna(0.0) / 1e3, known["job"].fillna("")
-    return tuple(
-        TimedRun(float(at), float(time), str(job)) for at, time, job in zip(starts, known[column], jobs, strict=True)
-    )
+    epochs = known["epochs_run"].fillna(0.0) if column == "run_s" and "epochs_run" in known else [0.0] * len(known)
+    cells = zip(starts, known[column], jobs, epochs, strict=True)
+    return tuple(TimedRun(float(at), float(time), str(job), float(number)) for at, time, job, number in cells)
 
 
 def find_reference_points(

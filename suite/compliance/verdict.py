@@ -93,7 +93,7 @@ def assess(result: Result) -> Standing:
 
 
 def _make_timed_run(run: RunRecord, seconds: float) -> TimedRun:
-    return TimedRun(run.run_start_s or 0.0, seconds, run.job or "")
+    return TimedRun(run.run_start_s or 0.0, seconds, run.job or "", float(len(run.epochs)))
 
 
 def _describe_errors(result: Result) -> str:

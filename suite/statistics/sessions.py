@@ -24,11 +24,15 @@ MIN_ORDERED = 4  # runs whose order says something
 
 
 class TimedRun(NamedTuple):
-    """When a run began (Unix time in seconds, or any number that orders runs), its seconds, and its batch job."""
+    """When a run began (Unix time in seconds, or any number that orders runs), its seconds, and its batch job.
+
+    ``epochs`` is what it trained; 0 if not known, or if the time is that of one epoch.
+    """
 
     begin_s: float
     time_s: float
     job: str = ""
+    epochs: float = 0.0
 
 
 def find_sessions(runs: Sequence[TimedRun]) -> list[list[TimedRun]]:
@@ -126,15 +130,17 @@ class Order:
 
 def describe_order(runs: Sequence[TimedRun], side: str) -> Order:
     """Say in words which run is an outlier, and whether the others have a step or a trend. Runs of one session."""
-    logs = [math.log(run.time_s) for run in sorted(runs)]
+    ordered = sorted(runs)
+    logs = [math.log(run.time_s) for run in ordered]
     texts, places = [], list(range(len(logs)))
     if (far := _find_outlier(logs)) is not None:
         places.remove(far)
-        times = math.exp(logs[far] - statistics.median(logs[place] for place in places))
-        texts.append(f"run {far + 1} of {side} takes {times:.3g} times as long as its others")
+        apart = logs[far] - statistics.median(logs[place] for place in places)
+        what = f"run {far + 1} of {side} takes {math.exp(apart):.3g} times as long as its others"
+        texts.append(what + _describe_epochs(apart, [ordered[far]], [ordered[place] for place in places]))
     kept = [logs[place] for place in places]
     # Runs side by side, and those of a log without a start, have no order
-    beside = sum(later.begin_s < run.begin_s + run.time_s / 2 for run, later in pairwise(sorted(runs)))
+    beside = sum(later.begin_s < run.begin_s + run.time_s / 2 for run, later in pairwise(ordered))
     if len(kept) < MIN_ORDERED or max(kept) == min(kept) or beside > len(runs) / 2:
         return Order(tuple(texts))
     slope, error = fit_slope([places], [kept])
@@ -144,12 +150,23 @@ def describe_order(runs: Sequence[TimedRun], side: str) -> Order:
         return Order(tuple(texts))
     if step_p < trend_p:
         first, last = places[place - 1] + 1, places[place] + 1
-        texts.append(
-            f"runs {last} to {places[-1] + 1} of {side} take {math.exp(apart):.3g} times as long as 1 to {first}"
-        )
-        return Order(tuple(texts))
+        what = f"runs {last} to {places[-1] + 1} of {side} take {math.exp(apart):.3g} times as long as 1 to {first}"
+        early, late = ([ordered[each] for each in part] for part in (places[:place], places[place:]))
+        return Order((*texts, what + _describe_epochs(apart, late, early)))
     change = f"{'grow' if slope > 0 else 'fall'} by {100 * abs(math.expm1(slope)):.3g} %"
-    return Order((*texts, f"times of {side} {change} from run to run"), slope=True)
+    epochs = [ordered[place].epochs for place in places]
+    too = ", and so do their epochs"  # that explain at least half
+    known = min(epochs) > 0.0 and fit_slope([places], [list(map(math.log, epochs))])[0] / slope >= 0.5
+    return Order((*texts, f"times of {side} {change} from run to run{too if known else ''}"), slope=True)
+
+
+def _describe_epochs(apart: float, runs: Sequence[TimedRun], others: Sequence[TimedRun]) -> str:
+    """Say how many times as many epochs runs trained, where that explains half or more of a difference of log times."""
+    if any(run.epochs <= 0.0 for run in (*runs, *others)):
+        return ""
+    means = [statistics.fmean(math.log(run.epochs) for run in part) for part in (runs, others)]
+    more = means[0] - means[1]
+    return f", with {math.exp(more):.3g} times as many epochs" if more / apart >= 0.5 else ""
 
 
 def fit_slope(places: Sequence[Sequence[float]], logs: Sequence[Sequence[float]]) -> tuple[float, float]:
