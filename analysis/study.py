@@ -30,6 +30,8 @@ from mlhpc.suite.compliance.verdict import assess
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.log.score import find_round_group
 
+SAME_COURSE_EVALS = 3  # two runs may agree in one or two rounded values by chance
+
 
 class NotAnswerableError(InputError):
     """A figure lacks data; the message names what is missing."""
@@ -127,6 +129,19 @@ class Study:
     @cached_property
     def _converged_by_group(self) -> Mapping[str, pd.DataFrame]:
         return {group: runs[runs["converged"] & ~runs["pruned"]] for group, runs in self._by_group.items()}
+
+    @cached_property
+    def courses(self) -> Mapping[str, tuple[float, ...]]:
+        """Return the metric of each run at its evaluations, in order. Runs with an equal course are one sample."""
+        return {str(run): tuple(values) for run, values in self.tables.evals.groupby("run")["value"]}
+
+    def count_courses(self, group: str) -> int:
+        """Count the different courses of the runs of one result that reached the target. Short ones may agree by
+        chance, so each of them counts.
+        """
+        courses = [self.courses.get(run, ()) for run in self.converged_of(group)["run"]]
+        long = [course for course in courses if len(course) >= SAME_COURSE_EVALS]
+        return len(courses) - len(long) + len(set(long))
 
     @cached_property
     def _by_group(self) -> Mapping[str, pd.DataFrame]:

@@ -64,6 +64,7 @@ def build_epochs_table(study: Study) -> pd.DataFrame:
             "runs started": frame["n_started"],
             "runs that reached the target": frame["n_reached"],
             "n averaged": frame["n_averaged"],
+            "different courses": [study.count_courses(group) for group in frame["group"]],
             "epochs to target, mean": frame["epochs_to_target.mean"],
             "epochs to target, std": frame["epochs_to_target.std"],
             **_references(frame),
@@ -90,7 +91,10 @@ def render_epochs_answer(study: Study) -> Answer:
             bound = row["reference mean [epochs]"]
             against = f", reference {bound:.3g}" if pd.notna(bound) else ""
             problem = render_short_heading(row["benchmark"], row["size"], row["mode"])
-            epochs = f"{row['epochs to target, mean']:.3g} epochs (n = {row['n averaged']}{against})"
+            runs = f"n = {row['n averaged']}"
+            if row["different courses"] < row["n averaged"]:  # equal ones are repetitions of one sample
+                runs += f", but only {render_count(row['different courses'], 'different course')} of the metric"
+            epochs = f"{row['epochs to target, mean']:.3g} epochs ({runs}{against})"
             sentences.append(Answer(f"{row['label']} {problem} {epochs}", [at]))
     more = len(rows) - MOST_NAMED
     answer = join_statements(sentences, MOST_NAMED + 1)
@@ -284,7 +288,8 @@ VIEWS = (
         ),
         "A row per result: mean epochs to the first evaluation that meets the target, with one standard deviation over "
         "the runs. Green: mean epochs of the reference at this batch size. Its band begins at the least mean that the "
-        "rules allow, and ends as far above the reference.",
+        "rules allow, and ends as far above the reference. Runs with one metric at every evaluation are one course: they "
+        "repeat a sample, and their spread is not that of seeds.",
         build_epochs_table, render_epochs_answer, draw_epochs_chart, has_several_rows,
     ),
     View(

@@ -51,8 +51,9 @@ QUESTION = Question(
 CAPTION = (
     "Speed-up from the first to the second result, factor by factor, on a logarithmic axis: they multiply to the "
     "total. First bar: how many more accelerators, processors, nodes, cores or ranks (whichever varies) the machine "
-    "has. Speed each: epochs per second of one of them, below 1 where scaling is not perfect. Epochs: below 1 where "
-    "the second needs more, usually for its larger batch. Staging and other: time outside epochs. Where the parallel "
+    "has. Speed each: epochs per second of one of them, below 1 where scaling is not perfect. Epochs: those trained, "
+    "below 1 where the second trains more, usually for its larger batch; where evaluations run beside training, an epoch "
+    "may follow the one that meets the target. Staging and other: time outside epochs. Where the parallel "
     "plans differ, table and answer name them. In sight are the pairs of the summary and those asked for (--between); "
     "the choice has consecutive sizes of one machine and the way to the fastest, the table every result against the "
     "fastest of its task. An inconclusive difference is not explained. The factors multiply to the ratio of scores. "

@@ -21,7 +21,7 @@ from mlhpc.analysis.drawing.view import list_timed_runs, render_count
 from mlhpc.analysis.page.cells import HtmlTable, build_html_table
 from mlhpc.analysis.results.names import CLASS_COLUMNS, render_heading
 from mlhpc.analysis.sources.readers import Step
-from mlhpc.analysis.study import Study
+from mlhpc.analysis.study import SAME_COURSE_EVALS, Study
 from mlhpc.analysis.tables.ingest import parse_mapping
 from mlhpc.suite.card import FULL
 from mlhpc.suite.compliance.all_rules import RULES
@@ -33,7 +33,6 @@ from mlhpc.suite.statistics.sessions import describe_order
 
 # Standard deviation / mean of seconds per epoch: below the first their order is not worth words; the second is a note
 NAMED_SPREAD, UNSTEADY = 0.01, 0.03
-SAME_CURVE_EVALS = 3  # two runs may agree in one or two rounded values by chance
 LONGEST_REASON = 300  # characters
 SHOWN_PARTS = 6  # of a path: submitter, results, system, scenario, benchmark, log
 RUN_COUNT = re.compile(r"(?P<count>\d+ of \d+ runs) (?P<text>.*)", re.DOTALL)
@@ -150,7 +149,6 @@ def _check_skipped(study: Study) -> Iterator[Issue]:
 
 
 def _check_results(study: Study) -> Iterator[Issue]:
-    curves = {str(run): tuple(values) for run, values in study.tables.evals.groupby("run")["value"]}
     for row in study.results.to_dict("records"):
         runs = study.runs_of(row["group"])
         where = f"{row['label']} ({row['benchmark']} {row['size']})"
@@ -165,7 +163,7 @@ def _check_results(study: Study) -> Iterator[Issue]:
         if pd.isna(row["same_as"]):
             yield from _order(where, row, study)
         yield from _seeds(where, runs)
-        yield from _curves(where, runs, curves)
+        yield from _courses(where, runs, study.courses)
         yield from _baselines(where, row, runs)
         if pd.notna(row["scaling_factor"]) and row["scaling_factor"] != 1.0:
             text = f"the package ships scaling factor {row['scaling_factor']:.5g}; the score here is without it"
@@ -213,10 +211,10 @@ def _seeds(where: str, runs: pd.DataFrame) -> Iterator[Issue]:
         yield Issue("doubt", where, f"{int(seeds.duplicated().sum())} of {len(seeds)} runs share a seed with another")
 
 
-def _curves(where: str, runs: pd.DataFrame, curves: Mapping[str, tuple[float, ...]]) -> Iterator[Issue]:
+def _courses(where: str, runs: pd.DataFrame, courses: Mapping[str, tuple[float, ...]]) -> Iterator[Issue]:
     """Yield an issue if runs have equal metrics in all evaluations: they are no independent samples."""
-    known = pd.Series([curves[run] for run in runs["run"] if run in curves], dtype=object)
-    same = known[known.map(len) >= SAME_CURVE_EVALS].duplicated(keep=False)
+    known = pd.Series([courses[run] for run in runs["run"] if run in courses], dtype=object)
+    same = known[known.map(len) >= SAME_COURSE_EVALS].duplicated(keep=False)
     if same.any():
         yield Issue(
             "doubt", where, f"{int(same.sum())} of {len(runs)} runs have the metric of another in every evaluation"

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -13,7 +14,7 @@ from mlhpc.analysis.figures import bounds, list_views
 from mlhpc.analysis.figures.convergence import MOST_CURVES, MOST_RUNS
 from mlhpc.analysis.figures.scaling import SCALING
 from mlhpc.analysis.published.scores import ROUNDS, describe_missing_results, read_scores
-from mlhpc.analysis.study import Study, read_study
+from mlhpc.analysis.study import SAME_COURSE_EVALS, Study, read_study
 from mlhpc.suite.card import Card
 from tests.fixtures.charts import drawn, panels
 
@@ -160,3 +161,27 @@ def test_the_published_machines_are_named_with_their_round(rich: Study) -> None:
     assert "(v3.0)" in said
     rows = pd.DataFrame(list_views()["beside_published"].table(rich))
     assert {"round", "division"} <= set(rows.columns)
+
+
+def test_runs_of_one_course_of_the_metric_are_said_to_be_one_sample(crowded: Study) -> None:
+    evals = crowded.tables.evals.copy()
+    chance = np.random.default_rng(3)
+    evals["value"] += chance.uniform(0.0, 1e-6, len(evals))  # no two alike
+    long = evals.groupby("run")["value"].transform("size") >= SAME_COURSE_EVALS
+    group = crowded.runs[crowded.runs["run"].isin(evals[long]["run"]) & crowded.runs["converged"]]["group"].iloc[0]
+    runs = crowded.converged_of(group)["run"]
+    counts = []
+    for same in (0, 2, len(runs)):
+        of_first = evals[evals["run"] == runs.iloc[0]]["value"].to_list()
+        changed = evals.copy()
+        for run in runs.iloc[:same]:
+            changed.loc[changed["run"] == run, "value"] = of_first
+        study = replace(crowded, tables=replace(crowded.tables, evals=changed))
+        counts.append(study.count_courses(group))
+        table = (
+            list_views()["convergence"].table(study).query("label == @crowded.results.set_index('group').label[@group]")
+        )
+        said = str(list_views()["convergence"].answer(study))
+        assert counts[-1] in table["different courses"].tolist()
+    assert counts == [len(runs), len(runs) - 1, 1]
+    assert "1 different course of the metric" in said
