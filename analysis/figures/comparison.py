@@ -21,6 +21,7 @@ from mlhpc.analysis.drawing.view import (
     render_label,
 )
 from mlhpc.analysis.study import NotAnswerableError, Study, build_once
+from mlhpc.suite.compliance.verdict import list_assumptions
 from mlhpc.suite.statistics import CONFIDENCE, Outcome
 from mlhpc.suite.statistics.comparison import Comparison, compare_times, holm
 from mlhpc.suite.statistics.sessions import TimedRun
@@ -43,7 +44,8 @@ CAPTION = (
     "many runs would find with 80 % power, and the ratio of scores, which drop the fastest and the slowest run. "
     "Where a result has several sessions, these and not runs are what is compared; the interval is at "
     "least that of the runs. Results of two machines are of two "
-    "sessions: what else differed between them counts as difference. In doubts A is the fastest result, B the other."
+    "sessions: what else differed between them counts as difference. What a sure difference rests on stands in "
+    "assumes. In doubts A is the fastest result, B the other."
 )
 
 
@@ -76,6 +78,7 @@ def build_table(study: Study) -> pd.DataFrame:
                     "detectable": comparison.detectable,
                     "ratio of scores": row["score_s"] / best["score_s"],
                     "ratio with staging": row["score_with_staging_s"] / best["score_with_staging_s"],
+                    "assumes": _list_assumptions(study, best, row, comparison),
                     "to tell": needed.render(comparison.unit) if needed else None,
                 }
                 part.append(head | vars(comparison) | tail)
@@ -86,6 +89,7 @@ def build_table(study: Study) -> pd.DataFrame:
             # The interval is not adjusted for the number of comparisons: Holm's p must agree with it
             real = adjusted < 1 - CONFIDENCE and line["outcome"] == Outcome.SLOWER
             line["doubts"] = "; ".join(line["doubts"])
+            line["assumes"] = "; ".join(line["assumes"]) if real else None
             lines.append(
                 line | {"p_holm": adjusted, "verdict": (Outcome.SLOWER if real else Outcome.INCONCLUSIVE).value}
             )
@@ -144,6 +148,11 @@ def compare_results(
     """Compare the times of result ``b`` with those of ``a``, two rows of results; None if runs are too few."""
     runs_a, runs_b = (list_timed_runs(study, row["group"]) for row in (a, b))
     return _compare_runs(runs_a, runs_b, same_machine=a["machine"] == b["machine"])
+
+
+def _list_assumptions(study: Study, a: pd.Series, b: Mapping[str, Any], comparison: Comparison) -> list[str]:
+    runs = (list_timed_runs(study, row["group"]) for row in (a, b))
+    return list_assumptions(comparison, *runs, same_machine=a["machine"] == b["machine"])
 
 
 @lru_cache(maxsize=1024)

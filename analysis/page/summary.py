@@ -118,7 +118,7 @@ def build_summary(study: Study, numbers: Mapping[str, pd.DataFrame], answers: Ma
         pair = pair[0], _find_cheapest(rows, *pair, study)
         breaks += [_find_break_even(*pair, study)] if shown and _has_break_even(*pair, study) else []
     table = _table(recent, "Summary")
-    sentences = tuple(_sentences(study, alone, answers, ranked=table is not None))
+    sentences = (*_list_assumptions(compared), *_sentences(study, alone, answers, ranked=table is not None))
     headline = write_headline(study, standing)
     return Summary(headline, table, _table(history, "Older rounds"), sentences, tuple(breaks))
 
@@ -480,6 +480,16 @@ def _sentences(
             len(reasons) < len(study.distinct) and not study.distinct.duplicated(list(CLASS_COLUMNS)).any()
         ):
             yield "Nothing to rank yet: add the runs or packages of a second system, of the same benchmark and size."
+
+
+def _list_assumptions(compared: pd.DataFrame) -> Iterable[str]:
+    """Say what sure differences rest on, as `mlhpc compare` does."""
+    assumed = compared["assumes"].dropna() if "assumes" in compared else EMPTY_TABLE["label"]
+    texts = [
+        text for text, _ in Counter(text for each in assumed for text in each.split("; ")).most_common(MOST_LISTED)
+    ]
+    if texts:
+        yield f"A sure difference assumes that {'; that '.join(texts)}."
 
 
 def _resume(row: Mapping[Any, Any], study: Study) -> str:

@@ -189,7 +189,9 @@ def judge_pair(
         if compared is not None
         else compute_geometric_mean(b.runs) / compute_geometric_mean(a.runs),
         compared=compared,
-        assumes=_describe_assumption(compared, a, b) if told and compared is not None else None,
+        assumes=f"assumes that {'; that '.join(_list_assumptions(compared, a, b))}"
+        if told and compared is not None
+        else None,
     )
 
 
@@ -213,19 +215,29 @@ def _compare_cpu_seconds(a: Standing, b: Standing, confidence: float) -> list[st
     return [f"B takes {ratio:.3g} times the CPU seconds of A{level}"]
 
 
-def _describe_assumption(compared: Comparison, a: Standing, b: Standing) -> str:
-    """Say what a verdict rests on, as far as no test of the times can show it."""
-    apart = max(a.runs) < min(b.runs) or max(b.runs) < min(a.runs)
+def _list_assumptions(compared: Comparison, a: Standing, b: Standing) -> list[str]:
+    """List what a verdict rests on, as far as no test of the times can show it."""
+    missed = [
+        f"{one.missed} run of {side} missed the target by chance" for side, one in (("A", a), ("B", b)) if one.missed
+    ]
+    return [*list_assumptions(compared, a.runs, b.runs, same_machine=a.system == b.system), *missed]
+
+
+def list_assumptions(
+    compared: Comparison, a: Sequence[TimedRun], b: Sequence[TimedRun], *, same_machine: bool
+) -> list[str]:
+    """List what a verdict on the times of A and B rests on, as far as no test of them can show it."""
+    apart = max(a) < min(b) or max(b) < min(a)
     several = min(compared.sessions_a, compared.sessions_b) > 1
     unit = "sessions" if compared.by_session else "runs"
     both = "all" if compared.by_session else "both"
-    texts = [f"the machine was the same in {both} sessions (mlhpc ab runs them in turn)"] if apart else []
+    if not same_machine:
+        texts = ["nothing but the systems differed between their sessions"]
+    else:
+        texts = [f"the machine was the same in {both} sessions (mlhpc ab runs them in turn)"] if apart else []
     texts += ["sessions of both sides differ alike"] if compared.by_session and not several else []
     if compared.bound is not None:
         texts.append(f"two results differ by at most {compared.bound.ratio:.3g} times because of their sessions")
-    texts += [
-        f"{one.missed} run of {side} missed the target by chance" for side, one in (("A", a), ("B", b)) if one.missed
-    ]
     texts.append(f"{unit} do not depend on each other")
     texts.append(f"neither side has rare slow {unit}, a longer tail or wider noise than the other")
-    return f"assumes that {'; that '.join(texts)}"
+    return texts

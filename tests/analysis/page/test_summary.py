@@ -67,6 +67,18 @@ def test_the_fastest_is_named_with_the_ratio_interval_and_runs_of_the_figure(mad
     assert line["what to take"] == "quick: faster, and cheaper"
 
 
+def test_a_sure_difference_says_what_it_rests_on_and_an_open_one_does_not(made: Build, cards: Cards) -> None:
+    sure = [
+        text
+        for text in of(read_study([made("slow", train_s=40), made("quick", train_s=5)], cards)).sentences
+        if text.startswith("A sure difference assumes that nothing but the systems differed between their sessions")
+    ]
+    assert len(sure) == 1
+    assert "that runs do not depend on each other" in sure[0]
+    open_ = of(read_study([made("a1"), made("b2", eval_s=2.3)], cards))
+    assert not any("assumes" in text for text in open_.sentences)
+
+
 def test_another_ratio_of_scores_is_explained(made: Build, cards: Cards) -> None:
     data = read_study([made("slow", train_s=40), made("quick", train_s=5)], cards)
     assert "by scores" not in lines(data)[0]["by how much, and is it sure"]
