@@ -23,6 +23,7 @@ from mlhpc.suite.log.other_work import render_busy_warning
 from mlhpc.suite.log.results_tree import describe_near_logs
 from mlhpc.suite.log.run_folder import find_continue_command
 from mlhpc.suite.log.score import JudgedRun, Throughput, TimeToTrain, find_log_name
+from mlhpc.suite.statistics.sessions import describe_order
 
 if TYPE_CHECKING:
     from mlhpc.suite.log.energy.score import EnergyToSolution
@@ -127,8 +128,11 @@ def render_result(scored: Result, *, explain: bool) -> list[str]:
         text.append(f"  {busy}")
     if slept := [(run.trial, run.suspended_s) for run in scored.runs if run.suspended_s]:
         text.append("  suspended: " + ", ".join(f"run {trial} for {render_duration(s)}" for trial, s in slept))
-    if disturbed := assess(scored).disturbed:
-        text.append(f"  not ranked: {disturbed}")
+    standing = assess(scored)
+    if standing.disturbed:
+        text.append(f"  not ranked: {standing.disturbed}")
+    if isinstance(scored.score, TimeToTrain) and standing.sessions == 1:
+        text += [f"  in their order: {each}" for each in describe_order(standing.runs).texts]
     baselines: dict[str, None] = {}  # each line once: the runs of a result log the same baselines
     for run in scored.runs:
         # A dict keeps the order of the lines.

@@ -128,15 +128,16 @@ class Order:
     slope: bool = False
 
 
-def describe_order(runs: Sequence[TimedRun], side: str) -> Order:
+def describe_order(runs: Sequence[TimedRun], side: str = "") -> Order:
     """Say in words which run is an outlier, and whether the others have a step or a trend. Runs of one session."""
+    of = f" of {side}" if side else ""
     ordered = sorted(runs)
     logs = [math.log(run.time_s) for run in ordered]
     texts, places = [], list(range(len(logs)))
     if (far := _find_outlier(logs)) is not None:
         places.remove(far)
         apart = logs[far] - statistics.median(logs[place] for place in places)
-        what = f"run {far + 1} of {side} takes {math.exp(apart):.3g} times as long as its others"
+        what = f"run {far + 1}{of} takes {math.exp(apart):.3g} times as long as {'its' if side else 'the'} others"
         texts.append(what + _describe_epochs(apart, [ordered[far]], [ordered[place] for place in places]))
     kept = [logs[place] for place in places]
     # Runs side by side, and those of a log without a start, have no order
@@ -150,14 +151,14 @@ def describe_order(runs: Sequence[TimedRun], side: str) -> Order:
         return Order(tuple(texts))
     if step_p < trend_p:
         first, last = places[place - 1] + 1, places[place] + 1
-        what = f"runs {last} to {places[-1] + 1} of {side} take {math.exp(apart):.3g} times as long as 1 to {first}"
+        what = f"runs {last} to {places[-1] + 1}{of} take {math.exp(apart):.3g} times as long as 1 to {first}"
         early, late = ([ordered[each] for each in part] for part in (places[:place], places[place:]))
         return Order((*texts, what + _describe_epochs(apart, late, early)))
     change = f"{'grow' if slope > 0 else 'fall'} by {100 * abs(math.expm1(slope)):.3g} %"
     epochs = [ordered[place].epochs for place in places]
     too = ", and so do their epochs"  # that explain at least half
     known = min(epochs) > 0.0 and fit_slope([places], [list(map(math.log, epochs))])[0] / slope >= 0.5
-    return Order((*texts, f"times of {side} {change} from run to run{too if known else ''}"), slope=True)
+    return Order((*texts, f"times{of} {change} from run to run{too if known else ''}"), slope=True)
 
 
 def _describe_epochs(apart: float, runs: Sequence[TimedRun], others: Sequence[TimedRun]) -> str:

@@ -147,3 +147,18 @@ def test_a_score_names_the_seconds_for_which_a_run_was_suspended(tmp_path: Path)
     )
     log.write_text("\n".join(lines) + "\n")
     assert "  suspended: run 1 for 5 min" in mlhpc("score", run).stdout.splitlines()
+
+
+def test_a_score_of_two_states_says_so(tmp_path: Path) -> None:
+    run = our_runs(tmp_path / "run")
+
+    def score(times_s: tuple[float, ...]) -> str:
+        for trial, time_s in enumerate(times_s):
+            log = run / f"result_{trial}.txt"
+            late_ms = round(1000 * (time_s - (summarise_log(read_events(log)).time_to_train_s or 0.0)))
+            write(log, edit("run_stop", add_ms=late_ms)(lines_of(log)))
+        return mlhpc("score", run).stdout
+
+    assert "in their order" not in score((20, 20.3, 19.9, 20.2, 20.1))
+    said = "  in their order: runs 3 to 5 take 1.24 times as long as 1 to 2"
+    assert said in score((20, 20.1, 24.9, 25, 24.8)).splitlines()
