@@ -99,6 +99,7 @@ def test_the_own_loop_of_the_page_is_judged_by_its_commands(spirals: Path, tmp_p
     assert (tmp_path / "report-spirals" / "report.html").exists()
 
 
+@pytest.mark.long
 def test_the_figure_of_the_page_is_in_a_report(tmp_path: Path) -> None:
     """Installed as pip does it: a folder of the import path with the package and its entry point."""
     site = tmp_path / "site"

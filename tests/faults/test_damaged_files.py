@@ -25,7 +25,7 @@ from mlhpc.suite.package.build import build_package
 from tests.fixtures.once import made_once
 from tests.suite.package.test_kept_files import full_run
 
-SAMPLE = 24  # damages of the short form
+SAMPLE = 14  # damages of the short form
 
 
 def _cut(part: float) -> Callable[[Path], object]:

@@ -38,6 +38,7 @@ def states(engine: GridEngine, run: Path, monkeypatch: pytest.MonkeyPatch) -> li
     return [(row.state, row.job_state) for row in read_folder_status(RunFolder(run), now_s=time.time())]
 
 
+@pytest.mark.long
 def test_an_array_runs_in_a_folder_of_any_name_and_its_state_is_known(
     grid_engine: GridEngine, smoke_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,7 +126,7 @@ def train(
     )
 
 
-@pytest.mark.drawn(2)
+@pytest.mark.drawn(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_replayed_passes_give_the_same_bits(form: str, made_once: Callable[[str], Path], tmp_path: Path) -> None:
     name = form.split(",")[0]

@@ -100,6 +100,7 @@ ANY_LOAD = ANY | st.dictionaries(st.text(max_size=3), LAYER, max_size=3)
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(load=ANY_LOAD)
+@pytest.mark.long
 def test_no_load_stops_the_answer(
     tmp_path_factory: pytest.TempPathFactory, log: Build, cards: dict[str, Card], load: Any
 ) -> None:

@@ -159,6 +159,7 @@ def test_a_brief_has_two_figures_and_no_script(tmp_path: Path, run_folder: Build
     assert str(tmp_path) not in brief
 
 
+@pytest.mark.long
 def test_a_watched_report_grows_until_all_runs_ended(
     tmp_path: Path, run_folder: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,6 +92,7 @@ def test_two_sizes_never_share_a_result_or_a_class(tmp_path: Path, run_folder: B
     assert [len(rows) for _, rows in made.classes()] == [1, 1]
 
 
+@pytest.mark.long
 def test_logs_that_lack_any_event_are_read(tmp_path: Path, package: Build, cards: Cards) -> None:
     made = package(tmp_path)
     logs = {path: path.read_text() for path in made.rglob("result_*.txt")}

@@ -134,6 +134,7 @@ def test_what_cannot_be_compressed_is_one_line(compress: str, mesh: str, expecte
         Parallel.of(config, chosen, 0, 2)
 
 
+@pytest.mark.long
 def test_a_plan_predicts_the_bytes_of_compressed_gradients(tmp_path: Path) -> None:
     chosen = load_descriptor("moe_lm")
 

@@ -83,6 +83,7 @@ def test_splitting_halves_activations_and_what_is_read() -> None:
     assert split["reads"] == pytest.approx(whole["reads"], rel=0.01)
 
 
+@pytest.mark.long
 def test_a_sweep_lists_every_legal_mesh_and_says_why_others_are_not() -> None:
     done = mlhpc(
         *("plan", "cosmoflow", "--plan", "spatial", "--size", "smoke", "--nodes", "4", "--sweep", "--format", "json"),

@@ -86,6 +86,7 @@ def test_throwing_censored_times_away_would_give_another_answer() -> None:
     assert table["hours"][table["ended"]].mean() < 300
 
 
+@pytest.mark.long
 def test_a_fleet_without_memory_is_not_given_one() -> None:
     found = [choose_hazard(build_interval_table(simulated(seed, 30, 1.0, 0.0))) for seed in range(10)]
     assert all(each.p is not None and each.p >= FALSE_ALARM_RATE for each in found)

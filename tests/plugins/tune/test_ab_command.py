@@ -153,6 +153,7 @@ def test_a_setting_of_the_optimizer_is_the_sides_own(data: Path, tmp_path: Path)
     assert all(0 < side["gradient_error"]["error"] < side["gradient_error"]["bound"] for side in (a, b))
 
 
+@pytest.mark.long
 def test_a_side_that_computes_something_else_is_refused(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -152,7 +152,7 @@ def build_and_die(step: int, build: Callable[[], object]) -> list[int]:
     return counts
 
 
-@pytest.mark.parametrize("grows", [False, True])
+@pytest.mark.parametrize("grows", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_build_that_was_killed_at_any_step_is_done_by_the_same_command(tmp_path: Path, grows: bool) -> None:
     runs = [run_folder(tmp_path / "a"), run_folder(tmp_path / "b", ranks=4)]
     old = build_package(runs[:1], system="bed", out=tmp_path / "old" / "ACME").folder

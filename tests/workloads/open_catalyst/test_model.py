@@ -195,6 +195,7 @@ def test_eval_mode_leaves_no_graph_behind_and_works_without_gradients() -> None:
     assert force.abs().max() > 0
 
 
+@pytest.mark.long
 def test_training_on_a_few_structures_drives_their_forces_to_the_truth(tiny_data: Path) -> None:
     from mlhpc.workloads.open_catalyst.workload import OpenCatalyst
 

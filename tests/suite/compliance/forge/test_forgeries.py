@@ -23,7 +23,7 @@ from tests.suite.compliance.forge.forgeries import (
     list_forgeries,
 )
 
-DRAWN, SEED = 60, 20261129
+DRAWN, SEED = 40, 20261129
 COMMAND = [
     "/opt/mlhpc",
     "run",
