@@ -132,7 +132,7 @@ def render_result(scored: Result, *, explain: bool) -> list[str]:
     if standing.disturbed:
         text.append(f"  not ranked: {standing.disturbed}")
     if isinstance(scored.score, TimeToTrain) and standing.sessions == 1:
-        text += [f"  in their order: {each}" for each in describe_order(standing.runs).texts]
+        text += [f"  in their order: {each}" for each in describe_order(standing.runs, "this result").texts]
     baselines: dict[str, None] = {}  # each line once: the runs of a result log the same baselines
     for run in scored.runs:
         # A dict keeps the order of the lines.

@@ -128,17 +128,23 @@ class Order:
     slope: bool = False
 
 
-def describe_order(runs: Sequence[TimedRun], side: str = "") -> Order:
+def describe_order(runs: Sequence[TimedRun], side: str) -> Order:
     """Say in words which run is an outlier, and whether the others have a step or a trend. Runs of one session."""
-    of = f" of {side}" if side else ""
     ordered = sorted(runs)
     logs = [math.log(run.time_s) for run in ordered]
     texts, places = [], list(range(len(logs)))
+
+    def describe(what: str, apart: float, late: Sequence[int], early: Sequence[int]) -> None:
+        """Add what was found, and whether the epochs of the late runs explain at least half of it."""
+        epochs = [statistics.fmean(math.log(ordered[place].epochs or 1.0) for place in part) for part in (late, early)]
+        texts.append(what + (", most of it by epochs" if (epochs[0] - epochs[1]) / apart >= 0.5 else ""))
+
     if (far := _find_outlier(logs)) is not None:
         places.remove(far)
         apart = logs[far] - statistics.median(logs[place] for place in places)
-        what = f"run {far + 1}{of} takes {math.exp(apart):.3g} times as long as {'its' if side else 'the'} others"
-        texts.append(what + _describe_epochs(apart, [ordered[far]], [ordered[place] for place in places]))
+        describe(
+            f"run {far + 1} of {side} takes {math.exp(apart):.3g} times as long as its others", apart, [far], places
+        )
     kept = [logs[place] for place in places]
     # Runs side by side, and those of a log without a start, have no order
     beside = sum(later.begin_s < run.begin_s + run.time_s / 2 for run, later in pairwise(ordered))
@@ -149,25 +155,14 @@ def describe_order(runs: Sequence[TimedRun], side: str = "") -> Order:
     step_p, place, apart = _find_step(kept)
     if 2.0 * min(trend_p, step_p) > ORDER_P:  # of two tests
         return Order(tuple(texts))
+    early, late = places[:place], places[place:]
     if step_p < trend_p:
-        first, last = places[place - 1] + 1, places[place] + 1
-        what = f"runs {last} to {places[-1] + 1}{of} take {math.exp(apart):.3g} times as long as 1 to {first}"
-        early, late = ([ordered[each] for each in part] for part in (places[:place], places[place:]))
-        return Order((*texts, what + _describe_epochs(apart, late, early)))
+        later = f"runs {late[0] + 1} to {late[-1] + 1} of {side} take {math.exp(apart):.3g} times as long"
+        describe(f"{later} as 1 to {early[-1] + 1}", apart, late, early)
+        return Order(tuple(texts))
     change = f"{'grow' if slope > 0 else 'fall'} by {100 * abs(math.expm1(slope)):.3g} %"
-    epochs = [ordered[place].epochs for place in places]
-    too = ", and so do their epochs"  # that explain at least half
-    known = min(epochs) > 0.0 and fit_slope([places], [list(map(math.log, epochs))])[0] / slope >= 0.5
-    return Order((*texts, f"times{of} {change} from run to run{too if known else ''}"), slope=True)
-
-
-def _describe_epochs(apart: float, runs: Sequence[TimedRun], others: Sequence[TimedRun]) -> str:
-    """Say how many times as many epochs runs trained, where that explains half or more of a difference of log times."""
-    if any(run.epochs <= 0.0 for run in (*runs, *others)):
-        return ""
-    means = [statistics.fmean(math.log(run.epochs) for run in part) for part in (runs, others)]
-    more = means[0] - means[1]
-    return f", with {math.exp(more):.3g} times as many epochs" if more / apart >= 0.5 else ""
+    describe(f"times of {side} {change} from run to run", apart, late, early)
+    return Order(tuple(texts), slope=True)
 
 
 def fit_slope(places: Sequence[Sequence[float]], logs: Sequence[Sequence[float]]) -> tuple[float, float]:

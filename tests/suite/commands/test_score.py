@@ -160,5 +160,5 @@ def test_a_score_of_two_states_says_so(tmp_path: Path) -> None:
         return mlhpc("score", run).stdout
 
     assert "in their order" not in score((20, 20.3, 19.9, 20.2, 20.1))
-    said = "  in their order: runs 3 to 5 take 1.24 times as long as 1 to 2"
+    said = "  in their order: runs 3 to 5 of this result take 1.24 times as long as 1 to 2"
     assert said in score((20, 20.1, 24.9, 25, 24.8)).splitlines()
