@@ -135,13 +135,22 @@ class Study:
         """Return the metric of each run at its evaluations, in order. Runs with an equal course are one sample."""
         return {str(run): tuple(values) for run, values in self.tables.evals.groupby("run")["value"]}
 
-    def count_courses(self, group: str) -> int:
-        """Count the different courses of the runs of one result that reached the target. Short ones may agree by
-        chance, so each of them counts.
+    def count_courses(self, group: str) -> tuple[int, int]:
+        """Count the different courses of the runs of one result that reached the target, and these runs.
+
+        Short courses may agree by chance, so each of them counts.
         """
-        courses = [self.courses.get(run, ()) for run in self.converged_of(group)["run"]]
+        runs = self._converged_by_group.get(group, self.runs.head(0))["run"]
+        courses = [self.courses.get(run, ()) for run in runs]
         long = [course for course in courses if len(course) >= SAME_COURSE_EVALS]
-        return len(courses) - len(long) + len(set(long))
+        return len(courses) - len(long) + len(set(long)), len(courses)
+
+    @property
+    def sampled(self) -> pd.DataFrame:
+        """Return the distinct results that say how epochs vary: they may be ranked, and do not repeat one course."""
+        rows = self.distinct[self.distinct["not_ranked"].isna()]
+        counts = [self.count_courses(group) for group in rows["group"]]
+        return rows[[different != 1 or runs == 1 for different, runs in counts]]
 
     @cached_property
     def _by_group(self) -> Mapping[str, pd.DataFrame]:

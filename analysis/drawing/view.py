@@ -118,7 +118,7 @@ TOP_OF_ONE = "time_split"  # that of a page without two results to compare
 
 
 MACHINE = "size × speed"
-FACTORS = ("size", "speed/size", "epochs", "staging", "other")  # columns of the table of factors
+FACTORS = ("size", "speed/size", "evaluation", "epochs", "staging", "other")  # columns of the table of factors
 # Differences from 1 of a factor that is named: of one that is sure, and of one that may be chance
 LEAST_SURE, LEAST_NAMED = 0.005, 0.02
 LONG_DEVICE = 16  # letters: a longer name of a device is not repeated in sentences
@@ -291,11 +291,19 @@ def _explain_factor(row: pd.Series, name: str) -> str:
             each, other = f"each {one}", f"one of {devices[0]}"
         if devices[0] == devices[1]:
             return f"{each} does {value} times the work in the same time{ends}"
-        return f"{each} does {value} times the work of {other} at these machine sizes{ends}"
+        sizes = f"{row['extent to']:,.0f} against {row['extent from']:,.0f} of them"
+        return f"{each} does {value} times the work of {other}, {sizes}{ends}"
     # Staging before the run is not in the times
-    words = {"epochs": ("fewer", "epochs"), "staging": ("less", "staging in the run"), "other": ("less", "other time")}
+    words = {
+        "evaluation": ("less", "evaluation"),
+        "epochs": ("fewer", "epochs"),
+        "staging": ("less", "staging in the run or its first epoch"),
+        "other": ("less", "other time"),
+    }
     less, what = words[name]
-    return f"{less if row[name] > 1 else 'more'} {what}: {value} times as fast{ends}"
+    again = [str(row[end]) for end in ("from", "to") if name == "epochs" and row[f"repeats {end}"]]
+    but = f"; runs of {' and '.join(again)} repeat courses, which the interval does not know" if again else ""
+    return f"{less if row[name] > 1 else 'more'} {what}: {value} times as fast{ends}{but}"
 
 
 def is_sure(row: pd.Series, name: str) -> bool:

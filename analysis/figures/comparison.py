@@ -36,16 +36,16 @@ QUESTION = Question(
     decision="the 95 % interval of the ratio of geometric means excludes 1, and so does Holm's adjusted p < 0.05",
 )
 CAPTION = (
-    "Ratio of geometric mean times to that of the fastest result of the panel, with 95 % Welch interval on log "
-    "time, over all runs that reached the target. A panel has results that may be ranked against each other: of "
-    "one division, and of rounds whose data are the same and whose times include the same. Grey: inconclusive, "
-    "because the interval holds 1, Holm's p over all comparisons of the panel is above 0.05, the permutation "
-    "test disagrees, or the times drift from run to run. The table has these values, the smallest ratio that so "
-    "many runs would find with 80 % power, and the ratio of scores, which drop the fastest and the slowest run. "
-    "Where a result has several sessions, these and not runs are what is compared; the interval is at "
-    "least that of the runs. Results of two machines are of two "
-    "sessions: what else differed between them counts as difference. What a sure difference rests on stands in "
-    "assumes. In doubts A is the fastest result, B the other."
+    "Ratio of geometric mean times to that of the fastest result of the panel, with 95 % Welch interval on log time, "
+    "over all runs that reached the target. A panel has results that may be ranked against each other: of one "
+    "division, and of rounds whose data are the same and whose times include the same. Grey: inconclusive, because "
+    "the interval holds 1, Holm's p over all comparisons of the panel is above 0.05, or the permutation test "
+    "disagrees where it can: p (permutation) of few sessions cannot be below 0.05. The table has these values, the "
+    "smallest ratio that so many runs would find with 80 % power, and the ratio of scores, which drop the fastest "
+    "and the slowest run. Where a result has several sessions, these and not runs are what is compared; the interval "
+    "is at least that of the runs. Results of two machines are of two sessions: what else differed between them "
+    "counts as difference. What a sure difference rests on stands in assumes. In doubts A is the fastest result, B "
+    "the other."
 )
 
 

@@ -64,7 +64,7 @@ def build_epochs_table(study: Study) -> pd.DataFrame:
             "runs started": frame["n_started"],
             "runs that reached the target": frame["n_reached"],
             "n averaged": frame["n_averaged"],
-            "different courses": [study.count_courses(group) for group in frame["group"]],
+            "different courses": [study.count_courses(group)[0] for group in frame["group"]],
             "epochs to target, mean": frame["epochs_to_target.mean"],
             "epochs to target, std": frame["epochs_to_target.std"],
             **_references(frame),

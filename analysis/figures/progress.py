@@ -6,7 +6,7 @@ import altair as alt
 import pandas as pd
 
 from mlhpc.analysis.drawing.charts import WIDTH, Chart, layer_charts, make_marker_channels, make_minutes_channel
-from mlhpc.analysis.drawing.view import CHOOSE_SYSTEMS, Answer, Question, View, join_statements, rankable
+from mlhpc.analysis.drawing.view import CHOOSE_SYSTEMS, Answer, Question, View, join_statements
 from mlhpc.analysis.published.scores import ROUNDS, describe_missing_results, read_scores
 from mlhpc.analysis.study import NotAnswerableError, Study
 from mlhpc.suite.log.score import GROUP_MEANINGS, find_round_group
@@ -19,9 +19,9 @@ QUESTION = Question(
     needs="a result of the MLPerf size",
 )
 CAPTION = (
-    "Fastest score of the closed division by round, recomputed from the public logs; carry-overs count where "
-    "they were first published. Rules and data changed between rounds, so a line mixes progress of machines and "
-    "codes with that."
+    "Fastest published score of the closed division by round, recomputed from the public logs, also of results that "
+    "this page does not rank; carry-overs count where they were first published. Rules and data changed between "
+    "rounds, so a line mixes progress of machines and codes with that."
 )
 
 CHANGES = (  # of rules and data, said below the chart
@@ -34,7 +34,7 @@ def build_table(study: Study) -> pd.DataFrame:
     """Build the best result by benchmark and round, from the shipped table and the logs of this report."""
     if not (study.distinct["size"] == "full").any():
         raise NotAnswerableError("a result of the MLPerf size; sizes of our own have no rounds")
-    own = rankable(study.distinct[study.distinct["published"]])
+    own = study.distinct[study.distinct["published"]]
     columns = [
         "group", "round", "benchmark", "machine", "division", "mode", "units", "train_samples", "score_s",
         "carried_over_from",

@@ -11,6 +11,7 @@ import pandas as pd
 
 from mlhpc.analysis.drawing.charts import (
     BLUE,
+    GREEN,
     GREY,
     ORANGE,
     TEXT_COLOUR,
@@ -45,16 +46,20 @@ QUESTION = Question(
 )
 CAPTION = (
     "Efficiency against the smallest size of the same machine, round and division, counted in what varies "
-    "(accelerators, processors, nodes, cores or ranks): 1 is perfect; the weak-scaling efficiency of the table "
-    "is given where the batch grew with the size. Efficiency = system (epochs per second and unit) × "
-    "algorithmic (epochs needed) × staging × other. Where five sizes or more were run, the answer and the table "
-    "predict the seconds per epoch at twice the largest size. The interval of a predicted time is over all "
-    "models, each band widened by the error on sizes left out. Its upper end holds if no limit begins beyond the "
-    "largest size, such as a full switch or a largest batch: no model knows one. A largest size that is slower than "
-    "two of three models foresee from the smaller ones, by more than the spread of a size, ends the prediction."
+    "(accelerators, processors, nodes, cores or ranks): 1 is perfect; the weak-scaling efficiency of the table is "
+    "given where the batch grew with the size. Efficiency = system (epochs trained per second and unit) × evaluation "
+    "× algorithmic (epochs needed) × staging × other. Staging has what the first epoch trains longer, too. Where "
+    "five sizes or more were run, the answer and the table predict the seconds per epoch at twice the largest size. "
+    "The interval of a predicted time is over all models, each band widened by the error on sizes left out. Its "
+    "upper end holds if no limit begins beyond the largest size, such as a full switch or a largest batch: no model "
+    "knows one. A largest size that is slower than two of three models foresee from the smaller ones, by more than "
+    "the spread of a size, ends the prediction."
 )
 SCALING = "weak-scaling efficiency"
-LINES = {"efficiency": TEXT_COLOUR, "system": BLUE, "algorithmic": VERMILION, "staging": ORANGE, "other": GREY}
+LINES = {
+    "efficiency": TEXT_COLOUR, "system": BLUE, "evaluation": GREEN, "algorithmic": VERMILION, "staging": ORANGE,
+    "other": GREY,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,7 @@ def build_table(study: Study) -> pd.DataFrame:
                     "speed-up": factors_to.speed_up,
                     "efficiency": factors_to.efficiency,
                     "system": factors_to.system,
+                    "evaluation": factors_to.evaluation,
                     "algorithmic": factors_to.algorithmic,
                     "staging": factors_to.staging,
                     "other": factors_to.other,
@@ -186,7 +192,7 @@ def _factors(series: Series) -> list[Factors]:
 def _series(study: Study) -> list[Series]:
     series = []
     frame = study.distinct
-    frame = frame[(frame["mode"] == "strong") & (frame["epoch_time_s.mean"] > 0)]
+    frame = frame[(frame["mode"] == "strong") & (frame["train_s.mean"] > 0)]
     # One machine, device and division: otherwise the size would not be the only difference
     for key, rows in frame.groupby(["benchmark", "size", "rounds", "division", "machine", "device"], sort=True):
         found = choose_extent(rows)

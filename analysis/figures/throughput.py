@@ -202,9 +202,10 @@ VIEWS = (
             needs="a second machine size",
         ),
         "Samples per second of each accelerator, processor, node, core or rank (whichever varies) over the number of "
-        "them: epochs × training samples ÷ training time, without evaluation and staging; harmonic mean over the "
-        "scored runs. A line joins the sizes of one machine: a horizontal one is perfect scaling. Higher is a faster "
-        "part, further right a larger machine. The table has standard deviations, and throughput mode.",
+        "them: epochs × training samples ÷ training time, without evaluation, staging and what the first epoch "
+        "trains longer than later ones; harmonic mean over the scored runs. A line joins the sizes of one machine: a "
+        "horizontal one is perfect scaling. Higher is a faster part, further right a larger machine. The table has "
+        "standard deviations, and throughput mode.",
         build_rate_table, render_rate_answer, draw_rate_chart, _has_sizes,
     ),
     View(

@@ -25,9 +25,10 @@ from mlhpc.analysis.study import NotAnswerableError, Study
 from mlhpc.suite.log.goodput import PHASES
 
 TITLE = "Where the time goes"
-BEFORE = "staging before the run"
+BEFORE, FIRST_EPOCH = "staging before the run", "first epoch's extra"
 RUN_PARTS = (  # column of the results, of the table, and its colour
     ("staging_exposed_s", "staging", ORANGE),
+    ("first_epoch_extra_s", FIRST_EPOCH, VERMILION),
     ("train_s", "training", BLUE),
     ("eval_s", "evaluation", GREEN),
     ("other_s", "other", GREY),
@@ -250,13 +251,12 @@ VIEWS = (
             "How is a run's time split between staging, training, evaluation and the rest?",
             ("staging_exposed_s.mean", "train_s.mean", "eval_s.mean", "other_s.mean", "staging_in_epochs"),
         ),
-        "Shares of a run, mean over the scored runs (over all that reached the target where there is no score), "
-        "with the time from run_start to run_stop at the right; the fastest is on top. Staging before run_start "
-        "lies right of 100 % (HPC 3.0 rules do not count it). Evaluation that ran beside a later epoch "
-        "costs no time here. Other: in no epoch, evaluation or staging. The table has all staging in epochs of"
-        " training; "
-        "placeholders below one second are none, and a result without staging events may have staged in its"
-        " first epoch.",
+        "Shares of a run, mean over the scored runs (over all that reached the target where there is no score), with "
+        "the time from run_start to run_stop at the right; the fastest is on top. Staging before run_start lies "
+        "right of 100 % (HPC 3.0 rules do not count it). Evaluation that ran beside a later epoch costs no time "
+        "here. First epoch's extra: what it trains longer than the median of later ones, if it is the longest; data "
+        "that are read or staged beside it, a cold cache and compilers make it so. Other: in no epoch, evaluation or "
+        "staging. The table has all staging in epochs of training; placeholders below one second are none.",
         build_run_table, render_run_answer, draw_run_chart,
     ),
     View(

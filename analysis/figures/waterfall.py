@@ -23,6 +23,7 @@ from mlhpc.analysis.drawing.charts import (
 )
 from mlhpc.analysis.drawing.view import (
     CHOOSE_SYSTEMS,
+    FACTORS,
     MACHINE,
     Answer,
     Question,
@@ -51,22 +52,23 @@ QUESTION = Question(
 CAPTION = (
     "Speed-up from the first to the second result, factor by factor, on a logarithmic axis: they multiply to the "
     "total. First bar: how many more accelerators, processors, nodes, cores or ranks (whichever varies) the machine "
-    "has. Speed each: epochs per second of one of them, below 1 where scaling is not perfect. Epochs: those trained, "
-    "below 1 where the second trains more, usually for its larger batch; where evaluations run beside training, an epoch "
-    "may follow the one that meets the target. Staging and other: time outside epochs. Where the parallel "
-    "plans differ, table and answer name them. In sight are the pairs of the summary and those asked for (--between); "
-    "the choice has consecutive sizes of one machine and the way to the fastest, the table every result against the "
+    "has. Speed each: epochs that one of them trains per second, below 1 where scaling is not perfect. Evaluation: "
+    "the wait for it. Epochs: those trained, below 1 where the second trains more, usually for its larger batch; "
+    "where evaluations run beside training, an epoch may follow the one that meets the target. Staging: in the run, "
+    "and what the first epoch trains longer than later ones. Other: time outside of both. Where the parallel plans "
+    "differ, table and answer name them. In sight are the pairs of the summary and those asked for (--between); the "
+    "choice has consecutive sizes of one machine and the way to the fastest, the table every result against the "
     "fastest of its task. An inconclusive difference is not explained. The factors multiply to the ratio of scores. "
-    "The table has the 95 % interval of each factor, by Welch's t on its logs over the runs. Where a result "
-    "has several sessions, these are what is compared, and the interval is at least that of the runs. A factor "
-    "whose interval holds 1 may be chance. On unlike devices the number of parts and the speed of each go together: "
-    "a new device is fewer and faster parts."
+    "The table has the 95 % interval of each factor, by Welch's t on its logs over the runs. Where a result has "
+    "several sessions, these are what is compared, and the interval is at least that of the runs. A factor whose "
+    "interval holds 1 may be chance. On unlike devices the number of parts and the speed of each go together: a new "
+    "device is fewer and faster parts."
 )
 MOST_PANELS = 6  # panels per class
 LEAST_PANELS = 3  # that are in sight; others by a choice
 LEAST_DIFFERENCE = 0.01  # difference of a factor from 1
-PARTS = ("units", "system", "algorithmic", "staging", "other")
-NAMES = ("size", "speed/size", "epochs", "staging", "other", "total")
+PARTS = ("units", "system", "evaluation", "algorithmic", "staging", "other")
+NAMES = (*FACTORS, "total")
 
 Interval = tuple[float, float]
 
@@ -107,7 +109,11 @@ def build_table(study: Study) -> pd.DataFrame:
     lines = [
         {name: pair.b[name] for name in ("benchmark", "size")}
         | {"class": pair.title, "from": pair.a["label"], "to": pair.b["label"], "counts": PLURAL[pair.b["one"]]}
-        | {f"device {end}": row["device"] for end, row in (("from", pair.a), ("to", pair.b))}
+        | {
+            f"{name} {end}": value
+            for end, row in (("from", pair.a), ("to", pair.b))
+            for name, value in (("device", row["device"]), ("extent", row["extent"]), ("repeats", _repeats(study, row)))
+        }
         | {name: getattr(pair.factors, part) for name, part in zip(NAMES, PARTS, strict=False)}
         | {MACHINE: pair.factors.units * pair.factors.system}
         | {
@@ -149,6 +155,7 @@ def render_answer(study: Study) -> Answer:
     parts = (
         ("size", row["size"], f"({row['counts']})"),
         ("speed/size", row["speed/size"], "(speed of each)"),
+        ("evaluation", row["evaluation"], "(evaluation)"),
         ("epochs", row["epochs"], "(epochs)"),
         ("staging", row["staging"], "(staging)"),
         ("other", row["other"], "(other)"),
@@ -161,6 +168,12 @@ def render_answer(study: Study) -> Answer:
         + "".join(f"; {row[name]}" for name in ("plans", "unlike") if row[name])
     )
     return Answer(text, [shown.index[0]])
+
+
+def _repeats(study: Study, row: pd.Series) -> bool:
+    """Return True if the runs of a result repeat courses of the metric, so that their epochs vary less than seeds do."""
+    different, runs = study.count_courses(row["group"])
+    return different < runs
 
 
 def _list_leading(study: Study) -> Iterator[tuple[str, str]]:
@@ -205,9 +218,9 @@ def draw_chart(table: pd.DataFrame) -> Chart:
 
 def _bars(row: dict[str, Any]) -> pd.DataFrame:
     """Build the bars of one pair: where each factor begins and ends, then the total from 1."""
-    names = (row["counts"], "speed each", "epochs", "staging", "other")
+    names = (row["counts"], "speed each", *FACTORS[2:])
     reached, lines = 1.0, []
-    for part, name in zip(NAMES[:5], names, strict=True):
+    for part, name in zip(FACTORS, names, strict=True):
         kind = "faster" if row[part] >= 1 else "slower"
         lines.append({"_part": name, "_from": reached, "_to": reached * row[part], "_factor": row[part], "_kind": kind})
         reached *= row[part]
@@ -222,7 +235,7 @@ def _pairs(study: Study) -> list[ResultPair]:
     pairs = []
     for key, rows in study.in_rounds.groupby(CLASS_COLUMNS, sort=True):
         title = render_heading(*key)
-        known = rows[(rows["mode"] == "strong") & (rows["epoch_time_s.mean"] > 0)]
+        known = rows[(rows["mode"] == "strong") & (rows["train_s.mean"] > 0)]
         known = add_extent(known, CLASS_COLUMNS)
         panels_left = MOST_PANELS
         for a, b in _pairs_of_class(known, study.between):
@@ -261,9 +274,10 @@ def _list_quantities(study: Study, *groups: str) -> dict[str, list[list[list[flo
     for group in groups:
         sessions = number_sessions(study, group)
         runs = list_ordered_runs(study, group)
-        busy_s = runs["epoch_time_s"] + runs["staging_exposed_s"].fillna(0.0)
+        busy_s = runs["epoch_time_s"] + runs["staging_exposed_s"].fillna(0.0) + runs["first_epoch_extra_s"]
         columns = {
-            "speed/size": runs["tau_s"],
+            "speed/size": runs["train_s"] / runs["epochs"],
+            "evaluation": runs["epoch_time_s"] / runs["train_s"],
             "epochs": runs["epochs"],
             "staging": busy_s / runs["epoch_time_s"],
             "other": runs["run_s"] / busy_s,

@@ -113,7 +113,7 @@ FORMULAS = (
      "whose epochs vary at least as much as those of the reference points; other days and other seeds may lie outside"),
     ("Time split", "T = T_staging + E·τ + T_other; E·τ = training + evaluation; cut at run_stop; the parts sum to T"),
     ("Epochs to target", "epoch of the first evaluation that meets the target before run_stop"),
-    ("τ, seconds per epoch", "(training + evaluation) ÷ epochs of the run"),
+    ("τ, seconds per epoch", "(training + evaluation) ÷ epochs of the run, without what the first one trains longer"),
     ("Training throughput", "epochs × training samples ÷ training time; means of rates are harmonic"),
     ("Combined throughput", "(training samples + evaluations per epoch × evaluation samples) ÷ τ"),
     ("Compute units", "nodes × accelerators per node, or × processors where there are none"),

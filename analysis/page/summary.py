@@ -113,7 +113,8 @@ def build_summary(study: Study, numbers: Mapping[str, pd.DataFrame], answers: Ma
         line = (
             _throughput(task, rows, *pair, study) if is_weak else _time(task, rows, *pair, compared, explained, study)
         )
-        line = (*line[:2], line[2] + name_passed(standing[standing["class"] == task.title]), *line[3:])
+        here = standing[standing["class"] == task.title]
+        line = (line[0], line[1] + _name_faster(here), line[2] + name_passed(here), *line[3:])
         (recent if shown else history).append((*line, tuple(rows.index)))
         pair = pair[0], _find_cheapest(rows, *pair, study)
         breaks += [_find_break_even(*pair, study)] if shown and _has_break_even(*pair, study) else []
@@ -121,6 +122,12 @@ def build_summary(study: Study, numbers: Mapping[str, pd.DataFrame], answers: Ma
     sentences = (*_list_assumptions(compared), *_sentences(study, alone, answers, ranked=table is not None))
     headline = write_headline(study, standing)
     return Summary(headline, table, _table(history, "Older rounds"), sentences, tuple(breaks))
+
+
+def _name_faster(rows: pd.DataFrame) -> str:
+    """Name the result of a task that is faster than the fastest ranked one; empty if there is none."""
+    faster = rows[(rows["verdict"] == NOT_RANKED) & (rows["ratio"] < 1)].sort_values("ratio")
+    return f", of the ranked; {faster['label'].iloc[0]} is faster" if len(faster) else ""
 
 
 def write_headline(study: Study, standing: pd.DataFrame) -> str:
@@ -152,12 +159,17 @@ def write_headline(study: Study, standing: pd.DataFrame) -> str:
     nexts = {second["machine"] for _, second in sure}
     ratios = [f"{each(second['ratio'] for _, second in sure):.3g}" for each in (min, max)]
     passed = any(map(name_passed, shown))
+    near = [rows[(rows["verdict"] == NOT_RANKED) & (rows["ratio"] >= 1)] for rows in shown if name_passed(rows)]
+    least = pd.concat(near).sort_values("ratio").head(1).to_dict("records") if near else []
+    but = "".join(
+        f"; {row['ratio']:.3g} times as fast as {row['label']}, not ranked, at {row['task']}" for row in least
+    )
     than = (
         nexts.pop() + ", the next that is ranked" * passed
         if len(nexts) == 1
         else "the next" + " that is ranked" * passed
     )
-    return f"{', '.join(parts)}: {' to '.join(dict.fromkeys(ratios))} times as fast as {than}{undecided}"
+    return f"{', '.join(parts)}: {' to '.join(dict.fromkeys(ratios))} times as fast as {than}{but}{undecided}"
 
 
 def _write_headline_of_one(study: Study) -> str:
@@ -266,6 +278,8 @@ def _time(
         by += f"; the times are without {render_count(missed, 'run')} that missed the target"
     who = best if not close else f"{best}, or {_join_labels(close)}"
     why = _explain_difference(explained, b, a, sure=not close) + _name_settings(a, b, study)
+    if len(formats := dict.fromkeys(row["precision"] for row in (a, b) if isinstance(row["precision"], str))) > 1:
+        why += f"; precision: {' against '.join(formats)}"
     by += _describe_other_processes(rows, study)
     return task.short, who, by, why, _costs(a, b, study), _advice(rows, a, b, next_one, close, study)
 
@@ -408,7 +422,7 @@ def _advise_by_cost(a: pd.Series, b: pd.Series, study: Study) -> str:
         even, (one, other) = _find_break_even(a, b, study), (name_hours(row).removesuffix("s") for row in (a, b))
         than = f"{even.hours:.3g} {other}{'' if even.hours == 1 else 's'}"
         article = "an" if one[:1] in "AEFHILMNORSXaeiou" and not one.startswith("unit") else "a"
-        return f"{a['label']}: faster, and cheaper than {b['label']} as long as {article} {one} costs less than {than}"
+        return f"{a['label']}: faster; cheaper than {b['label']} only if {article} {one} costs less than {than}"
     if first <= SAME_COST * second:
         return f"{a['label']}: faster, and {'cheaper' if SAME_COST * first < second else 'it costs no more'}"
     share = f"{first / second:.3g} times the cost"

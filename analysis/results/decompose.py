@@ -25,8 +25,8 @@ import pandas as pd
 from mlhpc.analysis.results.selection import Convergence, Selection, select
 from mlhpc.analysis.tables.ingest import Tables
 
-# These four sum to the time of the run
-TIME_PARTS = ("staging_exposed_s", "train_s", "eval_s", "other_s")
+# These sum to the time of the run. What the first epoch trains longer than later ones is a part of its own
+TIME_PARTS = ("staging_exposed_s", "first_epoch_extra_s", "train_s", "eval_s", "other_s")
 RATES = ("train_rate", "eval_rate", "combined_rate", "epoch_rate", "staging_rate")
 MEANS = (
     "run_s", "run_with_staging_s", "epochs", "tau_s", "init_s", "staging_s", "staging_before_run_s", "epoch_time_s",
@@ -57,14 +57,20 @@ SCALE = (
 class Split:
     """Holds the mean run of a result.
 
-    ``compute_s`` is the time in epochs. The three times sum to the time of the run.
+    ``staging_s`` has the first epoch's extra too. The four times sum to the time of the run.
     """
 
     units: float
     epochs: float
-    compute_s: float
+    train_s: float
+    eval_s: float
     staging_s: float
     other_s: float
+
+    @property
+    def compute_s(self) -> float:
+        """Return the time in epochs: training and the evaluation that it waits for."""
+        return self.train_s + self.eval_s
 
     @property
     def run_s(self) -> float:
@@ -74,15 +80,17 @@ class Split:
 
 @dataclass(frozen=True)
 class Factors:
-    """Holds a speed-up as the product ``units`` x ``system`` x ``algorithmic`` x ``staging`` x ``other``.
+    """Holds a speed-up as the product ``units`` x ``system`` x ``evaluation`` x ``algorithmic`` x ``staging`` x ``other``.
 
-    ``system`` is the ratio of epochs per second and unit (1: ideal). ``algorithmic`` is the ratio of epochs needed. It
-    is below 1 if the second result needs more epochs, usually because its batch is larger. ``staging`` and ``other``
-    are the effects of time outside epochs.
+    ``system`` is the ratio of epochs trained per second and unit (1: ideal), and ``evaluation`` the effect of waiting
+    for evaluations. ``algorithmic`` is the ratio of epochs needed. It is below 1 if the second result needs more
+    epochs, usually because its batch is larger. ``staging`` has what the first epoch takes longer, too; it and
+    ``other`` are the effects of time outside such epochs.
     """
 
     units: float
     system: float
+    evaluation: float
     algorithmic: float
     staging: float
     other: float
@@ -95,7 +103,7 @@ class Factors:
     @property
     def efficiency(self) -> float:
         """Return the speed-up divided by the ratio of units."""
-        return self.system * self.algorithmic * self.staging * self.other
+        return self.system * self.evaluation * self.algorithmic * self.staging * self.other
 
 
 def compute_factors(a: Split, b: Split) -> Factors:
@@ -104,7 +112,8 @@ def compute_factors(a: Split, b: Split) -> Factors:
     busy_a, busy_b = a.compute_s + a.staging_s, b.compute_s + b.staging_s
     return Factors(
         units=units,
-        system=(a.compute_s / a.epochs) / (b.compute_s / b.epochs) / units,
+        system=(a.train_s / a.epochs) / (b.train_s / b.epochs) / units,
+        evaluation=(a.compute_s / a.train_s) / (b.compute_s / b.train_s),
         algorithmic=a.epochs / b.epochs,
         staging=(busy_a / a.compute_s) / (busy_b / b.compute_s),
         other=(a.run_s / busy_a) / (b.run_s / busy_b),
@@ -128,10 +137,12 @@ def add_time_parts(
         table[name] = pd.to_numeric(table[name])
     # Staging is not scaled: it happens once, however many epochs follow
     staging = table["staging_exposed_s"]
+    table["first_epoch_extra_s"] = extra = table["first_epoch_extra_s"].fillna(0.0)
+    table["train_s"] -= extra
     for name in ("train_s", "eval_s", "other_s"):
         table[name] = table[name] * factor
     # The sum of the scaled parts: run_stop - run_start would be the time before normalisation
-    table["run_s"] = staging + table["train_s"] + table["eval_s"] + table["other_s"]
+    table["run_s"] = staging + extra + table["train_s"] + table["eval_s"] + table["other_s"]
     table["run_with_staging_s"] = table["run_s"] + table["staging_before_run_s"]
     table["epochs"] = pd.to_numeric(table["epochs_run"]) * factor
     table["epoch_time_s"] = table["train_s"] + table["eval_s"]
@@ -169,8 +180,9 @@ def build_split(row: Mapping[Hashable, Any] | pd.Series, size: float | None = No
     return Split(
         units=float(row["units"] if size is None else size),
         epochs=float(row["epochs.mean"]),
-        compute_s=float(row["epoch_time_s.mean"]),
-        staging_s=float(row["staging_exposed_s.mean"]),
+        train_s=float(row["train_s.mean"]),
+        eval_s=float(row["eval_s.mean"]),
+        staging_s=float(row["staging_exposed_s.mean"] + row["first_epoch_extra_s.mean"]),
         other_s=float(row["other_s.mean"]),
     )
 

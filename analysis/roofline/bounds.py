@@ -487,7 +487,8 @@ def predict_bounds(row: Mapping[str, Any]) -> Bounds | None:
     """
     file = read_roofs()
     benchmark = str(row["benchmark"])
-    device = file.devices.get(str(row["device"]))
+    # A format that a log states has its own rates; without one it is that of the fastest
+    device = file.devices.get(f"{row['device']} {row['precision']}", file.devices.get(str(row["device"])))
     # Rounds changed data and models: an entry for this round comes before that of the benchmark
     sample = file.work.get(f"{benchmark} {row['round']}", file.work.get(benchmark))
     units, batch, rate = (_number(row[name]) for name in ("units", "global_batch_size", "train_rate"))

@@ -6,6 +6,7 @@ Counts epochs: what ``epoch_num`` means in a log, and how many epochs an evaluat
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -96,7 +97,8 @@ SHARE_COLUMNS = {
 GOODPUT_COLUMNS = {
     f"goodput_{part}_s": f"{part}_s" for part in ("wall", "useful", "lost", "stalled", "starting", "down")
 }
-TIMES = {"run_s", "init_s", "last_event_s", "run_with_staging_s", *SHARE_COLUMNS}
+TIMES = {"run_s", "init_s", "last_event_s", "run_with_staging_s", "first_epoch_extra_s", *SHARE_COLUMNS}
+LATER_EPOCHS = 3  # that say how long an epoch takes once data and code are there
 # Columns whose numbers cannot be negative
 LIMITED_COLUMNS = {column for fact in FACTS.values() if fact.limited for column in fact.columns}
 
@@ -182,8 +184,25 @@ def _times(content: LogContent) -> dict[str, Any]:
         "init_s": record.init_s,
         "last_event_s": line.end_s,
         **_fields(record.shares, SHARE_COLUMNS),
+        "first_epoch_extra_s": _compute_first_extra(content),
         "run_with_staging_s": record.time_with_staging_s,
     }
+
+
+def _compute_first_extra(content: LogContent) -> float | None:
+    """Compute what the first epoch trains longer than the median of the later ones. None: it is no longer, or not known.
+
+    Staging in the background, a cold page cache and compilers make it so: DeepCAM's code logs no asynchronous staging.
+    """
+    epochs = [epoch for epoch in content.record.epochs if epoch.complete]
+    later = [epoch.train_s for epoch in epochs[1:]]
+    if content.epochs.samples_per_epoch is not None:  # blocks, perhaps of unlike length
+        ends = [0.0, *(epoch.number or 0.0 for epoch in epochs)]
+        if len({end - begin for begin, end in pairwise(ends)}) > 1:
+            return None
+    if len(later) < LATER_EPOCHS or epochs[0].train_s <= max(later) or content.record.shares is None:
+        return None
+    return min(epochs[0].train_s - statistics.median(later), content.record.shares.train_s)
 
 
 def _facts(record: RunRecord) -> dict[str, Any]:

@@ -60,8 +60,11 @@ def log_text(
     phases: bool = False,
     extra: tuple[tuple[str, Any], ...] = (),
     others: float | None = None,
+    first_extra_s: float = 0.0,
 ) -> LogText:
     """One run: staging (seconds from run_start), then per error one epoch of train_s, an evaluation and a gap.
+
+    The first epoch takes ``first_extra_s`` longer.
 
     ``others``: the share of two CPUs that other work took.
     """
@@ -107,6 +110,7 @@ def log_text(
         log.event(now, "staging_stop")
     for epoch, error in enumerate(errors, start=first_epoch):
         log.event(now, "epoch_start", epoch_num=epoch)
+        now += first_extra_s * (epoch == first_epoch)
         if phases:
             parts = {
                 "data_wait": 1.0,

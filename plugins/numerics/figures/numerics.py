@@ -89,9 +89,9 @@ def draw_deployed_chart(table: pd.DataFrame) -> Chart:
 def build_frameworks_table(study: Study) -> pd.DataFrame:
     """Build the geometric mean of epochs to target by benchmark and framework, with its 95 % interval over results.
 
-    The unit is a result: a submitter's mean. Frameworks differ in batch size too, which the table states.
+    The unit is a ranked result of different courses. Frameworks differ in batch size too, which the table states.
     """
-    rows = study.distinct
+    rows = study.sampled
     stated = rows["system_key"].map(study.tables.systems.set_index("system_key")["framework"]).fillna("")
     rows = rows.assign(framework=[_find_framework(each) for each in stated])
     rows = rows[(rows["framework"] != "") & rows["epochs_to_target.mean"].notna()]

@@ -177,7 +177,7 @@ def test_runs_of_one_course_of_the_metric_are_said_to_be_one_sample(crowded: Stu
         for run in runs.iloc[:same]:
             changed.loc[changed["run"] == run, "value"] = of_first
         study = replace(crowded, tables=replace(crowded.tables, evals=changed))
-        counts.append(study.count_courses(group))
+        counts.append(study.count_courses(group)[0])
         table = (
             list_views()["convergence"].table(study).query("label == @crowded.results.set_index('group').label[@group]")
         )

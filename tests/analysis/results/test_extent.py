@@ -90,7 +90,7 @@ def one_node(
 def test_ranks_on_one_cpu_node_are_a_scaling_experiment(one_node: Study) -> None:
     rows = list_views()["scaling"].table(one_node)
     assert (rows["counts"].unique().tolist(), rows["size"].tolist()) == (["cores"], [2, 4, 8])
-    assert rows["system"].iloc[-1] < 1  # evaluations did not become shorter
+    assert rows["evaluation"].iloc[-1] < 1  # evaluations did not become shorter
     assert "at 8 cores" in list_views()["scaling"].answer(one_node)
     same_cores = replace(one_node, results=one_node.results.assign(cores=8))
     with pytest.raises(NotAnswerableError, match="units, nodes or cores"):

@@ -17,7 +17,7 @@ def runs(law: object, scales: tuple[int, ...] = (1, 2, 4, 8, 16, 32), noise: flo
 
 
 def test_the_factors_multiply_to_the_speed_up() -> None:
-    a, b = Split(128, 18.25, 1100.0, 351.0, 96.0), Split(1024, 34.4, 280.0, 92.0, 55.0)
+    a, b = Split(128, 18.25, 1000.0, 100.0, 351.0, 96.0), Split(1024, 34.4, 270.0, 10.0, 92.0, 55.0)
     found = compute_factors(a, b)
     assert found.speed_up == pytest.approx(a.run_s / b.run_s)
     assert found.efficiency == pytest.approx(a.run_s / b.run_s / 8)
@@ -25,8 +25,13 @@ def test_the_factors_multiply_to_the_speed_up() -> None:
 
 
 def test_a_perfect_machine_whose_batch_costs_twice_the_epochs_loses_by_algorithm_alone() -> None:
-    found = compute_factors(Split(8, 10, 100.0, 0.0, 0.0), Split(16, 20, 100.0, 0.0, 0.0))
+    found = compute_factors(Split(8, 10, 100.0, 0.0, 0.0, 0.0), Split(16, 20, 100.0, 0.0, 0.0, 0.0))
     assert (found.system, found.algorithmic, found.staging, found.other) == (1.0, 0.5, 1.0, 1.0)
+
+
+def test_evaluation_is_no_speed_of_training() -> None:
+    found = compute_factors(Split(8, 10, 100.0, 50.0, 0.0, 0.0), Split(8, 10, 100.0, 0.0, 0.0, 0.0))
+    assert (found.system, found.evaluation, found.speed_up) == (1.0, 1.5, 1.5)
 
 
 def test_amdahl_recovers_the_serial_share() -> None:

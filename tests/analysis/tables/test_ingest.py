@@ -71,6 +71,21 @@ def test_epochs_counted_from_zero_count_the_same(tmp_path: Path, log: Build, car
     assert (row["epoch_num_zero_based"], row["epochs_to_target"]) == (True, 3)
 
 
+FOUR = (0.5, 0.3, 0.2, 0.1)
+
+
+@pytest.mark.parametrize(("errors", "first_extra_s", "found"), [
+    (FOUR, 40.0, 40.0),
+    (FOUR, 0.0, None),  # no longer than the others
+    (FOUR[1:], 40.0, None),  # two later ones are few
+])  # fmt: skip
+def test_what_the_first_epoch_takes_longer_is_a_part_of_its_own(
+    tmp_path: Path, log: Build, cards: Cards, errors: tuple[float, ...], first_extra_s: float, found: float | None
+) -> None:
+    row = one(tmp_path, log(errors=errors, first_extra_s=first_extra_s), cards)
+    assert row["first_epoch_extra_s"] == found or (found is None and pd.isna(row["first_epoch_extra_s"]))
+
+
 def test_convergence_is_the_first_evaluation_that_reaches(tmp_path: Path, log: Build, cards: Cards) -> None:
     row = one(tmp_path, log(errors=(0.5, 0.12, 0.3, 0.11)), cards)
     assert (row["epochs_to_target"], row["epochs_run"]) == (2, 4)
