@@ -162,7 +162,7 @@ def write_headline(study: Study, standing: pd.DataFrame) -> str:
     near = [rows[(rows["verdict"] == NOT_RANKED) & (rows["ratio"] >= 1)] for rows in shown if name_passed(rows)]
     least = pd.concat(near).sort_values("ratio").head(1).to_dict("records") if near else []
     but = "".join(
-        f"; {row['ratio']:.3g} times as fast as {row['label']}, not ranked, at {row['task']}" for row in least
+        f"; at {row['task']} {row['ratio']:.3g} times as fast as {row['label']}, which is not ranked" for row in least
     )
     than = (
         nexts.pop() + ", the next that is ranked" * passed

@@ -320,6 +320,17 @@ def test_the_headline_of_several_tasks(made: Build, cards: Cards, tasks: tuple[s
     assert write_headline(read_study([made("alone")], cards), pd.DataFrame(rows)) == said
 
 
+def test_the_headline_names_who_was_passed_over(made: Build, cards: Cards) -> None:
+    found = [("one", "a", 1.0, FASTEST), ("one", "b", 20.0, SLOWER), ("one", "c", 1.5, NOT_RANKED),
+             ("two", "a", 1.0, FASTEST), ("two", "b", 3.0, SLOWER)]  # fmt: skip
+    rows = pd.DataFrame(
+        {"class": task, "task": task, "mode": "strong", "shown": True, "machine": who, "label": who, "ratio": ratio,
+         "verdict": verdict} for task, who, ratio, verdict in found
+    )  # fmt: skip
+    said = "3 to 20 times as fast as b, the next that is ranked; at one 1.5 times as fast as c, which is not ranked"
+    assert write_headline(read_study([made("alone")], cards), rows).endswith(said)
+
+
 def test_a_sentence_names_who_was_passed_over() -> None:
     rows = pd.DataFrame(
         [
