@@ -145,12 +145,18 @@ class Study:
         long = [course for course in courses if len(course) >= SAME_COURSE_EVALS]
         return len(courses) - len(long) + len(set(long)), len(courses)
 
+    def repeats_courses(self, group: str) -> bool:
+        """Return True if runs of a result repeat a course, so that their epochs vary less than those of seeds."""
+        different, runs = self.count_courses(group)
+        return different < runs
+
     @property
     def sampled(self) -> pd.DataFrame:
         """Return the distinct results that say how epochs vary: they may be ranked, and do not repeat one course."""
         rows = self.distinct[self.distinct["not_ranked"].isna()]
         counts = [self.count_courses(group) for group in rows["group"]]
-        return rows[[different != 1 or runs == 1 for different, runs in counts]]
+        several = [different != 1 or runs == 1 for different, runs in counts]
+        return rows[pd.Series(several, index=rows.index, dtype=bool)]  # an empty list would choose no column
 
     @cached_property
     def _by_group(self) -> Mapping[str, pd.DataFrame]:

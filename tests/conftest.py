@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.fixtures.hosts import connected_hosts
@@ -52,6 +53,11 @@ LONGEST_FIRST = (  # files of more than ten seconds: begun last, one of them wou
 
 # In a checkout these folders could be imported by their own names too: a second time, which no wheel can.
 sys.modules.update(dict.fromkeys(("suite", "workloads", "analysis", "submissions", "plugins")))  # type: ignore[arg-type]
+
+
+# No test may depend on how busy the machine is
+hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("busy")
 
 
 def pytest_configure(config: pytest.Config) -> None:

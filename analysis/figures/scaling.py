@@ -97,6 +97,7 @@ def build_table(study: Study) -> pd.DataFrame:
                     "staging": factors_to.staging,
                     "other": factors_to.other,
                     SCALING: factors_to.system if fixed else None,
+                    "repeats": any(map(study.repeats_courses, {row["group"], series.rows["group"].iloc[0]})),
                     **predicted,
                     "models": (
                         why or "; ".join(f"{m.name} {m.form}, left-out error {100 * m.loo_error:.1f} %" for m in models)
@@ -113,13 +114,14 @@ def build_table(study: Study) -> pd.DataFrame:
 def render_answer(study: Study) -> str:
     """State the efficiency at the last size of every series."""
     last = build_table(study).groupby("series", sort=True).tail(1)
-    return join_statements(
-        [
-            f"{row['series']}: {100 * row['efficiency']:.0f} % at {row['size']:g} {row['counts']} (system"
-            f" {100 * row['system']:.0f} %, algorithmic {100 * row['algorithmic']:.0f} %){_describe_prediction(row)}"
-            for row in last.to_dict("records")
-        ]
-    )
+    return join_statements(list(map(_describe_last, last.to_dict("records"))))
+
+
+def _describe_last(row: Mapping[Hashable, Any]) -> str:
+    system, algorithmic = (f"{name} {100 * row[name]:.0f} %" for name in ("system", "algorithmic"))
+    again = ", of repeated courses" * row["repeats"]
+    share = f"{100 * row['efficiency']:.0f} % at {row['size']:g} {row['counts']} ({system}, {algorithmic}{again})"
+    return f"{row['series']}: {share}{_describe_prediction(row)}"
 
 
 def _predict_further(study: Study, series: Series, models: list[Model]) -> dict[str, float | str]:
@@ -195,7 +197,7 @@ def _series(study: Study) -> list[Series]:
     frame = frame[(frame["mode"] == "strong") & (frame["train_s.mean"] > 0)]
     # One machine, device and division: otherwise the size would not be the only difference
     for key, rows in frame.groupby(["benchmark", "size", "rounds", "division", "machine", "device"], sort=True):
-        found = choose_extent(rows)
+        found = choose_extent(rows, training=True)
         sizes, count = found.sizes, found.count
         if sizes.notna().all() and sizes.nunique() > 1 and (sizes > 0).all():
             title = f"{key[4]} · {key[0]}" + (f" {key[1]}" if key[1] != "full" else "") + f" · {key[2]}"

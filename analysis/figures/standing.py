@@ -147,7 +147,9 @@ def _describe(row: Mapping[Any, Any], time_s: float) -> dict[str, Any]:
     units = row["units_described" if row["mode"] == "weak" and pd.notna(row["units_described"]) else "units"]
     names = {name: row[name] for name in ("benchmark", "size", "mode", "label", "name", "device", "published")}
     names["machine"] = row["machine"] if row["published"] else row["name"]
-    return names | {"devices": units, "time to train [min]": time_s / 60, "models/min": row["models_per_min"]}
+    numbers = {"time to train [min]": time_s / 60, "models/min": row["models_per_min"]}
+    # What a score becomes with the staging before its runs
+    return names | {"devices": units} | numbers | {"with staging": row["score_with_staging_s"] / row["score_s"]}
 
 
 def render_answer(study: Study) -> Answer:

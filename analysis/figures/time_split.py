@@ -254,9 +254,10 @@ VIEWS = (
         "Shares of a run, mean over the scored runs (over all that reached the target where there is no score), with "
         "the time from run_start to run_stop at the right; the fastest is on top. Staging before run_start lies "
         "right of 100 % (HPC 3.0 rules do not count it). Evaluation that ran beside a later epoch costs no time "
-        "here. First epoch's extra: what it trains longer than the median of later ones, if it is the longest; data "
-        "that are read or staged beside it, a cold cache and compilers make it so. Other: in no epoch, evaluation or "
-        "staging. The table has all staging in epochs of training; placeholders below one second are none.",
+        "here. First epoch's extra: what it trains longer than the median of later ones, if hardly any is as long; "
+        "data that are read or staged beside it, a cold cache and compilers make it so. Other: in no epoch, "
+        "evaluation or staging. The table has all staging in epochs of training; placeholders below one second are "
+        "none.",
         build_run_table, render_run_answer, draw_run_chart,
     ),
     View(

@@ -51,18 +51,18 @@ QUESTION = Question(
 )
 CAPTION = (
     "Speed-up from the first to the second result, factor by factor, on a logarithmic axis: they multiply to the "
-    "total. First bar: how many more accelerators, processors, nodes, cores or ranks (whichever varies) the machine "
-    "has. Speed each: epochs that one of them trains per second, below 1 where scaling is not perfect. Evaluation: "
-    "the wait for it. Epochs: those trained, below 1 where the second trains more, usually for its larger batch; "
-    "where evaluations run beside training, an epoch may follow the one that meets the target. Staging: in the run, "
-    "and what the first epoch trains longer than later ones. Other: time outside of both. Where the parallel plans "
-    "differ, table and answer name them. In sight are the pairs of the summary and those asked for (--between); the "
-    "choice has consecutive sizes of one machine and the way to the fastest, the table every result against the "
-    "fastest of its task. An inconclusive difference is not explained. The factors multiply to the ratio of scores. "
-    "The table has the 95 % interval of each factor, by Welch's t on its logs over the runs. Where a result has "
-    "several sessions, these are what is compared, and the interval is at least that of the runs. A factor whose "
-    "interval holds 1 may be chance. On unlike devices the number of parts and the speed of each go together: a new "
-    "device is fewer and faster parts."
+    "total. First bar: how many more accelerators, processors, nodes, cores or ranks (whichever varies) train. Speed "
+    "each: epochs that one of them trains per second, below 1 where scaling is not perfect. Evaluation: the wait for "
+    "it. Epochs: those trained, below 1 where the second trains more, usually for its larger batch; where "
+    "evaluations run beside training, an epoch may follow the one that meets the target. Staging: in the run, and "
+    "what the first epoch trains longer than later ones. Other: time outside of both. Where the parallel plans of "
+    "runs of this suite differ, table and answer name them. In sight are the pairs of the summary and those asked "
+    "for (--between); the choice has consecutive sizes of one machine and the way to the fastest, the table every "
+    "result against the fastest of its task. An inconclusive difference is not explained. The factors multiply to "
+    "the ratio of scores. The table has the 95 % interval of each factor, by Welch's t on its logs over the runs. "
+    "Where a result has several sessions, these are what is compared, and the interval is at least that of the runs. "
+    "A factor whose interval holds 1 may be chance. On unlike devices the number of parts and the speed of each go "
+    "together: a new device is fewer and faster parts."
 )
 MOST_PANELS = 6  # panels per class
 LEAST_PANELS = 3  # that are in sight; others by a choice
@@ -112,7 +112,11 @@ def build_table(study: Study) -> pd.DataFrame:
         | {
             f"{name} {end}": value
             for end, row in (("from", pair.a), ("to", pair.b))
-            for name, value in (("device", row["device"]), ("extent", row["extent"]), ("repeats", _repeats(study, row)))
+            for name, value in (
+                ("device", row["device"]),
+                ("extent", row["extent"]),
+                ("repeats", study.repeats_courses(row["group"])),
+            )
         }
         | {name: getattr(pair.factors, part) for name, part in zip(NAMES, PARTS, strict=False)}
         | {MACHINE: pair.factors.units * pair.factors.system}
@@ -168,12 +172,6 @@ def render_answer(study: Study) -> Answer:
         + "".join(f"; {row[name]}" for name in ("plans", "unlike") if row[name])
     )
     return Answer(text, [shown.index[0]])
-
-
-def _repeats(study: Study, row: pd.Series) -> bool:
-    """Return True if the runs of a result repeat courses of the metric, so that their epochs vary less than seeds do."""
-    different, runs = study.count_courses(row["group"])
-    return different < runs
 
 
 def _list_leading(study: Study) -> Iterator[tuple[str, str]]:
@@ -236,7 +234,7 @@ def _pairs(study: Study) -> list[ResultPair]:
     for key, rows in study.in_rounds.groupby(CLASS_COLUMNS, sort=True):
         title = render_heading(*key)
         known = rows[(rows["mode"] == "strong") & (rows["train_s.mean"] > 0)]
-        known = add_extent(known, CLASS_COLUMNS)
+        known = add_extent(known, CLASS_COLUMNS, training=True)
         panels_left = MOST_PANELS
         for a, b in _pairs_of_class(known, study.between):
             split = compute_factors(build_split(a, a["extent"]), build_split(b, b["extent"]))

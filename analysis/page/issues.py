@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -185,6 +186,11 @@ def _check_other_processes(where: str, runs: pd.DataFrame) -> Iterator[Issue]:
 def _order(where: str, row: dict[Any, Any], study: Study) -> Iterator[Issue]:
     """Yield issues if seconds per epoch differ between runs: the score is then a mean of unlike states."""
     yield from (Issue("doubt", where, f"seconds per epoch: {text}") for text in describe_epochs_order(study, row))
+    runs = list_timed_runs(study, row["group"])
+    beside = sum(later.begin_s < run.begin_s + run.time_s for run, later in pairwise(runs) if run.begin_s)
+    if row["mode"] == "strong" and beside:
+        text = f"{beside} of {len(runs)} runs began before the one before them ended: they may have slowed each other"
+        yield Issue("doubt", where, text)
     if row["mode"] == "strong" and _vary(study, row, UNSTEADY):
         yield Issue("note", where, f"seconds per epoch vary by more than {100 * UNSTEADY:g} % between runs")
 

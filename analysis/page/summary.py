@@ -50,7 +50,7 @@ from mlhpc.analysis.page.cells import (
 )
 from mlhpc.analysis.published.scores import read_stated_minutes
 from mlhpc.analysis.results.index import ANY_TIER, Index, build_index_tables
-from mlhpc.analysis.results.machine_size import choose_extent, render_system_units
+from mlhpc.analysis.results.machine_size import choose_extent, find_training_units, render_system_units
 from mlhpc.analysis.results.names import CLASS_COLUMNS, UNKNOWN_DEVICE, Task, render_heading, render_short_heading
 from mlhpc.analysis.study import Study
 from mlhpc.analysis.tables.ingest import parse_mapping
@@ -278,6 +278,11 @@ def _time(
         by += f"; the times are without {render_count(missed, 'run')} that missed the target"
     who = best if not close else f"{best}, or {_join_labels(close)}"
     why = _explain_difference(explained, b, a, sure=not close) + _name_settings(a, b, study)
+    if (batches := [row["global_batch_size"] for row in (a, b)])[0] != batches[1] and not any(map(is_absent, batches)):
+        why += f"; batch {batches[0]:,.0f} against {batches[1]:,.0f}"
+    for row in (a, b):
+        if (rest := int(row["units"] - find_training_units(pd.DataFrame([row])).iloc[0])) > 0:
+            why += f"; {rest:,} of {row['units']:,.0f} accelerators of {row['label']} only evaluate"
     if len(formats := dict.fromkeys(row["precision"] for row in (a, b) if isinstance(row["precision"], str))) > 1:
         why += f"; precision: {' against '.join(formats)}"
     by += _describe_other_processes(rows, study)

@@ -30,17 +30,26 @@ class Extent:
         return PLURAL[self.one]
 
 
-def choose_extent(rows: pd.DataFrame) -> Extent:
+def find_training_units(rows: pd.DataFrame) -> pd.Series:
+    """Find the compute units of each result that train: evaluations that overlap may have their own.
+
+    Such a log has fewer ranks than accelerators (OC20 on Eos: 512 of 640).
+    """
+    units, ranks = (pd.to_numeric(rows[name]) for name in ("units", "ranks"))
+    return units.mask(rows["async_eval"].astype(bool) & (rows["unit"] == "accelerator") & (ranks < units), ranks)
+
+
+def choose_extent(rows: pd.DataFrame, *, training: bool = False) -> Extent:
     """Return the size of each machine in the first count that all results have and that varies.
 
     The order is compute units, nodes, cores (ranks x threads), ranks. Cores decide on one processor, where units and
     nodes are 1. Ranks count only where cores are not known: more ranks on the same cores are no larger machine. If no
     count varies, or a machine has accelerators, it is compute units. These are called accelerators or processors
-    (column ``unit``) if all results have the same kind.
+    (column ``unit``) if all results have the same kind. ``training`` counts those alone which train.
     """
     kinds = rows["unit"].dropna().unique()
     unit = str(kinds[0]) if len(kinds) == 1 and rows["unit"].notna().all() else "unit"
-    units = pd.to_numeric(rows["units"])
+    units = find_training_units(rows) if training else pd.to_numeric(rows["units"])
     if "accelerator" in kinds and units.notna().all():
         return Extent(units, unit)  # as many accelerators on half the nodes are no smaller machine
     for column in COUNTS:
@@ -53,15 +62,15 @@ def choose_extent(rows: pd.DataFrame) -> Extent:
     return Extent(units, unit)
 
 
-def add_extent(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+def add_extent(rows: pd.DataFrame, by: Sequence[str], *, training: bool = False) -> pd.DataFrame:
     """Return the rows with the columns ``extent``, ``one`` and ``hours``; rows of unknown extent are left out.
 
     Machines with the same values of ``by`` are counted in the same unit (`choose_extent`), and ``one`` names it.
-    ``hours`` is the extent times the mean time of a run, in hours.
+    ``hours`` is the extent times the mean time of a run, in hours. ``training`` counts those alone which train.
     """
     parts = []
     for _, part in rows.groupby(list(by), sort=True):
-        found = choose_extent(part)
+        found = choose_extent(part, training=training)
         hours = found.sizes * pd.to_numeric(part["run_s.mean"]) / 3600
         parts.append(part.assign(extent=found.sizes.astype(float), one=found.one, hours=hours))
     # groupby sorts by key; the caller's order of rows is restored

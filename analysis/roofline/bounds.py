@@ -483,7 +483,7 @@ def list_ceilings(file: PublishedRoofs) -> list[tuple[str, str, Number]]:
 def predict_bounds(row: Mapping[str, Any]) -> Bounds | None:
     """Predict the modelled extended roofline of a row of `mlhpc.analysis.published.scores.read_scores`.
 
-    None: the row lacks a number, or published.yaml its device or benchmark.
+    None: the row lacks a number, or published.yaml its device or benchmark. An open result may have another network.
     """
     file = read_roofs()
     benchmark = str(row["benchmark"])
@@ -493,7 +493,15 @@ def predict_bounds(row: Mapping[str, Any]) -> Bounds | None:
     sample = file.work.get(f"{benchmark} {row['round']}", file.work.get(benchmark))
     units, batch, rate = (_number(row[name]) for name in ("units", "global_batch_size", "train_rate"))
     # Also zero, which `_number` makes of a missing value
-    if device is None or sample is None or row["size"] != "full" or not units or not batch or not rate:
+    if (
+        device is None
+        or sample is None
+        or row["size"] != "full"
+        or row["division"] == "open"
+        or not units
+        or not batch
+        or not rate
+    ):
         return None
     roofs = _roofs(file, device, str(row["machine"]), str(row["round"]))
     return compute_bounds(batch / rate, compute_demands(sample, batch / units, units, device.element_bytes), roofs)

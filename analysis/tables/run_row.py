@@ -200,7 +200,8 @@ def _compute_first_extra(content: LogContent) -> float | None:
         ends = [0.0, *(epoch.number or 0.0 for epoch in epochs)]
         if len({end - begin for begin, end in pairwise(ends)}) > 1:
             return None
-    if len(later) < LATER_EPOCHS or epochs[0].train_s <= max(later) or content.record.shares is None:
+    longer = sum(train_s >= epochs[0].train_s for train_s in later)  # one in ten may have stalled
+    if len(later) < LATER_EPOCHS or longer > len(later) // 10 or content.record.shares is None:
         return None
     return min(epochs[0].train_s - statistics.median(later), content.record.shares.train_s)
 

@@ -147,8 +147,8 @@ def describe_order(runs: Sequence[TimedRun], side: str) -> Order:
         )
     kept = [logs[place] for place in places]
     # Runs side by side, and those of a log without a start, have no order
-    beside = sum(later.begin_s < run.begin_s + run.time_s / 2 for run, later in pairwise(ordered))
-    if len(kept) < MIN_ORDERED or max(kept) == min(kept) or beside > len(runs) / 2:
+    beside = any(later.begin_s < run.begin_s + run.time_s / 2 for run, later in pairwise(ordered))
+    if len(kept) < MIN_ORDERED or max(kept) == min(kept) or beside:
         return Order(tuple(texts))
     slope, error = fit_slope([places], [kept])
     trend_p = compute_p(slope, error, len(kept) - 2)

@@ -161,8 +161,9 @@ VIEWS = (
             UNDERSTAND_CONVERGENCE, "Do implementations of one benchmark need as many epochs?", ("epochs", "median batch"),
             needs="results of two frameworks",
         ),
-        "A point per framework: the geometric mean of the epochs to target over results, with its 95 % interval. "
-        "Nobody chose them at random: batch sizes and years differ too, and a larger batch needs more epochs.",
+        "A point per framework: the geometric mean of the epochs to target over results that are ranked and not all "
+        "of one course, with its 95 % interval. Nobody chose them at random: batch sizes and years differ too, and a "
+        "larger batch needs more epochs.",
         build_frameworks_table, render_frameworks_answer, draw_frameworks_chart,
     ),
 )  # fmt: skip

@@ -98,7 +98,7 @@ LAYER = st.fixed_dictionaries(
 ANY_LOAD = ANY | st.dictionaries(st.text(max_size=3), LAYER, max_size=3)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
 @given(load=ANY_LOAD)
 @pytest.mark.long
 def test_no_load_stops_the_answer(
@@ -115,7 +115,7 @@ def check_figure(folder: Path, log: Build, cards: dict[str, Card], load: Any) ->
         assert drawn(name, data)["datasets"]
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, suppress_health_check=list(HealthCheck))
 @given(load=ANY_LOAD)
 def test_no_load_stops_the_figure(
     tmp_path_factory: pytest.TempPathFactory, log: Build, cards: dict[str, Card], load: Any
@@ -124,7 +124,7 @@ def test_no_load_stops_the_figure(
 
 
 @pytest.mark.long
-@settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, suppress_health_check=list(HealthCheck))
 @given(load=ANY_LOAD)
 def test_no_load_of_many_stops_the_figure(
     tmp_path_factory: pytest.TempPathFactory, log: Build, cards: dict[str, Card], load: Any

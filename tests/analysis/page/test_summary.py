@@ -107,6 +107,14 @@ def test_a_slow_first_epoch_is_no_slow_accelerator(made: Build, cards: Cards) ->
     assert split["first epoch's extra [s]"].tolist() == [60.0, 0.0] or split["first epoch's extra [s]"].max() == 60.0
 
 
+def test_runs_at_the_same_time_are_a_doubt(made: Build, cards: Cards) -> None:
+    said = "runs began before the one before them ended"
+    together = read_study([made("together", start_s=1000.0), made("quick", train_s=5)], cards)
+    doubts = [issue.text for issue in list_issues(together) if said in issue.text]
+    assert len(doubts) == 1
+    assert doubts[0].startswith("9 of 10 runs ")
+
+
 def test_what_may_be_luck_is_not_sure(made: Build, cards: Cards) -> None:
     (line,) = lines(read_study([made("a1"), made("b2", eval_s=2.3)], cards))
     assert "inconclusive: " in line["by how much, and is it sure"]
@@ -341,5 +349,8 @@ def test_a_sentence_names_who_was_passed_over() -> None:
         ]
     )
     assert name_passed(rows) == "; faster than that, but not ranked: c (1.5 times as long)"
-    assert name_passed(rows.assign(mode="weak")) == "; faster than that, but not ranked: c (0.667 times as many models)"
+    weak = rows.assign(mode="weak", **{"with staging": [2.0, 1.0, 1.0, 1.0]})
+    said = "c (0.667 times as many models, 1.33 with the staging before the runs)"
+    assert name_passed(weak) == f"; faster than that, but not ranked: {said}"
+    assert "staging" not in name_passed(weak.assign(**{"with staging": 1.0}))
     assert name_passed(rows.head(1)) == ""

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from mlhpc.analysis.figures import list_views
-from mlhpc.analysis.results.machine_size import add_extent, choose_extent, find_unit_names
+from mlhpc.analysis.results.machine_size import add_extent, choose_extent, find_training_units, find_unit_names
 from mlhpc.analysis.results.names import build_result_names
 from mlhpc.analysis.study import NotAnswerableError, Study, read_study
 from mlhpc.suite.card import Card
@@ -40,6 +40,16 @@ def test_size_is_counted_in_what_varies(
 def test_as_many_accelerators_on_half_the_nodes_are_as_large_a_machine(kinds: list[str]) -> None:
     rows = pd.DataFrame({"units": [8, 8], "nodes": [2, 1], "cores": [8, 16], "ranks": [8, 8], "unit": kinds})
     assert choose_extent(rows).sizes.tolist() == [8, 8]
+
+
+def test_accelerators_that_only_evaluate_train_nothing() -> None:
+    """OC20 on Eos: 640 accelerators, 512 ranks, evaluations that overlap training."""
+    rows = pd.DataFrame({"units": [640, 640, 8, 8], "ranks": [512, 512, 4, None], "async_eval": [True, False, True, True],
+                         "unit": ["accelerator", "accelerator", "processor", "accelerator"], "nodes": 1, "cores": 1})  # fmt: skip
+    found = choose_extent(rows.head(2), training=True)
+    assert found.sizes.tolist() == [512, 640]
+    assert choose_extent(rows.head(2)).sizes.tolist() == [640, 640]
+    assert find_training_units(rows).tolist() == [512, 640, 8, 8]
 
 
 @pytest.mark.parametrize(

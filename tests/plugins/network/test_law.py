@@ -47,7 +47,7 @@ def fitted(sweep: Sweep) -> Network:
     return fit_law(sweep, sweep.measurements).network
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.sampled_from([(2, 4), (4, 4), (16, 4), (64, 8), (48, 8), (6, 1), (24, 3)]),
     st.floats(16.0, 1e9),

@@ -567,7 +567,7 @@ JSON = st.recursive(
 VALUES = JSON | st.sampled_from(["cosmoflow", "smoke", "mlhpc-1.0", "3.0.0", "closed", "open", "deepcam", "success"])
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(
         st.tuples(EVENT_KEYS, VALUES, VALUES, st.dictionaries(st.sampled_from(["epoch_num", "status", "x"]), VALUES)),
@@ -584,7 +584,7 @@ def test_any_events_are_judged(tmp_path: Path, events: list[tuple[str, object, o
         check([path], name)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(st.binary(max_size=200), st.integers(0, 10**6), st.integers(0, 200))
 def test_any_bytes_are_judged(tmp_path: Path, noise: bytes, place: int, removed: int) -> None:
     whole = b"".join(line.encode(1) for line in our_run())
@@ -596,7 +596,7 @@ def test_any_bytes_are_judged(tmp_path: Path, noise: bytes, place: int, removed:
     assert not check([path]).compliant
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, suppress_health_check=list(HealthCheck))
 @given(st.binary(max_size=300) | JSON.map(lambda value: json.dumps(value).encode()))
 def test_any_system_description_and_manifest_are_judged(tmp_path: Path, content: bytes) -> None:
     folder = tmp_path / hashlib.sha256(content).hexdigest()[:8] / "ACME"

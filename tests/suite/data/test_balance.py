@@ -14,7 +14,7 @@ LENGTHS = st.lists(st.integers(1, 1000), min_size=1, max_size=60)
 
 
 @given(LENGTHS, st.integers(1, 12))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_sums_are_nearly_even(costs: list[int], ranks: int) -> None:
     shares = split_by_sum(np.array(costs), ranks)
     assert len(shares) == ranks
@@ -26,7 +26,7 @@ def test_sums_are_nearly_even(costs: list[int], ranks: int) -> None:
 
 
 @given(LENGTHS, st.integers(1, 12))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_padded_shares_are_no_worse_than_even_ones(costs: list[int], ranks: int) -> None:
     if len(costs) < ranks:
         return
@@ -39,7 +39,7 @@ def test_padded_shares_are_no_worse_than_even_ones(costs: list[int], ranks: int)
 
 
 @given(st.lists(st.integers(1, 9), min_size=3, max_size=6), st.integers(2, 3))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_no_other_division_has_a_smaller_padded_share(costs: list[int], ranks: int) -> None:
     every = (
         padded(costs, [[place for place, own in enumerate(owner) if own == rank] for rank in range(ranks)])

@@ -222,7 +222,7 @@ def everything(root: Path) -> dict[str, np.ndarray]:
 
 
 @given(indices=st.lists(st.integers(0, sum(SAMPLES) - 1), min_size=1, max_size=20))
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_indices_in_any_order_give_the_samples_that_were_written(root: Path, indices: list[int]) -> None:
     batch = ShardReader(root, "train").read(indices)
     for name, whole in everything(root).items():
@@ -282,7 +282,7 @@ def test_the_same_arrays_give_the_same_bytes(tmp_path: Path, compression: Compre
 
 
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_one_flipped_bit_anywhere_is_found(root: Path, place: float, bit: int) -> None:
     path = build_shard_path(root, "train", 1)
     whole = path.read_bytes()
@@ -448,7 +448,7 @@ def ragged(
 
 
 @given(indices=st.lists(st.integers(0, sum(SAMPLES) - 1), min_size=1, max_size=20))
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_ragged_samples_come_back_in_any_order_with_their_own_offsets(
     ragged: tuple[Path, list[dict[str, np.ndarray]]], indices: list[int]
 ) -> None:
@@ -540,7 +540,7 @@ def test_offsets_damaged_in_the_file_end_in_one_line(tmp_path: Path) -> None:
     shape=st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(1, 60)),
     seed=st.integers(0, 10**6),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_pages_of_a_part_are_those_that_its_bytes_lie_on(begin: int, shape: tuple[int, ...], seed: int) -> None:
     rng = np.random.default_rng(seed)
     part = [rng.permutation(n)[: rng.integers(1, n + 1)] for n in shape[:2]]

@@ -63,7 +63,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(VALUES, st.text())
 def test_any_value_gives_one_valid_line(value: object, key: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -136,7 +136,7 @@ def test_lines_that_are_events_only_together_are_problems(tmp_path: Path) -> Non
     assert [item.line for item in read.problems] == [2, 3]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(
         st.binary(max_size=60) | st.just(b":::MLLOG ") | st.just(b'{"key": "a", "value": 1, "time_ms": 1}'), max_size=8

@@ -23,7 +23,7 @@ from tests.fixtures.simulated_network import simulated_all_to_all, simulated_lay
 from tests.fixtures.sweeps import MACHINE
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.sampled_from([(1, 4), (2, 2), (3, 2), (2, 4), (4, 1), (8, 8), (5, 3)]),
     st.floats(1.0, 1e9),

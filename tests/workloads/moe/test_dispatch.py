@@ -33,7 +33,7 @@ def routings(draw: st.DrawFn) -> tuple[int, list[list[int]]]:
     return experts, draw(st.lists(rows, min_size=1, max_size=20))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     routings(), st.sampled_from([None, 1.0, 0.6, 1.25, 2.0, 0.0, -0.5, -1.0, -2.0]), st.integers(1, 4), st.booleans()
 )
@@ -51,7 +51,7 @@ def test_the_kept_assignments_are_the_oracles(
     assert plan.assigned_E.tolist() == queue_lengths(rows, experts)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(routings())
 def test_dropless_keeps_everything_sorted_by_expert(case: tuple[int, list[list[int]]]) -> None:
     experts, rows = case
