@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +63,30 @@ def test_runs_of_another_submitter_are_an_error(tmp_path: Path, first: str, seco
     found = rules(check([tmp_path]))
     assert found.get("run-reused") == "error"
     assert "carried-over" not in found
+
+
+_TIMED = ("_start", "_stop", "eval_error", "target_accuracy_reached")
+_STATED = sorted({x.key for x in hpc_run() if not x.key.endswith(_TIMED)})
+
+
+@pytest.mark.drawn(6)
+@pytest.mark.parametrize("key", ["", *_STATED])
+def test_a_copy_in_the_same_package_that_states_something_else_is_no_second_use(tmp_path: Path, key: str) -> None:
+    package = hpc_package(tmp_path / "hpc_results_v3.0", "ACME")
+    result = next(package.glob("results/*"))
+    again = Path(shutil.copytree(result, result.with_name("other")))
+    shutil.copyfile(package / "systems" / f"{result.name}.json", package / "systems" / "other.json")
+    log = sorted(again.rglob("result_*.txt"))[1]
+    text = log.read_text()
+    if key:
+        events = [json.loads(line.partition(":::MLLOG ")[2]) for line in text.splitlines()]
+        more = [each | {"value": "other"} if each["key"] == key else each for each in events]
+        log.write_text("".join(f":::MLLOG {json.dumps(each)}\n" for each in more))
+    found = [(item.rule, Path(item.file)) for item in check([package]).findings if "is also" in item.message]
+    copied = {path for rule, path in found if rule == "run-copied"}
+    reused = {path for rule, path in found if rule == "run-reused"}
+    assert copied == ({log} if key else set())
+    assert reused == {*again.rglob("result_*.txt")} - copied
 
 
 @pytest.mark.parametrize(
