@@ -64,6 +64,7 @@ _MEASURED = (
 )
 _DECAY = ("opt_learning_rate_decay_boundary_epochs", "opt_learning_rate_decay_factor")
 _BASE_RATES, _LEAST_LEARNING_RATE = ("opt_lr", "opt_base_learning_rate"), 0.9  # published: 0.97 to 1
+_WARM_UP = ("opt_learning_rate_warmup_steps", "scheduler_lr_warmup_steps")
 _RANKS_DIFFER_S = 0.01  # the clocks of two ranks, one of which logs the start of an evaluation
 _SHORTEST_S = 1.0  # in shorter epochs a pause may be most of the time: a rate may be far above what they say
 
@@ -257,11 +258,21 @@ def _check_repeated(context: LogContext) -> LogBreaches:
 
 def _check_learning_rates(context: LogContext) -> LogBreaches:
     """Yield the highest learning rate of an epoch, if it is not the stated one, and a later one that the stated decay
-    does not give. Warm-up may be longer than the run, and some codes end with a rate of 0.
+    does not give. Warm-up may be longer than the run, and some codes end with a rate of 0. Of steps not all are read:
+    none has a higher rate than the stated one, and after the stated warm-up none has a higher one than before.
     """
-    base = next((rate for key in _BASE_RATES if (rate := convert_to_float(context.logged(key)))), None)
+    base, warm = (
+        next((rate for key in keys if (rate := convert_to_float(context.logged(key))) is not None), None)
+        for keys in (_BASE_RATES, _WARM_UP)
+    )
     starts = context.run.every(mllog.EPOCH_START)
     found = [(rate, event) for event in starts for rate in list_floats(event.metadata.get("lr"))]
+    most = math.inf if base is None else base
+    for event in context.run.every("learning_rate") if context.ruleset.foreign else ():
+        rate, step = max(_list_numbers(event.value), default=0.0), convert_to_float(event.metadata.get("step_num"))
+        if rate > 1.001 * most:
+            yield event.line, f"the learning rate is {rate:g} at step {step}; expected at most {most:g}"
+        most = most if warm is None or step is None or step <= warm else min(most, rate)
     if not base or not found or not context.ruleset.foreign:
         return
     most, event = max(found, key=lambda each: each[0])

@@ -8,7 +8,7 @@ import pytest
 from mlhpc.suite.compliance.check import check, check_log
 from mlhpc.suite.compliance.ruleset import read_ruleset
 from tests.fixtures.course_mutations import CourseCase, course_cases
-from tests.fixtures.logs import Lines, Mutation, chain, drop, edit, hpc_run, results, settle, write
+from tests.fixtures.logs import Line, Lines, Mutation, chain, drop, edit, hpc_run, insert, results, settle, write
 
 BOUNDARIES = (19, 21, 22, 23)  # of the epochs after which the learning rate falls
 DECAY = ("learning_rate_decay_boundary_epochs", "learning_rate_decay_factor")
@@ -119,3 +119,34 @@ def test_learning_rates_are_those_of_the_stated_decay(tmp_path: Path, changed: o
         lines = edit(f"opt_{key}", value=value)(lines)
     found = check_log(write(tmp_path / "result_0.txt", lines), read_ruleset("3.0.0")).findings
     assert [item.rule for item in found if "learning rate" in item.message] == ["stated-twice"] * (changed is not None)
+
+
+def _with_rates(base: float | None, warm: int | None, each: int) -> Mutation:
+    """A learning rate before each evaluation: they rise for 400 steps to 0.0055 and fall then. An epoch has ``each`` steps."""
+    named = {"opt_base_learning_rate": base, "opt_learning_rate_warmup_steps": warm}
+    stated = [insert(Line(key, value), "init_stop") for key, value in named.items() if value is not None]
+
+    def add(lines: Lines) -> Lines:
+        for number in range(sum(line.key == "eval_start" for line in lines)):
+            step = (number + 1) * each
+            rate = 0.0055 * min(step / 400, 1.0) * 0.9 ** max(0, step // 400 - 1)
+            lines = insert(Line("learning_rate", rate, metadata={"step_num": step}), "eval_start", number)(lines)
+        return lines
+
+    return chain(drop(*named), *stated, add)
+
+
+RATES = [
+    *((0.0055, 400, False), (0.0055, 800, False), (0.0055, None, False), (None, 400, False), (0.01, 400, False)),
+    *((0.0045, 400, True), (0.0055, 200, True), (0.001, None, True), (0.0055, 0, True)),
+]
+
+
+@pytest.mark.parametrize("each", [40, 50, 70, 100])
+@pytest.mark.parametrize(("base", "warm", "found"), RATES)
+def test_learning_rates_of_steps_follow_what_the_log_states(
+    tmp_path: Path, base: float | None, warm: int | None, found: bool, each: int
+) -> None:
+    log = write(tmp_path / "result_0.txt", _with_rates(base, warm, each)(hpc_run(epochs=38)))
+    findings = check_log(log, read_ruleset("3.0.0")).findings
+    assert any("learning rate" in item.message for item in findings if item.rule == "stated-twice") == found
