@@ -27,7 +27,7 @@ from mlhpc.suite.compliance.rules.base import (
 )
 from mlhpc.suite.files import render_duration, render_repr
 from mlhpc.suite.log.record import RunRecord, find_first_on_target
-from mlhpc.suite.log.reference_course import judge_run_course
+from mlhpc.suite.log.reference_course import find_reference_course, judge_run_course
 from mlhpc.suite.log.results_tree import PRUNED
 
 _RUN_SETTINGS = (  # hyperparameters that no ruleset restricts may change the convergence, too
@@ -39,6 +39,7 @@ _FACTOR_SHARE = 1e-4  # a review may round its factor
 _WIDE_SHARE = 0.2  # of the reference's epochs
 _LEAST_RUN_SHARE = 0.7  # of the reference's mean, for one run; the least of the published runs is 0.727
 _SHARE_ROUNDING = 1e-7  # of a logged value; float32 has 6e-8
+_FIRST_LOSS = 1.5  # times those of healthy runs, or as many times as these differ
 _SEED_S = 3600.0  # between a seed that is the time, and run_start; published: at most 720 s
 _LARGEST_SINGLE = 3e38
 _FORM_SHARE, _FEWEST_ALIKE = 0.75, 8  # of the numbers of a name; of those with a form all published results have all
@@ -319,13 +320,25 @@ def check_course_reference(result: Result) -> ResultBreaches:
         yield from _list_unlike(result)
 
 
-@result_rule("course-required", "the same, where the card asks for it and the division is closed")
+@result_rule(
+    "course-required",
+    "the same, where the card asks for it and the division is closed; elsewhere of the first loss alone, which no "
+    "training has changed",
+)
 def check_course_required(result: Result) -> ResultBreaches:
     if _is_course_required(result):
         yield from _list_unlike(result)
 
 
 @result_rule("metric-share", "a metric that is a share of the validation samples has their steps")
+    for run in result.runs if result.benchmark is not None and result.closed else ():
+        course = find_reference_course(run, result.benchmark.reference_courses) if result.benchmark else None
+        known = course.values.get("loss of step 1") if course is not None and not run.resumed else None
+        if known and run.first_losses:
+            wide = max(_FIRST_LOSS, max(known) / min(known))
+            if not min(known) / wide <= run.first_losses[0] <= max(known) * wide:
+                what = f"the loss of its first step is {run.first_losses[0]:.4g}"
+                yield run.path, f"{what}, in {len(known)} healthy runs {min(known):.4g} to {max(known):.4g}"
 def check_metric_share(result: Result) -> ResultBreaches:
     card = result.benchmark.card if result.benchmark else None
     if card is None or not card.share:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mlhpc.suite.compliance.check import check
-from mlhpc.suite.compliance.rules.result_rules import check_metric_share
+from mlhpc.suite.compliance.rules.result_rules import check_course_required, check_metric_share
 from mlhpc.suite.descriptor import load_descriptor
 from tests.fixtures.logs import our_run, results
 
@@ -56,3 +56,24 @@ def test_the_checker_says_it(tmp_path: Path) -> None:
     (said,) = [each for each in found if each.rule == "metric-share"]
     assert said.severity == "error"
     assert "are shares of 80 samples, by chance once in" in said.message
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.085, 1.667), (5.55, 5.59), (14.4, 81.4)])  # as of three workloads
+@pytest.mark.parametrize("same", [True, False])
+def test_the_first_loss_is_that_of_an_untrained_network(low: float, high: float, same: bool) -> None:
+    course = SimpleNamespace(
+        global_batch_size=8, precision="float32", hyperparameters={"lr": 1}, values={"loss of step 1": [low, high]}
+    )
+    wide = max(1.5, high / low)
+    losses = [low / wide * 0.99, low / wide * 1.01, low, high, high * wide * 0.99, high * wide * 1.01]
+    runs: list[Any] = [
+        SimpleNamespace(
+            path=number, first_losses=(loss,), resumed=False, course={}, global_batch_size=8 if same else 4,
+            precision="float32", hyperparameters={"lr": 1},
+        )
+        for number, loss in enumerate(losses)
+    ]  # fmt: skip
+    for closed in (True, False):
+        benchmark = SimpleNamespace(card=None, reference_courses=[course])
+        result: Any = SimpleNamespace(closed=closed, benchmark=benchmark, runs=runs)
+        assert [path for path, _ in check_course_required.check(result)] == [0, 5] * (same and closed)
