@@ -178,27 +178,32 @@ _FORMS = {"float32 number": _is_single, "ratio of two counts": _is_ratio}
 
 
 def find_odd_numbers(results: Sequence[Result]) -> ResultBreaches:
-    """Yield the first number of each name that lacks the form which most of its name have.
+    """Yield the first number of each name that lacks the form which most of its name have in a result.
 
-    Those of one result, then those of all results of a package with the same benchmark.
+    Those of that result, and of all results of the package that the same code logged.
     """
-    groups: dict[tuple[object, str], list[tuple[Path | None, float]]] = {}
+    groups: dict[tuple[Path, tuple[object, ...]], list[tuple[Path | None, float]]] = {}
     for result in results:
         for run in (*result.runs, *result.pruned):
             for name, numbers in run.evaluated.items():
-                for place in (result.group.folder, run.benchmark):
-                    groups.setdefault((place, name), []).extend((run.path, number) for number in numbers)
-    odd: dict[tuple[str, str], ResultBreach] = {}
-    for (_, name), found in groups.items():
+                place = result.group.folder, (run.benchmark, run.code_file, name)
+                groups.setdefault(place, []).extend((run.path, number) for number in numbers)
+    formed: dict[tuple[tuple[object, ...], str], str] = {}
+    for (_, code), found in groups.items():
         for form, has in _FORMS.items():
             alike = sum(has(number, _SHOWN_BELOW) for _, number in found)
-            if alike < max(_FEWEST_ALIKE, _FORM_SHARE * len(found)):
+            if alike >= max(_FEWEST_ALIKE, _FORM_SHARE * len(found)):
+                formed[code, form] = f"{alike} of {len(found)}"
+    odd: dict[tuple[object, str], ResultBreach] = {}
+    for (_, code), found in groups.items():
+        for form, has in _FORMS.items():
+            if (code, form) not in formed:
                 continue
             # The counts of a class of pixels vary from epoch to epoch.
             first = next(((path, number) for path, number in found if not has(number, _MAY_BE_BELOW)), None)
             if first is not None:
-                text = f"{name} = {first[1]!r} is no {form}; {alike} of {len(found)} are"
-                odd.setdefault((name, form), (first[0], text))
+                text = f"{code[2]} = {first[1]!r} is no {form}; {formed[code, form]} are"
+                odd.setdefault((code[2], form), (first[0], text))
     yield from odd.values()
 
 
@@ -326,11 +331,6 @@ def check_course_reference(result: Result) -> ResultBreaches:
     "training has changed",
 )
 def check_course_required(result: Result) -> ResultBreaches:
-    if _is_course_required(result):
-        yield from _list_unlike(result)
-
-
-@result_rule("metric-share", "a metric that is a share of the validation samples has their steps")
     for run in result.runs if result.benchmark is not None and result.closed else ():
         course = find_reference_course(run, result.benchmark.reference_courses) if result.benchmark else None
         known = course.values.get("loss of step 1") if course is not None and not run.resumed else None
@@ -339,6 +339,11 @@ def check_course_required(result: Result) -> ResultBreaches:
             if not min(known) / wide <= run.first_losses[0] <= max(known) * wide:
                 what = f"the loss of its first step is {run.first_losses[0]:.4g}"
                 yield run.path, f"{what}, in {len(known)} healthy runs {min(known):.4g} to {max(known):.4g}"
+    if _is_course_required(result):
+        yield from _list_unlike(result)
+
+
+@result_rule("metric-share", "a metric that is a share of the validation samples has their steps")
 def check_metric_share(result: Result) -> ResultBreaches:
     card = result.benchmark.card if result.benchmark else None
     if card is None or not card.share:

@@ -343,11 +343,20 @@ def test_numbers_of_one_name_have_one_form(make: Callable[[random.Random], float
             [0.123456789012 + number / 97, 0.7182818284590451 - number / 89]
         )
     records: list[Any] = [
-        SimpleNamespace(path=Path(f"result_{number}.txt"), benchmark="b", evaluated={"iou": tuple(values)})
+        SimpleNamespace(
+            path=Path(f"result_{number}.txt"), benchmark="b", code_file="c", evaluated={"iou": tuple(values)}
+        )
         for number, values in enumerate(runs)
     ]
     shown: Any = SimpleNamespace(group=SimpleNamespace(folder=Path("r")), runs=records, pruned=())
     assert bool([*find_odd_numbers([shown])]) == found
+    # All results of one code in a package have the form of one of them.
+    for code in ("c", "d"):
+        other: Any = SimpleNamespace(
+            path=Path("s"), benchmark="b", code_file=code, evaluated={"iou": (0.71828182845,) * 9}
+        )
+        more: Any = SimpleNamespace(group=SimpleNamespace(folder=Path("s")), runs=[other], pruned=())
+        assert bool([*find_odd_numbers([shown, more])]) == (found or (code == "c" and odd < 8))
 
 
 @pytest.mark.parametrize(("late", "found"), [(0, 0), (1, 1), (3, 0), (5, 0)])
