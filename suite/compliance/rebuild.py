@@ -225,15 +225,16 @@ def _has_digest(path: Path, sha256: str | None) -> bool:
     return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == sha256
 
 
-def rebuild_work(
-    folder: KeptFolder, descriptor: Descriptor, config: RunConfig, size: SizeCard
-) -> dict[str, Any] | None:
-    """Compute work_per_sample as the run did. None if it had other workloads than are installed, or without torch."""
+def has_same_workloads(folder: KeptFolder, descriptor: Descriptor) -> bool:
+    """Return True if a run had the workloads that are installed here."""
     sources, above = folder.read("sources.json", Sources), descriptor.folder.parent
     had = sources.files if sources is not None else {}
     shipped = {name: sha256 for name, sha256 in had.items() if name.startswith(f"{above.name}/")}
-    if not shipped or not all(_has_digest(above.parent / name, sha256) for name, sha256 in shipped.items()):
-        return None
+    return bool(shipped) and all(_has_digest(above.parent / name, sha256) for name, sha256 in shipped.items())
+
+
+def rebuild_work(descriptor: Descriptor, config: RunConfig, size: SizeCard) -> dict[str, Any] | None:
+    """Compute work_per_sample of the workload that is installed here. None without torch."""
     try:
         work = load_workload(descriptor)(config).work()
     except (ImportError, OSError):  # a setting may name a file of the machine that ran

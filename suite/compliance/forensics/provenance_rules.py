@@ -34,6 +34,7 @@ from mlhpc.suite.compliance.rebuild import (
     find_descriptor,
     has_same_code,
     list_model_words,
+    has_same_workloads,
     log_config,
     may_be_redacted,
     rebuild_config,
@@ -78,6 +79,7 @@ _ACCELERATOR_PEAK_FLOPS = 1e16  # FLOP/s; the fastest of 2025 reach this at 4 bi
 _NODE_PEAK_FLOPS = 1e15  # FLOP/s of a node without accelerators, if its cores are unknown
 _MOST_PUBLISHED_RATE = 2.5  # times that of the fastest published run: software gets better, by at most 1.5 in a round
 _SCALE = ("number_of_nodes", "accelerators_per_node")
+_PRECISIONS = ("float32", "bfloat16")
 _MODELS = ("cosmoflow", "deepcam", "oc20", "openfold")  # of MLPerf HPC: their cards have the model of the rounds
 _MEMORY_SHARE = 0.02  # a machine that was started again may show a little more or less
 _CORE_HZ = 6e9
@@ -351,9 +353,13 @@ def _check_installed(
     simple = card.baselines
     due = {each: {} if simple is None else simple.metrics(oracle=each == "oracle") for each in logged}
     if not isinstance(kept, str | None) and run.plan is None:
-        chosen = (run.config or {}).get("precision")  # where config.yaml has auto
-        due["work_per_sample"] = rebuild_work(folder, descriptor, structs.replace(kept, precision=chosen), card)
-        logged["work_per_sample"] = run.work_per_sample if due["work_per_sample"] is not None else None
+        chosen = str((run.config or {}).get("precision"))  # where config.yaml has auto
+        # Of other code the work may be another one, but none that this code has in another precision.
+        for each in (chosen,) if has_same_workloads(folder, descriptor) else {*_PRECISIONS} - {chosen}:
+            work = rebuild_work(descriptor, structs.replace(kept, precision=each), card)
+            if work is not None and (each == chosen or dict(run.work_per_sample) == work):
+                due |= {"work_per_sample": work, "precision": each}
+                logged |= {"work_per_sample": run.work_per_sample, "precision": chosen}
     for name, one, other in compare_values(logged, due):
         yield run.path, f"{name}: {render_repr(one)} in the log, {render_repr(other)} by the card and code of the suite"
 
