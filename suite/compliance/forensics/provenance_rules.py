@@ -20,6 +20,7 @@ from msgspec import structs
 
 from mlhpc.suite import NO_SUBMITTER, RULESET, VERSION
 from mlhpc.suite.card import FULL, SizeCard
+from mlhpc.suite.compliance.identities import find_broken
 from mlhpc.suite.compliance.kept_files import CONFIG, PLAN, KeptFolder
 from mlhpc.suite.compliance.rebuild import (
     ABSENT,
@@ -33,8 +34,8 @@ from mlhpc.suite.compliance.rebuild import (
     compute_stated_score,
     find_descriptor,
     has_same_code,
-    list_model_words,
     has_same_workloads,
+    list_model_words,
     log_config,
     may_be_redacted,
     rebuild_config,
@@ -73,7 +74,6 @@ _LATEST_FACTS_S = 86_400.0
 _CLOCK_STEP_S = 0.5  # by which a host's clock may be set back between two runs
 _LONGEST_WAIT_S = 366 * 86_400.0  # of a run folder for its first run
 _SMALLEST_DRAWN = 2147  # of 2^31 seeds one in a million is smaller
-_CORES_PER_CACHE = 4  # cores that share their first cache of data: none do, some virtual machines say so
 # All peaks below are generous: the rule is to find forged times, not slow hardware.
 _ACCELERATOR_PEAK_FLOPS = 1e16  # FLOP/s; the fastest of 2025 reach this at 4 bits
 _NODE_PEAK_FLOPS = 1e15  # FLOP/s of a node without accelerators, if its cores are unknown
@@ -81,7 +81,6 @@ _MOST_PUBLISHED_RATE = 2.5  # times that of the fastest published run: software 
 _SCALE = ("number_of_nodes", "accelerators_per_node")
 _PRECISIONS = ("float32", "bfloat16")
 _MODELS = ("cosmoflow", "deepcam", "oc20", "openfold")  # of MLPerf HPC: their cards have the model of the rounds
-_MEMORY_SHARE = 0.02  # a machine that was started again may show a little more or less
 _CORE_HZ = 6e9
 _FLOPS_PER_CYCLE, _FLOPS_PER_CYCLE_REDUCED = 128.0, 4096.0  # two 512-bit FMA units, and matrix units at 16 bits
 
@@ -112,23 +111,16 @@ def check_provenance_missing(result: Result) -> ResultBreaches:
 def check_provenance_agrees(result: Result) -> ResultBreaches:
     if result.group.package is None:
         return
-    first = result.runs[0] if result.runs else RunRecord()
-    logged_values = {
-        "workload": result.benchmark.workload if result.benchmark else None,
-        "size": first.size,
-        "mode": "weak" if result.weak else "strong",
-        "suite_version": first.suite_version,
-    }
+    mode, first = "weak" if result.weak else "strong", result.runs[0] if result.runs else RunRecord()
     for run in result.runs:
-        if run.mode not in (None, logged_values["mode"]):
-            yield run.path, f"mode is {render_repr(run.mode)}, of the folder {logged_values['mode']!r}"
+        if run.mode not in (None, mode):
+            yield run.path, f"mode is {render_repr(run.mode)}, of the folder {mode!r}"
     for folder in result.provenance.folders:
         if (info := folder.info) is None:
             continue
         path = folder.path / "run.json"
-        for name, logged in logged_values.items():
-            if logged is not None and getattr(info, name) != logged:
-                yield path, f"{name} is {render_repr(getattr(info, name))}, the logs say {render_repr(logged)}"
+        roots = {"info": info, "record": first, "benchmark": result.benchmark, "mode": mode}
+        yield from ((path, text) for _, text in find_broken("provenance-agrees", roots))
         created = _parse_time(info.created)
         if created is None:
             yield path, f"created = {render_repr(info.created)}: expected a time such as 2026-11-20T14:00:00Z"
@@ -267,21 +259,14 @@ def _check_run_settings(run: RunRecord, folder: KeptFolder, kept: RunConfig | st
             newer = one is ABSENT and other is None and not same  # a setting that the run's version did not have
             if not newer and not (redacted and may_be_redacted(one, other)):
                 yield run.path, f"{name}: {render_repr(one)} in the log, {render_repr(other)} in {CONFIG}"
-    if info.ranks is not None and run.ranks != info.ranks and not run.resumed and info.loop is None:
-        yield run.path, f"ranks: {run.ranks} in the log, {info.ranks} in run.json"
-    if (run.loop == "own") != (info.loop is not None):
-        yield run.path, f"loop: {render_repr(run.loop)} in the log, {render_repr(info.loop)} in run.json"
 
 
 def _check_seed(result: Result, run: RunRecord, folder: KeptFolder) -> ResultBreaches:
-    """Yield a seed that is not that of run.json. Without one there each trial draws 31 random bits."""
+    """Yield a seed that nobody draws. Without one in run.json each trial draws 31 random bits."""
     info = folder.info
     if info is None or info.loop is not None or run.seed is None or run.trial is None:
         return
-    if info.seed is not None:
-        if run.seed != info.seed + run.trial:
-            yield run.path, f"seed: {run.seed} in the log, {info.seed} + {run.trial} by run.json"
-    elif run.seed < _SMALLEST_DRAWN:
+    if info.seed is None and run.seed < _SMALLEST_DRAWN:
         # With one base seed for all of them, the runs were continued with --seed.
         mine = [each for each in result.runs if result.provenance.folder_of(each) is folder]
         bases = {each.seed - each.trial for each in mine if each.seed is not None and each.trial is not None}
@@ -365,28 +350,19 @@ def _check_installed(
 
 
 def _check_sizes(result: Result, run: RunRecord, folder: KeptFolder) -> ResultBreaches:
-    """Yield bytes and files that a log states otherwise than data.json, and memory or threads otherwise than facts."""
+    """Yield what a log states otherwise than run.json, data.json, sources.json or facts."""
     manifest, nodes = folder.read("data.json", Manifest), folder.nodes
+    roots: dict[str, Any] = {"log": run, "info": folder.info, "sources": folder.read("sources.json", Sources)}
     card = result.benchmark.card if result.benchmark is not None else None
     unknown = folder.packaged and "data.json" not in folder.files and run.data_manifest is not None
     if unknown and run.loop is None and card is not None and card.data_sha256 is None:
         yield folder.path / "data.json", "there is no such file, and the card has no checksum of the data"
-    due: dict[str, float] = {}
     if manifest is not None:
-        due = {"data_bytes": manifest.bytes, "bytes": manifest.bytes, "files": len(manifest.shards)}
+        roots["data"] = {"bytes": manifest.bytes, "files": len(manifest.shards)}
     memory = {round(node.memory.total_gib, 1) for node in nodes if node.memory.total_gib is not None}
-    if len(memory) == 1:
-        due["memory_bytes"] = min(memory) * 2**30
-    for name, value in due.items():
-        stated = run.sizes.get(name, value)
-        if abs(stated - value) > (_MEMORY_SHARE * value if name == "memory_bytes" else 0.0):
-            yield (
-                run.path,
-                f"{name}: {stated:g} in the log, {value:g} by {'the facts' if name == 'memory_bytes' else 'data.json'}",
-            )
-    threads = [node.cpu.threads for node in nodes if node.cpu.threads is not None]
-    if threads and (run.threads_per_rank or 0) > max(threads):
-        yield run.path, f"threads_per_rank: {run.threads_per_rank} in the log, {max(threads)} threads by the facts"
+    threads = max((node.cpu.threads or 0 for node in nodes), default=0)
+    roots["facts"] = {"threads": threads, "memory_bytes": min(memory) * 2**30 if len(memory) == 1 else None}
+    yield from ((run.path, text) for _, text in find_broken("statements-agree", roots))
 
 
 _PLAN_HEAD = ("description", "version", "mesh")  # of a plan: not in the log, or resolved there
@@ -404,12 +380,8 @@ def _check_derived(result: Result) -> ResultBreaches:
             yield system.path, _render_difference(difference, "the description", "the facts of the nodes")
     named = all(run.org not in (None, NO_SUBMITTER) for run in (*result.runs, *result.pruned))
     for folder in folders:
-        sources, info = folder.read("sources.json", Sources), folder.info
         if named and folder.origin is not None and folder.origin.late_submitter is not None:
             yield folder.path / "origin.json", f"late_submitter: {folder.origin.late_submitter!r}; the logs name one"
-        if sources is not None and info is not None and sources.suite_version != info.suite_version:
-            text = f"suite_version: {sources.suite_version!r}, {info.suite_version!r} in run.json"
-            yield folder.path / "sources.json", text
     where = folders[0].path.parent.parent
     if benchmark is not None and compute_logs_digest(result.runs) is not None:  # else a rule for logs reports it
         names_of_logs = {run.path: run.path.name for run in result.runs if run.path is not None}
@@ -560,21 +532,9 @@ def _check_collected(folder: KeptFolder, node: Facts, last_s: float) -> Iterator
 
 def _check_node(node: Facts) -> Iterator[str]:
     """Yield how the facts of a node contradict themselves."""
-    cpu, name = node.cpu, render_repr(node.node)
-    counts = [
-        (what, count)
-        for what, count in (("sockets", cpu.sockets), ("cores", cpu.cores), ("threads", cpu.threads))
-        if count is not None
-    ]
-    for (what, one), (more, other) in pairwise(counts):
-        if one > other:
-            yield f"the facts of node {name} have {one} {what} and {other} {more}"
-    caches = sum(cache.instances for cache in cpu.caches if cache.level == 1 and cache.kind != "instruction")
-    if cpu.cores is not None and caches and cpu.cores > _CORES_PER_CACHE * caches:
-        yield f"the facts of node {name} have {cpu.cores} cores and {caches} first caches of data"
-    allowed = node.limits.cpus_allowed
-    if allowed is not None and cpu.threads is not None and allowed > cpu.threads:
-        yield f"the facts of node {name} allow {allowed} CPUs of {cpu.threads}"
+    caches = sum(each.instances for each in node.cpu.caches if each.level == 1 and each.kind != "instruction")
+    for _, text in find_broken("facts-agree", {"cpu": node.cpu, "limits": node.limits, "first_caches": caches}):
+        yield f"the facts of node {render_repr(node.node)}: {text}"
 
 
 def _check_cpus(result: Result, facts: Sequence[Facts]) -> ResultBreaches:
@@ -596,19 +556,7 @@ def _check_stated_hardware(result: Result, facts: Sequence[Facts]) -> ResultBrea
     known, framework = describe_system_of(facts[0]), described.framework
     if framework is not None and known.framework is not None and known.framework not in framework:
         yield None, f"the system file states framework = {framework!r}, the facts of the nodes {known.framework!r}"
-    for name, share in _HARDWARE.items():
-        stated, found = getattr(described, name), getattr(known, name)
-        if None not in (stated, found) and abs(stated - found) > share * found:
-            yield None, f"the system file states {name} = {stated:g}, the facts of the nodes {found:g}"
-
-
-# How far a system file may be from the probes: memory is sold in other units, and a part of it is not shown.
-_HARDWARE = {
-    "processors_per_node": 0.0,
-    "cores_per_processor": 0.0,
-    "threads_per_node": 0.0,
-    "memory_per_node_gib": 0.25,
-}
+    yield from ((None, text) for _, text in find_broken("system-file", {"stated": described, "found": known}))
 
 
 def _check_accelerator_counts(result: Result, facts: Sequence[Facts]) -> ResultBreaches:

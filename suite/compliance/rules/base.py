@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from mlhpc.suite.card import SizeCard
+from mlhpc.suite.compliance.identities import find_broken
 from mlhpc.suite.compliance.result import Result
 from mlhpc.suite.compliance.ruleset import Benchmark, KeyRule, Ruleset, Severity
 from mlhpc.suite.documents import YamlSource
@@ -124,6 +125,19 @@ class LogContext:
         first = {key: events[0].value for key, events in self.by_key.items()}
         keys = self.ruleset.keys(self.benchmark, self.division)
         return {key: rule for key, rule in keys.items() if rule.applies(first.get)}
+
+    @cached_property
+    def roots(self) -> Mapping[str, object]:
+        """What identities.yaml names of a log."""
+        events = {key: {"value": each[0].value, "about": each[0].metadata} for key, each in self.by_key.items()}
+        card = {"card": self.card} if self.card is not None and self.division == "closed" else {}
+        return events | card | {"record": self.record, "benchmark": self.benchmark}
+
+    def list_broken(self, group: str) -> LogBreaches:
+        """Yield the identities of a group that the log does not keep."""
+        for name, text in find_broken(group, self.roots):
+            event = self.log.first(name)
+            yield event.line if event is not None else None, text
 
     def logged(self, key: str) -> object:
         """Return the value of the first event of a key. None if there is none."""
