@@ -258,8 +258,9 @@ def _check_repeated(context: LogContext) -> LogBreaches:
 
 def _check_learning_rates(context: LogContext) -> LogBreaches:
     """Yield the highest learning rate of an epoch, if it is not the stated one, and a later one that the stated decay
-    does not give. Warm-up may be longer than the run, and some codes end with a rate of 0. Of steps not all are read:
-    none has a higher rate than the stated one, and after the stated warm-up none has a higher one than before.
+    does not give. Warm-up may be longer than the run, and some codes end with a rate of 0. Of steps the first ones
+    after other events are always read: none has a higher rate than the stated one, and none a higher one than before
+    after the stated warm-up.
     """
     base, warm = (
         next((rate for key in keys if (rate := convert_to_float(context.logged(key))) is not None), None)
@@ -268,7 +269,9 @@ def _check_learning_rates(context: LogContext) -> LogBreaches:
     starts = context.run.every(mllog.EPOCH_START)
     found = [(rate, event) for event in starts for rate in list_floats(event.metadata.get("lr"))]
     most = math.inf if base is None else base
-    for event in context.run.every("learning_rate") if context.ruleset.foreign else ():
+    for before, event in pairwise(context.run.events) if context.ruleset.foreign else ():
+        if event.key != "learning_rate" or before.key in STEP_KEYS:
+            continue
         rate, step = max(_list_numbers(event.value), default=0.0), convert_to_float(event.metadata.get("step_num"))
         if rate > 1.001 * most:
             yield event.line, f"the learning rate is {rate:g} at step {step}; expected at most {most:g}"
