@@ -19,7 +19,8 @@ import click
 from mlhpc.suite.cli.options import IntegerRange, output_option
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.files import print_line, render_duration
+from mlhpc.suite.files import print_line, read_bytes, render_duration
+from mlhpc.suite.log.reader import read_limits
 from mlhpc.suite.performance.ceilings_file import refuse_existing, write
 
 VERSION = 1
@@ -48,11 +49,11 @@ class Kernel:
 
 def read(tool: str, path: Path) -> list[Kernel]:
     """Read the kernels in a file of a tool of `TOOLS`, longest first. InputError names the file and what it lacks."""
-    with path.open(encoding="utf-8", errors="replace", newline="") as file:
-        try:
-            kernels = TOOLS[tool](file.read().splitlines())
-        except ValueError as error:
-            raise InputError(f"{path}: {error}") from None
+    content = read_bytes(path, read_limits().file, given=True)
+    try:
+        kernels = TOOLS[tool](content.decode("utf-8", "replace").splitlines())
+    except ValueError as error:
+        raise InputError(f"{path}: {error}") from None
     if not kernels:
         raise InputError(f"{path}: no kernel found; expected CSV output of {tool}")
     return sorted(kernels, key=lambda kernel: -kernel.seconds)
@@ -287,8 +288,9 @@ def _parse_likwid_tables(lines: Sequence[str]) -> dict[str, dict[str, list[float
             metrics = None if region is None else regions.setdefault(region, {})
         elif head == "STRUCT":
             metrics = None
-        elif metrics is not None and len(cells) > 1 and head != "Metric":
-            metrics.setdefault(head, [_parse_number(cell) for cell in cells[1:] if NUMBER.fullmatch(cell)])
+        elif metrics is not None and len(cells) > 1 and head in {LIKWID_RUNTIME, *LIKWID_RATES, *LIKWID_BYTES.values()}:
+            # Rows are filled up with empty cells. A cell without a number is an error: a thread would be missing
+            metrics.setdefault(head, [_parse_number(cell) for cell in cells[1:] if cell.strip()])
     return regions
 
 

@@ -194,6 +194,11 @@ def test_likwid_sums_threads_and_leaves_statistics_alone(tmp_path: Path) -> None
     assert kernel.bytes == {"dram": 3.5e9}
 
 
+def test_likwids_metrics_without_a_value_that_nobody_asks_for_do_no_harm(tmp_path: Path) -> None:
+    text = LIKWID.replace("SP [MFLOP/s]", "CPI,nan,-\nSP [MFLOP/s]")
+    assert read("likwid", saved(tmp_path, text)) == read("likwid", saved(tmp_path, LIKWID))
+
+
 def test_perf(tmp_path: Path) -> None:
     (kernel,) = read("perf", saved(tmp_path, PERF))
     assert (kernel.seconds, kernel.flops) == (2.0, 16 * 100 + 7)
@@ -226,6 +231,8 @@ def test_perf(tmp_path: Path) -> None:
         ("rocprof", "a,b\n1,2\n", "KernelName"),
         ("rocprof", "", "no kernel found"),
         ("likwid", LIKWID.replace("SP [MFLOP/s]", "X"), "region step: needs"),
+        ("likwid", LIKWID.replace("100,200", "-,200"), "a value is '-'; expected a number"),
+        ("likwid", LIKWID.replace("100,200", "nan,200"), "a value is 'nan'; expected a number"),
         ("perf", PERF.replace("duration_time", "cycles"), "collect with perf stat -e: duration_time"),
         ("perf", PERF.replace("100,,fp", "<not counted>,,fp"), "perf did not measure this event"),
     ],
