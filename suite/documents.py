@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +24,15 @@ import yaml
 
 from mlhpc.suite import LARGEST_NUMBER, VERSION
 from mlhpc.suite.errors import InputError, explain_near_names
-from mlhpc.suite.files import DuplicateKeyError, convert_to_path, read_json, render_bytes, render_repr
+from mlhpc.suite.files import (
+    DuplicateKeyError,
+    convert_to_path,
+    explain_long_number,
+    open_regular_file,
+    read_json,
+    render_bytes,
+    render_repr,
+)
 from mlhpc.suite.meanings import find_same_meaning
 
 Data = TypeVar("Data")
@@ -194,7 +203,7 @@ class YamlSource:
     def read(path: Path) -> YamlSource:
         """Read a file with a mapping. InputError if it is missing, not YAML or not a mapping, or repeats a key."""
         try:
-            with path.open("rb") as file:
+            with open_regular_file(path, sys.maxsize, given=True) as file:
                 # One byte above the limit shows that the file is too large.
                 text = file.read(LARGEST_YAML + 1).decode()
         except (OSError, UnicodeDecodeError) as error:
@@ -211,7 +220,8 @@ class YamlSource:
         except (yaml.YAMLError, RecursionError, ValueError, TypeError, LookupError, AttributeError) as error:
             mark = getattr(error, "problem_mark", None)
             where = f"{path}:{mark.line + 1}" if mark else str(path)
-            problem = " ".join(str(getattr(error, "problem", None) or error).split())  # some have several lines
+            # Some have several lines
+            problem = " ".join(str(getattr(error, "problem", None) or explain_long_number(error)).split())
             line = text.splitlines()[mark.line : mark.line + 1] if mark else []
             raise InputError(f"{where}: not valid YAML: {problem}{_explain_syntax(problem, ''.join(line))}") from None
         if not isinstance(data, dict):
@@ -252,6 +262,8 @@ def _explain_syntax(problem: str, line: str) -> str:
         return "; keys of one level begin in one column, items of a list with '- '"
     if "alias" in problem:
         return "; put quotes around a text that begins with *"
+    if "digits" in problem:
+        return ""
     return "; put quotes around a text with special characters"
 
 

@@ -323,10 +323,11 @@ _NOT_SUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS)
 
 
 @contextmanager
-def open_regular_file(path: Path, largest: int) -> Iterator[BufferedReader]:
+def open_regular_file(path: Path, largest: int, *, given: bool = False) -> Iterator[BufferedReader]:
     """Open a regular file of at most ``largest`` bytes to read. OSError that names the file for anything else.
 
     A stranger's package may hold a FIFO, on which reading waits for ever, a device, or a sparse file of terabytes.
+    With ``given``, ``path`` may also be a pipe that the shell opened: ``<(zcat FILE)``, /dev/stdin.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     state = os.fstat(descriptor)
@@ -334,7 +335,9 @@ def open_regular_file(path: Path, largest: int) -> Iterator[BufferedReader]:
         os.close(descriptor)
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(state.st_mode):
+        if given and stat.S_ISFIFO(state.st_mode) and _find_descriptor(path) is not None:
+            os.set_blocking(descriptor, True)
+        elif not stat.S_ISREG(state.st_mode):
             raise OSError(errno.EINVAL, "neither a file nor a folder", str(path))
         if state.st_size > largest:
             size = f"{render_bytes(state.st_size)}; at most {render_bytes(largest)} are read"
@@ -345,9 +348,9 @@ def open_regular_file(path: Path, largest: int) -> Iterator[BufferedReader]:
         yield file
 
 
-def read_bytes(path: Path, largest: int) -> bytes:
-    """Read a regular file of at most ``largest`` bytes. Raises OSError as `open_regular_file` does."""
-    with open_regular_file(path, largest) as file:
+def read_bytes(path: Path, largest: int, *, given: bool = False) -> bytes:
+    """Read a regular file of at most ``largest`` bytes, and one more. Raises OSError as `open_regular_file` does."""
+    with open_regular_file(path, largest, given=given) as file:
         # A file that is still growing may be larger now than when it was opened.
         return file.read(largest + 1)
 
@@ -373,9 +376,16 @@ def read_json(path: Path, largest: int) -> Any:
     """
     content = read_bytes(path, largest)
     try:
-        return json.loads(content, object_pairs_hook=refuse_duplicate_keys)
+        data = json.loads(content, object_pairs_hook=refuse_duplicate_keys)
+        if b"\\ud" in content.lower():  # only half of a pair is no character: no file or terminal can take it
+            json.dumps(data, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    except UnicodeEncodeError as error:
+        half = ascii(error.object[error.start])
+        raise ValueError(f"{half} is half of a character; write the text again") from None
+    except (DuplicateKeyError, UnicodeDecodeError):
+        raise
     except json.JSONDecodeError as error:
         rest = error.doc[error.pos :].rstrip()
         # What is cut off is the last string, number or word
@@ -385,8 +395,24 @@ def read_json(path: Path, largest: int) -> Any:
             and not re.fullmatch(r"t(r|ru)?|f(a|al|als)?|n(u|ul)?|[-+.eE]{1,2}", rest)
         ):
             begin = error.doc.lstrip()[:20]
-            raise ValueError(f"{error}{'' if begin[:1] in '{[' else f'; it begins with {begin!r}'}") from None
+            told = next((f"; {what}" for mark, what in _LEFT_BY_GIT.items() if mark in error.doc), "")
+            known = told or ("" if begin[:1] in "{[" else f"; it begins with {begin!r}")
+            raise ValueError(f"{error}{known}") from None
         raise ValueError(f"{error}; the file ends too early: copy it again, or make it again") from None
+    except ValueError as error:
+        raise ValueError(explain_long_number(error)) from None
+    return data
+
+
+_LEFT_BY_GIT = {
+    "<<<<<<< ": "git left the two sides of a conflict in it: take one, then git add",
+    "version https://git-lfs": "this is the place holder of git LFS: git lfs pull brings the file",
+}
+
+
+def explain_long_number(error: Exception) -> str:
+    """Return the text of an error, without Python's advice to programmers if a number has too many digits."""
+    return "a number has more than 4,300 digits" if "integer string conversion" in str(error) else str(error)
 
 
 LIMITS = "MLHPC_LIMITS"  # environment variable: the sizes that mlhpc.suite.log.reader reads

@@ -102,7 +102,12 @@ def read_table(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[s
 
     The separator is the one that the head has most of. Blanks around cells and the byte order mark are left out.
     """
-    content = path.read_bytes()  # a pipe too
+    try:
+        content = read_bytes(path, read_limits().file, given=True)
+    except IsADirectoryError:
+        raise
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     for mark, tool in _COMPRESSED.items():
         if content.startswith(mark):
             target = path.name.partition(".")[0] + "_text.csv"  # not the file itself, whatever its name ends with

@@ -6,9 +6,10 @@ import errno
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Literal
@@ -16,6 +17,8 @@ from typing import Annotated, Any, Literal
 import pytest
 from msgspec import Meta, Struct, ValidationError
 
+from mlhpc.plugins.exchange.counters import read as read_counters
+from mlhpc.plugins.fleet.samples import read_table
 from mlhpc.suite import files
 from mlhpc.suite.data.lock import create_lock
 from mlhpc.suite.documents import LARGEST_YAML, Mistake, YamlSource, convert, find_mistake, parse_yaml
@@ -47,6 +50,63 @@ def test_a_yaml_text_of_brackets_is_an_error_and_ends_no_process(tmp_path: Path,
 def test_a_yaml_text_of_some_brackets_is_read(tmp_path: Path, text: str) -> None:
     (path := tmp_path / "some.yaml").write_text(text)
     assert YamlSource.read(path).data.keys() == {"a"}
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.mkdir()])
+@pytest.mark.parametrize(
+    "read",
+    [
+        YamlSource.read,
+        lambda path: list(read_table(path, ["worker"])),
+        lambda path: read_counters("ncu", path),
+        lambda path: files.read_json(path, 9),
+    ],
+    ids=["YAML", "table", "counters", "JSON"],
+)
+def test_what_never_ends_is_not_read(
+    tmp_path: Path, read: Callable[[Path], object], make: Callable[[Path], object]
+) -> None:
+    make(path := tmp_path / "given")
+    signal.alarm(60)  # ends a test that waits for ever
+    try:
+        with pytest.raises((InputError, OSError), match="neither a file nor a folder|directory") as caught:
+            read(path)
+    finally:
+        signal.alarm(0)
+    assert str(path) in str(caught.value)
+
+
+def test_a_pipe_of_the_shell_is_read(tmp_path: Path) -> None:
+    command = 'sleep 0.3; echo "a: 1"'
+    program = "import sys; from pathlib import Path; from mlhpc.suite.documents import YamlSource; " + (
+        "print(YamlSource.read(Path(sys.argv[1])).data)"
+    )
+    done = subprocess.run(
+        ["bash", "-c", f'"{sys.executable}" -c "{program}" <({command})'], capture_output=True, text=True, timeout=300
+    )
+    assert done.stdout == "{'a': 1}\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("[1" + "0" * 4400 + "]", "4,300 digits"), ('["x\\ud800"]', "half of a character")]
+)
+def test_what_python_refuses_in_json_is_told_in_words_for_people(tmp_path: Path, text: str, said: str) -> None:
+    (path := tmp_path / "x.json").write_text(text)
+    with pytest.raises(ValueError, match=said) as caught:
+        files.read_json(path, 10**5)
+    assert "sys." not in str(caught.value)
+    assert "codec" not in str(caught.value)
+
+
+def test_a_pair_of_surrogates_is_a_character(tmp_path: Path) -> None:
+    (path := tmp_path / "x.json").write_text('["\\ud83d\\ude00"]')
+    assert files.read_json(path, 99) == ["\N{GRINNING FACE}"]
+
+
+def test_a_long_number_in_yaml_is_told_in_words_for_people(tmp_path: Path) -> None:
+    (path := tmp_path / "x.yaml").write_text(f"a: 1{'0' * 4400}\n")
+    with pytest.raises(InputError, match=r"a number has more than 4,300 digits$"):
+        YamlSource.read(path)
 
 
 def test_a_large_yaml_file_is_not_parsed(tmp_path: Path) -> None:
