@@ -133,7 +133,9 @@ def compute_epoch_seconds(run: RunRecord) -> float | None:
 
 
 def read_history(folder: Path) -> list[Record]:
-    """Read the records of a folder by date. InputError if there is no folder, or a file in it is not a record."""
+    """Read the records of a folder by date. InputError if there is no folder, a file in it is not a record, or two
+    have the same run.
+    """
     if not folder.is_dir():
         raise InputError(f"{folder}: no history here; begin one with: mlhpc history add RUNS -o {quote_path(folder)}")
     if is_of_known_kind(folder):
@@ -142,6 +144,13 @@ def read_history(folder: Path) -> list[Record]:
         )
     paths = sorted(path for path in folder.iterdir() if path.suffix == SUFFIX and not path.name.startswith("."))
     records = [_read(path) for path in paths]
+    owners: dict[str, Path] = {}
+    for path, record in zip(paths, records, strict=True):
+        for digest in record.logs.values():
+            if (other := owners.setdefault(digest, path)) != path:
+                raise InputError(
+                    f"{path}: holds a run that {other} has too; a run counts once: remove one of the files"
+                )
     return sorted(records, key=lambda record: (record.date, record.name))
 
 

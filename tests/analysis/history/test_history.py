@@ -7,6 +7,7 @@ import math
 import os
 import random
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -411,6 +412,29 @@ def test_a_damaged_record_is_one_line_that_names_it(
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
         assert said in done.stderr
         assert "20260102" in done.stderr
+
+
+@pytest.mark.parametrize("copy", [shutil.copy, lambda one, other: other.symlink_to(one.name)])
+def test_a_run_that_two_records_have_is_refused(tmp_path: Path, copy: Callable[[Path, Path], object]) -> None:
+    folder = fill(tmp_path / "history", nights(3))
+    first = sorted(folder.iterdir())[0]
+    copy(first, folder / "copy.json")
+    done = mlhpc("history", "check", folder)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "a run counts once: remove one of the files" in done.stderr
+    assert first.name in done.stderr
+    assert "copy.json" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [("<<<<<<< HEAD\n", "two sides of a conflict"), ("version https://git-lfs.github.com/spec/v1\n", "git lfs pull")],
+)
+def test_what_git_left_in_a_record_is_told(tmp_path: Path, before: str, said: str) -> None:
+    folder = fill(tmp_path / "history", nights(1))
+    (path,) = folder.iterdir()
+    path.write_text(before + path.read_text())
+    assert said in mlhpc("history", "check", folder).stderr
 
 
 @pytest.mark.long
