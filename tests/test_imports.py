@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -488,12 +489,16 @@ def test_a_python_of_ours_is_started_by_the_one_function() -> None:
     assert starters == {PYTHON_STARTER}
 
 
-def test_no_command_that_starts_a_python_runs_a_file_of_the_current_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pythonpath", ["", ":", ":/nowhere"])
+def test_no_command_that_starts_a_python_runs_a_file_of_the_current_folder(tmp_path: Path, pythonpath: str) -> None:
     names = {*packages_distributions(), *sys.stdlib_module_names} - {"__main__"}
+    if pythonpath:  # before a line of ours runs, Python imports its own modules, ours, and what .pth files name
+        names -= {*sys.stdlib_module_names, "mlhpc", "_distutils_hack", "_virtualenv"}
     for name in names:
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write({name!r} + ' ')\n")
     command = [str(Path(sys.executable).with_name("mlhpc")), "doctor", "--format", "json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    environment = {**os.environ, "PYTHONPATH": pythonpath}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=environment)
     assert {"mpi4py", "mpiexec", "torch"} <= {check["name"] for check in json.loads(done.stdout)}
     assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
 
