@@ -172,16 +172,25 @@ def explain_steering(environ: Mapping[str, str] = os.environ) -> str:
 
 # Variables that choose how ranks speak to each other, by library, and the words by which its messages are known
 _NETWORKS: tuple[tuple[str, str, str], ...] = (
-    ("gloo", r"(?:GLOO|TP)_.+", r"gloo"),
-    ("NCCL", r"R?NCCL_.+", r"NCCL"),
+    ("how gloo connects ranks", r"(?:GLOO|TP)_.+", r"gloo"),
+    ("how NCCL connects ranks", r"R?NCCL_.+", r"NCCL"),
     (
-        "libfabric",
+        "how libfabric connects ranks",
         r"FI_.+|MPIR_CVAR_.+|MPICH_.+|I_MPI_(?:FABRICS|OFI).*",
         r"\bOFI\b|_OFI_|libfabric|\bfi_[a-z]+|getinfo",
     ),
-    ("UCX", r"UCX_.+|MPIR_CVAR_.+", r"\bUC[XTPS]\b|\buc[xtps]_"),
-    ("Open MPI", r"(?:OMPI|PMIX|PRTE)_MCA_.+", r"Open MPI|open-?mpi|\bPML\b|\bBTL\b|\bopal_|orte|prte"),
-    ("MPICH", r"(?:MPIR_CVAR|MPICH|I_MPI|HYDRA)_.+", r"MPIDI?_|MPICH|MPII?R_|internal_Init|HYDU?_|mpiexec@"),
+    ("how UCX connects ranks", r"UCX_.+|MPIR_CVAR_.+", r"\bUC[XTPS]\b|\buc[xtps]_"),
+    (
+        "how Open MPI connects ranks",
+        r"(?:OMPI|PMIX|PRTE)_MCA_.+",
+        r"Open MPI|open-?mpi|\bPML\b|\bBTL\b|\bopal_|orte|prte",
+    ),
+    (
+        "how MPICH connects ranks",
+        r"(?:MPIR_CVAR|MPICH|I_MPI|HYDRA)_.+",
+        r"MPIDI?_|MPICH|MPII?R_|internal_Init|HYDU?_|mpiexec@",
+    ),
+    ("when mpiexec ends the ranks", r"MPIEXEC_TIMEOUT\w*", r"(?i)timed? ?out"),
 )
 _INTERFACES = re.compile(r"[A-Z0-9_]*(?:_IFNAME|_IFACE|_NET_DEVICES|_if_include|_INTERFACE)")
 _DEFAULTS = {"UCX_NET_DEVICES": "lo"}  # that the launcher of this suite sets
@@ -203,11 +212,11 @@ def explain_network(said: str, environ: Mapping[str, str] = os.environ) -> str:
     if strange:
         here = f"no interface of this machine has that name ({', '.join(sorted(known))})"
         return f"{_render_set(strange)}: {here}; {_render_without(strange)}"
-    for library, form, words in _NETWORKS:
+    for what, form, words in _NETWORKS:
         own = {name: value for name, value in set_here.items() if re.fullmatch(form, name)}
         if own and re.search(words, said):
             many = len(own) > 1
-            return f"{_render_set(own)} choose{'s' * (not many)} how {library} connects ranks; {_render_without(own)}"
+            return f"{_render_set(own)} choose{'s' * (not many)} {what}; {_render_without(own)}"
     return ""
 
 

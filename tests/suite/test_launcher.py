@@ -273,6 +273,7 @@ def test_a_rank_of_each_schedulers_launcher_is_known(variables: dict[str, str], 
 
 SAID = {  # what a library says, and the variables that choose how it connects
     "Unable to find address for: {0}; gloo/transport/tcp/device.cc:84": ("GLOO_SOCKET_IFNAME",),
+    "[mpiexec@vm] APPLICATION TIMED OUT, TIMEOUT = 3s": ("MPIEXEC_TIMEOUT",),
     "MPIDI_OFI_find_provider(84): OFI call getinfo failed": ("FI_PROVIDER", "MPIR_CVAR_CH4_NETMOD"),
     "sys.c:1545 UCX  ERROR no usable transport": ("UCX_TLS",),
     "NCCL error: unhandled system error": ("NCCL_NET",),
