@@ -355,6 +355,33 @@ def read_bytes(path: Path, largest: int, *, given: bool = False) -> bytes:
         return file.read(largest + 1)
 
 
+def decode_table(path: Path, content: bytes, *, errors: str = "strict") -> str:
+    """Decode a CSV file: UTF-8, or the UTF-16 that PowerShell writes. InputError says what another file is.
+
+    UnicodeDecodeError as ``errors`` of bytes.decode has it.
+    """
+    for mark, tool in _COMPRESSED.items():
+        if content.startswith(mark):
+            target = path.name.partition(".")[0] + "_text.csv"  # not the file itself, whatever its name ends with
+            raise InputError(
+                f"{path}: is a packed file ({tool}); expected a CSV file:"
+                f" {tool} -dc < {shlex.quote(str(path))} > {shlex.quote(target)}"
+            )
+    if content.startswith(b"PK\3\4"):
+        raise InputError(f"{path}: is a packed file or a workbook; expected a CSV file: save its table as CSV")
+    if told := next((what for mark, what in _LEFT_BY_GIT.items() if content.startswith(mark.encode())), ""):
+        raise InputError(f"{path}: {told}")
+    text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", errors)
+    if "\0" in text:
+        raise InputError(f"{path}: is no text; expected a CSV file")
+    if text.lstrip()[:1] in ("{", "<") or text.lstrip()[:2] in ("[{", "[["):
+        raise InputError(f"{path}: is JSON or XML; expected a CSV file: a head with names, and a row for each reading")
+    return text
+
+
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ": "xz", b"BZh": "bzip2"}
+
+
 class DuplicateKeyError(ValueError):
     """A JSON object has one name twice. Some readers take the first value, others the last."""
 

@@ -26,7 +26,7 @@ from msgspec import Meta, Struct, structs
 from mlhpc.plugins.exchange.power_text import MODULE, NODE, read_text
 from mlhpc.suite.documents import Positive, YamlSource
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.files import make_folder, read_bytes, render_duration, render_repr
+from mlhpc.suite.files import decode_table, make_folder, read_bytes, render_duration, render_repr
 from mlhpc.suite.log.energy.power_log import SCOPES, read_power_log, render_power_log
 from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import RunRecord, summarise_log
@@ -34,8 +34,8 @@ from mlhpc.suite.log.results_tree import RESULT
 
 _LARGEST_FILE = 256 * 2**20
 _MARGIN_S = 60.0  # of readings before and after a run, to show the idle power
-_WATTS = {"mW": 1e-3, "W": 1.0, "kW": 1e3}
-_JOULES = {"J": 1.0, "kJ": 1e3, "Wh": 3600.0, "kWh": 3.6e6}
+_WATTS = {"uW": 1e-6, "mW": 1e-3, "W": 1.0, "kW": 1e3}
+_JOULES = {"uJ": 1e-6, "mJ": 1e-3, "J": 1.0, "kJ": 1e3, "mWh": 3.6, "Wh": 3600.0, "kWh": 3.6e6}
 
 Point = tuple[float, float]  # Unix seconds, watts
 Share = Annotated[float, Meta(gt=0, le=1)]
@@ -47,7 +47,7 @@ class PowerColumns(Struct, frozen=True, forbid_unknown_fields=True):
     scope: Literal["device", "package", "package+device", "node", "rack", "job"]
     current: Literal["AC", "DC"]
     time: str
-    unit: Literal["mW", "W", "kW", "J", "kJ", "Wh", "kWh"]
+    unit: Literal["uW", "mW", "W", "kW", "uJ", "mJ", "J", "kJ", "mWh", "Wh", "kWh"]
     power: str | list[str] | None = None  # several columns, such as one per device, are added
     energy: str | None = None  # a counter, or if `since` is named, the energy since the time in that column
     since: str | None = None
@@ -267,8 +267,7 @@ class _Table:
 def _read_content(path: Path) -> str:
     """Return the text of a file: UTF-8, or the UTF-16 that PowerShell writes."""
     try:
-        content = read_bytes(path, _LARGEST_FILE)
-        return content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
+        return decode_table(path, read_bytes(path, _LARGEST_FILE))
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

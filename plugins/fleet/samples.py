@@ -12,7 +12,6 @@ import csv
 import json
 import math
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +21,7 @@ import numpy as np
 
 from mlhpc.suite.documents import read_json_document
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.files import read_bytes, render_repr
+from mlhpc.suite.files import decode_table, read_bytes, render_repr
 from mlhpc.suite.log.reader import convert_to_float, read_limits
 from mlhpc.suite.machine.facts import Better, Sample, parse_samples
 from mlhpc.suite.performance.ceilings_file import Ceilings, Curve
@@ -93,7 +92,6 @@ class Metric:
     bound: float | None = None
 
 
-_COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ": "xz", b"BZh": "bzip2"}
 _SEPARATORS = ",;\t|"
 
 
@@ -108,19 +106,7 @@ def read_table(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[s
         raise
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    for mark, tool in _COMPRESSED.items():
-        if content.startswith(mark):
-            target = path.name.partition(".")[0] + "_text.csv"  # not the file itself, whatever its name ends with
-            raise InputError(
-                f"{path}: is a packed file ({tool}); expected a CSV file:"
-                f" {tool} -dc < {shlex.quote(str(path))} > {shlex.quote(target)}"
-            )
-    encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
-    text = content.decode(encoding, "replace")
-    if content.startswith(b"PK\3\4"):
-        raise InputError(f"{path}: is a packed file or a workbook; expected a CSV file: save its table as CSV")
-    if "\0" in text:
-        raise InputError(f"{path}: is no text; expected a CSV file with the columns {', '.join(columns)}")
+    text = decode_table(path, content, errors="replace")
     lines = text.splitlines(keepends=True)
     above = next((at for at, line in enumerate(lines) if line.strip()), 0)
     head = "".join(lines[above : above + 1])

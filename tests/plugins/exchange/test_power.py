@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import random
 import re
 from dataclasses import replace
@@ -348,6 +349,34 @@ def test_sacct_may_shorten_its_numbers_and_align_its_columns(
     path.write_text(form.format(text))
     ((begin, watts), (end, _)) = read_power_csv(path, recognise(path)).by_node[0]
     assert watts * (end - begin) == pytest.approx(joules)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (gzip.compress(b"timestamp, power.draw [W]\n"), r"is a packed file \(gzip\)"),
+        (b"PK\3\4xl/workbook.xml", "is a packed file or a workbook"),
+        (b"PAR1\0\0\0\0", "is no text; expected a CSV file"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:9\n", "git lfs pull"),
+        (b'{"status":"success","data":{}}', "is JSON or XML"),
+        (b'[{"host": 1}]', "is JSON or XML"),
+        (b"<?xml version='1.0'?>", "is JSON or XML"),
+    ],
+)
+def test_a_file_of_another_kind_is_told_by_its_kind(tmp_path: Path, content: bytes, said: str) -> None:
+    (path := tmp_path / "given.csv").write_bytes(content)
+    with pytest.raises(InputError, match=said):
+        recognise(path)
+
+
+@pytest.mark.parametrize(("unit", "per_joule"), [("uJ", 1e6), ("mJ", 1e3), ("mWh", 1 / 3.6), ("J", 1.0), ("kJ", 1e-3)])
+def test_a_counter_of_each_unit_has_the_same_watts(tmp_path: Path, unit: str, per_joule: float) -> None:
+    (path := tmp_path / "e.csv").write_text(
+        "time,e\n" + "".join(f"2026-11-23T04:00:0{i}Z,{(7 + 100 * i) * per_joule:.6f}\n" for i in range(3))
+    )
+    (columns := tmp_path / "e.yaml").write_text(COUNTER.replace("kJ", unit))
+    readings = read_power_csv(path, read_power_columns(columns)).by_node[0]
+    assert [watts for _, watts in readings][1:] == pytest.approx([100.0] * 2, rel=1e-4)
 
 
 @pytest.mark.parametrize(

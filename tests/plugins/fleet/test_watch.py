@@ -201,7 +201,7 @@ def test_the_command_names_them(tmp_path: Path) -> None:
         ("worker step time\na 1 1\n", ":1: column worker, step, time is missing; the head is 'worker step time'"),
         ('worker,step,time\n"a' + 200000 * "x" + ",1,1\n", ":2: is no row of a CSV file: field larger"),
         ("PK\3\4\0", ": is a packed file or a workbook; expected a CSV file: save its table as CSV"),
-        ("a\0b", ": is no text; expected a CSV file with the columns worker, step, time"),
+        ("a\0b", ": is no text; expected a CSV file"),
         ("worker,step,time\na,1,0\n", ":2: worker 'a': time = 0: expected a positive number"),
         ("worker,step,time\na,1,1\na,1,2\n", ":3: worker 'a': step 1 occurs twice"),
         ("worker,step,time\na,1,1\nb,1,1\n", ": 2 workers; expected at least 3"),
