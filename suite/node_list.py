@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from mlhpc.suite.errors import InputError
 
 MAX_NODES = 1_000_000  # nodes of one list
-_NAME = re.compile(r"(?:[^\s\[\],]|\[[^\s\[\]]*\])+")  # characters and brackets, in any order
+# Characters and brackets, in any order. No node has one of the others: they are a shell's, a file's or a user's
+_NAME = re.compile(r"""(?:[^\s\[\],@{}()<>/\\*?'"`$;&|=]|\[[^\s\[\]]*\])+""")
 _BRACKET = re.compile(r"\[([^\]]*)\]")
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 Range = tuple[int, int, int]  # first number, last number, width to which zeros fill it

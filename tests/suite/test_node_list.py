@@ -86,3 +86,11 @@ def test_python_hostlist_expands_a_list_to_the_same_names(text: str) -> None:
     else:
         with pytest.raises(InputError, match="different nodes"):
             parse_node_list(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["@file", "n{1..3}", "/hosts", "hosts/all", "$NODES", "ada@n1", "n1;n2", "n*", "<list>"]
+)
+def test_what_no_node_is_called_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"expected a Slurm node list such as node\[1-3,7\]"):
+        parse_node_list(text)
