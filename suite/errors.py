@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import os
 import re
 import resource
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from mlhpc.suite import VERSION
 from mlhpc.suite.meanings import find_same_meaning
@@ -65,6 +66,14 @@ def explain_limit(said: str) -> str:
             return f"this shell or job allows at most {most:,} {what} ({command}): raise it, or end others that count"
         if number == resource.RLIMIT_NPROC:
             return f"there may be no more {what} ({command}, or pids.max of its control group): raise it, or end others"
+    return ""
+
+
+def explain_variable(said: str, environ: Mapping[str, str] = os.environ) -> str:
+    """Return which variable a library refuses, and the command without it. Such a message has name and value."""
+    for name, value in environ.items():
+        if "_" in name and value and name in said and value in said:
+            return f"{name} of this shell has that value; without it: env -u {name} mlhpc …"
     return ""
 
 

@@ -17,7 +17,15 @@ from mlhpc.suite import VERSION, stopping
 from mlhpc.suite.cli.group import LazyGroup, convert_help_words
 from mlhpc.suite.cli.options import make_shared_options
 from mlhpc.suite.cli.usage_errors import explain_usage
-from mlhpc.suite.errors import DEBUG, InputError, explain_limit, explain_missing, is_of_memory, write_traceback
+from mlhpc.suite.errors import (
+    DEBUG,
+    InputError,
+    explain_limit,
+    explain_missing,
+    explain_variable,
+    is_of_memory,
+    write_traceback,
+)
 from mlhpc.suite.exit_codes import ExitCode, choose_exit_code
 from mlhpc.suite.files import (
     expand_home_in_variables,
@@ -141,7 +149,7 @@ def _explain(error: BaseException) -> tuple[str, ExitCode]:
             f"no memory can hold an array of {sizes[1]} elements, as these settings ask for; give smaller ones",
             ExitCode.USAGE,
         )
-    if limit:
+    if limit or (limit := explain_variable(str(error))):
         return f"{render_error(error)}: {limit}", ExitCode.USAGE
     if is_of_memory(error):
         return f"not enough memory here for what was asked: {render_error(error)}", ExitCode.FAILED

@@ -16,7 +16,7 @@ import pytest
 from mlhpc.suite.cli.commands import SECTIONS
 from mlhpc.suite.cli.group import OTHER
 from mlhpc.suite.cli.main import group
-from mlhpc.suite.errors import InputError
+from mlhpc.suite.errors import InputError, explain_variable
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.wings import MISSING_COMMANDS
 
@@ -172,3 +172,12 @@ def test_a_missing_argument_or_option_is_named_with_what_it_is() -> None:
     said = mlhpc("submit", "cosmoflow", "--size", "smoke", "--nodes", "1").stderr
     assert said.startswith("mlhpc: --system is missing (system to run on: ")
     assert said.endswith("; mlhpc help submit has all\n")
+
+
+def test_a_variable_that_a_library_refuses_is_named_and_no_defect() -> None:
+    command = [sys.executable, "-m", "mlhpc", "plan", "moe_lm", "--size", "smoke"]  # torch reads it when it is imported
+    environment = os.environ | {"TORCH_LOGS": "nonsense"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 2
+    assert done.stderr.endswith("TORCH_LOGS of this shell has that value; without it: env -u TORCH_LOGS mlhpc …\n")
+    assert explain_variable("some error", {"TORCH_LOGS": "nonsense"}) == ""
