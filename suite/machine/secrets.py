@@ -313,10 +313,12 @@ _PLACES = tuple(
         # The file of docker: its name is too short to tell
         r"[\"']auth[\"'][ ]*:[ ]*[\"']([A-Za-z0-9+/=]{8,})[\"']",
         # Input of tools that ask
-        rf"(?:\b|_)(?:{_ASKING}|sudo[ \t]+-S|login|with-token|stdin)\b[^\n]{{0,300}}<<<[ \t]*[\"']?([^\s\"'$]+)",
+        rf"(?:\b|_)(?:{_ASKING}|sudo[ \t]+-S|login|(?:with-)?token|stdin)\b[^\n]{{0,300}}<<<[ \t]*[\"']?([^\s\"'$]+)",
         r"\b(?:kinit|kpasswd|passwd|chpasswd|cryptsetup|sudo[ \t]+-S|docker[ \t]+login|gh[ \t]+auth)\b"
         r"[^\n]{0,300}<<-?[ \t]*[\"']?\w+[\"']?\n[ \t]*([^\s$][^\n]*)\n",
         r"\b" + _ECHO + r"[\"']?([^\s\"'$|]+?)(?:\\n)?[\"']?[ \t]*\|" + _ASKS,
+        # What a program reads as a file: --password-file=<(echo VALUE)
+        r"(?i)(?:pass|key|token|secret|pwd)[\w-]{0,30}[ \t=]{1,3}<\([ \t]*" + _ECHO + r"[\"']?([^\s\"'$|)]+)",
         r"\b" + _ECHO + r"[\"']?[\w.@-]+:([^\s\"'$|]+)[\"']?[ \t]*\|[ \t]*(?:base64|chpasswd)\b",
         r"\bsend[ \t]+(?:--[ \t]+)?[\"']([^\s\"'$\\]{6,})\\r[\"']",
         # User and password of an address; of the web a user alone is a token, except those names
@@ -325,6 +327,7 @@ _PLACES = tuple(
         # -u user:password, --user=user:password, -U user%password
         r"(?<![\w-])(?:-[uU]|--(?:proxy-|http-)?user(?:name)?)[ \t=]*[\"']?"
         r"(?![\w.-]+\.py:)[\w.@\\-]+[:%](?!(?:\w+:){0,2}//)((?![\d$%:]+(?:[\s\"']|$))[^\s\"']{3,})",
+        _match_flag("clearml-init", "--key[ \t=]+"),
         _match_flag("lftp", r"-u[ \t]*[\"']?[\w.@-]+,"),
         _match_flag("mysql(?:dump|admin)?|mariadb", "-p"),
         r"-pass(?:in|out)?[ \t]+pass:([^\s\"'$]{3,})",  # openssl
