@@ -311,7 +311,8 @@ def run_local(
     )
     if monitor.stuck:
         code, message = 1, NO_RANKS
-        tail.append("unable to fork")
+        # What it did not say: another program was to start its proxy, or none could be started
+        tail.append("mpiexec@" if explain_steering(environ) else "unable to fork")
     if stop.number is not None and (ended_by is not None or returncode < 0):
         message = None  # it was asked for, and whoever got the signal says so
     if stop.forced:

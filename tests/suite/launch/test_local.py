@@ -371,3 +371,17 @@ def test_a_limit_of_processes_is_named_however_a_rank_ends(said: str, tmp_path: 
     assert f"at most {most:,} " in text or most == resource.RLIM_INFINITY
     assert local.run_local([sys.executable, "-c", "import os; os.abort()"], ranks=1, log=log, say=told.append) == 1
     assert "ulimit" not in told[1]
+
+
+def test_an_mpiexec_that_another_launcher_was_to_start_names_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "IDLE_S", 0.5)
+    (srun := tmp_path / "srun").write_text("#!/bin/sh\nexit 1\n")
+    srun.chmod(0o755)
+    environ = os.environ | {"HYDRA_LAUNCHER": "slurm", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    told: list[str] = []
+    command = worker(tmp_path, "pass")
+    assert local.run_local(command, ranks=2, log=tmp_path / "log", say=told.append, environ=environ) == 1
+    assert "HYDRA_LAUNCHER=slurm chooses" in told[0]
+    assert "ulimit" not in told[0]
