@@ -84,7 +84,8 @@ def submit_script(
                 f"no {command} on PATH: submit on a login node, or see the script with --dry-run"
             ) from None
     if done.returncode:
-        message = "; ".join(line.removeprefix(f"{command}: error: ") for line in done.stderr.strip().splitlines())
+        said = done.stderr if done.stderr.strip() else done.stdout  # a site's wrapper may print its reason there
+        message = "; ".join(line.removeprefix(f"{command}: error: ") for line in said.strip().splitlines())
         raise InputError(f"{command} refused {script.name}: {message or f'exit code {done.returncode}'}")
     return parse_job_id(done.stdout, dialect)
 

@@ -418,3 +418,20 @@ def test_what_a_scheduler_cannot_do_is_refused_in_one_line() -> None:
     with pytest.raises(InputError, match="unknown kind 'slrum'; did you mean 'slurm'"):
         load_dialect("slrum")
     assert isinstance(make_job("pbs").system.site, Site)
+
+
+@pytest.mark.parametrize("answer", ["17", "17;c1", "Submitted batch job 17", "Submitted batch job 17 on cluster c1"])
+@pytest.mark.parametrize("around", ["{}\n", "***** Welcome, 42 days left *****\n{}\n300 hours left\n"])
+def test_a_job_is_known_however_sbatch_answers(answer: str, around: str) -> None:
+    assert queue.parse_job_id(around.format(answer), load_dialect("slurm")) == "17"
+
+
+@pytest.mark.parametrize("stream", ["", " >&2"])
+def test_the_reason_of_a_refusal_is_said_on_either_stream(
+    stream: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (sbatch := tmp_path / "sbatch").write_text(f"#!/bin/sh\necho quota exceeded{stream}\nexit 3\n")
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(InputError, match=r"sbatch refused job.sbatch: quota exceeded$"):
+        queue.submit_script(tmp_path / "job.sbatch", load_dialect("slurm"))
