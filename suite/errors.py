@@ -53,6 +53,7 @@ LIMITS: tuple[tuple[str, int, str, str], ...] = (
     (r"File size limit exceeded|SIGXFSZ", resource.RLIMIT_FSIZE, "blocks of a file", "ulimit -f"),
     (r"CPU time limit exceeded|SIGXCPU", resource.RLIMIT_CPU, "seconds of CPU time of a process", "ulimit -t"),
     (NO_MEMORY.pattern, resource.RLIMIT_AS, "bytes of memory of a process", "ulimit -v"),
+    (NO_MEMORY.pattern, resource.RLIMIT_DATA, "bytes of data of a process", "ulimit -d"),
 )
 
 

@@ -136,7 +136,7 @@ def _explain(error: BaseException) -> tuple[str, ExitCode]:
         return hidden or add_kind(explain_usage(error, group)), ExitCode.USAGE
     if isinstance(error, InputError):
         return add_kind(render_error(error)), ExitCode.USAGE
-    limit = explain_limit(str(error))
+    limit = explain_limit(str(error) or type(error).__name__)
     if isinstance(error, OSError):
         end = f"; {limit}" if limit else _name_output(error)
         return f"{render_error(error)}{end}", ExitCode.USAGE if limit else choose_exit_code(error)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 from itertools import chain
 from pathlib import Path
+from unittest import mock
 
 import click
 import pytest
@@ -181,3 +183,16 @@ def test_a_variable_that_a_library_refuses_is_named_and_no_defect() -> None:
     assert done.returncode == 2
     assert done.stderr.endswith("TORCH_LOGS of this shell has that value; without it: env -u TORCH_LOGS mlhpc …\n")
     assert explain_variable("some error", {"TORCH_LOGS": "nonsense"}) == ""
+
+
+@pytest.mark.parametrize(
+    ("number", "command"), [(resource.RLIMIT_AS, "ulimit -v"), (resource.RLIMIT_DATA, "ulimit -d")]
+)
+def test_a_limit_of_memory_is_named(number: int, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    monkeypatch.setattr(resource, "getrlimit", lambda asked: (2**28, 2**28) if asked == number else unlimited)
+    monkeypatch.setattr("mlhpc.suite.cli.main.group.main", mock.Mock(side_effect=MemoryError()))
+    done = mlhpc("workload", "list")
+    assert done.returncode == 2
+    assert f"at most 268,435,456 bytes of {'data' if command.endswith('d') else 'memory'}" in done.stderr
+    assert f"({command})" in done.stderr
