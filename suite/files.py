@@ -371,9 +371,10 @@ def decode_table(path: Path, content: bytes, *, errors: str = "strict") -> str:
         raise InputError(f"{path}: is a packed file or a workbook; expected a CSV file: save its table as CSV")
     if told := next((what for mark, what in _LEFT_BY_GIT.items() if content.startswith(mark.encode())), ""):
         raise InputError(f"{path}: {told}")
-    text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig", errors)
-    if "\0" in text:
+    wide = content[:2] in (b"\xff\xfe", b"\xfe\xff")
+    if not wide and b"\0" in content:
         raise InputError(f"{path}: is no text; expected a CSV file")
+    text = content.decode("utf-16" if wide else "utf-8-sig", errors)
     if text.lstrip()[:1] in ("{", "<") or text.lstrip()[:2] in ("[{", "[["):
         raise InputError(f"{path}: is JSON or XML; expected a CSV file: a head with names, and a row for each reading")
     return text

@@ -357,6 +357,7 @@ def test_sacct_may_shorten_its_numbers_and_align_its_columns(
         (gzip.compress(b"timestamp, power.draw [W]\n"), r"is a packed file \(gzip\)"),
         (b"PK\3\4xl/workbook.xml", "is a packed file or a workbook"),
         (b"PAR1\0\0\0\0", "is no text; expected a CSV file"),
+        (b"\x89HDF\r\n\x1a\n\0\0", "is no text; expected a CSV file"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:9\n", "git lfs pull"),
         (b'{"status":"success","data":{}}', "is JSON or XML"),
         (b'[{"host": 1}]', "is JSON or XML"),
