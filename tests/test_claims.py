@@ -25,6 +25,8 @@ MEASURED = "docs/measured.md"
 DATED = r"20\d\d-\d\d-\d\d-[\w.-]+\.(?:txt|json|md)"
 NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?(?![\w]|-\d)")
 WORD = re.compile(r"(?<![A-Za-z_\d.])\d+(?:,\d{3})*(?:\.\d+)?(?![\d.]*e)")  # a number of a table
+FOLDERS = {"CosmoFlow": "cosmoflow", "DeepCAM": "deepcam", "OpenCatalyst": "open_catalyst", "OpenFold": "openfold"}
+FOLDERS |= {"SwinV2-MoE": "swinv2_moe", "`moe_lm`": "moe_lm"}
 KNOWN = {"claim", "page", "script", "table", "date", "commit", "cpu", "uses", "computed"}
 
 
@@ -171,9 +173,7 @@ def test_every_number_of_measured_stands_in_a_table_of_a_claim() -> None:
 
 def test_the_epochs_to_target_are_those_of_the_reference_points() -> None:
     page = (ROOT / MEASURED).read_text(encoding="utf-8")
-    folders = {"CosmoFlow": "cosmoflow", "DeepCAM": "deepcam", "OpenCatalyst": "open_catalyst", "OpenFold": "openfold"}
-    folders |= {"SwinV2-MoE": "swinv2_moe", "`moe_lm`": "moe_lm"}
-    for name, folder in folders.items():
+    for name, folder in FOLDERS.items():
         (line,) = re.findall(rf"^\| {re.escape(name)} \| (.*±.*) \|$", page, re.MULTILINE)
         stated = re.findall(r"([\d.]+) ± ([\d.]+) \((\d+), (\d+)", line)
         sizes = ("smoke", "mini", "mini_facts")[: len(stated)]
@@ -183,3 +183,24 @@ def test_the_epochs_to_target_are_those_of_the_reference_points() -> None:
             epochs = point["epochs"]
             seen = (f"{statistics.mean(epochs):.1f}", f"{statistics.stdev(epochs):.1f}")
             assert numbers == (*seen, str(len(epochs)), str(len(set(point["data_manifests"])))), (name, size)
+
+
+def test_what_courses_show_is_counted_and_stated_of_each_course() -> None:
+    page = (ROOT / "docs/verdicts.md").read_text(encoding="utf-8")
+    share = r"\| (\d+) of (\d+) "
+    stated = re.findall(rf"^\| (\S+) `(\w+)` {3 * share}\| `({DATED})` \|$", page, re.MULTILINE)
+    shipped = {(path.parts[-3], path.name) for path in (ROOT / "workloads").glob("*/rcp/*_course.json")}
+    assert sorted((FOLDERS[name], f"{size}_course.json") for name, size, *_ in stated) == sorted(shipped)
+    for name, size, *numbers, table in stated:
+        text = (ROOT / RESULTS / table).read_text(encoding="utf-8")
+        counts = r"([^|]+) \| (\d+) \| (\d+) \| (\d+) \|"
+        rows = re.findall(rf"^\| {FOLDERS[name]} {size} \| {counts}", text, re.MULTILINE)
+        # CosmoFlow has no decay of weights.
+        rows = [row for row in rows if (name, row[0]) != ("CosmoFlow", "weight decay x 100")]
+        broken = [(int(n), int(seen), int(reached)) for fault, n, seen, reached in rows if fault != "none"]
+        healthy = [(seen, n) for fault, n, seen, _ in rows if fault == "none"]
+        healthy = healthy or re.findall(r"(\d+) of (\d+) called unlike", text)
+        assert {n for n, *_ in broken} == {1}, (name, size)
+        on_target = [seen for _, seen, reached in broken if reached]
+        found = [sum(seen for _, seen, _ in broken), len(broken), sum(on_target), len(on_target), *map(int, healthy[0])]
+        assert [int(number) for number in numbers] == found, (name, size)

@@ -9,14 +9,20 @@ from pathlib import Path
 
 import pytest
 
+from mlhpc.suite.card import read_reference_courses
+from mlhpc.suite.config import load_config
+from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import RunRecord, summarise_log
 from mlhpc.suite.log.reference_course import collect_courses, describe_run_course, find_reference_course
+from mlhpc.suite.statistics.courses import build_band, judge_course
+from mlhpc.suite.workload import load_workload
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import Lines, edit, our_run, write
 from tests.suite.test_cards import card_file
 
 WINDOW, EPOCHS = "step_phases", 5
+COURSES = Path(__file__).resolve().parents[3] / "workloads"
 
 
 def healthy(seed: int, data: int = 0) -> Lines:
@@ -136,3 +142,32 @@ def test_a_course_has_what_all_its_runs_have(tmp_path: Path) -> None:
     assert len(course.seeds) == 3
     assert "eval_error after epoch 4" in course.values
     assert not [name for name in course.values if "epoch 5" in name]
+
+
+SHIPPED = sorted(
+    (path.parts[-3], path.name.removesuffix("_course.json")) for path in COURSES.glob("*/rcp/*_course.json")
+)
+
+
+@pytest.mark.parametrize(("name", "size"), SHIPPED)
+def test_a_shipped_course_is_of_the_settings_of_today(name: str, size: str) -> None:
+    """A course of settings that a card no longer has would judge nothing, and nobody would know."""
+    chosen = load_descriptor(name)
+    config = load_config(chosen, size, [])
+    (course,) = read_reference_courses(chosen.folder, size)
+    assert (course.global_batch_size, course.precision) == (config.global_batch_size, config.precision)
+    today = load_workload(chosen)(config).hyperparameters()
+    assert today.items() <= course.hyperparameters.items()
+
+
+@pytest.mark.parametrize(("name", "size"), SHIPPED)
+def test_a_shipped_course_accuses_none_of_its_own_runs_but_broken_ones(name: str, size: str) -> None:
+    (course,) = read_reference_courses(load_descriptor(name).folder, size)
+    runs = [dict(zip(course.values, of_run, strict=True)) for of_run in zip(*course.values.values(), strict=True)]
+    band = build_band(runs, course.data_manifests)
+    assert band is not None
+    assert [judge_course(band, run) for run in runs] == [[]] * len(runs)
+    rounded = next(number for number in course.values if number.startswith("weights that bfloat16 holds"))
+    assert judge_course(band, runs[0] | {rounded: 1.0})[0].name == rounded
+    losses = {number: 2 * value for number, value in runs[0].items() if number.startswith("loss of")}
+    assert {each.name for each in judge_course(band, runs[0] | losses)} & set(losses)
