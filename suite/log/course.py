@@ -18,6 +18,7 @@ _NAMES = {
     "loss_spread": "spread of losses",
     "loss_repeat": "repeated losses up to the end",
 }
+_SHARES = tuple(_NAMES[key] for key in ("still_weights", "coarse_weights", "same_order"))
 
 
 def read_course(run: Log) -> Mapping[str, float]:
@@ -33,6 +34,11 @@ def read_course(run: Log) -> Mapping[str, float]:
             number = math.fsum(repeats) / len(repeats)
         found[name] = number
     return found
+
+
+def is_share(name: str) -> bool:
+    """Whether a number of a course is a share of weights or places, which may be 0."""
+    return name.startswith(_SHARES)
 
 
 def _list_numbers(run: Log) -> Iterator[tuple[str, object]]:

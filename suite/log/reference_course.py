@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 
 from mlhpc.suite.card import ReferenceCourse
+from mlhpc.suite.log.course import is_share
 from mlhpc.suite.log.record import RunRecord
 from mlhpc.suite.statistics.courses import (
     FEWEST_RUNS,
@@ -35,8 +36,13 @@ def judge_run_course(
     ``together``: runs that are judged at once; 1 % of all of them are called unlike, not 1 % of each.
     """
     course = None if record.resumed else find_reference_course(record, courses)
-    band = None if course is None else _build(_Key(course))
+    band = None if course is None else build_reference_band(course)
     return None if band is None or not record.course else judge_course(band, record.course, RATE / max(1, together))
+
+
+def build_reference_band(course: ReferenceCourse) -> Band | None:
+    """Build the band of a course's healthy runs, once. None if there are too few of them."""
+    return _build(_Key(course))
 
 
 def describe_run_course(record: RunRecord, courses: Sequence[ReferenceCourse]) -> str:
@@ -110,7 +116,6 @@ class _Key:
 
 @lru_cache(maxsize=16)
 def _build(key: _Key) -> Band | None:
-    course = key.course
-    names = list(course.values)
-    runs = [dict(zip(names, numbers, strict=True)) for numbers in zip(*course.values.values(), strict=True)]
-    return build_band(runs, course.data_manifests)
+    names = list(key.course.values)
+    runs = [dict(zip(names, numbers, strict=True)) for numbers in zip(*key.course.values.values(), strict=True)]
+    return build_band(runs, key.course.data_manifests, {*filter(is_share, names)})

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -70,15 +70,17 @@ class Band:
         return found
 
 
-def build_band(runs: Sequence[Mapping[str, float]], data: Sequence[str]) -> Band | None:
+def build_band(runs: Sequence[Mapping[str, float]], data: Sequence[str], shares: Container[str] = ()) -> Band | None:
     """Build the band of healthy runs; ``data`` names each one's data set. None if there are too few of them.
+
+    ``shares`` are numbers that may be 0 in a run though none was: the logarithm of a few weights of a million says nothing.
 
     Numbers that some run lacks are left out: the later epochs of runs that ended at the target are those of slow runs.
     """
     if len(runs) < FEWEST_RUNS or len(set(data)) < FEWEST_SETS:
         return None
     names = [name for name in max(runs, key=len) if all(name in run for run in runs)]
-    logs = [min(run[name] for run in runs) > 0.0 for name in names]
+    logs = [min(run[name] for run in runs) > (LEAST_SHARE if name in shares else 0.0) for name in names]
     rows = [[_convert(run[name], log) for name, log in zip(names, logs, strict=True)] for run in runs]
     means, spreads, dofs = _measure(rows, data, logs)
     # What a run is like after its own numbers is judged by the runs on other data.

@@ -12,10 +12,16 @@ import pytest
 from mlhpc.suite.card import read_reference_courses
 from mlhpc.suite.config import load_config
 from mlhpc.suite.descriptor import load_descriptor
+from mlhpc.suite.log.course import is_share
 from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import RunRecord, summarise_log
-from mlhpc.suite.log.reference_course import collect_courses, describe_run_course, find_reference_course
-from mlhpc.suite.statistics.courses import build_band, judge_course
+from mlhpc.suite.log.reference_course import (
+    build_reference_band,
+    collect_courses,
+    describe_run_course,
+    find_reference_course,
+)
+from mlhpc.suite.statistics.courses import LEAST_SHARE, judge_course
 from mlhpc.suite.workload import load_workload
 from tests.fixtures.cli import mlhpc
 from tests.fixtures.logs import Lines, edit, our_run, write
@@ -164,9 +170,10 @@ def test_a_shipped_course_is_of_the_settings_of_today(name: str, size: str) -> N
 def test_a_shipped_course_accuses_none_of_its_own_runs_but_broken_ones(name: str, size: str) -> None:
     (course,) = read_reference_courses(load_descriptor(name).folder, size)
     runs = [dict(zip(course.values, of_run, strict=True)) for of_run in zip(*course.values.values(), strict=True)]
-    band = build_band(runs, course.data_manifests)
+    few = {number: 0.0 for number, values in course.values.items() if is_share(number) and max(values) < LEAST_SHARE}
+    band = build_reference_band(course)
     assert band is not None
-    assert [judge_course(band, run) for run in runs] == [[]] * len(runs)
+    assert [judge_course(band, run) for run in (*runs, runs[0] | few)] == [[]] * (len(runs) + 1)
     rounded = next(number for number in course.values if number.startswith("weights that bfloat16 holds"))
     assert judge_course(band, runs[0] | {rounded: 1.0})[0].name == rounded
     losses = {number: 2 * value for number, value in runs[0].items() if number.startswith("loss of")}

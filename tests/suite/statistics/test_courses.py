@@ -88,6 +88,20 @@ def test_a_share_that_was_zero_may_be_small_and_not_one() -> None:
     assert {each.name for each in judge(band, run | {"share": 1.0})} == {"share"}
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_share_of_few_weights_may_be_none(seed: int) -> None:
+    """Of 277,433 weights a few are held by bfloat16 in each healthy run by chance, so in some run none is."""
+    chance = random.Random(seed)
+    runs = [draw(chance, 0.0, 0.0) | {"share": chance.randint(1, 9) / 277_433} for _ in range(25)]
+    band = build_band(runs, [str(at % 5) for at in range(25)], {"share"})
+    assert band is not None
+    assert not judge(band, runs[0] | {"share": 0.0})
+    assert {each.name for each in judge(band, runs[0] | {"share": 1.0})} == {"share"}
+    above = build_band([run | {"share": 0.02} for run in runs], [str(at % 5) for at in range(25)], {"share"})
+    assert above is not None
+    assert {each.name for each in judge(above, runs[0] | {"share": 0.04})} == {"share"}
+
+
 def test_a_run_may_lack_numbers_and_have_others() -> None:
     chance = random.Random(2)
     band = draw_band(chance, 5, 25, 0.2)
