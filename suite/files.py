@@ -469,9 +469,9 @@ def render_duration(seconds: float) -> str:
     return f"{render_three_digits(seconds / scale)} {unit}"
 
 
-def render_duration_range(low_s: float, high_s: float, to: str = "to") -> str:
-    """Render two times in the unit of the upper one, which is written once: ``47 to 52.7 s``."""
-    scale, unit = choose_duration_unit(high_s)
+def render_duration_range(low_s: float, high_s: float, to: str = "to", *, like_s: float | None = None) -> str:
+    """Render two times in the unit of the upper one, or of ``like_s``, which is written once: ``47 to 52.7 s``."""
+    scale, unit = choose_duration_unit(high_s if like_s is None else like_s)
     return f"{render_three_digits(low_s / scale)} {to} {render_three_digits(high_s / scale)} {unit}"
 
 

@@ -113,11 +113,14 @@ def build_time_cells(seconds: Iterable[float | None]) -> list[Cell | None]:
     return [None if is_absent(each) else _time_cell(render_duration(float(each)), each) for each in seconds]  # type: ignore[arg-type]
 
 
-def build_time_range_cells(low: pd.Series, high: pd.Series) -> list[Cell | None]:
-    """Build cells of ranges of times, "8.96 – 9.96 s", sorted by the lower end; None where one is missing."""
+def build_time_range_cells(low: pd.Series, high: pd.Series, like: pd.Series) -> list[Cell | None]:
+    """Build cells of ranges of times, "8.96 – 9.96 s", sorted by the lower end; None where one is missing.
+
+    Each has the unit of the time ``like`` it.
+    """
     return [
-        _time_cell(render_duration_range(a, b, "–"), a) if pd.notna(a) and pd.notna(b) else None
-        for a, b in zip(low, high, strict=True)
+        _time_cell(render_duration_range(a, b, "–", like_s=c), a) if pd.notna(a) and pd.notna(b) else None
+        for a, b, c in zip(low, high, like, strict=True)
     ]
 
 

@@ -204,7 +204,9 @@ def _write_headline_of_one(study: Study) -> str:
         return f"{task} has no score: {row['score_note'] if row['n_reached'] == row['n_started'] else met}"
     low, high = row["score_low_s"], row["score_high_s"]
     ends = (
-        f" ({INTERVAL_WORDS}: {render_duration_range(low, high)})" if pd.notna(low) and row["mode"] == "strong" else ""
+        f" ({INTERVAL_WORDS}: {render_duration_range(low, high, like_s=row['score_s'])})"
+        if pd.notna(low) and row["mode"] == "strong"
+        else ""
     )
     verb = "trained all models" if row["mode"] == "weak" else "reached its target"
     on = f" on {row['label']}" if row["published"] else ""
@@ -538,9 +540,9 @@ def _describe_result(row: Mapping[object, object], study: Study) -> str:
     score, low, high = (row[name] for name in ("score_s", "score_low_s", "score_high_s"))
     interval = ""
     if row["mode"] != "weak" and not is_absent(low) and not is_absent(high):
-        interval = f" ({INTERVAL_WORDS}: {render_duration_range(float(low), float(high))})"  # type: ignore[arg-type]
+        interval = f" ({INTERVAL_WORDS}: {render_duration_range(float(low), float(high), like_s=float(score))})"  # type: ignore[arg-type]
     if row["mode"] != "weak" and row["n_reached"] > 1:  # type: ignore[operator]
-        ends = render_duration_range(float(row["fastest_s"]), float(row["slowest_s"]))  # type: ignore[arg-type]
+        ends = render_duration_range(float(row["fastest_s"]), float(row["slowest_s"]), like_s=float(score))  # type: ignore[arg-type]
         interval += f"; its runs took {ends}"
     verb = "trains all models" if row["mode"] == "weak" else "trains to the target"
     run, train = row["run_s.mean"], row["train_s.mean"]
@@ -636,7 +638,7 @@ def _headline_table(rows: pd.DataFrame, caption: str, study: Study) -> HtmlTable
     if (rows["staging_before_run_s.mean"] > 0).any():
         columns["with staging"] = build_time_cells(rows["score_with_staging_s"])
     if not weak:
-        columns[INTERVAL_WORDS] = build_time_range_cells(rows["score_low_s"], rows["score_high_s"])
+        columns[INTERVAL_WORDS] = build_time_range_cells(rows["score_low_s"], rows["score_high_s"], rows["score_s"])
     # A score is a mean already, so this column is only for results without one, and for instances
     columns["mean run"] = build_time_cells(rows["run_s.mean"].where(rows["score_s"].isna() | weak))
     columns["runs: averaged / reached / started"] = [
@@ -706,7 +708,7 @@ def _details_table(rows: pd.DataFrame, caption: str) -> HtmlTable:
         "nodes": list(rows["nodes"]),
         "ranks": list(rows["ranks"]),
         "precision": list(rows["precision"]),
-        "runs, fastest – slowest": build_time_range_cells(rows["fastest_s"], rows["slowest_s"]),
+        "runs, fastest – slowest": build_time_range_cells(rows["fastest_s"], rows["slowest_s"], rows["run_s.mean"]),
         "models trained": list(rows["models"]),
         "metric reached": list(rows["reached_value.mean"]),
         "target": list(rows["target"]),

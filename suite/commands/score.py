@@ -176,8 +176,9 @@ def _render_spread(result: TimeToTrain) -> str:
         return "one run has no spread"
     low, high = result.interval_s
     return (
-        f"{render_duration_range(result.fastest_s, result.slowest_s)}, std {render_duration(result.std_s)}; "
-        f"{render_duration_range(low, high)} {result.interval_words}"
+        f"{render_duration_range(result.fastest_s, result.slowest_s, like_s=result.mean_s)}, "
+        f"std {render_duration(result.std_s)}; "
+        f"{render_duration_range(low, high, like_s=result.mean_s)} {result.interval_words}"
     )
 
 

@@ -23,7 +23,7 @@ from mlhpc.suite import files
 from mlhpc.suite.data.lock import create_lock
 from mlhpc.suite.documents import LARGEST_YAML, Mistake, YamlSource, convert, find_mistake, parse_yaml
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.files import TrackedFolder
+from mlhpc.suite.files import TrackedFolder, render_duration_range
 from mlhpc.suite.training.parallel.plan import ParallelPlan
 from tests.fixtures.cli import mlhpc
 
@@ -424,3 +424,9 @@ def test_the_holder_of_a_lock_says_what_became_of_its_folder(
         assert lease.lost
     where = f"was moved to {tmp_path / 'elsewhere'}" if fate == "moved" else "was removed"
     assert capsys.readouterr().err == f"mlhpc: warning: {folder}: {where} while it was used\n"
+
+
+def test_a_range_has_the_unit_of_what_it_stands_beside() -> None:
+    assert render_duration_range(94.0, 123.0) == "1.57 to 2.05 min"
+    assert render_duration_range(94.0, 123.0, like_s=109.0) == "94 to 123 s"
+    assert render_duration_range(94.0, 123.0, like_s=121.0) == "1.57 to 2.05 min"
