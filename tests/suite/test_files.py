@@ -17,8 +17,6 @@ from typing import Annotated, Any, Literal
 import pytest
 from msgspec import Meta, Struct, ValidationError
 
-from mlhpc.plugins.exchange.counters import read as read_counters
-from mlhpc.plugins.fleet.samples import read_table
 from mlhpc.suite import files
 from mlhpc.suite.data.lock import create_lock
 from mlhpc.suite.documents import LARGEST_YAML, Mistake, YamlSource, convert, find_mistake, parse_yaml
@@ -57,8 +55,8 @@ def test_a_yaml_text_of_some_brackets_is_read(tmp_path: Path, text: str) -> None
     "read",
     [
         YamlSource.read,
-        lambda path: list(read_table(path, ["worker"])),
-        lambda path: read_counters("ncu", path),
+        lambda path: list(pytest.importorskip("mlhpc.plugins.fleet.samples").read_table(path, ["worker"])),
+        lambda path: pytest.importorskip("mlhpc.plugins.exchange.counters").read("ncu", path),
         lambda path: files.read_json(path, 9),
     ],
     ids=["YAML", "table", "counters", "JSON"],

@@ -24,6 +24,7 @@ from mlhpc.suite.compliance.rules.base import (
 )
 from mlhpc.suite.files import render_duration, render_repr
 from mlhpc.suite.log import mllog
+from mlhpc.suite.log.other_work import MAX_SHARE
 from mlhpc.suite.log.reader import STEP_KEYS, Event, convert_to_float
 from mlhpc.suite.log.record import has_many_digits, list_floats
 from mlhpc.suite.log.timeline import Epoch
@@ -295,13 +296,19 @@ def _list_numbers(value: object) -> list[float]:
     return [number for number in found if number is not None]
 
 
+def _is_disturbed(context: LogContext) -> bool:
+    """Return True if other programs may have slowed a part of the run, forty times even. Such a run is not ranked."""
+    company = context.record.company
+    return company is not None and company.share > MAX_SHARE
+
+
 @log_rule("epoch-time", "no epoch is fifty times shorter than two others")
 def check_epoch_time(context: LogContext) -> LogBreaches:
     seconds = [(epoch.stop_s - epoch.start_s, epoch) for epoch in context.record.epochs if epoch.complete]
     # One may have waited for a file system: that costs the submitter.
     long_s = sorted(length for length, _ in seconds)[-2] if len(seconds) > 1 else 0.0
     short = [(length, epoch) for length, epoch in seconds if length < _SHORTEST_EPOCH_SHARE * long_s]
-    if short and long_s > 1.0:
+    if short and long_s > 1.0 and not _is_disturbed(context):
         length, epoch = short[0]
         what = f"{len(short)} of {len(seconds)} epochs, first {render_repr(epoch.number)}"
         yield None, f"{what}: {render_duration(length)}, where others take {render_duration(long_s)}"
@@ -323,7 +330,7 @@ def check_eval_time(context: LogContext) -> LogBreaches:
             lasted.append(((event.time_ms - start.time_ms) / 1e3, event))
     middle = statistics.median_low([took for took, _ in lasted]) if lasted else 0.0
     least = max(_compute_shortest_eval_s(context) or 0.0, _LEAST_OF_MIDDLE_EVAL * middle)
-    for took, event in lasted:
+    for took, event in lasted if not _is_disturbed(context) else ():
         if took + _RANKS_DIFFER_S < least:
             what = f"{context.record.eval_samples} samples are evaluated in {render_duration(took)}"
             yield event.line, f"{what}; at least {render_duration(least)} are possible"

@@ -20,7 +20,7 @@ from mlhpc.suite.cli.group import OTHER
 from mlhpc.suite.cli.main import group
 from mlhpc.suite.errors import InputError, explain_variable
 from tests.fixtures.cli import mlhpc
-from tests.fixtures.wings import MISSING_COMMANDS
+from tests.fixtures.wings import MISSING_COMMANDS, needs_axes
 
 COMMANDS = [command.name for command in chain(*SECTIONS.values())]
 HERE = [name for name in COMMANDS if name not in MISSING_COMMANDS]
@@ -176,6 +176,7 @@ def test_a_missing_argument_or_option_is_named_with_what_it_is() -> None:
     assert said.endswith("; mlhpc help submit has all\n")
 
 
+@needs_axes
 def test_a_variable_that_a_library_refuses_is_named_and_no_defect() -> None:
     command = [sys.executable, "-m", "mlhpc", "plan", "moe_lm", "--size", "smoke"]  # torch reads it when it is imported
     environment = os.environ | {"TORCH_LOGS": "nonsense"}
