@@ -354,7 +354,7 @@ def test_sacct_may_shorten_its_numbers_and_align_its_columns(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (gzip.compress(b"timestamp, power.draw [W]\n"), r"is a packed file \(gzip\)"),
+        (gzip.compress(b"timestamp, power.draw [W]\n", mtime=0), r"is a packed file \(gzip\)"),
         (b"PK\3\4xl/workbook.xml", "is a packed file or a workbook"),
         (b"PAR1\0\0\0\0", "is no text; expected a CSV file"),
         (b"\x89HDF\r\n\x1a\n\0\0", "is no text; expected a CSV file"),
