@@ -117,6 +117,7 @@ FIRST = "standing"  # the view on top of the page
 TOP_OF_ONE = "time_split"  # that of a page without two results to compare
 
 
+FAR_APART = 1.05  # one ratio over another: from then on a reader should see both
 MACHINE = "size × speed"
 FACTORS = ("size", "speed/size", "evaluation", "epochs", "staging", "other")  # columns of the table of factors
 # Differences from 1 of a factor that is named: of one that is sure, and of one that may be chance
@@ -271,10 +272,13 @@ def _render_lead(row: Mapping[Hashable, Any], best: Mapping[Hashable, Any]) -> s
     if row["mode"] != "weak":
         return f"{row['label']} ({ratio:.3g} times as long)"
     staged = ratio * row["with staging"] / best["with staging"]
-    by_staging = (
-        f", {1 / staged:.3g} with the staging before the runs" if staged > 0 and abs(staged / ratio - 1) > 0.05 else ""
-    )
+    by_staging = f", {1 / staged:.3g} with the staging before the runs" if are_far_apart(staged / ratio) else ""
     return f"{row['label']} ({1 / ratio:.3g} times as many models{by_staging})"
+
+
+def are_far_apart(ratio: float) -> bool:
+    """Return True for a ratio of two ratios that a reader should see; False if it is not known."""
+    return ratio > 0 and not 1 / FAR_APART < ratio < FAR_APART
 
 
 def explain_factors(row: pd.Series) -> str:

@@ -26,6 +26,7 @@ from mlhpc.analysis.drawing.view import (
     LONG_DEVICE,
     NOT_RANKED,
     SLOWER,
+    are_far_apart,
     count_sessions,
     explain_factors,
     is_sure,
@@ -59,7 +60,6 @@ from mlhpc.suite.files import render_duration_range
 from mlhpc.suite.log.score import GROUP_MEANINGS, find_round_group
 
 SAME_COST = 1.05  # a cost within 5 % of the least is the least
-SCORES_DIFFER = 1.05  # of the ratio of scores over that of the geometric means of all runs
 MOST_LISTED = 3  # results that a sentence names
 COLUMNS = ("task", "fastest", "by how much, and is it sure", "why", "size and cost of both", "what to take")
 EMPTY_TABLE = pd.DataFrame(
@@ -248,11 +248,6 @@ def _find_pair(task: Task, rows: pd.DataFrame, compared: pd.DataFrame) -> tuple[
     return best, second
 
 
-def _differs(ratio: float) -> bool:
-    """Return True for a ratio of two ratios that a reader should see; False if it is not known."""
-    return ratio > 0 and not 1 / SCORES_DIFFER < ratio < SCORES_DIFFER
-
-
 def _time(
     task: Task, rows: pd.DataFrame, a: pd.Series, b: pd.Series, compared: pd.DataFrame, explained: pd.DataFrame, study: Study
 ) -> tuple[str, ...]:  # fmt: skip
@@ -266,14 +261,14 @@ def _time(
     interval = f"95 %: {next_one['95 % from']:.3g} to {next_one['95 % to']:.3g}"
     by = f"{next_one['label']} takes {next_one['ratio of times']:.3g} times as long ({interval})"
     scores = next_one["ratio of scores"]
-    if _differs(scores / next_one["ratio of times"]):
+    if are_far_apart(scores / next_one["ratio of times"]):
         by += f"; {scores:.3g} times by scores, without the fastest run and the slowest or a failed one"
     if not close:
         by += f"; sure, {render_counts(next_one)}"
     else:
         by += f", {render_counts(next_one)}; inconclusive: {_join_labels(close)} may be as fast"
     staged = next_one["ratio with staging"]
-    if _differs(staged / scores):
+    if are_far_apart(staged / scores):
         said = f"{staged:.3g} with" if "by scores" in by else f"{scores:.3g} times by scores, {staged:.3g} with"
         by += f"; {said} the staging before the runs"
     if missed := int(sum(row["n_started"] - row["n_reached"] for row in (a, b))):
@@ -345,7 +340,7 @@ def _throughput(task: Task, rows: pd.DataFrame, a: pd.Series, b: pd.Series, stud
     rate, other = (f"{row['models_per_min']:.3g} models/min" for row in (a, b))
     ratio = a["models_per_min"] / b["models_per_min"]
     staged = ratio * (a["score_s"] / a["score_with_staging_s"]) / (b["score_s"] / b["score_with_staging_s"])
-    by_staging = f" ({staged:.3g} with the staging before the runs)" if _differs(staged / ratio) else ""
+    by_staging = f" ({staged:.3g} with the staging before the runs)" if are_far_apart(staged / ratio) else ""
     vary = max((each["run_s.std"] / each["run_s.mean"] for each in (a, b)), default=math.nan)
     spread = f"; instances vary by {render_percent(100 * vary)}" if vary == vary else ""
     by = (
