@@ -277,9 +277,11 @@ def _time(
     why = _explain_difference(explained, b, a, sure=not close) + _name_settings(a, b, study)
     if (batches := [row["global_batch_size"] for row in (a, b)])[0] != batches[1] and not any(map(is_absent, batches)):
         why += f"; batch {batches[0]:,.0f} against {batches[1]:,.0f}"
-    for row in (a, b):
-        if (rest := int(row["units"] - find_training_units(pd.DataFrame([row])).iloc[0])) > 0:
-            why += f"; {rest:,} of {row['units']:,.0f} accelerators of {row['label']} only evaluate"
+    both = pd.DataFrame([a, b])
+    rest = pd.to_numeric(both["units"]) - find_training_units(both)  # NaN: the units are not known
+    for row, count in zip((a, b), rest, strict=True):
+        if count > 0:
+            why += f"; {count:,.0f} of {row['units']:,.0f} accelerators of {row['label']} only evaluate"
     if len(formats := dict.fromkeys(row["precision"] for row in (a, b) if isinstance(row["precision"], str))) > 1:
         why += f"; precision: {' against '.join(formats)}"
     by += _describe_other_processes(rows, study)

@@ -107,6 +107,15 @@ def test_a_slow_first_epoch_is_no_slow_accelerator(made: Build, cards: Cards) ->
     assert split["first epoch's extra [s]"].tolist() == [60.0, 0.0] or split["first epoch's extra [s]"].max() == 60.0
 
 
+def test_accelerators_that_only_evaluate_are_named_and_unknown_ones_are_not(made: Build, cards: Cards) -> None:
+    data = read_study([made("slow", train_s=40), made("quick", train_s=5)], cards)
+    quick = data.results["name"] == "quick"
+    beside = replace(data, results=data.results.assign(async_eval=quick, ranks=data.results["ranks"].mask(quick, 3)))
+    assert "; 1 of 4 accelerators of quick only evaluate" in lines(beside)[0]["why"]
+    unknown = replace(data, results=data.results.assign(units=None))
+    assert "only evaluate" not in lines(unknown)[0]["why"]
+
+
 def test_runs_at_the_same_time_are_a_doubt(made: Build, cards: Cards) -> None:
     said = "runs began before the one before them ended"
     together = read_study([made("together", start_s=1000.0), made("quick", train_s=5)], cards)
