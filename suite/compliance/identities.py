@@ -31,7 +31,10 @@ _FUNCTIONS: dict[Any, Any] = {
 
 
 def find_broken(group: str, roots: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield each row of a group that objects, by their names in it, do not keep: the first name, and a message."""
+    """Yield each row of a group that is broken: the name of its first object, and a message.
+
+    ``roots`` has the objects by the names that the rows give them.
+    """
     for text in _GROUPS[group]:
         try:
             kept = _compute(_parse(text), roots)
