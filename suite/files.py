@@ -360,14 +360,14 @@ def decode_table(path: Path, content: bytes, *, errors: str = "strict") -> str:
 
     UnicodeDecodeError as ``errors`` of bytes.decode has it.
     """
-    for mark, tool in _COMPRESSED.items():
+    for mark, tool in COMPRESSED.items():
         if content.startswith(mark):
             target = path.name.partition(".")[0] + "_text.csv"  # not the file itself, whatever its name ends with
             raise InputError(
                 f"{path}: is a packed file ({tool}); expected a CSV file:"
                 f" {tool} -dc < {shlex.quote(str(path))} > {shlex.quote(target)}"
             )
-    if content.startswith(b"PK\3\4"):
+    if content.startswith(ARCHIVE):
         raise InputError(f"{path}: is a packed file or a workbook; expected a CSV file: save its table as CSV")
     if told := next((what for mark, what in _LEFT_BY_GIT.items() if content.startswith(mark.encode())), ""):
         raise InputError(f"{path}: {told}")
@@ -380,7 +380,8 @@ def decode_table(path: Path, content: bytes, *, errors: str = "strict") -> str:
     return text
 
 
-_COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ": "xz", b"BZh": "bzip2"}
+ARCHIVE = b"PK\3\4"  # of zip, so of workbooks too
+COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ": "xz", b"BZh": "bzip2"}
 
 
 class DuplicateKeyError(ValueError):

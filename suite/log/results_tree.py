@@ -22,13 +22,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mlhpc.suite.errors import InputError
-from mlhpc.suite.files import DuplicateKeyError, print_line, read_json
+from mlhpc.suite.files import ARCHIVE, COMPRESSED, DuplicateKeyError, print_line, read_json
 from mlhpc.suite.log.reader import HEAD_BYTES, read_limits
 
 MANIFEST = "manifest.sha256"
 CRATE = "ro-crate-metadata.json"  # of a package, for other tools
 PRUNED = "pruned_results"
-PACKED = (b"\x1f\x8b", b"\xfd7zXZ\x00", b"BZh", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")  # gzip, xz, bzip2, zstd, zip
 POWER = "power"
 SCENARIOS = ("strong", "weak")
 
@@ -316,7 +315,7 @@ def describe_near_logs(paths: Sequence[Path]) -> str:
             if not named and entry.is_file():
                 with entry.open("rb") as stream:
                     head = stream.read(HEAD_BYTES)
-                if entry.name.startswith("result_") and head[:6].startswith(PACKED):
+                if entry.name.startswith("result_") and head.startswith((*COMPRESSED, ARCHIVE)):
                     return f"; {entry} is compressed: unpack it"
                 if b":::MLLOG" in head and not _is_of_loadgen(entry):
                     return f"; {entry} holds MLLOG events but is not named result_<n>.txt"
