@@ -16,7 +16,6 @@ from mlhpc.suite import NO_SUBMITTER
 from mlhpc.suite.descriptor import Descriptor, load_descriptor
 from mlhpc.suite.documents import (
     FOLDER_NAME,
-    LARGEST_YAML,
     Count,
     FolderName,
     YamlSource,
@@ -27,7 +26,7 @@ from mlhpc.suite.documents import (
     parse_yaml,
 )
 from mlhpc.suite.errors import InputError, explain_unknown_name
-from mlhpc.suite.files import convert_to_path, open_regular_file, render_repr
+from mlhpc.suite.files import convert_to_path, render_repr
 
 
 class Hyperparameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -365,8 +364,7 @@ OUTER_SETTINGS = ("cache_drop_command", "staging.directory", "hyperparameters.mo
 def list_outer_settings(config: Path) -> list[str]:
     """Return those of `OUTER_SETTINGS` that a file of settings has, as ``key=value``."""
     found = []
-    with open_regular_file(config, LARGEST_YAML):  # a pipe in its place would be waited for
-        data = YamlSource.read(config).data
+    data = YamlSource.read(config).data
     for key in OUTER_SETTINGS:
         value: Any = data
         for part in key.split("."):

@@ -327,7 +327,7 @@ def find_continue_command(root: Path, *, left: bool = False, more: int = 0) -> s
     from mlhpc.suite.config import list_outer_settings
 
     words = ["mlhpc", "run", shlex.quote(info.workload), "--output", quote_path(root), "--resume", *added]
-    with suppress(InputError, OSError):
+    with suppress(InputError):
         words += [f"--set {shlex.quote(each)}" for each in list_outer_settings(folder.config_path)]
     return " ".join(words)
 
