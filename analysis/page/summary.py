@@ -1,10 +1,8 @@
-"""Builds the page's first answer: the fastest result of each task, by how much, why, at what cost, and what to take.
+"""Builds the page's first answer, and its tables without a figure.
 
-Builds the result tables of the page, one section per benchmark, size, mode and division.
-
-Builds tables of systems, settings and logs, and of the fields in which results of one class differ.
-
-Builds the section of the procurement index: one number for each system, what is missing, and its parts.
+The first answer is the fastest result of each task, by how much, why, at what cost, and what to take. The tables are
+those of results (a section per benchmark, size, mode and division), of systems, settings and logs, and of the
+procurement index.
 """
 
 from __future__ import annotations
