@@ -19,7 +19,7 @@ from workload_options import data_root, make_parser
 
 from mlhpc.suite.descriptor import load_descriptor
 from mlhpc.suite.log.mllog import EventLog
-from mlhpc.suite.statistics import student_t
+from mlhpc.suite.statistics import compute_t_quantile
 from mlhpc.suite.training.checkpoint import Position
 from mlhpc.suite.world import World
 
@@ -67,7 +67,7 @@ def judge(experts: list[list[float]], dense: list[list[float]], *, better: int) 
     for epoch, (ours, theirs) in enumerate(zip(zip(*experts, strict=True), zip(*dense, strict=True), strict=True), 1):
         differences = [a - b for a, b in zip(ours, theirs, strict=True)]
         mean = statistics.mean(differences)
-        half = student_t.compute_quantile(0.975, pairs - 1) * statistics.stdev(differences) / math.sqrt(pairs)
+        half = compute_t_quantile(0.975, pairs - 1) * statistics.stdev(differences) / math.sqrt(pairs)
         lines.append(
             f"{epoch:5}  {statistics.mean(ours):.4f}   {statistics.mean(theirs):.4f}   "
             f"{mean:+.4f} [{mean - half:+.4f}, {mean + half:+.4f}]"

@@ -36,7 +36,7 @@ from mlhpc.suite.config import choose_default_data_root
 from mlhpc.suite.data.sampling import list_train_batches
 from mlhpc.suite.log.mllog import EventLog
 from mlhpc.suite.machine.choice.chooser import make_chooser
-from mlhpc.suite.statistics.student_t import compute_quantile
+from mlhpc.suite.statistics import compute_t_quantile
 from mlhpc.suite.training.agreement import StopAgreement
 from mlhpc.suite.training.batch_loading import BatchCopier, has_no_idle_core, load_with_prefetch
 from mlhpc.suite.training.state import TrainingState
@@ -132,7 +132,7 @@ def report(pairs, ranks, args, chosen) -> None:
     for clock, index in (("wall", 0), ("CPU of all ranks", 1)):
         logs = [math.log(harness[index] / bare[index]) for harness, bare in pairs]
         mean, spread = statistics.fmean(logs), statistics.stdev(logs) / math.sqrt(len(logs))
-        half = compute_quantile(0.975, len(logs) - 1) * spread
+        half = compute_t_quantile(0.975, len(logs) - 1) * spread
         low, ratio, high = (math.exp(x) for x in (mean - half, mean, mean + half))
         verdict = "within the limit" if high <= LIMIT else "above the limit" if low > LIMIT else "inconclusive"
         for name, column in (("harness", 0), ("bare loop", 1)):

@@ -27,7 +27,7 @@ from block import Head, open_workload, trainer
 
 from mlhpc.suite.config import choose_default_data_root
 from mlhpc.suite.log.mllog import EventLog
-from mlhpc.suite.statistics.student_t import compute_quantile
+from mlhpc.suite.statistics import compute_t_quantile
 from mlhpc.suite.training.agreement import StopAgreement
 from mlhpc.suite.training.instrument import compute_rank_distribution
 from mlhpc.suite.training.loop import Trainer
@@ -129,7 +129,7 @@ def report(rounds: list[list[list[list[float]]]], ranks: int, args: argparse.Nam
             )
         logs = [statistics.fmean(math.log(pair[0][index] / pair[1][index]) for pair in pairs) for pairs in rounds]
         mean = statistics.fmean(logs)
-        half = compute_quantile(0.975, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
+        half = compute_t_quantile(0.975, len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
         low, ratio, high = (math.exp(x) for x in (mean - half, mean, mean + half))
         verdict = "within the limit" if high <= LIMIT else "above the limit" if low > LIMIT else "inconclusive"
         print(f"  {clock}: ratio {ratio:.4f} [{low:.4f}, {high:.4f}] (95 %); limit {LIMIT}: {verdict}")

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mlhpc.suite.statistics.student_t import compute_quantile
+from mlhpc.suite.statistics import compute_t_quantile
 
 SETTINGS = ("max_epochs=1", "global_batch_size=64", "submission.division=open")
 QUANTITIES = {
@@ -133,7 +133,7 @@ def predict(ranks: Sequence[int], values: Sequence[float], at: float) -> tuple[f
     start = mean_y - slope * mean_x
     rest = sum((y - start - slope * x) ** 2 for x, y in zip(ranks, values, strict=True)) / (n - 2)
     error = math.sqrt(rest * (1 + 1 / n + (at - mean_x) ** 2 / spread))
-    return start + slope * at, compute_quantile(0.975, n - 2) * error
+    return start + slope * at, compute_t_quantile(0.975, n - 2) * error
 
 
 def main() -> None:

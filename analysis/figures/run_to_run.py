@@ -31,7 +31,7 @@ from mlhpc.analysis.drawing.view import (
 from mlhpc.analysis.results.decompose import compute_run_spread
 from mlhpc.analysis.results.names import render_short_heading
 from mlhpc.analysis.study import NotAnswerableError, Study, build_once
-from mlhpc.suite.statistics import student_t
+from mlhpc.suite.statistics import compute_t_quantile
 from mlhpc.suite.statistics.sessions import fit_slope, render_sessions
 
 TITLE = "How much runs differ"
@@ -92,7 +92,7 @@ def _explain_by_epochs(runs: pd.DataFrame) -> tuple[float, float]:
     if len(logs) < 3 or np.ptp(times) == 0:
         return np.nan, np.nan
     slope, error = fit_slope([list(times)], [list(logs["epochs"])])
-    return 100 * slope, 100 * student_t.compute_quantile(0.975, len(logs) - 2) * error
+    return 100 * slope, 100 * compute_t_quantile(0.975, len(logs) - 2) * error
 
 
 def render_answer(study: Study) -> Answer:

@@ -18,7 +18,7 @@ from msgspec import structs
 
 from mlhpc.analysis.history.record import Record, Series, group_by_series, list_changed_facts
 from mlhpc.suite.files import render_duration
-from mlhpc.suite.statistics import CONFIDENCE, LARGEST_LOG, Outcome, exponentiate, judge_interval, student_t
+from mlhpc.suite.statistics import CONFIDENCE, LARGEST_LOG, Outcome, compute_t_quantile, exponentiate, judge_interval
 from mlhpc.suite.statistics.changes import (
     MIN_LEVEL_RESULTS,
     RATE_SHARES,
@@ -196,7 +196,7 @@ def find_trend(times: Sequence[float], values: Sequence[float], correlation: flo
     if len(set(times)) < 4:
         return None
     slope, error = fit_slope([times], [clip_outliers([math.log(value) for value in values])])
-    half = student_t.compute_quantile(0.5 + CONFIDENCE / 2, len(times) - 2) * error
+    half = compute_t_quantile(0.5 + CONFIDENCE / 2, len(times) - 2) * error
     half *= math.sqrt(compute_variance_factor(len(times), correlation))
     return Trend(slope, slope - half, slope + half)
 

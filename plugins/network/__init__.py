@@ -12,5 +12,4 @@ USES = (
     "mlhpc.suite.files",
     "mlhpc.suite.log.reader",
     "mlhpc.suite.performance.cost_model",
-    "mlhpc.suite.statistics.student_t",
 )

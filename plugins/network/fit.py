@@ -31,7 +31,7 @@ from mlhpc.suite.performance.cost_model import (
     list_executions,
     predict_layer_time_s,
 )
-from mlhpc.suite.statistics import student_t
+from mlhpc.suite.statistics import compute_t_quantile
 
 Quantity = Literal["linear", "2dh", "ratio", "layer"]
 CONFIDENCE = 0.9
@@ -82,7 +82,7 @@ class Errors:
         growth = np.maximum(self._near_mean((self.error**2 - self.noise) / self.doublings, message), 0.0)
         # A weighted mean of prior and back tests: with few tests the prior decides
         spread = (PRIOR_TESTS * PRIOR_ERROR[quantity] ** 2 + tests * growth) / (PRIOR_TESTS + tests)
-        student = student_t.compute_quantile(0.5 + CONFIDENCE / 2, PRIOR_TESTS + tests)
+        student = compute_t_quantile(0.5 + CONFIDENCE / 2, PRIOR_TESTS + tests)
         return np.asarray(student * np.sqrt(variance + doublings * spread))
 
     def trend(self, message: Floats) -> Floats:

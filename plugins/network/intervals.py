@@ -18,7 +18,7 @@ from mlhpc.plugins.network.fit import CONFIDENCE, PRIOR_ERROR, Errors, Fit, Quan
 from mlhpc.plugins.network.law import Points
 from mlhpc.plugins.network.sweep import MIB
 from mlhpc.suite.performance.cost_model import ALGORITHMS, Algorithm
-from mlhpc.suite.statistics import student_t
+from mlhpc.suite.statistics import compute_t_quantile
 
 SUPPORTED_DOUBLINGS = 2  # the data carry 4 times the measured ranks, whatever the back tests say
 ALLOWED_ERROR = 0.2  # to go beyond, nine in ten predictions over as many doublings err by at most this
@@ -227,7 +227,7 @@ def _distances(fit: Fit, quantity: Quantity, ranks: int, message: Floats, varian
         free = max(1, fit.law.count - len(fit.law.values_P))
         # A ratio has the residuals of two times
         residuals = fit.law.squares / free * (2 if quantity == "ratio" else 1)
-        half = np.asarray(student_t.compute_quantile(0.5 + CONFIDENCE / 2, free) * np.sqrt(variance + residuals))
+        half = np.asarray(compute_t_quantile(0.5 + CONFIDENCE / 2, free) * np.sqrt(variance + residuals))
         return half, half
     return compute_distances(fit.errors[quantity], quantity, fit.sweep.ranks, ranks, message, variance)
 

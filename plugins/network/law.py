@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from mlhpc.plugins.network.sweep import KIB, MIB, Measurement, Sweep
 from mlhpc.suite.performance.cost_model import ALGORITHMS, Algorithm, Network
-from mlhpc.suite.statistics import student_t
+from mlhpc.suite.statistics import compute_t_quantile
 
 # Parameters are seconds or seconds per byte. These six are positive and fitted as logarithms.
 POSITIVE = ("launch", "intra_latency", "intra_byte", "inter_latency", "inter_byte", "two_level_latency")
@@ -197,7 +197,7 @@ def _is_congested_on_all_grids(law: Law, at: Points, measured: Floats, algorithm
         own = (at.ranks == ranks) & (at.two_level == (algorithm == "2dh"))
         grid = Points(at.ranks[own], at.per_node[own], at.size[own], at.two_level[own])
         value, error = _fit_one_parameter(law, grid, measured[own], index)
-        if value <= 0 or value < student_t.compute_quantile(1 - SIGNIFICANCE, max(1, int(own.sum()) - 1)) * error:
+        if value <= 0 or value < compute_t_quantile(1 - SIGNIFICANCE, max(1, int(own.sum()) - 1)) * error:
             return False
         seen.append(value)
     return len(seen) > 1 and max(seen) <= GRID_AGREEMENT_FACTOR * min(seen)

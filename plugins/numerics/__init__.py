@@ -25,7 +25,6 @@ USES = (
     "mlhpc.suite.machine.choice.layout",
     "mlhpc.suite.statistics.comparison",
     "mlhpc.suite.statistics.sessions",
-    "mlhpc.suite.statistics.student_t",
     "mlhpc.suite.training.agreement",
     "mlhpc.suite.training.checkpoint",
     "mlhpc.suite.training.devices",

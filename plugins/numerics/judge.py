@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mlhpc.plugins.numerics.results import Finding, Origin
-from mlhpc.suite.statistics import student_t
+from mlhpc.suite.statistics import compute_t_cdf, compute_t_quantile
 from mlhpc.suite.statistics.comparison import holm
 
 SLACK = 4.0
@@ -44,13 +44,13 @@ class Bound:
             return float(error <= JUMP * self.most)
         if not math.isfinite(error):
             return 0.0
-        return student_t.compute_cdf((self.mean - math.log(error / SLACK)) / self._scale, self.n - 1)
+        return compute_t_cdf((self.mean - math.log(error / SLACK)) / self._scale, self.n - 1)
 
     def compute_factor(self, error: float, error_rate: float) -> float:
         """Compute the error over the largest one that a test at this rate calls rounding."""
         if self.jumps:
             return error / (JUMP * self.most)
-        t = student_t.compute_quantile(1 - error_rate, self.n - 1)
+        t = compute_t_quantile(1 - error_rate, self.n - 1)
         return error / math.exp(self.mean + t * self._scale) / SLACK
 
     @property

@@ -16,7 +16,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mlhpc.suite.statistics import student_t
+from mlhpc.suite.statistics import compute_t_quantile
 
 _NEAR = 1.1  # times what endless reference runs would leave unseen
 
@@ -62,7 +62,7 @@ def compute_minimum_mean(
     # All reference runs are equal: the t test would divide by zero.
     if std == 0.0:
         return mean
-    t = student_t.compute_quantile(confidence, n_reference + n_submission - 2)
+    t = compute_t_quantile(confidence, n_reference + n_submission - 2)
     return max(0.0, mean - t * std * math.sqrt(1.0 / n_reference + 1.0 / n_submission))
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from mlhpc.suite.card import Target
 from mlhpc.suite.files import render_duration, render_repr
 from mlhpc.suite.log.record import RunRecord, find_first_on_target
-from mlhpc.suite.statistics import CONFIDENCE, exponentiate, student_t
+from mlhpc.suite.statistics import CONFIDENCE, compute_t_quantile, exponentiate
 from mlhpc.suite.statistics.sessions import (
     SESSION_SPREAD,
     TimedRun,
@@ -205,7 +205,7 @@ def _compute_interval(
         return interval, words + if_so
     variance = statistics.variance(math.log(point) for point in points if point > 0.0)
     variance += statistics.variance(math.log(run.time_s / epoch) for run, epoch in zip(runs, epochs, strict=True))
-    half = student_t.compute_quantile(0.5 + CONFIDENCE / 2, len(runs) - 1) * math.sqrt(variance / len(runs))
+    half = compute_t_quantile(0.5 + CONFIDENCE / 2, len(runs) - 1) * math.sqrt(variance / len(runs))
     middle = compute_geometric_mean(runs)
     wider = (min(interval[0], middle * math.exp(-half)), max(interval[1], middle * math.exp(half)))
     return wider, words + (", and of the epochs of the reference points" if wider != interval else "") + if_so

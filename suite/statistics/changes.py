@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from mlhpc.suite.statistics import CONFIDENCE, exponentiate, student_t
+from mlhpc.suite.statistics import CONFIDENCE, compute_t_quantile, exponentiate
 from mlhpc.suite.statistics.dependence import (
     LINE,
     REFUTATION_LEVEL,
@@ -222,9 +222,7 @@ def compare_levels(
     spread = squares / sum(len(level) - factor for level, factor in zip(levels, factors, strict=True))
     spread = max(spread, max(_compute_resolution(side) for side in (before, after)) ** 2 / 12)  # of rounding to a grid
     freedom = max(sum(independent) - 2.0, 1.0)
-    half = student_t.compute_quantile(0.5 + confidence / 2, freedom) * math.sqrt(
-        spread * sum(1 / n for n in independent)
-    )
+    half = compute_t_quantile(0.5 + confidence / 2, freedom) * math.sqrt(spread * sum(1 / n for n in independent))
     low, high = (exponentiate(middle + sign * half) for sign in (-1, 1))
     return LevelRatio(ratio, (low, high))
 

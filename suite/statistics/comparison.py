@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import chain, combinations
 from typing import TYPE_CHECKING
 
 from mlhpc.suite.files import render_duration
-from mlhpc.suite.statistics import CONFIDENCE, Outcome, exponentiate, judge_interval, student_t
+from mlhpc.suite.statistics import CONFIDENCE, Outcome, compute_t_quantile, exponentiate, judge_interval
 from mlhpc.suite.statistics.power import (
     MATTERS,
     POWER,
@@ -70,9 +70,9 @@ def _compute_welch(a: Sequence[float], b: Sequence[float]) -> tuple[float, Error
     A side of one value, a session beside several, takes the variance of the other.
     """
     known = [values if len(values) > 1 else other for values, other in ((a, b), (b, a))]
-    parts = [statistics.variance(values) / count for values, count in zip(known, (len(a), len(b)), strict=True)]
-    dof = float(choose_dof(parts[0], parts[1], len(a), len(b))) if any(parts) else 1.0
-    return statistics.fmean(b) - statistics.fmean(a), Error(math.sqrt(sum(parts)), dof)
+    part_a, part_b = (statistics.variance(values) / len(of) for values, of in zip(known, (a, b), strict=True))
+    dof = float(choose_dof(part_a, part_b, len(a), len(b))) if part_a + part_b else 1.0
+    return statistics.fmean(b) - statistics.fmean(a), Error(math.sqrt(part_a + part_b), dof)
 
 
 def compute_ratio(
@@ -95,14 +95,13 @@ def compute_ratio(
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Time of B over time of A, and the outcome. It is the ratio of geometric means with its interval on log time.
+class Comparison(TimeRatio):
+    """The ratio of two samples of times, and the outcome. `low` and `high` allow for what ``doubts`` say.
 
-    ``sessions_a`` and ``sessions_b`` count sessions; ``by_session`` is true if they are the unit, and not runs. ``p``
-    is two-sided. ``p_permutation`` is over all ways to divide the units into groups of the same sizes; NaN if there are
-    more than 200,000. ``error`` is that of the log ratio, by ``counts`` units a side: runs where these vary more than
-    sessions. ``bound``: the same if how much sessions spread is assumed. ``doubts`` say why the outcome is
-    inconclusive, by what the interval is wider, or what the order of the runs shows.
+    ``sessions_a`` and ``sessions_b`` count sessions; ``by_session`` is true if they are the unit, and not runs.
+    ``p_permutation`` is over all ways to divide the units into groups of the same sizes; NaN if there are more than
+    200,000. ``doubts`` say why the outcome is inconclusive, by what the interval is wider, or what the order of the
+    runs shows.
     """
 
     n_a: int
@@ -110,17 +109,10 @@ class Comparison:
     sessions_a: int
     sessions_b: int
     by_session: bool
-    ratio: float
-    low: float
-    high: float
-    p: float
     p_permutation: float
-    error: Error
     confidence: float
     margin: float
     outcome: Outcome
-    counts: tuple[int, int]
-    bound: Error | None
     doubts: tuple[str, ...] = ()
 
     @cached_property
@@ -142,13 +134,13 @@ class Comparison:
 
     @property
     def unit(self) -> str:
-        """Whose spread counts: that of runs, or of sessions."""
-        return "sessions" if self.counts == (self.sessions_a, self.sessions_b) and self.by_session else "runs"
+        """Whose spread counts: that of runs, or of sessions. One session a side has two runs or more."""
+        return "sessions" if self.counts == (self.sessions_a, self.sessions_b) else "runs"
 
     def describe_power(self) -> str:
         """Say what these runs could have shown, and how many more would show a difference that matters."""
-        percent = 100 * (self.detectable - 1.0)
-        size = f"{percent:.2g} %" if percent < 99.5 else f"{self.detectable:.3g} times as long"
+        more = f"{100 * (self.detectable - 1.0):.2g} %"
+        size = more if self.detectable < 1.995 else f"{self.detectable:.3g} times as long"
         seen = f"{size} would have been seen in 8 of 10 cases of normal noise"
         if self.detectable <= 1.0 + (self.margin or MATTERS):
             return seen
@@ -179,7 +171,8 @@ def compare_times(
     if min(map(len, sides)) < 2:
         return None
     sessions = [[[run.time_s for run in session] for session in find_sessions(runs)] for runs in sides]
-    by_session = max(map(len, sessions)) > 1
+    sessions_a, sessions_b = map(len, sessions)
+    by_session = max(sessions_a, sessions_b) > 1
     units = [list(map(statistics.geometric_mean, side)) for side in sessions] if by_session else [times_a, times_b]
     welch = compute_ratio(sessions[0], sessions[1], confidence)
     if not welch.error.size:
@@ -207,7 +200,7 @@ def compare_times(
     runs = compute_ratio([times_a], [times_b], confidence)
     alone = judge_interval(runs.low, runs.high, margin)
     if outcome == Outcome.INCONCLUSIVE != alone and by_session:
-        few = f"{len(sessions[0])} and {len(sessions[1])} sessions"
+        few = f"{sessions_a} and {sessions_b} sessions"
         doubts.append(f"runs alone would say {alone}; the {few} of A and B may differ by more than runs")
     different = outcome in (Outcome.SLOWER, Outcome.FASTER)
     # Welch's t is wrong twice as often as stated for a few runs beside many, or with long tails. The permutation test
@@ -219,19 +212,13 @@ def compare_times(
     if too_little:
         outcome = Outcome.INCONCLUSIVE
     return Comparison(
+        **vars(replace(welch, low=low, high=high)),
         n_a=len(times_a),
         n_b=len(times_b),
-        sessions_a=len(sessions[0]),
-        sessions_b=len(sessions[1]),
+        sessions_a=sessions_a,
+        sessions_b=sessions_b,
         by_session=by_session,
-        ratio=welch.ratio,
-        low=low,
-        high=high,
-        p=welch.p,
         p_permutation=p_permutation,
-        error=welch.error,
-        counts=welch.counts,
-        bound=welch.bound,
         confidence=confidence,
         margin=margin,
         outcome=outcome,
@@ -259,7 +246,7 @@ def _compute_shared_drift(a: Sequence[TimedRun], b: Sequence[TimedRun]) -> float
     order = {run: place for place, run in enumerate(sorted([*((*run, 0) for run in a), *((*run, 1) for run in b)]))}
     places = [[order[(*run, side)] for run in runs] for side, runs in enumerate((a, b))]
     slope, error = fit_slope(places, [[math.log(run.time_s) for run in runs] for runs in (a, b)])
-    most = abs(slope) + student_t.compute_quantile(0.975, len(order) - 3) * error
+    most = abs(slope) + compute_t_quantile(0.975, len(order) - 3) * error
     return most * abs(statistics.fmean(places[1]) - statistics.fmean(places[0]))
 
 

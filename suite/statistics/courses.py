@@ -9,12 +9,13 @@ alike, so a new run's spread has a part of data sets, with few degrees of freedo
 from __future__ import annotations
 
 import math
+import operator
 import statistics
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mlhpc.suite.statistics import student_t
+from mlhpc.suite.statistics import compute_t_cdf
 
 RATE = 0.01  # of healthy runs that are accused
 FEWEST_RUNS, FEWEST_SETS = 10, 3
@@ -63,11 +64,10 @@ class Band:
 
     def standardise(self, run: Mapping[str, float]) -> list[float | None]:
         """Return each number in units of a healthy run's deviation; None for one that the run lacks."""
-        found: list[float | None] = []
-        for name, log, mean, spread in zip(self.names, self.logs, self.means, self.spreads, strict=True):
-            value = run.get(name)
-            found.append(None if value is None else _limit((_convert(value, log) - mean) / spread))
-        return found
+        return [
+            None if (value := run.get(name)) is None else _limit((_convert(value, log) - mean) / spread)
+            for name, log, mean, spread in zip(self.names, self.logs, self.means, self.spreads, strict=True)
+        ]
 
 
 def build_band(runs: Sequence[Mapping[str, float]], data: Sequence[str], shares: Container[str] = ()) -> Band | None:
@@ -116,7 +116,7 @@ def judge_course(band: Band, run: Mapping[str, float], rate: float = RATE) -> li
         if scores[at] is None:
             continue
         for before, t in ((False, known[at]), (True, rests[at] / band.rests[at])):
-            p = min(1.0, tests * 2.0 * (1.0 - student_t.compute_cdf(abs(t), band.dofs[at])))
+            p = min(1.0, tests * 2.0 * (1.0 - compute_t_cdf(abs(t), band.dofs[at])))
             if p < rate:
                 found.append(Deviation(name, run[name], *band.extremes[at], band.runs, before, p))
     return sorted(found, key=lambda each: (each.p, each.before))
@@ -145,13 +145,12 @@ def _measure(rows: Sequence[Row], data: Sequence[str], logs: Sequence[bool]) -> 
         mean, parts = statistics.fmean(column), [[column[at] for at in each] for each in sets]
         own = [statistics.fmean(part) for part in parts]
         between = sum(len(part) * (each - mean) ** 2 for part, each in zip(parts, own, strict=True)) / (len(sets) - 1)
-        rest = len(column) - len(sets)
-        within = sum((value - each) ** 2 for part, each in zip(parts, own, strict=True) for value in part)
-        within = within / rest if rest else 0.0
+        rest = max(1, len(column) - len(sets))  # with one run of each set nothing varies within it
+        within = sum((value - each) ** 2 for part, each in zip(parts, own, strict=True) for value in part) / rest
         size = len(column) / len(sets)
         of_sets, of_runs = between / size, within * (1.0 - 1.0 / size)
         variance = of_sets + of_runs
-        free = of_sets**2 / (len(sets) - 1) + (of_runs**2 / rest if rest else 0.0)
+        free = of_sets**2 / (len(sets) - 1) + of_runs**2 / rest
         least = LEAST_LOG if log else LEAST_SHARE
         means.append(mean)
         spreads.append(math.sqrt(max(least**2, variance + between / len(column))))
@@ -167,16 +166,12 @@ def _factorise(rows: Sequence[Row]) -> list[Row]:
     for at, column in enumerate(columns):
         row: Row = []
         for other in range(at):
-            alike = sum(map(_multiply, column, columns[other])) / (norms[at] * norms[other])
-            alike = (1.0 - SHRINKAGE) * alike - sum(map(_multiply, row, factor[other]))
+            alike = sum(map(operator.mul, column, columns[other])) / (norms[at] * norms[other])
+            alike = (1.0 - SHRINKAGE) * alike - sum(map(operator.mul, row, factor[other]))
             row.append(alike / factor[other][other])
         row.append(math.sqrt(max(1e-9, 1.0 - sum(value * value for value in row))))
         factor.append(row)
     return factor
-
-
-def _multiply(one: float, other: float) -> float:
-    return one * other
 
 
 def _solve(factor: Sequence[Row], scores: Sequence[float | None]) -> tuple[Row, Row]:
@@ -187,7 +182,7 @@ def _solve(factor: Sequence[Row], scores: Sequence[float | None]) -> tuple[Row, 
     rests: Row = []
     known: Row = []
     for row, score in zip(factor, scores, strict=True):
-        due = sum(map(_multiply, row, rests))
+        due = sum(map(operator.mul, row, rests))
         known.append(due if score is None else score)
         rests.append((known[-1] - due) / row[-1])
     return rests, known

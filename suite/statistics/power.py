@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mlhpc.suite.statistics import CONFIDENCE, LARGEST_LOG, student_t
+from mlhpc.suite.statistics import CONFIDENCE, LARGEST_LOG, compute_t_quantile
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -143,7 +143,7 @@ def _draw_needed_effects(counts: tuple[int, int], confidence: float) -> Floats:
     known = next(part for part in parts if part is not None)
     part_a, part_b = (part if part is not None else known * max(counts) for part in parts)
     dof = choose_dof(part_a, part_b, *counts)
-    quantiles = [student_t.compute_quantile(0.5 + confidence / 2, each) for each in _DOFS]
+    quantiles = [compute_t_quantile(0.5 + confidence / 2, each) for each in _DOFS]
     half = np.interp(1.0 / dof, [1.0 / each for each in reversed(_DOFS)], quantiles[::-1]) * np.sqrt(part_a + part_b)
     needed: Floats = half - (sums[1] - sums[0])
     return needed

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from mlhpc.suite.statistics import CONFIDENCE, exponentiate, student_t
+from mlhpc.suite.statistics import CONFIDENCE, compute_t_cdf, compute_t_quantile, exponentiate
 
 GAP_S = 14_400.0  # a pause of less changes seconds per epoch as little as one of minutes (published results)
 SESSION_SPREAD = 0.05  # of the log of a session's time: 24 of 28 published results with several sessions have less
@@ -67,7 +67,7 @@ class Error(NamedTuple):
 
     def find_half(self, confidence: float = CONFIDENCE) -> float:
         """Find half of the width of the interval, by Student's t."""
-        return student_t.compute_quantile(0.5 + confidence / 2, self.dof) * self.size
+        return compute_t_quantile(0.5 + confidence / 2, self.dof) * self.size
 
     @property
     def ratio(self) -> float:
@@ -180,7 +180,7 @@ def fit_slope(places: Sequence[Sequence[float]], logs: Sequence[Sequence[float]]
 
 def compute_p(difference: float, error: float, dof: float) -> float:
     """Compute the two-sided p of a difference by Student's t."""
-    return 2.0 * student_t.compute_cdf(-abs(difference) / error, dof) if error > 0.0 else 0.0
+    return 2.0 * compute_t_cdf(-abs(difference) / error, dof) if error > 0.0 else 0.0
 
 
 def _find_outlier(logs: Sequence[float]) -> int | None:

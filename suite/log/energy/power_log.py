@@ -43,7 +43,7 @@ from mlhpc.suite.files import (
     render_repr,
 )
 from mlhpc.suite.log.reader import convert_to_float, read_limits
-from mlhpc.suite.statistics import student_t
+from mlhpc.suite.statistics import compute_t_quantile
 
 START, READING, STOP = "power_measurement_start", "power_reading", "power_measurement_stop"
 EFFICIENCY, ESTIMATE = "conversion_eff", "interconnect_power_est"
@@ -440,7 +440,7 @@ def compute_sampling_halfwidth_j(
     rare = min(1.0, RULE_OF_THREE * phases / len(watts)) * max(most - max(watts), min(watts)) * math.fsum(steps)
     gap_s = max(GAP_S, 3.0 * statistics.median(steps))
     gaps = _compute_largest_error_j([(seconds, each) for seconds, each in found if seconds > gap_s], most)
-    half = student_t.compute_quantile(0.5 + CONFIDENCE / 2, _estimate_degrees_of_freedom(len(watts))) * error
+    half = compute_t_quantile(0.5 + CONFIDENCE / 2, _estimate_degrees_of_freedom(len(watts))) * error
     return min(half + rare + gaps + (1.0 - duty) * hidden, hidden)
 
 

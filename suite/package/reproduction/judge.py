@@ -30,7 +30,7 @@ from mlhpc.suite.log.origin.sources import InstalledPackage, convert_distributio
 from mlhpc.suite.log.record import FACTS
 from mlhpc.suite.machine.facts import UNKNOWN, Facts
 from mlhpc.suite.package.reproduction.run_facts import RunFacts
-from mlhpc.suite.statistics import Outcome, student_t
+from mlhpc.suite.statistics import Outcome, compute_t_quantile
 from mlhpc.suite.statistics.comparison import ALPHA, compute_equivalence
 
 REPRODUCTION_VERSION: Final = 1
@@ -350,11 +350,7 @@ def compute_expected_mean(basis: Sequence[float], new: int, between_evals: float
     A run notices the target only at an evaluation: the deviation is at least that of this rounding.
     """
     spread = max(statistics.stdev(basis), between_evals / math.sqrt(12.0))
-    half = (
-        student_t.compute_quantile(0.5 + CONFIDENCE / 2, len(basis) - 1)
-        * spread
-        * math.sqrt(1.0 / len(basis) + 1.0 / new)
-    )
+    half = compute_t_quantile(0.5 + CONFIDENCE / 2, len(basis) - 1) * spread * math.sqrt(1.0 / len(basis) + 1.0 / new)
     # A run notices its target only at an evaluation: one evaluation earlier or later is no difference.
     half = max(half, between_evals)
     middle = statistics.fmean(basis)
