@@ -114,7 +114,7 @@ _CHECKS = (
     _Check("problem", "contain lines that cannot be read as events", lambda r: r["damaged_lines"] > 0),
     _Check("problem", "log numbers that cannot be; they are left out", lambda r: r["implausible"].notna()),
     _Check("problem", "have no known target, neither card nor public round", lambda r: r["target"].isna()),
-    _Check("doubt", "log a scale that cannot be; what was used is in the table", lambda r: r["scale_suspect"]),
+    _Check("doubt", "log another scale than they had; what was used is in the table", lambda r: r["scale_suspect"]),
     _Check("doubt", "started with the file cache in an unverified state", lambda r: r["cache_state"] == "unverified"),
     _Check(
         "doubt", "log another division than the system description", lambda r: r["division"] != r["division_logged"]
@@ -213,8 +213,8 @@ def _seeds(where: str, runs: pd.DataFrame) -> Iterator[Issue]:
     seeds = runs.loc[~runs["resumed"], "seed"].dropna()
     if seeds.empty:
         yield Issue("doubt", where, "no run logs its seed, so equal runs cannot be told from repeated ones")
-    elif seeds.duplicated().any():
-        yield Issue("doubt", where, f"{int(seeds.duplicated().sum())} of {len(seeds)} runs share a seed with another")
+    elif (same := seeds.duplicated(keep=False)).any():
+        yield Issue("doubt", where, f"{int(same.sum())} of {len(seeds)} runs share a seed with another")
 
 
 def _courses(where: str, runs: pd.DataFrame, courses: Mapping[str, tuple[float, ...]]) -> Iterator[Issue]:

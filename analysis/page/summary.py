@@ -339,16 +339,20 @@ def _throughput(task: Task, rows: pd.DataFrame, a: pd.Series, b: pd.Series, stud
     """
     rate, other = (f"{row['models_per_min']:.3g} models/min" for row in (a, b))
     ratio = a["models_per_min"] / b["models_per_min"]
-    staged = ratio * (a["score_s"] / a["score_with_staging_s"]) / (b["score_s"] / b["score_with_staging_s"])
-    by_staging = f" ({staged:.3g} with the staging before the runs)" if are_far_apart(staged / ratio) else ""
     vary = max((each["run_s.std"] / each["run_s.mean"] for each in (a, b)), default=math.nan)
     spread = f"; instances vary by {render_percent(100 * vary)}" if vary == vary else ""
     by = (
-        f"{ratio:.3g} times{by_staging}: {rate} against {other} of {_machine(b)}; one "
+        f"{ratio:.3g} times{_add_staging(ratio, a, b)}: {rate} against {other} of {_machine(b)}; one "
         f"measurement of each, whose error is not known{spread}"
     )
     advice = _advise_by_cost(a, _find_cheapest(rows, a, b, study), study)
     return task.short, _machine(a), by, "–", _costs(a, b, study), advice
+
+
+def _add_staging(ratio: float, a: pd.Series, b: pd.Series) -> str:
+    """Say how many times as fast, or as cheap, A is if the staging before the runs counts; empty if it is as many."""
+    share, other = (row["score_s"] / row["score_with_staging_s"] for row in (a, b))
+    return f" ({ratio * share / other:.3g} with the staging before the runs)" if are_far_apart(share / other) else ""
 
 
 def _machine(row: pd.Series) -> str:
@@ -423,8 +427,9 @@ def _advise_by_cost(a: pd.Series, b: pd.Series, study: Study) -> str:
     if not _is_alike(a, b, study):
         even, (one, other) = _find_break_even(a, b, study), (name_hours(row).removesuffix("s") for row in (a, b))
         than = f"{even.hours:.3g} {other}{'' if even.hours == 1 else 's'}"
+        staged = _add_staging(even.hours, a, b)
         article = "an" if one[:1] in "AEFHILMNORSXaeiou" and not one.startswith("unit") else "a"
-        return f"{a['label']}: faster; cheaper than {b['label']} only if {article} {one} costs less than {than}"
+        return f"{a['label']}: faster; cheaper than {b['label']} only if {article} {one} costs less than {than}{staged}"
     if first <= SAME_COST * second:
         return f"{a['label']}: faster, and {'cheaper' if SAME_COST * first < second else 'it costs no more'}"
     share = f"{first / second:.3g} times the cost"

@@ -124,6 +124,11 @@ def test_runs_at_the_same_time_are_a_doubt(made: Build, cards: Cards) -> None:
     assert doubts[0].startswith("9 of 10 runs ")
 
 
+def test_every_run_of_a_shared_seed_is_counted(made: Build, cards: Cards) -> None:
+    said = [issue.text for issue in list_issues(read_study([made("alike", seed=333)], cards)) if "a seed" in issue.text]
+    assert said == ["10 of 10 runs share a seed with another"]
+
+
 def test_what_may_be_luck_is_not_sure(made: Build, cards: Cards) -> None:
     (line,) = lines(read_study([made("a1"), made("b2", eval_s=2.3)], cards))
     assert "inconclusive: " in line["by how much, and is it sure"]
@@ -300,6 +305,9 @@ def test_without_prices_the_price_is_told_at_which_the_faster_is_the_cheaper(mad
     )
     (found,) = of(data).breaks
     assert (found.devices, found.hours) == (("H100", "A100"), pytest.approx(even))
+    staged = data.results["score_s"] * (1 + (data.results["name"] == "quick"))
+    data = replace(data, results=data.results.assign(score_with_staging_s=staged))
+    assert lines(data)[0]["what to take"].endswith(f" A100 hours ({even / 2:.3g} with the staging before the runs)")
 
 
 def test_a_target_that_simple_predictors_reach_is_told_once(tmp_path: Path, run_folder: Build, cards: Cards) -> None:
