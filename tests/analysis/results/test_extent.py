@@ -43,13 +43,15 @@ def test_as_many_accelerators_on_half_the_nodes_are_as_large_a_machine(kinds: li
 
 
 def test_accelerators_that_only_evaluate_train_nothing() -> None:
-    """OC20 on Eos: 640 accelerators, 512 ranks, evaluations that overlap training."""
-    rows = pd.DataFrame({"units": [640, 640, 8, 8], "ranks": [512, 512, 4, None], "async_eval": [True, False, True, True],
-                         "unit": ["accelerator", "accelerator", "processor", "accelerator"], "nodes": 1, "cores": 1})  # fmt: skip
+    """Evaluations that overlap training on Eos: OC20 has 512 ranks, OpenFold trains a sample on eight accelerators."""
+    rows = pd.DataFrame({"units": [640, 640, 8, 8, 2080, 2080], "ranks": [512, 512, 4, None, 2080, 2080],
+                         "async_eval": [True, False, True, True, True, False],
+                         "unit": ["accelerator", "accelerator", "processor", "accelerator", "accelerator", "accelerator"],
+                         "global_batch_size": [2048, 2048, 4, None, 256, 256], "nodes": 1, "cores": 1})  # fmt: skip
     found = choose_extent(rows.head(2), training=True)
     assert found.sizes.tolist() == [512, 640]
     assert choose_extent(rows.head(2)).sizes.tolist() == [640, 640]
-    assert find_training_units(rows).tolist() == [512, 640, 8, 8]
+    assert find_training_units(rows).tolist() == [512, 640, 8, 8, 2048, 2080]
 
 
 @pytest.mark.parametrize(
