@@ -517,8 +517,10 @@ def _add_system_facts(runs: list[dict[str, Any]], systems: Mapping[str, Mapping[
             row["units"] = described or logged
         else:
             row["units"] = _instance_units(logged, row["ranks"], described, members[row["group"]])
-        row["scale_suspect"] = logged is not None and row["units"] != logged
-        row["nodes"] = row["nodes"] if row["nodes"] is not None else system["nodes"]
+        nodes = row["nodes"]
+        if nodes is None or (row["mode"] == "strong" and system["nodes"] is not None):
+            row["nodes"] = system["nodes"]
+        row["scale_suspect"] = (logged is not None and row["units"] != logged) or nodes not in (None, row["nodes"])
 
 
 def _units(nodes: float | None, accelerators: float | None, processors: float | None) -> float | None:

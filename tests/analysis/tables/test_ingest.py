@@ -201,6 +201,19 @@ def test_an_instance_that_logs_the_whole_system_is_suspect(
     assert set(runs["units"]) == {2}
 
 
+def test_a_log_of_other_nodes_than_the_description_is_suspect(package: Build, tmp_path: Path, cards: Cards) -> None:
+    """HAL, v0.7: the logs say 8 nodes of 8 accelerators, the description 16 of 4."""
+    made = package(tmp_path, runs=1, nodes=16, extra=(("number_of_nodes", 8),))
+    (described,) = (made / "systems").glob("*.json")
+    described.write_text(described.read_text().replace('"accelerators_per_node": "2"', '"accelerators_per_node": "4"'))
+    (log,) = made.rglob("result_0.txt")
+    log.write_text(
+        log.read_text().replace('"accelerators_per_node", "value": 1', '"accelerators_per_node", "value": 8')
+    )
+    (row,) = read_tables([made], cards).runs.to_dict("records")
+    assert (row["units"], row["nodes"], row["scale_suspect"]) == (64, 16, True)
+
+
 def test_two_run_folders_of_one_name_stay_apart(tmp_path: Path, log: Build, cards: Cards) -> None:
     for place in ("a", "b"):
         folder = tmp_path / place / "run1"
