@@ -122,7 +122,7 @@ def estimate_mean(sessions: Sequence[Sequence[TimedRun]]) -> tuple[float, Error 
 
 @dataclass(frozen=True)
 class Order:
-    """What the order of the runs of one side shows. ``slope`` is true if times grow or fall from run to run."""
+    """What the order of the runs of one side shows. ``slope``: a trend is at least as sure as a step."""
 
     texts: tuple[str, ...] = ()
     slope: bool = False
@@ -153,16 +153,18 @@ def describe_order(runs: Sequence[TimedRun], side: str) -> Order:
     slope, error = fit_slope([places], [kept])
     trend_p = compute_p(slope, error, len(kept) - 2)
     step_p, place, apart = _find_step(kept)
-    if 2.0 * min(trend_p, step_p) > ORDER_P:  # of two tests
+    of_all = step_p * (len(kept) - 3)  # places of a step
+    if 2.0 * min(trend_p, of_all) > ORDER_P:  # of two tests
         return Order(tuple(texts))
     early, late = places[:place], places[place:]
-    if step_p < trend_p:
-        later = f"runs {late[0] + 1} to {late[-1] + 1} of {side} take {math.exp(apart):.3g} times as long"
-        describe(f"{later} as 1 to {early[-1] + 1}", apart, late, early)
-        return Order(tuple(texts))
-    change = f"{'grow' if slope > 0 else 'fall'} by {100 * abs(math.expm1(slope)):.3g} %"
-    describe(f"times of {side} {change} from run to run", apart, late, early)
-    return Order(tuple(texts), slope=True)
+    change = (
+        f"times of {side} {'grow' if slope > 0 else 'fall'} by {100 * abs(math.expm1(slope)):.3g} % from run to run"
+    )
+    if step_p < trend_p:  # it is named by what explains more, whichever of them is surer
+        change = f"runs {late[0] + 1} to {late[-1] + 1} of {side} take {math.exp(apart):.3g} times as long"
+        change += f" as 1 to {early[-1] + 1}"
+    describe(change, apart, late, early)
+    return Order(tuple(texts), slope=trend_p <= of_all)
 
 
 def fit_slope(places: Sequence[Sequence[float]], logs: Sequence[Sequence[float]]) -> tuple[float, float]:
@@ -196,12 +198,12 @@ def _find_outlier(logs: Sequence[float]) -> int | None:
 
 
 def _find_step(logs: Sequence[float]) -> tuple[float, int, float]:
-    """Find the place that divides runs best into two levels. Return its p for all places, it, the difference."""
+    """Find the place that divides runs best into two levels. Return its p, it, the difference."""
     found = []
     for place in range(2, len(logs) - 1):
         sides = logs[:place], logs[place:]
         apart = statistics.fmean(sides[1]) - statistics.fmean(sides[0])
         squares = sum((log - statistics.fmean(side)) ** 2 for side in sides for log in side)
         error = math.sqrt(squares / (len(logs) - 2) * sum(1.0 / len(side) for side in sides))
-        found.append((compute_p(apart, error, len(logs) - 2) * (len(logs) - 3), place, apart))
+        found.append((compute_p(apart, error, len(logs) - 2), place, apart))
     return min(found)

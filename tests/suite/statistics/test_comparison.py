@@ -304,6 +304,8 @@ def test_a_new_batch_job_begins_a_session() -> None:
 @pytest.mark.parametrize(("times", "said"), [
     ((600, 601, 599, 600, 1800), "run 5 of A takes 3 times as long as its others"),
     ((284, 296, 291, 285, 334, 377, 363, 346, 358, 365), "runs 5 to 10 of A take 1.24 times as long as 1 to 4"),
+    # HoreKa, v2.0, seconds per epoch: two levels and one between them
+    ((11.7, 12.3, 12.6, 12.4, 14.0, 15.9, 15.9, 15.2, 15.7, 16.1), "runs 5 to 10 of A take 1.26 times as long as 1 to 4"),
     ((100, 101.1, 101.9, 103.05, 104, 105.1), "times of A grow by 0.99 % from run to run"),
     ((100, 101, 99.5, 100.7, 99.8), None),
     ((100, 100, 100, 100), None),
