@@ -16,9 +16,10 @@ from msgspec import Struct
 from mlhpc.suite import NO_SUBMITTER
 from mlhpc.suite.card import read_card
 from mlhpc.suite.data.manifest import read_manifest_file
-from mlhpc.suite.documents import YamlSource, read_json_document
+from mlhpc.suite.documents import YamlSource, convert_to_plain_data, read_json_document
 from mlhpc.suite.errors import InputError
 from mlhpc.suite.files import read_bytes, read_json
+from mlhpc.suite.log.mllog import convert_to_json
 from mlhpc.suite.log.origin.sources import DIFF_BYTES, ENVIRONMENT_VERSION, Environment, read_sources
 from mlhpc.suite.log.reader import read_events, read_limits
 from mlhpc.suite.log.record import RunRecord
@@ -26,6 +27,7 @@ from mlhpc.suite.log.results_tree import Group, list_files
 from mlhpc.suite.log.run_folder import JOB_VERSION, JobInfo, RunFolder, RunInfo
 from mlhpc.suite.machine.facts import Facts, parse_samples, read_facts
 from mlhpc.suite.machine.system import System
+from mlhpc.suite.training.parallel.plan import read_plan
 
 ORIGIN_FILE, ORIGIN_VERSION = "origin.json", 2
 CONFIG, PLAN, CARD = "config.yaml", "plan.yaml", "card.yaml"
@@ -279,6 +281,13 @@ def _read_settings(path: Path) -> dict[str, Any]:
     return YamlSource.read(path).data
 
 
+def _read_plan(path: Path) -> dict[str, Any]:
+    """Read a plan as a log has it: with what has a default."""
+    _read_settings(path)  # within its limits
+    found: dict[str, Any] = convert_to_json(convert_to_plain_data(read_plan(path)[0]))
+    return found
+
+
 def _read_code(path: Path) -> None:
     if path.is_symlink():
         raise InputError(
@@ -333,7 +342,7 @@ def _read_typed(kind: type[Struct], what: str, version: int) -> Callable[[Path],
 _READERS: dict[str, Callable[[Path], object]] = {
     "run.json": _read_info,
     CONFIG: _read_settings,
-    PLAN: _read_settings,
+    PLAN: _read_plan,
     CARD: read_card,
     "job.sbatch": _read_script,
     "job.json": _read_typed(JobInfo, "a job.json", JOB_VERSION),

@@ -282,9 +282,8 @@ def _check_read_files(result: Result, run: RunRecord, folder: KeptFolder) -> Res
         if kept.sha256 != plan.get("sha256"):
             yield folder.path / PLAN, "is not the plan that the run read: the log states another sha256"
         content = {key: value for key, value in (kept.value or {}).items() if key not in _PLAN_HEAD}
-        for name, one, other in compare_values({key: plan.get(key) for key in {*content, "compress"}}, content):
-            if (one, other) != (None, ABSENT):
-                yield run.path, f"parallel_plan: {name}: {render_repr(one)} in the log, {render_repr(other)} in {PLAN}"
+        for name, one, other in compare_values({key: plan.get(key) for key in content}, content):
+            yield run.path, f"parallel_plan: {name}: {render_repr(one)} in the log, {render_repr(other)} in {PLAN}"
     elif plan and sources is not None and info is not None:
         shipped = f"/{info.workload}/plans/{plan.get('name')}.yaml"
         known = [sha256 for name, sha256 in sources.files.items() if name.endswith(shipped)]

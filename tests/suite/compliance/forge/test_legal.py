@@ -12,7 +12,11 @@ from typing import Any
 import pytest
 
 from mlhpc.suite.compliance.check import check
+from mlhpc.suite.compliance.package_files import compute_sha256
+from mlhpc.suite.documents import convert_to_plain_data
+from mlhpc.suite.log.mllog import convert_to_json
 from mlhpc.suite.package.build import write_package_manifest
+from mlhpc.suite.training.parallel.plan import read_plan
 from tests.suite.compliance.forge.forgeries import (
     TOKEN,
     Events,
@@ -21,6 +25,7 @@ from tests.suite.compliance.forge.forgeries import (
     find_kept,
     find_logs,
     restate,
+    state_digest,
 )
 from tests.suite.compliance.forge.test_forgeries import package as package
 
@@ -132,7 +137,38 @@ def _fail_one(events: Events) -> Events:
     return [*kept, {**stop, "metadata": {**stop["metadata"], "status": "aborted", "reason": "the last epoch"}}]
 
 
+PLAN = """\
+version: 1
+description: gradients of ranks with samples of their own
+mesh: data=2
+parameters: {"*": shard}
+extents: {position: 16}
+inputs: {x: {dims: [sample, position], dtype: uint8}}
+"""
+
+
+def _with_an_own_plan(package: Path) -> None:
+    """Runs with a plan of one's own, which leaves out what has a default."""
+    kept, plan = find_kept(package), find_kept(package) / "plan.yaml"
+    plan.write_text(PLAN)
+    value, sha256 = convert_to_json(convert_to_plain_data(read_plan(plan)[0])), compute_sha256(plan)
+    named = {key: each for key, each in value.items() if key not in ("version", "description")}
+    mesh = {"data": 2, "shard": 1, "tensor": 1, "spatial": []}
+    named |= {"name": "plan", "sha256": sha256, "mesh": mesh, "engine": {"torch": "2.13.0", "used": []}}
+    _beside("train_samples", key="parallel_plan", value=named)(package)
+    change_document(kept / "run.json", ("command",), lambda old: [*old[:-2], "--plan", "plan.yaml", *old[-2:]])
+    (kept / "config.yaml").write_text((kept / "config.yaml").read_text() + "plan: plan.yaml\n")
+
+    def state(events: Events) -> Events:
+        next(each for each in events if each["key"] == "run_config")["value"]["plan"] = "plan.yaml"
+        return events
+
+    edit_logs(package, state)
+    state_digest(package, kept / "config.yaml")
+
+
 LOGS: dict[str, Variant] = {
+    "a plan of one's own": _with_an_own_plan,
     "other order of keys": _of_spelling(lambda event: json.dumps(_reverse(event))),
     "no blanks": _of_spelling(lambda event: json.dumps(event, separators=(",", ":"))),
     "many blanks": _of_spelling(lambda event: json.dumps(event, separators=(" ,  ", " :\t"))),
