@@ -44,6 +44,7 @@ _OWN_EVAL_SHARE = 0.04  # where the log says how much of training is computing
 _MOST_EVAL_RATE = 7.5
 _MOST_RUN_RATE = 1.5  # times the highest logged rate; the most published (MLPerf Training v5.0) is 1.011
 _RATE_TOLERANCE = 0.03  # of a rate; published rates are within 0.023 of their times
+_LEAST_RATE_SHARE = 0.005  # by which a rate may be below that of its samples and time; published: by 0.001
 _MOST_EPOCH_RATE, _FEW = 1.3, 3  # times the median of more rates than these; the most of 884 published logs is 1.195
 _OF_HPC = ("eval_loss", mllog.TARGET_ACCURACY_REACHED)
 _NEVER_EQUAL = (mllog.EVAL_ACCURACY, "eval_loss")  # eval_error has been, three times
@@ -400,20 +401,24 @@ def check_throughput_whole(context: LogContext) -> LogBreaches:
 def check_throughput_true(context: LogContext) -> LogBreaches:
     finished = list_finished_epochs(context)
     rates = [(event, rate) for event in context.run.every(mllog.TRACKED_STATS) if (rate := _find_rate(event))]
+    blocks = context.benchmark is not None and context.benchmark.epoch_counts_samples
+    # Codes leave out the last batch of an epoch, and one more.
+    lost = 0 if blocks else 2 * (context.record.global_batch_size or 0)
     for index, (event, rate) in enumerate(rates):
         number = convert_to_float(event.metadata.get("epoch_num", event.metadata.get("epoch")))
         epoch = finished.get(number) if number is not None else _find_epoch(context, index)
         times = [] if epoch is None else _list_training_times(context, epoch, event)
         cases = [(samples, seconds) for seconds in times for samples in _list_block_samples(context)]
-        if cases and not any(_is_possible_rate(rate, *case) for case in cases):
+        if cases and not any(_is_possible_rate(rate, *case, lost) for case in cases):
             named, due = f"epoch {render_repr(epoch.number) if epoch else '?'}", cases[0][0] / cases[0][1]
             yield event.line, f"throughput {rate:g} samples/s in {named}; its times say {due:g}"
             return
 
 
-def _is_possible_rate(rate: float, samples: float, seconds: float) -> bool:
-    """Return True if training at this rate can take these seconds, minus a pause, for these samples."""
-    least = (1.0 - _RATE_TOLERANCE) * samples / (seconds + _SLACK_S)
+def _is_possible_rate(rate: float, samples: float, seconds: float, lost: float) -> bool:
+    """Return True if training at this rate can take these seconds, minus a pause, for these samples but ``lost``."""
+    counted = max((1.0 - _RATE_TOLERANCE) * samples, (1.0 - _LEAST_RATE_SHARE) * (samples - lost))
+    least = counted / (seconds + _SLACK_S)
     most = (1.0 + _RATE_TOLERANCE) * samples / max(seconds - _PAUSE_S, _LEAST_STEP_SHARE * seconds)
     return least <= rate and (rate <= most or seconds < _SHORTEST_S)
 
