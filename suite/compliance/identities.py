@@ -20,6 +20,8 @@ _CONDITION = r"not [\w.]+|[\w.]+( == None)?|record.mode == 'weak'"
 _parse = lru_cache(1024)(lambda text: ast.parse(text, mode="eval").body)
 _FUNCTIONS: dict[Any, Any] = {
     "len": len,
+    "max": max,
+    "sum": math.fsum,
     "near": lambda one, other, share, more=0.0: math.isclose(one, other, rel_tol=share, abs_tol=more),
     ast.Add: operator.add,
     ast.Mult: operator.mul,
@@ -38,7 +40,7 @@ def find_broken(group: str, roots: Mapping[str, Any]) -> Iterator[tuple[str, str
     for text in _GROUPS[group]:
         try:
             kept = _compute(_parse(text), roots)
-        except (TypeError, ArithmeticError):  # something else than a number
+        except (TypeError, ValueError, ArithmeticError):  # something else than a number
             kept = False
         if not kept:
             # Without what says where the row is asked.

@@ -133,10 +133,10 @@ class LogContext:
         card = {"card": self.card} if self.card is not None and self.division == "closed" else {}
         return events | card | {"record": self.record, "benchmark": self.benchmark}
 
-    def list_broken(self, group: str) -> LogBreaches:
-        """Yield the identities of a group that the log does not keep."""
-        for name, text in find_broken(group, self.roots):
-            event = self.log.first(name)
+    def list_broken(self, group: str, at: Event | None = None, **more: object) -> LogBreaches:
+        """Yield the identities of a group that the log does not keep: of one event with ``at``. ``more``: its roots."""
+        for name, text in find_broken(group, {**self.roots, **more}):
+            event = at or self.log.first(name)
             yield event.line if event is not None else None, text
 
     def logged(self, key: str) -> object:

@@ -157,6 +157,9 @@ def check_metric_agrees(context: LogContext) -> LogBreaches:
             other = render_repr(metrics.get(benchmark.metric))
             yield event.line, f"{benchmark.metric} is {render_repr(event.value)} and in its own metadata {other}"
             return
+        # What a person's own loop calls so is its own matter; of a run that diverged nothing is a number.
+        if context.record.loop is None and convert_to_float(event.value) is not None:
+            yield from islice(context.list_broken("metric-agrees", event, metrics=metrics), 1)
     reached = {(item.value, item.epoch) for item in context.record.evals if benchmark.reached(item.value)}
     reached |= {(value, None) for value, _ in reached}
     for event in context.every(mllog.TARGET_ACCURACY_REACHED):

@@ -49,3 +49,80 @@ def test_a_broken_row_says_what_was_found_and_what_was_expected() -> None:
     roots = {"cpu": {"sockets": 4, "cores": 2, "threads": 8}, "limits": {}, "first_caches": 2}
     said = "cpu.cores = 2, cpu.sockets = 4: expected cpu.cores >= cpu.sockets"
     assert list(find_broken("facts-agree", roots)) == [("cpu", said)]
+
+
+# Of healthy runs: what an evaluation of each workload has, and the load of experts in a window
+HEALTHY: dict[str, tuple[str, dict[str, Any]]] = {
+    "cosmoflow": (
+        "metric-agrees",
+        {
+            "record": {"eval_samples": 1000},
+            "metrics": {
+                "eval_error": 0.2994244139546463,
+                "mae_omega_m": 0.23633432002346672,
+                "rmse_omega_m": 0.2966786401063314,
+                "mae_se_omega_m": 0.005674196081874796,
+                "mae_sigma_8": 0.11981416488566901,
+                "rmse_sigma_8": 0.15424763021945737,
+                "mae_se_sigma_8": 0.0030734904692764067,
+                "mae_n_s": 0.4004100868861133,
+                "rmse_n_s": 0.48374382987294573,
+                "mae_se_n_s": 0.008587992132557502,
+                "mae_h_0": 0.4411390840233362,
+                "rmse_h_0": 0.5259453720299967,
+                "mae_se_h_0": 0.009060736164720294,
+                "mse": 0.15560929355589442,
+            },
+        },
+    ),
+    "moe_lm": ("metric-agrees", {"metrics": {"eval_error": 1.8395112255942045, "nats_per_byte": 1.2750520196289923}}),
+    "swinv2_moe": (
+        "metric-agrees",
+        {
+            "metrics": {
+                "eval_accuracy": 0.9325,
+                "accuracy_delta": 0.99375,
+                "accuracy_theta": 0.875,
+                "accuracy_kappa": 0.8125,
+                "accuracy_mu": 0.9875,
+                "accuracy_lambda": 0.99375,
+            }
+        },
+    ),
+    "experts": (
+        "expert-load",
+        {
+            "layers": 1,
+            "load": {"tokens_per_expert": [5035, 3744, 3279, 3942], "imbalance": 1.25875, "padding_waste": 0.2582},
+            "efficiency": {"useful_tflops": 0.013740652082253066, "executed_tflops": 0.018523391860680867},
+        },
+    ),
+}
+
+
+def list_numbers(value: dict[str, Any], *above: str) -> list[tuple[str, ...]]:
+    """The path to each number of an object, but for those that only count what others are of."""
+    inner = [(name, each) for name, each in value.items() if name not in ("layers", "tokens_per_expert")]
+    return [
+        path
+        for name, each in inner
+        for path in (list_numbers(each, *above, name) if isinstance(each, dict) else [(*above, name)])
+    ]
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_evaluation_keeps_the_rows_and_each_of_its_numbers_breaks_one_if_it_is_changed(name: str) -> None:
+    group, healthy = HEALTHY[name]
+    assert list(find_broken(group, healthy)) == []
+    for *above, last in list_numbers(healthy):
+        forged = place = copy.deepcopy(healthy)
+        for part in above:
+            place = place[part]
+        place[last] *= 1.01
+        assert list(find_broken(group, forged)), last
+
+
+def test_no_step_needs_less_capacity_than_the_mean_of_all() -> None:
+    load = HEALTHY["experts"][1]["load"]
+    assert list(find_broken("expert-load", {"load": load | {"needed_capacity": 1.2}}))
+    assert not list(find_broken("expert-load", {"load": load | {"needed_capacity": 2.0625}}))
