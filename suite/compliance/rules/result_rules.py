@@ -14,6 +14,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from mlhpc.suite.compliance import rcp_limit
+from mlhpc.suite.compliance.identities import find_broken
 from mlhpc.suite.compliance.result import Result
 from mlhpc.suite.compliance.rules.base import (
     BENCHMARK_RESULTS,
@@ -78,7 +79,7 @@ def check_run_failed(result: Result) -> ResultBreaches:
 
 @result_rule(
     "seed-distinct",
-    "no two runs have the same seed, and no two instances the same number",
+    "no two runs have the same seed, and no two instances the same number, nor one that is not of the result or system",
     "mlperf_logging seed_checker",
 )
 def check_seed_distinct(result: Result) -> ResultBreaches:
@@ -88,7 +89,16 @@ def check_seed_distinct(result: Result) -> ResultBreaches:
     late = [run for run in result.runs if run.run_start_s and abs(run.run_start_s - (run.seed or 0)) > _SEED_S]
     if len(late) < (1.0 - _FORM_SHARE) * len(result.runs):
         yield from ((run.path, f"seed {run.seed} is no time of the start; of the other runs it is") for run in late)
-    if result.weak and len({run.instance for run in result.runs}) > 1:  # some launchers number none
+    # As many as there are here, or as fit into the system. Some launchers number none, some the first one 0.
+    of_one = max((run.compute_units or 0 for run in result.runs), default=0) or math.inf
+    places = max(
+        len(result.runs) + len(result.pruned), ((result.system and result.system.compute_units) or 0) // of_one
+    )
+    for run in result.runs:
+        yield from (
+            (run.path, text) for _, text in find_broken("seed-distinct", {"run": run, "result": {"places": places}})
+        )
+    if result.weak and len({run.instance for run in result.runs}) > 1:
         yield from check_distinct(
             result.runs, lambda run: run.instance, lambda run: f"instance {run.instance} is also that of"
         )
@@ -141,6 +151,9 @@ def _list_stated(result: Result, run: RunRecord) -> Iterator[tuple[str, object]]
         if key in named or (result.ruleset.complete and not _OF_ONE_RUN.match(key)):
             yield key, value
     yield from ((name, value) for name, value in (run.config or {}).items() if name in _SETTINGS)
+    # OpenFold begins from one checkpoint.
+    counted = result.benchmark is not None and result.benchmark.epoch_counts_samples
+    yield from (("evaluation before training", item.value) for item in run.evals if counted and item.epoch == 0)
     # A run that died early stated less.
     facts = ((name, getattr(run, name)) for name in _FACTS if run.run_start_s is not None)
     yield from ((name, value) for name, value in facts if value is not None and value != {})

@@ -9,7 +9,7 @@ import re
 import shutil
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from mlhpc.suite.log.reader import read_events
 from mlhpc.suite.log.record import summarise_log
 from mlhpc.suite.log.results_tree import find_results
 from tests.fixtures.cli import mlhpc
-from tests.fixtures.logs import START_MS, Line, Lines, edit, hpc_run, insert, our_run, our_runs, results, write
+from tests.fixtures.logs import START_MS, Line, Lines, chain, edit, hpc_run, insert, our_run, our_runs, results, write
 from tests.fixtures.mutations import Case, hpc, ours
 from tests.fixtures.package_mutations import example
 from tests.fixtures.published import SCORES, published_results
@@ -234,6 +234,28 @@ def test_what_may_not_differ_between_runs(tmp_path: Path, options: dict[str, obj
     runs = our_runs(tmp_path / "runs")
     write(runs / "result_4.txt", our_run(seed=99, start_ms=START_MS + 5, epoch_s=3.3, values=(0.44, 0.35), **options))  # type: ignore[arg-type]
     assert errors(check([runs])) == [rule]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "broken"),
+    [(range(10), 0), (range(1, 11), 0), ([0] * 10, 0), ([1, 2] * 5, 0), ([*range(9), 31], 1), (range(11, 21), 10)],
+)
+def test_an_instance_has_a_number_of_its_result(tmp_path: Path, numbers: Sequence[int], broken: int) -> None:
+    def run(n: int) -> Lines:
+        return edit("epoch_start", meta={"instance": numbers[n]})(hpc_run(seed=n, start_ms=START_MS + n * 10**7))
+
+    assert errors(check([results(tmp_path, 10, run)], "3.0.0")).count("seed-distinct") == broken
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_runs_begin_from_one_checkpoint(tmp_path: Path, changed: bool) -> None:
+    def run(n: int) -> Lines:
+        value = 0.7312 if changed and n == 3 else 0.6985
+        before = (Line(key, value, metadata={"epoch_num": 0}) for key in ("eval_start", "eval_accuracy", "eval_stop"))
+        lines = hpc_run("openfold", seed=n, start_ms=START_MS + n * 10**7)
+        return chain(*(insert(line, "epoch_start") for line in before))(lines)
+
+    assert errors(check([results(tmp_path, 10, run)], "3.0.0")).count("run-drift") == changed
 
 
 @pytest.mark.parametrize("changes", [{"meta": {"threads_per_rank": 2}}, {"compile": True}, {"loader_threads": 4}])
