@@ -64,7 +64,12 @@ _MEASURED = (
     *(mllog.TRACKED_STATS, mllog.STEP_PHASES, mllog.RANK_PHASES, mllog.RANK_STATS, mllog.FIRST_LOSSES),
     *("eval_loss", "train_loss", "throughput"),
 )
-_DECAY = ("opt_learning_rate_decay_boundary_epochs", "opt_learning_rate_decay_factor")
+_DECAY = (
+    ("opt_learning_rate_decay_boundary_epochs", "opt_learning_rate_decay_factor"),
+    ("scheduler_milestones", "scheduler_decay_rate"),
+)
+_GROWTH = ("opt_learning_rate_warmup_epochs", "opt_learning_rate_warmup_factor")
+_LEARNING_RATE_SHARE = 0.01  # the last step of a warm-up
 _BASE_RATES, _LEAST_LEARNING_RATE = ("opt_lr", "opt_base_learning_rate"), 0.9  # published: 0.97 to 1
 _WARM_UP = ("opt_learning_rate_warmup_steps", "scheduler_lr_warmup_steps")
 _RANKS_DIFFER_S = 0.01  # the clocks of two ranks, one of which logs the start of an evaluation
@@ -259,37 +264,50 @@ def _check_repeated(context: LogContext) -> LogBreaches:
 
 
 def _check_learning_rates(context: LogContext) -> LogBreaches:
-    """Yield the highest learning rate of an epoch, if it is not the stated one, and a later one that the stated decay
-    does not give. Warm-up may be longer than the run, and some codes end with a rate of 0. Of steps the first ones
-    after other events are always read: none has a higher rate than the stated one, and none a higher one than before
-    after the stated warm-up.
+    """Yield a learning rate that the stated warm-up and decay do not give.
+
+    Of epochs: the highest one, those before it and those after it. Some codes end with a rate of 0. Of steps the first
+    ones after other events are always read: none is above the stated one, and after the warm-up none is above the one
+    before, nor another one than the milestones give, which count from the end of the warm-up.
     """
     base, warm = (
         next((rate for key in keys if (rate := convert_to_float(context.logged(key))) is not None), None)
         for keys in (_BASE_RATES, _WARM_UP)
     )
-    starts = context.run.every(mllog.EPOCH_START)
-    found = [(rate, event) for event in starts for rate in list_floats(event.metadata.get("lr"))]
-    most = math.inf if base is None else base
-    for before, event in pairwise(context.run.events) if context.ruleset.foreign else ():
+    if not context.ruleset.foreign:
+        return
+    (ends, shares), (marks, decays) = ([_list_numbers(context.logged(key)) for key in keys] for keys in _DECAY)
+    most, late = math.inf if base is None else base, list[tuple[float, float]]()
+    for before, event in pairwise(context.run.events):
         if event.key != "learning_rate" or before.key in STEP_KEYS:
             continue
         rate, step = max(_list_numbers(event.value), default=0.0), convert_to_float(event.metadata.get("step_num"))
         if rate > 1.001 * most:
             yield event.line, f"the learning rate is {rate:g} at step {step}; expected at most {most:g}"
-        most = most if warm is None or step is None or step <= warm else min(most, rate)
-    if not base or not found or not context.ruleset.foreign:
+        if warm is None or step is None or step <= warm:
+            continue
+        most = min(most, rate)
+        late.append((rate, sum(mark + warm < step for mark in marks)))
+        due = late[0][0] * decays[0] ** (late[-1][1] - late[0][1]) if marks and len(decays) == 1 else rate
+        if not math.isclose(rate, due, rel_tol=_LEARNING_RATE_SHARE):
+            yield event.line, f"the learning rate is {rate:g} at step {step:g}; the stated milestones give {due:g}"
+    starts = context.run.every(mllog.EPOCH_START)
+    found = [(rate, event) for event in starts for rate in list_floats(event.metadata.get("lr"))]
+    if not base or not found:
         return
     most, event = max(found, key=lambda each: each[0])
     if not _LEAST_LEARNING_RATE * base <= most <= 1.001 * base:
         yield event.line, f"the highest learning rate is {most:g}; the log states {base:g}"
-    ends, shares = (_list_numbers(context.logged(key)) for key in _DECAY)
-    for rate, later in found if len(ends) == len(shares) else ():
-        epoch = find_epoch_num(later) or 0.0
+    growing, factor = (convert_to_float(context.logged(key)) or 0.0 for key in _GROWTH)
+    for rate, each in found if len(ends) == len(shares) else ():
+        epoch = find_epoch_num(each) or 0.0
         passed = sum(end < epoch for end in ends)
         due = most * shares[passed - 1] if passed else most
-        if later.line > event.line and rate and not math.isclose(rate, due, rel_tol=1e-3):
-            yield later.line, f"the learning rate is {rate:g}; the decay that the log states gives {due:g}"
+        known = growing or each.line > event.line
+        if epoch <= growing:
+            known, due = factor, base * (1.0 + (factor - 1.0) * (epoch - 1.0) / growing) / (factor or 1.0)
+        if known and rate and not math.isclose(rate, due, rel_tol=1e-3):
+            yield each.line, f"the learning rate is {rate:g}; the warm-up and decay that the log states give {due:g}"
 
 
 def _list_numbers(value: object) -> list[float]:

@@ -103,10 +103,10 @@ def test_a_run_far_faster_than_the_others_is_an_error(tmp_path: Path, seconds: f
     assert ("run-pace" in {finding.rule for finding in check([tmp_path], "3.0.0").findings}) == found
 
 
-@pytest.mark.parametrize("changed", [None, *BOUNDARIES, "factor"])
+@pytest.mark.parametrize("changed", [None, *BOUNDARIES, "factor", "warmup_epochs", "warmup_factor"])
 @pytest.mark.parametrize("by", [-4, 1])
-def test_learning_rates_are_those_of_the_stated_decay(tmp_path: Path, changed: object, by: int) -> None:
-    """The log states the decay once and the rate in each epoch: each boundary and factor is changed alone."""
+def test_learning_rates_are_those_of_the_stated_schedule(tmp_path: Path, changed: object, by: int) -> None:
+    """The log states warm-up and decay once and the rate in each epoch: each number of them is changed alone."""
     lines, base = hpc_run(epochs=30), 0.024
     stated = [end + by * (end == changed) for end in BOUNDARIES]
     factors = [0.5, 0.25, 0.125, 0.0625 + (changed == "factor") * by / 100]
@@ -117,8 +117,41 @@ def test_learning_rates_are_those_of_the_stated_decay(tmp_path: Path, changed: o
             lines[place] = replace(line, metadata={**(line.metadata or {}), "lr": [rate, rate]})
     for key, value in zip(("base_learning_rate", *DECAY), (base, stated, factors), strict=True):
         lines = edit(f"opt_{key}", value=value)(lines)
+    for key, value in (("warmup_epochs", 3), ("warmup_factor", 4.0)):
+        other = value + (by == 1 or -2) * (changed == key)
+        lines = edit(f"opt_learning_rate_{key}", value=other)(lines)
     found = check_log(write(tmp_path / "result_0.txt", lines), read_ruleset("3.0.0")).findings
     assert [item.rule for item in found if "learning rate" in item.message] == ["stated-twice"] * (changed is not None)
+
+
+@pytest.mark.parametrize("each", [10, 58, 473])
+@pytest.mark.parametrize(
+    ("changed", "value", "found"),
+    [
+        *(
+            (None, None, False),
+            ("milestones", [100], True),
+            ("milestones", [2900], True),
+            ("milestones", [800, 900], True),
+        ),
+        *(("milestones", [], False), ("decay_rate", 0.2, True), ("lr_warmup_steps", 3000, False)),
+    ],
+)
+def test_learning_rates_of_steps_fall_at_the_stated_milestones(
+    tmp_path: Path, changed: str | None, value: object, found: bool, each: int
+) -> None:
+    """Milestones count from the end of the warm-up. Rates that are logged rarely may all be before them or after."""
+    stated = {"milestones": [800], "decay_rate": 0.1, "lr_warmup_steps": 400}
+    stated |= {} if changed is None else {changed: value}
+    lines = edit("opt_lr", value=0.0055)(hpc_run("deepcam", epochs=3000 // each))
+    for key, stands in stated.items():
+        lines = edit(f"scheduler_{key}", value=stands)(lines)
+    for number in range(3000 // each):
+        step = (number + 1) * each
+        rate = 0.0055 * min(step / 400, 1.0) * (0.1 if step > 1200 else 1.0)
+        lines = insert(Line("learning_rate", rate, metadata={"step_num": step}), "eval_start", number)(lines)
+    findings = check_log(write(tmp_path / "result_0.txt", lines), read_ruleset("3.0.0")).findings
+    assert any("milestones" in item.message for item in findings if item.rule == "stated-twice") == found
 
 
 def _with_rates(base: float | None, warm: int | None, each: int) -> Mutation:
