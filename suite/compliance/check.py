@@ -353,8 +353,11 @@ def _check_group(
     result = Result(group, records, rules, benchmark, system, tuple(log.record for log in pruned))
 
     findings = list(_list_log_findings(result, checked, together=seen is not None))
-    for log in pruned:
-        findings += _check_pruned_log(log, rules)
+    # Runs that are not scored decide which of all are.
+    surplus = [check_log(folder.path / name, rules) for folder in result.provenance.folders for name in folder.surplus]
+    for what, logs, may_die in (("pruned instance", pruned, rules.foreign), ("surplus run", surplus, True)):
+        for log in logs:
+            findings += _check_unscored_log(log, rules, what, may_die=may_die)
     of_another_suite = bool(records) and all(rules.other_suite(record.benchmark) for record in records)
     if seen is not None:
         # Power is measured in one way, whatever ran; all other rules are of one suite.
@@ -402,17 +405,16 @@ def _downgrade_failed_run(finding: Finding, log: CheckedLog, rules: Ruleset) -> 
     return finding
 
 
-def _check_pruned_log(log: CheckedLog, rules: Ruleset) -> Iterator[Finding]:
-    """Yield the findings in a pruned instance with the severity of rule pruned-compliant. It need not converge.
+def _check_unscored_log(log: CheckedLog, rules: Ruleset, what: str, *, may_die: bool) -> Iterator[Finding]:
+    """Yield the findings in a log that is not scored with the severity of rule pruned-compliant. It need not converge.
 
     In MLPerf HPC rounds a dead instance is a warning. Nine published ones have no end, or log success without it.
     """
     severity = rules.severity("pruned-compliant")
     for finding in log.findings:
         if severity and finding.severity == "error" and finding.rule not in _CONVERGENCE_RULES:
-            died = rules.foreign and _is_failure_consequence(finding, log, foreign=True)
-            message = f"pruned instance: {finding.message}"
-            yield replace(finding, severity="warning" if died else severity, message=message)
+            died = may_die and _is_failure_consequence(finding, log, foreign=rules.foreign)
+            yield replace(finding, severity="warning" if died else severity, message=f"{what}: {finding.message}")
 
 
 def _is_failure_consequence(finding: Finding, log: CheckedLog, *, foreign: bool) -> bool:

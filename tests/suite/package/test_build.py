@@ -310,6 +310,18 @@ def test_of_more_runs_the_others_are_kept_as_provenance(tmp_path: Path) -> None:
     assert check([built.folder]).compliant
 
 
+def test_a_run_that_is_not_scored_is_judged_too(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "a", count=7)
+    built = build_package([run], system="bed", out=tmp_path / "out" / "ACME")
+    (path, _) = sorted((built.folder / built.results[0].implementation).glob("provenance/run_0/result_*.txt"))
+    last = path.read_text().splitlines()[-1]
+    later = re.sub(r'"time_ms": (\d+)', lambda found: f'"time_ms": {int(found[1]) - 1500}', last)
+    path.write_text(path.read_text().replace(last, later))  # so that others have the median score
+    assert {finding.rule for finding in check([built.folder]).counted("error") if finding.file == str(path)} >= {
+        "clock-order"
+    }
+
+
 def test_instances_make_a_throughput_result(tmp_path: Path) -> None:
     built = build_package([run_folder(tmp_path / "a", mode="weak")], system="bed", out=tmp_path / "out" / "ACME")
     assert (built.folder / "results/bed_5x1x2_smoke/weak/cosmoflow/result_4.txt").is_file()
