@@ -28,6 +28,7 @@ _FUNCTIONS: dict[Any, Any] = {
     ast.Mod: operator.mod,
     ast.GtE: operator.ge,
     ast.Gt: operator.gt,
+    ast.In: lambda part, whole: part in whole,
     ast.Eq: is_same_value,
 }
 

@@ -457,6 +457,7 @@ def check_facts_agree(result: Result) -> ResultBreaches:
     facts = result.provenance.facts if result.group.package is not None else []
     if not facts:
         return
+    first = result.runs[0] if result.runs else RunRecord()
     claimed = max((run.nodes or 0 for run in result.runs), default=0)
     if claimed > len(facts):
         yield (
@@ -479,7 +480,7 @@ def check_facts_agree(result: Result) -> ResultBreaches:
         yield from ((result.system.path, text) for text in _check_models(result.system, facts, surveyed=surveyed))
     if any(node.simulated for node in facts):
         yield None, "the facts are those of a simulated machine"
-    yield from islice(((None, text) for node in facts for text in _check_node(node)), 1)
+    yield from islice(((None, text) for node in facts for text in _check_node(node, first)), 1)
     for folder in result.provenance.folders:
         yield from islice(_check_environment(folder, max(map(_find_start, result.runs), default=0.0)), 1)
     yield from islice(_check_cpus(result, facts), 1)
@@ -529,10 +530,13 @@ def _check_collected(folder: KeptFolder, node: Facts, last_s: float) -> Iterator
         yield f"was collected at {node.collected}; the run folder was made at {folder.info.created if folder.info else None}"
 
 
-def _check_node(node: Facts) -> Iterator[str]:
-    """Yield how the facts of a node contradict themselves."""
+def _check_node(node: Facts, run: RunRecord) -> Iterator[str]:
+    """Yield how the facts of a node contradict themselves, and what a run states of its numbers."""
     caches = sum(each.instances for each in node.cpu.caches if each.level == 1 and each.kind != "instruction")
-    for _, text in find_broken("facts-agree", {"cpu": node.cpu, "limits": node.limits, "first_caches": caches}):
+    roots: dict[str, Any] = {"cpu": node.cpu, "limits": node.limits, "first_caches": caches, "tuning": node.tuning}
+    preloaded = f"{node.software.preloaded} {node.tuning.get('LD_PRELOAD', '')}"
+    roots["node"] = {"preloaded": preloaded, "precision": (run.config or {}).get("precision")}
+    for _, text in find_broken("facts-agree", roots):
         yield f"the facts of node {render_repr(node.node)}: {text}"
 
 

@@ -36,6 +36,7 @@ _SHORTEST_RUN_S, _SHORTEST_PAUSE_S = 10.0, 30.0
 _LEAST_RUN_POWER = 0.8  # of the power in the pauses, which other programs may use
 _SHINGLE, _DISTINCT = 16, 13  # readings in a row that two meters never share by chance, and how many of them differ
 _FEWEST_CHANGES = 30  # of a meter that shows few different watts
+_LEAST_EFFICIENCY = 0.7  # of a supply; the least that 80 PLUS admits is 0.8, from a fifth of its load on
 _FEWEST_WATTS = 3  # different ones, of a whole run: a meter that shows fewer says nothing
 
 
@@ -170,16 +171,14 @@ def _check_marks(log: PowerLog) -> Iterator[str]:
         yield f"line {start.line}: {START} is after the first reading"
 
 
-@result_rule(
-    "power-efficiency", "a supply gives no more than it takes: an efficiency is above 0, at most 1", POWER_RULES
-)
+@result_rule("power-efficiency", "a supply gives no more than it takes: an efficiency is 0.7 to 1", POWER_RULES)
 def check_power_efficiency(result: Result) -> ResultBreaches:
     for meters in filter(None, result.meters.values()):
         for log in meters.logs:
             for item in log.statements:
-                if item.key == EFFICIENCY and not 0.0 < (convert_to_float(item.value) or 0.0) <= 1.0:
+                if item.key == EFFICIENCY and not _LEAST_EFFICIENCY <= (convert_to_float(item.value) or 0.0) <= 1.0:
                     found = f"line {item.line}: conversion_eff = {render_repr(item.value)}"
-                    yield log.path, f"{found}: expected more than 0, at most 1"
+                    yield log.path, f"{found}: expected {_LEAST_EFFICIENCY:g} to 1"
                     break
 
 
