@@ -359,13 +359,17 @@ def check_course_required(result: Result) -> ResultBreaches:
 @result_rule("metric-share", "a metric that is a share of the validation samples has their steps")
 def check_metric_share(result: Result) -> ResultBreaches:
     card = result.benchmark.card if result.benchmark else None
-    if card is None or not card.share:
+    if card is None:
         return
     values = {each.value for run in result.runs for each in run.evals if 0 < each.value < 1}
     due = card.eval_samples
     odd = sorted(value for value in values if abs(value * due - round(value * due)) > _SHARE_ROUNDING * due)
+    # A person's card need not say that the metric is a share.
+    if not card.share and (len(values) < _FEWEST_ALIKE or len(odd) > (1.0 - _FORM_SHARE) * len(values)):
+        return
     if odd:
         yield None, f"{card.metric} = {odd[0]:.8g} is no share of {due} validation samples"
+    if odd or not card.share:
         return
     step = math.gcd(due, *(round(value * due) for value in values))
     if step > 1 and len(values) * math.log(step) > -math.log(_SHARE_CHANCE):

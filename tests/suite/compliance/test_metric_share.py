@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from mlhpc.suite.compliance.check import check
 from mlhpc.suite.compliance.rules.result_rules import check_course_required, check_metric_share
@@ -22,9 +23,9 @@ def draw_runs(seed: int, samples: int) -> list[list[float]]:
     return (np.random.default_rng(seed).binomial(samples, rates, (5, 5)) / samples).tolist()  # type: ignore[no-any-return]
 
 
-def judge(runs: list[list[float]]) -> list[str]:
+def judge(runs: list[list[float]], *, share: bool = True) -> list[str]:
     evals: list[Any] = [SimpleNamespace(evals=[SimpleNamespace(value=value) for value in run]) for run in runs]
-    card = load_descriptor("swinv2_moe").card().size("smoke")
+    card = structs.replace(load_descriptor("swinv2_moe").card().size("smoke"), share=share)
     result: Any = SimpleNamespace(benchmark=SimpleNamespace(card=card), runs=evals)
     return [text for _, text in check_metric_share.check(result)]
 
@@ -46,6 +47,16 @@ def test_what_was_evaluated_shows_in_20_of_20_results(what: str, samples: int, s
 def test_200_healthy_results_are_not_accused_nor_a_run_that_learns_nothing() -> None:
     assert not any(judge(draw_runs(seed, DUE)) for seed in range(100, 300))
     assert judge([[0.1] * 6, [1.0] * 6]) == []
+
+
+def test_where_a_card_does_not_say_it_most_values_show_that_a_metric_is_a_share() -> None:
+    for seed in range(20):
+        runs = draw_runs(seed, DUE)
+        assert judge(runs, share=False) == []
+        assert judge([*runs[1:], [*runs[0][1:], 0.9037124513]], share=False)
+        # Another metric, and one that is rounded to two digits
+        assert judge([[value * 0.987654 for value in run] for run in runs], share=False) == []
+        assert judge([[round(value, 2) for value in run] for run in runs], share=False) == []
 
 
 def test_the_checker_says_it(tmp_path: Path) -> None:
